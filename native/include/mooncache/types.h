@@ -1,0 +1,61 @@
+// The nouns that every part shares: block keys, tenants, tiers, deadlines.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+namespace mooncache {
+
+inline constexpr size_t kKeyBytes = 32;
+
+// Identity of a block: a keyed BLAKE3 digest. Already uniformly distributed, hence its own hash.
+struct Key {
+  std::array<std::byte, kKeyBytes> bytes{};
+
+  auto operator<=>(const Key&) const = default;
+
+  // 64 of the key's bits, starting at byte 8 * word (word < 4).
+  uint64_t word(size_t word) const {
+    uint64_t value;
+    std::memcpy(&value, bytes.data() + 8 * word, sizeof value);
+    return value;
+  }
+};
+static_assert(sizeof(Key) == kKeyBytes);
+
+// First 8 bytes, little endian, of BLAKE3(tenant name).
+using TenantId = uint64_t;
+
+enum class Tier : uint8_t { kHbm = 0, kDram = 1, kSsd = 2, kShared = 3 };
+
+// A point on the steady clock after which a caller no longer waits. Never the wall clock: it may jump.
+struct Deadline {
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point at = Clock::time_point::max();
+
+  static Deadline never() { return {}; }
+  static Deadline after(std::chrono::nanoseconds span) { return {Clock::now() + span}; }
+  static Deadline after_ms(int64_t span_ms) { return after(std::chrono::milliseconds(span_ms)); }
+
+  bool is_never() const { return at == Clock::time_point::max(); }
+  bool expired() const { return !is_never() && Clock::now() >= at; }
+  // Milliseconds left, rounded up, at least 0, at most `cap_ms` (for poll(2) and friends).
+  int remaining_ms(int cap_ms = 3'600'000) const {
+    if (is_never()) return cap_ms;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(at - Clock::now()).count();
+    if (left <= 0) return 0;
+    return left > cap_ms ? cap_ms : static_cast<int>(left);
+  }
+};
+
+}  // namespace mooncache
+
+template <>
+struct std::hash<mooncache::Key> {
+  size_t operator()(const mooncache::Key& key) const noexcept { return key.word(0); }
+};

@@ -1,0 +1,21 @@
+// mooncache._native: the one place where Python and the data plane meet. Each bind_<x>.cpp converts
+// arguments, releases the GIL and calls the C++ library; no logic lives here.
+#include <nanobind/nanobind.h>
+
+#include "module.h"
+
+NB_MODULE(_native, m) {
+  m.doc() = "Mooncache native data plane";
+#ifdef MOONCACHE_BIND_HASH
+  mooncache::python::bind_hash(m);
+#endif
+#ifdef MOONCACHE_BIND_INDEX
+  mooncache::python::bind_index(m);
+#endif
+#ifdef MOONCACHE_BIND_STORE
+  mooncache::python::bind_store(m);
+#endif
+#ifdef MOONCACHE_BIND_CLIENT
+  mooncache::python::bind_client(m);
+#endif
+}

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace mooncache::python {
+
+void bind_hash(nanobind::module_& m);
+void bind_index(nanobind::module_& m);
+void bind_store(nanobind::module_& m);
+void bind_client(nanobind::module_& m);
+
+}  // namespace mooncache::python
