@@ -1,0 +1,1 @@
+"""Mooncache: a verified, shared KV cache pool for LLM serving."""
