@@ -1,0 +1,1 @@
+"""Messages of mooncache.v1, generated from protos/v1."""

@@ -1,0 +1,468 @@
+from mooncache.proto.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class NodeCommand(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NODE_COMMAND_UNSPECIFIED: _ClassVar[NodeCommand]
+    NODE_COMMAND_DRAIN_ON: _ClassVar[NodeCommand]
+    NODE_COMMAND_DRAIN_OFF: _ClassVar[NodeCommand]
+
+class ReportKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REPORT_KIND_UNSPECIFIED: _ClassVar[ReportKind]
+    REPORT_KIND_DELTA: _ClassVar[ReportKind]
+    REPORT_KIND_FULL_BEGIN: _ClassVar[ReportKind]
+    REPORT_KIND_FULL_PART: _ClassVar[ReportKind]
+    REPORT_KIND_FULL_END: _ClassVar[ReportKind]
+
+class TaskKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_KIND_UNSPECIFIED: _ClassVar[TaskKind]
+    TASK_KIND_REPLICATE: _ClassVar[TaskKind]
+    TASK_KIND_DRAIN: _ClassVar[TaskKind]
+
+class TaskState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_STATE_UNSPECIFIED: _ClassVar[TaskState]
+    TASK_STATE_QUEUED: _ClassVar[TaskState]
+    TASK_STATE_RUNNING: _ClassVar[TaskState]
+    TASK_STATE_DONE: _ClassVar[TaskState]
+    TASK_STATE_FAILED: _ClassVar[TaskState]
+    TASK_STATE_CANCELLED: _ClassVar[TaskState]
+NODE_COMMAND_UNSPECIFIED: NodeCommand
+NODE_COMMAND_DRAIN_ON: NodeCommand
+NODE_COMMAND_DRAIN_OFF: NodeCommand
+REPORT_KIND_UNSPECIFIED: ReportKind
+REPORT_KIND_DELTA: ReportKind
+REPORT_KIND_FULL_BEGIN: ReportKind
+REPORT_KIND_FULL_PART: ReportKind
+REPORT_KIND_FULL_END: ReportKind
+TASK_KIND_UNSPECIFIED: TaskKind
+TASK_KIND_REPLICATE: TaskKind
+TASK_KIND_DRAIN: TaskKind
+TASK_STATE_UNSPECIFIED: TaskState
+TASK_STATE_QUEUED: TaskState
+TASK_STATE_RUNNING: TaskState
+TASK_STATE_DONE: TaskState
+TASK_STATE_FAILED: TaskState
+TASK_STATE_CANCELLED: TaskState
+
+class RegisterNodeRequest(_message.Message):
+    __slots__ = ("node_id", "incarnation", "host_id", "software_version", "protocol_minor", "endpoints", "segments", "started_ms")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_MINOR_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_MS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    incarnation: int
+    host_id: str
+    software_version: str
+    protocol_minor: int
+    endpoints: _common_pb2.Endpoints
+    segments: _containers.RepeatedCompositeFieldContainer[_common_pb2.Segment]
+    started_ms: int
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., host_id: _Optional[str] = ..., software_version: _Optional[str] = ..., protocol_minor: _Optional[int] = ..., endpoints: _Optional[_Union[_common_pb2.Endpoints, _Mapping]] = ..., segments: _Optional[_Iterable[_Union[_common_pb2.Segment, _Mapping]]] = ..., started_ms: _Optional[int] = ...) -> None: ...
+
+class RegisterNodeResponse(_message.Message):
+    __slots__ = ("node_index", "master_id", "term", "epoch", "heartbeat_interval_ms", "lease_ms", "want_full_report")
+    NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    MASTER_ID_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    WANT_FULL_REPORT_FIELD_NUMBER: _ClassVar[int]
+    node_index: int
+    master_id: str
+    term: int
+    epoch: int
+    heartbeat_interval_ms: int
+    lease_ms: int
+    want_full_report: bool
+    def __init__(self, node_index: _Optional[int] = ..., master_id: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., want_full_report: _Optional[bool] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("node_id", "incarnation", "master_term", "capacity_bytes", "used_bytes", "pinned_bytes", "block_count", "state", "tenant_names", "last_seq")
+    class TenantNamesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    MASTER_TERM_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_NAMES_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    incarnation: int
+    master_term: int
+    capacity_bytes: int
+    used_bytes: int
+    pinned_bytes: int
+    block_count: int
+    state: _common_pb2.NodeState
+    tenant_names: _containers.ScalarMap[int, str]
+    last_seq: int
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., master_term: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., state: _Optional[_Union[_common_pb2.NodeState, str]] = ..., tenant_names: _Optional[_Mapping[int, str]] = ..., last_seq: _Optional[int] = ...) -> None: ...
+
+class HeartbeatResponse(_message.Message):
+    __slots__ = ("epoch", "want_full_report", "commands", "lease_ms", "term")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WANT_FULL_REPORT_FIELD_NUMBER: _ClassVar[int]
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    want_full_report: bool
+    commands: _containers.RepeatedScalarFieldContainer[NodeCommand]
+    lease_ms: int
+    term: int
+    def __init__(self, epoch: _Optional[int] = ..., want_full_report: _Optional[bool] = ..., commands: _Optional[_Iterable[_Union[NodeCommand, str]]] = ..., lease_ms: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
+
+class ReportBlocksRequest(_message.Message):
+    __slots__ = ("node_id", "incarnation", "kind", "report_id", "first_seq", "last_seq", "part_index", "records")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    REPORT_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    PART_INDEX_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    incarnation: int
+    kind: ReportKind
+    report_id: int
+    first_seq: int
+    last_seq: int
+    part_index: int
+    records: bytes
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., kind: _Optional[_Union[ReportKind, str]] = ..., report_id: _Optional[int] = ..., first_seq: _Optional[int] = ..., last_seq: _Optional[int] = ..., part_index: _Optional[int] = ..., records: _Optional[bytes] = ...) -> None: ...
+
+class ReportBlocksResponse(_message.Message):
+    __slots__ = ("acked_seq", "need_full", "next_part_index")
+    ACKED_SEQ_FIELD_NUMBER: _ClassVar[int]
+    NEED_FULL_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PART_INDEX_FIELD_NUMBER: _ClassVar[int]
+    acked_seq: int
+    need_full: bool
+    next_part_index: int
+    def __init__(self, acked_seq: _Optional[int] = ..., need_full: _Optional[bool] = ..., next_part_index: _Optional[int] = ...) -> None: ...
+
+class GetClusterMapRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetClusterMapResponse(_message.Message):
+    __slots__ = ("map",)
+    MAP_FIELD_NUMBER: _ClassVar[int]
+    map: _common_pb2.ClusterMap
+    def __init__(self, map: _Optional[_Union[_common_pb2.ClusterMap, _Mapping]] = ...) -> None: ...
+
+class WatchClusterMapRequest(_message.Message):
+    __slots__ = ("known_epoch", "wait_ms", "known_term")
+    KNOWN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_TERM_FIELD_NUMBER: _ClassVar[int]
+    known_epoch: int
+    wait_ms: int
+    known_term: int
+    def __init__(self, known_epoch: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known_term: _Optional[int] = ...) -> None: ...
+
+class WatchClusterMapResponse(_message.Message):
+    __slots__ = ("changed", "map")
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    MAP_FIELD_NUMBER: _ClassVar[int]
+    changed: bool
+    map: _common_pb2.ClusterMap
+    def __init__(self, changed: _Optional[bool] = ..., map: _Optional[_Union[_common_pb2.ClusterMap, _Mapping]] = ...) -> None: ...
+
+class LocateRequest(_message.Message):
+    __slots__ = ("keys", "tenant")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    keys: bytes
+    tenant: str
+    def __init__(self, keys: _Optional[bytes] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class LocateResponse(_message.Message):
+    __slots__ = ("locations", "epoch", "term")
+    LOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    locations: bytes
+    epoch: int
+    term: int
+    def __init__(self, locations: _Optional[bytes] = ..., epoch: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
+
+class MatchRequest(_message.Message):
+    __slots__ = ("keys", "tenant")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    keys: bytes
+    tenant: str
+    def __init__(self, keys: _Optional[bytes] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class NodeMatch(_message.Message):
+    __slots__ = ("node_index", "leading_block_count")
+    NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LEADING_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    node_index: int
+    leading_block_count: int
+    def __init__(self, node_index: _Optional[int] = ..., leading_block_count: _Optional[int] = ...) -> None: ...
+
+class MatchResponse(_message.Message):
+    __slots__ = ("leading_block_count", "nodes", "epoch", "term")
+    LEADING_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    leading_block_count: int
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeMatch]
+    epoch: int
+    term: int
+    def __init__(self, leading_block_count: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeMatch, _Mapping]]] = ..., epoch: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
+
+class PinBlocksRequest(_message.Message):
+    __slots__ = ("keys", "ttl_ms", "tenant")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    keys: bytes
+    ttl_ms: int
+    tenant: str
+    def __init__(self, keys: _Optional[bytes] = ..., ttl_ms: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class PinBlocksResponse(_message.Message):
+    __slots__ = ("codes",)
+    CODES_FIELD_NUMBER: _ClassVar[int]
+    codes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, codes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class UnpinBlocksRequest(_message.Message):
+    __slots__ = ("keys", "tenant")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    keys: bytes
+    tenant: str
+    def __init__(self, keys: _Optional[bytes] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class UnpinBlocksResponse(_message.Message):
+    __slots__ = ("codes",)
+    CODES_FIELD_NUMBER: _ClassVar[int]
+    codes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, codes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RemoveBlocksRequest(_message.Message):
+    __slots__ = ("keys", "tenant")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    keys: bytes
+    tenant: str
+    def __init__(self, keys: _Optional[bytes] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class RemoveBlocksResponse(_message.Message):
+    __slots__ = ("codes",)
+    CODES_FIELD_NUMBER: _ClassVar[int]
+    codes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, codes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReplicateBlocksRequest(_message.Message):
+    __slots__ = ("keys", "replica_count", "target_node_ids", "tenant")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TARGET_NODE_IDS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    keys: bytes
+    replica_count: int
+    target_node_ids: _containers.RepeatedScalarFieldContainer[str]
+    tenant: str
+    def __init__(self, keys: _Optional[bytes] = ..., replica_count: _Optional[int] = ..., target_node_ids: _Optional[_Iterable[str]] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class ReplicateBlocksResponse(_message.Message):
+    __slots__ = ("task_id",)
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    def __init__(self, task_id: _Optional[str] = ...) -> None: ...
+
+class DrainNodeRequest(_message.Message):
+    __slots__ = ("node_id", "cancel", "move_blocks")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    MOVE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    cancel: bool
+    move_blocks: bool
+    def __init__(self, node_id: _Optional[str] = ..., cancel: _Optional[bool] = ..., move_blocks: _Optional[bool] = ...) -> None: ...
+
+class DrainNodeResponse(_message.Message):
+    __slots__ = ("task_id",)
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    def __init__(self, task_id: _Optional[str] = ...) -> None: ...
+
+class Task(_message.Message):
+    __slots__ = ("task_id", "kind", "state", "node_id", "block_count", "done_block_count", "failed_block_count", "copied_bytes", "code", "message", "age_ms", "tenant")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DONE_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    FAILED_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    COPIED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    kind: TaskKind
+    state: TaskState
+    node_id: str
+    block_count: int
+    done_block_count: int
+    failed_block_count: int
+    copied_bytes: int
+    code: int
+    message: str
+    age_ms: int
+    tenant: str
+    def __init__(self, task_id: _Optional[str] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., state: _Optional[_Union[TaskState, str]] = ..., node_id: _Optional[str] = ..., block_count: _Optional[int] = ..., done_block_count: _Optional[int] = ..., failed_block_count: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., age_ms: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class GetTaskRequest(_message.Message):
+    __slots__ = ("task_id",)
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    def __init__(self, task_id: _Optional[str] = ...) -> None: ...
+
+class GetTaskResponse(_message.Message):
+    __slots__ = ("task",)
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    task: Task
+    def __init__(self, task: _Optional[_Union[Task, _Mapping]] = ...) -> None: ...
+
+class ListTasksRequest(_message.Message):
+    __slots__ = ("kind", "active_only", "page_size", "page_token")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    kind: TaskKind
+    active_only: bool
+    page_size: int
+    page_token: str
+    def __init__(self, kind: _Optional[_Union[TaskKind, str]] = ..., active_only: _Optional[bool] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListTasksResponse(_message.Message):
+    __slots__ = ("tasks", "next_page_token")
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[Task]
+    next_page_token: str
+    def __init__(self, tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class TenantUsage(_message.Message):
+    __slots__ = ("tenant_id", "tenant", "used_bytes", "block_count")
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    tenant_id: int
+    tenant: str
+    used_bytes: int
+    block_count: int
+    def __init__(self, tenant_id: _Optional[int] = ..., tenant: _Optional[str] = ..., used_bytes: _Optional[int] = ..., block_count: _Optional[int] = ...) -> None: ...
+
+class GetUsageRequest(_message.Message):
+    __slots__ = ("tenant",)
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
+
+class GetUsageResponse(_message.Message):
+    __slots__ = ("tenants",)
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantUsage]
+    def __init__(self, tenants: _Optional[_Iterable[_Union[TenantUsage, _Mapping]]] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class MasterInfo(_message.Message):
+    __slots__ = ("master_id", "grpc_target", "leader")
+    MASTER_ID_FIELD_NUMBER: _ClassVar[int]
+    GRPC_TARGET_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    master_id: str
+    grpc_target: str
+    leader: bool
+    def __init__(self, master_id: _Optional[str] = ..., grpc_target: _Optional[str] = ..., leader: _Optional[bool] = ...) -> None: ...
+
+class NodeStatus(_message.Message):
+    __slots__ = ("node", "used_bytes", "pinned_bytes", "block_count", "directory_block_count", "acked_seq", "last_seq", "heartbeat_age_ms", "full_report_pending")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ACKED_SEQ_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    FULL_REPORT_PENDING_FIELD_NUMBER: _ClassVar[int]
+    node: _common_pb2.NodeInfo
+    used_bytes: int
+    pinned_bytes: int
+    block_count: int
+    directory_block_count: int
+    acked_seq: int
+    last_seq: int
+    heartbeat_age_ms: int
+    full_report_pending: bool
+    def __init__(self, node: _Optional[_Union[_common_pb2.NodeInfo, _Mapping]] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., directory_block_count: _Optional[int] = ..., acked_seq: _Optional[int] = ..., last_seq: _Optional[int] = ..., heartbeat_age_ms: _Optional[int] = ..., full_report_pending: _Optional[bool] = ...) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("master_id", "term", "epoch", "leading", "masters", "nodes", "software_version", "uptime_ms", "block_count", "directory_memory_bytes", "directory_complete", "active_task_count")
+    MASTER_ID_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LEADING_FIELD_NUMBER: _ClassVar[int]
+    MASTERS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_MS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_TASK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    master_id: str
+    term: int
+    epoch: int
+    leading: bool
+    masters: _containers.RepeatedCompositeFieldContainer[MasterInfo]
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
+    software_version: str
+    uptime_ms: int
+    block_count: int
+    directory_memory_bytes: int
+    directory_complete: bool
+    active_task_count: int
+    def __init__(self, master_id: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., leading: _Optional[bool] = ..., masters: _Optional[_Iterable[_Union[MasterInfo, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., software_version: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., block_count: _Optional[int] = ..., directory_memory_bytes: _Optional[int] = ..., directory_complete: _Optional[bool] = ..., active_task_count: _Optional[int] = ...) -> None: ...
