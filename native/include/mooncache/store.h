@@ -1,0 +1,267 @@
+// The store-node core: memory, blocks and their lives, without sockets.
+//
+// A Store owns arenas (memfd-backed, so that their descriptors can be handed to readers on the same
+// host), cuts them into extents, and keeps an index from (tenant, key) to committed blocks. What it
+// promises:
+//   - a block is invisible until its commit, and every visible block has its CRC-32C;
+//   - memory under a live pin or reservation is never reused; a removed block that is still pinned is
+//     invisible at once and its memory is freed by the last release;
+//   - the generation of a slot changes before the slot's memory can be reused, so a one-sided reader
+//     that compares generations after its copy never takes foreign bytes for its own;
+//   - each change of what is visible is one record in the event log, in an order that agrees with the
+//     order of effects on each key.
+// Time is passed in: `now_ms` is any monotonic clock, the same one in all calls.
+// All functions may be called from any thread. Nothing here blocks on I/O or waits for space.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "mooncache/bytes.h"
+#include "mooncache/status.h"
+#include "mooncache/types.h"
+
+namespace mooncache {
+
+struct StoreConfig {
+  uint64_t capacity_bytes = 256ull << 20;
+  // The capacity is cut into arenas of at most this size; 0 = one arena. A block lies in one arena.
+  uint64_t arena_bytes = 0;
+  // Allocation quantum: extents start at and are rounded up to multiples of it. Power of two, 64..65536.
+  uint32_t quantum_bytes = 512;
+  // Blocks of this size on average fill the node before slots run out (the generation table has
+  // capacity / expected_block_bytes slots, plus slack; it is a sparse file, untouched slots cost nothing).
+  uint64_t expected_block_bytes = 4096;
+  uint64_t max_block_bytes = 1ull << 30;
+  uint32_t shards = 64;  // power of two, 1..256
+  bool huge_pages = false;
+  std::string eviction = "2q";  // "2q" (probation, ghosts, protected) or "lru"
+  // "2q": share of the capacity kept for blocks not read again since their commit, in percent.
+  uint32_t probation_percent = 50;
+  // "2q": keys remembered after their eviction, as a multiple of the resident blocks.
+  uint32_t ghost_factor = 4;
+  // "2q": a read sooner than this after the commit is part of the same use (prefill writes, decode
+  // reads) and does not show reuse.
+  uint64_t correlated_ms = 2000;
+  // Most blocks that one reserve() evicts before it answers NO_SPACE.
+  uint32_t max_victims = 1024;
+  uint64_t event_log_capacity = 1ull << 20;  // records
+  // Disjoint ranges that one reservation may hold before they join.
+  uint32_t max_ranges = 4096;
+  uint64_t max_pins = 1ull << 24;
+  uint64_t max_pin_ttl_ms = 24ull * 3600 * 1000;
+  Tier tier = Tier::kDram;
+};
+
+// Handles: index in the low half, generation in the high half. 0 is never valid.
+enum class ReservationId : uint64_t {};
+enum class PinId : uint64_t {};
+
+// Where a block's bytes lie, as told to peers. `offset` counts from the start of segment `segment`.
+struct Extent {
+  uint32_t segment = 0;
+  uint32_t slot = 0;
+  uint64_t generation = 0;
+  uint64_t offset = 0;
+  uint64_t size = 0;
+};
+
+struct Reservation {
+  ReservationId id{};
+  Extent extent;  // generation is odd: not readable yet
+};
+
+struct BlockInfo {
+  Extent extent;
+  uint32_t crc32c = 0;
+  Tier tier = Tier::kDram;
+  uint32_t pins = 0;  // live pins, not counting the retention pin
+  uint32_t hits = 0;
+  uint64_t age_ms = 0;            // since the commit
+  uint64_t pinned_until_ms = 0;   // retention pin; 0 = none
+};
+
+struct Pinned {
+  PinId id{};
+  BlockInfo info;
+};
+
+struct MatchResult {
+  uint32_t leading_run = 0;  // keys present before the first absent one
+  uint32_t present = 0;
+  std::vector<uint8_t> bitmap;  // bit i%8 of byte i/8 = key i is present
+};
+
+// Block record, 56 bytes little endian:
+// u8 kind | u8 tier | u8 reason | u8 flags | u32 reserved | u64 tenant | u64 size_bytes | 32 B key
+inline constexpr size_t kBlockRecordBytes = 56;
+enum class RecordKind : uint8_t { kAdd = 1, kRemove = 2, kMoveTier = 3 };
+enum class RemoveReason : uint8_t { kNone = 0, kEvicted = 1, kRemoved = 2, kCorrupt = 3, kDrained = 4, kReplaced = 5 };
+inline constexpr size_t kRemoveReasons = 6;
+
+struct EventBatch {
+  uint64_t first_seq = 0;  // of the first record here; when there is none, the next one to come
+  uint64_t last_seq = 0;   // of the last record here; first_seq - 1 when there is none
+  bool overflow = false;   // records before first_seq were lost since the last call: take a snapshot
+  std::vector<std::byte> records;
+};
+
+struct SnapshotPage {
+  uint64_t next_cursor = 0;  // 0 = that was the last page; a page may be empty before the end
+  std::vector<std::byte> records;
+};
+
+struct ListItem {
+  Key key;
+  uint64_t size = 0;
+  Tier tier = Tier::kDram;
+  uint32_t hits = 0;
+};
+struct ListPage {
+  uint64_t next_cursor = 0;  // 0 = end; a page may be empty before the end
+  std::vector<ListItem> items;
+};
+
+enum class SegmentKind : uint32_t { kArena = 0, kGenerationTable = 1 };
+// Descriptors belong to the Store and live as long as it does (duplicate or send them, do not close).
+struct SegmentFd {
+  uint32_t id = 0;  // what Extent::segment names; the generation table comes after the arenas
+  SegmentKind kind = SegmentKind::kArena;
+  uint64_t size = 0;
+  int fd_ro = -1;
+  int fd_rw = -1;
+};
+
+struct TenantUsage {
+  TenantId tenant = 0;
+  uint64_t bytes = 0;  // of reservations and blocks, as requested (not rounded)
+  uint64_t blocks = 0;  // visible ones
+  uint64_t quota_bytes = 0;  // 0 = none
+};
+
+struct StoreStats {
+  uint64_t capacity_bytes = 0;
+  uint64_t used_bytes = 0;       // extents handed out, rounded to quanta
+  uint64_t free_bytes = 0;       // capacity - used
+  uint64_t evictable_bytes = 0;  // of used: could be evicted now
+  uint64_t pinned_bytes = 0;     // of used: under a live pin or a retention pin (expired ones may still count)
+  uint64_t reserved_bytes = 0;   // of used: not committed yet
+  uint64_t probation_bytes = 0;  // of evictable: not read again since commit ("2q")
+  uint64_t largest_free_bytes = 0;
+  uint64_t free_extents = 0;
+  uint64_t fragmentation_ppm = 0;  // 1 - largest free / free, parts per million
+  uint64_t blocks = 0;             // visible
+  uint64_t zombie_blocks = 0;      // removed, kept by pins
+  uint64_t pins = 0;
+  uint64_t retained_blocks = 0;  // with a retention pin
+  uint64_t reservations = 0;
+  uint64_t commits = 0, aborts = 0, commit_races_lost = 0, commit_incomplete = 0, commit_mismatch = 0;
+  uint64_t removed[kRemoveReasons] = {};  // by RemoveReason
+  uint64_t evicted_bytes = 0;
+  uint64_t evicted_probation = 0, evicted_protected = 0, evicted_quota = 0;
+  uint64_t hits = 0;              // acquire() that found its block
+  uint64_t misses_unknown = 0;    // never seen, or long ago
+  uint64_t misses_evicted = 0;    // evicted recently
+  uint64_t match_present = 0, match_absent = 0;
+  uint64_t admitted_by_ghost = 0;
+  uint64_t no_space = 0, quota_refusals = 0, draining_refusals = 0;
+  uint64_t event_seq = 0, event_overflows = 0, events_pending = 0;
+  uint64_t bookkeeping_bytes = 0;  // entries, index, allocator, generations, ghosts, pins (not the event log)
+  uint64_t event_log_bytes = 0;
+  uint64_t draining = 0;
+
+  std::vector<std::pair<std::string_view, uint64_t>> named() const;
+};
+
+class Store {
+ public:
+  // CONFIG_INVALID, or NO_SPACE when the operating system refuses the memory.
+  static Result<std::unique_ptr<Store>> open(StoreConfig config);
+  ~Store();
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  // Space for a block. Evicts the coldest evictable blocks as far as needed. INVALID_ARGUMENT (size 0),
+  // TOO_LARGE, ALREADY_EXISTS (the key is visible), DRAINING, QUOTA_EXCEEDED, NO_SPACE (retry after the
+  // space callback). Several reservations may exist for one key; the first commit wins.
+  Result<Reservation> reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms);
+  // Makes the block visible. The caller vouches that all bytes are there and have this CRC.
+  // RESERVATION_UNKNOWN, ALREADY_EXISTS (lost a race; the space is freed).
+  Status commit(ReservationId reservation, uint32_t crc, uint64_t now_ms);
+  // Ranged writes: note each range after its bytes were copied (any order, no overlap), then
+  // commit_written. An overlap spoils the reservation: INVALID_ARGUMENT now, INCOMPLETE at the commit.
+  Status note_written(ReservationId reservation, uint64_t offset, uint64_t length, uint32_t crc);
+  // Like commit, but the noted ranges must cover [0, size) exactly (else INCOMPLETE) and have the
+  // combined CRC `crc` (else CHECKSUM_MISMATCH); on either the reservation is aborted.
+  Status commit_written(ReservationId reservation, uint32_t crc, uint64_t now_ms);
+  // Gives the space back; an unknown (already ended) reservation is ignored.
+  void abort(ReservationId reservation);
+  // The bytes of a live reservation; empty when it is unknown. Valid until commit or abort.
+  Slice writable(ReservationId reservation);
+  Result<Extent> reservation_extent(ReservationId reservation) const;
+
+  // Finds and pins. NOT_FOUND, LIMIT_EXCEEDED (max_pins).
+  Result<Pinned> acquire(TenantId tenant, const Key& key, uint64_t now_ms);
+  // Unknown (already released) pins are ignored.
+  void release(PinId pin);
+  // The bytes under a live pin; empty when it is unknown.
+  ConstSlice readable(PinId pin) const;
+  // PIN_UNKNOWN; works for a block that was removed under the pin.
+  Result<BlockInfo> pin_info(PinId pin, uint64_t now_ms) const;
+  // The reader saw wrong bytes: the block becomes a miss now (event reason kCorrupt), its generation
+  // changes, its memory is freed by the last release.
+  void quarantine(PinId pin);
+
+  // Which keys are here. With `touch`, present blocks count as used, the last key first, so that the
+  // head of a chain is always younger than its tail and chains are evicted from their end.
+  MatchResult match(TenantId tenant, std::span<const Key> keys, bool touch, uint64_t now_ms);
+  // Does not count as a use. NOT_FOUND.
+  Result<BlockInfo> stat(TenantId tenant, const Key& key, uint64_t now_ms) const;
+  // Invisible at once. NOT_FOUND; PINNED when a retention pin is in force, unless forced. Live pins of
+  // readers do not prevent it, they delay the reuse of the memory.
+  Code remove(TenantId tenant, const Key& key, RemoveReason reason, uint64_t now_ms, bool force = false);
+  // Retention pin: no eviction until now_ms + ttl_ms. A repeat sets a new end, earlier or later.
+  // NOT_FOUND, INVALID_ARGUMENT (ttl 0 or above max_pin_ttl_ms).
+  Code pin(TenantId tenant, const Key& key, uint64_t ttl_ms, uint64_t now_ms);
+  Code unpin(TenantId tenant, const Key& key);
+
+  // Blocks of one tenant, unordered; at most `limit` (capped at 4096). Start with cursor 0.
+  ListPage list(TenantId tenant, uint64_t cursor, uint32_t limit) const;
+
+  // One reader: takes the oldest records out of the log.
+  EventBatch drain_events(uint64_t max_events);
+  // Sequence number of the newest event, 0 before the first.
+  uint64_t event_seq() const;
+  // Add-records of all visible blocks, in pages. Fuzzy: note event_seq() before the first page, apply
+  // the pages, then replay every event after that number; the result is exact.
+  SnapshotPage snapshot(uint64_t cursor, uint32_t max) const;
+
+  StoreStats stats() const;
+  std::vector<TenantUsage> tenants() const;
+  void set_draining(bool draining);
+  bool draining() const;
+  void set_quota(TenantId tenant, uint64_t bytes);  // 0 = no quota; never evicts by itself
+  const std::vector<SegmentFd>& segments() const;
+  const StoreConfig& config() const;
+  // Called without locks, on the thread that freed, after a reserve() answered NO_SPACE and space may
+  // have become free since. Set it before the store is shared. It may call the store.
+  void set_space_callback(std::function<void()> callback);
+
+  // Verifies every invariant; false and a reason when one is broken. Stops the world; for tests and idle.
+  bool check(std::string* why) const;
+  // Fault injection for tests: flips one bit of a visible block. NOT_FOUND, INVALID_ARGUMENT.
+  Code flip_bit(TenantId tenant, const Key& key, uint64_t bit);
+
+ private:
+  struct Core;
+  explicit Store(std::unique_ptr<Core> core);
+  std::unique_ptr<Core> core_;
+};
+
+}  // namespace mooncache
