@@ -35,7 +35,12 @@ def compile_protos(target: Path) -> descriptor_pb2.FileDescriptorSet:
     descriptor_file = target / "descriptors.bin"
     includes = Path(protoc.__file__).parent / "_proto"
     arguments = ["protoc", f"-I{PREFIX}={ROOT / 'protos'}", f"-I{includes}", f"--python_out={target}"]
-    arguments += [f"--pyi_out={target}", f"--descriptor_set_out={descriptor_file}", "--include_source_info", *names]
+    arguments += [
+        f"--pyi_out={target}",
+        f"--descriptor_set_out={descriptor_file}",
+        "--include_source_info",
+        *names,
+    ]
     if protoc.main(arguments) != 0:
         raise SystemExit("protoc refused the files under protos/v1; its message is above")
     return descriptor_pb2.FileDescriptorSet.FromString(descriptor_file.read_bytes())
@@ -70,15 +75,21 @@ def number_lines(descriptors: descriptor_pb2.FileDescriptorSet) -> list[str]:
 
 def merged_lock(descriptors: descriptor_pb2.FileDescriptorSet, known_text: str) -> str:
     """The lock with new numbers added; lines never leave it. Raises SystemExit when a number changed its meaning."""
-    known = {tuple(line.split(" ", 2)[:2]): line for line in known_text.splitlines() if line and line[0] != "#"}
+    known = {
+        tuple(line.split(" ", 2)[:2]): line for line in known_text.splitlines() if line and line[0] != "#"
+    }
     for line in number_lines(descriptors):
         owner_number = tuple(line.split(" ", 2)[:2])
         if known.setdefault(owner_number, line) != line:
-            raise SystemExit(f"a number got a new meaning: was '{known[owner_number]}', is '{line}'; use a new number")
+            raise SystemExit(
+                f"a number got a new meaning: was '{known[owner_number]}', is '{line}'; use a new number"
+            )
     ordered = sorted(known.values(), key=lambda line: (line.split(" ")[0], int(line.split(" ")[1])))
-    return "# owner number name type; written by scripts/gen_protos.py; lines are never taken out\n" + "\n".join(
-        ordered
-    ) + "\n"
+    return (
+        "# owner number name type; written by scripts/gen_protos.py; lines are never taken out\n"
+        + "\n".join(ordered)
+        + "\n"
+    )
 
 
 def generated_files(target: Path) -> dict[str, bytes]:
@@ -91,8 +102,11 @@ def generated_files(target: Path) -> dict[str, bytes]:
 def check(files: dict[str, bytes], lock_text: str) -> list[str]:
     """Paths of committed files that differ from what the protos say."""
     stale = [name for name, data in files.items() if not _same(OUT_DIR / name, data)]
-    stale += [str(path.relative_to(OUT_DIR)) for path in OUT_DIR.rglob("*.py*")
-              if path.suffix in (".py", ".pyi") and str(path.relative_to(OUT_DIR)) not in files]
+    stale += [
+        str(path.relative_to(OUT_DIR))
+        for path in OUT_DIR.rglob("*.py*")
+        if path.suffix in (".py", ".pyi") and str(path.relative_to(OUT_DIR)) not in files
+    ]
     if not _same(LOCK, lock_text.encode()):
         stale.append(str(LOCK.relative_to(ROOT)))
     return sorted(stale)
@@ -105,7 +119,9 @@ def _same(path: Path, data: bytes) -> bool:
 def main() -> int:
     """Generate, or with --check compare; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; fail when committed files are stale")
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; fail when committed files are stale"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         descriptors = compile_protos(Path(folder))

@@ -1,0 +1,308 @@
+# ruff: noqa: N818  (the classes are named after their codes, which have no suffix)
+"""The catalogue of errors: one class for each stable code.
+
+A caller branches on `code` (or the class), never on the text. Numbers equal native/include/mooncache/status.h,
+which a test reads; a number is never given to another meaning. Every error says whether trying again can help
+(`retryable`) and what a person can do (`hint`). Over gRPC the code travels as trailing metadata `mooncache-code`,
+because gRPC's own seventeen codes are too few to branch on.
+
+    MooncacheError
+    |-- caller:     InvalidArgument BufferTooSmall KeyInvalid TooLarge Closed LimitExceeded
+    |-- lookup:     NotFound AlreadyExists ChecksumMismatch GenerationChanged Pinned ReservationUnknown PinUnknown
+    |               Incomplete
+    |-- capacity:   NoSpace BackPressure QuotaExceeded Draining
+    |-- connection: NodeUnavailable DeadlineExceeded Cancelled ConnectionLost TransportUnavailable NoNodes
+    |               MasterUnavailable NotLeader
+    |-- security:   Unauthenticated PermissionDenied ProtocolError VersionSkew TlsError
+    |-- cluster:    UnknownNode StaleIncarnation ReportGap TaskUnknown
+    `-- other:      Internal ConfigInvalid Unsupported
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import ClassVar, Final
+
+import grpc
+
+METADATA_KEY: Final = "mooncache-code"
+OK: Final = 0
+
+
+_BY_CODE: dict[int, type[MooncacheError]] = {}
+
+
+class MooncacheError(Exception):
+    """Base of every error that Mooncache raises on purpose; `except MooncacheError` catches them all.
+
+    Attributes: `code` stable number, `name` its name, `retryable` whether the same call may succeed later,
+    `grpc_status` what it becomes over gRPC, `hint` a default sentence on what to do, `message` what happened.
+    """
+
+    code: ClassVar[int]
+    name: ClassVar[str]
+    retryable: ClassVar[bool]
+    grpc_status: ClassVar[grpc.StatusCode]
+    hint: ClassVar[str] = ""
+
+    def __init_subclass__(cls, *, code: int, status: grpc.StatusCode, retryable: bool = False) -> None:
+        cls.code, cls.grpc_status, cls.retryable = code, status, retryable
+        cls.name = re.sub(r"(?<!^)([A-Z])", r"_\1", cls.__name__).upper()
+        cls.__doc__ = f"{cls.name} ({code}). {cls.hint}"
+        if code in _BY_CODE:
+            raise TypeError(f"code {code} is already {_BY_CODE[code].name}")
+        _BY_CODE[code] = cls
+
+    def __init__(self, message: str = "") -> None:
+        self.message = message or self.hint
+        super().__init__(self.message)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.code}): {self.message}"
+
+
+# the caller's arguments or state
+
+
+class InvalidArgument(MooncacheError, code=100, status=grpc.StatusCode.INVALID_ARGUMENT):
+    hint = "An argument is out of range or of the wrong shape; the message names it."
+
+
+class BufferTooSmall(MooncacheError, code=101, status=grpc.StatusCode.INVALID_ARGUMENT):
+    hint = "The destination is smaller than the block; ask stat() for the size and pass a larger buffer."
+
+
+class KeyInvalid(MooncacheError, code=102, status=grpc.StatusCode.INVALID_ARGUMENT):
+    hint = "A key is 32 bytes, or a str that is hashed to 32 bytes; pass one of these."
+
+
+class TooLarge(MooncacheError, code=103, status=grpc.StatusCode.INVALID_ARGUMENT):
+    hint = "The value is larger than a node or a message may take; split it."
+
+
+class Closed(MooncacheError, code=104, status=grpc.StatusCode.FAILED_PRECONDITION):
+    hint = "The client, service or handle is closed; open a new one."
+
+
+class LimitExceeded(MooncacheError, code=105, status=grpc.StatusCode.RESOURCE_EXHAUSTED, retryable=True):
+    hint = "A limit on connections, requests or items is reached; wait a little or send fewer at once."
+
+
+# looking a block up
+
+
+class NotFound(MooncacheError, code=200, status=grpc.StatusCode.NOT_FOUND):
+    hint = "No node that was asked holds the block; compute it and put it."
+
+
+class AlreadyExists(MooncacheError, code=201, status=grpc.StatusCode.ALREADY_EXISTS):
+    hint = "The block is already stored; equal keys mean equal bytes, nothing is left to do."
+
+
+class ChecksumMismatch(MooncacheError, code=202, status=grpc.StatusCode.DATA_LOSS):
+    hint = (
+        "Bytes did not match their checksum and were thrown away; treat it as a miss and look at "
+        "the node's disk and memory."
+    )
+
+
+class GenerationChanged(MooncacheError, code=203, status=grpc.StatusCode.ABORTED, retryable=True):
+    hint = "The block moved or left while it was read; read again."
+
+
+class Pinned(MooncacheError, code=204, status=grpc.StatusCode.FAILED_PRECONDITION):
+    hint = "The block is pinned; unpin it or wait until the pin runs out."
+
+
+class ReservationUnknown(MooncacheError, code=205, status=grpc.StatusCode.NOT_FOUND):
+    hint = "The reservation was finished, aborted or belongs to a lost connection; reserve again."
+
+
+class PinUnknown(MooncacheError, code=206, status=grpc.StatusCode.NOT_FOUND):
+    hint = "The pin was released, ran out or belongs to a lost connection; look the block up again."
+
+
+class Incomplete(MooncacheError, code=207, status=grpc.StatusCode.FAILED_PRECONDITION):
+    hint = "The written ranges do not cover the block; write all of it before commit."
+
+
+# capacity
+
+
+class NoSpace(MooncacheError, code=300, status=grpc.StatusCode.RESOURCE_EXHAUSTED, retryable=True):
+    hint = "Nothing on the node can be evicted now; wait, unpin blocks or add capacity."
+
+
+class BackPressure(MooncacheError, code=301, status=grpc.StatusCode.RESOURCE_EXHAUSTED, retryable=True):
+    hint = "The node is busy making space; send slower and try again."
+
+
+class QuotaExceeded(MooncacheError, code=302, status=grpc.StatusCode.RESOURCE_EXHAUSTED):
+    hint = "The tenant's quota is used up; remove blocks or raise the quota."
+
+
+class Draining(MooncacheError, code=303, status=grpc.StatusCode.UNAVAILABLE, retryable=True):
+    hint = "The node is being emptied and takes no new blocks; use another node."
+
+
+# connections
+
+
+class NodeUnavailable(MooncacheError, code=400, status=grpc.StatusCode.UNAVAILABLE, retryable=True):
+    hint = "The store node cannot be reached; check that it runs and that its address is reachable from here."
+
+
+class DeadlineExceeded(MooncacheError, code=401, status=grpc.StatusCode.DEADLINE_EXCEEDED, retryable=True):
+    hint = "The call did not finish in time; try again or give it a longer timeout."
+
+
+class Cancelled(MooncacheError, code=402, status=grpc.StatusCode.CANCELLED):
+    hint = "The call was cancelled by its caller."
+
+
+class ConnectionLost(MooncacheError, code=403, status=grpc.StatusCode.UNAVAILABLE, retryable=True):
+    hint = "The connection broke in the middle of the call; try again."
+
+
+class TransportUnavailable(MooncacheError, code=404, status=grpc.StatusCode.FAILED_PRECONDITION):
+    hint = (
+        "The transport cannot be used on this machine; the message says why, another transport is "
+        "used where one is left."
+    )
+
+
+class NoNodes(MooncacheError, code=405, status=grpc.StatusCode.UNAVAILABLE, retryable=True):
+    hint = "The cluster has no node that can take part; start a store node or wait until one has registered."
+
+
+class MasterUnavailable(MooncacheError, code=406, status=grpc.StatusCode.UNAVAILABLE, retryable=True):
+    hint = (
+        "The master cannot be reached; check that it runs and that the address in "
+        "cluster.master_targets is right."
+    )
+
+
+class NotLeader(MooncacheError, code=407, status=grpc.StatusCode.FAILED_PRECONDITION, retryable=True):
+    hint = "This master is a standby; ask the leader that the message names."
+
+
+# security and protocol
+
+
+class Unauthenticated(MooncacheError, code=500, status=grpc.StatusCode.UNAUTHENTICATED):
+    hint = "The token is missing or wrong; pass the cluster's token or a tenant token made from it."
+
+
+class PermissionDenied(MooncacheError, code=501, status=grpc.StatusCode.PERMISSION_DENIED):
+    hint = "The token does not allow this; use the cluster token, or ask only about the tenant's own blocks."
+
+
+class ProtocolError(MooncacheError, code=502, status=grpc.StatusCode.INVALID_ARGUMENT):
+    hint = (
+        "The peer sent bytes that break the protocol; check that both ends are Mooncache and of a "
+        "supported version."
+    )
+
+
+class VersionSkew(MooncacheError, code=503, status=grpc.StatusCode.FAILED_PRECONDITION):
+    hint = "The two ends speak versions that do not fit; upgrade the older one."
+
+
+class TlsError(MooncacheError, code=504, status=grpc.StatusCode.UNAVAILABLE):
+    hint = "The TLS handshake failed; check certificate, key and CA of both ends."
+
+
+# cluster
+
+
+class UnknownNode(MooncacheError, code=600, status=grpc.StatusCode.NOT_FOUND, retryable=True):
+    hint = "The master does not know the node (it may have restarted); register again."
+
+
+class StaleIncarnation(MooncacheError, code=601, status=grpc.StatusCode.ABORTED):
+    hint = "A newer process of the same node has registered; stop the older one or give it another node_id."
+
+
+class ReportGap(MooncacheError, code=602, status=grpc.StatusCode.OUT_OF_RANGE, retryable=True):
+    hint = "Block changes are missing; send a full report."
+
+
+class TaskUnknown(MooncacheError, code=603, status=grpc.StatusCode.NOT_FOUND):
+    hint = "The task is unknown (tasks end with their master); start it again."
+
+
+# everything else
+
+
+class Internal(MooncacheError, code=900, status=grpc.StatusCode.INTERNAL):
+    hint = "This is a defect; please report it with the log lines around it."
+
+
+class ConfigInvalid(MooncacheError, code=901, status=grpc.StatusCode.FAILED_PRECONDITION):
+    hint = "The configuration is not usable; the message names the setting and what it should be."
+
+
+class Unsupported(MooncacheError, code=902, status=grpc.StatusCode.UNIMPLEMENTED):
+    hint = "This version or this machine cannot do it; the message says which part is missing."
+
+
+# what is left without a code: gRPC statuses that the other end (or gRPC itself) chose
+_BY_STATUS: Final[dict[grpc.StatusCode, type[MooncacheError]]] = {
+    grpc.StatusCode.CANCELLED: Cancelled,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.ALREADY_EXISTS: AlreadyExists,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: LimitExceeded,
+    grpc.StatusCode.UNIMPLEMENTED: Unsupported,
+}
+
+
+def catalogue() -> tuple[type[MooncacheError], ...]:
+    """Every error class, ordered by code."""
+    return tuple(_BY_CODE[code] for code in sorted(_BY_CODE))
+
+
+def error_for(code: int, message: str = "") -> MooncacheError:
+    """The error of a stable code, ready to raise; a number not known here becomes INTERNAL."""
+    error_class = _BY_CODE.get(code)
+    if error_class is None:
+        return Internal(f"code {code} is not known to this version: {message or 'no message'}")
+    return error_class(message)
+
+
+def code_name(code: int) -> str:
+    """The catalogue's name of a code; "OK" for 0, "UNKNOWN" for a number that is not in it."""
+    if code == OK:
+        return "OK"
+    return _BY_CODE[code].name if code in _BY_CODE else "UNKNOWN"
+
+
+def to_metadata(error: MooncacheError) -> tuple[tuple[str, str], ...]:
+    """Trailing metadata that carries the code."""
+    return ((METADATA_KEY, str(error.code)),)
+
+
+def from_grpc(
+    status: grpc.StatusCode,
+    details: str | None,
+    trailing_metadata: Iterable[tuple[str, str | bytes]] | None,
+    unavailable_error: type[MooncacheError] = MasterUnavailable,
+) -> MooncacheError:
+    """The error that a failed gRPC call means.
+
+    The code in the trailing metadata wins. Without one the refusal came from gRPC itself: UNAVAILABLE becomes
+    `unavailable_error` (which peer was meant only the caller knows), other statuses their nearest code.
+    """
+    message = details or ""
+    for key, value in trailing_metadata or ():
+        text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
+        if key == METADATA_KEY and text.isascii() and text.isdigit() and len(text) <= 5:
+            return error_for(int(text), message)
+    if status is grpc.StatusCode.UNAVAILABLE:
+        return unavailable_error(message)
+    error_class = _BY_STATUS.get(status, Internal)
+    return error_class(message or f"gRPC status {status.name}")
