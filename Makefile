@@ -1,0 +1,136 @@
+# The task list. CI calls the same names as people do: `make test` is everything CI runs.
+# Stamp files (.venv/.base, .venv/.dev, build/*/.built) make a second run fast.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+NATIVE_SOURCES := $(shell find native -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
+EXTENSION_SOURCES := $(filter native/src/% native/include/% native/python/% native/CMakeLists.txt,$(NATIVE_SOURCES))
+FORMATTED := $(filter %.cpp %.h,$(NATIVE_SOURCES))
+FUZZ_SECONDS ?= 20
+JOBS ?= $(shell nproc)
+PYTEST_ARGS ?=
+heading = @printf '\n== %s\n' "$(1)"
+
+# ---- for people --------------------------------------------------------------------------------
+.PHONY: help up test check lint format pytest native-test asan-test tsan-test fuzz-smoke wheel wheel-test
+.PHONY: bench proto tidy develop clean distclean system-up system-test
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+up: $(VENV)/.base ## set everything up and run a pool on this machine: master, two store nodes
+	@exec $(BIN)/mooncache up
+
+test: $(VENV)/.dev lint native-test asan-test tsan-test fuzz-smoke pytest wheel-test ## set up and pass all tests
+	@printf '\nall tests passed\n'
+
+check: $(VENV)/.dev lint native-test pytest ## the quick part of test: lint, native tests, pytest
+
+# ---- set-up ------------------------------------------------------------------------------------
+system-up system-test: system-%:
+	@scripts/system.sh $*
+
+$(BIN)/python: | system-up
+	$(call heading,virtual environment in $(VENV))
+	"$$(scripts/system.sh python)" -m venv --clear $(VENV)
+	$(PIP) install -q --upgrade pip
+
+# Built without isolation, so that the build folder stays valid and a rebuild is incremental.
+DEV_EXTRAS := [dev,etcd]
+editable = @PATH="$(abspath $(BIN)):$$PATH" scripts/install_editable.sh $(BIN)/python "$(1)"
+
+$(VENV)/.base: pyproject.toml setup.py services/_version.py $(EXTENSION_SOURCES) | $(BIN)/python
+	$(call heading,mooncache into $(VENV) (editable))
+	$(call editable,)
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml setup.py services/_version.py $(EXTENSION_SOURCES) | $(BIN)/python system-test
+	$(call heading,mooncache and developer tools into $(VENV) (editable))
+	$(call editable,$(DEV_EXTRAS))
+	@touch $(VENV)/.base $@
+
+develop: $(VENV)/.dev ## only set up .venv for work on the code
+
+# ---- checks ------------------------------------------------------------------------------------
+lint: $(VENV)/.dev ## ruff, clang-format, mypy, generated code up to date
+	$(call heading,lint)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
+	$(BIN)/mypy
+	$(BIN)/python scripts/gen_protos.py --check
+
+format: $(VENV)/.dev ## rewrite sources in the project's format
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(FORMATTED)
+
+tidy: build/release/.built ## clang-tidy over native/ (slow, advisory; Debian package clang-tidy-14)
+	clang-tidy-14 -p build/release --quiet $(filter native/src/%.cpp,$(FORMATTED))
+
+pytest: $(VENV)/.dev ## Python tests over the editable install
+	$(call heading,pytest (editable install))
+	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+
+# ---- native ------------------------------------------------------------------------------------
+# Sanitizer builds keep assertions on; Release is what ships.
+CMAKE_release := -DCMAKE_BUILD_TYPE=Release
+CMAKE_asan := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG='-O1 -g1' -DMOONCACHE_SANITIZE=address,undefined \
+  -DCMAKE_CXX_FLAGS=-fno-sanitize-recover=all
+CMAKE_tsan := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG='-O1 -g1' -DMOONCACHE_SANITIZE=thread
+
+build/%/.built: $(NATIVE_SOURCES) | $(VENV)/.dev
+	$(call heading,native build: $*)
+	@PATH="$(abspath $(BIN)):$$PATH" cmake -S native -B build/$* -G Ninja $(CMAKE_$*) -Wno-dev >build/$*.log 2>&1 || { cat build/$*.log; exit 1; }
+	@PATH="$(abspath $(BIN)):$$PATH" cmake --build build/$* -j $(JOBS)
+	@touch $@
+
+native-test: build/release/.built ## native unit tests, Release
+	$(call heading,native tests: Release)
+	@scripts/native_tests.sh build/release
+
+asan-test: build/asan/.built ## native unit tests under AddressSanitizer and UBSan
+	$(call heading,native tests: ASan + UBSan)
+	@scripts/native_tests.sh build/asan
+
+tsan-test: build/tsan/.built ## native unit tests under ThreadSanitizer
+	$(call heading,native tests: TSan)
+	@scripts/native_tests.sh build/tsan
+
+fuzz-smoke: | $(VENV)/.dev ## each libFuzzer target for FUZZ_SECONDS over its corpus (clang)
+	$(call heading,fuzzing: $(FUZZ_SECONDS) s per target)
+	@PATH="$(abspath $(BIN)):$$PATH" scripts/fuzz_smoke.sh $(FUZZ_SECONDS) $(JOBS)
+
+# ---- packages ----------------------------------------------------------------------------------
+build/dist/.built: pyproject.toml setup.py MANIFEST.in README.md $(EXTENSION_SOURCES) $(shell find services protos -name '*.py' -o -name '*.pyi' -o -name '*.proto') | $(VENV)/.dev
+	$(call heading,sdist - and the wheel from it - in isolation)
+	@rm -rf build/dist
+	$(BIN)/python -m build --outdir build/dist . >build/dist.log 2>&1 || { tail -n 60 build/dist.log; exit 1; }
+	@touch $@
+
+wheel: build/dist/.built ## sdist and wheel into build/dist
+	@ls -l build/dist/*.whl build/dist/*.tar.gz
+
+wheel-test: build/dist/.built ## the wheel in a fresh environment outside of the checkout
+	$(call heading,installed wheel)
+	MOONCACHE_WHEEL="$$(ls build/dist/*.whl)" $(BIN)/python -m pytest -q tests/packaging
+
+# ---- other jobs --------------------------------------------------------------------------------
+bench: $(VENV)/.base ## store benchmark beside a raw socket, memcpy and, if it installs, the original
+	@$(PIP) install -q -e '.[bench]' || echo "extra [bench] did not install: the comparison is left out"
+	$(BIN)/mooncache bench store --peer mooncake $(BENCH_ARGS)
+
+proto: $(VENV)/.dev ## regenerate services/proto from protos/
+	$(BIN)/python scripts/gen_protos.py
+
+clean: ## remove build outputs and caches, keep .venv
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis services/_native*.so
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	rm -f $(VENV)/.base $(VENV)/.dev
+
+distclean: clean ## clean, and .venv too
+	rm -rf $(VENV)

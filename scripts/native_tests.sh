@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Runs every native test executable of one build folder. usage: native_tests.sh BUILD_DIR
+# Prints the one line summary of each and the whole output of those that fail.
+set -euo pipefail
+
+build=$1
+run=()
+# ThreadSanitizer of gcc 12 cannot live with the address randomisation of newer kernels.
+if setarch "$(uname -m)" -R true 2>/dev/null; then
+  run=(setarch "$(uname -m)" -R)
+fi
+export ASAN_OPTIONS="detect_stack_use_after_return=1:strict_string_checks=1:${ASAN_OPTIONS:-}"
+export UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1:${UBSAN_OPTIONS:-}"
+export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:${TSAN_OPTIONS:-}"
+
+found=0
+failed=()
+for test in "$build"/test_*; do
+  [ -x "$test" ] && [ -f "$test" ] || continue
+  found=$((found + 1))
+  name=$(basename "$test")
+  log="$build/$name.log"
+  if timeout 900 "${run[@]}" "$test" --gtest_brief=1 >"$log" 2>&1; then
+    echo "$name: $(grep -E '^\[ +PASSED +\]' "$log" | tail -n 1 | sed 's/^\[ *PASSED *\] *//') passed"
+  else
+    failed+=("$name")
+    echo "$name: FAILED"
+    tail -n 200 "$log"
+  fi
+done
+if [ "$found" -eq 0 ]; then
+  echo "no native test was built (GoogleTest, Debian package libgtest-dev, is missing): skipped"
+elif [ ${#failed[@]} -gt 0 ]; then
+  echo "failed: ${failed[*]}"
+  exit 1
+fi
