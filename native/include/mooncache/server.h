@@ -1,0 +1,118 @@
+// The data-plane server of a store node: listeners, connections and a Store behind them.
+//
+// A few epoll loops own the connections, one loop per connection, and never block: bytes go from the
+// socket straight into reserved extents and from pinned extents straight to the socket. Everything a
+// peer says is checked before it is trusted, everything a peer can make the node hold has a limit, and
+// every wait has a deadline. What a connection holds (pins, reservations) ends with it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "mooncache/status.h"
+#include "mooncache/store.h"
+#include "mooncache/types.h"
+
+namespace mooncache {
+
+struct ServerConfig {
+  std::string node_id = "node";
+  std::string host_id = "host";
+  std::array<std::byte, 32> secret{};  // of the cluster; tenants' keys are derived from it
+  uint64_t incarnation = 0;            // new at each start of the node
+
+  std::string tcp_host = "127.0.0.1";  // "" = no TCP listener
+  uint16_t tcp_port = 0;               // 0 = any free port
+  // "" = no unix listener. The folder is created with mode 0700 when it is missing, the socket has mode 0600.
+  std::string unix_path;
+  std::string tls_cert, tls_key;  // PEM files; both set = TLS on TCP
+  std::string tls_client_ca;      // set = clients must show a certificate of this CA
+
+  uint32_t io_threads = 0;  // 0 = 1 on one or two cores, else 2
+  uint32_t max_connections = 16'384;
+  // Connections that have not proved themselves yet; beyond it the oldest go, or wait in the backlog.
+  uint32_t max_unauthenticated = 1024;
+  uint32_t handshake_timeout_ms = 5'000;
+  uint32_t idle_timeout_ms = 600'000;  // no request at all for this long: closed. 0 = never
+  uint32_t frame_timeout_ms = 10'000;  // from a frame's first byte until its meta is complete
+  // A payload in either direction that moves less than min_progress_bytes in this time is given up.
+  uint32_t progress_timeout_ms = 30'000;
+  uint32_t min_progress_bytes = 65'536;
+  uint32_t max_wait_ms = 60'000;  // cap of what a PUT or RESERVE may ask to wait for space
+
+  uint32_t max_pins_per_connection = 65'536;
+  uint32_t max_reservations_per_connection = 16'384;
+  uint64_t max_reserved_bytes_per_connection = 0;  // 0 = the capacity
+  uint64_t max_queued_bytes_per_connection = 8ull << 20;  // of responses, before reading stops
+  uint32_t max_tenants = 65'536;
+  int socket_buffer_bytes = 0;  // 0 = the kernel tunes it
+  size_t log_capacity = 4096;   // events kept until drain_log
+
+  StoreConfig store;
+};
+
+struct Endpoints {
+  std::string tcp_host;
+  uint16_t tcp_port = 0;  // 0 = no TCP listener
+  std::string unix_path;
+  bool tls = false;
+};
+
+struct ServerLogEvent {
+  uint8_t level = 20;  // 10 debug, 20 info, 30 warning, 40 error
+  std::string event;   // stable code
+  std::string message;
+};
+
+struct OpcodeLatency {
+  std::string opcode;
+  uint64_t count = 0;
+  uint64_t sum_us = 0;
+  std::vector<uint64_t> buckets;  // counts, one per bound
+};
+struct LatencyHistograms {
+  std::vector<uint64_t> bounds_us;  // exclusive upper bounds; the last bucket also takes all that is slower
+  std::vector<OpcodeLatency> opcodes;
+};
+
+class StoreServer {
+ public:
+  // CONFIG_INVALID, or what Store::open answers. Opens no socket yet.
+  static Result<std::unique_ptr<StoreServer>> create(ServerConfig config);
+  ~StoreServer();  // stops at once when stop() was not called
+  StoreServer(const StoreServer&) = delete;
+  StoreServer& operator=(const StoreServer&) = delete;
+
+  // Binds and serves. CONFIG_INVALID (address, path or certificate), TLS_ERROR, CLOSED (second start).
+  Status start();
+  // Accepts nothing more, lets requests in progress finish until `deadline`, closes all connections, joins
+  // the loops and unlinks the unix socket. Blocks are still readable through store() afterwards.
+  void stop(Deadline deadline);
+
+  Endpoints endpoints() const;
+  // All counters of the server (prefix-free names) and of the store ("store_" before its names).
+  std::vector<std::pair<std::string, uint64_t>> stats() const;
+  LatencyHistograms latency_histograms() const;
+  std::vector<ServerLogEvent> drain_log(size_t max_events);
+  // Tenants that have authenticated since the start.
+  std::map<TenantId, std::string> tenants() const;
+  // Quota of a tenant by name, which it also makes known. INVALID_ARGUMENT for a malformed name.
+  Status set_quota(const std::string& tenant, uint64_t bytes);
+
+  Store& store();
+  // The clock of all times given to the store: milliseconds, monotonic.
+  static uint64_t now_ms();
+
+ private:
+  struct Impl;
+  explicit StoreServer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mooncache

@@ -1,0 +1,307 @@
+#include "server/loop.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "server/connection.h"
+
+namespace mooncache::server {
+
+namespace {
+
+constexpr int kEventsPerTurn = 256;
+constexpr int kAcceptsPerTurn = 64;
+constexpr uint64_t kTickMs = 250;
+constexpr uint64_t kIdleTickMs = 1000;
+// Parked connections try again this often even if no wake-up came.
+constexpr uint64_t kParkedRetryMs = 50;
+constexpr uint64_t kListenRetryMs = 20;
+
+}  // namespace
+
+uint64_t Loop::now_ns() {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+}
+
+Loop::Loop(Shared& shared) : shared_(shared), scratch_(kScratchBytes), discard_(kScratchBytes) {
+  now_ms_ = StoreServer::now_ms();
+}
+
+Loop::~Loop() = default;
+
+Status Loop::open() {
+  epoll_ = net::UniqueFd(epoll_create1(EPOLL_CLOEXEC));
+  wake_fd_ = net::UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!epoll_.valid() || !wake_fd_.valid()) {
+    return {Code::kInternal, "cannot create an epoll loop: " + net::errno_text(errno)};
+  }
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.ptr = &wake_watched_;
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_fd_.get(), &event) != 0) {
+    return {Code::kInternal, "epoll_ctl: " + net::errno_text(errno)};
+  }
+  return Status::ok();
+}
+
+void Loop::listen(std::vector<std::unique_ptr<Listener>> listeners, std::vector<Loop*> loops) {
+  listeners_ = std::move(listeners);
+  loops_ = std::move(loops);
+  listening_paused_ = true;
+  resume_listening();
+}
+
+void Loop::run() {
+  std::array<epoll_event, kEventsPerTurn> events;
+  for (;;) {
+    const int count = epoll_wait(epoll_.get(), events.data(), kEventsPerTurn, wait_ms());
+    now_ms_ = StoreServer::now_ms();
+    for (int i = 0; i < count; ++i) {
+      auto* watched = static_cast<Watched*>(events[static_cast<size_t>(i)].data.ptr);
+      if (watched->kind == Watched::Kind::kConnection) {
+        static_cast<Connection*>(watched)->on_event(events[static_cast<size_t>(i)].events);
+      } else if (watched->kind == Watched::Kind::kListener) {
+        accept_some(*static_cast<Listener*>(watched));
+      } else {
+        uint64_t ignored;
+        (void)!::read(wake_fd_.get(), &ignored, sizeof ignored);
+        woken_.store(false);
+        take_newcomers();
+      }
+    }
+    run_runnable();
+    retry_parked();
+    if (now_ms_ >= next_tick_ms_) tick();
+    if (listening_paused_ && now_ms_ >= listening_retry_ms_) resume_listening();
+    bury();
+    if (stopping_.load()) {
+      advance_stop();
+      if (connections_.empty()) return;
+    }
+  }
+}
+
+int Loop::wait_ms() const {
+  if (!runnable_.empty() || space_freed_.load()) return 0;
+  if (stopping_.load()) return 5;
+  uint64_t wait = connections_.empty() ? kIdleTickMs : kTickMs;
+  if (!parked_.empty()) wait = kParkedRetryMs;
+  for (const Connection* parked : parked_) {
+    const uint64_t until = parked->park_deadline_ms();
+    wait = std::min(wait, until > now_ms_ ? until - now_ms_ : 0);
+  }
+  if (listening_paused_) wait = std::min(wait, kListenRetryMs);
+  return static_cast<int>(wait);
+}
+
+void Loop::wake() {
+  if (woken_.exchange(true)) return;
+  const uint64_t one = 1;
+  (void)!::write(wake_fd_.get(), &one, sizeof one);
+}
+
+void Loop::adopt(net::UniqueFd fd, bool is_unix, std::shared_ptr<net::TlsContext> tls) {
+  load_.fetch_add(1, std::memory_order_relaxed);
+  {
+    const std::lock_guard lock(mutex_);
+    newcomers_.push_back({std::move(fd), is_unix, std::move(tls)});
+  }
+  wake();
+}
+
+void Loop::space_freed() {
+  if (!space_freed_.exchange(true)) wake();
+}
+
+void Loop::stop(Deadline deadline) {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_deadline_ = deadline;
+  }
+  stopping_.store(true);
+  wake();
+}
+
+// Accepting -------------------------------------------------------------------------------------------
+
+void Loop::accept_some(Listener& listener) {
+  for (int i = 0; i < kAcceptsPerTurn && !stopping_.load(); ++i) {
+    if (shared_.unauthenticated.load() >= shared_.config.max_unauthenticated) return pause_listening();
+    int error = 0;
+    net::UniqueFd fd = net::accept_connection(listener.fd.get(), &error);
+    if (!fd.valid()) {
+      if (error != 0) {
+        // Out of descriptors or memory: leave the rest in the backlog and try again a little later.
+        shared_.log.push(40, "accept_failed", net::errno_text(error));
+        pause_listening();
+      }
+      return;
+    }
+    if (shared_.connections.load() >= shared_.config.max_connections) {
+      metrics.closed[static_cast<size_t>(CloseReason::kCapacity)].add();
+      shared_.log.push(30, "connection_refused", "max_connections are open");
+      continue;
+    }
+    if (shared_.config.socket_buffer_bytes > 0) {
+      const int size = shared_.config.socket_buffer_bytes;
+      net::set_tcp_options(fd.get(), {size, size});
+    }
+    metrics.connections_accepted.add();
+    shared_.connections.fetch_add(1);
+    shared_.unauthenticated.fetch_add(1);
+    Loop* least = *std::min_element(loops_.begin(), loops_.end(),
+                                    [](const Loop* a, const Loop* b) { return a->load() < b->load(); });
+    if (least == this) {
+      load_.fetch_add(1, std::memory_order_relaxed);
+      install({std::move(fd), listener.is_unix, listener.tls});
+    } else {
+      least->adopt(std::move(fd), listener.is_unix, listener.tls);
+    }
+  }
+}
+
+void Loop::pause_listening() {
+  if (listening_paused_) return;
+  for (const auto& listener : listeners_) {
+    (void)epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener->fd.get(), nullptr);
+  }
+  listening_paused_ = true;
+  listening_retry_ms_ = now_ms_ + kListenRetryMs;
+}
+
+void Loop::resume_listening() {
+  listening_retry_ms_ = now_ms_ + kListenRetryMs;
+  if (shared_.unauthenticated.load() >= shared_.config.max_unauthenticated) return;
+  for (const auto& listener : listeners_) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.ptr = static_cast<Watched*>(listener.get());
+    (void)epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener->fd.get(), &event);
+  }
+  listening_paused_ = false;
+}
+
+void Loop::take_newcomers() {
+  std::vector<Newcomer> newcomers;
+  {
+    const std::lock_guard lock(mutex_);
+    newcomers.swap(newcomers_);
+  }
+  for (Newcomer& newcomer : newcomers) install(std::move(newcomer));
+}
+
+void Loop::install(Newcomer newcomer) {
+  std::unique_ptr<net::Stream> stream;
+  if (newcomer.tls != nullptr) {
+    auto wrapped = newcomer.tls->wrap(std::move(newcomer.fd), "");
+    if (wrapped) stream = std::move(*wrapped);
+  } else {
+    stream = net::make_plain_stream(std::move(newcomer.fd));
+  }
+  if (stream == nullptr) {
+    metrics.closed[static_cast<size_t>(CloseReason::kTls)].add();
+    shared_.connections.fetch_sub(1);
+    shared_.unauthenticated.fetch_sub(1);
+    load_.fetch_sub(1, std::memory_order_relaxed);
+    return;
+  }
+  const int fd = stream->fd();
+  connections_.push_back(std::make_unique<Connection>(*this, std::move(stream), newcomer.is_unix));
+  Connection& connection = *connections_.back();
+  connection.index = connections_.size() - 1;
+  metrics.connections_open.add();
+  metrics.unauthenticated_open.add();
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.ptr = static_cast<Watched*>(&connection);
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) connection.destroy(CloseReason::kPeer);
+}
+
+// For connections ---------------------------------------------------------------------------------------
+
+void Loop::watch(Connection& connection, uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  event.data.ptr = static_cast<Watched*>(&connection);
+  (void)epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.fd(), &event);
+}
+
+void Loop::run_again(Connection& connection) { runnable_.push_back(&connection); }
+
+void Loop::park(Connection& connection) {
+  metrics.parked_now.add();
+  parked_.push_back(&connection);
+}
+
+void Loop::dead(Connection& connection) { dead_.push_back(&connection); }
+
+void Loop::run_runnable() {
+  if (runnable_.empty()) return;
+  turn_list_.swap(runnable_);
+  for (Connection* connection : turn_list_) connection->on_turn();
+  turn_list_.clear();
+}
+
+// In the order in which they came: the one that has waited longest gets the freed space first.
+void Loop::retry_parked() {
+  const bool all = space_freed_.exchange(false) || now_ms_ >= parked_retry_ms_;
+  if (parked_.empty()) return;
+  if (all) parked_retry_ms_ = now_ms_ + kParkedRetryMs;
+  turn_list_.swap(parked_);
+  for (Connection* connection : turn_list_) {
+    if (connection->parked() && !all && now_ms_ < connection->park_deadline_ms()) {
+      parked_.push_back(connection);
+      continue;
+    }
+    metrics.parked_now.sub();
+    if (connection->parked()) connection->retry_parked();  // it may park again
+  }
+  turn_list_.clear();
+}
+
+void Loop::tick() {
+  next_tick_ms_ = now_ms_ + kTickMs;
+  // Many strangers at once: give each of them less time, so that the proven ones get in.
+  const bool pressure = shared_.unauthenticated.load() >= shared_.config.max_unauthenticated;
+  for (const auto& connection : connections_) connection->on_tick(pressure);
+}
+
+void Loop::bury() {
+  if (dead_.empty()) return;
+  const auto gone = [](const Connection* connection) { return connection->is_dead(); };
+  metrics.parked_now.sub(static_cast<uint64_t>(std::erase_if(parked_, gone)));
+  std::erase_if(runnable_, gone);
+  for (Connection* connection : dead_) {
+    const size_t index = connection->index;
+    connections_.back()->index = index;
+    std::swap(connections_[index], connections_.back());
+    connections_.pop_back();
+    metrics.connections_open.sub();
+    shared_.connections.fetch_sub(1);
+    load_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  dead_.clear();
+}
+
+void Loop::advance_stop() {
+  take_newcomers();
+  Deadline deadline;
+  {
+    const std::lock_guard lock(mutex_);
+    deadline = stop_deadline_;
+  }
+  listeners_.clear();  // closed: who waits in the backlog is told so at once
+  const bool over = deadline.expired();
+  for (const auto& connection : connections_) {
+    if (!connection->is_dead() && (over || !connection->busy())) connection->destroy(CloseReason::kStopped);
+  }
+  bury();
+}
+
+}  // namespace mooncache::server

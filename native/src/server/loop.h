@@ -1,0 +1,120 @@
+// One epoll loop: its thread owns every connection that was given to it. Other threads reach it only
+// through adopt(), space_freed(), stop() and the counters.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "mooncache/bytes.h"
+#include "net/stream.h"
+#include "server/metrics.h"
+#include "server/shared.h"
+
+namespace mooncache::server {
+
+class Connection;
+class Loop;
+
+// What an epoll event points at.
+struct Watched {
+  enum class Kind : uint8_t { kWake, kListener, kConnection };
+  explicit Watched(Kind kind_in) : kind(kind_in) {}
+  Kind kind;
+};
+
+struct Listener : Watched {
+  Listener() : Watched(Kind::kListener) {}
+  net::UniqueFd fd;
+  bool is_unix = false;
+  std::shared_ptr<net::TlsContext> tls;  // null = plain
+};
+
+class Loop {
+ public:
+  static constexpr size_t kScratchBytes = 64 << 10;
+
+  explicit Loop(Shared& shared);
+  ~Loop();
+  Loop(const Loop&) = delete;
+  Loop& operator=(const Loop&) = delete;
+
+  Status open();
+  // Before run(): this loop accepts for all of `loops`.
+  void listen(std::vector<std::unique_ptr<Listener>> listeners, std::vector<Loop*> loops);
+  void run();
+
+  // From any thread.
+  void adopt(net::UniqueFd fd, bool is_unix, std::shared_ptr<net::TlsContext> tls);
+  void space_freed();
+  void stop(Deadline deadline);
+  uint32_t load() const { return load_.load(std::memory_order_relaxed); }
+
+  // For connections, on the loop's thread.
+  void watch(Connection& connection, uint32_t events);
+  void run_again(Connection& connection);  // a turn without waiting for the socket
+  void park(Connection& connection);       // a turn when space was freed, or soon
+  void dead(Connection& connection);       // deleted at the end of the turn
+  std::span<std::byte> scratch() { return scratch_; }
+  std::span<std::byte> discard() { return discard_; }
+  Writer& writer() {
+    writer_.bytes().clear();
+    return writer_;
+  }
+  uint64_t now_ms() const { return now_ms_; }
+  static uint64_t now_ns();
+  Shared& shared() { return shared_; }
+
+  LoopMetrics metrics;
+
+ private:
+  struct Newcomer {
+    net::UniqueFd fd;
+    bool is_unix;
+    std::shared_ptr<net::TlsContext> tls;
+  };
+
+  int wait_ms() const;
+  void accept_some(Listener& listener);
+  void pause_listening();
+  void resume_listening();
+  void take_newcomers();
+  void install(Newcomer newcomer);
+  void run_runnable();
+  void retry_parked();
+  void tick();
+  void bury();
+  void advance_stop();
+  void wake();
+
+  Shared& shared_;
+  net::UniqueFd epoll_;
+  net::UniqueFd wake_fd_;
+  Watched wake_watched_{Watched::Kind::kWake};
+  std::vector<std::unique_ptr<Listener>> listeners_;
+  std::vector<Loop*> loops_;
+  bool listening_paused_ = false;
+  uint64_t listening_retry_ms_ = 0;
+
+  std::vector<std::unique_ptr<Connection>> connections_;
+  std::vector<Connection*> runnable_, parked_, dead_, turn_list_;
+  std::atomic<uint32_t> load_{0};
+  uint64_t now_ms_ = 0;
+  uint64_t next_tick_ms_ = 0;
+  uint64_t parked_retry_ms_ = 0;
+
+  std::vector<std::byte> scratch_, discard_;
+  Writer writer_;
+
+  std::atomic<bool> woken_{false};
+  std::atomic<bool> space_freed_{false};
+  std::atomic<bool> stopping_{false};
+  std::mutex mutex_;  // guards newcomers_ and stop_deadline_
+  std::vector<Newcomer> newcomers_;
+  Deadline stop_deadline_;
+};
+
+}  // namespace mooncache::server

@@ -1,0 +1,91 @@
+// Counters of one loop. Each is written by its loop only and read by anyone, so adding is a plain
+// load and store (no locked instruction); readers add the loops up and may see values a moment apart.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace mooncache::server {
+
+class Counter {
+ public:
+  void add(uint64_t amount = 1) {
+    value_.store(value_.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
+  }
+  void sub(uint64_t amount = 1) {
+    value_.store(value_.load(std::memory_order_relaxed) - amount, std::memory_order_relaxed);
+  }
+  uint64_t get() const { return value_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<uint64_t> value_{0};
+};
+
+// Latency in buckets four to the octave (each bound about 1.19 times the one before), from 1 us to
+// about 67 s; what is slower lands in the last bucket.
+class Histogram {
+ public:
+  static constexpr size_t kBuckets = 4 * 26 + 1;
+
+  void record(uint64_t elapsed_ns) {
+    buckets_[bucket_of(elapsed_ns / 1000)].add();
+    sum_us_.add(elapsed_ns / 1000);
+  }
+  uint64_t bucket(size_t index) const { return buckets_[index].get(); }
+  uint64_t sum_us() const { return sum_us_.get(); }
+
+  // Values below bound_us(i) are in buckets 0..i.
+  static uint64_t bound_us(size_t index) {
+    const size_t octave = index / 4;
+    const uint64_t base = uint64_t{1} << octave;
+    return base + base * (index % 4 + 1) / 4;
+  }
+  static size_t bucket_of(uint64_t value_us) {
+    if (value_us < 1) return 0;
+    const auto octave = static_cast<size_t>(std::bit_width(value_us)) - 1;
+    if (octave >= 26) return kBuckets - 1;
+    const uint64_t base = uint64_t{1} << octave;
+    return octave * 4 + static_cast<size_t>((value_us - base) * 4 / base);
+  }
+
+ private:
+  std::array<Counter, kBuckets> buckets_;
+  Counter sum_us_;
+};
+
+inline constexpr size_t kOpcodeSlots = 32;
+
+// Why a connection was refused or ended by the node.
+enum class CloseReason : uint8_t {
+  kPeer,          // the peer closed, or the connection broke
+  kProtocol,      // a frame broke the rules
+  kVersion,       // another wire version
+  kAuth,          // the proof did not match, or a request came before it
+  kHandshakeTimeout,
+  kIdle,
+  kSlow,          // a frame did not complete, or the peer stopped reading
+  kCapacity,      // max_connections
+  kTls,
+  kStopped,
+  kCount,
+};
+
+struct LoopMetrics {
+  Counter bytes_in, bytes_out;
+  std::array<Counter, kOpcodeSlots> requests;
+  std::array<Histogram, kOpcodeSlots> latency;
+  Counter hits, miss_not_found, miss_checksum, miss_limit, miss_other;
+  Counter put_blocks, put_exists, put_no_space, put_other;
+  Counter crc_failures_in, crc_failures_stored;
+  Counter protocol_errors, auth_failures, version_skews;
+  Counter connections_accepted, connections_open, connections_lingering, unauthenticated_open;
+  std::array<Counter, static_cast<size_t>(CloseReason::kCount)> closed;
+  Counter parked_total, parked_now, parked_expired;
+  Counter pins_held, reservations_held, reserved_bytes;
+  Counter read_calls, write_calls;
+};
+
+}  // namespace mooncache::server

@@ -1,0 +1,290 @@
+// GET, READ, LOOKUP, RELEASE, MATCH: how blocks go out. Payloads are sent from the arena itself, under a pin
+// that ends when the last byte is with the kernel.
+#include <algorithm>
+
+#include "mooncache/crc32c.h"
+#include "server/connection.h"
+
+namespace mooncache::server {
+
+namespace {
+
+// Memory that one turn checks before the other connections get theirs.
+constexpr uint64_t kVerifyBudgetBytes = 16 << 20;
+constexpr uint64_t kVerifyStepBytes = 1 << 20;
+
+}  // namespace
+
+void Connection::count_result(Code code) {
+  switch (code) {
+    case Code::kOk: return metrics().hits.add();
+    case Code::kNotFound: return metrics().miss_not_found.add();
+    case Code::kChecksumMismatch: return metrics().miss_checksum.add();
+    case Code::kLimitExceeded: return metrics().miss_limit.add();
+    default: return metrics().miss_other.add();
+  }
+}
+
+void Connection::corrupt_block(const GetOp& op) {
+  metrics().crc_failures_stored.add();
+  store().quarantine(op.pinned.id);
+  loop_.shared().log.push(40, "block_corrupt",
+                          "a stored block of " + std::to_string(op.pinned.info.extent.size) +
+                              " bytes does not match its CRC any more; it is a miss now");
+}
+
+// GET and READ ------------------------------------------------------------------------------------------
+
+void Connection::do_get(Meta meta) {
+  auto items = wire::decode_all_items<wire::GetItem>(meta);
+  if (!items) return void(malformed());
+  GetOp op;
+  op.results.reserve(items->size());
+  op.parts.reserve(items->size());
+  op.items = std::move(*items);
+  op_ = std::move(op);
+  continue_get();
+}
+
+bool Connection::continue_get() {
+  auto& op = std::get<GetOp>(op_);
+  uint64_t budget = kVerifyBudgetBytes;
+  while (op.results.size() < op.items.size()) {
+    const wire::GetItem& item = op.items[op.results.size()];
+    if (!op.holding && !start_item(op, item)) continue;
+    if (!verify_some(op, budget)) {
+      runnable_ = true;
+      loop_.run_again(*this);
+      return false;
+    }
+    finish_item(op, item);
+  }
+  active_ms_ = loop_.now_ms();
+  if (op.read_grant != 0) {
+    finish_read();
+  } else {
+    finish_get();
+  }
+  return true;
+}
+
+// Finds and pins the block of a GET. False: the result is there already, without bytes.
+bool Connection::start_item(GetOp& op, const wire::GetItem& item) {
+  wire::GetResult result;
+  if (pins_ >= config().max_pins_per_connection) {
+    result.code = Code::kLimitExceeded;
+  } else if (auto pinned = store().acquire(tenant_, item.key, loop_.now_ms()); pinned) {
+    ++pins_;
+    metrics().pins_held.add();
+    op.pinned = *pinned;
+    op.holding = true;
+    if (range_of(op, item, result)) return true;
+    let_go(op);
+  } else {
+    result.code = pinned.code();
+  }
+  count_result(result.code);
+  op.results.push_back(result);
+  return false;
+}
+
+// What to send of the block in hand; false when that is nothing.
+bool Connection::range_of(GetOp& op, const wire::GetItem& item, wire::GetResult& result) {
+  const BlockInfo& info = op.pinned.info;
+  const uint64_t size = info.extent.size;
+  result.tier = info.tier;
+  result.block_size = size;
+  if (item.offset > size) {
+    result.code = Code::kInvalidArgument;
+    return false;
+  }
+  const uint64_t length = std::min(item.max_length, size - item.offset);
+  if (length < size - item.offset && (header_.flags & wire::kFlagWhole) != 0) {
+    result.code = Code::kBufferTooSmall;
+    return false;
+  }
+  if (length > wire::kMaxPayloadBytes - op.total_bytes) {
+    result.code = Code::kLimitExceeded;  // the rest of the batch must come in another request
+    return false;
+  }
+  if (length == 0) return false;
+  op.verify = length < size && (op.sound_generation != info.extent.generation || op.sound_slot != info.extent.slot);
+  op.verified_to = 0;
+  op.verify_crc = 0;
+  return true;
+}
+
+// Gives the block in hand back.
+void Connection::let_go(GetOp& op) {
+  if (!op.holding) return;
+  op.holding = false;
+  OutPiece hold;
+  hold.hold = op.read_grant != 0 ? OutPiece::Hold::kGrant : OutPiece::Hold::kPin;
+  hold.hold_id = static_cast<uint64_t>(op.pinned.id);
+  release_hold(hold);
+}
+
+bool Connection::verify_some(GetOp& op, uint64_t& budget) {
+  if (!op.verify) return true;
+  const ConstSlice block = store().readable(op.pinned.id);
+  while (op.verified_to < block.size) {
+    if (budget == 0) return false;
+    const uint64_t step = std::min<uint64_t>(kVerifyStepBytes, block.size - op.verified_to);
+    op.verify_crc = crc32c({block.data + op.verified_to, static_cast<size_t>(step)}, op.verify_crc);
+    op.verified_to += step;
+    budget -= std::min(budget, step);
+  }
+  return true;
+}
+
+void Connection::finish_item(GetOp& op, const wire::GetItem& item) {
+  const BlockInfo& info = op.pinned.info;
+  const uint64_t size = info.extent.size;
+  wire::GetResult result;
+  result.tier = info.tier;
+  result.block_size = size;
+  if (op.verify && op.verify_crc != info.crc32c) {
+    result.code = Code::kChecksumMismatch;
+    corrupt_block(op);
+    let_go(op);
+  } else {
+    if (op.verify) {
+      op.sound_generation = info.extent.generation;
+      op.sound_slot = info.extent.slot;
+      PinGrant* grant = op.read_grant != 0 ? pin_grants_.find(op.read_grant) : nullptr;
+      if (grant != nullptr) grant->sound = true;
+    }
+    const ConstSlice block = store().readable(op.pinned.id);
+    result.length = std::min(item.max_length, size - item.offset);
+    OutPiece part;
+    part.data = block.data + item.offset;
+    part.size = static_cast<size_t>(result.length);
+    part.hold = op.read_grant != 0 ? OutPiece::Hold::kGrant : OutPiece::Hold::kPin;
+    part.hold_id = static_cast<uint64_t>(op.pinned.id);
+    result.crc32c = result.length == size ? info.crc32c : crc32c({part.data, part.size});
+    op.total_bytes += result.length;
+    op.parts.push_back(part);
+    op.holding = false;  // the piece has it now
+  }
+  count_result(result.code);
+  op.results.push_back(result);
+}
+
+void Connection::finish_get() {
+  GetOp op = std::move(std::get<GetOp>(op_));
+  op_ = std::monostate{};
+  Writer& writer = begin_response();
+  wire::encode_items<wire::GetResult>(writer, op.results);
+  queue_head(writer, op.total_bytes, op.parts.empty());
+  if (op.parts.empty()) return;
+  op.parts.back().opcode = static_cast<uint8_t>(header_.opcode);
+  op.parts.back().start_ns = start_ns_;
+  for (const OutPiece& part : op.parts) queue_piece(part);
+}
+
+void Connection::do_read(Meta meta) {
+  const auto request = wire::ReadRequest::decode(meta);
+  if (!request) return void(malformed());
+  PinGrant* grant = pin_grants_.find(request->grant);
+  if (grant == nullptr || grant->released) {
+    return respond_status({Code::kPinUnknown, "no such grant on this connection"});
+  }
+  const auto info = store().pin_info(PinId{request->grant}, loop_.now_ms());
+  if (!info) return respond_status(info.status());
+  const uint64_t size = info->extent.size;
+  if (request->offset > size || request->length > size - request->offset) {
+    return respond_status({Code::kInvalidArgument, "the range is not inside the block of " + std::to_string(size) +
+                                                       " bytes"});
+  }
+  if (request->length == 0 || request->length > wire::kMaxPayloadBytes) {
+    if (request->length != 0) return respond_status({Code::kTooLarge, "more than one payload can carry"});
+    Writer& writer = begin_response();
+    writer.u32(0);
+    return respond(writer);
+  }
+  GetOp op;
+  op.read_grant = request->grant;
+  op.items.push_back({{}, request->offset, request->length});
+  op.pinned = {PinId{request->grant}, *info};
+  op.holding = true;
+  op.verify = request->length < size && !grant->sound;
+  ++grant->sending;
+  op_ = std::move(op);
+  continue_get();
+}
+
+void Connection::finish_read() {
+  const GetOp op = std::move(std::get<GetOp>(op_));
+  op_ = std::monostate{};
+  const wire::GetResult& result = op.results.front();
+  if (result.code != Code::kOk) return respond_status({result.code, "the stored block is damaged"});
+  Writer& writer = begin_response();
+  writer.u32(result.crc32c);
+  queue_head(writer, result.length, false);
+  OutPiece part = op.parts.front();
+  part.opcode = static_cast<uint8_t>(header_.opcode);
+  part.start_ns = start_ns_;
+  queue_piece(part);
+}
+
+// LOOKUP, RELEASE, MATCH ---------------------------------------------------------------------------------
+
+void Connection::do_lookup(Meta meta) {
+  const auto keys = wire::decode_all_keys(meta);
+  if (!keys) return void(malformed());
+  std::vector<wire::LookupResult> results;
+  results.reserve(keys->size());
+  for (const Key& key : *keys) {
+    wire::LookupResult result;
+    if (pins_ >= config().max_pins_per_connection) {
+      result.code = Code::kLimitExceeded;
+    } else if (const auto pinned = store().acquire(tenant_, key, loop_.now_ms()); pinned) {
+      ++pins_;
+      metrics().pins_held.add();
+      const auto id = static_cast<uint64_t>(pinned->id);
+      const Extent& extent = pinned->info.extent;
+      pin_grants_.put(id, PinGrant{});
+      result.tier = pinned->info.tier;
+      result.crc32c = pinned->info.crc32c;
+      result.size = extent.size;
+      result.extent = {id, extent.segment, extent.slot, extent.generation, extent.offset, extent.size};
+    } else {
+      result.code = pinned.code();
+    }
+    count_result(result.code);
+    results.push_back(result);
+  }
+  Writer& writer = begin_response();
+  wire::encode_items<wire::LookupResult>(writer, results);
+  respond(writer);
+}
+
+void Connection::do_release(Meta meta) {
+  const auto ids = wire::decode_all_grants(meta);
+  if (!ids) return void(malformed());
+  for (const uint64_t id : *ids) {
+    PinGrant* grant = pin_grants_.find(id);
+    if (grant == nullptr || grant->released) continue;  // giving back twice does no harm
+    if (grant->sending > 0) {
+      grant->released = true;
+      continue;
+    }
+    pin_grants_.erase(id);
+    release_pin(PinId{id});
+  }
+  if ((header_.flags & wire::kFlagNoReply) == 0) respond_status(Status::ok());
+}
+
+void Connection::do_match(Meta meta) {
+  const auto keys = wire::decode_all_keys(meta);
+  if (!keys) return void(malformed());
+  const bool touch = (header_.flags & wire::kFlagTouch) != 0;
+  const MatchResult match = store().match(tenant_, *keys, touch, loop_.now_ms());
+  Writer& writer = begin_response();
+  writer.u32(match.leading_run);
+  writer.u32(match.present);
+  writer.raw(std::as_bytes(std::span(match.bitmap)).first((keys->size() + 7) / 8));
+  respond(writer);
+}
+
+}  // namespace mooncache::server

@@ -1,0 +1,282 @@
+#include "mooncache/server.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <thread>
+
+#include "net/stream.h"
+#include "server/loop.h"
+#include "server/shared.h"
+#include "wire/messages.h"
+
+namespace mooncache {
+
+namespace {
+
+using server::CloseReason;
+using server::Counter;
+using server::Histogram;
+using server::Listener;
+using server::Loop;
+using server::LoopMetrics;
+
+constexpr std::array<std::string_view, static_cast<size_t>(CloseReason::kCount)> kCloseReasons = {
+    "peer", "protocol", "version", "auth", "handshake_timeout", "idle", "slow", "capacity", "tls", "stopped"};
+
+struct NamedCounter {
+  const char* name;
+  Counter LoopMetrics::* counter;
+};
+constexpr NamedCounter kCounters[] = {
+    {"bytes_in", &LoopMetrics::bytes_in},
+    {"bytes_out", &LoopMetrics::bytes_out},
+    {"hits", &LoopMetrics::hits},
+    {"misses_not_found", &LoopMetrics::miss_not_found},
+    {"misses_checksum", &LoopMetrics::miss_checksum},
+    {"misses_limit", &LoopMetrics::miss_limit},
+    {"misses_other", &LoopMetrics::miss_other},
+    {"put_blocks", &LoopMetrics::put_blocks},
+    {"put_exists", &LoopMetrics::put_exists},
+    {"put_no_space", &LoopMetrics::put_no_space},
+    {"put_other", &LoopMetrics::put_other},
+    {"crc_failures_in", &LoopMetrics::crc_failures_in},
+    {"crc_failures_stored", &LoopMetrics::crc_failures_stored},
+    {"protocol_errors", &LoopMetrics::protocol_errors},
+    {"auth_failures", &LoopMetrics::auth_failures},
+    {"version_skews", &LoopMetrics::version_skews},
+    {"connections_accepted", &LoopMetrics::connections_accepted},
+    {"connections_open", &LoopMetrics::connections_open},
+    {"connections_lingering", &LoopMetrics::connections_lingering},
+    {"connections_unauthenticated", &LoopMetrics::unauthenticated_open},
+    {"parked_total", &LoopMetrics::parked_total},
+    {"parked_now", &LoopMetrics::parked_now},
+    {"parked_expired", &LoopMetrics::parked_expired},
+    {"pins_held", &LoopMetrics::pins_held},
+    {"reservations_held", &LoopMetrics::reservations_held},
+    {"reserved_bytes", &LoopMetrics::reserved_bytes},
+    {"read_calls", &LoopMetrics::read_calls},
+    {"write_calls", &LoopMetrics::write_calls},
+};
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  for (char& c : out) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  return out;
+}
+
+std::string opcode_text(size_t number) {
+  return std::string(wire::opcode_name(static_cast<wire::Opcode>(number)));
+}
+
+// The folder of the unix socket: made private when it is new, refused when others could swap the socket.
+Status prepare_folder(const std::string& path) {
+  const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
+  std::error_code error;
+  std::filesystem::create_directories(folder.parent_path(), error);
+  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
+    return {Code::kConfigInvalid, "cannot make the folder " + folder.string() + ": " + net::errno_text(errno)};
+  }
+  struct stat info {};
+  if (::stat(folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
+    return {Code::kConfigInvalid, folder.string() + " is not a folder"};
+  }
+  if ((info.st_mode & 0022) != 0 && (info.st_mode & S_ISVTX) == 0) {
+    return {Code::kConfigInvalid, "others may write to " + folder.string() +
+                                      " and could replace the socket there; use a folder with mode 0700"};
+  }
+  return Status::ok();
+}
+
+}  // namespace
+
+struct StoreServer::Impl {
+  explicit Impl(ServerConfig config) : shared(std::move(config)) {}
+
+  Status listen_all(std::vector<std::unique_ptr<Listener>>& listeners);
+  std::vector<std::pair<std::string, uint64_t>> stats() const;
+  uint64_t sum(Counter LoopMetrics::* counter) const {
+    uint64_t total = 0;
+    for (const auto& loop : loops) total += (loop->metrics.*counter).get();
+    return total;
+  }
+  void unlink_socket();
+
+  server::Shared shared;
+  std::vector<std::unique_ptr<Loop>> loops;
+  std::vector<std::thread> threads;
+  Endpoints endpoints;
+  uint64_t socket_device = 0, socket_inode = 0;
+  bool started = false, stopped = false;
+  std::mutex life_mutex;  // start and stop
+};
+
+StoreServer::StoreServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+StoreServer::~StoreServer() { stop(Deadline::after_ms(0)); }
+
+uint64_t StoreServer::now_ms() { return Loop::now_ns() / 1'000'000; }
+
+Result<std::unique_ptr<StoreServer>> StoreServer::create(ServerConfig config) {
+  if (config.tls_cert.empty() != config.tls_key.empty()) {
+    return {Code::kConfigInvalid, "tls_cert and tls_key come together"};
+  }
+  if (config.tls_cert.empty() && !config.tls_client_ca.empty()) {
+    return {Code::kConfigInvalid, "tls_client_ca needs tls_cert and tls_key"};
+  }
+  if (config.max_connections == 0 || config.max_unauthenticated == 0 || config.handshake_timeout_ms == 0 ||
+      config.frame_timeout_ms == 0 || config.progress_timeout_ms == 0 || config.max_tenants == 0) {
+    return {Code::kConfigInvalid, "limits and time-outs of the data plane must not be 0 (only idle_timeout_ms may)"};
+  }
+  if (config.io_threads == 0) config.io_threads = std::thread::hardware_concurrency() <= 2 ? 1 : 2;
+  if (config.io_threads > 64) return {Code::kConfigInvalid, "io_threads must be 64 at most"};
+  if (config.max_reserved_bytes_per_connection == 0) {
+    config.max_reserved_bytes_per_connection = config.store.capacity_bytes;
+  }
+  auto store = Store::open(config.store);
+  if (!store) return store.status();
+  auto impl = std::make_unique<Impl>(std::move(config));
+  impl->shared.store = std::move(*store);
+  for (uint32_t i = 0; i < impl->shared.config.io_threads; ++i) {
+    impl->loops.push_back(std::make_unique<Loop>(impl->shared));
+    if (Status opened = impl->loops.back()->open(); !opened) return opened;
+  }
+  Impl* raw = impl.get();
+  raw->shared.store->set_space_callback([raw] {
+    for (const auto& loop : raw->loops) loop->space_freed();
+  });
+  raw->shared.node_stat = [raw] { return raw->stats(); };
+  return std::unique_ptr<StoreServer>(new StoreServer(std::move(impl)));
+}
+
+Status StoreServer::Impl::listen_all(std::vector<std::unique_ptr<Listener>>& listeners) {
+  const ServerConfig& config = shared.config;
+  if (!config.tcp_host.empty()) {
+    auto listener = std::make_unique<Listener>();
+    if (!config.tls_cert.empty()) {
+      auto context = net::make_tls_context({config.tls_cert, config.tls_key, config.tls_client_ca}, true);
+      if (!context) return context.status();
+      listener->tls = std::move(*context);
+    }
+    auto fd = net::listen_tcp(config.tcp_host, config.tcp_port, 4096);
+    if (!fd) return {Code::kConfigInvalid, fd.status().message};
+    const auto port = net::local_port(fd->get());
+    if (!port) return port.status();
+    endpoints.tcp_host = config.tcp_host;
+    endpoints.tcp_port = *port;
+    endpoints.tls = listener->tls != nullptr;
+    listener->fd = std::move(*fd);
+    listeners.push_back(std::move(listener));
+  }
+  if (!config.unix_path.empty()) {
+    if (Status folder = prepare_folder(config.unix_path); !folder) return folder;
+    auto fd = net::listen_unix(config.unix_path, 4096);
+    if (!fd) return {Code::kConfigInvalid, fd.status().message};
+    struct stat info {};
+    if (::stat(config.unix_path.c_str(), &info) == 0) {
+      socket_device = info.st_dev;
+      socket_inode = info.st_ino;
+    }
+    endpoints.unix_path = config.unix_path;
+    auto listener = std::make_unique<Listener>();
+    listener->fd = std::move(*fd);
+    listener->is_unix = true;
+    listeners.push_back(std::move(listener));
+  }
+  return Status::ok();
+}
+
+Status StoreServer::start() {
+  const std::lock_guard lock(impl_->life_mutex);
+  if (impl_->started) return {Code::kClosed, "a server starts once"};
+  std::vector<std::unique_ptr<Listener>> listeners;
+  if (Status bound = impl_->listen_all(listeners); !bound) {
+    impl_->unlink_socket();
+    return bound;
+  }
+  std::vector<Loop*> loops;
+  for (const auto& loop : impl_->loops) loops.push_back(loop.get());
+  impl_->loops.front()->listen(std::move(listeners), loops);
+  impl_->started = true;
+  for (Loop* loop : loops) impl_->threads.emplace_back([loop] { loop->run(); });
+  return Status::ok();
+}
+
+void StoreServer::stop(Deadline deadline) {
+  const std::lock_guard lock(impl_->life_mutex);
+  if (!impl_->started || impl_->stopped) return;
+  impl_->stopped = true;
+  for (const auto& loop : impl_->loops) loop->stop(deadline);
+  for (std::thread& thread : impl_->threads) thread.join();
+  impl_->unlink_socket();
+}
+
+// Only the socket that this server made: another node may have taken the path since.
+void StoreServer::Impl::unlink_socket() {
+  struct stat info {};
+  if (endpoints.unix_path.empty() || ::stat(endpoints.unix_path.c_str(), &info) != 0) return;
+  if (info.st_dev == socket_device && info.st_ino == socket_inode) (void)::unlink(endpoints.unix_path.c_str());
+}
+
+Endpoints StoreServer::endpoints() const { return impl_->endpoints; }
+Store& StoreServer::store() { return *impl_->shared.store; }
+std::map<TenantId, std::string> StoreServer::tenants() const { return impl_->shared.tenants.all(); }
+std::vector<std::pair<std::string, uint64_t>> StoreServer::stats() const { return impl_->stats(); }
+
+Status StoreServer::set_quota(const std::string& tenant, uint64_t bytes) {
+  if (!wire::tenant_name_valid(tenant)) return {Code::kInvalidArgument, "'" + tenant + "' is no tenant name"};
+  const TenantId id = wire::tenant_id(tenant);
+  if (!impl_->shared.tenants.learn(id, tenant)) return {Code::kLimitExceeded, "the node knows too many tenants already"};
+  impl_->shared.store->set_quota(id, bytes);
+  return Status::ok();
+}
+
+std::vector<ServerLogEvent> StoreServer::drain_log(size_t max_events) {
+  std::vector<ServerLogEvent> events;
+  for (auto& event : impl_->shared.log.drain(max_events)) {
+    events.push_back({event.level, std::move(event.event), std::move(event.message)});
+  }
+  return events;
+}
+
+std::vector<std::pair<std::string, uint64_t>> StoreServer::Impl::stats() const {
+  std::vector<std::pair<std::string, uint64_t>> values;
+  for (const NamedCounter& named : kCounters) values.emplace_back(named.name, sum(named.counter));
+  for (size_t reason = 0; reason < kCloseReasons.size(); ++reason) {
+    uint64_t total = 0;
+    for (const auto& loop : loops) total += loop->metrics.closed[reason].get();
+    values.emplace_back("connections_closed_" + std::string(kCloseReasons[reason]), total);
+  }
+  for (size_t opcode = 1; opcode <= wire::kMaxOpcode; ++opcode) {
+    uint64_t total = 0;
+    for (const auto& loop : loops) total += loop->metrics.requests[opcode].get();
+    values.emplace_back("requests_" + lower(opcode_text(opcode)), total);
+  }
+  for (const auto& [name, value] : shared.store->stats().named()) {
+    values.emplace_back("store_" + std::string(name), value);
+  }
+  return values;
+}
+
+LatencyHistograms StoreServer::latency_histograms() const {
+  LatencyHistograms out;
+  for (size_t i = 0; i < Histogram::kBuckets; ++i) out.bounds_us.push_back(Histogram::bound_us(i));
+  for (size_t opcode = 1; opcode <= wire::kMaxOpcode; ++opcode) {
+    OpcodeLatency latency;
+    latency.opcode = opcode_text(opcode);
+    latency.buckets.resize(Histogram::kBuckets);
+    for (const auto& loop : impl_->loops) {
+      const Histogram& histogram = loop->metrics.latency[opcode];
+      latency.sum_us += histogram.sum_us();
+      for (size_t i = 0; i < Histogram::kBuckets; ++i) {
+        latency.buckets[i] += histogram.bucket(i);
+        latency.count += histogram.bucket(i);
+      }
+    }
+    if (latency.count > 0) out.opcodes.push_back(std::move(latency));
+  }
+  return out;
+}
+
+}  // namespace mooncache

@@ -1,0 +1,54 @@
+// What the loops of one server share: configuration, store, tenants, log and a few totals.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "mooncache/server.h"
+#include "mooncache/store.h"
+#include "server/event_ring.h"
+
+namespace mooncache::server {
+
+// Tenants seen so far. Written once per connection, read by the reports.
+class TenantTable {
+ public:
+  explicit TenantTable(size_t limit) : limit_(limit) {}
+
+  // False when the table is full and the tenant is not in it.
+  bool learn(TenantId id, const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    if (names_.contains(id)) return true;
+    if (names_.size() >= limit_) return false;
+    names_.emplace(id, name);
+    return true;
+  }
+  std::map<TenantId, std::string> all() const {
+    const std::lock_guard lock(mutex_);
+    return names_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  const size_t limit_;
+  std::map<TenantId, std::string> names_;
+};
+
+struct Shared {
+  explicit Shared(ServerConfig config_in)
+      : config(std::move(config_in)), tenants(config.max_tenants), log(config.log_capacity) {}
+
+  ServerConfig config;
+  std::unique_ptr<Store> store;
+  TenantTable tenants;
+  EventRing log;
+  std::atomic<uint32_t> connections{0};      // open or lingering
+  std::atomic<uint32_t> unauthenticated{0};  // of them: not proved yet
+  // Every counter of the server and its store; set once, before the loops run.
+  std::function<std::vector<std::pair<std::string, uint64_t>>()> node_stat;
+};
+
+}  // namespace mooncache::server
