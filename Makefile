@@ -85,8 +85,7 @@ CMAKE_tsan := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG='-O1 -g1' -DMOONC
 
 build/%/.built: $(NATIVE_SOURCES) | $(VENV)/.dev
 	$(call heading,native build: $*)
-	@PATH="$(abspath $(BIN)):$$PATH" cmake -S native -B build/$* -G Ninja $(CMAKE_$*) -Wno-dev >build/$*.log 2>&1 || { cat build/$*.log; exit 1; }
-	@PATH="$(abspath $(BIN)):$$PATH" cmake --build build/$* -j $(JOBS)
+	@PATH="$(abspath $(BIN)):$$PATH" scripts/native_build.sh build/$* $(JOBS) $(CMAKE_$*)
 	@touch $@
 
 native-test: build/release/.built ## native unit tests, Release

@@ -16,16 +16,13 @@ if ! ls "$here"/native/fuzz/*.cpp >/dev/null 2>&1; then
 fi
 
 build=$here/build/fuzz
-mkdir -p "$build"
-cmake -S "$here/native" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" \
-  -DCMAKE_CXX_COMPILER="$clang" -DCMAKE_CXX_FLAGS="-fsanitize=fuzzer-no-link -fno-sanitize-recover=all" \
-  -DMOONCACHE_SANITIZE=address,undefined -DMOONCACHE_FUZZ=ON -DMOONCACHE_TESTS=OFF -DMOONCACHE_EXAMPLES=OFF \
-  -Wno-dev >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 names=()
 for source in "$here"/native/fuzz/*.cpp; do
   names+=("$(basename "$source" .cpp)")
 done
-cmake --build "$build" -j "$jobs" --target "${names[@]}"
+"$here/scripts/native_build.sh" "$build" "$jobs" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" \
+  -DCMAKE_CXX_COMPILER="$clang" -DCMAKE_CXX_FLAGS="-fsanitize=fuzzer-no-link -fno-sanitize-recover=all" \
+  -DMOONCACHE_SANITIZE=address,undefined -DMOONCACHE_FUZZ=ON -DMOONCACHE_TESTS=OFF -DMOONCACHE_EXAMPLES=OFF
 
 for name in "${names[@]}"; do
   seeds=$here/native/fuzz/corpus/$name

@@ -21,7 +21,7 @@ for test in "$build"/test_*; do
   name=$(basename "$test")
   log="$build/$name.log"
   if timeout 900 "${run[@]}" "$test" --gtest_brief=1 >"$log" 2>&1; then
-    echo "$name: $(grep -E '^\[ +PASSED +\]' "$log" | tail -n 1 | sed 's/^\[ *PASSED *\] *//') passed"
+    echo "$name: $(sed -nE 's/^\[ +PASSED +\] ([0-9]+ tests?)\./\1/p' "$log" | tail -n 1) passed"
   else
     failed+=("$name")
     echo "$name: FAILED"
