@@ -1,0 +1,140 @@
+"""The directory: block -> nodes and tiers, in native memory.
+
+A thin wrapper around the native index that turns its packed answers into plain data where the master itself
+needs them, counts, and can listen in on one node's reports (a drain takes its list of blocks that way).
+Derived state: everything in it can be dropped and will be reported again.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Protocol
+
+from mooncache import errors
+
+KEY_BYTES = 32
+_RECORD = struct.Struct("<BBBBIQQ32s")
+_REMOVE = 2
+_COUNT = struct.Struct("<H")
+_PLACE = struct.Struct("<HBBQ")
+
+
+class BlockIndex(Protocol):
+    """The native index as the master uses it (`mooncache._native.BlockIndex`); holders are node indices."""
+
+    def apply(self, holder: int, records: bytes) -> object: ...
+    def begin_full(self, holder: int) -> object: ...
+    def end_full(self, holder: int) -> int: ...
+    def drop_holder(self, holder: int) -> int: ...
+    def locate(self, tenant_id: int, keys: bytes) -> bytes: ...
+    def match(self, tenant_id: int, keys: bytes) -> Sequence[tuple[int, int]]: ...
+    def tenant_usage(self) -> dict[int, tuple[int, int]]: ...
+    def stats(self) -> dict[str, int]: ...
+
+
+class Directory:
+    """See the module's text. Keys are packed: n times 32 bytes."""
+
+    def __init__(self, index: BlockIndex) -> None:
+        self._index = index
+        self._taps: dict[int, dict[int, dict[bytes, None]]] = {}
+
+    def apply(self, holder: int, records: bytes) -> None:
+        """Apply packed block records of a holder. Raises InvalidArgument for records that cannot be."""
+        try:
+            self._index.apply(holder, records)
+        except (ValueError, IndexError) as refused:
+            raise errors.InvalidArgument(f"block records refused: {refused}") from refused
+        if holder in self._taps:
+            self._listen(self._taps[holder], records)
+
+    def begin_full(self, holder: int) -> None:
+        """What is not reported between this and `end_full` will be dropped."""
+        self._index.begin_full(holder)
+        if holder in self._taps:
+            self._taps[holder] = {}
+
+    def end_full(self, holder: int) -> int:
+        """Drop what was not reported again; return how many blocks."""
+        return self._index.end_full(holder)
+
+    def drop_holder(self, holder: int) -> int:
+        """Forget all of a holder; return how many blocks."""
+        return self._index.drop_holder(holder)
+
+    def locate(self, tenant_id: int, keys: bytes) -> bytes:
+        """Return, for each key, u16 count and count times {u16 holder, u8 tier, u8 0, u64 size_bytes}."""
+        return self._index.locate(tenant_id, keys)
+
+    def holders(self, tenant_id: int, keys: Sequence[bytes]) -> list[list[int]]:
+        """Return the holders of each key."""
+        return unpack_holders(self._index.locate(tenant_id, b"".join(keys)))
+
+    def match(self, tenant_id: int, keys: bytes) -> list[tuple[int, int]]:
+        """Return (holder, leading blocks) for holders of the first key, longest run first."""
+        runs = [(holder, leading) for holder, leading in self._index.match(tenant_id, keys) if leading > 0]
+        runs.sort(key=lambda run: (-run[1], run[0]))
+        return runs
+
+    def tenant_usage(self) -> dict[int, tuple[int, int]]:
+        """Return tenant id -> (bytes, blocks), over all holders."""
+        return self._index.tenant_usage()
+
+    def stats(self) -> dict[str, int]:
+        """Return the index's own counters."""
+        return self._index.stats()
+
+    def listen(self, holder: int) -> None:
+        """Begin to note the holder's blocks; the next full report gives the list."""
+        self._taps[holder] = {}
+
+    def listening(self, holder: int) -> bool:
+        """Whether `listen` is on for the holder."""
+        return holder in self._taps
+
+    def heard(self, holder: int) -> dict[int, list[bytes]]:
+        """End listening; return tenant id -> keys that the holder named and did not take back."""
+        return {tenant_id: list(keys) for tenant_id, keys in self._taps.pop(holder, {}).items()}
+
+    @staticmethod
+    def _listen(noted: dict[int, dict[bytes, None]], records: bytes) -> None:
+        for kind, _, _, _, _, tenant_id, _, key in _RECORD.iter_unpack(records):
+            if kind == _REMOVE:
+                noted.get(tenant_id, {}).pop(key, None)
+            else:
+                noted.setdefault(tenant_id, {})[key] = None
+
+
+def unpack_holders(packed: bytes) -> list[list[int]]:
+    """Return the holders of each key of a packed locate answer (made by our own index, hence trusted)."""
+    answers: list[list[int]] = []
+    at = 0
+    while at < len(packed):
+        (count,) = _COUNT.unpack_from(packed, at)
+        at += _COUNT.size
+        answers.append([_PLACE.unpack_from(packed, at + place * _PLACE.size)[0] for place in range(count)])
+        at += count * _PLACE.size
+    return answers
+
+
+def split_keys(keys: bytes, keys_max: int) -> list[bytes]:
+    """Return packed keys as a list.
+
+    Raises InvalidArgument (not whole keys) or TooLarge (more than `keys_max`).
+    """
+    check_keys(keys, keys_max)
+    return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
+
+
+def check_keys(keys: bytes, keys_max: int) -> int:
+    """Return the number of packed keys.
+
+    Raises InvalidArgument (not whole keys) or TooLarge (more than `keys_max`).
+    """
+    if len(keys) % KEY_BYTES:
+        raise errors.InvalidArgument(f"keys must be a multiple of {KEY_BYTES} bytes, not {len(keys)}")
+    count = len(keys) // KEY_BYTES
+    if count > keys_max:
+        raise errors.TooLarge(f"{count} keys in one call; send at most {keys_max}")
+    return count

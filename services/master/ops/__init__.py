@@ -1,0 +1,1 @@
+"""One file for each RPC: `async def handle(state, request, context)`, nothing about gRPC."""

@@ -1,0 +1,77 @@
+"""A slow, obvious block index: the reference beside the native one, and what simulations run on."""
+
+from __future__ import annotations
+
+import struct
+
+RECORD = struct.Struct("<BBBBIQQ32s")
+ADD, REMOVE, MOVE = 1, 2, 3
+DRAM = 1
+
+
+def record(kind: int, tenant_id: int, key: bytes, size_bytes: int = 4096, tier: int = DRAM) -> bytes:
+    return RECORD.pack(kind, tier, 0, 0, 0, tenant_id, size_bytes, key)
+
+
+class ModelIndex:
+    """holder -> {(tenant, key): (tier, size)}; marks as a set of what a full report has not named yet."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, dict[tuple[int, bytes], tuple[int, int]]] = {}
+        self.unseen: dict[int, set[tuple[int, bytes]]] = {}
+
+    def apply(self, holder: int, records: bytes) -> None:
+        mine = self.blocks.setdefault(holder, {})
+        for kind, tier, _, _, _, tenant_id, size_bytes, key in RECORD.iter_unpack(records):
+            block = (tenant_id, key)
+            self.unseen.get(holder, set()).discard(block)
+            if kind == REMOVE:
+                mine.pop(block, None)
+            else:
+                mine[block] = (tier, size_bytes)
+
+    def begin_full(self, holder: int) -> None:
+        self.unseen[holder] = set(self.blocks.get(holder, {}))
+
+    def end_full(self, holder: int) -> int:
+        gone = self.unseen.pop(holder, set())
+        for block in gone:
+            self.blocks[holder].pop(block, None)
+        return len(gone)
+
+    def drop_holder(self, holder: int) -> int:
+        self.unseen.pop(holder, None)
+        return len(self.blocks.pop(holder, {}))
+
+    def locate(self, tenant_id: int, keys: bytes) -> bytes:
+        out = bytearray()
+        for at in range(0, len(keys), 32):
+            block = (tenant_id, keys[at : at + 32])
+            found = [(holder, mine[block]) for holder, mine in sorted(self.blocks.items()) if block in mine]
+            out += struct.pack("<H", len(found))
+            for holder, (tier, size_bytes) in found:
+                out += struct.pack("<HBBQ", holder, tier, 0, size_bytes)
+        return bytes(out)
+
+    def match(self, tenant_id: int, keys: bytes) -> list[tuple[int, int]]:
+        chain = [(tenant_id, keys[at : at + 32]) for at in range(0, len(keys), 32)]
+        runs = []
+        for holder, mine in sorted(self.blocks.items()):
+            leading = next((n for n, block in enumerate(chain) if block not in mine), len(chain))
+            if leading:
+                runs.append((holder, leading))
+        return runs
+
+    def tenant_usage(self) -> dict[int, tuple[int, int]]:
+        usage: dict[int, tuple[int, int]] = {}
+        for mine in self.blocks.values():
+            for (tenant_id, _), (_, size_bytes) in mine.items():
+                used, count = usage.get(tenant_id, (0, 0))
+                usage[tenant_id] = (used + size_bytes, count + 1)
+        return usage
+
+    def stats(self) -> dict[str, int]:
+        return {
+            "blocks": len({block for mine in self.blocks.values() for block in mine}),
+            "memory_bytes": 0,
+        }
