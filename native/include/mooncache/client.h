@@ -1,0 +1,240 @@
+// The cluster client: put and get blocks by key on the nodes of a pool.
+//
+// The ideas: (1) the caller's thread moves all bytes, so nothing moves after a call returned; (2) the
+// location of a block is guessed without asking anybody (cache, same host, placement) and corrected on
+// a miss; (3) bytes count as read only after their CRC-32C was compared in the process that reads; (4)
+// a sick node costs its own blocks a bounded delay and the others nothing.
+//
+// All calls are thread-safe. Batches report one code per item; a Status only when the call as a whole
+// made no sense. When an item's code is not OK its destination holds unspecified bytes, none of which
+// will change after the call returned.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "mooncache/bytes.h"
+#include "mooncache/status.h"
+#include "mooncache/transport.h"
+#include "mooncache/types.h"
+
+namespace mooncache {
+
+inline constexpr uint32_t kNoNode = 0xffffffff;
+
+enum class NodeHealth : uint8_t { kActive, kSuspect, kDraining, kDead };
+
+// One line of the cluster map.
+struct NodeInfo {
+  uint32_t index = 0;
+  std::string node_id;
+  std::string host_id;
+  uint64_t incarnation = 0;
+  std::string tcp_host;
+  uint16_t tcp_port = 0;
+  std::string unix_path;
+  uint64_t free_bytes = 0;
+  double weight = 1.0;  // share of new blocks: free bytes times slow start; 0 = no new blocks
+  NodeHealth state = NodeHealth::kActive;
+};
+
+// ---- placement: a pure function, the same in the master (tests compare both with golden vectors)
+
+// -weight / ln(u), where u in (0, 1) comes from a hash of key and node. The highest score wins, and a
+// change of one node's weight moves only that node's blocks.
+double placement_score(const Key& key, std::string_view node_id, double weight);
+
+// Positions in `nodes` that should hold the key, best first: a node on `host_id` (active, weight > 0)
+// before all others, then by score; with several copies, hosts not used yet come first. At most
+// `count` positions; nodes that take no new blocks are left out.
+std::vector<uint32_t> place(const Key& key, std::span<const NodeInfo> nodes, std::string_view host_id, size_t count);
+
+// ---- configuration
+
+struct ClientConfig {
+  Credentials credentials;
+  PeerTls tls;
+  std::string host_id;             // of this process; equal ids mean shared memory may work
+  uint32_t lanes_per_node = 4;     // connections per node for the calls of several threads
+  uint32_t connect_timeout_ms = 2000;
+  uint32_t stall_timeout_ms = 1000;  // a lane without a byte for so long is given up when there is an alternative
+  uint32_t put_wait_ms = 1000;     // how long a full node may hold a put back before it answers NO_SPACE
+  bool shm_enabled = true;
+  uint64_t shm_min_bytes = 128 << 10;  // batches below go fused over the unix socket
+  uint64_t frame_bytes = 1 << 20;  // payload per PUT/GET frame
+  uint32_t frame_items = 256;
+  uint32_t window_frames = 6;      // frames in flight per lane
+  uint32_t spin_us = 20;           // busy wait for a small answer before sleeping; 0 on one core
+  uint32_t breaker_failures = 3;   // consecutive failures that open a node's breaker
+  uint32_t breaker_min_ms = 200;   // first pause; doubles up to the maximum
+  uint32_t breaker_max_ms = 10'000;
+  uint32_t retry_percent = 20;     // retries allowed per 100 operations, beside a burst
+  uint32_t retry_burst = 64;
+  uint32_t fanout_nodes_max = 8;   // up to so many nodes, a get asks all before it gives up
+  uint64_t location_cache_keys = 1 << 18;
+  uint32_t reservation_lanes_max = 16;   // per node
+  uint32_t reservations_per_lane = 64;
+  uint32_t max_batch_items = 1 << 20;
+};
+
+// Stops calls from another thread. One token may serve many calls; it stays cancelled.
+class CancelToken {
+ public:
+  CancelToken();
+  ~CancelToken();
+  CancelToken(const CancelToken&) = delete;
+  CancelToken& operator=(const CancelToken&) = delete;
+  void cancel();
+  bool cancelled() const;
+  int fd() const { return fd_; }  // readable once cancelled
+
+ private:
+  int fd_ = -1;
+  struct Flag;
+  std::unique_ptr<Flag> flag_;
+};
+
+struct CallOptions {
+  Deadline deadline = Deadline::after_ms(30'000);
+  const CancelToken* cancel = nullptr;
+  std::optional<uint32_t> node;  // only this node (by index)
+};
+
+// ---- items and answers
+
+struct PutBlock {
+  Key key;
+  std::span<const ConstSlice> slices;  // the block is their concatenation
+};
+struct GetBlock {
+  Key key;
+  std::span<const Slice> slices;  // filled from the first on
+  uint64_t offset = 0;            // only with GetOptions::whole = false
+};
+struct GetOptions {
+  // The destination must hold the whole block (else BUFFER_TOO_SMALL, size = the block's). Without it a
+  // range is read: as many bytes from `offset` on as the destination holds and the block has.
+  bool whole = true;
+  // When set, slices are ignored and the destination is asked for once the size is known. Called on the
+  // calling thread, no lock held; may be called again for an item that is retried. null = LIMIT_EXCEEDED.
+  std::function<std::byte*(size_t item, uint64_t size_bytes)> allocate;
+};
+
+struct PutOutcome {
+  Code code = Code::kNoNodes;      // OK, ALREADY_EXISTS (every copy was there before), or the failure
+  uint32_t node_index = kNoNode;   // where the first copy is
+  uint32_t copies = 0;             // copies that exist now; may be less than asked for in a small cluster
+};
+struct GetOutcome {
+  Code code = Code::kNotFound;
+  uint64_t size = 0;  // bytes in the destination; with BUFFER_TOO_SMALL, the block's size
+  uint32_t node_index = kNoNode;
+};
+struct MatchReport {
+  uint32_t leading_run = 0;             // keys found before the first one missing
+  uint32_t present = 0;
+  std::vector<std::byte> bitmap;        // bit i % 8 of byte i / 8: key i is on some node
+  uint32_t unreachable_nodes = 0;
+  std::vector<uint32_t> nodes;          // per key: a node that has it, or kNoNode
+};
+struct BlockStat {
+  Code code = Code::kNotFound;
+  uint32_t node_index = kNoNode;
+  Tier tier = Tier::kDram;
+  uint32_t crc32c = 0;
+  uint64_t size = 0;
+  uint32_t pins = 0;
+  uint32_t hits = 0;
+  uint64_t age_ms = 0;
+};
+struct ListedBlock {
+  Key key;
+  uint64_t size = 0;
+  Tier tier = Tier::kDram;
+  uint32_t hits = 0;
+};
+struct ListedPage {
+  uint64_t next_cursor = 0;
+  std::vector<ListedBlock> blocks;
+};
+using NamedValues = std::vector<std::pair<std::string, uint64_t>>;
+
+// Microseconds, in powers of two: bucket i counts latencies below 2^i us (the last one: all above).
+struct LatencyHistogram {
+  static constexpr size_t kBuckets = 28;
+  std::string name;
+  std::array<uint64_t, kBuckets> counts{};
+  uint64_t total_us = 0;
+  uint64_t count = 0;
+};
+
+// A block being written range by range; commit makes it visible. Bound to one connection: when that
+// breaks, or the object is dropped, the node forgets the reservation.
+class BlockReservation {
+ public:
+  virtual ~BlockReservation() = default;
+  // Ranges must not overlap. INVALID_ARGUMENT, CONNECTION_LOST, DEADLINE_EXCEEDED, CANCELLED, CLOSED.
+  virtual Status write(uint64_t offset, std::span<const ConstSlice> slices, const CallOptions& options) = 0;
+  // INCOMPLETE when ranges are missing; the reservation is gone then.
+  virtual Status commit(const CallOptions& options) = 0;
+  virtual Status abort() = 0;
+  virtual uint32_t node_index() const = 0;
+  virtual uint64_t size() const = 0;
+};
+
+class Client {
+ public:
+  // CONFIG_INVALID with a sentence.
+  static Result<std::unique_ptr<Client>> create(ClientConfig config);
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  // A newer map replaces the older one; an older epoch is ignored (false).
+  bool set_map(uint64_t epoch, std::vector<NodeInfo> nodes);
+  uint64_t map_epoch() const;
+
+  // `outcomes` has one element per block.
+  Status put(std::span<const PutBlock> blocks, uint32_t replicas, const CallOptions& options,
+             std::span<PutOutcome> outcomes);
+  Status get(std::span<const GetBlock> blocks, const GetOptions& how, const CallOptions& options,
+             std::span<GetOutcome> outcomes);
+
+  Result<MatchReport> match(std::span<const Key> keys, bool touch, const CallOptions& options);
+  // On every node that has the key. Best code per key: OK when some node did it.
+  Status remove(std::span<const Key> keys, const CallOptions& options, std::span<Code> codes);
+  Status pin(std::span<const Key> keys, uint32_t ttl_ms, const CallOptions& options, std::span<Code> codes);
+  Status unpin(std::span<const Key> keys, const CallOptions& options, std::span<Code> codes);
+  Status stat(std::span<const Key> keys, const CallOptions& options, std::span<BlockStat> stats);
+  Result<ListedPage> list(uint32_t node, uint64_t cursor, uint32_t limit, const CallOptions& options);
+  Result<NamedValues> node_stat(uint32_t node, const CallOptions& options);
+  // Round trip in microseconds.
+  Result<uint64_t> ping(uint32_t node, const CallOptions& options);
+
+  Result<std::unique_ptr<BlockReservation>> reserve(const Key& key, uint64_t size_bytes, const CallOptions& options);
+
+  // Positions of keys whose place only the directory can tell (not cached, cluster too big to ask all).
+  std::vector<uint32_t> unlocated(std::span<const Key> keys) const;
+  // `packed`: for each key u16 count, then count x {u16 node index, u8 tier, u8 0, u64 size}.
+  Status learn_locations(std::span<const Key> keys, std::span<const std::byte> packed);
+
+  // Counters by name (stable names, see docs); latencies in microseconds.
+  NamedValues stats() const;
+  std::vector<LatencyHistogram> latencies() const;
+  // Later calls answer CLOSED; calls in flight end with CANCELLED or CLOSED.
+  void close();
+
+ private:
+  struct Impl;
+  explicit Client(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace mooncache

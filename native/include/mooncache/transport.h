@@ -1,0 +1,176 @@
+// Moving bytes between the caller's memory and an extent of a node, one interface for every wire.
+//
+// The invariant: bytes are moved by the thread that calls poll(), and by nobody else. After cancel()
+// or close() returned, not one byte of the affected transfers moves in either direction, so the
+// caller may free or reuse its memory at once.
+//
+// How the transports that come later fit, without a change to callers:
+//  - RDMA: register_region() returns a handle over a memory registration; connect() exchanges queue
+//    pairs over the same authenticated control connection; submit() posts work requests, poll()
+//    drains the completion queue; cancel() moves the queue pair to the error state and drains it
+//    (that is why a cancelled link may answer CONNECTION_LOST for its other transfers).
+//  - CUDA: Region::kind says kDevice; staging or GPUDirect is the link's own affair.
+//  - file: a Link whose peer is a directory; poll() reaps the ring.
+// They announce themselves through Capabilities (data, asked once) and availability() (a sentence),
+// never through a call that answers "not supported".
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "mooncache/bytes.h"
+#include "mooncache/status.h"
+#include "mooncache/types.h"
+
+namespace mooncache {
+
+class Session;  // one authenticated connection to a node (src/transport/session.h)
+
+// What the owner of a connection proves at HELLO. The key never goes on the wire.
+struct Credentials {
+  std::array<std::byte, 32> key{};
+  std::string tenant = "default";
+  std::string client_name = "mooncache";
+  bool admin = false;
+};
+
+struct PeerTls {
+  bool enabled = false;
+  std::string ca_file;    // empty: the system's certificate authorities
+  std::string cert_file;  // client certificate (mutual TLS), empty: none
+  std::string key_file;
+  std::string server_name;  // name to verify; empty: the peer's tcp_host
+};
+
+struct PeerDescription {
+  std::string node_id;    // checked against the node's answer when not empty
+  std::string host_id;
+  std::string tcp_host;
+  uint16_t tcp_port = 0;
+  std::string unix_path;  // empty: the peer has no unix socket
+  Credentials credentials;
+  PeerTls tls;
+};
+
+enum class MemoryKind : uint8_t { kHost = 1, kDevice = 2 };
+
+// Facts about a transport; callers choose by them, never by its name.
+struct Capabilities {
+  std::string name;
+  bool fused_blocks = false;        // GET/PUT of whole blocks in one round trip
+  bool one_sided = false;           // the peer's processor takes no part in a transfer
+  bool same_host_only = false;
+  bool needs_registration = false;  // local slices must lie in a registered region
+  uint8_t memory_kinds = static_cast<uint8_t>(MemoryKind::kHost);
+  uint32_t max_slices = 0;          // per transfer
+  uint32_t max_in_flight = 0;       // transfers accepted and not yet polled, per link
+};
+
+struct Region {
+  Slice memory;
+  MemoryKind kind = MemoryKind::kHost;
+};
+// Index and generation, never a pointer. 0 = no region.
+using RegionHandle = uint64_t;
+
+// A range that a node granted: a pinned block (to read) or a reservation (to write).
+struct RemoteExtent {
+  uint64_t grant = 0;
+  uint32_t segment = 0;
+  uint32_t slot = 0;
+  uint64_t generation = 0;
+  uint64_t offset = 0;
+  uint64_t size = 0;
+};
+
+using TransferId = uint64_t;
+enum class Direction : uint8_t { kRead, kWrite };
+
+struct Transfer {
+  TransferId id = 0;
+  Direction direction = Direction::kRead;
+  RemoteExtent remote;
+  uint64_t offset = 0;             // inside the extent; the length is the sum of the slices
+  std::span<const Slice> local;    // valid until the completion was polled; a WRITE only reads them
+  RegionHandle region = 0;
+};
+
+struct Completion {
+  TransferId id = 0;
+  Code code = Code::kOk;
+  uint64_t bytes = 0;
+  uint32_t crc32c = 0;  // of the bytes moved, computed in the pass that moved them
+};
+
+// One connection to one peer. Not thread-safe: one thread at a time.
+class Link {
+ public:
+  virtual ~Link() = default;
+  // Takes transfers in order until the queue is full; returns how many it took. A transfer that can
+  // never work (out of range, too many slices) is taken and completes with its code.
+  virtual size_t submit(std::span<const Transfer> transfers) = 0;
+  // Moves bytes until at least one completion is there or the deadline passed; returns the count.
+  // Completions come in the order of submission, except for cancelled ones, which may overtake.
+  virtual size_t poll(std::span<Completion> completions, Deadline deadline) = 0;
+  // The transfer will complete with CANCELLED, unless it already completed. A transfer cut in the
+  // middle may cost the whole link: the others then complete with CONNECTION_LOST.
+  virtual Status cancel(TransferId id) = 0;
+  // What is still queued completes with CLOSED at the next poll.
+  virtual void close() = 0;
+  virtual bool healthy() const = 0;
+  // The connection on which grants are asked for; null when there is none (loopback).
+  virtual Session* session() = 0;
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual const Capabilities& capabilities() const = 0;
+  // OK, or TRANSPORT_UNAVAILABLE with a sentence "… unavailable, because …".
+  virtual Status availability() const = 0;
+  virtual Result<RegionHandle> register_region(const Region& region) = 0;
+  virtual Status unregister_region(RegionHandle handle) = 0;
+  virtual Result<std::unique_ptr<Link>> connect(const PeerDescription& peer, Deadline deadline) = 0;
+};
+
+// The transports of this build by name, best first: shm, tcp.
+std::vector<std::string> transport_names();
+// A new transport, or TRANSPORT_UNAVAILABLE / INVALID_ARGUMENT with the reason.
+Result<std::unique_ptr<Transport>> make_transport(const std::string& name);
+struct TransportReport {
+  std::string name;
+  bool available = false;
+  std::string reason;  // empty when available
+};
+// What this machine can do, one line per known transport (for `doctor`).
+std::vector<TransportReport> transport_report();
+
+// ---- loopback: the reference implementation, in process, with seeded faults ----------------------
+
+struct LoopbackFaults {
+  uint64_t seed = 0;
+  uint32_t error_per_million = 0;    // a transfer fails with INCOMPLETE before it moves a byte
+  uint32_t bit_flip_per_million = 0; // one bit of the moved bytes is flipped; the CRC tells
+  uint64_t die_after_transfers = 0;  // the peer dies after so many transfers; 0 = never
+  uint64_t chunk_bytes = 65536;      // bytes moved per step, so that cancel can fall in the middle
+};
+
+// The memory of a pretended node: segments and a generation table, addressed by number only.
+class LoopbackPeer {
+ public:
+  virtual ~LoopbackPeer() = default;
+  virtual uint32_t add_segment(std::span<std::byte> memory) = 0;
+  // A granted extent over [offset, offset + size) of a segment.
+  virtual RemoteExtent grant(uint32_t segment, uint64_t offset, uint64_t size, bool writable) = 0;
+  // Changes the slot's generation: later reads of the extent are refused.
+  virtual void invalidate(const RemoteExtent& extent) = 0;
+  virtual void kill() = 0;
+};
+std::shared_ptr<LoopbackPeer> make_loopback_peer();
+std::unique_ptr<Transport> make_loopback_transport(std::shared_ptr<LoopbackPeer> peer, LoopbackFaults faults = {});
+
+}  // namespace mooncache

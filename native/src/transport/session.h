@@ -1,0 +1,177 @@
+// One authenticated connection ("lane") to a node, driven by the thread that uses it.
+//
+// A Session never waits and owns no thread: pump() moves what the socket takes and gives right now,
+// reading and writing in turn, so that neither end can block the other. What is sent and where answers
+// go is decided by a Program; several of its requests may be in flight, answers come in request order.
+// Because bytes move only inside pump(), dropping a Session is all that cancel needs.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "mooncache/bytes.h"
+#include "mooncache/status.h"
+#include "mooncache/transport.h"
+#include "net/socket.h"
+#include "net/stream.h"
+#include "wire/frame.h"
+#include "wire/messages.h"
+
+namespace mooncache {
+
+struct Request {
+  wire::Opcode opcode = wire::Opcode::kPing;
+  uint16_t flags = 0;
+  Writer meta;
+  std::vector<ConstSlice> payload;
+
+  void clear() {
+    flags = 0;
+    meta.bytes().clear();
+    payload.clear();
+  }
+};
+
+// Where a response's payload goes. A slice without data swallows its bytes.
+struct PayloadSink {
+  std::vector<Slice> slices;
+  std::vector<uint32_t> item_ends;  // item k owns the slices before item_ends[k] that k - 1 does not own
+
+  void clear() {
+    slices.clear();
+    item_ends.clear();
+  }
+  void add_item(std::span<const Slice> parts, uint64_t offset, uint64_t length);
+};
+
+class Program {
+ public:
+  virtual ~Program() = default;
+  // Fills the next request and returns true, or returns false when there is none to send at this moment.
+  virtual bool next(Request& request) = 0;
+  // Every answer came and nothing is left to send.
+  virtual bool finished() const = 0;
+  // An answer. Items with bytes go to `sink`, which must add up to header.payload_bytes. An error here
+  // means the peer breaks the protocol, and ends the session.
+  virtual Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in, PayloadSink& sink) = 0;
+  // All payload of the answer arrived; the CRC-32C of each item of the sink.
+  virtual void on_payload(std::span<const uint32_t> crcs) { (void)crcs; }
+  // Moves bytes that need no socket (one-sided copies), a bounded amount. True when it moved any.
+  virtual bool work() { return false; }
+  // The connection was replaced: send again everything that was not answered.
+  virtual void restart() = 0;
+};
+
+struct SessionLimits {
+  uint32_t window_frames = 6;
+  size_t read_chunk_bytes = 512 << 10;  // bytes per system call: they are still in cache when the CRC reads them
+  size_t pump_bytes = 4 << 20;          // per pump(), so that cancel and other lanes get their turn
+};
+
+enum class Route : uint8_t { kTcp, kUnix };
+
+class Session {
+ public:
+  // Begins to connect. Errors that show at once (no such socket, bad address) come back here.
+  static Result<std::unique_ptr<Session>> start(const PeerDescription& peer, Route route,
+                                                std::shared_ptr<net::TlsContext> tls, SessionLimits limits);
+  // start() and wait until ready.
+  static Result<std::unique_ptr<Session>> connect(const PeerDescription& peer, Route route, Deadline deadline,
+                                                  SessionLimits limits = {});
+  ~Session();
+
+  // Moves bytes of the handshake, then of `program` (may be null). An error means: drop the session.
+  Status pump(Program* program);
+  // Whether the last pump() moved anything.
+  bool progressed() const { return progressed_; }
+  bool ready() const { return ready_; }
+  // No request is unanswered and no byte is half sent: another program may use the session.
+  bool idle() const { return ready_ && in_flight_ == 0 && out_at_ == out_.size() && payload_left_ == 0; }
+  bool broken() const { return broken_; }
+  bool response_seen() const { return response_seen_; }
+
+  int fd() const { return stream_->fd(); }
+  short poll_events() const;
+  // True when the connection was closed by the peer or holds bytes nobody asked for. One system call.
+  bool stale() const;
+
+  Route route() const { return route_; }
+  const wire::AuthResponse& node() const { return node_; }
+  uint64_t bytes_moved() const { return bytes_moved_; }
+
+  // From now on descriptors that the peer passes are collected.
+  void collect_fds() { collect_fds_ = true; }
+  std::vector<net::UniqueFd> take_fds();
+
+  // Runs `program` to its end on this thread. On any error the session is broken.
+  Status run(Program& program, Deadline deadline, int cancel_fd = -1);
+
+ private:
+  class Handshake;
+  friend class Handshake;
+  struct InFlight {
+    uint64_t request_id = 0;
+    wire::Opcode opcode = wire::Opcode::kPing;
+  };
+  static constexpr size_t kMaxWindow = 64;
+
+  Session(std::unique_ptr<net::Stream> stream, const PeerDescription& peer, Route route, SessionLimits limits);
+  Status finish_connect();
+  Status send_some(Program& program, size_t& budget);
+  void frame_request();
+  Status receive_some(Program& program, size_t& budget);
+  Status read_head_bytes(size_t& budget, bool& moved);
+  Status read_payload_bytes(size_t& budget, bool& moved);
+  Status parse_buffered(Program& program);
+  Status take_head(Program& program, bool& complete);
+  void take_payload_from_buffer();
+  void place_payload(size_t count);
+  void finish_payload(Program& program);
+  Status lost(const net::IoResult& result);
+  Status fail(Status status);
+
+  std::unique_ptr<net::Stream> stream_;
+  Route route_;
+  SessionLimits limits_;
+  PeerDescription peer_;
+  std::unique_ptr<Program> handshake_;
+  wire::AuthResponse node_;
+  bool connected_ = false;
+  bool ready_ = false;
+  bool broken_ = false;
+  bool progressed_ = false;
+  bool want_write_ = false;
+  bool response_seen_ = false;
+  bool collect_fds_ = false;
+  uint64_t next_request_id_ = 1;
+  uint64_t bytes_moved_ = 0;
+
+  // sending: one frame at a time, its pieces straight from the caller's memory
+  Request request_;
+  std::vector<std::byte> out_head_;
+  std::vector<ConstSlice> out_;
+  size_t out_at_ = 0;
+  std::array<InFlight, kMaxWindow> window_{};
+  size_t window_begin_ = 0;
+  size_t in_flight_ = 0;
+
+  // receiving: heads are read into buffer_, payload straight into the sink
+  std::vector<std::byte> buffer_;
+  size_t buffer_begin_ = 0;
+  size_t buffer_end_ = 0;
+  PayloadSink sink_;
+  size_t sink_slice_ = 0;
+  size_t sink_item_ = 0;
+  uint64_t sink_offset_ = 0;  // inside the current slice
+  uint64_t payload_left_ = 0;
+  bool in_payload_ = false;
+  std::vector<uint32_t> crcs_;
+  std::vector<Slice> read_pieces_;
+  std::vector<net::UniqueFd> fds_;
+};
+
+}  // namespace mooncache
