@@ -1,0 +1,52 @@
+"""Writes services/_native.pyi, what type checkers know of the extension, from the built extension itself.
+
+`--check` fails when the committed stub declares something else. Docstrings and layout are not compared: they may
+differ between versions of the generator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+STUB = Path(__file__).resolve().parent.parent / "services" / "_native.pyi"
+
+
+def generate(target: Path) -> str:
+    command = [sys.executable, "-m", "nanobind.stubgen", "-q", "-m", "mooncache._native", "-o", str(target)]
+    subprocess.run(command, check=True)
+    return target.read_text(encoding="utf-8")
+
+
+def declarations(text: str) -> str:
+    """The stub without docstrings, in one canonical layout."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+            and ast.get_docstring(node) is not None
+        ):
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    if not parser.parse_args().check:
+        generate(STUB)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        fresh = generate(Path(folder) / "_native.pyi")
+    if not STUB.exists() or declarations(fresh) != declarations(STUB.read_text(encoding="utf-8")):
+        raise SystemExit(
+            "services/_native.pyi is not what the extension offers; run `make stub` and commit it"
+        )
+
+
+if __name__ == "__main__":
+    main()
