@@ -1,7 +1,7 @@
 """Writes services/_native.pyi, what type checkers know of the extension, from the built extension itself.
 
-`--check` fails when the committed stub declares something else. Docstrings and layout are not compared: they may
-differ between versions of the generator.
+`--check` fails when the committed stub declares something else. Docstrings and layout are not compared: they
+may differ between versions of the generator.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         fresh = generate(Path(folder) / "_native.pyi")
     if not STUB.exists() or declarations(fresh) != declarations(STUB.read_text(encoding="utf-8")):
-        raise SystemExit(
-            "services/_native.pyi is not what the extension offers; run `make stub` and commit it"
-        )
+        raise SystemExit("services/_native.pyi is out of date; run `make stub` and commit it")
 
 
 if __name__ == "__main__":
