@@ -1,0 +1,340 @@
+#include "store/core.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <bit>
+
+namespace mooncache {
+
+using store::kNone;
+using store::State;
+
+namespace {
+
+// 64 x 64 -> 128 bit product folded: a keyed hash with secret seeds, so that no client can choose keys
+// that collide in the index.
+uint64_t fold(uint64_t a, uint64_t b) {
+  const auto product = static_cast<unsigned __int128>(a) * b;
+  return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+}
+
+Status invalid(const char* what) { return {Code::kConfigInvalid, what}; }
+
+Status validate(const StoreConfig& config) {
+  if (config.quantum_bytes < 64 || config.quantum_bytes > 65536 || !std::has_single_bit(config.quantum_bytes)) {
+    return invalid("quantum_bytes must be a power of two from 64 to 65536");
+  }
+  if (config.shards < 1 || config.shards > 256 || !std::has_single_bit(config.shards)) {
+    return invalid("shards must be a power of two from 1 to 256");
+  }
+  if (config.capacity_bytes < config.quantum_bytes || config.capacity_bytes > (1ull << 45)) {
+    return invalid("capacity_bytes must be at least one quantum and at most 32 TiB");
+  }
+  if (config.arena_bytes != 0 && config.arena_bytes < config.quantum_bytes) return invalid("arena_bytes is below one quantum");
+  if (config.eviction != "2q" && config.eviction != "lru") return invalid("eviction must be \"2q\" or \"lru\"");
+  if (config.probation_percent > 100) return invalid("probation_percent must be at most 100");
+  if (config.ghost_factor > 64) return invalid("ghost_factor must be at most 64");
+  if (config.expected_block_bytes == 0 || config.max_block_bytes == 0) return invalid("block sizes must not be 0");
+  if (config.max_victims == 0 || config.max_ranges == 0) return invalid("max_victims and max_ranges must not be 0");
+  if (config.event_log_capacity < 16 || config.event_log_capacity > (1ull << 28)) {
+    return invalid("event_log_capacity must be from 16 to 2^28 records");
+  }
+  if (config.max_pins == 0 || config.max_pins > (1ull << 26)) return invalid("max_pins must be from 1 to 2^26");
+  return Status::ok();
+}
+
+}  // namespace
+
+Store::Core::Core(StoreConfig config_in) : config(std::move(config_in)) {
+  rules.two_queues = config.eviction == "2q";
+  rules.probation_percent = config.probation_percent;
+  rules.correlated_ms = config.correlated_ms;
+}
+
+Status Store::Core::start() {
+  if (Status status = validate(config); !status) return status;
+  const uint64_t arena_max = std::min<uint64_t>(config.arena_bytes == 0 ? ~uint64_t{0} : config.arena_bytes,
+                                                uint64_t{0x7fffffff} * config.quantum_bytes);
+  uint64_t left = config.capacity_bytes / config.quantum_bytes;
+  const uint64_t arena_quanta_max = arena_max / config.quantum_bytes;
+  if ((left + arena_quanta_max - 1) / arena_quanta_max > 1024) return invalid("more than 1024 arenas");
+  config.capacity_bytes = left * config.quantum_bytes;
+  while (left > 0) {
+    const uint64_t quanta = std::min(left, arena_quanta_max);
+    auto file = store::Memfd::create("mooncache-arena", quanta * config.quantum_bytes, config.huge_pages);
+    if (!file) return file.status();
+    arenas.push_back(std::make_unique<Arena>(std::move(*file), static_cast<uint32_t>(quanta)));
+    left -= quanta;
+  }
+  shard_bits = static_cast<uint32_t>(std::countr_zero(config.shards));
+  shard_mask = config.shards - 1;
+  // Keys spread unevenly over the shards, hence the slack.
+  const uint64_t blocks = config.capacity_bytes / std::max<uint64_t>(config.expected_block_bytes, config.quantum_bytes);
+  const uint64_t per_shard = std::min<uint64_t>(blocks / config.shards * 5 / 4 + 64,
+                                                std::min<uint64_t>(store::SlotIndex::kMaxEntries, kNone >> shard_bits));
+  slot_count = per_shard * config.shards;
+  auto table = store::Memfd::create("mooncache-generations", slot_count * sizeof(uint64_t), false);
+  if (!table) return table.status();
+  generations = std::move(*table);
+  if (::getrandom(seeds, sizeof seeds, 0) != static_cast<ssize_t>(sizeof seeds)) return {Code::kInternal, "getrandom"};
+  for (uint64_t& seed : seeds) seed |= 1;
+  shards = std::make_unique<Shard[]>(config.shards);
+  retention_next = std::make_unique<std::atomic<uint64_t>[]>(config.shards);
+  for (auto& row : cold) row = std::make_unique<std::atomic<uint64_t>[]>(config.shards);
+  for (uint32_t number = 0; number < config.shards; ++number) {
+    shards[number].number = number;
+    shards[number].entries = store::Slab<Entry, 128>(static_cast<uint32_t>(per_shard));
+    shards[number].pins = store::Slab<store::PinRecord, 128>(kNone >> shard_bits);
+    retention_next[number] = kNever;
+    for (auto& row : cold) row[number] = kNever;
+  }
+  events = std::make_unique<store::EventLog>(config.event_log_capacity);
+  if (!events->ok()) return {Code::kNoSpace, "no memory for the event log"};
+  for (uint32_t id = 0; id < arenas.size(); ++id) {
+    const store::Memfd& file = arenas[id]->memory;
+    segment_fds.push_back({id, SegmentKind::kArena, file.size_bytes(), file.fd_ro(), file.fd_rw()});
+  }
+  segment_fds.push_back({static_cast<uint32_t>(arenas.size()), SegmentKind::kGenerationTable, generations.size_bytes(),
+                         generations.fd_ro(), generations.fd_rw()});
+  return Status::ok();
+}
+
+uint64_t Store::Core::hash_of(TenantId tenant, const Key& key) const {
+  return fold(fold(key.word(0) ^ seeds[0], key.word(1) ^ seeds[1]) ^ key.word(2) ^ seeds[2],
+              fold(key.word(3) ^ seeds[3], tenant ^ seeds[0]) ^ seeds[1]);
+}
+
+std::byte* Store::Core::bytes_of(const Entry& entry) const {
+  return arenas[entry.arena]->memory.data() + uint64_t{entry.offset} * config.quantum_bytes;
+}
+
+// The table is shared with other processes, so it is plain memory accessed atomically.
+uint64_t Store::Core::generation(uint32_t slot) const {
+  void* at = generations.data() + slot * sizeof(uint64_t);
+  return std::atomic_ref<uint64_t>(*static_cast<uint64_t*>(at)).load(std::memory_order_acquire);
+}
+
+// The fence keeps later writes to the block's memory behind the new generation, so that a reader that
+// saw any of them also sees that the generation changed.
+void Store::Core::set_generation(uint32_t slot, uint64_t value) {
+  void* at = generations.data() + slot * sizeof(uint64_t);
+  std::atomic_ref<uint64_t>(*static_cast<uint64_t*>(at)).store(value, std::memory_order_seq_cst);
+#if !defined(__SANITIZE_THREAD__)  // the sanitizer does not know fences; the leaf mutexes order its view
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
+
+Extent Store::Core::extent_of(const Shard& shard, uint32_t index) const {
+  const Entry& entry = shard.entries[index];
+  const uint32_t slot = slot_of(shard, index);
+  return {entry.arena, slot, generation(slot), uint64_t{entry.offset} * config.quantum_bytes, entry.size};
+}
+
+BlockInfo Store::Core::info_of(const Shard& shard, uint32_t index, uint64_t now_ms) const {
+  const Entry& entry = shard.entries[index];
+  BlockInfo info;
+  info.extent = extent_of(shard, index);
+  info.crc32c = entry.crc;
+  info.tier = config.tier;
+  info.pins = entry.pins;
+  info.hits = entry.hits;
+  info.age_ms = now_ms > entry.committed_ms ? now_ms - entry.committed_ms : 0;
+  info.pinned_until_ms = entry.retained_until_ms > now_ms ? entry.retained_until_ms : 0;
+  return info;
+}
+
+uint32_t Store::Core::find(const Shard& shard, uint64_t hash, TenantId tenant, const Key& key) const {
+  return shard.index.find(hash, [&](uint32_t index) {
+    const Entry& entry = shard.entries[index];
+    return entry.tenant == tenant && entry.key == key;
+  });
+}
+
+uint32_t Store::Core::reserved_entry(const Shard& shard, ReservationId id) const {
+  const auto slot = static_cast<uint32_t>(static_cast<uint64_t>(id));
+  const uint32_t index = slot >> shard_bits;
+  if (index >= shard.entries.size() || shard.entries[index].state != State::kReserved) return kNone;
+  return static_cast<uint32_t>(generation(slot)) == static_cast<uint64_t>(id) >> 32 ? index : kNone;
+}
+
+uint32_t Store::Core::pinned_entry(const Shard& shard, PinId id) const {
+  const uint32_t index = static_cast<uint32_t>(static_cast<uint64_t>(id)) >> shard_bits;
+  if (index >= shard.pins.size()) return kNone;
+  const store::PinRecord& pin = shard.pins[index];
+  return pin.live != 0 && pin.generation == static_cast<uint64_t>(id) >> 32 ? pin.next : kNone;
+}
+
+void Store::Core::publish_cold(const Shard& shard, Queue queue) {
+  const uint32_t tail = shard.queues[static_cast<size_t>(queue)].tail;
+  cold[static_cast<size_t>(queue)][shard.number].store(tail == kNone ? kNever : shard.entries[tail].tick,
+                                                       std::memory_order_relaxed);
+}
+
+void Store::Core::link(Shard& shard, uint32_t index) {
+  Entry& entry = shard.entries[index];
+  const auto queue = static_cast<size_t>(entry.queue);
+  entry.tick = ticks.fetch_add(1, std::memory_order_relaxed);
+  entry.linked = 1;
+  store::push_front<store::kQueuePrevious, store::kQueueNext>(shard.queues[queue], shard.entries, index);
+  store::push_front<store::kTenantPrevious, store::kTenantNext>(shard.tenant_lists[entry.tenant], shard.entries, index);
+  queue_bytes[queue].fetch_add(extent_bytes(entry.size), std::memory_order_relaxed);
+  publish_cold(shard, entry.queue);
+}
+
+void Store::Core::unlink(Shard& shard, uint32_t index) {
+  Entry& entry = shard.entries[index];
+  const auto queue = static_cast<size_t>(entry.queue);
+  entry.linked = 0;
+  store::unlink<store::kQueuePrevious, store::kQueueNext>(shard.queues[queue], shard.entries, index);
+  const auto list = shard.tenant_lists.find(entry.tenant);
+  store::unlink<store::kTenantPrevious, store::kTenantNext>(list->second, shard.entries, index);
+  if (list->second.head == kNone) shard.tenant_lists.erase(list);
+  queue_bytes[queue].fetch_sub(extent_bytes(entry.size), std::memory_order_relaxed);
+  publish_cold(shard, entry.queue);
+}
+
+void Store::Core::settle(Shard& shard, uint32_t index) {
+  const Entry& entry = shard.entries[index];
+  if (entry.state == State::kVisible && entry.pins == 0 && entry.retained_until_ms == 0 && entry.linked == 0) {
+    link(shard, index);
+  }
+}
+
+void Store::Core::touch(Shard& shard, uint32_t index, uint64_t now_ms) {
+  Entry& entry = shard.entries[index];
+  const bool was_linked = entry.linked != 0;
+  if (was_linked) unlink(shard, index);
+  entry.queue = store::queue_on_hit(rules, entry.queue, now_ms > entry.committed_ms ? now_ms - entry.committed_ms : 0);
+  if (was_linked) link(shard, index);
+}
+
+void Store::Core::append_event(const Entry& entry, RecordKind kind, RemoveReason reason) {
+  events->append({kind, config.tier, reason, entry.tenant, entry.size, entry.key});
+}
+
+void Store::Core::hide(Shard& shard, uint32_t index, RemoveReason reason) {
+  Entry& entry = shard.entries[index];
+  if (entry.linked != 0) unlink(shard, index);
+  if (entry.retained_until_ms != 0) {
+    entry.retained_until_ms = 0;
+    --shard.count.retained;
+  }
+  shard.index.erase(hash_of(entry.tenant, entry.key), index,
+                    [&](uint32_t at) { return hash_of(shard.entries[at].tenant, shard.entries[at].key); });
+  append_event(entry, RecordKind::kRemove, reason);
+  tenants.count_block(entry.tenant, false);
+  --shard.count.visible;
+  ++shard.count.removed[static_cast<size_t>(reason)];
+  if (entry.pins == 0) {
+    free_entry(shard, index);
+    return;
+  }
+  entry.state = State::kZombie;
+  ++shard.count.zombies;
+}
+
+// The order matters: first the generation (one-sided readers of the old block now fail), then the memory.
+void Store::Core::free_entry(Shard& shard, uint32_t index) {
+  Entry& entry = shard.entries[index];
+  const uint32_t slot = slot_of(shard, index);
+  const uint64_t old = generation(slot);
+  set_generation(slot, old % 2 == 0 ? old + 1 : old + 2);
+  tenants.give_back(entry.tenant, entry.size);
+  give_back({entry.arena, entry.next, entry.offset});
+  entry.state = State::kFree;
+  shard.entries.give(index);
+}
+
+void Store::Core::end_reservation(Shard& shard, uint32_t index) {
+  reserved_bytes.fetch_sub(extent_bytes(shard.entries[index].size), std::memory_order_relaxed);
+  shard.writes.erase(index);
+  --shard.count.reservations;
+}
+
+Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t now_ms) {
+  Entry& entry = shard.entries[index];
+  const uint64_t hash = hash_of(entry.tenant, entry.key);
+  end_reservation(shard, index);
+  if (find(shard, hash, entry.tenant, entry.key) != kNone) {
+    ++shard.count.races_lost;
+    free_entry(shard, index);
+    return {Code::kAlreadyExists, {}};
+  }
+  const auto print = static_cast<uint32_t>(hash >> 16) | 1u;
+  const bool evicted_recently = shard.ghosts.contains(print);
+  if (evicted_recently) {
+    shard.ghosts.forget(print);
+    ++shard.count.by_ghost;
+  }
+  entry.state = State::kVisible;
+  entry.crc = crc;
+  entry.committed_ms = now_ms;
+  entry.queue = store::queue_on_commit(rules, evicted_recently);
+  set_generation(slot_of(shard, index), generation(slot_of(shard, index)) + 1);
+  shard.index.insert(hash, index, [&](uint32_t at) { return hash_of(shard.entries[at].tenant, shard.entries[at].key); });
+  append_event(entry, RecordKind::kAdd, RemoveReason::kNone);
+  tenants.count_block(entry.tenant, true);
+  ++shard.count.visible;
+  ++shard.count.commits;
+  link(shard, index);
+  return Status::ok();
+}
+
+void Store::Core::end_retention(Shard& shard, uint32_t index) {
+  Entry& entry = shard.entries[index];
+  if (entry.retained_until_ms == 0) return;
+  entry.retained_until_ms = 0;
+  --shard.count.retained;
+  settle(shard, index);
+}
+
+// Keeps one heap element per retained block.
+void Store::Core::compact_retention(Shard& shard) {
+  auto& ends = shard.retention_ends;
+  if (ends.size() <= 2 * shard.count.retained + 64) return;
+  const auto live = [&](const Shard::RetentionEnd& end) {
+    return shard.entries[end.entry].state == State::kVisible &&
+           static_cast<uint32_t>(generation(slot_of(shard, end.entry))) == end.generation;
+  };
+  std::erase_if(ends, [&](const Shard::RetentionEnd& end) { return !live(end); });
+  for (const auto& end : ends) shard.entries[end.entry].in_heap = 0;
+  std::erase_if(ends, [&](Shard::RetentionEnd& end) {
+    Entry& entry = shard.entries[end.entry];
+    if (entry.in_heap != 0 || entry.retained_until_ms == 0) return true;
+    entry.in_heap = 1;
+    end.at_ms = entry.retained_until_ms;
+    return false;
+  });
+  std::make_heap(ends.begin(), ends.end(), std::greater<>());
+}
+
+// At most so many per call: the rest is found by the next reserve that needs room.
+void Store::Core::expire_retention(Shard& shard, uint64_t now_ms) {
+  constexpr int kEndsMax = 256;
+  auto& ends = shard.retention_ends;
+  for (int count = 0; count < kEndsMax && !ends.empty() && ends.front().at_ms <= now_ms; ++count) {
+    std::pop_heap(ends.begin(), ends.end(), std::greater<>());
+    Shard::RetentionEnd end = ends.back();
+    ends.pop_back();
+    Entry& entry = shard.entries[end.entry];
+    if (entry.state != State::kVisible || static_cast<uint32_t>(generation(slot_of(shard, end.entry))) != end.generation) continue;
+    entry.in_heap = 0;
+    if (entry.retained_until_ms == 0) continue;
+    if (entry.retained_until_ms > now_ms) {  // prolonged since
+      end.at_ms = entry.retained_until_ms;
+      ends.push_back(end);
+      std::push_heap(ends.begin(), ends.end(), std::greater<>());
+      entry.in_heap = 1;
+      continue;
+    }
+    end_retention(shard, end.entry);
+  }
+  retention_next[shard.number].store(ends.empty() ? kNever : ends.front().at_ms, std::memory_order_relaxed);
+}
+
+void Store::Core::notify_space() {
+  if (someone_waits.load(std::memory_order_seq_cst) && someone_waits.exchange(false) && space_callback) space_callback();
+}
+
+}  // namespace mooncache

@@ -1,0 +1,137 @@
+// Everything behind class Store.
+//
+// Lock order: reserve_gate (shared by reserve, exclusive by check) -> one shard mutex (check takes all, in
+// ascending order) -> one leaf: an arena's mutex, the tenants, the event log. No leaf is taken under another
+// leaf, and outside check() no thread holds two shards. The space callback runs without locks.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <vector>
+
+#include "mooncache/store.h"
+#include "store/event_log.h"
+#include "store/extent_allocator.h"
+#include "store/memfd.h"
+#include "store/shard.h"
+#include "store/tenants.h"
+
+namespace mooncache {
+
+struct Store::Core {
+  using Entry = store::Entry;
+  using Shard = store::Shard;
+  using Queue = store::Queue;
+  using Lock = std::unique_lock<std::mutex>;
+
+  struct Arena {
+    Arena(store::Memfd file, uint32_t quanta) : memory(std::move(file)), extents(quanta) {}
+    store::Memfd memory;
+    mutable std::mutex mutex;
+    store::ExtentAllocator extents;
+  };
+  // Space that no entry owns yet.
+  struct Space {
+    uint16_t arena = 0;
+    uint32_t node = store::kNone;
+    uint32_t offset = 0;
+  };
+  // What one reserve() may still do and where it last made room.
+  struct Pressure {
+    uint32_t victims_left = 0;
+    uint64_t evicted_bytes = 0;
+  };
+  // When each shard's coldest block was last used, one row per queue: the coldest block of the node is
+  // found by a scan of `shards` adjacent words, without a lock. kNever = the queue is empty.
+  static constexpr uint64_t kNever = ~uint64_t{0};
+
+  explicit Core(StoreConfig config_in);
+  Status start();
+
+  // --- where things are (core.cpp) ---
+  uint64_t hash_of(TenantId tenant, const Key& key) const;
+  Shard& shard_of(uint64_t hash) { return shards[hash & shard_mask]; }
+  uint32_t slot_of(const Shard& shard, uint32_t entry) const { return (entry << shard_bits) | shard.number; }
+  uint64_t quanta_for(uint64_t size) const { return (size + config.quantum_bytes - 1) / config.quantum_bytes; }
+  uint64_t extent_bytes(uint64_t size) const { return quanta_for(size) * config.quantum_bytes; }
+  std::byte* bytes_of(const Entry& entry) const;
+  uint64_t generation(uint32_t slot) const;
+  void set_generation(uint32_t slot, uint64_t value);
+  Extent extent_of(const Shard& shard, uint32_t entry) const;
+  BlockInfo info_of(const Shard& shard, uint32_t entry, uint64_t now_ms) const;
+  uint32_t find(const Shard& shard, uint64_t hash, TenantId tenant, const Key& key) const;
+  // Entry of a live handle, kNone otherwise. The shard must be locked.
+  uint32_t reserved_entry(const Shard& shard, ReservationId id) const;
+  uint32_t pinned_entry(const Shard& shard, PinId id) const;
+  Shard& shard_of(ReservationId id) { return shards[static_cast<uint64_t>(id) & shard_mask]; }
+  Shard& shard_of(PinId id) { return shards[static_cast<uint64_t>(id) & shard_mask]; }
+
+  // --- lives of blocks; the shard is locked (core.cpp) ---
+  void publish_cold(const Shard& shard, Queue queue);
+  void link(Shard& shard, uint32_t entry);    // hottest of its queue
+  void unlink(Shard& shard, uint32_t entry);
+  void settle(Shard& shard, uint32_t entry);  // links the entry if nothing holds it
+  void touch(Shard& shard, uint32_t entry, uint64_t now_ms);
+  void hide(Shard& shard, uint32_t entry, RemoveReason reason);  // visible -> zombie or free
+  void free_entry(Shard& shard, uint32_t entry);
+  void end_reservation(Shard& shard, uint32_t entry);
+  Status publish(Shard& shard, uint32_t entry, uint32_t crc, uint64_t now_ms);
+  void append_event(const Entry& entry, RecordKind kind, RemoveReason reason);
+  void end_retention(Shard& shard, uint32_t entry);
+  void compact_retention(Shard& shard);
+  void expire_retention(Shard& shard, uint64_t now_ms);
+
+  // --- making room (reserve.cpp) ---
+  bool allocate(uint64_t size, Space* space);
+  void give_back(const Space& space);
+  bool make_room(uint64_t size, uint64_t now_ms, Pressure& pressure, Space* space);
+  bool evict_coldest(Pressure& pressure);
+  bool evict_tail(Shard& shard, Queue queue, Pressure& pressure);
+  bool evict_of_tenant(TenantId tenant, Pressure& pressure);
+  bool clear_neighbourhood(uint64_t size, Pressure& pressure, Space* space);
+  void evict_entry(Shard& shard, uint32_t entry, Pressure& pressure);
+  void expire_all_retention(uint64_t now_ms);
+  Code charge(TenantId tenant, uint64_t size, uint64_t now_ms, Pressure& pressure);
+  Result<Reservation> reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms);
+  Result<Reservation> take_slot(TenantId tenant, const Key& key, uint64_t size, const Space& space, Pressure& pressure);
+  // Call without locks after space may have become free.
+  void notify_space();
+
+  // --- checking (check.cpp); everything is locked ---
+  struct Census;
+  bool check_shard(const Shard& shard, Census& census, std::string* why) const;
+  bool check_queues(const Shard& shard, Census& census, std::string* why) const;
+  bool check_totals(Census& census, std::string* why) const;
+
+  StoreConfig config;
+  store::EvictionRules rules;
+  uint32_t shard_bits = 0;
+  uint64_t shard_mask = 0;
+  uint64_t seeds[4] = {};
+  std::vector<std::unique_ptr<Arena>> arenas;
+  store::Memfd generations;
+  uint64_t slot_count = 0;
+  std::vector<SegmentFd> segment_fds;
+  std::unique_ptr<Shard[]> shards;
+  std::unique_ptr<std::atomic<uint64_t>[]> cold[store::kQueues];
+  std::unique_ptr<std::atomic<uint64_t>[]> retention_next;  // per shard: earliest end, kNever = none
+  std::unique_ptr<store::EventLog> events;
+  store::Tenants tenants;
+
+  std::shared_mutex reserve_gate;
+  std::atomic<uint64_t> ticks{1};
+  std::atomic<uint64_t> queue_bytes[store::kQueues] = {};
+  std::atomic<uint64_t> used_bytes{0};
+  std::atomic<uint64_t> reserved_bytes{0};
+  std::atomic<uint64_t> live_pins{0};
+  std::atomic<uint32_t> rotation{0};
+  std::atomic<bool> is_draining{false};
+  std::atomic<bool> someone_waits{false};
+  std::atomic<uint64_t> no_space{0}, quota_refusals{0}, draining_refusals{0};
+  std::function<void()> space_callback;
+};
+
+}  // namespace mooncache

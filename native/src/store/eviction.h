@@ -1,0 +1,117 @@
+// Which block goes first. Two decisions as plain functions (which queue a block belongs to, which queue
+// loses its coldest block) over intrusive queues of entries; replace the functions and the policy is
+// another one.
+//
+// "2q": a block starts in the probation queue. It moves to the protected queue when it is read again
+// (later than `correlated_ms` after its commit: a decode that loads what its prefill just wrote is the
+// same use), or at its commit when its key was evicted not long ago (a ghost). Probation loses blocks while
+// it holds more than its share, so a flood of blocks that are never read again passes through
+// probation and leaves the protected ones alone.
+// "lru": all blocks in one queue, the least recently used one goes.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <vector>
+
+#include "store/slab.h"
+
+namespace mooncache::store {
+
+inline constexpr size_t kQueues = 2;
+enum class Queue : uint8_t { kProbation = 0, kProtected = 1 };
+
+struct EvictionRules {
+  bool two_queues = true;
+  uint32_t probation_percent = 50;
+  uint64_t correlated_ms = 2000;
+};
+
+inline Queue queue_on_commit(const EvictionRules& rules, bool evicted_recently) {
+  return !rules.two_queues || evicted_recently ? Queue::kProtected : Queue::kProbation;
+}
+
+inline Queue queue_on_hit(const EvictionRules& rules, Queue current, uint64_t age_ms) {
+  return age_ms >= rules.correlated_ms || !rules.two_queues ? Queue::kProtected : current;
+}
+
+// Bytes are those that can be evicted now.
+inline Queue victim_queue(const EvictionRules& rules, uint64_t probation_bytes, uint64_t protected_bytes) {
+  if (protected_bytes == 0) return Queue::kProbation;
+  if (probation_bytes == 0) return Queue::kProtected;
+  const uint64_t share = (probation_bytes + protected_bytes) / 100 * rules.probation_percent;
+  return probation_bytes > share ? Queue::kProbation : Queue::kProtected;
+}
+
+// Doubly linked list of entry indexes, hottest at the head. `Links` names the two link members, so that
+// one entry can be in several lists.
+struct EntryList {
+  uint32_t head = kNone;
+  uint32_t tail = kNone;
+};
+
+template <uint32_t Previous, uint32_t Next, typename Entries>
+void push_front(EntryList& list, Entries& entries, uint32_t index) {
+  auto& links = entries[index].links;
+  links[Previous] = kNone;
+  links[Next] = list.head;
+  if (list.head != kNone) entries[list.head].links[Previous] = index;
+  list.head = index;
+  if (list.tail == kNone) list.tail = index;
+}
+
+template <uint32_t Previous, uint32_t Next, typename Entries>
+void unlink(EntryList& list, Entries& entries, uint32_t index) {
+  auto& links = entries[index].links;
+  if (links[Previous] != kNone) entries[links[Previous]].links[Next] = links[Next];
+  if (links[Next] != kNone) entries[links[Next]].links[Previous] = links[Previous];
+  if (list.head == index) list.head = links[Next];
+  if (list.tail == index) list.tail = links[Previous];
+}
+
+// Keys evicted not long ago, as 32-bit fingerprints. Each bucket is a first-in first-out row of eight, so
+// the whole remembers about as many evictions as it has places; a false memory only misplaces a block.
+class Ghosts {
+ public:
+  bool contains(uint32_t print) const {
+    if (rows_.empty()) return false;
+    for (const uint32_t seen : row(print)) {
+      if (seen == print) return true;
+    }
+    return false;
+  }
+  void forget(uint32_t print) {
+    if (rows_.empty()) return;
+    for (uint32_t& seen : row(print)) {
+      if (seen == print) seen = 0;
+    }
+  }
+  void remember(uint32_t print, uint64_t wanted_places) {
+    if (wanted_places == 0) return;
+    if (rows_.empty() || rows_.size() * kRow * 2 <= wanted_places) grow(wanted_places);
+    auto& places = row(print);
+    for (size_t at = kRow - 1; at > 0; --at) places[at] = places[at - 1];
+    places[0] = print;
+  }
+  uint64_t memory_bytes() const { return rows_.size() * sizeof(Row); }
+
+ private:
+  static constexpr size_t kRow = 8;
+  using Row = std::array<uint32_t, kRow>;
+  Row& row(uint32_t print) { return rows_[print & (rows_.size() - 1)]; }
+  const Row& row(uint32_t print) const { return rows_[print & (rows_.size() - 1)]; }
+  // The row is part of the fingerprint, so nothing remembered is lost.
+  void grow(uint64_t wanted_places) {
+    std::vector<Row> old(std::bit_floor(wanted_places / kRow > 0 ? wanted_places / kRow : 1));
+    old.swap(rows_);
+    for (const Row& places : old) {
+      for (size_t at = kRow; at-- > 0;) {
+        if (places[at] != 0) remember(places[at], 1);
+      }
+    }
+  }
+  std::vector<Row> rows_;
+};
+
+}  // namespace mooncache::store

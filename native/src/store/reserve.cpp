@@ -1,0 +1,229 @@
+// Reservations and the room they need: admission of the request, eviction of the coldest blocks, and, when
+// enough is free but in pieces, eviction of the few blocks between the pieces.
+#include <algorithm>
+
+#include "store/core.h"
+
+namespace mooncache {
+
+using store::kNone;
+using store::State;
+
+bool Store::Core::allocate(uint64_t size, Space* space) {
+  const auto quanta = static_cast<uint32_t>(quanta_for(size));
+  for (uint16_t number = 0; number < arenas.size(); ++number) {
+    Arena& arena = *arenas[number];
+    const std::lock_guard lock(arena.mutex);
+    const auto got = arena.extents.allocate(quanta);
+    if (got.node == kNone) continue;
+    used_bytes.fetch_add(extent_bytes(size), std::memory_order_relaxed);
+    *space = {number, got.node, got.offset};
+    return true;
+  }
+  return false;
+}
+
+void Store::Core::give_back(const Space& space) {
+  Arena& arena = *arenas[space.arena];
+  const std::lock_guard lock(arena.mutex);
+  used_bytes.fetch_sub(uint64_t{arena.extents.size_of(space.node)} * config.quantum_bytes, std::memory_order_relaxed);
+  arena.extents.free(space.node);
+}
+
+void Store::Core::evict_entry(Shard& shard, uint32_t index, Pressure& pressure) {
+  const Entry& entry = shard.entries[index];
+  const uint64_t freed = extent_bytes(entry.size);
+  const auto queue = static_cast<size_t>(entry.queue);
+  const auto print = static_cast<uint32_t>(hash_of(entry.tenant, entry.key) >> 16) | 1u;
+  shard.ghosts.remember(print, shard.count.visible * config.ghost_factor);
+  ++shard.count.evicted_by_queue[queue];
+  shard.count.evicted_bytes += freed;
+  pressure.evicted_bytes += freed;
+  --pressure.victims_left;
+  hide(shard, index, RemoveReason::kEvicted);
+}
+
+bool Store::Core::evict_tail(Shard& shard, Queue queue, Pressure& pressure) {
+  const uint32_t tail = shard.queues[static_cast<size_t>(queue)].tail;
+  if (tail == kNone) return false;
+  evict_entry(shard, tail, pressure);
+  return true;
+}
+
+// The published ticks may be stale by the time the shard is locked; then its tail is still a cold block
+// of that shard, or the scan is repeated.
+bool Store::Core::evict_coldest(Pressure& pressure) {
+  constexpr int kScansMax = 16;
+  for (int scan = 0; scan < kScansMax; ++scan) {
+    auto queue = static_cast<size_t>(store::victim_queue(rules, queue_bytes[0].load(std::memory_order_relaxed),
+                                                         queue_bytes[1].load(std::memory_order_relaxed)));
+    uint32_t coldest = kNone;
+    for (size_t tried = 0; tried < store::kQueues && coldest == kNone; ++tried, queue = 1 - queue) {
+      uint64_t tick = kNever;
+      for (uint32_t number = 0; number < config.shards; ++number) {
+        const uint64_t seen = cold[queue][number].load(std::memory_order_relaxed);
+        if (seen < tick) {
+          tick = seen;
+          coldest = number;
+        }
+      }
+      if (coldest != kNone) break;
+    }
+    if (coldest == kNone) return false;
+    const Lock lock(shards[coldest].mutex);
+    if (evict_tail(shards[coldest], static_cast<Queue>(queue), pressure)) return true;
+  }
+  return false;
+}
+
+bool Store::Core::evict_of_tenant(TenantId tenant, Pressure& pressure) {
+  const uint32_t first = rotation.fetch_add(1, std::memory_order_relaxed);
+  for (uint32_t step = 0; step < config.shards; ++step) {
+    Shard& shard = shards[(first + step) & shard_mask];
+    const Lock lock(shard.mutex);
+    const auto list = shard.tenant_lists.find(tenant);
+    if (list == shard.tenant_lists.end()) continue;
+    ++shard.count.evicted_quota;
+    evict_entry(shard, list->second.tail, pressure);
+    return true;
+  }
+  return false;
+}
+
+// Enough is free, but in pieces: evict the blocks that separate the largest piece from its neighbours,
+// however warm they are. Bounded by the request's own size.
+bool Store::Core::clear_neighbourhood(uint64_t size, Pressure& pressure, Space* space) {
+  constexpr uint32_t kRanks = 4;
+  const auto quanta = static_cast<uint32_t>(quanta_for(size));
+  for (auto& arena : arenas) {
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      std::vector<uint32_t> owners;
+      {
+        const std::lock_guard lock(arena->mutex);
+        owners = arena->extents.owners_around(quanta, rank);
+      }
+      bool cleared = !owners.empty();
+      for (const uint32_t slot : owners) {
+        if (pressure.victims_left == 0) return false;
+        Shard& shard = shards[slot & shard_mask];
+        const Lock lock(shard.mutex);
+        const uint32_t index = slot >> shard_bits;
+        cleared = shard.entries[index].state == State::kVisible && shard.entries[index].linked != 0;
+        if (!cleared) break;
+        evict_entry(shard, index, pressure);
+      }
+      if (cleared && allocate(size, space)) return true;
+    }
+  }
+  return false;
+}
+
+void Store::Core::expire_all_retention(uint64_t now_ms) {
+  for (uint32_t number = 0; number < config.shards; ++number) {
+    if (retention_next[number].load(std::memory_order_relaxed) > now_ms) continue;
+    const Lock lock(shards[number].mutex);
+    expire_retention(shards[number], now_ms);
+  }
+}
+
+bool Store::Core::make_room(uint64_t size, uint64_t now_ms, Pressure& pressure, Space* space) {
+  if (allocate(size, space)) return true;
+  expire_all_retention(now_ms);
+  const uint64_t needed = extent_bytes(size);
+  uint64_t clear_at = 2 * needed;
+  while (pressure.victims_left > 0) {
+    // Nothing is evicted for a request that cannot be served.
+    const uint64_t evictable = queue_bytes[0].load(std::memory_order_relaxed) + queue_bytes[1].load(std::memory_order_relaxed);
+    if (used_bytes.load(std::memory_order_relaxed) + needed > config.capacity_bytes + evictable) return false;
+    if (!evict_coldest(pressure)) return false;
+    if (allocate(size, space)) return true;
+    if (pressure.evicted_bytes >= clear_at) {
+      if (clear_neighbourhood(size, pressure, space)) return true;
+      clear_at = pressure.evicted_bytes + 2 * needed;
+    }
+  }
+  return false;
+}
+
+Code Store::Core::charge(TenantId tenant, uint64_t size, uint64_t now_ms, Pressure& pressure) {
+  bool expired = false;
+  for (;;) {
+    const auto charged = tenants.charge(tenant, size);
+    if (charged == store::Tenants::Charge::kOk) return Code::kOk;
+    if (charged == store::Tenants::Charge::kNeverFits) break;
+    if (!expired) expire_all_retention(now_ms);
+    expired = true;
+    if (pressure.victims_left == 0 || !evict_of_tenant(tenant, pressure)) break;
+  }
+  quota_refusals.fetch_add(1, std::memory_order_relaxed);
+  return Code::kQuotaExceeded;
+}
+
+// All slots of the key's shard may be in use although bytes are free: then the shard's own coldest goes.
+Result<Reservation> Store::Core::take_slot(TenantId tenant, const Key& key, uint64_t size, const Space& space, Pressure& pressure) {
+  const uint64_t hash = hash_of(tenant, key);
+  Shard& shard = shard_of(hash);
+  const Lock lock(shard.mutex);
+  if (find(shard, hash, tenant, key) != kNone) return {Code::kAlreadyExists, {}};
+  uint32_t index = shard.entries.take();
+  if (index == kNone && pressure.victims_left > 0 &&
+      (evict_tail(shard, Queue::kProbation, pressure) || evict_tail(shard, Queue::kProtected, pressure))) {
+    index = shard.entries.take();
+  }
+  if (index == kNone) return {Code::kNoSpace, "no free slot: blocks are smaller than expected_block_bytes"};
+  Entry& entry = shard.entries[index];
+  entry = Entry{};
+  entry.key = key;
+  entry.tenant = tenant;
+  entry.size = size;
+  entry.offset = space.offset;
+  entry.next = space.node;
+  entry.arena = space.arena;
+  entry.state = State::kReserved;
+  const uint32_t slot = slot_of(shard, index);
+  {
+    const std::lock_guard leaf(arenas[space.arena]->mutex);
+    arenas[space.arena]->extents.set_owner(space.node, slot);
+  }
+  const uint64_t old = generation(slot);
+  set_generation(slot, old % 2 == 0 ? old + 1 : old + 2);
+  reserved_bytes.fetch_add(extent_bytes(size), std::memory_order_relaxed);
+  ++shard.count.reservations;
+  const Extent extent = extent_of(shard, index);
+  const uint64_t id = (extent.generation << 32) | slot;
+  return Reservation{static_cast<ReservationId>(id), extent};
+}
+
+Result<Reservation> Store::Core::reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms) {
+  if (size == 0) return {Code::kInvalidArgument, "a block has at least one byte"};
+  if (size > config.max_block_bytes || quanta_for(size) > arenas[0]->extents.capacity()) return {Code::kTooLarge, {}};
+  if (is_draining.load(std::memory_order_relaxed)) {
+    draining_refusals.fetch_add(1, std::memory_order_relaxed);
+    return {Code::kDraining, {}};
+  }
+  const uint64_t hash = hash_of(tenant, key);
+  {
+    const Shard& shard = shard_of(hash);
+    const Lock lock(shard.mutex);
+    if (find(shard, hash, tenant, key) != kNone) return {Code::kAlreadyExists, {}};
+  }
+  const std::shared_lock gate(reserve_gate);
+  Pressure pressure{config.max_victims, 0};
+  if (const Code code = charge(tenant, size, now_ms, pressure); code != Code::kOk) return {code, {}};
+  Space space;
+  bool found = make_room(size, now_ms, pressure, &space);
+  if (!found) {
+    // Announce the wait before the last look: a release in between either frees for it or sees the flag.
+    someone_waits.store(true, std::memory_order_seq_cst);
+    found = make_room(size, now_ms, pressure, &space);
+  }
+  Result<Reservation> result =
+      found ? take_slot(tenant, key, size, space, pressure) : Result<Reservation>{Code::kNoSpace, {}};
+  if (result) return result;
+  if (found) give_back(space);
+  tenants.give_back(tenant, size);
+  if (result.code() == Code::kNoSpace) no_space.fetch_add(1, std::memory_order_relaxed);
+  return result;
+}
+
+}  // namespace mooncache

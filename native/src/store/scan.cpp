@@ -1,0 +1,149 @@
+// Walks over all slots in pages, and the statistics. A cursor is (shard, entry): shards are walked one
+// after the other, each page under one shard's lock. A block stays in its slot for life, so a walk meets
+// every block that is there from its start to its end.
+#include <algorithm>
+
+#include "store/core.h"
+
+namespace mooncache {
+
+using store::State;
+
+namespace {
+
+constexpr uint32_t kPageMax = 4096;
+constexpr uint32_t kSlotsPerLock = 4096;  // looked at under one lock
+constexpr uint32_t kSlotsPerPage = 1u << 16;
+
+// Calls visit(entry) for visible entries from `cursor` on until it returned true `limit` times or enough
+// slots were seen. Returns the next cursor, 0 at the end.
+template <typename Shards, typename Visit>
+uint64_t walk(Shards& shards, uint32_t shard_count, uint64_t cursor, uint32_t limit, const Visit& visit) {
+  uint64_t number = cursor >> 32;
+  auto at = static_cast<uint32_t>(cursor);
+  uint32_t taken = 0;
+  uint32_t seen = 0;
+  while (number < shard_count) {
+    auto& shard = shards[number];
+    const std::unique_lock lock(shard.mutex);
+    const uint32_t end = std::min<uint64_t>(shard.entries.size(), uint64_t{at} + kSlotsPerLock) & 0xffffffffu;
+    for (; at < end; ++at) {
+      if (taken >= limit || seen >= kSlotsPerPage) return (number << 32) | at;
+      ++seen;
+      if (shard.entries[at].state == State::kVisible && visit(shard.entries[at])) ++taken;
+    }
+    if (at >= shard.entries.size()) {
+      ++number;
+      at = 0;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+ListPage Store::list(TenantId tenant, uint64_t cursor, uint32_t limit) const {
+  ListPage page;
+  limit = std::clamp(limit, 1u, kPageMax);
+  page.next_cursor = walk(core_->shards, core_->config.shards, cursor, limit, [&](const store::Entry& entry) {
+    if (entry.tenant != tenant) return false;
+    page.items.push_back({entry.key, entry.size, core_->config.tier, entry.hits});
+    return true;
+  });
+  return page;
+}
+
+SnapshotPage Store::snapshot(uint64_t cursor, uint32_t max) const {
+  SnapshotPage page;
+  max = std::clamp(max, 1u, kSlotsPerPage);
+  page.next_cursor = walk(core_->shards, core_->config.shards, cursor, max, [&](const store::Entry& entry) {
+    const size_t at = page.records.size();
+    page.records.resize(at + kBlockRecordBytes);
+    store::pack_record({RecordKind::kAdd, core_->config.tier, RemoveReason::kNone, entry.tenant, entry.size, entry.key},
+                       page.records.data() + at);
+    return true;
+  });
+  return page;
+}
+
+StoreStats Store::stats() const {
+  StoreStats stats;
+  stats.capacity_bytes = core_->config.capacity_bytes;
+  const uint64_t quantum = core_->config.quantum_bytes;
+  for (const auto& arena : core_->arenas) {
+    const std::lock_guard lock(arena->mutex);
+    stats.free_bytes += arena->extents.free_quanta() * quantum;
+    stats.free_extents += arena->extents.free_extents();
+    stats.largest_free_bytes = std::max<uint64_t>(stats.largest_free_bytes, arena->extents.largest_free() * quantum);
+    stats.bookkeeping_bytes += arena->extents.memory_bytes();
+  }
+  for (uint32_t number = 0; number < core_->config.shards; ++number) {
+    const store::Shard& shard = core_->shards[number];
+    const std::lock_guard lock(shard.mutex);
+    const store::ShardCounters& count = shard.count;
+    stats.blocks += count.visible;
+    stats.zombie_blocks += count.zombies;
+    stats.retained_blocks += count.retained;
+    stats.reservations += count.reservations;
+    stats.commits += count.commits;
+    stats.aborts += count.aborts;
+    stats.commit_races_lost += count.races_lost;
+    stats.commit_incomplete += count.incomplete;
+    stats.commit_mismatch += count.mismatch;
+    for (size_t reason = 0; reason < kRemoveReasons; ++reason) stats.removed[reason] += count.removed[reason];
+    stats.evicted_bytes += count.evicted_bytes;
+    stats.evicted_probation += count.evicted_by_queue[0];
+    stats.evicted_protected += count.evicted_by_queue[1];
+    stats.evicted_quota += count.evicted_quota;
+    stats.hits += count.hits;
+    stats.misses_unknown += count.misses_unknown;
+    stats.misses_evicted += count.misses_evicted;
+    stats.match_present += count.match_present;
+    stats.match_absent += count.match_absent;
+    stats.admitted_by_ghost += count.by_ghost;
+    stats.bookkeeping_bytes += shard.entries.memory_bytes() + shard.index.memory_bytes() + shard.ghosts.memory_bytes() +
+                               shard.pins.memory_bytes() + sizeof shard +
+                               shard.retention_ends.capacity() * sizeof(store::Shard::RetentionEnd);
+  }
+  stats.bookkeeping_bytes += core_->generations.resident_bytes();
+  stats.used_bytes = stats.capacity_bytes - stats.free_bytes;
+  const uint64_t probation = core_->queue_bytes[0].load(std::memory_order_relaxed);
+  stats.probation_bytes = probation;
+  stats.evictable_bytes = probation + core_->queue_bytes[1].load(std::memory_order_relaxed);
+  stats.reserved_bytes = core_->reserved_bytes.load(std::memory_order_relaxed);
+  const uint64_t unpinned = stats.evictable_bytes + stats.reserved_bytes;
+  stats.pinned_bytes = stats.used_bytes > unpinned ? stats.used_bytes - unpinned : 0;
+  stats.fragmentation_ppm = stats.free_bytes == 0 ? 0 : 1'000'000 - static_cast<uint64_t>(
+      1e6 * static_cast<double>(stats.largest_free_bytes) / static_cast<double>(stats.free_bytes));
+  stats.pins = core_->live_pins.load(std::memory_order_relaxed);
+  stats.no_space = core_->no_space.load(std::memory_order_relaxed);
+  stats.quota_refusals = core_->quota_refusals.load(std::memory_order_relaxed);
+  stats.draining_refusals = core_->draining_refusals.load(std::memory_order_relaxed);
+  stats.event_seq = core_->events->last_seq();
+  stats.event_overflows = core_->events->overflows();
+  stats.events_pending = core_->events->pending();
+  stats.event_log_bytes = core_->events->memory_bytes();
+  stats.draining = core_->is_draining.load(std::memory_order_relaxed) ? 1 : 0;
+  return stats;
+}
+
+std::vector<std::pair<std::string_view, uint64_t>> StoreStats::named() const {
+  return {{"capacity_bytes", capacity_bytes}, {"used_bytes", used_bytes}, {"free_bytes", free_bytes},
+          {"evictable_bytes", evictable_bytes}, {"pinned_bytes", pinned_bytes}, {"reserved_bytes", reserved_bytes},
+          {"probation_bytes", probation_bytes}, {"largest_free_bytes", largest_free_bytes},
+          {"free_extents", free_extents}, {"fragmentation_ppm", fragmentation_ppm}, {"blocks", blocks},
+          {"zombie_blocks", zombie_blocks}, {"pins", pins}, {"retained_blocks", retained_blocks},
+          {"reservations", reservations}, {"commits", commits}, {"aborts", aborts},
+          {"commit_races_lost", commit_races_lost}, {"commit_incomplete", commit_incomplete},
+          {"commit_mismatch", commit_mismatch}, {"removed_other", removed[0]}, {"removed_evicted", removed[1]},
+          {"removed_requested", removed[2]}, {"removed_corrupt", removed[3]}, {"removed_drained", removed[4]},
+          {"removed_replaced", removed[5]}, {"evicted_bytes", evicted_bytes}, {"evicted_probation", evicted_probation},
+          {"evicted_protected", evicted_protected}, {"evicted_quota", evicted_quota}, {"hits", hits},
+          {"misses_unknown", misses_unknown}, {"misses_evicted", misses_evicted}, {"match_present", match_present},
+          {"match_absent", match_absent}, {"admitted_by_ghost", admitted_by_ghost}, {"no_space", no_space},
+          {"quota_refusals", quota_refusals}, {"draining_refusals", draining_refusals}, {"event_seq", event_seq},
+          {"event_overflows", event_overflows}, {"events_pending", events_pending},
+          {"bookkeeping_bytes", bookkeeping_bytes}, {"event_log_bytes", event_log_bytes}, {"draining", draining}};
+}
+
+}  // namespace mooncache

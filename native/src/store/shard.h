@@ -1,0 +1,90 @@
+// One shard: its slots, its part of the index, its queues, pins and reservations, all under one mutex.
+// A slot number holds its shard in the low bits, so a handle leads to its lock without any lookup.
+//
+// States of a slot:  free -> reserved -> visible -> free
+//                                \-> free    \-> zombie (removed, still pinned) -> free
+// A visible block is in its queue (and its tenant's list) exactly when it may be evicted: no live pin, no
+// retention pin. So the tail of a queue is always a legal victim and eviction never searches.
+//
+// Bookkeeping per block: entry 112 B, allocator node 28 B, generation 8 B, index 4.6-9.2 B, ghosts 8-16 B
+// (factor 4): 161-173 B, plus 28 B for each free extent between blocks.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "mooncache/store.h"
+#include "store/eviction.h"
+#include "store/slab.h"
+#include "store/slot_index.h"
+#include "store/write_ranges.h"
+
+namespace mooncache::store {
+
+enum class State : uint8_t { kFree = 0, kReserved, kVisible, kZombie };
+
+// links[]: which list, which direction.
+inline constexpr uint32_t kQueuePrevious = 0, kQueueNext = 1, kTenantPrevious = 2, kTenantNext = 3;
+
+struct Entry {
+  Key key;
+  TenantId tenant = 0;
+  uint64_t size = 0;
+  uint64_t tick = 0;               // order of last use over all shards
+  uint64_t committed_ms = 0;
+  uint64_t retained_until_ms = 0;  // retention pin; 0 = none
+  uint32_t offset = 0;             // quanta
+  uint32_t next = kNone;           // free chain; while in use: the node of the arena's allocator
+  uint32_t crc = 0;
+  uint32_t pins = 0;
+  uint32_t hits = 0;
+  uint32_t links[4] = {kNone, kNone, kNone, kNone};
+  uint16_t arena = 0;
+  State state = State::kFree;
+  Queue queue : 2 = Queue::kProbation;
+  uint8_t linked : 1 = 0;   // in its queue: can be evicted
+  uint8_t in_heap : 1 = 0;  // the retention heap has an element for it
+};
+static_assert(sizeof(Entry) == 112);
+
+struct PinRecord {
+  uint32_t next = kNone;  // free chain; while live: the entry
+  uint32_t generation = 1;
+  uint32_t live = 0;
+};
+
+struct ShardCounters {
+  uint64_t visible = 0, zombies = 0, reservations = 0, retained = 0;
+  uint64_t commits = 0, aborts = 0, races_lost = 0, incomplete = 0, mismatch = 0;
+  uint64_t removed[kRemoveReasons] = {};
+  uint64_t evicted_bytes = 0, evicted_by_queue[kQueues] = {}, evicted_quota = 0;
+  uint64_t hits = 0, misses_unknown = 0, misses_evicted = 0, match_present = 0, match_absent = 0, by_ghost = 0;
+};
+
+struct alignas(64) Shard {
+  mutable std::mutex mutex;
+  uint32_t number = 0;
+  Slab<Entry, 128> entries;
+  SlotIndex index;
+  EntryList queues[kQueues];
+  std::unordered_map<TenantId, EntryList> tenant_lists;
+  Ghosts ghosts;
+  Slab<PinRecord, 128> pins;
+  std::unordered_map<uint32_t, WriteRanges> writes;  // by entry; only reservations written in ranges
+  // Ends of retention pins, earliest on top: (end, slot number, low generation). Elements go stale when
+  // their block is freed or unpinned; they are dropped when they surface or when most are stale.
+  struct RetentionEnd {
+    uint64_t at_ms;
+    uint32_t entry;
+    uint32_t generation;
+    bool operator>(const RetentionEnd& other) const { return at_ms > other.at_ms; }
+  };
+  std::vector<RetentionEnd> retention_ends;
+  ShardCounters count;
+};
+
+}  // namespace mooncache::store

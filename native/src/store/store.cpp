@@ -1,0 +1,294 @@
+// The public face: each call finds its shard, takes its lock and lets Core act.
+#include "mooncache/store.h"
+
+#include <algorithm>
+
+#include "store/core.h"
+
+namespace mooncache {
+
+using store::kNone;
+using store::State;
+
+Store::Store(std::unique_ptr<Core> core) : core_(std::move(core)) {}
+Store::~Store() = default;
+
+Result<std::unique_ptr<Store>> Store::open(StoreConfig config) {
+  auto core = std::make_unique<Core>(std::move(config));
+  if (Status status = core->start(); !status) return status;
+  return std::unique_ptr<Store>(new Store(std::move(core)));
+}
+
+Result<Reservation> Store::reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms) {
+  return core_->reserve(tenant, key, size, now_ms);
+}
+
+Status Store::commit(ReservationId id, uint32_t crc, uint64_t now_ms) {
+  Status status;
+  {
+    Core::Shard& shard = core_->shard_of(id);
+    const Core::Lock lock(shard.mutex);
+    const uint32_t index = core_->reserved_entry(shard, id);
+    if (index == kNone) return {Code::kReservationUnknown, {}};
+    status = core_->publish(shard, index, crc, now_ms);
+  }
+  core_->notify_space();
+  return status;
+}
+
+Status Store::note_written(ReservationId id, uint64_t offset, uint64_t length, uint32_t crc) {
+  Core::Shard& shard = core_->shard_of(id);
+  const Core::Lock lock(shard.mutex);
+  const uint32_t index = core_->reserved_entry(shard, id);
+  if (index == kNone) return {Code::kReservationUnknown, {}};
+  const uint64_t size = shard.entries[index].size;
+  if (length == 0 || offset > size || length > size - offset) return {Code::kInvalidArgument, "range outside the block"};
+  const Code code = shard.writes[index].note(offset, length, crc, core_->config.max_ranges);
+  if (code == Code::kInvalidArgument) return {code, "range overlaps one written before"};
+  return {code, {}};
+}
+
+Status Store::commit_written(ReservationId id, uint32_t crc, uint64_t now_ms) {
+  Status status;
+  {
+    Core::Shard& shard = core_->shard_of(id);
+    const Core::Lock lock(shard.mutex);
+    const uint32_t index = core_->reserved_entry(shard, id);
+    if (index == kNone) return {Code::kReservationUnknown, {}};
+    const auto written = shard.writes.find(index);
+    const Code code = written == shard.writes.end() ? Code::kIncomplete
+                                                    : written->second.verify(shard.entries[index].size, crc);
+    if (code == Code::kOk) {
+      status = core_->publish(shard, index, crc, now_ms);
+    } else {
+      status.code = code;
+      ++(code == Code::kIncomplete ? shard.count.incomplete : shard.count.mismatch);
+      core_->end_reservation(shard, index);
+      core_->free_entry(shard, index);
+    }
+  }
+  core_->notify_space();
+  return status;
+}
+
+void Store::abort(ReservationId id) {
+  {
+    Core::Shard& shard = core_->shard_of(id);
+    const Core::Lock lock(shard.mutex);
+    const uint32_t index = core_->reserved_entry(shard, id);
+    if (index == kNone) return;
+    ++shard.count.aborts;
+    core_->end_reservation(shard, index);
+    core_->free_entry(shard, index);
+  }
+  core_->notify_space();
+}
+
+Slice Store::writable(ReservationId id) {
+  const Core::Shard& shard = core_->shard_of(id);
+  const Core::Lock lock(shard.mutex);
+  const uint32_t index = core_->reserved_entry(shard, id);
+  if (index == kNone) return {};
+  return {core_->bytes_of(shard.entries[index]), shard.entries[index].size};
+}
+
+Result<Extent> Store::reservation_extent(ReservationId id) const {
+  const Core::Shard& shard = core_->shard_of(id);
+  const Core::Lock lock(shard.mutex);
+  const uint32_t index = core_->reserved_entry(shard, id);
+  if (index == kNone) return {Code::kReservationUnknown, {}};
+  return core_->extent_of(shard, index);
+}
+
+Result<Pinned> Store::acquire(TenantId tenant, const Key& key, uint64_t now_ms) {
+  const uint64_t hash = core_->hash_of(tenant, key);
+  Core::Shard& shard = core_->shard_of(hash);
+  const Core::Lock lock(shard.mutex);
+  const uint32_t index = core_->find(shard, hash, tenant, key);
+  if (index == kNone) {
+    const bool evicted = shard.ghosts.contains(static_cast<uint32_t>(hash >> 16) | 1u);
+    ++(evicted ? shard.count.misses_evicted : shard.count.misses_unknown);
+    return {Code::kNotFound, {}};
+  }
+  if (core_->live_pins.fetch_add(1, std::memory_order_relaxed) >= core_->config.max_pins) {
+    core_->live_pins.fetch_sub(1, std::memory_order_relaxed);
+    return {Code::kLimitExceeded, "max_pins pins are live"};
+  }
+  const uint32_t number = shard.pins.take();
+  if (number == kNone) {
+    core_->live_pins.fetch_sub(1, std::memory_order_relaxed);
+    return {Code::kLimitExceeded, "too many pins on one shard"};
+  }
+  store::PinRecord& pin = shard.pins[number];
+  pin.next = index;
+  pin.live = 1;
+  store::Entry& entry = shard.entries[index];
+  if (entry.linked != 0) core_->unlink(shard, index);
+  core_->touch(shard, index, now_ms);
+  ++entry.pins;
+  if (entry.hits != ~0u) ++entry.hits;
+  ++shard.count.hits;
+  const uint64_t id = (uint64_t{pin.generation} << 32) | (number << core_->shard_bits) | shard.number;
+  return Pinned{static_cast<PinId>(id), core_->info_of(shard, index, now_ms)};
+}
+
+void Store::release(PinId id) {
+  {
+    Core::Shard& shard = core_->shard_of(id);
+    const Core::Lock lock(shard.mutex);
+    const uint32_t index = core_->pinned_entry(shard, id);
+    if (index == kNone) return;
+    const uint32_t number = static_cast<uint32_t>(static_cast<uint64_t>(id)) >> core_->shard_bits;
+    store::PinRecord& pin = shard.pins[number];
+    pin.live = 0;
+    if (++pin.generation == 0) pin.generation = 1;
+    shard.pins.give(number);
+    core_->live_pins.fetch_sub(1, std::memory_order_relaxed);
+    store::Entry& entry = shard.entries[index];
+    if (--entry.pins > 0) return;
+    if (entry.state == State::kZombie) {
+      --shard.count.zombies;
+      core_->free_entry(shard, index);
+    } else {
+      core_->settle(shard, index);
+    }
+  }
+  core_->notify_space();
+}
+
+ConstSlice Store::readable(PinId id) const {
+  const Core::Shard& shard = core_->shard_of(id);
+  const Core::Lock lock(shard.mutex);
+  const uint32_t index = core_->pinned_entry(shard, id);
+  if (index == kNone) return {};
+  return {core_->bytes_of(shard.entries[index]), shard.entries[index].size};
+}
+
+Result<BlockInfo> Store::pin_info(PinId id, uint64_t now_ms) const {
+  const Core::Shard& shard = core_->shard_of(id);
+  const Core::Lock lock(shard.mutex);
+  const uint32_t index = core_->pinned_entry(shard, id);
+  if (index == kNone) return {Code::kPinUnknown, {}};
+  return core_->info_of(shard, index, now_ms);
+}
+
+void Store::quarantine(PinId id) {
+  Core::Shard& shard = core_->shard_of(id);
+  const Core::Lock lock(shard.mutex);
+  const uint32_t index = core_->pinned_entry(shard, id);
+  if (index == kNone) return;
+  const uint32_t slot = core_->slot_of(shard, index);
+  const uint64_t generation = core_->generation(slot);
+  // One-sided readers that are copying right now must not trust what they get either.
+  if (generation % 2 == 0) core_->set_generation(slot, generation + 1);
+  if (shard.entries[index].state == State::kVisible) core_->hide(shard, index, RemoveReason::kCorrupt);
+}
+
+MatchResult Store::match(TenantId tenant, std::span<const Key> keys, bool touch, uint64_t now_ms) {
+  MatchResult result;
+  result.bitmap.resize((keys.size() + 7) / 8);
+  for (size_t at = keys.size(); at-- > 0;) {
+    const uint64_t hash = core_->hash_of(tenant, keys[at]);
+    Core::Shard& shard = core_->shard_of(hash);
+    const Core::Lock lock(shard.mutex);
+    const uint32_t index = core_->find(shard, hash, tenant, keys[at]);
+    if (index == kNone) {
+      ++shard.count.match_absent;
+      continue;
+    }
+    ++shard.count.match_present;
+    ++result.present;
+    result.bitmap[at / 8] = static_cast<uint8_t>(result.bitmap[at / 8] | (1u << (at % 8)));
+    if (touch) core_->touch(shard, index, now_ms);
+  }
+  while (result.leading_run < keys.size() && ((result.bitmap[result.leading_run / 8] >> (result.leading_run % 8)) & 1) != 0) {
+    ++result.leading_run;
+  }
+  return result;
+}
+
+Result<BlockInfo> Store::stat(TenantId tenant, const Key& key, uint64_t now_ms) const {
+  const uint64_t hash = core_->hash_of(tenant, key);
+  const Core::Shard& shard = core_->shard_of(hash);
+  const Core::Lock lock(shard.mutex);
+  const uint32_t index = core_->find(shard, hash, tenant, key);
+  if (index == kNone) return {Code::kNotFound, {}};
+  return core_->info_of(shard, index, now_ms);
+}
+
+Code Store::remove(TenantId tenant, const Key& key, RemoveReason reason, uint64_t now_ms, bool force) {
+  if (static_cast<size_t>(reason) >= kRemoveReasons) return Code::kInvalidArgument;
+  {
+    const uint64_t hash = core_->hash_of(tenant, key);
+    Core::Shard& shard = core_->shard_of(hash);
+    const Core::Lock lock(shard.mutex);
+    const uint32_t index = core_->find(shard, hash, tenant, key);
+    if (index == kNone) return Code::kNotFound;
+    if (!force && shard.entries[index].retained_until_ms > now_ms) return Code::kPinned;
+    core_->hide(shard, index, reason);
+  }
+  core_->notify_space();
+  return Code::kOk;
+}
+
+Code Store::pin(TenantId tenant, const Key& key, uint64_t ttl_ms, uint64_t now_ms) {
+  if (ttl_ms == 0 || ttl_ms > core_->config.max_pin_ttl_ms) return Code::kInvalidArgument;
+  const uint64_t hash = core_->hash_of(tenant, key);
+  Core::Shard& shard = core_->shard_of(hash);
+  const Core::Lock lock(shard.mutex);
+  const uint32_t index = core_->find(shard, hash, tenant, key);
+  if (index == kNone) return Code::kNotFound;
+  store::Entry& entry = shard.entries[index];
+  const uint64_t until_ms = now_ms + ttl_ms;
+  const bool earlier = until_ms < entry.retained_until_ms;
+  if (entry.linked != 0) core_->unlink(shard, index);
+  if (entry.retained_until_ms == 0) ++shard.count.retained;
+  entry.retained_until_ms = until_ms;
+  // A later end is found when the element that is there comes up.
+  if (entry.in_heap == 0 || earlier) {
+    const auto generation = static_cast<uint32_t>(core_->generation(core_->slot_of(shard, index)));
+    shard.retention_ends.push_back({until_ms, index, generation});
+    std::push_heap(shard.retention_ends.begin(), shard.retention_ends.end(), std::greater<>());
+    entry.in_heap = 1;
+    core_->compact_retention(shard);
+    core_->retention_next[shard.number].store(shard.retention_ends.front().at_ms, std::memory_order_relaxed);
+  }
+  return Code::kOk;
+}
+
+Code Store::unpin(TenantId tenant, const Key& key) {
+  {
+    const uint64_t hash = core_->hash_of(tenant, key);
+    Core::Shard& shard = core_->shard_of(hash);
+    const Core::Lock lock(shard.mutex);
+    const uint32_t index = core_->find(shard, hash, tenant, key);
+    if (index == kNone) return Code::kNotFound;
+    core_->end_retention(shard, index);
+  }
+  core_->notify_space();
+  return Code::kOk;
+}
+
+Code Store::flip_bit(TenantId tenant, const Key& key, uint64_t bit) {
+  const uint64_t hash = core_->hash_of(tenant, key);
+  Core::Shard& shard = core_->shard_of(hash);
+  const Core::Lock lock(shard.mutex);
+  const uint32_t index = core_->find(shard, hash, tenant, key);
+  if (index == kNone) return Code::kNotFound;
+  if (bit / 8 >= shard.entries[index].size) return Code::kInvalidArgument;
+  std::byte& byte = core_->bytes_of(shard.entries[index])[bit / 8];
+  byte ^= static_cast<std::byte>(1u << (bit % 8));
+  return Code::kOk;
+}
+
+EventBatch Store::drain_events(uint64_t max_events) { return core_->events->drain(max_events); }
+uint64_t Store::event_seq() const { return core_->events->last_seq(); }
+void Store::set_draining(bool draining) { core_->is_draining.store(draining, std::memory_order_relaxed); }
+bool Store::draining() const { return core_->is_draining.load(std::memory_order_relaxed); }
+void Store::set_quota(TenantId tenant, uint64_t bytes) { core_->tenants.set_quota(tenant, bytes); }
+std::vector<TenantUsage> Store::tenants() const { return core_->tenants.usage(); }
+const std::vector<SegmentFd>& Store::segments() const { return core_->segment_fds; }
+const StoreConfig& Store::config() const { return core_->config; }
+void Store::set_space_callback(std::function<void()> callback) { core_->space_callback = std::move(callback); }
+
+}  // namespace mooncache

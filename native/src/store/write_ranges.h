@@ -1,0 +1,63 @@
+// Which ranges of a reservation were written, and with which CRC. Touching ranges are joined (their CRCs
+// combine), so a block written in order is one range however many writes it took.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "mooncache/crc32c.h"
+#include "mooncache/status.h"
+
+namespace mooncache::store {
+
+class WriteRanges {
+ public:
+  // INVALID_ARGUMENT on overlap (the ranges stay spoiled from then on), LIMIT_EXCEEDED on too many holes.
+  Code note(uint64_t offset, uint64_t length, uint32_t crc, size_t max_ranges) {
+    auto after = std::upper_bound(ranges_.begin(), ranges_.end(), offset,
+                                  [](uint64_t at, const Range& range) { return at < range.offset; });
+    const bool hits_before = after != ranges_.begin() && (after - 1)->offset + (after - 1)->length > offset;
+    if (hits_before || (after != ranges_.end() && after->offset - offset < length)) {
+      spoiled_ = true;
+      return Code::kInvalidArgument;
+    }
+    const bool joins_before = after != ranges_.begin() && (after - 1)->offset + (after - 1)->length == offset;
+    const bool joins_after = after != ranges_.end() && offset + length == after->offset;
+    if (joins_before) {
+      Range& before = *(after - 1);
+      before.crc = crc32c_combine(before.crc, crc, length);
+      before.length += length;
+      if (joins_after) {
+        before.crc = crc32c_combine(before.crc, after->crc, after->length);
+        before.length += after->length;
+        ranges_.erase(after);
+      }
+    } else if (joins_after) {
+      after->crc = crc32c_combine(crc, after->crc, after->length);
+      after->length += length;
+      after->offset = offset;
+    } else {
+      if (ranges_.size() >= max_ranges) return Code::kLimitExceeded;
+      ranges_.insert(after, Range{offset, length, crc});
+    }
+    return Code::kOk;
+  }
+
+  // OK, INCOMPLETE or CHECKSUM_MISMATCH.
+  Code verify(uint64_t size, uint32_t crc) const {
+    if (spoiled_ || ranges_.size() != 1 || ranges_[0].offset != 0 || ranges_[0].length != size) return Code::kIncomplete;
+    return ranges_[0].crc == crc ? Code::kOk : Code::kChecksumMismatch;
+  }
+
+ private:
+  struct Range {
+    uint64_t offset;
+    uint64_t length;
+    uint32_t crc;
+  };
+  std::vector<Range> ranges_;
+  bool spoiled_ = false;
+};
+
+}  // namespace mooncache::store
