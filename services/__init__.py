@@ -1,1 +1,101 @@
-"""Mooncache: a verified, shared KV cache pool for LLM serving."""
+"""Mooncache: a verified, shared KV cache pool for LLM serving.
+
+>>> import mooncache
+>>> with mooncache.connect() as pool:      # the cluster that `mooncache up` started on this machine
+...     pool.put("greeting", b"hello")
+...     pool.get("greeting")
+True
+b'hello'
+
+`connect` gives the synchronous client, `connect_async` the asyncio one. Errors are in `mooncache.errors`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mooncache._version import __version__
+
+if TYPE_CHECKING:
+    from mooncache.client.aio import AsyncClient
+    from mooncache.client.reservation import AsyncReservation, Reservation
+    from mooncache.client.results import (
+        BatchResult,
+        BlockEntry,
+        BlockStat,
+        ClusterView,
+        GetResult,
+        GetValues,
+        MatchResult,
+        NodeView,
+        PutResult,
+    )
+    from mooncache.client.sync import Client
+    from mooncache.errors import MooncacheError
+
+__all__ = [
+    "AsyncClient",
+    "AsyncReservation",
+    "BatchResult",
+    "BlockEntry",
+    "BlockStat",
+    "Client",
+    "ClusterView",
+    "GetResult",
+    "GetValues",
+    "MatchResult",
+    "MooncacheError",
+    "NodeView",
+    "PutResult",
+    "Reservation",
+    "__version__",
+    "connect",
+    "connect_async",
+]
+
+# Loaded on first use: `import mooncache` stays cheap for tools that only want the version or a proto.
+_HOMES = {
+    "AsyncClient": "mooncache.client.aio",
+    "AsyncReservation": "mooncache.client.reservation",
+    "BatchResult": "mooncache.client.results",
+    "BlockEntry": "mooncache.client.results",
+    "BlockStat": "mooncache.client.results",
+    "Client": "mooncache.client.sync",
+    "ClusterView": "mooncache.client.results",
+    "GetResult": "mooncache.client.results",
+    "GetValues": "mooncache.client.results",
+    "MatchResult": "mooncache.client.results",
+    "MooncacheError": "mooncache.errors",
+    "NodeView": "mooncache.client.results",
+    "PutResult": "mooncache.client.results",
+    "Reservation": "mooncache.client.reservation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'mooncache' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def connect(*args: Any, **settings: Any) -> Client:
+    """Connect to a pool and return a `Client`; arguments and errors are described there."""
+    from mooncache.client.sync import Client
+
+    return Client(*args, **settings)
+
+
+async def connect_async(*args: Any, **settings: Any) -> AsyncClient:
+    """Connect to a pool and return an `AsyncClient`; arguments and errors are described at `Client`."""
+    from mooncache.client.aio import AsyncClient
+
+    return await AsyncClient.connect(*args, **settings)

@@ -1,0 +1,1 @@
+"""The client SDK; its public names are re-exported by the package `mooncache` itself."""

@@ -1,0 +1,310 @@
+"""The asyncio client: the same engine, run on a bounded pool of threads; the map is kept fresh by a task.
+
+Cancelling a task that waits for a call cancels the call itself: the native token is set, and the task ends only after
+the native call has returned. From then on no byte moves into or out of the buffers it was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from mooncache import _native
+from mooncache.client import results as res
+from mooncache.client.background_loop import wait_for
+from mooncache.client.buffers import Buffer
+from mooncache.client.control import Control
+from mooncache.client.engine import Engine
+from mooncache.client.keys import Key
+from mooncache.client.options import Options, new_native
+from mooncache.client.reservation import AsyncReservation
+from mooncache.client.sync import _missed, _raise_single
+from mooncache.errors import BufferTooSmall
+
+_LIST_PAGE = 1024
+_MAX_THREADS = 256
+
+
+class AsyncClient:
+    """The asyncio twin of `Client`. Make it with `await AsyncClient.connect(...)`; arguments as for `Client`.
+
+    `threads` bounds the number of calls that move bytes at the same time; further calls wait their turn.
+    """
+
+    def __init__(self, options: Options, threads: int) -> None:
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="mooncache-io")
+        self._control: Control | None = None
+        self._engine = Engine(
+            new_native(options),
+            default_timeout_s=options.timeout_s,
+            locate=self._locate if options.targets else None,
+        )
+
+    @classmethod
+    async def connect(
+        cls,
+        master: str | Sequence[str] | None = None,
+        *,
+        threads: int = 8,
+        **settings: Any,
+    ) -> Self:
+        """Connect; every setting and every error is described at `Client`."""
+        threads = min(max(1, threads), _MAX_THREADS)
+        client = cls(Options.gather(master=master, **settings), threads)
+        try:
+            await client._start()
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    async def _start(self) -> None:
+        if not self._options.targets:
+            self._engine.apply_view(self._options.static_view())
+            return
+        self._control = Control(self._options, self._engine.apply_view)
+        await self._control.start()
+
+    def _locate(self, keys: bytes, timeout_s: float) -> bytes:
+        assert self._control is not None
+        return wait_for(self._control.locate(keys, timeout_s), self._loop, timeout_s)
+
+    async def _run(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Run a blocking call on the pool; when this task is cancelled, wait until the call has come back."""
+        return await self._finish(
+            self._loop.run_in_executor(self._pool, functools.partial(call, *args)), None
+        )
+
+    async def _run_cancellable(self, call: Callable[..., Any], *args: Any) -> Any:
+        token = _native.CancelToken()
+        future = self._loop.run_in_executor(self._pool, functools.partial(call, *args, cancel=token))
+        return await self._finish(future, token)
+
+    @staticmethod
+    async def _finish(future: asyncio.Future[Any], token: Any) -> Any:
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if future.cancel():  # it had not begun
+                raise
+            if token is not None:
+                token.cancel()
+            while not future.done():
+                try:
+                    await asyncio.wait([future])
+                except asyncio.CancelledError:
+                    continue  # quiescence first: the buffers are in use until the call is back
+            if not future.cancelled():
+                future.exception()  # taken, so that it is not reported as lost
+            raise
+
+    # --- put -------------------------------------------------------------------------------------------------
+
+    async def put(
+        self, key: Key, value: Buffer, *, replicas: int = 1, timeout_s: float | None = None
+    ) -> bool:
+        """See `Client.put`."""
+        result = await self.put_many([key], [value], replicas=replicas, timeout_s=timeout_s)
+        _raise_single(result.codes[0], "put")
+        return result.created[0]
+
+    async def put_many(
+        self,
+        keys: Iterable[Key],
+        values: Sequence[Buffer],
+        *,
+        replicas: int = 1,
+        timeout_s: float | None = None,
+    ) -> res.PutResult:
+        """See `Client.put_many`."""
+        result: res.PutResult = await self._run_cancellable(
+            self._engine.put_many, keys, values, replicas, timeout_s
+        )
+        return result
+
+    async def put_iov(
+        self, key: Key, slices: Sequence[Buffer], *, replicas: int = 1, timeout_s: float | None = None
+    ) -> bool:
+        """See `Client.put_iov`."""
+        return await self.put(key, list(slices), replicas=replicas, timeout_s=timeout_s)
+
+    # --- get -------------------------------------------------------------------------------------------------
+
+    async def get(self, key: Key, *, timeout_s: float | None = None) -> bytes | None:
+        """See `Client.get`."""
+        result = await self.get_many([key], timeout_s=timeout_s)
+        return None if _missed(result.codes[0], "get") else result.values[0]
+
+    async def get_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.GetValues:
+        """See `Client.get_many`."""
+        result: res.GetValues = await self._run_cancellable(self._engine.get_many, keys, timeout_s)
+        return result
+
+    async def get_into(
+        self, key: Key, destination: Buffer, *, offset: int | None = None, timeout_s: float | None = None
+    ) -> int | None:
+        """See `Client.get_into`."""
+        offsets = None if offset is None else [offset]
+        result = await self.get_many_into([key], [destination], offsets=offsets, timeout_s=timeout_s)
+        if result.codes[0] == BufferTooSmall.code:
+            stat = await self.stat(key, timeout_s=timeout_s)
+            size = f"{stat.size_bytes} bytes" if stat else "larger"
+            raise BufferTooSmall(f"The block is {size} and does not fit into the destination.")
+        return None if _missed(result.codes[0], "get_into") else result.sizes_bytes[0]
+
+    async def get_many_into(
+        self,
+        keys: Iterable[Key],
+        destinations: Sequence[Buffer],
+        *,
+        offsets: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> res.GetResult:
+        """See `Client.get_many_into`."""
+        call = functools.partial(self._engine.get_many_into, offsets=offsets)
+        result: res.GetResult = await self._run_cancellable(call, keys, destinations, timeout_s)
+        return result
+
+    async def get_iov(
+        self, key: Key, slices: Sequence[Buffer], *, timeout_s: float | None = None
+    ) -> int | None:
+        """See `Client.get_iov`."""
+        return await self.get_into(key, list(slices), timeout_s=timeout_s)
+
+    async def reserve(self, key: Key, size_bytes: int, *, timeout_s: float | None = None) -> AsyncReservation:
+        """See `Client.reserve`: `async with await client.reserve(...) as block`."""
+        native = await self._run_cancellable(self._engine.reserve, key, size_bytes, timeout_s)
+        return AsyncReservation(native, self._options.timeout_s, size_bytes, self._run)
+
+    # --- questions -------------------------------------------------------------------------------------------
+
+    async def exists(self, key: Key, *, timeout_s: float | None = None) -> bool:
+        """See `Client.exists`."""
+        return (await self.exists_many([key], timeout_s=timeout_s))[0]
+
+    async def exists_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> tuple[bool, ...]:
+        """See `Client.exists_many`."""
+        result: tuple[bool, ...] = await self._run_cancellable(self._engine.exists_many, keys, timeout_s)
+        return result
+
+    async def match(
+        self, keys: Iterable[Key], *, touch: bool = True, timeout_s: float | None = None
+    ) -> res.MatchResult:
+        """See `Client.match`."""
+        result: res.MatchResult = await self._run_cancellable(self._engine.match, keys, touch, timeout_s)
+        return result
+
+    async def stat(self, key: Key, *, timeout_s: float | None = None) -> res.BlockStat | None:
+        """See `Client.stat`."""
+        return (await self.stat_many([key], timeout_s=timeout_s))[0]
+
+    async def stat_many(
+        self, keys: Iterable[Key], *, timeout_s: float | None = None
+    ) -> tuple[res.BlockStat | None, ...]:
+        """See `Client.stat_many`."""
+        result: tuple[res.BlockStat | None, ...] = await self._run_cancellable(
+            self._engine.stat_many, keys, timeout_s
+        )
+        return result
+
+    async def list(
+        self, *, limit: int = 10_000, timeout_s: float | None = None
+    ) -> AsyncIterator[res.BlockEntry]:
+        """See `Client.list`; use `async for`."""
+        for node in self.nodes():
+            cursor = 0
+            while limit > 0 and node.state != "dead":
+                cursor, entries = await self._run(
+                    self._engine.list_page, node.index, cursor, min(limit, _LIST_PAGE), timeout_s
+                )
+                for entry in entries[:limit]:
+                    yield entry
+                limit -= len(entries)
+                if cursor == 0:
+                    break
+
+    # --- changes ---------------------------------------------------------------------------------------------
+
+    async def remove(self, key: Key, *, timeout_s: float | None = None) -> bool:
+        """See `Client.remove`."""
+        return not _missed((await self.remove_many([key], timeout_s=timeout_s)).codes[0], "remove")
+
+    async def remove_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.BatchResult:
+        """See `Client.remove_many`."""
+        result: res.BatchResult = await self._run(self._engine.remove_many, keys, timeout_s)
+        return result
+
+    async def pin(self, key: Key, *, ttl_s: float = 60.0, timeout_s: float | None = None) -> bool:
+        """See `Client.pin`."""
+        return not _missed((await self.pin_many([key], ttl_s=ttl_s, timeout_s=timeout_s)).codes[0], "pin")
+
+    async def pin_many(
+        self, keys: Iterable[Key], *, ttl_s: float = 60.0, timeout_s: float | None = None
+    ) -> res.BatchResult:
+        """See `Client.pin_many`."""
+        result: res.BatchResult = await self._run(self._engine.pin_many, keys, ttl_s, timeout_s)
+        return result
+
+    async def unpin(self, key: Key, *, timeout_s: float | None = None) -> bool:
+        """See `Client.unpin`."""
+        return not _missed((await self.unpin_many([key], timeout_s=timeout_s)).codes[0], "unpin")
+
+    async def unpin_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.BatchResult:
+        """See `Client.unpin_many`."""
+        result: res.BatchResult = await self._run(self._engine.unpin_many, keys, timeout_s)
+        return result
+
+    # --- the cluster -----------------------------------------------------------------------------------------
+
+    @property
+    def tenant(self) -> str:
+        """The tenant this client acts for."""
+        return self._options.tenant
+
+    def nodes(self) -> tuple[res.NodeView, ...]:
+        """Store nodes of the current cluster map."""
+        return self._engine.view.nodes
+
+    def cluster(self) -> res.ClusterView:
+        """The cluster map in use."""
+        return self._engine.view
+
+    async def node_stat(self, node: int, *, timeout_s: float | None = None) -> dict[str, int]:
+        """See `Client.node_stat`."""
+        result: dict[str, int] = await self._run(self._engine.node_stat, node, timeout_s)
+        return result
+
+    async def ping(self, node: int, *, timeout_s: float | None = None) -> float:
+        """See `Client.ping`."""
+        result: float = await self._run(self._engine.ping, node, timeout_s)
+        return result
+
+    def stats(self) -> dict[str, int]:
+        """Counters of this client's native core by name."""
+        return self._engine.stats()
+
+    async def close(self) -> None:
+        """Close every connection and stop the threads. Calling it twice is harmless."""
+        if self._control is not None:
+            control, self._control = self._control, None
+            await control.close()
+        self._engine.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        where = ",".join(self._options.targets) or "static nodes"
+        return f"<mooncache.AsyncClient {where} tenant={self.tenant} nodes={len(self.nodes())}>"

@@ -1,0 +1,77 @@
+"""Anything that holds bytes becomes something the native core can read or fill without a copy.
+
+Accepted: objects with the buffer protocol (bytes, bytearray, memoryview, NumPy arrays, mmap, array), objects with
+`__dlpack__` (torch, JAX and friends, on the host), and lists of those (scatter/gather: one block, many slices).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mooncache.client.dlpack import dlpack_view
+from mooncache.errors import InvalidArgument
+
+MAX_SLICES = 65_536
+
+Buffer = Any
+"""A bytes-like object, a NumPy array or a tensor with DLPack."""
+
+
+def to_view(buffer: Buffer, *, writable: bool) -> memoryview:
+    """A flat view of bytes over `buffer`, sharing its memory.
+
+    Raises:
+        InvalidArgument: not a buffer, not contiguous, or read-only where bytes must be written.
+    """
+    if isinstance(buffer, str):
+        raise InvalidArgument("A value must be bytes-like, got str. Encode it first: text.encode().")
+    try:
+        view = memoryview(buffer)
+    except (TypeError, ValueError, BufferError) as error:
+        if not hasattr(buffer, "__dlpack__"):
+            raise InvalidArgument(
+                f"{type(buffer).__name__} holds no bytes that can be shared. Pass bytes, bytearray, memoryview, "
+                "a NumPy array or a host tensor."
+            ) from error
+        return dlpack_view(buffer)
+    if not view.c_contiguous:
+        raise InvalidArgument(
+            "The buffer is not contiguous. Pass a contiguous copy, or its slices one by one."
+        )
+    if writable and view.readonly:
+        raise InvalidArgument("The destination is read-only. Pass a bytearray or a writable array.")
+    if view.format == "B" and view.ndim == 1:
+        return view
+    if view.nbytes == 0:
+        return memoryview(bytearray())
+    return view.cast("B")
+
+
+def to_slices(buffers: Iterable[Buffer], *, writable: bool) -> list[memoryview]:
+    """Views over the slices of one block, in order."""
+    slices = [to_view(buffer, writable=writable) for buffer in buffers]
+    if not slices:
+        raise InvalidArgument("A list of slices must not be empty.")
+    if len(slices) > MAX_SLICES:
+        raise InvalidArgument(f"A block may have at most {MAX_SLICES} slices; got {len(slices)}.")
+    return slices
+
+
+def to_source(value: Buffer) -> memoryview | list[memoryview]:
+    """One value of a put: a buffer, or a list or tuple of buffers that follow each other."""
+    if isinstance(value, (list, tuple)):
+        return to_slices(value, writable=False)
+    return to_view(value, writable=False)
+
+
+def to_destination(value: Buffer) -> memoryview | list[memoryview]:
+    """One destination of a get: a writable buffer, or a list or tuple of them."""
+    if isinstance(value, (list, tuple)):
+        return to_slices(value, writable=True)
+    return to_view(value, writable=True)
+
+
+def size_bytes(value: memoryview | Sequence[memoryview]) -> int:
+    """Bytes of a prepared source or destination."""
+    return value.nbytes if isinstance(value, memoryview) else sum(piece.nbytes for piece in value)

@@ -1,0 +1,53 @@
+"""A client's line to the master: keeps the map fresh and answers Locate. Lives on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+
+from mooncache.client.map_keeper import MapKeeper
+from mooncache.client.master_link import MasterLink
+from mooncache.client.options import Options
+from mooncache.client.results import ClusterView
+from mooncache.clock import SystemClock
+from mooncache.proto.v1 import master_pb2
+
+_LOCATE_ATTEMPT_S = 1.0
+
+
+class Control:
+    """`start` fetches the first map (or raises), then a task follows the changes until `close`."""
+
+    def __init__(self, options: Options, apply: Callable[[ClusterView], None]) -> None:
+        self._options = options
+        self._apply = apply
+        self._link: MasterLink | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Fetch the map within the connect timeout and begin to follow it."""
+        clock = SystemClock()
+        rng = random.Random()
+        self._link = MasterLink(self._options.targets, self._options.master_channel, clock, rng)
+        keeper = MapKeeper(self._link, self._apply, clock, rng)
+        await keeper.fetch(self._options.connect_timeout_s)
+        self._task = asyncio.create_task(keeper.run(), name="mooncache-map")
+
+    async def locate(self, keys: bytes, timeout_s: float) -> bytes:
+        """Which nodes hold the keys, packed as the native core wants it."""
+        assert self._link is not None
+        limit_s = min(timeout_s, 2 * _LOCATE_ATTEMPT_S)
+        request = master_pb2.LocateRequest(keys=keys)
+        response = await self._link.call("Locate", request, limit_s, attempt_s=_LOCATE_ATTEMPT_S)
+        return bytes(response.locations)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            task, self._task = self._task, None
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        if self._link is not None:
+            await self._link.close()

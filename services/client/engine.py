@@ -1,0 +1,359 @@
+"""The blocking half of both clients: checks arguments, calls the native core with whole batches, types the outcome.
+
+`Client` calls it directly, `AsyncClient` from a bounded thread pool; the semantics are therefore the same. The native
+core moves bytes on the calling thread with the GIL released. Keys whose holder it cannot know (large clusters) are
+asked of the master once per batch through `locate`, and never when every key is located.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from mooncache.client import buffers as buf
+from mooncache.client import results as res
+from mooncache.client.keys import Key, pack_keys, to_block_key, to_block_keys
+from mooncache.errors import Closed, InvalidArgument, MooncacheError
+
+MAX_BATCH = 65_536
+MAX_TIMEOUT_S = 3_600.0
+MAX_REPLICAS = 16
+MAX_TTL_S = 7 * 24 * 3_600.0
+_KEY_BYTES = 32
+
+Locate = Callable[[bytes, float], bytes]
+"""Packed keys and a time limit in seconds -> packed locations (see BlockIndex.locate)."""
+
+
+class CancelTokenLike(Protocol):
+    def cancel(self) -> None: ...
+
+
+def check_timeout(timeout_s: float) -> float:
+    """A time limit in seconds that is usable, or InvalidArgument with the reason."""
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
+        raise InvalidArgument(f"timeout_s must be a number of seconds; got {type(timeout_s).__name__}.")
+    if not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise InvalidArgument(
+            f"timeout_s must be above 0 and at most {MAX_TIMEOUT_S:g} seconds; got {timeout_s}."
+        )
+    return float(timeout_s)
+
+
+def _check_count(name: str, value: int, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidArgument(f"{name} must be an int; got {type(value).__name__}.")
+    if not low <= value <= high:
+        raise InvalidArgument(f"{name} must be between {low} and {high}; got {value}.")
+    return value
+
+
+def _bits(bitmap: bytes, count: int) -> tuple[bool, ...]:
+    return tuple(bool(bitmap[i >> 3] >> (i & 7) & 1) for i in range(count))
+
+
+class Engine:
+    """See the module's text. Thread-safe; `close` may be called from any thread and more than once."""
+
+    def __init__(self, native: Any, *, default_timeout_s: float, locate: Locate | None) -> None:
+        self._native = native
+        self._default_timeout_s = check_timeout(default_timeout_s)
+        self._locate = locate
+        self._lock = threading.Lock()
+        self._closed = False
+        self._view = res.ClusterView()
+        self._map_version = 0
+
+    # --- membership ------------------------------------------------------------------------------------------
+
+    @property
+    def view(self) -> res.ClusterView:
+        return self._view
+
+    def apply_view(self, view: res.ClusterView) -> None:
+        """Hand a new cluster map to the native core. Versions only grow, whichever master made the map."""
+        with self._lock:
+            if self._closed:
+                return
+            self._map_version += 1
+            self._native.set_map(
+                self._map_version,
+                [
+                    {
+                        "index": node.index,
+                        "node_id": node.node_id,
+                        "host_id": node.host_id,
+                        "incarnation": node.incarnation,
+                        "tcp_host": node.tcp_host,
+                        "tcp_port": node.tcp_port,
+                        "unix_path": node.unix_path,
+                        "free_bytes": node.free_bytes,
+                        "weight": node.weight,
+                        "state": node.state,
+                        "tls": node.tls,
+                    }
+                    for node in view.nodes
+                    if node.state != "dead"
+                ],
+            )
+            self._view = view
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._native.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    # --- helpers ---------------------------------------------------------------------------------------------
+
+    def _core(self) -> Any:
+        if self._closed:
+            raise Closed("The client is closed. Make a new one with mooncache.connect().")
+        return self._native
+
+    def _timeout(self, timeout_s: float | None) -> float:
+        return self._default_timeout_s if timeout_s is None else check_timeout(timeout_s)
+
+    @staticmethod
+    def _batch(keys: Iterable[Key]) -> list[bytes]:
+        block_keys = to_block_keys(keys)
+        if len(block_keys) > MAX_BATCH:
+            raise InvalidArgument(
+                f"A batch may have at most {MAX_BATCH} keys; got {len(block_keys)}. Split it."
+            )
+        return block_keys
+
+    def _learn(self, missed: list[bytes], timeout_s: float) -> bool:
+        """Ask the master about missed keys whose holder is unknown; True when it is worth asking the nodes again."""
+        if self._locate is None or not missed:
+            return False
+        packed = pack_keys(missed)
+        unlocated = self._native.unlocated(packed)
+        if not unlocated:
+            return False
+        wanted = pack_keys([missed[i] for i in unlocated])
+        try:
+            locations = self._locate(wanted, timeout_s)
+        except MooncacheError:
+            return False  # the cache can only save work: without a master an unlocated key is a miss
+        self._native.learn_locations(wanted, locations)
+        return any(locations)
+
+    # --- bytes -----------------------------------------------------------------------------------------------
+
+    def put_many(
+        self,
+        keys: Iterable[Key],
+        values: Sequence[buf.Buffer],
+        replicas: int,
+        timeout_s: float | None,
+        cancel: CancelTokenLike | None = None,
+        node: int | None = None,
+    ) -> res.PutResult:
+        block_keys = self._batch(keys)
+        if isinstance(values, (bytes, bytearray, memoryview, str)):
+            raise InvalidArgument("Expected a list of values, got a single buffer. Wrap it: [value].")
+        sources = [buf.to_source(value) for value in values]
+        if len(sources) != len(block_keys):
+            raise InvalidArgument(
+                f"As many values as keys are needed; got {len(block_keys)} keys and {len(sources)}."
+            )
+        for position, source in enumerate(sources):
+            if buf.size_bytes(source) == 0:
+                raise InvalidArgument(f"A block must hold at least one byte; value {position} is empty.")
+        _check_count("replicas", replicas, 1, MAX_REPLICAS)
+        if not block_keys:
+            return res.PutResult(())
+        answer = self._core().put(block_keys, sources, replicas, self._timeout(timeout_s), cancel, node)
+        created = tuple(code == res.OK for code, _ in answer)
+        codes = tuple(res.OK if code == res.ALREADY_EXISTS else code for code, _ in answer)
+        names = tuple(self._view.node_name(index) for _, index in answer)
+        return res.PutResult(codes, created, names)
+
+    def get_many_into(
+        self,
+        keys: Iterable[Key],
+        destinations: Sequence[buf.Buffer],
+        timeout_s: float | None,
+        cancel: CancelTokenLike | None = None,
+        offsets: Sequence[int] | None = None,
+    ) -> res.GetResult:
+        block_keys = self._batch(keys)
+        if isinstance(destinations, (bytearray, memoryview)):
+            raise InvalidArgument("Expected a list of destinations, got a single buffer. Wrap it: [buffer].")
+        targets = [buf.to_destination(value) for value in destinations]
+        if len(targets) != len(block_keys):
+            raise InvalidArgument(
+                f"As many destinations as keys are needed; got {len(block_keys)} keys and {len(targets)}."
+            )
+        if offsets is not None and len(offsets) != len(block_keys):
+            raise InvalidArgument(f"As many offsets as keys are needed; got {len(offsets)}.")
+        if not block_keys:
+            return res.GetResult(())
+        limit_s = self._timeout(timeout_s)
+        ranges = (
+            None if offsets is None else [_check_count("offset", offset, 0, 1 << 62) for offset in offsets]
+        )
+        answer = list(self._core().get(block_keys, targets, limit_s, cancel, ranges))
+        missed = [i for i, item in enumerate(answer) if item[0] == res.NOT_FOUND]
+        if missed and self._learn([block_keys[i] for i in missed], limit_s):
+            again = self._core().get(
+                [block_keys[i] for i in missed],
+                [targets[i] for i in missed],
+                limit_s,
+                cancel,
+                None if ranges is None else [ranges[i] for i in missed],
+            )
+            for i, item in zip(missed, again, strict=True):
+                answer[i] = item
+        return res.GetResult(
+            tuple(code for code, _, _ in answer),
+            tuple(size if code == res.OK else 0 for code, size, _ in answer),
+            tuple(self._view.node_name(index) if code == res.OK else "" for code, _, index in answer),
+        )
+
+    def get_many(
+        self, keys: Iterable[Key], timeout_s: float | None, cancel: CancelTokenLike | None = None
+    ) -> res.GetValues:
+        block_keys = self._batch(keys)
+        if not block_keys:
+            return res.GetValues(())
+        limit_s = self._timeout(timeout_s)
+        answer = list(self._core().get_bytes(block_keys, limit_s, cancel))
+        missed = [i for i, item in enumerate(answer) if item == res.NOT_FOUND]
+        if missed and self._learn([block_keys[i] for i in missed], limit_s):
+            again = self._core().get_bytes([block_keys[i] for i in missed], limit_s, cancel)
+            for i, item in zip(missed, again, strict=True):
+                answer[i] = item
+        return res.GetValues(
+            tuple(res.OK if isinstance(item, bytes) else int(item) for item in answer),
+            tuple(item if isinstance(item, bytes) else None for item in answer),
+        )
+
+    def reserve(
+        self, key: Key, size_bytes: int, timeout_s: float | None, cancel: CancelTokenLike | None = None
+    ) -> Any:
+        block_key = to_block_key(key)
+        _check_count("size_bytes", size_bytes, 1, 1 << 62)
+        return self._core().reserve(block_key, size_bytes, self._timeout(timeout_s), cancel)
+
+    # --- questions -------------------------------------------------------------------------------------------
+
+    def exists_many(
+        self, keys: Iterable[Key], timeout_s: float | None, cancel: CancelTokenLike | None = None
+    ) -> tuple[bool, ...]:
+        block_keys = self._batch(keys)
+        if not block_keys:
+            return ()
+        limit_s = self._timeout(timeout_s)
+        packed = pack_keys(block_keys)
+        present = _bits(self._core().exists(packed, limit_s, cancel), len(block_keys))
+        missed = [block_keys[i] for i, there in enumerate(present) if not there]
+        if missed and self._learn(missed, limit_s):
+            present = _bits(self._core().exists(packed, limit_s, cancel), len(block_keys))
+        return present
+
+    def match(
+        self,
+        keys: Iterable[Key],
+        touch: bool,
+        timeout_s: float | None,
+        cancel: CancelTokenLike | None = None,
+    ) -> res.MatchResult:
+        block_keys = self._batch(keys)
+        if not block_keys:
+            return res.MatchResult(0, ())
+        limit_s = self._timeout(timeout_s)
+        packed = pack_keys(block_keys)
+        run, bitmap, unreachable = self._core().match(packed, limit_s, touch, cancel)
+        present = _bits(bitmap, len(block_keys))
+        if run < len(block_keys) and self._learn(
+            [block_keys[i] for i, there in enumerate(present) if not there], limit_s
+        ):
+            run, bitmap, unreachable = self._core().match(packed, limit_s, touch, cancel)
+            present = _bits(bitmap, len(block_keys))
+        return res.MatchResult(run, present, unreachable)
+
+    def stat_many(
+        self, keys: Iterable[Key], timeout_s: float | None, cancel: CancelTokenLike | None = None
+    ) -> tuple[res.BlockStat | None, ...]:
+        block_keys = self._batch(keys)
+        if not block_keys:
+            return ()
+        limit_s = self._timeout(timeout_s)
+        answer = list(self._core().stat(pack_keys(block_keys), limit_s, cancel))
+        missed = [i for i, item in enumerate(answer) if item is None]
+        if missed and self._learn([block_keys[i] for i in missed], limit_s):
+            again = self._core().stat(pack_keys([block_keys[i] for i in missed]), limit_s, cancel)
+            for i, item in zip(missed, again, strict=True):
+                answer[i] = item
+        return tuple(None if item is None else self._block_stat(item) for item in answer)
+
+    def _block_stat(self, item: dict[str, Any]) -> res.BlockStat:
+        return res.BlockStat(
+            size_bytes=item["size"],
+            crc32c=item["crc32c"],
+            tier=res.tier_name(item["tier"]),
+            pins=item["pins"],
+            hits=item["hits"],
+            age_s=item["age_ms"] / 1000.0,
+            node_ids=(self._view.node_name(item["node_index"]),),
+        )
+
+    # --- changes ---------------------------------------------------------------------------------------------
+
+    def _change(
+        self, name: str, keys: Iterable[Key], timeout_s: float | None, *extra: Any
+    ) -> res.BatchResult:
+        block_keys = self._batch(keys)
+        if not block_keys:
+            return res.BatchResult(())
+        limit_s = self._timeout(timeout_s)
+        call = getattr(self._core(), name)
+        codes = list(call(pack_keys(block_keys), *extra, limit_s))
+        missed = [i for i, code in enumerate(codes) if code == res.NOT_FOUND]
+        if missed and self._learn([block_keys[i] for i in missed], limit_s):
+            again = call(pack_keys([block_keys[i] for i in missed]), *extra, limit_s)
+            for i, code in zip(missed, again, strict=True):
+                codes[i] = code
+        return res.BatchResult(tuple(codes))
+
+    def remove_many(self, keys: Iterable[Key], timeout_s: float | None) -> res.BatchResult:
+        return self._change("remove", keys, timeout_s)
+
+    def pin_many(self, keys: Iterable[Key], ttl_s: float, timeout_s: float | None) -> res.BatchResult:
+        if isinstance(ttl_s, bool) or not isinstance(ttl_s, (int, float)) or not 0 < ttl_s <= MAX_TTL_S:
+            raise InvalidArgument(f"ttl_s must be above 0 and at most {MAX_TTL_S:g} seconds; got {ttl_s!r}.")
+        return self._change("pin", keys, timeout_s, max(1, round(ttl_s * 1000)))
+
+    def unpin_many(self, keys: Iterable[Key], timeout_s: float | None) -> res.BatchResult:
+        return self._change("unpin", keys, timeout_s)
+
+    # --- nodes -----------------------------------------------------------------------------------------------
+
+    def list_page(
+        self, node: int, cursor: int, limit: int, timeout_s: float | None
+    ) -> tuple[int, list[res.BlockEntry]]:
+        """One page of a node's blocks of this tenant; next cursor 0 is the end."""
+        next_cursor, items = self._core().list(node, cursor, limit, self._timeout(timeout_s))
+        name = self._view.node_name(node)
+        return next_cursor, [
+            res.BlockEntry(item["key"], item["size"], res.tier_name(item["tier"]), item["hits"], name)
+            for item in items
+        ]
+
+    def node_stat(self, node: int, timeout_s: float | None) -> dict[str, int]:
+        return dict(self._core().node_stat(node, self._timeout(timeout_s)))
+
+    def ping(self, node: int, timeout_s: float | None) -> float:
+        """Round trip in seconds."""
+        return float(self._core().ping(node, self._timeout(timeout_s)))
+
+    def stats(self) -> dict[str, int]:
+        return dict(self._core().stats())

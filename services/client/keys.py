@@ -1,0 +1,57 @@
+"""User keys become block keys here, and nowhere else.
+
+A block key is 32 bytes. `bytes` of that length are taken as they are (a chain key made by an engine); a `str` is
+hashed with its own derivation context, so that a name can never equal a chain key by accident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mooncache import _native
+from mooncache.errors import InvalidArgument, KeyInvalid
+
+KEY_BYTES = 32
+KEY_CONTEXT = "mooncache user key v1"
+MAX_NAME_BYTES = 65_536
+
+Key = str | bytes
+
+
+def to_block_key(key: Key) -> bytes:
+    """The 32-byte block key of a user key.
+
+    Raises:
+        KeyInvalid: not a `str`, and not `bytes` of length 32.
+    """
+    if isinstance(key, str):
+        name = key.encode("utf-8")
+        if not name or len(name) > MAX_NAME_BYTES:
+            raise KeyInvalid(
+                f"A str key needs 1 to {MAX_NAME_BYTES} bytes of UTF-8; this one has {len(name)}."
+            )
+        return bytes(_native.blake3_derive_key(KEY_CONTEXT, name))
+    if isinstance(key, (bytes, bytearray, memoryview)):
+        raw = bytes(key)
+        if len(raw) == KEY_BYTES:
+            return raw
+        raise KeyInvalid(
+            f"A bytes key must be exactly {KEY_BYTES} bytes (a block key); this one has {len(raw)}. "
+            "Pass a str for a key of your own naming."
+        )
+    raise KeyInvalid(f"A key is a str or {KEY_BYTES} bytes; got {type(key).__name__}.")
+
+
+def to_block_keys(keys: Iterable[Key]) -> list[bytes]:
+    """The block keys of a batch, in order. A lone `str` or `bytes` is refused: it would be read letter by letter."""
+    if isinstance(keys, (str, bytes, bytearray, memoryview)):
+        raise InvalidArgument("Expected a list of keys, got a single key. Wrap it: [key].")
+    try:
+        return [to_block_key(key) for key in keys]
+    except TypeError as error:
+        raise InvalidArgument(f"Expected a list of keys, got {type(keys).__name__}.") from error
+
+
+def pack_keys(keys: Sequence[bytes]) -> bytes:
+    """Block keys one after the other, as control messages carry them."""
+    return b"".join(keys)

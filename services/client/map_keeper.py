@@ -1,0 +1,165 @@
+"""Keeps the cluster map fresh by long polling; without a master the last map stays in use.
+
+After a change of master, nodes that the new one has not heard of yet are carried over for a while (`carry_over`).
+`view_of_map` turns the control message into plain values; `MapKeeper.run` is the loop. Time and randomness come from
+outside, so that a simulated cluster runs the same loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+
+from mooncache.client.backoff import Backoff
+from mooncache.client.master_link import MasterLink
+from mooncache.client.results import ClusterView, NodeView
+from mooncache.clock import Clock
+from mooncache.errors import MooncacheError
+from mooncache.proto.v1 import common_pb2, master_pb2
+
+WAIT_S = 10.0
+CARRY_S = 15.0
+CARRIED_INDEX = 65_535
+_SLACK_S = 2.0
+_STATES = {
+    common_pb2.NODE_STATE_ACTIVE: "active",
+    common_pb2.NODE_STATE_SUSPECT: "suspect",
+    common_pb2.NODE_STATE_DRAINING: "draining",
+    common_pb2.NODE_STATE_DEAD: "dead",
+}
+
+
+def view_of_node(node: common_pb2.NodeInfo) -> NodeView:
+    """One node of the map as plain values. A state that is not known here counts as suspect: last choice."""
+    return NodeView(
+        index=node.index,
+        node_id=node.node_id,
+        host_id=node.host_id,
+        incarnation=node.incarnation,
+        state=_STATES.get(node.state, "suspect"),
+        tcp_host=node.endpoints.tcp_host,
+        tcp_port=node.endpoints.tcp_port,
+        unix_path=node.endpoints.unix_path,
+        capacity_bytes=node.capacity_bytes,
+        free_bytes=node.free_bytes,
+        weight=node.weight,
+        grpc_target=node.endpoints.grpc_target,
+        tls=node.endpoints.tls,
+        software_version=node.software_version,
+    )
+
+
+def view_of_map(cluster_map: common_pb2.ClusterMap) -> ClusterView:
+    """A cluster map as plain values."""
+    return ClusterView(
+        epoch=cluster_map.epoch,
+        term=cluster_map.term,
+        leader=cluster_map.leader,
+        nodes=tuple(view_of_node(node) for node in cluster_map.nodes),
+    )
+
+
+def is_newer(candidate: ClusterView, known: ClusterView) -> bool:
+    """Maps are ordered by (term, epoch)."""
+    return (candidate.term, candidate.epoch) > (known.term, known.epoch)
+
+
+def carry_over(fresh: ClusterView, carried: Sequence[NodeView]) -> ClusterView:
+    """The fresh map plus the carried nodes that it does not list yet, under indices no master gives out.
+
+    A new master starts with an empty map and learns of the nodes within a heartbeat. Forgetting them for that moment
+    would turn every get into a miss and every put into NO_NODES.
+    """
+    listed = {node.node_id for node in fresh.nodes}
+    taken = {node.index for node in fresh.nodes}
+    extra: list[NodeView] = []
+    index = CARRIED_INDEX
+    for node in carried:
+        if node.node_id in listed or node.state == "dead":
+            continue
+        while index in taken:
+            index -= 1
+        extra.append(dataclasses.replace(node, index=index))
+        index -= 1
+    return dataclasses.replace(fresh, nodes=(*fresh.nodes, *extra)) if extra else fresh
+
+
+class MapKeeper:
+    """Calls `apply` with every newer map. A failure is kept in `last_error` and never stops the loop."""
+
+    def __init__(
+        self,
+        link: MasterLink,
+        apply: Callable[[ClusterView], None],
+        clock: Clock,
+        rng: random.Random,
+        wait_s: float = WAIT_S,
+    ) -> None:
+        self._link = link
+        self._apply = apply
+        self._clock = clock
+        self._backoff = Backoff(rng, first_s=0.1, cap_s=2.0)
+        self._wait_s = wait_s
+        self._known = ClusterView()  # as the master sent it
+        self._carried: tuple[NodeView, ...] = ()
+        self._carry_until_s = 0.0
+        self.view = ClusterView()
+        self.last_error: MooncacheError | None = None
+
+    async def fetch(self, timeout_s: float) -> ClusterView:
+        """Get and apply the map now.
+
+        Raises:
+            MasterUnavailable: no leading master answered in time.
+            Unauthenticated: the master does not accept the token.
+        """
+        request = master_pb2.GetClusterMapRequest()
+        response = await self._link.call(
+            "GetClusterMap", request, timeout_s, attempt_s=max(0.5, timeout_s / 3)
+        )
+        self._take(response.map)
+        return self.view
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        while True:
+            request = master_pb2.WatchClusterMapRequest(
+                known_epoch=self._known.epoch, known_term=self._known.term, wait_ms=int(self._wait_s * 1000)
+            )
+            try:
+                response = await self._link.call_once("WatchClusterMap", request, self._wait_s + _SLACK_S)
+            except MooncacheError as error:
+                self.last_error = error
+                await self._clock.sleep(self._backoff.next_s())
+                continue
+            except asyncio.CancelledError:
+                raise
+            self.last_error = None
+            self._backoff.reset()
+            self._expire_carried()
+            if response.changed:
+                self._take(response.map)
+            else:
+                await self._clock.sleep(0)  # a master that answers at once must not starve the loop
+
+    def _take(self, cluster_map: common_pb2.ClusterMap) -> None:
+        fresh = view_of_map(cluster_map)
+        if not is_newer(fresh, self._known):
+            return
+        if self._known.term and fresh.term != self._known.term:
+            self._carried = self.view.nodes
+            self._carry_until_s = self._clock.now_s() + CARRY_S
+        self._known = fresh
+        self._link.suggest(fresh.leader)
+        self._publish()
+
+    def _expire_carried(self) -> None:
+        if self._carried and self._clock.now_s() >= self._carry_until_s:
+            self._carried = ()
+            self._publish()
+
+    def _publish(self) -> None:
+        self.view = carry_over(self._known, self._carried)
+        self._apply(self.view)

@@ -1,0 +1,255 @@
+"""Everything a client needs to know, gathered once: where the cluster is, who the caller is, limits, TLS."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from mooncache.auth import parse_token, tenant_token
+from mooncache.client.engine import check_timeout
+from mooncache.client.host import host_id
+from mooncache.client.master_link import parse_targets
+from mooncache.client.results import ClusterView, NodeView
+from mooncache.client.state_dir import read_cluster_file
+from mooncache.config import Config, TlsSection, explain, load
+from mooncache.errors import ConfigInvalid, InvalidArgument
+
+MAX_STATIC_NODES = 4096
+MAX_LANES = 64
+CONNECT_TIMEOUT_S = 5.0
+_TOKEN_BYTES_MAX = 4096
+
+
+def read_token_file(path: Path) -> str:
+    """The one line of a token file.
+
+    Raises:
+        ConfigInvalid: missing, unreadable, or readable by others.
+    """
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            data = file.read(_TOKEN_BYTES_MAX)
+    except FileNotFoundError:
+        raise ConfigInvalid(
+            f"There is no token file at {path}. Pass token= or token_file=, set MOONCACHE_CLUSTER_TOKEN_FILE, "
+            "or start a cluster here with `mooncache up`."
+        ) from None
+    except OSError as error:
+        raise ConfigInvalid(f"The token file {path} cannot be read: {error.strerror}.") from None
+    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigInvalid(f"Others may read the token file {path}. Run: chmod 600 {path}")
+    return data.decode("ascii", "replace").strip()
+
+
+def parse_static_node(text: str, index: int) -> NodeView:
+    """A node given as "host:port" or "unix:/path/of/socket"."""
+    if not isinstance(text, str):
+        raise InvalidArgument(f"A node is given as text (host:port); got {type(text).__name__}.")
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:")
+        if not path.startswith("/"):
+            raise InvalidArgument(f"{text!r} is not a node. Expected unix:/absolute/path.")
+        return NodeView(index, text, host_id(), 0, "active", "", 0, path)
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise InvalidArgument(f"{text!r} is not a node. Expected host:port or unix:/absolute/path.")
+    return NodeView(index, text, "", 0, "active", host.strip("[]"), int(port), "")
+
+
+@dataclass(frozen=True)
+class Options:
+    """A client's settings, checked. Make it with `gather`."""
+
+    targets: tuple[str, ...]
+    nodes: tuple[NodeView, ...]
+    token: str = field(repr=False)
+    key: bytes = field(repr=False)
+    tenant: str
+    timeout_s: float
+    connect_timeout_s: float
+    client_name: str
+    shm: bool
+    lanes_per_node: int
+    fanout_nodes_max: int
+    host_id: str
+    tls: TlsSection
+
+    @classmethod
+    def gather(
+        cls,
+        *,
+        master: str | Sequence[str] | None = None,
+        token: str | None = None,
+        token_file: str | None = None,
+        tenant: str | None = None,
+        nodes: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+        connect_timeout_s: float | None = None,
+        client_name: str = "",
+        shm: bool | None = None,
+        lanes_per_node: int | None = None,
+        tls_ca: str | None = None,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
+        state_dir: str | None = None,
+        config: Config | None = None,
+    ) -> Self:
+        """Fill what was not given from the configuration and the state folder, and check all of it."""
+        if master is not None and nodes is not None:
+            raise InvalidArgument("Give either master= or nodes=, not both: nodes= works without any master.")
+        if isinstance(nodes, str):
+            raise InvalidArgument(
+                "nodes= expects a list of addresses, got a single text. Wrap it: [address]."
+            )
+        if lanes_per_node is not None and not 1 <= lanes_per_node <= MAX_LANES:
+            raise InvalidArgument(f"lanes_per_node must be between 1 and {MAX_LANES}; got {lanes_per_node}.")
+        if config is None:
+            config = load(overrides={"cluster.state_dir": state_dir})
+        folder = config.cluster.state_dir
+        tls = _tls(config.tls, tls_ca, tls_cert, tls_key)
+        targets: tuple[str, ...] = ()
+        static: tuple[NodeView, ...] = ()
+        if nodes is not None:
+            if not 1 <= len(nodes) <= MAX_STATIC_NODES:
+                raise InvalidArgument(f"nodes= must name 1 to {MAX_STATIC_NODES} nodes; got {len(nodes)}.")
+            static = tuple(parse_static_node(text, index) for index, text in enumerate(nodes))
+        else:
+            targets, tls = _find_cluster(master, config, folder, tls)
+        text, key, name = _credentials(token, token_file, tenant, config)
+        client = config.client
+        return cls(
+            targets=targets,
+            nodes=static,
+            token=text,
+            key=key,
+            tenant=name,
+            timeout_s=client.timeout_s if timeout_s is None else check_timeout(timeout_s),
+            connect_timeout_s=CONNECT_TIMEOUT_S
+            if connect_timeout_s is None
+            else check_timeout(connect_timeout_s),
+            client_name=client_name or f"python-{os.getpid()}",
+            shm=client.shm_enabled if shm is None else shm,
+            lanes_per_node=lanes_per_node or client.lanes_per_node,
+            fanout_nodes_max=client.fanout_nodes_max,
+            host_id=client.host_id or host_id(),
+            tls=tls,
+        )
+
+    def static_view(self) -> ClusterView:
+        """The map of a client without a master."""
+        return ClusterView(nodes=self.nodes)
+
+    @cached_property
+    def _channel_credentials(self) -> Any:
+        from mooncache.tls import channel_credentials
+
+        return channel_credentials(self.tls)
+
+    def master_channel(self, target: str) -> Any:
+        """A control channel to one master target."""
+        from mooncache.channel import GrpcChannel
+        from mooncache.errors import MasterUnavailable
+        from mooncache.rpc import MASTER_SERVICE
+
+        return GrpcChannel(
+            target,
+            MASTER_SERVICE,
+            token=self.token,
+            credentials=self._channel_credentials,
+            unavailable_error=MasterUnavailable,
+            server_name=self.tls.server_name,
+        )
+
+
+def _is_set(config: Config, name: str) -> bool:
+    """True when somebody chose the value, False when it is the default."""
+    return any(row.name == name and row.source != "default" for row in explain(config))
+
+
+def _find_cluster(
+    master: str | Sequence[str] | None, config: Config, folder: Path, tls: TlsSection
+) -> tuple[tuple[str, ...], TlsSection]:
+    if master is not None:
+        return parse_targets(master), tls
+    if _is_set(config, "cluster.master_targets"):
+        return parse_targets(config.cluster.master_targets), tls
+    cluster = read_cluster_file(folder)
+    if cluster is None:
+        raise ConfigInvalid(
+            f"No master was given and {folder} knows of no running cluster. Pass the master's host:port, set "
+            "MOONCACHE_CLUSTER_MASTER_TARGETS, or start a cluster here with `mooncache up`."
+        )
+    if cluster.tls_ca and not tls.enabled:
+        tls = TlsSection.model_validate({"enabled": True, "ca_file": cluster.tls_ca})
+    return parse_targets(cluster.master_targets), tls
+
+
+def _tls(section: TlsSection, ca: str | None, cert: str | None, key: str | None) -> TlsSection:
+    """The configured TLS settings, overlaid with the caller's files."""
+    if (cert is None) != (key is None):
+        raise InvalidArgument("tls_cert and tls_key belong together; only one of them was given.")
+    if cert is not None and ca is None and not section.enabled:
+        raise InvalidArgument(
+            "tls_cert needs tls_ca: the file that the nodes' certificates are checked against."
+        )
+    given = {"ca_file": ca, "cert_file": cert, "key_file": key}
+    given = {name: path for name, path in given.items() if path is not None}
+    for name, path in given.items():
+        if not Path(path).is_file():
+            raise InvalidArgument(f"tls_{name.removesuffix('_file')}: there is no file {path}.")
+    if not given:
+        return section
+    return TlsSection.model_validate({**section.model_dump(), "enabled": True, **given})
+
+
+def _credentials(
+    token: str | None, token_file: str | None, tenant: str | None, config: Config
+) -> tuple[str, bytes, str]:
+    """Text of the token to present, key of the tenant, name of the tenant."""
+    if token is not None and token_file is not None:
+        raise InvalidArgument("Give either token= or token_file=, not both.")
+    if token is None and token_file is None and config.client.token:
+        token = config.client.token
+    if token is None:
+        token = read_token_file(Path(token_file).expanduser() if token_file else config.cluster.token_path)
+    parsed = parse_token(token)
+    if tenant is not None and tenant != parsed.tenant:
+        if not parsed.admin:
+            raise InvalidArgument(
+                f"The token belongs to tenant {parsed.tenant!r} and cannot act as {tenant!r}. "
+                "Use that tenant's token, or the cluster token."
+            )
+        parsed = tenant_token(parsed, tenant)
+    return parsed.text, parsed.tenant_key, parsed.tenant
+
+
+def new_native(options: Options) -> Any:
+    """The native client core for these options."""
+    from mooncache import _native
+
+    config: dict[str, Any] = {
+        "key": options.key,
+        "tenant": options.tenant,
+        "admin": False,
+        "host_id": options.host_id,
+        "client_name": options.client_name,
+        "lanes_per_node": options.lanes_per_node,
+        "connect_timeout_s": min(options.connect_timeout_s, CONNECT_TIMEOUT_S),
+        "shm_enabled": options.shm,
+        "fanout_nodes_max": options.fanout_nodes_max,
+    }
+    if options.tls.enabled:
+        config |= {
+            "tls": True,
+            "tls_ca": str(options.tls.ca_file or ""),
+            "tls_cert": str(options.tls.cert_file or ""),
+            "tls_key": str(options.tls.key_file or ""),
+            "tls_server_name": options.tls.server_name,
+        }
+    return _native.Client(config)

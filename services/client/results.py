@@ -1,0 +1,172 @@
+"""What the client hands back: plain frozen values. Batches carry one stable code for each key.
+
+A miss is not an error: single `get` answers None, batches answer NOT_FOUND, and `raise_for_errors` lets misses pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from mooncache.errors import NotFound, error_for
+
+OK = 0
+NOT_FOUND = NotFound.code
+ALREADY_EXISTS = 201
+CHECKSUM_MISMATCH = 202
+_MISSES = frozenset({OK, NOT_FOUND})
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """Outcome of a batch: `codes[i]` is the stable code of key i (0 means done)."""
+
+    codes: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @property
+    def ok(self) -> bool:
+        """True when every key succeeded or was a plain miss."""
+        return all(code in _MISSES for code in self.codes)
+
+    @property
+    def errors(self) -> dict[int, int]:
+        """Position -> code, for every key that failed (misses are not failures)."""
+        return {i: code for i, code in enumerate(self.codes) if code not in _MISSES}
+
+    def raise_for_errors(self) -> None:
+        """Raise the first failure as its typed error; do nothing when `ok`.
+
+        Raises:
+            MooncacheError: the subclass of the first failing code; the text says how many keys failed.
+        """
+        errors = self.errors
+        if errors:
+            position, code = next(iter(errors.items()))
+            raise error_for(code, f"{len(errors)} of {len(self.codes)} keys failed, the first at {position}.")
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult(BatchResult):
+    """Outcome of a batch put. A block that is already there counts as done: equal keys mean equal bytes."""
+
+    created: tuple[bool, ...] = ()
+    """`created[i]` is False when block i was there before."""
+    node_ids: tuple[str, ...] = ()
+    """Name of the node that answered for block i; empty when none did."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetResult(BatchResult):
+    """Outcome of a batch get into buffers."""
+
+    sizes_bytes: tuple[int, ...] = ()
+    """`sizes_bytes[i]` bytes were written to destination i (0 for a miss)."""
+    node_ids: tuple[str, ...] = ()
+    """Name of the node that served block i; empty for a miss."""
+
+    @property
+    def hits(self) -> int:
+        """Number of keys that were found."""
+        return self.codes.count(OK)
+
+
+@dataclass(frozen=True, slots=True)
+class GetValues(BatchResult):
+    """Outcome of a batch get that allocates: `values[i]` is None for a miss or a failure (see `codes`)."""
+
+    values: tuple[bytes | None, ...] = ()
+
+    @property
+    def hits(self) -> int:
+        """Number of keys that were found."""
+        return self.codes.count(OK)
+
+    def __iter__(self) -> Iterator[bytes | None]:
+        return iter(self.values)
+
+    def __getitem__(self, position: int) -> bytes | None:
+        return self.values[position]
+
+
+@dataclass(frozen=True, slots=True)
+class MatchResult:
+    """How much of a key chain the pool holds."""
+
+    leading_blocks: int
+    """Number of blocks, from the first one on, that are there without a gap."""
+    present: tuple[bool, ...]
+    """`present[i]` tells whether block i is there."""
+    unreachable_nodes: int = 0
+    """Number of nodes that could not be asked: what they hold counts as absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStat:
+    """One block as a node holds it."""
+
+    size_bytes: int
+    crc32c: int
+    tier: str
+    pins: int
+    hits: int
+    age_s: float
+    node_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEntry:
+    """One line of a listing: `key` is the 32-byte block key (names given as str are not kept by the pool)."""
+
+    key: bytes
+    size_bytes: int
+    tier: str
+    hits: int
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One store node as the client sees it."""
+
+    index: int
+    node_id: str
+    host_id: str
+    incarnation: int
+    state: str
+    tcp_host: str
+    tcp_port: int
+    unix_path: str
+    capacity_bytes: int = 0
+    free_bytes: int = 0
+    weight: float = 1.0
+    grpc_target: str = ""
+    tls: bool = False
+    software_version: str = ""
+
+
+TIER_NAMES: Sequence[str] = ("hbm", "dram", "ssd", "shared")
+
+
+def tier_name(tier: int) -> str:
+    """Name of a native tier number."""
+    return TIER_NAMES[tier] if 0 <= tier < len(TIER_NAMES) else f"tier-{tier}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """The cluster map that the client works with; `epoch` 0 with static nodes."""
+
+    epoch: int = 0
+    term: int = 0
+    leader: str = ""
+    nodes: tuple[NodeView, ...] = field(default_factory=tuple)
+
+    def node_name(self, index: int) -> str:
+        """Name of the node with this index; empty when the map does not list it."""
+        for node in self.nodes:
+            if node.index == index:
+                return node.node_id
+        return ""

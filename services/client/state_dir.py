@@ -1,0 +1,66 @@
+"""The state folder's `cluster.json`: what runs on this machine, so that clients here need no arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mooncache.errors import ConfigInvalid
+
+CLUSTER_FILE = "cluster.json"
+_FILE_BYTES_MAX = 1 << 20
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFile:
+    """What `mooncache up` wrote about the running cluster."""
+
+    master_targets: tuple[str, ...]
+    pid: int
+    tls_ca: str | None = None
+
+
+def read_cluster_file(folder: Path) -> ClusterFile | None:
+    """The running cluster of this machine; None when no file is there.
+
+    Raises:
+        ConfigInvalid: the file is there and makes no sense.
+    """
+    path = folder / CLUSTER_FILE
+    try:
+        with path.open("rb") as file:
+            data = file.read(_FILE_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigInvalid(f"{path} cannot be read: {error.strerror}.") from None
+    try:
+        content = json.loads(data)
+        targets = tuple(str(target) for target in content["master_targets"])
+        return ClusterFile(targets, int(content.get("pid", 0)), content.get("tls_ca"))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigInvalid(
+            f"{path} is damaged ({type(error).__name__}). Delete it; `mooncache up` writes it again."
+        ) from None
+
+
+def write_cluster_file(folder: Path, content: dict[str, Any]) -> None:
+    """Write the file whole or not at all."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial = folder / f".{CLUSTER_FILE}.{os.getpid()}.{secrets.token_hex(4)}"
+    partial.write_text(json.dumps({"version": _VERSION, **content}, indent=2) + "\n", encoding="utf-8")
+    partial.replace(folder / CLUSTER_FILE)
+
+
+def remove_cluster_file(folder: Path, pid: int) -> None:
+    """Remove the file when it is the one that process `pid` wrote."""
+    with contextlib.suppress(ConfigInvalid, OSError):
+        found = read_cluster_file(folder)
+        if found is not None and found.pid == pid:
+            (folder / CLUSTER_FILE).unlink()

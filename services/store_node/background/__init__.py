@@ -1,0 +1,1 @@
+"""Periodic duties of the store node, one file each; `runner.py` lists them."""
