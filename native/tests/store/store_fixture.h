@@ -1,0 +1,88 @@
+// Small helpers shared by the store's tests: keys by number, stores of a given size, filled blocks.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "mooncache/crc32c.h"
+#include "mooncache/store.h"
+
+namespace mooncache::test {
+
+inline constexpr TenantId kTenant = 7;
+
+inline Key key_of(uint64_t number) {
+  Key key;
+  const uint64_t mixed = number * 0x9e3779b97f4a7c15ull;
+  std::memcpy(key.bytes.data(), &number, sizeof number);
+  std::memcpy(key.bytes.data() + 8, &mixed, sizeof mixed);
+  return key;
+}
+
+inline StoreConfig small_config(uint64_t capacity_bytes) {
+  StoreConfig config;
+  config.capacity_bytes = capacity_bytes;
+  config.quantum_bytes = 64;
+  config.expected_block_bytes = 64;
+  config.shards = 8;
+  config.event_log_capacity = 1 << 16;
+  config.correlated_ms = 0;
+  return config;
+}
+
+inline std::unique_ptr<Store> open_store(const StoreConfig& config) {
+  auto store = Store::open(config);
+  EXPECT_TRUE(store.is_ok()) << store.status().message;
+  return store ? std::move(*store) : nullptr;
+}
+
+// Bytes that depend on seed and position, so that foreign or shifted bytes are seen.
+inline uint32_t fill(Slice slice, uint64_t seed) {
+  for (size_t at = 0; at < slice.size; ++at) slice.data[at] = static_cast<std::byte>((seed * 131 + at * 7 + (at >> 8)) & 0xff);
+  return crc32c({slice.data, slice.size});
+}
+inline bool holds(ConstSlice slice, uint64_t seed) {
+  for (size_t at = 0; at < slice.size; ++at) {
+    if (slice.data[at] != static_cast<std::byte>((seed * 131 + at * 7 + (at >> 8)) & 0xff)) return false;
+  }
+  return slice.size > 0;
+}
+
+inline Code put(Store& store, uint64_t number, uint64_t size, uint64_t now_ms, TenantId tenant = kTenant) {
+  auto reservation = store.reserve(tenant, key_of(number), size, now_ms);
+  if (!reservation) return reservation.code();
+  return store.commit(reservation->id, fill(store.writable(reservation->id), number), now_ms).code;
+}
+
+inline bool present(Store& store, uint64_t number, TenantId tenant = kTenant) {
+  return store.stat(tenant, key_of(number), 0).is_ok();
+}
+
+#define EXPECT_SOUND(store)                   \
+  do {                                        \
+    std::string why;                          \
+    EXPECT_TRUE((store).check(&why)) << why;  \
+  } while (false)
+
+// What a reader of records believes to be visible: (tenant, key) -> size.
+using Believed = std::map<std::pair<TenantId, Key>, uint64_t>;
+inline void apply_records(Believed& believed, const std::vector<std::byte>& records) {
+  for (size_t at = 0; at + kBlockRecordBytes <= records.size(); at += kBlockRecordBytes) {
+    Reader reader({records.data() + at, kBlockRecordBytes});
+    const auto kind = static_cast<RecordKind>(reader.u8());
+    reader.take(7);
+    const TenantId tenant = reader.u64();
+    const uint64_t size = reader.u64();
+    const Key key = reader.key();
+    if (kind == RecordKind::kAdd) believed[{tenant, key}] = size;
+    if (kind == RecordKind::kRemove) believed.erase({tenant, key});
+  }
+}
+
+}  // namespace mooncache::test

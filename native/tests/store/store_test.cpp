@@ -1,0 +1,319 @@
+// One behaviour per test: visibility, pins, reservations, eviction, quotas, events, descriptors.
+#include "store/store_fixture.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace mooncache::test {
+namespace {
+
+TEST(Store, BlockIsInvisibleUntilCommit) {
+  auto store = open_store(small_config(1 << 16));
+  auto reservation = store->reserve(kTenant, key_of(1), 1000, 5);
+  ASSERT_TRUE(reservation);
+  EXPECT_EQ(reservation->extent.generation % 2, 1u);
+  EXPECT_FALSE(present(*store, 1));
+  const uint32_t crc = fill(store->writable(reservation->id), 1);
+  ASSERT_TRUE(store->commit(reservation->id, crc, 5));
+  EXPECT_EQ(store->commit(reservation->id, crc, 5).code, Code::kReservationUnknown);
+  EXPECT_EQ(store->writable(reservation->id).data, nullptr);
+  auto pinned = store->acquire(kTenant, key_of(1), 9);
+  ASSERT_TRUE(pinned);
+  EXPECT_EQ(pinned->info.crc32c, crc);
+  EXPECT_EQ(pinned->info.age_ms, 4u);
+  EXPECT_EQ(pinned->info.hits, 1u);
+  EXPECT_EQ(pinned->info.extent.generation % 2, 0u);
+  EXPECT_TRUE(holds(store->readable(pinned->id), 1));
+  EXPECT_FALSE(store->acquire(kTenant + 1, key_of(1), 9));
+  EXPECT_SOUND(*store);
+  store->release(pinned->id);
+  store->release(pinned->id);
+  EXPECT_EQ(store->readable(pinned->id).data, nullptr);
+  EXPECT_EQ(store->stats().pins, 0u);
+  EXPECT_SOUND(*store);
+}
+
+TEST(Store, RefusalsAreCodes) {
+  auto config = small_config(1 << 16);
+  config.max_block_bytes = 4096;
+  auto store = open_store(config);
+  EXPECT_EQ(store->reserve(kTenant, key_of(1), 0, 0).code(), Code::kInvalidArgument);
+  EXPECT_EQ(store->reserve(kTenant, key_of(1), 4097, 0).code(), Code::kTooLarge);
+  EXPECT_EQ(put(*store, 1, 10, 0), Code::kOk);
+  EXPECT_EQ(put(*store, 1, 10, 0), Code::kAlreadyExists);
+  store->set_draining(true);
+  EXPECT_EQ(put(*store, 2, 10, 0), Code::kDraining);
+  EXPECT_TRUE(present(*store, 1));
+  config.quantum_bytes = 100;
+  EXPECT_EQ(Store::open(config).code(), Code::kConfigInvalid);
+  EXPECT_EQ(store->remove(kTenant, key_of(9), RemoveReason::kRemoved, 0), Code::kNotFound);
+  store->abort(ReservationId{~uint64_t{0}});
+  store->release(PinId{~uint64_t{0}});
+  EXPECT_SOUND(*store);
+}
+
+TEST(Store, FirstCommitOfARaceWins) {
+  auto store = open_store(small_config(1 << 16));
+  auto one = store->reserve(kTenant, key_of(1), 100, 0);
+  auto two = store->reserve(kTenant, key_of(1), 100, 0);
+  ASSERT_TRUE(one && two);
+  EXPECT_TRUE(store->commit(two->id, fill(store->writable(two->id), 2), 0));
+  EXPECT_EQ(store->commit(one->id, fill(store->writable(one->id), 1), 0).code, Code::kAlreadyExists);
+  EXPECT_EQ(store->stats().used_bytes, 128u);
+  auto pinned = store->acquire(kTenant, key_of(1), 0);
+  ASSERT_TRUE(pinned);
+  EXPECT_TRUE(holds(store->readable(pinned->id), 2));
+  EXPECT_SOUND(*store);
+}
+
+TEST(Store, RemovedBlockLivesUntilItsLastRelease) {
+  auto store = open_store(small_config(4096));
+  ASSERT_EQ(put(*store, 1, 4096, 0), Code::kOk);
+  auto first = store->acquire(kTenant, key_of(1), 0);
+  auto second = store->acquire(kTenant, key_of(1), 0);
+  EXPECT_EQ(store->remove(kTenant, key_of(1), RemoveReason::kRemoved, 0), Code::kOk);
+  EXPECT_FALSE(present(*store, 1));
+  EXPECT_EQ(put(*store, 2, 64, 0), Code::kNoSpace);
+  store->release(first->id);
+  EXPECT_TRUE(holds(store->readable(second->id), 1));
+  EXPECT_EQ(store->pin_info(second->id, 0)->extent.generation, second->info.extent.generation);
+  EXPECT_SOUND(*store);
+  int calls = 0;
+  store->set_space_callback([&] { ++calls; });
+  store->release(second->id);
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(put(*store, 2, 64, 0), Code::kOk);
+  EXPECT_SOUND(*store);
+}
+
+TEST(Store, RetentionPinStopsEvictionUntilItsEnd) {
+  auto store = open_store(small_config(1024));
+  ASSERT_EQ(put(*store, 1, 1024, 0), Code::kOk);
+  EXPECT_EQ(store->pin(kTenant, key_of(1), 100, 0), Code::kOk);
+  EXPECT_EQ(put(*store, 2, 64, 99), Code::kNoSpace);
+  EXPECT_EQ(store->remove(kTenant, key_of(1), RemoveReason::kRemoved, 99), Code::kPinned);
+  EXPECT_EQ(store->pin(kTenant, key_of(1), 200, 0), Code::kOk);
+  EXPECT_EQ(put(*store, 2, 64, 150), Code::kNoSpace);
+  EXPECT_EQ(put(*store, 2, 1024, 200), Code::kOk);
+  EXPECT_FALSE(present(*store, 1));
+  EXPECT_EQ(store->pin(kTenant, key_of(2), 1000, 200), Code::kOk);
+  EXPECT_EQ(store->pin(kTenant, key_of(2), 10, 200), Code::kOk);  // shortened
+  EXPECT_EQ(put(*store, 3, 1024, 210), Code::kOk);
+  EXPECT_EQ(store->pin(kTenant, key_of(3), 1000, 210), Code::kOk);
+  EXPECT_EQ(store->unpin(kTenant, key_of(3)), Code::kOk);
+  EXPECT_EQ(put(*store, 4, 1024, 211), Code::kOk);
+  EXPECT_EQ(store->pin(kTenant, key_of(4), 1000, 211), Code::kOk);
+  EXPECT_EQ(store->remove(kTenant, key_of(4), RemoveReason::kRemoved, 212, true), Code::kOk);
+  EXPECT_EQ(store->pin(kTenant, key_of(4), 0, 0), Code::kInvalidArgument);
+  EXPECT_SOUND(*store);
+}
+
+TEST(Store, ManyRepeatedPinsStayBounded) {
+  auto store = open_store(small_config(1 << 16));
+  for (uint64_t number = 0; number < 10; ++number) ASSERT_EQ(put(*store, number, 64, 0), Code::kOk);
+  for (uint64_t step = 0; step < 5000; ++step) {
+    ASSERT_EQ(store->pin(kTenant, key_of(step % 10), step % 2 == 0 ? 100000 : 50000, 0), Code::kOk);
+    if (step % 7 == 0) {
+      ASSERT_EQ(store->unpin(kTenant, key_of(step % 10)), Code::kOk);
+    }
+  }
+  EXPECT_SOUND(*store);
+}
+
+TEST(Store, RangedWritesMustCoverExactly) {
+  auto store = open_store(small_config(1 << 16));
+  const auto write = [&](ReservationId id, uint64_t offset, uint64_t length) {
+    const Slice slice = store->writable(id);
+    return store->note_written(id, offset, length, crc32c({slice.data + offset, length})).code;
+  };
+  auto good = store->reserve(kTenant, key_of(1), 1000, 0);
+  const uint32_t crc = fill(store->writable(good->id), 1);
+  EXPECT_EQ(write(good->id, 600, 400), Code::kOk);
+  EXPECT_EQ(write(good->id, 0, 100), Code::kOk);
+  EXPECT_EQ(write(good->id, 100, 500), Code::kOk);
+  EXPECT_TRUE(store->commit_written(good->id, crc, 0));
+  auto hole = store->reserve(kTenant, key_of(2), 1000, 0);
+  EXPECT_EQ(write(hole->id, 0, 999), Code::kOk);
+  EXPECT_EQ(write(hole->id, 990, 10), Code::kInvalidArgument);
+  EXPECT_EQ(write(hole->id, 990, 11), Code::kInvalidArgument);
+  EXPECT_EQ(write(hole->id, ~uint64_t{0}, 2), Code::kInvalidArgument);
+  EXPECT_EQ(store->commit_written(hole->id, 0, 0).code, Code::kIncomplete);
+  EXPECT_EQ(store->commit_written(hole->id, 0, 0).code, Code::kReservationUnknown);
+  auto wrong = store->reserve(kTenant, key_of(3), 1000, 0);
+  EXPECT_EQ(write(wrong->id, 0, 1000), Code::kOk);
+  EXPECT_EQ(store->commit_written(wrong->id, crc ^ 1u, 0).code, Code::kChecksumMismatch);
+  auto never = store->reserve(kTenant, key_of(4), 10, 0);
+  EXPECT_EQ(store->commit_written(never->id, 0, 0).code, Code::kIncomplete);
+  EXPECT_EQ(store->stats().reservations, 0u);
+  EXPECT_EQ(store->stats().used_bytes, 1024u);
+  EXPECT_SOUND(*store);
+}
+
+TEST(Store, QuarantineHidesAndChangesTheGeneration) {
+  auto store = open_store(small_config(1 << 16));
+  ASSERT_EQ(put(*store, 1, 100, 0), Code::kOk);
+  EXPECT_EQ(store->flip_bit(kTenant, key_of(1), 13), Code::kOk);
+  EXPECT_EQ(store->flip_bit(kTenant, key_of(1), 800), Code::kInvalidArgument);
+  auto pinned = store->acquire(kTenant, key_of(1), 0);
+  const ConstSlice bytes = store->readable(pinned->id);
+  EXPECT_NE(crc32c({bytes.data, bytes.size}), pinned->info.crc32c);
+  store->quarantine(pinned->id);
+  EXPECT_FALSE(present(*store, 1));
+  EXPECT_NE(store->pin_info(pinned->id, 0)->extent.generation, pinned->info.extent.generation);
+  EXPECT_SOUND(*store);
+  store->quarantine(pinned->id);
+  store->release(pinned->id);
+  EXPECT_EQ(store->stats().removed[3], 1u);
+  EXPECT_EQ(store->stats().used_bytes, 0u);
+  EXPECT_SOUND(*store);
+}
+
+TEST(Store, LruEvictsTheColdestAndTailsBeforeHeads) {
+  auto config = small_config(64 * 100);
+  config.eviction = "lru";
+  auto store = open_store(config);
+  std::vector<Key> chain;
+  for (uint64_t number = 0; number < 100; ++number) {
+    ASSERT_EQ(put(*store, number, 64, 0), Code::kOk);
+    chain.push_back(key_of(number));
+  }
+  const auto all = store->match(kTenant, chain, true, 1);
+  EXPECT_EQ(all.leading_run, 100u);
+  for (uint64_t number = 1000; number < 1030; ++number) ASSERT_EQ(put(*store, number, 64, 2), Code::kOk);
+  const auto after = store->match(kTenant, chain, false, 3);
+  EXPECT_EQ(after.leading_run, 70u);
+  EXPECT_EQ(after.present, 70u);
+  EXPECT_SOUND(*store);
+}
+
+TEST(Store, FloodOfSingleUseBlocksLeavesReusedOnesAlone) {
+  auto store = open_store(small_config(64 * 100));
+  for (uint64_t number = 0; number < 40; ++number) ASSERT_EQ(put(*store, number, 64, 0), Code::kOk);
+  for (uint64_t number = 0; number < 40; ++number) store->release(store->acquire(kTenant, key_of(number), 1)->id);
+  for (uint64_t number = 1000; number < 3000; ++number) ASSERT_EQ(put(*store, number, 64, 2), Code::kOk);
+  for (uint64_t number = 0; number < 40; ++number) EXPECT_TRUE(present(*store, number));
+  EXPECT_FALSE(store->acquire(kTenant, key_of(2890), 3));
+  EXPECT_EQ(store->stats().misses_evicted, 1u);
+  ASSERT_EQ(put(*store, 2890, 64, 3), Code::kOk);
+  EXPECT_EQ(store->stats().admitted_by_ghost, 1u);
+  EXPECT_SOUND(*store);
+}
+
+TEST(Store, QuotaEvictsOnlyTheTenantsOwnBlocks) {
+  auto store = open_store(small_config(64 * 100));
+  for (uint64_t number = 0; number < 50; ++number) ASSERT_EQ(put(*store, number, 64, 0, 1), Code::kOk);
+  store->set_quota(2, 64 * 10);
+  for (uint64_t number = 0; number < 30; ++number) ASSERT_EQ(put(*store, number, 64, 0, 2), Code::kOk);
+  for (uint64_t number = 0; number < 50; ++number) EXPECT_TRUE(present(*store, number, 1));
+  for (const TenantUsage& use : store->tenants()) {
+    if (use.tenant == 2) {
+      EXPECT_EQ(use.bytes, 640u);
+    }
+  }
+  EXPECT_EQ(put(*store, 99, 641, 0, 2), Code::kQuotaExceeded);
+  std::vector<PinId> pins;
+  for (uint64_t number = 0; number < 30; ++number) {
+    if (auto pinned = store->acquire(2, key_of(number), 0)) pins.push_back(pinned->id);
+  }
+  EXPECT_EQ(pins.size(), 10u);
+  EXPECT_EQ(put(*store, 99, 64, 0, 2), Code::kQuotaExceeded);
+  for (const PinId id : pins) store->release(id);
+  EXPECT_EQ(put(*store, 99, 64, 0, 2), Code::kOk);
+  EXPECT_EQ(store->stats().evicted_quota, 21u);
+  EXPECT_SOUND(*store);
+}
+
+TEST(Store, ListPagesOneTenant) {
+  auto store = open_store(small_config(1 << 16));
+  for (uint64_t number = 0; number < 100; ++number) ASSERT_EQ(put(*store, number, 64, 0, number % 2), Code::kOk);
+  size_t seen = 0;
+  uint64_t cursor = 0;
+  do {
+    const ListPage page = store->list(1, cursor, 7);
+    EXPECT_LE(page.items.size(), 7u);
+    seen += page.items.size();
+    cursor = page.next_cursor;
+  } while (cursor != 0);
+  EXPECT_EQ(seen, 50u);
+}
+
+TEST(Store, EventLogTellsWhenItOverflowed) {
+  auto config = small_config(1 << 16);
+  config.event_log_capacity = 16;
+  auto store = open_store(config);
+  EXPECT_EQ(store->drain_events(10).first_seq, 1u);
+  for (uint64_t number = 0; number < 5; ++number) ASSERT_EQ(put(*store, number, 64, 0), Code::kOk);
+  const EventBatch batch = store->drain_events(3);
+  EXPECT_EQ(batch.first_seq, 1u);
+  EXPECT_EQ(batch.last_seq, 3u);
+  EXPECT_EQ(batch.records.size(), 3 * kBlockRecordBytes);
+  for (uint64_t number = 5; number < 30; ++number) ASSERT_EQ(put(*store, number, 64, 0), Code::kOk);
+  const EventBatch late = store->drain_events(100);
+  EXPECT_TRUE(late.overflow);
+  EXPECT_EQ(late.first_seq, 15u);
+  EXPECT_EQ(late.last_seq, 30u);
+  EXPECT_FALSE(store->drain_events(100).overflow);
+  EXPECT_EQ(store->event_seq(), 30u);
+}
+
+TEST(Store, DescriptorsShareTheBytesAndCannotBeResized) {
+  auto config = small_config(1 << 16);
+  config.arena_bytes = 1 << 15;
+  auto store = open_store(config);
+  ASSERT_EQ(store->segments().size(), 3u);
+  ASSERT_EQ(put(*store, 1, 500, 0), Code::kOk);
+  auto pinned = store->acquire(kTenant, key_of(1), 0);
+  const Extent extent = pinned->info.extent;
+  const SegmentFd& arena = store->segments()[extent.segment];
+  EXPECT_EQ(::mmap(nullptr, arena.size, PROT_READ | PROT_WRITE, MAP_SHARED, arena.fd_ro, 0), MAP_FAILED);
+  EXPECT_NE(::ftruncate(arena.fd_rw, 0), 0);
+  void* map = ::mmap(nullptr, arena.size, PROT_READ, MAP_SHARED, arena.fd_ro, 0);
+  ASSERT_NE(map, MAP_FAILED);
+  EXPECT_TRUE(holds({static_cast<const std::byte*>(map) + extent.offset, extent.size}, 1));
+  const SegmentFd& table = store->segments()[2];
+  EXPECT_EQ(table.kind, SegmentKind::kGenerationTable);
+  uint64_t generation = 0;
+  ASSERT_EQ(::pread(table.fd_ro, &generation, 8, extent.slot * 8), 8);
+  EXPECT_EQ(generation, extent.generation);
+  store->release(pinned->id);
+  store->remove(kTenant, key_of(1), RemoveReason::kRemoved, 0);
+  ASSERT_EQ(::pread(table.fd_ro, &generation, 8, extent.slot * 8), 8);
+  EXPECT_NE(generation, extent.generation);
+  ::munmap(map, arena.size);
+}
+
+TEST(Store, MixedSizesAlwaysFindRoomWhenNothingIsPinned) {
+  std::mt19937_64 random(11);
+  auto config = small_config(4 << 20);
+  auto store = open_store(config);
+  for (uint64_t number = 0; number < 20000; ++number) {
+    const uint64_t size = random() % 20 == 0 ? 100'000 + random() % 900'000 : 64 + random() % 5000;
+    ASSERT_EQ(put(*store, number, size, number), Code::kOk) << number;
+    if (number % 2000 == 0) {
+      EXPECT_SOUND(*store);
+    }
+  }
+  EXPECT_EQ(store->stats().no_space, 0u);
+}
+
+TEST(Store, BookkeepingStaysBelow200BytesPerBlock) {
+  StoreConfig config;
+  config.capacity_bytes = 64ull << 20;
+  config.quantum_bytes = 64;
+  config.expected_block_bytes = 512;
+  auto store = open_store(config);
+  for (uint64_t number = 0; number < 400'000; ++number) {
+    auto reservation = store->reserve(kTenant, key_of(number), 512, 0);
+    ASSERT_TRUE(reservation);
+    ASSERT_TRUE(store->commit(reservation->id, 0, 0));
+  }
+  const StoreStats stats = store->stats();
+  EXPECT_EQ(stats.blocks, 131072u);
+  EXPECT_LE(stats.bookkeeping_bytes / stats.blocks, 200u);
+  RecordProperty("bookkeeping_bytes_per_block", static_cast<int>(stats.bookkeeping_bytes / stats.blocks));
+  EXPECT_SOUND(*store);
+}
+
+}  // namespace
+}  // namespace mooncache::test
