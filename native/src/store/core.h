@@ -39,13 +39,11 @@ struct Store::Core {
     uint32_t node = store::kNone;
     uint32_t offset = 0;
   };
-  // What one reserve() may still do and where it last made room.
+  // What one reserve() may still evict, and what it evicted.
   struct Pressure {
     uint32_t victims_left = 0;
     uint64_t evicted_bytes = 0;
   };
-  // When each shard's coldest block was last used, one row per queue: the coldest block of the node is
-  // found by a scan of `shards` adjacent words, without a lock. kNever = the queue is empty.
   static constexpr uint64_t kNever = ~uint64_t{0};
 
   explicit Core(StoreConfig config_in);
@@ -116,6 +114,8 @@ struct Store::Core {
   uint64_t slot_count = 0;
   std::vector<SegmentFd> segment_fds;
   std::unique_ptr<Shard[]> shards;
+  // When each shard's coldest block was last used, one row per queue: the coldest block of the node is
+  // found by a scan of `shards` adjacent words, without a lock. kNever = the queue is empty.
   std::unique_ptr<std::atomic<uint64_t>[]> cold[store::kQueues];
   std::unique_ptr<std::atomic<uint64_t>[]> retention_next;  // per shard: earliest end, kNever = none
   std::unique_ptr<store::EventLog> events;

@@ -7,6 +7,11 @@
 // same use), or at its commit when its key was evicted not long ago (a ghost). Probation loses blocks while
 // it holds more than its share, so a flood of blocks that are never read again passes through
 // probation and leaves the protected ones alone.
+// Measured on a public conversation trace (12,031 requests, 512-token blocks, prefix hits / references):
+//   blocks              1,000   10,000   30,000   50,000
+//   lru                 .0445    .2116    .3257    .3546
+//   2q, 25 % probation  .0573    .2050    .3061    .3442
+//   2q, 50 % probation  .0558    .2242    .3251    .3526   <- default, with 4 ghosts per block
 // "lru": all blocks in one queue, the least recently used one goes.
 #pragma once
 
@@ -44,8 +49,8 @@ inline Queue victim_queue(const EvictionRules& rules, uint64_t probation_bytes, 
   return probation_bytes > share ? Queue::kProbation : Queue::kProtected;
 }
 
-// Doubly linked list of entry indexes, hottest at the head. `Links` names the two link members, so that
-// one entry can be in several lists.
+// Doubly linked list of entry indexes, hottest at the head. Previous and Next say which of the entry's
+// links the list uses, so that one entry can be in several lists.
 struct EntryList {
   uint32_t head = kNone;
   uint32_t tail = kNone;

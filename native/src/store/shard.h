@@ -68,12 +68,12 @@ struct ShardCounters {
 struct alignas(64) Shard {
   mutable std::mutex mutex;
   uint32_t number = 0;
-  Slab<Entry, 128> entries;
+  Slab<Entry, 32> entries;
   SlotIndex index;
   EntryList queues[kQueues];
   std::unordered_map<TenantId, EntryList> tenant_lists;
   Ghosts ghosts;
-  Slab<PinRecord, 128> pins;
+  Slab<PinRecord, 32> pins;
   std::unordered_map<uint32_t, WriteRanges> writes;  // by entry; only reservations written in ranges
   // Ends of retention pins, earliest on top: (end, slot number, low generation). Elements go stale when
   // their block is freed or unpinned; they are dropped when they surface or when most are stale.

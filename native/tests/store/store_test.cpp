@@ -303,7 +303,7 @@ TEST(Store, BookkeepingStaysBelow200BytesPerBlock) {
   config.quantum_bytes = 64;
   config.expected_block_bytes = 512;
   auto store = open_store(config);
-  for (uint64_t number = 0; number < 400'000; ++number) {
+  for (uint64_t number = 0; number < 150'000; ++number) {
     auto reservation = store->reserve(kTenant, key_of(number), 512, 0);
     ASSERT_TRUE(reservation);
     ASSERT_TRUE(store->commit(reservation->id, 0, 0));
