@@ -70,6 +70,10 @@ class ModelIndex:
                 usage[tenant_id] = (used + size_bytes, count + 1)
         return usage
 
+    def holder_usage(self) -> dict[int, tuple[int, int]]:
+        sizes = {holder: [size for _, size in mine.values()] for holder, mine in self.blocks.items()}
+        return {holder: (sum(mine), len(mine)) for holder, mine in sizes.items()}
+
     def stats(self) -> dict[str, int]:
         return {
             "blocks": len({block for mine in self.blocks.values() for block in mine}),

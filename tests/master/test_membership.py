@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from mooncache import errors
 from mooncache.master.core.membership import (
     TERM_SHIFT,

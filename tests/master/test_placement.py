@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from mooncache.master.core.placement import (
     Candidate,
     NodeSpace,

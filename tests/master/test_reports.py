@@ -10,9 +10,9 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from mooncache import errors
 from mooncache.master.core.reports import NodeReports, ReportCounters, ReportRules
-
 from tests.master.model_index import ADD, REMOVE, ModelIndex, record
 
 KEYS = [bytes([n]) * 32 for n in range(24)]

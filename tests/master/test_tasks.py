@@ -7,17 +7,11 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from mooncache import errors
 from mooncache.master.core.placement import Candidate
-from mooncache.master.core.tasks import (
-    CopyStep,
-    DropStep,
-    Effect,
-    TaskBook,
-    TaskRules,
-    TaskState,
-    WantContents,
-)
+from mooncache.master.core.task_types import CopyStep, DropStep, Effect, TaskRules, TaskState, WantContents
+from mooncache.master.core.tasks import TaskBook
 
 TENANT = 5
 KEYS = [bytes([n]) * 32 for n in range(40)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from mooncache import errors
 from mooncache.master.core.usage import TenantLedger
 

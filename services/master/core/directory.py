@@ -30,6 +30,7 @@ class BlockIndex(Protocol):
     def locate(self, tenant_id: int, keys: bytes) -> bytes: ...
     def match(self, tenant_id: int, keys: bytes) -> Sequence[tuple[int, int]]: ...
     def tenant_usage(self) -> dict[int, tuple[int, int]]: ...
+    def holder_usage(self) -> dict[int, tuple[int, int]]: ...
     def stats(self) -> dict[str, int]: ...
 
 
@@ -38,7 +39,8 @@ class Directory:
 
     def __init__(self, index: BlockIndex) -> None:
         self._index = index
-        self._taps: dict[int, dict[int, dict[bytes, None]]] = {}
+        # holder -> tenant id -> keys; None until the full report that gives the list has begun
+        self._taps: dict[int, dict[int, dict[bytes, None]] | None] = {}
 
     def apply(self, holder: int, records: bytes) -> None:
         """Apply packed block records of a holder. Raises InvalidArgument for records that cannot be."""
@@ -46,8 +48,9 @@ class Directory:
             self._index.apply(holder, records)
         except (ValueError, IndexError) as refused:
             raise errors.InvalidArgument(f"block records refused: {refused}") from refused
-        if holder in self._taps:
-            self._listen(self._taps[holder], records)
+        noted = self._taps.get(holder)
+        if noted is not None:
+            self._listen(noted, records)
 
     def begin_full(self, holder: int) -> None:
         """What is not reported between this and `end_full` will be dropped."""
@@ -81,21 +84,36 @@ class Directory:
         """Return tenant id -> (bytes, blocks), over all holders."""
         return self._index.tenant_usage()
 
+    def holder_blocks(self) -> dict[int, int]:
+        """Return holder -> number of blocks that the directory lists for it."""
+        return {holder: blocks for holder, (_, blocks) in self._index.holder_usage().items()}
+
     def stats(self) -> dict[str, int]:
         """Return the index's own counters."""
         return self._index.stats()
 
     def listen(self, holder: int) -> None:
-        """Begin to note the holder's blocks; the next full report gives the list."""
-        self._taps[holder] = {}
+        """Note the blocks that the holder's next full report names."""
+        self._taps.setdefault(holder, None)
 
-    def listening(self, holder: int) -> bool:
-        """Whether `listen` is on for the holder."""
-        return holder in self._taps
+    def wanted(self, holder: int) -> bool:
+        """Whether `listen` still waits for a full report to begin."""
+        return holder in self._taps and self._taps[holder] is None
 
-    def heard(self, holder: int) -> dict[int, list[bytes]]:
-        """End listening; return tenant id -> keys that the holder named and did not take back."""
-        return {tenant_id: list(keys) for tenant_id, keys in self._taps.pop(holder, {}).items()}
+    def heard(self, holder: int) -> dict[int, list[bytes]] | None:
+        """End listening when the list is there.
+
+        Tenant id -> keys that the holder named and did not take back.
+        """
+        noted = self._taps.get(holder)
+        if noted is None:
+            return None
+        del self._taps[holder]
+        return {tenant_id: list(keys) for tenant_id, keys in noted.items()}
+
+    def stop_listening(self, holder: int) -> None:
+        """Forget that `listen` was called."""
+        self._taps.pop(holder, None)
 
     @staticmethod
     def _listen(noted: dict[int, dict[bytes, None]], records: bytes) -> None:
@@ -116,6 +134,28 @@ def unpack_holders(packed: bytes) -> list[list[int]]:
         answers.append([_PLACE.unpack_from(packed, at + place * _PLACE.size)[0] for place in range(count)])
         at += count * _PLACE.size
     return answers
+
+
+def count_misses(packed: bytes) -> int:
+    """Return how many keys of a packed locate answer nobody holds."""
+    missing = at = 0
+    while at < len(packed):
+        count = packed[at] | packed[at + 1] << 8
+        missing += count == 0
+        at += _COUNT.size + count * _PLACE.size
+    return missing
+
+
+def leading_present(packed: bytes) -> int:
+    """Return how many keys of a packed locate answer, from the first one on, somebody holds."""
+    leading = at = 0
+    while at < len(packed):
+        count = packed[at] | packed[at + 1] << 8
+        if count == 0:
+            break
+        leading += 1
+        at += _COUNT.size + count * _PLACE.size
+    return leading
 
 
 def split_keys(keys: bytes, keys_max: int) -> list[bytes]:

@@ -116,6 +116,7 @@ class Node:
     drain_wanted: bool = False
     undrain_pending: bool = False
     own_drain_reports: int = 0
+    says_draining: bool = False
     complete: bool = False
     last_seq: int = 0
     weight: float = 0.0
@@ -205,7 +206,8 @@ class Membership:
             node.retired.append(node.incarnation)
             node.usage, node.drain_wanted, node.undrain_pending = _usage_of(info), False, False
         node.info, node.registered_s, node.heard_s = info, now_s, now_s
-        node.complete, node.last_seq, node.own_drain_reports = False, 0, 0
+        node.complete, node.last_seq = False, 0
+        node.own_drain_reports, node.says_draining = 0, False
         node.state = NodeState.DRAINING if node.drain_wanted else NodeState.JOINING
         self._changed(node, now_s)
         return node, [Transition(node.index, node.node_id, before, node.state, contents_lost=True)]
@@ -258,6 +260,7 @@ class Membership:
         It has to say so twice, so that one heartbeat that was late does not drain a node; and not while it
         has yet to hear that its drain was called off.
         """
+        node.says_draining = draining
         if not draining:
             node.undrain_pending, node.own_drain_reports = False, 0
             return []

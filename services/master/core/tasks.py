@@ -15,107 +15,24 @@ Invariant (`check`): every block of a task is in exactly one of: pending, open, 
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from mooncache import errors
 from mooncache.master.core.placement import Candidate, rank_nodes
-
-BlockId = tuple[int, bytes]
-
-
-class TaskKind(enum.Enum):
-    """What a task does."""
-
-    REPLICATE = "replicate"
-    DRAIN = "drain"
-
-
-class TaskState(enum.Enum):
-    """How far it is; the last three are final."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-@dataclass(frozen=True, slots=True)
-class TaskRules:
-    """Limits of tasks.
-
-    steps_in_flight_max / steps_per_node_max: copies under way at once, in all and into one node.
-    keys_per_step: keys of one copy call.
-    attempts_max: how often a block is tried; retry_delay_s: wait before the second try, doubled for each
-    further one.
-    active_max: tasks that are not over; kept_max: tasks over that can still be asked for.
-    listing_timeout_s: wait for a draining node's full report; passes_max: how often a drain looks again.
-    """
-
-    steps_in_flight_max: int = 16
-    steps_per_node_max: int = 2
-    keys_per_step: int = 256
-    attempts_max: int = 5
-    retry_delay_s: float = 0.5
-    active_max: int = 64
-    kept_max: int = 256
-    listing_timeout_s: float = 30.0
-    passes_max: int = 8
-
-
-class World(Protocol):
-    """What planning may ask; answered from the master's memory."""
-
-    def holders(self, tenant_id: int, keys: Sequence[bytes]) -> list[list[int]]:
-        """For each key the indices of nodes that hold it."""
-
-    def readable(self, index: int) -> bool:
-        """Whether a node can be copied from."""
-
-    def lasting(self, index: int) -> bool:
-        """Whether a copy on this node counts (not draining, not dead)."""
-
-    def draining(self, index: int) -> bool:
-        """Whether the node itself says that it takes no new blocks."""
-
-    def candidates(self) -> list[Candidate]:
-        """Nodes that may receive blocks."""
-
-
-@dataclass(frozen=True, slots=True)
-class CopyStep:
-    """Let `target` fetch blocks from `source`. Answer with `TaskBook.on_step`."""
-
-    step_id: int
-    source: int
-    target: int
-    tenant_id: int
-    keys: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DropStep:
-    """Let `node` drop blocks that have been moved. Answer with `TaskBook.on_step`."""
-
-    step_id: int
-    node: int
-    tenant_id: int
-    keys: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class WantContents:
-    """Get a full report of a node and hand it to `TaskBook.on_contents`."""
-
-    node: int
-
-
-Step = CopyStep | DropStep
-Effect = CopyStep | DropStep | WantContents
+from mooncache.master.core.task_types import (
+    BlockId,
+    CopyStep,
+    DropStep,
+    Effect,
+    Step,
+    TaskKind,
+    TaskRules,
+    TaskState,
+    WantContents,
+    World,
+)
 
 
 @dataclass(slots=True)
@@ -305,14 +222,25 @@ class TaskBook:
             if not found:
                 self._end(task, TaskState.DONE)
 
-    def page(self, kind: TaskKind | None, active_only: bool, before: int | None, limit: int) -> list[Task]:
-        """Return up to `limit` tasks, newest first, older than task number `before`."""
+    def page(
+        self,
+        kind: TaskKind | None,
+        active_only: bool,
+        before: int | None,
+        limit: int,
+        tenant: str | None = None,
+    ) -> list[Task]:
+        """Return up to `limit` tasks, newest first, older than task number `before`.
+
+        Of one tenant or of all.
+        """
         chosen = [
             task
             for task in self.tasks.values()
             if (kind is None or task.kind is kind)
             and not (active_only and task.over)
             and (before is None or task.number < before)
+            and (tenant is None or task.tenant == tenant)
         ]
         chosen.sort(key=lambda task: -task.number)
         return chosen[:limit]

@@ -1,0 +1,22 @@
+"""Duty: check every invariant while nothing else is going on.
+
+A broken one is logged and counted, never hidden.
+"""
+
+from __future__ import annotations
+
+from mooncache.logs import Event, get_logger
+from mooncache.master.state import MasterState
+
+log = get_logger(__name__)
+
+
+async def run_once(state: MasterState) -> None:
+    """Check unless tasks are at work."""
+    if state.tasks.active_count:
+        return
+    try:
+        state.check()
+    except AssertionError as broken:
+        state.instruments.broken_invariants.inc()
+        log.error(Event.DUTY_FAILED, duty="check_invariants", error=str(broken))

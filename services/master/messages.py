@@ -1,0 +1,129 @@
+"""Between protos and the core's plain data. Everything a message claims is checked here, once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mooncache import errors
+from mooncache.auth import tenant_id
+from mooncache.master.core.membership import Endpoints, Node, NodeState, Registration, Segment
+from mooncache.master.core.task_types import TaskKind, TaskState
+from mooncache.master.core.tasks import Task
+from mooncache.proto.v1 import common_pb2, master_pb2
+from mooncache.rpc import CallContext
+
+NAME_CHARS_MAX = 255
+SEGMENTS_MAX = 4096
+
+# A joining node serves already, hence clients see it as active; its weight makes it start slowly.
+NODE_STATES = {
+    NodeState.JOINING: common_pb2.NODE_STATE_ACTIVE,
+    NodeState.ACTIVE: common_pb2.NODE_STATE_ACTIVE,
+    NodeState.SUSPECT: common_pb2.NODE_STATE_SUSPECT,
+    NodeState.DRAINING: common_pb2.NODE_STATE_DRAINING,
+    NodeState.DEAD: common_pb2.NODE_STATE_DEAD,
+}
+TASK_KINDS = {
+    TaskKind.REPLICATE: master_pb2.TASK_KIND_REPLICATE,
+    TaskKind.DRAIN: master_pb2.TASK_KIND_DRAIN,
+}
+TASK_STATES = {
+    TaskState.QUEUED: master_pb2.TASK_STATE_QUEUED,
+    TaskState.RUNNING: master_pb2.TASK_STATE_RUNNING,
+    TaskState.DONE: master_pb2.TASK_STATE_DONE,
+    TaskState.FAILED: master_pb2.TASK_STATE_FAILED,
+    TaskState.CANCELLED: master_pb2.TASK_STATE_CANCELLED,
+}
+
+
+def check_name(text: str, what: str) -> str:
+    """Return a name that is not empty and not too long. Raises InvalidArgument."""
+    if not text or len(text) > NAME_CHARS_MAX or not text.isprintable():
+        raise errors.InvalidArgument(f"{what} must have 1 to {NAME_CHARS_MAX} printable characters")
+    return text
+
+
+def registration_of(request: master_pb2.RegisterNodeRequest) -> Registration:
+    """Return what a node says of itself. Raises InvalidArgument."""
+    if len(request.segments) > SEGMENTS_MAX:
+        raise errors.InvalidArgument(f"{len(request.segments)} segments; a node has at most {SEGMENTS_MAX}")
+    if not 0 <= request.endpoints.tcp_port < 65536:
+        raise errors.InvalidArgument(f"{request.endpoints.tcp_port} is not a TCP port")
+    for text in (request.endpoints.grpc_target, request.endpoints.tcp_host, request.endpoints.unix_path):
+        if len(text) > NAME_CHARS_MAX:
+            raise errors.InvalidArgument(f"an endpoint has more than {NAME_CHARS_MAX} characters")
+    return Registration(
+        node_id=check_name(request.node_id, "node_id"),
+        incarnation=request.incarnation,
+        host_id=check_name(request.host_id, "host_id"),
+        endpoints=Endpoints(
+            grpc_target=request.endpoints.grpc_target,
+            tcp_host=request.endpoints.tcp_host,
+            tcp_port=request.endpoints.tcp_port,
+            unix_path=request.endpoints.unix_path,
+            tls=request.endpoints.tls,
+        ),
+        software_version=request.software_version[:NAME_CHARS_MAX],
+        protocol_minor=request.protocol_minor,
+        segments=tuple(Segment(s.id, s.tier, s.capacity_bytes) for s in request.segments),
+    )
+
+
+def node_info(node: Node) -> common_pb2.NodeInfo:
+    """Return a node as the cluster map shows it."""
+    ends = node.info.endpoints
+    return common_pb2.NodeInfo(
+        index=node.index,
+        node_id=node.node_id,
+        host_id=node.info.host_id,
+        incarnation=node.incarnation,
+        endpoints=common_pb2.Endpoints(
+            grpc_target=ends.grpc_target,
+            tcp_host=ends.tcp_host,
+            tcp_port=ends.tcp_port,
+            unix_path=ends.unix_path,
+            tls=ends.tls,
+        ),
+        state=NODE_STATES[node.state],
+        capacity_bytes=node.usage.capacity_bytes,
+        free_bytes=node.published_free_bytes,
+        weight=node.weight,
+        software_version=node.info.software_version,
+    )
+
+
+def cluster_map(nodes: Iterable[Node], term: int, epoch: int, leader: str) -> common_pb2.ClusterMap:
+    """Return the map of these nodes, ordered by index."""
+    ordered = sorted(nodes, key=lambda node: node.index)
+    return common_pb2.ClusterMap(
+        epoch=epoch, term=term, leader=leader, nodes=[node_info(node) for node in ordered]
+    )
+
+
+def task_message(task: Task, now_s: float) -> master_pb2.Task:
+    """Return a task as GetTask shows it."""
+    return master_pb2.Task(
+        task_id=task.task_id,
+        kind=TASK_KINDS[task.kind],
+        state=TASK_STATES[task.state],
+        node_id=task.node_id,
+        block_count=task.block_count,
+        done_block_count=task.done_count,
+        failed_block_count=task.failed_count,
+        copied_bytes=task.copied_bytes,
+        code=task.code if task.over else errors.OK,
+        message=task.message if task.over else "",
+        age_ms=round(max(0.0, now_s - task.created_s) * 1000),
+        tenant=task.tenant,
+    )
+
+
+def tenant_of(named: str, context: CallContext) -> tuple[str, int]:
+    """Return name and id of the tenant that a call is for: the caller's own, unless an admin names another.
+
+    Raises PermissionDenied when somebody else does, InvalidArgument for a malformed name.
+    """
+    if named and named != context.tenant and not context.admin:
+        raise errors.PermissionDenied(f"tenant {context.tenant!r} may not act for tenant {named[:64]!r}")
+    tenant = named or context.tenant
+    return tenant, tenant_id(tenant)

@@ -1,0 +1,66 @@
+"""GetStatus: what this master is and knows; every master answers, leader or not."""
+
+from __future__ import annotations
+
+from mooncache._version import __version__
+from mooncache.master.core.membership import Node
+from mooncache.master.messages import node_info
+from mooncache.master.state import MasterState
+from mooncache.proto.v1 import master_pb2
+from mooncache.rpc import CallContext
+
+
+async def handle(
+    state: MasterState, request: master_pb2.GetStatusRequest, context: CallContext
+) -> master_pb2.GetStatusResponse:
+    """Return the status. Where nodes listen is told to admins only."""
+    members = state.membership
+    response = master_pb2.GetStatusResponse(
+        master_id=state.master_id,
+        term=members.term if state.leading else 0,
+        epoch=members.epoch if state.leading else 0,
+        leading=state.leading,
+        masters=_masters(state),
+        software_version=__version__,
+        uptime_ms=round((context.now_s - state.started_s) * 1000),
+    )
+    if not state.leading:
+        return response
+    stats = state.directory.stats()
+    response.block_count = stats.get("blocks", 0)
+    response.directory_memory_bytes = stats.get("memory_bytes", 0)
+    response.directory_complete = state.completeness() >= 1.0
+    response.active_task_count = state.tasks.active_count
+    listed = state.directory.holder_blocks()
+    for node in sorted(members.nodes.values(), key=lambda node: node.index):
+        response.nodes.append(_node(state, node, listed.get(node.index, 0), context))
+    return response
+
+
+def _masters(state: MasterState) -> list[master_pb2.MasterInfo]:
+    known = dict(state.masters)
+    known[state.master_id] = state.grpc_target
+    if state.leader_id:
+        known[state.leader_id] = state.leader_target
+    return [
+        master_pb2.MasterInfo(master_id=name, grpc_target=target, leader=name == state.leader_id)
+        for name, target in sorted(known.items())
+    ]
+
+
+def _node(state: MasterState, node: Node, listed: int, context: CallContext) -> master_pb2.NodeStatus:
+    reports = state.reports_of(node)
+    info = node_info(node)
+    if not context.admin:
+        info.ClearField("endpoints")
+    return master_pb2.NodeStatus(
+        node=info,
+        used_bytes=node.usage.used_bytes,
+        pinned_bytes=node.usage.pinned_bytes,
+        block_count=node.usage.block_count,
+        directory_block_count=listed,
+        acked_seq=reports.acked_seq,
+        last_seq=node.last_seq,
+        heartbeat_age_ms=round(max(0.0, context.now_s - node.heard_s) * 1000),
+        full_report_pending=node.alive and not node.complete,
+    )

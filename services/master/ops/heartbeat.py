@@ -1,0 +1,41 @@
+"""Heartbeat: a node says that it lives; the answer carries the master's wishes."""
+
+from __future__ import annotations
+
+from mooncache.master.core.membership import Node, Usage
+from mooncache.master.state import MasterState
+from mooncache.proto.v1 import common_pb2, master_pb2
+from mooncache.rpc import CallContext
+
+TENANT_NAMES_MAX = 65536
+
+
+async def handle(
+    state: MasterState, request: master_pb2.HeartbeatRequest, context: CallContext
+) -> master_pb2.HeartbeatResponse:
+    """Note the heartbeat. Raises UnknownNode (register first), StaleIncarnation."""
+    state.require_leading()
+    usage = Usage(request.capacity_bytes, request.used_bytes, request.pinned_bytes, request.block_count)
+    members = state.membership
+    node, transitions = members.heartbeat(request.node_id, request.incarnation, usage, context.now_s)
+    node.last_seq = max(node.last_seq, request.last_seq)
+    draining = request.state == common_pb2.NODE_STATE_DRAINING
+    transitions += members.note_own_drain(node, draining, context.now_s)
+    state.apply(transitions)
+    if len(request.tenant_names) <= TENANT_NAMES_MAX:
+        state.learn_tenants(request.tenant_names)
+    return master_pb2.HeartbeatResponse(
+        epoch=members.epoch,
+        term=members.term,
+        want_full_report=state.wants_full_report(node),
+        commands=_commands(node, draining),
+        lease_ms=round(state.config.dead_after_s * 1000),
+    )
+
+
+def _commands(node: Node, draining: bool) -> list[master_pb2.NodeCommand]:
+    if node.drain_wanted and not draining:
+        return [master_pb2.NODE_COMMAND_DRAIN_ON]
+    if node.undrain_pending and draining:
+        return [master_pb2.NODE_COMMAND_DRAIN_OFF]
+    return []

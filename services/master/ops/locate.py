@@ -1,0 +1,24 @@
+"""Locate: which nodes hold the given blocks."""
+
+from __future__ import annotations
+
+from mooncache.master.core.directory import check_keys, count_misses
+from mooncache.master.messages import tenant_of
+from mooncache.master.state import MasterState
+from mooncache.proto.v1 import master_pb2
+from mooncache.rpc import CallContext
+
+
+async def handle(
+    state: MasterState, request: master_pb2.LocateRequest, context: CallContext
+) -> master_pb2.LocateResponse:
+    """Look the keys up. Raises NotLeader, InvalidArgument, TooLarge, PermissionDenied."""
+    state.require_leading()
+    _, tenant = tenant_of(request.tenant, context)
+    count = check_keys(request.keys, state.config.keys_per_call_max)
+    locations = state.directory.locate(tenant, request.keys)
+    missing = count_misses(locations)
+    state.instruments.located.labels("hit").inc(count - missing)
+    state.instruments.located.labels("miss").inc(missing)
+    members = state.membership
+    return master_pb2.LocateResponse(locations=locations, epoch=members.epoch, term=members.term)

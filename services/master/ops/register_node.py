@@ -1,0 +1,42 @@
+"""RegisterNode: a store node says that it exists."""
+
+from __future__ import annotations
+
+from mooncache import errors
+from mooncache.logs import Event, get_logger
+from mooncache.master.messages import registration_of
+from mooncache.master.state import MasterState
+from mooncache.proto.v1 import master_pb2
+from mooncache.rpc import CallContext
+
+PROTOCOL_MINOR_MAX_AHEAD = 1
+PROTOCOL_MINOR = 1
+
+log = get_logger(__name__)
+
+
+async def handle(
+    state: MasterState, request: master_pb2.RegisterNodeRequest, context: CallContext
+) -> master_pb2.RegisterNodeResponse:
+    """Take the node in. Repeats are harmless."""
+    state.require_leading()
+    info = registration_of(request)
+    if info.protocol_minor > PROTOCOL_MINOR + PROTOCOL_MINOR_MAX_AHEAD:
+        raise errors.VersionSkew(
+            f"node {info.node_id!r} speaks control protocol minor {info.protocol_minor}, this master {PROTOCOL_MINOR}; "
+            "upgrade the master first"
+        )
+    node, transitions = state.membership.register(info, context.now_s)
+    state.apply(transitions)
+    if transitions:
+        log.info(Event.NODE_REGISTERED, node_id=node.node_id, index=node.index, host_id=info.host_id)
+    config = state.config
+    return master_pb2.RegisterNodeResponse(
+        node_index=node.index,
+        master_id=state.master_id,
+        term=state.membership.term,
+        epoch=state.membership.epoch,
+        heartbeat_interval_ms=round(config.heartbeat_interval_s * 1000),
+        lease_ms=round(config.dead_after_s * 1000),
+        want_full_report=state.wants_full_report(node),
+    )

@@ -1,0 +1,50 @@
+"""Which op answers which RPC."""
+
+from __future__ import annotations
+
+from mooncache.master.ops import (
+    drain_node,
+    get_cluster_map,
+    get_status,
+    get_task,
+    get_usage,
+    heartbeat,
+    list_tasks,
+    locate,
+    match,
+    pin_blocks,
+    register_node,
+    remove_blocks,
+    replicate_blocks,
+    report_blocks,
+    unpin_blocks,
+    watch_cluster_map,
+)
+from mooncache.master.state import MasterState
+from mooncache.rpc import MASTER_SERVICE, Handler, RpcTable
+
+# Only the cluster's own processes and its operators may change what the cluster is.
+ADMIN_ONLY = ("RegisterNode", "Heartbeat", "ReportBlocks", "DrainNode")
+
+
+def master_table(state: MasterState) -> RpcTable:
+    """Return the RPCs of the master bound to `state`."""
+    handlers: dict[str, Handler] = {
+        "RegisterNode": register_node.handle,
+        "Heartbeat": heartbeat.handle,
+        "ReportBlocks": report_blocks.handle,
+        "GetClusterMap": get_cluster_map.handle,
+        "WatchClusterMap": watch_cluster_map.handle,
+        "Locate": locate.handle,
+        "Match": match.handle,
+        "PinBlocks": pin_blocks.handle,
+        "UnpinBlocks": unpin_blocks.handle,
+        "RemoveBlocks": remove_blocks.handle,
+        "ReplicateBlocks": replicate_blocks.handle,
+        "DrainNode": drain_node.handle,
+        "GetTask": get_task.handle,
+        "ListTasks": list_tasks.handle,
+        "GetUsage": get_usage.handle,
+        "GetStatus": get_status.handle,
+    }
+    return RpcTable(MASTER_SERVICE, state, handlers, admin_only=ADMIN_ONLY)

@@ -1,0 +1,67 @@
+"""One wish for many keys, sent to every node that holds them.
+
+One call for each node, codes merged for each key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from google.protobuf.message import Message
+
+from mooncache import errors
+from mooncache.master.core.membership import Node
+from mooncache.master.state import MasterState
+from mooncache.rpc import CallContext
+
+
+async def to_holders(
+    state: MasterState,
+    method: str,
+    tenant_id: int,
+    keys: Sequence[bytes],
+    make_request: Callable[[bytes], Message],
+    context: CallContext,
+) -> list[list[int]]:
+    """Call `method` on every living holder with its keys; return for each key the codes of its holders.
+
+    A node that does not answer contributes its error's code. A key that nobody holds gets an empty list.
+    """
+    positions: dict[int, list[int]] = {}
+    for position, holders in enumerate(state.holders(tenant_id, keys)):
+        for holder in holders:
+            positions.setdefault(holder, []).append(position)
+    timeout_s = min(state.config.node_call_timeout_s, max(0.0, context.deadline_s - state.clock.now_s()))
+    members = [(state.membership.by_index(holder), where) for holder, where in positions.items()]
+    living = [(node, where) for node, where in members if node is not None and node.alive]
+
+    async def ask(node: Node, where: list[int]) -> list[int]:
+        request = make_request(b"".join(keys[position] for position in where))
+        try:
+            response: Any = await state.nodes.call(node, method, request, timeout_s)
+        except errors.MooncacheError as error:
+            return [error.code] * len(where)
+        codes = [int(code) for code in response.codes]
+        return codes if len(codes) == len(where) else [errors.ProtocolError.code] * len(where)
+
+    answers = await asyncio.gather(*(ask(node, where) for node, where in living))
+    merged: list[list[int]] = [[] for _ in keys]
+    for (_, where), codes in zip(living, answers, strict=True):
+        for position, code in zip(where, codes, strict=True):
+            merged[position].append(code)
+    return merged
+
+
+def any_ok(codes: Sequence[int]) -> int:
+    """Return OK when one holder did it, otherwise the first refusal; NOT_FOUND without holders."""
+    if not codes:
+        return errors.NotFound.code
+    return errors.OK if errors.OK in codes else codes[0]
+
+
+def all_gone(codes: Sequence[int]) -> int:
+    """Return OK when no holder has it any more, otherwise the first refusal; NOT_FOUND without holders."""
+    gone = (errors.OK, errors.NotFound.code)
+    return next((code for code in codes if code not in gone), errors.OK if codes else errors.NotFound.code)

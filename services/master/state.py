@@ -1,0 +1,251 @@
+"""Everything one master knows, and the few moves that touch several parts of it at once.
+
+Ops and background duties work on this object; it does no I/O itself. All of it except the configuration is derived and
+belongs to one term: `begin_term` starts with nothing known and the nodes report again.
+
+Invariant: what the membership says is gone is gone from the directory, from the reports and from the tasks too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from mooncache import errors
+from mooncache.auth import tenant_id
+from mooncache.clock import Clock
+from mooncache.logs import Event, get_logger
+from mooncache.master import messages
+from mooncache.master.config import MasterConfig
+from mooncache.master.core.directory import BlockIndex, Directory
+from mooncache.master.core.membership import Membership, Node, NodeState, Transition
+from mooncache.master.core.placement import Candidate
+from mooncache.master.core.reports import NodeReports, ReportCounters
+from mooncache.master.core.tasks import TaskBook
+from mooncache.master.core.usage import TenantLedger
+from mooncache.master.shell.instruments import Instruments
+from mooncache.master.shell.node_calls import NodeCalls
+from mooncache.metrics import Metrics
+from mooncache.proto.v1 import common_pb2
+
+log = get_logger(__name__)
+
+
+def native_index() -> BlockIndex:
+    """Return an empty native block index."""
+    from mooncache import _native
+
+    index: BlockIndex = _native.BlockIndex()
+    return index
+
+
+class MasterState:
+    """See the module's text. `make_index` gives an empty block index for each term."""
+
+    def __init__(
+        self,
+        config: MasterConfig,
+        *,
+        master_id: str,
+        grpc_target: str,
+        clock: Clock,
+        nodes: NodeCalls,
+        metrics: Metrics,
+        make_index: Callable[[], BlockIndex] = native_index,
+    ) -> None:
+        self.config = config
+        self.master_id = master_id
+        self.grpc_target = grpc_target
+        self.clock = clock
+        self.nodes = nodes
+        self.instruments = Instruments(metrics)
+        self.started_s = clock.now_s()
+        self.leading = False
+        self.leader_target = ""
+        self.leader_id = ""
+        self.masters: tuple[tuple[str, str], ...] = ()
+        self.watchers = 0
+        self.membership = Membership(config.membership_rules(), config.placement_rules())
+        self.ledger = TenantLedger(tenant_id, config.tenant_quotas_bytes)
+        self._make_index = make_index
+        self._map: common_pb2.ClusterMap | None = None
+        self._map_changed = asyncio.Event()
+        self._map_epoch = 0
+        self._clear(0)
+        self.instruments.watch(self)
+
+    # --- leadership --------------------------------------------------------------------------------------
+
+    def begin_term(self, term: int) -> None:
+        """Lead from now on, with nothing known: every node has to register and report again."""
+        self._clear(term)
+        self.leading = True
+        self.leader_id, self.leader_target = self.master_id, self.grpc_target
+        self.announce()
+
+    def end_term(self) -> None:
+        """Lead no more. What was known is dropped: the next leader will know better."""
+        self.leading = False
+        if self.leader_id == self.master_id:
+            self.leader_id = self.leader_target = ""
+        self._clear(self.membership.term)
+        self.announce()
+
+    def follow(self, leader_id: str, leader_target: str) -> None:
+        """Note who leads, so that callers can be told."""
+        if not self.leading:
+            self.leader_id, self.leader_target = leader_id, leader_target
+
+    def require_leading(self) -> None:
+        """Raise NotLeader, naming the leader when it is known."""
+        if not self.leading:
+            where = f"leader={self.leader_target}" if self.leader_target else "no leader is known yet"
+            raise errors.NotLeader(f"master {self.master_id!r} is a standby; {where}")
+
+    # --- nodes -------------------------------------------------------------------------------------------
+
+    def reports_of(self, node: Node) -> NodeReports:
+        """Return the report logic of the node's incarnation."""
+        known = self._reports.get(node.index)
+        if known is None or known[0] != (node.node_id, node.incarnation):
+            reports = NodeReports(
+                node.index, self.directory, self.config.report_rules(), self.report_counters
+            )
+            self._reports[node.index] = known = ((node.node_id, node.incarnation), reports)
+        return known[1]
+
+    def wants_full_report(self, node: Node) -> bool:
+        """Whether the node should be asked for all its blocks now."""
+        reports = self.reports_of(node)
+        return reports.want_full or (self.directory.wanted(node.index) and not reports.full_under_way)
+
+    def after_report(self, node: Node, now_s: float) -> None:
+        """Bring membership and tasks up to date after a report was taken in."""
+        reports = self.reports_of(node)
+        if reports.complete != node.complete:
+            self.apply(self.membership.set_complete(node, reports.complete, now_s))
+        if reports.complete:
+            contents = self.directory.heard(node.index)
+            if contents is not None:
+                self.tasks.on_contents(node.index, contents, self)
+
+    def expire_reports(self, now_s: float) -> None:
+        """Give up full reports that stopped coming; their nodes will be asked again."""
+        for _, reports in self._reports.values():
+            reports.tick(now_s)
+
+    def apply(self, transitions: Sequence[Transition]) -> None:
+        """Carry a membership change over to everything that depends on it."""
+        now_s = self.clock.now_s()
+        for change in transitions:
+            log.info(
+                Event.NODE_STATE_CHANGED,
+                node_id=change.node_id,
+                before=change.before.value if change.before else "",
+                after=change.after.value if change.after else "forgotten",
+            )
+            if change.contents_lost:
+                self.directory.drop_holder(change.index)
+                self.directory.stop_listening(change.index)
+                if change.index in self._reports:
+                    self._reports[change.index][1].lose()
+                self.tasks.on_node_gone(change.index, now_s)
+            if change.after is NodeState.DEAD:
+                self.instruments.node_deaths.inc()
+            if change.after is None:
+                self._reports.pop(change.index, None)
+        self.announce()
+
+    def completeness(self) -> float:
+        """Return the share of living nodes whose full report has been taken in."""
+        return self.membership.completeness()
+
+    # --- the map -----------------------------------------------------------------------------------------
+
+    def announce(self) -> None:
+        """Wake the watchers when the map has a new epoch."""
+        if self.membership.epoch != self._map_epoch:
+            self._map_epoch = self.membership.epoch
+            self._map = None
+            self._map_changed.set()
+            self._map_changed = asyncio.Event()
+
+    def cluster_map(self) -> common_pb2.ClusterMap:
+        """Return the current map (made once for each epoch; do not change it)."""
+        if self._map is None or self._map.epoch != self.membership.epoch:
+            members = self.membership
+            self._map = messages.cluster_map(
+                members.nodes.values(), members.term, members.epoch, self.leader_target
+            )
+        return self._map
+
+    async def map_changed(self, timeout_s: float) -> None:
+        """Wait for the next epoch, `timeout_s` at most."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._map_changed.wait()
+        except TimeoutError:
+            pass
+
+    # --- what planning asks (core.task_types.World) ------------------------------------------------------
+
+    def holders(self, tenant: int, keys: Sequence[bytes]) -> list[list[int]]:
+        """For each key the indices of nodes that hold it."""
+        return self.directory.holders(tenant, keys)
+
+    def readable(self, index: int) -> bool:
+        """Whether a node can be copied from."""
+        node = self.membership.by_index(index)
+        return node is not None and node.alive
+
+    def lasting(self, index: int) -> bool:
+        """Whether a copy on this node counts."""
+        node = self.membership.by_index(index)
+        return node is not None and node.alive and not node.drain_wanted
+
+    def draining(self, index: int) -> bool:
+        """Whether the node itself says that it takes no new blocks."""
+        node = self.membership.by_index(index)
+        return node is not None and node.drain_wanted and node.says_draining
+
+    def candidates(self) -> list[Candidate]:
+        """Nodes that may receive blocks."""
+        nodes = self.membership.nodes.values()
+        return [
+            Candidate(node.node_id, node.info.host_id, node.weight, node.index)
+            for node in nodes
+            if node.weight > 0.0
+        ]
+
+    # --- housekeeping ------------------------------------------------------------------------------------
+
+    def learn_tenants(self, names: Mapping[int, str]) -> None:
+        """Remember tenant names that a node tells; names that cannot be are ignored."""
+        for number, name in names.items():
+            if number in self.ledger.names:
+                continue
+            try:
+                self.ledger.learn(number, name)
+            except errors.InvalidArgument:
+                continue
+
+    def index_stat(self, name: str) -> float:
+        """Return one of the index's own counters, 0 when it has no such counter."""
+        return float(self.directory.stats().get(name, 0))
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant is broken."""
+        self.membership.check()
+        self.tasks.check()
+        for index, ((node_id, _), reports) in self._reports.items():
+            node = self.membership.by_index(index)
+            assert node is not None, "reports of a node that was forgotten"
+            if node.node_id == node_id and node.alive:
+                assert node.complete == reports.complete, "membership and reports disagree on completeness"
+
+    def _clear(self, term: int) -> None:
+        self.membership.reset(term)
+        self.directory = Directory(self._make_index())
+        self.report_counters = ReportCounters()
+        self.tasks = TaskBook(self.config.task_rules(), f"t{term}")
+        self._reports: dict[int, tuple[tuple[str, int], NodeReports]] = {}
