@@ -250,7 +250,8 @@ class Store {
   const std::vector<SegmentFd>& segments() const;
   const StoreConfig& config() const;
   // Called without locks, on the thread that freed, after a reserve() answered NO_SPACE and space may
-  // have become free since. Set it before the store is shared. It may call the store.
+  // have become free since. The end of a retention pin does not call it: who waits also retries on a timer.
+  // Set it before the store is shared. It may call the store.
   void set_space_callback(std::function<void()> callback);
 
   // Verifies every invariant; false and a reason when one is broken. Stops the world; for tests and idle.

@@ -8,6 +8,8 @@
 //
 // Bookkeeping per block: entry 112 B, allocator node 28 B, generation 8 B, index 4.6-9.2 B, ghosts 8-16 B
 // (factor 4): 161-173 B, plus 28 B for each free extent between blocks.
+// Measured with all parts and 64 shards: 169 B at 100,000 blocks, 187 B at 30,000; fixed parts weigh more below
+// (206 B at 10,000 blocks).
 #pragma once
 
 #include <atomic>
