@@ -23,20 +23,6 @@ BlockIndex::Impl::Impl(BlockIndexOptions options_in)
 BlockIndex::BlockIndex(BlockIndexOptions options) : impl_(std::make_unique<Impl>(options)) {}
 BlockIndex::~BlockIndex() = default;
 
-// Two 64 x 64 -> 128 multiplications fold the key; a seed that nobody outside knows keeps chosen keys
-// from colliding on purpose.
-uint64_t BlockIndex::Impl::hash(TenantId tenant, const Key& key) const {
-  __extension__ using Wide = unsigned __int128;
-  const auto fold = [](uint64_t a, uint64_t b) {
-    const Wide product = static_cast<Wide>(a) * b;
-    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-  };
-  const uint64_t seed = options.hash_seed ^ tenant;
-  const uint64_t a = fold(key.word(0) ^ seed ^ 0xa0761d6478bd642f, key.word(1) ^ options.hash_seed ^ 0xe7037ed1a0b428db);
-  const uint64_t b = fold(key.word(2) ^ options.hash_seed ^ 0x8ebc6af09c88c6e3, key.word(3) ^ seed ^ 0x589965cc75374cc3);
-  return fold(a ^ 0x1d8e4e27c47d124f, b ^ seed ^ 0xeb44accab455d165);
-}
-
 BlockIndex::Impl::Record BlockIndex::Impl::decode(const std::byte* bytes) {
   Record record;
   record.kind = static_cast<uint8_t>(bytes[0]);

@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "index/block_index_impl.h"
-#include "mooncache/bytes.h"
 
 namespace mooncache {
 namespace {
@@ -38,29 +37,37 @@ Result<std::vector<std::vector<BlockReplica>>> BlockIndex::locate(TenantId tenan
 Result<std::vector<std::byte>> BlockIndex::locate_packed(TenantId tenant, std::span<const std::byte> keys,
                                                          uint32_t holders_max) const {
   if (Status status = keys_status(keys); !status) return status;
-  const uint16_t limit = static_cast<uint16_t>(std::min(holders_max, kIndexHoldersMax));
-  Writer writer(keys.size());
+  const size_t limit = std::min(holders_max, kIndexHoldersMax);
+  constexpr size_t kItemBytes = 12;
+  // Written by offset into a vector that doubles: appending field by field costs more than the look-up.
+  std::vector<std::byte> out(keys.size());
+  size_t used = 0;
+  const auto room_for = [&](size_t more) {
+    if (out.size() - used < more) out.resize(std::max(out.size() * 2, used + more));
+  };
   const auto lock = impl_->read();
   impl_->for_each_key(tenant, keys, [&](size_t, const Impl::Entry* entry) {
-    const size_t at = writer.size();
+    const size_t at = used;
     uint16_t count = 0;
-    writer.u16(0);
-    if (entry == nullptr) return true;
-    impl_->pool.for_each(*entry, [&](Impl::Packed replica) {
-      if (count == limit) return;
-      ++count;
-      std::array<std::byte, 12> item{};
-      const auto holder = static_cast<uint16_t>(replica.holder());
-      const uint64_t size_bytes = replica.size_bytes();
-      std::memcpy(item.data(), &holder, sizeof holder);
-      item[2] = static_cast<std::byte>(replica.tier());
-      std::memcpy(item.data() + 4, &size_bytes, sizeof size_bytes);
-      writer.raw(item);
-    });
-    std::memcpy(writer.bytes().data() + at, &count, sizeof count);
+    room_for(sizeof count);
+    used += sizeof count;
+    if (entry != nullptr) {
+      impl_->pool.for_each(*entry, [&](Impl::Packed replica) {
+        if (count == limit) return;
+        ++count;
+        room_for(kItemBytes);
+        const uint64_t holder_and_tier = uint64_t{replica.holder()} | uint64_t{replica.tier()} << 16;
+        const uint64_t size_bytes = replica.size_bytes();
+        std::memcpy(out.data() + used, &holder_and_tier, 4);
+        std::memcpy(out.data() + used + 4, &size_bytes, sizeof size_bytes);
+        used += kItemBytes;
+      });
+    }
+    std::memcpy(out.data() + at, &count, sizeof count);
     return true;
   });
-  return writer.take();
+  out.resize(used);
+  return out;
 }
 
 Result<IndexMatch> BlockIndex::match(TenantId tenant, std::span<const std::byte> keys) const {
