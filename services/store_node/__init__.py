@@ -1,0 +1,1 @@
+"""The store node: a thin service around the native data-plane server."""

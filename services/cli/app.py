@@ -1,0 +1,116 @@
+"""The command tree, and the one place where errors become sentences and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from cyclopts import App, CycloptsError, Group
+
+from mooncache.cli import cluster, data, local, services
+from mooncache.cli.output import (
+    EXIT_DEFECT,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    error_console,
+    print_json,
+    report_error,
+)
+from mooncache.errors import MooncacheError
+
+RUN = Group("Run", sort_key=1)
+BLOCKS = Group("Blocks", sort_key=2)
+CLUSTER = Group("Cluster", sort_key=3)
+TOOLS = Group("Tools", sort_key=4)
+
+_HELP = """A verified, shared KV cache pool for LLM serving.
+
+Begin with `mooncache up`: it starts a pool on this machine and prints a line to try. Every command understands
+`--json`; exit codes: 0 done, 1 a miss or a failed part, 2 wrong arguments, 3 unreachable, 4 not allowed, 5 no space.
+"""
+
+
+def build() -> App:
+    """The command tree. Groups that are heavy (bench) are imported when they are called."""
+    from mooncache._version import __version__
+
+    app = App(
+        name="mooncache",
+        help=_HELP,
+        version=__version__,
+        help_format="markdown",
+        suppress_keyboard_interrupt=False,
+    )
+    for command, name in (
+        (services.up, "up"),
+        (services.master, "master"),
+        (services.store_node, "store-node"),
+    ):
+        app.command(command, name=name, group=RUN)
+    for command in (data.put, data.get, data.ls, data.stat, data.rm, data.pin, data.unpin):
+        app.command(command, group=BLOCKS)
+    for command in (cluster.status, cluster.drain):
+        app.command(command, group=CLUSTER)
+    config_app = App(name="config", help="Look at the configuration.", group=TOOLS)
+    config_app.command(local.explain, name="explain")
+    app.command(config_app)
+    app.command(local.token, group=TOOLS)
+    app.command(local.version, group=TOOLS)
+    bench = App(name="bench", help="Measure: every benchmark prints ratios within one run.", group=TOOLS)
+    bench.command("mooncache.bench.store.command:store", name="store")
+    app.command(bench)
+    return app
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code. A person's mistake never shows a traceback."""
+    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in tokens
+    try:
+        result: Any = build()(
+            tokens, exit_on_error=False, print_error=False, result_action="return_value", help_on_error=False
+        )
+    except CycloptsError as error:
+        return _usage(error, as_json=as_json)
+    except MooncacheError as error:
+        return report_error(error, as_json=as_json)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader has left (head, less): not an error. Keep Python from complaining about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except SystemExit as leaving:
+        return (
+            leaving.code
+            if isinstance(leaving.code, int)
+            else EXIT_OK
+            if leaving.code is None
+            else EXIT_DEFECT
+        )
+    return result if isinstance(result, int) else EXIT_OK
+
+
+def _usage(error: CycloptsError, *, as_json: bool) -> int:
+    chain = " ".join(error.command_chain or ())
+    message = " ".join(str(error).split())
+    hint = f"mooncache {chain} --help".replace("  ", " ")
+    if as_json:
+        print_json(
+            {
+                "error": {
+                    "code": 100,
+                    "name": "INVALID_ARGUMENT",
+                    "message": message,
+                    "retryable": False,
+                    "hint": f"See: {hint}",
+                }
+            }
+        )
+    else:
+        error_console.print(message, markup=False, style="red")
+        error_console.print(f"See: {hint}", markup=False, style="dim")
+    return EXIT_USAGE

@@ -1,0 +1,204 @@
+"""Commands for the cluster: status, drain."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from mooncache.cli.common import AsJson, Where
+from mooncache.cli.output import EXIT_MISS, EXIT_OK, console, human_age, human_bytes, print_json, print_table
+
+_POLL_S = 0.2
+_STATES = {1: "active", 2: "suspect", 3: "draining", 4: "dead"}
+_TASK_STATES = {1: "queued", 2: "running", 3: "done", 4: "failed", 5: "cancelled"}
+_TASK_OVER = {3, 4, 5}
+
+
+def _node_row(item: Any) -> dict[str, Any]:
+    node = item.node
+    return {
+        "node_id": node.node_id,
+        "index": node.index,
+        "state": _STATES.get(node.state, "unknown"),
+        "host_id": node.host_id,
+        "grpc_target": node.endpoints.grpc_target,
+        "tcp": f"{node.endpoints.tcp_host}:{node.endpoints.tcp_port}",
+        "unix_path": node.endpoints.unix_path,
+        "capacity_bytes": node.capacity_bytes,
+        "used_bytes": item.used_bytes,
+        "free_bytes": node.free_bytes,
+        "pinned_bytes": item.pinned_bytes,
+        "block_count": item.block_count,
+        "directory_block_count": item.directory_block_count,
+        "weight": node.weight,
+        "heartbeat_age_s": item.heartbeat_age_ms / 1000.0,
+        "full_report_pending": item.full_report_pending,
+        "software_version": node.software_version,
+    }
+
+
+def _status_document(response: Any) -> dict[str, Any]:
+    return {
+        "master": {
+            "master_id": response.master_id,
+            "leading": response.leading,
+            "term": response.term,
+            "epoch": response.epoch,
+            "uptime_s": response.uptime_ms / 1000.0,
+            "software_version": response.software_version,
+            "block_count": response.block_count,
+            "directory_memory_bytes": response.directory_memory_bytes,
+            "directory_complete": response.directory_complete,
+            "active_task_count": response.active_task_count,
+        },
+        "masters": [
+            {"master_id": m.master_id, "grpc_target": m.grpc_target, "leader": m.leader}
+            for m in response.masters
+        ],
+        "nodes": [_node_row(item) for item in response.nodes],
+    }
+
+
+def status(*, where: Where = Where(), json: AsJson = False) -> int:
+    """Show the master, the store nodes and what they hold.
+
+    For example:
+
+        mooncache status
+
+        mooncache status --json | jq '.nodes[].used_bytes'
+    """
+    from mooncache.proto.v1 import master_pb2
+
+    async def ask(link: Any) -> Any:
+        return await link.call("GetStatus", master_pb2.GetStatusRequest(), where.timeout_s, attempt_s=2.0)
+
+    document = _status_document(where.ask_master(ask))
+    if json:
+        print_json(document)
+        return EXIT_OK
+    master = document["master"]
+    role = "leading" if master["leading"] else "standby"
+    whole = "" if master["directory_complete"] else ", directory is being rebuilt"
+    console.print(
+        f"master [bold]{master['master_id']}[/] {role}, term {master['term']}, epoch {master['epoch']}, "
+        f"up {human_age(master['uptime_s'])}, {master['block_count']} blocks in the directory{whole}"
+    )
+    print_table(
+        "",
+        ("node", "state", "blocks", "used", "free", "data port", "heartbeat age"),
+        [
+            (
+                node["node_id"],
+                node["state"],
+                node["block_count"],
+                human_bytes(node["used_bytes"]),
+                human_bytes(node["free_bytes"]),
+                node["tcp"],
+                human_age(node["heartbeat_age_s"]),
+            )
+            for node in document["nodes"]
+        ],
+    )
+    if not document["nodes"]:
+        console.print("no store nodes; start one with `mooncache store-node`", style="yellow")
+    return EXIT_OK
+
+
+def drain(
+    node_id: Annotated[str, Parameter(help="Name of the node, as `mooncache status` shows it.")],
+    /,
+    *,
+    cancel: Annotated[bool, Parameter(negative=(), help="Call a drain off.")] = False,
+    no_move: Annotated[bool, Parameter(negative=(), help="Do not copy blocks away.")] = False,
+    no_wait: Annotated[
+        bool, Parameter(negative=(), help="Return at once instead of waiting for the end.")
+    ] = False,
+    where: Where = Where(),
+    json: AsJson = False,
+) -> int:
+    """Empty a node before it leaves: it takes no new blocks, and blocks held only there are copied away.
+
+    For example:
+
+        mooncache drain node-2 --timeout 10min
+
+        mooncache drain node-2 --cancel
+    """
+    from mooncache.proto.v1 import master_pb2
+
+    async def ask(link: Any) -> Any:
+        deadline_s = time.monotonic() + where.timeout_s
+        request = master_pb2.DrainNodeRequest(node_id=node_id, cancel=cancel, move_blocks=not no_move)
+        response = await link.call("DrainNode", request, where.timeout_s, attempt_s=5.0)
+        if cancel or no_wait or not response.task_id:
+            return response.task_id, None
+        return response.task_id, await _follow(link, response.task_id, deadline_s, quiet=json)
+
+    task_id, task = where.ask_master(ask)
+    state = (
+        "cancelled" if cancel else _TASK_STATES.get(task.state, "unknown") if task is not None else "started"
+    )
+    if json:
+        document: dict[str, Any] = {"node_id": node_id, "task_id": task_id, "state": state}
+        if task is not None:
+            document |= {
+                "block_count": task.block_count,
+                "done_block_count": task.done_block_count,
+                "failed_block_count": task.failed_block_count,
+                "copied_bytes": task.copied_bytes,
+                "code": task.code,
+                "message": task.message,
+            }
+        print_json(document)
+    elif cancel:
+        console.print(f"{node_id} takes new blocks again")
+    elif task is None:
+        console.print(f"drain of {node_id} started, task {task_id}")
+    else:
+        console.print(
+            f"drain of {node_id}: {state}, {task.done_block_count} of {task.block_count} blocks, "
+            f"{human_bytes(task.copied_bytes)} copied"
+        )
+        if task.message:
+            console.print(task.message, markup=False)
+    return EXIT_MISS if state == "failed" else EXIT_OK
+
+
+async def _follow(link: Any, task_id: str, deadline_s: float, *, quiet: bool) -> Any:
+    """Poll a task until it is over or the time is; a task that outlives the time limit goes on at the master."""
+    from mooncache.clock import SystemClock
+    from mooncache.errors import DeadlineExceeded
+    from mooncache.proto.v1 import master_pb2
+
+    clock = SystemClock()
+    with console.status("draining…") if not quiet else _Silent() as shown:
+        while True:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise DeadlineExceeded(
+                    f"The drain is still going on (task {task_id}); the master carries on with it."
+                )
+            response = await link.call(
+                "GetTask", master_pb2.GetTaskRequest(task_id=task_id), left_s, attempt_s=5.0
+            )
+            task = response.task
+            if task.state in _TASK_OVER:
+                return task
+            shown.update(f"draining: {task.done_block_count} of {task.block_count} blocks")
+            await clock.sleep(_POLL_S)
+
+
+class _Silent:
+    """Stands in for a progress display."""
+
+    def __enter__(self) -> _Silent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def update(self, _text: str) -> None:
+        """Show nothing."""

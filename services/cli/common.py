@@ -1,0 +1,80 @@
+"""Options that several commands share, and how they become a client or a line to the master."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from cyclopts import Group, Parameter
+
+T = TypeVar("T")
+WHERE = Group("Where the cluster is", sort_key=90)
+HOW = Group("Output", sort_key=91)
+
+AsJson = Annotated[bool, Parameter(name="--json", negative=(), group=HOW, help="Print one JSON document.")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Where:
+    """Where the cluster is and who the caller is. Without any of these the cluster of `mooncache up` is used."""
+
+    master: Annotated[str | None, Parameter(group=WHERE, help="Master, host:port[,host:port…].")] = None
+    token_file: Annotated[Path | None, Parameter(group=WHERE, help="File with the token, mode 0600.")] = None
+    tenant: Annotated[
+        str | None, Parameter(group=WHERE, help="Act as this tenant (needs the cluster token).")
+    ] = None
+    state_dir: Annotated[
+        Path | None,
+        Parameter(group=WHERE, help="State folder; default $MOONCACHE_STATE_DIR or ~/.mooncache."),
+    ] = None
+    timeout: Annotated[str, Parameter(group=WHERE, help='Time limit, for example "500ms" or "10s".')] = "10s"
+
+    @property
+    def timeout_s(self) -> float:
+        from mooncache.config import parse_duration_s
+        from mooncache.errors import InvalidArgument
+
+        try:
+            return parse_duration_s(self.timeout)
+        except ValueError as error:
+            raise InvalidArgument(f"--timeout: {error}.") from None
+
+    def settings(self) -> dict[str, Any]:
+        """Arguments for `mooncache.connect`."""
+        return {
+            "master": self.master,
+            "token_file": str(self.token_file) if self.token_file else None,
+            "tenant": self.tenant,
+            "state_dir": str(self.state_dir) if self.state_dir else None,
+            "timeout_s": self.timeout_s,
+            "connect_timeout_s": min(self.timeout_s, 5.0),
+            "client_name": "mooncache-cli",
+        }
+
+    def connect(self) -> Any:
+        """A sync client."""
+        import mooncache
+
+        return mooncache.connect(**self.settings())
+
+    def ask_master(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        """Run `work(link)` with a line to the master and close it."""
+        from mooncache.client.master_link import MasterLink
+        from mooncache.client.options import Options
+        from mooncache.clock import SystemClock
+
+        options = Options.gather(**self.settings())
+
+        async def run() -> T:
+            link = MasterLink(options.targets, options.master_channel, SystemClock(), random.Random())
+            try:
+                return await work(link)
+            finally:
+                await link.close()
+
+        return asyncio.run(run())

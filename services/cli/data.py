@@ -1,0 +1,298 @@
+"""Commands for blocks: put, get, ls, stat, rm, pin, unpin."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from mooncache.cli.common import AsJson, Where
+from mooncache.cli.output import (
+    EXIT_MISS,
+    EXIT_OK,
+    console,
+    error_console,
+    human_age,
+    human_bytes,
+    print_json,
+    print_table,
+)
+from mooncache.errors import InvalidArgument
+
+MAX_VALUE_BYTES = 1 << 30
+_HEX_KEY = re.compile(r"0x[0-9a-fA-F]{64}")
+
+KeyText = Annotated[str, Parameter(help="Name of the block, or 0x and 64 hex digits for a block key.")]
+
+
+def to_key(text: str) -> str | bytes:
+    """A key as written on the command line."""
+    if _HEX_KEY.fullmatch(text):
+        return bytes.fromhex(text[2:])
+    if text.startswith("0x") and len(text) >= 60:
+        raise InvalidArgument(
+            f"A block key is 0x and exactly 64 hex digits; got {len(text) - 2} characters after 0x."
+        )
+    return text
+
+
+def _read_value(value: str | None, file: Path | None) -> bytes:
+    if (value is None) == (file is None):
+        raise InvalidArgument("Give a VALUE or --file PATH (- reads standard input), one of them.")
+    if value is not None:
+        return value.encode()
+    assert file is not None
+    try:
+        if str(file) == "-":
+            data = sys.stdin.buffer.read(MAX_VALUE_BYTES + 1)
+        else:
+            with file.open("rb") as source:
+                data = source.read(MAX_VALUE_BYTES + 1)
+    except OSError as error:
+        raise InvalidArgument(f"{file} cannot be read: {error.strerror}.") from None
+    if len(data) > MAX_VALUE_BYTES:
+        raise InvalidArgument("A block may have at most 1 GiB. Split the file.")
+    return data
+
+
+def put(
+    key: KeyText,
+    value: Annotated[str | None, Parameter(help="The value, as text.")] = None,
+    /,
+    *,
+    file: Annotated[
+        Path | None, Parameter(name=["--file", "-f"], help="Read the value from a file; - is stdin.")
+    ] = None,
+    replicas: Annotated[int, Parameter(help="Number of nodes to store it on.")] = 1,
+    where: Where = Where(),
+    json: AsJson = False,
+) -> int:
+    """Store a block.
+
+    For example:
+
+        mooncache put greeting hello
+
+        mooncache put model-notes --file notes.bin --replicas 2
+    """
+    data = _read_value(value, file)
+    with where.connect() as client:
+        result = client.put_many([to_key(key)], [data], replicas=replicas)
+        result.raise_for_errors()
+        created, node = result.created[0], result.node_ids[0]
+    if json:
+        print_json({"key": key, "size_bytes": len(data), "created": created, "node_id": node})
+    elif created:
+        console.print(f"stored {human_bytes(len(data))} on {node}")
+    else:
+        console.print("the pool holds this key already; nothing was stored")
+    return EXIT_OK
+
+
+def get(
+    key: KeyText,
+    /,
+    *,
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"], help="Write the bytes to a file.")] = None,
+    where: Where = Where(),
+    json: AsJson = False,
+) -> int:
+    """Print a block's bytes, checked against their checksum. Exit code 1 when the pool does not have it.
+
+    For example:
+
+        mooncache get greeting
+
+        mooncache get model-notes --out notes.bin
+    """
+    with where.connect() as client:
+        data = client.get(to_key(key))
+    if out is not None and data is not None:
+        try:
+            out.write_bytes(data)
+        except OSError as error:
+            raise InvalidArgument(f"{out} cannot be written: {error.strerror}.") from None
+    if json:
+        document: dict[str, Any] = {"key": key, "found": data is not None}
+        if data is not None:
+            document["size_bytes"] = len(data)
+            if out is None:
+                import base64
+
+                document["value_base64"] = base64.b64encode(data).decode()
+        print_json(document)
+    elif data is None:
+        error_console.print("not found", style="yellow")
+    elif out is not None:
+        console.print(f"wrote {human_bytes(len(data))} to {out}")
+    else:
+        sys.stdout.buffer.write(data)
+        if sys.stdout.isatty():
+            sys.stdout.buffer.write(b"\n")
+        sys.stdout.buffer.flush()
+    return EXIT_OK if data is not None else EXIT_MISS
+
+
+def ls(
+    *,
+    limit: Annotated[int, Parameter(help="Number of entries at most.")] = 100,
+    where: Where = Where(),
+    json: AsJson = False,
+) -> int:
+    """List the tenant's blocks, node by node. The pool keeps block keys only, not the names they were made from.
+
+    For example:
+
+        mooncache ls --limit 20
+    """
+    if not 1 <= limit <= 1_000_000:
+        raise InvalidArgument(f"--limit must be between 1 and 1000000; got {limit}.")
+    with where.connect() as client:
+        entries = list(client.list(limit=limit))
+    if json:
+        rows = [
+            {
+                "key": "0x" + e.key.hex(),
+                "size_bytes": e.size_bytes,
+                "tier": e.tier,
+                "hits": e.hits,
+                "node_id": e.node_id,
+            }
+            for e in entries
+        ]
+        print_json({"blocks": rows})
+    elif entries:
+        print_table(
+            f"{len(entries)} blocks",
+            ("key", "size", "tier", "hits", "node"),
+            [("0x" + e.key.hex(), human_bytes(e.size_bytes), e.tier, e.hits, e.node_id) for e in entries],
+        )
+    else:
+        console.print("no blocks")
+    return EXIT_OK
+
+
+def stat(key: KeyText, /, *, where: Where = Where(), json: AsJson = False) -> int:
+    """Show size, checksum, tier, pins, hits and age of a block. Exit code 1 when the pool does not have it.
+
+    For example:
+
+        mooncache stat greeting
+    """
+    with where.connect() as client:
+        found = client.stat(to_key(key))
+    if json:
+        document: dict[str, Any] = {"key": key, "found": found is not None}
+        if found is not None:
+            document |= {
+                "size_bytes": found.size_bytes,
+                "crc32c": f"{found.crc32c:08x}",
+                "tier": found.tier,
+                "pins": found.pins,
+                "hits": found.hits,
+                "age_s": found.age_s,
+                "node_ids": list(found.node_ids),
+            }
+        print_json(document)
+    elif found is None:
+        error_console.print("not found", style="yellow")
+    else:
+        print_table(
+            key,
+            ("size", "crc32c", "tier", "pins", "hits", "age", "node"),
+            [
+                (
+                    human_bytes(found.size_bytes),
+                    f"{found.crc32c:08x}",
+                    found.tier,
+                    found.pins,
+                    found.hits,
+                    human_age(found.age_s),
+                    ", ".join(found.node_ids),
+                )
+            ],
+        )
+    return EXIT_OK if found is not None else EXIT_MISS
+
+
+def _change(keys: tuple[str, ...], result: Any, done: str, *, as_json: bool) -> int:
+    """Report a batch change; exit code 1 when some key was missing, the error's own when one failed."""
+    if as_json:
+        print_json({"results": [{"key": k, "code": c} for k, c in zip(keys, result.codes, strict=True)]})
+    else:
+        for key, code in zip(keys, result.codes, strict=True):
+            if code == 0:
+                console.print(f"{done} {key}", markup=False)
+            elif code == 200:
+                error_console.print(f"not found: {key}", markup=False)
+    if result.errors and not as_json:
+        result.raise_for_errors()
+    return EXIT_OK if all(code == 0 for code in result.codes) else EXIT_MISS
+
+
+Keys = Annotated[tuple[str, ...], Parameter(help="Names of blocks, or block keys in hex (0x…).")]
+
+
+def rm(
+    *keys: Annotated[str, Parameter(help="Names of blocks, or block keys in hex (0x…).")],
+    where: Where = Where(),
+    json: AsJson = False,
+) -> int:
+    """Remove blocks from every node. Exit code 1 when one of them was not there.
+
+    For example:
+
+        mooncache rm greeting model-notes
+    """
+    _some(keys)
+    with where.connect() as client:
+        return _change(keys, client.remove_many([to_key(key) for key in keys]), "removed", as_json=json)
+
+
+def pin(
+    *keys: Annotated[str, Parameter(help="Names of blocks, or block keys in hex (0x…).")],
+    ttl: Annotated[str, Parameter(help='How long, for example "10min".')] = "10min",
+    where: Where = Where(),
+    json: AsJson = False,
+) -> int:
+    """Keep blocks from eviction for a while.
+
+    For example:
+
+        mooncache pin system-prompt --ttl 1h
+    """
+    from mooncache.config import parse_duration_s
+
+    _some(keys)
+    try:
+        ttl_s = parse_duration_s(ttl)
+    except ValueError as error:
+        raise InvalidArgument(f"--ttl: {error}.") from None
+    with where.connect() as client:
+        return _change(
+            keys, client.pin_many([to_key(key) for key in keys], ttl_s=ttl_s), "pinned", as_json=json
+        )
+
+
+def unpin(
+    *keys: Annotated[str, Parameter(help="Names of blocks, or block keys in hex (0x…).")],
+    where: Where = Where(),
+    json: AsJson = False,
+) -> int:
+    """Take pins back.
+
+    For example:
+
+        mooncache unpin system-prompt
+    """
+    _some(keys)
+    with where.connect() as client:
+        return _change(keys, client.unpin_many([to_key(key) for key in keys]), "unpinned", as_json=json)
+
+
+def _some(keys: tuple[str, ...]) -> None:
+    if not keys:
+        raise InvalidArgument("Name at least one block.")

@@ -1,0 +1,95 @@
+"""Commands that need no cluster: version, token, config explain."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from mooncache.cli.common import AsJson
+from mooncache.cli.output import EXIT_OK, console, print_json, print_table
+
+
+def version(*, json: AsJson = False) -> int:
+    """Print the version of Mooncache and of what it runs on."""
+    import grpc
+
+    from mooncache._version import __version__
+
+    found = {
+        "mooncache": __version__,
+        "python": platform.python_version(),
+        "grpcio": grpc.__version__,
+        "machine": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+    if json:
+        print_json(found)
+    else:
+        for name, value in found.items():
+            console.print(f"{name:<10} {value}")
+    return EXIT_OK
+
+
+def token(
+    *,
+    tenant: Annotated[str | None, Parameter(help="Make the token of this tenant.")] = None,
+    token_file: Annotated[Path | None, Parameter(help="File with the cluster token.")] = None,
+    state_dir: Annotated[Path | None, Parameter(help="State folder with the cluster token.")] = None,
+    json: AsJson = False,
+) -> int:
+    """Print the cluster token, or a tenant's token made from it. Treat the output like a password.
+
+    A tenant token needs no registration: every service derives it again from the cluster token.
+
+    For example:
+
+        mooncache token --tenant team-a > team-a.token && chmod 600 team-a.token
+    """
+    from mooncache.auth import load_cluster_token, tenant_token
+    from mooncache.config import load
+
+    config = load(overrides={"cluster.state_dir": state_dir, "cluster.token_file": token_file})
+    found = load_cluster_token(config.cluster.token_path)
+    if tenant is not None:
+        found = tenant_token(found, tenant)
+    if json:
+        print_json({"tenant": found.tenant, "admin": found.admin, "token": found.text})
+    else:
+        console.print(found.text, soft_wrap=True, markup=False)
+    return EXIT_OK
+
+
+def explain(
+    *,
+    config: Annotated[Path | None, Parameter(help="TOML file to read; default $MOONCACHE_CONFIG.")] = None,
+    set_only: Annotated[bool, Parameter(negative=(), help="Only what differs from the default.")] = False,
+    toml: Annotated[bool, Parameter(negative=(), help="Print a commented TOML file instead.")] = False,
+    json: AsJson = False,
+) -> int:
+    """Show every setting: its value, where the value came from, and what it means.
+
+    For example:
+
+        mooncache config explain
+
+        MOONCACHE_MASTER_PORT=7800 mooncache config explain --set-only
+    """
+    from mooncache.config import explain as explain_config
+    from mooncache.config import load, to_toml
+
+    loaded = load(config)
+    if toml:
+        print(to_toml(loaded), end="")
+        return EXIT_OK
+    rows = [row for row in explain_config(loaded) if not set_only or row.source != "default"]
+    if json:
+        print_json({"settings": [row._asdict() for row in rows]})
+    else:
+        print_table(
+            f"{len(rows)} settings",
+            ("setting", "value", "from", "meaning"),
+            [(row.name, row.value, row.source, row.help) for row in rows],
+        )
+    return EXIT_OK

@@ -1,0 +1,107 @@
+"""Child processes of the embedded cluster: start with its own environment and log file, watch, stop, never orphan."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_TAIL_BYTES = 16_384
+
+
+@dataclass
+class Part:
+    """One process of the cluster: `name` for people, `module` to run, `env` on top of the parent's environment."""
+
+    name: str
+    module: str
+    env: Mapping[str, str]
+    log_path: Path
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid if self.process is not None else 0
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs (or was never started)."""
+        return self.process.poll() if self.process is not None else None
+
+    def start(self) -> None:
+        """Start it in a process group of its own, so that Ctrl-C reaches only the parent."""
+        base = {key: value for key, value in os.environ.items() if not _is_service_setting(key)}
+        self.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "mooncache.cluster.child", self.module, str(os.getpid())],
+                env={**base, **self.env},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+            )
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal; nothing happens when it has ended."""
+        if self.process is not None and self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for its end; None when it still runs."""
+        if self.process is None:
+            return None
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def log_tail(self, lines: int = 15) -> str:
+        """The last lines it wrote."""
+        try:
+            with self.log_path.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                text = log.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+def stop_all(parts: list[Part], timeout_s: float) -> list[str]:
+    """Ask every part to end, then kill what is left; returns the names of those that had to be killed."""
+    for part in parts:
+        part.send(signal.SIGTERM)
+    deadline_s = time.monotonic() + timeout_s
+    killed = []
+    for part in parts:
+        if part.process is None:
+            continue
+        if part.wait(max(0.0, deadline_s - time.monotonic())) is None:
+            part.send(signal.SIGKILL)
+            part.wait(5.0)
+            killed.append(part.name)
+    return killed
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _is_service_setting(name: str) -> bool:
+    """Settings of the parent that would be wrong for every child: the embedded cluster sets them itself."""
+    return name.startswith(
+        ("MOONCACHE_STORE_NODE_", "MOONCACHE_MASTER_", "MOONCACHE_CLUSTER_", "MOONCACHE_STATE_DIR")
+    )

@@ -1,0 +1,151 @@
+"""Duty: be registered with the leading master, and send heartbeats.
+
+The node serves with or without a master; this duty only ever waits and tries again, with jittered back-off, one
+target after the other. A master that does not know the node (new leader, restart) is answered by a registration;
+a new term always leads to a full report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from mooncache.client.backoff import Backoff
+from mooncache.errors import MooncacheError, StaleIncarnation, UnknownNode
+from mooncache.logs import Event, get_logger
+from mooncache.proto.v1 import master_pb2
+from mooncache.store_node.state import NodeState, stat
+
+PROTOCOL_MINOR = 1
+_INTERVAL_MIN_S = 0.05
+_INTERVAL_MAX_S = 60.0
+
+log = get_logger(__name__)
+
+
+async def run(state: NodeState) -> None:
+    """Until cancelled."""
+    backoff = Backoff(state.rng, first_s=0.1, cap_s=2.0)
+    lost_logged = False
+    while True:
+        try:
+            if not state.membership.registered:
+                await register(state)
+            await heartbeat(state)
+        except (UnknownNode, StaleIncarnation):
+            state.forget_master()
+            state.wake_membership.clear()
+            await state.clock.sleep(backoff.next_s())
+            continue
+        except MooncacheError as error:
+            silent_s = state.clock.now_s() - state.membership.heard_s
+            state.count("master_call_failures")
+            if not lost_logged and silent_s >= state.membership.heartbeat_interval_s:
+                lost_logged = True
+                log.warning(Event.NODE_MASTER_LOST, code=error.name, reason=error.message)
+            await state.clock.sleep(backoff.next_s())
+            continue
+        backoff.reset()
+        lost_logged = False
+        await _pause(state)
+
+
+async def _pause(state: NodeState) -> None:
+    """One heartbeat interval, a little shortened at random so that nodes do not march in step."""
+    interval_s = state.membership.heartbeat_interval_s * (0.8 + 0.2 * state.rng.random())
+    waker = asyncio.ensure_future(state.wake_membership.wait())
+    sleeper = asyncio.ensure_future(state.clock.sleep(interval_s))
+    try:
+        await asyncio.wait((waker, sleeper), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (waker, sleeper):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        state.wake_membership.clear()
+
+
+async def register(state: NodeState) -> None:
+    """One attempt to register with the current target.
+
+    Raises:
+        MooncacheError: nobody answered, or the master refused; the next attempt goes to the next target.
+    """
+    assert state.link is not None
+    identity = state.identity
+    response = await state.link.call_once(
+        "RegisterNode",
+        master_pb2.RegisterNodeRequest(
+            node_id=identity.node_id,
+            incarnation=identity.incarnation,
+            host_id=identity.host_id,
+            software_version=identity.software_version,
+            protocol_minor=PROTOCOL_MINOR,
+            endpoints=state.endpoints,
+            segments=state.segments,
+            started_ms=identity.started_wall_ms,
+        ),
+        state.call_timeout_s,
+    )
+    membership = state.membership
+    if (membership.term, membership.master_id) != (response.term, response.master_id):
+        state.planner.detach()
+    membership.registered = True
+    membership.master_id = response.master_id
+    membership.term = response.term
+    membership.node_index = response.node_index
+    membership.heartbeat_interval_s = _bounded(response.heartbeat_interval_ms)
+    membership.lease_s = response.lease_ms / 1000.0
+    membership.heard_s = state.clock.now_s()
+    state.planner.attach(response.want_full_report)
+    state.count("registrations")
+    log.info(Event.NODE_REGISTERED, master_id=response.master_id, term=response.term, index=response.node_index)
+
+
+async def heartbeat(state: NodeState) -> None:
+    """One heartbeat; carries out what the master wishes in its answer.
+
+    Raises:
+        UnknownNode, StaleIncarnation: the master wants a registration.
+        MooncacheError: nobody answered.
+    """
+    assert state.link is not None
+    stats = state.core.stats()
+    response = await state.link.call_once(
+        "Heartbeat",
+        master_pb2.HeartbeatRequest(
+            node_id=state.identity.node_id,
+            incarnation=state.identity.incarnation,
+            master_term=state.membership.term,
+            capacity_bytes=stat(stats, "store_capacity_bytes"),
+            used_bytes=stat(stats, "store_used_bytes"),
+            pinned_bytes=stat(stats, "store_pinned_bytes"),
+            block_count=stat(stats, "store_blocks"),
+            state=state.node_state,
+            tenant_names=state.core.tenants(),
+            last_seq=state.core.event_seq(),
+        ),
+        min(state.call_timeout_s, max(1.0, state.membership.heartbeat_interval_s * 2)),
+    )
+    state.membership.heard_s = state.clock.now_s()
+    state.count("heartbeats")
+    if response.term != state.membership.term:
+        raise UnknownNode("the answering master leads another term")
+    if response.want_full_report and not state.planner.reporting_full:
+        state.planner.request_full("a heartbeat's answer asked for it")
+    for command in response.commands:
+        if command == master_pb2.NODE_COMMAND_DRAIN_ON:
+            _drain(state, draining=True)
+        elif command == master_pb2.NODE_COMMAND_DRAIN_OFF:
+            _drain(state, draining=False)
+
+
+def _drain(state: NodeState, *, draining: bool) -> None:
+    if state.draining != draining:
+        state.set_draining(draining)
+        log.info(Event.DRAIN_STARTED if draining else Event.DRAIN_FINISHED, node_id=state.identity.node_id)
+
+
+def _bounded(interval_ms: int) -> float:
+    """A heartbeat interval that cannot turn the node into a storm or a corpse."""
+    return min(max(interval_ms / 1000.0, _INTERVAL_MIN_S), _INTERVAL_MAX_S)

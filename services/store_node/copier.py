@@ -1,0 +1,208 @@
+"""Copies blocks from another node to this one with the native client, as the tenant that owns them.
+
+Idea: the node holds the cluster's secret and can therefore prove any tenant's key to its peers. Blocks travel in
+batches of bounded bytes: sizes are asked first, then each batch is read (checksums checked) and put locally. One native
+client per tenant is kept for a few tenants; threads are bounded by `concurrency`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import concurrent.futures
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from mooncache.client.map_keeper import view_of_node
+from mooncache.client.results import NodeView
+from mooncache.errors import DeadlineExceeded, InvalidArgument, NodeUnavailable
+from mooncache.proto.v1 import common_pb2
+
+OK = 0
+ALREADY_EXISTS = 201
+NOT_FOUND = 200
+MAX_BATCH_BYTES = 64 << 20
+MAX_TENANT_CLIENTS = 8
+MAX_SOURCES = 256
+_KEY_BYTES = 32
+_SELF_INDEX = 65_534
+_SOURCE_LIMIT = 65_000
+
+ClientFor = Callable[[str], Any]
+"""Makes a native client that acts for a tenant."""
+
+
+def batches(sizes_bytes: Iterable[int | None], limit_bytes: int) -> list[list[int]]:
+    """Positions grouped so that each group holds at most `limit_bytes`, or a single larger block. None is left out."""
+    groups: list[list[int]] = []
+    held_bytes = 0
+    for position, size in enumerate(sizes_bytes):
+        if size is None:
+            continue
+        if not groups or held_bytes + size > limit_bytes:
+            groups.append([])
+            held_bytes = 0
+        groups[-1].append(position)
+        held_bytes += size
+    return groups
+
+
+class _Peer:
+    """One tenant's client with the nodes it knows."""
+
+    def __init__(self, client: Any, own: NodeView) -> None:
+        self._client = client
+        self._own = own
+        self._sources: collections.OrderedDict[str, NodeView] = collections.OrderedDict()
+        self._epoch = 0
+        self._next_index = 0
+        self._lock = threading.Lock()
+
+    @property
+    def client(self) -> Any:
+        return self._client
+
+    def index_of(self, source: NodeView) -> int:
+        """Make the source known and return its index in this client's own map."""
+        with self._lock:
+            known = self._sources.get(source.node_id)
+            same = known is not None and _address(known) == _address(source)
+            if known is None or not same:
+                self._sources.pop(source.node_id, None)
+                while len(self._sources) >= MAX_SOURCES:
+                    self._sources.popitem(last=False)
+                known = _with_index(source, self._next_index % _SOURCE_LIMIT)
+                self._next_index += 1
+                self._sources[source.node_id] = known
+                self._epoch += 1
+                nodes = [*self._sources.values(), self._own]
+                self._client.set_map(self._epoch, [_as_dict(node) for node in nodes])
+            return known.index
+
+
+class NativeCopier:
+    """See the module's text. `close` ends what is under way."""
+
+    def __init__(self, own: NodeView, client_for: ClientFor, concurrency: int) -> None:
+        self._own = _with_index(own, _SELF_INDEX)
+        self._client_for = client_for
+        self._peers: collections.OrderedDict[str, _Peer] = collections.OrderedDict()
+        self._lock = threading.Lock()
+        self._pool = concurrent.futures.ThreadPoolExecutor(concurrency, thread_name_prefix="mooncache-copy")
+
+    async def copy(
+        self, tenant: str, keys: bytes, source: common_pb2.NodeInfo, timeout_s: float
+    ) -> tuple[list[int], int]:
+        """Copy packed `keys` of `tenant` from `source`.
+
+        Returns:
+            A stable code for each key and the number of bytes that moved.
+
+        Raises:
+            InvalidArgument: the source has no data endpoint.
+            NodeUnavailable: the source cannot be asked at all.
+        """
+        if not source.endpoints.tcp_port and not source.endpoints.unix_path:
+            raise InvalidArgument("source has no data endpoint.")
+        loop = asyncio.get_running_loop()
+        deadline_s = time.monotonic() + timeout_s
+        return await loop.run_in_executor(self._pool, self._copy, tenant, keys, view_of_node(source), deadline_s)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            for peer in self._peers.values():
+                peer.client.close()
+            self._peers.clear()
+
+    def _peer(self, tenant: str) -> _Peer:
+        with self._lock:
+            peer = self._peers.pop(tenant, None) or _Peer(self._client_for(tenant), self._own)
+            self._peers[tenant] = peer
+            while len(self._peers) > MAX_TENANT_CLIENTS:
+                self._peers.popitem(last=False)[1].client.close()
+            return peer
+
+    def _copy(self, tenant: str, keys: bytes, source: NodeView, deadline_s: float) -> tuple[list[int], int]:
+        peer = self._peer(tenant)
+        index = peer.index_of(source)
+        client = peer.client
+        wanted = [keys[start : start + _KEY_BYTES] for start in range(0, len(keys), _KEY_BYTES)]
+        codes = [DeadlineExceeded.code] * len(wanted)
+        copied_bytes = 0
+        try:
+            stats = client.stat(keys, _left_s(deadline_s), None, index)
+        except DeadlineExceeded:
+            return codes, 0
+        for position, item in enumerate(stats):
+            if item is None:
+                codes[position] = NOT_FOUND
+        sizes = [None if item is None else int(item["size"]) for item in stats]
+        if sizes and all(size is None for size in sizes) and not _answers(client, index, deadline_s):
+            raise NodeUnavailable(f"Node {source.node_id} did not answer.")
+        for group in batches(sizes, MAX_BATCH_BYTES):
+            if time.monotonic() >= deadline_s:
+                break
+            moved = self._copy_group(client, index, [wanted[i] for i in group], deadline_s)
+            for position, (code, size) in zip(group, moved, strict=True):
+                codes[position] = code
+                copied_bytes += size
+        return codes, copied_bytes
+
+    def _copy_group(
+        self, client: Any, source: int, keys: list[bytes], deadline_s: float
+    ) -> list[tuple[int, int]]:
+        """Code and bytes moved of each key."""
+        values = client.get_bytes(keys, _left_s(deadline_s), None, source)
+        outcome: list[tuple[int, int]] = [(OK if isinstance(item, bytes) else int(item), 0) for item in values]
+        found = [i for i, item in enumerate(values) if isinstance(item, bytes)]
+        if found:
+            answer = client.put(
+                [keys[i] for i in found],
+                [values[i] for i in found],
+                1,
+                _left_s(deadline_s),
+                None,
+                _SELF_INDEX,
+            )
+            for i, (code, _) in zip(found, answer, strict=True):
+                outcome[i] = (code, len(values[i]) if code == OK else 0)
+        return outcome
+
+
+def _answers(client: Any, index: int, deadline_s: float) -> bool:
+    try:
+        client.ping(index, _left_s(deadline_s))
+    except Exception:  # noqa: BLE001 - whatever it is, the source does not answer
+        return False
+    return True
+
+
+def _left_s(deadline_s: float) -> float:
+    return max(0.05, deadline_s - time.monotonic())
+
+
+def _address(node: NodeView) -> tuple[Any, ...]:
+    return node.incarnation, node.tcp_host, node.tcp_port, node.unix_path, node.host_id
+
+
+def _with_index(node: NodeView, index: int) -> NodeView:
+    return dataclasses.replace(node, index=index, state="active", weight=1.0)
+
+
+def _as_dict(node: NodeView) -> dict[str, Any]:
+    return {
+        "index": node.index,
+        "node_id": node.node_id,
+        "host_id": node.host_id,
+        "incarnation": node.incarnation,
+        "tcp_host": node.tcp_host,
+        "tcp_port": node.tcp_port,
+        "unix_path": node.unix_path,
+        "free_bytes": max(1, node.free_bytes),
+        "weight": node.weight,
+        "state": node.state,
+    }

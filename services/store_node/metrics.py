@@ -1,0 +1,158 @@
+"""What the node shows at /metrics: the native server's counters and latencies, read at scrape time.
+
+Names are mooncache_store_node_…; units are the end of the name. Counters that share a cause carry it in a label
+(`reason`, `op`). A native counter this file does not know is exported under its own name, so that none is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from mooncache.store_node.state import NodeState
+
+_PREFIX = "mooncache_store_node_"
+# family -> (help, label, {native counter: label value})
+_LABELLED: dict[str, tuple[str, str, dict[str, str]]] = {
+    "misses": (
+        "Reads that found no usable block, by reason.",
+        "reason",
+        {
+            "misses_not_found": "not_found",
+            "misses_checksum": "checksum",
+            "misses_limit": "limit",
+            "misses_other": "other",
+        },
+    ),
+    "puts": (
+        "Block puts by outcome.",
+        "outcome",
+        {
+            "put_blocks": "stored",
+            "put_exists": "exists",
+            "put_no_space": "no_space",
+            "put_other": "other",
+        },
+    ),
+    "removed_blocks": (
+        "Blocks that left, by reason.",
+        "reason",
+        {
+            "store_removed_evicted": "evicted",
+            "store_removed_requested": "removed",
+            "store_removed_corrupt": "corrupt",
+            "store_removed_drained": "drained",
+            "store_removed_replaced": "replaced",
+            "store_removed_other": "other",
+        },
+    ),
+    "checksum_failures": (
+        "Checksums that did not match, by place.",
+        "place",
+        {"crc_failures_in": "received", "crc_failures_stored": "stored"},
+    ),
+    "evicted_by_cause": (
+        "Evictions by the list the block was in.",
+        "cause",
+        {
+            "store_evicted_probation": "probation",
+            "store_evicted_protected": "protected",
+            "store_evicted_quota": "quota",
+        },
+    ),
+}
+_GAUGES = frozenset(
+    {
+        "connections_open",
+        "connections_lingering",
+        "connections_unauthenticated",
+        "parked_now",
+        "pins_held",
+        "reservations_held",
+        "reserved_bytes",
+        *(
+            f"store_{name}"
+            for name in (
+                "capacity_bytes used_bytes free_bytes evictable_bytes pinned_bytes reserved_bytes probation_bytes "
+                "largest_free_bytes free_extents fragmentation_ppm blocks zombie_blocks pins retained_blocks "
+                "reservations event_seq events_pending bookkeeping_bytes event_log_bytes draining"
+            ).split()
+        ),
+    }
+)
+
+
+class NodeCollector(Collector):
+    """Reads the counters when Prometheus asks."""
+
+    def __init__(self, state: NodeState, core: Any) -> None:
+        self._state = state
+        self._core = core
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._core.stats()
+        yield from families(stats)
+        yield from latency_families(self._core.latency_histograms())
+        yield from self._service()
+
+    def _service(self) -> Iterator[Metric]:
+        state = self._state
+        for name, value in sorted(state.counters.items()):
+            yield CounterMetricFamily(f"{_PREFIX}{name}", "Counter of the node's service.", value=value)
+        registered = GaugeMetricFamily(f"{_PREFIX}registered", "1 while registered with a leading master.")
+        registered.add_metric([], float(state.membership.registered))
+        yield registered
+        full = CounterMetricFamily(f"{_PREFIX}full_reports", "Full block reports begun.")
+        full.add_metric([], state.planner.full_reports_started)
+        yield full
+        lag = GaugeMetricFamily(f"{_PREFIX}report_lag_events", "Block changes the master has not confirmed.")
+        lag.add_metric([], max(0, self._core.event_seq() - state.planner.acked_seq))
+        yield lag
+
+
+def families(stats: dict[str, int]) -> Iterator[Metric]:
+    """The native counters as metric families."""
+    left = dict(stats)
+    for name, (text, label, members) in _LABELLED.items():
+        family = CounterMetricFamily(f"{_PREFIX}{name}", text, labels=[label])
+        for native, value in members.items():
+            if native in left:
+                family.add_metric([value], left.pop(native))
+        yield family
+    grouped = (("requests_", "requests", "op"), ("connections_closed_", "connections_closed", "reason"))
+    for prefix, name, label in grouped:
+        family = CounterMetricFamily(f"{_PREFIX}{name}", f"Counted by {label}.", labels=[label])
+        for native in [key for key in left if key.startswith(prefix)]:
+            family.add_metric([native.removeprefix(prefix)], left.pop(native))
+        yield family
+    for native, number in sorted(left.items()):
+        text = f"Native counter {native}."
+        if native in _GAUGES:
+            yield GaugeMetricFamily(f"{_PREFIX}{native}", text, value=number)
+        else:
+            yield CounterMetricFamily(f"{_PREFIX}{native.removesuffix('_total')}", text, value=number)
+
+
+def latency_families(histograms: dict[str, Any]) -> Iterator[Metric]:
+    """Time the server spent on requests, by operation, in seconds."""
+    family = HistogramMetricFamily(f"{_PREFIX}op_duration_seconds", "Server time of requests.", labels=["op"])
+    bounds_us = histograms["bounds_us"]
+    for item in histograms["opcodes"]:
+        counts = item["buckets"]
+        running = 0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip(bounds_us[:-1], counts[:-1], strict=True):
+            running += count
+            if bound & (bound - 1) == 0:  # every octave is enough for a dashboard
+                buckets.append((repr(bound / 1e6), running))
+        buckets.append(("+Inf", item["count"]))
+        family.add_metric([item["opcode"]], buckets, sum_value=item["sum_us"] / 1e6)
+    yield family

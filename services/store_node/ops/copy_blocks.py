@@ -1,0 +1,31 @@
+"""CopyBlocks: fetch blocks from another node over the data plane and keep them under the same tenant."""
+
+from __future__ import annotations
+
+from mooncache.errors import Draining, InvalidArgument, Unsupported
+from mooncache.proto.v1 import store_node_pb2 as pb
+from mooncache.rpc import CallContext
+from mooncache.store_node.ops.checks import check_keys
+from mooncache.store_node.state import NodeState
+
+_SLACK_S = 0.25
+
+
+async def handle(
+    state: NodeState, request: pb.CopyBlocksRequest, context: CallContext
+) -> pb.CopyBlocksResponse:
+    check_keys(request.keys)
+    if state.copier is None:
+        raise Unsupported("this node has no data-plane client to copy with")
+    if state.draining:
+        raise Draining("The node is being emptied and takes no new blocks.")
+    if request.source.node_id == state.identity.node_id:
+        raise InvalidArgument("A node cannot copy from itself.")
+    if not request.tenant:
+        raise InvalidArgument("tenant must name the owner of the blocks.")
+    limit_s = max(0.05, context.timeout_s - _SLACK_S)
+    if request.timeout_ms:
+        limit_s = min(limit_s, request.timeout_ms / 1000.0)
+    codes, copied_bytes = await state.copier.copy(request.tenant, request.keys, request.source, limit_s)
+    state.count("copied_bytes", copied_bytes)
+    return pb.CopyBlocksResponse(codes=codes, copied_bytes=copied_bytes)

@@ -1,0 +1,15 @@
+"""UnpinBlocks: take pins back."""
+
+from __future__ import annotations
+
+from mooncache.proto.v1 import store_node_pb2 as pb
+from mooncache.rpc import CallContext
+from mooncache.store_node.ops.checks import check_keys
+from mooncache.store_node.state import NodeState
+
+
+async def handle(
+    state: NodeState, request: pb.NodeUnpinBlocksRequest, context: CallContext
+) -> pb.NodeUnpinBlocksResponse:
+    check_keys(request.keys)
+    return pb.NodeUnpinBlocksResponse(codes=state.core.unpin(request.tenant_id, request.keys))

@@ -1,0 +1,110 @@
+"""What the duties and the control calls of one store node share.
+
+The native server owns the blocks; this state only knows who the node is, which master it is registered with and
+what has been reported. All of it is used from one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mooncache.client.master_link import MasterLink
+from mooncache.clock import Clock
+from mooncache.proto.v1 import common_pb2
+from mooncache.store_node.core.report_planner import ReportPlanner
+
+
+class NodeCore(Protocol):
+    """The part of the native StoreServer that the service uses; simulations bring their own."""
+
+    def stats(self) -> dict[str, int]: ...
+    def tenants(self) -> dict[int, str]: ...
+    def event_seq(self) -> int: ...
+    def drain_events(self, max_events: int, /) -> tuple[int, int, bool, bytes]: ...
+    def snapshot(self, cursor: int, max_records: int, /) -> tuple[int, bytes]: ...
+    def set_draining(self, draining: bool, /) -> None: ...
+    def remove(self, tenant_id: int, keys: bytes, reason: int, /) -> list[int]: ...
+    def pin(self, tenant_id: int, keys: bytes, ttl_ms: int, /) -> list[int]: ...
+    def unpin(self, tenant_id: int, keys: bytes, /) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who the node is. `incarnation` is drawn at every start: a new one means that the memory is new."""
+
+    node_id: str
+    host_id: str
+    incarnation: int
+    software_version: str
+    started_wall_ms: int
+
+
+@dataclass(slots=True)
+class Membership:
+    """What the master said at registration; `registered` False means that the node serves without a master."""
+
+    registered: bool = False
+    master_id: str = ""
+    term: int = 0
+    node_index: int = 0
+    heartbeat_interval_s: float = 1.0
+    lease_s: float = 5.0
+    heard_s: float = 0.0
+
+
+class Copier(Protocol):
+    """Fetches blocks from another node and stores them here (see `copier.py`)."""
+
+    async def copy(
+        self, tenant: str, keys: bytes, source: common_pb2.NodeInfo, timeout_s: float
+    ) -> tuple[list[int], int]: ...
+
+
+@dataclass(slots=True)
+class NodeState:
+    """See the module's text."""
+
+    identity: Identity
+    core: NodeCore
+    endpoints: common_pb2.Endpoints
+    segments: list[common_pb2.Segment]
+    clock: Clock
+    rng: random.Random
+    link: MasterLink | None
+    copier: Copier | None = None
+    planner: ReportPlanner = field(default_factory=ReportPlanner)
+    membership: Membership = field(default_factory=Membership)
+    report_interval_s: float = 0.1
+    call_timeout_s: float = 5.0
+    draining: bool = False
+    started_s: float = 0.0
+    wake_membership: asyncio.Event = field(default_factory=asyncio.Event)
+    counters: dict[str, int] = field(default_factory=dict)
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Add to a counter of the service (the native server has its own)."""
+        self.counters[name] = self.counters.get(name, 0) + amount
+
+    def set_draining(self, draining: bool) -> None:
+        """Refuse new blocks, or take them again."""
+        self.draining = draining
+        self.core.set_draining(draining)
+
+    @property
+    def node_state(self) -> int:
+        """The node's own view of itself, as a NodeState number."""
+        return common_pb2.NODE_STATE_DRAINING if self.draining else common_pb2.NODE_STATE_ACTIVE
+
+    def forget_master(self) -> None:
+        """Register again as soon as possible; until then nothing is reported."""
+        self.membership.registered = False
+        self.planner.detach()
+        self.wake_membership.set()
+
+
+def stat(stats: dict[str, Any], name: str) -> int:
+    """A counter of the native server, 0 when this version does not have it."""
+    return int(stats.get(name, 0))
