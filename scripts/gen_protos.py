@@ -1,10 +1,12 @@
 """Turns protos/v1/*.proto into services/proto/v1/*_pb2.py(i) and keeps protos/v1/numbers.lock.
 
-The generated modules are committed, so that installing needs no compiler; `--check` makes them again elsewhere and fails
-when the committed files differ. No service stubs are generated: both channels dispatch by method name.
+The generated modules are committed, so that installing needs no compiler; `--check` makes them again
+elsewhere and fails when the committed files differ. No service stubs are generated: both channels dispatch by
+method name.
 
-numbers.lock has one line for every field and enum value that ever existed. A number may leave the proto (then it has
-to be `reserved`), but it may never come back with another meaning; tests/proto reads the lock and says so.
+numbers.lock has one line for every field and enum value that ever existed. A number may leave the proto (then
+it has to be `reserved`), but it may never come back with another meaning; tests/proto reads the lock and says
+so.
 """
 
 from __future__ import annotations

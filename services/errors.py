@@ -1,14 +1,15 @@
 # ruff: noqa: N818  (the classes are named after their codes, which have no suffix)
 """The catalogue of errors: one class for each stable code.
 
-A caller branches on `code` (or the class), never on the text. Numbers equal native/include/mooncache/status.h,
-which a test reads; a number is never given to another meaning. Every error says whether trying again can help
-(`retryable`) and what a person can do (`hint`). Over gRPC the code travels as trailing metadata `mooncache-code`,
-because gRPC's own seventeen codes are too few to branch on.
+A caller branches on `code` (or the class), never on the text. Numbers equal
+native/include/mooncache/status.h, which a test reads; a number is never given to another meaning. Every error
+says whether trying again can help (`retryable`) and what a person can do (`hint`). Over gRPC the code travels
+as trailing metadata `mooncache-code`, because gRPC's own seventeen codes are too few to branch on.
 
     MooncacheError
     |-- caller:     InvalidArgument BufferTooSmall KeyInvalid TooLarge Closed LimitExceeded
-    |-- lookup:     NotFound AlreadyExists ChecksumMismatch GenerationChanged Pinned ReservationUnknown PinUnknown
+    |-- lookup:     NotFound AlreadyExists ChecksumMismatch GenerationChanged Pinned ReservationUnknown
+    PinUnknown
     |               Incomplete
     |-- capacity:   NoSpace BackPressure QuotaExceeded Draining
     |-- connection: NodeUnavailable DeadlineExceeded Cancelled ConnectionLost TransportUnavailable NoNodes

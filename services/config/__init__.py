@@ -1,0 +1,33 @@
+"""One typed configuration for every process: TOML file, environment, overrides; the same names everywhere."""
+
+from mooncache.config.loading import Row, explain, load, to_toml
+from mooncache.config.schema import (
+    ClientSection,
+    ClusterSection,
+    Config,
+    CoordinationSection,
+    LoggingSection,
+    MasterSection,
+    MetricsSection,
+    StoreNodeSection,
+    TlsSection,
+)
+from mooncache.config.units import parse_duration_s, parse_size_bytes
+
+__all__ = [
+    "ClientSection",
+    "ClusterSection",
+    "Config",
+    "CoordinationSection",
+    "LoggingSection",
+    "MasterSection",
+    "MetricsSection",
+    "Row",
+    "StoreNodeSection",
+    "TlsSection",
+    "explain",
+    "load",
+    "parse_duration_s",
+    "parse_size_bytes",
+    "to_toml",
+]

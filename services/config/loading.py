@@ -1,0 +1,203 @@
+"""Reads the configuration: defaults, then the TOML file, then the environment, then overrides (command line).
+
+Later ones win, value by value, and every value remembers where it came from. A name that does not exist is an
+error that tells the nearest one that does: a typo must never silently mean "default".
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from mooncache.config.schema import Config, Section
+from mooncache.errors import ConfigInvalid
+
+ENV_PREFIX: Final = "MOONCACHE_"
+ENV_CONFIG: Final = "MOONCACHE_CONFIG"
+ENV_STATE_DIR: Final = "MOONCACHE_STATE_DIR"
+# Names that mean something to the build and the tests; they are nobody's setting.
+_ENV_FOREIGN: Final = ("MOONCACHE_BUILD_", "MOONCACHE_TEST_", "MOONCACHE_WHEEL", "MOONCACHE_SANITIZE")
+_SECRETS: Final = frozenset({"client.token", "coordination.etcd_password"})
+_FILE_BYTES_MAX: Final = 1 << 20
+
+
+class Row(NamedTuple):
+    """One line of `explain`. Values are as TOML would show them; secrets are blotted out."""
+
+    name: str
+    value: Any
+    source: str
+    default: Any
+    help: str
+
+
+def _fields() -> dict[str, FieldInfo]:
+    """Every setting by "section.field"."""
+    found = {}
+    for section, info in Config.model_fields.items():
+        model = info.annotation
+        assert isinstance(model, type)
+        assert issubclass(model, Section)
+        found.update({f"{section}.{name}": field for name, field in model.model_fields.items()})
+    return found
+
+
+_FIELDS: Final = _fields()
+_ENV_NAMES: Final = {ENV_PREFIX + name.replace(".", "_").upper(): name for name in _FIELDS} | {
+    ENV_STATE_DIR: "cluster.state_dir"
+}
+
+
+def _unknown(name: str, known: list[str], source: str) -> ConfigInvalid:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    advice = f"did you mean {near[0]}?" if near else "`mooncache config explain` lists all settings."
+    return ConfigInvalid(f"There is no setting {name} ({source}); {advice}")
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigInvalid(f"The configuration file {path} cannot be read: {error.strerror}.") from None
+    if len(data) > _FILE_BYTES_MAX:
+        raise ConfigInvalid(f"The configuration file {path} is larger than 1 MiB.")
+    try:
+        tables = tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigInvalid(f"The configuration file {path} is not TOML: {error}.") from None
+    values: dict[str, Any] = {}
+    for section, table in tables.items():
+        if section not in Config.model_fields:
+            raise _unknown(section, list(Config.model_fields), str(path))
+        if not isinstance(table, dict):
+            raise ConfigInvalid(f"{section} in {path} has to be a table: [{section}]")
+        for field, value in table.items():
+            values[f"{section}.{field}"] = value
+    return values
+
+
+def _from_env(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    values: dict[str, tuple[str, str]] = {}
+    for variable in sorted(env):
+        if not variable.startswith(ENV_PREFIX) or variable == ENV_CONFIG or variable.startswith(_ENV_FOREIGN):
+            continue
+        if variable not in _ENV_NAMES:
+            raise _unknown(variable, sorted(_ENV_NAMES), "environment")
+        name = _ENV_NAMES[variable]
+        if variable == ENV_STATE_DIR and f"{ENV_PREFIX}CLUSTER_STATE_DIR" in env:
+            continue
+        values[name] = (env[variable], variable)
+    return values
+
+
+def load(
+    path: Path | str | None = None,
+    env: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Config:
+    """Read the configuration.
+
+    Args:
+        path: TOML file; None takes $MOONCACHE_CONFIG, or no file.
+        env: environment; None takes the process's.
+        overrides: {"section.field": value}, for example from the command line; values that are None are skipped.
+
+    Raises ConfigInvalid with a sentence that names the setting, where it was set and what it should be.
+    """
+    env = os.environ if env is None else env
+    chosen = path or env.get(ENV_CONFIG) or None
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    if chosen is not None:
+        for name, value in _from_file(Path(chosen).expanduser()).items():
+            values[name], sources[name] = value, str(chosen)
+    for name, (text, variable) in _from_env(env).items():
+        values[name], sources[name] = text, f"environment {variable}"
+    for name, value in (overrides or {}).items():
+        if value is not None:
+            values[name], sources[name] = value, "command line"
+    return _build(values, sources)
+
+
+def _build(values: dict[str, Any], sources: dict[str, str]) -> Config:
+    tables: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        if name not in _FIELDS:
+            raise _unknown(name, list(_FIELDS), sources[name])
+        section, field = name.split(".", 1)
+        tables.setdefault(section, {})[field] = value
+    try:
+        config = Config.model_validate(tables)
+    except ValidationError as error:
+        raise ConfigInvalid(_sentence(error, sources)) from None
+    config._sources.update(sources)
+    return config
+
+
+def _sentence(error: ValidationError, sources: Mapping[str, str]) -> str:
+    """Every wrong setting in one sentence each; the value of a secret never appears."""
+    sentences = []
+    for problem in error.errors(include_url=False, include_context=False):
+        name = ".".join(str(part) for part in problem["loc"][:2])
+        reason = problem["msg"].removeprefix("Value error, ")
+        given = (
+            ""
+            if name in _SECRETS or problem["type"] == "value_error"
+            else f" (given: {problem['input']!r:.80})"
+        )
+        where = f", set by {sources[name]}" if name in sources else ""
+        sentences.append(f"{name}{where}: {reason}{given}.")
+    return " ".join(sentences)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else "" if value is None else value
+
+
+def explain(config: Config) -> list[Row]:
+    """Every setting with its value, source ("default", a file, an environment variable, "command line") and meaning."""
+    rows = []
+    for name, field in _FIELDS.items():
+        section, key = name.split(".", 1)
+        value = _plain(getattr(getattr(config, section), key))
+        if name in _SECRETS and value:
+            value = "[redacted]"
+        source = config._sources.get(name, "default")
+        rows.append(Row(name, value, source, _plain(field.default), field.description or ""))
+    return rows
+
+
+def to_toml(config: Config) -> str:
+    """The configuration as a commented TOML file that `load` reads back; secrets are left out."""
+    lines: list[str] = []
+    section = ""
+    for row in explain(config):
+        if row.name in _SECRETS:
+            continue
+        table, key = row.name.split(".", 1)
+        if table != section:
+            section = table
+            lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
+        lines += [f"# {row.help}", f"{key} = {_toml_value(row.value)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,144 @@
+"""Structured logs: JSON lines with stable event codes, a readable console when a person watches.
+
+Every line has `event` (a code of the catalogue below, never a sentence), `level`, `timestamp`, `service` and,
+inside a call, `request_id`. Dashboards and alerts may rely on the codes: they are only ever added to.
+Anything that looks like a token is blotted out by a processor that runs last before rendering, whatever field
+it is in.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import re
+import sys
+from collections.abc import MutableMapping
+from typing import Any, Final, Literal, TextIO
+
+import structlog
+
+LogFormat = Literal["auto", "json", "console"]
+
+
+class Event(enum.StrEnum):
+    """Catalogue of event codes. Each value is what stands in a log line; the comment says when it is written."""
+
+    SERVICE_STARTING = "service.starting"  # configuration is read, nothing listens yet
+    SERVICE_READY = "service.ready"  # all ports listen
+    SERVICE_DRAINING = "service.draining"  # a signal or a call asked for the end
+    SERVICE_STOPPED = "service.stopped"  # everything is closed
+    SERVICE_FAILED = "service.failed"  # the process ends because of an error
+    RPC_FINISHED = "rpc.finished"  # one control call is over; `code` says how
+    RPC_DEFECT = "rpc.defect"  # a call failed in a way that no code describes
+    DUTY_FAILED = "duty.failed"  # a background duty raised; it is tried again after a pause
+    DUTY_RECOVERED = "duty.recovered"  # a background duty works again
+    AUTH_TOKEN_CREATED = "auth.token_created"  # noqa: S105  a cluster token was generated
+    TLS_ENABLED = "tls.enabled"  # ports speak TLS
+    BIND_PUBLIC = "bind.public"  # a port listens beyond loopback
+    ELECTION_CAMPAIGN = "election.campaign"  # a master asks to lead
+    ELECTION_WON = "election.won"  # this master leads; `term` is its fencing number
+    ELECTION_LOST = "election.lost"  # this master does not lead any more
+    ELECTION_LEADER_CHANGED = "election.leader_changed"  # another master leads
+    COORDINATION_UNREACHABLE = "coordination.unreachable"  # the coordination backend does not answer
+    COORDINATION_RECOVERED = "coordination.recovered"  # the coordination backend answers again
+    NODE_REGISTERED = "node.registered"  # a store node registered with the master
+    NODE_STATE_CHANGED = "node.state_changed"  # the master changed its mind about a node
+    NODE_REGISTRATION_FAILED = "node.registration_failed"  # a node could not register
+    NODE_MASTER_LOST = "node.master_lost"  # a node cannot reach a leading master
+    REPORT_FULL_STARTED = "report.full_started"  # a node sends all its blocks
+    REPORT_FULL_FINISHED = "report.full_finished"  # the directory has all blocks of a node
+    REPORT_GAP = "report.gap"  # changes were missing
+    TASK_STARTED = "task.started"  # a replication or drain task began
+    TASK_FINISHED = "task.finished"  # a task is over; `code` says how
+    DRAIN_STARTED = "drain.started"  # a node begins to empty
+    DRAIN_FINISHED = "drain.finished"  # a node is empty
+    BLOCK_QUARANTINED = "block.quarantined"  # a checksum did not match
+
+
+_TOKEN: Final = re.compile(r"\b(mcc1\.|mct1\.[a-z0-9_.-]{1,63}\.)[0-9a-fA-F]{8,}|(?i:bearer\s+)\S+")
+_SECRET_FIELDS: Final = frozenset(
+    {"token", "secret", "authorization", "password", "tenant_key", "key_material"}
+)
+_BLOT: Final = "[redacted]"
+_DEPTH_MAX: Final = 6
+
+
+def redact_text(text: str) -> str:
+    """The text without tokens."""
+    return _TOKEN.sub(_BLOT, text)
+
+
+def _redact_value(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return redact_text(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return f"<{len(value)} bytes>"
+    if isinstance(value, (int, float)) or value is None:
+        return value
+    if depth >= _DEPTH_MAX:
+        return _BLOT
+    if isinstance(value, dict):
+        return {str(k): _redact_field(str(k), v, depth + 1) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_redact_value(item, depth + 1) for item in value]
+    return redact_text(str(value))
+
+
+def _redact_field(name: str, value: Any, depth: int) -> Any:
+    return _BLOT if name.lower() in _SECRET_FIELDS and value else _redact_value(value, depth)
+
+
+def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """structlog processor: no token and no raw bytes leave the process through a log line."""
+    return {name: _redact_field(name, value, 0) for name, value in event.items()}
+
+
+class Logger:
+    """Writes events of the catalogue. Thin, so that an event that is not in the catalogue is a type error."""
+
+    def __init__(self, name: str) -> None:
+        self._log: Any = structlog.get_logger(logger_name=name)
+
+    def debug(self, event: Event, **fields: Any) -> None:
+        self._log.debug(event.value, **fields)
+
+    def info(self, event: Event, **fields: Any) -> None:
+        self._log.info(event.value, **fields)
+
+    def warning(self, event: Event, **fields: Any) -> None:
+        self._log.warning(event.value, **fields)
+
+    def error(self, event: Event, **fields: Any) -> None:
+        self._log.error(event.value, **fields)
+
+
+def get_logger(name: str) -> Logger:
+    """Logger of a module; cheap, may be made at import time and before `setup`."""
+    return Logger(name)
+
+
+def setup(
+    service: str, *, level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None
+) -> None:
+    """Configure logging of the process once. "auto" means console on a terminal and JSON otherwise."""
+    stream = stream or sys.stderr
+    human = log_format == "console" or (log_format == "auto" and stream.isatty())
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer(colors=stream.isatty())
+        if human
+        else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            redact,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(stream),
+        cache_logger_on_first_use=False,
+    )
+    structlog.contextvars.bind_contextvars(service=service)
