@@ -16,8 +16,9 @@ from tests.master.simulation.world import BLOCK_BYTES, CLUSTER, KNOWN_KEYS, Worl
 
 SEEDS_EACH = 8
 FIXED = os.environ.get("MOONCACHE_SIM_SEED")
-BATCHES = [range(int(FIXED), int(FIXED) + 1)] if FIXED else [range(n, n + SEEDS_EACH) for n in range(0, 240,
-SEEDS_EACH)] KEYS = sorted(KNOWN_KEYS)
+STARTS = [int(FIXED)] if FIXED else range(0, 240, SEEDS_EACH)
+BATCHES = [range(start, start + (1 if FIXED else SEEDS_EACH)) for start in STARTS]
+KEYS = sorted(KNOWN_KEYS)
 
 
 async def trouble(seed: int) -> None:
@@ -186,15 +187,21 @@ def test_replicas_pins_removal_and_usage() -> None:
             world.nodes["node-0"].put(key)
         await world.converge()
         keys = b"".join(KEYS[:10])
-        done = await world.call("ReplicateBlocks", master_pb2.ReplicateBlocksRequest(keys=keys,
-        replica_count=2)) await world.clock.sleep(5.0) task = (await world.call("GetTask",
-        master_pb2.GetTaskRequest(task_id=done.task_id))).task assert (task.state, task.done_block_count) ==
-        (master_pb2.TASK_STATE_DONE, 10) await world.converge() assert len(world.truth()) == 20 pinned = await
-        world.call("PinBlocks", master_pb2.PinBlocksRequest(keys=keys + b"\xff" * 32, ttl_ms=1000)) assert
-        list(pinned.codes) == [0] * 10 + [errors.NotFound.code] usage = await world.call("GetUsage",
-        master_pb2.GetUsageRequest()) assert [(row.tenant, row.used_bytes) for row in usage.tenants] ==
-        [("default", 20 * BLOCK_BYTES)] match = await world.call("Match", master_pb2.MatchRequest(keys=keys +
-        b"\xff" * 32)) assert match.leading_block_count == 10 assert match.nodes[0].leading_block_count == 10
+        replicate = master_pb2.ReplicateBlocksRequest(keys=keys, replica_count=2)
+        done = await world.call("ReplicateBlocks", replicate)
+        await world.clock.sleep(5.0)
+        task = (await world.call("GetTask", master_pb2.GetTaskRequest(task_id=done.task_id))).task
+        assert (task.state, task.done_block_count) == (master_pb2.TASK_STATE_DONE, 10)
+        await world.converge()
+        assert len(world.truth()) == 20
+        unknown = b"\xff" * 32
+        pinned = await world.call("PinBlocks", master_pb2.PinBlocksRequest(keys=keys + unknown, ttl_ms=1000))
+        assert list(pinned.codes) == [0] * 10 + [errors.NotFound.code]
+        usage = await world.call("GetUsage", master_pb2.GetUsageRequest())
+        assert [(row.tenant, row.used_bytes) for row in usage.tenants] == [("default", 20 * BLOCK_BYTES)]
+        match = await world.call("Match", master_pb2.MatchRequest(keys=keys + unknown))
+        assert match.leading_block_count == 10
+        assert match.nodes[0].leading_block_count == 10
         gone = await world.call("RemoveBlocks", master_pb2.RemoveBlocksRequest(keys=keys)) assert
         list(gone.codes) == [0] * 10 await world.converge() assert not world.truth() await world.stop()
 
@@ -213,8 +220,9 @@ def test_tenants_see_their_own_only() -> None:
             await world.call("Locate", master_pb2.LocateRequest(keys=KEYS[0], tenant="default"), token=mine)
         with pytest.raises(errors.PermissionDenied):
             await world.call("DrainNode", master_pb2.DrainNodeRequest(node_id="a"), token=mine)
-        task = await world.call("ReplicateBlocks", master_pb2.ReplicateBlocksRequest(keys=KEYS[0],
-        replica_count=1)) with pytest.raises(errors.TaskUnknown):
+        replicate = master_pb2.ReplicateBlocksRequest(keys=KEYS[0], replica_count=1)
+        task = await world.call("ReplicateBlocks", replicate)
+        with pytest.raises(errors.TaskUnknown):
             await world.call("GetTask", master_pb2.GetTaskRequest(task_id=task.task_id), token=mine)
         assert not (await world.call("ListTasks", master_pb2.ListTasksRequest(), token=mine)).tasks
         with pytest.raises(errors.Unauthenticated):

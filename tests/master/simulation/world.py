@@ -372,7 +372,8 @@ class World:
             if self.clock.now_s() > until_s:
                 extra, missing = self.listed() - self.truth(), self.truth() - self.listed()
                 raise AssertionError(
-                    f"seed {self.seed}: {len(extra)} listed but not held, {len(missing)} held but not listed, "
+                    f"seed {self.seed}: {len(extra)} listed but not held, "
+                    f"{len(missing)} held but not listed, "
                     f"completeness {state.completeness()}"
                 )
             await self.clock.sleep(0.5)
