@@ -1,0 +1,150 @@
+"""What every benchmark prints: rows of one shape, as a table for people and as JSON for machines.
+
+A row compares a value with another value *measured in the same run*: machines differ and are noisy, so
+ratios are what travels. `bar` is the ratio (or value, when nothing is compared) that was promised.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a benchmark.
+
+    `ratio` is value / the value of the row named `against` (inverted for latencies by the caller's choice of
+    `bar_is_at_most`); `met` is None when no bar was promised.
+    """
+
+    name: str
+    value: float
+    unit: str
+    ratio: float | None = None
+    against: str | None = None
+    bar: str | None = None
+    met: bool | None = None
+
+
+def bar_row(
+    name: str,
+    value: float,
+    unit: str,
+    *,
+    against: str | None = None,
+    reference: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> Row:
+    """A row whose bar is on the ratio to `reference`, or on the value itself when there is no reference.
+
+    A reference that could not be measured (None while `against` names one) leaves `met` open.
+    """
+    ratio = value / reference if reference else None
+    judged = ratio if against else value
+    bound = at_least if at_least is not None else at_most
+    if bound is None:
+        return Row(name, value, unit, ratio, against)
+    word = "at least" if at_least is not None else "at most"
+    bar = f"{word} {bound:g}x {against}" if against else f"{word} {bound:g} {unit}"
+    if judged is None:
+        return Row(name, value, unit, None, against, bar, None)
+    met = judged >= bound if at_least is not None else judged <= bound
+    return Row(name, value, unit, ratio, against, bar, met)
+
+
+@dataclass(slots=True)
+class Report:
+    """All rows of one run, with the machine and the versions that they were measured on."""
+
+    title: str
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    machine: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def add(self, *rows: Row) -> None:
+        self.rows.extend(rows)
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "rows": [asdict(row) for row in self.rows],
+                "machine": self.machine,
+                "versions": self.versions,
+                "notes": self.notes,
+            },
+            indent=1,
+        )
+
+    def write_json(self, path: Path) -> None:
+        path.write_text(self.to_json() + "\n", encoding="utf-8")
+
+    def print(self, console: Console) -> None:
+        table = Table(title=self.title, title_justify="left")
+        table.add_column("what")
+        table.add_column("value", justify="right")
+        table.add_column("unit")
+        table.add_column("ratio", justify="right")
+        table.add_column("bar")
+        table.add_column("met")
+        for row in self.rows:
+            verdict = "" if row.met is None else ("[green]yes[/]" if row.met else "[red]no[/]")
+            ratio = "" if row.ratio is None else f"{row.ratio:.2f}x"
+            bar = row.bar or (f"against {row.against}" if row.against else "")
+            table.add_row(row.name, _number(row.value), row.unit, ratio, bar, verdict)
+        console.print(table)
+        for note in self.notes:
+            console.print(f"[dim]{note}[/]")
+
+
+def _number(value: float) -> str:
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value < 10 else f"{value:.1f}"
+
+
+def describe_machine() -> dict[str, str]:
+    """The machine as far as figures depend on it: processor, cores, memory, kernel, Python."""
+    model = "unknown"
+    for line in _lines(Path("/proc/cpuinfo")):
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    memory_kib = next(
+        (line.split()[1] for line in _lines(Path("/proc/meminfo")) if line.startswith("MemTotal")), "0"
+    )
+    return {
+        "cpu": model,
+        "cores": str(os.cpu_count()),
+        "memory": f"{int(memory_kib) / 1024 / 1024:.1f} GiB",
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def describe_versions(distributions: Sequence[str]) -> dict[str, str]:
+    """Versions of the named distributions that are installed here."""
+    found = {}
+    for name in distributions:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _lines(path: Path) -> Iterable[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []

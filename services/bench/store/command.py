@@ -1,0 +1,71 @@
+"""The command `mooncache bench store`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from mooncache.bench.store import CASES, StoreBenchOptions, run
+from mooncache.bench.worker import WorkerError
+
+_EXIT_FAILED = 1
+
+
+def store(
+    *,
+    peer: Annotated[
+        Literal["mooncake"] | None,
+        Parameter(help="Measure the original beside it (extra [bench])."),
+    ] = None,
+    json: Annotated[Path | None, Parameter(help="Also write the rows to this file.")] = None,
+    repeats: Annotated[int, Parameter(help="Rounds over all systems; medians are printed. At least 5.")] = 9,
+    only: Annotated[
+        tuple[str, ...], Parameter(help=f"Run only these cases: {', '.join(CASES)}.", negative=())
+    ] = (),
+    quick: Annotated[bool, Parameter(negative=(), help="Less data: about a minute, not comparable.")] = False,
+) -> int:
+    """Measure this machine's pool: bytes, small blocks, chains of keys, the index, a rebuild, memory.
+
+    A client process and store-node processes on loopback, beside a raw socket copy, memcpy and, with --peer, the
+    original's store. What matters are the ratios. Takes several minutes.
+
+    For example:
+
+        mooncache bench store --peer mooncake --json store.json
+
+        mooncache bench store --only batch --only small --quick
+    """
+    console = Console()
+    unknown = [name for name in only if name not in CASES]
+    if unknown or repeats < 5:
+        console.print(
+            f"There is no case {unknown[0]!r}; the cases are: {', '.join(CASES)}."
+            if unknown
+            else "--repeats must be at least 5: fewer say nothing about a noisy machine.",
+            style="red",
+        )
+        return 2
+    options = StoreBenchOptions(peer=peer, repeats=repeats)
+    if quick:
+        options = options.quick()
+    if peer is not None:
+        from mooncache.bench.store.peer_mooncake import unavailable_reason
+
+        reason = unavailable_reason()
+        if reason is not None:
+            console.print(reason, style="red")
+            return 2
+    try:
+        with console.status("starting") as status:
+            report = run(options, status.update, only or CASES)
+    except WorkerError as error:
+        console.print(f"The benchmark could not finish: {error}", style="red", markup=False)
+        return _EXIT_FAILED
+    report.print(console)
+    if json is not None:
+        report.write_json(json)
+        console.print(f"rows written to {json}")
+    return 0
