@@ -196,6 +196,7 @@ class Client {
   ~Client();
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
+  struct Impl;  // defined inside the library
 
   // A newer map replaces the older one; an older epoch is ignored (false).
   bool set_map(uint64_t epoch, std::vector<NodeInfo> nodes);
@@ -232,7 +233,6 @@ class Client {
   void close();
 
  private:
-  struct Impl;
   explicit Client(std::shared_ptr<Impl> impl);
   std::shared_ptr<Impl> impl_;
 };

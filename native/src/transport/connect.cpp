@@ -146,8 +146,6 @@ class Session::Handshake final : public Program {
     return Status::ok();
   }
 
-  void restart() override {}
-
  private:
   enum class Step : uint8_t { kHello, kHelloSent, kAuth, kAuthSent, kDone };
   Session& session_;

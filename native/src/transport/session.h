@@ -62,8 +62,6 @@ class Program {
   virtual void on_payload(std::span<const uint32_t> crcs) { (void)crcs; }
   // Moves bytes that need no socket (one-sided copies), a bounded amount. True when it moved any.
   virtual bool work() { return false; }
-  // The connection was replaced: send again everything that was not answered.
-  virtual void restart() = 0;
 };
 
 struct SessionLimits {
@@ -92,7 +90,9 @@ class Session {
   // No request is unanswered and no byte is half sent: another program may use the session.
   bool idle() const { return ready_ && in_flight_ == 0 && out_at_ == out_.size() && payload_left_ == 0; }
   bool broken() const { return broken_; }
+  // Since begin_use(): whether the node answered anything. If not, a lost connection was dead before.
   bool response_seen() const { return response_seen_; }
+  void begin_use() { response_seen_ = false; }
 
   int fd() const { return stream_->fd(); }
   short poll_events() const;

@@ -52,7 +52,6 @@ class AttachProgram final : public Program {
   bool next(Request& request) override;
   bool finished() const override { return answered_; }
   Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in, PayloadSink& sink) override;
-  void restart() override { sent_ = answered_ = false; }
   const Result<std::shared_ptr<ShmSegments>>& segments() const { return segments_; }
 
  private:

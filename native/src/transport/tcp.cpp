@@ -110,8 +110,6 @@ class TransferProgram final : public Program {
     }
   }
 
-  void restart() override {}
-
   Item* find(TransferId id) {
     for (Item& item : items) {
       if (item.transfer.id == id) return &item;

@@ -1,0 +1,621 @@
+// Client, CancelToken and Reservation for Python. Arguments become slices, the GIL is released for the call, the
+// answers become plain tuples and lists. Buffers stay exported while the call runs, so that nobody can free or
+// resize them under it.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <deque>
+#include <memory>
+#include <optional>
+
+#include "module.h"
+#include "mooncache/client.h"
+
+namespace nb = nanobind;
+
+namespace mooncache::python {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& sentence) { throw nb::value_error(sentence.c_str()); }
+
+// A call that failed as a whole: RuntimeError(code, name, message); the SDK turns it into its typed error.
+[[noreturn]] void raise(const Status& status) {
+  const nb::tuple args = nb::make_tuple(static_cast<int>(status.code), std::string(code_name(status.code)), status.message);
+  PyErr_SetObject(PyExc_RuntimeError, args.ptr());
+  throw nb::python_error();
+}
+void check(const Status& status) {
+  if (!status) raise(status);
+}
+
+// Exported buffers of one call.
+class Buffers {
+ public:
+  Buffers() = default;
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+  ~Buffers() {
+    for (Py_buffer& view : views_) PyBuffer_Release(&view);
+  }
+
+  Slice add(nb::handle object, bool writable) {
+    if (PyObject_CheckBuffer(object.ptr()) != 0) {
+      Py_buffer view;
+      if (PyObject_GetBuffer(object.ptr(), &view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0) {
+        PyErr_Clear();
+        refuse_buffer(object, writable);
+      }
+      views_.push_back(view);
+      return {static_cast<std::byte*>(view.buf), static_cast<size_t>(view.len)};
+    }
+    return add_tensor(object, writable);
+  }
+
+ private:
+  [[noreturn]] static void refuse_buffer(nb::handle object, bool writable) {
+    Py_buffer view;
+    if (writable && PyObject_GetBuffer(object.ptr(), &view, PyBUF_SIMPLE) == 0) {
+      PyBuffer_Release(&view);
+      refuse("the destination is read-only; pass a bytearray, a writable array or a tensor");
+    }
+    PyErr_Clear();
+    refuse("the buffer is not contiguous; pass a contiguous copy, or its pieces as a list");
+  }
+
+  // CPU tensors by DLPack (torch, for instance).
+  Slice add_tensor(nb::handle object, bool writable) {
+    nb::ndarray<nb::ro, nb::device::cpu, nb::c_contig> tensor;
+    if (!nb::try_cast(object, tensor)) {
+      nb::ndarray<nb::ro> any;
+      if (!nb::try_cast(object, any)) {
+        refuse("expected a bytes-like object, a NumPy array or a CPU tensor, not " +
+               std::string(nb::type_name(object.type()).c_str()));
+      }
+      if (any.device_type() != nb::device::cpu::value) refuse("the tensor is not in host memory; this build moves host memory only");
+      refuse("the tensor is not contiguous; pass a contiguous copy, or its pieces as a list");
+    }
+    if (writable) {
+      nb::ndarray<nb::device::cpu, nb::c_contig> destination;
+      if (!nb::try_cast(object, destination)) refuse("the destination is read-only; pass a writable array or tensor");
+    }
+    const Slice slice{static_cast<std::byte*>(const_cast<void*>(tensor.data())), tensor.nbytes()};
+    tensors_.push_back(std::move(tensor));
+    return slice;
+  }
+
+  std::deque<Py_buffer> views_;
+  std::deque<nb::ndarray<nb::ro, nb::device::cpu, nb::c_contig>> tensors_;
+};
+
+// A buffer, or a list or tuple of buffers, appended to `slices`.
+template <typename S>
+void add_slices(Buffers& buffers, nb::handle object, bool writable, std::vector<S>& slices) {
+  if (PyList_Check(object.ptr()) || PyTuple_Check(object.ptr())) {
+    for (nb::handle part : object) slices.push_back(buffers.add(part, writable));
+  } else {
+    slices.push_back(buffers.add(object, writable));
+  }
+}
+
+std::vector<Key> to_keys(nb::handle object) {
+  std::vector<Key> keys;
+  if (PyBytes_Check(object.ptr())) {
+    const auto size = static_cast<size_t>(PyBytes_GET_SIZE(object.ptr()));
+    if (size % kKeyBytes != 0) refuse("keys as one bytes object need 32 bytes per key, not " + std::to_string(size) + " in all");
+    keys.resize(size / kKeyBytes);
+    if (size > 0) std::memcpy(keys.data(), PyBytes_AS_STRING(object.ptr()), size);
+    return keys;
+  }
+  if (!PyList_Check(object.ptr()) && !PyTuple_Check(object.ptr())) refuse("keys must be a list of 32-byte keys, or one bytes object");
+  for (nb::handle item : object) {
+    if (!PyBytes_Check(item.ptr()) || PyBytes_GET_SIZE(item.ptr()) != static_cast<Py_ssize_t>(kKeyBytes)) {
+      refuse("key " + std::to_string(keys.size()) + " is not a bytes object of 32 bytes");
+    }
+    std::memcpy(keys.emplace_back().bytes.data(), PyBytes_AS_STRING(item.ptr()), kKeyBytes);
+  }
+  return keys;
+}
+
+CallOptions to_options(double timeout_s, const CancelToken* cancel, std::optional<uint32_t> node) {
+  CallOptions options;
+  if (!(timeout_s >= 0)) refuse("timeout_s must be a number of seconds, 0 or more");
+  options.deadline = timeout_s > 1e8 ? Deadline::never()
+                                     : Deadline::after(std::chrono::nanoseconds(static_cast<int64_t>(timeout_s * 1e9)));
+  options.cancel = cancel;
+  options.node = node;
+  return options;
+}
+
+template <typename T>
+void take(const nb::dict& from, const char* name, T& into, std::vector<std::string>& known) {
+  known.emplace_back(name);
+  if (from.contains(name)) into = nb::cast<T>(from[name]);
+}
+
+void take_ms(const nb::dict& from, const char* name, uint32_t& into, std::vector<std::string>& known) {
+  double seconds = into / 1000.0;
+  take(from, name, seconds, known);
+  if (!(seconds >= 0 && seconds < 4e6)) refuse(std::string(name) + " must be a number of seconds, 0 or more");
+  into = static_cast<uint32_t>(std::lround(seconds * 1000));
+}
+
+void take_secret(const nb::dict& from, Credentials& credentials, std::vector<std::string>& known) {
+  known.emplace_back("key");
+  if (!from.contains("key")) refuse("config needs \"key\": the 32 secret bytes of the token");
+  const nb::object key = from["key"];
+  if (!PyBytes_Check(key.ptr()) || PyBytes_GET_SIZE(key.ptr()) != 32) refuse("config[\"key\"] must be 32 bytes");
+  std::memcpy(credentials.key.data(), PyBytes_AS_STRING(key.ptr()), 32);
+}
+
+ClientConfig to_config(const nb::dict& from) {
+  ClientConfig config;
+  std::vector<std::string> known;
+  take_secret(from, config.credentials, known);
+  take(from, "tenant", config.credentials.tenant, known);
+  take(from, "admin", config.credentials.admin, known);
+  take(from, "client_name", config.credentials.client_name, known);
+  take(from, "host_id", config.host_id, known);
+  take(from, "tls", config.tls.enabled, known);
+  take(from, "tls_ca", config.tls.ca_file, known);
+  take(from, "tls_cert", config.tls.cert_file, known);
+  take(from, "tls_key", config.tls.key_file, known);
+  take(from, "tls_server_name", config.tls.server_name, known);
+  take(from, "lanes_per_node", config.lanes_per_node, known);
+  take_ms(from, "connect_timeout_s", config.connect_timeout_ms, known);
+  take_ms(from, "stall_timeout_s", config.stall_timeout_ms, known);
+  take_ms(from, "put_wait_s", config.put_wait_ms, known);
+  take(from, "shm_enabled", config.shm_enabled, known);
+  take(from, "shm_min_bytes", config.shm_min_bytes, known);
+  take(from, "frame_bytes", config.frame_bytes, known);
+  take(from, "frame_items", config.frame_items, known);
+  take(from, "window_frames", config.window_frames, known);
+  take(from, "spin_us", config.spin_us, known);
+  take(from, "breaker_failures", config.breaker_failures, known);
+  take_ms(from, "breaker_min_s", config.breaker_min_ms, known);
+  take_ms(from, "breaker_max_s", config.breaker_max_ms, known);
+  take(from, "retry_percent", config.retry_percent, known);
+  take(from, "retry_burst", config.retry_burst, known);
+  take(from, "fanout_nodes_max", config.fanout_nodes_max, known);
+  take(from, "location_cache_keys", config.location_cache_keys, known);
+  for (const auto& [name, value] : from) {
+    (void)value;
+    const auto text = nb::cast<std::string>(name);
+    if (std::find(known.begin(), known.end(), text) == known.end()) refuse("unknown client setting \"" + text + "\"");
+  }
+  return config;
+}
+
+NodeHealth to_health(std::string state) {
+  for (char& c : state) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  if (state == "active") return NodeHealth::kActive;
+  if (state == "suspect") return NodeHealth::kSuspect;
+  if (state == "draining") return NodeHealth::kDraining;
+  if (state == "dead") return NodeHealth::kDead;
+  refuse("state must be active, suspect, draining or dead, not \"" + state + "\"");
+}
+
+std::vector<NodeInfo> to_nodes(const nb::list& list) {
+  std::vector<NodeInfo> nodes;
+  for (nb::handle item : list) {
+    const auto from = nb::cast<nb::dict>(item);
+    NodeInfo node;
+    std::vector<std::string> known;
+    std::string state = "active";
+    take(from, "index", node.index, known);
+    take(from, "node_id", node.node_id, known);
+    take(from, "host_id", node.host_id, known);
+    take(from, "incarnation", node.incarnation, known);
+    take(from, "tcp_host", node.tcp_host, known);
+    take(from, "tcp_port", node.tcp_port, known);
+    take(from, "unix_path", node.unix_path, known);
+    take(from, "free_bytes", node.free_bytes, known);
+    take(from, "weight", node.weight, known);
+    take(from, "state", state, known);
+    node.state = to_health(state);
+    nodes.push_back(std::move(node));
+  }
+  return nodes;
+}
+
+nb::object node_or_none(uint32_t index) { return index == kNoNode ? nb::none() : nb::cast(index); }
+
+nb::list codes_list(std::span<const Code> codes) {
+  nb::list list;
+  for (const Code code : codes) list.append(static_cast<int>(code));
+  return list;
+}
+
+nb::dict values_dict(const NamedValues& values) {
+  nb::dict dict;
+  for (const auto& [name, value] : values) dict[name.c_str()] = value;
+  return dict;
+}
+
+// The slices of a batch of buffers: all in one vector, cut per block afterwards.
+template <typename S>
+struct Batch {
+  Buffers buffers;
+  std::vector<S> slices;
+  std::vector<size_t> ends;
+
+  Batch(nb::handle objects, size_t count, bool writable, const char* what) {
+    if (!PyList_Check(objects.ptr()) && !PyTuple_Check(objects.ptr())) refuse(std::string(what) + " must be a list");
+    ends.reserve(count);
+    for (nb::handle object : objects) {
+      add_slices(buffers, object, writable, slices);
+      ends.push_back(slices.size());
+    }
+    if (ends.size() != count) {
+      refuse(std::to_string(count) + " keys need as many " + what + ", not " + std::to_string(ends.size()));
+    }
+  }
+  std::span<const S> of(size_t i) const {
+    const size_t begin = i == 0 ? 0 : ends[i - 1];
+    return std::span(slices).subspan(begin, ends[i] - begin);
+  }
+};
+
+nb::list put(Client& client, nb::handle keys_in, nb::handle sources, uint32_t replicas, double timeout_s,
+             const CancelToken* cancel, std::optional<uint32_t> node) {
+  const auto keys = to_keys(keys_in);
+  const CallOptions options = to_options(timeout_s, cancel, node);
+  Batch<ConstSlice> batch(sources, keys.size(), false, "sources");
+  std::vector<PutBlock> blocks(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) blocks[i] = {keys[i], batch.of(i)};
+  std::vector<PutOutcome> outcomes(keys.size());
+  Status status;
+  {
+    const nb::gil_scoped_release released;
+    status = client.put(blocks, replicas, options, outcomes);
+  }
+  check(status);
+  nb::list result;
+  for (const PutOutcome& outcome : outcomes) {
+    result.append(nb::make_tuple(static_cast<int>(outcome.code), node_or_none(outcome.node_index)));
+  }
+  return result;
+}
+
+nb::list get(Client& client, nb::handle keys_in, nb::handle destinations, double timeout_s, const CancelToken* cancel,
+             nb::object offsets, std::optional<uint32_t> node) {
+  const auto keys = to_keys(keys_in);
+  const CallOptions options = to_options(timeout_s, cancel, node);
+  Batch<Slice> batch(destinations, keys.size(), true, "destinations");
+  GetOptions how;
+  std::vector<GetBlock> blocks(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) blocks[i] = {keys[i], batch.of(i), 0};
+  if (!offsets.is_none()) {
+    how.whole = false;
+    size_t i = 0;
+    for (nb::handle offset : offsets) {
+      if (i == keys.size()) refuse("more offsets than keys");
+      blocks[i++].offset = nb::cast<uint64_t>(offset);
+    }
+    if (i != keys.size()) refuse("one offset per key is needed");
+  }
+  std::vector<GetOutcome> outcomes(keys.size());
+  Status status;
+  {
+    const nb::gil_scoped_release released;
+    status = client.get(blocks, how, options, outcomes);
+  }
+  check(status);
+  nb::list result;
+  for (const GetOutcome& outcome : outcomes) {
+    result.append(nb::make_tuple(static_cast<int>(outcome.code), outcome.size, node_or_none(outcome.node_index)));
+  }
+  return result;
+}
+
+// Bytes objects of the right size, made once the node told the size; an int (the code) where there is no block.
+nb::list get_bytes(Client& client, nb::handle keys_in, double timeout_s, const CancelToken* cancel,
+                   std::optional<uint32_t> node) {
+  const auto keys = to_keys(keys_in);
+  const CallOptions options = to_options(timeout_s, cancel, node);
+  std::vector<nb::object> made(keys.size());
+  std::vector<GetBlock> blocks(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) blocks[i] = {keys[i], {}, 0};
+  GetOptions how;
+  how.allocate = [&made](size_t item, uint64_t size) -> std::byte* {
+    const nb::gil_scoped_acquire held;
+    PyObject* bytes = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size));
+    if (bytes == nullptr) {
+      PyErr_Clear();
+      return nullptr;
+    }
+    made[item] = nb::steal(bytes);
+    return static_cast<std::byte*>(static_cast<void*>(PyBytes_AS_STRING(bytes)));
+  };
+  std::vector<GetOutcome> outcomes(keys.size());
+  Status status;
+  {
+    const nb::gil_scoped_release released;
+    status = client.get(blocks, how, options, outcomes);
+  }
+  check(status);
+  nb::list result;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (outcomes[i].code == Code::kOk && made[i].is_valid()) result.append(made[i]);
+    else result.append(static_cast<int>(outcomes[i].code));
+  }
+  return result;
+}
+
+MatchReport run_match(Client& client, nb::handle keys_in, double timeout_s, bool touch, const CancelToken* cancel,
+                      std::optional<uint32_t> node) {
+  const auto keys = to_keys(keys_in);
+  const CallOptions options = to_options(timeout_s, cancel, node);
+  std::optional<Result<MatchReport>> report;
+  {
+    const nb::gil_scoped_release released;
+    report.emplace(client.match(keys, touch, options));
+  }
+  if (!*report) raise(report->status());
+  return std::move(**report);
+}
+
+nb::bytes bitmap_bytes(const MatchReport& report) { return nb::bytes(report.bitmap.data(), report.bitmap.size()); }
+
+template <typename Call>
+nb::list coded(nb::handle keys_in, Call call) {
+  const auto keys = to_keys(keys_in);
+  std::vector<Code> codes(keys.size(), Code::kNotFound);
+  Status status;
+  {
+    const nb::gil_scoped_release released;
+    status = call(keys, codes);
+  }
+  check(status);
+  return codes_list(codes);
+}
+
+nb::list stat(Client& client, nb::handle keys_in, double timeout_s, const CancelToken* cancel,
+              std::optional<uint32_t> node) {
+  const auto keys = to_keys(keys_in);
+  const CallOptions options = to_options(timeout_s, cancel, node);
+  std::vector<BlockStat> stats(keys.size());
+  Status status;
+  {
+    const nb::gil_scoped_release released;
+    status = client.stat(keys, options, stats);
+  }
+  check(status);
+  nb::list result;
+  for (const BlockStat& stat : stats) {
+    if (stat.code == Code::kNotFound) {
+      result.append(nb::none());
+      continue;
+    }
+    nb::dict entry;
+    entry["code"] = static_cast<int>(stat.code);
+    entry["node_index"] = node_or_none(stat.node_index);
+    entry["tier"] = static_cast<int>(stat.tier);
+    entry["crc32c"] = stat.crc32c;
+    entry["size_bytes"] = stat.size;
+    entry["pins"] = stat.pins;
+    entry["hits"] = stat.hits;
+    entry["age_s"] = static_cast<double>(stat.age_ms) / 1000.0;
+    result.append(entry);
+  }
+  return result;
+}
+
+nb::tuple list_blocks(Client& client, uint32_t node, uint64_t cursor, uint32_t limit, double timeout_s,
+                      const CancelToken* cancel) {
+  const CallOptions options = to_options(timeout_s, cancel, std::nullopt);
+  std::optional<Result<ListedPage>> page;
+  {
+    const nb::gil_scoped_release released;
+    page.emplace(client.list(node, cursor, limit, options));
+  }
+  if (!*page) raise(page->status());
+  nb::list blocks;
+  for (const ListedBlock& block : (*page)->blocks) {
+    blocks.append(nb::make_tuple(nb::bytes(block.key.bytes.data(), kKeyBytes), block.size, static_cast<int>(block.tier), block.hits));
+  }
+  return nb::make_tuple((*page)->next_cursor, blocks);
+}
+
+void write_range(BlockReservation& reservation, uint64_t offset, nb::handle source, double timeout_s,
+                 const CancelToken* cancel) {
+  const CallOptions options = to_options(timeout_s, cancel, std::nullopt);
+  Buffers buffers;
+  std::vector<ConstSlice> slices;
+  add_slices(buffers, source, false, slices);
+  Status status;
+  {
+    const nb::gil_scoped_release released;
+    status = reservation.write(offset, slices, options);
+  }
+  check(status);
+}
+
+void bind_reservation(nb::module_& m) {
+  nb::class_<BlockReservation>(m, "Reservation", "Space for one block on a node, filled range by range. Errors: RuntimeError(code, name, message).")
+      .def("write", &write_range, nb::arg("offset"), nb::arg("source"), nb::arg("timeout_s") = 30.0,
+           nb::arg("cancel").none() = nb::none(), "Write a buffer, or a list of buffers, at a byte offset.")
+      .def("commit",
+           [](BlockReservation& reservation, double timeout_s, const CancelToken* cancel) {
+             const CallOptions options = to_options(timeout_s, cancel, std::nullopt);
+             Status status;
+             {
+               const nb::gil_scoped_release released;
+               status = reservation.commit(options);
+             }
+             check(status);
+           },
+           nb::arg("timeout_s") = 30.0, nb::arg("cancel").none() = nb::none(), "Make the block visible; every byte must be written.")
+      .def("abort",
+           [](BlockReservation& reservation) {
+             Status status;
+             {
+               const nb::gil_scoped_release released;
+               status = reservation.abort();
+             }
+             check(status);
+           })
+      .def_prop_ro("size_bytes", &BlockReservation::size)
+      .def_prop_ro("node_index", &BlockReservation::node_index);
+}
+
+void bind_control(nb::class_<Client>& c) {
+  const auto timeout = nb::arg("timeout_s") = 30.0;
+  const auto cancel = nb::arg("cancel").none() = nb::none();
+  const auto node = nb::arg("node").none() = nb::none();
+  using Node = std::optional<uint32_t>;
+  c.def("match",
+        [](Client& client, nb::handle keys, double timeout_s, bool touch, const CancelToken* token, Node on) {
+          const MatchReport report = run_match(client, keys, timeout_s, touch, token, on);
+          return nb::make_tuple(report.leading_run, bitmap_bytes(report), report.unreachable_nodes);
+        },
+        nb::arg("keys"), timeout, nb::arg("touch") = true, cancel, node, "-> (leading_run, bitmap, unreachable_nodes)");
+  c.def("exists",
+        [](Client& client, nb::handle keys, double timeout_s, const CancelToken* token, Node on) {
+          return bitmap_bytes(run_match(client, keys, timeout_s, false, token, on));
+        },
+        nb::arg("keys"), timeout, cancel, node, "-> bitmap, bit i % 8 of byte i // 8 for key i");
+  c.def("remove",
+        [](Client& client, nb::handle keys, double timeout_s, const CancelToken* token, Node on) {
+          const CallOptions options = to_options(timeout_s, token, on);
+          return coded(keys, [&](const auto& k, auto& codes) { return client.remove(k, options, codes); });
+        },
+        nb::arg("keys"), timeout, cancel, node);
+  c.def("pin",
+        [](Client& client, nb::handle keys, double ttl_s, double timeout_s, const CancelToken* token, Node on) {
+          if (!(ttl_s > 0 && ttl_s < 4e6)) refuse("ttl_s must be a number of seconds above 0");
+          const auto ttl_ms = static_cast<uint32_t>(std::max(1.0, ttl_s * 1000));
+          const CallOptions options = to_options(timeout_s, token, on);
+          return coded(keys, [&](const auto& k, auto& codes) { return client.pin(k, ttl_ms, options, codes); });
+        },
+        nb::arg("keys"), nb::arg("ttl_s"), timeout, cancel, node);
+  c.def("unpin",
+        [](Client& client, nb::handle keys, double timeout_s, const CancelToken* token, Node on) {
+          const CallOptions options = to_options(timeout_s, token, on);
+          return coded(keys, [&](const auto& k, auto& codes) { return client.unpin(k, options, codes); });
+        },
+        nb::arg("keys"), timeout, cancel, node);
+  c.def("stat", &stat, nb::arg("keys"), timeout, cancel, node, "-> list of dict, None where there is no block");
+  c.def("list", &list_blocks, nb::arg("node"), nb::arg("cursor") = 0, nb::arg("limit") = 1000, timeout, cancel,
+        "-> (next_cursor, [(key, size_bytes, tier, hits)]); next_cursor 0: that was the last page");
+  c.def("node_stat",
+        [](Client& client, uint32_t on, double timeout_s) {
+          const CallOptions options = to_options(timeout_s, nullptr, std::nullopt);
+          std::optional<Result<NamedValues>> values;
+          {
+            const nb::gil_scoped_release released;
+            values.emplace(client.node_stat(on, options));
+          }
+          if (!*values) raise(values->status());
+          return values_dict(**values);
+        },
+        nb::arg("node"), timeout);
+  c.def("ping",
+        [](Client& client, uint32_t on, double timeout_s) {
+          const CallOptions options = to_options(timeout_s, nullptr, std::nullopt);
+          std::optional<Result<uint64_t>> us;
+          {
+            const nb::gil_scoped_release released;
+            us.emplace(client.ping(on, options));
+          }
+          if (!*us) raise(us->status());
+          return static_cast<double>(**us) / 1e6;
+        },
+        nb::arg("node"), timeout, "-> round trip in seconds");
+}
+
+}  // namespace
+
+void bind_client(nb::module_& m) {
+  nb::class_<CancelToken>(m, "CancelToken", "Stops calls from another thread; stays cancelled.")
+      .def(nb::init<>())
+      .def("cancel", &CancelToken::cancel)
+      .def_prop_ro("cancelled", &CancelToken::cancelled);
+  bind_reservation(m);
+  m.def("place",
+        [](nb::handle key, const nb::list& nodes, const std::string& host_id, size_t count) {
+          const auto keys = to_keys(key);
+          if (keys.size() != 1) refuse("one key of 32 bytes is needed");
+          nb::list positions;
+          for (const uint32_t position : place(keys[0], to_nodes(nodes), host_id, count)) positions.append(position);
+          return positions;
+        },
+        nb::arg("key"), nb::arg("nodes"), nb::arg("host_id"), nb::arg("count"), "Positions of the nodes for a block, best first.");
+  m.def("transport_report", [] {
+    nb::list list;
+    for (const TransportReport& report : transport_report()) list.append(nb::make_tuple(report.name, report.available, report.reason));
+    return list;
+  });
+  nb::class_<Client> c(m, "Client", "Cluster client. Failed calls raise RuntimeError(code, name, message); batches report one code per item.");
+  const auto cancel = nb::arg("cancel").none() = nb::none();
+  const auto node = nb::arg("node").none() = nb::none();
+  c.def(nb::new_([](const nb::dict& config) {
+          auto made = Client::create(to_config(config));
+          if (!made) raise(made.status());
+          return std::move(*made);
+        }),
+        nb::arg("config"));
+  c.def("set_map", [](Client& client, uint64_t epoch, const nb::list& nodes) { return client.set_map(epoch, to_nodes(nodes)); },
+        nb::arg("epoch"), nb::arg("nodes"), "False when the map is older than the one in use.");
+  c.def_prop_ro("map_epoch", &Client::map_epoch);
+  c.def("put", &put, nb::arg("keys"), nb::arg("sources"), nb::arg("replicas") = 1, nb::arg("timeout_s") = 30.0, cancel,
+        node, "-> [(code, node_index)]");
+  c.def("get", &get, nb::arg("keys"), nb::arg("destinations"), nb::arg("timeout_s") = 30.0, cancel,
+        nb::arg("offsets").none() = nb::none(), node, "-> [(code, size_bytes, node_index)]");
+  c.def("get_bytes", &get_bytes, nb::arg("keys"), nb::arg("timeout_s") = 30.0, cancel, node,
+        "-> list of bytes, or of the code (int) where there is no block");
+  bind_control(c);
+  c.def("reserve",
+        [](Client& client, nb::handle key, uint64_t size, double timeout_s, const CancelToken* token,
+           std::optional<uint32_t> on) {
+          const auto keys = to_keys(key);
+          if (keys.size() != 1) refuse("one key of 32 bytes is needed");
+          const CallOptions options = to_options(timeout_s, token, on);
+          std::optional<Result<std::unique_ptr<BlockReservation>>> made;
+          {
+            const nb::gil_scoped_release released;
+            made.emplace(client.reserve(keys[0], size, options));
+          }
+          if (!*made) raise(made->status());
+          return std::move(**made);
+        },
+        nb::arg("key"), nb::arg("size_bytes"), nb::arg("timeout_s") = 30.0, cancel, node);
+  c.def("unlocated",
+        [](Client& client, nb::handle keys) {
+          nb::list list;
+          for (const uint32_t position : client.unlocated(to_keys(keys))) list.append(position);
+          return list;
+        },
+        nb::arg("keys"), "Positions of keys that only the directory can locate.");
+  c.def("learn_locations",
+        [](Client& client, nb::handle keys, const nb::bytes& packed) {
+          check(client.learn_locations(to_keys(keys), std::as_bytes(std::span(packed.c_str(), packed.size()))));
+        },
+        nb::arg("keys"), nb::arg("packed"));
+  c.def("stats", [](Client& client) { return values_dict(client.stats()); });
+  c.def("latency_histograms", [](Client& client) {
+    nb::dict dict;
+    for (const LatencyHistogram& histogram : client.latencies()) {
+      nb::list counts;
+      for (const uint64_t count : histogram.counts) counts.append(count);
+      nb::dict entry;
+      entry["counts"] = counts;
+      entry["count"] = histogram.count;
+      entry["sum_us"] = histogram.total_us;
+      dict[histogram.name.c_str()] = entry;
+    }
+    return dict;
+  }, "name -> {counts, count, sum_us}; bucket i counts latencies below 2**i microseconds");
+  c.def("close", [](Client& client) {
+    const nb::gil_scoped_release released;
+    client.close();
+  });
+}
+
+}  // namespace mooncache::python

@@ -1,0 +1,46 @@
+// Programs that move blocks. Two families: fused (GET and PUT frames carry the bytes, any connection) and
+// one-sided (LOOKUP/RESERVE, then a Link moves the bytes, then RELEASE/COMMIT). They share a Work: the items of
+// one node in order, and how many are answered, so that a new connection continues where the old one ended.
+#pragma once
+
+#include "client/node.h"
+
+namespace mooncache {
+
+struct Work {
+  std::vector<uint32_t> items;  // positions in the caller's batch
+  size_t answered = 0;          // items before this one have their code
+};
+
+struct GetBatch {
+  std::span<const GetBlock> blocks;
+  const GetOptions* how = nullptr;
+  std::span<GetOutcome> outcomes;
+  Counters* counters = nullptr;
+  const ClientConfig* config = nullptr;
+
+  uint64_t capacity(uint32_t item) const;
+  void settle(uint32_t item, Code code, uint64_t size, const Node& node) const;
+};
+
+struct PutBatch {
+  std::span<const PutBlock> blocks;
+  std::vector<uint64_t> sizes;
+  std::vector<uint32_t> crcs;      // known once the first copy was sent
+  std::vector<uint8_t> crc_known;
+  Deadline deadline;
+  Counters* counters = nullptr;
+  const ClientConfig* config = nullptr;
+
+  uint32_t wait_ms() const;
+};
+
+// Sizes of the batch's frames: bytes and items, whichever fills first; at least one item.
+std::unique_ptr<Program> make_fused_get(const GetBatch& batch, Work& work, const Node& node);
+std::unique_ptr<Program> make_fused_put(PutBatch& batch, Work& work, std::span<Code> codes);
+// `segments` may be null: then the program asks for them first (ATTACH).
+std::unique_ptr<Program> make_one_sided_get(const GetBatch& batch, Work& work, Node& node, Session& session);
+std::unique_ptr<Program> make_one_sided_put(PutBatch& batch, Work& work, std::span<Code> codes, Node& node,
+                                            Session& session);
+
+}  // namespace mooncache

@@ -1,0 +1,63 @@
+// Decisions about trying again, pure: time is passed in.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace mooncache {
+
+// After `failures` failures in a row a peer is left alone for a pause that doubles with each failed probe. When
+// the pause is over, one caller at a time may probe it; a success closes the breaker.
+class Breaker {
+ public:
+  Breaker(uint32_t failures, uint32_t min_ms, uint32_t max_ms) : limit_(failures), min_ms_(min_ms), max_ms_(max_ms) {}
+
+  // Whether to try now. True in the half-open state books the probe.
+  bool allow(uint64_t now_ms) {
+    if (failures_ < limit_) return true;
+    if (now_ms < open_until_ms_) return false;
+    open_until_ms_ = now_ms + pause_ms_;  // others wait for this probe's verdict
+    return true;
+  }
+  bool is_open(uint64_t now_ms) const { return failures_ >= limit_ && now_ms < open_until_ms_; }
+  void success() {
+    failures_ = 0;
+    pause_ms_ = 0;
+  }
+  // True when this failure opened it, or kept it open.
+  bool failure(uint64_t now_ms) {
+    failures_ = std::min(failures_ + 1, limit_);
+    if (failures_ < limit_) return false;
+    pause_ms_ = pause_ms_ == 0 ? min_ms_ : std::min(pause_ms_ * 2, max_ms_);
+    open_until_ms_ = now_ms + pause_ms_;
+    return true;
+  }
+
+ private:
+  uint32_t limit_;
+  uint32_t min_ms_;
+  uint32_t max_ms_;
+  uint32_t failures_ = 0;
+  uint32_t pause_ms_ = 0;
+  uint64_t open_until_ms_ = 0;
+};
+
+// Retries are a share of the operations, so that a failing cluster is not asked twice as much as a sound one.
+class RetryBudget {
+ public:
+  RetryBudget(uint32_t percent, uint32_t burst) : percent_(percent), cap_(uint64_t{burst} * 100), level_(cap_) {}
+  void operations(uint64_t count) { level_ = std::min(cap_, level_ + count * percent_); }
+  // How many of `wanted` retries may be made; they are booked.
+  uint64_t take(uint64_t wanted) {
+    const uint64_t granted = std::min(wanted, level_ / 100);
+    level_ -= granted * 100;
+    return granted;
+  }
+
+ private:
+  uint32_t percent_;
+  uint64_t cap_;
+  uint64_t level_;
+};
+
+}  // namespace mooncache

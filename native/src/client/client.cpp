@@ -1,0 +1,277 @@
+// Client: construction, cluster map, and the calls that are one request to one or several nodes.
+#include "mooncache/client.h"
+
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "client/impl.h"
+
+namespace mooncache {
+
+namespace {
+
+std::atomic<uint64_t> forks{0};
+
+Status check_config(const ClientConfig& config) {
+  const auto bad = [](const char* text) { return Status{Code::kConfigInvalid, text}; };
+  if (!wire::tenant_name_valid(config.credentials.tenant)) return bad("tenant must match [a-z0-9][a-z0-9_.-]{0,62}");
+  if (config.lanes_per_node < 1 || config.lanes_per_node > 256) return bad("lanes_per_node must be 1 to 256");
+  if (config.window_frames < 1 || config.window_frames > 64) return bad("window_frames must be 1 to 64");
+  if (config.frame_items < 1 || config.frame_items > wire::kMaxItems) return bad("frame_items must be 1 to 4096");
+  if (config.frame_bytes < 4096 || config.frame_bytes > (64 << 20)) return bad("frame_bytes must be 4096 to 67108864");
+  if (config.connect_timeout_ms < 1) return bad("connect_timeout must be positive");
+  if (config.breaker_failures < 1) return bad("breaker_failures must be at least 1");
+  if (config.location_cache_keys > (1ull << 28)) return bad("location_cache_keys must be at most 268435456");
+  return Status::ok();
+}
+
+}  // namespace
+
+uint64_t fork_generation_now() {
+  static const bool registered = [] { return pthread_atfork(nullptr, nullptr, [] { ++forks; }) == 0; }();
+  (void)registered;
+  return forks.load(std::memory_order_relaxed);
+}
+
+struct CancelToken::Flag {
+  std::atomic<bool> cancelled{false};
+};
+
+CancelToken::CancelToken() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), flag_(std::make_unique<Flag>()) {}
+CancelToken::~CancelToken() {
+  if (fd_ >= 0) ::close(fd_);
+}
+void CancelToken::cancel() {
+  flag_->cancelled.store(true);
+  const uint64_t one = 1;
+  // without a descriptor the flag alone is seen at the next turn of the loop
+  if (fd_ >= 0 && write(fd_, &one, sizeof one) < 0) return;
+}
+bool CancelToken::cancelled() const { return flag_->cancelled.load(std::memory_order_relaxed); }
+
+Client::Impl::Impl(ClientConfig config_in)
+    : config(std::move(config_in)),
+      locations(config.location_cache_keys),
+      fork_generation(fork_generation_now()),
+      current(std::make_shared<NodeMap>()),
+      retries(config.retry_percent, config.retry_burst) {
+  limits.connect_timeout_ms = config.connect_timeout_ms;
+  limits.stall_timeout_ms = config.stall_timeout_ms;
+  limits.spin_us = std::thread::hardware_concurrency() > 1 ? config.spin_us : 0;
+}
+
+Status Client::Impl::usable() const {
+  if (fork_generation != fork_generation_now()) {
+    return {Code::kClosed, "this client was made before fork(); connections cannot be shared with a child process, "
+                           "make a new client in the child"};
+  }
+  if (closed.load(std::memory_order_relaxed)) return {Code::kClosed, "the client is closed"};
+  return Status::ok();
+}
+
+Status Client::Impl::check_call(size_t items, const CallOptions& options) const {
+  if (Status status = usable(); !status) return status;
+  if (items > config.max_batch_items) {
+    return {Code::kLimitExceeded, "a batch has at most " + std::to_string(config.max_batch_items) + " items"};
+  }
+  if (options.cancel != nullptr && options.cancel->cancelled()) return {Code::kCancelled, "cancelled by the caller"};
+  return Status::ok();
+}
+
+std::shared_ptr<const NodeMap> Client::Impl::map() {
+  const std::lock_guard lock(mutex);
+  return current;
+}
+
+bool Client::Impl::may_ask(const NodeMap& map, uint32_t position) {
+  if (map.infos[position].state == NodeHealth::kDead) return false;
+  if (map.nodes[position]->allow(steady_ms())) return true;
+  counters.add(Counter::kBreakerSkips);
+  return false;
+}
+
+uint64_t Client::Impl::take_retries(uint64_t wanted) {
+  const std::lock_guard lock(mutex);
+  const uint64_t granted = retries.take(wanted);
+  counters.add(Counter::kRetries, granted);
+  counters.add(Counter::kRetriesRefused, wanted - granted);
+  return granted;
+}
+
+void Client::Impl::ran_operations(uint64_t count) {
+  const std::lock_guard lock(mutex);
+  retries.operations(count);
+}
+
+void Client::Impl::run(std::span<LaneTask> tasks, const CallOptions& options, bool small) {
+  LoopLimits chosen = limits;
+  if (!small) chosen.spin_us = 0;
+  run_tasks(tasks, options, closed, chosen, counters);
+}
+
+uint32_t Client::Impl::guess(const NodeMap& map, const Key& key, std::span<const uint32_t> tried, bool count) {
+  const auto usable_position = [&](uint32_t position) {
+    return position != kNoNode && std::find(tried.begin(), tried.end(), position) == tried.end();
+  };
+  const uint32_t cached = locations.find(key);
+  const uint32_t known = cached == UINT32_MAX ? kNoNode : map.position(cached);
+  if (count) counters.add(known != kNoNode ? Counter::kLocationHits : Counter::kLocationMisses);
+  if (usable_position(known)) return known;
+  for (const uint32_t position : map.local) {
+    if (usable_position(position)) return position;
+  }
+  if (map.nodes.size() == 1) return usable_position(0) ? 0 : kNoNode;
+  for (const uint32_t position : place(key, map.infos, config.host_id, 2)) {
+    if (usable_position(position)) return position;
+  }
+  return kNoNode;
+}
+
+Result<std::unique_ptr<Client>> Client::create(ClientConfig config) {
+  if (Status status = check_config(config); !status) return status;
+  auto impl = std::make_shared<Impl>(std::move(config));
+  if (impl->config.tls.enabled) {
+    const PeerTls& tls = impl->config.tls;
+    auto context = net::make_tls_context({tls.cert_file, tls.key_file, tls.ca_file}, false);
+    if (!context) return context.status();
+    impl->tls = std::move(*context);
+  }
+  return std::unique_ptr<Client>(new Client(std::move(impl)));
+}
+
+Client::Client(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Client::~Client() {
+  if (impl_->fork_generation == fork_generation_now()) {
+    close();
+    return;
+  }
+  // In a forked child other threads' locks may be held for ever: leave the parent's state alone.
+  (void)new std::shared_ptr<Impl>(std::move(impl_));
+}
+
+bool Client::set_map(uint64_t epoch, std::vector<NodeInfo> infos) {
+  if (!impl_->usable()) return false;
+  const std::lock_guard lock(impl_->mutex);
+  const auto old = impl_->current;
+  if (epoch < old->epoch) return false;
+  auto next = std::make_shared<NodeMap>();
+  next->epoch = epoch;
+  std::vector<bool> kept(old->nodes.size(), false);
+  for (NodeInfo& info : infos) {
+    std::shared_ptr<Node> node;
+    for (size_t i = 0; i < old->nodes.size(); ++i) {
+      const NodeInfo& before = old->nodes[i]->info();
+      if (before.index == info.index && before.node_id == info.node_id && before.incarnation == info.incarnation &&
+          before.tcp_host == info.tcp_host && before.tcp_port == info.tcp_port && before.host_id == info.host_id &&
+          before.unix_path == info.unix_path) {
+        node = old->nodes[i];
+        kept[i] = true;
+      }
+    }
+    if (!node) node = std::make_shared<Node>(info, impl_->config, impl_->tls, impl_->counters);
+    const auto position = static_cast<uint32_t>(next->nodes.size());
+    next->by_index[info.index] = position;
+    if (!impl_->config.host_id.empty() && info.host_id == impl_->config.host_id) next->local.push_back(position);
+    next->nodes.push_back(std::move(node));
+    next->infos.push_back(std::move(info));
+  }
+  for (size_t i = 0; i < kept.size(); ++i) {
+    if (!kept[i]) {
+      old->nodes[i]->close_idle();
+      impl_->reservation_lanes.erase(old->nodes[i].get());
+    }
+  }
+  impl_->current = std::move(next);
+  return true;
+}
+
+uint64_t Client::map_epoch() const { return impl_->map()->epoch; }
+
+void Client::close() {
+  if (impl_->closed.exchange(true)) return;
+  for (const auto& node : impl_->map()->nodes) node->close_idle();
+  const std::lock_guard lock(impl_->mutex);
+  impl_->reservation_lanes.clear();
+}
+
+Status Client::put(std::span<const PutBlock> blocks, uint32_t replicas, const CallOptions& options,
+                   std::span<PutOutcome> outcomes) {
+  const auto start = Deadline::Clock::now();
+  Status status = impl_->put(blocks, replicas, options, outcomes);
+  impl_->counters.time(Timed::kPut, Deadline::Clock::now() - start);
+  return status;
+}
+
+Status Client::get(std::span<const GetBlock> blocks, const GetOptions& how, const CallOptions& options,
+                   std::span<GetOutcome> outcomes) {
+  const auto start = Deadline::Clock::now();
+  Status status = impl_->get(blocks, how, options, outcomes);
+  impl_->counters.time(Timed::kGet, Deadline::Clock::now() - start);
+  return status;
+}
+
+Result<MatchReport> Client::match(std::span<const Key> keys, bool touch, const CallOptions& options) {
+  const auto start = Deadline::Clock::now();
+  auto report = impl_->match(keys, touch, options);
+  impl_->counters.time(Timed::kMatch, Deadline::Clock::now() - start);
+  return report;
+}
+
+std::vector<uint32_t> Client::unlocated(std::span<const Key> keys) const {
+  std::vector<uint32_t> positions;
+  const auto map = impl_->map();
+  if (map->nodes.size() <= impl_->config.fanout_nodes_max) return positions;
+  for (uint32_t i = 0; i < keys.size(); ++i) {
+    const uint32_t node = impl_->locations.find(keys[i]);
+    if (node == UINT32_MAX || map->position(node) == kNoNode) positions.push_back(i);
+  }
+  return positions;
+}
+
+Status Client::learn_locations(std::span<const Key> keys, std::span<const std::byte> packed) {
+  Reader in(packed);
+  const auto map = impl_->map();
+  for (const Key& key : keys) {
+    const uint16_t count = in.u16();
+    uint32_t chosen = UINT32_MAX;
+    for (uint16_t i = 0; i < count && in.ok(); ++i) {
+      const uint32_t node = in.u16();
+      (void)in.u16();
+      (void)in.u64();
+      const uint32_t position = map->position(node);
+      if (position == kNoNode) continue;
+      const bool local = std::find(map->local.begin(), map->local.end(), position) != map->local.end();
+      if (chosen == UINT32_MAX || local) chosen = node;
+    }
+    if (in.ok() && chosen != UINT32_MAX) impl_->locations.learn(key, chosen);
+  }
+  if (!in.done()) return {Code::kInvalidArgument, "the packed locations are not one record per key"};
+  return Status::ok();
+}
+
+NamedValues Client::stats() const {
+  NamedValues values;
+  for (size_t i = 0; i < kCounterNames.size(); ++i) {
+    values.emplace_back(kCounterNames[i], impl_->counters.get(static_cast<Counter>(i)));
+  }
+  const auto map = impl_->map();
+  uint64_t open = 0;
+  for (const auto& node : map->nodes) open += node->breaker_open(steady_ms()) ? 1 : 0;
+  values.emplace_back("breakers_open", open);
+  values.emplace_back("nodes", map->nodes.size());
+  values.emplace_back("map_epoch", map->epoch);
+  return values;
+}
+
+std::vector<LatencyHistogram> Client::latencies() const {
+  std::vector<LatencyHistogram> all;
+  for (size_t i = 0; i < kTimedNames.size(); ++i) all.push_back(impl_->counters.latency(static_cast<Timed>(i)));
+  return all;
+}
+
+}  // namespace mooncache

@@ -1,0 +1,197 @@
+// GET and PUT frames of about 1 MiB, several in flight. A frame's CRCs are computed right before it is sent and
+// right after a piece of it was received, while the bytes are in cache.
+#include <algorithm>
+#include <deque>
+
+#include "client/batch.h"
+#include "mooncache/crc32c.h"
+
+namespace mooncache {
+
+uint64_t GetBatch::capacity(uint32_t item) const {
+  if (how->allocate) return wire::kMaxPayloadBytes;
+  uint64_t total = 0;
+  for (const Slice& slice : blocks[item].slices) total += slice.size;
+  return total;
+}
+
+void GetBatch::settle(uint32_t item, Code code, uint64_t size, const Node& node) const {
+  outcomes[item] = {code, size, node.info().index};
+  switch (code) {
+    case Code::kOk:
+      counters->add(Counter::kGetHits);
+      counters->add(Counter::kGetBytes, size);
+      return;
+    case Code::kNotFound: return counters->add(Counter::kMissNotFound);
+    case Code::kChecksumMismatch: return counters->add(Counter::kMissChecksum);
+    case Code::kGenerationChanged: return counters->add(Counter::kMissGeneration);
+    case Code::kBufferTooSmall: return counters->add(Counter::kMissTooSmall);
+    default: return counters->add(Counter::kMissOther);
+  }
+}
+
+uint32_t PutBatch::wait_ms() const {
+  const int left = deadline.remaining_ms(static_cast<int>(wire::kMaxWaitMs));
+  return std::min(config->put_wait_ms, static_cast<uint32_t>(left) / 2);
+}
+
+namespace {
+
+// With unknown sizes, so many blocks at most are asked for in one frame.
+constexpr size_t kUnsizedItems = 16;
+
+class FusedGet final : public Program {
+ public:
+  FusedGet(const GetBatch& batch, Work& work, const Node& node)
+      : batch_(batch), work_(work), node_(node), sent_(work.answered) {}
+
+  bool next(Request& request) override {
+    if (sent_ == work_.items.size()) return false;
+    const size_t begin = sent_;
+    const size_t most = batch_.how->allocate ? kUnsizedItems : batch_.config->frame_items;
+    uint64_t bytes = 0;
+    while (sent_ < work_.items.size() && sent_ - begin < most && bytes < batch_.config->frame_bytes) {
+      if (!batch_.how->allocate) bytes += batch_.capacity(work_.items[sent_]);
+      ++sent_;
+    }
+    request.opcode = wire::Opcode::kGet;
+    request.flags = batch_.how->whole ? wire::kFlagWhole : 0;
+    request.meta.u32(static_cast<uint32_t>(sent_ - begin));
+    for (size_t i = begin; i < sent_; ++i) {
+      const uint32_t item = work_.items[i];
+      wire::GetItem{batch_.blocks[item].key, batch_.blocks[item].offset, batch_.capacity(item)}.encode(request.meta);
+    }
+    frames_.push_back(sent_ - begin);
+    return true;
+  }
+
+  bool finished() const override { return work_.answered == work_.items.size(); }
+
+  Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in, PayloadSink& sink) override {
+    const size_t count = frames_.front();
+    results_.clear();
+    if (!status.is_ok()) {
+      results_.assign(count, wire::GetResult{.code = status.code});
+      return Status::ok();
+    }
+    if (in.u32() != count) return {Code::kProtocolError, "GET answered another number of items"};
+    uint64_t total = 0;
+    for (size_t i = 0; i < count; ++i) {
+      wire::GetResult result = wire::GetResult::decode(in);
+      if (result.code != Code::kOk && result.length != 0) return {Code::kProtocolError, "bytes for a failed item"};
+      const uint32_t item = work_.items[work_.answered + i];
+      if (result.length > batch_.capacity(item)) return {Code::kProtocolError, "more bytes than asked for"};
+      total += result.length;
+      if (total > header.payload_bytes) return {Code::kProtocolError, "GET's lengths do not fit its payload"};
+      if (result.code == Code::kOk) take_destination(item, result, sink);
+      results_.push_back(result);
+    }
+    return in.done() ? Status::ok() : Status{Code::kProtocolError, "malformed GET answer"};
+  }
+
+  void on_payload(std::span<const uint32_t> crcs) override {
+    size_t next_crc = 0;
+    for (const wire::GetResult& result : results_) {
+      const uint32_t item = work_.items[work_.answered++];
+      Code code = result.code;
+      uint64_t size = result.length;
+      if (code == Code::kOk) {
+        const uint32_t crc = crcs[next_crc++];
+        if (std::find(lost_.begin(), lost_.end(), item) != lost_.end()) {
+          code = Code::kLimitExceeded;
+        } else if (crc != result.crc32c && result.length > 0) {
+          code = Code::kChecksumMismatch;
+        }
+      }
+      if (code == Code::kBufferTooSmall) size = result.block_size;
+      batch_.settle(item, code, size, node_);
+    }
+    frames_.pop_front();
+    lost_.clear();
+  }
+
+ private:
+  void take_destination(uint32_t item, const wire::GetResult& result, PayloadSink& sink) {
+    if (!batch_.how->allocate) return sink.add_item(batch_.blocks[item].slices, 0, result.length);
+    const Slice slice{batch_.how->allocate(item, result.length), static_cast<size_t>(result.length)};
+    if (slice.data == nullptr) lost_.push_back(item);
+    sink.add_item(std::span(&slice, 1), 0, result.length);
+  }
+
+  const GetBatch& batch_;
+  Work& work_;
+  const Node& node_;
+  size_t sent_;
+  std::deque<size_t> frames_;  // items in each frame in flight
+  std::vector<wire::GetResult> results_;
+  std::vector<uint32_t> lost_;  // of the frame being received: nobody gave them memory
+};
+
+class FusedPut final : public Program {
+ public:
+  FusedPut(PutBatch& batch, Work& work, std::span<Code> codes)
+      : batch_(batch), work_(work), codes_(codes), sent_(work.answered) {}
+
+  bool next(Request& request) override {
+    if (sent_ == work_.items.size()) return false;
+    const size_t begin = sent_;
+    uint64_t bytes = 0;
+    while (sent_ < work_.items.size() && sent_ - begin < batch_.config->frame_items) {
+      const uint64_t size = batch_.sizes[work_.items[sent_]];
+      if (sent_ > begin && bytes + size > batch_.config->frame_bytes) break;
+      bytes += size;
+      ++sent_;
+    }
+    request.opcode = wire::Opcode::kPut;
+    request.meta.u32(static_cast<uint32_t>(sent_ - begin));
+    const uint32_t wait_ms = batch_.wait_ms();
+    for (size_t i = begin; i < sent_; ++i) {
+      const uint32_t item = work_.items[i];
+      const PutBlock& block = batch_.blocks[item];
+      if (batch_.crc_known[item] == 0) {
+        uint32_t crc = 0;
+        for (const ConstSlice& slice : block.slices) crc = crc32c({slice.data, slice.size}, crc);
+        batch_.crcs[item] = crc;
+        batch_.crc_known[item] = 1;
+      }
+      request.payload.insert(request.payload.end(), block.slices.begin(), block.slices.end());
+      wire::PutItem{block.key, batch_.sizes[item], batch_.crcs[item], wait_ms}.encode(request.meta);
+    }
+    frames_.push_back(sent_ - begin);
+    return true;
+  }
+
+  bool finished() const override { return work_.answered == work_.items.size(); }
+
+  Status on_response(const wire::FrameHeader&, const Status& status, Reader& in, PayloadSink&) override {
+    const size_t count = frames_.front();
+    if (status.is_ok()) {
+      const uint32_t answered = in.u32();
+      if (answered != count || in.remaining() != count * 2) return {Code::kProtocolError, "malformed PUT answer"};
+    }
+    for (size_t i = 0; i < count; ++i) {
+      codes_[work_.items[work_.answered++]] = status.is_ok() ? static_cast<Code>(in.u16()) : status.code;
+    }
+    frames_.pop_front();
+    return Status::ok();
+  }
+
+ private:
+  PutBatch& batch_;
+  Work& work_;
+  std::span<Code> codes_;
+  size_t sent_;
+  std::deque<size_t> frames_;
+};
+
+}  // namespace
+
+std::unique_ptr<Program> make_fused_get(const GetBatch& batch, Work& work, const Node& node) {
+  return std::make_unique<FusedGet>(batch, work, node);
+}
+
+std::unique_ptr<Program> make_fused_put(PutBatch& batch, Work& work, std::span<Code> codes) {
+  return std::make_unique<FusedPut>(batch, work, codes);
+}
+
+}  // namespace mooncache

@@ -1,0 +1,240 @@
+// get: rounds over guessed places. In each round every unresolved block is asked of one node, all nodes in
+// parallel; a miss, wrong bytes or a failed node send the block on to its next guess, at last to whoever MATCH
+// finds among the nodes not tried yet.
+#include <algorithm>
+
+#include "client/impl.h"
+
+namespace mooncache {
+
+namespace {
+
+// What to tell the caller when several nodes answered: higher wins.
+int weight_of(Code code) {
+  if (code == Code::kOk) return 5;
+  if (code == Code::kBufferTooSmall || code == Code::kInvalidArgument) return 4;
+  if (code == Code::kChecksumMismatch) return 3;
+  if (is_unreachable(code)) return 2;
+  return code == Code::kNotFound ? 0 : 1;
+}
+bool final_code(Code code) {
+  return code == Code::kOk || code == Code::kBufferTooSmall || code == Code::kInvalidArgument ||
+         code == Code::kCancelled || code == Code::kDeadlineExceeded || code == Code::kClosed;
+}
+
+class GetCall {
+ public:
+  GetCall(Client::Impl& impl, const GetBatch& batch, const CallOptions& options)
+      : impl_(impl), batch_(batch), options_(options), map_(impl.map()), tried_(batch.blocks.size()),
+        best_(batch.blocks.size()) {}
+
+  void run() {
+    std::vector<uint32_t> open(batch_.blocks.size());
+    for (uint32_t i = 0; i < open.size(); ++i) open[i] = i;
+    for (size_t round = 0; round < kMaxRounds && !open.empty(); ++round) {
+      if (round > 0 && options_.deadline.expired()) break;
+      std::vector<uint32_t> lost;
+      assign(open, lost, round == 0);
+      if (!lost.empty() && searches_ < kMaxSearches && !options_.node && map_->nodes.size() > 1) search(lost);
+      if (works_.empty()) break;
+      if (round > 0 && !pay_for_failures()) break;
+      fetch();
+      open = sort_out();
+    }
+    for (uint32_t i = 0; i < best_.size(); ++i) {
+      batch_.outcomes[i] = best_[i];
+      if (is_unreachable(best_[i].code)) impl_.counters.add(Counter::kMissUnreachable);
+    }
+  }
+
+ private:
+  static constexpr size_t kMaxRounds = 8;
+  static constexpr size_t kMaxSearches = 3;
+
+  Work& work_for(uint32_t position) {
+    for (auto& [known, work] : works_) {
+      if (known == position) return *work;
+    }
+    works_.emplace_back(position, std::make_unique<Work>());
+    return *works_.back().second;
+  }
+
+  void note(uint32_t item, const GetOutcome& outcome) {
+    if (fresh(item) || weight_of(outcome.code) > weight_of(best_[item].code)) best_[item] = outcome;
+  }
+  bool fresh(uint32_t item) const { return best_[item].code == Code::kNotFound && best_[item].node_index == kNoNode; }
+
+  // Gives each open item a node; those without a guess end up in `lost`.
+  void assign(std::span<const uint32_t> open, std::vector<uint32_t>& lost, bool count) {
+    works_.clear();
+    asked_.assign(map_->nodes.size(), 0);
+    for (const uint32_t item : open) {
+      for (;;) {
+        uint32_t position = kNoNode;
+        if (options_.node) {
+          if (tried_[item].empty()) position = map_->position(*options_.node);
+          if (position == kNoNode && tried_[item].empty()) note(item, {Code::kUnknownNode, 0, *options_.node});
+        } else {
+          position = impl_.guess(*map_, batch_.blocks[item].key, tried_[item], count);
+        }
+        if (position == kNoNode) {
+          if (!options_.node) lost.push_back(item);
+          break;
+        }
+        tried_[item].push_back(position);
+        if (!askable(position)) {
+          note(item, {map_->nodes[position]->last_failure().code == Code::kUnauthenticated ? Code::kUnauthenticated
+                                                                                           : Code::kNodeUnavailable,
+                      0, map_->infos[position].index});
+          continue;
+        }
+        work_for(position).items.push_back(item);
+        break;
+      }
+    }
+  }
+
+  // The breaker is asked once per node and round: a probe is one batch.
+  bool askable(uint32_t position) {
+    if (asked_[position] == 0) asked_[position] = impl_.may_ask(*map_, position) ? 1 : 2;
+    return asked_[position] == 1;
+  }
+
+  // Asks the nodes that were not tried for the lost items, all at once, by MATCH.
+  void search(std::span<const uint32_t> lost) {
+    ++searches_;
+    if (map_->nodes.size() > impl_.config.fanout_nodes_max) return;
+    std::vector<Key> keys;
+    for (const uint32_t item : lost) keys.push_back(batch_.blocks[item].key);
+    std::vector<Question> asked;
+    for (uint32_t position = 0; position < map_->nodes.size(); ++position) {
+      Question question{position, {}};
+      for (uint32_t i = 0; i < lost.size(); ++i) {
+        const auto& tried = tried_[lost[i]];
+        if (std::find(tried.begin(), tried.end(), position) == tried.end()) question.items.push_back(i);
+      }
+      if (!question.items.empty() && askable(position)) asked.push_back(std::move(question));
+    }
+    std::vector<uint32_t> found(lost.size(), kNoNode);
+    std::vector<Status> ends;
+    impl_.ask_keys(*map_, asked, keys, wire::Opcode::kMatch, 0, std::nullopt, options_,
+                   [&](const Question& question, std::span<const uint32_t> items, const Status& status, Reader& in) {
+                     if (!status) return Status::ok();
+                     const auto answer = wire::MatchResponse::decode(in, static_cast<uint32_t>(items.size()));
+                     if (!answer) return Status{Code::kProtocolError, "malformed MATCH answer"};
+                     for (size_t i = 0; i < items.size(); ++i) {
+                       const auto bits = std::to_integer<unsigned>(answer->bitmap[i / 8]);
+                       if ((bits >> (i % 8) & 1) != 0) found[items[i]] = question.position;
+                     }
+                     return Status::ok();
+                   },
+                   ends);
+    for (size_t q = 0; q < asked.size(); ++q) {
+      if (ends[q]) continue;
+      for (const uint32_t i : asked[q].items) note(lost[i], {ends[q].code, 0, map_->infos[asked[q].position].index});
+    }
+    for (size_t i = 0; i < lost.size(); ++i) {
+      if (found[i] == kNoNode) continue;
+      tried_[lost[i]].push_back(found[i]);
+      work_for(found[i]).items.push_back(lost[i]);
+    }
+  }
+
+  // Going on after a miss is part of a get; going on after failures is a retry and has a budget.
+  bool pay_for_failures() { return failures_ == 0 || impl_.take_retries(failures_) == failures_; }
+
+  void fetch() {
+    std::vector<LaneTask> tasks(works_.size());
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < works_.size(); ++i) {
+      auto& [position, work] = works_[i];
+      uint64_t work_bytes = 0;
+      for (const uint32_t item : work->items) {
+        work_bytes += batch_.how->allocate ? impl_.config.frame_bytes : batch_.capacity(item);
+      }
+      bytes += work_bytes;
+      Node& node = *map_->nodes[position];
+      tasks[i].node = map_->nodes[position];
+      tasks[i].has_alternative = map_->nodes.size() > 1 && !options_.node;
+      const bool one_sided = !batch_.how->allocate && work_bytes >= impl_.config.shm_min_bytes && !no_one_sided_;
+      tasks[i].make_program = [this, &node, work = work.get(), one_sided](Session& session) {
+        if (one_sided && session.route() == Route::kUnix) return make_one_sided_get(batch_, *work, node, session);
+        return make_fused_get(batch_, *work, node);
+      };
+    }
+    impl_.run(tasks, options_, bytes <= impl_.config.frame_bytes);
+    for (size_t i = 0; i < works_.size(); ++i) {
+      const Work& work = *works_[i].second;
+      for (size_t k = work.answered; k < work.items.size(); ++k) {
+        batch_.outcomes[work.items[k]] = {tasks[i].status.code, 0, map_->infos[works_[i].first].index};
+      }
+    }
+  }
+
+  // Records the round's answers; returns what is still open.
+  std::vector<uint32_t> sort_out() {
+    failures_ = 0;
+    std::vector<uint32_t> still_open;
+    bool stop = false;
+    for (auto& [position, work] : works_) {
+      for (const uint32_t item : work->items) {
+        const GetOutcome& outcome = batch_.outcomes[item];
+        const Key& key = batch_.blocks[item].key;
+        if (outcome.code == Code::kTransportUnavailable) {  // no shared memory after all: same node, other way
+          no_one_sided_ = true;
+          tried_[item].pop_back();
+          still_open.push_back(item);
+          continue;
+        }
+        note(item, outcome);
+        if (outcome.code == Code::kOk) {
+          if (map_->nodes.size() > 1) impl_.locations.learn(key, outcome.node_index);
+        } else if (impl_.locations.forget(key, outcome.node_index)) {
+          impl_.counters.add(Counter::kLocationCorrections);
+        }
+        if (outcome.code == Code::kCancelled || outcome.code == Code::kDeadlineExceeded) stop = true;
+        if (!final_code(outcome.code)) {
+          still_open.push_back(item);
+          failures_ += is_unreachable(outcome.code) ? 1 : 0;
+        }
+      }
+    }
+    if (stop) {
+      const Code code = options_.cancel != nullptr && options_.cancel->cancelled() ? Code::kCancelled
+                                                                                   : Code::kDeadlineExceeded;
+      for (const uint32_t item : still_open) best_[item].code = code;
+      still_open.clear();
+    }
+    return still_open;
+  }
+
+  Client::Impl& impl_;
+  const GetBatch& batch_;
+  const CallOptions& options_;
+  std::shared_ptr<const NodeMap> map_;
+  std::vector<std::vector<uint32_t>> tried_;
+  std::vector<GetOutcome> best_;
+  std::vector<std::pair<uint32_t, std::unique_ptr<Work>>> works_;
+  std::vector<uint8_t> asked_;
+  uint64_t failures_ = 0;
+  size_t searches_ = 0;
+  bool no_one_sided_ = false;
+};
+
+}  // namespace
+
+Status Client::Impl::get(std::span<const GetBlock> blocks, const GetOptions& how, const CallOptions& options,
+                         std::span<GetOutcome> outcomes) {
+  if (Status status = check_call(blocks.size(), options); !status) return status;
+  if (outcomes.size() != blocks.size()) return {Code::kInvalidArgument, "one outcome per block is needed"};
+  if (blocks.empty()) return Status::ok();
+  if (map()->nodes.empty()) return {Code::kNoNodes, "the cluster map has no node; is the master reachable?"};
+  counters.add(Counter::kGetItems, blocks.size());
+  ran_operations(blocks.size());
+  GetBatch batch{blocks, &how, outcomes, &counters, &config};
+  for (GetOutcome& outcome : outcomes) outcome = {};
+  GetCall(*this, batch, options).run();
+  return Status::ok();
+}
+
+}  // namespace mooncache

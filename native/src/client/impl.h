@@ -1,0 +1,123 @@
+// What the parts of Client share: the map, the caches, the helpers that run tasks.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "client/batch.h"
+#include "client/lane_loop.h"
+#include "client/location_cache.h"
+
+namespace mooncache {
+
+struct ReservationLane;
+
+// A cluster map with the nodes behind it; immutable, replaced as a whole.
+struct NodeMap {
+  uint64_t epoch = 0;
+  std::vector<NodeInfo> infos;
+  std::vector<std::shared_ptr<Node>> nodes;  // same positions
+  std::unordered_map<uint32_t, uint32_t> by_index;
+  std::vector<uint32_t> local;  // positions on this host
+
+  uint32_t position(uint32_t index) const {
+    const auto found = by_index.find(index);
+    return found == by_index.end() ? kNoNode : found->second;
+  }
+};
+
+// Requests of fixed bytes, each answered by one handler call.
+class CallProgram final : public Program {
+ public:
+  using Handler = std::function<Status(size_t call, const Status& status, Reader& in)>;
+  struct Call {
+    wire::Opcode opcode = wire::Opcode::kPing;
+    uint16_t flags = 0;
+    std::vector<std::byte> meta;
+    std::vector<ConstSlice> payload;
+  };
+  CallProgram(const std::vector<Call>& calls, Handler handler, size_t answered = 0)
+      : calls_(calls), handler_(std::move(handler)), sent_(answered), answered_(answered) {}
+  bool next(Request& request) override {
+    if (sent_ == calls_.size()) return false;
+    const Call& call = calls_[sent_++];
+    request.opcode = call.opcode;
+    request.flags = call.flags;
+    request.meta.raw(call.meta);
+    request.payload = call.payload;
+    return true;
+  }
+  bool finished() const override { return answered_ == calls_.size(); }
+  Status on_response(const wire::FrameHeader&, const Status& status, Reader& in, PayloadSink&) override {
+    return handler_(answered_++, status, in);
+  }
+
+ private:
+  const std::vector<Call>& calls_;
+  Handler handler_;
+  size_t sent_;
+  size_t answered_;
+};
+
+// Which keys to ask which node.
+struct Question {
+  uint32_t position = 0;
+  std::vector<uint32_t> items;
+};
+
+struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
+  explicit Impl(ClientConfig config_in);
+
+  ClientConfig config;
+  LoopLimits limits;
+  std::shared_ptr<net::TlsContext> tls;
+  Counters counters;
+  LocationCache locations;
+  std::atomic<bool> closed{false};
+  uint64_t fork_generation = 0;
+
+  std::mutex mutex;  // map, retries, reservation lanes
+  std::shared_ptr<const NodeMap> current;
+  RetryBudget retries;
+  std::unordered_map<const Node*, std::vector<std::shared_ptr<ReservationLane>>> reservation_lanes;
+
+  // OK, or CLOSED with the reason (closed, or this process is a fork of the one that made the client).
+  Status usable() const;
+  Status check_call(size_t items, const CallOptions& options) const;
+  std::shared_ptr<const NodeMap> map();
+  bool may_ask(const NodeMap& map, uint32_t position);
+  uint64_t take_retries(uint64_t wanted);
+  void ran_operations(uint64_t count);
+  void run(std::span<LaneTask> tasks, const CallOptions& options, bool small);
+
+  // Where a block may be, best guess first, without what was tried already; kNoNode when there is no guess left.
+  uint32_t guess(const NodeMap& map, const Key& key, std::span<const uint32_t> tried, bool count);
+
+  Status put(std::span<const PutBlock> blocks, uint32_t replicas, const CallOptions& options,
+             std::span<PutOutcome> outcomes);
+  Status get(std::span<const GetBlock> blocks, const GetOptions& how, const CallOptions& options,
+             std::span<GetOutcome> outcomes);
+  std::vector<Question> questions(const NodeMap& map, std::span<const Key> keys, const CallOptions& options,
+                                  uint32_t& unreachable);
+  // Sends `opcode` with keys to all nodes in question, in parallel. `handle(question, items of the call, in)`.
+  using KeysHandler = std::function<Status(const Question&, std::span<const uint32_t>, const Status&, Reader&)>;
+  void ask_keys(const NodeMap& map, std::span<const Question> asked, std::span<const Key> keys, wire::Opcode opcode,
+                uint16_t flags, std::optional<uint32_t> ttl_ms, const CallOptions& options, const KeysHandler& handle,
+                std::vector<Status>& ends);
+  Status one_call(uint32_t node, const CallProgram::Call& call, const CallOptions& options,
+                  const CallProgram::Handler& handler);
+  Result<MatchReport> match(std::span<const Key> keys, bool touch, const CallOptions& options);
+};
+
+// True for codes that say "this node could not be asked", not "the block is not there".
+inline bool is_unreachable(Code code) {
+  const auto number = static_cast<uint16_t>(code);
+  return (number >= 400 && number < 600 && code != Code::kCancelled && code != Code::kNoNodes) || code == Code::kClosed;
+}
+// Grows in the child after each fork.
+uint64_t fork_generation_now();
+
+}  // namespace mooncache

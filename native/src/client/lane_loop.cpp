@@ -1,0 +1,187 @@
+#include "client/lane_loop.h"
+
+#include <poll.h>
+
+#include <algorithm>
+
+namespace mooncache {
+
+namespace {
+
+// How long to sleep before asking again for a lane that other threads use.
+constexpr int kLaneWaitMs = 1;
+// A deadline that passes after less silence than this is not held against the node.
+constexpr uint64_t kSlowMs = 100;
+
+class Loop {
+ public:
+  Loop(std::span<LaneTask> tasks, const CallOptions& options, const std::atomic<bool>& closed,
+       const LoopLimits& limits, Counters& counters)
+      : tasks_(tasks), options_(options), closed_(closed), limits_(limits), counters_(counters), now_ms_(steady_ms()) {}
+
+  void run() {
+    for (LaneTask& task : tasks_) task.last_progress_ms = task.started_ms = now_ms_;
+    auto last_move = Deadline::Clock::now();
+    for (;;) {
+      bool moved = false;
+      size_t open = 0;
+      for (LaneTask& task : tasks_) {
+        if (task.done) continue;
+        moved = advance(task) || moved;
+        open += task.done ? 0 : 1;
+      }
+      if (open == 0) return;
+      if (Status stop = interrupted(); !stop) return end_all(stop);
+      const auto now = Deadline::Clock::now();
+      now_ms_ = static_cast<uint64_t>(
+          std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count());
+      if (moved) {
+        last_move = now;
+        continue;
+      }
+      if (now - last_move < std::chrono::microseconds(limits_.spin_us)) continue;
+      give_up_stalled();
+      sleep();
+    }
+  }
+
+ private:
+  Status interrupted() const {
+    if (options_.cancel != nullptr && options_.cancel->cancelled()) return {Code::kCancelled, "cancelled by the caller"};
+    if (closed_.load(std::memory_order_relaxed)) return {Code::kClosed, "the client was closed"};
+    if (options_.deadline.expired()) return {Code::kDeadlineExceeded, "the deadline passed"};
+    return Status::ok();
+  }
+
+  // True when bytes moved.
+  bool advance(LaneTask& task) {
+    if (!task.lane.session && !open_lane(task)) return false;
+    Session& session = *task.lane.session;
+    const Status status = session.pump(task.program.get());
+    if (!status) {
+      fail(task, status);
+      return false;
+    }
+    bool moved = session.progressed();
+    if (session.ready() && task.program->work()) moved = true;
+    if (moved) task.last_progress_ms = now_ms_;
+    if (session.idle() && task.program->finished()) {
+      task.done = true;
+      task.program.reset();  // may hold a link to the session
+      task.node->success();
+      task.node->release(std::move(task.lane));
+    }
+    return moved;
+  }
+
+  // False when the task has to wait, or failed.
+  bool open_lane(LaneTask& task) {
+    const Route route = task.node->preferred_route(now_ms_);
+    auto lane = task.node->acquire(route);
+    if (!lane) {
+      if (route == Route::kUnix && lane.code() != Code::kClosed) {
+        task.node->unix_failed(now_ms_);
+        return open_lane(task);
+      }
+      finish(task, lane.status());
+      return false;
+    }
+    if (!lane->session) return false;
+    task.lane = std::move(*lane);
+    task.program = task.make_program(*task.lane.session);
+    return true;
+  }
+
+  void fail(LaneTask& task, const Status& status) {
+    const bool handshaking = !task.lane.session->ready();
+    const bool was_stale = task.lane.reused && !task.lane.session->response_seen();
+    const Route route = task.lane.session->route();
+    task.program.reset();
+    task.node->drop(std::move(task.lane));
+    task.lane = {};
+    if (was_stale && status.code == Code::kConnectionLost) {
+      counters_.add(Counter::kStaleLanes);  // it died in the pool: says nothing about the node now
+      return;
+    }
+    if (handshaking && route == Route::kUnix && status.code == Code::kNodeUnavailable) {
+      task.node->unix_failed(now_ms_);
+      return;
+    }
+    if (handshaking) counters_.add(Counter::kConnectFailures);
+    finish(task, status);
+  }
+
+  void finish(LaneTask& task, Status status) {
+    task.program.reset();
+    if (task.lane.session) task.node->drop(std::move(task.lane));
+    task.lane = {};
+    task.done = true;
+    // a caller's short patience is no sign of a sick node
+    const bool impatient = status.code == Code::kDeadlineExceeded && now_ms_ - task.last_progress_ms < kSlowMs;
+    if (status.code != Code::kCancelled && status.code != Code::kClosed && !impatient) {
+      task.node->failure(now_ms_, status);
+    }
+    task.status = std::move(status);
+  }
+
+  void end_all(const Status& status) {
+    if (status.code == Code::kCancelled) counters_.add(Counter::kCancelled);
+    if (status.code == Code::kDeadlineExceeded) counters_.add(Counter::kDeadlineExceeded);
+    for (LaneTask& task : tasks_) {
+      if (task.done) continue;
+      if (status.code == Code::kDeadlineExceeded && task.lane.session && !task.lane.session->ready()) {
+        finish(task, {Code::kDeadlineExceeded, "the deadline passed while connecting to node " + task.node->info().node_id});
+      } else {
+        finish(task, status);
+      }
+    }
+  }
+
+  void give_up_stalled() {
+    for (LaneTask& task : tasks_) {
+      if (task.done) continue;
+      const uint64_t idle_ms = now_ms_ - std::min(now_ms_, task.last_progress_ms);
+      const bool connecting = task.lane.session && !task.lane.session->ready();
+      const std::string& name = task.node->info().node_id;
+      if (connecting && now_ms_ - task.started_ms > limits_.connect_timeout_ms) {
+        finish(task, {Code::kNodeUnavailable, "node " + name + " did not answer HELLO in time"});
+      } else if (task.has_alternative && idle_ms > limits_.stall_timeout_ms) {
+        counters_.add(Counter::kStalls);
+        finish(task, {Code::kNodeUnavailable, "node " + name + " moved no byte in time"});
+      }
+    }
+  }
+
+  void sleep() {
+    polled_.clear();
+    int timeout_ms = std::min(options_.deadline.remaining_ms(), 100);
+    for (const LaneTask& task : tasks_) {
+      if (task.done) continue;
+      if (!task.lane.session) {
+        timeout_ms = std::min(timeout_ms, kLaneWaitMs);
+      } else {
+        polled_.push_back({task.lane.session->fd(), task.lane.session->poll_events(), 0});
+      }
+    }
+    if (options_.cancel != nullptr) polled_.push_back({options_.cancel->fd(), POLLIN, 0});
+    (void)poll(polled_.data(), polled_.size(), timeout_ms);
+    now_ms_ = steady_ms();
+  }
+
+  std::span<LaneTask> tasks_;
+  const CallOptions& options_;
+  const std::atomic<bool>& closed_;
+  const LoopLimits& limits_;
+  Counters& counters_;
+  uint64_t now_ms_;
+  std::vector<pollfd> polled_;
+};
+
+}  // namespace
+
+void run_tasks(std::span<LaneTask> tasks, const CallOptions& options, const std::atomic<bool>& closed,
+               const LoopLimits& limits, Counters& counters) {
+  Loop(tasks, options, closed, limits, counters).run();
+}
+
+}  // namespace mooncache

@@ -1,0 +1,36 @@
+// Runs programs on the lanes of several nodes at once, on the caller's thread: one poll(2) over all of them with
+// the deadline and the cancel token. A slow node delays its own program only.
+#pragma once
+
+#include <functional>
+
+#include "client/node.h"
+
+namespace mooncache {
+
+struct LaneTask {
+  std::shared_ptr<Node> node;
+  // Makes the program once the session exists; the route tells what is possible on it.
+  std::function<std::unique_ptr<Program>(Session&)> make_program;
+  bool has_alternative = false;  // give up early when the node stalls
+
+  // set by the loop
+  Status status;
+  bool done = false;
+  Lane lane;
+  std::unique_ptr<Program> program;
+  uint64_t last_progress_ms = 0;
+  uint64_t started_ms = 0;
+};
+
+struct LoopLimits {
+  uint32_t connect_timeout_ms = 2000;
+  uint32_t stall_timeout_ms = 1000;
+  uint32_t spin_us = 0;
+};
+
+// Every task ends done, with OK or the reason; lanes are given back or closed. After the return no byte moves.
+void run_tasks(std::span<LaneTask> tasks, const CallOptions& options, const std::atomic<bool>& closed,
+               const LoopLimits& limits, Counters& counters);
+
+}  // namespace mooncache

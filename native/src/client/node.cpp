@@ -1,0 +1,143 @@
+#include "client/node.h"
+
+#include <algorithm>
+
+namespace mooncache {
+
+namespace {
+
+constexpr uint64_t kUnixPauseMs = 5000;
+
+PeerDescription describe(const NodeInfo& info, const ClientConfig& config) {
+  PeerDescription peer;
+  peer.node_id = info.node_id;
+  peer.host_id = info.host_id;
+  peer.tcp_host = info.tcp_host;
+  peer.tcp_port = info.tcp_port;
+  peer.unix_path = info.unix_path;
+  peer.credentials = config.credentials;
+  peer.tls = config.tls;
+  return peer;
+}
+
+}  // namespace
+
+uint64_t steady_ms() {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(Deadline::Clock::now().time_since_epoch()).count());
+}
+
+Node::Node(NodeInfo info, const ClientConfig& config, std::shared_ptr<net::TlsContext> tls, Counters& counters)
+    : info_(std::move(info)),
+      peer_(describe(info_, config)),
+      lanes_max_(config.lanes_per_node),
+      shm_possible_(config.shm_enabled && !config.host_id.empty() && config.host_id == info_.host_id &&
+                    !info_.unix_path.empty()),
+      tls_(std::move(tls)),
+      counters_(counters),
+      breaker_(config.breaker_failures, config.breaker_min_ms, config.breaker_max_ms) {
+  limits_.window_frames = config.window_frames;
+}
+
+Route Node::preferred_route(uint64_t now_ms) const {
+  return shm_possible_ && now_ms >= unix_again_ms_.load(std::memory_order_relaxed) ? Route::kUnix : Route::kTcp;
+}
+
+void Node::unix_failed(uint64_t now_ms) {
+  counters_.add(Counter::kShmFallbacks);
+  unix_again_ms_ = now_ms + kUnixPauseMs;
+}
+
+Result<Lane> Node::acquire(Route route) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return {Code::kClosed, "the client is closed"};
+    for (size_t i = idle_.size(); i-- > 0;) {
+      if (idle_[i].session->route() != route) continue;
+      Lane lane = std::move(idle_[i]);
+      idle_.erase(idle_.begin() + static_cast<ptrdiff_t>(i));
+      lane.reused = true;
+      lane.session->begin_use();
+      return lane;
+    }
+    if (open_ >= lanes_max_) {
+      if (idle_.empty()) return Lane{};
+      idle_.pop_back();  // an idle lane of the other route makes room
+      --open_;
+    }
+    ++open_;
+  }
+  counters_.add(Counter::kConnects);
+  auto session = Session::start(peer_, route, tls_, limits_);
+  if (!session) {
+    const std::lock_guard lock(mutex_);
+    --open_;
+    counters_.add(Counter::kConnectFailures);
+    return session.status();
+  }
+  return Lane{std::move(*session), false};
+}
+
+void Node::release(Lane lane) {
+  if (!lane.session) return;
+  if (!lane.session->idle() || lane.session->broken()) return drop(std::move(lane));
+  const std::lock_guard lock(mutex_);
+  if (closed_) {
+    --open_;
+    return;
+  }
+  idle_.push_back(std::move(lane));
+}
+
+void Node::drop(Lane lane) {
+  if (!lane.session) return;
+  counters_.add(Counter::kLanesClosed);
+  lane.session.reset();
+  const std::lock_guard lock(mutex_);
+  --open_;
+}
+
+void Node::close_idle() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  open_ -= static_cast<uint32_t>(idle_.size());
+  idle_.clear();
+}
+
+bool Node::allow(uint64_t now_ms) {
+  const std::lock_guard lock(mutex_);
+  return breaker_.allow(now_ms);
+}
+
+bool Node::breaker_open(uint64_t now_ms) {
+  const std::lock_guard lock(mutex_);
+  return breaker_.is_open(now_ms);
+}
+
+void Node::success() {
+  const std::lock_guard lock(mutex_);
+  breaker_.success();
+}
+
+Status Node::last_failure() {
+  const std::lock_guard lock(mutex_);
+  return last_failure_;
+}
+
+void Node::failure(uint64_t now_ms, const Status& status) {
+  const std::lock_guard lock(mutex_);
+  last_failure_ = status;
+  if (breaker_.failure(now_ms)) counters_.add(Counter::kBreakerOpens);
+}
+
+std::shared_ptr<ShmSegments> Node::segments() {
+  const std::lock_guard lock(mutex_);
+  return segments_;
+}
+
+void Node::set_segments(std::shared_ptr<ShmSegments> segments) {
+  const std::lock_guard lock(mutex_);
+  segments_ = std::move(segments);
+}
+
+}  // namespace mooncache

@@ -1,0 +1,380 @@
+// Blocks through a Link: ask the node where (LOOKUP or RESERVE), move the bytes by the link, tell the node
+// (RELEASE or COMMIT). The link here is shared memory; any one-sided link would do.
+#include <algorithm>
+#include <deque>
+
+#include "client/batch.h"
+#include "mooncache/crc32c.h"
+
+namespace mooncache {
+
+namespace {
+
+constexpr size_t kChunkItems = 256;
+constexpr uint64_t kChunkBytes = 256 << 20;
+constexpr auto kWorkSpan = std::chrono::milliseconds(2);  // copying between two looks at the cancel token
+
+RemoteExtent remote(const wire::WireExtent& extent) {
+  return {extent.grant, extent.segment, extent.slot, extent.generation, extent.offset, extent.size};
+}
+
+// The parts that both directions share: attaching, one chunk of items at a time, the link.
+class OneSided : public Program {
+ public:
+  OneSided(Work& work, Node& node, Session& session)
+      : work_(work), node_(node), session_(session), begin_(work.answered), end_(work.answered) {
+    if (auto segments = node.segments()) link_ = std::make_unique<ShmLink>(std::move(segments), &session);
+  }
+
+  bool next(Request& request) override {
+    if (!link_ && !unavailable_) {
+      if (!attach_) attach_ = std::make_unique<AttachProgram>(session_);
+      return attach_->next(request);
+    }
+    if (unavailable_) return false;
+    switch (phase_) {
+      case Phase::kAsk:
+        if (work_.answered == work_.items.size()) return false;
+        phase_ = Phase::kAsked;
+        begin_ = end_ = work_.answered;
+        ask(request);
+        return true;
+      case Phase::kTell:
+        return tell(request);
+      default: return false;
+    }
+  }
+
+  bool finished() const override {
+    return unavailable_ || (work_.answered == work_.items.size() && phase_ == Phase::kAsk);
+  }
+
+  Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in, PayloadSink& sink) override {
+    if (header.opcode == wire::Opcode::kAttach) {
+      if (Status handled = attach_->on_response(header, status, in, sink); !handled) return handled;
+      if (attach_->segments()) {
+        node_.set_segments(*attach_->segments());
+        link_ = std::make_unique<ShmLink>(*attach_->segments(), &session_);
+      } else {
+        unavailable_ = true;
+        give_up(work_.answered);
+      }
+      return Status::ok();
+    }
+    return answer(header, status, in);
+  }
+
+  bool work() override {
+    if (phase_ != Phase::kMove) return false;
+    const Deadline until = Deadline::after(kWorkSpan);
+    std::array<Completion, 64> completions;
+    for (;;) {
+      submit();
+      const size_t count = link_->poll(completions, until);
+      for (size_t i = 0; i < count; ++i) completed(completions[i]);
+      if (open_ == 0 && next_move_ == moves_.size()) {
+        phase_ = Phase::kTell;
+        return true;
+      }
+      if (until.expired()) return true;
+    }
+  }
+
+ protected:
+  enum class Phase : uint8_t { kAsk, kAsked, kMove, kTell, kTold };
+  struct Move {
+    uint32_t item = 0;
+    RemoteExtent extent;
+    uint64_t offset = 0;
+    uint64_t size = 0;
+    uint32_t crc = 0;  // expected (get), computed (put)
+    Code code = Code::kOk;
+    size_t first_slice = 0;
+    size_t slice_count = 0;
+  };
+
+  virtual void ask(Request& request) = 0;
+  virtual bool tell(Request& request) = 0;
+  virtual Status answer(const wire::FrameHeader& header, const Status& status, Reader& in) = 0;
+  virtual void completed(const Completion& completion) = 0;
+  virtual Direction direction() const = 0;
+  // This connection cannot move bytes by itself: the items from `first` on need another way.
+  virtual void give_up(size_t first) = 0;
+
+  void submit() {
+    while (next_move_ < moves_.size()) {
+      Move& move = moves_[next_move_];
+      if (move.code != Code::kOk) {
+        ++next_move_;
+        continue;
+      }
+      Transfer transfer;
+      transfer.id = next_move_;
+      transfer.direction = direction();
+      transfer.remote = move.extent;
+      transfer.offset = move.offset;
+      transfer.local = std::span(slices_).subspan(move.first_slice, move.slice_count);
+      if (link_->submit(std::span(&transfer, 1)) == 0) return;
+      ++next_move_;
+      ++open_;
+    }
+  }
+
+  void start_moves() {
+    next_move_ = 0;
+    open_ = 0;
+    phase_ = Phase::kMove;
+  }
+
+  Work& work_;
+  Node& node_;
+  Session& session_;
+  std::unique_ptr<Link> link_;
+  std::unique_ptr<AttachProgram> attach_;
+  Phase phase_ = Phase::kAsk;
+  bool unavailable_ = false;
+  size_t begin_;  // the chunk: items [begin_, end_) of the work
+  size_t end_;
+  std::vector<Move> moves_;
+  std::vector<Slice> slices_;
+  size_t next_move_ = 0;
+  size_t open_ = 0;
+};
+
+class OneSidedGet final : public OneSided {
+ public:
+  OneSidedGet(const GetBatch& batch, Work& work, Node& node, Session& session)
+      : OneSided(work, node, session), batch_(batch) {}
+
+ protected:
+  Direction direction() const override { return Direction::kRead; }
+
+  void ask(Request& request) override {
+    end_ = std::min(work_.items.size(), begin_ + kChunkItems);
+    request.opcode = wire::Opcode::kLookup;
+    request.meta.u32(static_cast<uint32_t>(end_ - begin_));
+    for (size_t i = begin_; i < end_; ++i) request.meta.key(batch_.blocks[work_.items[i]].key);
+  }
+
+  Status answer(const wire::FrameHeader&, const Status& status, Reader& in) override {
+    moves_.clear();
+    slices_.clear();
+    grants_.clear();
+    const size_t count = end_ - begin_;
+    if (status.is_ok() && in.u32() != count) return {Code::kProtocolError, "LOOKUP answered another number of items"};
+    for (size_t i = 0; i < count; ++i) {
+      wire::LookupResult found;
+      if (status.is_ok()) found = wire::LookupResult::decode(in);
+      else found.code = status.code;
+      plan(work_.items[begin_ + i], found);
+    }
+    if (status.is_ok() && !in.done()) return {Code::kProtocolError, "malformed LOOKUP answer"};
+    start_moves();
+    return Status::ok();
+  }
+
+  void completed(const Completion& completion) override {
+    --open_;
+    Move& move = moves_[completion.id];
+    Code code = completion.code;
+    if (code == Code::kOk && whole(move) && completion.crc32c != move.crc) code = Code::kChecksumMismatch;
+    if (code == Code::kOk && !whole(move)) code = verify_block(move);
+    batch_.settle(move.item, code, move.size, node_);
+    if (code == Code::kOk) batch_.counters->add(Counter::kShmBytes, move.size);
+  }
+
+  bool tell(Request& request) override {
+    work_.answered = end_;
+    phase_ = Phase::kAsk;
+    if (grants_.empty()) return OneSided::next(request);
+    request.opcode = wire::Opcode::kRelease;
+    request.flags = wire::kFlagNoReply;
+    wire::encode_grants(request.meta, grants_);
+    return true;
+  }
+
+  void give_up(size_t first) override {
+    for (size_t i = first; i < work_.items.size(); ++i) {
+      batch_.outcomes[work_.items[i]] = {Code::kTransportUnavailable, 0, node_.info().index};
+    }
+    work_.answered = work_.items.size();
+  }
+
+ private:
+  bool whole(const Move& move) const { return move.offset == 0 && move.size == move.extent.size; }
+
+  // A range has no CRC of its own here: the whole block is checked where it lies, like the node would.
+  Code verify_block(const Move& move) const {
+    const auto segments = node_.segments();
+    const std::byte* memory =
+        segments ? segments->readable(move.extent.segment, move.extent.offset, move.extent.size) : nullptr;
+    if (memory == nullptr) return Code::kInvalidArgument;
+    const uint32_t crc = crc32c({memory, static_cast<size_t>(move.extent.size)});
+    if (segments->generation(move.extent.slot) != move.extent.generation) return Code::kGenerationChanged;
+    return crc == move.crc ? Code::kOk : Code::kChecksumMismatch;
+  }
+
+  void plan(uint32_t item, const wire::LookupResult& found) {
+    if (found.code == Code::kOk) grants_.push_back(found.extent.grant);
+    const GetBlock& block = batch_.blocks[item];
+    Code code = found.code;
+    uint64_t size = 0;
+    const uint64_t capacity = batch_.capacity(item);
+    if (code == Code::kOk) {
+      const uint64_t block_size = found.extent.size;
+      if (block.offset > block_size) code = Code::kInvalidArgument;
+      else size = std::min(capacity, block_size - block.offset);
+      if (code == Code::kOk && batch_.how->whole && size < block_size - block.offset) {
+        code = Code::kBufferTooSmall;
+        size = block_size;
+      }
+    }
+    Move move{item, remote(found.extent), block.offset, size, found.crc32c, code, slices_.size(), 0};
+    if (code == Code::kOk) {
+      PayloadSink parts;
+      if (batch_.how->allocate) {
+        const Slice slice{batch_.how->allocate(item, size), static_cast<size_t>(size)};
+        if (slice.data == nullptr) code = Code::kLimitExceeded;
+        else parts.add_item(std::span(&slice, 1), 0, size);
+      } else {
+        parts.add_item(block.slices, 0, size);
+      }
+      slices_.insert(slices_.end(), parts.slices.begin(), parts.slices.end());
+      move.slice_count = parts.slices.size();
+      move.code = code;
+    }
+    if (code != Code::kOk) batch_.settle(item, code, code == Code::kBufferTooSmall ? size : 0, node_);
+    moves_.push_back(move);
+  }
+
+  const GetBatch& batch_;
+  std::vector<uint64_t> grants_;
+};
+
+class OneSidedPut final : public OneSided {
+ public:
+  OneSidedPut(PutBatch& batch, Work& work, std::span<Code> codes, Node& node, Session& session)
+      : OneSided(work, node, session), batch_(batch), codes_(codes) {}
+
+ protected:
+  Direction direction() const override { return Direction::kWrite; }
+
+  void ask(Request& request) override {
+    wire::ReserveRequest reserve;
+    reserve.wait_ms = batch_.wait_ms();
+    uint64_t bytes = 0;
+    while (end_ < work_.items.size() && end_ - begin_ < kChunkItems) {
+      const uint32_t item = work_.items[end_];
+      if (end_ > begin_ && bytes + batch_.sizes[item] > kChunkBytes) break;
+      bytes += batch_.sizes[item];
+      reserve.items.push_back({batch_.blocks[item].key, batch_.sizes[item]});
+      ++end_;
+    }
+    request.opcode = wire::Opcode::kReserve;
+    reserve.encode(request.meta);
+  }
+
+  Status answer(const wire::FrameHeader& header, const Status& status, Reader& in) override {
+    if (header.opcode == wire::Opcode::kReserve) return reserved(status, in);
+    if (header.opcode == wire::Opcode::kCommit) return committed(status, in);
+    return Status::ok();  // ABORT: nothing to learn
+  }
+
+  void completed(const Completion& completion) override {
+    --open_;
+    Move& move = moves_[completion.id];
+    move.code = completion.code;
+    move.crc = completion.crc32c;
+    if (completion.code == Code::kOk) batch_.counters->add(Counter::kShmBytes, move.size);
+    if (completion.code == Code::kTransportUnavailable) node_.one_sided_writes_failed();
+  }
+
+  bool tell(Request& request) override {
+    std::vector<wire::CommitItem> commits;
+    std::vector<uint64_t> aborts;
+    committing_.clear();
+    for (const Move& move : moves_) {
+      if (move.code == Code::kOk) {
+        commits.push_back({move.extent.grant, move.crc, wire::CommitItem::kFlagOneSided});
+        committing_.push_back(move.item);
+        batch_.crcs[move.item] = move.crc;
+        batch_.crc_known[move.item] = 1;
+      } else {
+        codes_[move.item] = move.code;
+        if (move.extent.grant != 0) aborts.push_back(move.extent.grant);
+      }
+    }
+    if (!aborts.empty()) {  // first these, then once more here for the commits
+      for (Move& move : moves_) {
+        if (move.code != Code::kOk) move.extent.grant = 0;
+      }
+      request.opcode = wire::Opcode::kAbort;
+      wire::encode_grants(request.meta, aborts);
+      return true;
+    }
+    if (commits.empty()) {
+      work_.answered = end_;
+      phase_ = Phase::kAsk;
+      return OneSided::next(request);
+    }
+    request.opcode = wire::Opcode::kCommit;
+    wire::encode_items<wire::CommitItem>(request.meta, commits);
+    phase_ = Phase::kTold;
+    return true;
+  }
+
+  void give_up(size_t first) override {
+    for (size_t i = first; i < work_.items.size(); ++i) codes_[work_.items[i]] = Code::kTransportUnavailable;
+    work_.answered = work_.items.size();
+  }
+
+ private:
+  Status reserved(const Status& status, Reader& in) {
+    moves_.clear();
+    slices_.clear();
+    const size_t count = end_ - begin_;
+    if (status.is_ok() && in.u32() != count) return {Code::kProtocolError, "RESERVE answered another number of items"};
+    for (size_t i = 0; i < count; ++i) {
+      wire::ReserveResult result;
+      if (status.is_ok()) result = wire::ReserveResult::decode(in);
+      else result.code = status.code;
+      const uint32_t item = work_.items[begin_ + i];
+      const PutBlock& block = batch_.blocks[item];
+      Move move{item, remote(result.extent), 0, batch_.sizes[item], 0, result.code, slices_.size(), block.slices.size()};
+      if (result.code != Code::kOk) move.extent.grant = 0;
+      // a link only reads what it writes to the peer
+      for (const ConstSlice& slice : block.slices) slices_.push_back({const_cast<std::byte*>(slice.data), slice.size});
+      moves_.push_back(move);
+    }
+    if (status.is_ok() && !in.done()) return {Code::kProtocolError, "malformed RESERVE answer"};
+    start_moves();
+    return Status::ok();
+  }
+
+  Status committed(const Status& status, Reader& in) {
+    if (status.is_ok() && (in.u32() != committing_.size() || in.remaining() != committing_.size() * 2)) {
+      return {Code::kProtocolError, "malformed COMMIT answer"};
+    }
+    for (const uint32_t item : committing_) codes_[item] = status.is_ok() ? static_cast<Code>(in.u16()) : status.code;
+    work_.answered = end_;
+    phase_ = Phase::kAsk;
+    return Status::ok();
+  }
+
+  PutBatch& batch_;
+  std::span<Code> codes_;
+  std::vector<uint32_t> committing_;
+};
+
+}  // namespace
+
+std::unique_ptr<Program> make_one_sided_get(const GetBatch& batch, Work& work, Node& node, Session& session) {
+  return std::make_unique<OneSidedGet>(batch, work, node, session);
+}
+
+std::unique_ptr<Program> make_one_sided_put(PutBatch& batch, Work& work, std::span<Code> codes, Node& node,
+                                            Session& session) {
+  return std::make_unique<OneSidedPut>(batch, work, codes, node, session);
+}
+
+}  // namespace mooncache

@@ -1,0 +1,360 @@
+// Reservations: space on a node, filled range by range, visible at commit. Each is bound to a connection, because
+// the node forgets it with the connection. A few dozen reservations share one lane, apart from the lanes of get
+// and put, so that a layer-wise writer can hold hundreds of blocks open without hundreds of sockets.
+#include <algorithm>
+
+#include "client/impl.h"
+#include "mooncache/crc32c.h"
+
+namespace mooncache {
+
+// Used by one thread at a time (mutex); a call that was cut in the middle breaks it for all its reservations.
+struct ReservationLane {
+  std::mutex mutex;
+  std::unique_ptr<Session> session;
+  std::unique_ptr<Link> link;  // one-sided, or null
+  uint32_t count = 0;          // guarded by Impl::mutex
+  std::atomic<bool> broken{false};
+};
+
+namespace {
+
+constexpr uint64_t kWriteFrameBytes = 1 << 20;
+constexpr auto kCancelLook = std::chrono::milliseconds(5);
+
+class Reserved final : public BlockReservation {
+ public:
+  Reserved(std::shared_ptr<Client::Impl> impl, std::shared_ptr<ReservationLane> lane, wire::WireExtent extent,
+           uint32_t node_index)
+      : impl_(std::move(impl)), lane_(std::move(lane)), extent_(extent), node_index_(node_index) {}
+
+  ~Reserved() override {
+    if (!ended_ && impl_->usable()) (void)abort();
+    leave();
+  }
+
+  uint32_t node_index() const override { return node_index_; }
+  uint64_t size() const override { return extent_.size; }
+
+  Status write(uint64_t offset, std::span<const ConstSlice> slices, const CallOptions& options) override {
+    const std::lock_guard own(mutex_);
+    if (Status status = check(options); !status) return status;
+    std::vector<Slice> pieces;
+    uint64_t length = 0;
+    for (const ConstSlice& slice : slices) {
+      if (slice.size > extent_.size || length > extent_.size - slice.size) length = UINT64_MAX / 2;
+      else length += slice.size;
+      pieces.push_back({const_cast<std::byte*>(slice.data), slice.size});
+    }
+    if (!inside(offset, length, extent_.size)) {
+      return {Code::kInvalidArgument, "the range [" + std::to_string(offset) + ", +" + std::to_string(length) +
+                                          ") is not inside the block of " + std::to_string(extent_.size) + " bytes"};
+    }
+    for (const Range& range : ranges_) {
+      if (offset < range.offset + range.length && range.offset < offset + length) {
+        return {Code::kInvalidArgument, "the range overlaps one that was written before"};
+      }
+    }
+    if (length == 0) return Status::ok();
+    uint32_t crc = 0;
+    Status status;
+    {
+      const std::lock_guard lock(lane_->mutex);
+      status = lane_->link ? write_one_sided(offset, pieces, options, crc)
+                           : write_frames(offset, length, pieces, options, crc);
+    }
+    if (status) ranges_.push_back({offset, length, crc});
+    else if (status.code != Code::kInvalidArgument) (void)abort_locked();  // a torn range must never be committed
+    return status;
+  }
+
+  Status commit(const CallOptions& options) override {
+    const std::lock_guard own(mutex_);
+    if (Status status = check(options); !status) return status;
+    std::sort(ranges_.begin(), ranges_.end(), [](const Range& a, const Range& b) { return a.offset < b.offset; });
+    uint64_t covered = 0;
+    uint32_t crc = 0;
+    for (const Range& range : ranges_) {
+      if (range.offset != covered) break;
+      crc = covered == 0 ? range.crc : crc32c_combine(crc, range.crc, range.length);
+      covered += range.length;
+    }
+    if (covered != extent_.size) {
+      (void)abort_locked();
+      return {Code::kIncomplete, "only the first " + std::to_string(covered) + " of " + std::to_string(extent_.size) +
+                                     " bytes were written without a gap; the reservation was given back"};
+    }
+    ended_ = true;
+    Writer meta;
+    const wire::CommitItem item{extent_.grant, crc, lane_->link ? wire::CommitItem::kFlagOneSided : 0};
+    wire::encode_items<wire::CommitItem>(meta, std::span(&item, 1));
+    return one_code({wire::Opcode::kCommit, 0, meta.take(), {}}, options);
+  }
+
+  Status abort() override {
+    const std::lock_guard own(mutex_);
+    return abort_locked();
+  }
+
+ private:
+  struct Range {
+    uint64_t offset;
+    uint64_t length;
+    uint32_t crc;
+  };
+
+  Status check(const CallOptions& options) const {
+    if (Status status = impl_->check_call(1, options); !status) return status;
+    if (ended_) return {Code::kClosed, "the reservation was committed or aborted"};
+    if (lane_->broken) return {Code::kConnectionLost, "the reservation's connection is gone, and the reservation with it"};
+    return Status::ok();
+  }
+
+  Status abort_locked() {
+    if (ended_) return Status::ok();
+    ended_ = true;
+    if (lane_->broken) return Status::ok();  // the node forgot it already
+    Writer meta;
+    wire::encode_grants(meta, std::span(&extent_.grant, 1));
+    CallOptions options;
+    options.deadline = Deadline::after_ms(impl_->config.connect_timeout_ms);
+    return one_code({wire::Opcode::kAbort, 0, meta.take(), {}}, options);
+  }
+
+  Status run(Program& program, const CallOptions& options) {
+    if (!lane_->session) return {Code::kConnectionLost, "the reservation's connection is gone"};
+    Status status = lane_->session->run(program, options.deadline, options.cancel ? options.cancel->fd() : -1);
+    if (!status) break_lane();
+    return status;
+  }
+
+  void break_lane() {
+    lane_->broken = true;
+    lane_->link.reset();
+    lane_->session.reset();
+  }
+
+  Status one_code(CallProgram::Call call, const CallOptions& options) {
+    const std::lock_guard lock(lane_->mutex);
+    const std::vector<CallProgram::Call> calls{std::move(call)};
+    Status answer;
+    CallProgram program(calls, [&](size_t, const Status& status, Reader& in) { return take_code(status, in, answer); });
+    if (Status status = run(program, options); !status) return status;
+    return answer;
+  }
+
+  static Status take_code(const Status& status, Reader& in, Status& answer) {
+    if (!status) {
+      answer = status;
+      return Status::ok();
+    }
+    const auto codes = wire::decode_codes(in);
+    if (!codes || codes->size() != 1) return {Code::kProtocolError, "malformed answer"};
+    const Code code = codes->front();
+    if (code != Code::kOk) answer = {code, "the node answered " + std::string(code_name(code))};
+    return Status::ok();
+  }
+
+  Status write_frames(uint64_t offset, uint64_t length, std::span<const Slice> pieces, const CallOptions& options,
+                      uint32_t& crc) {
+    std::vector<CallProgram::Call> calls;
+    for (uint64_t at = 0; at < length; at += kWriteFrameBytes) {
+      const uint64_t take = std::min(kWriteFrameBytes, length - at);
+      PayloadSink part;
+      part.add_item(pieces, at, take);
+      CallProgram::Call call;
+      call.opcode = wire::Opcode::kWrite;
+      uint32_t part_crc = 0;
+      for (const Slice& slice : part.slices) {
+        part_crc = crc32c({slice.data, slice.size}, part_crc);
+        call.payload.emplace_back(slice);
+      }
+      crc = at == 0 ? part_crc : crc32c_combine(crc, part_crc, take);
+      Writer meta;
+      wire::WriteRequest{extent_.grant, {{offset + at, take, part_crc}}}.encode(meta);
+      call.meta = meta.take();
+      calls.push_back(std::move(call));
+    }
+    Status answer;
+    CallProgram program(calls, [&](size_t, const Status& status, Reader& in) { return take_code(status, in, answer); });
+    if (Status status = run(program, options); !status) return status;
+    return answer;
+  }
+
+  Status write_one_sided(uint64_t offset, std::span<const Slice> pieces, const CallOptions& options, uint32_t& crc) {
+    Transfer transfer;
+    transfer.id = 1;
+    transfer.direction = Direction::kWrite;
+    transfer.remote = {extent_.grant, extent_.segment, extent_.slot, extent_.generation, extent_.offset, extent_.size};
+    transfer.offset = offset;
+    transfer.local = pieces;
+    // the node frees one-sided reservations of a connection only after its end: no check, no late byte
+    if (lane_->session->stale()) {
+      break_lane();
+      return {Code::kConnectionLost, "the node closed the reservation's connection"};
+    }
+    if (lane_->link->submit(std::span(&transfer, 1)) != 1) return {Code::kInternal, "the link takes no transfer"};
+    Completion completion;
+    for (;;) {
+      if (lane_->link->poll(std::span(&completion, 1), Deadline::after(kCancelLook)) == 1) break;
+      const bool cancelled = options.cancel != nullptr && options.cancel->cancelled();
+      if (cancelled || options.deadline.expired()) {
+        (void)lane_->link->cancel(transfer.id);
+        (void)lane_->link->poll(std::span(&completion, 1), options.deadline);
+        return {cancelled ? Code::kCancelled : Code::kDeadlineExceeded, "the write was cut; the reservation is void"};
+      }
+    }
+    crc = completion.crc32c;
+    if (completion.code == Code::kOk) return Status::ok();
+    return {completion.code, "the write ended with " + std::string(code_name(completion.code))};
+  }
+
+  void leave() {
+    const std::lock_guard lock(impl_->mutex);
+    --lane_->count;
+  }
+
+  std::shared_ptr<Client::Impl> impl_;
+  std::shared_ptr<ReservationLane> lane_;
+  wire::WireExtent extent_;
+  uint32_t node_index_;
+  std::mutex mutex_;
+  std::vector<Range> ranges_;
+  bool ended_ = false;
+};
+
+// A lane with room, or a new one.
+Result<std::shared_ptr<ReservationLane>> lane_for(Client::Impl& impl, const std::shared_ptr<Node>& node,
+                                                  const CallOptions& options) {
+  {
+    const std::lock_guard lock(impl.mutex);
+    auto& lanes = impl.reservation_lanes[node.get()];
+    std::erase_if(lanes, [](const auto& lane) { return lane->broken.load(); });
+    for (const auto& lane : lanes) {
+      if (lane->count < impl.config.reservations_per_lane) {
+        ++lane->count;
+        return lane;
+      }
+    }
+    if (lanes.size() >= impl.config.reservation_lanes_max) {
+      return {Code::kLimitExceeded, "too many open reservations on node " + node->info().node_id};
+    }
+  }
+  auto lane = std::make_shared<ReservationLane>();
+  const Deadline connect_by{std::min(options.deadline.at, Deadline::after_ms(impl.config.connect_timeout_ms).at)};
+  Route route = node->preferred_route(steady_ms());
+  auto session = Session::connect(node->peer(), route, connect_by);
+  if (!session && route == Route::kUnix) {
+    node->unix_failed(steady_ms());
+    session = Session::connect(node->peer(), route = Route::kTcp, connect_by);
+  }
+  if (!session) return session.status();
+  lane->session = std::move(*session);
+  if (route == Route::kUnix && node->one_sided_writes()) {
+    if (!node->segments()) {
+      AttachProgram attach(*lane->session);
+      if (Status status = lane->session->run(attach, connect_by); !status) return status;
+      if (attach.segments()) node->set_segments(*attach.segments());
+    }
+    if (auto segments = node->segments(); segments && segments->can_write()) {
+      lane->link = std::make_unique<ShmLink>(std::move(segments), lane->session.get());
+    }
+  }
+  lane->count = 1;
+  const std::lock_guard lock(impl.mutex);
+  impl.reservation_lanes[node.get()].push_back(lane);
+  return lane;
+}
+
+Result<std::unique_ptr<BlockReservation>> reserve_on(const std::shared_ptr<Client::Impl>& impl,
+                                                     const std::shared_ptr<Node>& node, const Key& key, uint64_t size,
+                                                     const CallOptions& options) {
+  auto lane = lane_for(*impl, node, options);
+  if (!lane) {
+    node->failure(steady_ms(), lane.status());
+    return lane.status();
+  }
+  wire::ReserveResult reserved;
+  Status answer;
+  Status status;
+  {
+    const std::lock_guard lock((*lane)->mutex);
+    wire::ReserveRequest request;
+    request.wait_ms = std::min(impl->config.put_wait_ms, static_cast<uint32_t>(options.deadline.remaining_ms(60'000)) / 2);
+    request.items.push_back({key, size});
+    Writer meta;
+    request.encode(meta);
+    const std::vector<CallProgram::Call> calls{{wire::Opcode::kReserve, 0, meta.take(), {}}};
+    CallProgram program(calls, [&](size_t, const Status& code, Reader& in) {
+      if (!code) {
+        answer = code;
+        return Status::ok();
+      }
+      const auto items = wire::decode_items<wire::ReserveResult>(in);
+      if (!items || items->size() != 1) return Status{Code::kProtocolError, "malformed RESERVE answer"};
+      reserved = items->front();
+      return Status::ok();
+    });
+    if ((*lane)->session) {
+      status = (*lane)->session->run(program, options.deadline, options.cancel ? options.cancel->fd() : -1);
+    } else {
+      status = {Code::kConnectionLost, "the connection is gone"};
+    }
+    if (!status) {
+      (*lane)->broken = true;
+      (*lane)->link.reset();
+      (*lane)->session.reset();
+    }
+  }
+  if (status) status = std::move(answer);
+  if (status && reserved.code != Code::kOk) {
+    status = {reserved.code, "node " + node->info().node_id + " answered " + std::string(code_name(reserved.code))};
+  }
+  if (!status) {
+    const std::lock_guard lock(impl->mutex);
+    --(*lane)->count;
+    return status;
+  }
+  node->success();
+  reserved.extent.size = size;
+  return std::unique_ptr<BlockReservation>(new Reserved(impl, *lane, reserved.extent, node->info().index));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<BlockReservation>> Client::reserve(const Key& key, uint64_t size_bytes,
+                                                          const CallOptions& options) {
+  if (Status status = impl_->check_call(1, options); !status) return status;
+  if (size_bytes == 0 || size_bytes > wire::kMaxPayloadBytes) {
+    return {size_bytes == 0 ? Code::kInvalidArgument : Code::kTooLarge, "a block has 1 byte to 1 GiB"};
+  }
+  const auto map = impl_->map();
+  if (map->nodes.empty()) return {Code::kNoNodes, "the cluster map has no node; is the master reachable?"};
+  std::vector<uint32_t> places;
+  if (options.node) {
+    const uint32_t position = map->position(*options.node);
+    if (position == kNoNode) return {Code::kUnknownNode, "no node with index " + std::to_string(*options.node)};
+    places.push_back(position);
+  } else {
+    places = place(key, map->infos, impl_->config.host_id, 4);
+  }
+  Status last{Code::kNodeUnavailable, "no node takes new blocks now"};
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (!impl_->may_ask(*map, places[i])) continue;
+    if (i > 0 && impl_->take_retries(1) == 0) break;
+    auto reservation = reserve_on(impl_, map->nodes[places[i]], key, size_bytes, options);
+    // a lane that died while idle says nothing about the node: once more on a new one
+    if (!reservation && reservation.code() == Code::kConnectionLost) {
+      reservation = reserve_on(impl_, map->nodes[places[i]], key, size_bytes, options);
+    }
+    if (reservation) return reservation;
+    last = reservation.status();
+    if (last.code == Code::kAlreadyExists || last.code == Code::kTooLarge || last.code == Code::kCancelled ||
+        last.code == Code::kDeadlineExceeded || last.code == Code::kQuotaExceeded) {
+      break;
+    }
+  }
+  return last;
+}
+
+}  // namespace mooncache
