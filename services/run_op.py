@@ -13,10 +13,10 @@ import secrets
 from typing import Final, Protocol
 
 import structlog
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from mooncache.clock import Clock
-from mooncache.errors import DeadlineExceeded, Internal, MooncacheError, PermissionDenied
+from mooncache.errors import DeadlineExceeded, Internal, MooncacheError, PermissionDenied, ProtocolError
 from mooncache.logs import Event, get_logger
 from mooncache.rpc import CallContext, RpcTable
 
@@ -75,9 +75,9 @@ class OpRunner:
         self.active_count = 0
 
     async def run(
-        self, method: str, request: Message, *, authorization: str, request_id: str, timeout_s: float
+        self, method: str, request: Message | bytes, *, authorization: str, request_id: str, timeout_s: float
     ) -> Message:
-        """Run one call. `timeout_s` above an hour is cut to an hour."""
+        """Run one call. Raw bytes are parsed only after the token was good; `timeout_s` is cut to an hour."""
         started_s = self._clock.now_s()
         request_id = clean_request_id(request_id)
         outcome = "CANCELLED"
@@ -101,7 +101,7 @@ class OpRunner:
                 getattr(log, level)(Event.RPC_FINISHED, code=outcome, elapsed_ms=round(elapsed_s * 1e3, 3))
 
     async def _run(
-        self, method: str, request: Message, authorization: str, request_id: str, timeout_s: float
+        self, method: str, request: Message | bytes, authorization: str, request_id: str, timeout_s: float
     ) -> Message:
         identity = self._authenticator.identify(authorization)
         op = self.table.op(method)
@@ -114,10 +114,11 @@ class OpRunner:
         context = CallContext(identity.tenant, identity.admin, request_id, now_s + timeout_s, now_s)
         if timeout_s <= 0:
             raise DeadlineExceeded(f"{method} came after its deadline.")
+        message = self._parse(op.method.request_class, request)
         deadline = asyncio.timeout(timeout_s)
         try:
             async with deadline:
-                return await op.handle(self.table.state, request, context)
+                return await op.handle(self.table.state, message, context)
         except MooncacheError:
             raise
         except TimeoutError as error:
@@ -126,6 +127,15 @@ class OpRunner:
             raise self._defect(method, error) from error
         except Exception as error:
             raise self._defect(method, error) from error
+
+    @staticmethod
+    def _parse(request_class: type[Message], request: Message | bytes) -> Message:
+        if not isinstance(request, bytes):
+            return request
+        try:
+            return request_class.FromString(request)
+        except DecodeError:
+            raise ProtocolError(f"The bytes are no {request_class.DESCRIPTOR.name}.") from None
 
     def _defect(self, method: str, error: Exception) -> Internal:
         log.error(Event.RPC_DEFECT, error=repr(error), exc_info=error)

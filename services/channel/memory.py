@@ -135,10 +135,9 @@ class _Call:
 
 
 async def _serve(runner: OpRunner, method: str, data: bytes, how: _Call) -> bytes:
-    request = runner.table.op(method).method.request_class.FromString(data)
     response = await runner.run(
         method,
-        request,
+        data,
         authorization=how.authorization,
         request_id=how.request_id,
         timeout_s=how.timeout_s,

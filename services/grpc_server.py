@@ -1,0 +1,91 @@
+"""The gRPC port of a service: one generic handler for each RPC of the table, all ending in OpRunner.
+
+No servicer classes: a handler passes raw bytes and metadata on, and turns a MooncacheError into status, text
+and the trailing metadata `mooncache-code`. Message sizes and the number of calls under way are capped by the
+library.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+
+from mooncache.channel.grpc_channel import MESSAGE_OPTIONS
+from mooncache.errors import ConfigInvalid, MooncacheError, to_metadata
+from mooncache.run_op import TIMEOUT_DEFAULT_S, OpRunner
+
+_DETAILS_CHARS_MAX: Final = 1000  # details travel in headers, whose size the other end limits
+_OPTIONS: Final = (
+    *MESSAGE_OPTIONS,
+    ("grpc.so_reuseport", 0),  # a second process on the same port is a mistake, not a load balancer
+    ("grpc.max_metadata_size", 16384),
+)
+
+Behaviour = Callable[[bytes, Any], Awaitable[bytes]]
+
+
+def address(host: str, port: int) -> str:
+    """host:port as gRPC wants it; IPv6 in brackets."""
+    try:
+        if ipaddress.ip_address(host).version == 6:
+            return f"[{host}]:{port}"
+    except ValueError:
+        pass
+    return f"{host}:{port}"
+
+
+class GrpcServer:
+    """Listens from `start` to `stop`; `port` is the real one."""
+
+    def __init__(self, runner: OpRunner, *, call_count_max: int) -> None:
+        self._runner = runner
+        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=call_count_max)
+        self.port = 0
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(self._behaviour(name)) for name in runner.table.ops
+        }
+        generic = grpc.method_handlers_generic_handler(runner.table.service_name, handlers)
+        self._server.add_generic_rpc_handlers((generic,))
+
+    async def start(self, host: str, port: int, credentials: grpc.ServerCredentials | None) -> None:
+        """Listen. Raises ConfigInvalid when the address cannot be had."""
+        where = address(host, port)
+        try:
+            if credentials is None:
+                self.port = self._server.add_insecure_port(where)
+            else:
+                self.port = self._server.add_secure_port(where, credentials)
+        except RuntimeError:
+            self.port = 0
+        if self.port == 0:
+            raise ConfigInvalid(
+                f"The control port {where} cannot be opened; is another process using it? Port 0 takes a free one."
+            )
+        await self._server.start()
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls, give those under way `grace_s` seconds, then cut them off."""
+        await self._server.stop(grace_s)
+
+    def _behaviour(self, method: str) -> Behaviour:
+        async def behave(request: bytes, context: Any) -> bytes:
+            pairs = context.invocation_metadata() or ()
+            metadata = {key: value for key, value in pairs if isinstance(value, str)}
+            left_s = context.time_remaining()
+            try:
+                response = await self._runner.run(
+                    method,
+                    request,
+                    authorization=metadata.get("authorization", ""),
+                    request_id=metadata.get("x-request-id", ""),
+                    timeout_s=TIMEOUT_DEFAULT_S if left_s is None else left_s,
+                )
+                return response.SerializeToString()
+            except MooncacheError as error:
+                await context.abort(error.grpc_status, error.message[:_DETAILS_CHARS_MAX], to_metadata(error))
+                raise
+
+        return behave

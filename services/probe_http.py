@@ -1,0 +1,139 @@
+"""The small HTTP port of every service: GET /metrics, /health, /ready. Nothing else, and nothing can be
+changed by it.
+
+/health says that the process's loop turns, /ready whether it should get work (503 and the reason otherwise).
+On loopback the port is open to local users; beyond loopback /metrics asks for the cluster token, while the
+two probes, which tell one word, stay open for orchestrators. Requests are hostile: size, time and number of
+connections are capped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+from collections.abc import Callable
+from typing import Final
+
+from mooncache.errors import ConfigInvalid, MooncacheError
+from mooncache.metrics import CONTENT_TYPE, Metrics
+from mooncache.run_op import Authenticates
+
+REQUEST_BYTES_MAX: Final = 8192
+REQUEST_TIMEOUT_S: Final = 5.0
+CONNECTION_COUNT_MAX: Final = 64
+_REASONS: Final = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    503: "Service Unavailable",
+}
+Answer = tuple[int, str, bytes]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a port bound to `host`."""
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return False
+
+
+class ProbeServer:
+    """Serves the three paths. `readiness` returns "" when ready, otherwise the reason."""
+
+    def __init__(
+        self, metrics: Metrics, readiness: Callable[[], str], authenticator: Authenticates | None = None
+    ) -> None:
+        self._metrics = metrics
+        self._readiness = readiness
+        self._authenticator = authenticator
+        self._server: asyncio.Server | None = None
+        self._connection_count = 0
+        self.port = 0
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen. Raises ConfigInvalid when the address cannot be had."""
+        if is_loopback(host):
+            self._authenticator = None
+        try:
+            self._server = await asyncio.start_server(self._connection, host, port, limit=REQUEST_BYTES_MAX)
+        except OSError as error:
+            raise ConfigInvalid(
+                f"The metrics port {host}:{port} cannot be opened: {error.strerror}."
+            ) from None
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Close the port."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connection_count += 1
+        try:
+            if self._connection_count <= CONNECTION_COUNT_MAX:
+                async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                    await self._exchange(reader, writer)
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # a slow, broken or oversized request gets no answer
+        finally:
+            self._connection_count -= 1
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        status, content_type, body = self.answer(head)
+        writer.write(
+            (
+                f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {content_type}\r\n"
+                f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            ).encode("latin-1")
+            + (b"" if head.startswith("HEAD ") else body)
+        )
+        await writer.drain()
+
+    def answer(self, head: str) -> Answer:
+        """Status, content type and body for a request's head."""
+        lines = head.split("\r\n")
+        words = lines[0].split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            return _text(400, "bad request")
+        method, path = words[0], words[1].split("?")[0]
+        if method not in ("GET", "HEAD"):
+            return _text(405, "only GET")
+        if path == "/health":
+            return _text(200, "ok")
+        if path == "/ready":
+            reason = self._readiness()
+            return 503 if reason else 200, "application/json", _json({"ready": not reason, "reason": reason})
+        if path == "/metrics":
+            return self._metrics_answer(lines[1:])
+        return _text(404, "paths: /metrics /health /ready")
+
+    def _metrics_answer(self, header_lines: list[str]) -> Answer:
+        if self._authenticator is not None:
+            pairs = (line.partition(":") for line in header_lines)
+            headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+            try:
+                identity = self._authenticator.identify(headers.get("authorization", ""))
+            except MooncacheError:
+                return _text(401, "send the cluster token as Authorization: Bearer")
+            if not identity.admin:
+                return _text(401, "the cluster token is needed")
+        return 200, CONTENT_TYPE, self._metrics.render()
+
+
+def _text(status: int, text: str) -> Answer:
+    return status, "text/plain; charset=utf-8", text.encode() + b"\n"
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode() + b"\n"

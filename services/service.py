@@ -1,0 +1,225 @@
+"""The base of every process: configuration in, ports open, duties running, a graceful end on SIGTERM or
+SIGINT.
+
+A subclass says what it is: `build` (state and RPC table), `duties`, and when needed `listening`, `readiness`,
+`drain` and `shutdown`. Order of life: build -> listen -> listening() -> duties -> ready ... signal -> drain()
+-> calls under way end -> duties end -> shutdown(). Every step of the end has a deadline; a second signal ends
+the process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Sequence
+
+from mooncache import auth, logs, tls
+from mooncache.clock import Clock, SystemClock
+from mooncache.config import Config
+from mooncache.duties import Duty, DutyRunner
+from mooncache.errors import ConfigInvalid, MooncacheError
+from mooncache.grpc_server import GrpcServer, address
+from mooncache.logs import Event, get_logger
+from mooncache.metrics import Metrics, RpcMetrics
+from mooncache.probe_http import ProbeServer, is_loopback
+from mooncache.rpc import RpcTable
+from mooncache.run_op import OpRunner
+
+EXIT_OK, EXIT_FAILED, EXIT_CONFIG = 0, 1, 2
+SHUTDOWN_TIMEOUT_S = 10.0
+
+log = get_logger(__name__)
+
+
+class Service:
+    """See the module's text. One instance is one service; several may live in one loop (each has its own
+    metrics).
+
+    Args:
+        name: "master" or "store_node"; names metrics and log lines.
+        config: the whole configuration.
+        host, port: where the control service listens; port 0 takes a free one.
+        metrics_port: port of the probe server; 0 takes a free one.
+        call_count_max: control calls that may be under way.
+        drain_timeout_s: time for `drain` and for the calls under way at the end.
+        advertise_host: host that others reach the service by; empty means `host`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: Config,
+        *,
+        host: str,
+        port: int,
+        metrics_port: int,
+        call_count_max: int,
+        drain_timeout_s: float,
+        advertise_host: str = "",
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = name
+        self.config = config
+        self.clock: Clock = clock or SystemClock()
+        self.metrics = Metrics(name)
+        self.token, created = auth.load_or_create_cluster_token(config.cluster.token_path)
+        if created:
+            log.info(Event.AUTH_TOKEN_CREATED, path=str(config.cluster.token_path))
+        self.authenticator = auth.Authenticator(self.token)
+        self._host, self._port, self._advertise_host = host, port, advertise_host or host
+        self._metrics_port = metrics_port
+        self._call_count_max = call_count_max
+        self._drain_timeout_s = drain_timeout_s
+        failures = self.metrics.counter("duty_failures", "Failures of background duties.", ("duty", "code"))
+        self._duties = DutyRunner(self.clock, lambda duty, code: failures.labels(duty, code).inc())
+        self._probe = ProbeServer(self.metrics, self._readiness, self.authenticator)
+        self._grpc: GrpcServer | None = None
+        self.runner: OpRunner | None = None
+        self._stop_asked = asyncio.Event()
+        self.listening_now = False
+        self.draining = False
+
+    # what a subclass says
+
+    async def build(self) -> RpcTable:
+        """Make the state and the table; ports are not open yet."""
+        raise NotImplementedError
+
+    async def listening(self) -> None:
+        """Called once when the ports are open and `grpc_target` is known, before the duties begin."""
+
+    def duties(self) -> Sequence[Duty]:
+        """What the process does on its own."""
+        return ()
+
+    def readiness(self) -> str:
+        """Empty when the service should get work, otherwise the reason why not."""
+        return ""
+
+    async def drain(self) -> None:
+        """Say goodbye: called while calls are still served, within the drain timeout."""
+
+    async def shutdown(self) -> None:
+        """Let go of everything; called last, also when start-up failed half-way."""
+
+    # what it does with it
+
+    @property
+    def grpc_target(self) -> str:
+        """Address of the control service as others reach it; known once it listens."""
+        return address(self._advertise_host, self._grpc.port if self._grpc else self._port)
+
+    @property
+    def metrics_address(self) -> str:
+        """host:port of the probe server; "" when it is off."""
+        return address(self.config.metrics.host, self._probe.port) if self._probe.port else ""
+
+    async def start(self) -> None:
+        """Open everything. Raises MooncacheError; then `stop` has been called already."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        log.info(Event.SERVICE_STARTING, pid=os.getpid())
+        credentials = tls.server_credentials(self.config.tls)
+        table = await self.build()
+        self.runner = OpRunner(table, self.authenticator, self.clock, RpcMetrics(self.metrics))
+        self._grpc = GrpcServer(self.runner, call_count_max=self._call_count_max)
+        await self._grpc.start(self._host, self._port, credentials)
+        if credentials is not None:
+            log.info(Event.TLS_ENABLED, client_certificates=self.config.tls.require_client_cert)
+        if not is_loopback(self._host):
+            log.warning(Event.BIND_PUBLIC, host=self._host, tls=credentials is not None)
+        if self.config.metrics.enabled:
+            await self._probe.start(self.config.metrics.host, self._metrics_port)
+        self.listening_now = True
+        await self.listening()
+        self._duties.start(self.duties())
+        log.info(Event.SERVICE_READY, grpc_target=self.grpc_target, metrics=self.metrics_address)
+
+    async def stop(self) -> None:
+        """Drain and close; safe to call at any point and more than once."""
+        if self.listening_now and not self.draining:
+            log.info(Event.SERVICE_DRAINING, active_calls=self.runner.active_count if self.runner else 0)
+            self.draining = True
+            await self._bounded(self.drain(), self._drain_timeout_s, "drain")
+        if self._grpc is not None:
+            server, self._grpc = self._grpc, None
+            await server.stop(self._drain_timeout_s)
+        await self._bounded(self._duties.stop(), SHUTDOWN_TIMEOUT_S, "duties")
+        await self._bounded(self.shutdown(), SHUTDOWN_TIMEOUT_S, "shutdown")
+        await self._probe.stop()
+        if self.listening_now:
+            log.info(Event.SERVICE_STOPPED)
+        self.listening_now = False
+
+    def ask_to_stop(self) -> None:
+        """End `run`; may be called from the loop's thread only."""
+        self._stop_asked.set()
+
+    async def run(self) -> None:
+        """Start, serve until a signal or `ask_to_stop`, then stop."""
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+
+        def on_signal() -> None:
+            if self._stop_asked.is_set():
+                task.cancel()  # the second signal does not wait
+            self._stop_asked.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal)
+        try:
+            await self.start()
+            await self._stop_asked.wait()
+            await self.stop()
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def _readiness(self) -> str:
+        if self.draining:
+            return "draining"
+        return self.readiness() if self.listening_now else "starting"
+
+    async def _bounded(self, step: object, timeout_s: float, what: str) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await step  # type: ignore[misc]
+        except Exception as error:
+            log.error(Event.SERVICE_FAILED, step=what, error=repr(error), exc_info=error)
+
+
+def run_service(name: str, config: Config, make: Callable[[], Service]) -> int:
+    """Be the process of a service: logging, event loop (uvloop where it is installed), exit status 0, 1 or 2."""
+    logs.setup(name, level=config.logging.level, log_format=config.logging.format)
+
+    async def main() -> None:
+        await make().run()
+
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(main())
+    except ConfigInvalid as error:
+        log.error(Event.SERVICE_FAILED, code=error.name, reason=error.message)
+        return EXIT_CONFIG
+    except MooncacheError as error:
+        log.error(Event.SERVICE_FAILED, code=error.name, reason=error.message)
+        return EXIT_FAILED
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's loop, or None (asyncio's own) where uvloop is not installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
