@@ -63,12 +63,14 @@ class ModelIndex:
         return runs
 
     def tenant_usage(self) -> dict[int, tuple[int, int]]:
-        usage: dict[int, tuple[int, int]] = {}
+        """Bytes of all copies, distinct blocks."""
+        used: dict[int, int] = {}
+        blocks: dict[int, set[bytes]] = {}
         for mine in self.blocks.values():
-            for (tenant_id, _), (_, size_bytes) in mine.items():
-                used, count = usage.get(tenant_id, (0, 0))
-                usage[tenant_id] = (used + size_bytes, count + 1)
-        return usage
+            for (tenant_id, key), (_, size_bytes) in mine.items():
+                used[tenant_id] = used.get(tenant_id, 0) + size_bytes
+                blocks.setdefault(tenant_id, set()).add(key)
+        return {tenant_id: (used[tenant_id], len(keys)) for tenant_id, keys in blocks.items()}
 
     def holder_usage(self) -> dict[int, tuple[int, int]]:
         sizes = {holder: [size for _, size in mine.values()] for holder, mine in self.blocks.items()}

@@ -202,8 +202,11 @@ def test_replicas_pins_removal_and_usage() -> None:
         match = await world.call("Match", master_pb2.MatchRequest(keys=keys + unknown))
         assert match.leading_block_count == 10
         assert match.nodes[0].leading_block_count == 10
-        gone = await world.call("RemoveBlocks", master_pb2.RemoveBlocksRequest(keys=keys)) assert
-        list(gone.codes) == [0] * 10 await world.converge() assert not world.truth() await world.stop()
+        gone = await world.call("RemoveBlocks", master_pb2.RemoveBlocksRequest(keys=keys))
+        assert list(gone.codes) == [0] * 10
+        await world.converge()
+        assert not world.truth()
+        await world.stop()
 
     run(scenario())
 

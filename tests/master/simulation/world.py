@@ -16,7 +16,9 @@ from mooncache import errors
 from mooncache.auth import DEFAULT_TENANT, Authenticator, Token, tenant_id
 from mooncache.channel import MemoryNetwork, NetworkFaults
 from mooncache.clock import LoopClock
-from mooncache.master.background.duties import Duties
+from mooncache.duties import DutyRunner
+from mooncache.master.background.duties import master_duties
+from mooncache.master.background.run_tasks import TaskRunner
 from mooncache.master.config import MasterConfig
 from mooncache.master.ops.table import master_table
 from mooncache.master.shell.node_calls import NodeCalls
@@ -69,15 +71,17 @@ class SimMaster:
             metrics=Metrics("master"),
             make_index=world.make_index,
         )
-        self.duties = Duties(self.state)
+        self.tasks = TaskRunner(self.state)
+        self.duties = DutyRunner(world.clock, world.duty_failed)
         self.state.begin_term(term)
         network.serve(name, OpRunner(master_table(self.state), Authenticator(CLUSTER), world.clock))
-        self.duties.start()
+        self.duties.start(master_duties(self.state, self.tasks))
 
     async def kill(self) -> None:
         self.world.network.stop(self.name)
         self.state.leading = False
         await self.duties.stop()
+        await self.tasks.stop()
 
 
 class SimNode:
@@ -309,7 +313,11 @@ class World:
         self.term = 0
         self.leader = ""
         self.master: SimMaster
+        self.failed_duties: list[tuple[str, str]] = []
         self.start_master()
+
+    def duty_failed(self, duty: str, code: str) -> None:
+        self.failed_duties.append((duty, code))
 
     def start_master(self) -> None:
         """Start a master that knows nothing and leads."""
@@ -382,6 +390,7 @@ class World:
         for node in self.nodes.values():
             await node.stop()
         await self.master.kill()
+        assert not self.failed_duties, f"seed {self.seed}"
         assert self.master.state.instruments.broken_invariants._value.get() == 0, f"seed {self.seed}"
 
 
