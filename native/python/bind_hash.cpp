@@ -89,7 +89,8 @@ Widen widener(const BufferView& view) {
   if (is_unsigned && view.item_size() == 4) return widen<uint32_t>;
   if (is_unsigned && view.item_size() == 8) return widen<uint64_t>;
   throw nb::value_error(
-      "tokens must be a contiguous array of 32- or 64-bit integers: pass array('I', tokens) or a numpy array");
+      "tokens must be a contiguous array of 32- or 64-bit integers: pass array('I', tokens) or a numpy "
+      "array");
 }
 
 nb::bytes py_chain_keys(nb::handle root, nb::handle tokens, uint32_t block_tokens, nb::object parent) {
@@ -100,7 +101,8 @@ nb::bytes py_chain_keys(nb::handle root, nb::handle tokens, uint32_t block_token
   Key parent_key;
   if (!parent.is_none()) {
     const BufferView parent_view(parent);
-    const auto bytes = digest_span(parent_view, "parent must be 32 bytes: pass the last key of the chain or None");
+    const auto bytes =
+        digest_span(parent_view, "parent must be 32 bytes: pass the last key of the chain or None");
     std::copy(bytes.begin(), bytes.end(), parent_key.bytes.begin());
   }
   const BufferView view(tokens, PyBUF_CONTIG_RO | PyBUF_FORMAT);
@@ -124,18 +126,18 @@ nb::bytes py_passport_root(const std::vector<std::pair<std::string, std::string>
   return to_bytes(*root);
 }
 
-nb::dict py_memory_benchmark(uint64_t block_bytes, uint64_t count, uint64_t repeats) {
+nb::typed<nb::dict, nb::str, double> py_memory_benchmark(uint64_t block_bytes, uint64_t count,
+                                                         uint64_t repeats) {
   const auto result = [&] {
     const nb::gil_scoped_release release;
     return memory_benchmark(block_bytes, count, repeats);
   }();
   if (!result) throw nb::value_error(result.status().message.c_str());
-  nb::dict out;
+  nb::typed<nb::dict, nb::str, double> out;
   out["memcpy_bytes_per_s"] = result->memcpy_bytes_per_s;
   out["crc32c_bytes_per_s"] = result->crc32c_bytes_per_s;
   out["memcpy_then_crc32c_bytes_per_s"] = result->memcpy_then_crc32c_bytes_per_s;
   out["copy_crc32c_bytes_per_s"] = result->copy_crc32c_bytes_per_s;
-  out["crc32c_implementation"] = std::string(crc32c_implementation());
   return out;
 }
 
@@ -155,7 +157,8 @@ void bind_hash(nb::module_& m) {
   m.def("blake3_derive_key", &py_blake3_derive_key, "context"_a, "data"_a,
         "BLAKE3 key derivation (32 bytes): context is a constant of the program, data the key material.");
   m.def("chain_keys", &py_chain_keys, "root"_a, "tokens"_a, "block_tokens"_a, "parent"_a = nb::none(),
-        "Keys of the complete blocks of tokens, 32 bytes each, concatenated. tokens is a contiguous array of 32- "
+        "Keys of the complete blocks of tokens, 32 bytes each, concatenated. tokens is a contiguous array of "
+        "32- "
         "or 64-bit integers; parent is the last key of a chain to continue. ValueError for anything else.");
   m.def("passport_root", &py_passport_root, "fields"_a,
         "Digest (32 bytes) of the canonical encoding of (name, value) fields; their order does not matter. "

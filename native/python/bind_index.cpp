@@ -24,7 +24,9 @@ namespace mooncache::python {
 namespace {
 
 // What was refused is the caller's mistake: ValueError, with the sentence of the Status.
-[[noreturn]] void refuse(const Status& status) { throw nb::value_error(status.message.c_str()); }
+[[noreturn]] void refuse(const Status& status) {
+  throw nb::value_error(status.message.c_str());
+}
 
 template <typename T>
 T& value_of(Result<T>& result) {
@@ -74,11 +76,13 @@ nb::bytes locate(const BlockIndex& self, uint64_t tenant_id, nb::handle keys, ui
   return to_bytes(value_of(packed));
 }
 
-std::vector<std::pair<uint32_t, uint32_t>> match(const BlockIndex& self, uint64_t tenant_id, nb::handle keys) {
+std::vector<std::pair<uint32_t, uint32_t>> match(const BlockIndex& self, uint64_t tenant_id,
+                                                 nb::handle keys) {
   const BufferView view(keys);
   auto found = without_gil([&] { return self.match(tenant_id, view.bytes()); });
   std::vector<std::pair<uint32_t, uint32_t>> list;
-  for (const HolderMatch& item : value_of(found).holders) list.emplace_back(item.holder, item.leading_blocks());
+  for (const HolderMatch& item : value_of(found).holders)
+    list.emplace_back(item.holder, item.leading_blocks());
   return list;
 }
 
@@ -101,16 +105,20 @@ nb::bytes present(const BlockIndex& self, uint64_t tenant_id, nb::handle keys) {
   return to_bytes(value_of(bitmap));
 }
 
+using Usage = nb::typed<nb::dict, uint64_t, std::pair<uint64_t, uint64_t>>;
+using Counters = nb::typed<nb::dict, nb::str, uint64_t>;
+using Figures = nb::typed<nb::dict, nb::str, double>;
+
 template <typename Id>
-nb::dict usage_dict(const std::vector<std::pair<Id, IndexUsage>>& list) {
-  nb::dict out;
+Usage usage_dict(const std::vector<std::pair<Id, IndexUsage>>& list) {
+  Usage out;
   for (const auto& [id, usage] : list) out[nb::int_(id)] = nb::make_tuple(usage.bytes, usage.blocks);
   return out;
 }
 
-nb::dict stats(const BlockIndex& self) {
+Counters stats(const BlockIndex& self) {
   const IndexStats stats = without_gil([&] { return self.stats(); });
-  nb::dict out;
+  Counters out;
   out["blocks"] = stats.blocks;
   out["replicas"] = stats.replicas;
   out["bytes"] = stats.bytes;
@@ -120,14 +128,14 @@ nb::dict stats(const BlockIndex& self) {
   return out;
 }
 
-nb::dict py_index_benchmark(uint64_t blocks, uint64_t holders, uint64_t operations) {
+Figures py_index_benchmark(uint64_t blocks, uint64_t holders, uint64_t operations) {
   auto result = without_gil(
       [&] { return index_benchmark({.blocks = blocks, .holders = holders, .operations = operations}); });
   const IndexBenchmark& values = value_of(result);
-  nb::dict out;
-  out["blocks"] = values.blocks;
-  out["replicas"] = values.replicas;
-  out["operations"] = values.operations;
+  Figures out;
+  out["blocks"] = static_cast<double>(values.blocks);
+  out["replicas"] = static_cast<double>(values.replicas);
+  out["operations"] = static_cast<double>(values.operations);
   out["build_per_s"] = values.build_per_s;
   out["apply_per_s"] = values.apply_per_s;
   out["locate_per_s"] = values.locate_per_s;
@@ -140,25 +148,31 @@ nb::dict py_index_benchmark(uint64_t blocks, uint64_t holders, uint64_t operatio
 }  // namespace
 
 void bind_index(nb::module_& m) {
-  nb::class_<BlockIndex>(m, "BlockIndex",
-                         "Which holder has which block. Thread-safe; every method releases the GIL around its work.")
+  nb::class_<BlockIndex>(
+      m, "BlockIndex",
+      "Which holder has which block. Thread-safe; every method releases the GIL around its work.")
       .def("__init__", &init, "hash_seed"_a = nb::none(), "blocks_max"_a = uint64_t{1} << 31,
            "hash_seed: 64 bits, random unless given. blocks_max: records beyond it are refused.")
       .def("apply", &apply, "holder"_a, "records"_a,
-           "Applies packed 56-byte block records of one holder (below 65535). ValueError, with nothing applied, "
+           "Applies packed 56-byte block records of one holder (below 65535). ValueError, with nothing "
+           "applied, "
            "for a cut or unknown record or a full index.")
       .def("begin_full", &begin_full, "holder"_a, "Begins, or begins again, a full report of a holder.")
       .def("end_full", &end_full, "holder"_a,
-           "Ends a full report: drops the blocks it did not mention and returns how many. ValueError without begin_full.")
+           "Ends a full report: drops the blocks it did not mention and returns how many. ValueError without "
+           "begin_full.")
       .def("drop_holder", &drop_holder, "holder"_a, "Forgets all blocks of a holder and returns how many.")
       .def("locate", &locate, "tenant_id"_a, "keys"_a, "holders_max"_a = kIndexHoldersMax,
-           "keys: n * 32 bytes. For each key u16 count, then count times u16 holder, u8 tier, u8 0, u64 size_bytes "
+           "keys: n * 32 bytes. For each key u16 count, then count times u16 holder, u8 tier, u8 0, u64 "
+           "size_bytes "
            "(little endian). ValueError when keys are cut.")
       .def("match", &match, "tenant_id"_a, "keys"_a,
            "(holder, leading blocks) of every holder of the first key, longest first.")
-      .def("match_tiers", &match_tiers, "tenant_id"_a, "keys"_a,
-           "(holder, leading blocks in HBM, in DRAM or faster, in SSD or faster, in any tier), longest first.")
-      .def("present", &present, "tenant_id"_a, "keys"_a, "Bitmap: bit i % 8 of byte i // 8 when anyone holds key i.")
+      .def(
+          "match_tiers", &match_tiers, "tenant_id"_a, "keys"_a,
+          "(holder, leading blocks in HBM, in DRAM or faster, in SSD or faster, in any tier), longest first.")
+      .def("present", &present, "tenant_id"_a, "keys"_a,
+           "Bitmap: bit i % 8 of byte i // 8 when anyone holds key i.")
       .def(
           "tenant_usage",
           [](const BlockIndex& self) { return usage_dict(without_gil([&] { return self.tenant_usage(); })); },
@@ -168,12 +182,16 @@ void bind_index(nb::module_& m) {
           [](const BlockIndex& self) { return usage_dict(without_gil([&] { return self.holder_usage(); })); },
           "holder -> (bytes, blocks).")
       .def("stats", &stats, "blocks, replicas, bytes, memory_bytes, records_applied, popular_blocks.")
-      .def("memory_bytes", [](const BlockIndex& self) { return without_gil([&] { return self.memory_bytes(); }); },
-           "Memory that the index itself takes.")
-      .def("check", [](const BlockIndex& self) { return without_gil([&] { return self.check(); }); },
-           "Verifies every invariant: \"\" or what is wrong. Linear in the index.");
+      .def(
+          "memory_bytes",
+          [](const BlockIndex& self) { return without_gil([&] { return self.memory_bytes(); }); },
+          "Memory that the index itself takes.")
+      .def(
+          "check", [](const BlockIndex& self) { return without_gil([&] { return self.check(); }); },
+          "Verifies every invariant: \"\" or what is wrong. Linear in the index.");
   m.def("index_benchmark", &py_index_benchmark, "blocks"_a, "holders"_a, "operations"_a = 4'000'000,
-        "Block operations per second of one core for apply, locate and match, with `blocks` blocks on `holders` "
+        "Block operations per second of one core for apply, locate and match, with `blocks` blocks on "
+        "`holders` "
         "holders, and bytes of index per block. ValueError for zeros or sizes beyond the limits.");
 }
 

@@ -126,10 +126,11 @@ def test_tenant_numbers() -> None:
 
 def test_memory_benchmark_measures_something() -> None:
     result = _native.memory_benchmark(4096, 4, 3)
-    rates = [value for name, value in result.items() if name.endswith("_per_s")]
-    assert len(rates) == 4
-    assert all(rate > 0 for rate in rates)
-    assert result["crc32c_implementation"] == _native.crc32c_implementation()
+    assert set(result) == {
+        f"{name}_bytes_per_s" for name in ("memcpy", "crc32c", "memcpy_then_crc32c", "copy_crc32c")
+    }
+    assert all(rate > 0 for rate in result.values())
+    assert _native.crc32c_implementation() in {"portable", "sse42", "avx512", "armv8"}
     for bad in ((0, 1, 1), (1, 0, 1), (1, 1, 0), (1 << 40, 1 << 40, 1), (1, 1, 1001)):
         with pytest.raises(ValueError, match=r"at (least|most)"):
             _native.memory_benchmark(*bad)

@@ -27,9 +27,9 @@ inline constexpr uint8_t kRecordAdd = 1;
 inline constexpr uint8_t kRecordRemove = 2;
 inline constexpr uint8_t kRecordMove = 3;  // to another tier; adds a block that was not known
 
-inline constexpr uint32_t kIndexHoldersMax = 65'535;                  // holder numbers are below this
-inline constexpr uint64_t kIndexBlockBytesMax = (1ull << 40) - 1;     // size of one block
-inline constexpr size_t kIndexApplyRecordsMax = 1 << 20;              // records in one call
+inline constexpr uint32_t kIndexHoldersMax = 65'535;               // holder numbers are below this
+inline constexpr uint64_t kIndexBlockBytesMax = (1ull << 40) - 1;  // size of one block
+inline constexpr size_t kIndexApplyRecordsMax = 1 << 20;           // records in one call
 inline constexpr size_t kIndexTiers = 4;
 
 struct BlockIndexOptions {
@@ -65,10 +65,10 @@ struct IndexUsage {
 };
 
 struct IndexStats {
-  uint64_t blocks = 0;          // distinct (tenant, key)
+  uint64_t blocks = 0;  // distinct (tenant, key)
   uint64_t replicas = 0;
-  uint64_t bytes = 0;           // of all replicas
-  uint64_t memory_bytes = 0;    // of the index itself
+  uint64_t bytes = 0;         // of all replicas
+  uint64_t memory_bytes = 0;  // of the index itself
   uint64_t records_applied = 0;
   uint64_t popular_blocks = 0;  // with more replicas than fit in line
 };
@@ -98,7 +98,7 @@ class BlockIndex {
   // For each key its replicas, at most `holders_max` of them. Keys are 32 bytes each.
   // INVALID_ARGUMENT when the length of `keys` is no multiple of 32.
   Result<std::vector<std::vector<BlockReplica>>> locate(TenantId tenant, std::span<const std::byte> keys,
-                                                   uint32_t holders_max = kIndexHoldersMax) const;
+                                                        uint32_t holders_max = kIndexHoldersMax) const;
   // The same, packed: for each key u16 count, then count times {u16 holder, u8 tier, u8 0, u64 size}.
   Result<std::vector<std::byte>> locate_packed(TenantId tenant, std::span<const std::byte> keys,
                                                uint32_t holders_max = kIndexHoldersMax) const;

@@ -37,8 +37,8 @@ Result<Digest> passport_root(std::span<const PassportField> fields);
 // each u32 little endian). In front of the first block stands `parent`: the last key of a chain that
 // is being continued, or 32 zero bytes. Tokens that do not fill a block get no key.
 // INVALID_ARGUMENT when block_tokens is 0 or above kBlockTokensMax.
-Result<std::vector<Key>> chain_keys(const Digest& root, std::span<const uint32_t> tokens, uint32_t block_tokens,
-                                    const Key& parent = {});
+Result<std::vector<Key>> chain_keys(const Digest& root, std::span<const uint32_t> tokens,
+                                    uint32_t block_tokens, const Key& parent = {});
 
 // Key of a user-chosen name (UTF-8).
 Key key_of_name(std::string_view name);

@@ -70,10 +70,22 @@ inline __attribute__((always_inline)) void round_of(Block& v, const Block& m) {
 
 // The sixteen state words after the rounds; callers apply the feed-forward that they need.
 inline Block rounds(const Words& chaining, const Block& m, uint64_t counter, uint32_t size, uint32_t flags) {
-  Block v = {chaining[0], chaining[1], chaining[2], chaining[3], chaining[4],
-             chaining[5], chaining[6], chaining[7], kInitial[0], kInitial[1],
-             kInitial[2], kInitial[3], static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32),
-             size,        flags};
+  Block v = {chaining[0],
+             chaining[1],
+             chaining[2],
+             chaining[3],
+             chaining[4],
+             chaining[5],
+             chaining[6],
+             chaining[7],
+             kInitial[0],
+             kInitial[1],
+             kInitial[2],
+             kInitial[3],
+             static_cast<uint32_t>(counter),
+             static_cast<uint32_t>(counter >> 32),
+             size,
+             flags};
   round_of<0>(v, m);
   round_of<1>(v, m);
   round_of<2>(v, m);
@@ -154,7 +166,9 @@ Block join(const Words& left, const Words& right) {
 Blake3Hasher::Blake3Hasher(const Words& key, uint32_t flags) : key_(key), flags_(flags), chaining_(key) {}
 Blake3Hasher::Blake3Hasher() : Blake3Hasher(kInitial, 0) {}
 
-Blake3Hasher Blake3Hasher::keyed(std::span<const std::byte, 32> key) { return {load_words(key), kKeyedHash}; }
+Blake3Hasher Blake3Hasher::keyed(std::span<const std::byte, 32> key) {
+  return {load_words(key), kKeyedHash};
+}
 
 Blake3Hasher Blake3Hasher::derive_key(std::string_view context) {
   Blake3Hasher of_context(kInitial, kDeriveKeyContext);

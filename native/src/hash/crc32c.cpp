@@ -36,8 +36,8 @@ uint32_t portable_raw(uint32_t state, const std::byte* bytes, size_t size) {
     std::memcpy(&word, bytes, sizeof word);
     word ^= state;
     state = kTables[7][word & 0xff] ^ kTables[6][(word >> 8) & 0xff] ^ kTables[5][(word >> 16) & 0xff] ^
-            kTables[4][(word >> 24) & 0xff] ^ kTables[3][(word >> 32) & 0xff] ^ kTables[2][(word >> 40) & 0xff] ^
-            kTables[1][(word >> 48) & 0xff] ^ kTables[0][word >> 56];
+            kTables[4][(word >> 24) & 0xff] ^ kTables[3][(word >> 32) & 0xff] ^
+            kTables[2][(word >> 40) & 0xff] ^ kTables[1][(word >> 48) & 0xff] ^ kTables[0][word >> 56];
   }
   for (; size != 0; ++bytes, --size) {
     state = (state >> 8) ^ kTables[0][(state ^ static_cast<uint32_t>(*bytes)) & 0xff];
@@ -45,7 +45,8 @@ uint32_t portable_raw(uint32_t state, const std::byte* bytes, size_t size) {
   return state;
 }
 
-uint32_t portable_copy_raw(uint32_t state, std::byte* destination, const std::byte* source, size_t size, bool) {
+uint32_t portable_copy_raw(uint32_t state, std::byte* destination, const std::byte* source, size_t size,
+                           bool) {
   constexpr size_t kChunk = 16 << 10;  // stays in the first-level cache between the two steps
   while (size != 0) {
     const size_t step = size < kChunk ? size : kChunk;
@@ -73,7 +74,9 @@ const Implementations& implementations() {
   return instance;
 }
 
-const Crc32cImplementation& chosen() { return crc32c_implementations().back(); }
+const Crc32cImplementation& chosen() {
+  return crc32c_implementations().back();
+}
 
 // x^(8 * 2^k): shifting a CRC by 2^k bytes. The powers of x repeat after 2^31 - 1 of them, so 64 rows
 // cover every length.
@@ -112,6 +115,8 @@ uint32_t crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b) {
   return crc_a ^ crc_b;
 }
 
-std::string_view crc32c_implementation() { return hash::chosen().name; }
+std::string_view crc32c_implementation() {
+  return hash::chosen().name;
+}
 
 }  // namespace mooncache

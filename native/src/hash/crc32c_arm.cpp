@@ -29,8 +29,8 @@ MOONCACHE_ARM_CRC uint32_t arm_raw(uint32_t state, const std::byte* bytes, size_
   return state;
 }
 
-MOONCACHE_ARM_CRC uint32_t arm_copy_raw(uint32_t state, std::byte* destination, const std::byte* source, size_t size,
-                                        bool) {
+MOONCACHE_ARM_CRC uint32_t arm_copy_raw(uint32_t state, std::byte* destination, const std::byte* source,
+                                        size_t size, bool) {
   constexpr size_t kChunk = 16 << 10;  // stays in the first-level cache between the two steps
   while (size != 0) {
     const size_t step = size < kChunk ? size : kChunk;
@@ -57,7 +57,9 @@ size_t detect_accelerated_crc32c(Crc32cImplementation* list) {
 
 namespace mooncache::hash {
 
-size_t detect_accelerated_crc32c(Crc32cImplementation*) { return 0; }
+size_t detect_accelerated_crc32c(Crc32cImplementation*) {
+  return 0;
+}
 
 }  // namespace mooncache::hash
 

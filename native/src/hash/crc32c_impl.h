@@ -39,7 +39,8 @@ constexpr uint32_t power_mod(uint64_t exponent) {
 struct Crc32cImplementation {
   std::string_view name;
   uint32_t (*raw)(uint32_t state, const std::byte* bytes, size_t size);
-  uint32_t (*copy_raw)(uint32_t state, std::byte* destination, const std::byte* source, size_t size, bool stream);
+  uint32_t (*copy_raw)(uint32_t state, std::byte* destination, const std::byte* source, size_t size,
+                       bool stream);
 };
 
 // Those that this processor can run, slowest first; the last one is used. Never empty.

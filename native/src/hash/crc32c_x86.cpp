@@ -60,7 +60,8 @@ constexpr size_t kLongRun = 4096;
 constexpr size_t kShortRun = 256;
 
 MOONCACHE_SSE42 uint32_t sse42_raw(uint32_t state, const std::byte* bytes, size_t size) {
-  for (; size >= 3 * kLongRun; bytes += 3 * kLongRun, size -= 3 * kLongRun) state = three_runs<kLongRun>(state, bytes);
+  for (; size >= 3 * kLongRun; bytes += 3 * kLongRun, size -= 3 * kLongRun)
+    state = three_runs<kLongRun>(state, bytes);
   for (; size >= 3 * kShortRun; bytes += 3 * kShortRun, size -= 3 * kShortRun) {
     state = three_runs<kShortRun>(state, bytes);
   }
@@ -146,7 +147,8 @@ MOONCACHE_AVX512 inline __m512i take_line(std::byte* destination, const std::byt
 
 // `size` is a multiple of 256 and not 0.
 template <Store kStore>
-MOONCACHE_AVX512 uint32_t fold_lines(uint32_t state, std::byte* destination, const std::byte* source, size_t size) {
+MOONCACHE_AVX512 uint32_t fold_lines(uint32_t state, std::byte* destination, const std::byte* source,
+                                     size_t size) {
   __m512i a = take_line<kStore>(destination, source);
   __m512i b = take_line<kStore>(destination + 64, source + 64);
   __m512i c = take_line<kStore>(destination + 128, source + 128);

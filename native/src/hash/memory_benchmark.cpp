@@ -51,7 +51,8 @@ Result<MemoryBenchmark> memory_benchmark(uint64_t block_bytes, uint64_t count, u
 
   const auto each = [&](auto work) {
     return median_rate(total, repeats, [&] {
-      for (uint64_t i = 0; i < count; ++i) work(target.get() + i * block_bytes, source.get() + i * block_bytes);
+      for (uint64_t i = 0; i < count; ++i)
+        work(target.get() + i * block_bytes, source.get() + i * block_bytes);
     });
   };
   volatile uint32_t sink = 0;  // keeps the results needed
@@ -60,8 +61,9 @@ Result<MemoryBenchmark> memory_benchmark(uint64_t block_bytes, uint64_t count, u
     std::memcpy(to, from, block_bytes);
     asm volatile("" : : "r"(to) : "memory");
   });
-  result.crc32c_bytes_per_s =
-      each([&](std::byte*, const std::byte* from) { sink = crc32c({from, static_cast<size_t>(block_bytes)}); });
+  result.crc32c_bytes_per_s = each([&](std::byte*, const std::byte* from) {
+    sink = crc32c({from, static_cast<size_t>(block_bytes)});
+  });
   result.memcpy_then_crc32c_bytes_per_s = each([&](std::byte* to, const std::byte* from) {
     std::memcpy(to, from, block_bytes);
     sink = crc32c({to, static_cast<size_t>(block_bytes)});

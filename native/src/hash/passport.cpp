@@ -45,8 +45,8 @@ Result<Digest> passport_root(std::span<const PassportField> fields) {
   return blake3_derive_key(kRootContext, *encoding);
 }
 
-Result<std::vector<Key>> chain_keys(const Digest& root, std::span<const uint32_t> tokens, uint32_t block_tokens,
-                                    const Key& parent) {
+Result<std::vector<Key>> chain_keys(const Digest& root, std::span<const uint32_t> tokens,
+                                    uint32_t block_tokens, const Key& parent) {
   if (block_tokens == 0 || block_tokens > kBlockTokensMax) {
     return {Code::kInvalidArgument, "block_tokens must be from 1 to 1,048,576"};
   }
@@ -67,6 +67,8 @@ Key key_of_name(std::string_view name) {
   return Key{blake3_derive_key(kNameContext, std::as_bytes(std::span(name)))};
 }
 
-TenantId tenant_id_of(std::string_view name) { return Key{blake3(std::as_bytes(std::span(name)))}.word(0); }
+TenantId tenant_id_of(std::string_view name) {
+  return Key{blake3(std::as_bytes(std::span(name)))}.word(0);
+}
 
 }  // namespace mooncache

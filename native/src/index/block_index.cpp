@@ -139,7 +139,8 @@ void BlockIndex::Impl::apply_group(uint32_t holder, const std::byte* bytes_in, s
     }
     const uint32_t number = find(hashes[i], group[i].tenant, group[i].key);
     if (number == index::kNoEntry) continue;
-    if (Packed* replica = pool.find(pool[number], holder); replica != nullptr) remove_replica(number, replica);
+    if (Packed* replica = pool.find(pool[number], holder); replica != nullptr)
+      remove_replica(number, replica);
   }
 }
 

@@ -85,7 +85,8 @@ std::string BlockIndex::Impl::check_totals() const {
     if (holders[i].usage != by_holder[i].usage) return "usage of a holder is wrong";
     if (holders[i].marked != by_holder[i].marked) return "marks of a holder's full report are miscounted";
   }
-  if (by_tenant != std::map<TenantId, IndexUsage>(tenants.begin(), tenants.end())) return "usage of a tenant is wrong";
+  if (by_tenant != std::map<TenantId, IndexUsage>(tenants.begin(), tenants.end()))
+    return "usage of a tenant is wrong";
   if (total_replicas != replicas || total_bytes != bytes) return "totals are wrong";
   return "";
 }

@@ -81,7 +81,7 @@ struct BlockIndex::Impl {
   index::EntryPool pool;
   std::vector<Holder> holders;
   std::unordered_map<TenantId, IndexUsage> tenants;
-  TenantId last_tenant = 0;             // records of one tenant come in runs
+  TenantId last_tenant = 0;  // records of one tenant come in runs
   IndexUsage* last_usage = nullptr;
   uint64_t replicas = 0;
   uint64_t bytes = 0;

@@ -19,7 +19,8 @@ void sort_by_id(std::vector<std::pair<Id, IndexUsage>>& list) {
 
 }  // namespace
 
-Result<std::vector<std::vector<BlockReplica>>> BlockIndex::locate(TenantId tenant, std::span<const std::byte> keys,
+Result<std::vector<std::vector<BlockReplica>>> BlockIndex::locate(TenantId tenant,
+                                                                  std::span<const std::byte> keys,
                                                                   uint32_t holders_max) const {
   if (Status status = keys_status(keys); !status) return status;
   std::vector<std::vector<BlockReplica>> found(keys.size() / kKeyBytes);

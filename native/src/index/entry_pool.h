@@ -43,7 +43,9 @@ struct Packed {
   uint64_t size_bytes() const { return bits & kSizeMask; }
   uint8_t tier() const { return (bits >> kTierShift) & 3; }
   bool epoch() const { return (bits & kEpoch) != 0; }
-  BlockReplica unpack() const { return {static_cast<uint16_t>(holder()), static_cast<Tier>(tier()), size_bytes()}; }
+  BlockReplica unpack() const {
+    return {static_cast<uint16_t>(holder()), static_cast<Tier>(tier()), size_bytes()};
+  }
 };
 
 struct alignas(64) Entry {

@@ -123,10 +123,12 @@ struct Bench {
     std::vector<std::byte> keys(kKeysAtOnce * kKeyBytes);
     uint64_t number = 0;
     while (done < options.operations) {
-      for (uint64_t i = 0; i < kKeysAtOnce; ++i) write_key(&keys[i * kKeyBytes], scramble(++number) % options.blocks);
+      for (uint64_t i = 0; i < kKeysAtOnce; ++i)
+        write_key(&keys[i * kKeyBytes], scramble(++number) % options.blocks);
       timed([&] {
         for (uint64_t at = 0; at < kKeysAtOnce; at += kBatch) {
-          const auto found = index.locate_packed(kTenant, std::span(keys).subspan(at * kKeyBytes, kBatch * kKeyBytes));
+          const auto found =
+              index.locate_packed(kTenant, std::span(keys).subspan(at * kKeyBytes, kBatch * kKeyBytes));
           ok = ok && found->size() > kBatch * 2;
         }
       });
@@ -149,7 +151,8 @@ struct Bench {
       timed([&] {
         uint64_t at = 0;
         for (const uint64_t count : counts) {
-          const auto result = index.match(kTenant, std::span(keys).subspan(at * kKeyBytes, count * kKeyBytes));
+          const auto result =
+              index.match(kTenant, std::span(keys).subspan(at * kKeyBytes, count * kKeyBytes));
           ok = ok && result->leading_run == count;
           at += count;
         }
@@ -170,7 +173,8 @@ struct Bench {
 }  // namespace
 
 Result<IndexBenchmark> index_benchmark(IndexBenchmarkOptions options) {
-  if (options.blocks == 0 || options.holders == 0 || options.operations == 0 || options.holders > kIndexHoldersMax) {
+  if (options.blocks == 0 || options.holders == 0 || options.operations == 0 ||
+      options.holders > kIndexHoldersMax) {
     return {Code::kInvalidArgument, "blocks and operations must be at least 1, holders from 1 to 65,535"};
   }
   if (options.blocks > 200'000'000 || options.operations > 10'000'000'000) {

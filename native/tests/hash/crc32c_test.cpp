@@ -13,7 +13,9 @@
 namespace mooncache {
 namespace {
 
-std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
+std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text));
+}
 
 std::vector<std::byte> random_bytes(size_t size, std::mt19937_64& rng) {
   std::vector<std::byte> bytes(size);

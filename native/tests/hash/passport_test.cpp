@@ -10,16 +10,21 @@
 namespace mooncache {
 namespace {
 
-Digest root_of(std::vector<PassportField> fields) { return passport_root(fields).value(); }
+Digest root_of(std::vector<PassportField> fields) {
+  return passport_root(fields).value();
+}
 
 TEST(Passport, OrderOfFieldsDoesNotMatter) {
   EXPECT_EQ(root_of({{"a", "1"}, {"b", "2"}}), root_of({{"b", "2"}, {"a", "1"}}));
 }
 
 TEST(Passport, NoTwoSetsOfFieldsLookAlike) {
-  const std::set<Digest> roots = {root_of({{"a", "1"}}),          root_of({{"a", "2"}}),
-                                  root_of({{"b", "1"}}),          root_of({{"a1", ""}}),
-                                  root_of({{"a", "1"}, {"b", ""}}), root_of({{"a", ""}, {"b", "1"}}),
+  const std::set<Digest> roots = {root_of({{"a", "1"}}),
+                                  root_of({{"a", "2"}}),
+                                  root_of({{"b", "1"}}),
+                                  root_of({{"a1", ""}}),
+                                  root_of({{"a", "1"}, {"b", ""}}),
+                                  root_of({{"a", ""}, {"b", "1"}}),
                                   root_of({{"a", std::string("1\0", 2)}})};
   EXPECT_EQ(roots.size(), 7u);
 }

@@ -91,7 +91,8 @@ TEST(BlockIndex, FullReportDropsWhatItDoesNotMention) {
 TEST(BlockIndex, APopularBlockHasManyHolders) {
   BlockIndex index;
   const auto record = pack({{kRecordAdd, 2, 1, 10, test_key(1)}});
-  for (uint32_t holder = 0; holder < 1000; ++holder) ASSERT_TRUE(index.apply(holder * 7 % 1000, record).is_ok());
+  for (uint32_t holder = 0; holder < 1000; ++holder)
+    ASSERT_TRUE(index.apply(holder * 7 % 1000, record).is_ok());
   const auto keys = pack_keys({test_key(1), test_key(2)});
   EXPECT_EQ(index.locate(1, keys)->front().size(), 1000u);
   EXPECT_EQ(index.locate(1, keys, 5)->front().size(), 5u);
@@ -106,12 +107,14 @@ TEST(BlockIndex, APopularBlockHasManyHolders) {
 TEST(BlockIndex, RunsAreCountedPerTier) {
   BlockIndex index;
   // holder 0: HBM, DRAM, HBM, -, SSD; holder 1: SSD, SSD
-  ASSERT_TRUE(index.apply(0, pack({{kRecordAdd, 0, 1, 1, test_key(0)},
-                                   {kRecordAdd, 1, 1, 1, test_key(1)},
-                                   {kRecordAdd, 0, 1, 1, test_key(2)},
-                                   {kRecordAdd, 2, 1, 1, test_key(4)}}))
+  ASSERT_TRUE(index
+                  .apply(0, pack({{kRecordAdd, 0, 1, 1, test_key(0)},
+                                  {kRecordAdd, 1, 1, 1, test_key(1)},
+                                  {kRecordAdd, 0, 1, 1, test_key(2)},
+                                  {kRecordAdd, 2, 1, 1, test_key(4)}}))
                   .is_ok());
-  ASSERT_TRUE(index.apply(1, pack({{kRecordAdd, 2, 1, 1, test_key(0)}, {kRecordAdd, 2, 1, 1, test_key(1)}})).is_ok());
+  ASSERT_TRUE(
+      index.apply(1, pack({{kRecordAdd, 2, 1, 1, test_key(0)}, {kRecordAdd, 2, 1, 1, test_key(1)}})).is_ok());
   const auto keys = pack_keys({test_key(0), test_key(1), test_key(2), test_key(3), test_key(4)});
   const auto match = *index.match(1, keys);
   EXPECT_EQ(match.leading_run, 3u);
@@ -282,7 +285,8 @@ TEST(BlockIndex, ReadersRunBesideWriters) {
 }
 
 TEST(IndexBenchmark, CountsWhatItDid) {
-  const auto result = index_benchmark({.blocks = 2000, .holders = 10, .operations = 4000, .hash_seed = 1}).value();
+  const auto result =
+      index_benchmark({.blocks = 2000, .holders = 10, .operations = 4000, .hash_seed = 1}).value();
   EXPECT_EQ(result.blocks, 2000u);
   EXPECT_GE(result.operations, 4000u);
   EXPECT_GT(result.apply_per_s, 0.0);

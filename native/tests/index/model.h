@@ -57,7 +57,8 @@ class ModelIndex {
         erase(id, holder);
         if (full_.contains(holder)) full_[holder].erase(id);
       } else {
-        blocks_[id][holder] = {static_cast<uint16_t>(holder), static_cast<Tier>(record.tier), record.size_bytes};
+        blocks_[id][holder] = {static_cast<uint16_t>(holder), static_cast<Tier>(record.tier),
+                               record.size_bytes};
         if (full_.contains(holder)) full_[holder].insert(id);
       }
     }
@@ -83,7 +84,8 @@ class ModelIndex {
   }
 
   // holder -> leading run in tier t or faster, for every t; holders without the first key are left out
-  std::map<uint32_t, std::array<uint32_t, kIndexTiers>> match(TenantId tenant, const std::vector<Key>& keys) const {
+  std::map<uint32_t, std::array<uint32_t, kIndexTiers>> match(TenantId tenant,
+                                                              const std::vector<Key>& keys) const {
     std::map<uint32_t, std::array<uint32_t, kIndexTiers>> runs;
     if (keys.empty()) return runs;
     for (const BlockReplica& first : locate(tenant, keys[0])) {
