@@ -1,8 +1,8 @@
 // mooncache._native: the one place where Python and the data plane meet. Each bind_<x>.cpp converts
 // arguments, releases the GIL and calls the C++ library; no logic lives here.
-#include <nanobind/nanobind.h>
-
 #include "module.h"
+
+#include <nanobind/nanobind.h>
 
 NB_MODULE(_native, m) {
   m.doc() = "Mooncache native data plane";

@@ -1,5 +1,6 @@
-// The few OpenSSL calls that TLS needs, bound at run time (libssl.so.3 or libssl.so.1.1), so that the extension
-// imports on a machine without OpenSSL and is built without its headers. The numbers are OpenSSL's public constants.
+// The few OpenSSL calls that TLS needs, bound at run time (libssl.so.3 or libssl.so.1.1), so that the
+// extension imports on a machine without OpenSSL and is built without its headers. The numbers are OpenSSL's
+// public constants.
 #pragma once
 
 #include <cstdint>

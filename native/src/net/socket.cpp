@@ -26,7 +26,8 @@ Result<AddressList> resolve(const std::string& host, uint16_t port, bool passive
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0);
   addrinfo* list = nullptr;
-  const int error = getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &list);
+  const int error =
+      getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &list);
   if (error != 0) {
     return {Code::kNodeUnavailable, "cannot resolve host '" + host + "': " + gai_strerror(error)};
   }
@@ -55,7 +56,8 @@ Status finish_connect(int fd, const std::string& what, Deadline deadline) {
   return Status::ok();
 }
 
-Status connect_address(int fd, const sockaddr* address, socklen_t size, const std::string& what, Deadline deadline) {
+Status connect_address(int fd, const sockaddr* address, socklen_t size, const std::string& what,
+                       Deadline deadline) {
   if (connect(fd, address, size) == 0) return Status::ok();
   if (errno == EINPROGRESS || errno == EINTR) return finish_connect(fd, what, deadline);
   // A unix socket whose accept queue is full answers EAGAIN instead of queueing.
@@ -81,11 +83,13 @@ std::string errno_text(int error) {
 }
 
 void set_tcp_options(int fd, const SocketOptions& options) {
-  // Best effort: a unix socket refuses TCP_NODELAY, and a buffer size over the system's limit is cut by the kernel.
+  // Best effort: a unix socket refuses TCP_NODELAY, and a buffer size over the system's limit is cut by the
+  // kernel.
   const int one = 1;
   (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
   if (options.receive_buffer_bytes > 0) {
-    (void)setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &options.receive_buffer_bytes, sizeof options.receive_buffer_bytes);
+    (void)setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &options.receive_buffer_bytes,
+                     sizeof options.receive_buffer_bytes);
   }
   if (options.send_buffer_bytes > 0) {
     (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &options.send_buffer_bytes, sizeof options.send_buffer_bytes);
@@ -141,7 +145,8 @@ Result<uint16_t> local_port(int fd) {
   return static_cast<uint16_t>(ntohs(port));
 }
 
-Result<UniqueFd> connect_tcp(const std::string& host, uint16_t port, Deadline deadline, SocketOptions options) {
+Result<UniqueFd> connect_tcp(const std::string& host, uint16_t port, Deadline deadline,
+                             SocketOptions options) {
   auto addresses = resolve(host, port, false);
   if (!addresses) return addresses.status();
   const std::string what = host + ":" + std::to_string(port);
@@ -166,7 +171,8 @@ Result<UniqueFd> connect_unix(const std::string& path, Deadline deadline) {
   UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return {Code::kNodeUnavailable, "socket: " + errno_text(errno)};
   const auto* generic = static_cast<const sockaddr*>(static_cast<const void*>(&*address));
-  if (Status status = connect_address(fd.get(), generic, sizeof *address, path, deadline); !status) return status;
+  if (Status status = connect_address(fd.get(), generic, sizeof *address, path, deadline); !status)
+    return status;
   return fd;
 }
 
@@ -193,7 +199,8 @@ Result<PeerCredentials> peer_credentials(int fd) {
 
 Result<size_t> send_with_fds(int fd, std::span<const std::byte> bytes, std::span<const int> fds) {
   if (fds.size() > kMaxPassedFds || bytes.empty()) {
-    return {Code::kInvalidArgument, "descriptors need at least one byte to travel with, and at most 250 go at once"};
+    return {Code::kInvalidArgument,
+            "descriptors need at least one byte to travel with, and at most 250 go at once"};
   }
   iovec piece{const_cast<std::byte*>(bytes.data()), bytes.size()};
   std::vector<std::byte> control(CMSG_SPACE(fds.size() * sizeof(int)));
@@ -246,7 +253,8 @@ Status wait_ready(int fd, short events, int cancel_fd, Deadline deadline) {
     pollfd polled[2] = {{fd, events, 0}, {cancel_fd, POLLIN, 0}};
     const int ready = poll(polled, cancel_fd >= 0 ? 2 : 1, deadline.remaining_ms());
     if (ready < 0 && errno != EINTR) return {Code::kInternal, "poll: " + errno_text(errno)};
-    if (cancel_fd >= 0 && (polled[1].revents & POLLIN) != 0) return {Code::kCancelled, "cancelled by the caller"};
+    if (cancel_fd >= 0 && (polled[1].revents & POLLIN) != 0)
+      return {Code::kCancelled, "cancelled by the caller"};
     if (polled[0].revents != 0) return Status::ok();
     if (deadline.expired()) return {Code::kDeadlineExceeded, "the deadline passed"};
   }

@@ -1,4 +1,5 @@
-// Thin, checked wrappers over sockets: every call that can wait takes a Deadline, every descriptor has an owner.
+// Thin, checked wrappers over sockets: every call that can wait takes a Deadline, every descriptor has an
+// owner.
 #pragma once
 
 #include <sys/types.h>
@@ -50,13 +51,14 @@ Result<UniqueFd> listen_tcp(const std::string& host, uint16_t port, int backlog 
 Result<UniqueFd> listen_unix(const std::string& path, int backlog = 1024);
 Result<uint16_t> local_port(int fd);
 
-// A connected, non-blocking socket with TCP_NODELAY. NODE_UNAVAILABLE or DEADLINE_EXCEEDED otherwise. Names are
-// resolved by the system's resolver, whose own time-outs apply; numeric addresses never wait for it.
-Result<UniqueFd> connect_tcp(const std::string& host, uint16_t port, Deadline deadline, SocketOptions options = {});
+// A connected, non-blocking socket with TCP_NODELAY. NODE_UNAVAILABLE or DEADLINE_EXCEEDED otherwise. Names
+// are resolved by the system's resolver, whose own time-outs apply; numeric addresses never wait for it.
+Result<UniqueFd> connect_tcp(const std::string& host, uint16_t port, Deadline deadline,
+                             SocketOptions options = {});
 Result<UniqueFd> connect_unix(const std::string& path, Deadline deadline);
 
-// accept4, non-blocking, close-on-exec, TCP_NODELAY where it applies. Invalid when none is waiting; `error` tells
-// apart "none" (0) from a failure such as EMFILE.
+// accept4, non-blocking, close-on-exec, TCP_NODELAY where it applies. Invalid when none is waiting; `error`
+// tells apart "none" (0) from a failure such as EMFILE.
 UniqueFd accept_connection(int listener, int* error);
 
 void set_tcp_options(int fd, const SocketOptions& options);
@@ -68,16 +70,16 @@ struct PeerCredentials {
 // Of the process at the other end of a unix socket.
 Result<PeerCredentials> peer_credentials(int fd);
 
-// Sends `bytes` with descriptors attached to the first byte (at most kMaxPassedFds). Returns bytes sent, 0 when the
-// socket would block.
+// Sends `bytes` with descriptors attached to the first byte (at most kMaxPassedFds). Returns bytes sent, 0
+// when the socket would block.
 inline constexpr size_t kMaxPassedFds = 250;
 Result<size_t> send_with_fds(int fd, std::span<const std::byte> bytes, std::span<const int> fds);
-// Receives up to `bytes.size()` and appends any passed descriptors (close-on-exec). Returns bytes received; 0 means
-// the socket would block; CONNECTION_LOST at the end of the stream.
+// Receives up to `bytes.size()` and appends any passed descriptors (close-on-exec). Returns bytes received; 0
+// means the socket would block; CONNECTION_LOST at the end of the stream.
 Result<size_t> receive_with_fds(int fd, std::span<std::byte> bytes, std::vector<UniqueFd>& fds);
 
-// Waits until `fd` is ready for `events` (POLLIN/POLLOUT), `cancel_fd` (or -1) becomes readable, or the deadline
-// passes. CANCELLED / DEADLINE_EXCEEDED.
+// Waits until `fd` is ready for `events` (POLLIN/POLLOUT), `cancel_fd` (or -1) becomes readable, or the
+// deadline passes. CANCELLED / DEADLINE_EXCEEDED.
 Status wait_ready(int fd, short events, int cancel_fd, Deadline deadline);
 
 std::string errno_text(int error);

@@ -49,6 +49,8 @@ class PlainStream final : public Stream {
 
 }  // namespace
 
-std::unique_ptr<Stream> make_plain_stream(UniqueFd fd) { return std::make_unique<PlainStream>(std::move(fd)); }
+std::unique_ptr<Stream> make_plain_stream(UniqueFd fd) {
+  return std::make_unique<PlainStream>(std::move(fd));
+}
 
 }  // namespace mooncache::net

@@ -1,4 +1,5 @@
-// A byte stream over a connected, non-blocking socket: plain, or TLS over it. One thread uses a stream at a time.
+// A byte stream over a connected, non-blocking socket: plain, or TLS over it. One thread uses a stream at a
+// time.
 #pragma once
 
 #include <memory>
@@ -66,7 +67,8 @@ struct TlsConfig {
 class TlsContext {
  public:
   virtual ~TlsContext() = default;
-  // `peer_name`: DNS name or IP address that the peer's certificate must carry (client side; "" on the server).
+  // `peer_name`: DNS name or IP address that the peer's certificate must carry (client side; "" on the
+  // server).
   virtual Result<std::unique_ptr<Stream>> wrap(UniqueFd fd, const std::string& peer_name) = 0;
 };
 

@@ -20,12 +20,12 @@ std::string last_error(const OpenSsl& ssl, const std::string& what) {
   return what + ": " + text;
 }
 
-// OpenSSL writes with write(2), which raises SIGPIPE on a dead peer and would end a C++ program (Python ignores
-// it already). A handler that the program set itself is left alone.
+// OpenSSL writes with write(2), which raises SIGPIPE on a dead peer and would end a C++ program (Python
+// ignores it already). A handler that the program set itself is left alone.
 void ignore_sigpipe_once() {
   static std::once_flag once;
   std::call_once(once, [] {
-    struct sigaction current{};
+    struct sigaction current {};
     if (sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) {
       std::signal(SIGPIPE, SIG_IGN);
     }
@@ -62,7 +62,8 @@ class TlsStream final : public Stream {
       while (at < slice.size) {
         table_.ERR_clear_error();
         const int result = table_.SSL_read(ssl_, slice.data + at, clamp(slice.size - at));
-        if (result <= 0) return moved > 0 ? IoResult{IoState::kMoved, moved} : explain(result, "TLS read failed");
+        if (result <= 0)
+          return moved > 0 ? IoResult{IoState::kMoved, moved} : explain(result, "TLS read failed");
         at += static_cast<size_t>(result);
         moved += static_cast<size_t>(result);
       }
@@ -78,7 +79,8 @@ class TlsStream final : public Stream {
       while (at < slice.size) {
         table_.ERR_clear_error();
         const int result = table_.SSL_write(ssl_, slice.data + at, clamp(slice.size - at));
-        if (result <= 0) return moved > 0 ? IoResult{IoState::kMoved, moved} : explain(result, "TLS write failed");
+        if (result <= 0)
+          return moved > 0 ? IoResult{IoState::kMoved, moved} : explain(result, "TLS write failed");
         at += static_cast<size_t>(result);
         moved += static_cast<size_t>(result);
       }
@@ -94,10 +96,14 @@ class TlsStream final : public Stream {
 
   IoResult explain(int result, const char* what) {
     switch (table_.SSL_get_error(ssl_, result)) {
-      case OpenSsl::kErrorWantRead: return {IoState::kWantRead, 0};
-      case OpenSsl::kErrorWantWrite: return {IoState::kWantWrite, 0};
-      case OpenSsl::kErrorZeroReturn: return {IoState::kEnd, 0};
-      default: break;
+      case OpenSsl::kErrorWantRead:
+        return {IoState::kWantRead, 0};
+      case OpenSsl::kErrorWantWrite:
+        return {IoState::kWantWrite, 0};
+      case OpenSsl::kErrorZeroReturn:
+        return {IoState::kEnd, 0};
+      default:
+        break;
     }
     const Code code = handshaken_ ? Code::kConnectionLost : Code::kTlsError;
     return fail(code, last_error(table_, what));
@@ -118,7 +124,8 @@ class OpenSslContext final : public TlsContext {
     void* ssl = table_.SSL_new(context_);
     if (ssl == nullptr) return {Code::kTlsError, last_error(table_, "SSL_new failed")};
     auto stream = std::make_unique<TlsStream>(table_, ssl, std::move(fd));
-    if (table_.SSL_set_fd(ssl, stream->fd()) != 1) return {Code::kTlsError, last_error(table_, "SSL_set_fd failed")};
+    if (table_.SSL_set_fd(ssl, stream->fd()) != 1)
+      return {Code::kTlsError, last_error(table_, "SSL_set_fd failed")};
     if (server_) {
       table_.SSL_set_accept_state(ssl);
       return std::unique_ptr<Stream>(std::move(stream));
@@ -130,7 +137,8 @@ class OpenSslContext final : public TlsContext {
 
  private:
   Status expect_peer(void* ssl, const std::string& name) {
-    if (name.empty()) return {Code::kTlsError, "a TLS client needs the name of the peer to check its certificate"};
+    if (name.empty())
+      return {Code::kTlsError, "a TLS client needs the name of the peer to check its certificate"};
     unsigned char ignored[16];
     const bool numeric =
         inet_pton(AF_INET, name.c_str(), ignored) == 1 || inet_pton(AF_INET6, name.c_str(), ignored) == 1;
@@ -164,7 +172,8 @@ Status load_identity(const OpenSsl& table, void* context, const TlsConfig& confi
     return {Code::kTlsError, last_error(table, "cannot read the private key " + config.key_file)};
   }
   if (table.SSL_CTX_check_private_key(context) != 1) {
-    return {Code::kTlsError, "the private key " + config.key_file + " does not fit " + config.certificate_file};
+    return {Code::kTlsError,
+            "the private key " + config.key_file + " does not fit " + config.certificate_file};
   }
   return Status::ok();
 }

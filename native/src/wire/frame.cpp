@@ -12,39 +12,62 @@ namespace {
 
 constexpr size_t kCheckedBytes = 28;
 
-void store_le(std::byte* at, auto value) { std::memcpy(at, &value, sizeof value); }
+void store_le(std::byte* at, auto value) {
+  std::memcpy(at, &value, sizeof value);
+}
 
 }  // namespace
 
 std::string_view opcode_name(Opcode opcode) {
   switch (opcode) {
-    case Opcode::kHello: return "HELLO";
-    case Opcode::kAuth: return "AUTH";
-    case Opcode::kPut: return "PUT";
-    case Opcode::kGet: return "GET";
-    case Opcode::kLookup: return "LOOKUP";
-    case Opcode::kRelease: return "RELEASE";
-    case Opcode::kReserve: return "RESERVE";
-    case Opcode::kWrite: return "WRITE";
-    case Opcode::kCommit: return "COMMIT";
-    case Opcode::kAbort: return "ABORT";
-    case Opcode::kMatch: return "MATCH";
-    case Opcode::kRemove: return "REMOVE";
-    case Opcode::kPin: return "PIN";
-    case Opcode::kUnpin: return "UNPIN";
-    case Opcode::kStat: return "STAT";
-    case Opcode::kRead: return "READ";
-    case Opcode::kAttach: return "ATTACH";
-    case Opcode::kList: return "LIST";
-    case Opcode::kNodeStat: return "NODE_STAT";
-    case Opcode::kPing: return "PING";
+    case Opcode::kHello:
+      return "HELLO";
+    case Opcode::kAuth:
+      return "AUTH";
+    case Opcode::kPut:
+      return "PUT";
+    case Opcode::kGet:
+      return "GET";
+    case Opcode::kLookup:
+      return "LOOKUP";
+    case Opcode::kRelease:
+      return "RELEASE";
+    case Opcode::kReserve:
+      return "RESERVE";
+    case Opcode::kWrite:
+      return "WRITE";
+    case Opcode::kCommit:
+      return "COMMIT";
+    case Opcode::kAbort:
+      return "ABORT";
+    case Opcode::kMatch:
+      return "MATCH";
+    case Opcode::kRemove:
+      return "REMOVE";
+    case Opcode::kPin:
+      return "PIN";
+    case Opcode::kUnpin:
+      return "UNPIN";
+    case Opcode::kStat:
+      return "STAT";
+    case Opcode::kRead:
+      return "READ";
+    case Opcode::kAttach:
+      return "ATTACH";
+    case Opcode::kList:
+      return "LIST";
+    case Opcode::kNodeStat:
+      return "NODE_STAT";
+    case Opcode::kPing:
+      return "PING";
   }
   return "UNKNOWN";
 }
 
 HeaderBytes encode_header(FrameHeader header, std::span<const std::byte> meta) {
   HeaderBytes bytes{};
-  const auto opcode = static_cast<uint8_t>(static_cast<uint8_t>(header.opcode) | (header.response ? kResponseBit : 0));
+  const auto opcode =
+      static_cast<uint8_t>(static_cast<uint8_t>(header.opcode) | (header.response ? kResponseBit : 0));
   store_le(bytes.data() + 0, kMagic);
   store_le(bytes.data() + 4, kVersion);
   store_le(bytes.data() + 5, opcode);
@@ -79,8 +102,8 @@ Result<FrameHeader> decode_header(std::span<const std::byte, kHeaderBytes> bytes
   header.meta_bytes = reader.u32();
   header.check = reader.u32();
   if (header.meta_bytes > kMaxMetaBytes) {
-    return {Code::kProtocolError, "meta of " + std::to_string(header.meta_bytes) + " bytes is over the limit of " +
-                                      std::to_string(kMaxMetaBytes)};
+    return {Code::kProtocolError, "meta of " + std::to_string(header.meta_bytes) +
+                                      " bytes is over the limit of " + std::to_string(kMaxMetaBytes)};
   }
   if (header.payload_bytes > kMaxPayloadBytes) {
     return {Code::kProtocolError, "payload of " + std::to_string(header.payload_bytes) +

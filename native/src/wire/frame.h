@@ -3,7 +3,8 @@
 // between the socket and its final place, and each item's own CRC-32C travels in the meta).
 //
 //   0 u32 magic "MCK1"   4 u8 version   5 u8 opcode (response = request | 0x80)   6 u16 flags
-//   8 u64 request id    16 u64 payload bytes   24 u32 meta bytes   28 u32 check = CRC-32C(header[0..28) + meta)
+//   8 u64 request id    16 u64 payload bytes   24 u32 meta bytes   28 u32 check = CRC-32C(header[0..28) +
+//   meta)
 //
 // Everything is little endian. Lengths are checked against the limits below before anything is allocated.
 #pragma once

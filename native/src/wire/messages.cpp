@@ -35,8 +35,12 @@ WireExtent decode_extent(Reader& in) {
   return extent;
 }
 
-Code take_code(Reader& in) { return static_cast<Code>(in.u16()); }
-void put_code(Writer& out, Code code) { out.u16(static_cast<uint16_t>(code)); }
+Code take_code(Reader& in) {
+  return static_cast<Code>(in.u16());
+}
+void put_code(Writer& out, Code code) {
+  out.u16(static_cast<uint16_t>(code));
+}
 
 template <typename Item, typename Size>
 std::optional<uint64_t> sum_bytes(std::span<const Item> items, Size size) {
@@ -76,7 +80,9 @@ std::optional<HelloRequest> HelloRequest::decode(Meta meta) {
   return hello;
 }
 
-void HelloResponse::encode(Writer& out) const { put_array(out, server_nonce); }
+void HelloResponse::encode(Writer& out) const {
+  put_array(out, server_nonce);
+}
 
 std::optional<HelloResponse> HelloResponse::decode(Reader& in) {
   HelloResponse response;
@@ -85,7 +91,9 @@ std::optional<HelloResponse> HelloResponse::decode(Reader& in) {
   return response;
 }
 
-void AuthRequest::encode(Writer& out) const { put_array(out, mac); }
+void AuthRequest::encode(Writer& out) const {
+  put_array(out, mac);
+}
 
 std::optional<AuthRequest> AuthRequest::decode(Meta meta) {
   Reader in(meta);

@@ -1,6 +1,6 @@
 // Every data-plane message as a checked type. decode() reads untrusted bytes: it returns nullopt unless the
-// bytes are exactly one message (no missing byte, none left over, counts within limits), and it allocates only
-// after the bytes for that count are known to be there.
+// bytes are exactly one message (no missing byte, none left over, counts within limits), and it allocates
+// only after the bytes for that count are known to be there.
 //
 // Every response begins with a Status (u16 code, str16 message); decode_response() takes it off first.
 #pragma once

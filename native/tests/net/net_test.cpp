@@ -71,7 +71,8 @@ void expect_bytes_cross(Stream& from, Stream& to, size_t size) {
   pump([&] {
     if (written < size) {
       const size_t half = (size - written) / 2;
-      const ConstSlice pieces[] = {{sent.data() + written, half}, {}, {sent.data() + written + half, size - written - half}};
+      const ConstSlice pieces[] = {
+          {sent.data() + written, half}, {}, {sent.data() + written + half, size - written - half}};
       const auto result = from.write_some(pieces);
       EXPECT_NE(result.state, IoState::kFailed) << from.error().message;
       if (result.state == IoState::kMoved) written += result.bytes;
@@ -101,7 +102,7 @@ TEST(Socket, UnixSocketIsPrivateAndAStaleFileIsReplaced) {
   const std::string path = folder.file("node.sock");
   auto first = listen_unix(path);
   ASSERT_TRUE(first) << first.status().message;
-  struct stat info{};
+  struct stat info {};
   ASSERT_EQ(stat(path.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
   EXPECT_EQ(listen_unix(path).code(), Code::kInvalidArgument) << "a living listener must not be pushed aside";
@@ -172,12 +173,16 @@ class Tls : public ::testing::Test {
   void SetUp() override {
     if (const Status tls = tls_availability(); !tls) GTEST_SKIP() << tls.message;
     const std::string make =
-        "cd " + folder_.file("") + " && exec >/dev/null 2>&1 && "
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout ca.key -out ca.pem "
+        "cd " + folder_.file("") +
+        " && exec >/dev/null 2>&1 && "
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout ca.key -out "
+        "ca.pem "
         "-days 2 -subj /CN=test-ca && "
-        "for n in server client; do openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout $n.key "
+        "for n in server client; do openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes "
+        "-keyout $n.key "
         "-out $n.csr -subj /CN=$n && printf 'subjectAltName=IP:127.0.0.1,DNS:node.test' > ext && "
-        "openssl x509 -req -in $n.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile ext -out $n.pem; done";
+        "openssl x509 -req -in $n.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile ext -out "
+        "$n.pem; done";
     if (std::system(make.c_str()) != 0) GTEST_SKIP() << "the openssl command line tool is not usable here";
   }
 
