@@ -1,4 +1,4 @@
-"""Turns protos/v1/*.proto into services/proto/v1/*_pb2.py(i) and keeps protos/v1/numbers.lock.
+"""Turns protos/*/*.proto into services/proto/*/*_pb2.py(i) and keeps protos/v1/numbers.lock.
 
 The generated modules are committed, so that installing needs no compiler; `--check` makes them again
 elsewhere and fails when the committed files differ. No service stubs are generated: both channels dispatch by
@@ -25,15 +25,19 @@ PROTO_DIR = ROOT / "protos" / "v1"
 OUT_DIR = ROOT / "services" / "proto"
 LOCK = PROTO_DIR / "numbers.lock"
 PREFIX = "mooncache/proto"
+OWN_PACKAGE = "mooncache.v1"  # the lock guards our own numbers; etcd's are etcd's
 INIT_TEXT = {
     "__init__.py": '"""Generated protobuf modules; see scripts/gen_protos.py."""\n',
+    "etcd/__init__.py": '"""Messages of etcd that the coordination uses, generated from protos/etcd."""\n',
     "v1/__init__.py": '"""Messages of mooncache.v1, generated from protos/v1."""\n',
 }
 
 
 def compile_protos(target: Path) -> descriptor_pb2.FileDescriptorSet:
     """Generate modules under target/mooncache/proto and return the descriptors, comments included."""
-    names = [f"{PREFIX}/v1/{path.name}" for path in sorted(PROTO_DIR.glob("*.proto"))]
+    names = [
+        f"{PREFIX}/{path.relative_to(ROOT / 'protos')}" for path in sorted((ROOT / "protos").rglob("*.proto"))
+    ]
     descriptor_file = target / "descriptors.bin"
     includes = Path(protoc.__file__).parent / "_proto"
     arguments = ["protoc", f"-I{PREFIX}={ROOT / 'protos'}", f"-I{includes}", f"--python_out={target}"]
@@ -68,6 +72,8 @@ def number_lines(descriptors: descriptor_pb2.FileDescriptorSet) -> list[str]:
         lines.extend(f"{prefix}{enum.name} {value.number} {value.name} value" for value in enum.value)
 
     for file in descriptors.file:
+        if file.package != OWN_PACKAGE:
+            continue
         for message in file.message_type:
             add_message(message, "")
         for enum in file.enum_type:

@@ -1,0 +1,83 @@
+"""The interface that a master elects itself through.
+
+Idea: leadership is a fact with an end. `campaign` returns a Leadership whose `lost` event is set no later than
+the moment at which another master may begin to lead: by the local monotonic clock, not by hoping that the backend
+answers. Every leadership has a fencing term that is larger than all before it; nodes and clients ignore smaller ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from mooncache.clock import Clock
+from mooncache.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class MasterRecord:
+    """One master as it published itself."""
+
+    master_id: str
+    grpc_target: str
+
+
+@dataclass(slots=True)
+class Leadership:
+    """A won election. `term` fences; `lost` is set when it is over, for whatever reason, which `reason` tells."""
+
+    term: int
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    reason: str = ""
+
+    def end(self, reason: str) -> None:
+        """Mark it as over; the first reason stays."""
+        if not self.lost.is_set():
+            self.reason = reason
+            self.lost.set()
+
+
+class Coordinator(Protocol):
+    """One master's view of the others. All calls have deadlines of their own and raise MasterUnavailable when the
+    backend does not answer, Unauthenticated when it refuses the user."""
+
+    async def start(self, me: MasterRecord) -> None:
+        """Publish this master; from now on it is listed while it lives."""
+        ...
+
+    async def campaign(self) -> Leadership:
+        """Wait until this master leads. Cancelling gives the candidacy up. Rides over backend outages."""
+        ...
+
+    async def leader(self) -> MasterRecord | None:
+        """The present leader, None when there is none."""
+        ...
+
+    async def masters(self) -> list[MasterRecord]:
+        """Every live master, ordered by id."""
+        ...
+
+    async def resign(self) -> None:
+        """Stop leading at once, so that a standby need not wait for the lease; no-op when not leading."""
+        ...
+
+    async def close(self) -> None:
+        """Resign, take the published record back, let go of the backend. Never raises."""
+        ...
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the backend answered last time."""
+        ...
+
+
+def make_coordinator(config: Config, clock: Clock) -> Coordinator:
+    """The coordinator that the configuration asks for. Raises ConfigInvalid."""
+    if config.coordination.backend == "etcd":
+        from mooncache.coordination.etcd import EtcdCoordinator
+
+        return EtcdCoordinator(config.coordination, config.tls, clock)
+    from mooncache.coordination.embedded import EmbeddedCoordinator
+
+    return EmbeddedCoordinator(config.cluster.state_dir / "master.term", clock)

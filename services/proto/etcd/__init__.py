@@ -1,0 +1,1 @@
+"""Messages of etcd that the coordination uses, generated from protos/etcd."""
