@@ -202,16 +202,15 @@ class AsyncClient:
 
     async def stat(self, key: Key, *, timeout_s: float | None = None) -> res.BlockStat | None:
         """See `Client.stat`."""
-        return (await self.stat_many([key], timeout_s=timeout_s))[0]
+        code, found = (await self._run_cancellable(self._engine.stat_many, [key], timeout_s))[0]
+        return None if _missed(code, "stat") else found
 
     async def stat_many(
         self, keys: Iterable[Key], *, timeout_s: float | None = None
     ) -> tuple[res.BlockStat | None, ...]:
         """See `Client.stat_many`."""
-        result: tuple[res.BlockStat | None, ...] = await self._run_cancellable(
-            self._engine.stat_many, keys, timeout_s
-        )
-        return result
+        answer = await self._run_cancellable(self._engine.stat_many, keys, timeout_s)
+        return tuple(found for _, found in answer)
 
     async def list(
         self, *, limit: int = 10_000, timeout_s: float | None = None

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from mooncache.client import buffers as buf
 from mooncache.client import results as res
 from mooncache.client.keys import Key, pack_keys, to_block_key, to_block_keys
-from mooncache.errors import Closed, InvalidArgument, MooncacheError
+from mooncache.errors import Closed, InvalidArgument, MooncacheError, error_for
 
 MAX_BATCH = 65_536
 MAX_TIMEOUT_S = 3_600.0
@@ -28,6 +28,27 @@ Locate = Callable[[bytes, float], bytes]
 
 class CancelTokenLike(Protocol):
     def cancel(self) -> None: ...
+
+
+def call_native(call: Callable[..., Any], *args: Any) -> Any:
+    """Call the native core and type what it refuses: ValueError(sentence), RuntimeError(code, name, message)."""
+    try:
+        return call(*args)
+    except ValueError as error:
+        raise InvalidArgument(_sentence(str(error))) from None
+    except RuntimeError as error:
+        if len(error.args) != 3 or not isinstance(error.args[0], int):
+            raise
+        code, _, message = error.args
+        raise error_for(code, _sentence(message)) from None
+
+
+def _sentence(text: str) -> str:
+    """Native messages begin small and end open; people read sentences."""
+    text = text.strip()
+    if not text:
+        return ""
+    return text[0].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 def check_timeout(timeout_s: float) -> float:
@@ -77,7 +98,8 @@ class Engine:
             if self._closed:
                 return
             self._map_version += 1
-            self._native.set_map(
+            call_native(
+                self._native.set_map,
                 self._map_version,
                 [
                     {
@@ -91,7 +113,6 @@ class Engine:
                         "free_bytes": node.free_bytes,
                         "weight": node.weight,
                         "state": node.state,
-                        "tls": node.tls,
                     }
                     for node in view.nodes
                     if node.state != "dead"
@@ -170,7 +191,9 @@ class Engine:
         _check_count("replicas", replicas, 1, MAX_REPLICAS)
         if not block_keys:
             return res.PutResult(())
-        answer = self._core().put(block_keys, sources, replicas, self._timeout(timeout_s), cancel, node)
+        answer = call_native(
+            self._core().put, block_keys, sources, replicas, self._timeout(timeout_s), cancel, node
+        )
         created = tuple(code == res.OK for code, _ in answer)
         codes = tuple(res.OK if code == res.ALREADY_EXISTS else code for code, _ in answer)
         names = tuple(self._view.node_name(index) for _, index in answer)
@@ -200,10 +223,11 @@ class Engine:
         ranges = (
             None if offsets is None else [_check_count("offset", offset, 0, 1 << 62) for offset in offsets]
         )
-        answer = list(self._core().get(block_keys, targets, limit_s, cancel, ranges))
+        answer = call_native(self._core().get, block_keys, targets, limit_s, cancel, ranges)
         missed = [i for i, item in enumerate(answer) if item[0] == res.NOT_FOUND]
         if missed and self._learn([block_keys[i] for i in missed], limit_s):
-            again = self._core().get(
+            again = call_native(
+                self._core().get,
                 [block_keys[i] for i in missed],
                 [targets[i] for i in missed],
                 limit_s,
@@ -225,10 +249,10 @@ class Engine:
         if not block_keys:
             return res.GetValues(())
         limit_s = self._timeout(timeout_s)
-        answer = list(self._core().get_bytes(block_keys, limit_s, cancel))
+        answer = call_native(self._core().get_bytes, block_keys, limit_s, cancel)
         missed = [i for i, item in enumerate(answer) if item == res.NOT_FOUND]
         if missed and self._learn([block_keys[i] for i in missed], limit_s):
-            again = self._core().get_bytes([block_keys[i] for i in missed], limit_s, cancel)
+            again = call_native(self._core().get_bytes, [block_keys[i] for i in missed], limit_s, cancel)
             for i, item in zip(missed, again, strict=True):
                 answer[i] = item
         return res.GetValues(
@@ -241,7 +265,7 @@ class Engine:
     ) -> Any:
         block_key = to_block_key(key)
         _check_count("size_bytes", size_bytes, 1, 1 << 62)
-        return self._core().reserve(block_key, size_bytes, self._timeout(timeout_s), cancel)
+        return call_native(self._core().reserve, block_key, size_bytes, self._timeout(timeout_s), cancel)
 
     # --- questions -------------------------------------------------------------------------------------------
 
@@ -253,10 +277,10 @@ class Engine:
             return ()
         limit_s = self._timeout(timeout_s)
         packed = pack_keys(block_keys)
-        present = _bits(self._core().exists(packed, limit_s, cancel), len(block_keys))
+        present = _bits(call_native(self._core().exists, packed, limit_s, cancel), len(block_keys))
         missed = [block_keys[i] for i, there in enumerate(present) if not there]
         if missed and self._learn(missed, limit_s):
-            present = _bits(self._core().exists(packed, limit_s, cancel), len(block_keys))
+            present = _bits(call_native(self._core().exists, packed, limit_s, cancel), len(block_keys))
         return present
 
     def match(
@@ -271,38 +295,45 @@ class Engine:
             return res.MatchResult(0, ())
         limit_s = self._timeout(timeout_s)
         packed = pack_keys(block_keys)
-        run, bitmap, unreachable = self._core().match(packed, limit_s, touch, cancel)
+        run, bitmap, unreachable = call_native(self._core().match, packed, limit_s, touch, cancel)
         present = _bits(bitmap, len(block_keys))
         if run < len(block_keys) and self._learn(
             [block_keys[i] for i, there in enumerate(present) if not there], limit_s
         ):
-            run, bitmap, unreachable = self._core().match(packed, limit_s, touch, cancel)
+            run, bitmap, unreachable = call_native(self._core().match, packed, limit_s, touch, cancel)
             present = _bits(bitmap, len(block_keys))
         return res.MatchResult(run, present, unreachable)
 
     def stat_many(
         self, keys: Iterable[Key], timeout_s: float | None, cancel: CancelTokenLike | None = None
-    ) -> tuple[res.BlockStat | None, ...]:
+    ) -> tuple[tuple[int, res.BlockStat | None], ...]:
+        """Code and stat of each key; the stat is None unless the code is 0."""
         block_keys = self._batch(keys)
         if not block_keys:
             return ()
         limit_s = self._timeout(timeout_s)
-        answer = list(self._core().stat(pack_keys(block_keys), limit_s, cancel))
+        answer = call_native(self._core().stat, pack_keys(block_keys), limit_s, cancel)
         missed = [i for i, item in enumerate(answer) if item is None]
         if missed and self._learn([block_keys[i] for i in missed], limit_s):
-            again = self._core().stat(pack_keys([block_keys[i] for i in missed]), limit_s, cancel)
+            again = call_native(
+                self._core().stat, pack_keys([block_keys[i] for i in missed]), limit_s, cancel
+            )
             for i, item in zip(missed, again, strict=True):
                 answer[i] = item
-        return tuple(None if item is None else self._block_stat(item) for item in answer)
+        return tuple(self._block_stat(item) for item in answer)
 
-    def _block_stat(self, item: dict[str, Any]) -> res.BlockStat:
-        return res.BlockStat(
-            size_bytes=item["size"],
+    def _block_stat(self, item: dict[str, Any] | None) -> tuple[int, res.BlockStat | None]:
+        if item is None:
+            return res.NOT_FOUND, None
+        if item["code"] != res.OK:
+            return item["code"], None
+        return res.OK, res.BlockStat(
+            size_bytes=item["size_bytes"],
             crc32c=item["crc32c"],
             tier=res.tier_name(item["tier"]),
             pins=item["pins"],
             hits=item["hits"],
-            age_s=item["age_ms"] / 1000.0,
+            age_s=item["age_s"],
             node_ids=(self._view.node_name(item["node_index"]),),
         )
 
@@ -316,10 +347,10 @@ class Engine:
             return res.BatchResult(())
         limit_s = self._timeout(timeout_s)
         call = getattr(self._core(), name)
-        codes = list(call(pack_keys(block_keys), *extra, limit_s))
+        codes = call_native(call, pack_keys(block_keys), *extra, limit_s)
         missed = [i for i, code in enumerate(codes) if code == res.NOT_FOUND]
         if missed and self._learn([block_keys[i] for i in missed], limit_s):
-            again = call(pack_keys([block_keys[i] for i in missed]), *extra, limit_s)
+            again = call_native(call, pack_keys([block_keys[i] for i in missed]), *extra, limit_s)
             for i, code in zip(missed, again, strict=True):
                 codes[i] = code
         return res.BatchResult(tuple(codes))
@@ -330,7 +361,7 @@ class Engine:
     def pin_many(self, keys: Iterable[Key], ttl_s: float, timeout_s: float | None) -> res.BatchResult:
         if isinstance(ttl_s, bool) or not isinstance(ttl_s, (int, float)) or not 0 < ttl_s <= MAX_TTL_S:
             raise InvalidArgument(f"ttl_s must be above 0 and at most {MAX_TTL_S:g} seconds; got {ttl_s!r}.")
-        return self._change("pin", keys, timeout_s, max(1, round(ttl_s * 1000)))
+        return self._change("pin", keys, timeout_s, float(ttl_s))
 
     def unpin_many(self, keys: Iterable[Key], timeout_s: float | None) -> res.BatchResult:
         return self._change("unpin", keys, timeout_s)
@@ -341,19 +372,19 @@ class Engine:
         self, node: int, cursor: int, limit: int, timeout_s: float | None
     ) -> tuple[int, list[res.BlockEntry]]:
         """One page of a node's blocks of this tenant; next cursor 0 is the end."""
-        next_cursor, items = self._core().list(node, cursor, limit, self._timeout(timeout_s))
+        limit_s = self._timeout(timeout_s)
+        next_cursor, items = call_native(self._core().list, node, cursor, limit, limit_s)
         name = self._view.node_name(node)
         return next_cursor, [
-            res.BlockEntry(item["key"], item["size"], res.tier_name(item["tier"]), item["hits"], name)
-            for item in items
+            res.BlockEntry(key, size, res.tier_name(tier), hits, name) for key, size, tier, hits in items
         ]
 
     def node_stat(self, node: int, timeout_s: float | None) -> dict[str, int]:
-        return dict(self._core().node_stat(node, self._timeout(timeout_s)))
+        return dict(call_native(self._core().node_stat, node, self._timeout(timeout_s)))
 
     def ping(self, node: int, timeout_s: float | None) -> float:
         """Round trip in seconds."""
-        return float(self._core().ping(node, self._timeout(timeout_s)))
+        return float(call_native(self._core().ping, node, self._timeout(timeout_s)))
 
     def stats(self) -> dict[str, int]:
         return dict(self._core().stats())

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mooncache.client.buffers import Buffer, to_source
+from mooncache.client.engine import call_native
 from mooncache.errors import Closed, InvalidArgument
 
 
@@ -35,18 +36,18 @@ class _Core:
             raise Closed("The reservation is finished. Reserve again.")
         if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < self._size_bytes:
             raise InvalidArgument(f"offset must be between 0 and {self._size_bytes - 1}; got {offset!r}.")
-        self._native.write(offset, to_source(data), timeout_s or self._timeout_s)
+        call_native(self._native.write, offset, to_source(data), timeout_s or self._timeout_s)
 
     def _commit(self, timeout_s: float | None) -> None:
         if self._finished:
             raise Closed("The reservation is finished. Reserve again.")
         self._finished = True
-        self._native.commit(timeout_s or self._timeout_s)
+        call_native(self._native.commit, timeout_s or self._timeout_s)
 
     def _abort(self) -> None:
         if not self._finished:
             self._finished = True
-            self._native.abort()
+            call_native(self._native.abort)
 
 
 class Reservation(_Core):

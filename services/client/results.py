@@ -164,7 +164,7 @@ class ClusterView:
     leader: str = ""
     nodes: tuple[NodeView, ...] = field(default_factory=tuple)
 
-    def node_name(self, index: int) -> str:
+    def node_name(self, index: int | None) -> str:
         """Name of the node with this index; empty when the map does not list it."""
         for node in self.nodes:
             if node.index == index:

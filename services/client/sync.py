@@ -183,7 +183,7 @@ class Client:
         offsets = None if offset is None else [offset]
         result = self._engine.get_many_into([key], [destination], timeout_s, None, offsets)
         if result.codes[0] == BufferTooSmall.code:
-            stat = self._engine.stat_many([key], timeout_s)[0]
+            stat = self._engine.stat_many([key], timeout_s)[0][1]
             size = f"{stat.size_bytes} bytes" if stat else "larger"
             raise BufferTooSmall(f"The block is {size} and does not fit into the destination.")
         return None if _missed(result.codes[0], "get_into") else result.sizes_bytes[0]
@@ -235,14 +235,19 @@ class Client:
         return self._engine.match(keys, touch, timeout_s)
 
     def stat(self, key: Key, *, timeout_s: float | None = None) -> res.BlockStat | None:
-        """Size, checksum, tier, pins, hits and age of one block; None on a miss."""
-        return self._engine.stat_many([key], timeout_s)[0]
+        """Size, checksum, tier, pins, hits and age of one block; None on a miss.
+
+        Raises:
+            NodeUnavailable, DeadlineExceeded: whether it is there could not be found out.
+        """
+        code, found = self._engine.stat_many([key], timeout_s)[0]
+        return None if _missed(code, "stat") else found
 
     def stat_many(
         self, keys: Iterable[Key], *, timeout_s: float | None = None
     ) -> tuple[res.BlockStat | None, ...]:
-        """`stat` for a batch."""
-        return self._engine.stat_many(keys, timeout_s)
+        """`stat` for a batch; None for a miss and where no answer came."""
+        return tuple(found for _, found in self._engine.stat_many(keys, timeout_s))
 
     def list(self, *, limit: int = 10_000, timeout_s: float | None = None) -> Iterator[res.BlockEntry]:
         """Blocks of this tenant, node by node, at most `limit` entries (a replica is its own entry)."""

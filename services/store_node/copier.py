@@ -16,14 +16,16 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from mooncache.client.engine import call_native
 from mooncache.client.map_keeper import view_of_node
 from mooncache.client.results import NodeView
-from mooncache.errors import DeadlineExceeded, InvalidArgument, NodeUnavailable
+from mooncache.errors import ConnectionLost, DeadlineExceeded, InvalidArgument, NodeUnavailable
 from mooncache.proto.v1 import common_pb2
 
 OK = 0
 ALREADY_EXISTS = 201
 NOT_FOUND = 200
+_UNREACHABLE = frozenset({NodeUnavailable.code, ConnectionLost.code})
 MAX_BATCH_BYTES = 64 << 20
 MAX_TENANT_CLIENTS = 8
 MAX_SOURCES = 256
@@ -79,7 +81,7 @@ class _Peer:
                 self._sources[source.node_id] = known
                 self._epoch += 1
                 nodes = [*self._sources.values(), self._own]
-                self._client.set_map(self._epoch, [_as_dict(node) for node in nodes])
+                call_native(self._client.set_map, self._epoch, [_as_dict(node) for node in nodes])
             return known.index
 
 
@@ -109,7 +111,9 @@ class NativeCopier:
             raise InvalidArgument("source has no data endpoint.")
         loop = asyncio.get_running_loop()
         deadline_s = time.monotonic() + timeout_s
-        return await loop.run_in_executor(self._pool, self._copy, tenant, keys, view_of_node(source), deadline_s)
+        return await loop.run_in_executor(
+            self._pool, self._copy, tenant, keys, view_of_node(source), deadline_s
+        )
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -134,15 +138,18 @@ class NativeCopier:
         codes = [DeadlineExceeded.code] * len(wanted)
         copied_bytes = 0
         try:
-            stats = client.stat(keys, _left_s(deadline_s), None, index)
+            stats = call_native(client.stat, keys, _left_s(deadline_s), None, index)
         except DeadlineExceeded:
             return codes, 0
+        sizes: list[int | None] = []
         for position, item in enumerate(stats):
-            if item is None:
-                codes[position] = NOT_FOUND
-        sizes = [None if item is None else int(item["size"]) for item in stats]
-        if sizes and all(size is None for size in sizes) and not _answers(client, index, deadline_s):
+            codes[position] = NOT_FOUND if item is None else item["code"]
+            sizes.append(item["size_bytes"] if item is not None and item["code"] == OK else None)
+        if any(code in _UNREACHABLE for code in codes):
             raise NodeUnavailable(f"Node {source.node_id} did not answer.")
+        for position, size in enumerate(sizes):
+            if size is not None:
+                codes[position] = DeadlineExceeded.code  # until it is done
         for group in batches(sizes, MAX_BATCH_BYTES):
             if time.monotonic() >= deadline_s:
                 break
@@ -156,11 +163,14 @@ class NativeCopier:
         self, client: Any, source: int, keys: list[bytes], deadline_s: float
     ) -> list[tuple[int, int]]:
         """Code and bytes moved of each key."""
-        values = client.get_bytes(keys, _left_s(deadline_s), None, source)
-        outcome: list[tuple[int, int]] = [(OK if isinstance(item, bytes) else int(item), 0) for item in values]
+        values = call_native(client.get_bytes, keys, _left_s(deadline_s), None, source)
+        outcome: list[tuple[int, int]] = [
+            (OK if isinstance(item, bytes) else int(item), 0) for item in values
+        ]
         found = [i for i, item in enumerate(values) if isinstance(item, bytes)]
         if found:
-            answer = client.put(
+            answer = call_native(
+                client.put,
                 [keys[i] for i in found],
                 [values[i] for i in found],
                 1,
@@ -171,14 +181,6 @@ class NativeCopier:
             for i, (code, _) in zip(found, answer, strict=True):
                 outcome[i] = (code, len(values[i]) if code == OK else 0)
         return outcome
-
-
-def _answers(client: Any, index: int, deadline_s: float) -> bool:
-    try:
-        client.ping(index, _left_s(deadline_s))
-    except Exception:  # noqa: BLE001 - whatever it is, the source does not answer
-        return False
-    return True
 
 
 def _left_s(deadline_s: float) -> float:

@@ -8,7 +8,6 @@ a new term always leads to a full report.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 from mooncache.client.backoff import Backoff
 from mooncache.errors import MooncacheError, StaleIncarnation, UnknownNode
@@ -58,10 +57,8 @@ async def _pause(state: NodeState) -> None:
     try:
         await asyncio.wait((waker, sleeper), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (waker, sleeper):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        waker.cancel()
+        sleeper.cancel()
         state.wake_membership.clear()
 
 
@@ -99,7 +96,9 @@ async def register(state: NodeState) -> None:
     membership.heard_s = state.clock.now_s()
     state.planner.attach(response.want_full_report)
     state.count("registrations")
-    log.info(Event.NODE_REGISTERED, master_id=response.master_id, term=response.term, index=response.node_index)
+    log.info(
+        Event.NODE_REGISTERED, master_id=response.master_id, term=response.term, index=response.node_index
+    )
 
 
 async def heartbeat(state: NodeState) -> None:

@@ -1,0 +1,284 @@
+"""The store node as a process: the native server, its control calls, its duties, its end.
+
+The native server serves bytes from its own threads; this service only talks to the master, exports metrics and ends
+gracefully. Losing the master never stops the node: it serves, and registers again when it can.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mooncache._version import __version__
+from mooncache.auth import derive_tenant_key
+from mooncache.channel import Channel, GrpcChannel
+from mooncache.client.engine import call_native
+from mooncache.client.host import host_id
+from mooncache.client.map_keeper import view_of_node
+from mooncache.client.master_link import MasterLink, parse_targets
+from mooncache.config import Config
+from mooncache.duties import Duty
+from mooncache.errors import ConfigInvalid, MasterUnavailable
+from mooncache.proto.v1 import common_pb2
+from mooncache.rpc import STORE_NODE_SERVICE, MASTER_SERVICE, RpcTable
+from mooncache.service import Service
+from mooncache.store_node.background import keep_membership, relay_native_log, report_blocks
+from mooncache.store_node.copier import NativeCopier
+from mooncache.store_node.core.report_planner import RECORD_BYTES, ReportPlanner
+from mooncache.store_node.metrics import NodeCollector
+from mooncache.store_node.ops import (
+    copy_blocks,
+    drop_blocks,
+    get_node_status,
+    pin_blocks,
+    set_draining,
+    unpin_blocks,
+)
+from mooncache.store_node.state import Identity, NodeState
+from mooncache.tls import channel_credentials
+
+HANDLERS = {
+    "CopyBlocks": copy_blocks.handle,
+    "DropBlocks": drop_blocks.handle,
+    "PinBlocks": pin_blocks.handle,
+    "UnpinBlocks": unpin_blocks.handle,
+    "SetDraining": set_draining.handle,
+    "GetNodeStatus": get_node_status.handle,
+}
+_NODE_ID_FILE = "node.id"
+_UNIX_PATH_MAX = 100
+_MESSAGE_RECORDS_MAX = (4 << 20) // RECORD_BYTES
+_MIN_CAPACITY_BYTES = 1 << 20
+_STOP_NATIVE_S = 2.0
+
+
+class StoreNodeService(Service):
+    """See the module's text."""
+
+    def __init__(self, config: Config) -> None:
+        node = config.store_node
+        super().__init__(
+            "store_node",
+            config,
+            host=node.host,
+            port=node.port,
+            metrics_port=node.metrics_port,
+            call_count_max=node.call_count_max,
+            drain_timeout_s=node.drain_timeout_s,
+            advertise_host=node.advertise_host,
+        )
+        self._server: Any = None
+        self._state: NodeState | None = None
+        self._credentials: Any = None
+
+    @property
+    def state(self) -> NodeState:
+        assert self._state is not None, "build has not run"
+        return self._state
+
+    async def build(self) -> RpcTable:
+        """Open the native server (its data port begins to serve here) and make the state."""
+        from mooncache import _native
+
+        node = self.config.store_node
+        identity = Identity(
+            node_id=node.node_id or kept_node_id(self.config.cluster.state_dir),
+            host_id=node.host_id or host_id(),
+            incarnation=secrets.randbits(63) | 1,
+            software_version=__version__,
+            started_wall_ms=int(self.clock.wall_s() * 1000),
+        )
+        capacity_bytes = node.capacity_bytes or quarter_of_memory_bytes()
+        if capacity_bytes < _MIN_CAPACITY_BYTES:
+            raise ConfigInvalid(f"store_node.capacity_bytes must be at least 1 MiB; it is {capacity_bytes}.")
+        settings = server_settings(self.config, identity, capacity_bytes, self.token.key)
+        self._server = call_native(_native.StoreServer, settings)
+        call_native(self._server.start)
+        self._credentials = channel_credentials(self.config.tls)
+        clock, rng = self.clock, random.Random(identity.incarnation)
+        targets = parse_targets(self.config.cluster.master_targets)
+        self._state = NodeState(
+            identity=identity,
+            core=self._server,
+            endpoints=self._endpoints(),
+            segments=[common_pb2.Segment(id=0, tier=common_pb2.TIER_DRAM, capacity_bytes=capacity_bytes)],
+            clock=clock,
+            rng=rng,
+            link=MasterLink(targets, self._master_channel, clock, rng),
+            planner=ReportPlanner(min(node.report_batch_blocks, _MESSAGE_RECORDS_MAX) * RECORD_BYTES),
+            report_interval_s=node.report_interval_s,
+            call_timeout_s=node.call_timeout_s,
+            started_s=clock.now_s(),
+        )
+        self.metrics.registry.register(NodeCollector(self._state, self._server))
+        return RpcTable(STORE_NODE_SERVICE, self._state, HANDLERS, admin_only=tuple(HANDLERS))
+
+    async def listening(self) -> None:
+        """Now the control port is known: the node can say where it is, and copy from others."""
+        state = self.state
+        state.endpoints.grpc_target = self.grpc_target
+        own = view_of_node(
+            common_pb2.NodeInfo(
+                node_id=state.identity.node_id,
+                host_id=state.identity.host_id,
+                incarnation=state.identity.incarnation,
+                endpoints=state.endpoints,
+                state=common_pb2.NODE_STATE_ACTIVE,
+            )
+        )
+        state.copier = NativeCopier(own, self._tenant_client, self.config.store_node.copy_concurrency)
+
+    def duties(self) -> Sequence[Duty]:
+        state = self.state
+        return (
+            Duty("keep_membership", lambda: keep_membership.run(state)),
+            Duty("report_blocks", lambda: report_blocks.run(state)),
+            Duty("relay_native_log", lambda: relay_native_log.run(self._server, self.clock)),
+        )
+
+    def readiness(self) -> str:
+        """A node is ready when its ports are open: it serves known blocks with or without a master."""
+        return ""
+
+    async def drain(self) -> None:
+        """Refuse new blocks and tell the master, while reads go on."""
+        state = self.state
+        state.set_draining(True)
+        if state.membership.registered:
+            await keep_membership.heartbeat(state)
+
+    async def shutdown(self) -> None:
+        if self._state is not None:
+            if isinstance(self._state.copier, NativeCopier):
+                self._state.copier.close()
+            if self._state.link is not None:
+                await self._state.link.close()
+        if self._server is not None:
+            server, self._server = self._server, None
+            relay_native_log.relay(server)
+            server.stop(_STOP_NATIVE_S)
+
+    def _endpoints(self) -> common_pb2.Endpoints:
+        found = self._server.endpoints()
+        host = self.config.store_node.advertise_host or found["tcp_host"]
+        return common_pb2.Endpoints(
+            tcp_host=host, tcp_port=found["tcp_port"], unix_path=found["unix_path"], tls=found["tls"]
+        )
+
+    def _master_channel(self, target: str) -> Channel:
+        return GrpcChannel(
+            target,
+            MASTER_SERVICE,
+            token=self.token.text,
+            credentials=self._credentials,
+            unavailable_error=MasterUnavailable,
+            server_name=self.config.tls.server_name,
+        )
+
+    def _tenant_client(self, tenant: str) -> Any:
+        """A native client that proves a tenant's key: the node holds the secret that all of them come from."""
+        from mooncache import _native
+
+        tls = self.config.tls
+        settings: dict[str, Any] = {
+            "key": derive_tenant_key(self.token.key, tenant),
+            "tenant": tenant,
+            "host_id": self.state.identity.host_id,
+            "client_name": f"copy-{self.state.identity.node_id}",
+            "lanes_per_node": 1,
+        }
+        if tls.enabled:
+            settings |= {
+                "tls": True,
+                "tls_ca": str(tls.ca_file or ""),
+                "tls_cert": str(tls.cert_file or ""),
+                "tls_key": str(tls.key_file or ""),
+                "tls_server_name": tls.server_name,
+            }
+        return call_native(_native.Client, settings)
+
+
+def server_settings(config: Config, identity: Identity, capacity_bytes: int, secret: bytes) -> dict[str, Any]:
+    """The native server's configuration."""
+    node = config.store_node
+    settings: dict[str, Any] = {
+        "node_id": identity.node_id,
+        "host_id": identity.host_id,
+        "secret": secret,
+        "incarnation": identity.incarnation,
+        "capacity_bytes": capacity_bytes,
+        "tcp_host": node.data_host,
+        "tcp_port": node.data_port,
+        "unix_path": unix_path(config, identity.node_id),
+        "io_threads": node.io_threads,
+        "max_connections": node.max_connections,
+        "idle_timeout_ms": round(node.idle_timeout_s * 1000),
+        "handshake_timeout_ms": round(node.handshake_timeout_s * 1000),
+        "shards": node.shards,
+        "huge_pages": node.huge_pages,
+        "max_block_bytes": node.max_block_bytes,
+        "event_log_capacity": node.event_log_capacity,
+    }
+    if node.eviction:
+        settings["eviction"] = node.eviction
+    if config.tls.enabled:
+        settings["tls_cert"] = str(config.tls.cert_file or "")
+        settings["tls_key"] = str(config.tls.key_file or "")
+        if config.tls.require_client_cert:
+            settings["tls_client_ca"] = str(config.tls.ca_file or "")
+    return settings
+
+
+def unix_path(config: Config, node_id: str) -> str:
+    """Path of the data socket; empty when it is switched off.
+
+    Raises:
+        ConfigInvalid: the path is longer than the kernel allows for a socket.
+    """
+    node = config.store_node
+    if not node.unix_enabled:
+        return ""
+    path = node.unix_path or config.cluster.state_dir / "run" / f"{node_id}.sock"
+    if len(os.fsencode(path)) > _UNIX_PATH_MAX:
+        raise ConfigInvalid(
+            f"The data socket's path is longer than {_UNIX_PATH_MAX} bytes: {path}. "
+            "Set store_node.unix_path to a shorter one, or store_node.unix_enabled to false."
+        )
+    return str(path)
+
+
+def kept_node_id(folder: Path) -> str:
+    """The node's name from the state folder, made up at the first start."""
+    path = folder / _NODE_ID_FILE
+    try:
+        found = path.read_text(encoding="utf-8").strip()
+        if found and len(found) <= 128:
+            return found
+        raise ConfigInvalid(f"{path} does not hold a node's name. Delete it to get a new one.")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise ConfigInvalid(f"{path} cannot be read: {error.strerror}.") from None
+    name = f"node-{secrets.token_hex(4)}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_text(name + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigInvalid(f"{path} cannot be written: {error.strerror}.") from None
+    return name
+
+
+def quarter_of_memory_bytes() -> int:
+    """A quarter of the memory that is available now, in whole MiB."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:  # noqa: PTH123
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024 // 4 >> 20 << 20
+    except (OSError, ValueError, IndexError):
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4 >> 20 << 20
