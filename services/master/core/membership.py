@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from mooncache import errors
 from mooncache.master.core.placement import NodeSpace, PlacementRules, node_weight
 
-TERM_SHIFT = 32
+# Terms are at least the wall clock in milliseconds (41 bits); epochs have to fit 63 bits with them.
+TERM_SHIFT = 20
 _RETIRED_MAX = 16
 _DRAIN_REPORTS = 2
 

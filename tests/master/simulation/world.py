@@ -96,6 +96,7 @@ class SimNode:
         self.rng = random.Random(world.rng.random())
         self.held: dict[bytes, None] = {}
         self.draining = False
+        self.eager = self.rng.random() < 0.5  # sends changes while its full report is under way
         self._start()
 
     def _start(self) -> None:
@@ -209,6 +210,8 @@ class SimNode:
                 self.want_full = self.want_full or done is None
             elif len(self.log) > acked:
                 last = len(self.log)
+                if last - acked > 1 and self.rng.random() < 0.05:
+                    acked = last - 1  # a log that overflowed: the master has to notice the gap
                 response = await self._send(
                     master_pb2.REPORT_KIND_DELTA, 0, acked + 1, last, 0, b"".join(self.log[acked:last])
                 )
@@ -234,7 +237,14 @@ class SimNode:
                 )
             )
             if self.rng.random() < 0.5:
-                await self.world.clock.sleep(0.01)
+                await self.world.clock.sleep(self.rng.choice([0.01, 0.4]))
+            if self.eager and len(self.log) > base:
+                last = len(self.log)
+                answer = await self._send(
+                    master_pb2.REPORT_KIND_DELTA, 0, base + 1, last, 0, b"".join(self.log[base:last])
+                )
+                if answer is None or answer.need_full:
+                    return None
         for part in parts:
             answer = await part
             if answer is None or answer.need_full:

@@ -1,0 +1,206 @@
+"""The real master over real gRPC on loopback: registration, full reports, lookups, wrong tokens, the process itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from mooncache import errors
+from mooncache.auth import Token, load_cluster_token
+from mooncache.channel import GrpcChannel
+from mooncache.config import Config, load
+from mooncache.master.service import MasterService
+from mooncache.proto.v1 import common_pb2, master_pb2
+from mooncache.rpc import MASTER_SERVICE
+from tests.master.model_index import ADD, record
+from tests.master.simulation.world import TENANT
+
+BLOCKS = 100_000
+PART = 20_000
+
+
+def config_at(folder: Path, **overrides: object) -> Config:
+    settings = {"cluster.state_dir": str(folder), "master.port": 0, "logging.level": "error", **overrides}
+    return load(env={}, overrides=settings)
+
+
+@contextlib.asynccontextmanager
+async def running(config: Config) -> AsyncIterator[MasterService]:
+    service = MasterService(config)
+    await service.start()
+    try:
+        async with asyncio.timeout(20):
+            while service.readiness():
+                await asyncio.sleep(0.02)
+        yield service
+    finally:
+        await service.stop()
+
+
+@contextlib.asynccontextmanager
+async def channel_to(target: str, token: str) -> AsyncIterator[GrpcChannel]:
+    channel = GrpcChannel(target, MASTER_SERVICE, token=token)
+    try:
+        yield channel
+    finally:
+        await channel.close()
+
+
+def key_of(number: int) -> bytes:
+    return number.to_bytes(8, "little") * 4
+
+
+async def register(channel: GrpcChannel, node_id: str = "a") -> master_pb2.RegisterNodeResponse:
+    return await channel.call(
+        "RegisterNode",
+        master_pb2.RegisterNodeRequest(
+            node_id=node_id,
+            incarnation=7,
+            host_id="h",
+            endpoints=common_pb2.Endpoints(tcp_host="127.0.0.1", tcp_port=1),
+            segments=[common_pb2.Segment(id=0, tier=2, capacity_bytes=1 << 30)],
+        ),
+        5.0,
+    )
+
+
+async def report_all(
+    channel: GrpcChannel, blocks: int, node_id: str = "a"
+) -> master_pb2.ReportBlocksResponse:
+    kinds = master_pb2.ReportKind
+
+    async def send(kind: int, part: int = 0, records: bytes = b"") -> master_pb2.ReportBlocksResponse:
+        request = master_pb2.ReportBlocksRequest(
+            node_id=node_id,
+            incarnation=7,
+            kind=kind,
+            report_id=9,
+            first_seq=blocks,
+            last_seq=blocks,
+            part_index=part,
+            records=records,
+        )
+        return await channel.call("ReportBlocks", request, 20.0)
+
+    await send(kinds.REPORT_KIND_FULL_BEGIN)
+    parts = range(0, blocks, PART)
+    for part, at in enumerate(parts):
+        numbers = range(at, min(at + PART, blocks))
+        await send(
+            kinds.REPORT_KIND_FULL_PART, part, b"".join(record(ADD, TENANT, key_of(n)) for n in numbers)
+        )
+    return await send(kinds.REPORT_KIND_FULL_END, len(parts))
+
+
+async def test_register_report_locate_and_match(tmp_path: Path) -> None:
+    async with (
+        running(config_at(tmp_path)) as service,
+        channel_to(service.grpc_target, service.token.text) as call,
+    ):
+        registered = await register(call)
+        assert registered.want_full_report
+        ack = await report_all(call, BLOCKS)
+        assert (ack.acked_seq, ack.need_full) == (BLOCKS, False)
+        chain = b"".join(key_of(n) for n in range(100)) + b"\xff" * 32
+        match = await call.call("Match", master_pb2.MatchRequest(keys=chain), 5.0)
+        assert match.leading_block_count == 100
+        assert [(run.node_index, run.leading_block_count) for run in match.nodes] == [
+            (registered.node_index, 100)
+        ]
+        found = await call.call("Locate", master_pb2.LocateRequest(keys=chain), 5.0)
+        assert len(found.locations) == 100 * 14 + 2
+        status = await call.call("GetStatus", master_pb2.GetStatusRequest(), 5.0)
+        assert (status.leading, status.directory_complete, status.block_count) == (True, True, BLOCKS)
+        assert status.nodes[0].directory_block_count == BLOCKS
+        usage = await call.call("GetUsage", master_pb2.GetUsageRequest(), 5.0)
+        assert [row.used_bytes for row in usage.tenants] == [BLOCKS * 4096]
+        assert b"mooncache_master_directory_complete 1.0" in service.metrics.render()
+        assert b"mooncache_master_directory_blocks 100000.0" in service.metrics.render()
+
+
+async def test_wrong_tokens_and_bad_requests_have_their_codes(tmp_path: Path) -> None:
+    async with running(config_at(tmp_path)) as service:
+        wrong = Token("default", admin=True, key=b"w" * 32).text
+        async with channel_to(service.grpc_target, wrong) as call:
+            with pytest.raises(errors.Unauthenticated):
+                await register(call)
+        async with channel_to(service.grpc_target, service.token.text) as call:
+            with pytest.raises(errors.UnknownNode):
+                await call.call("Heartbeat", master_pb2.HeartbeatRequest(node_id="nobody"), 5.0)
+            with pytest.raises(errors.InvalidArgument):
+                await call.call("Locate", master_pb2.LocateRequest(keys=b"short"), 5.0)
+            with pytest.raises(errors.TooLarge):
+                await call.call("Locate", master_pb2.LocateRequest(keys=bytes(32) * 65537), 5.0)
+            with pytest.raises(errors.InvalidArgument):
+                await call.call("RegisterNode", master_pb2.RegisterNodeRequest(host_id="h"), 5.0)
+            await register(call)
+            report = master_pb2.ReportBlocksRequest(node_id="a", incarnation=7, records=b"x")
+            with pytest.raises(errors.InvalidArgument):
+                await call.call("ReportBlocks", report, 5.0)
+            report.kind, report.first_seq, report.last_seq = master_pb2.REPORT_KIND_DELTA, 1, 1
+            with pytest.raises(errors.InvalidArgument):
+                await call.call("ReportBlocks", report, 5.0)
+            begin = master_pb2.ReportBlocksRequest(
+                node_id="a", incarnation=7, kind=master_pb2.REPORT_KIND_FULL_BEGIN, report_id=1
+            )
+            await call.call("ReportBlocks", begin, 5.0)
+            begin.kind, begin.records = master_pb2.REPORT_KIND_FULL_PART, b"\xee" * 56
+            with pytest.raises(errors.InvalidArgument):
+                await call.call("ReportBlocks", begin, 5.0)
+
+
+async def test_a_second_embedded_master_on_the_same_folder_is_refused(tmp_path: Path) -> None:
+    async with running(config_at(tmp_path)):
+        with pytest.raises(errors.ConfigInvalid):
+            await MasterService(config_at(tmp_path)).start()
+
+
+async def test_the_process_serves_and_ends_on_sigterm_and_a_new_one_has_a_larger_term(tmp_path: Path) -> None:
+    terms = []
+    for _ in range(2):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        environment = os.environ | {
+            "MOONCACHE_CLUSTER_STATE_DIR": str(tmp_path),
+            "MOONCACHE_MASTER_PORT": str(port),
+            "MOONCACHE_METRICS_ENABLED": "false",
+        }
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "mooncache.master", env=environment, stderr=asyncio.subprocess.DEVNULL
+        )
+        try:
+            status = await leading_status(f"127.0.0.1:{port}", tmp_path / "cluster.token")
+            terms.append(status.term)
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(20):
+                assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    assert terms[1] > terms[0] > 0
+
+
+async def leading_status(
+    target: str, token_file: Path, limit_s: float = 30.0
+) -> master_pb2.GetStatusResponse:
+    """Ask until the master leads."""
+    async with asyncio.timeout(limit_s):
+        while not token_file.exists():
+            await asyncio.sleep(0.05)
+        async with channel_to(target, load_cluster_token(token_file).text) as call:
+            while True:
+                with contextlib.suppress(errors.MooncacheError):
+                    status = await call.call("GetStatus", master_pb2.GetStatusRequest(), 2.0)
+                    if status.leading:
+                        return status
+                await asyncio.sleep(0.05)
