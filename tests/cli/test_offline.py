@@ -1,0 +1,142 @@
+"""Commands that need no cluster, and every way to be refused: a sentence, an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMANDS = [
+    "up",
+    "master",
+    "store-node",
+    "put",
+    "get",
+    "ls",
+    "stat",
+    "rm",
+    "pin",
+    "unpin",
+    "status",
+    "drain",
+    "token",
+    "version",
+    "config explain",
+    "bench",
+]
+
+
+def run(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    base = {key: value for key, value in os.environ.items() if not key.startswith("MOONCACHE_")}
+    return subprocess.run(
+        [sys.executable, "-m", "mooncache.cli", *arguments],
+        env={**base, "MOONCACHE_STATE_DIR": str(folder), "COLUMNS": "200", **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches(command: str, tmp_path: Path) -> None:
+    done = run(*command.split(), "--help", folder=tmp_path)
+    assert done.returncode == 0
+    assert "Usage" in done.stdout
+    if command != "bench":
+        assert "mooncache" in done.stdout.split("Usage", 1)[1]
+
+
+def test_version_has_a_stable_shape(tmp_path: Path) -> None:
+    found = json.loads(run("version", "--json", folder=tmp_path).stdout)
+    assert set(found) == {"mooncache", "python", "grpcio", "machine"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "name", "words"),
+    [
+        (["get", "x"], 2, "CONFIG_INVALID", "mooncache up"),
+        (["get"], 2, "INVALID_ARGUMENT", "KEY"),
+        (["gett", "x"], 2, "INVALID_ARGUMENT", "get"),
+        (["get", "x", "--mastre", "a:1"], 2, "INVALID_ARGUMENT", "--master"),
+        (["get", "x", "--master", "nowhere"], 2, "INVALID_ARGUMENT", "host:port"),
+        (["get", "x", "--timeout", "soon"], 2, "INVALID_ARGUMENT", "--timeout"),
+        (["put", "x"], 2, "INVALID_ARGUMENT", "VALUE"),
+        (["put", "x", "v", "--file", "f"], 2, "INVALID_ARGUMENT", "one of them"),
+        (["put", "x", "--file", "/nowhere/f"], 2, "INVALID_ARGUMENT", "cannot be read"),
+        (["up", "--capacity", "lots"], 2, "INVALID_ARGUMENT", "--capacity"),
+        (["up", "--nodes", "0"], 2, "INVALID_ARGUMENT", "nodes"),
+        (["up", "--nodes", "many"], 2, "INVALID_ARGUMENT", "nodes"),
+        (["token"], 2, "CONFIG_INVALID", "cluster.token"),
+        (["rm"], 2, "INVALID_ARGUMENT", "at least one"),
+        (["pin", "x", "--ttl", "-1"], 2, "INVALID_ARGUMENT", "ttl"),
+        (["ls", "--limit", "0"], 2, "INVALID_ARGUMENT", "--limit"),
+    ],
+)
+def test_refusals(arguments: list[str], code: int, name: str, words: str, tmp_path: Path) -> None:
+    human = run(*arguments, folder=tmp_path)
+    assert human.returncode == code, human.stderr
+    assert words in human.stderr
+    assert "Traceback" not in human.stderr
+    machine = run(*arguments, "--json", folder=tmp_path)
+    assert machine.returncode == code
+    error = json.loads(machine.stdout)["error"]
+    assert set(error) == {"code", "name", "message", "retryable", "hint"}
+    assert error["name"] == name
+
+
+def test_an_unreachable_master_is_bounded(tmp_path: Path) -> None:
+    make_token(tmp_path)
+    done = run("status", "--master", "127.0.0.1:1", "--timeout", "500ms", "--json", folder=tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert json.loads(done.stdout)["error"]["name"] == "MASTER_UNAVAILABLE"
+
+
+def make_token(folder: Path) -> None:
+    from mooncache.auth import create_cluster_token
+
+    create_cluster_token(folder / "cluster.token")
+
+
+def test_tokens(tmp_path: Path) -> None:
+    make_token(tmp_path)
+    cluster = run("token", folder=tmp_path).stdout.strip()
+    assert cluster == (tmp_path / "cluster.token").read_text().strip()
+    found: dict[str, Any] = json.loads(run("token", "--tenant", "team-a", "--json", folder=tmp_path).stdout)
+    assert found["tenant"] == "team-a"
+    assert found["admin"] is False
+    assert found["token"].startswith("mct1.team-a.")
+    wrong = run("token", "--tenant", "Team A", folder=tmp_path)
+    assert wrong.returncode == 2
+    assert "tenant name" in wrong.stderr
+
+
+def test_config_explain_tells_where_a_value_came_from(tmp_path: Path) -> None:
+    done = run("config", "explain", "--json", "--set-only", folder=tmp_path, MOONCACHE_MASTER_PORT="7800")
+    rows = {row["name"]: row for row in json.loads(done.stdout)["settings"]}
+    assert rows["master.port"]["value"] == 7800
+    assert "MOONCACHE_MASTER_PORT" in rows["master.port"]["source"]
+    wrong = run("config", "explain", folder=tmp_path, MOONCACHE_MASTER_PROT="7800")
+    assert wrong.returncode == 2
+    assert "MOONCACHE_MASTER_PORT" in wrong.stderr
+    toml = run("config", "explain", "--toml", folder=tmp_path)
+    assert "[master]" in toml.stdout
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m mooncache.cli config explain --json | head -1",
+        shell=True,
+        env={**os.environ, "MOONCACHE_STATE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.startswith("{")
+    assert "Traceback" not in done.stderr

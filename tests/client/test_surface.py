@@ -1,0 +1,93 @@
+"""The public surface is frozen: a change here is a decision, written down in the release notes."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import mooncache
+from mooncache.client.aio import AsyncClient
+from mooncache.client.sync import Client
+
+TOP_LEVEL = {
+    "AsyncClient",
+    "AsyncReservation",
+    "BatchResult",
+    "BlockEntry",
+    "BlockStat",
+    "Client",
+    "ClusterView",
+    "GetResult",
+    "GetValues",
+    "MatchResult",
+    "MooncacheError",
+    "NodeView",
+    "PutResult",
+    "Reservation",
+    "__version__",
+    "connect",
+    "connect_async",
+}
+METHODS = {
+    "close",
+    "cluster",
+    "exists",
+    "exists_many",
+    "get",
+    "get_into",
+    "get_iov",
+    "get_many",
+    "get_many_into",
+    "list",
+    "match",
+    "node_stat",
+    "nodes",
+    "pin",
+    "pin_many",
+    "ping",
+    "put",
+    "put_iov",
+    "put_many",
+    "remove",
+    "remove_many",
+    "reserve",
+    "stat",
+    "stat_many",
+    "stats",
+    "tenant",
+    "unpin",
+    "unpin_many",
+}
+
+
+def public(owner: type) -> set[str]:
+    return {name for name in dir(owner) if not name.startswith("_")}
+
+
+def test_top_level_names() -> None:
+    assert set(mooncache.__all__) == TOP_LEVEL
+    for name in TOP_LEVEL:
+        assert getattr(mooncache, name) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        getattr(mooncache, "no_such_name")  # noqa: B009
+
+
+def test_both_clients_offer_the_same() -> None:
+    assert public(Client) == METHODS
+    assert public(AsyncClient) == METHODS | {"connect"}
+
+
+@pytest.mark.parametrize("name", sorted(METHODS - {"tenant", "list"}))
+def test_both_clients_take_the_same_arguments(name: str) -> None:
+    sync = inspect.signature(getattr(Client, name)).parameters
+    other = inspect.signature(getattr(AsyncClient, name)).parameters
+    assert [(p.name, p.kind, p.default) for p in sync.values()] == [
+        (p.name, p.kind, p.default) for p in other.values()
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_everything_is_documented(name: str) -> None:
+    assert inspect.getdoc(getattr(Client, name))
+    assert inspect.getdoc(getattr(AsyncClient, name))
