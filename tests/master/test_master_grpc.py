@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import socket
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from mooncache import errors
-from mooncache.auth import Token, load_cluster_token
+from mooncache.auth import Token, create_cluster_token, load_cluster_token
 from mooncache.channel import GrpcChannel
 from mooncache.config import Config, load
 from mooncache.master.service import MasterService
 from mooncache.proto.v1 import common_pb2, master_pb2
-from mooncache.rpc import MASTER_SERVICE
 from tests.master.model_index import ADD, record
+from tests.master.processes import ETCD, channel_to, etcd, eventually, free_port, master
 from tests.master.simulation.world import TENANT
 
 BLOCKS = 100_000
@@ -37,21 +34,14 @@ async def running(config: Config) -> AsyncIterator[MasterService]:
     service = MasterService(config)
     await service.start()
     try:
-        async with asyncio.timeout(20):
-            while service.readiness():
-                await asyncio.sleep(0.02)
+
+        async def ready() -> bool | None:
+            return None if service.readiness() else True
+
+        await eventually(ready)
         yield service
     finally:
         await service.stop()
-
-
-@contextlib.asynccontextmanager
-async def channel_to(target: str, token: str) -> AsyncIterator[GrpcChannel]:
-    channel = GrpcChannel(target, MASTER_SERVICE, token=token)
-    try:
-        yield channel
-    finally:
-        await channel.close()
 
 
 def key_of(number: int) -> bytes:
@@ -163,44 +153,70 @@ async def test_a_second_embedded_master_on_the_same_folder_is_refused(tmp_path: 
             await MasterService(config_at(tmp_path)).start()
 
 
-async def test_the_process_serves_and_ends_on_sigterm_and_a_new_one_has_a_larger_term(tmp_path: Path) -> None:
+async def test_the_process_ends_on_sigterm_and_a_new_one_has_a_larger_term(tmp_path: Path) -> None:
     terms = []
     for _ in range(2):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        environment = os.environ | {
-            "MOONCACHE_CLUSTER_STATE_DIR": str(tmp_path),
-            "MOONCACHE_MASTER_PORT": str(port),
-            "MOONCACHE_METRICS_ENABLED": "false",
-        }
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "mooncache.master", env=environment, stderr=asyncio.subprocess.DEVNULL
-        )
-        try:
-            status = await leading_status(f"127.0.0.1:{port}", tmp_path / "cluster.token")
+        port = free_port()
+        async with master(tmp_path, port) as process:
+            status = await leading_status(f"127.0.0.1:{port}", tmp_path)
             terms.append(status.term)
             process.send_signal(signal.SIGTERM)
             async with asyncio.timeout(20):
                 assert await process.wait() == 0
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
     assert terms[1] > terms[0] > 0
 
 
-async def leading_status(
-    target: str, token_file: Path, limit_s: float = 30.0
-) -> master_pb2.GetStatusResponse:
+@pytest.mark.etcd
+@pytest.mark.skipif(ETCD is None, reason="no etcd here; install the Debian package etcd-server")
+async def test_a_standby_takes_over_empty_and_is_whole_again_after_reports(tmp_path: Path) -> None:
+    create_cluster_token(tmp_path / "cluster.token")
+    token = load_cluster_token(tmp_path / "cluster.token").text
+    ports = free_port(), free_port()
+    targets = [f"127.0.0.1:{port}" for port in ports]
+    async with etcd(tmp_path) as address:
+        settings = {
+            "MOONCACHE_COORDINATION_BACKEND": "etcd",
+            "MOONCACHE_COORDINATION_ETCD_ENDPOINTS": address,
+            "MOONCACHE_COORDINATION_LEASE_S": "2",
+        }
+        async with (
+            master(tmp_path, ports[0], MOONCACHE_MASTER_MASTER_ID="m0", **settings) as first,
+            channel_to(targets[0], token) as old,
+            channel_to(targets[1], token) as new,
+        ):
+            before = await leading_status(targets[0], tmp_path)
+            async with master(tmp_path, ports[1], MOONCACHE_MASTER_MASTER_ID="m1", **settings):
+                await register(old)
+                assert (await report_all(old, 1000)).acked_seq == 1000
+
+                async def refusal() -> str | None:
+                    try:
+                        await register(new)
+                    except errors.NotLeader as refused:
+                        return refused.message if targets[0] in refused.message else None
+                    raise AssertionError("a standby registered a node")
+
+                await eventually(refusal)
+                first.kill()
+                after = await leading_status(targets[1], tmp_path)
+                assert after.term > before.term
+                assert after.epoch > before.epoch
+                assert after.block_count == 0
+                with pytest.raises(errors.UnknownNode):
+                    await new.call("Heartbeat", master_pb2.HeartbeatRequest(node_id="a", incarnation=7), 5.0)
+                assert (await register(new)).want_full_report
+                await report_all(new, 1000)
+                whole = await leading_status(targets[1], tmp_path)
+                assert (whole.block_count, whole.directory_complete) == (1000, True)
+
+
+async def leading_status(target: str, folder: Path) -> master_pb2.GetStatusResponse:
     """Ask until the master leads."""
-    async with asyncio.timeout(limit_s):
-        while not token_file.exists():
-            await asyncio.sleep(0.05)
-        async with channel_to(target, load_cluster_token(token_file).text) as call:
-            while True:
-                with contextlib.suppress(errors.MooncacheError):
-                    status = await call.call("GetStatus", master_pb2.GetStatusRequest(), 2.0)
-                    if status.leading:
-                        return status
-                await asyncio.sleep(0.05)
+
+    async def probe() -> master_pb2.GetStatusResponse | None:
+        token = load_cluster_token(folder / "cluster.token").text
+        async with channel_to(target, token) as call:
+            status = await call.call("GetStatus", master_pb2.GetStatusRequest(), 2.0)
+            return status if status.leading else None
+
+    return await eventually(probe)

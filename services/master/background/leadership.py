@@ -18,7 +18,6 @@ log = get_logger(__name__)
 
 async def lead(state: MasterState, coordinator: Coordinator) -> None:
     """Wait for leadership, lead until it is over."""
-    log.info(Event.ELECTION_CAMPAIGN, master_id=state.master_id)
     leadership = await coordinator.campaign()
     if leadership.lost.is_set():
         return

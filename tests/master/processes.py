@@ -1,0 +1,91 @@
+"""Real processes for tests: masters and an etcd server, always killed at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from mooncache import errors
+from mooncache.channel import GrpcChannel
+from mooncache.rpc import MASTER_SERVICE
+
+T = TypeVar("T")
+ETCD = shutil.which("etcd")
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@contextlib.asynccontextmanager
+async def process(*arguments: str, **environment: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a program until the block ends."""
+    started = await asyncio.create_subprocess_exec(
+        *arguments,
+        env=os.environ | environment,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        yield started
+    finally:
+        if started.returncode is None:
+            started.kill()
+        await started.wait()
+
+
+def master(
+    folder: Path, port: int, **settings: str
+) -> contextlib.AbstractAsyncContextManager[asyncio.subprocess.Process]:
+    """Run a master process."""
+    return process(
+        sys.executable,
+        "-m",
+        "mooncache.master",
+        MOONCACHE_CLUSTER_STATE_DIR=str(folder),
+        MOONCACHE_MASTER_PORT=str(port),
+        MOONCACHE_METRICS_ENABLED="false",
+        **settings,
+    )
+
+
+@contextlib.asynccontextmanager
+async def etcd(folder: Path) -> AsyncIterator[str]:
+    """Run an etcd server; yields its client address."""
+    assert ETCD is not None
+    client, peer = free_port(), free_port()
+    urls = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
+    arguments = ["--data-dir", str(folder / "etcd"), "--listen-client-urls", urls[0]]
+    arguments += ["--advertise-client-urls", urls[0], "--listen-peer-urls", urls[1]]
+    arguments += ["--initial-advertise-peer-urls", urls[1], "--initial-cluster", f"default={urls[1]}"]
+    async with process(ETCD, *arguments):
+        yield f"127.0.0.1:{client}"
+
+
+@contextlib.asynccontextmanager
+async def channel_to(target: str, token: str) -> AsyncIterator[GrpcChannel]:
+    channel = GrpcChannel(target, MASTER_SERVICE, token=token)
+    try:
+        yield channel
+    finally:
+        await channel.close()
+
+
+async def eventually(probe: Callable[[], Awaitable[T | None]], limit_s: float = 40.0) -> T:
+    """Call `probe` until it returns something; refusals count as nothing. Raises TimeoutError."""
+    async with asyncio.timeout(limit_s):
+        while True:
+            with contextlib.suppress(errors.MooncacheError):
+                found = await probe()
+                if found is not None:
+                    return found
+            await asyncio.sleep(0.05)
