@@ -1,0 +1,286 @@
+// StoreServer for Python: the store node's data plane, driven by the service. Every call that can take a lock
+// of the store or wait for the loops releases the GIL.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "buffer_view.h"
+#include "module.h"
+#include "mooncache/server.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace mooncache::python {
+namespace {
+
+// A call that failed as a whole: RuntimeError(code, name, message); the service turns it into its typed error.
+[[noreturn]] void raise(const Status& status) {
+  const nb::tuple args =
+      nb::make_tuple(static_cast<int>(status.code), std::string(code_name(status.code)), status.message);
+  PyErr_SetObject(PyExc_RuntimeError, args.ptr());
+  throw nb::python_error();
+}
+
+template <typename Work>
+auto without_gil(Work work) {
+  const nb::gil_scoped_release release;
+  return work();
+}
+
+template <typename T>
+void set_number(const char* name, nb::handle value, T& out) {
+  if (!nb::try_cast<T>(value, out)) {
+    throw nb::value_error((std::string(name) + " must be a number that fits its range").c_str());
+  }
+}
+
+void set_text(const char* name, nb::handle value, std::string& out) {
+  if (!nb::isinstance<nb::str>(value)) throw nb::value_error((std::string(name) + " must be a str").c_str());
+  out = nb::cast<std::string>(value);
+}
+
+void set_secret(nb::handle value, ServerConfig& config) {
+  const BufferView view(value);
+  if (view.size() != config.secret.size()) throw nb::value_error("secret must be 32 bytes");
+  std::memcpy(config.secret.data(), view.bytes().data(), config.secret.size());
+}
+
+// True when `name` is a field of `fields` that was set.
+bool set_server_field(const std::string& name, nb::handle value, ServerConfig& config) {
+#define MOONCACHE_TEXT(field) \
+  if (name == #field) return set_text(#field, value, config.field), true;
+#define MOONCACHE_NUMBER(field) \
+  if (name == #field) return set_number(#field, value, config.field), true;
+  MOONCACHE_TEXT(node_id)
+  MOONCACHE_TEXT(host_id)
+  MOONCACHE_TEXT(tcp_host)
+  MOONCACHE_TEXT(unix_path)
+  MOONCACHE_TEXT(tls_cert)
+  MOONCACHE_TEXT(tls_key)
+  MOONCACHE_TEXT(tls_client_ca)
+  MOONCACHE_NUMBER(incarnation)
+  MOONCACHE_NUMBER(tcp_port)
+  MOONCACHE_NUMBER(io_threads)
+  MOONCACHE_NUMBER(max_connections)
+  MOONCACHE_NUMBER(max_unauthenticated)
+  MOONCACHE_NUMBER(handshake_timeout_ms)
+  MOONCACHE_NUMBER(idle_timeout_ms)
+  MOONCACHE_NUMBER(frame_timeout_ms)
+  MOONCACHE_NUMBER(progress_timeout_ms)
+  MOONCACHE_NUMBER(min_progress_bytes)
+  MOONCACHE_NUMBER(max_wait_ms)
+  MOONCACHE_NUMBER(max_pins_per_connection)
+  MOONCACHE_NUMBER(max_reservations_per_connection)
+  MOONCACHE_NUMBER(max_reserved_bytes_per_connection)
+  MOONCACHE_NUMBER(max_queued_bytes_per_connection)
+  MOONCACHE_NUMBER(max_tenants)
+  MOONCACHE_NUMBER(socket_buffer_bytes)
+  MOONCACHE_NUMBER(log_capacity)
+#undef MOONCACHE_TEXT
+#undef MOONCACHE_NUMBER
+  return false;
+}
+
+bool set_store_field(const std::string& name, nb::handle value, StoreConfig& config) {
+#define MOONCACHE_NUMBER(field) \
+  if (name == #field) return set_number(#field, value, config.field), true;
+  MOONCACHE_NUMBER(capacity_bytes)
+  MOONCACHE_NUMBER(arena_bytes)
+  MOONCACHE_NUMBER(quantum_bytes)
+  MOONCACHE_NUMBER(expected_block_bytes)
+  MOONCACHE_NUMBER(max_block_bytes)
+  MOONCACHE_NUMBER(shards)
+  MOONCACHE_NUMBER(huge_pages)
+  MOONCACHE_NUMBER(probation_percent)
+  MOONCACHE_NUMBER(ghost_factor)
+  MOONCACHE_NUMBER(correlated_ms)
+  MOONCACHE_NUMBER(max_victims)
+  MOONCACHE_NUMBER(event_log_capacity)
+  MOONCACHE_NUMBER(max_ranges)
+  MOONCACHE_NUMBER(max_pins)
+  MOONCACHE_NUMBER(max_pin_ttl_ms)
+#undef MOONCACHE_NUMBER
+  if (name == "eviction") return set_text("eviction", value, config.eviction), true;
+  return false;
+}
+
+ServerConfig parse_config(const nb::dict& values) {
+  ServerConfig config;
+  bool has_secret = false;
+  for (const auto& [key, value] : values) {
+    const auto name = nb::cast<std::string>(key);
+    if (name == "secret") {
+      set_secret(value, config);
+      has_secret = true;
+    } else if (!set_server_field(name, value, config) && !set_store_field(name, value, config.store)) {
+      throw nb::value_error(("unknown setting of the store server: " + name).c_str());
+    }
+  }
+  if (!has_secret) throw nb::value_error("secret is missing: a node never serves without one");
+  return config;
+}
+
+std::unique_ptr<StoreServer> create(const nb::dict& values) {
+  ServerConfig config = parse_config(values);
+  auto made = without_gil([&] { return StoreServer::create(std::move(config)); });
+  if (!made) raise(made.status());
+  return std::move(*made);
+}
+
+void start(StoreServer& server) {
+  const Status status = without_gil([&] { return server.start(); });
+  if (!status) raise(status);
+}
+
+void stop(StoreServer& server, double timeout_s) {
+  if (!std::isfinite(timeout_s) || timeout_s < 0) throw nb::value_error("timeout_s must be 0 or more seconds");
+  without_gil([&] { server.stop(Deadline::after_ms(static_cast<int64_t>(std::min(timeout_s, 86'400.0) * 1000))); });
+}
+
+nb::dict endpoints(const StoreServer& server) {
+  const Endpoints endpoints = server.endpoints();
+  nb::dict out;
+  out["tcp_host"] = endpoints.tcp_host;
+  out["tcp_port"] = endpoints.tcp_port;
+  out["unix_path"] = endpoints.unix_path;
+  out["tls"] = endpoints.tls;
+  return out;
+}
+
+nb::dict stats(const StoreServer& server) {
+  const auto values = without_gil([&] { return server.stats(); });
+  nb::dict out;
+  for (const auto& [name, value] : values) out[name.c_str()] = value;
+  return out;
+}
+
+nb::dict latency_histograms(const StoreServer& server) {
+  const auto histograms = without_gil([&] { return server.latency_histograms(); });
+  nb::list opcodes;
+  for (const OpcodeLatency& latency : histograms.opcodes) {
+    nb::dict item;
+    item["opcode"] = latency.opcode;
+    item["count"] = latency.count;
+    item["sum_us"] = latency.sum_us;
+    item["buckets"] = latency.buckets;
+    opcodes.append(item);
+  }
+  nb::dict out;
+  out["bounds_us"] = histograms.bounds_us;
+  out["opcodes"] = opcodes;
+  return out;
+}
+
+std::vector<std::tuple<int, std::string, std::string>> drain_log(StoreServer& server, size_t max_events) {
+  std::vector<std::tuple<int, std::string, std::string>> out;
+  for (auto& event : without_gil([&] { return server.drain_log(max_events); })) {
+    out.emplace_back(event.level, std::move(event.event), std::move(event.message));
+  }
+  return out;
+}
+
+nb::tuple drain_events(StoreServer& server, uint64_t max_events) {
+  const EventBatch batch = without_gil([&] { return server.store().drain_events(max_events); });
+  return nb::make_tuple(batch.first_seq, batch.last_seq, batch.overflow, to_bytes(batch.records));
+}
+
+nb::tuple snapshot(StoreServer& server, uint64_t cursor, uint32_t max_records) {
+  const SnapshotPage page = without_gil([&] { return server.store().snapshot(cursor, max_records); });
+  return nb::make_tuple(page.next_cursor, to_bytes(page.records));
+}
+
+void set_quota(StoreServer& server, const std::string& tenant, uint64_t bytes) {
+  const Status status = without_gil([&] { return server.set_quota(tenant, bytes); });
+  if (!status) raise(status);
+}
+
+std::vector<Key> parse_keys(const BufferView& view) {
+  if (view.size() % kKeyBytes != 0) throw nb::value_error("keys must be a multiple of 32 bytes");
+  std::vector<Key> keys(view.size() / kKeyBytes);
+  if (!keys.empty()) std::memcpy(keys.data(), view.bytes().data(), view.size());
+  return keys;
+}
+
+// One code per key.
+template <typename Action>
+std::vector<int> for_each_key(nb::handle packed, Action action) {
+  const std::vector<Key> keys = parse_keys(BufferView(packed));
+  return without_gil([&] {
+    std::vector<int> codes;
+    codes.reserve(keys.size());
+    for (const Key& key : keys) codes.push_back(static_cast<int>(action(key)));
+    return codes;
+  });
+}
+
+std::vector<int> remove(StoreServer& server, TenantId tenant, nb::handle keys, uint8_t reason, bool force) {
+  if (reason >= kRemoveReasons) throw nb::value_error("reason must be from 0 to 5");
+  return for_each_key(keys, [&](const Key& key) {
+    return server.store().remove(tenant, key, static_cast<RemoveReason>(reason), StoreServer::now_ms(), force);
+  });
+}
+
+std::vector<int> pin(StoreServer& server, TenantId tenant, nb::handle keys, uint64_t ttl_ms) {
+  return for_each_key(keys, [&](const Key& key) {
+    return server.store().pin(tenant, key, ttl_ms, StoreServer::now_ms());
+  });
+}
+
+std::vector<int> unpin(StoreServer& server, TenantId tenant, nb::handle keys) {
+  return for_each_key(keys, [&](const Key& key) { return server.store().unpin(tenant, key); });
+}
+
+std::string check(const StoreServer& server) {
+  return without_gil([&] {
+    std::string why;
+    return const_cast<StoreServer&>(server).store().check(&why) ? std::string() : why;
+  });
+}
+
+int corrupt(StoreServer& server, TenantId tenant, nb::handle key, uint64_t bit) {
+  const std::vector<Key> keys = parse_keys(BufferView(key));
+  if (keys.size() != 1) throw nb::value_error("key must be 32 bytes");
+  return static_cast<int>(without_gil([&] { return server.store().flip_bit(tenant, keys[0], bit); }));
+}
+
+}  // namespace
+
+void bind_store(nb::module_& m) {
+  nb::class_<StoreServer>(m, "StoreServer",
+                          "Data-plane server of a store node and its store. Calls that fail as a whole raise "
+                          "RuntimeError(code, name, message); batches report one code per key.")
+      .def(nb::new_(&create), "config"_a)
+      .def("start", &start)
+      .def("stop", &stop, "timeout_s"_a = 5.0)
+      .def("endpoints", &endpoints)
+      .def("stats", &stats)
+      .def("latency_histograms", &latency_histograms)
+      .def("drain_log", &drain_log, "max_events"_a = 256)
+      .def("drain_events", &drain_events, "max_events"_a)
+      .def("event_seq", [](StoreServer& server) { return server.store().event_seq(); })
+      .def("snapshot", &snapshot, "cursor"_a, "max_records"_a)
+      .def("set_draining",
+           [](StoreServer& server, bool draining) { without_gil([&] { server.store().set_draining(draining); }); },
+           "draining"_a)
+      .def("set_quota", &set_quota, "tenant"_a, "bytes"_a)
+      .def("remove", &remove, "tenant_id"_a, "keys"_a, "reason"_a, "force"_a = false)
+      .def("pin", &pin, "tenant_id"_a, "keys"_a, "ttl_ms"_a)
+      .def("unpin", &unpin, "tenant_id"_a, "keys"_a)
+      .def("tenants", [](const StoreServer& server) { return server.tenants(); })
+      .def("check", &check, "Empty when every invariant of the store holds, else the first broken one.")
+      .def("corrupt", &corrupt, "tenant_id"_a, "key"_a, "bit"_a,
+           "Fault injection for tests: flips one stored bit. Returns a code.");
+}
+
+}  // namespace mooncache::python
