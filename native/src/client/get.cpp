@@ -177,6 +177,7 @@ class GetCall {
     std::vector<uint32_t> still_open;
     bool stop = false;
     for (auto& [position, work] : works_) {
+      bool failed = false;
       for (const uint32_t item : work->items) {
         const GetOutcome& outcome = batch_.outcomes[item];
         const Key& key = batch_.blocks[item].key;
@@ -195,9 +196,10 @@ class GetCall {
         if (outcome.code == Code::kCancelled || outcome.code == Code::kDeadlineExceeded) stop = true;
         if (!final_code(outcome.code)) {
           still_open.push_back(item);
-          failures_ += is_unreachable(outcome.code) ? 1 : 0;
+          failed = failed || is_unreachable(outcome.code);
         }
       }
+      failures_ += failed ? 1 : 0;  // a batch sent once more is one retry
     }
     if (stop) {
       const Code code = options_.cancel != nullptr && options_.cancel->cancelled() ? Code::kCancelled

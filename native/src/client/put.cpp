@@ -42,7 +42,7 @@ class PutCall {
     std::vector<uint32_t> used;  // positions tried
     uint32_t copies = 0;         // copies that exist
     uint32_t created = 0;        // of these, made by this call
-    uint32_t first = kNoNode;    // position of the first copy
+    std::vector<uint32_t> holders;  // positions that have a copy
     Code last = Code::kNoNodes;  // the latest refusal
     uint32_t last_position = kNoNode;
     bool given_up = false;
@@ -63,7 +63,7 @@ class PutCall {
       if (options_.node) {
         const uint32_t position = map_->position(*options_.node);
         if (position == kNoNode) item.last = Code::kUnknownNode;
-        else if (round == 0) missing -= take(i, position) ? 1 : 0;
+        else if (item.used.empty()) take(i, position);
         continue;
       }
       const size_t wanted = round == 0 ? replicas_ : map_->nodes.size();
@@ -131,17 +131,18 @@ class PutCall {
     }
   }
 
-  // Books the round's answers; returns how many copies should go to another node.
+  // Books the round's answers; returns how many nodes left copies for another one.
   uint64_t sort_out() {
     uint64_t failures = 0;
     for (auto& [position, group] : groups_) {
+      bool failed = false;
       for (const uint32_t i : group.work.items) {
         Item& item = items_[i];
         const Code code = group.codes[i];
         if (stored(code)) {
           ++item.copies;
           item.created += code == Code::kOk ? 1 : 0;
-          if (item.first == kNoNode) item.first = position;
+          item.holders.push_back(position);
           continue;
         }
         item.last = code;
@@ -149,13 +150,14 @@ class PutCall {
         if (code == Code::kTransportUnavailable) {  // no shared memory after all: same node, other way
           no_one_sided_ = true;
           std::erase(item.used, position);
-          ++failures;
+          failed = true;
         } else if (!options_.node && worth_another_node(code)) {
-          ++failures;
+          failed = true;
         } else {
           item.given_up = true;
         }
       }
+      failures += failed ? 1 : 0;  // a batch sent once more is one retry
     }
     return failures;
   }
@@ -166,11 +168,15 @@ class PutCall {
     outcome.copies = item.copies;
     const uint32_t possible = options_.node ? 1 : replicas_;
     const bool enough = item.copies >= possible || (item.copies > 0 && item.last == Code::kNoNodes);
-    const uint32_t position = item.first != kNoNode ? item.first : item.last_position;
+    uint32_t first = kNoNode;  // in the block's own order of nodes
+    for (const uint32_t position : item.used) {
+      if (first == kNoNode && std::find(item.holders.begin(), item.holders.end(), position) != item.holders.end()) first = position;
+    }
+    const uint32_t position = first != kNoNode ? first : item.last_position;
     outcome.node_index = position == kNoNode ? kNoNode : map_->infos[position].index;
     outcome.code = !enough ? item.last : item.created > 0 ? Code::kOk : Code::kAlreadyExists;
-    if (item.first != kNoNode && map_->nodes.size() > 1) {
-      impl_.locations.learn(batch_.blocks[i].key, map_->infos[item.first].index);
+    if (first != kNoNode && map_->nodes.size() > 1) {
+      impl_.locations.learn(batch_.blocks[i].key, map_->infos[first].index);
     }
     if (outcome.code == Code::kOk) impl_.counters.add(Counter::kPutBytes, batch_.sizes[i] * item.created);
     else impl_.counters.add(outcome.code == Code::kAlreadyExists ? Counter::kPutExisting : Counter::kPutFailed);

@@ -1,0 +1,327 @@
+// One suite for all transports: loopback, shm and tcp must behave alike.
+#include <thread>
+
+#include "client/pool.h"
+#include "mooncache/crc32c.h"
+#include "transport/session.h"
+
+namespace mooncache::testing {
+namespace {
+
+// A peer with granted extents, however the transport gets them.
+class Peer {
+ public:
+  virtual ~Peer() = default;
+  virtual std::unique_ptr<Link> connect() = 0;
+  virtual RemoteExtent readable(Link& link, const std::vector<std::byte>& bytes) = 0;
+  virtual RemoteExtent writable(Link& link, size_t size) = 0;
+  virtual void kill() = 0;
+};
+
+class LoopbackHarness final : public Peer {
+ public:
+  std::unique_ptr<Link> connect() override {
+    auto link = make_loopback_transport(peer_)->connect({}, Deadline::after_ms(1000));
+    return std::move(*link);
+  }
+  RemoteExtent readable(Link&, const std::vector<std::byte>& bytes) override {
+    memory_.push_back(std::make_unique<std::vector<std::byte>>(bytes));
+    return peer_->grant(peer_->add_segment(*memory_.back()), 0, bytes.size(), false);
+  }
+  RemoteExtent writable(Link&, size_t size) override {
+    memory_.push_back(std::make_unique<std::vector<std::byte>>(size));
+    return peer_->grant(peer_->add_segment(*memory_.back()), 0, size, true);
+  }
+  void kill() override { peer_->kill(); }
+
+ private:
+  std::vector<std::unique_ptr<std::vector<std::byte>>> memory_;
+  std::shared_ptr<LoopbackPeer> peer_ = make_loopback_peer();
+};
+
+class OneAnswer final : public Program {
+ public:
+  OneAnswer(wire::Opcode opcode, std::vector<std::byte> meta) : opcode_(opcode), meta_(std::move(meta)) {}
+  bool next(Request& request) override {
+    if (sent_) return false;
+    sent_ = true;
+    request.opcode = opcode_;
+    request.meta.raw(meta_);
+    return true;
+  }
+  bool finished() const override { return answered_; }
+  Status on_response(const wire::FrameHeader&, const Status& status, Reader& in, PayloadSink&) override {
+    answered_ = true;
+    if (!status) return status;
+    const auto rest = in.take(in.remaining());
+    answer.assign(rest.begin(), rest.end());
+    return Status::ok();
+  }
+  std::vector<std::byte> answer;
+
+ private:
+  wire::Opcode opcode_;
+  std::vector<std::byte> meta_;
+  bool sent_ = false;
+  bool answered_ = false;
+};
+
+RemoteExtent remote(const wire::WireExtent& e) { return {e.grant, e.segment, e.slot, e.generation, e.offset, e.size}; }
+
+class NodeHarness final : public Peer {
+ public:
+  explicit NodeHarness(std::string name) : name_(std::move(name)), node_(0) {}
+  std::unique_ptr<Link> connect() override {
+    PeerDescription peer;
+    peer.tcp_host = node_.info.tcp_host;
+    peer.tcp_port = node_.info.tcp_port;
+    peer.unix_path = node_.info.unix_path;
+    peer.credentials.key = wire::tenant_key(secret(), "default");
+    auto transport = make_transport(name_);
+    EXPECT_TRUE(transport);
+    auto link = (*transport)->connect(peer, Deadline::after_ms(5000));
+    EXPECT_TRUE(link) << link.status().message;
+    return std::move(*link);
+  }
+  RemoteExtent readable(Link& link, const std::vector<std::byte>& bytes) override {
+    auto& store = node_.server->store();
+    const Key key = key_of(next_++);
+    auto reservation = store.reserve(node_.tenant(), key, bytes.size(), 0);
+    EXPECT_TRUE(reservation);
+    const Slice memory = store.writable(reservation->id);
+    std::copy(bytes.begin(), bytes.end(), memory.data);
+    EXPECT_TRUE(store.commit(reservation->id, crc32c(bytes), 0));
+    Writer meta;
+    wire::encode_keys(meta, std::span(&key, 1));
+    OneAnswer lookup(wire::Opcode::kLookup, meta.take());
+    EXPECT_TRUE(link.session()->run(lookup, Deadline::after_ms(5000)));
+    Reader in(lookup.answer);
+    return remote(wire::decode_items<wire::LookupResult>(in)->front().extent);
+  }
+  RemoteExtent writable(Link& link, size_t size) override {
+    wire::ReserveRequest request;
+    request.items.push_back({key_of(next_++), size});
+    Writer meta;
+    request.encode(meta);
+    OneAnswer reserve(wire::Opcode::kReserve, meta.take());
+    EXPECT_TRUE(link.session()->run(reserve, Deadline::after_ms(5000)));
+    Reader in(reserve.answer);
+    return remote(wire::decode_items<wire::ReserveResult>(in)->front().extent);
+  }
+  void kill() override { node_.stop(); }
+
+ private:
+  std::string name_;
+  TestNode node_;
+  uint64_t next_ = 1;
+};
+
+class Conformance : public ::testing::TestWithParam<const char*> {
+ protected:
+  Conformance() {
+    if (std::string(GetParam()) == "loopback") peer_ = std::make_unique<LoopbackHarness>();
+    else peer_ = std::make_unique<NodeHarness>(GetParam());
+    link_ = peer_->connect();
+  }
+  std::vector<Completion> drain(size_t count, int timeout_ms = 5000) {
+    std::vector<Completion> all;
+    const Deadline deadline = Deadline::after_ms(timeout_ms);
+    while (all.size() < count && !deadline.expired()) {
+      std::array<Completion, 7> some;
+      const size_t got = link_->poll(some, deadline);
+      all.insert(all.end(), some.begin(), some.begin() + static_cast<ptrdiff_t>(got));
+    }
+    return all;
+  }
+  static Transfer transfer(TransferId id, Direction direction, RemoteExtent extent, std::span<const Slice> local, uint64_t offset = 0) {
+    Transfer t;
+    t.id = id;
+    t.direction = direction;
+    t.remote = extent;
+    t.offset = offset;
+    t.local = local;
+    return t;
+  }
+  std::unique_ptr<Peer> peer_;
+  std::unique_ptr<Link> link_;
+};
+
+TEST_P(Conformance, ScatterGatherInOrderWithCrc) {
+  const auto source = bytes_of(1, 3'000'001);
+  const RemoteExtent extent = peer_->readable(*link_, source);
+  std::vector<std::byte> copy(source.size());
+  std::vector<std::vector<Slice>> local;
+  std::vector<Transfer> transfers;
+  const size_t cuts[] = {0, 1, 1, 70'000, 2'500'000, source.size()};
+  for (size_t i = 0; i + 1 < std::size(cuts); ++i) {
+    const size_t size = cuts[i + 1] - cuts[i];
+    local.push_back({{copy.data() + cuts[i], size / 3}, {nullptr, 0}, {copy.data() + cuts[i] + size / 3, size - size / 3}});
+  }
+  for (size_t i = 0; i + 1 < std::size(cuts); ++i) transfers.push_back(transfer(i + 10, Direction::kRead, extent, local[i], cuts[i]));
+  ASSERT_EQ(link_->submit(transfers), transfers.size());
+  const auto completions = drain(transfers.size());
+  ASSERT_EQ(completions.size(), transfers.size());
+  for (size_t i = 0; i < completions.size(); ++i) {
+    EXPECT_EQ(completions[i].id, i + 10);
+    EXPECT_EQ(completions[i].code, Code::kOk);
+    EXPECT_EQ(completions[i].bytes, cuts[i + 1] - cuts[i]);
+    EXPECT_EQ(completions[i].crc32c, crc32c(std::span(source).subspan(cuts[i], cuts[i + 1] - cuts[i])));
+  }
+  EXPECT_TRUE(copy == source);
+}
+
+TEST_P(Conformance, WritesManyRegions) {
+  for (uint64_t i = 0; i < 40; ++i) {
+    auto source = bytes_of(i, 10'000 + i * 50'000);
+    const RemoteExtent extent = peer_->writable(*link_, source.size());
+    const Slice slices[] = {{source.data(), 100}, {source.data() + 100, source.size() - 100}};
+    const Transfer t = transfer(i, Direction::kWrite, extent, slices);
+    ASSERT_EQ(link_->submit(std::span(&t, 1)), 1u);
+    const auto done = drain(1);
+    ASSERT_EQ(done.size(), 1u);
+    EXPECT_EQ(done[0].code, Code::kOk) << code_name(done[0].code);
+    EXPECT_EQ(done[0].crc32c, crc32c(source));
+  }
+}
+
+TEST_P(Conformance, ZeroLengthCompletes) {
+  const RemoteExtent extent = peer_->readable(*link_, bytes_of(1, 10));
+  const Transfer t = transfer(5, Direction::kRead, extent, {}, 10);
+  ASSERT_EQ(link_->submit(std::span(&t, 1)), 1u);
+  const auto done = drain(1);
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].code, Code::kOk);
+  EXPECT_EQ(done[0].bytes, 0u);
+}
+
+TEST_P(Conformance, HostileExtentsAreErrorsAndOthersGoOn) {
+  const auto source = bytes_of(1, 5000);
+  const RemoteExtent good = peer_->readable(*link_, source);
+  std::vector<std::byte> copy(5000, std::byte{9});
+  const Slice all{copy.data(), copy.size()};
+  std::vector<RemoteExtent> hostile(6, good);
+  hostile[0].segment = 4'000'000'000u;
+  hostile[0].grant = 12345;
+  hostile[1].offset = UINT64_MAX - 10;
+  hostile[1].grant = 12345;
+  hostile[2].slot = 0xffffffff;
+  hostile[2].grant = 12345;
+  hostile[3].generation += 1;
+  hostile[3].grant = 0;
+  hostile[4].size = 10;  // the local memory is larger than the extent
+  hostile[5].offset = 1ull << 62;
+  hostile[5].size = UINT64_MAX - 5;
+  hostile[5].grant = 99;
+  std::vector<Transfer> transfers;
+  for (size_t i = 0; i < hostile.size(); ++i) transfers.push_back(transfer(i, Direction::kRead, hostile[i], std::span(&all, 1)));
+  ASSERT_EQ(link_->submit(transfers), transfers.size());
+  for (const Completion& done : drain(transfers.size())) EXPECT_NE(done.code, Code::kOk) << done.id;
+  EXPECT_TRUE(std::all_of(copy.begin(), copy.end(), [](std::byte b) { return b == std::byte{9}; }));
+  const Transfer t = transfer(50, Direction::kRead, good, std::span(&all, 1));
+  ASSERT_EQ(link_->submit(std::span(&t, 1)), 1u);
+  const auto done = drain(1);
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].code, Code::kOk);
+  EXPECT_TRUE(copy == source);
+}
+
+TEST_P(Conformance, CancelThenNoByteMoves) {
+  const auto source = bytes_of(2, 32 << 20);
+  const RemoteExtent extent = peer_->readable(*link_, source);
+  std::vector<std::byte> copy(source.size());
+  const Slice all{copy.data(), copy.size()};
+  const Transfer t = transfer(1, Direction::kRead, extent, std::span(&all, 1));
+  ASSERT_EQ(link_->submit(std::span(&t, 1)), 1u);
+  Completion done;
+  ASSERT_EQ(link_->poll(std::span(&done, 1), Deadline::after(std::chrono::microseconds(300))), 0u);
+  ASSERT_TRUE(link_->cancel(1));
+  std::fill(copy.begin(), copy.end(), std::byte{0xee});
+  const auto completions = drain(1);
+  ASSERT_EQ(completions.size(), 1u);
+  EXPECT_EQ(completions[0].code, Code::kCancelled);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_TRUE(std::all_of(copy.begin(), copy.end(), [](std::byte b) { return b == std::byte{0xee}; }));
+  EXPECT_EQ(link_->cancel(1).code, Code::kNotFound);
+}
+
+TEST_P(Conformance, CloseWithWorkInFlight) {
+  const auto source = bytes_of(3, 8 << 20);
+  const RemoteExtent extent = peer_->readable(*link_, source);
+  std::vector<std::byte> copy(source.size());
+  const Slice all{copy.data(), copy.size()};
+  for (TransferId id = 0; id < 3; ++id) {
+    const Transfer t = transfer(id, Direction::kRead, extent, std::span(&all, 1));
+    ASSERT_EQ(link_->submit(std::span(&t, 1)), 1u);
+  }
+  link_->close();
+  const auto completions = drain(3);
+  ASSERT_EQ(completions.size(), 3u);
+  for (const Completion& done : completions) EXPECT_EQ(done.code, Code::kClosed);
+  EXPECT_FALSE(link_->healthy());
+}
+
+TEST_P(Conformance, PeerDeathEndsTransfers) {
+  const auto source = bytes_of(4, 1 << 20);
+  const RemoteExtent extent = peer_->readable(*link_, source);
+  peer_->kill();
+  std::vector<std::byte> copy(source.size());
+  const Slice all{copy.data(), copy.size()};
+  const Transfer t = transfer(1, Direction::kRead, extent, std::span(&all, 1));
+  ASSERT_EQ(link_->submit(std::span(&t, 1)), 1u);
+  const auto completions = drain(1);
+  ASSERT_EQ(completions.size(), 1u);
+  EXPECT_EQ(completions[0].code, Code::kConnectionLost);
+}
+
+TEST_P(Conformance, QueueIsBounded) {
+  const RemoteExtent extent = peer_->readable(*link_, bytes_of(1, 10));
+  std::vector<Transfer> many(10'000, transfer(1, Direction::kRead, extent, {}));
+  const size_t taken = link_->submit(many);
+  EXPECT_LT(taken, many.size());
+  EXPECT_EQ(link_->submit(many), 0u);
+  EXPECT_EQ(drain(taken).size(), taken);
+}
+
+TEST_P(Conformance, PollKeepsItsDeadline) {
+  Completion done;
+  EXPECT_EQ(link_->poll(std::span(&done, 1), Deadline::after_ms(1)), 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, Conformance, ::testing::Values("loopback", "shm", "tcp"),
+                         [](const auto& test) { return std::string(test.param); });
+
+TEST(Loopback, SeededFaultsRepeat) {
+  const auto run = [](uint64_t seed) {
+    auto peer = make_loopback_peer();
+    std::vector<std::byte> memory(100);
+    const RemoteExtent extent = peer->grant(peer->add_segment(memory), 0, 100, true);
+    auto link = make_loopback_transport(peer, {.seed = seed, .error_per_million = 300'000, .bit_flip_per_million = 300'000})
+                    ->connect({}, Deadline::never());
+    std::string trace;
+    for (TransferId id = 0; id < 50; ++id) {
+      std::vector<std::byte> copy(100);
+      const Slice all{copy.data(), copy.size()};
+      Transfer t;
+      t.id = id;
+      t.remote = extent;
+      t.local = std::span(&all, 1);
+      Completion done;
+      EXPECT_EQ((*link)->submit(std::span(&t, 1)), 1u);
+      EXPECT_EQ((*link)->poll(std::span(&done, 1), Deadline::after_ms(1000)), 1u);
+      trace += done.code != Code::kOk ? 'e' : done.crc32c != crc32c(memory) ? 'f' : '.';
+    }
+    return trace;
+  };
+  EXPECT_EQ(run(1), run(1));
+  EXPECT_NE(run(1), run(2));
+  EXPECT_NE(run(1).find('e'), std::string::npos);
+  EXPECT_NE(run(1).find('f'), std::string::npos);
+}
+
+TEST(Registry, KnowsItsTransports) {
+  EXPECT_EQ(make_transport("carrier-pigeon").code(), Code::kInvalidArgument);
+  for (const TransportReport& report : transport_report()) EXPECT_TRUE(report.available) << report.reason;
+}
+
+}  // namespace
+}  // namespace mooncache::testing
