@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mooncache import _native
 from mooncache.master.core.placement import (
     Candidate,
     NodeSpace,
@@ -71,6 +72,28 @@ def test_golden_vectors(case: dict) -> None:
     assert [node.node_id for node in rank_nodes(key, nodes)] == case["ranking"]
     chosen = choose_nodes(key, nodes, case["replicas"], case["local_host_id"])
     assert [node.node_id for node in chosen] == case["chosen"]
+
+
+@pytest.mark.parametrize("case", json.loads(VECTORS.read_text(encoding="utf-8")))
+def test_the_native_client_makes_the_same_choice(case: dict) -> None:
+    nodes = [
+        {
+            "index": index,
+            "node_id": node["node_id"],
+            "host_id": node["host_id"],
+            "incarnation": 1,
+            "tcp_host": "127.0.0.1",
+            "tcp_port": 1,
+            "unix_path": "",
+            "free_bytes": GIB,
+            "weight": node["weight"],
+            "state": "active",
+        }
+        for index, node in enumerate(case["nodes"])
+    ]
+    key = bytes.fromhex(case["key"])
+    chosen = _native.place(key, nodes, case["local_host_id"], case["replicas"])
+    assert [nodes[position]["node_id"] for position in chosen] == case["chosen"]
 
 
 def test_shares_follow_weights() -> None:

@@ -6,12 +6,15 @@ A failing seed is in the message; `MOONCACHE_SIM_SEED=<seed>` runs just that one
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 
-from mooncache import errors, virtual_time
+from mooncache import _native, errors, virtual_time
 from mooncache.auth import Token, derive_tenant_key
+from mooncache.master.core.directory import BlockIndex
 from mooncache.proto.v1 import common_pb2, master_pb2
+from tests.master.model_index import ModelIndex
 from tests.master.simulation.world import BLOCK_BYTES, CLUSTER, KNOWN_KEYS, World
 
 SEEDS_EACH = 8
@@ -21,9 +24,9 @@ BATCHES = [range(start, start + (1 if FIXED else SEEDS_EACH)) for start in START
 KEYS = sorted(KNOWN_KEYS)
 
 
-async def trouble(seed: int) -> None:
+async def trouble(seed: int, make_index: Callable[[], BlockIndex] = ModelIndex) -> None:
     """A minute of random events on a bad network, then calm."""
-    world = World(seed)
+    world = World(seed, make_index)
     rng = world.rng
     names = [f"node-{n}" for n in range(rng.randrange(1, 6))]
     for name in names:
@@ -79,6 +82,11 @@ def test_the_directory_becomes_the_union_of_the_nodes(seeds: range) -> None:
         except BaseException as error:
             error.add_note(f"reproduce with MOONCACHE_SIM_SEED={seed}")
             raise
+
+
+@pytest.mark.parametrize("seed", range(1000, 1024))
+def test_the_native_index_converges_too(seed: int) -> None:
+    virtual_time.run(trouble(seed, lambda: _native.BlockIndex(hash_seed=seed)), seed=seed)
 
 
 def run(scenario: object) -> None:
