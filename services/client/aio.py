@@ -23,7 +23,7 @@ from mooncache.client.keys import Key
 from mooncache.client.options import Options, new_native
 from mooncache.client.reservation import AsyncReservation
 from mooncache.client.sync import _missed, _raise_single
-from mooncache.errors import BufferTooSmall
+from mooncache.errors import BufferTooSmall, Closed
 
 _LIST_PAGE = 1024
 _MAX_THREADS = 256
@@ -77,21 +77,26 @@ class AsyncClient:
 
     async def _run(self, call: Callable[..., Any], *args: Any) -> Any:
         """Run a blocking call on the pool; when this task is cancelled, wait until the call has come back."""
-        return await self._finish(
-            self._loop.run_in_executor(self._pool, functools.partial(call, *args)), None
-        )
+        return await self._finish(self._submit(call, *args), None)
 
     async def _run_cancellable(self, call: Callable[..., Any], *args: Any) -> Any:
         token = _native.CancelToken()
-        future = self._loop.run_in_executor(self._pool, functools.partial(call, *args, cancel=token))
-        return await self._finish(future, token)
+        return await self._finish(self._submit(functools.partial(call, cancel=token), *args), token)
+
+    def _submit(self, call: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
+        try:
+            return self._pool.submit(call, *args)
+        except RuntimeError:  # the pool is shut down
+            raise Closed("The client is closed. Make a new one with mooncache.connect_async().") from None
 
     @staticmethod
-    async def _finish(future: asyncio.Future[Any], token: Any) -> Any:
+    async def _finish(running: concurrent.futures.Future[Any], token: Any) -> Any:
+        future = asyncio.wrap_future(running)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            if future.cancel():  # it had not begun
+            # The thread's own future knows whether the call has begun; asyncio's would say "cancelled" either way.
+            if running.cancel():
                 raise
             if token is not None:
                 token.cancel()

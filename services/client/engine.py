@@ -70,8 +70,14 @@ def _check_count(name: str, value: int, low: int, high: int) -> int:
     return value
 
 
+_BITS_OF_BYTE = tuple(tuple(bool(byte >> bit & 1) for bit in range(8)) for byte in range(256))
+
+
 def _bits(bitmap: bytes, count: int) -> tuple[bool, ...]:
-    return tuple(bool(bitmap[i >> 3] >> (i & 7) & 1) for i in range(count))
+    flags: list[bool] = []
+    for byte in bitmap:
+        flags += _BITS_OF_BYTE[byte]
+    return tuple(flags[:count])
 
 
 class Engine:
@@ -104,7 +110,7 @@ class Engine:
                 [
                     {
                         "index": node.index,
-                        "node_id": node.node_id,
+                        "node_id": node.node_id if node.named else "",
                         "host_id": node.host_id,
                         "incarnation": node.incarnation,
                         "tcp_host": node.tcp_host,

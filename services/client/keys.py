@@ -43,11 +43,27 @@ def to_block_key(key: Key) -> bytes:
 
 
 def to_block_keys(keys: Iterable[Key]) -> list[bytes]:
-    """The block keys of a batch, in order. A lone `str` or `bytes` is refused: it would be read letter by letter."""
-    if isinstance(keys, (str, bytes, bytearray, memoryview)):
+    """The block keys of a batch, in order.
+
+    A bytes-like value is a packed chain, as `Passport.chain_keys` makes it: 32 bytes for each key. A lone `str` is
+    refused: it would be read letter by letter.
+    """
+    if isinstance(keys, (bytes, bytearray, memoryview)):
+        chain = bytes(keys)
+        if len(chain) % KEY_BYTES:
+            raise InvalidArgument(
+                f"A packed chain has {KEY_BYTES} bytes for each key; got {len(chain)} bytes. "
+                "For a single key wrap it: [key]."
+            )
+        return [chain[at : at + KEY_BYTES] for at in range(0, len(chain), KEY_BYTES)]
+    if isinstance(keys, str):
         raise InvalidArgument("Expected a list of keys, got a single key. Wrap it: [key].")
     try:
-        return [to_block_key(key) for key in keys]
+        batch = list(keys)
+        # The usual case, thousands of block keys, checked without a call for each of them.
+        if set(map(type, batch)) <= {bytes} and set(map(len, batch)) <= {KEY_BYTES}:  # type: ignore[arg-type]
+            return batch  # type: ignore[return-value]
+        return [to_block_key(key) for key in batch]
     except TypeError as error:
         raise InvalidArgument(f"Expected a list of keys, got {type(keys).__name__}.") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import stat
 from collections.abc import Sequence
@@ -48,18 +49,25 @@ def read_token_file(path: Path) -> str:
 
 
 def parse_static_node(text: str, index: int) -> NodeView:
-    """A node given as "host:port" or "unix:/path/of/socket"."""
+    """A node given as "host:port" or "unix:/path", with its name in front when it is known ("node-1@host:port").
+
+    Names decide where blocks are placed: with several nodes, give them, so that blocks spread over all of them.
+    """
     if not isinstance(text, str):
         raise InvalidArgument(f"A node is given as text (host:port); got {type(text).__name__}.")
-    if text.startswith("unix:"):
-        path = text.removeprefix("unix:")
+    name, at, address = text.rpartition("@")
+    known = {"node_id": name if at else text, "named": bool(at)}
+    if address.startswith("unix:"):
+        path = address.removeprefix("unix:")
         if not path.startswith("/"):
             raise InvalidArgument(f"{text!r} is not a node. Expected unix:/absolute/path.")
-        return NodeView(index, text, host_id(), 0, "active", "", 0, path)
-    host, colon, port = text.rpartition(":")
+        base = NodeView(index, "", host_id(), 0, "active", "", 0, path)
+        return dataclasses.replace(base, **known)  # type: ignore[arg-type]
+    host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
         raise InvalidArgument(f"{text!r} is not a node. Expected host:port or unix:/absolute/path.")
-    return NodeView(index, text, "", 0, "active", host.strip("[]"), int(port), "")
+    base = NodeView(index, "", "", 0, "active", host.strip("[]"), int(port), "")
+    return dataclasses.replace(base, **known)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,8 @@ class NodeView:
     grpc_target: str = ""
     tls: bool = False
     software_version: str = ""
+    named: bool = True
+    """False for a static node given by address only: `node_id` is that address, and its real name is not checked."""
 
 
 TIER_NAMES: Sequence[str] = ("hbm", "dram", "ssd", "shared")

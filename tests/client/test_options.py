@@ -17,7 +17,11 @@ from mooncache.errors import ConfigInvalid, InvalidArgument, Unauthenticated
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MOONCACHE_STATE_DIR", str(tmp_path))
-    for name in ("MOONCACHE_CLUSTER_MASTER_TARGETS", "MOONCACHE_CLUSTER_TOKEN_FILE", "MOONCACHE_CLIENT_TOKEN"):
+    for name in (
+        "MOONCACHE_CLUSTER_MASTER_TARGETS",
+        "MOONCACHE_CLUSTER_TOKEN_FILE",
+        "MOONCACHE_CLIENT_TOKEN",
+    ):
         monkeypatch.delenv(name, raising=False)
     create_cluster_token(tmp_path / "cluster.token")
     return tmp_path
