@@ -132,13 +132,15 @@ class StoreNodeSection(Section):
     """Memory for blocks; 0 takes a quarter of the memory that is available at start."""
     max_block_bytes: SizeBytes = Field(default=1 << 30, ge=1, le=1 << 30)
     """Size of the largest block."""
-    shards: int = Field(default=64, ge=1, le=4096)
-    """Parts of the index that are locked apart."""
+    expected_block_bytes: SizeBytes = Field(default=4096, ge=64, le=1 << 30)
+    """Average block size that the node must be able to fill up with; smaller ones run out of slots before memory."""
+    shards: int = Field(default=64, ge=1, le=256)
+    """Parts of the index that are locked apart; a power of two."""
     huge_pages: bool = True
     """Ask for huge pages where the machine has them."""
     eviction: str = ""
     """Eviction policy by name; empty means the built-in default."""
-    event_log_capacity: int = Field(default=1 << 20, ge=1024, le=1 << 28)
+    event_log_capacity: int = Field(default=1 << 18, ge=1024, le=1 << 28)
     """Block changes kept for the master; more in one go lead to a full report."""
     io_threads: int = Field(default=2, ge=1, le=64)
     """Threads of the data port."""

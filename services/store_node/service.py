@@ -221,6 +221,7 @@ def server_settings(config: Config, identity: Identity, capacity_bytes: int, sec
         "shards": node.shards,
         "huge_pages": node.huge_pages,
         "max_block_bytes": node.max_block_bytes,
+        "expected_block_bytes": node.expected_block_bytes,
         "event_log_capacity": node.event_log_capacity,
     }
     if node.eviction:

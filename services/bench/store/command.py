@@ -10,6 +10,7 @@ from rich.console import Console
 
 from mooncache.bench.store import CASES, StoreBenchOptions, run
 from mooncache.bench.worker import WorkerError
+from mooncache.errors import MooncacheError
 
 _EXIT_FAILED = 1
 
@@ -61,7 +62,7 @@ def store(
     try:
         with console.status("starting") as status:
             report = run(options, status.update, only or CASES)
-    except WorkerError as error:
+    except (WorkerError, MooncacheError) as error:
         console.print(f"The benchmark could not finish: {error}", style="red", markup=False)
         return _EXIT_FAILED
     report.print(console)

@@ -45,7 +45,7 @@ def index_rows(report: Report, options: StoreBenchOptions, progress: Progress) -
         figures = _native.index_benchmark(blocks, instances, max(2_000_000, 2 * blocks))
         bar = 10e6 if instances == options.index_instances else None
         for op in ("apply", "locate", "match"):
-            report.add(bar_row(f"{label}: {op}", figures[f"{op}_ops_per_s"], "blocks/s", at_least=bar))
+            report.add(bar_row(f"{label}: {op}", figures[f"{op}_per_s"], "blocks/s", at_least=bar))
         report.add(bar_row(f"{label}: memory", figures["bytes_per_block"], "bytes/block"))
 
 
