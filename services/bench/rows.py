@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -90,13 +91,13 @@ class Report:
         path.write_text(self.to_json() + "\n", encoding="utf-8")
 
     def print(self, console: Console) -> None:
-        table = Table(title=self.title, title_justify="left")
-        table.add_column("what")
-        table.add_column("value", justify="right")
-        table.add_column("unit")
-        table.add_column("ratio", justify="right")
-        table.add_column("bar")
-        table.add_column("met")
+        table = Table(title=self.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        table.add_column("what", ratio=5)
+        table.add_column("value", justify="right", no_wrap=True)
+        table.add_column("unit", no_wrap=True)
+        table.add_column("ratio", justify="right", no_wrap=True)
+        table.add_column("bar", ratio=4)
+        table.add_column("met", no_wrap=True)
         for row in self.rows:
             verdict = "" if row.met is None else ("[green]yes[/]" if row.met else "[red]no[/]")
             ratio = "" if row.ratio is None else f"{row.ratio:.2f}x"

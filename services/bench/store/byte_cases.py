@@ -22,8 +22,8 @@ from mooncache.bench.store.raw_socket import RawSocket
 Progress = Callable[[str], None]
 Times = dict[str, list[float]]
 
-BEST = "original (pool on)"
-DEFAULT = "original (default)"
+BEST = "original, pool on"
+DEFAULT = "original, default"
 
 
 class Systems:

@@ -40,7 +40,7 @@ def index_rows(report: Report, options: StoreBenchOptions, progress: Progress) -
     cases = [(blocks, options.index_instances) for blocks in options.index_blocks]
     cases += [(options.index_blocks[-1], nodes) for nodes in options.node_counts]
     for blocks, instances in cases:
-        label = f"prefix index, {_count(blocks)} blocks, {instances} instances"
+        label = f"index {_count(blocks)} blocks, {_count(instances)} instances"
         progress(label)
         figures = _native.index_benchmark(blocks, instances, max(2_000_000, 2 * blocks))
         bar = 10e6 if instances == options.index_instances else None
@@ -120,24 +120,24 @@ def rebuild_rows(report: Report, options: StoreBenchOptions, progress: Progress)
         for round_number, total in enumerate(options.rebuild_blocks):
             _fill(client, round_number, total - stored, block_bytes, progress)
             stored = total
-            label = f"directory rebuild after master kill, {_count(total)} blocks on {nodes} nodes"
+            label = f"rebuild {_count(total)} blocks, {nodes} nodes"
             progress(label)
             whole = _is_whole(nodes, total)
             asyncio.run(_poll_status(cluster, whole, _SETTLE_S))
             reader = _Reader(client, next(keys_of(0, 512)), block_bytes)
             reader.start()
-            cluster.kill("master")
             started = time.monotonic()
+            cluster.kill("master")
             cluster.restart("master")
-            process_s = asyncio.run(_poll_status(cluster, lambda status: status.leading, _SETTLE_S))
+            answering_s = asyncio.run(_poll_status(cluster, lambda status: status.leading, _SETTLE_S))
             asyncio.run(_poll_status(cluster, whole, _SETTLE_S))
             total_s = time.monotonic() - started
             reader.finish()
             if reader.served == 0:
                 raise WorkerError("no get was served while the master was away")
-            report.add(bar_row(f"{label}: from restart to whole", total_s, "s"))
             bar = 3.0 if total == max(options.rebuild_blocks) else None
-            report.add(bar_row(f"{label}: from answering to whole", total_s - process_s, "s", at_most=bar))
+            report.add(bar_row(f"{label}: kill to whole", total_s, "s", at_most=bar))
+            report.add(bar_row(f"{label}: first answer to whole", total_s - answering_s, "s"))
             report.add(bar_row(f"{label}: gets served meanwhile", reader.served, "gets"))
             report.add(bar_row(f"{label}: gets failed meanwhile", reader.failed, "gets", at_most=0.0))
 
@@ -174,8 +174,7 @@ def memory_rows(report: Report, options: StoreBenchOptions, progress: Progress) 
     beside = (grown - payload) / options.memory_blocks
     report.add(
         bar_row(
-            f"resident memory beside the payload, {_count(options.memory_blocks)} blocks of "
-            f"{options.memory_block_bytes} B",
+            f"resident beside payload, {_count(options.memory_blocks)} blocks of {options.memory_block_bytes} B",
             beside,
             "bytes/block",
             at_most=200.0,
