@@ -64,7 +64,10 @@ def put(
     /,
     *,
     file: Annotated[
-        Path | None, Parameter(name=["--file", "-f"], help="Read the value from a file; - is stdin.")
+        Path | None,
+        Parameter(
+            name=["--file", "-f"], allow_leading_hyphen=True, help="Read the value from a file; - is stdin."
+        ),
     ] = None,
     replicas: Annotated[int, Parameter(help="Number of nodes to store it on.")] = 1,
     where: Where = Where(),

@@ -1,0 +1,275 @@
+"""Breaking a real cluster: every loss is a miss, another replica, or a typed error within its deadline."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mooncache
+from mooncache.client.keys import to_block_key
+from mooncache.cluster.embedded import EmbeddedCluster
+from mooncache.errors import MasterUnavailable, MooncacheError, NoNodes
+from tests.client.conftest import make_cluster, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def fragile(tmp_path: Path) -> Iterator[EmbeddedCluster]:
+    """A cluster that a test may break."""
+    cluster = make_cluster(tmp_path, nodes=2)
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+def holders(client: mooncache.Client, key: str) -> set[str]:
+    return {entry.node_id for entry in client.list(limit=1_000_000) if entry.key == to_block_key(key)}
+
+
+def client_process(cluster: EmbeddedCluster, body: str) -> subprocess.Popen[str]:
+    """A client in a process of its own; `pool` is connected, and it prints "ready" when the body says so."""
+    script = "import mooncache, os, sys, time\n"
+    script += f"pool = mooncache.connect(**{cluster.client_settings()!r})\n" + textwrap.dedent(body)
+    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_client_killed_in_mid_put_leaves_nothing(fragile: EmbeddedCluster) -> None:
+    with mooncache.connect(**fragile.client_settings()) as pool:
+        empty = [pool.node_stat(node.index)["store_used_bytes"] for node in pool.nodes()]
+        victim = client_process(
+            fragile,
+            """
+            block = pool.reserve("half-written", 8 << 20)
+            block.write(0, bytes(4 << 20))
+            print("ready", flush=True)
+            time.sleep(60)
+            """,
+        )
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == "ready\n"
+        assert pool.get("half-written") is None
+        taken = [pool.node_stat(node.index)["store_used_bytes"] for node in pool.nodes()]
+        assert sum(taken) >= sum(empty) + (8 << 20)
+        victim.kill()
+        victim.wait(10)
+        victim.stdout.close()
+        wait_until(
+            lambda: [pool.node_stat(n.index)["store_used_bytes"] for n in pool.nodes()] == empty,
+            "the space to come back",
+        )
+        assert pool.get("half-written") is None
+        assert pool.put("half-written", b"now whole")
+        assert pool.get("half-written") == b"now whole"
+
+
+def test_a_killed_node_costs_its_own_blocks_only(fragile: EmbeddedCluster) -> None:
+    keys = [f"k{i}" for i in range(40)]
+    values = {key: os.urandom(2000) for key in keys}
+    with mooncache.connect(**fragile.client_settings(), timeout_s=5) as pool:
+        pool.put_many(keys, list(values.values()), replicas=2).raise_for_errors()
+        pool.put("only-on-one", b"x" * 100)
+        alone = holders(pool, "only-on-one")
+        victim = alone.pop()
+        fragile.kill(victim)
+        got = pool.get_many(keys)
+        assert list(got) == list(values.values()), "every block has a copy on the other node"
+        begun_s = time.monotonic()
+        try:
+            assert pool.get("only-on-one") is None
+        except MooncacheError as error:
+            assert error.code // 100 == 4
+        assert time.monotonic() - begun_s < 10, "bounded by the deadline"
+        wait_until(
+            lambda: victim in {n.node_id for n in pool.nodes() if n.state == "dead"},
+            "the master to give the node up",
+        )
+        assert pool.get("only-on-one") is None, "a plain miss once the node is known to be dead"
+        assert pool.put("after", b"goes on")
+        fragile.restart(victim)
+        fragile.wait_ready(20)
+        wait_until(lambda: len([n for n in pool.nodes() if n.state == "active"]) == 2, "both nodes")
+        assert pool.get("after") == b"goes on"
+        assert pool.get("only-on-one") is None, "its memory was lost with it"
+        pool.put("both-again", b"y", replicas=2)
+        assert holders(pool, "both-again") == {"node-1", "node-2"}
+
+
+def test_a_node_killed_in_mid_get_gives_a_clean_outcome(fragile: EmbeddedCluster) -> None:
+    data = os.urandom(24 << 20)
+    with mooncache.connect(**fragile.client_settings(), shm=False, timeout_s=10) as pool:
+        pool.put("large", data, replicas=2)
+        pool.put("lonely", data)
+        victim = holders(pool, "lonely").pop()
+        outcomes: list[object] = []
+
+        def read() -> None:
+            for _ in range(200):
+                for key in ("large", "lonely"):
+                    try:
+                        outcomes.append(pool.get(key) in (data, None))
+                    except MooncacheError as error:
+                        outcomes.append(error.code // 100 == 4)
+                if len(outcomes) > 40 and fragile.parts[victim].exit_code is not None:
+                    return
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        wait_until(lambda: len(outcomes) >= 4, "some reads")
+        fragile.kill(victim)
+        reader.join(60)
+        assert not reader.is_alive()
+        assert all(outcomes), "whole blocks, misses or typed errors; never anything else"
+        assert pool.get("large") == data
+
+
+def test_the_master_can_be_killed_while_everything_goes_on(fragile: EmbeddedCluster) -> None:
+    with mooncache.connect(**fragile.client_settings(), timeout_s=5) as pool:
+        keys = [f"before-{i}" for i in range(200)]
+        pool.put_many(keys, [key.encode() for key in keys]).raise_for_errors()
+        fragile.kill("master")
+        assert list(pool.get_many(keys)) == [key.encode() for key in keys]
+        for i in range(50):
+            assert pool.put(f"during-{i}", b"no master needed")
+            assert pool.get(f"during-{i}") == b"no master needed"
+        assert pool.match(keys).leading_blocks == 200
+        with pytest.raises(MasterUnavailable):
+            mooncache.connect(**fragile.client_settings(), connect_timeout_s=0.5)
+        begun_s = time.monotonic()
+        fragile.restart("master")
+        fragile.wait_ready(30)
+        assert list(pool.get_many(keys)) == [key.encode() for key in keys]
+        assert time.monotonic() - begun_s < 60
+        wait_until(lambda: directory_blocks(fragile) == 250, "the directory to be whole again")
+        assert pool.put("after", b"x")
+        assert {node.node_id for node in pool.nodes()} == {"node-1", "node-2"}
+
+
+def directory_blocks(cluster: EmbeddedCluster) -> int:
+    """Distinct blocks in the master's directory, as `mooncache status` shows them."""
+    import json
+
+    done = subprocess.run(
+        [sys.executable, "-m", "mooncache.cli", "status", "--json", "--state-dir", str(cluster.state_dir)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    master = json.loads(done.stdout)["master"]
+    return int(master["block_count"]) if master["directory_complete"] else -1
+
+
+def test_a_full_node_evicts_and_goes_on(tmp_path: Path) -> None:
+    cluster = make_cluster(tmp_path, nodes=1, capacity_bytes=16 << 20)
+    cluster.start()
+    try:
+        with mooncache.connect(**cluster.client_settings(), timeout_s=5) as pool:
+            for i in range(64):
+                assert pool.put(f"fill-{i}", os.urandom(1 << 20))
+            assert pool.get("fill-63") is not None
+            held = [i for i in range(64) if pool.exists(f"fill-{i}")]
+            assert 8 <= len(held) <= 16
+            stats = pool.node_stat(0)
+            assert stats["store_used_bytes"] <= 16 << 20
+            for i in held:
+                assert pool.pin(f"fill-{i}", ttl_s=600)
+            begun_s = time.monotonic()
+            with pytest.raises(MooncacheError) as caught:
+                for i in range(16):
+                    pool.put(f"too-much-{i}", bytes(2 << 20), timeout_s=3)
+            assert caught.value.code in {300, 301, 401}, "no space, and says so"
+            assert time.monotonic() - begun_s < 30
+            assert all(pool.exists(f"fill-{i}") for i in held), "pinned blocks stay"
+            for i in held:
+                assert pool.unpin(f"fill-{i}")
+            assert pool.put("fits-again", bytes(2 << 20))
+    finally:
+        cluster.stop()
+
+
+def test_no_node_at_all_is_its_own_error(fragile: EmbeddedCluster) -> None:
+    with mooncache.connect(**fragile.client_settings(), timeout_s=2) as pool:
+        pool.put("k", b"v")
+        fragile.kill("node-1")
+        fragile.kill("node-2")
+        wait_until(lambda: all(n.state == "dead" for n in pool.nodes()), "the master to give both up")
+        with pytest.raises(NoNodes):
+            pool.put("k2", b"v")
+        with pytest.raises(NoNodes):
+            pool.get("k")
+
+
+def test_a_stopped_process_is_not_waited_for(fragile: EmbeddedCluster) -> None:
+    """SIGSTOP: the connection stays open and nothing answers. The deadline, and the other copy, still hold."""
+    with mooncache.connect(**fragile.client_settings(), timeout_s=4) as pool:
+        pool.put("copied", b"twice", replicas=2)
+        fragile.parts["node-1"].send(signal.SIGSTOP)
+        try:
+            for _ in range(3):
+                begun_s = time.monotonic()
+                assert pool.get("copied") == b"twice"
+                assert time.monotonic() - begun_s < 8
+        finally:
+            fragile.parts["node-1"].send(signal.SIGCONT)
+
+
+def test_drain_moves_blocks_and_keeps_tenants(fragile: EmbeddedCluster) -> None:
+    with (
+        mooncache.connect(**fragile.client_settings()) as pool,
+        mooncache.connect(**fragile.client_settings(), tenant="team-a") as team,
+    ):
+        keys = [f"moved-{i}" for i in range(60)]
+        pool.put_many(keys, [key.encode() * 10 for key in keys]).raise_for_errors()
+        team.put_many(keys, [key.encode() * 3 for key in keys]).raise_for_errors()
+        counts = {entry.node_id for entry in pool.list(limit=10_000)}
+        victim = sorted(counts)[0]
+        done = subprocess.run(
+            [
+                sys.executable,
+                *("-m", "mooncache.cli", "drain", victim, "--timeout", "60s"),
+                *("--json", "--state-dir", str(fragile.state_dir)),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert '"state": "done"' in done.stdout
+        fragile.kill(victim, signal.SIGTERM)
+        wait_until(
+            lambda: [n.node_id for n in pool.nodes() if n.state == "active"] != [victim],
+            "the map without the drained node",
+        )
+        assert list(pool.get_many(keys)) == [key.encode() * 10 for key in keys]
+        assert list(team.get_many(keys)) == [key.encode() * 3 for key in keys]
+
+
+def test_children_end_with_their_parent(tmp_path: Path) -> None:
+    script = textwrap.dedent(f"""
+        import time
+        from pathlib import Path
+        from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
+        cluster = EmbeddedCluster(ClusterSettings(state_dir=Path({str(tmp_path)!r}), nodes=1, port=0))
+        cluster.start()
+        print(*[part.pid for part in cluster.parts.values()], flush=True)
+        time.sleep(60)
+    """)
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    parent.kill()
+    parent.wait(10)
+    parent.stdout.close()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the end of the children")
