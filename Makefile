@@ -18,7 +18,7 @@ heading = @printf '\n== %s\n' "$(1)"
 
 # ---- for people --------------------------------------------------------------------------------
 .PHONY: help up test check lint format pytest native-test asan-test tsan-test fuzz-smoke wheel wheel-test
-.PHONY: bench proto stub tidy develop clean distclean system-up system-test
+.PHONY: bench proto docs stub tidy develop clean distclean system-up system-test
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -63,6 +63,7 @@ lint: $(VENV)/.dev ## ruff, clang-format, mypy, generated code up to date
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 	$(BIN)/python scripts/gen_protos.py --check
 	$(BIN)/python scripts/native_stub.py --check
+	$(BIN)/python scripts/gen_docs.py --check
 	$(BIN)/mypy
 
 format: $(VENV)/.dev ## rewrite sources in the project's format
@@ -126,6 +127,9 @@ bench: $(VENV)/.base ## store benchmark beside a raw socket, memcpy and, if it i
 
 proto: $(VENV)/.dev ## regenerate services/proto from protos/
 	$(BIN)/python scripts/gen_protos.py
+
+docs: $(VENV)/.dev ## rewrite the reference pages that come from the code
+	$(BIN)/python scripts/gen_docs.py
 
 stub: $(VENV)/.dev ## rewrite services/_native.pyi after a change in native/python
 	$(BIN)/python scripts/native_stub.py
