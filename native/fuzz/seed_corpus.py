@@ -1,0 +1,85 @@
+"""Write the seed corpus of fuzz_wire: one valid message for each decoder, in the order of kTargets.
+
+Usage: python native/fuzz/seed_corpus.py native/fuzz/fuzz_wire_corpus
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from pathlib import Path
+
+KEY = bytes(range(32))
+EXTENT = struct.pack("<QIIQQQ", 7, 0, 3, 2, 512, 4096)
+
+
+def crc32c(data: bytes) -> int:
+    """Bit by bit: slow and plainly right."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def counted(*items: bytes) -> bytes:
+    return struct.pack("<I", len(items)) + b"".join(items)
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<H", len(value)) + value.encode()
+
+
+def frame(opcode: int, meta: bytes, payload_bytes: int = 0) -> bytes:
+    head = struct.pack("<4sBBHQQI", b"MCK1", 1, opcode, 0, 1, payload_bytes, len(meta))
+    return head + struct.pack("<I", crc32c(head + meta)) + meta
+
+
+PUT = KEY + struct.pack("<QII", 4096, 1, 100)
+RANGE = struct.pack("<QQII", 0, 4096, 1, 0)
+GET_RESULT = struct.pack("<HBBIQQ", 0, 1, 0, 5, 4096, 4096)
+HELLO = struct.pack("<HHI", 0, 1, 77) + KEY[:16] + text("default") + text("client") + text("0.1")
+AUTH_RESPONSE = KEY + struct.pack("<HIQ", 0, 0, 9) + text("node") + text("host") + struct.pack("<IIQ", 9, 9, 9)
+
+SEEDS: list[tuple[str, bytes]] = [
+    ("header", frame(3, counted(PUT), 4096)),
+    ("lengths", counted(PUT, PUT)),
+    ("status", struct.pack("<H", 200) + text("not here")),
+    ("keys", counted(KEY, KEY)),
+    ("grants", counted(struct.pack("<Q", 5), struct.pack("<Q", 6))),
+    ("codes", counted(struct.pack("<H", 0), struct.pack("<H", 300))),
+    ("match_response", struct.pack("<HII", 9, 2, 3) + b"\x0b\x00"),
+    ("hello_request", HELLO),
+    ("auth_request", KEY),
+    ("reserve_request", struct.pack("<II", 1, 50) + KEY + struct.pack("<Q", 4096)),
+    ("write_request", struct.pack("<Q", 5) + counted(RANGE)),
+    ("pin_request", struct.pack("<I", 1000) + counted(KEY)),
+    ("read_request", struct.pack("<QQQ", 5, 0, 4096)),
+    ("list_request", struct.pack("<QI", 0, 100)),
+    ("hello_response", KEY[:16]),
+    ("auth_response", AUTH_RESPONSE),
+    ("list_response", struct.pack("<Q", 0) + counted(KEY + struct.pack("<QB3xI", 4096, 1, 2))),
+    ("node_stat_response", counted(text("blocks") + struct.pack("<Q", 3))),
+    ("put_items", counted(PUT)),
+    ("get_items", counted(KEY + struct.pack("<QQ", 0, 4096))),
+    ("get_results", counted(GET_RESULT)),
+    ("lookup_results", counted(struct.pack("<HBBIQ", 0, 1, 0, 5, 4096) + EXTENT)),
+    ("reserve_items", counted(KEY + struct.pack("<Q", 4096))),
+    ("reserve_results", counted(struct.pack("<HHI", 0, 0, 0) + EXTENT)),
+    ("write_ranges", counted(RANGE)),
+    ("commit_items", counted(struct.pack("<QII", 5, 1, 1))),
+    ("stat_results", counted(struct.pack("<HBBIQIIQ", 0, 1, 0, 5, 4096, 1, 2, 30))),
+    ("list_items", counted(KEY + struct.pack("<QB3xI", 4096, 1, 2))),
+    ("segment_infos", counted(struct.pack("<IIQ", 0, 0, 1 << 20))),
+]
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (name, message) in enumerate(SEEDS):
+        (folder / f"{number:02d}_{name}").write_bytes(bytes([number]) + message)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
