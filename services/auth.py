@@ -164,8 +164,8 @@ def load_cluster_token(path: Path) -> Token:
     except OSError as error:
         reason = "does not exist" if error.errno == errno.ENOENT else error.strerror
         raise ConfigInvalid(f"The cluster token file {path} cannot be read: it {reason}.") from None
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
+    try:
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigInvalid(f"The cluster token file {path} is not a regular file.")
         if status.st_mode & 0o077:
@@ -173,7 +173,9 @@ def load_cluster_token(path: Path) -> Token:
             raise ConfigInvalid(
                 f"The cluster token file {path} has mode {mode:04o}, so others may read it; run: chmod 600 {path}"
             )
-        data = file.read(_FILE_BYTES_MAX)
+        data = os.read(descriptor, _FILE_BYTES_MAX)
+    finally:
+        os.close(descriptor)
     match = _CLUSTER.fullmatch(data.decode("ascii", "replace").strip())
     if match is None:
         raise ConfigInvalid(f"The cluster token file {path} does not hold one line mcc1.<64 hex digits>.")

@@ -97,19 +97,19 @@ class Logger:
     """Writes events of the catalogue. Thin, so that an event that is not in the catalogue is a type error."""
 
     def __init__(self, name: str) -> None:
-        self._log: Any = structlog.get_logger(logger_name=name)
+        self._name = name
 
     def debug(self, event: Event, **fields: Any) -> None:
-        self._log.debug(event.value, **fields)
+        _pipeline().debug(event.value, logger=self._name, **fields)
 
     def info(self, event: Event, **fields: Any) -> None:
-        self._log.info(event.value, **fields)
+        _pipeline().info(event.value, logger=self._name, **fields)
 
     def warning(self, event: Event, **fields: Any) -> None:
-        self._log.warning(event.value, **fields)
+        _pipeline().warning(event.value, logger=self._name, **fields)
 
     def error(self, event: Event, **fields: Any) -> None:
-        self._log.error(event.value, **fields)
+        _pipeline().error(event.value, logger=self._name, **fields)
 
 
 def get_logger(name: str) -> Logger:
@@ -117,28 +117,42 @@ def get_logger(name: str) -> Logger:
     return Logger(name)
 
 
-def setup(
-    service: str, *, level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None
-) -> None:
-    """Configure logging of the process once. "auto" means console on a terminal and JSON otherwise."""
-    stream = stream or sys.stderr
+def _make(stream: TextIO, level: str, log_format: LogFormat) -> Any:
+    """Our own chain of processors, apart from structlog's global one, which belongs to the application."""
     human = log_format == "console" or (log_format == "auto" and stream.isatty())
-    renderer: Any = (
-        structlog.dev.ConsoleRenderer(colors=stream.isatty())
-        if human
-        else structlog.processors.JSONRenderer()
-    )
-    structlog.configure(
+    colors = human and stream.isatty()
+    return structlog.wrap_logger(
+        structlog.PrintLogger(stream),
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             redact,
-            renderer,
+            structlog.dev.ConsoleRenderer(colors=colors) if human else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(stream),
         cache_logger_on_first_use=False,
     )
+
+
+_chosen: list[Any] = []  # at most one: what `setup` made
+
+
+def _pipeline() -> Any:
+    """What `setup` made; before it (an application that only uses the SDK) warnings go to stderr."""
+    return _chosen[0] if _chosen else _make(sys.stderr, "warning", "auto")
+
+
+def setup(
+    service: str, *, level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None
+) -> None:
+    """Configure logging of the process. "auto" means console on a terminal and JSON otherwise."""
+    _chosen[:] = [_make(stream or sys.stderr, level, log_format)]
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def reset() -> None:
+    """Back to how it was before `setup`."""
+    _chosen.clear()
+    structlog.contextvars.unbind_contextvars("service")

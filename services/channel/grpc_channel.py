@@ -36,7 +36,7 @@ _CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     *MESSAGE_OPTIONS,
     # A peer that restarts should be found again within a heartbeat or two, not after gRPC's two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2000),  # time for one connection attempt, despite its name
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),

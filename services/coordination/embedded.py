@@ -1,7 +1,8 @@
 """Coordination for one master: it always leads, and its term grows with every start.
 
 The term is kept in a small file and is at least the wall clock in milliseconds, so that a lost state folder
-cannot bring an old term back. Two embedded masters on one state folder are a mistake: a lock on the file refuses the second.
+cannot bring an old term back. Two embedded masters on one state folder are a mistake: a lock on the file refuses
+the second.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class EmbeddedCoordinator:
         before = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
         term = max(before + 1, floor)
         # One small write: a crash leaves the old text or the new one; the wall clock covers a torn one.
-        os.pwrite(self._descriptor, f"{term:020d}\n".encode(), 0)
+        os.pwrite(self._descriptor, f"{term:019d}\n".encode(), 0)
         os.fsync(self._descriptor)
         return term
 

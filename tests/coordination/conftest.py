@@ -1,0 +1,82 @@
+"""A real etcd server on loopback, in a folder that goes away."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+class EtcdServer:
+    """One single-member etcd. `pause` and `resume` stop and continue its process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port, self.peer_port = free_ports(2)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        client, peer = f"http://{self.endpoint}", f"http://127.0.0.1:{self.peer_port}"
+        command = ["etcd", "--name", "t", "--data-dir", str(self.folder / "data"), "--log-level", "error"]
+        command += ["--listen-client-urls", client, "--advertise-client-urls", client]
+        command += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
+        command += ["--initial-cluster", f"t={peer}"]
+        with (self.folder / "etcd.log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        deadline_s = time.monotonic() + 30
+        while time.monotonic() < deadline_s:
+            assert self.process.poll() is None, (self.folder / "etcd.log").read_text()
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"{client}/health", timeout=1) as answer,
+            ):
+                if b'"true"' in answer.read():  # it has elected itself and takes writes
+                    return
+            time.sleep(0.05)
+        pytest.fail(
+            (self.folder / "etcd.log").read_text() + "etcd was not healthy within 30 s; its log is above"
+        )
+
+    def pause(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+            self.process.wait(10)
+            self.process = None
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago, all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in sockets]
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
+    if shutil.which("etcd") is None:
+        pytest.skip("no etcd binary; install the Debian package etcd-server")
+    server = EtcdServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()
