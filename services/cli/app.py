@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cyclopts import App, CycloptsError, Group
@@ -44,16 +44,22 @@ def build() -> App:
         help_format="markdown",
         suppress_keyboard_interrupt=False,
     )
-    for command, name in (
-        (services.up, "up"),
-        (services.master, "master"),
-        (services.store_node, "store-node"),
-    ):
-        app.command(command, name=name, group=RUN)
-    for command in (data.put, data.get, data.ls, data.stat, data.rm, data.pin, data.unpin):
-        app.command(command, group=BLOCKS)
-    for command in (cluster.status, cluster.drain):
-        app.command(command, group=CLUSTER)
+    groups: dict[Group, dict[str, Callable[..., int]]] = {
+        RUN: {"up": services.up, "master": services.master, "store-node": services.store_node},
+        BLOCKS: {
+            "put": data.put,
+            "get": data.get,
+            "ls": data.ls,
+            "stat": data.stat,
+            "rm": data.rm,
+            "pin": data.pin,
+            "unpin": data.unpin,
+        },
+        CLUSTER: {"status": cluster.status, "drain": cluster.drain},
+    }
+    for group, commands in groups.items():
+        for name, command in commands.items():
+            app.command(command, name=name, group=group)
     config_app = App(name="config", help="Look at the configuration.", group=TOOLS)
     config_app.command(local.explain, name="explain")
     app.command(config_app)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from mooncache.cli.common import AsJson, Where
+from mooncache.cli.common import HERE, AsJson, Where
 from mooncache.cli.output import EXIT_MISS, EXIT_OK, console, human_age, human_bytes, print_json, print_table
 
 _POLL_S = 0.2
@@ -61,7 +61,7 @@ def _status_document(response: Any) -> dict[str, Any]:
     }
 
 
-def status(*, where: Where = Where(), json: AsJson = False) -> int:
+def status(*, where: Where = HERE, json: AsJson = False) -> int:
     """Show the master, the store nodes and what they hold.
 
     For example:
@@ -116,7 +116,7 @@ def drain(
     no_wait: Annotated[
         bool, Parameter(negative=(), help="Return at once instead of waiting for the end.")
     ] = False,
-    where: Where = Where(),
+    where: Where = HERE,
     json: AsJson = False,
 ) -> int:
     """Empty a node before it leaves: it takes no new blocks, and blocks held only there are copied away.

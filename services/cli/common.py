@@ -78,3 +78,7 @@ class Where:
                 await link.close()
 
         return asyncio.run(run())
+
+
+HERE = Where()
+"""The cluster that the configuration and the state folder know of."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from mooncache.cli.common import AsJson, Where
+from mooncache.cli.common import HERE, AsJson, Where
 from mooncache.cli.output import (
     EXIT_MISS,
     EXIT_OK,
@@ -70,7 +70,7 @@ def put(
         ),
     ] = None,
     replicas: Annotated[int, Parameter(help="Number of nodes to store it on.")] = 1,
-    where: Where = Where(),
+    where: Where = HERE,
     json: AsJson = False,
 ) -> int:
     """Store a block.
@@ -100,7 +100,7 @@ def get(
     /,
     *,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"], help="Write the bytes to a file.")] = None,
-    where: Where = Where(),
+    where: Where = HERE,
     json: AsJson = False,
 ) -> int:
     """Print a block's bytes, checked against their checksum. Exit code 1 when the pool does not have it.
@@ -142,7 +142,7 @@ def get(
 def ls(
     *,
     limit: Annotated[int, Parameter(help="Number of entries at most.")] = 100,
-    where: Where = Where(),
+    where: Where = HERE,
     json: AsJson = False,
 ) -> int:
     """List the tenant's blocks, node by node. The pool keeps block keys only, not the names they were made from.
@@ -178,7 +178,7 @@ def ls(
     return EXIT_OK
 
 
-def stat(key: KeyText, /, *, where: Where = Where(), json: AsJson = False) -> int:
+def stat(key: KeyText, /, *, where: Where = HERE, json: AsJson = False) -> int:
     """Show size, checksum, tier, pins, hits and age of a block. Exit code 1 when the pool does not have it.
 
     For example:
@@ -241,7 +241,7 @@ Keys = Annotated[tuple[str, ...], Parameter(help="Names of blocks, or block keys
 
 def rm(
     *keys: Annotated[str, Parameter(help="Names of blocks, or block keys in hex (0x…).")],
-    where: Where = Where(),
+    where: Where = HERE,
     json: AsJson = False,
 ) -> int:
     """Remove blocks from every node. Exit code 1 when one of them was not there.
@@ -258,7 +258,7 @@ def rm(
 def pin(
     *keys: Annotated[str, Parameter(help="Names of blocks, or block keys in hex (0x…).")],
     ttl: Annotated[str, Parameter(help='How long, for example "10min".')] = "10min",
-    where: Where = Where(),
+    where: Where = HERE,
     json: AsJson = False,
 ) -> int:
     """Keep blocks from eviction for a while.
@@ -282,7 +282,7 @@ def pin(
 
 def unpin(
     *keys: Annotated[str, Parameter(help="Names of blocks, or block keys in hex (0x…).")],
-    where: Where = Where(),
+    where: Where = HERE,
     json: AsJson = False,
 ) -> int:
     """Take pins back.

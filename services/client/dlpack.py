@@ -62,7 +62,7 @@ def dlpack_view(tensor: Any) -> memoryview:
     try:
         capsule = tensor.__dlpack__()
         address = _get_pointer(capsule, b"dltensor")
-    except Exception as error:  # noqa: BLE001 - any library may refuse in its own way
+    except Exception as error:
         raise InvalidArgument(f"{type(tensor).__name__} cannot be exported by DLPack: {error}") from error
     view = _Tensor.from_address(address)
     if view.device.device_type not in _HOST_DEVICES:

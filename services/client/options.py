@@ -206,8 +206,8 @@ def _tls(section: TlsSection, ca: str | None, cert: str | None, key: str | None)
         raise InvalidArgument(
             "tls_cert needs tls_ca: the file that the nodes' certificates are checked against."
         )
-    given = {"ca_file": ca, "cert_file": cert, "key_file": key}
-    given = {name: path for name, path in given.items() if path is not None}
+    files = {"ca_file": ca, "cert_file": cert, "key_file": key}
+    given = {name: path for name, path in files.items() if path is not None}
     for name, path in given.items():
         if not Path(path).is_file():
             raise InvalidArgument(f"tls_{name.removesuffix('_file')}: there is no file {path}.")

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from mooncache.auth import load_or_create_cluster_token
+from mooncache.client.map_keeper import view_of_map
 from mooncache.client.master_link import MasterLink
 from mooncache.client.options import Options
 from mooncache.client.results import NodeView
-from mooncache.client.map_keeper import view_of_map
 from mooncache.client.state_dir import remove_cluster_file, write_cluster_file
 from mooncache.clock import SystemClock
 from mooncache.cluster.processes import Part, describe_exit, stop_all
@@ -209,7 +209,9 @@ class EmbeddedCluster:
         return folder
 
     def _announce(self) -> None:
+        tls = load().tls
         content = {
+            "tls_ca": str(tls.ca_file) if tls.enabled and tls.ca_file else None,
             "master_targets": [self.master_target],
             "pid": os.getpid(),
             "nodes": {name: part.pid for name, part in self.parts.items() if name != "master"},
@@ -217,7 +219,7 @@ class EmbeddedCluster:
         write_cluster_file(self.state_dir, content)
 
     async def _wait_ready(self, timeout_s: float, tell: Progress) -> tuple[NodeView, ...]:
-        config = load(env={}, overrides={"cluster.state_dir": str(self.state_dir)})
+        config = load(overrides={"cluster.state_dir": str(self.state_dir)})
         options = Options.gather(master=self.master_target, token_file=str(self.token_path), config=config)
         link = MasterLink(options.targets, options.master_channel, SystemClock(), random.Random())
         wanted = {name for name, part in self.parts.items() if name != "master" and part.exit_code is None}

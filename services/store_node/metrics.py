@@ -78,14 +78,26 @@ _GAUGES = frozenset(
         "pins_held",
         "reservations_held",
         "reserved_bytes",
-        *(
-            f"store_{name}"
-            for name in (
-                "capacity_bytes used_bytes free_bytes evictable_bytes pinned_bytes reserved_bytes probation_bytes "
-                "largest_free_bytes free_extents fragmentation_ppm blocks zombie_blocks pins retained_blocks "
-                "reservations event_seq events_pending bookkeeping_bytes event_log_bytes draining"
-            ).split()
-        ),
+        "store_capacity_bytes",
+        "store_used_bytes",
+        "store_free_bytes",
+        "store_evictable_bytes",
+        "store_pinned_bytes",
+        "store_reserved_bytes",
+        "store_probation_bytes",
+        "store_largest_free_bytes",
+        "store_free_extents",
+        "store_fragmentation_ppm",
+        "store_blocks",
+        "store_zombie_blocks",
+        "store_pins",
+        "store_retained_blocks",
+        "store_reservations",
+        "store_event_seq",
+        "store_events_pending",
+        "store_bookkeeping_bytes",
+        "store_event_log_bytes",
+        "store_draining",
     }
 )
 

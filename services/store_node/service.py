@@ -24,7 +24,7 @@ from mooncache.config import Config
 from mooncache.duties import Duty
 from mooncache.errors import ConfigInvalid, MasterUnavailable
 from mooncache.proto.v1 import common_pb2
-from mooncache.rpc import STORE_NODE_SERVICE, MASTER_SERVICE, RpcTable
+from mooncache.rpc import MASTER_SERVICE, STORE_NODE_SERVICE, Handler, RpcTable
 from mooncache.service import Service
 from mooncache.store_node.background import keep_membership, relay_native_log, report_blocks
 from mooncache.store_node.copier import NativeCopier
@@ -41,7 +41,7 @@ from mooncache.store_node.ops import (
 from mooncache.store_node.state import Identity, NodeState
 from mooncache.tls import channel_credentials
 
-HANDLERS = {
+HANDLERS: dict[str, Handler] = {
     "CopyBlocks": copy_blocks.handle,
     "DropBlocks": drop_blocks.handle,
     "PinBlocks": pin_blocks.handle,
@@ -276,7 +276,7 @@ def kept_node_id(folder: Path) -> str:
 def quarter_of_memory_bytes() -> int:
     """A quarter of the memory that is available now, in whole MiB."""
     try:
-        with open("/proc/meminfo", encoding="ascii") as file:  # noqa: PTH123
+        with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:
                 if line.startswith("MemAvailable:"):
                     return int(line.split()[1]) * 1024 // 4 >> 20 << 20

@@ -94,8 +94,8 @@ class NodeState:
         self.core.set_draining(draining)
 
     @property
-    def node_state(self) -> int:
-        """The node's own view of itself, as a NodeState number."""
+    def node_state(self) -> common_pb2.NodeState:
+        """The node's own view of itself."""
         return common_pb2.NODE_STATE_DRAINING if self.draining else common_pb2.NODE_STATE_ACTIVE
 
     def forget_master(self) -> None:

@@ -84,10 +84,7 @@ def test_a_killed_node_costs_its_own_blocks_only(fragile: EmbeddedCluster) -> No
         got = pool.get_many(keys)
         assert list(got) == list(values.values()), "every block has a copy on the other node"
         begun_s = time.monotonic()
-        try:
-            assert pool.get("only-on-one") is None
-        except MooncacheError as error:
-            assert error.code // 100 == 4
+        assert pool.get_many(["only-on-one"]).codes[0] // 100 in {2, 4}, "a miss, or unreachable"
         assert time.monotonic() - begun_s < 10, "bounded by the deadline"
         wait_until(
             lambda: victim in {n.node_id for n in pool.nodes() if n.state == "dead"},
@@ -184,10 +181,9 @@ def test_a_full_node_evicts_and_goes_on(tmp_path: Path) -> None:
             for i in held:
                 assert pool.pin(f"fill-{i}", ttl_s=600)
             begun_s = time.monotonic()
-            with pytest.raises(MooncacheError) as caught:
-                for i in range(16):
-                    pool.put(f"too-much-{i}", bytes(2 << 20), timeout_s=3)
-            assert caught.value.code in {300, 301, 401}, "no space, and says so"
+            codes = [pool.put_many([f"too-{i}"], [bytes(2 << 20)], timeout_s=3).codes[0] for i in range(9)]
+            assert set(codes) & {300, 301, 401}, "no space, and says so"
+            assert set(codes) <= {0, 300, 301, 401}
             assert time.monotonic() - begun_s < 30
             assert all(pool.exists(f"fill-{i}") for i in held), "pinned blocks stay"
             for i in held:
