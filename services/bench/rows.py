@@ -90,6 +90,18 @@ class Report:
     def write_json(self, path: Path) -> None:
         path.write_text(self.to_json() + "\n", encoding="utf-8")
 
+    def to_markdown(self) -> str:
+        """The rows as a table for docs/benchmarks/, with machine and versions above it."""
+        facts = [f"{name} {value}" for name, value in {**self.machine, **self.versions}.items()]
+        lines = [", ".join(facts) + ".", "", *(f"{note}." for note in self.notes), ""]
+        lines += ["| what | value | ratio | bar | met |", "| --- | --: | --: | --- | --- |"]
+        for row in self.rows:
+            ratio = "" if row.ratio is None else f"{row.ratio:.2f}x"
+            bar = row.bar or (f"against {row.against}" if row.against else "")
+            met = "" if row.met is None else ("yes" if row.met else "**no**")
+            lines.append(f"| {row.name} | {_number(row.value)} {row.unit} | {ratio} | {bar} | {met} |")
+        return "\n".join(lines) + "\n"
+
     def print(self, console: Console) -> None:
         table = Table(title=self.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         table.add_column("what", ratio=5)

@@ -41,3 +41,9 @@ def test_table_names_what_was_missed() -> None:
     report.print(Console(file=output, width=120))
     assert "1.00x" in output.getvalue()
     assert "no" in output.getvalue()
+
+
+def test_markdown_marks_what_was_missed() -> None:
+    report = Report("t", machine={"cores": "2"}, notes=["medians of 9 rounds"])
+    report.add(bar_row("get", 1.0, "GB/s", against="raw", reference=1.0, at_least=1.5))
+    assert "| get | 1 GB/s | 1.00x | at least 1.5x raw | **no** |" in report.to_markdown()

@@ -22,6 +22,7 @@ def store(
         Parameter(help="Measure the original beside it (extra [bench])."),
     ] = None,
     json: Annotated[Path | None, Parameter(help="Also write the rows to this file.")] = None,
+    markdown: Annotated[Path | None, Parameter(help="Also write the rows as a Markdown table.")] = None,
     repeats: Annotated[int, Parameter(help="Rounds over all systems; medians are printed. At least 5.")] = 9,
     only: Annotated[
         tuple[str, ...], Parameter(help=f"Run only these cases: {', '.join(CASES)}.", negative=())
@@ -69,4 +70,7 @@ def store(
     if json is not None:
         report.write_json(json)
         console.print(f"rows written to {json}")
+    if markdown is not None:
+        markdown.write_text(report.to_markdown(), encoding="utf-8")
+        console.print(f"table written to {markdown}")
     return 0
