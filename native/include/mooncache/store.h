@@ -83,8 +83,8 @@ struct BlockInfo {
   Tier tier = Tier::kDram;
   uint32_t pins = 0;  // live pins, not counting the retention pin
   uint32_t hits = 0;
-  uint64_t age_ms = 0;            // since the commit
-  uint64_t pinned_until_ms = 0;   // retention pin; 0 = none
+  uint64_t age_ms = 0;           // since the commit
+  uint64_t pinned_until_ms = 0;  // retention pin; 0 = none
 };
 
 struct Pinned {
@@ -102,7 +102,14 @@ struct MatchResult {
 // u8 kind | u8 tier | u8 reason | u8 flags | u32 reserved | u64 tenant | u64 size_bytes | 32 B key
 inline constexpr size_t kBlockRecordBytes = 56;
 enum class RecordKind : uint8_t { kAdd = 1, kRemove = 2, kMoveTier = 3 };
-enum class RemoveReason : uint8_t { kNone = 0, kEvicted = 1, kRemoved = 2, kCorrupt = 3, kDrained = 4, kReplaced = 5 };
+enum class RemoveReason : uint8_t {
+  kNone = 0,
+  kEvicted = 1,
+  kRemoved = 2,
+  kCorrupt = 3,
+  kDrained = 4,
+  kReplaced = 5
+};
 inline constexpr size_t kRemoveReasons = 6;
 
 struct EventBatch {
@@ -140,8 +147,8 @@ struct SegmentFd {
 
 struct TenantUsage {
   TenantId tenant = 0;
-  uint64_t bytes = 0;  // of reservations and blocks, as requested (not rounded)
-  uint64_t blocks = 0;  // visible ones
+  uint64_t bytes = 0;        // of reservations and blocks, as requested (not rounded)
+  uint64_t blocks = 0;       // visible ones
   uint64_t quota_bytes = 0;  // 0 = none
 };
 
@@ -150,8 +157,8 @@ struct StoreStats {
   uint64_t used_bytes = 0;       // extents handed out, rounded to quanta
   uint64_t free_bytes = 0;       // capacity - used
   uint64_t evictable_bytes = 0;  // of used: could be evicted now
-  uint64_t pinned_bytes = 0;     // of used: under a live pin or a retention pin (expired ones may still count)
-  uint64_t reserved_bytes = 0;   // of used: not committed yet
+  uint64_t pinned_bytes = 0;    // of used: under a live pin or a retention pin (expired ones may still count)
+  uint64_t reserved_bytes = 0;  // of used: not committed yet
   uint64_t probation_bytes = 0;  // of evictable: not read again since commit ("2q")
   uint64_t largest_free_bytes = 0;
   uint64_t free_extents = 0;
@@ -165,9 +172,9 @@ struct StoreStats {
   uint64_t removed[kRemoveReasons] = {};  // by RemoveReason
   uint64_t evicted_bytes = 0;
   uint64_t evicted_probation = 0, evicted_protected = 0, evicted_quota = 0;
-  uint64_t hits = 0;              // acquire() that found its block
-  uint64_t misses_unknown = 0;    // never seen, or long ago
-  uint64_t misses_evicted = 0;    // evicted recently
+  uint64_t hits = 0;            // acquire() that found its block
+  uint64_t misses_unknown = 0;  // never seen, or long ago
+  uint64_t misses_evicted = 0;  // evicted recently
   uint64_t match_present = 0, match_absent = 0;
   uint64_t admitted_by_ghost = 0;
   uint64_t no_space = 0, quota_refusals = 0, draining_refusals = 0;

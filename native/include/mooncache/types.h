@@ -17,7 +17,8 @@ inline constexpr size_t kKeyBytes = 32;
 struct Key {
   std::array<std::byte, kKeyBytes> bytes{};
 
-  // Word by word: the compiler's own comparison of a byte array goes byte by byte, on the hottest path there is.
+  // Word by word: the compiler's own comparison of a byte array goes byte by byte, on the hottest path there
+  // is.
   bool operator==(const Key& other) const {
     return word(0) == other.word(0) && word(1) == other.word(1) && word(2) == other.word(2) &&
            word(3) == other.word(3);

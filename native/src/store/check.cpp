@@ -48,15 +48,18 @@ bool Store::Core::check_shard(const Shard& shard, Census& census, std::string* w
     pins += entry.pins;
     retained += entry.retained_until_ms != 0 ? 1 : 0;
     if (entry.state == State::kReserved) census.reserved_bytes += extent_bytes(entry.size);
-    if (entry.state == State::kZombie && entry.pins == 0) return fail(why, "a removed block without pins keeps its memory");
+    if (entry.state == State::kZombie && entry.pins == 0)
+      return fail(why, "a removed block without pins keeps its memory");
     if ((current % 2 == 0) != (entry.state == State::kVisible) && entry.state != State::kZombie) {
       return fail(why, "generation parity does not agree with visibility");
     }
     const bool found = find(shard, hash_of(entry.tenant, entry.key), entry.tenant, entry.key) == index;
     if (found != (entry.state == State::kVisible)) return fail(why, "index does not agree with visibility");
     const bool evictable = entry.state == State::kVisible && entry.pins == 0 && entry.retained_until_ms == 0;
-    if (evictable != (entry.linked != 0)) return fail(why, "a block is in a queue that may not, or not in one that must");
-    if (entry.retained_until_ms != 0 && entry.in_heap == 0) return fail(why, "a retention pin without an end");
+    if (evictable != (entry.linked != 0))
+      return fail(why, "a block is in a queue that may not, or not in one that must");
+    if (entry.retained_until_ms != 0 && entry.in_heap == 0)
+      return fail(why, "a retention pin without an end");
     if (entry.state == State::kVisible) ++use.blocks;
   }
   uint64_t live = 0;
@@ -64,13 +67,15 @@ bool Store::Core::check_shard(const Shard& shard, Census& census, std::string* w
   census.pins += live;
   const store::ShardCounters& count = shard.count;
   if (live != pins || live != shard.pins.used()) return fail(why, "pin records do not agree with pin counts");
-  if (by_state[1] != count.reservations || by_state[2] != count.visible || by_state[3] != count.zombies || retained != count.retained) {
+  if (by_state[1] != count.reservations || by_state[2] != count.visible || by_state[3] != count.zombies ||
+      retained != count.retained) {
     return fail(why, "counts of states");
   }
   if (shard.index.count() != count.visible) return fail(why, "index size");
   if (shard.entries.used() != by_state[1] + by_state[2] + by_state[3]) return fail(why, "slots in use");
   if (shard.writes.size() > count.reservations) return fail(why, "write ranges without a reservation");
-  if (shard.retention_ends.size() > 2 * count.retained + 128) return fail(why, "too many stale retention ends");
+  if (shard.retention_ends.size() > 2 * count.retained + 128)
+    return fail(why, "too many stale retention ends");
   return check_queues(shard, census, why);
 }
 
@@ -79,7 +84,8 @@ bool Store::Core::check_queues(const Shard& shard, Census& census, std::string* 
   for (size_t queue = 0; queue < store::kQueues; ++queue) {
     uint64_t newer = kNever;
     uint32_t previous = kNone;
-    for (uint32_t at = shard.queues[queue].head; at != kNone; at = shard.entries[at].links[store::kQueueNext]) {
+    for (uint32_t at = shard.queues[queue].head; at != kNone;
+         at = shard.entries[at].links[store::kQueueNext]) {
       const Entry& entry = shard.entries[at];
       if (entry.linked == 0 || static_cast<size_t>(entry.queue) != queue || entry.tick >= newer ||
           entry.links[store::kQueuePrevious] != previous) {
@@ -122,7 +128,8 @@ bool Store::Core::check_totals(Census& census, std::string* why) const {
     if (extents.offset_of(piece.node) != piece.offset) return fail(why, "an entry and its extent disagree");
     const uint32_t slot = piece.slot;
     const Entry& entry = shards[slot & shard_mask].entries[slot >> shard_bits];
-    if (extents.size_of(piece.node) != quanta_for(entry.size)) return fail(why, "an extent has another size than its block");
+    if (extents.size_of(piece.node) != quanta_for(entry.size))
+      return fail(why, "an extent has another size than its block");
     if (piece.arena == arena_before && piece.offset < end) return fail(why, "two extents overlap");
     arena_before = piece.arena;
     end = uint64_t{piece.offset} + extents.size_of(piece.node);
@@ -133,12 +140,16 @@ bool Store::Core::check_totals(Census& census, std::string* why) const {
   for (size_t number = 0; number < arenas.size(); ++number) {
     const std::lock_guard lock(arenas[number]->mutex);
     if (!arenas[number]->extents.check(why)) return false;
-    if (arenas[number]->extents.used_extents() != per_arena[number]) return fail(why, "an extent without an entry");
+    if (arenas[number]->extents.used_extents() != per_arena[number])
+      return fail(why, "an extent without an entry");
     free_bytes += uint64_t{arenas[number]->extents.free_quanta()} * config.quantum_bytes;
   }
-  if (used + free_bytes != config.capacity_bytes || used != used_bytes.load()) return fail(why, "used + free is not the capacity");
-  if (census.queue_bytes[0] != queue_bytes[0].load() || census.queue_bytes[1] != queue_bytes[1].load()) return fail(why, "queue bytes");
-  if (census.reserved_bytes != reserved_bytes.load() || census.pins != live_pins.load()) return fail(why, "reserved bytes or pins");
+  if (used + free_bytes != config.capacity_bytes || used != used_bytes.load())
+    return fail(why, "used + free is not the capacity");
+  if (census.queue_bytes[0] != queue_bytes[0].load() || census.queue_bytes[1] != queue_bytes[1].load())
+    return fail(why, "queue bytes");
+  if (census.reserved_bytes != reserved_bytes.load() || census.pins != live_pins.load())
+    return fail(why, "reserved bytes or pins");
   for (const TenantUsage& use : tenants.usage()) {
     const TenantUsage& counted = census.tenants[use.tenant];
     if (counted.bytes != use.bytes || counted.blocks != use.blocks) return fail(why, "tenant usage");
@@ -152,7 +163,8 @@ bool Store::check(std::string* why) const {
   if (why == nullptr) why = &ignored;
   const std::unique_lock gate(core_->reserve_gate);
   std::vector<std::unique_lock<std::mutex>> locks;
-  for (uint32_t number = 0; number < core_->config.shards; ++number) locks.emplace_back(core_->shards[number].mutex);
+  for (uint32_t number = 0; number < core_->config.shards; ++number)
+    locks.emplace_back(core_->shards[number].mutex);
   Core::Census census;
   for (uint32_t number = 0; number < core_->config.shards; ++number) {
     if (!core_->check_shard(core_->shards[number], census, why)) return false;

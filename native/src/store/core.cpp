@@ -19,10 +19,13 @@ uint64_t fold(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
 }
 
-Status invalid(const char* what) { return {Code::kConfigInvalid, what}; }
+Status invalid(const char* what) {
+  return {Code::kConfigInvalid, what};
+}
 
 Status validate(const StoreConfig& config) {
-  if (config.quantum_bytes < 64 || config.quantum_bytes > 65536 || !std::has_single_bit(config.quantum_bytes)) {
+  if (config.quantum_bytes < 64 || config.quantum_bytes > 65536 ||
+      !std::has_single_bit(config.quantum_bytes)) {
     return invalid("quantum_bytes must be a power of two from 64 to 65536");
   }
   if (config.shards < 1 || config.shards > 256 || !std::has_single_bit(config.shards)) {
@@ -31,16 +34,21 @@ Status validate(const StoreConfig& config) {
   if (config.capacity_bytes < config.quantum_bytes || config.capacity_bytes > (1ull << 45)) {
     return invalid("capacity_bytes must be at least one quantum and at most 32 TiB");
   }
-  if (config.arena_bytes != 0 && config.arena_bytes < config.quantum_bytes) return invalid("arena_bytes is below one quantum");
-  if (config.eviction != "2q" && config.eviction != "lru") return invalid("eviction must be \"2q\" or \"lru\"");
+  if (config.arena_bytes != 0 && config.arena_bytes < config.quantum_bytes)
+    return invalid("arena_bytes is below one quantum");
+  if (config.eviction != "2q" && config.eviction != "lru")
+    return invalid("eviction must be \"2q\" or \"lru\"");
   if (config.probation_percent > 100) return invalid("probation_percent must be at most 100");
   if (config.ghost_factor > 64) return invalid("ghost_factor must be at most 64");
-  if (config.expected_block_bytes == 0 || config.max_block_bytes == 0) return invalid("block sizes must not be 0");
-  if (config.max_victims == 0 || config.max_ranges == 0) return invalid("max_victims and max_ranges must not be 0");
+  if (config.expected_block_bytes == 0 || config.max_block_bytes == 0)
+    return invalid("block sizes must not be 0");
+  if (config.max_victims == 0 || config.max_ranges == 0)
+    return invalid("max_victims and max_ranges must not be 0");
   if (config.event_log_capacity < 16 || config.event_log_capacity > (1ull << 28)) {
     return invalid("event_log_capacity must be from 16 to 2^28 records");
   }
-  if (config.max_pins == 0 || config.max_pins > (1ull << 26)) return invalid("max_pins must be from 1 to 2^26");
+  if (config.max_pins == 0 || config.max_pins > (1ull << 26))
+    return invalid("max_pins must be from 1 to 2^26");
   return Status::ok();
 }
 
@@ -73,14 +81,17 @@ Status Store::Core::start() {
   shard_bits = static_cast<uint32_t>(std::countr_zero(config.shards));
   shard_mask = config.shards - 1;
   // Keys spread unevenly over the shards, hence the slack.
-  const uint64_t blocks = config.capacity_bytes / std::max<uint64_t>(config.expected_block_bytes, config.quantum_bytes);
-  const uint64_t per_shard = std::min<uint64_t>(blocks / config.shards * 5 / 4 + 64,
-                                                std::min<uint64_t>(store::SlotIndex::kMaxEntries, kNone >> shard_bits));
+  const uint64_t blocks =
+      config.capacity_bytes / std::max<uint64_t>(config.expected_block_bytes, config.quantum_bytes);
+  const uint64_t per_shard =
+      std::min<uint64_t>(blocks / config.shards * 5 / 4 + 64,
+                         std::min<uint64_t>(store::SlotIndex::kMaxEntries, kNone >> shard_bits));
   slot_count = per_shard * config.shards;
   auto table = store::Memfd::create("mooncache-generations", slot_count * sizeof(uint64_t), false);
   if (!table) return table.status();
   generations = std::move(*table);
-  if (::getrandom(seeds, sizeof seeds, 0) != static_cast<ssize_t>(sizeof seeds)) return {Code::kInternal, "getrandom"};
+  if (::getrandom(seeds, sizeof seeds, 0) != static_cast<ssize_t>(sizeof seeds))
+    return {Code::kInternal, "getrandom"};
   for (uint64_t& seed : seeds) seed |= 1;
   shards = std::make_unique<Shard[]>(config.shards);
   retention_next = std::make_unique<std::atomic<uint64_t>[]>(config.shards);
@@ -98,8 +109,8 @@ Status Store::Core::start() {
     const store::Memfd& file = arenas[id]->memory;
     segment_fds.push_back({id, SegmentKind::kArena, file.size_bytes(), file.fd_ro(), file.fd_rw()});
   }
-  segment_fds.push_back({static_cast<uint32_t>(arenas.size()), SegmentKind::kGenerationTable, generations.size_bytes(),
-                         generations.fd_ro(), generations.fd_rw()});
+  segment_fds.push_back({static_cast<uint32_t>(arenas.size()), SegmentKind::kGenerationTable,
+                         generations.size_bytes(), generations.fd_ro(), generations.fd_rw()});
   return Status::ok();
 }
 
@@ -180,7 +191,8 @@ void Store::Core::link(Shard& shard, uint32_t index) {
   entry.tick = ticks.fetch_add(1, std::memory_order_relaxed);
   entry.linked = 1;
   store::push_front<store::kQueuePrevious, store::kQueueNext>(shard.queues[queue], shard.entries, index);
-  store::push_front<store::kTenantPrevious, store::kTenantNext>(shard.tenant_lists[entry.tenant], shard.entries, index);
+  store::push_front<store::kTenantPrevious, store::kTenantNext>(shard.tenant_lists[entry.tenant],
+                                                                shard.entries, index);
   queue_bytes[queue].fetch_add(extent_bytes(entry.size), std::memory_order_relaxed);
   publish_cold(shard, entry.queue);
 }
@@ -199,7 +211,8 @@ void Store::Core::unlink(Shard& shard, uint32_t index) {
 
 void Store::Core::settle(Shard& shard, uint32_t index) {
   const Entry& entry = shard.entries[index];
-  if (entry.state == State::kVisible && entry.pins == 0 && entry.retained_until_ms == 0 && entry.linked == 0) {
+  if (entry.state == State::kVisible && entry.pins == 0 && entry.retained_until_ms == 0 &&
+      entry.linked == 0) {
     link(shard, index);
   }
 }
@@ -208,7 +221,8 @@ void Store::Core::touch(Shard& shard, uint32_t index, uint64_t now_ms) {
   Entry& entry = shard.entries[index];
   const bool was_linked = entry.linked != 0;
   if (was_linked) unlink(shard, index);
-  entry.queue = store::queue_on_hit(rules, entry.queue, now_ms > entry.committed_ms ? now_ms - entry.committed_ms : 0);
+  entry.queue =
+      store::queue_on_hit(rules, entry.queue, now_ms > entry.committed_ms ? now_ms - entry.committed_ms : 0);
   if (was_linked) link(shard, index);
 }
 
@@ -275,7 +289,8 @@ Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t
   entry.committed_ms = now_ms;
   entry.queue = store::queue_on_commit(rules, evicted_recently);
   set_generation(slot_of(shard, index), generation(slot_of(shard, index)) + 1);
-  shard.index.insert(hash, index, [&](uint32_t at) { return hash_of(shard.entries[at].tenant, shard.entries[at].key); });
+  shard.index.insert(hash, index,
+                     [&](uint32_t at) { return hash_of(shard.entries[at].tenant, shard.entries[at].key); });
   append_event(entry, RecordKind::kAdd, RemoveReason::kNone);
   tenants.count_block(entry.tenant, true);
   ++shard.count.visible;
@@ -321,7 +336,9 @@ void Store::Core::expire_retention(Shard& shard, uint64_t now_ms) {
     Shard::RetentionEnd end = ends.back();
     ends.pop_back();
     Entry& entry = shard.entries[end.entry];
-    if (entry.state != State::kVisible || static_cast<uint32_t>(generation(slot_of(shard, end.entry))) != end.generation) continue;
+    if (entry.state != State::kVisible ||
+        static_cast<uint32_t>(generation(slot_of(shard, end.entry))) != end.generation)
+      continue;
     entry.in_heap = 0;
     if (entry.retained_until_ms == 0) continue;
     if (entry.retained_until_ms > now_ms) {  // prolonged since
@@ -337,7 +354,8 @@ void Store::Core::expire_retention(Shard& shard, uint64_t now_ms) {
 }
 
 void Store::Core::notify_space() {
-  if (someone_waits.load(std::memory_order_seq_cst) && someone_waits.exchange(false) && space_callback) space_callback();
+  if (someone_waits.load(std::memory_order_seq_cst) && someone_waits.exchange(false) && space_callback)
+    space_callback();
 }
 
 }  // namespace mooncache

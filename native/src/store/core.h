@@ -53,7 +53,9 @@ struct Store::Core {
   uint64_t hash_of(TenantId tenant, const Key& key) const;
   Shard& shard_of(uint64_t hash) { return shards[hash & shard_mask]; }
   uint32_t slot_of(const Shard& shard, uint32_t entry) const { return (entry << shard_bits) | shard.number; }
-  uint64_t quanta_for(uint64_t size) const { return (size + config.quantum_bytes - 1) / config.quantum_bytes; }
+  uint64_t quanta_for(uint64_t size) const {
+    return (size + config.quantum_bytes - 1) / config.quantum_bytes;
+  }
   uint64_t extent_bytes(uint64_t size) const { return quanta_for(size) * config.quantum_bytes; }
   std::byte* bytes_of(const Entry& entry) const;
   uint64_t generation(uint32_t slot) const;
@@ -69,7 +71,7 @@ struct Store::Core {
 
   // --- lives of blocks; the shard is locked (core.cpp) ---
   void publish_cold(const Shard& shard, Queue queue);
-  void link(Shard& shard, uint32_t entry);    // hottest of its queue
+  void link(Shard& shard, uint32_t entry);  // hottest of its queue
   void unlink(Shard& shard, uint32_t entry);
   void settle(Shard& shard, uint32_t entry);  // links the entry if nothing holds it
   void touch(Shard& shard, uint32_t entry, uint64_t now_ms);
@@ -94,7 +96,8 @@ struct Store::Core {
   void expire_all_retention(uint64_t now_ms);
   Code charge(TenantId tenant, uint64_t size, uint64_t now_ms, Pressure& pressure);
   Result<Reservation> reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms);
-  Result<Reservation> take_slot(TenantId tenant, const Key& key, uint64_t size, const Space& space, Pressure& pressure);
+  Result<Reservation> take_slot(TenantId tenant, const Key& key, uint64_t size, const Space& space,
+                                Pressure& pressure);
   // Call without locks after space may have become free.
   void notify_space();
 

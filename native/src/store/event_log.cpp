@@ -29,7 +29,8 @@ void pack_record(const BlockRecord& record, std::byte* out) {
 
 // Mapped rather than allocated: a log that never fills costs only the pages that it used.
 EventLog::EventLog(uint64_t capacity) : capacity_(capacity) {
-  void* at = ::mmap(nullptr, memory_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* at = ::mmap(nullptr, memory_bytes(), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at != MAP_FAILED) ring_ = static_cast<std::byte*>(at);
 }
 
@@ -65,7 +66,8 @@ EventBatch EventLog::drain(uint64_t max_events) {
   const uint64_t first_part = std::min(count, capacity_ - from);
   if (count > 0) {
     std::memcpy(batch.records.data(), ring_ + from * kBlockRecordBytes, first_part * kBlockRecordBytes);
-    std::memcpy(batch.records.data() + first_part * kBlockRecordBytes, ring_, (count - first_part) * kBlockRecordBytes);
+    std::memcpy(batch.records.data() + first_part * kBlockRecordBytes, ring_,
+                (count - first_part) * kBlockRecordBytes);
   }
   next_read_ += count;
   return batch;

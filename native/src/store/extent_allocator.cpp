@@ -151,14 +151,17 @@ std::vector<uint32_t> ExtentAllocator::owners_around(uint32_t quanta, uint32_t r
 
 bool ExtentAllocator::check_lists(std::string* why, uint32_t* seen) const {
   for (uint32_t coarse = 0; coarse < kCoarse; ++coarse) {
-    if (((coarse_map_ >> coarse) & 1u) != (fine_map_[coarse] != 0 ? 1u : 0u)) return *why = "allocator: coarse bitmap", false;
+    if (((coarse_map_ >> coarse) & 1u) != (fine_map_[coarse] != 0 ? 1u : 0u))
+      return *why = "allocator: coarse bitmap", false;
     for (uint32_t fine = 0; fine < kFine; ++fine) {
       uint32_t node = heads_[coarse][fine];
-      if (((fine_map_[coarse] >> fine) & 1u) != (node != kNone ? 1u : 0u)) return *why = "allocator: fine bitmap", false;
+      if (((fine_map_[coarse] >> fine) & 1u) != (node != kNone ? 1u : 0u))
+        return *why = "allocator: fine bitmap", false;
       uint32_t previous = kNone;
       for (; node != kNone; previous = node, node = nodes_[node].next) {
         const Class cls = class_of(nodes_[node].size);
-        if (nodes_[node].is_free == 0 || nodes_[node].previous != previous || cls.coarse != coarse || cls.fine != fine) {
+        if (nodes_[node].is_free == 0 || nodes_[node].previous != previous || cls.coarse != coarse ||
+            cls.fine != fine) {
           return *why = "allocator: free list", false;
         }
         if (++*seen > free_extents_) return *why = "allocator: free list longer than counted", false;

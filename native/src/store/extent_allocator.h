@@ -51,7 +51,7 @@ class ExtentAllocator {
   struct Node {
     uint32_t offset = 0;
     uint32_t size = 0;
-    uint32_t left = kNone;   // neighbours by address
+    uint32_t left = kNone;  // neighbours by address
     uint32_t right = kNone;
     uint32_t previous = kNone;  // neighbours in the free list; in use: previous is the owner
     uint32_t next = kNone;

@@ -21,7 +21,8 @@ Status refused(const char* what) {
 
 Result<Memfd> Memfd::create(const char* name, uint64_t size_bytes, bool huge_pages) {
   const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
-  if (size_bytes == 0 || size_bytes > (1ull << 46)) return {Code::kConfigInvalid, "memory file: size out of range"};
+  if (size_bytes == 0 || size_bytes > (1ull << 46))
+    return {Code::kConfigInvalid, "memory file: size out of range"};
   Memfd file;
   file.size_bytes_ = (size_bytes + page - 1) / page * page;
   file.fd_rw_ = ::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -29,7 +30,8 @@ Result<Memfd> Memfd::create(const char* name, uint64_t size_bytes, bool huge_pag
   // Without this, a peer of another user could reopen its read-only descriptor for writing.
   if (::fchmod(file.fd_rw_, 0600) != 0) return refused("fchmod");
   if (::ftruncate(file.fd_rw_, static_cast<off_t>(file.size_bytes_)) != 0) return refused("ftruncate");
-  if (::fcntl(file.fd_rw_, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) != 0) return refused("F_ADD_SEALS");
+  if (::fcntl(file.fd_rw_, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) != 0)
+    return refused("F_ADD_SEALS");
   const std::string path = "/proc/self/fd/" + std::to_string(file.fd_rw_);
   file.fd_ro_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file.fd_ro_ < 0) return refused("reopening a memory file");

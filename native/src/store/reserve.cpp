@@ -26,7 +26,8 @@ bool Store::Core::allocate(uint64_t size, Space* space) {
 void Store::Core::give_back(const Space& space) {
   Arena& arena = *arenas[space.arena];
   const std::lock_guard lock(arena.mutex);
-  used_bytes.fetch_sub(uint64_t{arena.extents.size_of(space.node)} * config.quantum_bytes, std::memory_order_relaxed);
+  used_bytes.fetch_sub(uint64_t{arena.extents.size_of(space.node)} * config.quantum_bytes,
+                       std::memory_order_relaxed);
   arena.extents.free(space.node);
 }
 
@@ -55,8 +56,9 @@ bool Store::Core::evict_tail(Shard& shard, Queue queue, Pressure& pressure) {
 bool Store::Core::evict_coldest(Pressure& pressure) {
   constexpr int kScansMax = 16;
   for (int scan = 0; scan < kScansMax; ++scan) {
-    auto queue = static_cast<size_t>(store::victim_queue(rules, queue_bytes[0].load(std::memory_order_relaxed),
-                                                         queue_bytes[1].load(std::memory_order_relaxed)));
+    auto queue =
+        static_cast<size_t>(store::victim_queue(rules, queue_bytes[0].load(std::memory_order_relaxed),
+                                                queue_bytes[1].load(std::memory_order_relaxed)));
     uint32_t coldest = kNone;
     for (size_t tried = 0; tried < store::kQueues && coldest == kNone; ++tried, queue = 1 - queue) {
       uint64_t tick = kNever;
@@ -133,7 +135,8 @@ bool Store::Core::make_room(uint64_t size, uint64_t now_ms, Pressure& pressure, 
   uint64_t clear_at = 2 * needed;
   while (pressure.victims_left > 0) {
     // Nothing is evicted for a request that cannot be served.
-    const uint64_t evictable = queue_bytes[0].load(std::memory_order_relaxed) + queue_bytes[1].load(std::memory_order_relaxed);
+    const uint64_t evictable =
+        queue_bytes[0].load(std::memory_order_relaxed) + queue_bytes[1].load(std::memory_order_relaxed);
     if (used_bytes.load(std::memory_order_relaxed) + needed > config.capacity_bytes + evictable) return false;
     if (!evict_coldest(pressure)) return false;
     if (allocate(size, space)) return true;
@@ -160,7 +163,8 @@ Code Store::Core::charge(TenantId tenant, uint64_t size, uint64_t now_ms, Pressu
 }
 
 // All slots of the key's shard may be in use although bytes are free: then the shard's own coldest goes.
-Result<Reservation> Store::Core::take_slot(TenantId tenant, const Key& key, uint64_t size, const Space& space, Pressure& pressure) {
+Result<Reservation> Store::Core::take_slot(TenantId tenant, const Key& key, uint64_t size, const Space& space,
+                                           Pressure& pressure) {
   const uint64_t hash = hash_of(tenant, key);
   Shard& shard = shard_of(hash);
   const Lock lock(shard.mutex);
@@ -196,7 +200,8 @@ Result<Reservation> Store::Core::take_slot(TenantId tenant, const Key& key, uint
 
 Result<Reservation> Store::Core::reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms) {
   if (size == 0) return {Code::kInvalidArgument, "a block has at least one byte"};
-  if (size > config.max_block_bytes || quanta_for(size) > arenas[0]->extents.capacity()) return {Code::kTooLarge, {}};
+  if (size > config.max_block_bytes || quanta_for(size) > arenas[0]->extents.capacity())
+    return {Code::kTooLarge, {}};
   if (is_draining.load(std::memory_order_relaxed)) {
     draining_refusals.fetch_add(1, std::memory_order_relaxed);
     return {Code::kDraining, {}};

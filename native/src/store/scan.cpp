@@ -59,8 +59,9 @@ SnapshotPage Store::snapshot(uint64_t cursor, uint32_t max) const {
   page.next_cursor = walk(core_->shards, core_->config.shards, cursor, max, [&](const store::Entry& entry) {
     const size_t at = page.records.size();
     page.records.resize(at + kBlockRecordBytes);
-    store::pack_record({RecordKind::kAdd, core_->config.tier, RemoveReason::kNone, entry.tenant, entry.size, entry.key},
-                       page.records.data() + at);
+    store::pack_record(
+        {RecordKind::kAdd, core_->config.tier, RemoveReason::kNone, entry.tenant, entry.size, entry.key},
+        page.records.data() + at);
     return true;
   });
   return page;
@@ -74,7 +75,8 @@ StoreStats Store::stats() const {
     const std::lock_guard lock(arena->mutex);
     stats.free_bytes += arena->extents.free_quanta() * quantum;
     stats.free_extents += arena->extents.free_extents();
-    stats.largest_free_bytes = std::max<uint64_t>(stats.largest_free_bytes, arena->extents.largest_free() * quantum);
+    stats.largest_free_bytes =
+        std::max<uint64_t>(stats.largest_free_bytes, arena->extents.largest_free() * quantum);
     stats.bookkeeping_bytes += arena->extents.memory_bytes();
   }
   for (uint32_t number = 0; number < core_->config.shards; ++number) {
@@ -101,8 +103,8 @@ StoreStats Store::stats() const {
     stats.match_present += count.match_present;
     stats.match_absent += count.match_absent;
     stats.admitted_by_ghost += count.by_ghost;
-    stats.bookkeeping_bytes += shard.entries.memory_bytes() + shard.index.memory_bytes() + shard.ghosts.memory_bytes() +
-                               shard.pins.memory_bytes() + sizeof shard +
+    stats.bookkeeping_bytes += shard.entries.memory_bytes() + shard.index.memory_bytes() +
+                               shard.ghosts.memory_bytes() + shard.pins.memory_bytes() + sizeof shard +
                                shard.retention_ends.capacity() * sizeof(store::Shard::RetentionEnd);
   }
   stats.bookkeeping_bytes += core_->generations.resident_bytes();
@@ -113,8 +115,11 @@ StoreStats Store::stats() const {
   stats.reserved_bytes = core_->reserved_bytes.load(std::memory_order_relaxed);
   const uint64_t unpinned = stats.evictable_bytes + stats.reserved_bytes;
   stats.pinned_bytes = stats.used_bytes > unpinned ? stats.used_bytes - unpinned : 0;
-  stats.fragmentation_ppm = stats.free_bytes == 0 ? 0 : 1'000'000 - static_cast<uint64_t>(
-      1e6 * static_cast<double>(stats.largest_free_bytes) / static_cast<double>(stats.free_bytes));
+  stats.fragmentation_ppm =
+      stats.free_bytes == 0
+          ? 0
+          : 1'000'000 - static_cast<uint64_t>(1e6 * static_cast<double>(stats.largest_free_bytes) /
+                                              static_cast<double>(stats.free_bytes));
   stats.pins = core_->live_pins.load(std::memory_order_relaxed);
   stats.no_space = core_->no_space.load(std::memory_order_relaxed);
   stats.quota_refusals = core_->quota_refusals.load(std::memory_order_relaxed);
@@ -128,22 +133,51 @@ StoreStats Store::stats() const {
 }
 
 std::vector<std::pair<std::string_view, uint64_t>> StoreStats::named() const {
-  return {{"capacity_bytes", capacity_bytes}, {"used_bytes", used_bytes}, {"free_bytes", free_bytes},
-          {"evictable_bytes", evictable_bytes}, {"pinned_bytes", pinned_bytes}, {"reserved_bytes", reserved_bytes},
-          {"probation_bytes", probation_bytes}, {"largest_free_bytes", largest_free_bytes},
-          {"free_extents", free_extents}, {"fragmentation_ppm", fragmentation_ppm}, {"blocks", blocks},
-          {"zombie_blocks", zombie_blocks}, {"pins", pins}, {"retained_blocks", retained_blocks},
-          {"reservations", reservations}, {"commits", commits}, {"aborts", aborts},
-          {"commit_races_lost", commit_races_lost}, {"commit_incomplete", commit_incomplete},
-          {"commit_mismatch", commit_mismatch}, {"removed_other", removed[0]}, {"removed_evicted", removed[1]},
-          {"removed_requested", removed[2]}, {"removed_corrupt", removed[3]}, {"removed_drained", removed[4]},
-          {"removed_replaced", removed[5]}, {"evicted_bytes", evicted_bytes}, {"evicted_probation", evicted_probation},
-          {"evicted_protected", evicted_protected}, {"evicted_quota", evicted_quota}, {"hits", hits},
-          {"misses_unknown", misses_unknown}, {"misses_evicted", misses_evicted}, {"match_present", match_present},
-          {"match_absent", match_absent}, {"admitted_by_ghost", admitted_by_ghost}, {"no_space", no_space},
-          {"quota_refusals", quota_refusals}, {"draining_refusals", draining_refusals}, {"event_seq", event_seq},
-          {"event_overflows", event_overflows}, {"events_pending", events_pending},
-          {"bookkeeping_bytes", bookkeeping_bytes}, {"event_log_bytes", event_log_bytes}, {"draining", draining}};
+  return {{"capacity_bytes", capacity_bytes},
+          {"used_bytes", used_bytes},
+          {"free_bytes", free_bytes},
+          {"evictable_bytes", evictable_bytes},
+          {"pinned_bytes", pinned_bytes},
+          {"reserved_bytes", reserved_bytes},
+          {"probation_bytes", probation_bytes},
+          {"largest_free_bytes", largest_free_bytes},
+          {"free_extents", free_extents},
+          {"fragmentation_ppm", fragmentation_ppm},
+          {"blocks", blocks},
+          {"zombie_blocks", zombie_blocks},
+          {"pins", pins},
+          {"retained_blocks", retained_blocks},
+          {"reservations", reservations},
+          {"commits", commits},
+          {"aborts", aborts},
+          {"commit_races_lost", commit_races_lost},
+          {"commit_incomplete", commit_incomplete},
+          {"commit_mismatch", commit_mismatch},
+          {"removed_other", removed[0]},
+          {"removed_evicted", removed[1]},
+          {"removed_requested", removed[2]},
+          {"removed_corrupt", removed[3]},
+          {"removed_drained", removed[4]},
+          {"removed_replaced", removed[5]},
+          {"evicted_bytes", evicted_bytes},
+          {"evicted_probation", evicted_probation},
+          {"evicted_protected", evicted_protected},
+          {"evicted_quota", evicted_quota},
+          {"hits", hits},
+          {"misses_unknown", misses_unknown},
+          {"misses_evicted", misses_evicted},
+          {"match_present", match_present},
+          {"match_absent", match_absent},
+          {"admitted_by_ghost", admitted_by_ghost},
+          {"no_space", no_space},
+          {"quota_refusals", quota_refusals},
+          {"draining_refusals", draining_refusals},
+          {"event_seq", event_seq},
+          {"event_overflows", event_overflows},
+          {"events_pending", events_pending},
+          {"bookkeeping_bytes", bookkeeping_bytes},
+          {"event_log_bytes", event_log_bytes},
+          {"draining", draining}};
 }
 
 }  // namespace mooncache

@@ -8,8 +8,8 @@
 //
 // Bookkeeping per block: entry 112 B, allocator node 28 B, generation 8 B, index 4.6-9.2 B, ghosts 8-16 B
 // (factor 4): 161-173 B, plus 28 B for each free extent between blocks.
-// Measured with all parts and 64 shards: 169 B at 100,000 blocks, 187 B at 30,000; fixed parts weigh more below
-// (206 B at 10,000 blocks).
+// Measured with all parts and 64 shards: 169 B at 100,000 blocks, 187 B at 30,000; fixed parts weigh more
+// below (206 B at 10,000 blocks).
 #pragma once
 
 #include <atomic>
@@ -36,7 +36,7 @@ struct Entry {
   Key key;
   TenantId tenant = 0;
   uint64_t size = 0;
-  uint64_t tick = 0;               // order of last use over all shards
+  uint64_t tick = 0;  // order of last use over all shards
   uint64_t committed_ms = 0;
   uint64_t retained_until_ms = 0;  // retention pin; 0 = none
   uint32_t offset = 0;             // quanta
@@ -64,7 +64,8 @@ struct ShardCounters {
   uint64_t commits = 0, aborts = 0, races_lost = 0, incomplete = 0, mismatch = 0;
   uint64_t removed[kRemoveReasons] = {};
   uint64_t evicted_bytes = 0, evicted_by_queue[kQueues] = {}, evicted_quota = 0;
-  uint64_t hits = 0, misses_unknown = 0, misses_evicted = 0, match_present = 0, match_absent = 0, by_ghost = 0;
+  uint64_t hits = 0, misses_unknown = 0, misses_evicted = 0, match_present = 0, match_absent = 0,
+           by_ghost = 0;
 };
 
 struct alignas(64) Shard {

@@ -41,7 +41,9 @@ class Slab {
   uint32_t size() const { return size_; }  // indexes below were used at least once
   uint32_t used() const { return used_; }
   uint32_t first_free() const { return free_; }
-  uint64_t memory_bytes() const { return chunks_.size() * kChunk * sizeof(T) + chunks_.capacity() * sizeof(void*); }
+  uint64_t memory_bytes() const {
+    return chunks_.size() * kChunk * sizeof(T) + chunks_.capacity() * sizeof(void*);
+  }
 
  private:
   std::vector<std::unique_ptr<T[]>> chunks_;

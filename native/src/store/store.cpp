@@ -42,7 +42,8 @@ Status Store::note_written(ReservationId id, uint64_t offset, uint64_t length, u
   const uint32_t index = core_->reserved_entry(shard, id);
   if (index == kNone) return {Code::kReservationUnknown, {}};
   const uint64_t size = shard.entries[index].size;
-  if (length == 0 || offset > size || length > size - offset) return {Code::kInvalidArgument, "range outside the block"};
+  if (length == 0 || offset > size || length > size - offset)
+    return {Code::kInvalidArgument, "range outside the block"};
   const Code code = shard.writes[index].note(offset, length, crc, core_->config.max_ranges);
   if (code == Code::kInvalidArgument) return {code, "range overlaps one written before"};
   return {code, {}};
@@ -201,7 +202,8 @@ MatchResult Store::match(TenantId tenant, std::span<const Key> keys, bool touch,
     result.bitmap[at / 8] = static_cast<uint8_t>(result.bitmap[at / 8] | (1u << (at % 8)));
     if (touch) core_->touch(shard, index, now_ms);
   }
-  while (result.leading_run < keys.size() && ((result.bitmap[result.leading_run / 8] >> (result.leading_run % 8)) & 1) != 0) {
+  while (result.leading_run < keys.size() &&
+         ((result.bitmap[result.leading_run / 8] >> (result.leading_run % 8)) & 1) != 0) {
     ++result.leading_run;
   }
   return result;
@@ -281,14 +283,32 @@ Code Store::flip_bit(TenantId tenant, const Key& key, uint64_t bit) {
   return Code::kOk;
 }
 
-EventBatch Store::drain_events(uint64_t max_events) { return core_->events->drain(max_events); }
-uint64_t Store::event_seq() const { return core_->events->last_seq(); }
-void Store::set_draining(bool draining) { core_->is_draining.store(draining, std::memory_order_relaxed); }
-bool Store::draining() const { return core_->is_draining.load(std::memory_order_relaxed); }
-void Store::set_quota(TenantId tenant, uint64_t bytes) { core_->tenants.set_quota(tenant, bytes); }
-std::vector<TenantUsage> Store::tenants() const { return core_->tenants.usage(); }
-const std::vector<SegmentFd>& Store::segments() const { return core_->segment_fds; }
-const StoreConfig& Store::config() const { return core_->config; }
-void Store::set_space_callback(std::function<void()> callback) { core_->space_callback = std::move(callback); }
+EventBatch Store::drain_events(uint64_t max_events) {
+  return core_->events->drain(max_events);
+}
+uint64_t Store::event_seq() const {
+  return core_->events->last_seq();
+}
+void Store::set_draining(bool draining) {
+  core_->is_draining.store(draining, std::memory_order_relaxed);
+}
+bool Store::draining() const {
+  return core_->is_draining.load(std::memory_order_relaxed);
+}
+void Store::set_quota(TenantId tenant, uint64_t bytes) {
+  core_->tenants.set_quota(tenant, bytes);
+}
+std::vector<TenantUsage> Store::tenants() const {
+  return core_->tenants.usage();
+}
+const std::vector<SegmentFd>& Store::segments() const {
+  return core_->segment_fds;
+}
+const StoreConfig& Store::config() const {
+  return core_->config;
+}
+void Store::set_space_callback(std::function<void()> callback) {
+  core_->space_callback = std::move(callback);
+}
 
 }  // namespace mooncache

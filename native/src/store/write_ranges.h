@@ -46,7 +46,8 @@ class WriteRanges {
 
   // OK, INCOMPLETE or CHECKSUM_MISMATCH.
   Code verify(uint64_t size, uint32_t crc) const {
-    if (spoiled_ || ranges_.size() != 1 || ranges_[0].offset != 0 || ranges_[0].length != size) return Code::kIncomplete;
+    if (spoiled_ || ranges_.size() != 1 || ranges_[0].offset != 0 || ranges_[0].length != size)
+      return Code::kIncomplete;
     return ranges_[0].crc == crc ? Code::kOk : Code::kChecksumMismatch;
   }
 

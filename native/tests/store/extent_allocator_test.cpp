@@ -10,10 +10,10 @@
 namespace mooncache::store {
 namespace {
 
-#define EXPECT_WHOLE(allocator)                   \
-  do {                                            \
-    std::string why;                              \
-    EXPECT_TRUE((allocator).check(&why)) << why;  \
+#define EXPECT_WHOLE(allocator)                  \
+  do {                                           \
+    std::string why;                             \
+    EXPECT_TRUE((allocator).check(&why)) << why; \
   } while (false)
 
 TEST(ExtentAllocator, RandomHistoryNeverOverlaps) {

@@ -91,7 +91,8 @@ class Model {
     } else if (got.code() == Code::kAlreadyExists) {
       EXPECT_TRUE(exists);
     } else {
-      EXPECT_TRUE(got.code() == Code::kNoSpace || got.code() == Code::kQuotaExceeded) << code_name(got.code());
+      EXPECT_TRUE(got.code() == Code::kNoSpace || got.code() == Code::kQuotaExceeded)
+          << code_name(got.code());
     }
   }
 
@@ -112,7 +113,9 @@ class Model {
         return;
       case 1: {
         const uint64_t cut = random_() % held.size;
-        if (cut < held.size) (void)store_->note_written(held.id, cut, held.size - cut, crc32c({slice.data + cut, held.size - cut}));
+        if (cut < held.size)
+          (void)store_->note_written(held.id, cut, held.size - cut,
+                                     crc32c({slice.data + cut, held.size - cut}));
         if (cut > 0 && random_() % 4 == 0) {
           EXPECT_EQ(store_->commit_written(held.id, crc, now_ms_).code, Code::kIncomplete);
           return;
@@ -121,7 +124,8 @@ class Model {
         EXPECT_EQ(store_->commit_written(held.id, crc, now_ms_).code, expected);
         break;
       }
-      default: EXPECT_EQ(store_->commit(held.id, crc, now_ms_).code, expected);
+      default:
+        EXPECT_EQ(store_->commit(held.id, crc, now_ms_).code, expected);
     }
     if (expected == Code::kOk) blocks_[name] = {held.seed, held.size};
   }
@@ -163,7 +167,8 @@ class Model {
     const auto block = blocks_.find(name);
     const bool unpin = random_() % 3 == 0;
     const uint64_t ttl = 1 + random_() % 300;
-    const Code code = unpin ? store_->unpin(name.first, name.second) : store_->pin(name.first, name.second, ttl, now_ms_);
+    const Code code =
+        unpin ? store_->unpin(name.first, name.second) : store_->pin(name.first, name.second, ttl, now_ms_);
     ASSERT_EQ(code, block == blocks_.end() ? Code::kNotFound : Code::kOk);
     if (block != blocks_.end()) block->second.retained_until_ms = unpin ? 0 : now_ms_ + ttl;
   }
@@ -198,15 +203,46 @@ class Model {
 
   void one_step() {
     switch (random_() % 16) {
-      case 0: case 1: case 2: case 3: if (reservations_.size() < 6) { reserve(); break; } [[fallthrough]];
-      case 4: case 5: case 6: end_reservation(); break;
-      case 7: case 8: if (holds_.size() < 12) { acquire(); break; } [[fallthrough]];
-      case 9: case 10: release(false); break;
-      case 11: retention(); break;
-      case 12: remove(); break;
-      case 13: match(); break;
-      case 14: if (random_() % 10 == 0) release(true); break;
-      default: if (random_() % 10 == 0) store_->set_quota(tenant(), random_() % 3 == 0 ? 0 : 4000 + random_() % 16000);
+      case 0:
+      case 1:
+      case 2:
+      case 3:
+        if (reservations_.size() < 6) {
+          reserve();
+          break;
+        }
+        [[fallthrough]];
+      case 4:
+      case 5:
+      case 6:
+        end_reservation();
+        break;
+      case 7:
+      case 8:
+        if (holds_.size() < 12) {
+          acquire();
+          break;
+        }
+        [[fallthrough]];
+      case 9:
+      case 10:
+        release(false);
+        break;
+      case 11:
+        retention();
+        break;
+      case 12:
+        remove();
+        break;
+      case 13:
+        match();
+        break;
+      case 14:
+        if (random_() % 10 == 0) release(true);
+        break;
+      default:
+        if (random_() % 10 == 0)
+          store_->set_quota(tenant(), random_() % 3 == 0 ? 0 : 4000 + random_() % 16000);
     }
   }
 

@@ -44,7 +44,8 @@ inline std::unique_ptr<Store> open_store(const StoreConfig& config) {
 
 // Bytes that depend on seed and position, so that foreign or shifted bytes are seen.
 inline uint32_t fill(Slice slice, uint64_t seed) {
-  for (size_t at = 0; at < slice.size; ++at) slice.data[at] = static_cast<std::byte>((seed * 131 + at * 7 + (at >> 8)) & 0xff);
+  for (size_t at = 0; at < slice.size; ++at)
+    slice.data[at] = static_cast<std::byte>((seed * 131 + at * 7 + (at >> 8)) & 0xff);
   return crc32c({slice.data, slice.size});
 }
 inline bool holds(ConstSlice slice, uint64_t seed) {
@@ -64,10 +65,10 @@ inline bool present(Store& store, uint64_t number, TenantId tenant = kTenant) {
   return store.stat(tenant, key_of(number), 0).is_ok();
 }
 
-#define EXPECT_SOUND(store)                   \
-  do {                                        \
-    std::string why;                          \
-    EXPECT_TRUE((store).check(&why)) << why;  \
+#define EXPECT_SOUND(store)                  \
+  do {                                       \
+    std::string why;                         \
+    EXPECT_TRUE((store).check(&why)) << why; \
   } while (false)
 
 // What a reader of records believes to be visible: (tenant, key) -> size.

@@ -1,9 +1,9 @@
 // One behaviour per test: visibility, pins, reservations, eviction, quotas, events, descriptors.
-#include "store/store_fixture.h"
-
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include "store/store_fixture.h"
 
 namespace mooncache::test {
 namespace {
@@ -190,7 +190,8 @@ TEST(Store, LruEvictsTheColdestAndTailsBeforeHeads) {
 TEST(Store, FloodOfSingleUseBlocksLeavesReusedOnesAlone) {
   auto store = open_store(small_config(64 * 100));
   for (uint64_t number = 0; number < 40; ++number) ASSERT_EQ(put(*store, number, 64, 0), Code::kOk);
-  for (uint64_t number = 0; number < 40; ++number) store->release(store->acquire(kTenant, key_of(number), 1)->id);
+  for (uint64_t number = 0; number < 40; ++number)
+    store->release(store->acquire(kTenant, key_of(number), 1)->id);
   for (uint64_t number = 1000; number < 3000; ++number) ASSERT_EQ(put(*store, number, 64, 2), Code::kOk);
   for (uint64_t number = 0; number < 40; ++number) EXPECT_TRUE(present(*store, number));
   EXPECT_FALSE(store->acquire(kTenant, key_of(2890), 3));
@@ -226,7 +227,8 @@ TEST(Store, QuotaEvictsOnlyTheTenantsOwnBlocks) {
 
 TEST(Store, ListPagesOneTenant) {
   auto store = open_store(small_config(1 << 16));
-  for (uint64_t number = 0; number < 100; ++number) ASSERT_EQ(put(*store, number, 64, 0, number % 2), Code::kOk);
+  for (uint64_t number = 0; number < 100; ++number)
+    ASSERT_EQ(put(*store, number, 64, 0, number % 2), Code::kOk);
   size_t seen = 0;
   uint64_t cursor = 0;
   do {

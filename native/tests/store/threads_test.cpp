@@ -14,8 +14,14 @@ void churn(Store& store, uint64_t seed, int steps, std::atomic<uint64_t>& wrong)
     const uint64_t number = random() % 200;
     const uint64_t now_ms = static_cast<uint64_t>(step);
     switch (random() % 8) {
-      case 0: case 1: case 2: (void)put(store, number, 100 + number * 13 % 3000, now_ms); break;
-      case 3: (void)store.remove(kTenant, key_of(number), RemoveReason::kRemoved, now_ms); break;
+      case 0:
+      case 1:
+      case 2:
+        (void)put(store, number, 100 + number * 13 % 3000, now_ms);
+        break;
+      case 3:
+        (void)store.remove(kTenant, key_of(number), RemoveReason::kRemoved, now_ms);
+        break;
       case 4: {
         const std::vector<Key> keys = {key_of(number), key_of(number + 1), key_of(number + 2)};
         (void)store.match(kTenant, keys, true, now_ms);
@@ -26,8 +32,10 @@ void churn(Store& store, uint64_t seed, int steps, std::atomic<uint64_t>& wrong)
         const auto pinned = store.acquire(kTenant, key_of(number), now_ms);
         if (!pinned) break;
         const ConstSlice bytes = store.readable(pinned->id);
-        const bool same = store.pin_info(pinned->id, now_ms)->extent.generation == pinned->info.extent.generation;
-        if (!holds(bytes, number) || crc32c({bytes.data, bytes.size}) != pinned->info.crc32c || !same) ++wrong;
+        const bool same =
+            store.pin_info(pinned->id, now_ms)->extent.generation == pinned->info.extent.generation;
+        if (!holds(bytes, number) || crc32c({bytes.data, bytes.size}) != pinned->info.crc32c || !same)
+          ++wrong;
         store.release(pinned->id);
       }
     }
@@ -40,7 +48,8 @@ TEST(StoreThreads, ReadersNeverSeeForeignBytes) {
   auto store = open_store(config);
   std::atomic<uint64_t> wrong{0};
   std::vector<std::thread> threads;
-  for (uint64_t seed = 0; seed < 4; ++seed) threads.emplace_back([&, seed] { churn(*store, seed, 8000, wrong); });
+  for (uint64_t seed = 0; seed < 4; ++seed)
+    threads.emplace_back([&, seed] { churn(*store, seed, 8000, wrong); });
   for (int round = 0; round < 20; ++round) {
     EXPECT_SOUND(*store);
     (void)store->stats();
@@ -58,7 +67,8 @@ TEST(StoreThreads, SnapshotPlusEventsConverges) {
   for (uint64_t number = 0; number < 50; ++number) ASSERT_EQ(put(*store, number, 100, 0), Code::kOk);
   std::atomic<uint64_t> wrong{0};
   std::vector<std::thread> threads;
-  for (uint64_t seed = 0; seed < 3; ++seed) threads.emplace_back([&, seed] { churn(*store, 100 + seed, 6000, wrong); });
+  for (uint64_t seed = 0; seed < 3; ++seed)
+    threads.emplace_back([&, seed] { churn(*store, 100 + seed, 6000, wrong); });
   const uint64_t base = store->event_seq();
   Believed believed;
   uint64_t cursor = 0;
@@ -73,8 +83,11 @@ TEST(StoreThreads, SnapshotPlusEventsConverges) {
     EventBatch batch = store->drain_events(1000);
     ASSERT_FALSE(batch.overflow);
     if (batch.records.empty()) break;
-    const uint64_t skip = batch.first_seq > base ? 0 : std::min(base + 1 - batch.first_seq, batch.records.size() / kBlockRecordBytes);
-    batch.records.erase(batch.records.begin(), batch.records.begin() + static_cast<ptrdiff_t>(skip * kBlockRecordBytes));
+    const uint64_t skip = batch.first_seq > base ? 0
+                                                 : std::min(base + 1 - batch.first_seq,
+                                                            batch.records.size() / kBlockRecordBytes);
+    batch.records.erase(batch.records.begin(),
+                        batch.records.begin() + static_cast<ptrdiff_t>(skip * kBlockRecordBytes));
     apply_records(believed, batch.records);
   }
   Believed real;
