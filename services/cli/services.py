@@ -171,6 +171,7 @@ def _show(cluster: EmbeddedCluster, views: tuple[NodeView, ...], *, as_json: boo
         f"  {prefix}mooncache put greeting hello && {prefix}mooncache get greeting",
         style="bold",
         markup=False,
+        soft_wrap=True,
     )
     console.print("Ctrl-C stops everything.\n")
 
