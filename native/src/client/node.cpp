@@ -78,8 +78,14 @@ Result<Lane> Node::acquire(Route route) {
   return Lane{std::move(*session), false};
 }
 
+void Node::count_bytes(Lane& lane) {
+  counters_.add(lane.session->route() == Route::kTcp ? Counter::kTcpBytes : Counter::kUnixBytes,
+                lane.session->take_bytes_moved());
+}
+
 void Node::release(Lane lane) {
   if (!lane.session) return;
+  count_bytes(lane);
   if (!lane.session->idle() || lane.session->broken()) return drop(std::move(lane));
   const std::lock_guard lock(mutex_);
   if (closed_) {
@@ -91,6 +97,7 @@ void Node::release(Lane lane) {
 
 void Node::drop(Lane lane) {
   if (!lane.session) return;
+  count_bytes(lane);
   counters_.add(Counter::kLanesClosed);
   lane.session.reset();
   const std::lock_guard lock(mutex_);

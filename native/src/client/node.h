@@ -48,6 +48,8 @@ class Node {
   void set_segments(std::shared_ptr<ShmSegments> segments);
 
  private:
+  void count_bytes(Lane& lane);
+
   NodeInfo info_;
   PeerDescription peer_;
   SessionLimits limits_;

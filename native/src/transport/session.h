@@ -11,6 +11,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "mooncache/bytes.h"
@@ -101,7 +102,8 @@ class Session {
 
   Route route() const { return route_; }
   const wire::AuthResponse& node() const { return node_; }
-  uint64_t bytes_moved() const { return bytes_moved_; }
+  // Bytes sent and received since the last call.
+  uint64_t take_bytes_moved() { return std::exchange(bytes_moved_, 0); }
 
   // From now on descriptors that the peer passes are collected.
   void collect_fds() { collect_fds_ = true; }

@@ -31,6 +31,7 @@ TEST_P(ClientTest, AllSizesComeBack) {
     EXPECT_EQ(put_one(*client_, key, source).code, Code::kAlreadyExists);
   }
   EXPECT_EQ(stat_of(*client_, "shm_bytes") > 0, GetParam());
+  EXPECT_GT(stat_of(*client_, GetParam() ? "unix_bytes" : "tcp_bytes"), 0u);
   EXPECT_EQ(get_one(*client_, key_of(99), {}).code, Code::kNotFound);
 }
 
