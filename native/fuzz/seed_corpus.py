@@ -40,7 +40,9 @@ PUT = KEY + struct.pack("<QII", 4096, 1, 100)
 RANGE = struct.pack("<QQII", 0, 4096, 1, 0)
 GET_RESULT = struct.pack("<HBBIQQ", 0, 1, 0, 5, 4096, 4096)
 HELLO = struct.pack("<HHI", 0, 1, 77) + KEY[:16] + text("default") + text("client") + text("0.1")
-AUTH_RESPONSE = KEY + struct.pack("<HIQ", 0, 0, 9) + text("node") + text("host") + struct.pack("<IIQ", 9, 9, 9)
+AUTH_RESPONSE = (
+    KEY + struct.pack("<HIQ", 0, 0, 9) + text("node") + text("host") + struct.pack("<IIQ", 9, 9, 9)
+)
 
 SEEDS: list[tuple[str, bytes]] = [
     ("header", frame(3, counted(PUT), 4096)),
