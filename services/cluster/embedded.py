@@ -101,9 +101,8 @@ class EmbeddedCluster:
     def stop(self, timeout_s: float = _STOP_S) -> list[str]:
         """Stop everything; returns the names of parts that had to be killed. Harmless when nothing runs."""
         nodes = [part for name, part in self.parts.items() if name != "master"]
-        killed = stop_all(
-            [*nodes, *[part for name, part in self.parts.items() if name == "master"]], timeout_s
-        )
+        killed = stop_all(nodes, timeout_s)  # first, while there is a master to say goodbye to
+        killed += stop_all([part for name, part in self.parts.items() if name == "master"], timeout_s)
         remove_cluster_file(self.state_dir, os.getpid())
         if self._run_dir is not None and self._run_dir.parent != self.state_dir:
             shutil.rmtree(self._run_dir, ignore_errors=True)

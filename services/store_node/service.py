@@ -6,6 +6,8 @@ gracefully. Losing the master never stops the node: it serves, and registers aga
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import random
 import secrets
@@ -22,7 +24,7 @@ from mooncache.client.map_keeper import view_of_node
 from mooncache.client.master_link import MasterLink, parse_targets
 from mooncache.config import Config
 from mooncache.duties import Duty
-from mooncache.errors import ConfigInvalid, MasterUnavailable
+from mooncache.errors import ConfigInvalid, MasterUnavailable, MooncacheError
 from mooncache.proto.v1 import common_pb2
 from mooncache.rpc import MASTER_SERVICE, STORE_NODE_SERVICE, Handler, RpcTable
 from mooncache.service import Service
@@ -54,6 +56,7 @@ _UNIX_PATH_MAX = 100
 _MESSAGE_RECORDS_MAX = (4 << 20) // RECORD_BYTES
 _MIN_CAPACITY_BYTES = 1 << 20
 _STOP_NATIVE_S = 2.0
+_GOODBYE_S = 1.0
 
 
 class StoreNodeService(Service):
@@ -148,8 +151,13 @@ class StoreNodeService(Service):
         """Refuse new blocks and tell the master, while reads go on."""
         state = self.state
         state.set_draining(True)
-        if state.membership.registered:
-            await keep_membership.heartbeat(state)
+        if not state.membership.registered:
+            return
+        with contextlib.suppress(
+            MooncacheError, TimeoutError
+        ):  # a goodbye; the lease tells the master anyway
+            async with asyncio.timeout(_GOODBYE_S):
+                await keep_membership.heartbeat(state)
 
     async def shutdown(self) -> None:
         if self._state is not None:

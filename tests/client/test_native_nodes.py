@@ -1,0 +1,139 @@
+"""The engine against native servers inside the test: corruption, large clusters that need the directory."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import mooncache
+from mooncache import _native
+from mooncache.auth import Token, tenant_id
+from mooncache.client.engine import Engine
+from mooncache.client.keys import to_block_key
+from mooncache.client.options import Options, new_native
+from mooncache.client.results import ClusterView, NodeView
+from mooncache.errors import InvalidArgument, MasterUnavailable
+from mooncache.store_node.copier import batches
+
+SECRET = bytes(range(32))
+TOKEN = Token("default", admin=True, key=SECRET).text
+TENANT = tenant_id("default")
+
+
+@contextlib.contextmanager
+def servers(count: int) -> Iterator[list[Any]]:
+    """Native store servers of 4 MiB, TCP on loopback only."""
+    running = []
+    try:
+        for number in range(count):
+            server = _native.StoreServer(
+                {
+                    "node_id": f"n{number}",
+                    "host_id": f"h{number}",
+                    "secret": SECRET,
+                    "incarnation": number + 1,
+                    "capacity_bytes": 4 << 20,
+                    "io_threads": 1,
+                    "huge_pages": False,
+                }
+            )
+            server.start()
+            running.append(server)
+        yield running
+    finally:
+        for server in running:
+            server.stop(1.0)
+
+
+def addresses(running: list[Any]) -> list[str]:
+    return [f"n{i}@127.0.0.1:{server.endpoints()['tcp_port']}" for i, server in enumerate(running)]
+
+
+def test_a_flipped_bit_is_a_miss_and_never_data() -> None:
+    with servers(1) as running, mooncache.connect(nodes=addresses(running), token=TOKEN, shm=False) as pool:
+        data = bytes(100_000)
+        pool.put_many(["whole", "damaged"], [data, data]).raise_for_errors()
+        assert running[0].corrupt(TENANT, to_block_key("damaged"), 12_345) == 0
+        got = pool.get_many(["whole", "damaged"])
+        assert got.values == (data, None)
+        assert got.codes[1] in {200, 202}
+        assert pool.get("damaged") is None
+        assert pool.get_into("damaged", bytearray(100_000)) is None
+        assert pool.put("damaged", data), "the key can be stored again"
+        assert pool.get("damaged") == data
+        assert running[0].stats()["misses_checksum"] >= 1
+        assert running[0].check() == ""
+
+
+def test_a_flipped_bit_is_survived_by_the_other_copy() -> None:
+    with servers(2) as running, mooncache.connect(nodes=addresses(running), token=TOKEN, shm=False) as pool:
+        data = bytes(range(256)) * 100
+        pool.put("twice", data, replicas=2)
+        assert running[0].corrupt(TENANT, to_block_key("twice"), 7) == 0
+        for _ in range(3):
+            assert pool.get("twice") == data
+
+
+def make_engine(running: list[Any], locate: Any) -> Engine:
+    options = Options.gather(nodes=["127.0.0.1:1"], token=TOKEN, shm=False)
+    engine = Engine(new_native(options), default_timeout_s=10.0, locate=locate)
+    nodes = tuple(
+        NodeView(i, f"n{i}", f"h{i}", i + 1, "active", "127.0.0.1", server.endpoints()["tcp_port"], "")
+        for i, server in enumerate(running)
+    )
+    engine.apply_view(ClusterView(epoch=1, term=1, nodes=nodes))
+    return engine
+
+
+def test_large_clusters_ask_the_directory_once_for_keys_without_a_place() -> None:
+    keys = [f"far-{i}" for i in range(20)]
+    asked: list[int] = []
+    with servers(10) as running:
+
+        def locate(packed: bytes, timeout_s: float) -> bytes:
+            asked.append(len(packed) // 32)
+            return b"".join(struct.pack("<HHBBQ", 1, 9, 1, 0, 4) for _ in range(len(packed) // 32))
+
+        engine = make_engine(running, locate)
+        put = engine.put_many(keys, [b"data"] * 20, 1, None, node=9)
+        assert set(put.node_ids) == {"n9"}
+        engine.close()
+        reader = make_engine(running, locate)
+        got = reader.get_many(keys, None)
+        assert got.values == (b"data",) * 20
+        assert len(asked) == 1
+        assert reader.exists_many(keys, None) == (True,) * 20
+        assert reader.match(keys, True, None).leading_blocks == 20
+        assert len(asked) == 1, "places that are known are not asked for again"
+        assert all(code == 0 for code, _ in reader.stat_many(keys, None))
+        reader.close()
+
+
+def test_an_unreachable_directory_means_misses_not_errors() -> None:
+    def locate(packed: bytes, timeout_s: float) -> bytes:
+        raise MasterUnavailable("gone")
+
+    with servers(10) as running:
+        engine = make_engine(running, locate)
+        assert engine.get_many(["a", "b"], None).codes == (200, 200)
+        assert engine.exists_many(["a"], None) == (False,)
+        engine.close()
+
+
+def test_native_refusals_are_typed() -> None:
+    options = Options.gather(nodes=["127.0.0.1:1"], token=TOKEN)
+    engine = Engine(new_native(options), default_timeout_s=1.0, locate=None)
+    nodes = (NodeView(0, "n", "h", 1, "sleepy", "127.0.0.1", 1, ""),)
+    with pytest.raises(InvalidArgument, match="sleepy"):
+        engine.apply_view(ClusterView(nodes=nodes))
+    engine.close()
+
+
+def test_batches_are_bounded_by_bytes() -> None:
+    assert batches([], 10) == []
+    assert batches([4, 4, 4, None, 20, 1], 10) == [[0, 1], [2], [4], [5]]
+    assert batches([None, None], 10) == []
