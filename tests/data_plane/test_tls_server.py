@@ -1,0 +1,73 @@
+"""The same requests over TLS: what the TLS library has buffered must not be forgotten."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import socket
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.data_plane import wire
+from tests.data_plane.conftest import Start, eventually
+from tests.data_plane.wire import Peer, frame, get_meta, key_of, put_frame
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """cert.pem and key.pem for 127.0.0.1, self-signed."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl command to make certificates with")
+    at = tmp_path_factory.mktemp("pki")
+    subject = ("-subj", "/CN=node", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2", "-nodes")
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
+    files = ("-keyout", str(at / "key.pem"), "-out", str(at / "cert.pem"))
+    subprocess.run(["openssl", "req", "-x509", *curve, *subject, *files], check=True, capture_output=True)
+    return at
+
+
+def settings(pki: Path) -> dict[str, str]:
+    return {"tls_cert": str(pki / "cert.pem"), "tls_key": str(pki / "key.pem")}
+
+
+def secure(peer: Peer, pki: Path) -> Peer:
+    context = ssl.create_default_context(cafile=str(pki / "cert.pem"))
+    peer.socket = context.wrap_socket(peer.socket, server_hostname="127.0.0.1")
+    return peer
+
+
+def test_pipelined_blocks_over_tls(start: Start, pki: Path) -> None:
+    server = start(**settings(pki))
+    assert server.endpoints()["tls"]
+    rng = random.Random(5)
+    blocks = {
+        key_of(i): rng.randbytes(size) for i, size in enumerate([1, 100, 16_384, 300_000, 3_000_000] * 4)
+    }
+    with secure(Peer(server), pki) as peer:
+        peer.login()
+        # all requests at once; a request for each block by itself, so that frames end anywhere in TLS records
+        requests = b"".join(put_frame([item]) for item in blocks.items())
+        requests += b"".join(frame(wire.GET, get_meta(key)) for key in blocks)
+        peer.send(requests)  # the answers wait in the node and in the kernel meanwhile
+        for _ in blocks:
+            assert wire.codes(peer.reply()) == [0]
+        for block in blocks.values():
+            assert peer.reply().payload == block
+
+
+def test_plain_bytes_and_silence_on_a_tls_port(start: Start, pki: Path) -> None:
+    server = start(handshake_timeout_ms=300, **settings(pki))
+    with Peer(server) as plain, Peer(server) as silent:
+        plain.send(frame(wire.PING))
+        assert plain.closed()
+        assert silent.closed()
+    stats = server.stats()
+    assert stats["connections_closed_tls"] == 1
+    assert stats["connections_closed_handshake_timeout"] == 1
+    with secure(Peer(server), pki) as peer:
+        peer.login()
+        peer.socket.shutdown(socket.SHUT_RDWR)
+    assert eventually(lambda: server.stats()["connections_open"] == 0)
