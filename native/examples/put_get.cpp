@@ -2,8 +2,8 @@
 //
 //   example_put_get HOST PORT TOKEN_FILE
 //
-// The token file holds one line: the cluster's token "mcc1.<64 hex digits>", or a tenant's "mct1.<tenant>.<64 hex
-// digits>". `mooncache up` prints all three.
+// The token file holds one line: the cluster's token "mcc1.<64 hex digits>", or a tenant's "mct1.<tenant>.<64
+// hex digits>". `mooncache up` prints all three.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -19,8 +19,9 @@ using namespace mooncache;
 
 namespace {
 
-// Step 1: the token. What we prove at connect is a tenant's key; the cluster token is the secret from which every
-// tenant's key is derived, and acts for the tenant "default". The key itself never goes over the network.
+// Step 1: the token. What we prove at connect is a tenant's key; the cluster token is the secret from which
+// every tenant's key is derived, and acts for the tenant "default". The key itself never goes over the
+// network.
 bool read_token(const char* path, Credentials& credentials) {
   std::ifstream file(path);
   std::string token;
@@ -61,8 +62,8 @@ int main(int argc, char** argv) {
     return 2;
   }
 
-  // Step 2: a client, and the map that tells it which nodes there are. A program inside a cluster gets the map
-  // from the master; here it has one line. An empty node_id means: whoever answers at this address.
+  // Step 2: a client, and the map that tells it which nodes there are. A program inside a cluster gets the
+  // map from the master; here it has one line. An empty node_id means: whoever answers at this address.
   auto client = Client::create(config);
   if (!client) return fail("client", client.code(), client.status().message);
   NodeInfo node;
@@ -73,7 +74,8 @@ int main(int argc, char** argv) {
   // Step 3: a key. Engines derive keys from a model's passport and tokens (passport.h); any 32 bytes will do.
   const std::string name = "put_get example";
   Key key;
-  const Digest digest = blake3_derive_key("mooncache user key v1", std::as_bytes(std::span(name.data(), name.size())));
+  const Digest digest =
+      blake3_derive_key("mooncache user key v1", std::as_bytes(std::span(name.data(), name.size())));
   std::copy(digest.begin(), digest.end(), key.bytes.begin());
 
   // Step 4: put. A block may come from many pieces (one per layer, say); no piece is copied on the way.
@@ -100,7 +102,8 @@ int main(int argc, char** argv) {
   if (got.code != Code::kOk) return fail("get", got.code);
   const bool equal = std::equal(head.begin(), head.end(), copy.begin()) &&
                      std::equal(tail.begin(), tail.end(), copy.begin() + 1000);
-  std::printf("put and got %llu bytes: %s\n", static_cast<unsigned long long>(got.size), equal ? "equal" : "DIFFERENT");
+  std::printf("put and got %llu bytes: %s\n", static_cast<unsigned long long>(got.size),
+              equal ? "equal" : "DIFFERENT");
 
   // Step 6: a block stays until the node needs its space; this one is not needed any more.
   Code removed = Code::kOk;

@@ -2,7 +2,8 @@
 // Input: one byte chooses the decoder, the rest are the bytes. What is accepted must survive a round trip:
 // encoding it again gives bytes that decode to the same encoding.
 //
-//   fuzz_wire native/fuzz/fuzz_wire_corpus            run; the folder holds valid messages, written by seed_corpus.py
+//   fuzz_wire native/fuzz/fuzz_wire_corpus            run; the folder holds valid messages, written by
+//   seed_corpus.py
 #include <cstdint>
 #include <cstdlib>
 #include <span>
@@ -19,7 +20,9 @@ void require(bool condition) {
   if (!condition) std::abort();
 }
 
-bool equal(Bytes a, Bytes b) { return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin()); }
+bool equal(Bytes a, Bytes b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
+}
 
 // decode(bytes) -> optional<T>, encode(Writer&, T)
 template <typename Decode, typename Encode>
@@ -37,7 +40,8 @@ void round_trip(Bytes bytes, Decode decode, Encode encode) {
 
 template <typename T>
 void request(Bytes bytes) {
-  round_trip(bytes, [](Bytes in) { return T::decode(in); }, [](Writer& out, const T& value) { value.encode(out); });
+  round_trip(
+      bytes, [](Bytes in) { return T::decode(in); }, [](Writer& out, const T& value) { value.encode(out); });
 }
 
 template <typename T>
@@ -53,8 +57,9 @@ void response(Bytes bytes) {
 
 template <typename T>
 void items(Bytes bytes) {
-  round_trip(bytes, [](Bytes in) { return wire::decode_all_items<T>(in); },
-             [](Writer& out, const std::vector<T>& value) { wire::encode_items<T>(out, value); });
+  round_trip(
+      bytes, [](Bytes in) { return wire::decode_all_items<T>(in); },
+      [](Writer& out, const std::vector<T>& value) { wire::encode_items<T>(out, value); });
   Reader reader(bytes);
   const auto some = wire::decode_items<T>(reader);
   require(!some || some->size() <= wire::kMaxItems);
@@ -105,12 +110,14 @@ void status(Bytes bytes) {
 }
 
 void keys(Bytes bytes) {
-  round_trip(bytes, [](Bytes in) { return wire::decode_all_keys(in); },
-             [](Writer& out, const std::vector<Key>& value) { wire::encode_keys(out, value); });
+  round_trip(
+      bytes, [](Bytes in) { return wire::decode_all_keys(in); },
+      [](Writer& out, const std::vector<Key>& value) { wire::encode_keys(out, value); });
 }
 void grants(Bytes bytes) {
-  round_trip(bytes, [](Bytes in) { return wire::decode_all_grants(in); },
-             [](Writer& out, const std::vector<uint64_t>& value) { wire::encode_grants(out, value); });
+  round_trip(
+      bytes, [](Bytes in) { return wire::decode_all_grants(in); },
+      [](Writer& out, const std::vector<uint64_t>& value) { wire::encode_grants(out, value); });
 }
 void codes(Bytes bytes) {
   round_trip(

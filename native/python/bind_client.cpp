@@ -1,5 +1,5 @@
-// Client, CancelToken and Reservation for Python. Arguments become slices, the GIL is released for the call, the
-// answers become plain tuples and lists.
+// Client, CancelToken and Reservation for Python. Arguments become slices, the GIL is released for the call,
+// the answers become plain tuples and lists.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -25,8 +25,9 @@ namespace {
 CallOptions to_options(double timeout_s, const CancelToken* cancel, std::optional<uint32_t> node) {
   CallOptions options;
   if (!(timeout_s >= 0)) refuse("timeout_s must be a number of seconds, 0 or more");
-  options.deadline = timeout_s > 1e8 ? Deadline::never()
-                                     : Deadline::after(std::chrono::nanoseconds(static_cast<int64_t>(timeout_s * 1e9)));
+  options.deadline = timeout_s > 1e8
+                         ? Deadline::never()
+                         : Deadline::after(std::chrono::nanoseconds(static_cast<int64_t>(timeout_s * 1e9)));
   options.cancel = cancel;
   options.node = node;
   return options;
@@ -49,7 +50,8 @@ void take_secret(const nb::dict& from, Credentials& credentials, std::vector<std
   known.emplace_back("key");
   if (!from.contains("key")) refuse("config needs \"key\": the 32 secret bytes of the token");
   const nb::object key = from["key"];
-  if (!PyBytes_Check(key.ptr()) || PyBytes_GET_SIZE(key.ptr()) != 32) refuse("config[\"key\"] must be 32 bytes");
+  if (!PyBytes_Check(key.ptr()) || PyBytes_GET_SIZE(key.ptr()) != 32)
+    refuse("config[\"key\"] must be 32 bytes");
   std::memcpy(credentials.key.data(), PyBytes_AS_STRING(key.ptr()), 32);
 }
 
@@ -86,7 +88,8 @@ ClientConfig to_config(const nb::dict& from) {
   for (const auto& [name, value] : from) {
     (void)value;
     const auto text = nb::cast<std::string>(name);
-    if (std::find(known.begin(), known.end(), text) == known.end()) refuse("unknown client setting \"" + text + "\"");
+    if (std::find(known.begin(), known.end(), text) == known.end())
+      refuse("unknown client setting \"" + text + "\"");
   }
   return config;
 }
@@ -123,7 +126,9 @@ std::vector<NodeInfo> to_nodes(const nb::list& list) {
   return nodes;
 }
 
-nb::object node_or_none(uint32_t index) { return index == kNoNode ? nb::none() : nb::cast(index); }
+nb::object node_or_none(uint32_t index) {
+  return index == kNoNode ? nb::none() : nb::cast(index);
+}
 
 nb::list codes_list(std::span<const Code> codes) {
   nb::list list;
@@ -158,8 +163,8 @@ nb::list put(Client& client, nb::handle keys_in, nb::handle sources, uint32_t re
   return result;
 }
 
-nb::list get(Client& client, nb::handle keys_in, nb::handle destinations, double timeout_s, const CancelToken* cancel,
-             nb::object offsets, std::optional<uint32_t> node) {
+nb::list get(Client& client, nb::handle keys_in, nb::handle destinations, double timeout_s,
+             const CancelToken* cancel, nb::object offsets, std::optional<uint32_t> node) {
   const auto keys = to_keys(keys_in);
   const CallOptions options = to_options(timeout_s, cancel, node);
   Batch<Slice> batch(destinations, keys.size(), true, "destinations");
@@ -184,12 +189,14 @@ nb::list get(Client& client, nb::handle keys_in, nb::handle destinations, double
   check(status);
   nb::list result;
   for (const GetOutcome& outcome : outcomes) {
-    result.append(nb::make_tuple(static_cast<int>(outcome.code), outcome.size, node_or_none(outcome.node_index)));
+    result.append(
+        nb::make_tuple(static_cast<int>(outcome.code), outcome.size, node_or_none(outcome.node_index)));
   }
   return result;
 }
 
-// Bytes objects of the right size, made once the node told the size; an int (the code) where there is no block.
+// Bytes objects of the right size, made once the node told the size; an int (the code) where there is no
+// block.
 nb::list get_bytes(Client& client, nb::handle keys_in, double timeout_s, const CancelToken* cancel,
                    std::optional<uint32_t> node) {
   const auto keys = to_keys(keys_in);
@@ -217,14 +224,16 @@ nb::list get_bytes(Client& client, nb::handle keys_in, double timeout_s, const C
   check(status);
   nb::list result;
   for (size_t i = 0; i < keys.size(); ++i) {
-    if (outcomes[i].code == Code::kOk && made[i].is_valid()) result.append(made[i]);
-    else result.append(static_cast<int>(outcomes[i].code));
+    if (outcomes[i].code == Code::kOk && made[i].is_valid())
+      result.append(made[i]);
+    else
+      result.append(static_cast<int>(outcomes[i].code));
   }
   return result;
 }
 
-MatchReport run_match(Client& client, nb::handle keys_in, double timeout_s, bool touch, const CancelToken* cancel,
-                      std::optional<uint32_t> node) {
+MatchReport run_match(Client& client, nb::handle keys_in, double timeout_s, bool touch,
+                      const CancelToken* cancel, std::optional<uint32_t> node) {
   const auto keys = to_keys(keys_in);
   const CallOptions options = to_options(timeout_s, cancel, node);
   std::optional<Result<MatchReport>> report;
@@ -236,7 +245,9 @@ MatchReport run_match(Client& client, nb::handle keys_in, double timeout_s, bool
   return std::move(**report);
 }
 
-nb::bytes bitmap_bytes(const MatchReport& report) { return nb::bytes(report.bitmap.data(), report.bitmap.size()); }
+nb::bytes bitmap_bytes(const MatchReport& report) {
+  return nb::bytes(report.bitmap.data(), report.bitmap.size());
+}
 
 template <typename Call>
 nb::list coded(nb::handle keys_in, Call call) {
@@ -293,7 +304,8 @@ nb::tuple list_blocks(Client& client, uint32_t node, uint64_t cursor, uint32_t l
   if (!*page) raise(page->status());
   nb::list blocks;
   for (const ListedBlock& block : (*page)->blocks) {
-    blocks.append(nb::make_tuple(nb::bytes(block.key.bytes.data(), kKeyBytes), block.size, static_cast<int>(block.tier), block.hits));
+    blocks.append(nb::make_tuple(nb::bytes(block.key.bytes.data(), kKeyBytes), block.size,
+                                 static_cast<int>(block.tier), block.hits));
   }
   return nb::make_tuple((*page)->next_cursor, blocks);
 }
@@ -313,20 +325,24 @@ void write_range(BlockReservation& reservation, uint64_t offset, nb::handle sour
 }
 
 void bind_reservation(nb::module_& m) {
-  nb::class_<BlockReservation>(m, "Reservation", "Space for one block on a node, filled range by range. Errors: RuntimeError(code, name, message).")
+  nb::class_<BlockReservation>(
+      m, "Reservation",
+      "Space for one block on a node, filled range by range. Errors: RuntimeError(code, name, message).")
       .def("write", &write_range, nb::arg("offset"), nb::arg("source"), nb::arg("timeout_s") = 30.0,
            nb::arg("cancel").none() = nb::none(), "Write a buffer, or a list of buffers, at a byte offset.")
-      .def("commit",
-           [](BlockReservation& reservation, double timeout_s, const CancelToken* cancel) {
-             const CallOptions options = to_options(timeout_s, cancel, std::nullopt);
-             Status status;
-             {
-               const nb::gil_scoped_release released;
-               status = reservation.commit(options);
-             }
-             check(status);
-           },
-           nb::arg("timeout_s") = 30.0, nb::arg("cancel").none() = nb::none(), "Make the block visible; every byte must be written.")
+      .def(
+          "commit",
+          [](BlockReservation& reservation, double timeout_s, const CancelToken* cancel) {
+            const CallOptions options = to_options(timeout_s, cancel, std::nullopt);
+            Status status;
+            {
+              const nb::gil_scoped_release released;
+              status = reservation.commit(options);
+            }
+            check(status);
+          },
+          nb::arg("timeout_s") = 30.0, nb::arg("cancel").none() = nb::none(),
+          "Make the block visible; every byte must be written.")
       .def("abort",
            [](BlockReservation& reservation) {
              Status status;
@@ -345,64 +361,73 @@ void bind_control(nb::class_<Client>& c) {
   const auto cancel = nb::arg("cancel").none() = nb::none();
   const auto node = nb::arg("node").none() = nb::none();
   using Node = std::optional<uint32_t>;
-  c.def("match",
-        [](Client& client, nb::handle keys, double timeout_s, bool touch, const CancelToken* token, Node on) {
-          const MatchReport report = run_match(client, keys, timeout_s, touch, token, on);
-          return nb::make_tuple(report.leading_run, bitmap_bytes(report), report.unreachable_nodes);
-        },
-        nb::arg("keys"), timeout, nb::arg("touch") = true, cancel, node, "-> (leading_run, bitmap, unreachable_nodes)");
-  c.def("exists",
-        [](Client& client, nb::handle keys, double timeout_s, const CancelToken* token, Node on) {
-          return bitmap_bytes(run_match(client, keys, timeout_s, false, token, on));
-        },
-        nb::arg("keys"), timeout, cancel, node, "-> bitmap, bit i % 8 of byte i // 8 for key i");
-  c.def("remove",
-        [](Client& client, nb::handle keys, double timeout_s, const CancelToken* token, Node on) {
-          const CallOptions options = to_options(timeout_s, token, on);
-          return coded(keys, [&](const auto& k, auto& codes) { return client.remove(k, options, codes); });
-        },
-        nb::arg("keys"), timeout, cancel, node);
-  c.def("pin",
-        [](Client& client, nb::handle keys, double ttl_s, double timeout_s, const CancelToken* token, Node on) {
-          if (!(ttl_s > 0 && ttl_s < 4e6)) refuse("ttl_s must be a number of seconds above 0");
-          const auto ttl_ms = static_cast<uint32_t>(std::max(1.0, ttl_s * 1000));
-          const CallOptions options = to_options(timeout_s, token, on);
-          return coded(keys, [&](const auto& k, auto& codes) { return client.pin(k, ttl_ms, options, codes); });
-        },
-        nb::arg("keys"), nb::arg("ttl_s"), timeout, cancel, node);
-  c.def("unpin",
-        [](Client& client, nb::handle keys, double timeout_s, const CancelToken* token, Node on) {
-          const CallOptions options = to_options(timeout_s, token, on);
-          return coded(keys, [&](const auto& k, auto& codes) { return client.unpin(k, options, codes); });
-        },
-        nb::arg("keys"), timeout, cancel, node);
-  c.def("stat", &stat, nb::arg("keys"), timeout, cancel, node, "-> list of dict, None where there is no block");
-  c.def("list", &list_blocks, nb::arg("node"), nb::arg("cursor") = 0, nb::arg("limit") = 1000, timeout, cancel,
-        "-> (next_cursor, [(key, size_bytes, tier, hits)]); next_cursor 0: that was the last page");
-  c.def("node_stat",
-        [](Client& client, uint32_t on, double timeout_s) {
-          const CallOptions options = to_options(timeout_s, nullptr, std::nullopt);
-          std::optional<Result<NamedValues>> values;
-          {
-            const nb::gil_scoped_release released;
-            values.emplace(client.node_stat(on, options));
-          }
-          if (!*values) raise(values->status());
-          return values_dict(**values);
-        },
-        nb::arg("node"), timeout);
-  c.def("ping",
-        [](Client& client, uint32_t on, double timeout_s) {
-          const CallOptions options = to_options(timeout_s, nullptr, std::nullopt);
-          std::optional<Result<uint64_t>> us;
-          {
-            const nb::gil_scoped_release released;
-            us.emplace(client.ping(on, options));
-          }
-          if (!*us) raise(us->status());
-          return static_cast<double>(**us) / 1e6;
-        },
-        nb::arg("node"), timeout, "-> round trip in seconds");
+  c.def(
+      "match",
+      [](Client& client, nb::handle keys, double timeout_s, bool touch, const CancelToken* token, Node on) {
+        const MatchReport report = run_match(client, keys, timeout_s, touch, token, on);
+        return nb::make_tuple(report.leading_run, bitmap_bytes(report), report.unreachable_nodes);
+      },
+      nb::arg("keys"), timeout, nb::arg("touch") = true, cancel, node,
+      "-> (leading_run, bitmap, unreachable_nodes)");
+  c.def(
+      "exists",
+      [](Client& client, nb::handle keys, double timeout_s, const CancelToken* token, Node on) {
+        return bitmap_bytes(run_match(client, keys, timeout_s, false, token, on));
+      },
+      nb::arg("keys"), timeout, cancel, node, "-> bitmap, bit i % 8 of byte i // 8 for key i");
+  c.def(
+      "remove",
+      [](Client& client, nb::handle keys, double timeout_s, const CancelToken* token, Node on) {
+        const CallOptions options = to_options(timeout_s, token, on);
+        return coded(keys, [&](const auto& k, auto& codes) { return client.remove(k, options, codes); });
+      },
+      nb::arg("keys"), timeout, cancel, node);
+  c.def(
+      "pin",
+      [](Client& client, nb::handle keys, double ttl_s, double timeout_s, const CancelToken* token, Node on) {
+        if (!(ttl_s > 0 && ttl_s < 4e6)) refuse("ttl_s must be a number of seconds above 0");
+        const auto ttl_ms = static_cast<uint32_t>(std::max(1.0, ttl_s * 1000));
+        const CallOptions options = to_options(timeout_s, token, on);
+        return coded(keys, [&](const auto& k, auto& codes) { return client.pin(k, ttl_ms, options, codes); });
+      },
+      nb::arg("keys"), nb::arg("ttl_s"), timeout, cancel, node);
+  c.def(
+      "unpin",
+      [](Client& client, nb::handle keys, double timeout_s, const CancelToken* token, Node on) {
+        const CallOptions options = to_options(timeout_s, token, on);
+        return coded(keys, [&](const auto& k, auto& codes) { return client.unpin(k, options, codes); });
+      },
+      nb::arg("keys"), timeout, cancel, node);
+  c.def("stat", &stat, nb::arg("keys"), timeout, cancel, node,
+        "-> list of dict, None where there is no block");
+  c.def("list_blocks", &list_blocks, nb::arg("node"), nb::arg("cursor") = 0, nb::arg("limit") = 1000, timeout,
+        cancel, "-> (next_cursor, [(key, size_bytes, tier, hits)]); next_cursor 0: that was the last page");
+  c.def(
+      "node_stat",
+      [](Client& client, uint32_t on, double timeout_s) {
+        const CallOptions options = to_options(timeout_s, nullptr, std::nullopt);
+        std::optional<Result<NamedValues>> values;
+        {
+          const nb::gil_scoped_release released;
+          values.emplace(client.node_stat(on, options));
+        }
+        if (!*values) raise(values->status());
+        return values_dict(**values);
+      },
+      nb::arg("node"), timeout);
+  c.def(
+      "ping",
+      [](Client& client, uint32_t on, double timeout_s) {
+        const CallOptions options = to_options(timeout_s, nullptr, std::nullopt);
+        std::optional<Result<uint64_t>> us;
+        {
+          const nb::gil_scoped_release released;
+          us.emplace(client.ping(on, options));
+        }
+        if (!*us) raise(us->status());
+        return static_cast<double>(**us) / 1e6;
+      },
+      nb::arg("node"), timeout, "-> round trip in seconds");
 }
 
 }  // namespace
@@ -413,21 +438,27 @@ void bind_client(nb::module_& m) {
       .def("cancel", &CancelToken::cancel)
       .def_prop_ro("cancelled", &CancelToken::cancelled);
   bind_reservation(m);
-  m.def("place",
-        [](nb::handle key, const nb::list& nodes, const std::string& host_id, size_t count) {
-          const auto keys = to_keys(key);
-          if (keys.size() != 1) refuse("one key of 32 bytes is needed");
-          nb::list positions;
-          for (const uint32_t position : place(keys[0], to_nodes(nodes), host_id, count)) positions.append(position);
-          return positions;
-        },
-        nb::arg("key"), nb::arg("nodes"), nb::arg("host_id"), nb::arg("count"), "Positions of the nodes for a block, best first.");
+  m.def(
+      "place",
+      [](nb::handle key, const nb::list& nodes, const std::string& host_id, size_t count) {
+        const auto keys = to_keys(key);
+        if (keys.size() != 1) refuse("one key of 32 bytes is needed");
+        nb::list positions;
+        for (const uint32_t position : place(keys[0], to_nodes(nodes), host_id, count))
+          positions.append(position);
+        return positions;
+      },
+      nb::arg("key"), nb::arg("nodes"), nb::arg("host_id"), nb::arg("count"),
+      "Positions of the nodes for a block, best first.");
   m.def("transport_report", [] {
     nb::list list;
-    for (const TransportReport& report : transport_report()) list.append(nb::make_tuple(report.name, report.available, report.reason));
+    for (const TransportReport& report : transport_report())
+      list.append(nb::make_tuple(report.name, report.available, report.reason));
     return list;
   });
-  nb::class_<Client> c(m, "Client", "Cluster client. Failed calls raise RuntimeError(code, name, message); batches report one code per item.");
+  nb::class_<Client> c(m, "Client",
+                       "Cluster client. Failed calls raise RuntimeError(code, name, message); batches report "
+                       "one code per item.");
   const auto cancel = nb::arg("cancel").none() = nb::none();
   const auto node = nb::arg("node").none() = nb::none();
   c.def(nb::new_([](const nb::dict& config) {
@@ -436,57 +467,67 @@ void bind_client(nb::module_& m) {
           return std::move(*made);
         }),
         nb::arg("config"));
-  c.def("set_map", [](Client& client, uint64_t epoch, const nb::list& nodes) { return client.set_map(epoch, to_nodes(nodes)); },
-        nb::arg("epoch"), nb::arg("nodes"), "False when the map is older than the one in use.");
+  c.def(
+      "set_map",
+      [](Client& client, uint64_t epoch, const nb::list& nodes) {
+        return client.set_map(epoch, to_nodes(nodes));
+      },
+      nb::arg("epoch"), nb::arg("nodes"), "False when the map is older than the one in use.");
   c.def_prop_ro("map_epoch", &Client::map_epoch);
-  c.def("put", &put, nb::arg("keys"), nb::arg("sources"), nb::arg("replicas") = 1, nb::arg("timeout_s") = 30.0, cancel,
-        node, "-> [(code, node_index)]");
+  c.def("put", &put, nb::arg("keys"), nb::arg("sources"), nb::arg("replicas") = 1,
+        nb::arg("timeout_s") = 30.0, cancel, node, "-> [(code, node_index)]");
   c.def("get", &get, nb::arg("keys"), nb::arg("destinations"), nb::arg("timeout_s") = 30.0, cancel,
         nb::arg("offsets").none() = nb::none(), node, "-> [(code, size_bytes, node_index)]");
   c.def("get_bytes", &get_bytes, nb::arg("keys"), nb::arg("timeout_s") = 30.0, cancel, node,
         "-> list of bytes, or of the code (int) where there is no block");
   bind_control(c);
-  c.def("reserve",
-        [](Client& client, nb::handle key, uint64_t size, double timeout_s, const CancelToken* token,
-           std::optional<uint32_t> on) {
-          const auto keys = to_keys(key);
-          if (keys.size() != 1) refuse("one key of 32 bytes is needed");
-          const CallOptions options = to_options(timeout_s, token, on);
-          std::optional<Result<std::unique_ptr<BlockReservation>>> made;
-          {
-            const nb::gil_scoped_release released;
-            made.emplace(client.reserve(keys[0], size, options));
-          }
-          if (!*made) raise(made->status());
-          return std::move(**made);
-        },
-        nb::arg("key"), nb::arg("size_bytes"), nb::arg("timeout_s") = 30.0, cancel, node);
-  c.def("unlocated",
-        [](Client& client, nb::handle keys) {
-          nb::list list;
-          for (const uint32_t position : client.unlocated(to_keys(keys))) list.append(position);
-          return list;
-        },
-        nb::arg("keys"), "Positions of keys that only the directory can locate.");
-  c.def("learn_locations",
-        [](Client& client, nb::handle keys, const nb::bytes& packed) {
-          check(client.learn_locations(to_keys(keys), std::as_bytes(std::span(packed.c_str(), packed.size()))));
-        },
-        nb::arg("keys"), nb::arg("packed"));
+  c.def(
+      "reserve",
+      [](Client& client, nb::handle key, uint64_t size, double timeout_s, const CancelToken* token,
+         std::optional<uint32_t> on) {
+        const auto keys = to_keys(key);
+        if (keys.size() != 1) refuse("one key of 32 bytes is needed");
+        const CallOptions options = to_options(timeout_s, token, on);
+        std::optional<Result<std::unique_ptr<BlockReservation>>> made;
+        {
+          const nb::gil_scoped_release released;
+          made.emplace(client.reserve(keys[0], size, options));
+        }
+        if (!*made) raise(made->status());
+        return std::move(**made);
+      },
+      nb::arg("key"), nb::arg("size_bytes"), nb::arg("timeout_s") = 30.0, cancel, node);
+  c.def(
+      "unlocated",
+      [](Client& client, nb::handle keys) {
+        nb::list list;
+        for (const uint32_t position : client.unlocated(to_keys(keys))) list.append(position);
+        return list;
+      },
+      nb::arg("keys"), "Positions of keys that only the directory can locate.");
+  c.def(
+      "learn_locations",
+      [](Client& client, nb::handle keys, const nb::bytes& packed) {
+        check(client.learn_locations(to_keys(keys), std::as_bytes(std::span(packed.c_str(), packed.size()))));
+      },
+      nb::arg("keys"), nb::arg("packed"));
   c.def("stats", [](Client& client) { return values_dict(client.stats()); });
-  c.def("latency_histograms", [](Client& client) {
-    nb::dict dict;
-    for (const LatencyHistogram& histogram : client.latencies()) {
-      nb::list counts;
-      for (const uint64_t count : histogram.counts) counts.append(count);
-      nb::dict entry;
-      entry["counts"] = counts;
-      entry["count"] = histogram.count;
-      entry["sum_us"] = histogram.total_us;
-      dict[histogram.name.c_str()] = entry;
-    }
-    return dict;
-  }, "name -> {counts, count, sum_us}; bucket i counts latencies below 2**i microseconds");
+  c.def(
+      "latency_histograms",
+      [](Client& client) {
+        nb::dict dict;
+        for (const LatencyHistogram& histogram : client.latencies()) {
+          nb::list counts;
+          for (const uint64_t count : histogram.counts) counts.append(count);
+          nb::dict entry;
+          entry["counts"] = counts;
+          entry["count"] = histogram.count;
+          entry["sum_us"] = histogram.total_us;
+          dict[histogram.name.c_str()] = entry;
+        }
+        return dict;
+      },
+      "name -> {counts, count, sum_us}; bucket i counts latencies below 2**i microseconds");
   c.def("close", [](Client& client) {
     const nb::gil_scoped_release released;
     client.close();

@@ -24,7 +24,8 @@ using namespace nb::literals;
 namespace mooncache::python {
 namespace {
 
-// A call that failed as a whole: RuntimeError(code, name, message); the service turns it into its typed error.
+// A call that failed as a whole: RuntimeError(code, name, message); the service turns it into its typed
+// error.
 [[noreturn]] void raise(const Status& status) {
   const nb::tuple args =
       nb::make_tuple(static_cast<int>(status.code), std::string(code_name(status.code)), status.message);
@@ -144,8 +145,10 @@ void start(StoreServer& server) {
 }
 
 void stop(StoreServer& server, double timeout_s) {
-  if (!std::isfinite(timeout_s) || timeout_s < 0) throw nb::value_error("timeout_s must be 0 or more seconds");
-  without_gil([&] { server.stop(Deadline::after_ms(static_cast<int64_t>(std::min(timeout_s, 86'400.0) * 1000))); });
+  if (!std::isfinite(timeout_s) || timeout_s < 0)
+    throw nb::value_error("timeout_s must be 0 or more seconds");
+  without_gil(
+      [&] { server.stop(Deadline::after_ms(static_cast<int64_t>(std::min(timeout_s, 86'400.0) * 1000))); });
 }
 
 nb::dict endpoints(const StoreServer& server) {
@@ -227,14 +230,14 @@ std::vector<int> for_each_key(nb::handle packed, Action action) {
 std::vector<int> remove(StoreServer& server, TenantId tenant, nb::handle keys, uint8_t reason, bool force) {
   if (reason >= kRemoveReasons) throw nb::value_error("reason must be from 0 to 5");
   return for_each_key(keys, [&](const Key& key) {
-    return server.store().remove(tenant, key, static_cast<RemoveReason>(reason), StoreServer::now_ms(), force);
+    return server.store().remove(tenant, key, static_cast<RemoveReason>(reason), StoreServer::now_ms(),
+                                 force);
   });
 }
 
 std::vector<int> pin(StoreServer& server, TenantId tenant, nb::handle keys, uint64_t ttl_ms) {
-  return for_each_key(keys, [&](const Key& key) {
-    return server.store().pin(tenant, key, ttl_ms, StoreServer::now_ms());
-  });
+  return for_each_key(
+      keys, [&](const Key& key) { return server.store().pin(tenant, key, ttl_ms, StoreServer::now_ms()); });
 }
 
 std::vector<int> unpin(StoreServer& server, TenantId tenant, nb::handle keys) {
@@ -270,9 +273,12 @@ void bind_store(nb::module_& m) {
       .def("drain_events", &drain_events, "max_events"_a)
       .def("event_seq", [](StoreServer& server) { return server.store().event_seq(); })
       .def("snapshot", &snapshot, "cursor"_a, "max_records"_a)
-      .def("set_draining",
-           [](StoreServer& server, bool draining) { without_gil([&] { server.store().set_draining(draining); }); },
-           "draining"_a)
+      .def(
+          "set_draining",
+          [](StoreServer& server, bool draining) {
+            without_gil([&] { server.store().set_draining(draining); });
+          },
+          "draining"_a)
       .def("set_quota", &set_quota, "tenant"_a, "bytes"_a)
       .def("remove", &remove, "tenant_id"_a, "keys"_a, "reason"_a, "force"_a = false)
       .def("pin", &pin, "tenant_id"_a, "keys"_a, "ttl_ms"_a)

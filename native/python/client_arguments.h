@@ -1,5 +1,5 @@
-// Python arguments of the client as C++ ones: keys, buffers, lists of buffers. Buffers stay exported as long as
-// the object that took them lives, so that nobody can free or resize them under a call.
+// Python arguments of the client as C++ ones: keys, buffers, lists of buffers. Buffers stay exported as long
+// as the object that took them lives, so that nobody can free or resize them under a call.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -19,11 +19,14 @@ namespace mooncache::python {
 
 namespace nb = nanobind;
 
-[[noreturn]] inline void refuse(const std::string& sentence) { throw nb::value_error(sentence.c_str()); }
+[[noreturn]] inline void refuse(const std::string& sentence) {
+  throw nb::value_error(sentence.c_str());
+}
 
 // A call that failed as a whole: RuntimeError(code, name, message); the SDK turns it into its typed error.
 [[noreturn]] inline void raise(const Status& status) {
-  const nb::tuple args = nb::make_tuple(static_cast<int>(status.code), std::string(code_name(status.code)), status.message);
+  const nb::tuple args =
+      nb::make_tuple(static_cast<int>(status.code), std::string(code_name(status.code)), status.message);
   PyErr_SetObject(PyExc_RuntimeError, args.ptr());
   throw nb::python_error();
 }
@@ -74,12 +77,14 @@ class Buffers {
         refuse("expected a bytes-like object, a NumPy array or a CPU tensor, not " +
                std::string(nb::type_name(object.type()).c_str()));
       }
-      if (any.device_type() != nb::device::cpu::value) refuse("the tensor is not in host memory; this build moves host memory only");
+      if (any.device_type() != nb::device::cpu::value)
+        refuse("the tensor is not in host memory; this build moves host memory only");
       refuse("the tensor is not contiguous; pass a contiguous copy, or its pieces as a list");
     }
     if (writable) {
       nb::ndarray<nb::device::cpu, nb::c_contig> destination;
-      if (!nb::try_cast(object, destination)) refuse("the destination is read-only; pass a writable array or tensor");
+      if (!nb::try_cast(object, destination))
+        refuse("the destination is read-only; pass a writable array or tensor");
     }
     const Slice slice{static_cast<std::byte*>(const_cast<void*>(tensor.data())), tensor.nbytes()};
     tensors_.push_back(std::move(tensor));
@@ -104,12 +109,14 @@ inline std::vector<Key> to_keys(nb::handle object) {
   std::vector<Key> keys;
   if (PyBytes_Check(object.ptr())) {
     const auto size = static_cast<size_t>(PyBytes_GET_SIZE(object.ptr()));
-    if (size % kKeyBytes != 0) refuse("keys as one bytes object need 32 bytes per key, not " + std::to_string(size) + " in all");
+    if (size % kKeyBytes != 0)
+      refuse("keys as one bytes object need 32 bytes per key, not " + std::to_string(size) + " in all");
     keys.resize(size / kKeyBytes);
     if (size > 0) std::memcpy(keys.data(), PyBytes_AS_STRING(object.ptr()), size);
     return keys;
   }
-  if (!PyList_Check(object.ptr()) && !PyTuple_Check(object.ptr())) refuse("keys must be a list of 32-byte keys, or one bytes object");
+  if (!PyList_Check(object.ptr()) && !PyTuple_Check(object.ptr()))
+    refuse("keys must be a list of 32-byte keys, or one bytes object");
   for (nb::handle item : object) {
     if (!PyBytes_Check(item.ptr()) || PyBytes_GET_SIZE(item.ptr()) != static_cast<Py_ssize_t>(kKeyBytes)) {
       refuse("key " + std::to_string(keys.size()) + " is not a bytes object of 32 bytes");
@@ -127,7 +134,8 @@ struct Batch {
   std::vector<size_t> ends;
 
   Batch(nb::handle objects, size_t count, bool writable, const char* what) {
-    if (!PyList_Check(objects.ptr()) && !PyTuple_Check(objects.ptr())) refuse(std::string(what) + " must be a list");
+    if (!PyList_Check(objects.ptr()) && !PyTuple_Check(objects.ptr()))
+      refuse(std::string(what) + " must be a list");
     ends.reserve(count);
     for (nb::handle object : objects) {
       add_slices(buffers, object, writable, slices);

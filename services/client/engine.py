@@ -7,7 +7,6 @@ asked of the master once per batch through `locate`, and never when every key is
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -173,19 +172,6 @@ class Engine:
         self._native.learn_locations(wanted, locations)
         return any(locations)
 
-    def _report_damage(self, keys: list[bytes], codes: Sequence[int], timeout_s: float) -> None:
-        """Let the holders look at blocks whose checksum did not match here.
-
-        A node sends a whole block straight from its memory and checks it only when a part is asked for. Asking for a
-        byte tells damage in transit (the block stays) from damage at rest (quarantined: the key can be stored again).
-        """
-        if res.CHECKSUM_MISMATCH not in codes:
-            return
-        damaged = [key for key, code in zip(keys, codes, strict=True) if code == res.CHECKSUM_MISMATCH]
-        sample = [memoryview(bytearray(1)) for _ in damaged]
-        with contextlib.suppress(MooncacheError):
-            call_native(self._core().get, damaged, sample, timeout_s, None, [0] * len(damaged))
-
     # --- bytes -----------------------------------------------------------------------------------------------
 
     def put_many(
@@ -256,7 +242,6 @@ class Engine:
             )
             for i, item in zip(missed, again, strict=True):
                 answer[i] = item
-        self._report_damage(block_keys, [item[0] for item in answer], limit_s)
         return res.GetResult(
             tuple(code for code, _, _ in answer),
             tuple(size if code == res.OK else 0 for code, size, _ in answer),
@@ -277,7 +262,6 @@ class Engine:
             for i, item in zip(missed, again, strict=True):
                 answer[i] = item
         codes = [res.OK if isinstance(item, bytes) else int(item) for item in answer]
-        self._report_damage(block_keys, codes, limit_s)
         return res.GetValues(
             tuple(codes),
             tuple(item if isinstance(item, bytes) else None for item in answer),
@@ -396,7 +380,7 @@ class Engine:
     ) -> tuple[int, list[res.BlockEntry]]:
         """One page of a node's blocks of this tenant; next cursor 0 is the end."""
         limit_s = self._timeout(timeout_s)
-        next_cursor, items = call_native(self._core().list, node, cursor, limit, limit_s)
+        next_cursor, items = call_native(self._core().list_blocks, node, cursor, limit, limit_s)
         name = self._view.node_name(node)
         return next_cursor, [
             res.BlockEntry(key, size, res.tier_name(tier), hits, name) for key, size, tier, hits in items

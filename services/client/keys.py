@@ -61,7 +61,7 @@ def to_block_keys(keys: Iterable[Key]) -> list[bytes]:
     try:
         batch = list(keys)
         # The usual case, thousands of block keys, checked without a call for each of them.
-        if set(map(type, batch)) <= {bytes} and set(map(len, batch)) <= {KEY_BYTES}:  # type: ignore[arg-type]
+        if set(map(type, batch)) <= {bytes} and set(map(len, batch)) <= {KEY_BYTES}:
             return batch  # type: ignore[return-value]
         return [to_block_key(key) for key in batch]
     except TypeError as error:

@@ -76,6 +76,20 @@ def test_a_flipped_bit_is_survived_by_the_other_copy() -> None:
         assert running[0].corrupt(TENANT, to_block_key("twice"), 7) == 0
         for _ in range(3):
             assert pool.get("twice") == data
+        # whoever met the damage told its holder: the copy is gone there and can be made anew
+        assert running[0].check() == ""
+        assert running[0].stats()["misses_checksum"] + running[0].stats()["store_removed_corrupt"] >= 1
+        assert pool.put("twice", data, replicas=2)
+        assert all(server.stats()["store_blocks"] == 1 for server in running)
+
+
+def test_a_damaged_block_of_one_byte_can_be_stored_again() -> None:
+    with servers(1) as running, mooncache.connect(nodes=addresses(running), token=TOKEN, shm=False) as pool:
+        pool.put("tiny", b"x")
+        assert running[0].corrupt(TENANT, to_block_key("tiny"), 3) == 0
+        assert pool.get("tiny") is None
+        assert pool.put("tiny", b"x"), "the key can be stored again"
+        assert pool.get("tiny") == b"x"
 
 
 def make_engine(running: list[Any], locate: Any) -> Engine:

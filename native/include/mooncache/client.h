@@ -54,32 +54,34 @@ double placement_score(const Key& key, std::string_view node_id, double weight);
 // Positions in `nodes` that should hold the key, best first: a node on `host_id` (active, weight > 0)
 // before all others, then by score; with several copies, hosts not used yet come first. At most
 // `count` positions; nodes that take no new blocks are left out.
-std::vector<uint32_t> place(const Key& key, std::span<const NodeInfo> nodes, std::string_view host_id, size_t count);
+std::vector<uint32_t> place(const Key& key, std::span<const NodeInfo> nodes, std::string_view host_id,
+                            size_t count);
 
 // ---- configuration
 
 struct ClientConfig {
   Credentials credentials;
   PeerTls tls;
-  std::string host_id;             // of this process; equal ids mean shared memory may work
-  uint32_t lanes_per_node = 4;     // connections per node for the calls of several threads
+  std::string host_id;          // of this process; equal ids mean shared memory may work
+  uint32_t lanes_per_node = 4;  // connections per node for the calls of several threads
   uint32_t connect_timeout_ms = 2000;
-  uint32_t stall_timeout_ms = 1000;  // a lane without a byte for so long is given up when there is an alternative
-  uint32_t put_wait_ms = 1000;     // how long a full node may hold a put back before it answers NO_SPACE
+  uint32_t stall_timeout_ms =
+      1000;                     // a lane without a byte for so long is given up when there is an alternative
+  uint32_t put_wait_ms = 1000;  // how long a full node may hold a put back before it answers NO_SPACE
   bool shm_enabled = true;
   uint64_t shm_min_bytes = 128 << 10;  // batches below go fused over the unix socket
-  uint64_t frame_bytes = 1 << 20;  // payload per PUT/GET frame
+  uint64_t frame_bytes = 1 << 20;      // payload per PUT/GET frame
   uint32_t frame_items = 256;
-  uint32_t window_frames = 6;      // frames in flight per lane
-  uint32_t spin_us = 20;           // busy wait for a small answer before sleeping; 0 on one core
-  uint32_t breaker_failures = 3;   // consecutive failures that open a node's breaker
-  uint32_t breaker_min_ms = 200;   // first pause; doubles up to the maximum
+  uint32_t window_frames = 6;     // frames in flight per lane
+  uint32_t spin_us = 20;          // busy wait for a small answer before sleeping; 0 on one core
+  uint32_t breaker_failures = 3;  // consecutive failures that open a node's breaker
+  uint32_t breaker_min_ms = 200;  // first pause; doubles up to the maximum
   uint32_t breaker_max_ms = 10'000;
-  uint32_t retry_percent = 20;     // retries allowed per 100 operations, beside a burst
+  uint32_t retry_percent = 20;  // retries allowed per 100 operations, beside a burst
   uint32_t retry_burst = 64;
-  uint32_t fanout_nodes_max = 8;   // up to so many nodes, a get asks all before it gives up
+  uint32_t fanout_nodes_max = 8;  // up to so many nodes, a get asks all before it gives up
   uint64_t location_cache_keys = 1 << 18;
-  uint32_t reservation_lanes_max = 16;   // per node
+  uint32_t reservation_lanes_max = 16;  // per node
   uint32_t reservations_per_lane = 64;
   uint32_t max_batch_items = 1 << 20;
 };
@@ -128,9 +130,9 @@ struct GetOptions {
 };
 
 struct PutOutcome {
-  Code code = Code::kNoNodes;      // OK, ALREADY_EXISTS (every copy was there before), or the failure
-  uint32_t node_index = kNoNode;   // where the first copy is
-  uint32_t copies = 0;             // copies that exist now; may be less than asked for in a small cluster
+  Code code = Code::kNoNodes;     // OK, ALREADY_EXISTS (every copy was there before), or the failure
+  uint32_t node_index = kNoNode;  // where the first copy is
+  uint32_t copies = 0;            // copies that exist now; may be less than asked for in a small cluster
 };
 struct GetOutcome {
   Code code = Code::kNotFound;
@@ -138,11 +140,11 @@ struct GetOutcome {
   uint32_t node_index = kNoNode;
 };
 struct MatchReport {
-  uint32_t leading_run = 0;             // keys found before the first one missing
+  uint32_t leading_run = 0;  // keys found before the first one missing
   uint32_t present = 0;
-  std::vector<std::byte> bitmap;        // bit i % 8 of byte i / 8: key i is on some node
+  std::vector<std::byte> bitmap;  // bit i % 8 of byte i / 8: key i is on some node
   uint32_t unreachable_nodes = 0;
-  std::vector<uint32_t> nodes;          // per key: a node that has it, or kNoNode
+  std::vector<uint32_t> nodes;  // per key: a node that has it, or kNoNode
 };
 struct BlockStat {
   Code code = Code::kNotFound;
@@ -219,7 +221,8 @@ class Client {
   // Round trip in microseconds.
   Result<uint64_t> ping(uint32_t node, const CallOptions& options);
 
-  Result<std::unique_ptr<BlockReservation>> reserve(const Key& key, uint64_t size_bytes, const CallOptions& options);
+  Result<std::unique_ptr<BlockReservation>> reserve(const Key& key, uint64_t size_bytes,
+                                                    const CallOptions& options);
 
   // Positions of keys whose place only the directory can tell (not cached, cluster too big to ask all).
   std::vector<uint32_t> unlocated(std::span<const Key> keys) const;

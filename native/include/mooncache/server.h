@@ -48,7 +48,7 @@ struct ServerConfig {
 
   uint32_t max_pins_per_connection = 65'536;
   uint32_t max_reservations_per_connection = 16'384;
-  uint64_t max_reserved_bytes_per_connection = 0;  // 0 = the capacity
+  uint64_t max_reserved_bytes_per_connection = 0;         // 0 = the capacity
   uint64_t max_queued_bytes_per_connection = 8ull << 20;  // of responses, before reading stops
   uint32_t max_tenants = 65'536;
   int socket_buffer_bytes = 0;  // 0 = the kernel tunes it

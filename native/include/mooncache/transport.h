@@ -47,7 +47,7 @@ struct PeerTls {
 };
 
 struct PeerDescription {
-  std::string node_id;    // checked against the node's answer when not empty
+  std::string node_id;  // checked against the node's answer when not empty
   std::string host_id;
   std::string tcp_host;
   uint16_t tcp_port = 0;
@@ -61,13 +61,13 @@ enum class MemoryKind : uint8_t { kHost = 1, kDevice = 2 };
 // Facts about a transport; callers choose by them, never by its name.
 struct Capabilities {
   std::string name;
-  bool fused_blocks = false;        // GET/PUT of whole blocks in one round trip
-  bool one_sided = false;           // the peer's processor takes no part in a transfer
+  bool fused_blocks = false;  // GET/PUT of whole blocks in one round trip
+  bool one_sided = false;     // the peer's processor takes no part in a transfer
   bool same_host_only = false;
   bool needs_registration = false;  // local slices must lie in a registered region
   uint8_t memory_kinds = static_cast<uint8_t>(MemoryKind::kHost);
-  uint32_t max_slices = 0;          // per transfer
-  uint32_t max_in_flight = 0;       // transfers accepted and not yet polled, per link
+  uint32_t max_slices = 0;     // per transfer
+  uint32_t max_in_flight = 0;  // transfers accepted and not yet polled, per link
 };
 
 struct Region {
@@ -94,8 +94,8 @@ struct Transfer {
   TransferId id = 0;
   Direction direction = Direction::kRead;
   RemoteExtent remote;
-  uint64_t offset = 0;             // inside the extent; the length is the sum of the slices
-  std::span<const Slice> local;    // valid until the completion was polled; a WRITE only reads them
+  uint64_t offset = 0;           // inside the extent; the length is the sum of the slices
+  std::span<const Slice> local;  // valid until the completion was polled; a WRITE only reads them
   RegionHandle region = 0;
 };
 
@@ -153,10 +153,10 @@ std::vector<TransportReport> transport_report();
 
 struct LoopbackFaults {
   uint64_t seed = 0;
-  uint32_t error_per_million = 0;    // a transfer fails with INCOMPLETE before it moves a byte
-  uint32_t bit_flip_per_million = 0; // one bit of the moved bytes is flipped; the CRC tells
-  uint64_t die_after_transfers = 0;  // the peer dies after so many transfers; 0 = never
-  uint64_t chunk_bytes = 65536;      // bytes moved per step, so that cancel can fall in the middle
+  uint32_t error_per_million = 0;     // a transfer fails with INCOMPLETE before it moves a byte
+  uint32_t bit_flip_per_million = 0;  // one bit of the moved bytes is flipped; the CRC tells
+  uint64_t die_after_transfers = 0;   // the peer dies after so many transfers; 0 = never
+  uint64_t chunk_bytes = 65536;       // bytes moved per step, so that cancel can fall in the middle
 };
 
 // The memory of a pretended node: segments and a generation table, addressed by number only.
@@ -171,6 +171,7 @@ class LoopbackPeer {
   virtual void kill() = 0;
 };
 std::shared_ptr<LoopbackPeer> make_loopback_peer();
-std::unique_ptr<Transport> make_loopback_transport(std::shared_ptr<LoopbackPeer> peer, LoopbackFaults faults = {});
+std::unique_ptr<Transport> make_loopback_transport(std::shared_ptr<LoopbackPeer> peer,
+                                                   LoopbackFaults faults = {});
 
 }  // namespace mooncache

@@ -1,6 +1,7 @@
 // Programs that move blocks. Two families: fused (GET and PUT frames carry the bytes, any connection) and
-// one-sided (LOOKUP/RESERVE, then a Link moves the bytes, then RELEASE/COMMIT). They share a Work: the items of
-// one node in order, and how many are answered, so that a new connection continues where the old one ended.
+// one-sided (LOOKUP/RESERVE, then a Link moves the bytes, then RELEASE/COMMIT). They share a Work: the items
+// of one node in order, and how many are answered, so that a new connection continues where the old one
+// ended.
 #pragma once
 
 #include "client/node.h"
@@ -26,7 +27,7 @@ struct GetBatch {
 struct PutBatch {
   std::span<const PutBlock> blocks;
   std::vector<uint64_t> sizes;
-  std::vector<uint32_t> crcs;      // known once the first copy was sent
+  std::vector<uint32_t> crcs;  // known once the first copy was sent
   std::vector<uint8_t> crc_known;
   Deadline deadline;
   Counters* counters = nullptr;

@@ -6,11 +6,12 @@
 
 namespace mooncache {
 
-// After `failures` failures in a row a peer is left alone for a pause that doubles with each failed probe. When
-// the pause is over, one caller at a time may probe it; a success closes the breaker.
+// After `failures` failures in a row a peer is left alone for a pause that doubles with each failed probe.
+// When the pause is over, one caller at a time may probe it; a success closes the breaker.
 class Breaker {
  public:
-  Breaker(uint32_t failures, uint32_t min_ms, uint32_t max_ms) : limit_(failures), min_ms_(min_ms), max_ms_(max_ms) {}
+  Breaker(uint32_t failures, uint32_t min_ms, uint32_t max_ms)
+      : limit_(failures), min_ms_(min_ms), max_ms_(max_ms) {}
 
   // Whether to try now. True in the half-open state books the probe.
   bool allow(uint64_t now_ms) {
@@ -45,7 +46,8 @@ class Breaker {
 // Retries are a share of the operations, so that a failing cluster is not asked twice as much as a sound one.
 class RetryBudget {
  public:
-  RetryBudget(uint32_t percent, uint32_t burst) : percent_(percent), cap_(uint64_t{burst} * 100), level_(cap_) {}
+  RetryBudget(uint32_t percent, uint32_t burst)
+      : percent_(percent), cap_(uint64_t{burst} * 100), level_(cap_) {}
   void operations(uint64_t count) { level_ = std::min(cap_, level_ + count * percent_); }
   // How many of `wanted` retries may be made; they are booked.
   uint64_t take(uint64_t wanted) {

@@ -18,11 +18,14 @@ std::atomic<uint64_t> forks{0};
 
 Status check_config(const ClientConfig& config) {
   const auto bad = [](const char* text) { return Status{Code::kConfigInvalid, text}; };
-  if (!wire::tenant_name_valid(config.credentials.tenant)) return bad("tenant must match [a-z0-9][a-z0-9_.-]{0,62}");
+  if (!wire::tenant_name_valid(config.credentials.tenant))
+    return bad("tenant must match [a-z0-9][a-z0-9_.-]{0,62}");
   if (config.lanes_per_node < 1 || config.lanes_per_node > 256) return bad("lanes_per_node must be 1 to 256");
   if (config.window_frames < 1 || config.window_frames > 64) return bad("window_frames must be 1 to 64");
-  if (config.frame_items < 1 || config.frame_items > wire::kMaxItems) return bad("frame_items must be 1 to 4096");
-  if (config.frame_bytes < 4096 || config.frame_bytes > (64 << 20)) return bad("frame_bytes must be 4096 to 67108864");
+  if (config.frame_items < 1 || config.frame_items > wire::kMaxItems)
+    return bad("frame_items must be 1 to 4096");
+  if (config.frame_bytes < 4096 || config.frame_bytes > (64 << 20))
+    return bad("frame_bytes must be 4096 to 67108864");
   if (config.connect_timeout_ms < 1) return bad("connect_timeout must be positive");
   if (config.breaker_failures < 1) return bad("breaker_failures must be at least 1");
   if (config.location_cache_keys > (1ull << 28)) return bad("location_cache_keys must be at most 268435456");
@@ -51,7 +54,9 @@ void CancelToken::cancel() {
   // without a descriptor the flag alone is seen at the next turn of the loop
   if (fd_ >= 0 && write(fd_, &one, sizeof one) < 0) return;
 }
-bool CancelToken::cancelled() const { return flag_->cancelled.load(std::memory_order_relaxed); }
+bool CancelToken::cancelled() const {
+  return flag_->cancelled.load(std::memory_order_relaxed);
+}
 
 Client::Impl::Impl(ClientConfig config_in)
     : config(std::move(config_in)),
@@ -66,8 +71,9 @@ Client::Impl::Impl(ClientConfig config_in)
 
 Status Client::Impl::usable() const {
   if (fork_generation != fork_generation_now()) {
-    return {Code::kClosed, "this client was made before fork(); connections cannot be shared with a child process, "
-                           "make a new client in the child"};
+    return {Code::kClosed,
+            "this client was made before fork(); connections cannot be shared with a child process, "
+            "make a new client in the child"};
   }
   if (closed.load(std::memory_order_relaxed)) return {Code::kClosed, "the client is closed"};
   return Status::ok();
@@ -78,7 +84,8 @@ Status Client::Impl::check_call(size_t items, const CallOptions& options) const 
   if (items > config.max_batch_items) {
     return {Code::kLimitExceeded, "a batch has at most " + std::to_string(config.max_batch_items) + " items"};
   }
-  if (options.cancel != nullptr && options.cancel->cancelled()) return {Code::kCancelled, "cancelled by the caller"};
+  if (options.cancel != nullptr && options.cancel->cancelled())
+    return {Code::kCancelled, "cancelled by the caller"};
   return Status::ok();
 }
 
@@ -113,7 +120,8 @@ void Client::Impl::run(std::span<LaneTask> tasks, const CallOptions& options, bo
   run_tasks(tasks, options, closed, chosen, counters);
 }
 
-uint32_t Client::Impl::guess(const NodeMap& map, const Key& key, std::span<const uint32_t> tried, bool count) {
+uint32_t Client::Impl::guess(const NodeMap& map, const Key& key, std::span<const uint32_t> tried,
+                             bool count) {
   const auto usable_position = [&](uint32_t position) {
     return position != kNoNode && std::find(tried.begin(), tried.end(), position) == tried.end();
   };
@@ -166,8 +174,9 @@ bool Client::set_map(uint64_t epoch, std::vector<NodeInfo> infos) {
     std::shared_ptr<Node> node;
     for (size_t i = 0; i < old->nodes.size(); ++i) {
       const NodeInfo& before = old->nodes[i]->info();
-      if (before.index == info.index && before.node_id == info.node_id && before.incarnation == info.incarnation &&
-          before.tcp_host == info.tcp_host && before.tcp_port == info.tcp_port && before.host_id == info.host_id &&
+      if (before.index == info.index && before.node_id == info.node_id &&
+          before.incarnation == info.incarnation && before.tcp_host == info.tcp_host &&
+          before.tcp_port == info.tcp_port && before.host_id == info.host_id &&
           before.unix_path == info.unix_path) {
         node = old->nodes[i];
         kept[i] = true;
@@ -176,7 +185,8 @@ bool Client::set_map(uint64_t epoch, std::vector<NodeInfo> infos) {
     if (!node) node = std::make_shared<Node>(info, impl_->config, impl_->tls, impl_->counters);
     const auto position = static_cast<uint32_t>(next->nodes.size());
     next->by_index[info.index] = position;
-    if (!impl_->config.host_id.empty() && info.host_id == impl_->config.host_id) next->local.push_back(position);
+    if (!impl_->config.host_id.empty() && info.host_id == impl_->config.host_id)
+      next->local.push_back(position);
     next->nodes.push_back(std::move(node));
     next->infos.push_back(std::move(info));
   }
@@ -190,7 +200,9 @@ bool Client::set_map(uint64_t epoch, std::vector<NodeInfo> infos) {
   return true;
 }
 
-uint64_t Client::map_epoch() const { return impl_->map()->epoch; }
+uint64_t Client::map_epoch() const {
+  return impl_->map()->epoch;
+}
 
 void Client::close() {
   if (impl_->closed.exchange(true)) return;
@@ -270,7 +282,8 @@ NamedValues Client::stats() const {
 
 std::vector<LatencyHistogram> Client::latencies() const {
   std::vector<LatencyHistogram> all;
-  for (size_t i = 0; i < kTimedNames.size(); ++i) all.push_back(impl_->counters.latency(static_cast<Timed>(i)));
+  for (size_t i = 0; i < kTimedNames.size(); ++i)
+    all.push_back(impl_->counters.latency(static_cast<Timed>(i)));
   return all;
 }
 

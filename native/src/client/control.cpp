@@ -50,7 +50,8 @@ std::vector<Question> Client::Impl::questions(const NodeMap& map, std::span<cons
 
 void Client::Impl::ask_keys(const NodeMap& map, std::span<const Question> asked, std::span<const Key> keys,
                             wire::Opcode opcode, uint16_t flags, std::optional<uint32_t> ttl_ms,
-                            const CallOptions& options, const KeysHandler& handle, std::vector<Status>& ends) {
+                            const CallOptions& options, const KeysHandler& handle,
+                            std::vector<Status>& ends) {
   struct Part {
     std::vector<CallProgram::Call> calls;
     size_t answered = 0;
@@ -91,7 +92,8 @@ Status Client::Impl::one_call(uint32_t index, const CallProgram::Call& call, con
   if (Status status = check_call(1, options); !status) return status;
   const auto map_now = map();
   const uint32_t position = map_now->position(index);
-  if (position == kNoNode) return {Code::kUnknownNode, "no node with index " + std::to_string(index) + " in the map"};
+  if (position == kNoNode)
+    return {Code::kUnknownNode, "no node with index " + std::to_string(index) + " in the map"};
   const std::vector<CallProgram::Call> calls{call};
   Status answer;
   LaneTask task;
@@ -116,24 +118,26 @@ Result<MatchReport> Client::Impl::match(std::span<const Key> keys, bool touch, c
   report.nodes.assign(keys.size(), kNoNode);
   if (keys.empty()) return report;
   const auto map_now = map();
-  if (map_now->nodes.empty()) return {Code::kNoNodes, "the cluster map has no node; is the master reachable?"};
+  if (map_now->nodes.empty())
+    return {Code::kNoNodes, "the cluster map has no node; is the master reachable?"};
   counters.add(Counter::kMatchKeys, keys.size());
   const auto asked = questions(*map_now, keys, options, report.unreachable_nodes);
   std::vector<Status> ends;
-  ask_keys(*map_now, asked, keys, wire::Opcode::kMatch, touch ? wire::kFlagTouch : 0, std::nullopt, options,
-           [&](const Question& question, std::span<const uint32_t> items, const Status& status, Reader& in) {
-             if (!status) return status;
-             const auto answer = wire::MatchResponse::decode(in, static_cast<uint32_t>(items.size()));
-             if (!answer) return Status{Code::kProtocolError, "malformed MATCH answer"};
-             const uint32_t index = map_now->infos[question.position].index;
-             for (size_t i = 0; i < items.size(); ++i) {
-               if ((std::to_integer<unsigned>(answer->bitmap[i / 8]) >> (i % 8) & 1) == 0) continue;
-               report.nodes[items[i]] = index;
-               report.bitmap[items[i] / 8] |= std::byte{1} << (items[i] % 8);
-             }
-             return Status::ok();
-           },
-           ends);
+  ask_keys(
+      *map_now, asked, keys, wire::Opcode::kMatch, touch ? wire::kFlagTouch : 0, std::nullopt, options,
+      [&](const Question& question, std::span<const uint32_t> items, const Status& status, Reader& in) {
+        if (!status) return status;
+        const auto answer = wire::MatchResponse::decode(in, static_cast<uint32_t>(items.size()));
+        if (!answer) return Status{Code::kProtocolError, "malformed MATCH answer"};
+        const uint32_t index = map_now->infos[question.position].index;
+        for (size_t i = 0; i < items.size(); ++i) {
+          if ((std::to_integer<unsigned>(answer->bitmap[i / 8]) >> (i % 8) & 1) == 0) continue;
+          report.nodes[items[i]] = index;
+          report.bitmap[items[i] / 8] |= std::byte{1} << (items[i] % 8);
+        }
+        return Status::ok();
+      },
+      ends);
   for (const Status& end : ends) {
     if (end.code == Code::kCancelled || end.code == Code::kClosed) return end;
     report.unreachable_nodes += end ? 0 : 1;
@@ -153,12 +157,13 @@ Result<MatchReport> Client::Impl::match(std::span<const Key> keys, bool touch, c
 namespace {
 
 // Runs an opcode whose answer is one code per key, and merges the nodes' answers.
-Status merge_codes(Client::Impl& impl, std::span<const Key> keys, wire::Opcode opcode, std::optional<uint32_t> ttl_ms,
-                   const CallOptions& options, std::span<Code> codes) {
+Status merge_codes(Client::Impl& impl, std::span<const Key> keys, wire::Opcode opcode,
+                   std::optional<uint32_t> ttl_ms, const CallOptions& options, std::span<Code> codes) {
   if (Status status = impl.check_call(keys.size(), options); !status) return status;
   if (codes.size() != keys.size()) return {Code::kInvalidArgument, "one code per key is needed"};
   const auto map = impl.map();
-  if (map->nodes.empty() && !keys.empty()) return {Code::kNoNodes, "the cluster map has no node; is the master reachable?"};
+  if (map->nodes.empty() && !keys.empty())
+    return {Code::kNoNodes, "the cluster map has no node; is the master reachable?"};
   uint32_t unreachable = 0;
   const auto asked = impl.questions(*map, keys, options, unreachable);
   std::fill(codes.begin(), codes.end(), unreachable > 0 ? Code::kNodeUnavailable : Code::kNotFound);
@@ -166,15 +171,17 @@ Status merge_codes(Client::Impl& impl, std::span<const Key> keys, wire::Opcode o
     if (weight_of(code) > weight_of(codes[item])) codes[item] = code;
   };
   std::vector<Status> ends;
-  impl.ask_keys(*map, asked, keys, opcode, 0, ttl_ms, options,
-                [&](const Question&, std::span<const uint32_t> items, const Status& status, Reader& in) {
-                  if (status.is_ok() && (in.u32() != items.size() || in.remaining() != items.size() * 2)) {
-                    return Status{Code::kProtocolError, "malformed answer"};
-                  }
-                  for (const uint32_t item : items) merge(item, status.is_ok() ? static_cast<Code>(in.u16()) : status.code);
-                  return Status::ok();
-                },
-                ends);
+  impl.ask_keys(
+      *map, asked, keys, opcode, 0, ttl_ms, options,
+      [&](const Question&, std::span<const uint32_t> items, const Status& status, Reader& in) {
+        if (status.is_ok() && (in.u32() != items.size() || in.remaining() != items.size() * 2)) {
+          return Status{Code::kProtocolError, "malformed answer"};
+        }
+        for (const uint32_t item : items)
+          merge(item, status.is_ok() ? static_cast<Code>(in.u16()) : status.code);
+        return Status::ok();
+      },
+      ends);
   for (size_t q = 0; q < asked.size(); ++q) {
     if (ends[q]) continue;
     for (const uint32_t item : asked[q].items) merge(item, ends[q].code);
@@ -188,7 +195,8 @@ Status Client::remove(std::span<const Key> keys, const CallOptions& options, std
   return merge_codes(*impl_, keys, wire::Opcode::kRemove, std::nullopt, options, codes);
 }
 
-Status Client::pin(std::span<const Key> keys, uint32_t ttl_ms, const CallOptions& options, std::span<Code> codes) {
+Status Client::pin(std::span<const Key> keys, uint32_t ttl_ms, const CallOptions& options,
+                   std::span<Code> codes) {
   return merge_codes(*impl_, keys, wire::Opcode::kPin, ttl_ms, options, codes);
 }
 
@@ -200,7 +208,8 @@ Status Client::stat(std::span<const Key> keys, const CallOptions& options, std::
   if (Status status = impl_->check_call(keys.size(), options); !status) return status;
   if (stats.size() != keys.size()) return {Code::kInvalidArgument, "one answer per key is needed"};
   const auto map = impl_->map();
-  if (map->nodes.empty() && !keys.empty()) return {Code::kNoNodes, "the cluster map has no node; is the master reachable?"};
+  if (map->nodes.empty() && !keys.empty())
+    return {Code::kNoNodes, "the cluster map has no node; is the master reachable?"};
   uint32_t unreachable = 0;
   const auto asked = impl_->questions(*map, keys, options, unreachable);
   for (BlockStat& stat : stats) {
@@ -208,19 +217,22 @@ Status Client::stat(std::span<const Key> keys, const CallOptions& options, std::
     if (unreachable > 0) stat.code = Code::kNodeUnavailable;
   }
   std::vector<Status> ends;
-  impl_->ask_keys(*map, asked, keys, wire::Opcode::kStat, 0, std::nullopt, options,
-                  [&](const Question& question, std::span<const uint32_t> items, const Status& status, Reader& in) {
-                    if (!status) return status;
-                    if (in.u32() != items.size()) return Status{Code::kProtocolError, "malformed STAT answer"};
-                    for (const uint32_t item : items) {
-                      const auto found = wire::StatResult::decode(in);
-                      if (weight_of(found.code) <= weight_of(stats[item].code)) continue;
-                      stats[item] = {found.code, map->infos[question.position].index, found.tier, found.crc32c,
-                                     found.size, found.pins, found.hits, found.age_ms};
-                    }
-                    return in.done() ? Status::ok() : Status{Code::kProtocolError, "malformed STAT answer"};
-                  },
-                  ends);
+  impl_->ask_keys(
+      *map, asked, keys, wire::Opcode::kStat, 0, std::nullopt, options,
+      [&](const Question& question, std::span<const uint32_t> items, const Status& status, Reader& in) {
+        if (!status) return status;
+        if (in.u32() != items.size()) return Status{Code::kProtocolError, "malformed STAT answer"};
+        for (const uint32_t item : items) {
+          const auto found = wire::StatResult::decode(in);
+          if (weight_of(found.code) <= weight_of(stats[item].code)) continue;
+          stats[item] = {found.code, map->infos[question.position].index,
+                         found.tier, found.crc32c,
+                         found.size, found.pins,
+                         found.hits, found.age_ms};
+        }
+        return in.done() ? Status::ok() : Status{Code::kProtocolError, "malformed STAT answer"};
+      },
+      ends);
   for (size_t q = 0; q < asked.size(); ++q) {
     if (ends[q]) continue;
     for (const uint32_t item : asked[q].items) {
@@ -254,7 +266,8 @@ Result<NamedValues> Client::node_stat(uint32_t node, const CallOptions& options)
   Status status = impl_->one_call(node, {wire::Opcode::kNodeStat, 0, {}, {}}, options,
                                   [&](size_t, const Status&, Reader& in) {
                                     auto answer = wire::NodeStatResponse::decode(in);
-                                    if (!answer) return Status{Code::kProtocolError, "malformed NODE_STAT answer"};
+                                    if (!answer)
+                                      return Status{Code::kProtocolError, "malformed NODE_STAT answer"};
                                     values = std::move(answer->values);
                                     return Status::ok();
                                   });

@@ -11,40 +11,94 @@
 namespace mooncache {
 
 enum class Counter : uint8_t {
-  kPutItems, kPutBytes, kPutFailed, kPutExisting,
-  kGetItems, kGetBytes, kGetHits,
-  kMissNotFound, kMissChecksum, kMissGeneration, kMissUnreachable, kMissTooSmall, kMissOther,
-  kTcpBytes, kUnixBytes, kShmBytes,
-  kRetries, kRetriesRefused, kStaleLanes, kBreakerOpens, kBreakerSkips, kShmFallbacks,
-  kConnects, kConnectFailures, kLanesClosed, kCancelled, kDeadlineExceeded, kStalls,
-  kLocationHits, kLocationMisses, kLocationCorrections, kMatchKeys,
+  kPutItems,
+  kPutBytes,
+  kPutFailed,
+  kPutExisting,
+  kGetItems,
+  kGetBytes,
+  kGetHits,
+  kMissNotFound,
+  kMissChecksum,
+  kMissGeneration,
+  kMissUnreachable,
+  kMissTooSmall,
+  kMissOther,
+  kTcpBytes,
+  kUnixBytes,
+  kShmBytes,
+  kRetries,
+  kRetriesRefused,
+  kStaleLanes,
+  kBreakerOpens,
+  kBreakerSkips,
+  kShmFallbacks,
+  kConnects,
+  kConnectFailures,
+  kLanesClosed,
+  kCancelled,
+  kDeadlineExceeded,
+  kStalls,
+  kLocationHits,
+  kLocationMisses,
+  kLocationCorrections,
+  kMatchKeys,
   kCount,
 };
 inline constexpr std::array<const char*, static_cast<size_t>(Counter::kCount)> kCounterNames = {
-    "put_items", "put_bytes", "put_failed", "put_existing",
-    "get_items", "get_bytes", "get_hits",
-    "miss_not_found", "miss_checksum", "miss_generation", "miss_unreachable", "miss_too_small", "miss_other",
-    "tcp_bytes", "unix_bytes", "shm_bytes",
-    "retries", "retries_refused", "stale_lanes", "breaker_opens", "breaker_skips", "shm_fallbacks",
-    "connects", "connect_failures", "lanes_closed", "cancelled", "deadline_exceeded", "stalls",
-    "location_hits", "location_misses", "location_corrections", "match_keys",
+    "put_items",
+    "put_bytes",
+    "put_failed",
+    "put_existing",
+    "get_items",
+    "get_bytes",
+    "get_hits",
+    "miss_not_found",
+    "miss_checksum",
+    "miss_generation",
+    "miss_unreachable",
+    "miss_too_small",
+    "miss_other",
+    "tcp_bytes",
+    "unix_bytes",
+    "shm_bytes",
+    "retries",
+    "retries_refused",
+    "stale_lanes",
+    "breaker_opens",
+    "breaker_skips",
+    "shm_fallbacks",
+    "connects",
+    "connect_failures",
+    "lanes_closed",
+    "cancelled",
+    "deadline_exceeded",
+    "stalls",
+    "location_hits",
+    "location_misses",
+    "location_corrections",
+    "match_keys",
 };
 
 enum class Timed : uint8_t { kPut, kGet, kMatch, kControl, kCount };
-inline constexpr std::array<const char*, static_cast<size_t>(Timed::kCount)> kTimedNames = {"put", "get", "match",
-                                                                                           "control"};
+inline constexpr std::array<const char*, static_cast<size_t>(Timed::kCount)> kTimedNames = {
+    "put", "get", "match", "control"};
 
 class Counters {
  public:
   void add(Counter counter, uint64_t amount = 1) {
     if (amount != 0) values_[static_cast<size_t>(counter)].fetch_add(amount, std::memory_order_relaxed);
   }
-  uint64_t get(Counter counter) const { return values_[static_cast<size_t>(counter)].load(std::memory_order_relaxed); }
+  uint64_t get(Counter counter) const {
+    return values_[static_cast<size_t>(counter)].load(std::memory_order_relaxed);
+  }
 
   void time(Timed what, std::chrono::steady_clock::duration span) {
-    const auto us = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(span).count());
+    const auto us =
+        static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(span).count());
     Histogram& histogram = histograms_[static_cast<size_t>(what)];
-    const size_t bucket = std::min<size_t>(static_cast<size_t>(std::bit_width(us)), LatencyHistogram::kBuckets - 1);
+    const size_t bucket =
+        std::min<size_t>(static_cast<size_t>(std::bit_width(us)), LatencyHistogram::kBuckets - 1);
     histogram.counts[bucket].fetch_add(1, std::memory_order_relaxed);
     histogram.total_us.fetch_add(us, std::memory_order_relaxed);
   }

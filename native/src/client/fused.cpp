@@ -1,5 +1,5 @@
-// GET and PUT frames of about 1 MiB, several in flight. A frame's CRCs are computed right before it is sent and
-// right after a piece of it was received, while the bytes are in cache.
+// GET and PUT frames of about 1 MiB, several in flight. A frame's CRCs are computed right before it is sent
+// and right after a piece of it was received, while the bytes are in cache.
 #include <algorithm>
 #include <deque>
 
@@ -22,11 +22,16 @@ void GetBatch::settle(uint32_t item, Code code, uint64_t size, const Node& node)
       counters->add(Counter::kGetHits);
       counters->add(Counter::kGetBytes, size);
       return;
-    case Code::kNotFound: return counters->add(Counter::kMissNotFound);
-    case Code::kChecksumMismatch: return counters->add(Counter::kMissChecksum);
-    case Code::kGenerationChanged: return counters->add(Counter::kMissGeneration);
-    case Code::kBufferTooSmall: return counters->add(Counter::kMissTooSmall);
-    default: return counters->add(Counter::kMissOther);
+    case Code::kNotFound:
+      return counters->add(Counter::kMissNotFound);
+    case Code::kChecksumMismatch:
+      return counters->add(Counter::kMissChecksum);
+    case Code::kGenerationChanged:
+      return counters->add(Counter::kMissGeneration);
+    case Code::kBufferTooSmall:
+      return counters->add(Counter::kMissTooSmall);
+    default:
+      return counters->add(Counter::kMissOther);
   }
 }
 
@@ -59,7 +64,8 @@ class FusedGet final : public Program {
     request.meta.u32(static_cast<uint32_t>(sent_ - begin));
     for (size_t i = begin; i < sent_; ++i) {
       const uint32_t item = work_.items[i];
-      wire::GetItem{batch_.blocks[item].key, batch_.blocks[item].offset, batch_.capacity(item)}.encode(request.meta);
+      wire::GetItem{batch_.blocks[item].key, batch_.blocks[item].offset, batch_.capacity(item)}.encode(
+          request.meta);
     }
     frames_.push_back(sent_ - begin);
     return true;
@@ -67,7 +73,8 @@ class FusedGet final : public Program {
 
   bool finished() const override { return work_.answered == work_.items.size(); }
 
-  Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in, PayloadSink& sink) override {
+  Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in,
+                     PayloadSink& sink) override {
     const size_t count = frames_.front();
     results_.clear();
     if (!status.is_ok()) {
@@ -78,7 +85,8 @@ class FusedGet final : public Program {
     uint64_t total = 0;
     for (size_t i = 0; i < count; ++i) {
       wire::GetResult result = wire::GetResult::decode(in);
-      if (result.code != Code::kOk && result.length != 0) return {Code::kProtocolError, "bytes for a failed item"};
+      if (result.code != Code::kOk && result.length != 0)
+        return {Code::kProtocolError, "bytes for a failed item"};
       const uint32_t item = work_.items[work_.answered + i];
       if (result.length > batch_.capacity(item)) return {Code::kProtocolError, "more bytes than asked for"};
       total += result.length;
@@ -167,7 +175,8 @@ class FusedPut final : public Program {
     const size_t count = frames_.front();
     if (status.is_ok()) {
       const uint32_t answered = in.u32();
-      if (answered != count || in.remaining() != count * 2) return {Code::kProtocolError, "malformed PUT answer"};
+      if (answered != count || in.remaining() != count * 2)
+        return {Code::kProtocolError, "malformed PUT answer"};
     }
     for (size_t i = 0; i < count; ++i) {
       codes_[work_.items[work_.answered++]] = status.is_ok() ? static_cast<Code>(in.u16()) : status.code;

@@ -1,6 +1,6 @@
 // get: rounds over guessed places. In each round every unresolved block is asked of one node, all nodes in
-// parallel; a miss, wrong bytes or a failed node send the block on to its next guess, at last to whoever MATCH
-// finds among the nodes not tried yet.
+// parallel; a miss, wrong bytes or a failed node send the block on to its next guess, at last to whoever
+// MATCH finds among the nodes not tried yet.
 #include <algorithm>
 
 #include "client/impl.h"
@@ -25,7 +25,11 @@ bool final_code(Code code) {
 class GetCall {
  public:
   GetCall(Client::Impl& impl, const GetBatch& batch, const CallOptions& options)
-      : impl_(impl), batch_(batch), options_(options), map_(impl.map()), tried_(batch.blocks.size()),
+      : impl_(impl),
+        batch_(batch),
+        options_(options),
+        map_(impl.map()),
+        tried_(batch.blocks.size()),
         best_(batch.blocks.size()) {}
 
   void run() {
@@ -41,6 +45,7 @@ class GetCall {
       fetch();
       open = sort_out();
     }
+    if (!damaged_.empty() && !options_.deadline.expired()) report_damage();
     for (uint32_t i = 0; i < best_.size(); ++i) {
       batch_.outcomes[i] = best_[i];
       if (is_unreachable(best_[i].code)) impl_.counters.add(Counter::kMissUnreachable);
@@ -62,7 +67,9 @@ class GetCall {
   void note(uint32_t item, const GetOutcome& outcome) {
     if (fresh(item) || weight_of(outcome.code) > weight_of(best_[item].code)) best_[item] = outcome;
   }
-  bool fresh(uint32_t item) const { return best_[item].code == Code::kNotFound && best_[item].node_index == kNoNode; }
+  bool fresh(uint32_t item) const {
+    return best_[item].code == Code::kNotFound && best_[item].node_index == kNoNode;
+  }
 
   // Gives each open item a node; those without a guess end up in `lost`.
   void assign(std::span<const uint32_t> open, std::vector<uint32_t>& lost, bool count) {
@@ -73,7 +80,8 @@ class GetCall {
         uint32_t position = kNoNode;
         if (options_.node) {
           if (tried_[item].empty()) position = map_->position(*options_.node);
-          if (position == kNoNode && tried_[item].empty()) note(item, {Code::kUnknownNode, 0, *options_.node});
+          if (position == kNoNode && tried_[item].empty())
+            note(item, {Code::kUnknownNode, 0, *options_.node});
         } else {
           position = impl_.guess(*map_, batch_.blocks[item].key, tried_[item], count);
         }
@@ -83,9 +91,10 @@ class GetCall {
         }
         tried_[item].push_back(position);
         if (!askable(position)) {
-          note(item, {map_->nodes[position]->last_failure().code == Code::kUnauthenticated ? Code::kUnauthenticated
-                                                                                           : Code::kNodeUnavailable,
-                      0, map_->infos[position].index});
+          note(item,
+               {map_->nodes[position]->last_failure().code == Code::kUnauthenticated ? Code::kUnauthenticated
+                                                                                     : Code::kNodeUnavailable,
+                0, map_->infos[position].index});
           continue;
         }
         work_for(position).items.push_back(item);
@@ -117,21 +126,23 @@ class GetCall {
     }
     std::vector<uint32_t> found(lost.size(), kNoNode);
     std::vector<Status> ends;
-    impl_.ask_keys(*map_, asked, keys, wire::Opcode::kMatch, 0, std::nullopt, options_,
-                   [&](const Question& question, std::span<const uint32_t> items, const Status& status, Reader& in) {
-                     if (!status) return Status::ok();
-                     const auto answer = wire::MatchResponse::decode(in, static_cast<uint32_t>(items.size()));
-                     if (!answer) return Status{Code::kProtocolError, "malformed MATCH answer"};
-                     for (size_t i = 0; i < items.size(); ++i) {
-                       const auto bits = std::to_integer<unsigned>(answer->bitmap[i / 8]);
-                       if ((bits >> (i % 8) & 1) != 0) found[items[i]] = question.position;
-                     }
-                     return Status::ok();
-                   },
-                   ends);
+    impl_.ask_keys(
+        *map_, asked, keys, wire::Opcode::kMatch, 0, std::nullopt, options_,
+        [&](const Question& question, std::span<const uint32_t> items, const Status& status, Reader& in) {
+          if (!status) return Status::ok();
+          const auto answer = wire::MatchResponse::decode(in, static_cast<uint32_t>(items.size()));
+          if (!answer) return Status{Code::kProtocolError, "malformed MATCH answer"};
+          for (size_t i = 0; i < items.size(); ++i) {
+            const auto bits = std::to_integer<unsigned>(answer->bitmap[i / 8]);
+            if ((bits >> (i % 8) & 1) != 0) found[items[i]] = question.position;
+          }
+          return Status::ok();
+        },
+        ends);
     for (size_t q = 0; q < asked.size(); ++q) {
       if (ends[q]) continue;
-      for (const uint32_t i : asked[q].items) note(lost[i], {ends[q].code, 0, map_->infos[asked[q].position].index});
+      for (const uint32_t i : asked[q].items)
+        note(lost[i], {ends[q].code, 0, map_->infos[asked[q].position].index});
     }
     for (size_t i = 0; i < lost.size(); ++i) {
       if (found[i] == kNoNode) continue;
@@ -156,9 +167,11 @@ class GetCall {
       Node& node = *map_->nodes[position];
       tasks[i].node = map_->nodes[position];
       tasks[i].has_alternative = map_->nodes.size() > 1 && !options_.node;
-      const bool one_sided = !batch_.how->allocate && work_bytes >= impl_.config.shm_min_bytes && !no_one_sided_;
+      const bool one_sided =
+          !batch_.how->allocate && work_bytes >= impl_.config.shm_min_bytes && !no_one_sided_;
       tasks[i].make_program = [this, &node, work = work.get(), one_sided](Session& session) {
-        if (one_sided && session.route() == Route::kUnix) return make_one_sided_get(batch_, *work, node, session);
+        if (one_sided && session.route() == Route::kUnix)
+          return make_one_sided_get(batch_, *work, node, session);
         return make_fused_get(batch_, *work, node);
       };
     }
@@ -171,6 +184,33 @@ class GetCall {
     }
   }
 
+  // Has the holders check the blocks whose bytes did not fit their checksum here. What was damaged in transit
+  // stays; what is damaged at rest is quarantined, and the key can be stored again. Best effort: the get is
+  // over already.
+  void report_damage() {
+    std::sort(damaged_.begin(), damaged_.end());
+    std::vector<std::vector<CallProgram::Call>> calls;
+    std::vector<LaneTask> tasks;
+    for (auto at = damaged_.begin(); at != damaged_.end();) {
+      const uint32_t position = at->first;
+      std::vector<wire::GetItem> items;
+      for (; at != damaged_.end() && at->first == position && items.size() < wire::kMaxItems; ++at) {
+        items.push_back({batch_.blocks[at->second].key, 0, 0});
+      }
+      Writer meta;
+      wire::encode_items<wire::GetItem>(meta, items);
+      calls.push_back({{wire::Opcode::kGet, wire::kFlagVerify, meta.take(), {}}});
+      tasks.emplace_back().node = map_->nodes[position];
+    }
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      tasks[i].make_program = [call = &calls[i]](Session&) {
+        return std::make_unique<CallProgram>(
+            *call, [](size_t, const Status& status, Reader&) -> Status { return status; });
+      };
+    }
+    impl_.run(tasks, options_, true);
+  }
+
   // Records the round's answers; returns what is still open.
   std::vector<uint32_t> sort_out() {
     failures_ = 0;
@@ -181,7 +221,8 @@ class GetCall {
       for (const uint32_t item : work->items) {
         const GetOutcome& outcome = batch_.outcomes[item];
         const Key& key = batch_.blocks[item].key;
-        if (outcome.code == Code::kTransportUnavailable) {  // no shared memory after all: same node, other way
+        if (outcome.code ==
+            Code::kTransportUnavailable) {  // no shared memory after all: same node, other way
           no_one_sided_ = true;
           tried_[item].pop_back();
           still_open.push_back(item);
@@ -193,6 +234,7 @@ class GetCall {
         } else if (impl_.locations.forget(key, outcome.node_index)) {
           impl_.counters.add(Counter::kLocationCorrections);
         }
+        if (outcome.code == Code::kChecksumMismatch) damaged_.emplace_back(position, item);
         if (outcome.code == Code::kCancelled || outcome.code == Code::kDeadlineExceeded) stop = true;
         if (!final_code(outcome.code)) {
           still_open.push_back(item);
@@ -218,6 +260,7 @@ class GetCall {
   std::vector<GetOutcome> best_;
   std::vector<std::pair<uint32_t, std::unique_ptr<Work>>> works_;
   std::vector<uint8_t> asked_;
+  std::vector<std::pair<uint32_t, uint32_t>> damaged_;  // position of the node, item
   uint64_t failures_ = 0;
   size_t searches_ = 0;
   bool no_one_sided_ = false;

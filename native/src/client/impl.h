@@ -93,7 +93,8 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   void ran_operations(uint64_t count);
   void run(std::span<LaneTask> tasks, const CallOptions& options, bool small);
 
-  // Where a block may be, best guess first, without what was tried already; kNoNode when there is no guess left.
+  // Where a block may be, best guess first, without what was tried already; kNoNode when there is no guess
+  // left.
   uint32_t guess(const NodeMap& map, const Key& key, std::span<const uint32_t> tried, bool count);
 
   Status put(std::span<const PutBlock> blocks, uint32_t replicas, const CallOptions& options,
@@ -102,11 +103,13 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
              std::span<GetOutcome> outcomes);
   std::vector<Question> questions(const NodeMap& map, std::span<const Key> keys, const CallOptions& options,
                                   uint32_t& unreachable);
-  // Sends `opcode` with keys to all nodes in question, in parallel. `handle(question, items of the call, in)`.
-  using KeysHandler = std::function<Status(const Question&, std::span<const uint32_t>, const Status&, Reader&)>;
-  void ask_keys(const NodeMap& map, std::span<const Question> asked, std::span<const Key> keys, wire::Opcode opcode,
-                uint16_t flags, std::optional<uint32_t> ttl_ms, const CallOptions& options, const KeysHandler& handle,
-                std::vector<Status>& ends);
+  // Sends `opcode` with keys to all nodes in question, in parallel. `handle(question, items of the call,
+  // in)`.
+  using KeysHandler =
+      std::function<Status(const Question&, std::span<const uint32_t>, const Status&, Reader&)>;
+  void ask_keys(const NodeMap& map, std::span<const Question> asked, std::span<const Key> keys,
+                wire::Opcode opcode, uint16_t flags, std::optional<uint32_t> ttl_ms,
+                const CallOptions& options, const KeysHandler& handle, std::vector<Status>& ends);
   Status one_call(uint32_t node, const CallProgram::Call& call, const CallOptions& options,
                   const CallProgram::Handler& handler);
   Result<MatchReport> match(std::span<const Key> keys, bool touch, const CallOptions& options);
@@ -115,7 +118,8 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
 // True for codes that say "this node could not be asked", not "the block is not there".
 inline bool is_unreachable(Code code) {
   const auto number = static_cast<uint16_t>(code);
-  return (number >= 400 && number < 600 && code != Code::kCancelled && code != Code::kNoNodes) || code == Code::kClosed;
+  return (number >= 400 && number < 600 && code != Code::kCancelled && code != Code::kNoNodes) ||
+         code == Code::kClosed;
 }
 // Grows in the child after each fork.
 uint64_t fork_generation_now();

@@ -17,7 +17,12 @@ class Loop {
  public:
   Loop(std::span<LaneTask> tasks, const CallOptions& options, const std::atomic<bool>& closed,
        const LoopLimits& limits, Counters& counters)
-      : tasks_(tasks), options_(options), closed_(closed), limits_(limits), counters_(counters), now_ms_(steady_ms()) {}
+      : tasks_(tasks),
+        options_(options),
+        closed_(closed),
+        limits_(limits),
+        counters_(counters),
+        now_ms_(steady_ms()) {}
 
   void run() {
     for (LaneTask& task : tasks_) task.last_progress_ms = task.started_ms = now_ms_;
@@ -47,7 +52,8 @@ class Loop {
 
  private:
   Status interrupted() const {
-    if (options_.cancel != nullptr && options_.cancel->cancelled()) return {Code::kCancelled, "cancelled by the caller"};
+    if (options_.cancel != nullptr && options_.cancel->cancelled())
+      return {Code::kCancelled, "cancelled by the caller"};
     if (closed_.load(std::memory_order_relaxed)) return {Code::kClosed, "the client was closed"};
     if (options_.deadline.expired()) return {Code::kDeadlineExceeded, "the deadline passed"};
     return Status::ok();
@@ -117,7 +123,8 @@ class Loop {
     task.lane = {};
     task.done = true;
     // a caller's short patience is no sign of a sick node
-    const bool impatient = status.code == Code::kDeadlineExceeded && now_ms_ - task.last_progress_ms < kSlowMs;
+    const bool impatient =
+        status.code == Code::kDeadlineExceeded && now_ms_ - task.last_progress_ms < kSlowMs;
     if (status.code != Code::kCancelled && status.code != Code::kClosed && !impatient) {
       task.node->failure(now_ms_, status);
     }
@@ -130,7 +137,8 @@ class Loop {
     for (LaneTask& task : tasks_) {
       if (task.done) continue;
       if (status.code == Code::kDeadlineExceeded && task.lane.session && !task.lane.session->ready()) {
-        finish(task, {Code::kDeadlineExceeded, "the deadline passed while connecting to node " + task.node->info().node_id});
+        finish(task, {Code::kDeadlineExceeded,
+                      "the deadline passed while connecting to node " + task.node->info().node_id});
       } else {
         finish(task, status);
       }

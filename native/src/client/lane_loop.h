@@ -1,5 +1,5 @@
-// Runs programs on the lanes of several nodes at once, on the caller's thread: one poll(2) over all of them with
-// the deadline and the cancel token. A slow node delays its own program only.
+// Runs programs on the lanes of several nodes at once, on the caller's thread: one poll(2) over all of them
+// with the deadline and the cancel token. A slow node delays its own program only.
 #pragma once
 
 #include <functional>
@@ -29,7 +29,8 @@ struct LoopLimits {
   uint32_t spin_us = 0;
 };
 
-// Every task ends done, with OK or the reason; lanes are given back or closed. After the return no byte moves.
+// Every task ends done, with OK or the reason; lanes are given back or closed. After the return no byte
+// moves.
 void run_tasks(std::span<LaneTask> tasks, const CallOptions& options, const std::atomic<bool>& closed,
                const LoopLimits& limits, Counters& counters);
 

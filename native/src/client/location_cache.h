@@ -15,7 +15,8 @@ namespace mooncache {
 class LocationCache {
  public:
   explicit LocationCache(uint64_t keys)
-      : buckets_(std::bit_ceil(std::max<uint64_t>(keys, kWays) / kWays)), locks_(std::make_unique<std::array<std::mutex, 64>>()) {}
+      : buckets_(std::bit_ceil(std::max<uint64_t>(keys, kWays) / kWays)),
+        locks_(std::make_unique<std::array<std::mutex, 64>>()) {}
 
   // Node index, or UINT32_MAX.
   uint32_t find(const Key& key) {

@@ -24,10 +24,12 @@ PeerDescription describe(const NodeInfo& info, const ClientConfig& config) {
 
 uint64_t steady_ms() {
   return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::milliseconds>(Deadline::Clock::now().time_since_epoch()).count());
+      std::chrono::duration_cast<std::chrono::milliseconds>(Deadline::Clock::now().time_since_epoch())
+          .count());
 }
 
-Node::Node(NodeInfo info, const ClientConfig& config, std::shared_ptr<net::TlsContext> tls, Counters& counters)
+Node::Node(NodeInfo info, const ClientConfig& config, std::shared_ptr<net::TlsContext> tls,
+           Counters& counters)
     : info_(std::move(info)),
       peer_(describe(info_, config)),
       lanes_max_(config.lanes_per_node),
@@ -40,7 +42,8 @@ Node::Node(NodeInfo info, const ClientConfig& config, std::shared_ptr<net::TlsCo
 }
 
 Route Node::preferred_route(uint64_t now_ms) const {
-  return shm_possible_ && now_ms >= unix_again_ms_.load(std::memory_order_relaxed) ? Route::kUnix : Route::kTcp;
+  return shm_possible_ && now_ms >= unix_again_ms_.load(std::memory_order_relaxed) ? Route::kUnix
+                                                                                   : Route::kTcp;
 }
 
 void Node::unix_failed(uint64_t now_ms) {

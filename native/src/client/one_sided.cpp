@@ -41,7 +41,8 @@ class OneSided : public Program {
         return true;
       case Phase::kTell:
         return tell(request);
-      default: return false;
+      default:
+        return false;
     }
   }
 
@@ -49,7 +50,8 @@ class OneSided : public Program {
     return unavailable_ || (work_.answered == work_.items.size() && phase_ == Phase::kAsk);
   }
 
-  Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in, PayloadSink& sink) override {
+  Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in,
+                     PayloadSink& sink) override {
     if (header.opcode == wire::Opcode::kAttach) {
       if (Status handled = attach_->on_response(header, status, in, sink); !handled) return handled;
       if (attach_->segments()) {
@@ -161,11 +163,14 @@ class OneSidedGet final : public OneSided {
     slices_.clear();
     grants_.clear();
     const size_t count = end_ - begin_;
-    if (status.is_ok() && in.u32() != count) return {Code::kProtocolError, "LOOKUP answered another number of items"};
+    if (status.is_ok() && in.u32() != count)
+      return {Code::kProtocolError, "LOOKUP answered another number of items"};
     for (size_t i = 0; i < count; ++i) {
       wire::LookupResult found;
-      if (status.is_ok()) found = wire::LookupResult::decode(in);
-      else found.code = status.code;
+      if (status.is_ok())
+        found = wire::LookupResult::decode(in);
+      else
+        found.code = status.code;
       plan(work_.items[begin_ + i], found);
     }
     if (status.is_ok() && !in.done()) return {Code::kProtocolError, "malformed LOOKUP answer"};
@@ -222,8 +227,10 @@ class OneSidedGet final : public OneSided {
     const uint64_t capacity = batch_.capacity(item);
     if (code == Code::kOk) {
       const uint64_t block_size = found.extent.size;
-      if (block.offset > block_size) code = Code::kInvalidArgument;
-      else size = std::min(capacity, block_size - block.offset);
+      if (block.offset > block_size)
+        code = Code::kInvalidArgument;
+      else
+        size = std::min(capacity, block_size - block.offset);
       if (code == Code::kOk && batch_.how->whole && size < block_size - block.offset) {
         code = Code::kBufferTooSmall;
         size = block_size;
@@ -234,8 +241,10 @@ class OneSidedGet final : public OneSided {
       PayloadSink parts;
       if (batch_.how->allocate) {
         const Slice slice{batch_.how->allocate(item, size), static_cast<size_t>(size)};
-        if (slice.data == nullptr) code = Code::kLimitExceeded;
-        else parts.add_item(std::span(&slice, 1), 0, size);
+        if (slice.data == nullptr)
+          code = Code::kLimitExceeded;
+        else
+          parts.add_item(std::span(&slice, 1), 0, size);
       } else {
         parts.add_item(block.slices, 0, size);
       }
@@ -333,17 +342,22 @@ class OneSidedPut final : public OneSided {
     moves_.clear();
     slices_.clear();
     const size_t count = end_ - begin_;
-    if (status.is_ok() && in.u32() != count) return {Code::kProtocolError, "RESERVE answered another number of items"};
+    if (status.is_ok() && in.u32() != count)
+      return {Code::kProtocolError, "RESERVE answered another number of items"};
     for (size_t i = 0; i < count; ++i) {
       wire::ReserveResult result;
-      if (status.is_ok()) result = wire::ReserveResult::decode(in);
-      else result.code = status.code;
+      if (status.is_ok())
+        result = wire::ReserveResult::decode(in);
+      else
+        result.code = status.code;
       const uint32_t item = work_.items[begin_ + i];
       const PutBlock& block = batch_.blocks[item];
-      Move move{item, remote(result.extent), 0, batch_.sizes[item], 0, result.code, slices_.size(), block.slices.size()};
+      Move move{item,           remote(result.extent), 0, batch_.sizes[item], 0, result.code,
+                slices_.size(), block.slices.size()};
       if (result.code != Code::kOk) move.extent.grant = 0;
       // a link only reads what it writes to the peer
-      for (const ConstSlice& slice : block.slices) slices_.push_back({const_cast<std::byte*>(slice.data), slice.size});
+      for (const ConstSlice& slice : block.slices)
+        slices_.push_back({const_cast<std::byte*>(slice.data), slice.size});
       moves_.push_back(move);
     }
     if (status.is_ok() && !in.done()) return {Code::kProtocolError, "malformed RESERVE answer"};
@@ -355,7 +369,8 @@ class OneSidedPut final : public OneSided {
     if (status.is_ok() && (in.u32() != committing_.size() || in.remaining() != committing_.size() * 2)) {
       return {Code::kProtocolError, "malformed COMMIT answer"};
     }
-    for (const uint32_t item : committing_) codes_[item] = status.is_ok() ? static_cast<Code>(in.u16()) : status.code;
+    for (const uint32_t item : committing_)
+      codes_[item] = status.is_ok() ? static_cast<Code>(in.u16()) : status.code;
     work_.answered = end_;
     phase_ = Phase::kAsk;
     return Status::ok();

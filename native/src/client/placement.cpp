@@ -24,7 +24,9 @@ uint64_t fnv1a64(std::string_view text) {
   return hash;
 }
 
-bool takes_new_blocks(const NodeInfo& node) { return node.state == NodeHealth::kActive && node.weight > 0; }
+bool takes_new_blocks(const NodeInfo& node) {
+  return node.state == NodeHealth::kActive && node.weight > 0;
+}
 
 struct Scored {
   uint32_t position;
@@ -41,7 +43,8 @@ double placement_score(const Key& key, std::string_view node_id, double weight) 
   return -weight / std::log(uniform);
 }
 
-std::vector<uint32_t> place(const Key& key, std::span<const NodeInfo> nodes, std::string_view host_id, size_t count) {
+std::vector<uint32_t> place(const Key& key, std::span<const NodeInfo> nodes, std::string_view host_id,
+                            size_t count) {
   std::vector<Scored> scored;
   scored.reserve(nodes.size());
   for (uint32_t i = 0; i < nodes.size(); ++i) {
@@ -69,7 +72,8 @@ std::vector<uint32_t> place(const Key& key, std::span<const NodeInfo> nodes, std
     taken[i] = true;
     chosen.push_back(scored[i].position);
   };
-  const auto local = std::find_if(scored.begin(), scored.end(), [](const Scored& node) { return node.local; });
+  const auto local =
+      std::find_if(scored.begin(), scored.end(), [](const Scored& node) { return node.local; });
   if (local != scored.end()) take(static_cast<size_t>(local - scored.begin()));
   for (const bool new_hosts_only : {true, false}) {
     for (size_t i = 0; i < scored.size() && chosen.size() < count; ++i) {

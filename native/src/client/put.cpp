@@ -9,7 +9,9 @@ namespace mooncache {
 
 namespace {
 
-bool stored(Code code) { return code == Code::kOk || code == Code::kAlreadyExists; }
+bool stored(Code code) {
+  return code == Code::kOk || code == Code::kAlreadyExists;
+}
 
 // Another node may take what this one refused.
 bool worth_another_node(Code code) {
@@ -21,7 +23,12 @@ class PutCall {
  public:
   PutCall(Client::Impl& impl, PutBatch& batch, uint32_t replicas, const CallOptions& options,
           std::span<PutOutcome> outcomes)
-      : impl_(impl), batch_(batch), replicas_(replicas), options_(options), outcomes_(outcomes), map_(impl.map()),
+      : impl_(impl),
+        batch_(batch),
+        replicas_(replicas),
+        options_(options),
+        outcomes_(outcomes),
+        map_(impl.map()),
         items_(batch.blocks.size()) {}
 
   void run() {
@@ -39,11 +46,11 @@ class PutCall {
  private:
   static constexpr size_t kMaxRounds = 4;
   struct Item {
-    std::vector<uint32_t> used;  // positions tried
-    uint32_t copies = 0;         // copies that exist
-    uint32_t created = 0;        // of these, made by this call
+    std::vector<uint32_t> used;     // positions tried
+    uint32_t copies = 0;            // copies that exist
+    uint32_t created = 0;           // of these, made by this call
     std::vector<uint32_t> holders;  // positions that have a copy
-    Code last = Code::kNoNodes;  // the latest refusal
+    Code last = Code::kNoNodes;     // the latest refusal
     uint32_t last_position = kNoNode;
     bool given_up = false;
   };
@@ -62,14 +69,18 @@ class PutCall {
       uint32_t missing = replicas_ - item.copies;
       if (options_.node) {
         const uint32_t position = map_->position(*options_.node);
-        if (position == kNoNode) item.last = Code::kUnknownNode;
-        else if (item.used.empty()) take(i, position);
+        if (position == kNoNode)
+          item.last = Code::kUnknownNode;
+        else if (item.used.empty())
+          take(i, position);
         continue;
       }
       const size_t wanted = round == 0 ? replicas_ : map_->nodes.size();
-      missing -= take_from(i, place(batch_.blocks[i].key, map_->infos, impl_.config.host_id, wanted), missing);
+      missing -=
+          take_from(i, place(batch_.blocks[i].key, map_->infos, impl_.config.host_id, wanted), missing);
       if (missing > 0 && round == 0 && map_->nodes.size() > replicas_) {
-        take_from(i, place(batch_.blocks[i].key, map_->infos, impl_.config.host_id, map_->nodes.size()), missing);
+        take_from(i, place(batch_.blocks[i].key, map_->infos, impl_.config.host_id, map_->nodes.size()),
+                  missing);
       }
     }
     return !groups_.empty();
@@ -170,7 +181,9 @@ class PutCall {
     const bool enough = item.copies >= possible || (item.copies > 0 && item.last == Code::kNoNodes);
     uint32_t first = kNoNode;  // in the block's own order of nodes
     for (const uint32_t position : item.used) {
-      if (first == kNoNode && std::find(item.holders.begin(), item.holders.end(), position) != item.holders.end()) first = position;
+      if (first == kNoNode &&
+          std::find(item.holders.begin(), item.holders.end(), position) != item.holders.end())
+        first = position;
     }
     const uint32_t position = first != kNoNode ? first : item.last_position;
     outcome.node_index = position == kNoNode ? kNoNode : map_->infos[position].index;
@@ -178,8 +191,10 @@ class PutCall {
     if (first != kNoNode && map_->nodes.size() > 1) {
       impl_.locations.learn(batch_.blocks[i].key, map_->infos[first].index);
     }
-    if (outcome.code == Code::kOk) impl_.counters.add(Counter::kPutBytes, batch_.sizes[i] * item.created);
-    else impl_.counters.add(outcome.code == Code::kAlreadyExists ? Counter::kPutExisting : Counter::kPutFailed);
+    if (outcome.code == Code::kOk)
+      impl_.counters.add(Counter::kPutBytes, batch_.sizes[i] * item.created);
+    else
+      impl_.counters.add(outcome.code == Code::kAlreadyExists ? Counter::kPutExisting : Counter::kPutFailed);
   }
 
   Client::Impl& impl_;

@@ -1,6 +1,7 @@
-// Reservations: space on a node, filled range by range, visible at commit. Each is bound to a connection, because
-// the node forgets it with the connection. A few dozen reservations share one lane, apart from the lanes of get
-// and put, so that a layer-wise writer can hold hundreds of blocks open without hundreds of sockets.
+// Reservations: space on a node, filled range by range, visible at commit. Each is bound to a connection,
+// because the node forgets it with the connection. A few dozen reservations share one lane, apart from the
+// lanes of get and put, so that a layer-wise writer can hold hundreds of blocks open without hundreds of
+// sockets.
 #include <algorithm>
 
 #include "client/impl.h"
@@ -42,13 +43,16 @@ class Reserved final : public BlockReservation {
     std::vector<Slice> pieces;
     uint64_t length = 0;
     for (const ConstSlice& slice : slices) {
-      if (slice.size > extent_.size || length > extent_.size - slice.size) length = UINT64_MAX / 2;
-      else length += slice.size;
+      if (slice.size > extent_.size || length > extent_.size - slice.size)
+        length = UINT64_MAX / 2;
+      else
+        length += slice.size;
       pieces.push_back({const_cast<std::byte*>(slice.data), slice.size});
     }
     if (!inside(offset, length, extent_.size)) {
-      return {Code::kInvalidArgument, "the range [" + std::to_string(offset) + ", +" + std::to_string(length) +
-                                          ") is not inside the block of " + std::to_string(extent_.size) + " bytes"};
+      return {Code::kInvalidArgument, "the range [" + std::to_string(offset) + ", +" +
+                                          std::to_string(length) + ") is not inside the block of " +
+                                          std::to_string(extent_.size) + " bytes"};
     }
     for (const Range& range : ranges_) {
       if (offset < range.offset + range.length && range.offset < offset + length) {
@@ -63,15 +67,18 @@ class Reserved final : public BlockReservation {
       status = lane_->link ? write_one_sided(offset, pieces, options, crc)
                            : write_frames(offset, length, pieces, options, crc);
     }
-    if (status) ranges_.push_back({offset, length, crc});
-    else if (status.code != Code::kInvalidArgument) (void)abort_locked();  // a torn range must never be committed
+    if (status)
+      ranges_.push_back({offset, length, crc});
+    else if (status.code != Code::kInvalidArgument)
+      (void)abort_locked();  // a torn range must never be committed
     return status;
   }
 
   Status commit(const CallOptions& options) override {
     const std::lock_guard own(mutex_);
     if (Status status = check(options); !status) return status;
-    std::sort(ranges_.begin(), ranges_.end(), [](const Range& a, const Range& b) { return a.offset < b.offset; });
+    std::sort(ranges_.begin(), ranges_.end(),
+              [](const Range& a, const Range& b) { return a.offset < b.offset; });
     uint64_t covered = 0;
     uint32_t crc = 0;
     for (const Range& range : ranges_) {
@@ -81,7 +88,8 @@ class Reserved final : public BlockReservation {
     }
     if (covered != extent_.size) {
       (void)abort_locked();
-      return {Code::kIncomplete, "only the first " + std::to_string(covered) + " of " + std::to_string(extent_.size) +
+      return {Code::kIncomplete, "only the first " + std::to_string(covered) + " of " +
+                                     std::to_string(extent_.size) +
                                      " bytes were written without a gap; the reservation was given back"};
     }
     ended_ = true;
@@ -106,7 +114,8 @@ class Reserved final : public BlockReservation {
   Status check(const CallOptions& options) const {
     if (Status status = impl_->check_call(1, options); !status) return status;
     if (ended_) return {Code::kClosed, "the reservation was committed or aborted"};
-    if (lane_->broken) return {Code::kConnectionLost, "the reservation's connection is gone, and the reservation with it"};
+    if (lane_->broken)
+      return {Code::kConnectionLost, "the reservation's connection is gone, and the reservation with it"};
     return Status::ok();
   }
 
@@ -123,7 +132,8 @@ class Reserved final : public BlockReservation {
 
   Status run(Program& program, const CallOptions& options) {
     if (!lane_->session) return {Code::kConnectionLost, "the reservation's connection is gone"};
-    Status status = lane_->session->run(program, options.deadline, options.cancel ? options.cancel->fd() : -1);
+    Status status =
+        lane_->session->run(program, options.deadline, options.cancel ? options.cancel->fd() : -1);
     if (!status) break_lane();
     return status;
   }
@@ -138,7 +148,8 @@ class Reserved final : public BlockReservation {
     const std::lock_guard lock(lane_->mutex);
     const std::vector<CallProgram::Call> calls{std::move(call)};
     Status answer;
-    CallProgram program(calls, [&](size_t, const Status& status, Reader& in) { return take_code(status, in, answer); });
+    CallProgram program(
+        calls, [&](size_t, const Status& status, Reader& in) { return take_code(status, in, answer); });
     if (Status status = run(program, options); !status) return status;
     return answer;
   }
@@ -155,8 +166,8 @@ class Reserved final : public BlockReservation {
     return Status::ok();
   }
 
-  Status write_frames(uint64_t offset, uint64_t length, std::span<const Slice> pieces, const CallOptions& options,
-                      uint32_t& crc) {
+  Status write_frames(uint64_t offset, uint64_t length, std::span<const Slice> pieces,
+                      const CallOptions& options, uint32_t& crc) {
     std::vector<CallProgram::Call> calls;
     for (uint64_t at = 0; at < length; at += kWriteFrameBytes) {
       const uint64_t take = std::min(kWriteFrameBytes, length - at);
@@ -176,16 +187,19 @@ class Reserved final : public BlockReservation {
       calls.push_back(std::move(call));
     }
     Status answer;
-    CallProgram program(calls, [&](size_t, const Status& status, Reader& in) { return take_code(status, in, answer); });
+    CallProgram program(
+        calls, [&](size_t, const Status& status, Reader& in) { return take_code(status, in, answer); });
     if (Status status = run(program, options); !status) return status;
     return answer;
   }
 
-  Status write_one_sided(uint64_t offset, std::span<const Slice> pieces, const CallOptions& options, uint32_t& crc) {
+  Status write_one_sided(uint64_t offset, std::span<const Slice> pieces, const CallOptions& options,
+                         uint32_t& crc) {
     Transfer transfer;
     transfer.id = 1;
     transfer.direction = Direction::kWrite;
-    transfer.remote = {extent_.grant, extent_.segment, extent_.slot, extent_.generation, extent_.offset, extent_.size};
+    transfer.remote = {extent_.grant,      extent_.segment, extent_.slot,
+                       extent_.generation, extent_.offset,  extent_.size};
     transfer.offset = offset;
     transfer.local = pieces;
     // the node frees one-sided reservations of a connection only after its end: no check, no late byte
@@ -193,7 +207,8 @@ class Reserved final : public BlockReservation {
       break_lane();
       return {Code::kConnectionLost, "the node closed the reservation's connection"};
     }
-    if (lane_->link->submit(std::span(&transfer, 1)) != 1) return {Code::kInternal, "the link takes no transfer"};
+    if (lane_->link->submit(std::span(&transfer, 1)) != 1)
+      return {Code::kInternal, "the link takes no transfer"};
     Completion completion;
     for (;;) {
       if (lane_->link->poll(std::span(&completion, 1), Deadline::after(kCancelLook)) == 1) break;
@@ -201,7 +216,8 @@ class Reserved final : public BlockReservation {
       if (cancelled || options.deadline.expired()) {
         (void)lane_->link->cancel(transfer.id);
         (void)lane_->link->poll(std::span(&completion, 1), options.deadline);
-        return {cancelled ? Code::kCancelled : Code::kDeadlineExceeded, "the write was cut; the reservation is void"};
+        return {cancelled ? Code::kCancelled : Code::kDeadlineExceeded,
+                "the write was cut; the reservation is void"};
       }
     }
     crc = completion.crc32c;
@@ -241,7 +257,8 @@ Result<std::shared_ptr<ReservationLane>> lane_for(Client::Impl& impl, const std:
     }
   }
   auto lane = std::make_shared<ReservationLane>();
-  const Deadline connect_by{std::min(options.deadline.at, Deadline::after_ms(impl.config.connect_timeout_ms).at)};
+  const Deadline connect_by{
+      std::min(options.deadline.at, Deadline::after_ms(impl.config.connect_timeout_ms).at)};
   Route route = node->preferred_route(steady_ms());
   auto session = Session::connect(node->peer(), route, connect_by);
   if (!session && route == Route::kUnix) {
@@ -267,8 +284,8 @@ Result<std::shared_ptr<ReservationLane>> lane_for(Client::Impl& impl, const std:
 }
 
 Result<std::unique_ptr<BlockReservation>> reserve_on(const std::shared_ptr<Client::Impl>& impl,
-                                                     const std::shared_ptr<Node>& node, const Key& key, uint64_t size,
-                                                     const CallOptions& options) {
+                                                     const std::shared_ptr<Node>& node, const Key& key,
+                                                     uint64_t size, const CallOptions& options) {
   auto lane = lane_for(*impl, node, options);
   if (!lane) {
     node->failure(steady_ms(), lane.status());
@@ -280,7 +297,8 @@ Result<std::unique_ptr<BlockReservation>> reserve_on(const std::shared_ptr<Clien
   {
     const std::lock_guard lock((*lane)->mutex);
     wire::ReserveRequest request;
-    request.wait_ms = std::min(impl->config.put_wait_ms, static_cast<uint32_t>(options.deadline.remaining_ms(60'000)) / 2);
+    request.wait_ms =
+        std::min(impl->config.put_wait_ms, static_cast<uint32_t>(options.deadline.remaining_ms(60'000)) / 2);
     request.items.push_back({key, size});
     Writer meta;
     request.encode(meta);
@@ -308,7 +326,8 @@ Result<std::unique_ptr<BlockReservation>> reserve_on(const std::shared_ptr<Clien
   }
   if (status) status = std::move(answer);
   if (status && reserved.code != Code::kOk) {
-    status = {reserved.code, "node " + node->info().node_id + " answered " + std::string(code_name(reserved.code))};
+    status = {reserved.code,
+              "node " + node->info().node_id + " answered " + std::string(code_name(reserved.code))};
   }
   if (!status) {
     const std::lock_guard lock(impl->mutex);
@@ -333,7 +352,8 @@ Result<std::unique_ptr<BlockReservation>> Client::reserve(const Key& key, uint64
   std::vector<uint32_t> places;
   if (options.node) {
     const uint32_t position = map->position(*options.node);
-    if (position == kNoNode) return {Code::kUnknownNode, "no node with index " + std::to_string(*options.node)};
+    if (position == kNoNode)
+      return {Code::kUnknownNode, "no node with index " + std::to_string(*options.node)};
     places.push_back(position);
   } else {
     places = place(key, map->infos, impl_->config.host_id, 4);

@@ -12,7 +12,9 @@ namespace {
 // Before a peer has proved itself it may send HELLO and AUTH, nothing that needs more.
 constexpr uint32_t kMaxMetaBeforeAuth = 4096;
 
-bool carries_payload(Opcode opcode) { return opcode == Opcode::kPut || opcode == Opcode::kWrite; }
+bool carries_payload(Opcode opcode) {
+  return opcode == Opcode::kPut || opcode == Opcode::kWrite;
+}
 
 bool same_user(int fd) {
   const auto peer = net::peer_credentials(fd);
@@ -89,25 +91,44 @@ void Connection::handle_frame(std::span<const std::byte, wire::kHeaderBytes> byt
 
 void Connection::dispatch(Meta meta) {
   switch (header_.opcode) {
-    case Opcode::kHello: return do_hello(meta);
-    case Opcode::kAuth: return do_auth(meta);
-    case Opcode::kPut: return do_put(meta);
-    case Opcode::kGet: return do_get(meta);
-    case Opcode::kLookup: return do_lookup(meta);
-    case Opcode::kRelease: return do_release(meta);
-    case Opcode::kReserve: return do_reserve(meta);
-    case Opcode::kWrite: return do_write(meta);
-    case Opcode::kCommit: return do_commit(meta);
-    case Opcode::kAbort: return do_abort(meta);
-    case Opcode::kMatch: return do_match(meta);
-    case Opcode::kRemove: return do_remove(meta);
-    case Opcode::kPin: return do_pin(meta);
-    case Opcode::kUnpin: return do_unpin(meta);
-    case Opcode::kStat: return do_stat(meta);
-    case Opcode::kRead: return do_read(meta);
-    case Opcode::kAttach: return do_attach(meta);
-    case Opcode::kList: return do_list(meta);
-    case Opcode::kNodeStat: return do_node_stat(meta);
+    case Opcode::kHello:
+      return do_hello(meta);
+    case Opcode::kAuth:
+      return do_auth(meta);
+    case Opcode::kPut:
+      return do_put(meta);
+    case Opcode::kGet:
+      return do_get(meta);
+    case Opcode::kLookup:
+      return do_lookup(meta);
+    case Opcode::kRelease:
+      return do_release(meta);
+    case Opcode::kReserve:
+      return do_reserve(meta);
+    case Opcode::kWrite:
+      return do_write(meta);
+    case Opcode::kCommit:
+      return do_commit(meta);
+    case Opcode::kAbort:
+      return do_abort(meta);
+    case Opcode::kMatch:
+      return do_match(meta);
+    case Opcode::kRemove:
+      return do_remove(meta);
+    case Opcode::kPin:
+      return do_pin(meta);
+    case Opcode::kUnpin:
+      return do_unpin(meta);
+    case Opcode::kStat:
+      return do_stat(meta);
+    case Opcode::kRead:
+      return do_read(meta);
+    case Opcode::kAttach:
+      return do_attach(meta);
+    case Opcode::kList:
+      return do_list(meta);
+    case Opcode::kNodeStat:
+      return do_node_stat(meta);
     case Opcode::kPing:
       if (!meta.empty()) return void(malformed());
       return respond_status(Status::ok());
@@ -241,7 +262,10 @@ void Connection::uncount_reservation(uint64_t bytes) {
   metrics().reserved_bytes.sub(bytes);
 }
 
-// A peer that may still write to the shared memory: its reserved extents must not be used again before it is gone.
-bool Connection::must_linger() const { return may_write_memory_ && reservations_ > 0; }
+// A peer that may still write to the shared memory: its reserved extents must not be used again before it is
+// gone.
+bool Connection::must_linger() const {
+  return may_write_memory_ && reservations_ > 0;
+}
 
 }  // namespace mooncache::server

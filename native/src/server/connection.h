@@ -39,9 +39,9 @@ struct Piece {
 struct Inbound {
   std::vector<wire::PutItem> items;  // PUT only
   std::vector<Piece> pieces;
-  size_t current = 0;     // the piece that is arriving
-  size_t prepared = 0;    // pieces before this one know where they go
-  uint64_t received = 0;  // of the current piece
+  size_t current = 0;         // the piece that is arriving
+  size_t prepared = 0;        // pieces before this one know where they go
+  uint64_t received = 0;      // of the current piece
   uint64_t window_bytes = 0;  // PUT: reserved, not committed yet
   uint32_t waited_ms = 0;
 };
@@ -181,6 +181,7 @@ class Connection : public Watched {
   bool range_of(GetOp& op, const wire::GetItem& item, wire::GetResult& result);
   bool verify_some(GetOp& op, uint64_t& budget);  // false: budget used up
   void finish_item(GetOp& op, const wire::GetItem& item);
+  uint32_t send_part(GetOp& op, uint64_t offset, uint64_t length);
   void let_go(GetOp& op);
   void finish_get();
   void finish_read();
@@ -241,8 +242,8 @@ class Connection : public Watched {
   // output
   std::vector<std::byte> heads_;
   std::vector<OutPiece> out_;
-  size_t out_at_ = 0;         // first piece not sent completely
-  size_t out_piece_sent_ = 0; // of that piece
+  size_t out_at_ = 0;          // first piece not sent completely
+  size_t out_piece_sent_ = 0;  // of that piece
   uint64_t out_bytes_ = 0;
   std::vector<int> attach_fds_;
 

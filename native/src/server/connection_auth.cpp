@@ -55,8 +55,8 @@ void Connection::do_auth(Meta meta) {
   const auto expected = wire::auth_mac(true, key, server_nonce_, client_nonce_, tenant_name_);
   if (!wire::equal_constant_time(expected, request->mac)) {
     metrics().auth_failures.add();
-    return refuse(Code::kUnauthenticated, "the proof does not match the token of tenant '" + tenant_name_ + "'",
-                  CloseReason::kAuth);
+    return refuse(Code::kUnauthenticated,
+                  "the proof does not match the token of tenant '" + tenant_name_ + "'", CloseReason::kAuth);
   }
   tenant_ = wire::tenant_id(tenant_name_);
   if (!loop_.shared().tenants.learn(tenant_, tenant_name_)) {

@@ -34,12 +34,17 @@ constexpr uint64_t kPressureHandshakeMs = 1000;
 
 void Connection::on_event(uint32_t events) {
   switch (state_) {
-    case State::kDead: return;
-    case State::kTls: return advance_tls();
-    case State::kLingering: return read_to_end();
-    case State::kClosing: return settle();
+    case State::kDead:
+      return;
+    case State::kTls:
+      return advance_tls();
+    case State::kLingering:
+      return read_to_end();
+    case State::kClosing:
+      return settle();
     case State::kFrame:
-    case State::kPayload: break;
+    case State::kPayload:
+      break;
   }
   const bool broken = (events & (EPOLLERR | EPOLLHUP)) != 0;
   if ((parked_ && (broken || (events & EPOLLRDHUP) != 0)) || (broken && (events & EPOLLIN) == 0)) {
@@ -68,8 +73,12 @@ void Connection::advance_tls() {
       state_ = State::kFrame;
       read_turn();
       return settle();
-    case net::IoState::kWantRead: tls_events_ = EPOLLIN; break;
-    case net::IoState::kWantWrite: tls_events_ = EPOLLOUT; break;
+    case net::IoState::kWantRead:
+      tls_events_ = EPOLLIN;
+      break;
+    case net::IoState::kWantWrite:
+      tls_events_ = EPOLLOUT;
+      break;
     case net::IoState::kEnd:
     case net::IoState::kFailed:
       loop_.shared().log.push(30, "tls_handshake_failed", stream_->error().message);
@@ -109,7 +118,8 @@ bool Connection::read_once(uint64_t& budget) {
   }
   size_t direct_bytes = 0;
   for (size_t i = 0; i < count; ++i) direct_bytes += slices[i].size;
-  const auto scratch = loop_.scratch().first(state_ == State::kPayload ? kReadAheadBytes : Loop::kScratchBytes);
+  const auto scratch =
+      loop_.scratch().first(state_ == State::kPayload ? kReadAheadBytes : Loop::kScratchBytes);
   if (scratch_too) slices[count++] = {scratch.data(), scratch.size()};
 
   const net::IoResult result = stream_->read_some(std::span(slices).first(count));

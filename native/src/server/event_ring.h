@@ -34,7 +34,8 @@ class EventRing {
     const std::lock_guard lock(mutex_);
     std::vector<LogEvent> taken;
     if (lost_ != 0 && max_events != 0) {
-      taken.push_back({30, "log_events_lost", std::to_string(lost_) + " events were dropped: the ring was full"});
+      taken.push_back(
+          {30, "log_events_lost", std::to_string(lost_) + " events were dropped: the ring was full"});
       lost_ = 0;
     }
     while (!events_.empty() && taken.size() < max_events) {

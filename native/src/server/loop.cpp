@@ -25,8 +25,9 @@ constexpr uint64_t kListenRetryMs = 20;
 }  // namespace
 
 uint64_t Loop::now_ns() {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                   std::chrono::steady_clock::now().time_since_epoch())
+                                   .count());
 }
 
 Loop::Loop(Shared& shared) : shared_(shared), scratch_(kScratchBytes), discard_(kScratchBytes) {
@@ -232,14 +233,18 @@ void Loop::watch(Connection& connection, uint32_t events) {
   (void)epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.fd(), &event);
 }
 
-void Loop::run_again(Connection& connection) { runnable_.push_back(&connection); }
+void Loop::run_again(Connection& connection) {
+  runnable_.push_back(&connection);
+}
 
 void Loop::park(Connection& connection) {
   metrics.parked_now.add();
   parked_.push_back(&connection);
 }
 
-void Loop::dead(Connection& connection) { dead_.push_back(&connection); }
+void Loop::dead(Connection& connection) {
+  dead_.push_back(&connection);
+}
 
 void Loop::run_runnable() {
   if (runnable_.empty()) return;

@@ -60,14 +60,14 @@ inline constexpr size_t kOpcodeSlots = 32;
 
 // Why a connection was refused or ended by the node.
 enum class CloseReason : uint8_t {
-  kPeer,          // the peer closed, or the connection broke
-  kProtocol,      // a frame broke the rules
-  kVersion,       // another wire version
-  kAuth,          // the proof did not match, or a request came before it
+  kPeer,      // the peer closed, or the connection broke
+  kProtocol,  // a frame broke the rules
+  kVersion,   // another wire version
+  kAuth,      // the proof did not match, or a request came before it
   kHandshakeTimeout,
   kIdle,
-  kSlow,          // a frame did not complete, or the peer stopped reading
-  kCapacity,      // max_connections
+  kSlow,      // a frame did not complete, or the peer stopped reading
+  kCapacity,  // max_connections
   kTls,
   kStopped,
   kCount,

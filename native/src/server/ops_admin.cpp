@@ -61,7 +61,8 @@ void Connection::do_stat(Meta meta) {
 void Connection::do_list(Meta meta) {
   const auto request = wire::ListRequest::decode(meta);
   if (!request) return void(malformed());
-  const ListPage page = store().list(tenant_, request->cursor, std::clamp(request->limit, 1u, wire::kMaxItems));
+  const ListPage page =
+      store().list(tenant_, request->cursor, std::clamp(request->limit, 1u, wire::kMaxItems));
   Writer& writer = begin_response();
   writer.u64(page.next_cursor);
   writer.u32(static_cast<uint32_t>(page.items.size()));
@@ -80,7 +81,8 @@ void Connection::do_list(Meta meta) {
 // processes of the node's own user.
 void Connection::do_attach(Meta meta) {
   if (!meta.empty()) return void(malformed());
-  if (!is_unix_) return respond_status({Code::kUnsupported, "memory can only be shared over the unix socket"});
+  if (!is_unix_)
+    return respond_status({Code::kUnsupported, "memory can only be shared over the unix socket"});
   if (!attach_fds_.empty()) {
     return respond_status({Code::kLimitExceeded, "an ATTACH is on its way already"});
   }
@@ -95,7 +97,8 @@ void Connection::do_attach(Meta meta) {
   }
   if (attach_fds_.size() > net::kMaxPassedFds) {
     attach_fds_.clear();
-    return respond_status({Code::kUnsupported, "the node has more arenas than one message can pass; use larger ones"});
+    return respond_status(
+        {Code::kUnsupported, "the node has more arenas than one message can pass; use larger ones"});
   }
   Writer& writer = begin_response();
   wire::encode_items<wire::SegmentInfo>(writer, infos);
@@ -112,8 +115,10 @@ void Connection::do_node_stat(Meta meta) {
     if (response.values.size() > wire::kMaxItems) response.values.resize(wire::kMaxItems);
   } else {
     const StoreStats stats = store().stats();
-    response.values = {{"store_capacity_bytes", stats.capacity_bytes}, {"store_used_bytes", stats.used_bytes},
-                       {"store_free_bytes", stats.free_bytes},         {"store_blocks", stats.blocks},
+    response.values = {{"store_capacity_bytes", stats.capacity_bytes},
+                       {"store_used_bytes", stats.used_bytes},
+                       {"store_free_bytes", stats.free_bytes},
+                       {"store_blocks", stats.blocks},
                        {"store_draining", stats.draining}};
   }
   Writer& writer = begin_response();

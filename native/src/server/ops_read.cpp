@@ -17,11 +17,16 @@ constexpr uint64_t kVerifyStepBytes = 1 << 20;
 
 void Connection::count_result(Code code) {
   switch (code) {
-    case Code::kOk: return metrics().hits.add();
-    case Code::kNotFound: return metrics().miss_not_found.add();
-    case Code::kChecksumMismatch: return metrics().miss_checksum.add();
-    case Code::kLimitExceeded: return metrics().miss_limit.add();
-    default: return metrics().miss_other.add();
+    case Code::kOk:
+      return metrics().hits.add();
+    case Code::kNotFound:
+      return metrics().miss_not_found.add();
+    case Code::kChecksumMismatch:
+      return metrics().miss_checksum.add();
+    case Code::kLimitExceeded:
+      return metrics().miss_limit.add();
+    default:
+      return metrics().miss_other.add();
   }
 }
 
@@ -107,8 +112,10 @@ bool Connection::range_of(GetOp& op, const wire::GetItem& item, wire::GetResult&
     result.code = Code::kLimitExceeded;  // the rest of the batch must come in another request
     return false;
   }
-  if (length == 0) return false;
-  op.verify = length < size && (op.sound_generation != info.extent.generation || op.sound_slot != info.extent.slot);
+  const bool asked = (header_.flags & wire::kFlagVerify) != 0;
+  if (length == 0 && !asked) return false;
+  op.verify = (length < size || asked) &&
+              (op.sound_generation != info.extent.generation || op.sound_slot != info.extent.slot);
   op.verified_to = 0;
   op.verify_crc = 0;
   return true;
@@ -154,20 +161,29 @@ void Connection::finish_item(GetOp& op, const wire::GetItem& item) {
       PinGrant* grant = op.read_grant != 0 ? pin_grants_.find(op.read_grant) : nullptr;
       if (grant != nullptr) grant->sound = true;
     }
-    const ConstSlice block = store().readable(op.pinned.id);
     result.length = std::min(item.max_length, size - item.offset);
-    OutPiece part;
-    part.data = block.data + item.offset;
-    part.size = static_cast<size_t>(result.length);
-    part.hold = op.read_grant != 0 ? OutPiece::Hold::kGrant : OutPiece::Hold::kPin;
-    part.hold_id = static_cast<uint64_t>(op.pinned.id);
-    result.crc32c = result.length == size ? info.crc32c : crc32c({part.data, part.size});
-    op.total_bytes += result.length;
-    op.parts.push_back(part);
-    op.holding = false;  // the piece has it now
+    if (result.length == 0) {
+      let_go(op);  // only the check was asked for
+    } else {
+      result.crc32c = send_part(op, item.offset, result.length);
+    }
   }
   count_result(result.code);
   op.results.push_back(result);
+}
+
+// Queues a range of the block in hand for sending, which takes the pin along. Returns the range's CRC.
+uint32_t Connection::send_part(GetOp& op, uint64_t offset, uint64_t length) {
+  const BlockInfo& info = op.pinned.info;
+  OutPiece part;
+  part.data = store().readable(op.pinned.id).data + offset;
+  part.size = static_cast<size_t>(length);
+  part.hold = op.read_grant != 0 ? OutPiece::Hold::kGrant : OutPiece::Hold::kPin;
+  part.hold_id = static_cast<uint64_t>(op.pinned.id);
+  op.total_bytes += length;
+  op.parts.push_back(part);
+  op.holding = false;
+  return length == info.extent.size ? info.crc32c : crc32c({part.data, part.size});
 }
 
 void Connection::finish_get() {
@@ -193,8 +209,8 @@ void Connection::do_read(Meta meta) {
   if (!info) return respond_status(info.status());
   const uint64_t size = info->extent.size;
   if (request->offset > size || request->length > size - request->offset) {
-    return respond_status({Code::kInvalidArgument, "the range is not inside the block of " + std::to_string(size) +
-                                                       " bytes"});
+    return respond_status(
+        {Code::kInvalidArgument, "the range is not inside the block of " + std::to_string(size) + " bytes"});
   }
   if (request->length == 0 || request->length > wire::kMaxPayloadBytes) {
     if (request->length != 0) return respond_status({Code::kTooLarge, "more than one payload can carry"});

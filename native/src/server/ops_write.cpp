@@ -23,8 +23,8 @@ wire::WireExtent wire_extent(uint64_t grant, const Extent& extent) {
 // Space, with this connection's limits.
 Result<Reservation> Connection::reserve(const Key& key, uint64_t size) {
   const uint64_t limit = config().max_reserved_bytes_per_connection;
-  if (size > limit || reserved_bytes_ > limit - size ||
-      reservations_ >= config().max_reservations_per_connection) {
+  if (size > limit) return {Code::kTooLarge, "larger than a connection may reserve"};
+  if (reserved_bytes_ > limit - size || reservations_ >= config().max_reservations_per_connection) {
     return {Code::kLimitExceeded, "the connection holds as many reservations as it may"};
   }
   auto reservation = store().reserve(tenant_, key, size, loop_.now_ms());
@@ -76,7 +76,8 @@ void Connection::do_put(Meta meta) {
   if (!items) return void(malformed());
   const auto total = wire::payload_bytes(std::span<const wire::PutItem>(*items));
   if (!total || *total != header_.payload_bytes) {
-    return refuse(Code::kProtocolError, "the payload is not as long as the items of PUT say", CloseReason::kProtocol);
+    return refuse(Code::kProtocolError, "the payload is not as long as the items of PUT say",
+                  CloseReason::kProtocol);
   }
   Inbound inbound;
   inbound.pieces.resize(items->size());
@@ -288,7 +289,8 @@ void Connection::do_write(Meta meta) {
   if (!request) return void(malformed());
   const auto total = wire::payload_bytes(std::span<const wire::WriteRange>(request->ranges));
   if (!total || *total != header_.payload_bytes) {
-    return refuse(Code::kProtocolError, "the payload is not as long as the ranges of WRITE say", CloseReason::kProtocol);
+    return refuse(Code::kProtocolError, "the payload is not as long as the ranges of WRITE say",
+                  CloseReason::kProtocol);
   }
   const bool known = reservation_grants_.find(request->reservation) != nullptr;
   const ReservationId id{request->reservation};

@@ -27,7 +27,7 @@ constexpr std::array<std::string_view, static_cast<size_t>(CloseReason::kCount)>
 
 struct NamedCounter {
   const char* name;
-  Counter LoopMetrics::* counter;
+  Counter LoopMetrics::*counter;
 };
 constexpr NamedCounter kCounters[] = {
     {"bytes_in", &LoopMetrics::bytes_in},
@@ -76,7 +76,8 @@ Status prepare_folder(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(folder.parent_path(), error);
   if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
-    return {Code::kConfigInvalid, "cannot make the folder " + folder.string() + ": " + net::errno_text(errno)};
+    return {Code::kConfigInvalid,
+            "cannot make the folder " + folder.string() + ": " + net::errno_text(errno)};
   }
   struct stat info {};
   if (::stat(folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
@@ -96,7 +97,7 @@ struct StoreServer::Impl {
 
   Status listen_all(std::vector<std::unique_ptr<Listener>>& listeners);
   std::vector<std::pair<std::string, uint64_t>> stats() const;
-  uint64_t sum(Counter LoopMetrics::* counter) const {
+  uint64_t sum(Counter LoopMetrics::*counter) const {
     uint64_t total = 0;
     for (const auto& loop : loops) total += (loop->metrics.*counter).get();
     return total;
@@ -114,9 +115,13 @@ struct StoreServer::Impl {
 
 StoreServer::StoreServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-StoreServer::~StoreServer() { stop(Deadline::after_ms(0)); }
+StoreServer::~StoreServer() {
+  stop(Deadline::after_ms(0));
+}
 
-uint64_t StoreServer::now_ms() { return Loop::now_ns() / 1'000'000; }
+uint64_t StoreServer::now_ms() {
+  return Loop::now_ns() / 1'000'000;
+}
 
 Result<std::unique_ptr<StoreServer>> StoreServer::create(ServerConfig config) {
   if (config.tls_cert.empty() != config.tls_key.empty()) {
@@ -127,7 +132,8 @@ Result<std::unique_ptr<StoreServer>> StoreServer::create(ServerConfig config) {
   }
   if (config.max_connections == 0 || config.max_unauthenticated == 0 || config.handshake_timeout_ms == 0 ||
       config.frame_timeout_ms == 0 || config.progress_timeout_ms == 0 || config.max_tenants == 0) {
-    return {Code::kConfigInvalid, "limits and time-outs of the data plane must not be 0 (only idle_timeout_ms may)"};
+    return {Code::kConfigInvalid,
+            "limits and time-outs of the data plane must not be 0 (only idle_timeout_ms may)"};
   }
   if (config.io_threads == 0) config.io_threads = std::thread::hardware_concurrency() <= 2 ? 1 : 2;
   if (config.io_threads > 64) return {Code::kConfigInvalid, "io_threads must be 64 at most"};
@@ -216,18 +222,28 @@ void StoreServer::stop(Deadline deadline) {
 void StoreServer::Impl::unlink_socket() {
   struct stat info {};
   if (endpoints.unix_path.empty() || ::stat(endpoints.unix_path.c_str(), &info) != 0) return;
-  if (info.st_dev == socket_device && info.st_ino == socket_inode) (void)::unlink(endpoints.unix_path.c_str());
+  if (info.st_dev == socket_device && info.st_ino == socket_inode)
+    (void)::unlink(endpoints.unix_path.c_str());
 }
 
-Endpoints StoreServer::endpoints() const { return impl_->endpoints; }
-Store& StoreServer::store() { return *impl_->shared.store; }
-std::map<TenantId, std::string> StoreServer::tenants() const { return impl_->shared.tenants.all(); }
-std::vector<std::pair<std::string, uint64_t>> StoreServer::stats() const { return impl_->stats(); }
+Endpoints StoreServer::endpoints() const {
+  return impl_->endpoints;
+}
+Store& StoreServer::store() {
+  return *impl_->shared.store;
+}
+std::map<TenantId, std::string> StoreServer::tenants() const {
+  return impl_->shared.tenants.all();
+}
+std::vector<std::pair<std::string, uint64_t>> StoreServer::stats() const {
+  return impl_->stats();
+}
 
 Status StoreServer::set_quota(const std::string& tenant, uint64_t bytes) {
   if (!wire::tenant_name_valid(tenant)) return {Code::kInvalidArgument, "'" + tenant + "' is no tenant name"};
   const TenantId id = wire::tenant_id(tenant);
-  if (!impl_->shared.tenants.learn(id, tenant)) return {Code::kLimitExceeded, "the node knows too many tenants already"};
+  if (!impl_->shared.tenants.learn(id, tenant))
+    return {Code::kLimitExceeded, "the node knows too many tenants already"};
   impl_->shared.store->set_quota(id, bytes);
   return Status::ok();
 }

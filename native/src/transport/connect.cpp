@@ -118,7 +118,8 @@ class Session::Handshake final : public Program {
 
   bool finished() const override { return step_ == Step::kDone; }
 
-  Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in, PayloadSink&) override {
+  Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in,
+                     PayloadSink&) override {
     if (!status.is_ok()) return status;
     if (header.opcode == wire::Opcode::kHello) {
       const auto hello = wire::HelloResponse::decode(in);
@@ -154,7 +155,8 @@ class Session::Handshake final : public Program {
   wire::Bytes16 server_nonce_{};
 };
 
-Session::Session(std::unique_ptr<net::Stream> stream, const PeerDescription& peer, Route route, SessionLimits limits)
+Session::Session(std::unique_ptr<net::Stream> stream, const PeerDescription& peer, Route route,
+                 SessionLimits limits)
     : stream_(std::move(stream)), route_(route), limits_(limits), peer_(peer), buffer_(kBufferBytes) {
   limits_.read_chunk_bytes = std::max<size_t>(limits_.read_chunk_bytes, 4096);
   limits_.window_frames = std::clamp<uint32_t>(limits_.window_frames, 1, kMaxWindow);
@@ -192,14 +194,16 @@ Status Session::finish_connect() {
   socklen_t size = sizeof error;
   if (getsockopt(stream_->fd(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
   if (error != 0) {
-    return {Code::kNodeUnavailable, "connecting to " + peer_name(peer_, route_) + ": " + net::errno_text(error)};
+    return {Code::kNodeUnavailable,
+            "connecting to " + peer_name(peer_, route_) + ": " + net::errno_text(error)};
   }
   sockaddr_storage address{};
   socklen_t address_size = sizeof address;
   auto* generic = static_cast<sockaddr*>(static_cast<void*>(&address));
   if (getpeername(stream_->fd(), generic, &address_size) != 0) {
     if (errno == ENOTCONN) return Status::ok();
-    return {Code::kNodeUnavailable, "connecting to " + peer_name(peer_, route_) + ": " + net::errno_text(errno)};
+    return {Code::kNodeUnavailable,
+            "connecting to " + peer_name(peer_, route_) + ": " + net::errno_text(errno)};
   }
   connected_ = true;
   progressed_ = true;

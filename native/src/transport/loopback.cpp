@@ -52,7 +52,8 @@ class Peer final : public LoopbackPeer {
     const std::lock_guard lock(mutex_);
     if (dead_) return Code::kConnectionLost;
     if (extent.segment >= segments_.size() || extent.slot >= generations_.size() ||
-        !inside(extent.offset, extent.size, segments_[extent.segment].size()) || (write && !writable_[extent.slot])) {
+        !inside(extent.offset, extent.size, segments_[extent.segment].size()) ||
+        (write && !writable_[extent.slot])) {
       return Code::kInvalidArgument;
     }
     return generations_[extent.slot] == extent.generation ? Code::kOk : Code::kGenerationChanged;
@@ -78,7 +79,9 @@ class LoopbackLink final : public QueuedLink {
   Session* session() override { return nullptr; }
 
  protected:
-  size_t step_bytes() const override { return static_cast<size_t>(std::max<uint64_t>(faults_.chunk_bytes, 1)); }
+  size_t step_bytes() const override {
+    return static_cast<size_t>(std::max<uint64_t>(faults_.chunk_bytes, 1));
+  }
 
   Code begin(const Pending& pending) override {
     if (faults_.die_after_transfers != 0 && begun_++ >= faults_.die_after_transfers) peer_->kill();
@@ -97,7 +100,8 @@ class LoopbackLink final : public QueuedLink {
     if (code != Code::kOk) return code;
     std::byte* memory = peer_->at(remote.segment, remote.offset + pending.transfer.offset + pending.moved);
     const bool read = pending.transfer.direction == Direction::kRead;
-    pending.crc = copy_crc32c(read ? piece.data : memory, read ? memory : piece.data, piece.size, pending.crc);
+    pending.crc =
+        copy_crc32c(read ? piece.data : memory, read ? memory : piece.data, piece.size, pending.crc);
     if (flip_) {  // on the way: the receiver's memory differs, and a reader's CRC shows it
       (read ? piece.data : memory)[0] ^= std::byte{1};
       if (read) pending.crc ^= 1;
@@ -124,7 +128,8 @@ class LoopbackLink final : public QueuedLink {
 
 class LoopbackTransport final : public Transport {
  public:
-  LoopbackTransport(std::shared_ptr<Peer> peer, LoopbackFaults faults) : peer_(std::move(peer)), faults_(faults) {}
+  LoopbackTransport(std::shared_ptr<Peer> peer, LoopbackFaults faults)
+      : peer_(std::move(peer)), faults_(faults) {}
   const Capabilities& capabilities() const override { return loopback_capabilities(); }
   Status availability() const override { return Status::ok(); }
   Result<RegionHandle> register_region(const Region&) override { return RegionHandle{0}; }
@@ -140,9 +145,12 @@ class LoopbackTransport final : public Transport {
 
 }  // namespace
 
-std::shared_ptr<LoopbackPeer> make_loopback_peer() { return std::make_shared<Peer>(); }
+std::shared_ptr<LoopbackPeer> make_loopback_peer() {
+  return std::make_shared<Peer>();
+}
 
-std::unique_ptr<Transport> make_loopback_transport(std::shared_ptr<LoopbackPeer> peer, LoopbackFaults faults) {
+std::unique_ptr<Transport> make_loopback_transport(std::shared_ptr<LoopbackPeer> peer,
+                                                   LoopbackFaults faults) {
   return std::make_unique<LoopbackTransport>(std::static_pointer_cast<Peer>(std::move(peer)), faults);
 }
 

@@ -32,8 +32,10 @@ size_t QueuedLink::submit(std::span<const Transfer> transfers) {
 // One bounded step; true when the transfer is over.
 bool QueuedLink::step(Pending& pending, Code& code) {
   code = pending.code;
-  if (closed_) code = Code::kClosed;
-  else if (dead_) code = Code::kConnectionLost;
+  if (closed_)
+    code = Code::kClosed;
+  else if (dead_)
+    code = Code::kConnectionLost;
   if (code != Code::kOk) return true;
   if (!pending.started) {
     pending.started = true;
@@ -85,14 +87,16 @@ size_t QueuedLink::poll(std::span<Completion> completions, Deadline deadline) {
 }
 
 Status QueuedLink::cancel(TransferId id) {
-  const auto found =
-      std::find_if(queue_.begin(), queue_.end(), [id](const Pending& pending) { return pending.transfer.id == id; });
+  const auto found = std::find_if(queue_.begin(), queue_.end(),
+                                  [id](const Pending& pending) { return pending.transfer.id == id; });
   if (found == queue_.end()) return {Code::kNotFound, "no such transfer is under way"};
   done_.push_back({id, Code::kCancelled, found->moved, 0});
   queue_.erase(found);
   return Status::ok();
 }
 
-void QueuedLink::close() { closed_ = true; }
+void QueuedLink::close() {
+  closed_ = true;
+}
 
 }  // namespace mooncache

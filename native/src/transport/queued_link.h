@@ -11,7 +11,9 @@ namespace mooncache {
 // Sum of the slices; false when it overflows.
 bool total_bytes(std::span<const Slice> slices, uint64_t& total);
 // Whether [offset, offset + length) lies inside a remote extent of `size` bytes.
-inline bool inside(uint64_t offset, uint64_t length, uint64_t size) { return offset <= size && length <= size - offset; }
+inline bool inside(uint64_t offset, uint64_t length, uint64_t size) {
+  return offset <= size && length <= size - offset;
+}
 
 class QueuedLink : public Link {
  public:
@@ -27,10 +29,10 @@ class QueuedLink : public Link {
     uint64_t length = 0;
     uint64_t moved = 0;
     uint32_t crc = 0;
-    size_t slice = 0;         // the slice that goes next, and where in it
+    size_t slice = 0;  // the slice that goes next, and where in it
     size_t slice_offset = 0;
     bool started = false;
-    Code code = Code::kOk;    // refused before the start
+    Code code = Code::kOk;  // refused before the start
   };
 
   explicit QueuedLink(const Capabilities& capabilities) : capabilities_(capabilities) {}

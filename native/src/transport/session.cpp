@@ -173,7 +173,8 @@ Status Session::read_head_bytes(size_t& budget, bool& moved) {
   } else {
     result = stream_->read_some(std::span(&room, 1));
   }
-  if (result.state == net::IoState::kWantRead || result.state == net::IoState::kWantWrite) return Status::ok();
+  if (result.state == net::IoState::kWantRead || result.state == net::IoState::kWantWrite)
+    return Status::ok();
   if (result.state != net::IoState::kMoved) return lost(result);
   moved = true;
   bytes_moved_ += result.bytes;
@@ -192,14 +193,16 @@ Status Session::read_payload_bytes(size_t& budget, bool& moved) {
     const Slice& slice = sink_.slices[i];
     uint64_t take = std::min<uint64_t>(slice.size - offset, limits_.read_chunk_bytes - wanted);
     if (slice.data == nullptr) take = std::min<uint64_t>(take, kScratchBytes);
-    read_pieces_.push_back({slice.data == nullptr ? scratch() : slice.data + offset, static_cast<size_t>(take)});
+    read_pieces_.push_back(
+        {slice.data == nullptr ? scratch() : slice.data + offset, static_cast<size_t>(take)});
     wanted += take;
     if (take < slice.size - offset || wanted >= limits_.read_chunk_bytes) break;
     offset = 0;
   }
   if (wanted == payload_left_) read_pieces_.push_back({buffer_.data(), kTailBytes});
   const net::IoResult result = stream_->read_some(read_pieces_);
-  if (result.state == net::IoState::kWantRead || result.state == net::IoState::kWantWrite) return Status::ok();
+  if (result.state == net::IoState::kWantRead || result.state == net::IoState::kWantWrite)
+    return Status::ok();
   if (result.state != net::IoState::kMoved) return lost(result);
   moved = true;
   bytes_moved_ += result.bytes;
@@ -275,7 +278,8 @@ Status Session::take_head(Program& program, bool& complete) {
   const size_t available = buffer_end_ - buffer_begin_;
   if (available < wire::kHeaderBytes) return Status::ok();
   if (in_flight_ == 0) return {Code::kProtocolError, "the node sent an answer to no request"};
-  const std::span<const std::byte, wire::kHeaderBytes> head(buffer_.data() + buffer_begin_, wire::kHeaderBytes);
+  const std::span<const std::byte, wire::kHeaderBytes> head(buffer_.data() + buffer_begin_,
+                                                            wire::kHeaderBytes);
   auto decoded = wire::decode_header(head);
   if (!decoded) return decoded.status();
   const wire::FrameHeader& header = *decoded;
@@ -284,7 +288,8 @@ Status Session::take_head(Program& program, bool& complete) {
     if (buffer_.size() - buffer_begin_ < total) buffer_.resize(buffer_begin_ + total + kTailBytes);
     return Status::ok();
   }
-  const std::span<const std::byte> meta(buffer_.data() + buffer_begin_ + wire::kHeaderBytes, header.meta_bytes);
+  const std::span<const std::byte> meta(buffer_.data() + buffer_begin_ + wire::kHeaderBytes,
+                                        header.meta_bytes);
   if (Status checked = wire::verify_check(head, meta); !checked) return checked;
   const InFlight& expected = window_[window_begin_];
   if (!header.response || header.opcode != expected.opcode || header.request_id != expected.request_id) {

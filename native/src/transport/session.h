@@ -58,7 +58,8 @@ class Program {
   virtual bool finished() const = 0;
   // An answer. Items with bytes go to `sink`, which must add up to header.payload_bytes. An error here
   // means the peer breaks the protocol, and ends the session.
-  virtual Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in, PayloadSink& sink) = 0;
+  virtual Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in,
+                             PayloadSink& sink) = 0;
   // All payload of the answer arrived; the CRC-32C of each item of the sink.
   virtual void on_payload(std::span<const uint32_t> crcs) { (void)crcs; }
   // Moves bytes that need no socket (one-sided copies), a bounded amount. True when it moved any.
@@ -67,8 +68,9 @@ class Program {
 
 struct SessionLimits {
   uint32_t window_frames = 6;
-  size_t read_chunk_bytes = 512 << 10;  // bytes per system call: they are still in cache when the CRC reads them
-  size_t pump_bytes = 4 << 20;          // per pump(), so that cancel and other lanes get their turn
+  size_t read_chunk_bytes =
+      512 << 10;                // bytes per system call: they are still in cache when the CRC reads them
+  size_t pump_bytes = 4 << 20;  // per pump(), so that cancel and other lanes get their turn
 };
 
 enum class Route : uint8_t { kTcp, kUnix };
@@ -121,7 +123,8 @@ class Session {
   };
   static constexpr size_t kMaxWindow = 64;
 
-  Session(std::unique_ptr<net::Stream> stream, const PeerDescription& peer, Route route, SessionLimits limits);
+  Session(std::unique_ptr<net::Stream> stream, const PeerDescription& peer, Route route,
+          SessionLimits limits);
   Status finish_connect();
   Status send_some(Program& program, size_t& budget);
   void frame_request();

@@ -16,17 +16,21 @@ namespace {
 constexpr size_t kMaxSegments = 200;
 
 Result<std::byte*> map_fd(int fd, uint64_t size, bool writable) {
-  struct stat facts{};
-  if (size == 0 || fstat(fd, &facts) != 0 || facts.st_size < 0 || static_cast<uint64_t>(facts.st_size) < size) {
-    return {Code::kTransportUnavailable, "shared memory unavailable, because the node passed a segment shorter than it says"};
+  struct stat facts {};
+  if (size == 0 || fstat(fd, &facts) != 0 || facts.st_size < 0 ||
+      static_cast<uint64_t>(facts.st_size) < size) {
+    return {Code::kTransportUnavailable,
+            "shared memory unavailable, because the node passed a segment shorter than it says"};
   }
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    return {Code::kTransportUnavailable, "shared memory unavailable, because the node's segment is not sealed against shrinking"};
+    return {Code::kTransportUnavailable,
+            "shared memory unavailable, because the node's segment is not sealed against shrinking"};
   }
   void* memory = mmap(nullptr, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) {
-    return {Code::kTransportUnavailable, "shared memory unavailable, because mmap failed: " + net::errno_text(errno)};
+    return {Code::kTransportUnavailable,
+            "shared memory unavailable, because mmap failed: " + net::errno_text(errno)};
   }
   return static_cast<std::byte*>(memory);
 }
@@ -59,7 +63,8 @@ Result<std::shared_ptr<ShmSegments>> ShmSegments::map(std::span<const wire::Segm
     mapped->segments_.push_back(std::move(segment));
   }
   if (mapped->generations_ == nullptr) {
-    return {Code::kTransportUnavailable, "shared memory unavailable, because the node passed no generation table"};
+    return {Code::kTransportUnavailable,
+            "shared memory unavailable, because the node passed no generation table"};
   }
   return mapped;
 }
@@ -73,7 +78,8 @@ ShmSegments::~ShmSegments() {
 
 const ShmSegments::Segment* ShmSegments::find(uint32_t id, uint64_t offset, uint64_t size) const {
   for (const auto& segment : segments_) {
-    if (segment->id == id) return segment->arena && inside(offset, size, segment->size) ? segment.get() : nullptr;
+    if (segment->id == id)
+      return segment->arena && inside(offset, size, segment->size) ? segment.get() : nullptr;
   }
   return nullptr;
 }
@@ -143,7 +149,10 @@ const Capabilities& shm_capabilities() {
 }
 
 ShmLink::ShmLink(std::shared_ptr<ShmSegments> segments, Session* session, std::unique_ptr<Session> owned)
-    : QueuedLink(shm_capabilities()), segments_(std::move(segments)), session_(session), owned_(std::move(owned)) {}
+    : QueuedLink(shm_capabilities()),
+      segments_(std::move(segments)),
+      session_(session),
+      owned_(std::move(owned)) {}
 
 ShmLink::~ShmLink() = default;
 
@@ -164,7 +173,8 @@ Code ShmLink::begin(const Pending& pending) {
   const RemoteExtent& remote = pending.transfer.remote;
   if (pending.transfer.direction == Direction::kWrite) {
     if (!segments_->can_write()) return Code::kTransportUnavailable;
-    if (segments_->writable(remote.segment, remote.offset, remote.size) == nullptr) return Code::kInvalidArgument;
+    if (segments_->writable(remote.segment, remote.offset, remote.size) == nullptr)
+      return Code::kInvalidArgument;
   } else if (segments_->readable(remote.segment, remote.offset, remote.size) == nullptr) {
     return Code::kInvalidArgument;
   }
@@ -181,9 +191,11 @@ Code ShmLink::move(Pending& pending, Slice piece) {
   const RemoteExtent& remote = pending.transfer.remote;
   const uint64_t at = remote.offset + pending.transfer.offset + pending.moved;  // begin() checked the sum
   if (pending.transfer.direction == Direction::kRead) {
-    pending.crc = copy_crc32c(piece.data, segments_->readable(remote.segment, at, piece.size), piece.size, pending.crc);
+    pending.crc =
+        copy_crc32c(piece.data, segments_->readable(remote.segment, at, piece.size), piece.size, pending.crc);
   } else {
-    pending.crc = copy_crc32c(segments_->writable(remote.segment, at, piece.size), piece.data, piece.size, pending.crc);
+    pending.crc =
+        copy_crc32c(segments_->writable(remote.segment, at, piece.size), piece.data, piece.size, pending.crc);
   }
   return Code::kOk;
 }
@@ -212,6 +224,8 @@ class ShmTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_shm_transport() { return std::make_unique<ShmTransport>(); }
+std::unique_ptr<Transport> make_shm_transport() {
+  return std::make_unique<ShmTransport>();
+}
 
 }  // namespace mooncache

@@ -16,7 +16,8 @@ namespace mooncache {
 
 class ShmSegments {
  public:
-  // `infos` as the node listed them, `fds` as it passed them: one read-only each, then one writable per arena.
+  // `infos` as the node listed them, `fds` as it passed them: one read-only each, then one writable per
+  // arena.
   static Result<std::shared_ptr<ShmSegments>> map(std::span<const wire::SegmentInfo> infos,
                                                   std::vector<net::UniqueFd> fds);
   ~ShmSegments();
@@ -51,7 +52,8 @@ class AttachProgram final : public Program {
   explicit AttachProgram(Session& session) : session_(session) {}
   bool next(Request& request) override;
   bool finished() const override { return answered_; }
-  Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in, PayloadSink& sink) override;
+  Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in,
+                     PayloadSink& sink) override;
   const Result<std::shared_ptr<ShmSegments>>& segments() const { return segments_; }
 
  private:
@@ -70,7 +72,9 @@ class ShmLink final : public QueuedLink {
   ~ShmLink() override;
   Session* session() override { return session_; }
   void close() override;
-  bool healthy() const override { return QueuedLink::healthy() && (session_ == nullptr || !session_->broken()); }
+  bool healthy() const override {
+    return QueuedLink::healthy() && (session_ == nullptr || !session_->broken());
+  }
   size_t poll(std::span<Completion> completions, Deadline deadline) override;
 
  protected:

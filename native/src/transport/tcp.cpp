@@ -24,8 +24,8 @@ const Capabilities& tcp_capabilities() {
   return capabilities;
 }
 
-// The link's transfers as a program of its session. Each transfer is cut into frames of about 1 MiB, so that a
-// frame's CRC is computed while its bytes are in cache.
+// The link's transfers as a program of its session. Each transfer is cut into frames of about 1 MiB, so that
+// a frame's CRC is computed while its bytes are in cache.
 class TransferProgram final : public Program {
  public:
   struct Item {
@@ -72,7 +72,8 @@ class TransferProgram final : public Program {
 
   bool finished() const override { return frames_.empty(); }
 
-  Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in, PayloadSink& sink) override {
+  Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in,
+                     PayloadSink& sink) override {
     if (frames_.empty()) return {Code::kProtocolError, "an answer to no frame"};
     Frame& frame = frames_.front();
     frame.code = status.code;
@@ -99,8 +100,10 @@ class TransferProgram final : public Program {
     --item->frames_open;
     Code code = frame.code;
     if (code == Code::kOk && item->transfer.direction == Direction::kRead && frame.length > 0) {
-      if (crcs.empty() || crcs[0] != frame.crc) code = Code::kChecksumMismatch;
-      else item->crc = crc32c_combine(item->crc, crcs[0], frame.length);
+      if (crcs.empty() || crcs[0] != frame.crc)
+        code = Code::kChecksumMismatch;
+      else
+        item->crc = crc32c_combine(item->crc, crcs[0], frame.length);
     }
     if (code == Code::kOk) {
       item->moved += frame.length;
@@ -138,7 +141,8 @@ class TcpLink final : public Link {
       if (program_.items.size() + done_.size() >= tcp_capabilities().max_in_flight) break;
       TransferProgram::Item item;
       item.transfer = transfer;
-      if (!total_bytes(transfer.local, item.length) || transfer.local.size() > tcp_capabilities().max_slices ||
+      if (!total_bytes(transfer.local, item.length) ||
+          transfer.local.size() > tcp_capabilities().max_slices ||
           !inside(transfer.offset, item.length, transfer.remote.size)) {
         item.code = Code::kInvalidArgument;
       }
@@ -240,6 +244,8 @@ class TcpTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_tcp_transport() { return std::make_unique<TcpTransport>(); }
+std::unique_ptr<Transport> make_tcp_transport() {
+  return std::make_unique<TcpTransport>();
+}
 
 }  // namespace mooncache

@@ -60,6 +60,7 @@ enum Flags : uint16_t {
   kFlagWhole = 1u << 0,    // GET: the destination must hold the whole block
   kFlagNoReply = 1u << 1,  // RELEASE: send no response
   kFlagTouch = 1u << 2,    // MATCH: counts as a use for eviction
+  kFlagVerify = 1u << 3,   // GET: check the whole block first, also when no byte of it is asked for
 };
 
 struct FrameHeader {

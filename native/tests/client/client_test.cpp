@@ -64,7 +64,8 @@ TEST_P(ClientTest, BatchesOfManySlices) {
     ASSERT_EQ(puts[i].code, Code::kOk) << i;
     copies[i].resize(sources[i].size());
     const size_t half = copies[i].size() / 2;
-    destinations[i] = {Slice{copies[i].data(), half}, Slice{copies[i].data() + half, copies[i].size() - half}};
+    destinations[i] = {Slice{copies[i].data(), half},
+                       Slice{copies[i].data() + half, copies[i].size() - half}};
     gets.push_back({key_of(i), destinations[i]});
   }
   std::vector<GetOutcome> outcomes(count);
@@ -138,7 +139,8 @@ TEST_P(ClientTest, CorruptBlockIsAMissNeverData) {
 TEST_P(ClientTest, ControlCalls) {
   std::vector<Key> keys;
   for (uint64_t i = 0; i < 10; ++i) keys.push_back(key_of(i));
-  for (const uint64_t i : {0u, 1u, 2u, 5u}) ASSERT_EQ(put_one(*client_, keys[i], bytes_of(i, 100)).code, Code::kOk);
+  for (const uint64_t i : {0u, 1u, 2u, 5u})
+    ASSERT_EQ(put_one(*client_, keys[i], bytes_of(i, 100)).code, Code::kOk);
   const auto match = client_->match(keys, true, {});
   ASSERT_TRUE(match);
   EXPECT_EQ(match->leading_run, 3u);
@@ -269,7 +271,8 @@ TEST_P(ClientTest, WrongSecretIsUnauthenticated) {
   config.credentials.key[0] ^= std::byte{1};
   auto stranger = client_for({node_.info}, config);
   std::vector<std::byte> copy(100);
-  for (int i = 0; i < 6; ++i) EXPECT_EQ(get_one(*stranger, key_of(1), copy).code, Code::kUnauthenticated) << i;
+  for (int i = 0; i < 6; ++i)
+    EXPECT_EQ(get_one(*stranger, key_of(1), copy).code, Code::kUnauthenticated) << i;
   EXPECT_EQ(put_one(*stranger, key_of(1), copy).code, Code::kUnauthenticated);
 }
 

@@ -98,7 +98,8 @@ TEST(LocationCacheTest, BoundedAndCorrectable) {
 class ClusterTest : public ::testing::Test {
  protected:
   ClusterTest() {
-    for (uint32_t i = 0; i < 3; ++i) nodes_.push_back(std::make_unique<TestNode>(i, 64 << 20, "host-" + std::to_string(i)));
+    for (uint32_t i = 0; i < 3; ++i)
+      nodes_.push_back(std::make_unique<TestNode>(i, 64 << 20, "host-" + std::to_string(i)));
     ClientConfig config = client_config(false);
     config.stall_timeout_ms = 200;
     config.connect_timeout_ms = 300;

@@ -47,7 +47,8 @@ struct TestNode {
   std::unique_ptr<StoreServer> server;
   NodeInfo info;
 
-  explicit TestNode(uint32_t index, uint64_t capacity = 256 << 20, std::string host = "host-a", bool unix_socket = true) {
+  explicit TestNode(uint32_t index, uint64_t capacity = 256 << 20, std::string host = "host-a",
+                    bool unix_socket = true) {
     config.node_id = "node-" + std::to_string(index);
     config.host_id = host;
     config.secret = secret();
@@ -102,8 +103,8 @@ inline std::unique_ptr<Client> client_for(std::vector<NodeInfo> nodes, ClientCon
   return std::move(*made);
 }
 
-inline PutOutcome put_one(Client& client, const Key& key, std::span<const std::byte> bytes, uint32_t replicas = 1,
-                          CallOptions options = {}) {
+inline PutOutcome put_one(Client& client, const Key& key, std::span<const std::byte> bytes,
+                          uint32_t replicas = 1, CallOptions options = {}) {
   const ConstSlice slice(bytes.data(), bytes.size());
   const PutBlock block{key, std::span(&slice, 1)};
   PutOutcome outcome;
@@ -112,8 +113,8 @@ inline PutOutcome put_one(Client& client, const Key& key, std::span<const std::b
   return outcome;
 }
 
-inline GetOutcome get_one(Client& client, const Key& key, std::span<std::byte> bytes, CallOptions options = {},
-                          GetOptions how = {}, uint64_t offset = 0) {
+inline GetOutcome get_one(Client& client, const Key& key, std::span<std::byte> bytes,
+                          CallOptions options = {}, GetOptions how = {}, uint64_t offset = 0) {
   const Slice slice{bytes.data(), bytes.size()};
   const GetBlock block{key, std::span(&slice, 1), offset};
   GetOutcome outcome;

@@ -39,10 +39,13 @@ TEST_F(HostileTest, BrokenFramesAreRefusedAndTheConnectionEnds) {
       {"response", [](Bytes& f) { poke<uint8_t>(f, 5, 0x80 | 4), seal(f, 4); }, Code::kProtocolError},
       {"check", [](Bytes& f) { f[28] ^= std::byte{1}; }, Code::kProtocolError},
       {"flipped meta", [](Bytes& f) { f[33] ^= std::byte{1}; }, Code::kProtocolError},
-      {"meta too long", [](Bytes& f) { poke<uint32_t>(f, 24, UINT32_MAX), seal(f, 4); }, Code::kProtocolError},
-      {"payload too long", [](Bytes& f) { poke<uint64_t>(f, 16, UINT64_MAX), seal(f, 4); }, Code::kProtocolError},
+      {"meta too long", [](Bytes& f) { poke<uint32_t>(f, 24, UINT32_MAX), seal(f, 4); },
+       Code::kProtocolError},
+      {"payload too long", [](Bytes& f) { poke<uint64_t>(f, 16, UINT64_MAX), seal(f, 4); },
+       Code::kProtocolError},
       {"payload of a GET", [](Bytes& f) { poke<uint64_t>(f, 16, 10), seal(f, 4); }, Code::kProtocolError},
-      {"too many items", [](Bytes& f) { poke<uint32_t>(f, 32, UINT32_MAX), seal(f, 4); }, Code::kProtocolError},
+      {"too many items", [](Bytes& f) { poke<uint32_t>(f, 32, UINT32_MAX), seal(f, 4); },
+       Code::kProtocolError},
       {"items missing", [](Bytes& f) { poke<uint32_t>(f, 32, 3), seal(f, 4); }, Code::kProtocolError},
   };
   for (const Lie& lie : lies) {
@@ -126,7 +129,8 @@ TEST_F(HostileTest, AuthenticationIsNeeded) {
   Peer bad_name(*server);
   EXPECT_FALSE(bad_name.hello("../etc"));
   Peer greedy(*server);
-  EXPECT_EQ(greedy.call(Opcode::kHello, Peer::keys_meta(std::vector<Key>(500)))->status.code, Code::kUnauthenticated);
+  EXPECT_EQ(greedy.call(Opcode::kHello, Peer::keys_meta(std::vector<Key>(500)))->status.code,
+            Code::kUnauthenticated);
 }
 
 TEST_F(HostileTest, WrongOrReplayedProofs) {
@@ -149,7 +153,8 @@ TEST_F(HostileTest, WrongOrReplayedProofs) {
   }
   try_proof([&](const Peer&, const wire::HelloResponse&) { return recorded; });
   try_proof([&](const Peer& peer, const wire::HelloResponse& challenge) {
-    return wire::auth_mac(true, wire::tenant_key(secret(), "other"), challenge.server_nonce, peer.nonce, "default");
+    return wire::auth_mac(true, wire::tenant_key(secret(), "other"), challenge.server_nonce, peer.nonce,
+                          "default");
   });
   try_proof([&](const Peer& peer, const wire::HelloResponse& challenge) {
     return wire::auth_mac(false, key, challenge.server_nonce, peer.nonce, "default");
@@ -279,8 +284,8 @@ TEST_F(HostileTest, PutWaitsForSpace) {
   EXPECT_EQ(waiter.get(key_of(2)), std::pair(Code::kOk, block_of(2, 2 << 20)));
 }
 
-// With a payload larger than the socket buffers the end of the stream is stuck behind it, and the death is seen
-// when the wait is over; nothing is held meanwhile.
+// With a payload larger than the socket buffers the end of the stream is stuck behind it, and the death is
+// seen when the wait is over; nothing is held meanwhile.
 TEST_F(HostileTest, DeathWhileWaitingForSpace) {
   config.store.capacity_bytes = 4 << 20;
   start();

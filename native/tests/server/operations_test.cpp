@@ -17,7 +17,8 @@ TEST_F(OperationsTest, PutThenGetOverTcpAndUnix) {
     ASSERT_TRUE(peer.login());
     const uint64_t base = unix_socket ? 100 : 0;
     const Bytes small = block_of(1, 1), large = block_of(2, 3'000'001);
-    EXPECT_EQ(peer.put({{key_of(base), small}, {key_of(base + 1), large}}), (std::vector<Code>{Code::kOk, Code::kOk}));
+    EXPECT_EQ(peer.put({{key_of(base), small}, {key_of(base + 1), large}}),
+              (std::vector<Code>{Code::kOk, Code::kOk}));
     EXPECT_EQ(peer.put(key_of(base), small), Code::kAlreadyExists);
     EXPECT_EQ(peer.get(key_of(base)), std::pair(Code::kOk, small));
     EXPECT_EQ(peer.get(key_of(base + 1)), std::pair(Code::kOk, large));
@@ -30,7 +31,8 @@ TEST_F(OperationsTest, PutRefusesPerItemAndKeepsTheConnection) {
   start();
   Peer peer(*server);
   ASSERT_TRUE(peer.login());
-  const auto codes = peer.put({{key_of(1), {}}, {key_of(2), block_of(2, 2 << 20)}, {key_of(3), block_of(3, 5000)}});
+  const auto codes =
+      peer.put({{key_of(1), {}}, {key_of(2), block_of(2, 2 << 20)}, {key_of(3), block_of(3, 5000)}});
   EXPECT_EQ(codes, (std::vector<Code>{Code::kInvalidArgument, Code::kTooLarge, Code::kOk}));
   EXPECT_TRUE(peer.put({}).empty());
   EXPECT_EQ(peer.get(key_of(3)), std::pair(Code::kOk, block_of(3, 5000)));
@@ -41,7 +43,8 @@ TEST_F(OperationsTest, ABlockKeyedTwiceInOneBatchIsStoredOnce) {
   Peer peer(*server);
   ASSERT_TRUE(peer.login());
   const Bytes block = block_of(1, 1000);
-  EXPECT_EQ(peer.put({{key_of(1), block}, {key_of(1), block}}), (std::vector<Code>{Code::kOk, Code::kAlreadyExists}));
+  EXPECT_EQ(peer.put({{key_of(1), block}, {key_of(1), block}}),
+            (std::vector<Code>{Code::kOk, Code::kAlreadyExists}));
 }
 
 TEST_F(OperationsTest, DamageInTransitIsNotStored) {
@@ -64,10 +67,10 @@ TEST_F(OperationsTest, GetOfRanges) {
   const Bytes block = block_of(1, 300'000);
   ASSERT_EQ(peer.put(key_of(1), block), Code::kOk);
   const auto answer = peer.call(Opcode::kGet, Peer::get_meta({{key_of(1), 1000, 5000},
-                                                             {key_of(1), 299'999, UINT64_MAX},
-                                                             {key_of(1), 300'000, 10},
-                                                             {key_of(1), 300'001, 10},
-                                                             {key_of(1), 0, 0}}));
+                                                              {key_of(1), 299'999, UINT64_MAX},
+                                                              {key_of(1), 300'000, 10},
+                                                              {key_of(1), 300'001, 10},
+                                                              {key_of(1), 0, 0}}));
   const auto results = peer.get_results(answer);
   ASSERT_EQ(results.size(), 5u);
   const Bytes first(block.begin() + 1000, block.begin() + 6000);
@@ -82,7 +85,8 @@ TEST_F(OperationsTest, GetOfRanges) {
   EXPECT_EQ(answer->payload.size(), 5001u);
   EXPECT_EQ(Bytes(answer->payload.begin(), answer->payload.begin() + 5000), first);
 
-  const auto whole = peer.get_results(peer.call(Opcode::kGet, Peer::get_meta({{key_of(1), 0, 100}}), {}, wire::kFlagWhole));
+  const auto whole =
+      peer.get_results(peer.call(Opcode::kGet, Peer::get_meta({{key_of(1), 0, 100}}), {}, wire::kFlagWhole));
   ASSERT_EQ(whole.size(), 1u);
   EXPECT_EQ(whole[0].code, Code::kBufferTooSmall);
   EXPECT_EQ(whole[0].block_size, 300'000u);
@@ -94,7 +98,8 @@ TEST_F(OperationsTest, RangesOfADamagedBlockAreNeverServed) {
   Peer peer(*server);
   ASSERT_TRUE(peer.login());
   ASSERT_EQ(peer.put(key_of(1), block_of(1, 40 << 20)), Code::kOk);  // more than one turn can verify
-  EXPECT_EQ(peer.get_results(peer.call(Opcode::kGet, Peer::get_meta({{key_of(1), 0, 10}})))[0].code, Code::kOk);
+  EXPECT_EQ(peer.get_results(peer.call(Opcode::kGet, Peer::get_meta({{key_of(1), 0, 10}})))[0].code,
+            Code::kOk);
   ASSERT_EQ(server->store().flip_bit(kDefault, key_of(1), 8ull * (39 << 20)), Code::kOk);
   const auto answer = peer.call(Opcode::kGet, Peer::get_meta({{key_of(1), 0, 10}}));
   EXPECT_EQ(peer.get_results(answer)[0].code, Code::kChecksumMismatch);
@@ -136,7 +141,8 @@ TEST_F(OperationsTest, LookupReadRelease) {
   Writer meta;
   wire::ReadRequest{found->extent.grant, 0, block.size()}.encode(meta);
   Bytes both = Peer::frame(Opcode::kRead, meta.view());
-  const Bytes release = Peer::frame(Opcode::kRelease, Peer::grants_meta({found->extent.grant, 77}).view(), {}, wire::kFlagNoReply);
+  const Bytes release = Peer::frame(Opcode::kRelease, Peer::grants_meta({found->extent.grant, 77}).view(), {},
+                                    wire::kFlagNoReply);
   both.insert(both.end(), release.begin(), release.end());
   ASSERT_TRUE(peer.send(both));
   EXPECT_EQ(peer.reply()->payload, block);
@@ -203,7 +209,8 @@ TEST_F(OperationsTest, MatchStatPinListNodeStat) {
   Writer pin;
   wire::PinRequest{60'000, {key_of(0), key_of(3)}}.encode(pin);
   EXPECT_EQ(Peer::codes(peer.call(Opcode::kPin, pin)), (std::vector<Code>{Code::kOk, Code::kNotFound}));
-  EXPECT_EQ(Peer::codes(peer.call(Opcode::kRemove, Peer::keys_meta({key_of(0)}))), std::vector{Code::kPinned});
+  EXPECT_EQ(Peer::codes(peer.call(Opcode::kRemove, Peer::keys_meta({key_of(0)}))),
+            std::vector{Code::kPinned});
   EXPECT_EQ(Peer::codes(peer.call(Opcode::kUnpin, Peer::keys_meta({key_of(0)}))), std::vector{Code::kOk});
   EXPECT_EQ(Peer::codes(peer.call(Opcode::kRemove, Peer::keys_meta({key_of(0)}))), std::vector{Code::kOk});
 
@@ -274,7 +281,8 @@ TEST_F(OperationsTest, PipelinedRequestsAreAnsweredInOrder) {
   Bytes all;
   for (uint64_t i = 0; i < kCount; ++i) {
     const Bytes put = Peer::put_frame({{key_of(i), block_of(i, 1 + i * 7)}}, 0, 2 * i);
-    const Bytes get = Peer::frame(Opcode::kGet, Peer::get_meta({{key_of(i), 0, UINT64_MAX}}).view(), {}, 0, 2 * i + 1);
+    const Bytes get =
+        Peer::frame(Opcode::kGet, Peer::get_meta({{key_of(i), 0, UINT64_MAX}}).view(), {}, 0, 2 * i + 1);
     all.insert(all.end(), put.begin(), put.end());
     all.insert(all.end(), get.begin(), get.end());
   }

@@ -69,8 +69,8 @@ class Peer {
   int fd() const { return fd_.get(); }
   void close() { fd_.reset(); }
 
-  static Bytes frame(Opcode opcode, std::span<const std::byte> meta = {}, std::span<const std::byte> payload = {},
-                     uint16_t flags = 0, uint64_t id = 1) {
+  static Bytes frame(Opcode opcode, std::span<const std::byte> meta = {},
+                     std::span<const std::byte> payload = {}, uint16_t flags = 0, uint64_t id = 1) {
     wire::FrameHeader header;
     header.opcode = opcode;
     header.flags = flags;
@@ -176,7 +176,8 @@ class Peer {
     return auth && auth->server_mac == wire::auth_mac(false, key, challenge->server_nonce, nonce, tenant);
   }
 
-  static Bytes put_frame(const std::vector<std::pair<Key, Bytes>>& items, uint32_t wait_ms = 0, uint64_t id = 1) {
+  static Bytes put_frame(const std::vector<std::pair<Key, Bytes>>& items, uint32_t wait_ms = 0,
+                         uint64_t id = 1) {
     Writer meta;
     std::vector<wire::PutItem> wire_items;
     Bytes payload;
@@ -243,7 +244,8 @@ class Peer {
     const auto results = wire::decode_items<wire::ReserveResult>(reader);
     return results && results->size() == 1 ? std::optional((*results)[0]) : std::nullopt;
   }
-  Code write(uint64_t grant, uint64_t offset, const Bytes& bytes, std::optional<uint32_t> crc = std::nullopt) {
+  Code write(uint64_t grant, uint64_t offset, const Bytes& bytes,
+             std::optional<uint32_t> crc = std::nullopt) {
     Writer meta;
     wire::WriteRequest{grant, {{offset, bytes.size(), crc.value_or(crc32c(bytes))}}}.encode(meta);
     const auto results = codes(call(Opcode::kWrite, meta, bytes));

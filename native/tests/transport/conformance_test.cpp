@@ -66,7 +66,9 @@ class OneAnswer final : public Program {
   bool answered_ = false;
 };
 
-RemoteExtent remote(const wire::WireExtent& e) { return {e.grant, e.segment, e.slot, e.generation, e.offset, e.size}; }
+RemoteExtent remote(const wire::WireExtent& e) {
+  return {e.grant, e.segment, e.slot, e.generation, e.offset, e.size};
+}
 
 class NodeHarness final : public Peer {
  public:
@@ -119,8 +121,10 @@ class NodeHarness final : public Peer {
 class Conformance : public ::testing::TestWithParam<const char*> {
  protected:
   Conformance() {
-    if (std::string(GetParam()) == "loopback") peer_ = std::make_unique<LoopbackHarness>();
-    else peer_ = std::make_unique<NodeHarness>(GetParam());
+    if (std::string(GetParam()) == "loopback")
+      peer_ = std::make_unique<LoopbackHarness>();
+    else
+      peer_ = std::make_unique<NodeHarness>(GetParam());
     link_ = peer_->connect();
   }
   std::vector<Completion> drain(size_t count, int timeout_ms = 5000) {
@@ -133,7 +137,8 @@ class Conformance : public ::testing::TestWithParam<const char*> {
     }
     return all;
   }
-  static Transfer transfer(TransferId id, Direction direction, RemoteExtent extent, std::span<const Slice> local, uint64_t offset = 0) {
+  static Transfer transfer(TransferId id, Direction direction, RemoteExtent extent,
+                           std::span<const Slice> local, uint64_t offset = 0) {
     Transfer t;
     t.id = id;
     t.direction = direction;
@@ -155,9 +160,12 @@ TEST_P(Conformance, ScatterGatherInOrderWithCrc) {
   const size_t cuts[] = {0, 1, 1, 70'000, 2'500'000, source.size()};
   for (size_t i = 0; i + 1 < std::size(cuts); ++i) {
     const size_t size = cuts[i + 1] - cuts[i];
-    local.push_back({{copy.data() + cuts[i], size / 3}, {nullptr, 0}, {copy.data() + cuts[i] + size / 3, size - size / 3}});
+    local.push_back({{copy.data() + cuts[i], size / 3},
+                     {nullptr, 0},
+                     {copy.data() + cuts[i] + size / 3, size - size / 3}});
   }
-  for (size_t i = 0; i + 1 < std::size(cuts); ++i) transfers.push_back(transfer(i + 10, Direction::kRead, extent, local[i], cuts[i]));
+  for (size_t i = 0; i + 1 < std::size(cuts); ++i)
+    transfers.push_back(transfer(i + 10, Direction::kRead, extent, local[i], cuts[i]));
   ASSERT_EQ(link_->submit(transfers), transfers.size());
   const auto completions = drain(transfers.size());
   ASSERT_EQ(completions.size(), transfers.size());
@@ -213,7 +221,8 @@ TEST_P(Conformance, HostileExtentsAreErrorsAndOthersGoOn) {
   hostile[5].size = UINT64_MAX - 5;
   hostile[5].grant = 99;
   std::vector<Transfer> transfers;
-  for (size_t i = 0; i < hostile.size(); ++i) transfers.push_back(transfer(i, Direction::kRead, hostile[i], std::span(&all, 1)));
+  for (size_t i = 0; i < hostile.size(); ++i)
+    transfers.push_back(transfer(i, Direction::kRead, hostile[i], std::span(&all, 1)));
   ASSERT_EQ(link_->submit(transfers), transfers.size());
   for (const Completion& done : drain(transfers.size())) EXPECT_NE(done.code, Code::kOk) << done.id;
   EXPECT_TRUE(std::all_of(copy.begin(), copy.end(), [](std::byte b) { return b == std::byte{9}; }));
@@ -295,7 +304,8 @@ TEST(Loopback, SeededFaultsRepeat) {
     auto peer = make_loopback_peer();
     std::vector<std::byte> memory(100);
     const RemoteExtent extent = peer->grant(peer->add_segment(memory), 0, 100, true);
-    auto link = make_loopback_transport(peer, {.seed = seed, .error_per_million = 300'000, .bit_flip_per_million = 300'000})
+    auto link = make_loopback_transport(
+                    peer, {.seed = seed, .error_per_million = 300'000, .bit_flip_per_million = 300'000})
                     ->connect({}, Deadline::never());
     std::string trace;
     for (TransferId id = 0; id < 50; ++id) {

@@ -1,0 +1,255 @@
+"""Mooncache native data plane"""
+
+from collections.abc import Sequence
+
+
+def crc32c(data: object, seed: int = 0) -> int:
+    """
+    CRC-32C of a bytes-like object, continuing from seed (the CRC of what came before).
+    """
+
+def crc32c_combine(crc_a: int, crc_b: int, length_b: int) -> int:
+    """CRC of A followed by B from both CRCs and the length of B in bytes."""
+
+def crc32c_implementation() -> str:
+    """The version this processor runs: portable, sse42, avx512 or armv8."""
+
+def blake3(data: object) -> bytes:
+    """BLAKE3 digest (32 bytes) of a bytes-like object."""
+
+def blake3_keyed(key: object, data: object) -> bytes:
+    """Keyed BLAKE3 digest (32 bytes). ValueError unless key has 32 bytes."""
+
+def blake3_derive_key(context: str, data: object) -> bytes:
+    """
+    BLAKE3 key derivation (32 bytes): context is a constant of the program, data the key material.
+    """
+
+def chain_keys(root: object, tokens: object, block_tokens: int, parent: object | None = None) -> bytes:
+    """
+    Keys of the complete blocks of tokens, 32 bytes each, concatenated. tokens is a contiguous array of 32- or 64-bit integers; parent is the last key of a chain to continue. ValueError for anything else.
+    """
+
+def passport_root(fields: Sequence[tuple[str, str]]) -> bytes:
+    """
+    Digest (32 bytes) of the canonical encoding of (name, value) fields; their order does not matter. ValueError for no field, an empty or repeated name, or text beyond the limits.
+    """
+
+def key_of_name(name: str) -> bytes:
+    """Block key (32 bytes) of a user-chosen name."""
+
+def tenant_id_of(name: str) -> int:
+    """Number of a tenant (64 bits) from its name."""
+
+def memory_benchmark(block_bytes: int, count: int, repeats: int) -> dict[str, float]:
+    """
+    Median bytes per second of memcpy, crc32c, memcpy then crc32c, and copy_crc32c over count distinct buffers of block_bytes. ValueError for zeros or more than 16 GiB.
+    """
+
+class BlockIndex:
+    """
+    Which holder has which block. Thread-safe; every method releases the GIL around its work.
+    """
+
+    def __init__(self, hash_seed: int | None = None, blocks_max: int = 2147483648) -> None:
+        """
+        hash_seed: 64 bits, random unless given. blocks_max: records beyond it are refused.
+        """
+
+    def apply(self, holder: int, records: object) -> None:
+        """
+        Applies packed 56-byte block records of one holder (below 65535). ValueError, with nothing applied, for a cut or unknown record or a full index.
+        """
+
+    def begin_full(self, holder: int) -> None:
+        """Begins, or begins again, a full report of a holder."""
+
+    def end_full(self, holder: int) -> int:
+        """
+        Ends a full report: drops the blocks it did not mention and returns how many. ValueError without begin_full.
+        """
+
+    def drop_holder(self, holder: int) -> int:
+        """Forgets all blocks of a holder and returns how many."""
+
+    def locate(self, tenant_id: int, keys: object, holders_max: int = 65535) -> bytes:
+        """
+        keys: n * 32 bytes. For each key u16 count, then count times u16 holder, u8 tier, u8 0, u64 size_bytes (little endian). ValueError when keys are cut.
+        """
+
+    def match(self, tenant_id: int, keys: object) -> list[tuple[int, int]]:
+        """
+        (holder, leading blocks) of every holder of the first key, longest first.
+        """
+
+    def match_tiers(self, tenant_id: int, keys: object) -> list[tuple[int, int, int, int, int]]:
+        """
+        (holder, leading blocks in HBM, in DRAM or faster, in SSD or faster, in any tier), longest first.
+        """
+
+    def present(self, tenant_id: int, keys: object) -> bytes:
+        """Bitmap: bit i % 8 of byte i // 8 when anyone holds key i."""
+
+    def tenant_usage(self) -> dict[int, tuple[int, int]]:
+        """tenant_id -> (bytes of all replicas, distinct blocks)."""
+
+    def holder_usage(self) -> dict[int, tuple[int, int]]:
+        """holder -> (bytes, blocks)."""
+
+    def stats(self) -> dict[str, int]:
+        """
+        blocks, replicas, bytes, memory_bytes, records_applied, popular_blocks.
+        """
+
+    def memory_bytes(self) -> int:
+        """Memory that the index itself takes."""
+
+    def check(self) -> str:
+        """Verifies every invariant: "" or what is wrong. Linear in the index."""
+
+def index_benchmark(blocks: int, holders: int, operations: int = 4000000) -> dict[str, float]:
+    """
+    Block operations per second of one core for apply, locate and match, with `blocks` blocks on `holders` holders, and bytes of index per block. ValueError for zeros or sizes beyond the limits.
+    """
+
+class StoreServer:
+    """
+    Data-plane server of a store node and its store. Calls that fail as a whole raise RuntimeError(code, name, message); batches report one code per key.
+    """
+
+    def __init__(self, config: dict) -> None: ...
+
+    def start(self) -> None: ...
+
+    def stop(self, timeout_s: float = 5.0) -> None: ...
+
+    def endpoints(self) -> dict: ...
+
+    def stats(self) -> dict: ...
+
+    def latency_histograms(self) -> dict: ...
+
+    def drain_log(self, max_events: int = 256) -> list[tuple[int, str, str]]: ...
+
+    def drain_events(self, max_events: int) -> tuple: ...
+
+    def event_seq(self) -> int: ...
+
+    def snapshot(self, cursor: int, max_records: int) -> tuple: ...
+
+    def set_draining(self, draining: bool) -> None: ...
+
+    def set_quota(self, tenant: str, bytes: int) -> None: ...
+
+    def remove(self, tenant_id: int, keys: object, reason: int, force: bool = False) -> list[int]: ...
+
+    def pin(self, tenant_id: int, keys: object, ttl_ms: int) -> list[int]: ...
+
+    def unpin(self, tenant_id: int, keys: object) -> list[int]: ...
+
+    def tenants(self) -> dict[int, str]: ...
+
+    def check(self) -> str:
+        """
+        Empty when every invariant of the store holds, else the first broken one.
+        """
+
+    def corrupt(self, tenant_id: int, key: object, bit: int) -> int:
+        """Fault injection for tests: flips one stored bit. Returns a code."""
+
+class CancelToken:
+    """Stops calls from another thread; stays cancelled."""
+
+    def __init__(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+    @property
+    def cancelled(self) -> bool: ...
+
+class Reservation:
+    """
+    Space for one block on a node, filled range by range. Errors: RuntimeError(code, name, message).
+    """
+
+    def write(self, offset: int, source: object, timeout_s: float = 30.0, cancel: CancelToken | None = None) -> None:
+        """Write a buffer, or a list of buffers, at a byte offset."""
+
+    def commit(self, timeout_s: float = 30.0, cancel: CancelToken | None = None) -> None:
+        """Make the block visible; every byte must be written."""
+
+    def abort(self) -> None: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    @property
+    def node_index(self) -> int: ...
+
+def place(key: object, nodes: list, host_id: str, count: int) -> list:
+    """Positions of the nodes for a block, best first."""
+
+def transport_report() -> list: ...
+
+class Client:
+    """
+    Cluster client. Failed calls raise RuntimeError(code, name, message); batches report one code per item.
+    """
+
+    def __init__(self, config: dict) -> None: ...
+
+    def set_map(self, epoch: int, nodes: list) -> bool:
+        """False when the map is older than the one in use."""
+
+    @property
+    def map_epoch(self) -> int: ...
+
+    def put(self, keys: object, sources: object, replicas: int = 1, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list:
+        """-> [(code, node_index)]"""
+
+    def get(self, keys: object, destinations: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, offsets: object | None = None, node: int | None = None) -> list:
+        """-> [(code, size_bytes, node_index)]"""
+
+    def get_bytes(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list:
+        """-> list of bytes, or of the code (int) where there is no block"""
+
+    def match(self, keys: object, timeout_s: float = 30.0, touch: bool = True, cancel: CancelToken | None = None, node: int | None = None) -> tuple:
+        """-> (leading_run, bitmap, unreachable_nodes)"""
+
+    def exists(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> bytes:
+        """-> bitmap, bit i % 8 of byte i // 8 for key i"""
+
+    def remove(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list: ...
+
+    def pin(self, keys: object, ttl_s: float, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list: ...
+
+    def unpin(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list: ...
+
+    def stat(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list:
+        """-> list of dict, None where there is no block"""
+
+    def list_blocks(self, node: int, cursor: int = 0, limit: int = 1000, timeout_s: float = 30.0, cancel: CancelToken | None = None) -> tuple:
+        """
+        -> (next_cursor, [(key, size_bytes, tier, hits)]); next_cursor 0: that was the last page
+        """
+
+    def node_stat(self, node: int, timeout_s: float = 30.0) -> dict: ...
+
+    def ping(self, node: int, timeout_s: float = 30.0) -> float:
+        """-> round trip in seconds"""
+
+    def reserve(self, key: object, size_bytes: int, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> Reservation: ...
+
+    def unlocated(self, keys: object) -> list:
+        """Positions of keys that only the directory can locate."""
+
+    def learn_locations(self, keys: object, packed: bytes) -> None: ...
+
+    def stats(self) -> dict: ...
+
+    def latency_histograms(self) -> dict:
+        """
+        name -> {counts, count, sum_us}; bucket i counts latencies below 2**i microseconds
+        """
+
+    def close(self) -> None: ...
