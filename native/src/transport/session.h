@@ -68,9 +68,8 @@ class Program {
 
 struct SessionLimits {
   uint32_t window_frames = 6;
-  size_t read_chunk_bytes =
-      512 << 10;                // bytes per system call: they are still in cache when the CRC reads them
-  size_t pump_bytes = 4 << 20;  // per pump(), so that cancel and other lanes get their turn
+  size_t read_chunk_bytes = 64 << 10;  // bytes per system call: still in cache when the CRC reads them
+  size_t pump_bytes = 4 << 20;         // per pump(), so that cancel and other lanes get their turn
 };
 
 enum class Route : uint8_t { kTcp, kUnix };
