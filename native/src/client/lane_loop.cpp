@@ -92,7 +92,11 @@ class Loop {
       finish(task, lane.status());
       return false;
     }
-    if (!lane->session) return false;
+    if (!lane->session) {  // other threads of this process use the lanes: says nothing about the node
+      task.last_progress_ms = now_ms_;
+      return false;
+    }
+    task.last_progress_ms = task.started_ms = now_ms_;
     task.lane = std::move(*lane);
     task.program = task.make_program(*task.lane.session);
     return true;

@@ -140,13 +140,14 @@ void Node::failure(uint64_t now_ms, const Status& status) {
   if (breaker_.failure(now_ms)) counters_.add(Counter::kBreakerOpens);
 }
 
-std::shared_ptr<ShmSegments> Node::segments() {
+std::shared_ptr<ShmSegments> Node::segments(uint64_t incarnation) {
   const std::lock_guard lock(mutex_);
-  return segments_;
+  return segments_incarnation_ == incarnation ? segments_ : nullptr;
 }
 
-void Node::set_segments(std::shared_ptr<ShmSegments> segments) {
+void Node::set_segments(std::shared_ptr<ShmSegments> segments, uint64_t incarnation) {
   const std::lock_guard lock(mutex_);
+  segments_incarnation_ = incarnation;
   segments_ = std::move(segments);
 }
 

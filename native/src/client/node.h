@@ -44,8 +44,9 @@ class Node {
   // Why the breaker is open.
   Status last_failure();
 
-  std::shared_ptr<ShmSegments> segments();
-  void set_segments(std::shared_ptr<ShmSegments> segments);
+  // Mapped from the node process of that incarnation; null when there is none.
+  std::shared_ptr<ShmSegments> segments(uint64_t incarnation);
+  void set_segments(std::shared_ptr<ShmSegments> segments, uint64_t incarnation);
 
  private:
   void count_bytes(Lane& lane);
@@ -65,6 +66,7 @@ class Node {
   Breaker breaker_;
   Status last_failure_;
   std::shared_ptr<ShmSegments> segments_;
+  uint64_t segments_incarnation_ = 0;
   std::atomic<uint64_t> unix_again_ms_{0};
   std::atomic<bool> one_sided_writes_{true};
 };

@@ -23,7 +23,8 @@ class OneSided : public Program {
  public:
   OneSided(Work& work, Node& node, Session& session)
       : work_(work), node_(node), session_(session), begin_(work.answered), end_(work.answered) {
-    if (auto segments = node.segments()) link_ = std::make_unique<ShmLink>(std::move(segments), &session);
+    if (auto segments = node.segments(session.node().incarnation))
+      link_ = std::make_unique<ShmLink>(std::move(segments), &session);
   }
 
   bool next(Request& request) override {
@@ -55,7 +56,7 @@ class OneSided : public Program {
     if (header.opcode == wire::Opcode::kAttach) {
       if (Status handled = attach_->on_response(header, status, in, sink); !handled) return handled;
       if (attach_->segments()) {
-        node_.set_segments(*attach_->segments());
+        node_.set_segments(*attach_->segments(), session_.node().incarnation);
         link_ = std::make_unique<ShmLink>(*attach_->segments(), &session_);
       } else {
         unavailable_ = true;
@@ -210,7 +211,7 @@ class OneSidedGet final : public OneSided {
 
   // A range has no CRC of its own here: the whole block is checked where it lies, like the node would.
   Code verify_block(const Move& move) const {
-    const auto segments = node_.segments();
+    const auto segments = node_.segments(session_.node().incarnation);
     const std::byte* memory =
         segments ? segments->readable(move.extent.segment, move.extent.offset, move.extent.size) : nullptr;
     if (memory == nullptr) return Code::kInvalidArgument;
@@ -361,8 +362,23 @@ class OneSidedPut final : public OneSided {
       moves_.push_back(move);
     }
     if (status.is_ok() && !in.done()) return {Code::kProtocolError, "malformed RESERVE answer"};
+    cut_at_refusal();
     start_moves();
     return Status::ok();
+  }
+
+  // Refused for want of space although this chunk holds some: what came before it is written and committed
+  // (and may be evicted then), the rest is asked for again. The first item of a chunk is never asked twice.
+  void cut_at_refusal() {
+    for (size_t i = 1; i < moves_.size(); ++i) {
+      const Code code = moves_[i].code;
+      if ((code != Code::kNoSpace && code != Code::kLimitExceeded) || moves_[0].code != Code::kOk) continue;
+      for (size_t k = i; k < moves_.size(); ++k) {
+        if (moves_[k].code == Code::kOk) moves_[k].code = Code::kCancelled;  // given back by tell()
+      }
+      end_ = begin_ + i;
+      return;
+    }
   }
 
   Status committed(const Status& status, Reader& in) {

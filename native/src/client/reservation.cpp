@@ -268,12 +268,13 @@ Result<std::shared_ptr<ReservationLane>> lane_for(Client::Impl& impl, const std:
   if (!session) return session.status();
   lane->session = std::move(*session);
   if (route == Route::kUnix && node->one_sided_writes()) {
-    if (!node->segments()) {
+    const uint64_t incarnation = lane->session->node().incarnation;
+    if (!node->segments(incarnation)) {
       AttachProgram attach(*lane->session);
       if (Status status = lane->session->run(attach, connect_by); !status) return status;
-      if (attach.segments()) node->set_segments(*attach.segments());
+      if (attach.segments()) node->set_segments(*attach.segments(), incarnation);
     }
-    if (auto segments = node->segments(); segments && segments->can_write()) {
+    if (auto segments = node->segments(incarnation); segments && segments->can_write()) {
       lane->link = std::make_unique<ShmLink>(std::move(segments), lane->session.get());
     }
   }

@@ -255,8 +255,8 @@ Status wait_ready(int fd, short events, int cancel_fd, Deadline deadline) {
     if (ready < 0 && errno != EINTR) return {Code::kInternal, "poll: " + errno_text(errno)};
     if (cancel_fd >= 0 && (polled[1].revents & POLLIN) != 0)
       return {Code::kCancelled, "cancelled by the caller"};
-    if (polled[0].revents != 0) return Status::ok();
     if (deadline.expired()) return {Code::kDeadlineExceeded, "the deadline passed"};
+    if (polled[0].revents != 0) return Status::ok();
   }
 }
 

@@ -242,7 +242,10 @@ void Loop::park(Connection& connection) {
   parked_.push_back(&connection);
 }
 
+// Deregistered here, not by close(): a forked child may hold the socket open, and epoll would go on to report
+// it.
 void Loop::dead(Connection& connection) {
+  (void)epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.fd(), nullptr);
   dead_.push_back(&connection);
 }
 
@@ -301,6 +304,7 @@ void Loop::advance_stop() {
     const std::lock_guard lock(mutex_);
     deadline = stop_deadline_;
   }
+  pause_listening();
   listeners_.clear();  // closed: who waits in the backlog is told so at once
   const bool over = deadline.expired();
   for (const auto& connection : connections_) {

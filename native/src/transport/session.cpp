@@ -42,7 +42,7 @@ void PayloadSink::add_item(std::span<const Slice> parts, uint64_t offset, uint64
 
 short Session::poll_events() const {
   short events = POLLIN;
-  if (!connected_ || want_write_ || out_at_ < out_.size()) events |= POLLOUT;
+  if (!connected_ || want_write_) events |= POLLOUT;
   return events;
 }
 
