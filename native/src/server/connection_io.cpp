@@ -11,8 +11,8 @@ namespace mooncache::server {
 
 namespace {
 
-// Bytes per read: they are still in the cache when their CRC is computed, and on loopback the sender runs on while
-// they are copied (64 KiB moved 1.3 to 1.6 times as much as 1 MiB per call).
+// Bytes per read: they are still in the cache when their CRC is computed, and on loopback the sender runs on
+// while they are copied (64 KiB moved 1.3 to 1.6 times as much as 1 MiB per call).
 constexpr uint64_t kChunkBytes = 64 << 10;
 // A turn of one connection moves about this much, then the others get theirs.
 constexpr uint64_t kReadBudgetBytes = 2 << 20;
