@@ -22,8 +22,11 @@ from mooncache.bench.store.raw_socket import RawSocket
 Progress = Callable[[str], None]
 Times = dict[str, list[float]]
 
-BEST = "original, pool on"
+POOLED = "original, pool on"
 DEFAULT = "original, default"
+_TUNED_RECEIVE_BYTES = 64 << 10
+BEST = "original's best"
+"""The faster of its two settings, for each operation and in this run."""
 
 
 class Systems:
@@ -34,15 +37,25 @@ class Systems:
         self.node = stack.enter_context(start_node(options))
         self.tcp = stack.enter_context(connect(self.node, shared_memory=False))
         self.shm = stack.enter_context(connect(self.node, shared_memory=True))
-        self.raw = RawSocket(options.block_bytes, options.block_count)
+        self.raw = RawSocket(options.block_bytes, options.block_count, options.block_bytes)
         stack.callback(self.raw.close)
+        self.tuned_raw = RawSocket(options.block_bytes, options.block_count, _TUNED_RECEIVE_BYTES)
+        stack.callback(self.tuned_raw.close)
         self.peers: dict[str, PeerMooncake] = {}
         if options.peer:
-            for name, pool in ((BEST, True), (DEFAULT, False)):
+            for name, pool in ((POOLED, True), (DEFAULT, False)):
                 progress(f"starting the {name}")
                 peer = PeerMooncake(pool=pool, block_bytes=options.block_bytes, count=options.block_count)
                 self.peers[name] = peer
                 stack.callback(peer.close)
+
+
+def _best(figures: dict[str, float], op: str, choose: Callable[[list[float]], float]) -> float | None:
+    """The better figure of the original's two settings; None when it was not measured."""
+    found = [
+        figures[name] for name in (f"{POOLED} {op}".strip(), f"{DEFAULT} {op}".strip()) if name in figures
+    ]
+    return choose(found) if found else None
 
 
 def _median(times: list[float]) -> float:
@@ -64,6 +77,8 @@ def batch_rows(report: Report, systems: Systems, options: StoreBenchOptions, pro
         progress(f"64 x 1 MiB batches, round {repeat} of {options.repeats}")
         times["raw put"].append(systems.raw.put_s(source))
         times["raw get"].append(systems.raw.get_s(target))
+        times["raw put, 64 KiB receives"].append(systems.tuned_raw.put_s(source))
+        times["raw get, 64 KiB receives"].append(systems.tuned_raw.get_s(target))
         started = time.perf_counter()
         target[:] = source
         times["memcpy"].append(time.perf_counter() - started)
@@ -85,18 +100,12 @@ def batch_rows(report: Report, systems: Systems, options: StoreBenchOptions, pro
 
 def _add_batch_rows(report: Report, gbps: dict[str, float]) -> None:
     unit = "GB/s"
-    for name in (
-        "memcpy",
-        "raw put",
-        "raw get",
-        f"{BEST} put",
-        f"{BEST} get",
-        f"{DEFAULT} put",
-        f"{DEFAULT} get",
-    ):
+    raw = [f"raw {op}{how}" for how in ("", ", 64 KiB receives") for op in ("put", "get")]
+    original = [f"{setting} {op}" for setting in (POOLED, DEFAULT) for op in ("put", "get")]
+    for name in ("memcpy", *raw, *original):
         if name in gbps:
             report.add(bar_row(f"64 x 1 MiB {name}", gbps[name], unit))
-    best_put, best_get = gbps.get(f"{BEST} put"), gbps.get(f"{BEST} get")
+    best_put, best_get = _best(gbps, "put", max), _best(gbps, "get", max)
     bars = [
         ("TCP put", f"{BEST} put", best_put, 2.0),
         ("TCP get", f"{BEST} get", best_get, 1.15),
@@ -180,14 +189,13 @@ def chain_rows(report: Report, systems: Systems, options: StoreBenchOptions, pro
             answer = peer.client.ask("exist", keys=options.chain_keys, repeats=options.chain_repeats)
             times[name].extend(answer["exist_s"])
     rate = {name: options.chain_keys / _median(seconds) for name, seconds in times.items()}
+    best = _best(rate, "", max)
     label = f"{options.chain_keys}-key chain"
     for name in systems.peers:
         report.add(bar_row(f"{label} exists, {name}", rate[name], "keys/s"))
     for name in ("TCP match", "TCP exists", "shm match"):
         report.add(
-            bar_row(
-                f"{label} {name}", rate[name], "keys/s", against=BEST, reference=rate.get(BEST), at_least=2.0
-            )
+            bar_row(f"{label} {name}", rate[name], "keys/s", against=BEST, reference=best, at_least=2.0)
         )
 
 
