@@ -28,7 +28,8 @@ _BATCH = 4096
 _SETTLE_S = 120.0
 
 
-def _count(number: int) -> str:
+def count_text(number: int) -> str:
+    """1000000 -> "1 M"."""
     for size, letter in ((1_000_000, "M"), (1_000, "k")):
         if number >= size and number % size == 0:
             return f"{number // size} {letter}"
@@ -40,7 +41,7 @@ def index_rows(report: Report, options: StoreBenchOptions, progress: Progress) -
     cases = [(blocks, options.index_instances) for blocks in options.index_blocks]
     cases += [(options.index_blocks[-1], nodes) for nodes in options.node_counts]
     for blocks, instances in cases:
-        label = f"index {_count(blocks)} blocks, {_count(instances)} instances"
+        label = f"index {count_text(blocks)} blocks, {count_text(instances)} instances"
         progress(label)
         figures = _native.index_benchmark(blocks, instances, max(2_000_000, 2 * blocks))
         bar = 10e6 if instances == options.index_instances else None
@@ -63,7 +64,7 @@ def _fill(client: OurClient, round_number: int, count: int, block_bytes: int, pr
         client.put_batch_s(keys, [block] * len(keys))
         done += len(keys)
         if done % (_BATCH * 16) == 0:
-            progress(f"storing {_count(count)} blocks: {done}")
+            progress(f"storing {count_text(count)} blocks: {done}")
 
 
 async def _poll_status(cluster: EmbeddedCluster, accept: Callable[[Any], bool], timeout_s: float) -> float:
@@ -120,7 +121,7 @@ def rebuild_rows(report: Report, options: StoreBenchOptions, progress: Progress)
         for round_number, total in enumerate(options.rebuild_blocks):
             _fill(client, round_number, total - stored, block_bytes, progress)
             stored = total
-            label = f"rebuild {_count(total)} blocks, {nodes} nodes"
+            label = f"rebuild {count_text(total)} blocks, {nodes} nodes"
             progress(label)
             whole = _is_whole(nodes, total)
             asyncio.run(_poll_status(cluster, whole, _SETTLE_S))
@@ -174,7 +175,7 @@ def memory_rows(report: Report, options: StoreBenchOptions, progress: Progress) 
     beside = (grown - payload) / options.memory_blocks
     report.add(
         bar_row(
-            f"resident beside payload, {_count(options.memory_blocks)} blocks of {options.memory_block_bytes} B",
+            f"resident beside payload, {count_text(options.memory_blocks)} blocks of {options.memory_block_bytes} B",
             beside,
             "bytes/block",
             at_most=200.0,
