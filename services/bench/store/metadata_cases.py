@@ -160,6 +160,7 @@ def resident_bytes(pid: int) -> int:
 
 def memory_rows(report: Report, options: StoreBenchOptions, progress: Progress) -> None:
     """Growth of a node's resident memory per stored block, less the blocks' own bytes."""
+    progress("resident memory of a node")
     payload = options.memory_blocks * options.memory_block_bytes
     # slots follow from capacity / expected block size: leave room for twice as many
     env = {"MOONCACHE_STORE_NODE_EXPECTED_BLOCK_BYTES": str(options.memory_block_bytes)}
