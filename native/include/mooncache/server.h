@@ -36,7 +36,8 @@ struct ServerConfig {
 
   uint32_t io_threads = 0;  // 0 = 1 on one or two cores, else 2
   uint32_t max_connections = 16'384;
-  // Connections that have not proved themselves yet; beyond it the oldest go, or wait in the backlog.
+  // Connections that have not proved themselves yet, of TCP and of the unix socket each; beyond it those that
+  // were refused and the oldest go, the others wait in the backlog.
   uint32_t max_unauthenticated = 1024;
   uint32_t handshake_timeout_ms = 5'000;
   uint32_t idle_timeout_ms = 600'000;  // no request at all for this long: closed. 0 = never

@@ -195,8 +195,9 @@ class Store {
   Store& operator=(const Store&) = delete;
 
   // Space for a block. Evicts the coldest evictable blocks as far as needed. INVALID_ARGUMENT (size 0),
-  // TOO_LARGE, ALREADY_EXISTS (the key is visible), DRAINING, QUOTA_EXCEEDED, NO_SPACE (retry after the
-  // space callback). Several reservations may exist for one key; the first commit wins.
+  // TOO_LARGE, ALREADY_EXISTS (the key is visible), DRAINING, QUOTA_EXCEEDED (larger than the quota, or
+  // nothing of the tenant can be evicted), NO_SPACE (retry after the space callback; it comes at once when a
+  // quota needs more than max_victims). Several reservations may exist for one key; the first commit wins.
   Result<Reservation> reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms);
   // Makes the block visible. The caller vouches that all bytes are there and have this CRC.
   // RESERVATION_UNKNOWN, ALREADY_EXISTS (lost a race; the space is freed).
@@ -204,6 +205,9 @@ class Store {
   // Ranged writes: note each range after its bytes were copied (any order, no overlap), then
   // commit_written. An overlap spoils the reservation: INVALID_ARGUMENT now, INCOMPLETE at the commit.
   Status note_written(ReservationId reservation, uint64_t offset, uint64_t length, uint32_t crc);
+  // Bytes arrived damaged and lie in the range. Over a noted range they spoil the reservation (INCOMPLETE at
+  // the commit); elsewhere they do no harm, the range can be written again.
+  Status note_damaged(ReservationId reservation, uint64_t offset, uint64_t length);
   // Like commit, but the noted ranges must cover [0, size) exactly (else INCOMPLETE) and have the
   // combined CRC `crc` (else CHECKSUM_MISMATCH); on either the reservation is aborted.
   Status commit_written(ReservationId reservation, uint32_t crc, uint64_t now_ms);

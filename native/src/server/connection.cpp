@@ -76,6 +76,7 @@ void Connection::handle_frame(std::span<const std::byte, wire::kHeaderBytes> byt
   start_ns_ = Loop::now_ns();
   active_ms_ = loop_.now_ms();
   frame_ms_ = 0;
+  park_counted_ = false;
   if (const Status check = wire::verify_check(bytes, meta); !check) {
     refuse(check.code, check.message, CloseReason::kProtocol);
     return;

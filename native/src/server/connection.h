@@ -19,6 +19,7 @@
 #include "net/stream.h"
 #include "server/grant_map.h"
 #include "server/loop.h"
+#include "server/range_check.h"
 #include "wire/frame.h"
 #include "wire/messages.h"
 
@@ -50,6 +51,7 @@ struct ReserveOp {
   wire::ReserveRequest request;
   std::vector<wire::ReserveResult> results;
   uint32_t waited_ms = 0;
+  bool holds = false;  // a result is a reservation
 };
 
 struct OutPiece {
@@ -75,18 +77,18 @@ struct GetOp {
   Pinned pinned;
   bool holding = false;
   bool verify = false;  // a part is wanted: first see that the whole is sound
-  uint64_t verified_to = 0;
-  uint32_t verify_crc = 0;
-  // The last block found sound in this request.
+  RangeCheck check;
+  // GET: the last block of several chunks that was found sound in this request.
   uint64_t sound_generation = 0;
   uint32_t sound_slot = 0;
+  std::vector<uint32_t> sound_chunks;
 };
 
 // A pin that the peer holds.
 struct PinGrant {
-  bool sound = false;     // the whole block matched its CRC under this pin
-  bool released = false;  // the peer is done with it, the output queue is not
-  uint32_t sending = 0;   // pieces in the output queue
+  std::vector<uint32_t> chunks;  // CRCs, when the whole block matched its own under this pin
+  bool released = false;         // the peer is done with it, the output queue is not
+  uint32_t sending = 0;          // pieces in the output queue
 };
 
 class Connection : public Watched {
@@ -103,9 +105,9 @@ class Connection : public Watched {
   uint64_t park_deadline_ms() const { return park_deadline_ms_; }
 
   void on_event(uint32_t events);
-  void on_turn();               // after Loop::run_again
-  void retry_parked();          // may park again
-  void on_tick(bool pressure);  // deadlines
+  void on_turn();       // after Loop::run_again
+  void retry_parked();  // may park again
+  void on_tick();       // deadlines
   void destroy(CloseReason reason);
 
  private:
@@ -181,7 +183,8 @@ class Connection : public Watched {
   bool range_of(GetOp& op, const wire::GetItem& item, wire::GetResult& result);
   bool verify_some(GetOp& op, uint64_t& budget);  // false: budget used up
   void finish_item(GetOp& op, const wire::GetItem& item);
-  uint32_t send_part(GetOp& op, uint64_t offset, uint64_t length);
+  void send_part(GetOp& op, uint64_t offset, uint64_t length);
+  void remember_sound(GetOp& op);
   void let_go(GetOp& op);
   void finish_get();
   void finish_read();
@@ -237,6 +240,7 @@ class Connection : public Watched {
   std::vector<std::byte> carry_;  // read but not looked at: the connection was suspended
   std::variant<std::monostate, Inbound, ReserveOp, GetOp> op_;
   bool parked_ = false, runnable_ = false;
+  bool park_counted_ = false;  // the request in hand has been counted as one that waited
   uint64_t park_start_ms_ = 0, park_deadline_ms_ = 0;
 
   // output

@@ -63,7 +63,7 @@ void Connection::do_auth(Meta meta) {
     return refuse(Code::kLimitExceeded, "the node knows too many tenants already", CloseReason::kAuth);
   }
   auth_ = Auth::kProven;
-  loop_.shared().unauthenticated.fetch_sub(1);
+  loop_.shared().strangers(is_unix_).fetch_sub(1);
   metrics().unauthenticated_open.sub();
 
   wire::AuthResponse response;

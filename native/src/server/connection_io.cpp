@@ -333,6 +333,7 @@ void Connection::begin_close(CloseReason reason) {
 }
 
 void Connection::begin_linger() {
+  if (auth_ != Auth::kProven && loop_.shared().crowded(is_unix_)) return bury(close_reason_);
   state_ = State::kLingering;
   (void)::shutdown(fd(), SHUT_WR);
   metrics().connections_lingering.add();
@@ -377,7 +378,7 @@ void Connection::bury(CloseReason reason) {
   abort_reservations();
   if (state_ == State::kLingering) metrics().connections_lingering.sub();
   if (auth_ != Auth::kProven) {
-    loop_.shared().unauthenticated.fetch_sub(1);
+    loop_.shared().strangers(is_unix_).fetch_sub(1);
     metrics().unauthenticated_open.sub();
   }
   carry_ = {};
@@ -405,9 +406,13 @@ bool Connection::too_slow() {
   return moved < config().min_progress_bytes;
 }
 
-void Connection::on_tick(bool pressure) {
+void Connection::on_tick() {
   const uint64_t now = loop_.now_ms();
   if (is_dead()) return;
+  // Many strangers at once: those that were refused go, and the others get less time, so that the proven
+  // ones get in.
+  const bool pressure = auth_ != Auth::kProven && loop_.shared().crowded(is_unix_);
+  if (pressure && (state_ == State::kLingering || state_ == State::kClosing)) return bury(close_reason_);
   if (state_ == State::kLingering) {
     if (!must_linger() && now - closing_ms_ > kLingerMs) bury(close_reason_);
     return;

@@ -54,7 +54,6 @@ Status Loop::open() {
 void Loop::listen(std::vector<std::unique_ptr<Listener>> listeners, std::vector<Loop*> loops) {
   listeners_ = std::move(listeners);
   loops_ = std::move(loops);
-  listening_paused_ = true;
   resume_listening();
 }
 
@@ -79,7 +78,7 @@ void Loop::run() {
     run_runnable();
     retry_parked();
     if (now_ms_ >= next_tick_ms_) tick();
-    if (listening_paused_ && now_ms_ >= listening_retry_ms_) resume_listening();
+    if (some_paused_ && now_ms_ >= listening_retry_ms_) resume_listening();
     bury();
     if (stopping_.load()) {
       advance_stop();
@@ -97,7 +96,7 @@ int Loop::wait_ms() const {
     const uint64_t until = parked->park_deadline_ms();
     wait = std::min(wait, until > now_ms_ ? until - now_ms_ : 0);
   }
-  if (listening_paused_) wait = std::min(wait, kListenRetryMs);
+  if (some_paused_) wait = std::min(wait, kListenRetryMs);
   return static_cast<int>(wait);
 }
 
@@ -133,14 +132,17 @@ void Loop::stop(Deadline deadline) {
 
 void Loop::accept_some(Listener& listener) {
   for (int i = 0; i < kAcceptsPerTurn && !stopping_.load(); ++i) {
-    if (shared_.unauthenticated.load() >= shared_.config.max_unauthenticated) return pause_listening();
+    if (shared_.crowded(listener.is_unix)) {
+      next_tick_ms_ = now_ms_;  // who was refused and lingers makes room at once
+      return pause(listener);
+    }
     int error = 0;
     net::UniqueFd fd = net::accept_connection(listener.fd.get(), &error);
     if (!fd.valid()) {
       if (error != 0) {
         // Out of descriptors or memory: leave the rest in the backlog and try again a little later.
         shared_.log.push(40, "accept_failed", net::errno_text(error));
-        pause_listening();
+        pause(listener);
       }
       return;
     }
@@ -155,7 +157,7 @@ void Loop::accept_some(Listener& listener) {
     }
     metrics.connections_accepted.add();
     shared_.connections.fetch_add(1);
-    shared_.unauthenticated.fetch_add(1);
+    shared_.strangers(listener.is_unix).fetch_add(1);
     Loop* least = *std::min_element(loops_.begin(), loops_.end(),
                                     [](const Loop* a, const Loop* b) { return a->load() < b->load(); });
     if (least == this) {
@@ -167,25 +169,29 @@ void Loop::accept_some(Listener& listener) {
   }
 }
 
-void Loop::pause_listening() {
-  if (listening_paused_) return;
-  for (const auto& listener : listeners_) {
-    (void)epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener->fd.get(), nullptr);
-  }
-  listening_paused_ = true;
+void Loop::pause(Listener& listener) {
+  if (listener.paused) return;
+  (void)epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener.fd.get(), nullptr);
+  listener.paused = true;
+  some_paused_ = true;
   listening_retry_ms_ = now_ms_ + kListenRetryMs;
 }
 
 void Loop::resume_listening() {
   listening_retry_ms_ = now_ms_ + kListenRetryMs;
-  if (shared_.unauthenticated.load() >= shared_.config.max_unauthenticated) return;
+  some_paused_ = false;
   for (const auto& listener : listeners_) {
+    if (!listener->paused) continue;
+    if (shared_.crowded(listener->is_unix)) {
+      some_paused_ = true;
+      continue;
+    }
+    listener->paused = false;
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.ptr = static_cast<Watched*>(listener.get());
     (void)epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener->fd.get(), &event);
   }
-  listening_paused_ = false;
 }
 
 void Loop::take_newcomers() {
@@ -208,7 +214,7 @@ void Loop::install(Newcomer newcomer) {
   if (stream == nullptr) {
     metrics.closed[static_cast<size_t>(CloseReason::kTls)].add();
     shared_.connections.fetch_sub(1);
-    shared_.unauthenticated.fetch_sub(1);
+    shared_.strangers(newcomer.is_unix).fetch_sub(1);
     load_.fetch_sub(1, std::memory_order_relaxed);
     return;
   }
@@ -275,9 +281,7 @@ void Loop::retry_parked() {
 
 void Loop::tick() {
   next_tick_ms_ = now_ms_ + kTickMs;
-  // Many strangers at once: give each of them less time, so that the proven ones get in.
-  const bool pressure = shared_.unauthenticated.load() >= shared_.config.max_unauthenticated;
-  for (const auto& connection : connections_) connection->on_tick(pressure);
+  for (const auto& connection : connections_) connection->on_tick();
 }
 
 void Loop::bury() {
@@ -304,7 +308,8 @@ void Loop::advance_stop() {
     const std::lock_guard lock(mutex_);
     deadline = stop_deadline_;
   }
-  pause_listening();
+  for (const auto& listener : listeners_) pause(*listener);
+  some_paused_ = false;
   listeners_.clear();  // closed: who waits in the backlog is told so at once
   const bool over = deadline.expired();
   for (const auto& connection : connections_) {

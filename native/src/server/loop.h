@@ -30,6 +30,7 @@ struct Listener : Watched {
   Listener() : Watched(Kind::kListener) {}
   net::UniqueFd fd;
   bool is_unix = false;
+  bool paused = true;                    // not watched for a while; the backlog waits
   std::shared_ptr<net::TlsContext> tls;  // null = plain
 };
 
@@ -79,7 +80,7 @@ class Loop {
 
   int wait_ms() const;
   void accept_some(Listener& listener);
-  void pause_listening();
+  void pause(Listener& listener);
   void resume_listening();
   void take_newcomers();
   void install(Newcomer newcomer);
@@ -96,7 +97,7 @@ class Loop {
   Watched wake_watched_{Watched::Kind::kWake};
   std::vector<std::unique_ptr<Listener>> listeners_;
   std::vector<Loop*> loops_;
-  bool listening_paused_ = false;
+  bool some_paused_ = false;
   uint64_t listening_retry_ms_ = 0;
 
   std::vector<std::unique_ptr<Connection>> connections_;

@@ -2,7 +2,6 @@
 // that ends when the last byte is with the kernel.
 #include <algorithm>
 
-#include "mooncache/crc32c.h"
 #include "server/connection.h"
 
 namespace mooncache::server {
@@ -11,7 +10,6 @@ namespace {
 
 // Memory that one turn checks before the other connections get theirs.
 constexpr uint64_t kVerifyBudgetBytes = 16 << 20;
-constexpr uint64_t kVerifyStepBytes = 1 << 20;
 
 }  // namespace
 
@@ -114,10 +112,12 @@ bool Connection::range_of(GetOp& op, const wire::GetItem& item, wire::GetResult&
   }
   const bool asked = (header_.flags & wire::kFlagVerify) != 0;
   if (length == 0 && !asked) return false;
-  op.verify = (length < size || asked) &&
-              (op.sound_generation != info.extent.generation || op.sound_slot != info.extent.slot);
-  op.verified_to = 0;
-  op.verify_crc = 0;
+  op.verify = length < size || asked;
+  if (!op.verify) return true;
+  const bool seen = op.sound_generation == info.extent.generation && op.sound_slot == info.extent.slot;
+  const bool by_chunk = seen && !asked;
+  op.check = RangeCheck(size, info.crc32c, item.offset, length,
+                        by_chunk ? std::span<const uint32_t>(op.sound_chunks) : std::span<const uint32_t>{});
   return true;
 }
 
@@ -132,16 +132,7 @@ void Connection::let_go(GetOp& op) {
 }
 
 bool Connection::verify_some(GetOp& op, uint64_t& budget) {
-  if (!op.verify) return true;
-  const ConstSlice block = store().readable(op.pinned.id);
-  while (op.verified_to < block.size) {
-    if (budget == 0) return false;
-    const uint64_t step = std::min<uint64_t>(kVerifyStepBytes, block.size - op.verified_to);
-    op.verify_crc = crc32c({block.data + op.verified_to, static_cast<size_t>(step)}, op.verify_crc);
-    op.verified_to += step;
-    budget -= std::min(budget, step);
-  }
-  return true;
+  return !op.verify || op.check.advance(store().readable(op.pinned.id), budget);
 }
 
 void Connection::finish_item(GetOp& op, const wire::GetItem& item) {
@@ -150,31 +141,41 @@ void Connection::finish_item(GetOp& op, const wire::GetItem& item) {
   wire::GetResult result;
   result.tier = info.tier;
   result.block_size = size;
-  if (op.verify && op.verify_crc != info.crc32c) {
+  if (op.verify && !op.check.sound()) {
     result.code = Code::kChecksumMismatch;
     corrupt_block(op);
     let_go(op);
   } else {
-    if (op.verify) {
-      op.sound_generation = info.extent.generation;
-      op.sound_slot = info.extent.slot;
-      PinGrant* grant = op.read_grant != 0 ? pin_grants_.find(op.read_grant) : nullptr;
-      if (grant != nullptr) grant->sound = true;
-    }
+    if (op.verify) remember_sound(op);
     result.length = std::min(item.max_length, size - item.offset);
     if (result.length == 0) {
       let_go(op);  // only the check was asked for
     } else {
-      result.crc32c = send_part(op, item.offset, result.length);
+      // A whole block that was not traversed goes out under the CRC it came with.
+      result.crc32c = result.length == size ? info.crc32c : op.check.range_crc();
+      send_part(op, item.offset, result.length);
     }
   }
   count_result(result.code);
   op.results.push_back(result);
 }
 
-// Queues a range of the block in hand for sending, which takes the pin along. Returns the range's CRC.
-uint32_t Connection::send_part(GetOp& op, uint64_t offset, uint64_t length) {
-  const BlockInfo& info = op.pinned.info;
+// So that the next range of this block costs no traversal of the whole.
+void Connection::remember_sound(GetOp& op) {
+  std::vector<uint32_t> chunks = op.check.take_chunks();
+  if (chunks.empty()) return;
+  if (op.read_grant == 0) {
+    op.sound_generation = op.pinned.info.extent.generation;
+    op.sound_slot = op.pinned.info.extent.slot;
+    op.sound_chunks = std::move(chunks);
+  } else if (PinGrant* grant = pin_grants_.find(op.read_grant); grant != nullptr) {
+    chunks.shrink_to_fit();
+    grant->chunks = std::move(chunks);
+  }
+}
+
+// Queues a range of the block in hand for sending, which takes the pin along.
+void Connection::send_part(GetOp& op, uint64_t offset, uint64_t length) {
   OutPiece part;
   part.data = store().readable(op.pinned.id).data + offset;
   part.size = static_cast<size_t>(length);
@@ -183,7 +184,6 @@ uint32_t Connection::send_part(GetOp& op, uint64_t offset, uint64_t length) {
   op.total_bytes += length;
   op.parts.push_back(part);
   op.holding = false;
-  return length == info.extent.size ? info.crc32c : crc32c({part.data, part.size});
 }
 
 void Connection::finish_get() {
@@ -223,7 +223,8 @@ void Connection::do_read(Meta meta) {
   op.items.push_back({{}, request->offset, request->length});
   op.pinned = {PinId{request->grant}, *info};
   op.holding = true;
-  op.verify = request->length < size && !grant->sound;
+  op.verify = request->length < size;
+  op.check = RangeCheck(size, info->crc32c, request->offset, request->length, grant->chunks);
   ++grant->sending;
   op_ = std::move(op);
   continue_get();

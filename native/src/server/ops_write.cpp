@@ -41,7 +41,8 @@ bool Connection::park_for(uint32_t wait_ms, uint32_t waited_ms) {
     if (allowed > 0) metrics().parked_expired.add();
     return false;
   }
-  if (waited_ms == 0) metrics().parked_total.add();
+  if (!park_counted_) metrics().parked_total.add();
+  park_counted_ = true;
   parked_ = true;
   park_start_ms_ = loop_.now_ms();
   park_deadline_ms_ = park_start_ms_ + (allowed - waited_ms);
@@ -204,6 +205,8 @@ void Connection::finish_piece(Piece& piece) {
   if (header_.opcode == wire::Opcode::kWrite) {
     if (intact) {
       piece.code = store().note_written(piece.reservation, piece.offset, piece.size, piece.crc).code;
+    } else {
+      (void)store().note_damaged(piece.reservation, piece.offset, piece.size);
     }
     return;
   }
@@ -266,6 +269,13 @@ bool Connection::continue_reserve() {
   while (op.results.size() < op.request.items.size()) {
     const wire::ReserveItem& item = op.request.items[op.results.size()];
     const auto reservation = reserve(item.key, item.size);
+    if (reservation.code() == Code::kNoSpace && op.request.wait_ms > 0 && op.holds) {
+      // What it waits for may be what it holds: the peer gets that first, and asks again for the rest.
+      wire::ReserveResult none;
+      none.code = Code::kNoSpace;
+      op.results.resize(op.request.items.size(), none);
+      break;
+    }
     if (reservation.code() == Code::kNoSpace && park_for(op.request.wait_ms, op.waited_ms)) return false;
     wire::ReserveResult result;
     result.code = reservation.code();
@@ -273,6 +283,7 @@ bool Connection::continue_reserve() {
       const auto id = static_cast<uint64_t>(reservation->id);
       reservation_grants_.put(id, item.size);
       result.extent = wire_extent(id, reservation->extent);
+      op.holds = true;
     }
     op.results.push_back(result);
   }

@@ -45,8 +45,12 @@ struct Shared {
   std::unique_ptr<Store> store;
   TenantTable tenants;
   EventRing log;
-  std::atomic<uint32_t> connections{0};      // open or lingering
-  std::atomic<uint32_t> unauthenticated{0};  // of them: not proved yet
+  std::atomic<uint32_t> connections{0};  // open or lingering
+  // Of them: not proved yet. Strangers on the network have a budget of their own, so that they cannot keep
+  // the processes of this host out.
+  std::atomic<uint32_t> strangers_tcp{0}, strangers_unix{0};
+  std::atomic<uint32_t>& strangers(bool is_unix) { return is_unix ? strangers_unix : strangers_tcp; }
+  bool crowded(bool is_unix) { return strangers(is_unix).load() >= config.max_unauthenticated; }
   // Every counter of the server and its store; set once, before the loops run.
   std::function<std::vector<std::pair<std::string, uint64_t>>()> node_stat;
 };

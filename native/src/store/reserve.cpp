@@ -92,6 +92,14 @@ bool Store::Core::evict_of_tenant(TenantId tenant, Pressure& pressure) {
   return false;
 }
 
+bool Store::Core::tenant_has_victim(TenantId tenant) const {
+  for (uint32_t number = 0; number < config.shards; ++number) {
+    const Lock lock(shards[number].mutex);
+    if (shards[number].tenant_lists.contains(tenant)) return true;
+  }
+  return false;
+}
+
 // Enough is free, but in pieces: evict the blocks that separate the largest piece from its neighbours,
 // however warm they are. Bounded by the request's own size.
 bool Store::Core::clear_neighbourhood(uint64_t size, Pressure& pressure, Space* space) {
@@ -156,7 +164,11 @@ Code Store::Core::charge(TenantId tenant, uint64_t size, uint64_t now_ms, Pressu
     if (charged == store::Tenants::Charge::kNeverFits) break;
     if (!expired) expire_all_retention(now_ms);
     expired = true;
-    if (pressure.victims_left == 0 || !evict_of_tenant(tenant, pressure)) break;
+    if (pressure.victims_left == 0) {
+      if (tenant_has_victim(tenant)) return Code::kNoSpace;
+      break;
+    }
+    if (!evict_of_tenant(tenant, pressure)) break;
   }
   quota_refusals.fetch_add(1, std::memory_order_relaxed);
   return Code::kQuotaExceeded;
@@ -198,7 +210,8 @@ Result<Reservation> Store::Core::take_slot(TenantId tenant, const Key& key, uint
   return Reservation{static_cast<ReservationId>(id), extent};
 }
 
-Result<Reservation> Store::Core::reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms) {
+Result<Reservation> Store::Core::reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms,
+                                         bool* more_to_evict) {
   if (size == 0) return {Code::kInvalidArgument, "a block has at least one byte"};
   if (size > config.max_block_bytes || quanta_for(size) > arenas[0]->extents.capacity())
     return {Code::kTooLarge, {}};
@@ -214,7 +227,14 @@ Result<Reservation> Store::Core::reserve(TenantId tenant, const Key& key, uint64
   }
   const std::shared_lock gate(reserve_gate);
   Pressure pressure{config.max_victims, 0};
-  if (const Code code = charge(tenant, size, now_ms, pressure); code != Code::kOk) return {code, {}};
+  if (const Code code = charge(tenant, size, now_ms, pressure); code != Code::kOk) {
+    if (code == Code::kNoSpace) {
+      no_space.fetch_add(1, std::memory_order_relaxed);
+      someone_waits.store(true, std::memory_order_seq_cst);
+      *more_to_evict = true;
+    }
+    return {code, {}};
+  }
   Space space;
   bool found = make_room(size, now_ms, pressure, &space);
   if (!found) {

@@ -20,7 +20,11 @@ Result<std::unique_ptr<Store>> Store::open(StoreConfig config) {
 }
 
 Result<Reservation> Store::reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms) {
-  return core_->reserve(tenant, key, size, now_ms);
+  bool more_to_evict = false;
+  auto reservation = core_->reserve(tenant, key, size, now_ms, &more_to_evict);
+  // Whoever waits for space need not wait for anybody: the next try evicts the next victims.
+  if (more_to_evict) core_->notify_space();
+  return reservation;
 }
 
 Status Store::commit(ReservationId id, uint32_t crc, uint64_t now_ms) {
@@ -47,6 +51,19 @@ Status Store::note_written(ReservationId id, uint64_t offset, uint64_t length, u
   const Code code = shard.writes[index].note(offset, length, crc, core_->config.max_ranges);
   if (code == Code::kInvalidArgument) return {code, "range overlaps one written before"};
   return {code, {}};
+}
+
+Status Store::note_damaged(ReservationId id, uint64_t offset, uint64_t length) {
+  Core::Shard& shard = core_->shard_of(id);
+  const Core::Lock lock(shard.mutex);
+  const uint32_t index = core_->reserved_entry(shard, id);
+  if (index == kNone) return {Code::kReservationUnknown, {}};
+  const uint64_t size = shard.entries[index].size;
+  if (length == 0 || offset > size || length > size - offset)
+    return {Code::kInvalidArgument, "range outside the block"};
+  const auto written = shard.writes.find(index);
+  if (written != shard.writes.end()) written->second.damage(offset, length);
+  return {};
 }
 
 Status Store::commit_written(ReservationId id, uint32_t crc, uint64_t now_ms) {

@@ -44,6 +44,14 @@ class WriteRanges {
     return Code::kOk;
   }
 
+  // Bytes other than the noted ones were written here: what overlaps them is no longer what was noted.
+  void damage(uint64_t offset, uint64_t length) {
+    const auto after = std::upper_bound(ranges_.begin(), ranges_.end(), offset,
+                                        [](uint64_t at, const Range& range) { return at < range.offset; });
+    const bool hits_before = after != ranges_.begin() && (after - 1)->offset + (after - 1)->length > offset;
+    if (hits_before || (after != ranges_.end() && after->offset - offset < length)) spoiled_ = true;
+  }
+
   // OK, INCOMPLETE or CHECKSUM_MISMATCH.
   Code verify(uint64_t size, uint32_t crc) const {
     if (spoiled_ || ranges_.size() != 1 || ranges_[0].offset != 0 || ranges_[0].length != size)

@@ -1,5 +1,7 @@
 // Peers that lie, break off, dawdle or come in crowds.
+#include <signal.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 
 #include <functional>
 #include <map>
@@ -350,6 +352,58 @@ TEST_F(HostileTest, StrangersCannotShutOutTheOthers) {
   for (int i = 0; i < 12; ++i) strangers.push_back(std::make_unique<Peer>(*server));
   Peer peer(*server);
   EXPECT_TRUE(peer.login()) << "the oldest strangers are let go when there are too many";
+}
+
+TEST_F(HostileTest, StrangersOnTheNetworkDoNotKeepThisHostOut) {
+  config.max_unauthenticated = 4;
+  config.handshake_timeout_ms = 60'000;
+  start();
+  std::vector<std::unique_ptr<Peer>> strangers;
+  for (int i = 0; i < 64; ++i) strangers.push_back(std::make_unique<Peer>(*server));
+  for (int i = 0; i < 8; ++i) {
+    Peer local(*server, true);
+    EXPECT_TRUE(local.login());
+  }
+}
+
+// A refused peer that keeps its side open has no claim to the room of the others.
+TEST_F(HostileTest, RefusedPeersMakeRoom) {
+  config.max_unauthenticated = 4;
+  config.handshake_timeout_ms = 600'000;
+  start();
+  std::vector<std::unique_ptr<Peer>> refused;
+  for (int i = 0; i < 24; ++i) {
+    refused.push_back(std::make_unique<Peer>(*server));
+    ASSERT_TRUE(refused.back()->send(Peer::frame(Opcode::kPing)));
+  }
+  Peer peer(*server);
+  EXPECT_TRUE(peer.login());
+  EXPECT_EQ(stat("connections_closed_handshake_timeout"), 0u);
+}
+
+// The child has the sockets open too, so closing them here ends no registration with epoll.
+TEST_F(HostileTest, AForkedChildThatHoldsTheSocketsDoesNoHarm) {
+  start();
+  std::vector<std::unique_ptr<Peer>> peers;
+  for (int i = 0; i < 8; ++i) {
+    peers.push_back(std::make_unique<Peer>(*server));
+    ASSERT_TRUE(peers.back()->login());
+  }
+  const pid_t child = fork();
+  if (child == 0) {
+    for (;;) pause();
+  }
+  ASSERT_GT(child, 0);
+  for (const auto& peer : peers) {
+    ::shutdown(peer->fd(), SHUT_RDWR);
+    peer->close();
+  }
+  EXPECT_TRUE(eventually("connections_open", 0));
+  Peer later(*server);
+  EXPECT_TRUE(later.login());
+  EXPECT_EQ(later.put(key_of(1), block_of(1, 1000)), Code::kOk);
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
 }
 
 TEST_F(HostileTest, StopLetsRequestsFinish) {

@@ -143,6 +143,17 @@ TEST(Store, RangedWritesMustCoverExactly) {
   auto wrong = store->reserve(kTenant, key_of(3), 1000, 0);
   EXPECT_EQ(write(wrong->id, 0, 1000), Code::kOk);
   EXPECT_EQ(store->commit_written(wrong->id, crc ^ 1u, 0).code, Code::kChecksumMismatch);
+  auto damaged = store->reserve(kTenant, key_of(3), 1000, 0);
+  const uint32_t damaged_crc = fill(store->writable(damaged->id), 3);
+  EXPECT_EQ(write(damaged->id, 100, 800), Code::kOk);
+  EXPECT_EQ(store->note_damaged(damaged->id, 0, 100).code, Code::kOk);
+  EXPECT_EQ(store->note_damaged(damaged->id, 900, 100).code, Code::kOk);
+  EXPECT_EQ(store->note_damaged(damaged->id, 900, 101).code, Code::kInvalidArgument);
+  EXPECT_EQ(write(damaged->id, 0, 100), Code::kOk);
+  EXPECT_EQ(write(damaged->id, 900, 100), Code::kOk);
+  EXPECT_EQ(store->note_damaged(damaged->id, 999, 1).code, Code::kOk);
+  EXPECT_EQ(store->commit_written(damaged->id, damaged_crc, 0).code, Code::kIncomplete);
+  EXPECT_EQ(store->note_damaged(damaged->id, 0, 1).code, Code::kReservationUnknown);
   auto never = store->reserve(kTenant, key_of(4), 10, 0);
   EXPECT_EQ(store->commit_written(never->id, 0, 0).code, Code::kIncomplete);
   EXPECT_EQ(store->stats().reservations, 0u);
@@ -222,6 +233,28 @@ TEST(Store, QuotaEvictsOnlyTheTenantsOwnBlocks) {
   for (const PinId id : pins) store->release(id);
   EXPECT_EQ(put(*store, 99, 64, 0, 2), Code::kOk);
   EXPECT_EQ(store->stats().evicted_quota, 21u);
+  EXPECT_SOUND(*store);
+}
+
+// More victims than one call may take: refused for now, and who waits is woken to take the next ones.
+TEST(Store, QuotaThatNeedsManyVictimsIsRetried) {
+  StoreConfig config = small_config(64 * 1000);
+  config.max_victims = 16;
+  auto store = open_store(config);
+  int woken = 0;
+  store->set_space_callback([&] { ++woken; });
+  store->set_quota(2, 64 * 100);
+  for (uint64_t number = 0; number < 100; ++number) ASSERT_EQ(put(*store, number, 64, 0, 2), Code::kOk);
+  int refused = 0;
+  Code code = Code::kNoSpace;
+  while (refused < 20 && (code = put(*store, 999, 64 * 80, 0, 2)) == Code::kNoSpace) {
+    ++refused;
+    EXPECT_EQ(woken, refused);
+  }
+  EXPECT_EQ(code, Code::kOk);
+  EXPECT_EQ(refused, 4);
+  EXPECT_EQ(store->stats().quota_refusals, 0u);
+  EXPECT_EQ(put(*store, 1000, 64 * 101, 0, 2), Code::kQuotaExceeded);
   EXPECT_SOUND(*store);
 }
 

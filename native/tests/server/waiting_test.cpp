@@ -1,0 +1,51 @@
+// Waiting for space, and what must not be waited for.
+#include "server/peer.h"
+
+namespace mooncache::testing {
+namespace {
+
+using WaitingTest = ServerTest;
+
+TEST_F(WaitingTest, QuotaMakesRoomByManySmallBlocks) {
+  config.store.max_victims = 256;
+  start();
+  ASSERT_TRUE(server->set_quota("default", 4 << 20));
+  Peer peer(*server);
+  ASSERT_TRUE(peer.login());
+  for (uint64_t batch = 0; batch < 64; ++batch) {
+    std::vector<std::pair<Key, Bytes>> items;
+    for (uint64_t i = 0; i < 64; ++i) items.emplace_back(key_of(batch * 64 + i), block_of(i, 1024));
+    for (const Code code : peer.put(items)) ASSERT_EQ(code, Code::kOk);
+  }
+  EXPECT_EQ(peer.put(key_of(99'999), block_of(1, 3 << 20)), Code::kNoSpace) << "without patience: try again";
+  EXPECT_EQ(peer.put(key_of(99'999), block_of(1, 3 << 20), 20'000), Code::kOk);
+  EXPECT_EQ(peer.put(key_of(99'998), block_of(1, 5 << 20), 20'000), Code::kQuotaExceeded) << "never fits";
+  EXPECT_EQ(stat("parked_total"), 1u);
+  EXPECT_EQ(stat("parked_expired"), 0u);
+}
+
+TEST_F(WaitingTest, ReserveDoesNotWaitForWhatItHolds) {
+  config.max_wait_ms = 600'000;  // longer than the test has patience: a wait would fail it
+  config.max_reserved_bytes_per_connection = 64 << 20;
+  start();
+  Peer peer(*server);
+  ASSERT_TRUE(peer.login());
+  constexpr uint64_t kFits = 16, kAsked = 20;
+  wire::ReserveRequest request{600'000, {}};
+  for (uint64_t i = 0; i < kAsked; ++i) request.items.push_back({key_of(i), 1 << 20});
+  Writer meta;
+  request.encode(meta);
+  const auto answer = peer.call(Opcode::kReserve, meta);
+  ASSERT_TRUE(answer && answer->status);
+  Reader reader(answer->body);
+  const auto results = wire::decode_items<wire::ReserveResult>(reader);
+  ASSERT_TRUE(results && results->size() == kAsked);
+  for (uint64_t i = 0; i < kAsked; ++i) {
+    EXPECT_EQ((*results)[i].code, i < kFits ? Code::kOk : Code::kNoSpace) << i;
+  }
+  EXPECT_EQ(stat("parked_total"), 0u);
+  EXPECT_EQ(stat("reservations_held"), kFits);
+}
+
+}  // namespace
+}  // namespace mooncache::testing
