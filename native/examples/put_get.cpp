@@ -13,36 +13,10 @@
 
 #include "mooncache/blake3.h"
 #include "mooncache/client.h"
-#include "wire/messages.h"
 
 using namespace mooncache;
 
 namespace {
-
-// Step 1: the token. What we prove at connect is a tenant's key; the cluster token is the secret from which
-// every tenant's key is derived, and acts for the tenant "default". The key itself never goes over the
-// network.
-bool read_token(const char* path, Credentials& credentials) {
-  std::ifstream file(path);
-  std::string token;
-  if (!(file >> token)) return false;
-  const size_t dot = token.rfind('.');
-  if (dot == std::string::npos || token.size() - dot - 1 != 64) return false;
-  std::array<std::byte, 32> secret;
-  for (size_t i = 0; i < 32; ++i) {
-    const std::string digits = token.substr(dot + 1 + 2 * i, 2);
-    char* end = nullptr;
-    secret[i] = static_cast<std::byte>(std::strtoul(digits.c_str(), &end, 16));
-    if (end != digits.c_str() + 2) return false;
-  }
-  if (token.starts_with("mct1.") && dot > 5) {
-    credentials.tenant = token.substr(5, dot - 5);
-    credentials.key = secret;
-    return true;
-  }
-  credentials.key = wire::tenant_key(secret, "default");
-  return token.starts_with("mcc1.") && dot == 4;
-}
 
 int fail(const char* what, Code code, const std::string& message = {}) {
   std::fprintf(stderr, "%s: %s %s\n", what, std::string(code_name(code)).c_str(), message.c_str());
@@ -56,11 +30,16 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: %s HOST PORT TOKEN_FILE\n", argv[0]);
     return 2;
   }
+
+  // Step 1: the token. What a client proves when it connects is a key that follows from the token; neither
+  // goes over the network.
+  std::ifstream file(argv[3]);
+  std::string token;
+  std::getline(file, token);
+  const auto credentials = credentials_from_token(token);
+  if (!credentials) return fail(argv[3], credentials.code(), credentials.status().message);
   ClientConfig config;
-  if (!read_token(argv[3], config.credentials)) {
-    std::fprintf(stderr, "%s holds no token (one line, mcc1.… or mct1.…)\n", argv[3]);
-    return 2;
-  }
+  config.credentials = *credentials;
 
   // Step 2: a client, and the map that tells it which nodes there are. A program inside a cluster gets the
   // map from the master; here it has one line. An empty node_id means: whoever answers at this address.

@@ -20,6 +20,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "mooncache/bytes.h"
@@ -37,6 +38,11 @@ struct Credentials {
   std::string client_name = "mooncache";
   bool admin = false;
 };
+
+// From the one line of a token file: the cluster token "mcc1.<64 hex digits>" acts for the tenant "default",
+// a tenant token is "mct1.<tenant>.<64 hex digits>". UNAUTHENTICATED with a sentence that never repeats the
+// token.
+Result<Credentials> credentials_from_token(std::string_view token);
 
 struct PeerTls {
   bool enabled = false;
