@@ -193,7 +193,7 @@ bool Client::set_map(uint64_t epoch, std::vector<NodeInfo> infos) {
   for (size_t i = 0; i < kept.size(); ++i) {
     if (!kept[i]) {
       old->nodes[i]->close_idle();
-      impl_->reservation_lanes.erase(old->nodes[i].get());
+      impl_->reservation_lanes.erase(std::weak_ptr<Node>(old->nodes[i]));
     }
   }
   impl_->current = std::move(next);

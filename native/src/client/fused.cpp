@@ -55,8 +55,10 @@ class FusedGet final : public Program {
     const size_t begin = sent_;
     const size_t most = batch_.how->allocate ? kUnsizedItems : batch_.config->frame_items;
     uint64_t bytes = 0;
-    while (sent_ < work_.items.size() && sent_ - begin < most && bytes < batch_.config->frame_bytes) {
-      if (!batch_.how->allocate) bytes += batch_.capacity(work_.items[sent_]);
+    while (sent_ < work_.items.size() && sent_ - begin < most) {
+      const uint64_t capacity = batch_.how->allocate ? 0 : batch_.capacity(work_.items[sent_]);
+      if (sent_ > begin && bytes + capacity > batch_.config->frame_bytes) break;
+      bytes += capacity;
       ++sent_;
     }
     request.opcode = wire::Opcode::kGet;
@@ -99,7 +101,12 @@ class FusedGet final : public Program {
 
   void on_payload(std::span<const uint32_t> crcs) override {
     size_t next_crc = 0;
-    for (const wire::GetResult& result : results_) {
+    for (size_t i = 0; i < results_.size(); ++i) {
+      const wire::GetResult& result = results_[i];
+      if (i > 0 && result.code == Code::kLimitExceeded) {
+        ask_again();
+        continue;
+      }
       const uint32_t item = work_.items[work_.answered++];
       Code code = result.code;
       uint64_t size = result.length;
@@ -119,6 +126,15 @@ class FusedGet final : public Program {
   }
 
  private:
+  // The node had no room for this item behind the others of its frame: it goes to the end of the queue. The
+  // first item of a frame is never asked for twice, so each frame settles at least one.
+  void ask_again() {
+    const uint32_t item = work_.items[work_.answered];
+    work_.items.erase(work_.items.begin() + static_cast<ptrdiff_t>(work_.answered));
+    work_.items.push_back(item);
+    --sent_;  // what is in flight behind it moved up by one
+  }
+
   void take_destination(uint32_t item, const wire::GetResult& result, PayloadSink& sink) {
     if (!batch_.how->allocate) return sink.add_item(batch_.blocks[item].slices, 0, result.length);
     const Slice slice{batch_.how->allocate(item, result.length), static_cast<size_t>(result.length)};

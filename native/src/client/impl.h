@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -82,7 +83,9 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   std::mutex mutex;  // map, retries, reservation lanes
   std::shared_ptr<const NodeMap> current;
   RetryBudget retries;
-  std::unordered_map<const Node*, std::vector<std::shared_ptr<ReservationLane>>> reservation_lanes;
+  // by identity: a weak pointer keeps its control block, so no later node compares equal to a dead one
+  std::map<std::weak_ptr<Node>, std::vector<std::shared_ptr<ReservationLane>>, std::owner_less<>>
+      reservation_lanes;
 
   // OK, or CLOSED with the reason (closed, or this process is a fork of the one that made the client).
   Status usable() const;

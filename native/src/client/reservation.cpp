@@ -2,26 +2,59 @@
 // because the node forgets it with the connection. A few dozen reservations share one lane, apart from the
 // lanes of get and put, so that a layer-wise writer can hold hundreds of blocks open without hundreds of
 // sockets.
+#include <poll.h>
+
 #include <algorithm>
+#include <condition_variable>
 
 #include "client/impl.h"
 #include "mooncache/crc32c.h"
 
 namespace mooncache {
 
-// Used by one thread at a time (mutex); a call that was cut in the middle breaks it for all its reservations.
+// Used by one thread at a time (take, give); a call that was cut in the middle breaks it for all its
+// reservations. No thread waits for space while it has the lane: that may take as long as other reservations
+// of the same lane need it.
 struct ReservationLane {
+  // Waits for the lane, no longer than the caller's patience lasts.
+  Status take(const CallOptions& options);
+  void give();
+
   std::mutex mutex;
+  std::condition_variable given;
+  bool taken = false;  // guarded by mutex; session and link belong to the thread that set it
   std::unique_ptr<Session> session;
   std::unique_ptr<Link> link;  // one-sided, or null
   uint32_t count = 0;          // guarded by Impl::mutex
   std::atomic<bool> broken{false};
+  std::atomic<bool> retired{false};  // takes no more reservations, ends with the last that it has
 };
 
 namespace {
 
 constexpr uint64_t kWriteFrameBytes = 1 << 20;
 constexpr auto kCancelLook = std::chrono::milliseconds(5);
+// Between two questions for space on a lane that others use.
+constexpr int kAskAgainMs = 20;
+// How long the node may hold a question for space on a lane that nobody else uses: who joins it waits so
+// long.
+constexpr int kParkMs = 100;
+
+// The lane for the time of one exchange.
+class Turn {
+ public:
+  Turn(ReservationLane& lane, const CallOptions& options) : lane_(lane), status_(lane.take(options)) {}
+  ~Turn() {
+    if (status_) lane_.give();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  const Status& status() const { return status_; }
+
+ private:
+  ReservationLane& lane_;
+  Status status_;
+};
 
 class Reserved final : public BlockReservation {
  public:
@@ -63,7 +96,8 @@ class Reserved final : public BlockReservation {
     uint32_t crc = 0;
     Status status;
     {
-      const std::lock_guard lock(lane_->mutex);
+      const Turn turn(*lane_, options);
+      if (!turn.status()) return turn.status();  // nothing was written: the range can be tried again
       status = lane_->link ? write_one_sided(offset, pieces, options, crc)
                            : write_frames(offset, length, pieces, options, crc);
     }
@@ -92,6 +126,8 @@ class Reserved final : public BlockReservation {
                                      std::to_string(extent_.size) +
                                      " bytes were written without a gap; the reservation was given back"};
     }
+    const Turn turn(*lane_, options);
+    if (!turn.status()) return turn.status();
     ended_ = true;
     Writer meta;
     const wire::CommitItem item{extent_.grant, crc, lane_->link ? wire::CommitItem::kFlagOneSided : 0};
@@ -127,6 +163,11 @@ class Reserved final : public BlockReservation {
     wire::encode_grants(meta, std::span(&extent_.grant, 1));
     CallOptions options;
     options.deadline = Deadline::after_ms(impl_->config.connect_timeout_ms);
+    const Turn turn(*lane_, options);
+    if (!turn.status()) {
+      lane_->retired = true;  // then the end of the connection gives the space back
+      return turn.status();
+    }
     return one_code({wire::Opcode::kAbort, 0, meta.take(), {}}, options);
   }
 
@@ -144,8 +185,8 @@ class Reserved final : public BlockReservation {
     lane_->session.reset();
   }
 
+  // The caller has the lane.
   Status one_code(CallProgram::Call call, const CallOptions& options) {
-    const std::lock_guard lock(lane_->mutex);
     const std::vector<CallProgram::Call> calls{std::move(call)};
     Status answer;
     CallProgram program(
@@ -244,8 +285,9 @@ Result<std::shared_ptr<ReservationLane>> lane_for(Client::Impl& impl, const std:
                                                   const CallOptions& options) {
   {
     const std::lock_guard lock(impl.mutex);
-    auto& lanes = impl.reservation_lanes[node.get()];
-    std::erase_if(lanes, [](const auto& lane) { return lane->broken.load(); });
+    std::erase_if(impl.reservation_lanes, [](const auto& entry) { return entry.first.expired(); });
+    auto& lanes = impl.reservation_lanes[node];
+    std::erase_if(lanes, [](const auto& lane) { return lane->broken.load() || lane->retired.load(); });
     for (const auto& lane : lanes) {
       if (lane->count < impl.config.reservations_per_lane) {
         ++lane->count;
@@ -280,8 +322,63 @@ Result<std::shared_ptr<ReservationLane>> lane_for(Client::Impl& impl, const std:
   }
   lane->count = 1;
   const std::lock_guard lock(impl.mutex);
-  impl.reservation_lanes[node.get()].push_back(lane);
+  impl.reservation_lanes[node].push_back(lane);
   return lane;
+}
+
+// One RESERVE on a lane that the caller has. An error: of the connection, or the node's answer to it all.
+Status ask_for_space(ReservationLane& lane, const wire::ReserveItem& item, uint32_t wait_ms,
+                     const CallOptions& options, wire::ReserveResult& reserved) {
+  if (!lane.session) return {Code::kConnectionLost, "the connection is gone"};
+  wire::ReserveRequest request;
+  request.wait_ms = wait_ms;
+  request.items.push_back(item);
+  Writer meta;
+  request.encode(meta);
+  const std::vector<CallProgram::Call> calls{{wire::Opcode::kReserve, 0, meta.take(), {}}};
+  Status answer;
+  CallProgram program(calls, [&](size_t, const Status& code, Reader& in) {
+    if (!code) {
+      answer = code;
+      return Status::ok();
+    }
+    const auto items = wire::decode_items<wire::ReserveResult>(in);
+    if (!items || items->size() != 1) return Status{Code::kProtocolError, "malformed RESERVE answer"};
+    reserved = items->front();
+    return Status::ok();
+  });
+  Status status = lane.session->run(program, options.deadline, options.cancel ? options.cancel->fd() : -1);
+  if (status) return answer;
+  lane.broken = true;
+  lane.link.reset();
+  lane.session.reset();
+  return status;
+}
+
+// Asks until there is space, the wait for it is over, or the caller's patience ends.
+Status wait_for_space(Client::Impl& impl, ReservationLane& lane, const wire::ReserveItem& item,
+                      const CallOptions& options, wire::ReserveResult& reserved) {
+  const uint32_t patience_ms =
+      std::min(impl.config.put_wait_ms, static_cast<uint32_t>(options.deadline.remaining_ms(60'000)) / 2);
+  const Deadline until = Deadline::after_ms(static_cast<int>(patience_ms));
+  for (;;) {
+    bool alone = false;
+    {
+      const std::lock_guard lock(impl.mutex);
+      alone = lane.count == 1;
+    }
+    {
+      const Turn turn(lane, options);
+      if (!turn.status()) return turn.status();
+      const int wait_ms = alone ? until.remaining_ms(kParkMs) : 0;
+      Status status = ask_for_space(lane, item, static_cast<uint32_t>(wait_ms), options, reserved);
+      if (!status || reserved.code != Code::kNoSpace) return status;
+    }
+    if (until.expired()) return Status::ok();
+    pollfd cancel{options.cancel ? options.cancel->fd() : -1, POLLIN, 0};
+    (void)poll(&cancel, 1, until.remaining_ms(kAskAgainMs));
+    if (Status status = impl.check_call(1, options); !status) return status;
+  }
 }
 
 Result<std::unique_ptr<BlockReservation>> reserve_on(const std::shared_ptr<Client::Impl>& impl,
@@ -293,39 +390,7 @@ Result<std::unique_ptr<BlockReservation>> reserve_on(const std::shared_ptr<Clien
     return lane.status();
   }
   wire::ReserveResult reserved;
-  Status answer;
-  Status status;
-  {
-    const std::lock_guard lock((*lane)->mutex);
-    wire::ReserveRequest request;
-    request.wait_ms =
-        std::min(impl->config.put_wait_ms, static_cast<uint32_t>(options.deadline.remaining_ms(60'000)) / 2);
-    request.items.push_back({key, size});
-    Writer meta;
-    request.encode(meta);
-    const std::vector<CallProgram::Call> calls{{wire::Opcode::kReserve, 0, meta.take(), {}}};
-    CallProgram program(calls, [&](size_t, const Status& code, Reader& in) {
-      if (!code) {
-        answer = code;
-        return Status::ok();
-      }
-      const auto items = wire::decode_items<wire::ReserveResult>(in);
-      if (!items || items->size() != 1) return Status{Code::kProtocolError, "malformed RESERVE answer"};
-      reserved = items->front();
-      return Status::ok();
-    });
-    if ((*lane)->session) {
-      status = (*lane)->session->run(program, options.deadline, options.cancel ? options.cancel->fd() : -1);
-    } else {
-      status = {Code::kConnectionLost, "the connection is gone"};
-    }
-    if (!status) {
-      (*lane)->broken = true;
-      (*lane)->link.reset();
-      (*lane)->session.reset();
-    }
-  }
-  if (status) status = std::move(answer);
+  Status status = wait_for_space(*impl, **lane, {key, size}, options, reserved);
   if (status && reserved.code != Code::kOk) {
     status = {reserved.code,
               "node " + node->info().node_id + " answered " + std::string(code_name(reserved.code))};
@@ -341,6 +406,28 @@ Result<std::unique_ptr<BlockReservation>> reserve_on(const std::shared_ptr<Clien
 }
 
 }  // namespace
+
+Status ReservationLane::take(const CallOptions& options) {
+  std::unique_lock lock(mutex);
+  while (taken) {
+    if (options.cancel != nullptr && options.cancel->cancelled())
+      return {Code::kCancelled, "cancelled by the caller"};
+    if (options.deadline.expired()) {
+      return {Code::kDeadlineExceeded, "the deadline passed while other threads used the connection"};
+    }
+    (void)given.wait_until(lock, std::min(options.deadline.at, Deadline::after(kCancelLook).at));
+  }
+  taken = true;
+  return Status::ok();
+}
+
+void ReservationLane::give() {
+  {
+    const std::lock_guard lock(mutex);
+    taken = false;
+  }
+  given.notify_one();
+}
 
 Result<std::unique_ptr<BlockReservation>> Client::reserve(const Key& key, uint64_t size_bytes,
                                                           const CallOptions& options) {

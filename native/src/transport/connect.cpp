@@ -1,4 +1,5 @@
 // The first part of a Session's life: a connect that does not wait, TLS, HELLO and AUTH.
+#include <fcntl.h>
 #include <netdb.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -157,13 +158,28 @@ class Session::Handshake final : public Program {
 
 Session::Session(std::unique_ptr<net::Stream> stream, const PeerDescription& peer, Route route,
                  SessionLimits limits)
-    : stream_(std::move(stream)), route_(route), limits_(limits), peer_(peer), buffer_(kBufferBytes) {
+    : stream_(std::move(stream)),
+      owner_(getpid()),
+      route_(route),
+      limits_(limits),
+      peer_(peer),
+      buffer_(kBufferBytes) {
   limits_.read_chunk_bytes = std::max<size_t>(limits_.read_chunk_bytes, 4096);
   limits_.window_frames = std::clamp<uint32_t>(limits_.window_frames, 1, kMaxWindow);
   handshake_ = std::make_unique<Handshake>(*this);
 }
 
-Session::~Session() = default;
+// A forked child may hold the socket open, and with it everything that the node granted to this connection:
+// the connection is ended, not just closed here. The other way round, a child must not end its parent's.
+// Whoever copies one-sided ends before its session does, so the node sees the end after the last byte.
+Session::~Session() {
+  if (!stream_ || owner_ != getpid()) return;
+  // TLS says good-bye when its stream is dropped, which must still be possible then
+  const net::UniqueFd twin(stream_->is_tls() ? fcntl(stream_->fd(), F_DUPFD_CLOEXEC, 0) : -1);
+  if (stream_->is_tls()) stream_.reset();
+  const int fd = stream_ ? stream_->fd() : twin.get();
+  if (fd >= 0) (void)shutdown(fd, SHUT_RDWR);
+}
 
 Result<std::unique_ptr<Session>> Session::start(const PeerDescription& peer, Route route,
                                                 std::shared_ptr<net::TlsContext> tls, SessionLimits limits) {

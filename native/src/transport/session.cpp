@@ -169,6 +169,9 @@ Status Session::read_head_bytes(size_t& budget, bool& moved) {
   if (collect_fds_) {
     auto received = net::receive_with_fds(stream_->fd(), std::span(room.data, room.size), fds_);
     if (!received) return fail(received.status());
+    if (fds_.size() > net::kMaxPassedFds) {
+      return fail({Code::kProtocolError, "the node passed more descriptors than an ATTACH answer has"});
+    }
     result = {*received > 0 ? net::IoState::kMoved : net::IoState::kWantRead, *received};
   } else {
     result = stream_->read_some(std::span(&room, 1));

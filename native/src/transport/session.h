@@ -6,6 +6,8 @@
 // Because bytes move only inside pump(), dropping a Session is all that cancel needs.
 #pragma once
 
+#include <sys/types.h>
+
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -139,6 +141,7 @@ class Session {
   Status fail(Status status);
 
   std::unique_ptr<net::Stream> stream_;
+  pid_t owner_;  // the process that made it
   Route route_;
   SessionLimits limits_;
   PeerDescription peer_;
