@@ -25,12 +25,12 @@ done
   -DMOONCACHE_SANITIZE=address,undefined -DMOONCACHE_FUZZ=ON -DMOONCACHE_TESTS=OFF -DMOONCACHE_EXAMPLES=OFF
 
 for name in "${names[@]}"; do
-  seeds=$here/native/fuzz/corpus/$name
+  seeds=$here/native/fuzz/${name}_corpus
   found=$build/found-$name
   mkdir -p "$found"
   log=$build/$name.log
   if ! [ -d "$seeds" ]; then
-    echo "$name: no corpus folder native/fuzz/corpus/$name"
+    echo "$name: no corpus folder native/fuzz/${name}_corpus"
     exit 1
   fi
   if "$build/$name" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
