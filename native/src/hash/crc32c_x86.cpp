@@ -136,11 +136,11 @@ MOONCACHE_AVX512 inline __m128i fold128(__m128i accumulator, __m128i data) {
 enum class Store { kNone, kCached, kStream };
 
 template <Store kStore>
-MOONCACHE_AVX512 inline __m512i take_line(std::byte* destination, const std::byte* source) {
-  const __m512i line = _mm512_loadu_si512(source);
-  if constexpr (kStore == Store::kCached) _mm512_storeu_si512(destination, line);
+MOONCACHE_AVX512 inline __m512i take_line(std::byte* destination, const std::byte* source, size_t at) {
+  const __m512i line = _mm512_loadu_si512(source + at);
+  if constexpr (kStore == Store::kCached) _mm512_storeu_si512(destination + at, line);
   if constexpr (kStore == Store::kStream) {
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(destination), line);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(destination + at), line);
   }
   return line;
 }
@@ -149,16 +149,16 @@ MOONCACHE_AVX512 inline __m512i take_line(std::byte* destination, const std::byt
 template <Store kStore>
 MOONCACHE_AVX512 uint32_t fold_lines(uint32_t state, std::byte* destination, const std::byte* source,
                                      size_t size) {
-  __m512i a = take_line<kStore>(destination, source);
-  __m512i b = take_line<kStore>(destination + 64, source + 64);
-  __m512i c = take_line<kStore>(destination + 128, source + 128);
-  __m512i d = take_line<kStore>(destination + 192, source + 192);
+  __m512i a = take_line<kStore>(destination, source, 0);
+  __m512i b = take_line<kStore>(destination, source, 64);
+  __m512i c = take_line<kStore>(destination, source, 128);
+  __m512i d = take_line<kStore>(destination, source, 192);
   a = _mm512_xor_si512(a, _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(state))));
   for (size_t at = 256; at < size; at += 256) {
-    a = fold<2048>(a, take_line<kStore>(destination + at, source + at));
-    b = fold<2048>(b, take_line<kStore>(destination + at + 64, source + at + 64));
-    c = fold<2048>(c, take_line<kStore>(destination + at + 128, source + at + 128));
-    d = fold<2048>(d, take_line<kStore>(destination + at + 192, source + at + 192));
+    a = fold<2048>(a, take_line<kStore>(destination, source, at));
+    b = fold<2048>(b, take_line<kStore>(destination, source, at + 64));
+    c = fold<2048>(c, take_line<kStore>(destination, source, at + 128));
+    d = fold<2048>(d, take_line<kStore>(destination, source, at + 192));
   }
   b = fold<512>(a, b);
   c = fold<512>(b, c);
