@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 
 MODULES = ("mooncache", "mooncache.master", "mooncache.store_node", "mooncache.cli", "mooncache._native")
-NODE_ID = "smoke-node"
-HOST_ID = "smoke-host"
 
 
 def check_imports(checkout: Path) -> None:
@@ -23,35 +21,20 @@ def check_imports(checkout: Path) -> None:
 
 
 def put_and_get() -> None:
+    import mooncache
     from mooncache import _native
+    from mooncache.auth import Token
 
     secret = bytes(range(32))
-    server = _native.StoreServer(
-        {
-            "node_id": NODE_ID,
-            "host_id": HOST_ID,
-            "secret": secret,
-            "incarnation": 1,
-            "capacity_bytes": 16 << 20,
-            "tcp_host": "127.0.0.1",
-            "tcp_port": 0,
-            "unix_path": "",
-        }
-    )
+    server = _native.StoreServer({"node_id": "smoke", "secret": secret, "capacity_bytes": 16 << 20})
     server.start()
     try:
-        endpoints = server.endpoints()
-        client = _native.Client({"secret": secret, "tenant": "default", "host_id": HOST_ID})
-        node = {"index": 0, "node_id": NODE_ID, "host_id": HOST_ID, "incarnation": 1, "state": "active"}
-        node |= {"tcp_host": endpoints["tcp_host"], "tcp_port": endpoints["tcp_port"], "unix_path": ""}
-        client.set_map(1, [node | {"free_bytes": 16 << 20, "weight": 1.0}])
-        key = _native.blake3(b"smoke")
-        block = bytes(range(256)) * 64
-        assert client.put([key], [block], 1, 10.0, None) == [(0, 0)]
-        destination = bytearray(len(block))
-        assert client.get([key], [destination], 10.0, None) == [(0, len(block), 0)]
-        assert destination == block
-        client.close()
+        address = f"smoke@127.0.0.1:{server.endpoints()['tcp_port']}"
+        token = Token("default", admin=True, key=secret).text
+        with mooncache.connect(nodes=[address], token=token, shm=False) as pool:
+            block = bytes(range(256)) * 64
+            assert pool.put("smoke", block)
+            assert pool.get("smoke") == block
     finally:
         server.stop(5.0)
 
