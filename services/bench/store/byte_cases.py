@@ -164,7 +164,7 @@ def small_rows(report: Report, systems: Systems, options: StoreBenchOptions, pro
                     p50[name],
                     "us",
                     against=against,
-                    reference=p50.get(against),
+                    reference=_best(p50, op, min),
                     at_most=bound,
                 )
             )
