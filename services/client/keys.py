@@ -12,7 +12,6 @@ from mooncache import _native
 from mooncache.errors import InvalidArgument, KeyInvalid
 
 KEY_BYTES = 32
-KEY_CONTEXT = "mooncache user key v1"
 MAX_NAME_BYTES = 65_536
 
 Key = str | bytes
@@ -30,7 +29,7 @@ def to_block_key(key: Key) -> bytes:
             raise KeyInvalid(
                 f"A str key needs 1 to {MAX_NAME_BYTES} bytes of UTF-8; this one has {len(name)}."
             )
-        return bytes(_native.blake3_derive_key(KEY_CONTEXT, name))
+        return _native.key_of_name(key)
     if isinstance(key, (bytes, bytearray, memoryview)):
         raw = bytes(key)
         if len(raw) == KEY_BYTES:
