@@ -40,7 +40,7 @@ $(BIN)/python: | system-up
 	$(PIP) install -q --upgrade pip
 
 # Built without isolation, so that the build folder stays valid and a rebuild is incremental.
-DEV_EXTRAS := [dev,etcd]
+DEV_EXTRAS := [dev,etcd,serve]
 editable = @PATH="$(abspath $(BIN)):$$PATH" scripts/install_editable.sh $(BIN)/python "$(1)"
 
 $(VENV)/.base: pyproject.toml setup.py services/_version.py $(EXTENSION_SOURCES) | $(BIN)/python

@@ -28,6 +28,8 @@ _CLUSTER: Final = re.compile(r"mcc1\.([0-9a-f]{64})")
 _TENANT: Final = re.compile(r"mct1\.([a-z0-9][a-z0-9_.-]{0,62})\.([0-9a-f]{64})")
 _TENANT_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _DERIVE_PREFIX: Final = b"mooncache tenant v1\0"
+_SALT_PREFIX: Final = b"mooncache cache salt v1\0"
+_ENGINE_PREFIX: Final = b"mooncache engine key v1\0"
 _FILE_BYTES_MAX: Final = 4096
 _TOKEN_CHARS_MAX: Final = 256
 
@@ -99,6 +101,25 @@ def tenant_token(cluster: Token, tenant: str) -> Token:
     if not cluster.admin:
         raise InvalidArgument("Tenant tokens are made from the cluster token; this is a tenant token.")
     return Token(tenant, admin=False, key=derive_tenant_key(cluster.key, tenant))
+
+
+def cache_salt(cluster: Token, tenant: str, client_salt: str = "") -> str:
+    """Salt that keeps a tenant's blocks apart from everybody else's; nobody without the cluster token can guess it.
+
+    `client_salt` is what the client itself asked for (OpenAI's `cache_salt`): it separates further, inside the tenant.
+    """
+    data = _SALT_PREFIX + tenant.encode() + b"\0" + client_salt.encode()
+    return keyed_hash(cluster.key, data)[:16].hex()
+
+
+def public_salt(cluster: Token) -> str:
+    """Salt of blocks that tenants agreed to share."""
+    return keyed_hash(cluster.key, _SALT_PREFIX)[:16].hex()
+
+
+def engine_key(cluster: Token) -> str:
+    """Bearer key of the engines' own HTTP servers: gateways and workers know it, clients do not."""
+    return "mce1." + keyed_hash(cluster.key, _ENGINE_PREFIX).hex()
 
 
 def parse_token(text: str) -> Token:

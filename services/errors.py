@@ -2,9 +2,10 @@
 """The catalogue of errors: one class for each stable code.
 
 A caller branches on `code` (or the class), never on the text. Numbers equal
-native/include/mooncache/status.h, which a test reads; a number is never given to another meaning. Every error
-says whether trying again can help (`retryable`) and what a person can do (`hint`). Over gRPC the code travels
-as trailing metadata `mooncache-code`, because gRPC's own seventeen codes are too few to branch on.
+native/include/mooncache/status.h, which a test reads; a number is never given to another meaning. Codes of
+serving (700 to 799) never reach the data plane, so the native catalogue does not have them. Every error says
+whether trying again can help (`retryable`) and what a person can do (`hint`). Over gRPC the code travels as
+trailing metadata `mooncache-code`, because gRPC's own seventeen codes are too few to branch on.
 
     MooncacheError
     |-- caller:     InvalidArgument BufferTooSmall KeyInvalid TooLarge Closed LimitExceeded
@@ -16,6 +17,9 @@ as trailing metadata `mooncache-code`, because gRPC's own seventeen codes are to
     |               MasterUnavailable NotLeader
     |-- security:   Unauthenticated PermissionDenied ProtocolError VersionSkew TlsError
     |-- cluster:    UnknownNode StaleIncarnation ReportGap TaskUnknown
+    |-- serving:    ModelUnknown InstanceUnknown NoInstances Overloaded RateLimited PromptTooLong
+    |               EngineUnavailable EngineFailed EngineTimeout PassportMismatch DecisionUnknown
+    |               ConductorUnavailable
     `-- other:      Internal ConfigInvalid Unsupported
 """
 
@@ -231,6 +235,62 @@ class ReportGap(MooncacheError, code=602, status=grpc.StatusCode.OUT_OF_RANGE, r
 
 class TaskUnknown(MooncacheError, code=603, status=grpc.StatusCode.NOT_FOUND):
     hint = "The task is unknown (tasks end with their master); start it again."
+
+
+# serving: engines, scheduling and the HTTP edge; unknown to the native code
+
+
+class ModelUnknown(MooncacheError, code=700, status=grpc.StatusCode.NOT_FOUND):
+    hint = "No instance serves a model of this name; GET /v1/models lists the names that are served."
+
+
+class InstanceUnknown(MooncacheError, code=701, status=grpc.StatusCode.NOT_FOUND, retryable=True):
+    hint = "The conductor does not know the instance (it may have restarted); register again."
+
+
+class NoInstances(MooncacheError, code=702, status=grpc.StatusCode.UNAVAILABLE, retryable=True):
+    hint = (
+        "No instance can take the request now; wait until an engine is ready, `mooncache status` shows them."
+    )
+
+
+class Overloaded(MooncacheError, code=703, status=grpc.StatusCode.RESOURCE_EXHAUSTED, retryable=True):
+    hint = "The request could not be served within its time limits; come back after the time in Retry-After."
+
+
+class RateLimited(MooncacheError, code=704, status=grpc.StatusCode.RESOURCE_EXHAUSTED, retryable=True):
+    hint = "The tenant's rate limit is reached; come back after the time in Retry-After."
+
+
+class PromptTooLong(MooncacheError, code=705, status=grpc.StatusCode.INVALID_ARGUMENT):
+    hint = "Prompt and answer together are longer than the model takes; shorten the prompt or max_tokens."
+
+
+class EngineUnavailable(MooncacheError, code=706, status=grpc.StatusCode.UNAVAILABLE, retryable=True):
+    hint = "The engine cannot be reached; its worker restarts it, `mooncache status` shows how that goes."
+
+
+class EngineFailed(MooncacheError, code=707, status=grpc.StatusCode.INTERNAL, retryable=True):
+    hint = "The engine answered with an error or broke off; its worker's log has the reason."
+
+
+class EngineTimeout(MooncacheError, code=708, status=grpc.StatusCode.DEADLINE_EXCEEDED, retryable=True):
+    hint = "The engine was silent for too long; it hangs or has more work than it can do."
+
+
+class PassportMismatch(MooncacheError, code=709, status=grpc.StatusCode.FAILED_PRECONDITION):
+    hint = "The engines' blocks differ in the named field, so they cannot share them; start them alike."
+
+
+class DecisionUnknown(MooncacheError, code=710, status=grpc.StatusCode.NOT_FOUND):
+    hint = "There is no decision of this id; only the last ones are kept, see conductor.decision_count_max."
+
+
+class ConductorUnavailable(MooncacheError, code=711, status=grpc.StatusCode.UNAVAILABLE, retryable=True):
+    hint = (
+        "The conductor cannot be reached; check that it runs and that the address in "
+        "cluster.conductor_target is right."
+    )
 
 
 # everything else

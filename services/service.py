@@ -37,7 +37,7 @@ class Service:
     metrics).
 
     Args:
-        name: "master" or "store_node"; names metrics and log lines.
+        name: "master", "store_node", "conductor", "gateway" or "worker"; names metrics and log lines.
         config: the whole configuration.
         host, port: where the control service listens; port 0 takes a free one.
         metrics_port: port of the probe server; 0 takes a free one.
@@ -82,8 +82,8 @@ class Service:
 
     # what a subclass says
 
-    async def build(self) -> RpcTable:
-        """Make the state and the table; ports are not open yet."""
+    async def build(self) -> RpcTable | None:
+        """Make the state and the table; ports are not open yet. None: a service without a control port."""
         raise NotImplementedError
 
     async def listening(self) -> None:
@@ -127,9 +127,10 @@ class Service:
         log.info(Event.SERVICE_STARTING, pid=os.getpid())
         credentials = tls.server_credentials(self.config.tls)
         table = await self.build()
-        self.runner = OpRunner(table, self.authenticator, self.clock, RpcMetrics(self.metrics))
-        self._grpc = GrpcServer(self.runner, call_count_max=self._call_count_max)
-        await self._grpc.start(self._host, self._port, credentials)
+        if table is not None:
+            self.runner = OpRunner(table, self.authenticator, self.clock, RpcMetrics(self.metrics))
+            self._grpc = GrpcServer(self.runner, call_count_max=self._call_count_max)
+            await self._grpc.start(self._host, self._port, credentials)
         if credentials is not None:
             log.info(Event.TLS_ENABLED, client_certificates=self.config.tls.require_client_cert)
         if not is_loopback(self._host):

@@ -37,8 +37,13 @@ CORE_BANNED = {
     "subprocess": "return what has to be run; the shell runs it",
 }
 # Services meet through protos and the client, never by import.
-INDEPENDENT = ("master", "store_node", "conductor", "gateway", "worker")
-RPC_FOLDERS = {"MasterService": "master", "StoreNodeService": "store_node"}
+INDEPENDENT = ("master", "store_node", "conductor", "gateway", "worker", "hf_engine", "connectors")
+RPC_FOLDERS = {
+    "MasterService": "master",
+    "StoreNodeService": "store_node",
+    "ConductorService": "conductor",
+    "WorkerService": "worker",
+}
 
 
 def relative(path: Path) -> str:

@@ -7,246 +7,28 @@ memory, no TLS files.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from pydantic import PrivateAttr
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
-
-from mooncache.config.units import DurationS, SizeBytes
-
-Port = Annotated[int, Field(ge=0, le=65535)]
-
-
-def _path(value: Any) -> Any:
-    """A path with "~" resolved; None from an empty text."""
-    if isinstance(value, (str, Path)):
-        return Path(value).expanduser() if str(value) else None
-    return value
-
-
-def _words(value: Any) -> Any:
-    """A list from "a,b" (environment) or a TOML array."""
-    return (
-        tuple(word.strip() for word in value.split(",") if word.strip()) if isinstance(value, str) else value
-    )
-
-
-FilePath = Annotated[Path, BeforeValidator(_path)]
-OptionalPath = Annotated[Path | None, BeforeValidator(_path)]
-Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, unknown names refused."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True
-    )
-
-
-class ClusterSection(Section):
-    """What all processes of one cluster share."""
-
-    state_dir: FilePath = Path("~/.mooncache")
-    """Folder for the cluster token, sockets and small state files; created with mode 0700."""
-    token_file: OptionalPath = None
-    """File with the cluster token (mode 0600); empty means cluster.token inside state_dir."""
-    master_targets: Words = ("127.0.0.1:7700",)
-    """gRPC addresses of the masters, host:port; the leader among them is found by asking."""
-
-    @property
-    def token_path(self) -> Path:
-        """Where the cluster token is."""
-        return self.token_file or self.state_dir / "cluster.token"
-
-
-class MasterSection(Section):
-    """The metadata master."""
-
-    host: str = "127.0.0.1"
-    """Address to listen on; anything beyond loopback has to be chosen here."""
-    port: Port = 7700
-    """Port of the control service; 0 takes a free one."""
-    advertise_host: str = ""
-    """Host that others reach this master by; empty means `host`."""
-    master_id: str = Field(default="", max_length=128)
-    """Name of this master; empty makes one from host name and port."""
-    metrics_port: Port = 0
-    """Port for /metrics, /health and /ready; 0 takes a free one."""
-    heartbeat_interval_s: DurationS = Field(default=1.0, gt=0, le=60)
-    """How often nodes send heartbeats."""
-    suspect_after_s: DurationS = Field(default=2.5, gt=0, le=300)
-    """Silence after which a node becomes last choice."""
-    lease_s: DurationS = Field(default=5.0, gt=0, le=600)
-    """Silence after which a node counts as dead and its blocks leave the directory."""
-    slow_start_s: DurationS = Field(default=30.0, ge=0, le=3600)
-    """Time over which a new or returning node grows to its full placement weight."""
-    watch_wait_max_s: DurationS = Field(default=30.0, gt=0, le=300)
-    """Longest wait of one WatchClusterMap call."""
-    node_count_max: int = Field(default=4096, ge=1, le=65535)
-    """Number of nodes that may register."""
-    task_count_max: int = Field(default=1000, ge=1, le=1_000_000)
-    """Number of tasks that are remembered."""
-    task_batch_blocks: int = Field(default=256, ge=1, le=4096)
-    """Blocks that one copy call to a node carries."""
-    task_concurrency: int = Field(default=4, ge=1, le=256)
-    """Copy calls that run at the same time."""
-    task_timeout_s: DurationS = Field(default=60.0, gt=0, le=3600)
-    """Time for one copy call."""
-    call_count_max: int = Field(default=4096, ge=1, le=1_000_000)
-    """Control calls that may be under way; more are refused with LIMIT_EXCEEDED."""
-    drain_timeout_s: DurationS = Field(default=5.0, ge=0, le=3600)
-    """Time that calls under way get to finish when the process is asked to end."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> MasterSection:
-        if not self.heartbeat_interval_s < self.suspect_after_s < self.lease_s:
-            raise ValueError("heartbeat_interval_s < suspect_after_s < lease_s has to hold")
-        return self
-
-
-class StoreNodeSection(Section):
-    """A store node: the memory it contributes and the ports it opens."""
-
-    node_id: str = Field(default="", max_length=128)
-    """Name of the node, stable over restarts; empty means a name kept in state_dir."""
-    host_id: str = Field(default="", max_length=128)
-    """Name of the machine; equal for processes that can share memory. Empty means the machine's own id."""
-    host: str = "127.0.0.1"
-    """Address that the control service listens on."""
-    port: Port = 0
-    """Port of the control service; 0 takes a free one."""
-    data_host: str = "127.0.0.1"
-    """Address that the data port listens on."""
-    data_port: Port = 0
-    """Port for block bytes; 0 takes a free one."""
-    advertise_host: str = ""
-    """Host that others reach this node by; empty means `host` and `data_host`."""
-    unix_path: OptionalPath = None
-    """Data socket for processes on the same host; empty means a path inside state_dir."""
-    unix_enabled: bool = True
-    """Whether processes on the same host may use shared memory."""
-    metrics_port: Port = 0
-    """Port for /metrics, /health and /ready; 0 takes a free one."""
-    capacity_bytes: SizeBytes = 0
-    """Memory for blocks; 0 takes a quarter of the memory that is available at start."""
-    max_block_bytes: SizeBytes = Field(default=1 << 30, ge=1, le=1 << 30)
-    """Size of the largest block."""
-    expected_block_bytes: SizeBytes = Field(default=4096, ge=64, le=1 << 30)
-    """Average block size that the node must be able to fill up with; smaller ones run out of slots before memory."""
-    shards: int = Field(default=64, ge=1, le=256)
-    """Parts of the index that are locked apart; a power of two."""
-    huge_pages: bool = True
-    """Ask for huge pages where the machine has them."""
-    eviction: str = ""
-    """Eviction policy by name; empty means the built-in default."""
-    event_log_capacity: int = Field(default=1 << 18, ge=1024, le=1 << 28)
-    """Block changes kept for the master; more in one go lead to a full report."""
-    io_threads: int = Field(default=2, ge=1, le=64)
-    """Threads of the data port."""
-    max_connections: int = Field(default=16384, ge=1, le=1_000_000)
-    """Connections that the data port takes."""
-    idle_timeout_s: DurationS = Field(default=300.0, gt=0, le=86400)
-    """Silence after which a data connection is closed."""
-    handshake_timeout_s: DurationS = Field(default=5.0, gt=0, le=300)
-    """Time for a new data connection to prove who it is."""
-    report_interval_s: DurationS = Field(default=0.1, gt=0, le=60)
-    """How often block changes are sent to the master."""
-    report_batch_blocks: int = Field(default=65536, ge=1, le=1_000_000)
-    """Block records in one report message, 56 bytes each."""
-    call_timeout_s: DurationS = Field(default=5.0, gt=0, le=300)
-    """Time for one call to the master."""
-    copy_concurrency: int = Field(default=2, ge=1, le=64)
-    """CopyBlocks calls that run at the same time."""
-    call_count_max: int = Field(default=1024, ge=1, le=1_000_000)
-    """Control calls that may be under way; more are refused with LIMIT_EXCEEDED."""
-    drain_timeout_s: DurationS = Field(default=5.0, ge=0, le=3600)
-    """Time that calls and transfers under way get to finish when the process is asked to end."""
-
-
-class ClientSection(Section):
-    """The client SDK and the commands that use it."""
-
-    token: str = Field(default="", max_length=256, repr=False)
-    """Cluster or tenant token; empty means the cluster token file."""
-    timeout_s: DurationS = Field(default=10.0, gt=0, le=3600)
-    """Time for one operation when the caller gives none."""
-    connect_timeout_s: DurationS = Field(default=1.0, gt=0, le=60)
-    """Time to open a connection to a node."""
-    lanes_per_node: int = Field(default=2, ge=1, le=64)
-    """TCP connections to each node."""
-    replicas: int = Field(default=1, ge=1, le=16)
-    """Copies that a put makes when the caller gives no number."""
-    shm_enabled: bool = True
-    """Use shared memory with nodes on the same host."""
-    host_id: str = Field(default="", max_length=128)
-    """Name of this machine; empty means the machine's own id."""
-    fanout_nodes_max: int = Field(default=8, ge=1, le=64)
-    """Up to this many nodes are asked directly for a block whose place is unknown; the master is asked beyond."""
-
-
-class TlsSection(Section):
-    """TLS on the control ports and the TCP data port."""
-
-    enabled: bool = False
-    """Speak TLS on every port."""
-    cert_file: OptionalPath = None
-    """PEM certificate chain of this process."""
-    key_file: OptionalPath = None
-    """PEM private key of this process."""
-    ca_file: OptionalPath = None
-    """PEM authorities to trust; empty means the system's for callers."""
-    require_client_cert: bool = False
-    """Let in only callers with a certificate of ca_file (mTLS)."""
-    server_name: str = ""
-    """Name to check a peer's certificate against when it is not the host that was dialled."""
-
-    @model_validator(mode="after")
-    def _complete(self) -> TlsSection:
-        if self.require_client_cert and self.ca_file is None:
-            raise ValueError("require_client_cert needs ca_file")
-        if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("cert_file and key_file have to be set together")
-        return self
-
-
-class LoggingSection(Section):
-    """Logs."""
-
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    """Lines below this level are not written."""
-    format: Literal["auto", "json", "console"] = "auto"
-    """JSON lines or a readable console; auto is console on a terminal."""
-
-
-class MetricsSection(Section):
-    """The HTTP port of each service for /metrics, /health and /ready."""
-
-    enabled: bool = True
-    """Open the port."""
-    host: str = "127.0.0.1"
-    """Address to listen on."""
-
-
-class CoordinationSection(Section):
-    """How masters agree on a leader."""
-
-    backend: Literal["embedded", "etcd"] = "embedded"
-    """embedded: one master, no dependency. etcd: leader and standbys."""
-    etcd_endpoints: Words = ("127.0.0.1:2379",)
-    """Client addresses of the etcd servers, host:port."""
-    prefix: str = Field(default="/mooncache/v1", pattern=r"^/[A-Za-z0-9_./-]{1,200}$")
-    """Keys of this cluster in etcd begin with this."""
-    lease_s: DurationS = Field(default=5.0, ge=1, le=120)
-    """A leader that is silent for so long is replaced."""
-    call_timeout_s: DurationS = Field(default=2.0, gt=0, le=60)
-    """Time for one call to etcd."""
-    etcd_tls: bool = False
-    """Speak TLS to etcd with the files of the tls section."""
-    etcd_user: str = ""
-    """User name at etcd; empty for none."""
-    etcd_password: str = Field(default="", repr=False)
-    """Password at etcd."""
+from mooncache.config.base import Section
+from mooncache.config.pool import (
+    ClientSection,
+    ClusterSection,
+    CoordinationSection,
+    LoggingSection,
+    MasterSection,
+    MetricsSection,
+    StoreNodeSection,
+    TlsSection,
+)
+from mooncache.config.serving import (
+    ConductorSection,
+    ConnectorSection,
+    GatewaySection,
+    HfSection,
+    TracingSection,
+    VllmSection,
+    WorkerSection,
+)
 
 
 class Config(Section):
@@ -268,5 +50,40 @@ class Config(Section):
     """The HTTP port for metrics and health."""
     coordination: CoordinationSection = CoordinationSection()
     """How masters agree on a leader."""
+    conductor: ConductorSection = ConductorSection()
+    """The global scheduler."""
+    gateway: GatewaySection = GatewaySection()
+    """The OpenAI-compatible HTTP service."""
+    worker: WorkerSection = WorkerSection()
+    """The supervisor beside one engine."""
+    vllm: VllmSection = VllmSection()
+    """How a worker starts vLLM."""
+    hf: HfSection = HfSection()
+    """The small engine on Hugging Face transformers."""
+    connector: ConnectorSection = ConnectorSection()
+    """How an engine uses the pool."""
+    tracing: TracingSection = TracingSection()
+    """OpenTelemetry."""
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+
+
+__all__ = [
+    "ClientSection",
+    "ClusterSection",
+    "ConductorSection",
+    "Config",
+    "ConnectorSection",
+    "CoordinationSection",
+    "GatewaySection",
+    "HfSection",
+    "LoggingSection",
+    "MasterSection",
+    "MetricsSection",
+    "Section",
+    "StoreNodeSection",
+    "TlsSection",
+    "TracingSection",
+    "VllmSection",
+    "WorkerSection",
+]

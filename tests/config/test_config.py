@@ -34,8 +34,10 @@ def test_every_setting_is_described_and_has_a_default() -> None:
 
 def test_defaults_stay_on_this_machine() -> None:
     rows = {row.name: row.value for row in explain(load(env={}))}
-    hosts = {name: value for name, value in rows.items() if name.endswith((".host", "data_host"))}
-    assert len(hosts) == 4
+    hosts = {
+        name: value for name, value in rows.items() if name.endswith((".host", "data_host", "engine_host"))
+    }
+    assert len(hosts) == 8
     assert set(hosts.values()) == {"127.0.0.1"}
 
 

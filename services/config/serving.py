@@ -1,0 +1,225 @@
+"""Sections of serving: conductor, gateway, worker, engines, the engines' side of the pool, tracing."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from mooncache.config.base import OptionalPath, Port, Section, Words
+from mooncache.config.units import DurationS, SizeBytes
+
+
+class ConductorSection(Section):
+    """The global scheduler."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; anything beyond loopback has to be chosen here."""
+    port: Port = 7800
+    """Port of the control service; 0 takes a free one."""
+    advertise_host: str = ""
+    """Host that others reach the conductor by; empty means `host`."""
+    metrics_port: Port = 0
+    """Port for /metrics, /health and /ready; 0 takes a free one."""
+    report_interval_s: DurationS = Field(default=0.25, gt=0, le=60)
+    """How often workers report load and cache changes."""
+    suspect_after_s: DurationS = Field(default=2.0, gt=0, le=300)
+    """Silence after which an instance gets no new requests."""
+    lease_s: DurationS = Field(default=10.0, gt=0, le=600)
+    """Silence after which an instance is forgotten with all that it held."""
+    ttft_slo_s: DurationS = Field(default=30.0, gt=0, le=3600)
+    """Time to the first token that is promised when a request names none."""
+    tbt_slo_s: DurationS = Field(default=1.0, gt=0, le=60)
+    """Time between two tokens that is promised when a request names none."""
+    admission_enabled: bool = True
+    """Refuse requests whose predicted TTFT or TBT is beyond the SLO."""
+    pool_match_timeout_s: DurationS = Field(default=0.05, gt=0, le=10)
+    """Time for asking the pool about a request's blocks; without an answer they count as absent."""
+    request_timeout_s: DurationS = Field(default=900.0, gt=0, le=86400)
+    """A request of which nobody reported the end is forgotten after so long."""
+    decision_count_max: int = Field(default=10_000, ge=1, le=1_000_000)
+    """Decisions kept for `mooncache why`."""
+    seen_block_count_max: int = Field(default=1_000_000, ge=0, le=100_000_000)
+    """Blocks remembered as computed before, to tell "evicted" from "never seen"."""
+    instance_count_max: int = Field(default=4096, ge=1, le=60_000)
+    """Number of instances that may register."""
+    call_count_max: int = Field(default=8192, ge=1, le=1_000_000)
+    """Control calls that may be under way; more are refused with LIMIT_EXCEEDED."""
+    drain_timeout_s: DurationS = Field(default=5.0, ge=0, le=3600)
+    """Time that calls under way get to finish when the process is asked to end."""
+
+
+class GatewaySection(Section):
+    """The OpenAI-compatible HTTP service."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; anything beyond loopback has to be chosen here."""
+    port: Port = 8000
+    """HTTP port; 0 takes a free one."""
+    metrics_port: Port = 0
+    """Port for /metrics, /health and /ready for operators; 0 takes a free one."""
+    keys_file: OptionalPath = None
+    """TOML file with API keys of your own (mode 0600); tenant tokens are API keys without it."""
+    requests_per_minute: float = Field(default=0, ge=0)
+    """Requests of one tenant in a minute, when its key says nothing else; 0 is no limit."""
+    tokens_per_minute: float = Field(default=0, ge=0)
+    """Prompt and output tokens of one tenant in a minute, when its key says nothing else; 0 is no limit."""
+    request_count_max: int = Field(default=4096, ge=1, le=1_000_000)
+    """Requests under way; more are refused with 429."""
+    body_bytes_max: SizeBytes = Field(default=64 << 20, ge=1024, le=1 << 30)
+    """Size of the largest request body."""
+    choice_count_max: int = Field(default=128, ge=1, le=10_000)
+    """Largest n, and largest number of prompts, of one request."""
+    connect_timeout_s: DurationS = Field(default=2.0, gt=0, le=60)
+    """Time to open a connection to an engine."""
+    first_token_timeout_s: DurationS = Field(default=300.0, gt=0, le=86400)
+    """Time until an engine has to begin its answer."""
+    stall_timeout_s: DurationS = Field(default=120.0, gt=0, le=86400)
+    """Silence of an engine in the middle of its answer that ends a request."""
+    request_timeout_s: DurationS = Field(default=600.0, gt=0, le=86400)
+    """Time for one whole request."""
+    write_timeout_s: DurationS = Field(default=60.0, gt=0, le=3600)
+    """A client that takes no bytes for so long is gone."""
+    prefill_attempts: int = Field(default=2, ge=1, le=8)
+    """Prefill instances that are tried before the decode instance computes the prompt itself."""
+    schedule_timeout_s: DurationS = Field(default=1.0, gt=0, le=60)
+    """Time for asking the conductor; without an answer requests go round robin over known instances."""
+    tokenizer_threads: int = Field(default=1, ge=1, le=64)
+    """Threads that tokenise long prompts beside the event loop."""
+    tokenizer_cache_bytes: SizeBytes = Field(default=256 << 20, ge=0, le=64 << 30)
+    """Memory for tokens of earlier prompts, so that a later turn tokenises only what it adds."""
+    cors_origins: Words = ()
+    """Origins that browsers may call from; "*" for all, empty for none."""
+    public_prefix_enabled: bool = False
+    """Let requests share the cache of leading messages that they declare public across tenants."""
+    drain_timeout_s: DurationS = Field(default=30.0, ge=0, le=3600)
+    """Time that streams under way get to finish when the process is asked to end."""
+
+
+class WorkerSection(Section):
+    """The supervisor beside one engine."""
+
+    instance_id: str = Field(default="", max_length=128)
+    """Name of the instance, stable over restarts; empty makes one from host name and port."""
+    role: Literal["prefill", "decode", "both"] = "both"
+    """What the instance is for at the beginning; the conductor may switch it."""
+    engine: Literal["vllm", "hf"] = "vllm"
+    """Which engine."""
+    model: str = ""
+    """Folder of the model, or its id on a hub; empty builds a small one with random weights."""
+    model_name: str = Field(default="", max_length=256)
+    """Name that clients use for the model; empty means the folder's name."""
+    attach_url: str = ""
+    """Work with the engine that serves here already (http://host:port) instead of starting one."""
+    engine_host: str = "127.0.0.1"
+    """Address that the engine's HTTP server listens on."""
+    engine_port: Port = 0
+    """Port of the engine's HTTP server; 0 takes a free one."""
+    advertise_host: str = ""
+    """Host that gateways reach the engine by; empty means `engine_host`."""
+    host: str = "127.0.0.1"
+    """Address of the worker's control service."""
+    port: Port = 0
+    """Port of the worker's control service; 0 takes a free one."""
+    metrics_port: Port = 0
+    """Port for /metrics, /health and /ready; 0 takes a free one."""
+    start_timeout_s: DurationS = Field(default=600.0, gt=0, le=86400)
+    """Time for the engine to become healthy."""
+    health_interval_s: DurationS = Field(default=1.0, gt=0, le=60)
+    """How often the engine is asked for its health."""
+    hang_timeout_s: DurationS = Field(default=30.0, gt=0, le=3600)
+    """An engine that does not answer its health check for so long is restarted."""
+    restart_backoff_first_s: DurationS = Field(default=1.0, gt=0, le=600)
+    """Pause before the first restart of a crashed engine; doubles with every further one."""
+    restart_backoff_max_s: DurationS = Field(default=60.0, gt=0, le=3600)
+    """Longest pause between restarts."""
+    restart_count_max: int = Field(default=10, ge=0, le=10_000)
+    """Restarts within ten minutes after which the worker gives up."""
+    event_count_max: int = Field(default=100_000, ge=100, le=10_000_000)
+    """Cache events that may wait to be reported; more lead to a full report."""
+    call_timeout_s: DurationS = Field(default=2.0, gt=0, le=60)
+    """Time for one call to the conductor."""
+    drain_timeout_s: DurationS = Field(default=30.0, ge=0, le=3600)
+    """Time that requests under way get to finish when the instance drains."""
+
+
+class VllmSection(Section):
+    """How a worker starts vLLM."""
+
+    dtype: str = "auto"
+    """Type of weights and KV; float32 where tokens have to be equal bit for bit on a CPU."""
+    max_model_len: int = Field(default=0, ge=0)
+    """Longest prompt and answer together, in tokens; 0 takes the model's."""
+    block_tokens: int = Field(default=0, ge=0)
+    """Tokens of a block; 0 takes vLLM's default."""
+    max_num_seqs: int = Field(default=0, ge=0)
+    """Sequences that run at once; 0 takes vLLM's default."""
+    max_num_batched_tokens: int = Field(default=0, ge=0)
+    """Tokens of one step; 0 takes vLLM's default."""
+    enforce_eager: bool = False
+    """Do not compile and do not capture graphs: starts faster, runs slower."""
+    kv_cache_bytes: SizeBytes = 0
+    """Memory for KV on a machine without a GPU; 0 takes 1 GiB there."""
+    load_failure_policy: Literal["recompute", "fail"] = "recompute"
+    """What becomes of a request whose blocks could not be loaded."""
+    kv_events: bool = True
+    """Let vLLM tell about its own prefix cache."""
+    tool_parser: str = ""
+    """vLLM's parser for tool calls of this model, for example hermes; empty turns automatic tool choice off."""
+    extra_args: Words = ()
+    """Further arguments of `vllm serve`, separated by commas."""
+
+
+class HfSection(Section):
+    """The small engine on Hugging Face transformers."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of weights and KV."""
+    device: str = "auto"
+    """cpu, cuda, cuda:0 ...; auto takes a GPU when there is one."""
+    block_tokens: int = Field(default=32, ge=1, le=4096)
+    """Tokens of a block."""
+    kv_cache_bytes: SizeBytes = Field(default=512 << 20, ge=1 << 20)
+    """Memory for KV blocks."""
+    max_model_len: int = Field(default=0, ge=0)
+    """Longest prompt and answer together, in tokens; 0 takes the model's."""
+    batch_max: int = Field(default=16, ge=1, le=1024)
+    """Sequences that decode together."""
+    queue_max: int = Field(default=1024, ge=1, le=1_000_000)
+    """Requests that may wait; more are refused with 429."""
+    prefill_chunk_tokens: int = Field(default=512, ge=16)
+    """Prompt tokens computed in one step, so that others go on decoding."""
+
+
+class ConnectorSection(Section):
+    """How an engine uses the pool."""
+
+    enabled: bool = True
+    """Use the pool; without it the engine serves alone."""
+    save_decode_blocks: bool = True
+    """Also keep blocks that are filled while decoding, for the next turn."""
+    load_timeout_s: DurationS = Field(default=10.0, gt=0, le=600)
+    """Time for loading the blocks of one request; what is missing then is computed."""
+    lookup_timeout_s: DurationS = Field(default=1.0, gt=0, le=60)
+    """Time for one question to the pool; no answer is a miss."""
+    save_timeout_s: DurationS = Field(default=10.0, gt=0, le=600)
+    """Time for one batch of saved blocks; what is not stored then is given up."""
+    wait_poll_s: DurationS = Field(default=0.003, gt=0, le=1)
+    """How often the pool is asked while blocks of another instance are awaited."""
+    save_queue_bytes_max: SizeBytes = Field(default=1 << 30, ge=1 << 20)
+    """Bytes that may wait to be saved; beyond it blocks are not saved and that is counted."""
+    save_threads: int = Field(default=1, ge=1, le=64)
+    """Threads that save blocks."""
+    load_threads: int = Field(default=2, ge=1, le=64)
+    """Threads that load blocks."""
+    layerwise: bool = False
+    """Save every layer as soon as it is computed instead of whole blocks after each step."""
+
+
+class TracingSection(Section):
+    """OpenTelemetry."""
+
+    endpoint: str = ""
+    """OTLP gRPC endpoint, for example http://127.0.0.1:4317; empty records nothing."""
+    sample_ratio: float = Field(default=1.0, ge=0, le=1)
+    """Share of new traces that are recorded; a caller's own decision is kept."""

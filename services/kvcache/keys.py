@@ -1,0 +1,86 @@
+"""Block keys of a request: the one rule that gateways and engines both follow.
+
+A key chain is rooted in the passport with the request's salt as `tenant_salt`. With a public prefix the first complete
+blocks come from the chain of the public salt and the others from the private chain over all tokens: what others may
+share is named by content alone, what follows stays the tenant's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import lru_cache
+from typing import Any
+
+from mooncache.errors import InvalidArgument
+from mooncache.passport import KEY_BYTES, Passport
+
+_PASSPORTS_CACHED = 4096
+
+# Equal for every engine and tenant: its keys tell "same tokens, other passport or tenant" and can never read a block.
+CONTENT_ENGINE = "content"
+
+
+@lru_cache(maxsize=_PASSPORTS_CACHED)
+def salted(passport: Passport, salt: str) -> Passport:
+    """The passport under a request's salt."""
+    return dataclasses.replace(passport, tenant_salt=salt)
+
+
+@lru_cache(maxsize=64)
+def content_passport(block_tokens: int) -> Passport:
+    """Passport that stands for tokens alone."""
+    return Passport(
+        weights_digest="-",
+        config_digest="-",
+        tokenizer_digest="-",
+        engine=CONTENT_ENGINE,
+        kv_dtype="-",
+        kv_layout="-",
+        block_tokens=block_tokens,
+    )
+
+
+def request_keys(
+    passport: Passport, tokens: Any, *, salt: str = "", public_tokens: int = 0, public_salt: str = ""
+) -> bytes:
+    """Keys of the complete blocks of `tokens`, 32 bytes each, concatenated.
+
+    Args:
+        passport: the engine's, with an empty tenant salt.
+        tokens: token ids (see Passport.chain_keys).
+        salt: the request's private salt; "" for engines without tenants.
+        public_tokens: leading tokens that may be shared under `public_salt`; rounded down to complete blocks.
+
+    Raises:
+        InvalidArgument: token ids that are none, or public tokens without a public salt.
+    """
+    private = salted(passport, salt).chain_keys(tokens)
+    if public_tokens < passport.block_tokens or not private:
+        return private
+    if not public_salt:
+        raise InvalidArgument("public_tokens need a public_salt")
+    blocks = min(public_tokens // passport.block_tokens, len(private) // KEY_BYTES)
+    public = salted(passport, public_salt).chain_keys(tokens[: blocks * passport.block_tokens])
+    return public + private[len(public) :]
+
+
+def passport_to_json(passport: Passport) -> str:
+    """The passport as a JSON object of its fields."""
+    import json
+
+    return json.dumps(dataclasses.asdict(passport))
+
+
+def passport_from_json(text: str) -> Passport:
+    """Back from `passport_to_json`. Raises InvalidArgument for anything else: the text came over a socket."""
+    import json
+
+    try:
+        fields = json.loads(text)
+        kinds = {field.name: field.type for field in dataclasses.fields(Passport)}
+        for name, value in fields.items():
+            if (kinds[name] == "int") is not (type(value) is int) or not isinstance(value, int | str):
+                raise InvalidArgument(f"passport field {name} has the wrong type")
+        return Passport(**fields)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InvalidArgument(f"not a passport: {error!r:.200}") from None

@@ -1,0 +1,86 @@
+"""What gateway and engine tell each other about a request's cache, inside the field `kv_transfer_params`.
+
+The gateway adds `{"mooncache": {...}}` to the body that it sends to an engine, the engine's connector answers in the
+same field. Both sides are ours, but the text passes through an engine: what is read is checked, what is unknown is ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+FIELD = "kv_transfer_params"
+NAME = "mooncache"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Gateway to engine.
+
+    role: which leg this is. wait_tokens: leading prompt tokens that another instance is computing; wait for their
+    blocks in the pool, for at most wait_ms. public_tokens, public_salt: see keys.request_keys. request_id: for logs.
+    """
+
+    role: str = "both"
+    wait_tokens: int = 0
+    wait_ms: int = 0
+    public_tokens: int = 0
+    public_salt: str = ""
+    request_id: str = ""
+
+    def to_params(self) -> dict[str, Any]:
+        """The value of `kv_transfer_params`."""
+        return {NAME: {"v": VERSION, **asdict(self)}}
+
+    @classmethod
+    def from_params(cls, params: Any) -> Self:
+        """What a request says; the defaults for whatever is missing or senseless."""
+        return cls(**_known(cls, params))
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Engine to gateway: what the cache did for one request.
+
+    hit_tokens: prompt tokens not computed here, local_tokens of them from the engine's own cache, loaded_tokens from
+    the pool. asked_tokens: tokens of complete prompt blocks. failed_blocks: blocks that should have been there and
+    could not be loaded. saved_blocks: blocks handed to the pool so far. outcome: hit, partial, miss, timeout, failed,
+    pool_absent, off.
+    """
+
+    asked_tokens: int = 0
+    hit_tokens: int = 0
+    local_tokens: int = 0
+    loaded_tokens: int = 0
+    loaded_bytes: int = 0
+    waited_ms: float = 0.0
+    load_ms: float = 0.0
+    failed_blocks: int = 0
+    saved_blocks: int = 0
+    outcome: str = ""
+
+    def to_params(self) -> dict[str, Any]:
+        """The value of `kv_transfer_params` in the response."""
+        return {NAME: {"v": VERSION, **asdict(self)}}
+
+    @classmethod
+    def from_params(cls, params: Any) -> Self | None:
+        """What an engine said, None when it said nothing of ours."""
+        return cls(**_known(cls, params)) if isinstance(params, dict) and NAME in params else None
+
+
+def _known(cls: type, params: Any) -> dict[str, Any]:
+    """Fields of `cls` that are there with the right type; numbers are not negative."""
+    given = params.get(NAME) if isinstance(params, dict) else None
+    if not isinstance(given, dict):
+        return {}
+    found: dict[str, Any] = {}
+    for field in fields(cls):
+        value = given.get(field.name)
+        if field.type == "str":
+            if isinstance(value, str) and len(value) <= 256:
+                found[field.name] = value
+        elif isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1 << 53:
+            found[field.name] = int(value) if field.type == "int" else float(value)
+    return found

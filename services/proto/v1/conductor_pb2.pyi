@@ -1,0 +1,315 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class InstanceRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    INSTANCE_ROLE_UNSPECIFIED: _ClassVar[InstanceRole]
+    INSTANCE_ROLE_PREFILL: _ClassVar[InstanceRole]
+    INSTANCE_ROLE_DECODE: _ClassVar[InstanceRole]
+    INSTANCE_ROLE_BOTH: _ClassVar[InstanceRole]
+
+class InstanceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    INSTANCE_STATE_UNSPECIFIED: _ClassVar[InstanceState]
+    INSTANCE_STATE_STARTING: _ClassVar[InstanceState]
+    INSTANCE_STATE_READY: _ClassVar[InstanceState]
+    INSTANCE_STATE_DRAINING: _ClassVar[InstanceState]
+    INSTANCE_STATE_SUSPECT: _ClassVar[InstanceState]
+
+class RequestPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REQUEST_PHASE_UNSPECIFIED: _ClassVar[RequestPhase]
+    REQUEST_PHASE_PREFILLED: _ClassVar[RequestPhase]
+    REQUEST_PHASE_PREFILL_FAILED: _ClassVar[RequestPhase]
+    REQUEST_PHASE_FIRST_TOKEN: _ClassVar[RequestPhase]
+    REQUEST_PHASE_FINISHED: _ClassVar[RequestPhase]
+    REQUEST_PHASE_FAILED: _ClassVar[RequestPhase]
+    REQUEST_PHASE_ABORTED: _ClassVar[RequestPhase]
+INSTANCE_ROLE_UNSPECIFIED: InstanceRole
+INSTANCE_ROLE_PREFILL: InstanceRole
+INSTANCE_ROLE_DECODE: InstanceRole
+INSTANCE_ROLE_BOTH: InstanceRole
+INSTANCE_STATE_UNSPECIFIED: InstanceState
+INSTANCE_STATE_STARTING: InstanceState
+INSTANCE_STATE_READY: InstanceState
+INSTANCE_STATE_DRAINING: InstanceState
+INSTANCE_STATE_SUSPECT: InstanceState
+REQUEST_PHASE_UNSPECIFIED: RequestPhase
+REQUEST_PHASE_PREFILLED: RequestPhase
+REQUEST_PHASE_PREFILL_FAILED: RequestPhase
+REQUEST_PHASE_FIRST_TOKEN: RequestPhase
+REQUEST_PHASE_FINISHED: RequestPhase
+REQUEST_PHASE_FAILED: RequestPhase
+REQUEST_PHASE_ABORTED: RequestPhase
+
+class Instance(_message.Message):
+    __slots__ = ("instance_id", "incarnation", "role", "state", "engine", "engine_version", "url", "model", "tokenizer_path", "max_model_tokens", "kv_capacity_tokens", "block_tokens", "passport_json", "kv_bytes_per_token", "host_id", "max_sequences", "pool", "software_version")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_PATH_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PASSPORT_JSON_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    incarnation: int
+    role: InstanceRole
+    state: InstanceState
+    engine: str
+    engine_version: str
+    url: str
+    model: str
+    tokenizer_path: str
+    max_model_tokens: int
+    kv_capacity_tokens: int
+    block_tokens: int
+    passport_json: str
+    kv_bytes_per_token: int
+    host_id: str
+    max_sequences: int
+    pool: bool
+    software_version: str
+    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[InstanceRole, str]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., url: _Optional[str] = ..., model: _Optional[str] = ..., tokenizer_path: _Optional[str] = ..., max_model_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ..., passport_json: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., host_id: _Optional[str] = ..., max_sequences: _Optional[int] = ..., pool: _Optional[bool] = ..., software_version: _Optional[str] = ...) -> None: ...
+
+class InstanceLoad(_message.Message):
+    __slots__ = ("waiting", "running", "kv_usage", "ttft_ms", "tbt_ms", "prompt_tokens_total", "output_tokens_total", "local_hit_tokens_total", "pool_hit_tokens_total")
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    KV_USAGE_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TBT_MS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_HIT_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    POOL_HIT_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    waiting: int
+    running: int
+    kv_usage: float
+    ttft_ms: float
+    tbt_ms: float
+    prompt_tokens_total: int
+    output_tokens_total: int
+    local_hit_tokens_total: int
+    pool_hit_tokens_total: int
+    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., kv_usage: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., tbt_ms: _Optional[float] = ..., prompt_tokens_total: _Optional[int] = ..., output_tokens_total: _Optional[int] = ..., local_hit_tokens_total: _Optional[int] = ..., pool_hit_tokens_total: _Optional[int] = ...) -> None: ...
+
+class CacheChanges(_message.Message):
+    __slots__ = ("full", "stored", "removed", "sequence")
+    FULL_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    full: bool
+    stored: bytes
+    removed: bytes
+    sequence: int
+    def __init__(self, full: _Optional[bool] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class RegisterInstanceRequest(_message.Message):
+    __slots__ = ("instance",)
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    instance: Instance
+    def __init__(self, instance: _Optional[_Union[Instance, _Mapping]] = ...) -> None: ...
+
+class RegisterInstanceResponse(_message.Message):
+    __slots__ = ("report_interval_ms", "lease_ms", "role")
+    REPORT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    report_interval_ms: int
+    lease_ms: int
+    role: InstanceRole
+    def __init__(self, report_interval_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., role: _Optional[_Union[InstanceRole, str]] = ...) -> None: ...
+
+class ReportInstanceRequest(_message.Message):
+    __slots__ = ("instance_id", "incarnation", "state", "load", "changes", "reason")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    incarnation: int
+    state: InstanceState
+    load: InstanceLoad
+    changes: CacheChanges
+    reason: str
+    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[InstanceState, str]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., changes: _Optional[_Union[CacheChanges, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ReportInstanceResponse(_message.Message):
+    __slots__ = ("role", "drain", "want_full")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    WANT_FULL_FIELD_NUMBER: _ClassVar[int]
+    role: InstanceRole
+    drain: bool
+    want_full: bool
+    def __init__(self, role: _Optional[_Union[InstanceRole, str]] = ..., drain: _Optional[bool] = ..., want_full: _Optional[bool] = ...) -> None: ...
+
+class ScheduleRequest(_message.Message):
+    __slots__ = ("request_id", "tenant", "model", "prompt_tokens", "keys", "content_keys", "max_output_tokens", "ttft_slo_ms", "tbt_slo_ms", "sequence_count", "exclude", "attempt", "no_prefill", "session", "priority")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_KEYS_FIELD_NUMBER: _ClassVar[int]
+    MAX_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
+    TBT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NO_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tenant: str
+    model: str
+    prompt_tokens: int
+    keys: bytes
+    content_keys: bytes
+    max_output_tokens: int
+    ttft_slo_ms: int
+    tbt_slo_ms: int
+    sequence_count: int
+    exclude: _containers.RepeatedScalarFieldContainer[str]
+    attempt: int
+    no_prefill: bool
+    session: str
+    priority: int
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., keys: _Optional[bytes] = ..., content_keys: _Optional[bytes] = ..., max_output_tokens: _Optional[int] = ..., ttft_slo_ms: _Optional[int] = ..., tbt_slo_ms: _Optional[int] = ..., sequence_count: _Optional[int] = ..., exclude: _Optional[_Iterable[str]] = ..., attempt: _Optional[int] = ..., no_prefill: _Optional[bool] = ..., session: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+
+class Leg(_message.Message):
+    __slots__ = ("instance_id", "url", "wait_tokens", "wait_ms")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    WAIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    url: str
+    wait_tokens: int
+    wait_ms: int
+    def __init__(self, instance_id: _Optional[str] = ..., url: _Optional[str] = ..., wait_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class ScheduleResponse(_message.Message):
+    __slots__ = ("decision_id", "admitted", "retry_after_ms", "reason", "message", "prefill", "decode", "local_hit_tokens", "pool_hit_tokens", "expected_ttft_ms", "summary")
+    DECISION_ID_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    POOL_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    decision_id: str
+    admitted: bool
+    retry_after_ms: int
+    reason: str
+    message: str
+    prefill: Leg
+    decode: Leg
+    local_hit_tokens: int
+    pool_hit_tokens: int
+    expected_ttft_ms: int
+    summary: str
+    def __init__(self, decision_id: _Optional[str] = ..., admitted: _Optional[bool] = ..., retry_after_ms: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., prefill: _Optional[_Union[Leg, _Mapping]] = ..., decode: _Optional[_Union[Leg, _Mapping]] = ..., local_hit_tokens: _Optional[int] = ..., pool_hit_tokens: _Optional[int] = ..., expected_ttft_ms: _Optional[int] = ..., summary: _Optional[str] = ...) -> None: ...
+
+class UpdateRequestRequest(_message.Message):
+    __slots__ = ("decision_id", "phase", "elapsed_ms", "output_tokens", "detail_json")
+    DECISION_ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_MS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_JSON_FIELD_NUMBER: _ClassVar[int]
+    decision_id: str
+    phase: RequestPhase
+    elapsed_ms: float
+    output_tokens: int
+    detail_json: str
+    def __init__(self, decision_id: _Optional[str] = ..., phase: _Optional[_Union[RequestPhase, str]] = ..., elapsed_ms: _Optional[float] = ..., output_tokens: _Optional[int] = ..., detail_json: _Optional[str] = ...) -> None: ...
+
+class UpdateRequestResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetDecisionRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class GetDecisionResponse(_message.Message):
+    __slots__ = ("record_json",)
+    RECORD_JSON_FIELD_NUMBER: _ClassVar[int]
+    record_json: str
+    def __init__(self, record_json: _Optional[str] = ...) -> None: ...
+
+class ListInstancesRequest(_message.Message):
+    __slots__ = ("known_version", "wait_ms")
+    KNOWN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    known_version: int
+    wait_ms: int
+    def __init__(self, known_version: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class InstanceView(_message.Message):
+    __slots__ = ("instance", "load", "assigned", "cached_blocks", "report_age_ms", "reason")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNED_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    instance: Instance
+    load: InstanceLoad
+    assigned: int
+    cached_blocks: int
+    report_age_ms: int
+    reason: str
+    def __init__(self, instance: _Optional[_Union[Instance, _Mapping]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., assigned: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., report_age_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ListInstancesResponse(_message.Message):
+    __slots__ = ("version", "instances")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    instances: _containers.RepeatedCompositeFieldContainer[InstanceView]
+    def __init__(self, version: _Optional[int] = ..., instances: _Optional[_Iterable[_Union[InstanceView, _Mapping]]] = ...) -> None: ...
+
+class SetInstanceRequest(_message.Message):
+    __slots__ = ("instance_id", "role", "drain")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    role: InstanceRole
+    drain: bool
+    def __init__(self, instance_id: _Optional[str] = ..., role: _Optional[_Union[InstanceRole, str]] = ..., drain: _Optional[bool] = ...) -> None: ...
+
+class SetInstanceResponse(_message.Message):
+    __slots__ = ("instance",)
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    instance: Instance
+    def __init__(self, instance: _Optional[_Union[Instance, _Mapping]] = ...) -> None: ...
