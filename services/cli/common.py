@@ -79,6 +79,57 @@ class Where:
 
         return asyncio.run(run())
 
+    def conductor_target(self) -> str:
+        """host:port of the conductor; empty when neither the settings nor the running cluster here name one."""
+        from mooncache.client.state_dir import read_cluster_file
+        from mooncache.config import explain, load
+
+        config = load(overrides={"cluster.state_dir": self.state_dir})
+        chosen = any(r.name == "cluster.conductor_target" and r.source != "default" for r in explain(config))
+        if chosen:
+            return config.cluster.conductor_target
+        cluster = read_cluster_file(config.cluster.state_dir)
+        return cluster.conductor_target if cluster is not None else ""
+
+    def conductor_channel(self) -> Any:
+        """A channel to the conductor, for use inside one event loop. Close it.
+
+        Raises:
+            ConfigInvalid: nobody said where the conductor is.
+        """
+        from mooncache.channel import GrpcChannel
+        from mooncache.client.options import Options
+        from mooncache.errors import ConductorUnavailable, ConfigInvalid
+        from mooncache.rpc import CONDUCTOR_SERVICE
+        from mooncache.tls import channel_credentials
+
+        target = self.conductor_target()
+        if not target:
+            raise ConfigInvalid(
+                "No conductor is known here. Start engines with `mooncache up`, or set MOONCACHE_CLUSTER_CONDUCTOR_TARGET."
+            )
+        options = Options.gather(**{**self.settings(), "master": self.master or "127.0.0.1:1"})
+        return GrpcChannel(
+            target,
+            CONDUCTOR_SERVICE,
+            token=options.token,
+            credentials=channel_credentials(options.tls),
+            unavailable_error=ConductorUnavailable,
+            server_name=options.tls.server_name,
+        )
+
+    def ask_conductor(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
+        """One call to the conductor."""
+
+        async def run() -> Any:
+            channel = self.conductor_channel()
+            try:
+                return await channel.call(method, request, timeout_s or self.timeout_s)
+            finally:
+                await channel.close()
+
+        return asyncio.run(run())
+
 
 HERE = Where()
 """The cluster that the configuration and the state folder know of."""

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,15 @@ class ClusterFile:
     master_targets: tuple[str, ...]
     pid: int
     tls_ca: str | None = None
+    conductor_target: str = ""
+    """host:port; empty when the cluster is a pool alone."""
+    gateway_url: str = ""
+    """http://host:port; empty when the cluster is a pool alone."""
+    metrics: dict[str, str] = field(default_factory=dict)
+    """Name of a part -> host:port of its probe server."""
+    run_id: str = ""
+    """Carried by every process of this run in its environment."""
+    ready: bool = True
 
 
 def read_cluster_file(folder: Path) -> ClusterFile | None:
@@ -43,8 +52,17 @@ def read_cluster_file(folder: Path) -> ClusterFile | None:
     try:
         content = json.loads(data)
         targets = tuple(str(target) for target in content["master_targets"])
-        return ClusterFile(targets, int(content.get("pid", 0)), content.get("tls_ca"))
-    except (ValueError, KeyError, TypeError) as error:
+        return ClusterFile(
+            targets,
+            int(content.get("pid", 0)),
+            content.get("tls_ca"),
+            str(content.get("conductor_target", "")),
+            str(content.get("gateway_url", "")),
+            {str(name): str(address) for name, address in content.get("metrics", {}).items()},
+            str(content.get("run_id", "")),
+            bool(content.get("ready", True)),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigInvalid(
             f"{path} is damaged ({type(error).__name__}). Delete it; `mooncache up` writes it again."
         ) from None
