@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import grpc
 
+from mooncache import tracing
 from mooncache.channel.grpc_channel import MESSAGE_OPTIONS
 from mooncache.errors import ConfigInvalid, MooncacheError, to_metadata
 from mooncache.run_op import TIMEOUT_DEFAULT_S, OpRunner
@@ -71,18 +72,21 @@ class GrpcServer:
         await self._server.stop(grace_s)
 
     def _behaviour(self, method: str) -> Behaviour:
+        span_name = self._runner.table.ops[method].method.path[1:]
+
         async def behave(request: bytes, context: Any) -> bytes:
             pairs = context.invocation_metadata() or ()
             metadata = {key: value for key, value in pairs if isinstance(value, str)}
             left_s = context.time_remaining()
             try:
-                response = await self._runner.run(
-                    method,
-                    request,
-                    authorization=metadata.get("authorization", ""),
-                    request_id=metadata.get("x-request-id", ""),
-                    timeout_s=TIMEOUT_DEFAULT_S if left_s is None else left_s,
-                )
+                with tracing.span(span_name, metadata, kind="server", root=False, rpc__system="grpc"):
+                    response = await self._runner.run(
+                        method,
+                        request,
+                        authorization=metadata.get("authorization", ""),
+                        request_id=metadata.get("x-request-id", ""),
+                        timeout_s=TIMEOUT_DEFAULT_S if left_s is None else left_s,
+                    )
                 return response.SerializeToString()
             except MooncacheError as error:
                 await context.abort(error.grpc_status, error.message[:_DETAILS_CHARS_MAX], to_metadata(error))

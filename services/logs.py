@@ -34,6 +34,10 @@ class Event(enum.StrEnum):
     DUTY_RECOVERED = "duty.recovered"  # a background duty works again
     AUTH_TOKEN_CREATED = "auth.token_created"  # noqa: S105  a cluster token was generated
     TLS_ENABLED = "tls.enabled"  # ports speak TLS
+    TRACING_ENABLED = "tracing.enabled"  # spans are recorded and sent to `endpoint`
+    TRACING_UNAVAILABLE = (
+        "tracing.unavailable"  # `tracing.endpoint` is set, the extra `otel` is not installed
+    )
     BIND_PUBLIC = "bind.public"  # a port listens beyond loopback
     ELECTION_CAMPAIGN = "election.campaign"  # a master asks to lead
     ELECTION_WON = "election.won"  # this master leads; `term` is its fencing number

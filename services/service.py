@@ -14,7 +14,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 
-from mooncache import auth, logs, tls
+from mooncache import auth, logs, tls, tracing
 from mooncache.clock import Clock, SystemClock
 from mooncache.config import Config
 from mooncache.duties import Duty, DutyRunner
@@ -199,6 +199,7 @@ class Service:
 def run_service(name: str, config: Config, make: Callable[[], Service]) -> int:
     """Be the process of a service: logging, event loop (uvloop where it is installed), exit status 0, 1 or 2."""
     logs.setup(name, level=config.logging.level, log_format=config.logging.format)
+    tracing.setup(name, config)
 
     async def main() -> None:
         await make().run()
@@ -214,6 +215,8 @@ def run_service(name: str, config: Config, make: Callable[[], Service]) -> int:
         return EXIT_FAILED
     except (asyncio.CancelledError, KeyboardInterrupt):
         return EXIT_FAILED
+    finally:
+        tracing.shutdown()
     return EXIT_OK
 
 

@@ -10,6 +10,7 @@ import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from mooncache import tracing
 from mooncache.errors import (
     Cancelled,
     Closed,
@@ -84,10 +85,22 @@ class GrpcChannel:
         if timeout_s <= 0:
             raise DeadlineExceeded(f"{method} to {self.target} was not sent: no time was left.")
         call = self._callable(method)
+        span = tracing.span(
+            self._methods[method].path[1:],
+            kind="client",
+            root=False,
+            rpc__system="grpc",
+            server__address=self.target,
+        )
+        with span:
+            return await self._call(call, method, request, timeout_s)
+
+    async def _call(self, call: Any, method: str, request: Message, timeout_s: float) -> Any:
         context = structlog.contextvars.get_contextvars()
         metadata = (
             ("authorization", self._authorization),
             ("x-request-id", str(context.get("request_id") or new_request_id())),
+            *tracing.inject({}).items(),
         )
         try:
             # gRPC's own deadline fires first; the outer one makes sure that a stuck library cannot hold a
