@@ -12,7 +12,7 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
-_ALLOWED = ("mooncache.master", "mooncache.store_node")
+_ALLOWED = tuple(f"mooncache.{name}" for name in ("master", "store_node", "conductor", "gateway", "worker"))
 
 
 def main() -> None:

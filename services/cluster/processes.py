@@ -13,16 +13,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _TAIL_BYTES = 16_384
+RUN_VARIABLE = "_MOONCACHE_RUN"
+"""Name of the variable that marks every process of one `mooncache up`."""
 
 
 @dataclass
 class Part:
-    """One process of the cluster: `name` for people, `module` to run, `env` on top of the parent's environment."""
+    """One process of the cluster: `name` for people, `module` to run, `env` on top of the parent's environment.
+
+    `control` and `metrics` are host:port of its control service and of its probe server ("" when it has none).
+    """
 
     name: str
     module: str
     env: Mapping[str, str]
     log_path: Path
+    control: str = ""
+    metrics: str = ""
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -90,6 +97,36 @@ def stop_all(parts: list[Part], timeout_s: float) -> list[str]:
     return killed
 
 
+def processes_of_run(run_id: str) -> list[int]:
+    """Process ids of this run, the parts' own children included: all of them carry its id in their environment."""
+    marker = f"{RUN_VARIABLE}={run_id}".encode()
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if marker in (folder / "environ").read_bytes().split(b"\0"):
+                state = (folder / "stat").read_bytes().rpartition(b") ")[2][:1]
+                if state != b"Z":
+                    found.append(int(folder.name))
+    return sorted(found)
+
+
+def end_leftovers(run_id: str, timeout_s: float = 5.0) -> list[int]:
+    """Kill what is left of a run, for example an engine whose supervisor was killed; returns the process ids."""
+    killed: set[int] = set()
+    deadline_s = time.monotonic() + timeout_s
+    while left := processes_of_run(run_id):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+        if time.monotonic() > deadline_s:
+            break
+        time.sleep(0.02)
+    return sorted(killed)
+
+
 def describe_exit(code: int) -> str:
     """An exit code in words."""
     if code >= 0:
@@ -103,5 +140,11 @@ def describe_exit(code: int) -> str:
 def _is_service_setting(name: str) -> bool:
     """Settings of the parent that would be wrong for every child: the embedded cluster sets them itself."""
     return name.startswith(
-        ("MOONCACHE_STORE_NODE_", "MOONCACHE_MASTER_", "MOONCACHE_CLUSTER_", "MOONCACHE_STATE_DIR")
+        (
+            "MOONCACHE_STORE_NODE_",
+            "MOONCACHE_MASTER_",
+            "MOONCACHE_CLUSTER_",
+            "MOONCACHE_WORKER_",
+            "MOONCACHE_STATE_DIR",
+        )
     )

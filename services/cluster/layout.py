@@ -1,0 +1,171 @@
+"""Which processes a one-machine cluster has, and what each is told through its environment.
+
+The services are the same as anywhere else; all that is special here is that this module writes their settings. What
+the user has set (file or environment) wins over what is chosen here for engines, because both are about one machine.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from mooncache.cluster.ports import PortPicker
+from mooncache.cluster.processes import RUN_VARIABLE, Part
+from mooncache.cluster.settings import (
+    CONDUCTOR_PORT,
+    GATEWAY_PORT,
+    MASTER_PORT,
+    ClusterSettings,
+    gpu_count,
+)
+from mooncache.config import Config, explain
+
+_BLOCK_TOKENS = 32
+_GPU_SHARE = 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The parts in the order in which they start, and the addresses by which they find each other."""
+
+    parts: dict[str, Part]
+    master_target: str
+    conductor_target: str
+    gateway_url: str
+
+
+def is_worker(part: Part) -> bool:
+    """Whether the part supervises an engine."""
+    return part.module == "mooncache.worker"
+
+
+def plan(settings: ClusterSettings, config: Config, state_dir: Path, run_dir: Path, run_id: str) -> Layout:
+    """Choose the ports and say what each part is told. Raises ConfigInvalid for a port that cannot be used."""
+    with PortPicker(settings.host) as ports:
+        return _Planner(settings, config, state_dir, run_dir, run_id, ports).layout()
+
+
+class _Planner:
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        config: Config,
+        state_dir: Path,
+        run_dir: Path,
+        run_id: str,
+        ports: PortPicker,
+    ) -> None:
+        self._settings, self._state_dir, self._run_dir, self._ports = settings, state_dir, run_dir, ports
+        self._chosen = {row.name for row in explain(config) if row.source != "default"}
+        self._probe_host = _reachable(config.metrics.host) if config.metrics.enabled else ""
+        host = _bracketed(settings.host)
+        self._master = f"{host}:{ports.pick(settings.port, MASTER_PORT, '--master-port')}"
+        self._conductor = self._gateway = ""
+        if settings.serves:
+            port = ports.pick(settings.conductor_port, CONDUCTOR_PORT, "--conductor-port")
+            self._conductor = f"{host}:{port}"
+            self._gateway = f"{host}:{ports.pick(settings.gateway_port, GATEWAY_PORT, '--port')}"
+        self._common = {
+            "MOONCACHE_CLUSTER_STATE_DIR": str(state_dir),
+            "MOONCACHE_CLUSTER_MASTER_TARGETS": self._master,
+            "MOONCACHE_LOGGING_FORMAT": "json",
+            "MOONCACHE_LOGGING_LEVEL": settings.log_level,
+            RUN_VARIABLE: run_id,
+        }
+        if "cluster.token_file" in self._chosen and config.cluster.token_file is not None:
+            self._common["MOONCACHE_CLUSTER_TOKEN_FILE"] = str(config.cluster.token_file)
+        if self._conductor:
+            self._common["MOONCACHE_CLUSTER_CONDUCTOR_TARGET"] = self._conductor
+
+    def layout(self) -> Layout:
+        parts = [self._part("master", "master", self._master, {})]
+        parts += [self._node(number) for number in range(1, self._settings.node_count + 1)]
+        if self._settings.serves:
+            parts.append(self._part("conductor", "conductor", self._conductor, {}))
+            drain = {"DRAIN_TIMEOUT_S": "3"}  # Ctrl-C on a laptop should not take half a minute
+            parts.append(self._part("gateway", "gateway", self._gateway, drain))
+            parts += self._workers()
+        url = f"http://{self._gateway}" if self._gateway else ""
+        return Layout({part.name: part for part in parts}, self._master, self._conductor, url)
+
+    def _part(self, name: str, service: str, control: str, more: dict[str, str]) -> Part:
+        host = self._settings.host
+        own = {"HOST": host, "PORT": control.rpartition(":")[2], **more}
+        metrics = ""
+        if self._probe_host:
+            metrics = f"{self._probe_host}:{self._ports.any()}"
+            own["METRICS_PORT"] = metrics.rpartition(":")[2]
+        env = {f"MOONCACHE_{service}_{field}".upper(): value for field, value in own.items()}
+        log = self._state_dir / "logs" / f"{name}.log"
+        extra = dict(self._settings.extra_env)
+        return Part(name, f"mooncache.{service}", {**self._common, **extra, **env}, log, control, metrics)
+
+    def _node(self, number: int) -> Part:
+        name, host = f"node-{number}", self._settings.host
+        more = {
+            "NODE_ID": name,
+            "DATA_HOST": host,
+            "CAPACITY_BYTES": str(self._settings.capacity_bytes),
+            "UNIX_PATH": str(self._run_dir / f"{name}.sock"),
+        }
+        return self._part(name, "store_node", f"{_bracketed(host)}:{self._ports.any()}", more)
+
+    def _workers(self) -> list[Part]:
+        settings = self._settings
+        names = [f"prefill-{number}" for number in range(1, settings.prefill + 1)]
+        names += [f"decode-{number}" for number in range(1, settings.decode + 1)]
+        return [self._worker(name, index, len(names)) for index, name in enumerate(names)]
+
+    def _worker(self, name: str, index: int, count: int) -> Part:
+        settings = self._settings
+        role = name.partition("-")[0] if settings.prefill else "both"
+        more = {
+            "INSTANCE_ID": name,
+            "ROLE": role,
+            "ENGINE": settings.engine,
+            "MODEL": settings.model,
+            "MODEL_NAME": settings.model_name,
+            "DRAIN_TIMEOUT_S": "1",
+        }
+        part = self._part(name, "worker", f"{_bracketed(settings.host)}:{self._ports.any()}", more)
+        part.env = {**self._engine_env(index, count), **part.env}
+        return part
+
+    def _engine_env(self, index: int, count: int) -> dict[str, str]:
+        """Choices for engines that share one machine; only where the user has not chosen."""
+        gpus = gpu_count()
+        chosen: dict[str, str] = {}
+        env: dict[str, str] = {}
+        if gpus:
+            env["CUDA_VISIBLE_DEVICES"] = _nth_gpu(index % gpus)
+            share = _GPU_SHARE / -(-count // gpus)
+            chosen["vllm.extra_args"] = f"--gpu-memory-utilization,{share:.2f}"
+        else:
+            # Small blocks and no compiling: a quick start and hits on short prompts. float32: equal tokens.
+            chosen = {
+                "vllm.dtype": "float32",
+                "vllm.enforce_eager": "true",
+                "vllm.block_tokens": str(_BLOCK_TOKENS),
+            }
+            if "OMP_NUM_THREADS" not in os.environ:
+                # Threads that share a core with another engine's wait for each other in busy loops.
+                env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // count))
+        for name, value in chosen.items():
+            if name not in self._chosen:
+                env["MOONCACHE_" + name.replace(".", "_").upper()] = value
+        return env
+
+
+def _nth_gpu(index: int) -> str:
+    visible = [item.strip() for item in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if item.strip()]
+    return visible[index] if visible else str(index)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _reachable(host: str) -> str:
+    """The host by which this machine itself reaches a server that listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, _bracketed(host))  # noqa: S104 - compared, not bound

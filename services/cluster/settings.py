@@ -1,0 +1,134 @@
+"""What a one-machine cluster is made of, and what can be run here."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from mooncache.errors import ConfigInvalid, InvalidArgument
+
+Engine = Literal["vllm", "hf", "none"]
+MAX_NODES: Final = 64
+MAX_INSTANCES: Final = 64
+MASTER_PORT: Final = 7700
+CONDUCTOR_PORT: Final = 7800
+GATEWAY_PORT: Final = 8000
+_SERVE_MODULES: Final = ("starlette", "uvicorn", "aiohttp", "zmq", "tokenizers", "jinja2")
+_ENGINE_MODULES: Final[dict[str, tuple[str, ...]]] = {
+    "vllm": ("vllm", "torch"),
+    "hf": ("transformers", "torch", "safetensors"),
+    "none": (),
+}
+_HOW_TO_INSTALL: Final = {
+    "vllm": "pip install 'mooncache[vllm]', on a machine without a GPU scripts/install_vllm.sh",
+    "hf": "pip install 'mooncache[hf]'",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """What an embedded cluster is made of. A port of None takes the usual one when it is free; 0 takes any free port.
+
+    Engine "none" is a pool alone: master and store nodes. With an engine there are also a conductor, a gateway and
+    `prefill` + `decode` workers; with `prefill` 0 the decode workers do both.
+    """
+
+    state_dir: Path
+    nodes: int | None = None
+    capacity_bytes: int = 1 << 30
+    host: str = "127.0.0.1"
+    port: int | None = None
+    log_level: str = "info"
+    extra_env: tuple[tuple[str, str], ...] = ()
+    engine: Engine = "none"
+    model: str = ""
+    model_name: str = ""
+    prefill: int = 1
+    decode: int = 1
+    conductor_port: int | None = None
+    gateway_port: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.nodes is not None and not 1 <= self.nodes <= MAX_NODES:
+            raise InvalidArgument(f"nodes must be between 1 and {MAX_NODES}; got {self.nodes}.")
+        if self.capacity_bytes < 1 << 20:
+            raise InvalidArgument(f"capacity must be at least 1 MiB; got {self.capacity_bytes} bytes.")
+        if not 0 <= self.prefill <= MAX_INSTANCES:
+            raise InvalidArgument(f"prefill must be between 0 and {MAX_INSTANCES}; got {self.prefill}.")
+        if not 1 <= self.decode <= MAX_INSTANCES:
+            raise InvalidArgument(f"decode must be between 1 and {MAX_INSTANCES}; got {self.decode}.")
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests are served, not only blocks kept."""
+        return self.engine != "none"
+
+    @property
+    def node_count(self) -> int:
+        """Store nodes: as asked for, else one beside engines, and two for a pool alone."""
+        return self.nodes if self.nodes is not None else 1 if self.serves else 2
+
+
+def missing_modules(engine: str) -> list[str]:
+    """What would have to be installed for this engine; nothing is imported to find out."""
+    wanted = (*_SERVE_MODULES, *_ENGINE_MODULES[engine]) if engine != "none" else ()
+    return [name for name in wanted if importlib.util.find_spec(name) is None]
+
+
+def choose_engine(asked: str) -> tuple[Engine, str]:
+    """The engine to use and, when it is not the first choice, a sentence about why.
+
+    Raises:
+        InvalidArgument: no engine of that name.
+        ConfigInvalid: the engine asked for by name is not installed.
+    """
+    if asked == "auto":
+        if not missing_modules("vllm"):
+            return "vllm", ""
+        if not missing_modules("hf"):
+            return (
+                "hf",
+                f"vLLM is not installed, so the small engine hf is used. For vLLM: {_HOW_TO_INSTALL['vllm']}.",
+            )
+        missing = ", ".join(missing_modules("hf"))
+        why = f"No engine is installed ({missing} missing): a pool alone. For an engine: {_HOW_TO_INSTALL['hf']}."
+        return "none", why
+    if asked not in _ENGINE_MODULES:
+        raise InvalidArgument(f"--engine is auto, vllm, hf or none; got {asked!r}.")
+    missing = ", ".join(missing_modules(asked))
+    if missing:
+        raise ConfigInvalid(f"--engine {asked} needs {missing}: {_HOW_TO_INSTALL[asked]}.")
+    return ("vllm" if asked == "vllm" else "hf" if asked == "hf" else "none"), ""
+
+
+def resolve_model(text: str) -> str:
+    """A model's folder as an absolute path, or a hub's id as it is.
+
+    Raises:
+        InvalidArgument: it looks like a folder and there is no model in it.
+    """
+    if not text:
+        return ""
+    path = Path(text).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise InvalidArgument(
+                f"--model: {path} has no config.json, so it is not a model in Hugging Face's format."
+            )
+        return str(path.absolute())
+    if path.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1:
+        raise InvalidArgument(f"--model: there is no folder {path}.")
+    return text
+
+
+def gpu_count() -> int:
+    """NVIDIA GPUs of this machine, as the driver's device files tell; CUDA_VISIBLE_DEVICES restricts them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([item for item in visible.split(",") if item.strip() not in {"", "-1"}])
+    return len(
+        [path for path in Path("/dev").glob("nvidia[0-9]*") if path.name.removeprefix("nvidia").isdigit()]
+    )

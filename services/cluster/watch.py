@@ -1,0 +1,275 @@
+"""Watching a one-machine cluster: is each part ready, what are the engines doing, has something ended by itself?
+
+Every look is bounded and may fail: a part that does not answer yet is simply not ready yet. Only a process that ended
+although nobody asked it to is a crash; an engine that ends is news, because its worker starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from mooncache.auth import load_cluster_token
+from mooncache.channel import GrpcChannel
+from mooncache.client.map_keeper import view_of_map
+from mooncache.client.master_link import MasterLink
+from mooncache.client.options import Options
+from mooncache.client.results import NodeView
+from mooncache.clock import SystemClock
+from mooncache.cluster.http_get import http_get
+from mooncache.cluster.layout import Layout, is_worker
+from mooncache.cluster.processes import Part, describe_exit
+from mooncache.config import load
+from mooncache.errors import (
+    Cancelled,
+    ConductorUnavailable,
+    EngineUnavailable,
+    Internal,
+    MasterUnavailable,
+    MooncacheError,
+)
+from mooncache.proto.v1 import conductor_pb2, master_pb2, worker_pb2
+from mooncache.rpc import CONDUCTOR_SERVICE, WORKER_SERVICE
+from mooncache.tls import channel_credentials
+
+POLL_S = 0.1
+ENGINE_POLL_S = 0.5
+_CALL_S = 1.0
+
+Progress = Callable[[str, str], None]
+"""Called with the name of a part and what happened to it: "started", "ready", or what its engine is doing."""
+
+
+def crashed(parts: Mapping[str, Part]) -> Part | None:
+    """The first part that has ended although nobody asked it to."""
+    return next((part for part in parts.values() if part.exit_code is not None), None)
+
+
+class Watch:
+    """One look after the other, inside one event loop. `close` it."""
+
+    def __init__(self, layout: Layout, state_dir: Path, token_path: Path) -> None:
+        self._layout = layout
+        self._state_dir = state_dir
+        config = load(overrides={"cluster.state_dir": str(state_dir)})
+        options = Options.gather(master=layout.master_target, token_file=str(token_path), config=config)
+        self._token = load_cluster_token(token_path).text
+        self._tls, self._credentials = options.tls, channel_credentials(options.tls)
+        self._link = MasterLink(options.targets, options.master_channel, SystemClock(), random.Random())
+        self._channels: dict[str, GrpcChannel] = {}
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._link.close()
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def until_ready(
+        self, timeout_s: float, tell: Progress, should_stop: Callable[[], bool]
+    ) -> tuple[NodeView, ...]:
+        """Wait until every running part works together; returns the nodes of the cluster map.
+
+        Raises:
+            Internal: a part ended; the text has its exit code and last lines.
+            MasterUnavailable, EngineUnavailable: not ready in time; the text names what is missing.
+            Cancelled: `should_stop` said so.
+        """
+        waits = self._waits(tell)
+        tasks = {name: asyncio.create_task(wait) for name, wait in waits.items()}
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            while True:
+                self._refuse_crash()
+                for task in tasks.values():
+                    if task.done():
+                        task.result()  # a defect in a wait must not look like slowness
+                waiting = [name for name, task in tasks.items() if not task.done()]
+                if not waiting:
+                    return await self.active_nodes()
+                if should_stop():
+                    raise Cancelled("The start was called off.")
+                if time.monotonic() >= deadline_s:
+                    raise self._too_late(waiting, timeout_s)
+                await asyncio.wait(tasks.values(), timeout=POLL_S, return_when=asyncio.ALL_COMPLETED)
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+    async def until_crash(self, tell: Progress, should_stop: Callable[[], bool]) -> Part | None:
+        """Tell what the engines do until a part ends by itself (returned) or the caller wants to stop (None)."""
+        followers = [
+            asyncio.create_task(self._follow_engine(part, tell))
+            for part in self._layout.parts.values()
+            if is_worker(part)
+        ]
+        try:
+            while not should_stop():
+                part = crashed(self._layout.parts)
+                if part is not None:
+                    return part
+                await asyncio.sleep(POLL_S)
+            return None
+        finally:
+            for follower in followers:
+                follower.cancel()
+            await asyncio.gather(*followers, return_exceptions=True)
+
+    async def active_nodes(self) -> tuple[NodeView, ...]:
+        """Active nodes of the current map; none while the master does not answer yet."""
+        try:
+            response = await self._link.call_once("GetClusterMap", master_pb2.GetClusterMapRequest(), _CALL_S)
+        except MooncacheError:
+            return ()
+        return tuple(node for node in view_of_map(response.map).nodes if node.state == "active")
+
+    async def instances(self) -> list[Any]:
+        """Instances that the conductor knows, as InstanceView; none while it does not answer."""
+        channel = self._channel(self._layout.conductor_target, CONDUCTOR_SERVICE, ConductorUnavailable)
+        try:
+            answer = await channel.call("ListInstances", conductor_pb2.ListInstancesRequest(), _CALL_S)
+        except MooncacheError:
+            return []
+        return list(answer.instances)
+
+    async def worker_status(self, part: Part) -> Any:
+        """GetWorkerStatusResponse of a worker; None when it does not answer."""
+        channel = self._channel(part.control, WORKER_SERVICE, EngineUnavailable)
+        try:
+            return await channel.call("GetWorkerStatus", worker_pb2.GetWorkerStatusRequest(), _CALL_S)
+        except MooncacheError:
+            return None
+
+    async def models(self) -> list[str]:
+        """Models that the gateway offers."""
+        address = self._layout.gateway_url.removeprefix("http://")
+        status, body = await http_get(address, "/v1/models", token=self._token)
+        if status != 200:
+            return []
+        try:
+            return [str(item["id"]) for item in json.loads(body)["data"]]
+        except (ValueError, KeyError, TypeError):
+            return []
+
+    # --- waiting for each part -------------------------------------------------------------------------------
+
+    def _waits(self, tell: Progress) -> dict[str, Coroutine[Any, Any, None]]:
+        waits: dict[str, Coroutine[Any, Any, None]] = {}
+        nodes: set[str] = set()
+        for name, part in self._layout.parts.items():
+            if part.exit_code is not None:
+                continue
+            if is_worker(part):
+                waits[name] = self._wait_worker(part, tell)
+            elif part.module == "mooncache.store_node":
+                nodes.add(name)
+            elif part.module != "mooncache.master":
+                waits[name] = self._wait_probe(part, tell)
+        waits["the store nodes"] = self._wait_nodes(nodes, tell)
+        if self._layout.gateway_url:
+            waits["models of the gateway"] = self._wait_models()
+        return waits
+
+    async def _wait_nodes(self, wanted: set[str], tell: Progress) -> None:
+        seen: set[str] = set()
+        while True:
+            try:
+                await self._link.call_once("GetClusterMap", master_pb2.GetClusterMapRequest(), _CALL_S)
+            except MooncacheError:
+                await asyncio.sleep(POLL_S)
+                continue
+            if "master" not in seen:
+                seen.add("master")
+                tell("master", "ready")
+            nodes = {node.node_id for node in await self.active_nodes()}
+            for name in sorted(nodes - seen):
+                seen.add(name)
+                tell(name, "ready")
+            if wanted <= nodes:
+                return
+            await asyncio.sleep(POLL_S)
+
+    async def _wait_probe(self, part: Part, tell: Progress) -> None:
+        said = ""
+        while part.metrics:
+            status, body = await http_get(part.metrics, "/ready", token=self._token)
+            if status == 200:
+                break
+            reason = _reason(body)
+            if reason and reason != said:
+                said = reason
+                tell(part.name, reason)
+            await asyncio.sleep(POLL_S)
+        tell(part.name, "ready")
+
+    async def _wait_worker(self, part: Part, tell: Progress) -> None:
+        said = ""
+        while True:
+            for view in await self.instances():
+                if (
+                    view.instance.instance_id == part.name
+                    and view.instance.state == conductor_pb2.INSTANCE_STATE_READY
+                ):
+                    tell(part.name, "ready")
+                    return
+            status = await self.worker_status(part)
+            if status is not None and status.doing and status.doing != said:
+                said = status.doing
+                tell(part.name, "registering" if said == "ready" else said)
+            await asyncio.sleep(ENGINE_POLL_S)
+
+    async def _wait_models(self) -> None:
+        while True:
+            if await self.models():
+                return
+            await asyncio.sleep(ENGINE_POLL_S)
+
+    async def _follow_engine(self, part: Part, tell: Progress) -> None:
+        said = "ready"
+        while True:
+            await asyncio.sleep(ENGINE_POLL_S)
+            status = await self.worker_status(part)
+            if status is not None and status.doing and status.doing != said:
+                said = status.doing
+                tell(part.name, said)
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def _channel(self, target: str, service: Any, unavailable: type[MooncacheError]) -> GrpcChannel:
+        if target not in self._channels:
+            self._channels[target] = GrpcChannel(
+                target,
+                service,
+                token=self._token,
+                credentials=self._credentials,
+                unavailable_error=unavailable,
+                server_name=self._tls.server_name,
+            )
+        return self._channels[target]
+
+    def _refuse_crash(self) -> None:
+        part = crashed(self._layout.parts)
+        if part is not None and part.exit_code is not None:
+            how = describe_exit(part.exit_code)
+            raise Internal(f"{part.name} ended with {how}.\n{part.log_tail()}\nIts log is {part.log_path}")
+
+    def _too_late(self, waiting: list[str], timeout_s: float) -> MooncacheError:
+        text = f"Not ready after {timeout_s:g} s: {', '.join(waiting)}. See {self._state_dir}/logs."
+        engines = any(is_worker(part) for name, part in self._layout.parts.items() if name in waiting)
+        if engines:
+            return EngineUnavailable(text)
+        return MasterUnavailable(text)
+
+
+def _reason(body: bytes) -> str:
+    """What a probe answered, as words."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return body.decode("utf-8", "replace").strip()[:200]
+    return str(found.get("reason", ""))[:200] if isinstance(found, dict) else ""
