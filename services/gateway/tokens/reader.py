@@ -1,0 +1,153 @@
+"""The prompts of a request, read the way the engine will read them.
+
+The invariant: an answer is exactly what the engine computes for the same body, or it is None.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mooncache.gateway.tokens.encoder import Encoder
+from mooncache.gateway.tokens.loading import load_tokenizer
+from mooncache.gateway.tokens.messages import Unreadable
+from mooncache.gateway.tokens.prompt import Prompt
+from mooncache.gateway.tokens.template import ChatTemplates
+
+_INLINE_CHARS = 8192  # about 2 ms of tokenising: less than what a hop to a thread may cost under load
+_TOKEN_ID_MAX = 0xFFFF_FFFF
+
+
+class PromptReader:
+    """Tokeniser and chat template of one model. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        templates: ChatTemplates,
+        *,
+        threads: int = 1,
+        inline_chars: int = _INLINE_CHARS,
+    ) -> None:
+        self._encoder = encoder
+        self._templates = templates
+        self._inline_chars = inline_chars
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
+
+    @classmethod
+    def load(cls, folder: Path | str, *, cache_bytes: int = 0, threads: int = 1) -> PromptReader | None:
+        """Reads a tokenizer's folder; None when it has no tokenizer.json.
+
+        Args:
+            folder: holds tokenizer.json, tokenizer_config.json and perhaps chat_template.jinja.
+            cache_bytes: memory for tokens of earlier texts (gateway.tokenizer_cache_bytes).
+            threads: threads for long texts (gateway.tokenizer_threads).
+
+        Raises:
+            ValueError, OSError, jinja2.TemplateError: files that are there and cannot be used.
+        """
+        folder = Path(folder)
+        tokenizer = load_tokenizer(folder)
+        if tokenizer is None:
+            return None
+        encoder = Encoder(tokenizer, cache_bytes=cache_bytes)
+        return cls(encoder, ChatTemplates.load(folder), threads=threads)
+
+    def read(self, body: dict[str, Any], chat: bool, *, scope: str = "") -> Prompt | None:
+        """Tokens of a request's prompts; None when only the engine can know them.
+
+        Args:
+            body: of POST /v1/chat/completions when `chat`, else of /v1/completions. Not changed.
+            scope: the tenant: cached tokens of one scope are never used for another, so times tell nothing.
+        """
+        try:
+            texts, special = self._texts(body, chat)
+            return self._encoded(texts, special, scope)
+        except (Unreadable, ValueError):
+            return None
+
+    async def read_async(self, body: dict[str, Any], chat: bool, *, scope: str = "") -> Prompt | None:
+        """As `read`; long texts are encoded in a thread, so that the event loop goes on."""
+        try:
+            texts, special = self._texts(body, chat)
+            if sum(len(text) for text in texts if isinstance(text, str)) <= self._inline_chars:
+                return self._encoded(texts, special, scope)
+            call = partial(self._encoded, texts, special, scope)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        except (Unreadable, ValueError):
+            return None
+
+    def public_tokens(self, body: dict[str, Any], prompt: Prompt, *, scope: str = "") -> int:
+        """Leading tokens of a chat `prompt` that come from body["mooncache"]["public_messages"] messages alone.
+
+        They are the common beginning of the prompt and of the tokens of those messages by themselves, so nothing that
+        follows, nor tools, documents or other settings of the request, can be in them. 0 when the body declares nothing.
+        """
+        ours = body.get("mooncache")
+        count = ours.get("public_messages") if isinstance(ours, dict) else None
+        messages = body.get("messages")
+        if (
+            type(count) is not int
+            or count < 1
+            or not isinstance(messages, list)
+            or len(prompt.token_ids) != 1
+        ):
+            return 0
+        alone = {"messages": messages[:count], "add_generation_prompt": False}
+        public = self.read(alone, True, scope=scope)
+        return _common(public.token_ids[0], prompt.token_ids[0]) if public is not None else 0
+
+    def close(self) -> None:
+        """Ends the threads; encoding that is under way is finished by nobody waiting for it."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _texts(self, body: dict[str, Any], chat: bool) -> tuple[list[str | array[int]], bool]:
+        """The prompts as text or as ids, and whether begin and end tokens are added."""
+        if body.get("truncate_prompt_tokens") is not None or body.get("prompt_embeds") is not None:
+            raise Unreadable("only the engine knows its limits")
+        special = body.get("add_special_tokens", not chat)
+        if not isinstance(special, bool):
+            raise Unreadable("add_special_tokens")
+        if chat:
+            return [self._templates.choose(body).render(body)], special
+        return _completion_prompts(body.get("prompt")), special
+
+    def _encoded(self, prompts: list[str | array[int]], special: bool, scope: str) -> Prompt:
+        ids = [
+            self._encoder.encode(prompt, add_special_tokens=special, scope=scope)
+            if isinstance(prompt, str)
+            else prompt
+            for prompt in prompts
+        ]
+        return Prompt(ids, [prompt if isinstance(prompt, str) else None for prompt in prompts])
+
+
+def _completion_prompts(prompt: Any) -> list[str | array[int]]:
+    """The field `prompt`: a text, texts, token ids, or lists of token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise Unreadable("prompt")
+    if all(isinstance(one, str) for one in prompt):
+        return list(prompt)
+    if all(isinstance(one, list) and one for one in prompt):
+        return [_ids(one) for one in prompt]
+    return [_ids(prompt)]
+
+
+def _ids(given: list[Any]) -> array[int]:
+    if not all(type(one) is int and 0 <= one <= _TOKEN_ID_MAX for one in given):
+        raise Unreadable("prompt")
+    return array("I", given)
+
+
+def _common(left: array[int], right: array[int]) -> int:
+    """Length of the common beginning."""
+    count = min(len(left), len(right))
+    if left[:count] == right[:count]:
+        return count
+    return next(at for at in range(count) if left[at] != right[at])
