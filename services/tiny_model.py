@@ -24,27 +24,24 @@ from mooncache.errors import ConfigInvalid, InvalidArgument
 
 FOLDER_NAME: Final = "tiny-model"
 MARKER: Final = "mooncache_tiny_model.json"
-FORMAT: Final = 1  # raise it when the same parameters give another model
+FORMAT: Final = 2  # raise it when the same parameters give another model
 SPECIAL_TOKENS: Final = ("<|pad|>", "<|begin|>", "<|end|>", "<|start|>", "<|tools|>", "<|call|>")
 PAD_ID, BEGIN_ID, END_ID = 0, 1, 2
 _CORPUS_BYTES: Final = 2 << 20
 _INITIALIZER_RANGE: Final = 0.08
 _VOCAB_MIN: Final = 512
 
+# Typed parts are walked here, not in a macro: engines look for this loop to learn that the template takes parts.
 CHAT_TEMPLATE: Final = """\
-{%- macro text(content) -%}
-{%- if content is string -%}{{ content }}
-{%- elif content is iterable -%}
-{%- for part in content -%}{%- if part.type == 'text' -%}{{ part.text }}{%- endif -%}{%- endfor -%}
-{%- endif -%}
-{%- endmacro -%}
 {%- if tools -%}<|start|>system
 <|tools|>{{ tools | tojson }}<|end|>
 {% endif -%}
-{%- for message in messages -%}
-<|start|>{{ message.role }}
-{{ text(message.content) }}
-{%- for call in message.tool_calls or [] -%}<|call|>{{ call | tojson }}{%- endfor -%}<|end|>
+{%- for message in messages -%}<|start|>{{ message['role'] }}
+{% if message['content'] is string -%}{{ message['content'] }}
+{%- elif message['content'] is iterable -%}
+{%- for part in message['content'] -%}{%- if part['type'] == 'text' -%}{{ part['text'] }}{%- endif -%}{%- endfor -%}
+{%- endif -%}
+{%- for call in message['tool_calls'] or [] -%}<|call|>{{ call | tojson }}{%- endfor -%}<|end|>
 {% endfor -%}
 {%- if add_generation_prompt -%}<|start|>assistant
 {% endif -%}"""
