@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -9,7 +10,8 @@ from typing import Any
 
 from cyclopts import App, CycloptsError, Group
 
-from mooncache.cli import cluster, data, local, services
+from mooncache.cli import cluster, data, instances, local, services, top
+from mooncache.cli import up as up_and_down
 from mooncache.cli.output import (
     EXIT_DEFECT,
     EXIT_INTERRUPTED,
@@ -26,15 +28,15 @@ BLOCKS = Group("Blocks", sort_key=2)
 CLUSTER = Group("Cluster", sort_key=3)
 TOOLS = Group("Tools", sort_key=4)
 
-_HELP = """A verified, shared KV cache pool for LLM serving.
+_HELP = """LLM serving around a verified, shared KV cache.
 
-Begin with `mooncache up`: it starts a pool on this machine and prints a line to try. Every command understands
+Begin with `mooncache up`: it starts everything on this machine and prints a line to try. Every command understands
 `--json`; exit codes: 0 done, 1 a miss or a failed part, 2 wrong arguments, 3 unreachable, 4 not allowed, 5 no space.
 """
 
 
 def build() -> App:
-    """The command tree. Groups that are heavy (bench) are imported when they are called."""
+    """The command tree. Groups that are heavy are imported when they are called."""
     from mooncache._version import __version__
 
     app = App(
@@ -45,7 +47,15 @@ def build() -> App:
         suppress_keyboard_interrupt=False,
     )
     groups: dict[Group, dict[str, Callable[..., int]]] = {
-        RUN: {"up": services.up, "master": services.master, "store-node": services.store_node},
+        RUN: {
+            "up": up_and_down.up,
+            "down": up_and_down.down,
+            "gateway": services.gateway,
+            "conductor": services.conductor,
+            "worker": services.worker,
+            "master": services.master,
+            "store-node": services.store_node,
+        },
         BLOCKS: {
             "put": data.put,
             "get": data.get,
@@ -55,11 +65,18 @@ def build() -> App:
             "pin": data.pin,
             "unpin": data.unpin,
         },
-        CLUSTER: {"status": cluster.status, "drain": cluster.drain},
+        CLUSTER: {"status": cluster.status, "top": top.top, "drain": cluster.drain},
     }
     for group, commands in groups.items():
         for name, command in commands.items():
             app.command(command, name=name, group=group)
+    instance_app = App(name="instance", help="Drain an engine, or give it another role.", group=CLUSTER)
+    instance_app.command(instances.drain, name="drain")
+    instance_app.command(instances.undrain, name="undrain")
+    instance_app.command(instances.role, name="role")
+    app.command(instance_app)
+    if importlib.util.find_spec("mooncache.cli.why") is not None:
+        app.command("mooncache.cli.why:why", name="why", group=CLUSTER)
     config_app = App(name="config", help="Look at the configuration.", group=TOOLS)
     config_app.command(local.explain, name="explain")
     app.command(config_app)

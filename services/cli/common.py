@@ -106,7 +106,8 @@ class Where:
         target = self.conductor_target()
         if not target:
             raise ConfigInvalid(
-                "No conductor is known here. Start engines with `mooncache up`, or set MOONCACHE_CLUSTER_CONDUCTOR_TARGET."
+                "No conductor is known here. Start engines with `mooncache up`, or set "
+                "MOONCACHE_CLUSTER_CONDUCTOR_TARGET."
             )
         options = Options.gather(**{**self.settings(), "master": self.master or "127.0.0.1:1"})
         return GrpcChannel(

@@ -75,7 +75,9 @@ def start(folder: Path, *arguments: str) -> Up:
             "mooncache.cli",
             "up",
             "--json",
-            "--port",
+            "--engine",
+            "none",
+            "--master-port",
             "0",
             "--capacity",
             "32MiB",
@@ -200,14 +202,14 @@ def test_drain_and_back(up: Up) -> None:
 
 
 def test_a_second_cluster_in_the_same_folder_is_refused(up: Up) -> None:
-    done = up.run("up", "--json")
+    done = up.run("up", "--engine", "none", "--json")
     assert done.returncode == 2
     assert "already" in json.loads(done.stdout)["error"]["message"]
 
 
 def test_a_taken_port_is_named(up: Up, tmp_path: Path) -> None:
     port = up.announced["master_targets"][0].rpartition(":")[2]
-    done = up.run("up", "--json", "--port", port, "--state-dir", str(tmp_path))
+    done = up.run("up", "--engine", "none", "--json", "--master-port", port, "--state-dir", str(tmp_path))
     assert done.returncode == 2
     assert port in json.loads(done.stdout)["error"]["message"]
 

@@ -1,0 +1,183 @@
+"""What `mooncache up` says once everything works: a document for programs, endpoints and lines to paste for people."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from mooncache.cli.output import console, human_bytes, print_table
+from mooncache.client.results import NodeView
+from mooncache.cluster.embedded import DEMO_TENANT, EmbeddedCluster
+
+_PROMPT = "Tell me about the moon."
+_ANSWER_TOKENS = 32
+
+
+def document_of(cluster: EmbeddedCluster, views: tuple[NodeView, ...]) -> dict[str, Any]:
+    """Everything about a running cluster. `serving` is there when the cluster has engines."""
+    document: dict[str, Any] = {
+        "master_targets": [cluster.master_target],
+        "state_dir": str(cluster.state_dir),
+        "token_file": str(cluster.token_path),
+        "pid": os.getpid(),
+        "master_pid": cluster.parts["master"].pid,
+        "nodes": [
+            {
+                "node_id": node.node_id,
+                "pid": cluster.parts[node.node_id].pid,
+                "grpc_target": node.grpc_target,
+                "tcp": f"{node.tcp_host}:{node.tcp_port}",
+                "unix_path": node.unix_path,
+                "capacity_bytes": node.capacity_bytes,
+            }
+            for node in sorted(views, key=lambda view: view.node_id)
+        ],
+    }
+    if cluster.settings.serves:
+        instances = cluster.describe_instances()
+        document["serving"] = {
+            "base_url": f"{cluster.layout.gateway_url}/v1",
+            "gateway_pid": cluster.parts["gateway"].pid,
+            "conductor_target": cluster.layout.conductor_target,
+            "conductor_pid": cluster.parts["conductor"].pid,
+            "api_key_file": str(cluster.demo_key_path),
+            "tenant": DEMO_TENANT,
+            "model": instances[0]["model"] if instances else "",
+            "random_weights": not cluster.settings.model,
+            "instances": instances,
+        }
+    return document
+
+
+def curl_line(serving: dict[str, Any]) -> str:
+    """A command that works as it stands in any POSIX shell."""
+    import json
+
+    body = {
+        "model": serving["model"],
+        "messages": [{"role": "user", "content": _PROMPT}],
+        "max_tokens": _ANSWER_TOKENS,
+    }
+    key = (
+        shlex.quote(_short(serving["api_key_file"]))
+        if " " in serving["api_key_file"]
+        else _short(serving["api_key_file"])
+    )
+    return (
+        f"curl {serving['base_url']}/chat/completions \\\n"
+        f'  -H "Authorization: Bearer $(cat {key})" -H "Content-Type: application/json" \\\n'
+        f"  -d {shlex.quote(json.dumps(body))}"
+    )
+
+
+def python_lines(serving: dict[str, Any]) -> str:
+    """A program that works as it stands with the unmodified `openai` package."""
+    return "\n".join(
+        (
+            "from pathlib import Path",
+            "from openai import OpenAI",
+            f"client = OpenAI(base_url={serving['base_url']!r},",
+            f"                api_key=Path({serving['api_key_file']!r}).read_text().strip())",
+            f"answer = client.chat.completions.create(model={serving['model']!r}, max_tokens={_ANSWER_TOKENS},",
+            f"    messages=[{{'role': 'user', 'content': {_PROMPT!r}}}])",
+            "print(answer.choices[0].message.content, answer.usage)",
+        )
+    )
+
+
+def show(document: dict[str, Any], *, token_created: bool, detached: bool = False) -> None:
+    """Print the endpoints and what to do with them."""
+    console.print()
+    serving = document.get("serving")
+    if serving:
+        _show_parts(document, serving)
+        _show_lines(document, serving)
+    else:
+        _show_pool(document)
+    created = " (new)" if token_created else ""
+    folder = document["state_dir"]
+    console.print(
+        f"\ntoken  {document['token_file']}{created}\nlogs   {folder}/logs", style="dim", soft_wrap=True
+    )
+    if detached:
+        console.print(f"\n{_prefix(folder)}mooncache down stops everything.\n", soft_wrap=True)
+    else:
+        console.print("\nCtrl-C stops everything.\n")
+
+
+def _show_parts(document: dict[str, Any], serving: dict[str, Any]) -> None:
+    rows: list[tuple[Any, ...]] = [
+        ("gateway", serving["gateway_pid"], "OpenAI-compatible HTTP", serving["base_url"]),
+        ("conductor", serving["conductor_pid"], "scheduler", serving["conductor_target"]),
+    ]
+    rows += [
+        (
+            item["instance_id"],
+            item["pid"],
+            f"{item['role'] if item['role'] != 'both' else 'prefill and decode'}, {item['engine']}"
+            + ("" if item["pool"] else ", without the pool"),
+            item["url"],
+        )
+        for item in serving["instances"]
+    ]
+    rows.append(("master", document["master_pid"], "metadata of the pool", document["master_targets"][0]))
+    rows += [
+        (node["node_id"], node["pid"], f"store node, {human_bytes(node['capacity_bytes'])}", node["tcp"])
+        for node in document["nodes"]
+    ]
+    print_table("", ("part", "pid", "what", "endpoint"), rows)
+    console.print(f"\nmodel  [bold]{serving['model']}[/]", end="")
+    if serving["random_weights"]:
+        console.print(
+            "  random weights, made here: the text is gibberish, the machinery is real (--model takes yours)"
+        )
+    else:
+        console.print()
+    key = _short(serving["api_key_file"])
+    console.print(
+        f"key    {key}, tenant {serving['tenant']}; more: mooncache token --tenant NAME", soft_wrap=True
+    )
+
+
+def _show_lines(document: dict[str, Any], serving: dict[str, Any]) -> None:
+    prefix = _prefix(document["state_dir"])
+    console.print("\nask it, in another terminal:\n")
+    for text in (curl_line(serving), python_lines(serving)):
+        console.print(text, style="bold", markup=False, soft_wrap=True)
+        console.print()
+    console.print(
+        f"look:  {prefix}mooncache top    {prefix}mooncache status    {prefix}mooncache why REQUEST-ID",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _show_pool(document: dict[str, Any]) -> None:
+    rows: list[tuple[Any, ...]] = [("master", document["master_pid"], document["master_targets"][0], "", "")]
+    rows += [
+        (node["node_id"], node["pid"], node["grpc_target"], node["tcp"], human_bytes(node["capacity_bytes"]))
+        for node in document["nodes"]
+    ]
+    print_table("Mooncache pool", ("part", "pid", "control", "data", "capacity"), rows)
+    prefix = _prefix(document["state_dir"])
+    console.print("\ntry this in another terminal:\n", end="")
+    console.print(
+        f"  {prefix}mooncache put greeting hello && {prefix}mooncache get greeting",
+        style="bold",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _prefix(state_dir: str) -> str:
+    """What has to stand before a command so that it finds this cluster."""
+    default = Path("~/.mooncache").expanduser()
+    return "" if Path(state_dir) == default else f"MOONCACHE_STATE_DIR={shlex.quote(state_dir)} "
+
+
+def _short(path: str) -> str:
+    """A path under the home folder with ~, which every shell expands outside of quotes."""
+    home = str(Path.home())
+    return "~" + path[len(home) :] if path.startswith(home + "/") and " " not in path else path

@@ -1,0 +1,111 @@
+"""Commands for engines: drain one, take it back, give it another role."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from mooncache.cli.common import HERE, AsJson, Where
+from mooncache.cli.output import EXIT_OK, console, print_json
+from mooncache.errors import InvalidArgument
+
+ROLES = {1: "prefill", 2: "decode", 3: "both"}
+STATES = {1: "starting", 2: "ready", 3: "draining", 4: "suspect"}
+
+InstanceId = Annotated[str, Parameter(help="Name of the instance, as `mooncache status` shows it.")]
+
+
+def instance_row(view: Any) -> dict[str, Any]:
+    """One InstanceView as a plain document."""
+    instance, load = view.instance, view.load
+    return {
+        "instance_id": instance.instance_id,
+        "role": ROLES.get(instance.role, "unknown"),
+        "state": STATES.get(instance.state, "unknown"),
+        "reason": view.reason,
+        "engine": instance.engine,
+        "engine_version": instance.engine_version,
+        "model": instance.model,
+        "url": instance.url,
+        "pool": instance.pool,
+        "block_tokens": instance.block_tokens,
+        "max_model_tokens": instance.max_model_tokens,
+        "kv_capacity_tokens": instance.kv_capacity_tokens,
+        "assigned": view.assigned,
+        "cached_blocks": view.cached_blocks,
+        "report_age_s": view.report_age_ms / 1000.0,
+        "waiting": load.waiting,
+        "running": load.running,
+        "kv_usage": load.kv_usage,
+        "ttft_ms": load.ttft_ms,
+        "tbt_ms": load.tbt_ms,
+        "prompt_tokens_total": load.prompt_tokens_total,
+        "output_tokens_total": load.output_tokens_total,
+        "local_hit_tokens_total": load.local_hit_tokens_total,
+        "pool_hit_tokens_total": load.pool_hit_tokens_total,
+    }
+
+
+def _set(where: Where, text: str, *, as_json: bool, **change: Any) -> int:
+    from mooncache.proto.v1 import conductor_pb2
+
+    answer = where.ask_conductor("SetInstance", conductor_pb2.SetInstanceRequest(**change))
+    document = {
+        "instance_id": answer.instance.instance_id,
+        "role": ROLES.get(answer.instance.role, "unknown"),
+        "state": STATES.get(answer.instance.state, "unknown"),
+    }
+    if as_json:
+        print_json(document)
+    else:
+        console.print(text, markup=False)
+    return EXIT_OK
+
+
+def drain(instance_id: InstanceId, /, *, where: Where = HERE, json: AsJson = False) -> int:
+    """Let an engine finish what it has and give it nothing new.
+
+    For example:
+
+        mooncache instance drain decode-1
+    """
+    return _set(where, f"{instance_id} takes nothing new", as_json=json, instance_id=instance_id, drain=True)
+
+
+def undrain(instance_id: InstanceId, /, *, where: Where = HERE, json: AsJson = False) -> int:
+    """Take a drained engine back.
+
+    For example:
+
+        mooncache instance undrain decode-1
+    """
+    return _set(
+        where, f"{instance_id} takes requests again", as_json=json, instance_id=instance_id, drain=False
+    )
+
+
+def role(
+    instance_id: InstanceId,
+    new_role: Annotated[str, Parameter(help="prefill, decode or both.")],
+    /,
+    *,
+    where: Where = HERE,
+    json: AsJson = False,
+) -> int:
+    """Give an engine another role; what it is doing goes on.
+
+    For example:
+
+        mooncache instance role prefill-1 both
+    """
+    numbers = {name: number for number, name in ROLES.items()}
+    if new_role not in numbers:
+        raise InvalidArgument(f"A role is prefill, decode or both; got {new_role!r}.")
+    return _set(
+        where,
+        f"{instance_id}: {new_role}",
+        as_json=json,
+        instance_id=instance_id,
+        role=numbers[new_role],
+    )

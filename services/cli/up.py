@@ -1,0 +1,271 @@
+"""`mooncache up` and `mooncache down`: the whole system on this machine, in the foreground or behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from mooncache.cli.common import AsJson
+from mooncache.cli.output import (
+    EXIT_INTERRUPTED,
+    EXIT_MISS,
+    EXIT_OK,
+    console,
+    error_console,
+    print_json,
+)
+from mooncache.errors import Cancelled, InvalidArgument
+
+if TYPE_CHECKING:
+    from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
+    from mooncache.cluster.processes import Part
+
+ENGINES = Group("Engines", sort_key=11)
+POOL = Group("Pool", sort_key=12)
+PORTS = Group("Ports", sort_key=13)
+DOWN_S = 60.0
+_POLL_S = 0.05
+
+
+class Stop:
+    """Remembers that somebody asked for the end."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._take)
+
+    def _take(self, _number: int, _frame: FrameType | None) -> None:
+        if self.asked:  # the second Ctrl-C does not wait
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+def up(
+    *,
+    model: Annotated[
+        str,
+        Parameter(group=ENGINES, help="Folder of a model, or its id on a hub. Default: a small random one."),
+    ] = "",
+    model_name: Annotated[str, Parameter(group=ENGINES, help="Name that clients use for it.")] = "",
+    engine: Annotated[
+        str, Parameter(group=ENGINES, help="auto, vllm, hf (a small one on transformers), none (pool alone).")
+    ] = "auto",
+    prefill: Annotated[int, Parameter(group=ENGINES, help="Prefill engines; 0: decode engines do both.")] = 1,
+    decode: Annotated[int, Parameter(group=ENGINES, help="Decode engines.")] = 1,
+    nodes: Annotated[
+        int | None, Parameter(group=POOL, help="Store nodes; default 1, for a pool alone 2.")
+    ] = None,
+    capacity: Annotated[str, Parameter(group=POOL, help="Memory of each store node for blocks.")] = "1GiB",
+    host: Annotated[str, Parameter(group=PORTS, help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int | None, Parameter(group=PORTS, help="HTTP port; default 8000 when free. 0: any free port.")
+    ] = None,
+    conductor_port: Annotated[
+        int | None, Parameter(group=PORTS, help="Port of the conductor; default 7800 when free.")
+    ] = None,
+    master_port: Annotated[
+        int | None, Parameter(group=PORTS, help="Port of the master; default 7700 when free.")
+    ] = None,
+    state_dir: Annotated[
+        Path | None,
+        Parameter(help="Folder for token, sockets and logs; default $MOONCACHE_STATE_DIR or ~/.mooncache."),
+    ] = None,
+    log_level: Annotated[str, Parameter(help="debug, info, warning or error.")] = "info",
+    timeout: Annotated[
+        str | None, Parameter(help="Time to become ready; default 10min, for a pool alone 30s.")
+    ] = None,
+    detach: Annotated[
+        bool, Parameter(negative=(), help="Return when everything is ready; stop it with `mooncache down`.")
+    ] = False,
+    json: AsJson = False,
+) -> int:
+    """Start everything on this machine: gateway, conductor, engines, master, store nodes. Ctrl-C stops it.
+
+    For example:
+
+        mooncache up
+
+        mooncache up --model ~/models/Qwen3-0.6B --prefill 1 --decode 2
+
+        mooncache up --engine none --nodes 4 --capacity 256MiB
+    """
+    from mooncache.cli.services import size_bytes
+    from mooncache.cluster.embedded import ClusterSettings
+    from mooncache.cluster.settings import choose_engine, resolve_model
+    from mooncache.config import load
+
+    chosen, why = choose_engine(engine)
+    settings = ClusterSettings(
+        state_dir=load(overrides={"cluster.state_dir": state_dir}).cluster.state_dir,
+        nodes=nodes,
+        capacity_bytes=size_bytes(capacity, "--capacity"),
+        host=host,
+        port=master_port,
+        log_level=log_level,
+        engine=chosen,
+        model=resolve_model(model),
+        model_name=model_name,
+        prefill=prefill,
+        decode=decode,
+        conductor_port=conductor_port,
+        gateway_port=port,
+    )
+    ready_s = None if timeout is None else _seconds(timeout)
+    if why and not json:
+        console.print(why, style="yellow", markup=False)
+    if detach:
+        from mooncache.cli.detach import run_detached
+
+        return run_detached(settings, ready_s, as_json=json)
+    return _in_foreground(settings, ready_s, as_json=json)
+
+
+def _seconds(text: str) -> float:
+    from mooncache.config import parse_duration_s
+
+    try:
+        return parse_duration_s(text)
+    except ValueError as error:
+        raise InvalidArgument(f"--timeout: {error}.") from None
+
+
+def _in_foreground(settings: ClusterSettings, ready_s: float | None, *, as_json: bool) -> int:
+    from mooncache.cli.announce import document_of, show
+    from mooncache.cli.progress import StartView
+    from mooncache.cluster.embedded import EmbeddedCluster
+
+    cluster = EmbeddedCluster(settings)
+    stop = Stop()
+    try:
+        with contextlib.ExitStack() as stack:
+            tell = None if as_json else stack.enter_context(StartView(console)).tell
+            cluster.start(ready_s, tell, lambda: stop.asked)
+        document = document_of(cluster, cluster.wait_ready(5.0))
+        if as_json:
+            print_json(document)
+            sys.stdout.flush()
+        else:
+            show(document, token_created=cluster.token_created)
+        return watch(cluster, stop, as_json=as_json)
+    except (KeyboardInterrupt, Cancelled):
+        return EXIT_OK if stop.asked else EXIT_INTERRUPTED
+    finally:
+        if not as_json:
+            console.print("stopping…", style="dim")
+        cluster.stop()
+        if not as_json:
+            console.print("stopped", style="dim")
+
+
+def watch(cluster: EmbeddedCluster, stop: Stop, *, as_json: bool) -> int:
+    """Until somebody asks for the end (0) or a part ends by itself (1, with its name and last lines)."""
+    part = cluster.wait_crash(_ignore if as_json else _tell_news, lambda: stop.asked)
+    if part is None:
+        return EXIT_OK
+    report_crash(part, as_json=as_json)
+    return EXIT_MISS
+
+
+def _ignore(_name: str, _what: str) -> None:
+    """News of engines that nobody reads."""
+
+
+def _tell_news(name: str, what: str) -> None:
+    """One line whenever an engine does something else, for example when it crashed and is started again."""
+    style = "green" if what == "ready" else "yellow"
+    console.print(f"{time.strftime('%H:%M:%S')} {name}: {what}", style=style, markup=False, soft_wrap=True)
+
+
+def report_crash(part: Part, *, as_json: bool) -> None:
+    """Name the part that ended, with its last lines."""
+    from mooncache.cluster.processes import describe_exit
+
+    if part.exit_code is None:
+        return
+    if as_json:
+        print_json({"crashed": {"part": part.name, "exit_code": part.exit_code, "log": str(part.log_path)}})
+        return
+    how = describe_exit(part.exit_code)
+    error_console.print(f"[bold red]{part.name}[/] ended with {how}; stopping the rest.")
+    error_console.print(part.log_tail(), markup=False, style="dim")
+    error_console.print(f"Its log is {part.log_path}", markup=False, soft_wrap=True)
+
+
+def down(
+    *,
+    state_dir: Annotated[
+        Path | None, Parameter(help="Its state folder; default $MOONCACHE_STATE_DIR or ~/.mooncache.")
+    ] = None,
+    json: AsJson = False,
+) -> int:
+    """Stop the cluster that `mooncache up` runs on this machine, and make sure that nothing of it is left.
+
+    For example:
+
+        mooncache up --detach && mooncache down
+    """
+    from mooncache.client.state_dir import read_cluster_file, remove_cluster_file
+    from mooncache.cluster.processes import end_leftovers, processes_of_run
+    from mooncache.config import load
+
+    folder = load(overrides={"cluster.state_dir": state_dir}).cluster.state_dir
+    found = read_cluster_file(folder)
+    if found is None:
+        return _say_down(
+            {"stopped": False, "pid": 0, "killed": []}, f"no cluster runs in {folder}", as_json=json
+        )
+    # A number alone proves nothing: another process may have got it after a crash.
+    ours = _is_up(found.pid)
+    if ours:
+        os.kill(found.pid, signal.SIGTERM)
+        if not _wait(lambda: not _is_up(found.pid), DOWN_S):
+            os.kill(found.pid, signal.SIGKILL)
+    killed: list[int] = []
+    if found.run_id:
+        _wait(lambda: not processes_of_run(found.run_id), 10.0 if not ours else 0.0)
+        killed = end_leftovers(found.run_id)
+    remove_cluster_file(folder, found.pid)
+    text = (
+        f"stopped the cluster in {folder}"
+        if ours
+        else f"the cluster in {folder} had ended already; cleaned up"
+    )
+    if killed:
+        text += f"; had to kill {len(killed)} processes"
+    return _say_down({"stopped": True, "pid": found.pid, "killed": killed}, text, as_json=json)
+
+
+def _say_down(document: dict[str, Any], text: str, *, as_json: bool) -> int:
+    if as_json:
+        print_json(document)
+    else:
+        console.print(text, markup=False, soft_wrap=True)
+    return EXIT_OK if document["stopped"] else EXIT_MISS
+
+
+def _is_up(pid: int) -> bool:
+    """Whether this process is a running `mooncache up`."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"up" in words and any(b"mooncache" in word for word in words)
+
+
+def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(_POLL_S)
+    return True
