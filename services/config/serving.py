@@ -33,6 +33,8 @@ class ConductorSection(Section):
     """Time between two tokens that is promised when a request names none."""
     admission_enabled: bool = True
     """Refuse requests whose predicted TTFT or TBT is beyond the SLO."""
+    inline_tokens_max: int = Field(default=256, ge=0)
+    """Tokens that a decode instance may compute itself, when that is cheaper, while prefill instances are there."""
     pool_match_timeout_s: DurationS = Field(default=0.05, gt=0, le=10)
     """Time for asking the pool about a request's blocks; without an answer they count as absent."""
     request_timeout_s: DurationS = Field(default=900.0, gt=0, le=86400)
