@@ -1,0 +1,122 @@
+"""The files in deploy/ agree with each other and with the configuration; no Docker needed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mooncache.config import Config
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+COMPOSE = (DEPLOY / "docker-compose.yml").read_text(encoding="utf-8")
+ONE_SHOT = {"token", "model"}
+_VARIABLE = re.compile(r"(?<!\$)\$\{([A-Z_]+):-([^}]*)\}")
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    yaml = pytest.importorskip("yaml", reason="PyYAML reads the Compose file")
+    found: dict[str, Any] = yaml.safe_load(COMPOSE)["services"]
+    return found
+
+
+def test_the_services_of_a_cluster_are_there(services: dict[str, Any]) -> None:
+    assert set(services) == ONE_SHOT | {
+        *("etcd", "master-1", "master-2", "node-1", "node-2", "conductor", "gateway", "prefill", "decode"),
+    }
+
+
+def test_every_setting_exists(services: dict[str, Any]) -> None:
+    known = {
+        f"MOONCACHE_{section}_{field}".upper()
+        for section, described in Config.model_fields.items()
+        for field in described.annotation.model_fields  # type: ignore[union-attr]
+    }
+    used = {name for service in services.values() for name in service.get("environment", {})}
+    dockerfile = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    used |= set(re.findall(r"\b(MOONCACHE_[A-Z_]+)=", dockerfile))
+    commented = set(re.findall(r"# (MOONCACHE_[A-Z_]+):", COMPOSE))
+    assert commented, "the TLS settings stand there as comments"
+    assert {name for name in used | commented if name.startswith("MOONCACHE_")} - known == set()
+
+
+def test_services_are_limited_watched_and_without_rights(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["read_only"] is True, name
+        assert "privileged" not in service, name
+        if name not in ONE_SHOT:
+            assert service["mem_limit"], name
+            assert service["healthcheck"]["test"], name
+            assert service["restart"] == "unless-stopped", name
+
+
+def test_only_the_gateway_is_reachable_and_on_loopback(services: dict[str, Any]) -> None:
+    published = {name: service["ports"] for name, service in services.items() if service.get("ports")}
+    assert list(published) == ["gateway"]
+    assert all(port.startswith("127.0.0.1:") for port in published["gateway"])
+    assert [name for name, service in services.items() if "edge" in service.get("networks", [])] == [
+        "gateway"
+    ]
+    assert all(
+        service.get("network_mode") == "none" for name, service in services.items() if name in ONE_SHOT
+    )
+
+
+def test_the_token_is_written_by_one_service_only(services: dict[str, Any]) -> None:
+    mounts = {
+        name: volume
+        for name, service in services.items()
+        for volume in service.get("volumes", [])
+        if volume.startswith("secret:")
+    }
+    assert mounts.pop("token") == "secret:/run/mooncache/secret"
+    assert set(mounts.values()) == {"secret:/run/mooncache/secret:ro"}
+
+
+def test_no_secret_is_in_the_files() -> None:
+    for path in DEPLOY.rglob("*"):
+        if path.is_file() and path.suffix != ".whl":
+            assert not re.search(r"mc[ct]1\.", path.read_text(encoding="utf-8")), path
+
+
+def test_the_example_names_every_variable_with_its_default() -> None:
+    used = dict(_VARIABLE.findall(COMPOSE))
+    lines = (DEPLOY / "env.example").read_text(encoding="utf-8").splitlines()
+    documented = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    assert documented == used
+    assert not re.findall(r"(?<!\$)\$\{[A-Z_]+\}", COMPOSE), "every variable has a default"
+
+
+def test_the_build_context_has_what_the_image_copies() -> None:
+    allowed = [
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+        if line.startswith("!")
+    ]
+    assert all((ROOT / name).exists() for name in allowed)
+    copied = re.findall(
+        r"^COPY (?!--from)(\S+) \S+$", (DEPLOY / "Dockerfile").read_text(encoding="utf-8"), re.M
+    )
+    for name in copied:
+        assert name == "." or any(name == good or name.startswith(f"{good}/") for good in allowed), name
+
+
+def test_the_list_of_requirements_follows_the_extras() -> None:
+    def listed(*words: str) -> list[str]:
+        script = [sys.executable, str(DEPLOY / "wheelhouse.py"), *words]
+        return subprocess.run(
+            script, capture_output=True, text=True, timeout=60, check=True
+        ).stdout.splitlines()
+
+    assert any(line.startswith("nanobind") for line in listed("--list-build"))
+    base, served = listed("--list"), listed("--list", "hf")
+    assert set(base) < set(served)
+    assert any(line.startswith("starlette") for line in served), "hf refers to serve"
+    assert not any("mooncache" in line for line in served)
