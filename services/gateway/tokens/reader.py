@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 from array import array
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mooncache.gateway.tokens.encoder import Encoder
+from mooncache.gateway.tokens.encoder import Encoder, Plan
 from mooncache.gateway.tokens.loading import load_tokenizer
 from mooncache.gateway.tokens.messages import Unreadable
 from mooncache.gateway.tokens.prompt import Prompt
@@ -71,21 +70,25 @@ class PromptReader:
             return None
 
     async def read_async(self, body: dict[str, Any], chat: bool, *, scope: str = "") -> Prompt | None:
-        """As `read`; long texts are encoded in a thread, so that the event loop goes on."""
+        """As `read`; when much has to be encoded a thread does it, so that the event loop goes on."""
         try:
             texts, special = self._texts(body, chat)
             if sum(len(text) for text in texts if isinstance(text, str)) <= self._inline_chars:
                 return self._encoded(texts, special, scope)
-            call = partial(self._encoded, texts, special, scope)
-            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+            plans = [self._plan(text, special, scope) for text in texts]
+            new_chars = sum(plan.new_chars for plan in plans if isinstance(plan, Plan))
+            if new_chars <= self._inline_chars:
+                return self._finished(plans)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._finished, plans)
         except (Unreadable, ValueError):
             return None
 
     def public_tokens(self, body: dict[str, Any], prompt: Prompt, *, scope: str = "") -> int:
         """Leading tokens of a chat `prompt` that come from body["mooncache"]["public_messages"] messages alone.
 
-        They are the common beginning of the prompt and of the tokens of those messages by themselves, so nothing that
-        follows, nor tools, documents or other settings of the request, can be in them. 0 when the body declares nothing.
+        They are the common beginning of the prompt and of the tokens of those messages by themselves, so
+        nothing that follows, nor tools, documents or other settings of the request, can be in them. 0 when the body
+        declares nothing.
         """
         ours = body.get("mooncache")
         count = ours.get("public_messages") if isinstance(ours, dict) else None
@@ -117,13 +120,16 @@ class PromptReader:
         return _completion_prompts(body.get("prompt")), special
 
     def _encoded(self, prompts: list[str | array[int]], special: bool, scope: str) -> Prompt:
-        ids = [
-            self._encoder.encode(prompt, add_special_tokens=special, scope=scope)
-            if isinstance(prompt, str)
-            else prompt
-            for prompt in prompts
-        ]
-        return Prompt(ids, [prompt if isinstance(prompt, str) else None for prompt in prompts])
+        return self._finished([self._plan(prompt, special, scope) for prompt in prompts])
+
+    def _plan(self, prompt: str | array[int], special: bool, scope: str) -> Plan | array[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        return self._encoder.plan(prompt, add_special_tokens=special, scope=scope)
+
+    def _finished(self, plans: list[Plan | array[int]]) -> Prompt:
+        ids = [self._encoder.finish(plan) if isinstance(plan, Plan) else plan for plan in plans]
+        return Prompt(ids, [plan.text if isinstance(plan, Plan) else None for plan in plans])
 
 
 def _completion_prompts(prompt: Any) -> list[str | array[int]]:
