@@ -1,4 +1,4 @@
-"""Commands for the cluster: status, drain."""
+"""Commands for the whole cluster: status, drain."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ _POLL_S = 0.2
 _STATES = {1: "active", 2: "suspect", 3: "draining", 4: "dead"}
 _TASK_STATES = {1: "queued", 2: "running", 3: "done", 4: "failed", 5: "cancelled"}
 _TASK_OVER = {3, 4, 5}
+_EPOCH_MASK = (1 << 20) - 1
+"""The lower bits of a map's epoch count the maps of one term; the bits above are the term."""
+_TERM_AGE_MAX_S = 10 * 365 * 86_400.0
 
 
 def _node_row(item: Any) -> dict[str, Any]:
@@ -39,13 +42,15 @@ def _node_row(item: Any) -> dict[str, Any]:
     }
 
 
-def _status_document(response: Any) -> dict[str, Any]:
+def status_document(response: Any) -> dict[str, Any]:
+    """GetStatusResponse as a plain document."""
     return {
         "master": {
             "master_id": response.master_id,
             "leading": response.leading,
             "term": response.term,
             "epoch": response.epoch,
+            "map": response.epoch & _EPOCH_MASK,
             "uptime_s": response.uptime_ms / 1000.0,
             "software_version": response.software_version,
             "block_count": response.block_count,
@@ -62,7 +67,7 @@ def _status_document(response: Any) -> dict[str, Any]:
 
 
 def status(*, where: Where = HERE, json: AsJson = False) -> int:
-    """Show the master, the store nodes and what they hold.
+    """Show what serves (gateway, conductor, engines) and the pool (master, store nodes).
 
     For example:
 
@@ -70,20 +75,85 @@ def status(*, where: Where = HERE, json: AsJson = False) -> int:
 
         mooncache status --json | jq '.nodes[].used_bytes'
     """
-    from mooncache.proto.v1 import master_pb2
+    import asyncio
 
-    async def ask(link: Any) -> Any:
-        return await link.call("GetStatus", master_pb2.GetStatusRequest(), where.timeout_s, attempt_s=2.0)
+    from mooncache.cli.look import Look, Looker
+    from mooncache.errors import MasterUnavailable
 
-    document = _status_document(where.ask_master(ask))
+    async def once() -> tuple[Look, str, str]:
+        looker = Looker(where)
+        try:
+            return await looker.look(with_metrics=False), looker.gateway_url, looker.conductor_target
+        finally:
+            await looker.close()
+
+    look, gateway_url, conductor_target = asyncio.run(once())
+    if look.status is None:
+        raise look.master_error or MasterUnavailable("The master did not answer.")
+    document = status_document(look.status)
+    if conductor_target:
+        document["serving"] = {
+            "gateway": {"url": gateway_url, "reason": look.gateway_reason} if gateway_url else None,
+            "conductor": {"target": conductor_target, "reason": look.conductor_error},
+            "instances": look.instances or [],
+        }
     if json:
         print_json(document)
-        return EXIT_OK
+    else:
+        if conductor_target:
+            _show_serving(document["serving"])
+        _show_pool(document)
+    return EXIT_OK
+
+
+def _show_serving(serving: dict[str, Any]) -> None:
+    gateway, conductor = serving["gateway"], serving["conductor"]
+    if gateway is not None:
+        console.print(f"gateway   [bold]{gateway['url']}/v1[/] ", end="")
+        _say_ready(gateway["reason"])
+    console.print(f"conductor {conductor['target']} ", end="")
+    _say_ready(conductor["reason"])
+    rows = [
+        (
+            row["instance_id"],
+            row["role"],
+            row["state"],
+            f"{row['engine']} {row['engine_version']}",
+            row["model"],
+            f"{row['running']}+{row['waiting']}",
+            f"{row['kv_usage']:.0%}",
+            row["cached_blocks"],
+            row["url"],
+        )
+        for row in serving["instances"]
+    ]
+    columns = ("engine", "role", "state", "kind", "model", "run+wait*", "KV used", "cached blocks", "url")
+    print_table("", columns, rows)
+    for row in serving["instances"]:
+        if row["state"] != "ready" and row["reason"]:
+            console.print(
+                f"{row['instance_id']} is {row['state']}: {row['reason']}", style="yellow", markup=False
+            )
+        elif not row["pool"]:
+            console.print(f"{row['instance_id']} does not use the pool", style="yellow", markup=False)
+    if not rows:
+        console.print("no engines", style="yellow")
+    console.print()
+
+
+def _say_ready(reason: str | None) -> None:
+    if reason:
+        console.print(reason, style="yellow", markup=False)
+    else:
+        console.print("ready" if reason is not None else "", style="green")
+
+
+def _show_pool(document: dict[str, Any]) -> None:
     master = document["master"]
     role = "leading" if master["leading"] else "standby"
     whole = "" if master["directory_complete"] else ", directory is being rebuilt"
     console.print(
-        f"master [bold]{master['master_id']}[/] {role}, term {master['term']}, epoch {master['epoch']}, "
+        f"master    [bold]{master['master_id']}[/] {role}{_since(master['term'])}, map {master['map']}, "
         f"up {human_age(master['uptime_s'])}, {master['block_count']} blocks in the directory{whole}"
     )
     print_table(
@@ -104,7 +174,14 @@ def status(*, where: Where = HERE, json: AsJson = False) -> int:
     )
     if not document["nodes"]:
         console.print("no store nodes; start one with `mooncache store-node`", style="yellow")
-    return EXIT_OK
+
+
+def _since(term: int) -> str:
+    """A term is a number that only grows; where it is a time in milliseconds, it says since when the master leads."""
+    seconds = term / 1000.0
+    if abs(time.time() - seconds) > _TERM_AGE_MAX_S:
+        return f", term {term}" if term else ""
+    return time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def drain(

@@ -1,15 +1,125 @@
-"""`mooncache top`."""
+"""`mooncache top`: what happens in the cluster, live."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import sys
+import termios
+import tty
+from collections import deque
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
 from mooncache.cli.common import HERE, AsJson, Where
+from mooncache.cli.output import EXIT_OK, console, print_json
+from mooncache.errors import InvalidArgument
+
+WINDOW = 10
+"""Looks that rates are taken over."""
 
 
-def top(*, where: Where = HERE, json: AsJson = False) -> int:
-    """Live view.
+def top(
+    *,
+    interval: Annotated[str, Parameter(help="Time between two frames.")] = "1s",
+    once: Annotated[bool, Parameter(negative=(), help="Show one frame and end.")] = False,
+    where: Where = HERE,
+    json: AsJson = False,
+) -> int:
+    """Watch requests, tokens, engines and the pool, live. q or Ctrl-C ends it.
+
+    Rates are those of the last ten frames; shares and medians go back to the start when nothing happened in them.
 
     For example:
 
         mooncache top
+
+        mooncache top --once --json
     """
-    return 0
+    from mooncache.config import parse_duration_s
+
+    try:
+        interval_s = parse_duration_s(interval)
+    except ValueError as error:
+        raise InvalidArgument(f"--interval: {error}.") from None
+    if not 0.1 <= interval_s <= 60:
+        raise InvalidArgument(f"--interval must be between 100 ms and 60 s; got {interval_s:g} s.")
+    if once or json or not console.is_terminal:
+        return asyncio.run(_once(where, interval_s, as_json=json))
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_live(where, interval_s))
+    return EXIT_OK
+
+
+async def _once(where: Where, interval_s: float, *, as_json: bool) -> int:
+    from mooncache.cli.look import Looker
+    from mooncache.cli.top_view import frame, frame_document
+
+    looker = Looker(where)
+    try:
+        before = await looker.look()
+        _refuse_nothing(before)
+        await asyncio.sleep(interval_s)
+        document = frame_document(await looker.look(), before, looker.gateway_url)
+    finally:
+        await looker.close()
+    if as_json:
+        print_json(document)
+    else:
+        console.print(frame(document, console.width))
+    return EXIT_OK
+
+
+def _refuse_nothing(look: Any) -> None:
+    """When nobody at all answers, the reason is the answer."""
+    if look.status is None and look.instances is None and not look.metrics and look.master_error is not None:
+        raise look.master_error
+
+
+async def _live(where: Where, interval_s: float) -> None:
+    from rich.live import Live
+
+    from mooncache.cli.look import Look, Looker
+    from mooncache.cli.top_view import frame, frame_document
+
+    looker = Looker(where)
+    looks: deque[Look] = deque(maxlen=WINDOW)
+    ended = asyncio.Event()
+    try:
+        looks.append(await looker.look())
+        _refuse_nothing(looks[0])
+        with _keys(ended), Live(console=console, auto_refresh=False, screen=True) as live:
+            while not ended.is_set():
+                looks.append(await looker.look())
+                document = frame_document(looks[-1], looks[0], looker.gateway_url)
+                live.update(frame(document, console.width), refresh=True)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(interval_s):
+                        await ended.wait()
+    finally:
+        await looker.close()
+
+
+@contextlib.contextmanager
+def _keys(ended: asyncio.Event) -> Iterator[None]:
+    """q ends it, without Enter. The terminal is put back in any case."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    descriptor = sys.stdin.fileno()
+    saved = termios.tcgetattr(descriptor)
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        if set(sys.stdin.read(1)) & set("qQ\x1b"):
+            ended.set()
+
+    tty.setcbreak(descriptor)
+    loop.add_reader(descriptor, read)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, saved)

@@ -200,7 +200,7 @@ class Watch:
             status, body = await http_get(part.metrics, "/ready", token=self._token)
             if status == 200:
                 break
-            reason = _reason(body)
+            reason = reason_of(body)
             if reason and reason != said:
                 said = reason
                 tell(part.name, reason)
@@ -266,7 +266,7 @@ class Watch:
         return MasterUnavailable(text)
 
 
-def _reason(body: bytes) -> str:
+def reason_of(body: bytes) -> str:
     """What a probe answered, as words."""
     try:
         found = json.loads(body)

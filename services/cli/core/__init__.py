@@ -1,0 +1,1 @@
+"""What the commands work out, apart from asking and showing."""

@@ -1,0 +1,118 @@
+"""One look at a running cluster: master, conductor, gateway and every service's metrics, asked at the same time.
+
+Whoever does not answer is missing from the picture, with the reason; the look never fails because of one part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from mooncache.cli.common import Where
+from mooncache.cli.core.samples import Samples, parse
+from mooncache.cli.instances import instance_row
+from mooncache.client.master_link import MasterLink
+from mooncache.client.options import Options
+from mooncache.client.state_dir import ClusterFile, read_cluster_file
+from mooncache.clock import SystemClock
+from mooncache.cluster.http_get import http_get
+from mooncache.cluster.watch import reason_of
+from mooncache.config import load
+from mooncache.errors import MooncacheError
+from mooncache.proto.v1 import conductor_pb2, master_pb2
+
+
+@dataclass
+class Look:
+    """What was seen. `*_error` is a sentence when the part did not answer."""
+
+    taken_s: float
+    status: Any = None
+    master_error: MooncacheError | None = None
+    instances: list[dict[str, Any]] | None = None
+    conductor_error: str = ""
+    metrics: dict[str, Samples] = field(default_factory=dict)
+    gateway_reason: str | None = None
+
+
+class Looker:
+    """Looks again and again over the same connections, inside one event loop. `close` it."""
+
+    def __init__(self, where: Where) -> None:
+        self._timeout_s = min(where.timeout_s, 10.0)
+        options = Options.gather(**where.settings())
+        self._link = MasterLink(options.targets, options.master_channel, SystemClock(), random.Random())
+        self._token = options.token
+        config = load(overrides={"cluster.state_dir": where.state_dir})
+        self.cluster: ClusterFile | None = (
+            None if where.master else read_cluster_file(config.cluster.state_dir)
+        )
+        self.conductor_target = where.conductor_target() if not where.master else ""
+        self._conductor = where.conductor_channel() if self.conductor_target else None
+
+    @property
+    def gateway_url(self) -> str:
+        """http://host:port of the gateway on this machine; empty when there is none."""
+        return self.cluster.gateway_url if self.cluster is not None else ""
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._link.close()
+        if self._conductor is not None:
+            await self._conductor.close()
+
+    async def look(self, *, with_metrics: bool = True) -> Look:
+        """Ask everybody at once."""
+        found = Look(time.monotonic())
+        known = dict(self.cluster.metrics) if self.cluster is not None else {}
+        addresses = known if with_metrics else {}
+        await asyncio.gather(
+            self._master(found),
+            self._instances(found),
+            self._gateway(found, known.get("gateway", "")),
+            *(self._metrics(found, name, address) for name, address in addresses.items()),
+        )
+        return found
+
+    async def _master(self, found: Look) -> None:
+        try:
+            found.status = await self._link.call(
+                "GetStatus",
+                master_pb2.GetStatusRequest(),
+                self._timeout_s,
+                attempt_s=min(2.0, self._timeout_s),
+            )
+        except MooncacheError as error:
+            found.master_error = error
+
+    async def _instances(self, found: Look) -> None:
+        if self._conductor is None:
+            return
+        request = conductor_pb2.ListInstancesRequest()
+        try:
+            answer = await self._conductor.call("ListInstances", request, min(2.0, self._timeout_s))
+        except MooncacheError as error:
+            found.conductor_error = error.message
+            return
+        found.instances = [instance_row(view) for view in answer.instances]
+
+    async def _gateway(self, found: Look, address: str) -> None:
+        if not address:
+            return
+        status, body = await http_get(
+            address, "/ready", token=self._token, timeout_s=min(2.0, self._timeout_s)
+        )
+        if status == 200:
+            found.gateway_reason = ""
+        else:
+            found.gateway_reason = reason_of(body) or "does not answer"
+
+    async def _metrics(self, found: Look, name: str, address: str) -> None:
+        status, body = await http_get(
+            address, "/metrics", token=self._token, timeout_s=min(2.0, self._timeout_s)
+        )
+        if status == 200:
+            found.metrics[name] = parse(body.decode("utf-8", "replace"))

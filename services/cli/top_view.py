@@ -1,0 +1,182 @@
+"""One frame of `mooncache top`: the document, and how it looks."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mooncache.cli.cluster import status_document
+from mooncache.cli.core.activity import gateway_activity, instance_activity, node_activity
+from mooncache.cli.look import Look
+from mooncache.cli.output import human_age, human_bytes
+
+_WIDE, _BAR_CELLS, _BAR_CELLS_NARROW = 104, 12, 4
+_HIGH, _FULL = 0.7, 0.9
+_STATE_STYLES = {"ready": "green", "active": "green", "starting": "yellow", "draining": "yellow"}
+
+
+def frame_document(now: Look, before: Look, gateway_url: str) -> dict[str, Any]:
+    """What `--json` prints and the frame shows."""
+    interval_s = max(1e-3, now.taken_s - before.taken_s)
+    gateway = now.metrics.get("gateway")
+    status = status_document(now.status) if now.status is not None else {"master": None, "nodes": []}
+    return {
+        "interval_s": interval_s,
+        "gateway_url": gateway_url,
+        "gateway": None
+        if gateway is None
+        else gateway_activity(gateway, before.metrics.get("gateway", {}), interval_s),
+        "instances": instance_activity(now.instances or [], before.instances or [], interval_s),
+        "master": status["master"],
+        "nodes": [
+            node_activity(
+                node,
+                now.metrics.get(node["node_id"], {}),
+                before.metrics.get(node["node_id"], {}),
+                interval_s,
+            )
+            for node in status["nodes"]
+        ],
+        "problems": _problems(now),
+    }
+
+
+def _problems(look: Look) -> list[str]:
+    found = []
+    if look.master_error is not None:
+        found.append(f"master: {look.master_error.message}")
+    if look.conductor_error:
+        found.append(f"conductor: {look.conductor_error}")
+    if look.gateway_reason:
+        found.append(f"gateway: {look.gateway_reason}")
+    found += [
+        f"{row['instance_id']} is {row['state']}: {row['reason']}"
+        for row in look.instances or []
+        if row["state"] != "ready" and row["reason"]
+    ]
+    return found
+
+
+def frame(document: dict[str, Any], width: int) -> RenderableType:
+    """The document as a screen of `width` columns; a narrow one shows less."""
+    wide = width >= _WIDE
+    parts: list[RenderableType] = [_head(document)]
+    if document["gateway"] is not None:
+        parts += [Text(), _gateway(document["gateway"])]
+    if document["instances"]:
+        parts += [Text(), _instances(document["instances"], wide=wide)]
+    if document["nodes"]:
+        parts += [Text(), _nodes(document["nodes"], wide=wide)]
+    for problem in document["problems"]:
+        parts += [Text(problem, style="yellow")]
+    return Group(*parts)
+
+
+def _head(document: dict[str, Any]) -> Text:
+    text = Text("mooncache", style="bold")
+    if document["gateway_url"]:
+        text.append(f"  {document['gateway_url']}/v1", style="cyan")
+    master = document["master"]
+    if master is not None:
+        text.append(
+            f"  up {human_age(master['uptime_s'])}, {master['block_count']} blocks in the directory",
+            style="dim",
+        )
+    text.append(f"  {time.strftime('%H:%M:%S')}  q ends", style="dim")
+    return text
+
+
+def _gateway(row: dict[str, Any]) -> Table:
+    table = _table(
+        "requests/s", "open", "streams", "prompt/s", "output/s", "from cache", "TTFT p50", "errors/s"
+    )
+    errors = Text(f"{row['errors_per_s']:.1f}", style="red" if row["errors_per_s"] else "")
+    table.add_row(
+        f"{row['requests_per_s']:.1f}",
+        str(row["requests_open"]),
+        str(row["streams_open"]),
+        _count(row["prompt_tokens_per_s"]),
+        _count(row["output_tokens_per_s"]),
+        _percent(row["cached_share"]),
+        _ms(row["ttft_p50_ms"]),
+        errors,
+    )
+    return table
+
+
+def _instances(rows: list[dict[str, Any]], *, wide: bool) -> Table:
+    columns = ["engine", "state", "KV", "run", "wait", "prompt/s", "output/s", "hits", "TTFT", "TBT"]
+    table = _table(*columns, *(("blocks", "role") if wide else ()), left=3)
+    for row in rows:
+        cells: list[str | Text] = [
+            row["instance_id"],
+            Text(row["state"], style=_STATE_STYLES.get(row["state"], "red")),
+            _bar(row["kv_usage"], wide=wide),
+            str(row["running"]),
+            str(row["waiting"]),
+            _count(row["prompt_tokens_per_s"]),
+            _count(row["output_tokens_per_s"]),
+            _percent(row["hit_share"]),
+            _ms(row["ttft_ms"]),
+            _ms(row["tbt_ms"]),
+        ]
+        table.add_row(*cells, *((str(row["cached_blocks"]), row["role"]) if wide else ()))
+    return table
+
+
+def _nodes(rows: list[dict[str, Any]], *, wide: bool) -> Table:
+    table = _table(
+        "node", "state", "used", "of", "blocks", "hits/s", "miss/s", "puts/s", "in/s", "out/s", left=3
+    )
+    for row in rows:
+        table.add_row(
+            row["node_id"],
+            Text(row["state"], style=_STATE_STYLES.get(row["state"], "red")),
+            _bar(row["used_bytes"] / row["capacity_bytes"] if row["capacity_bytes"] else 0.0, wide=wide),
+            human_bytes(row["capacity_bytes"]),
+            str(row["block_count"]),
+            _count(row["hits_per_s"]),
+            _count(row["misses_per_s"]),
+            _count(row["puts_per_s"]),
+            human_bytes(row["bytes_in_per_s"]),
+            human_bytes(row["bytes_out_per_s"]),
+        )
+    return table
+
+
+def _table(*columns: str, left: int = 0) -> Table:
+    """A bare table; the first `left` columns are words, the rest numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < left else "right", no_wrap=True)
+    return table
+
+
+def _bar(share: float, *, wide: bool) -> Text:
+    cells = _BAR_CELLS if wide else _BAR_CELLS_NARROW
+    share = min(1.0, max(0.0, share))
+    filled = round(share * cells)
+    style = "red" if share >= _FULL else "yellow" if share >= _HIGH else "green"
+    text = Text("█" * filled, style=style)
+    text.append("░" * (cells - filled), style="dim")
+    return text.append(f" {share:4.0%}")
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _ms(value: float | None) -> str:
+    if not value:
+        return "-"
+    return f"{value:.0f} ms" if value < 10_000 else f"{value / 1000:.1f} s"
+
+
+def _count(value: float) -> str:
+    if value < 10:
+        return f"{value:.1f}"
+    return f"{value:.0f}" if value < 10_000 else f"{value / 1000:.1f}k"
