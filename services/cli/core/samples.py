@@ -46,7 +46,8 @@ def buckets(samples: Samples, name: str) -> dict[float, float]:
 def quantile(bounds: Mapping[float, float], share: float) -> float | None:
     """The value below which `share` of a histogram's observations lie, interpolated inside its bucket.
 
-    That is how Prometheus' histogram_quantile does it. None without observations; the last finite bound when the quantile lies beyond it.
+    That is how Prometheus' histogram_quantile does it. None without observations; the last finite bound when the
+    quantile lies beyond it.
     """
     ordered = sorted(bounds.items())
     if not ordered or ordered[-1][1] <= 0:

@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# mooncache, editable, with EXTRAS into the environment of PYTHON, and an engine beside it.
+# usage: install.sh PYTHON EXTRAS, where EXTRAS is like "dev,serve" or empty (then no engine either)
+#
+# The engine is vLLM; where it cannot be had, the small engine on transformers; where not even PyTorch can be had,
+# none. ENGINE_STAMP (default .venv/.engine) holds which one it was, so that the next run does not try again.
+# The native code compiles while pip works: pip needs one core only, and mostly the network.
+set -euo pipefail
+
+python=$1
+extras=$2
+here=$(dirname "$0")
+stamp=${ENGINE_STAMP:-.venv/.engine}
+pip=("$python" -m pip --disable-pip-version-check --no-input install -q)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+quietly() { # NAME COMMAND...: the words only when it fails
+  local name=$1
+  shift
+  "$@" >"$work/$name.log" 2>&1 || {
+    grep -v 'is ignored: it is neither' "$work/$name.log" | tail -n 100
+    return 1
+  }
+}
+
+engine() {
+  [ -s "$stamp" ] && return 0
+  local status=0
+  "$here/install_vllm.sh" "$python" || status=$?
+  if [ $status -eq 0 ]; then
+    echo vllm >"$stamp"
+  elif [ $status -eq 3 ]; then
+    echo "so the small engine on Hugging Face transformers is used instead (rm $stamp to try again)"
+    echo hf >"$stamp"
+  else
+    return $status
+  fi
+}
+
+mapfile -t requires < <("$python" -c '
+import tomllib
+with open("pyproject.toml", "rb") as file:
+    print(*tomllib.load(file)["build-system"]["requires"], sep="\n")')
+quietly requires "${pip[@]}" "${requires[@]}"
+
+PATH="$(cd "$(dirname "$python")" && pwd):$PATH" "$python" setup.py -q build_ext --inplace >"$work/native.log" 2>&1 &
+native=$!
+if [ -n "$extras" ]; then
+  engine || { kill "$native" 2>/dev/null || true; exit 1; }
+fi
+if ! wait "$native"; then
+  tail -n 100 "$work/native.log"
+  echo "the native code could not be built; the last lines above say why"
+  exit 1
+fi
+
+export PATH="$(cd "$(dirname "$python")" && pwd):$PATH"
+if [ -n "$extras" ]; then
+  quietly editable "${pip[@]}" --no-build-isolation -e ".[$extras,hf]" -v && exit 0
+  echo "transformers or PyTorch could not be installed: there will be no engine, only the pool"
+  echo none >"$stamp"
+  extras="[$extras]"
+fi
+quietly editable "${pip[@]}" --no-build-isolation -e ".$extras" -v || {
+  echo "mooncache could not be built and installed; the last lines above say why"
+  exit 1
+}
