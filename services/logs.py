@@ -57,6 +57,34 @@ class Event(enum.StrEnum):
     DRAIN_STARTED = "drain.started"  # a node begins to empty
     DRAIN_FINISHED = "drain.finished"  # a node is empty
     BLOCK_QUARANTINED = "block.quarantined"  # a checksum did not match
+    INSTANCE_REGISTERED = "instance.registered"  # an engine registered with the conductor
+    INSTANCE_STATE_CHANGED = "instance.state_changed"  # the conductor changed its mind about an engine
+    INSTANCE_FORGOTTEN = "instance.forgotten"  # an engine was silent for longer than its lease
+    INSTANCE_SET = "instance.set"  # an operator changed the role of an engine, or drains it
+    CACHE_REPORT_GAP = "cache_report.gap"  # changes of an engine's cache were missing; all of it is asked for
+    POOL_CONNECTED = "pool.connected"  # the conductor can ask the pool
+    POOL_ABSENT = "pool.absent"  # the conductor cannot reach the pool and goes on trying
+    REQUEST_REFUSED = "request.refused"  # admission refused a request; `reason` says why
+    CONNECTOR_STARTED = "connector.started"  # an engine uses the pool; `passport` is the root of its keys
+    CONNECTOR_OFF = "connector.off"  # an engine serves without the pool; `reason` says why
+    CONNECTOR_POOL_ABSENT = "connector.pool_absent"  # an engine cannot reach the pool and goes on trying
+    CONNECTOR_POOL_CONNECTED = "connector.pool_connected"  # an engine is connected to the pool
+    CONNECTOR_POOL_SICK = "connector.pool_sick"  # calls failed in a row; the pool is left alone for `pause_s`
+    CONNECTOR_LOAD_FAILED = "connector.load_failed"  # blocks of a request could not be loaded; `reason` says why
+    HF_MODEL_LOADED = "hf.model_loaded"  # the small engine has its model; `seconds`, `kv_blocks`, `device`
+    HF_STEP_FAILED = "hf.step_failed"  # a forward pass failed; the sequences in it end with an error
+    HF_POOL_FAILED = "hf.pool_failed"  # a call to the pool failed; the engine computes instead
+    HF_REQUEST_FINISHED = "hf.request_finished"  # one sequence is over; `outcome` is what the cache did for it
+    HTTP_FINISHED = "http.finished"  # one HTTP request is over; `code` says how
+    GATEWAY_LISTENING = "gateway.listening"  # the gateway's HTTP port is open at `url`
+    INSTANCES_CHANGED = "instances.changed"  # the gateway has a new list of instances
+    TOKENIZER_LOADED = "tokenizer.loaded"  # requests of a model get block keys
+    TOKENIZER_UNUSABLE = "tokenizer.unusable"  # requests of a model are served without block keys
+    CONDUCTOR_LOST = "conductor.lost"  # the conductor does not answer; requests go round robin
+    CONDUCTOR_FOUND = "conductor.found"  # the conductor answers again
+    LEG_FAILED = "leg.failed"  # one leg of a request failed; `again` says whether another is tried
+    KEYS_RELOADED = "keys.reloaded"  # the file of API keys was read again
+    CONNECTOR_DEFECT = "connector.defect"  # an error inside of the connector; the engine goes on without it
 
 
 _TOKEN: Final = re.compile(r"\b(mc[ce]1\.|mct1\.[a-z0-9_.-]{1,63}\.)[0-9a-fA-F]{8,}|(?i:bearer\s+)\S+")

@@ -1,0 +1,1 @@
+"""One file for each duty that the conductor has on its own."""

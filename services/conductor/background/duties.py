@@ -1,0 +1,23 @@
+"""The one list of the conductor's duties."""
+
+from __future__ import annotations
+
+from mooncache.conductor.background import check_invariants, expire, pool_connection, work_off
+from mooncache.conductor.config import (
+    CHECK_INTERVAL_S,
+    EXPIRE_INTERVAL_S,
+    POOL_RETRY_S,
+    REMEMBER_INTERVAL_S,
+)
+from mooncache.conductor.state import ConductorState
+from mooncache.duties import Duty
+
+
+def conductor_duties(state: ConductorState) -> list[Duty]:
+    """Return every duty."""
+    return [
+        Duty("expire", lambda: expire.run_once(state), EXPIRE_INTERVAL_S),
+        Duty("work_off", lambda: work_off.run_once(state), REMEMBER_INTERVAL_S),
+        Duty("pool_connection", lambda: pool_connection.run_once(state), POOL_RETRY_S),
+        Duty("check_invariants", lambda: check_invariants.run_once(state), CHECK_INTERVAL_S),
+    ]

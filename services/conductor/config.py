@@ -1,0 +1,40 @@
+"""The conductor's settings as its parts want them, and limits that nobody needs to choose."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mooncache.conductor.core.asks import Settings
+from mooncache.conductor.core.policy.types import Rules
+from mooncache.config import ConductorSection
+
+KEYS_MAX: Final = 1_000_000  # keys in one message: 32 MB
+PROMPT_TOKENS_MAX: Final = 100_000_000
+SEQUENCES_MAX: Final = 100_000
+EXCLUDED_MAX: Final = 64
+TEXT_CHARS_MAX: Final = 4096
+NAME_CHARS_MAX: Final = 256
+WATCHERS_MAX: Final = 4096
+WATCH_MAX_S: Final = 60.0
+EXPIRE_INTERVAL_S: Final = 0.25
+REMEMBER_INTERVAL_S: Final = 0.05
+CHECK_INTERVAL_S: Final = 30.0
+POOL_RETRY_S: Final = 1.0
+JOBS_MAX: Final = 1024  # prompts that wait to be explained or remembered
+JOB_BYTES_MAX: Final = 256 << 20
+LEASE_MS_MIN: Final = 1
+
+
+def settings_of(section: ConductorSection) -> Settings:
+    """Return the scheduler's settings."""
+    return Settings(
+        rules=Rules(admission=section.admission_enabled, inline_tokens_max=section.inline_tokens_max),
+        suspect_after_s=section.suspect_after_s,
+        lease_s=section.lease_s,
+        instance_count_max=section.instance_count_max,
+        request_timeout_s=section.request_timeout_s,
+        decision_count_max=section.decision_count_max,
+        seen_block_count_max=section.seen_block_count_max,
+        ttft_slo_s=section.ttft_slo_s,
+        tbt_slo_s=section.tbt_slo_s,
+    )

@@ -1,0 +1,137 @@
+"""Blocks that are being computed now: which running request will have which prefix, and when.
+
+A chain key stands for its whole prefix, so the longest common prefix with running requests is found by their
+keys at a few checkpoints (block 1, 2, 4, 8, ... and the last): the deepest own checkpoint that somebody
+shares names the candidates, a binary search in each of them finds the length, one comparison of the bytes
+proves it. No loop over keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+KEY_BYTES = 32
+LOOKED_AT_MAX = 16  # running requests that are compared in full
+WAITS_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A request whose prompt is being computed on an instance until about `end_s`."""
+
+    decision_id: str
+    instance_id: str
+    keys: bytes
+    end_s: float
+    pool: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """How many leading blocks a running request shares."""
+
+    running: Running
+    blocks: int
+
+
+def checkpoints(count: int) -> list[int]:
+    """Return block positions at which a chain of `count` keys is indexed, ascending: 0, 1, 3, 7, ... and the
+    last."""
+    found = []
+    at = 1
+    while at < count:
+        found.append(at - 1)
+        at *= 2
+    if count:
+        found.append(count - 1)
+    return found
+
+
+def common_blocks(mine: bytes, theirs: bytes) -> int:
+    """Return how many leading keys two packed chains share."""
+    low, high = 0, min(len(mine), len(theirs)) // KEY_BYTES
+    end = high * KEY_BYTES
+    if mine[:end] == theirs[:end]:
+        return high
+    while low < high:  # `low` keys are shared as far as the chain property tells
+        middle = (low + high + 1) // 2
+        at = (middle - 1) * KEY_BYTES
+        if mine[at : at + KEY_BYTES] == theirs[at : at + KEY_BYTES]:
+            low = middle
+        else:
+            high = middle - 1
+    # Keys of a public prefix and of a private chain may alternate; only equal bytes count.
+    return low if mine[: low * KEY_BYTES] == theirs[: low * KEY_BYTES] else 0
+
+
+class InFlight:
+    """See the module's text."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, Running] = {}
+        self._at: dict[bytes, dict[str, Running]] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def add(self, running: Running) -> None:
+        """Note that the request begins; chains without keys are not noted."""
+        if not running.keys or running.decision_id in self._running:
+            return
+        self._running[running.decision_id] = running
+        for key in _keys_at(running.keys):
+            self._at.setdefault(key, {})[running.decision_id] = running
+
+    def end(self, decision_id: str) -> bool:
+        """Forget a request (done, failed or given up); return whether it was known."""
+        running = self._running.pop(decision_id, None)
+        if running is None:
+            return False
+        for key in _keys_at(running.keys):
+            there = self._at.get(key)
+            if there is not None:
+                there.pop(decision_id, None)
+                if not there:
+                    del self._at[key]
+        return True
+
+    def overlaps(self, keys: bytes) -> list[Overlap]:
+        """Return running requests that share leading blocks, longest first, a few at most.
+
+        Of requests that share equally much the one that ends first counts.
+        """
+        if not self._running or not keys:
+            return []
+        count = len(keys) // KEY_BYTES
+        best: dict[tuple[int, str], Overlap] = {}
+        looked = 0
+        seen: set[str] = set()
+        for at in reversed(checkpoints(count)):
+            there = self._at.get(keys[at * KEY_BYTES : (at + 1) * KEY_BYTES])
+            if there is None:
+                continue
+            for running in reversed(list(there.values())[-LOOKED_AT_MAX:]):
+                if running.decision_id in seen or looked >= LOOKED_AT_MAX:
+                    continue
+                seen.add(running.decision_id)
+                looked += 1
+                blocks = common_blocks(keys, running.keys)
+                place = (blocks, running.instance_id)
+                known = best.get(place)
+                if blocks and (known is None or running.end_s < known.running.end_s):
+                    best[place] = Overlap(running, blocks)
+            if looked >= LOOKED_AT_MAX:
+                break
+        ordered = sorted(best.values(), key=lambda o: (-o.blocks, o.running.end_s))
+        return ordered[:WAITS_MAX]
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant is broken."""
+        noted = {decision_id for there in self._at.values() for decision_id in there}
+        assert noted == set(self._running), "checkpoints and running requests disagree"
+        assert all(self._at.values()), "an empty checkpoint was kept"
+
+
+def _keys_at(keys: bytes) -> Iterable[bytes]:
+    return {keys[at * KEY_BYTES : (at + 1) * KEY_BYTES] for at in checkpoints(len(keys) // KEY_BYTES)}

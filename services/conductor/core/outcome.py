@@ -1,0 +1,217 @@
+"""What became of a decision: phases into the record, observations into the cost models, misses into reasons.
+
+`detail` is what the gateway tells (docs/reference-decision.md); it came over a socket, so every value is
+checked and what is unknown is kept for people only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mooncache import errors
+from mooncache.conductor.core.asks import POOL_ABSENT, POOL_TIMEOUT, Ask, PoolAnswer
+from mooncache.conductor.core.cache_index import KEY_BYTES
+from mooncache.conductor.core.learning import Follower, TransferLearner
+from mooncache.conductor.core.records import EVENTS_MAX, Record
+from mooncache.conductor.core.seen import (
+    EVICTED,
+    LOAD_FAILED,
+    NO_BLOCK,
+    NOT_FETCHED,
+    POOL_UNREACHABLE,
+    TIMED_OUT,
+    MissRange,
+    SeenBlocks,
+)
+from mooncache.conductor.core.work import Active
+
+if TYPE_CHECKING:
+    from mooncache.conductor.core.scheduler import Scheduler
+
+PREFILLED, PREFILL_FAILED, FIRST_TOKEN = "prefilled", "prefill_failed", "first_token"
+FINISHED, FAILED, ABORTED = "finished", "failed", "aborted"
+ENDS = (FINISHED, FAILED, ABORTED)
+_NUMBER_MAX = float(1 << 53)
+
+
+@dataclass(slots=True)
+class Learned:
+    """What an update meant, for counters and for remembering blocks.
+
+    ttft_error: observed over expected TTFT, 0 when not known. learn: the request whose prompt is computed
+    now.
+    """
+
+    known: bool = True
+    ended: bool = False
+    ttft_error: float = 0.0
+    local_tokens: int = 0
+    loaded_tokens: int = 0
+    computed_tokens: int = 0
+    learn: Active | None = None
+
+
+def number(detail: Any, name: str, default: float = 0.0) -> float:
+    """Return a number of the detail that is finite and not negative, else the default."""
+    value = detail.get(name) if isinstance(detail, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return default
+    return float(value) if math.isfinite(value) and 0 <= value <= _NUMBER_MAX else default
+
+
+def told_of(detail: dict[str, Any]) -> dict[str, Any]:
+    """Return what the engine said about its cache (kvcache.params.Told), {} when it said nothing."""
+    told = detail.get("told")
+    return told if isinstance(told, dict) else {}
+
+
+def take_in(
+    scheduler: Scheduler,
+    decision_id: str,
+    phase: str,
+    elapsed_s: float,
+    output_tokens: int,
+    detail: dict[str, Any],
+    now_s: float,
+) -> Learned:
+    """See Scheduler.update."""
+    record = scheduler.records.find(decision_id)
+    if record is None or record.decision_id != decision_id:
+        raise errors.DecisionUnknown(f"decision {decision_id[:64]!r} is not kept; it may be too old")
+    _note(record, phase, elapsed_s, output_tokens, detail, now_s)
+    active = scheduler.work.get(decision_id)
+    if active is None:
+        return Learned(known=False)
+    learned = Learned()
+    if phase in (PREFILLED, FIRST_TOKEN):
+        _computed(scheduler, active, record, phase, detail, now_s, learned)
+    if phase == PREFILL_FAILED:
+        scheduler.in_flight.end(decision_id)
+        scheduler.work.computed(decision_id, now_s)
+    if phase == FIRST_TOKEN and not active.first_token_s:
+        active.first_token_s = now_s
+        observed_s = elapsed_s or now_s - active.assigned_s
+        record.observed["ttft_ms"] = round(observed_s * 1e3, 3)
+        if active.expected_ttft_s > 0:
+            learned.ttft_error = observed_s / active.expected_ttft_s
+    if phase in ENDS:
+        if phase == FINISHED:
+            _finished(scheduler, active, record, elapsed_s, output_tokens, now_s)
+        scheduler.close(decision_id, phase, now_s)
+        learned.ended = True
+    return learned
+
+
+def _note(
+    record: Record, phase: str, elapsed_s: float, output_tokens: int, detail: dict[str, Any], now_s: float
+) -> None:
+    if len(record.events) >= EVENTS_MAX:
+        return
+    record.events.append(
+        {
+            "phase": phase,
+            "elapsed_ms": round(elapsed_s * 1e3, 3),
+            "since_decision_ms": round((now_s - record.made_s) * 1e3, 3),
+            "output_tokens": output_tokens,
+            "detail": detail,
+        }
+    )
+
+
+def _computed(
+    scheduler: Scheduler,
+    active: Active,
+    record: Record,
+    phase: str,
+    detail: dict[str, Any],
+    now_s: float,
+    learned: Learned,
+) -> None:
+    """The prompt is computed: release what waited for it and learn how long it took and what was loaded."""
+    inline = active.computer == active.decoder
+    if phase == FIRST_TOKEN and not inline:
+        began_s = None  # says nothing of the prefill instance, unless the word of its end was lost
+        if scheduler.in_flight.end(active.decision_id):
+            learned.learn = active
+        scheduler.work.computed(active.decision_id, now_s)
+    else:
+        began_s = scheduler.work.computed(active.decision_id, now_s)
+        scheduler.in_flight.end(active.decision_id)
+        learned.learn = active if began_s is not None else None
+    told = told_of(detail)
+    _loads(scheduler, active.decoder if phase == FIRST_TOKEN else active.computer, told)
+    if began_s is None:
+        return
+    hit = int(min(number(told, "hit_tokens", active.prefix_tokens), active.prompt_tokens))
+    computed = int(number(detail, "computed_tokens", active.prompt_tokens - hit))
+    learned.local_tokens = int(number(told, "local_tokens"))
+    learned.loaded_tokens = int(number(told, "loaded_tokens"))
+    learned.computed_tokens = computed
+    record.observed.update(
+        computed_tokens=computed, local_tokens=learned.local_tokens, loaded_tokens=learned.loaded_tokens
+    )
+    # The engine's own figure when there is one; else the time since it could begin, loads and waits taken
+    # off.
+    idle_s = (number(told, "waited_ms") + number(told, "load_ms")) / 1e3
+    seconds = number(detail, "engine_ms") / 1e3 or max(1e-4, now_s - began_s - idle_s)
+    record.observed["prefill_ms"] = round(seconds * 1e3, 3)
+    instance = scheduler.registry.get(active.computer)
+    if instance is not None and computed > 0:
+        n = active.prompt_tokens
+        scheduler.prefill_model(instance.info).observe(n, max(0, min(n - 1, n - computed)), seconds)
+    _missing(record, told, hit)
+
+
+def _loads(scheduler: Scheduler, instance_id: str, told: dict[str, Any]) -> None:
+    loaded_bytes, load_s = number(told, "loaded_bytes"), number(told, "load_ms") / 1e3
+    if not loaded_bytes or not load_s:
+        return
+    for name in ("", instance_id):
+        scheduler.transfers.setdefault(name, TransferLearner()).observe(loaded_bytes, load_s)
+
+
+def _missing(record: Record, told: dict[str, Any], hit_tokens: int) -> None:
+    """What was planned to be there and was not: the engine says why."""
+    if hit_tokens >= record.planned_prefix or not told:
+        return
+    waited = told.get("outcome") == "timeout"
+    reason = TIMED_OUT if waited else LOAD_FAILED if told.get("outcome") == "failed" else EVICTED
+    record.misses.insert(0, MissRange(hit_tokens, record.planned_prefix, reason))
+
+
+def _finished(
+    scheduler: Scheduler, active: Active, record: Record, elapsed_s: float, output_tokens: int, now_s: float
+) -> None:
+    record.observed["total_ms"] = round((elapsed_s or now_s - active.assigned_s) * 1e3, 3)
+    record.observed["output_tokens"] = output_tokens
+    if output_tokens > 0:
+        per_sequence = output_tokens / active.sequences
+        scheduler.output_tokens.setdefault(active.model, Follower(per_sequence, 0.05)).observe(per_sequence)
+        if active.first_token_s:
+            stayed_s = max(1e-3, now_s - active.first_token_s)
+            scheduler.turnovers.setdefault(active.model, Follower(stayed_s, 0.05)).observe(stayed_s)
+            if per_sequence > 1:
+                record.observed["tbt_ms"] = round(stayed_s * 1e3 / (per_sequence - 1), 3)
+
+
+def explain(
+    seen: SeenBlocks, record: Record, ask: Ask, pool: PoolAnswer, group: int, block_tokens: int
+) -> None:
+    """See Scheduler.explain."""
+    if not record.head["chosen"] or not block_tokens:
+        return
+    prefix, cacheable = record.planned_prefix, record.head["cacheable_tokens"]
+    there = min(max(record.head["pool"]["tokens"], prefix), cacheable)
+    found = [MissRange(prefix, there, NOT_FETCHED)] if there > prefix else []
+    begin = -(-there // block_tokens)
+    ranges = seen.explain(
+        ask.keys[: cacheable // block_tokens * KEY_BYTES], ask.content_keys, group, begin, block_tokens
+    )
+    if pool.state in (POOL_ABSENT, POOL_TIMEOUT):
+        ranges = [MissRange(r.begin, r.end, POOL_UNREACHABLE) if r.reason == EVICTED else r for r in ranges]
+    found += ranges
+    if ask.prompt_tokens > cacheable:
+        found.append(MissRange(max(cacheable, prefix), ask.prompt_tokens, NO_BLOCK))
+    record.misses += found

@@ -1,0 +1,169 @@
+"""Records of decisions, for `mooncache why`: what was chosen, what else there was, what came of it.
+
+A record is a JSON object (docs/reference-decision.md). Its candidates are encoded at once, so that ten
+thousand records take tens of megabytes; the oldest are dropped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from mooncache.conductor.core.policy.types import Branch, Choice, DecodeOption, PrefillOption
+from mooncache.conductor.core.seen import MissRange
+
+CANDIDATES_MAX = 16
+EVENTS_MAX = 32
+DETAIL_CHARS_MAX = 16_384
+RUNNING, REFUSED = "running", "refused"
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class Record:
+    """One decision. `head` holds everything that is known when it is made, `candidates` the encoded
+    alternatives."""
+
+    decision_id: str
+    request_id: str
+    head: dict[str, Any]
+    candidates: bytes
+    made_s: float
+    state: str = RUNNING
+    misses: list[MissRange] = field(default_factory=list)
+    planned_prefix: int = 0
+    events: list[dict[str, Any]] = field(default_factory=list)
+    observed: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Return the record as a JSON object."""
+        document = {
+            **self.head,
+            "state": self.state,
+            **json.loads(self.candidates),
+            "misses": [
+                {"from_token": miss.begin, "to_token": miss.end, "reason": miss.reason}
+                for miss in self.misses
+            ],
+            "observed": self.observed,
+            "events": self.events,
+        }
+        return json.dumps(document)
+
+
+class Records:
+    """The newest `count_max` records, by decision id and by request id."""
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._records: OrderedDict[str, Record] = OrderedDict()
+        self._of_request: dict[str, list[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def add(self, record: Record) -> None:
+        """Keep a record; drop the oldest when there are too many."""
+        self._records[record.decision_id] = record
+        self._of_request.setdefault(record.request_id, []).append(record.decision_id)
+        while len(self._records) > self._count_max:
+            _, oldest = self._records.popitem(last=False)
+            ids = self._of_request[oldest.request_id]
+            ids.remove(oldest.decision_id)
+            if not ids:
+                del self._of_request[oldest.request_id]
+
+    def find(self, name: str) -> Record | None:
+        """Return the record of a decision id, or the newest one of a request id."""
+        if name in self._records:
+            return self._records[name]
+        ids = self._of_request.get(name)
+        return self._records[ids[-1]] if ids else None
+
+    def earlier(self, request_id: str) -> list[str]:
+        """Return the decision ids of a request, oldest first."""
+        return list(self._of_request.get(request_id, ()))
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant is broken."""
+        listed = [name for ids in self._of_request.values() for name in ids]
+        assert sorted(listed) == sorted(self._records), "records and request ids disagree"
+        assert len(self._records) <= self._count_max, "too many records"
+
+
+def milliseconds(seconds: float) -> float:
+    """Return milliseconds, rounded for people."""
+    return round(seconds * 1e3, 3)
+
+
+def encode_candidates(choice: Choice) -> bytes:
+    """Return the cheapest candidates of each kind as JSON, the chosen ones always among them."""
+    prefills = _first(choice.prefill_options, choice.prefill)
+    inlines = _first(choice.inline_options, choice.inline)
+    decodes = sorted(choice.decode_options, key=lambda option: option.score_s)[:CANDIDATES_MAX]
+    if choice.decode is not None and choice.decode not in decodes:
+        decodes.append(choice.decode)
+    return _encode(
+        {
+            "candidate_count": len(choice.prefill_options) + len(choice.inline_options),
+            "prefill_candidates": [_prefill(option) for option in prefills],
+            "inline_candidates": [_prefill(option) for option in inlines],
+            "decode_candidates": [_decode(option) for option in decodes],
+        }
+    )
+
+
+def _first(options: tuple[PrefillOption, ...], chosen: PrefillOption | None) -> list[PrefillOption]:
+    found = sorted(options, key=lambda option: option.best.total_s)[:CANDIDATES_MAX]
+    if chosen is not None and chosen not in found:
+        found.append(chosen)
+    return found
+
+
+def _prefill(option: PrefillOption) -> dict[str, Any]:
+    facts = option.facts
+    return {
+        "instance_id": facts.instance_id,
+        "role": facts.role,
+        "local_tokens": facts.local_tokens,
+        "queue_ms": milliseconds(facts.queue_s),
+        "best": option.best.kind,
+        "total_ms": milliseconds(option.best.total_s),
+        "branches": [branch_fields(branch) for branch in option.branches],
+    }
+
+
+def branch_fields(branch: Branch) -> dict[str, Any]:
+    """Return a branch as JSON fields."""
+    fields: dict[str, Any] = {
+        "kind": branch.kind,
+        "prefix_tokens": branch.prefix_tokens,
+        "fetch_tokens": branch.fetch_tokens,
+        "ready_ms": milliseconds(branch.ready_s),
+        "compute_ms": milliseconds(branch.compute_s),
+        "total_ms": milliseconds(branch.total_s),
+    }
+    if branch.awaited is not None:
+        fields["awaited_instance_id"] = branch.awaited.instance_id
+        fields["awaited_decision_id"] = branch.awaited.decision_id
+    return fields
+
+
+def _decode(option: DecodeOption) -> dict[str, Any]:
+    facts = option.facts
+    return {
+        "instance_id": facts.instance_id,
+        "role": facts.role,
+        "local_tokens": facts.local_tokens,
+        "sequences": round(facts.sequences, 2),
+        "kv_used_tokens": int(facts.kv_used_tokens),
+        "kv_capacity_tokens": facts.kv_capacity_tokens,
+        "tbt_ms": milliseconds(option.tbt_s),
+        "wait_ms": milliseconds(option.wait_s),
+        "handover_ms": milliseconds(option.handover_s),
+        "score_ms": milliseconds(option.score_s),
+    }

@@ -1,0 +1,215 @@
+"""Instances: who exists, in which state, with which load. Soft state that workers tell again.
+
+A worker registers an instance and then reports; silence makes it suspect (no new requests), longer silence
+forgets it with all that it held. Another incarnation is another engine start: its cache is empty. What an
+operator asked for (role, drain) stays with the name as long as the conductor knows it. `version` grows with
+every change other than load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from mooncache import errors
+
+STARTING, READY, DRAINING, SUSPECT = "starting", "ready", "draining", "suspect"
+STATES = (STARTING, READY, DRAINING, SUSPECT)
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceInfo:
+    """What a worker says once. group: passport group, 0 when the passport is not known."""
+
+    instance_id: str
+    incarnation: int
+    role: str
+    model: str
+    engine: str = "vllm"
+    engine_version: str = ""
+    url: str = ""
+    tokenizer_path: str = ""
+    max_model_tokens: int = 0
+    kv_capacity_tokens: int = 0
+    block_tokens: int = 16
+    passport_json: str = ""
+    group: int = 0
+    kv_bytes_per_token: int = 0
+    host_id: str = ""
+    max_sequences: int = 0
+    pool: bool = True
+    software_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a worker says every report interval. Times are milliseconds, totals count since the engine's
+    start."""
+
+    waiting: int = 0
+    running: int = 0
+    kv_usage: float = 0.0
+    ttft_ms: float = 0.0
+    tbt_ms: float = 0.0
+    prompt_tokens_total: int = 0
+    output_tokens_total: int = 0
+    local_hit_tokens_total: int = 0
+    pool_hit_tokens_total: int = 0
+
+
+@dataclass(slots=True)
+class Instance:
+    """One instance as it is believed to be. `holder` is its number in the cache index."""
+
+    info: InstanceInfo
+    holder: int
+    role: str
+    state: str
+    reported_s: float
+    said: str = STARTING
+    load: Load = field(default_factory=Load)
+    reason: str = ""
+    drain_wanted: bool = False
+    sequence: int = 0
+    want_full: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether it gets new requests."""
+        return self.state == READY
+
+
+class Registry:
+    """See the module's text. Times are seconds of one monotonic clock."""
+
+    def __init__(
+        self, *, suspect_after_s: float, lease_s: float, count_max: int, first_version: int = 1
+    ) -> None:
+        self._suspect_after_s = suspect_after_s
+        self._lease_s = lease_s
+        self._count_max = count_max
+        self._instances: dict[str, Instance] = {}
+        self._by_holder: dict[int, Instance] = {}
+        self._roles: dict[str, str] = {}  # set by an operator; kept while the instance is known
+        self._free: list[int] = []
+        self._next_holder = 0
+        self.version = first_version
+
+    def __len__(self) -> int:
+        return len(self._instances)
+
+    def __iter__(self) -> Iterator[Instance]:
+        return iter(self._instances.values())
+
+    def get(self, instance_id: str) -> Instance | None:
+        """Return the instance of that name."""
+        return self._instances.get(instance_id)
+
+    def by_holder(self, holder: int) -> Instance | None:
+        """Return the instance that has this number in the cache index."""
+        return self._by_holder.get(holder)
+
+    def of_model(self, model: str) -> list[Instance]:
+        """Return all instances of a model."""
+        return [instance for instance in self._instances.values() if instance.info.model == model]
+
+    def require(self, instance_id: str, incarnation: int) -> Instance:
+        """Return the instance. Raises InstanceUnknown for other names and other incarnations."""
+        found = self._instances.get(instance_id)
+        if found is None or found.info.incarnation != incarnation:
+            what = "is not registered" if found is None else "is registered with another incarnation"
+            raise errors.InstanceUnknown(f"instance {instance_id[:128]!r} {what}; register it again")
+        return found
+
+    def register(self, info: InstanceInfo, state: str, now_s: float) -> tuple[Instance, int | None]:
+        """Take an instance in; return it and the holder number whose contents are gone, if any.
+
+        Raises LimitExceeded when there are too many.
+        """
+        known = self._instances.get(info.instance_id)
+        if known is None:
+            if len(self._instances) >= self._count_max:
+                raise errors.LimitExceeded(f"{self._count_max} instances are registered already")
+            holder = self._free.pop() if self._free else self._take_holder()
+            known = Instance(info, holder, info.role, STARTING, now_s)
+            self._instances[info.instance_id] = known
+            self._by_holder[holder] = known
+            lost = None
+        else:
+            lost = known.holder if known.info.incarnation != info.incarnation else None
+            known.info = info
+        if lost is not None:
+            known.load, known.sequence, known.want_full = Load(), 0, False
+        known.role = self._roles.get(info.instance_id, info.role)
+        known.reported_s, known.reason, known.said = now_s, "", state
+        self._settle(known, now_s)
+        self.version += 1
+        return known, lost
+
+    def report(self, instance: Instance, state: str, load: Load, reason: str, now_s: float) -> None:
+        """Take a report in."""
+        instance.reported_s, instance.load, instance.said = now_s, load, state
+        if reason != instance.reason:
+            instance.reason = reason
+            self.version += 1
+        self._settle(instance, now_s)
+
+    def set(self, instance_id: str, role: str, drain: bool | None, now_s: float) -> Instance:
+        """Carry out an operator's wish; role "" and drain None leave things. Raises InstanceUnknown."""
+        instance = self._instances.get(instance_id)
+        if instance is None:
+            raise errors.InstanceUnknown(f"instance {instance_id[:128]!r} is not registered")
+        if role and role != instance.role:
+            self._roles[instance_id] = instance.role = role
+            self.version += 1
+        if drain is not None and drain != instance.drain_wanted:
+            instance.drain_wanted = drain
+            self.version += 1
+        self._settle(instance, now_s)
+        return instance
+
+    def expire(self, now_s: float) -> list[Instance]:
+        """Make silent instances suspect and forget those whose lease is over; return the forgotten."""
+        for instance in self._instances.values():
+            self._settle(instance, now_s)
+        gone = [i for i in self._instances.values() if now_s - i.reported_s > self._lease_s]
+        for instance in gone:
+            del self._instances[instance.info.instance_id]
+            del self._by_holder[instance.holder]
+            self._roles.pop(instance.info.instance_id, None)
+            self._free.append(instance.holder)
+            self.version += 1
+        return gone
+
+    def mark_suspect(self, instance: Instance, reason: str) -> None:
+        """Believe that the instance is unhealthy until its next report."""
+        if instance.state == READY:
+            instance.state, instance.reason = SUSPECT, reason
+            self.version += 1
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant is broken."""
+        holders = [instance.holder for instance in self._instances.values()]
+        assert len(set(holders)) == len(holders), "two instances share a holder number"
+        assert set(holders) == set(self._by_holder), "the holder table and the instances disagree"
+        assert not set(holders) & set(self._free), "a holder number is free and in use"
+        assert set(self._roles) <= set(self._instances), "a role is kept for an instance that is gone"
+
+    def _take_holder(self) -> int:
+        self._next_holder += 1
+        return self._next_holder - 1
+
+    def _settle(self, instance: Instance, now_s: float) -> None:
+        state = instance.said if instance.said in STATES else SUSPECT
+        if instance.drain_wanted and state == READY:
+            state = DRAINING
+        if now_s - instance.reported_s > self._suspect_after_s:
+            state = SUSPECT
+        if state != instance.state:
+            instance.state = state
+            self.version += 1
+
+
+def with_role(info: InstanceInfo, role: str) -> InstanceInfo:
+    """Return the same with another role."""
+    return replace(info, role=role)

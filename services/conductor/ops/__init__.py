@@ -1,0 +1,1 @@
+"""One file for each RPC of the conductor."""

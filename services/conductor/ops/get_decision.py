@@ -1,0 +1,21 @@
+"""GetDecision: the record of one decision, for people."""
+
+from __future__ import annotations
+
+from mooncache import errors
+from mooncache.conductor.state import ConductorState
+from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.rpc import CallContext
+
+
+async def handle(
+    state: ConductorState, request: pb.GetDecisionRequest, context: CallContext
+) -> pb.GetDecisionResponse:
+    """Return the record with its misses explained. Raises DecisionUnknown."""
+    await state.work_off()
+    record = state.core.records.find(request.id)
+    if record is None:
+        raise errors.DecisionUnknown(
+            f"No decision {request.id[:64]!r} is kept here; the last {state.section.decision_count_max} are."
+        )
+    return pb.GetDecisionResponse(record_json=record.to_json())

@@ -1,0 +1,38 @@
+"""RegisterInstance: an engine exists."""
+
+from __future__ import annotations
+
+from mooncache import errors
+from mooncache.conductor.core.registry import DRAINING, READY, STARTING
+from mooncache.conductor.messages import ROLE_NUMBERS, STATES, info_of
+from mooncache.conductor.state import ConductorState
+from mooncache.logs import Event, get_logger
+from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.rpc import CallContext
+
+log = get_logger(__name__)
+
+
+async def handle(
+    state: ConductorState, request: pb.RegisterInstanceRequest, context: CallContext
+) -> pb.RegisterInstanceResponse:
+    """Take the instance in; again and again is harmless. Raises InvalidArgument or LimitExceeded."""
+    info = info_of(request.instance)
+    said = STATES.get(request.instance.state, STARTING)
+    if said not in (STARTING, READY, DRAINING):
+        raise errors.InvalidArgument("a worker registers an instance that is starting, ready or draining")
+    instance = state.core.register(info, said, context.now_s)
+    state.announce()
+    log.info(
+        Event.INSTANCE_REGISTERED,
+        instance_id=info.instance_id,
+        model=info.model,
+        role=instance.role,
+        engine=info.engine,
+        url=info.url,
+    )
+    return pb.RegisterInstanceResponse(
+        report_interval_ms=max(1, int(state.section.report_interval_s * 1e3)),
+        lease_ms=max(1, int(state.section.lease_s * 1e3)),
+        role=ROLE_NUMBERS[instance.role],
+    )

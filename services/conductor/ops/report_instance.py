@@ -1,0 +1,45 @@
+"""ReportInstance: state, load and cache changes of an engine; the answer carries the conductor's wishes."""
+
+from __future__ import annotations
+
+from mooncache import errors
+from mooncache.conductor.config import KEYS_MAX, TEXT_CHARS_MAX
+from mooncache.conductor.core.registry import SUSPECT
+from mooncache.conductor.messages import ROLE_NUMBERS, STATES, load_of
+from mooncache.conductor.state import ConductorState
+from mooncache.logs import Event, get_logger
+from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.rpc import CallContext
+
+log = get_logger(__name__)
+
+
+async def handle(
+    state: ConductorState, request: pb.ReportInstanceRequest, context: CallContext
+) -> pb.ReportInstanceResponse:
+    """Take the report in. Raises InstanceUnknown: register again."""
+    core = state.core
+    instance = core.registry.require(request.instance_id, request.incarnation)
+    said = STATES.get(request.state, SUSPECT)
+    reason = request.reason[:TEXT_CHARS_MAX]
+    core.report(instance, said, load_of(request.load), reason, context.now_s)
+    if request.HasField("changes"):
+        changes = request.changes
+        try:
+            outcome = core.cache.apply(
+                instance,
+                full=changes.full,
+                stored=changes.stored,
+                removed=changes.removed,
+                sequence=changes.sequence,
+                keys_max=KEYS_MAX,
+            )
+        except ValueError as full:
+            raise errors.LimitExceeded(f"the index of caches takes no more: {full}") from full
+        state.instruments.cache_reports.labels(outcome).inc()
+        if outcome == "gap":
+            log.info(Event.CACHE_REPORT_GAP, instance_id=request.instance_id, sequence=changes.sequence)
+    state.announce()
+    return pb.ReportInstanceResponse(
+        role=ROLE_NUMBERS[instance.role], drain=instance.drain_wanted, want_full=instance.want_full
+    )

@@ -1,0 +1,78 @@
+"""Schedule: where does this request go, and is it taken at all?"""
+
+from __future__ import annotations
+
+from mooncache.conductor.core.asks import Decision
+from mooncache.conductor.messages import ask_of
+from mooncache.conductor.state import ConductorState
+from mooncache.logs import Event, get_logger
+from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.rpc import CallContext
+
+WAIT_MARGIN_S = 2.0
+WAIT_FACTOR = 3.0
+WAIT_MAX_S = 600.0
+
+log = get_logger(__name__)
+
+
+async def handle(
+    state: ConductorState, request: pb.ScheduleRequest, context: CallContext
+) -> pb.ScheduleResponse:
+    """Ask the pool, decide, answer; what the misses mean is found out afterwards. Raises InvalidArgument."""
+    ask = ask_of(request)
+    pool = await state.pool.match(ask.keys)
+    now_s = state.clock.now_s()
+    decision = state.core.schedule(ask, pool, now_s, state.clock.wall_s())
+    response = answer(state, decision)
+    state.instruments.decided(decision, state.clock.now_s() - now_s)
+    if not decision.choice.admitted:
+        log.info(Event.REQUEST_REFUSED, reason=decision.choice.reason, model=ask.model, tenant=ask.tenant)
+    state.explain_later(decision, ask)
+    return response
+
+
+def answer(state: ConductorState, decision: Decision) -> pb.ScheduleResponse:
+    """Return a decision as the gateway wants it."""
+    choice, branch = decision.choice, decision.choice.branch
+    response = pb.ScheduleResponse(
+        decision_id=decision.decision_id,
+        admitted=choice.admitted,
+        retry_after_ms=_milliseconds(choice.retry_after_s),
+        reason=choice.reason,
+        message=decision.record.head["message"],
+        expected_ttft_ms=_milliseconds(choice.ttft_s),
+        summary=decision.summary(),
+    )
+    if not choice.admitted or branch is None or choice.decode is None:
+        return response
+    response.decode.instance_id = choice.decode.facts.instance_id
+    waits = branch.kind == "wait"
+    if choice.prefill is not None:
+        response.prefill.instance_id = choice.prefill.facts.instance_id
+        response.decode.wait_tokens = decision.request.cacheable_tokens
+        response.decode.wait_ms = _wait_ms(branch.total_s)
+        if waits:
+            response.prefill.wait_tokens = branch.prefix_tokens
+            response.prefill.wait_ms = _wait_ms(branch.ready_s)
+    elif waits:
+        response.decode.wait_tokens = branch.prefix_tokens
+        response.decode.wait_ms = _wait_ms(branch.ready_s)
+    for leg in (response.prefill, response.decode):
+        instance = state.core.registry.get(leg.instance_id)
+        if instance is not None:
+            leg.url = instance.info.url
+    response.local_hit_tokens = decision.local_tokens
+    response.pool_hit_tokens = (
+        branch.prefix_tokens if branch.kind != "local" else decision.request.pool_tokens
+    )
+    return response
+
+
+def _milliseconds(seconds: float) -> int:
+    return min(1 << 31, max(0, round(seconds * 1e3)))
+
+
+def _wait_ms(expected_s: float) -> int:
+    """Return the longest wait: estimates may be wrong, and waiting for ever would be worse than computing."""
+    return _milliseconds(min(WAIT_MAX_S, expected_s * WAIT_FACTOR + WAIT_MARGIN_S))

@@ -1,0 +1,25 @@
+"""SetInstance: an operator changes the role of an instance, or drains it."""
+
+from __future__ import annotations
+
+from mooncache.conductor.messages import ROLES, instance_message
+from mooncache.conductor.state import ConductorState
+from mooncache.logs import Event, get_logger
+from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.rpc import CallContext
+
+log = get_logger(__name__)
+
+
+async def handle(
+    state: ConductorState, request: pb.SetInstanceRequest, context: CallContext
+) -> pb.SetInstanceResponse:
+    """Carry it out; the worker hears of it with its next report. Raises InstanceUnknown."""
+    role = ROLES.get(request.role, "")
+    drain = request.drain if request.HasField("drain") else None
+    instance = state.core.registry.set(request.instance_id, role, drain, context.now_s)
+    state.announce()
+    log.info(
+        Event.INSTANCE_SET, instance_id=request.instance_id, role=instance.role, drain=instance.drain_wanted
+    )
+    return pb.SetInstanceResponse(instance=instance_message(instance))

@@ -1,0 +1,40 @@
+"""Which op answers which RPC."""
+
+from __future__ import annotations
+
+from mooncache.conductor.ops import (
+    get_decision,
+    list_instances,
+    register_instance,
+    report_instance,
+    schedule,
+    set_instance,
+    update_request,
+)
+from mooncache.conductor.state import ConductorState
+from mooncache.rpc import CONDUCTOR_SERVICE, Handler, RpcTable
+
+# Tenants talk to the gateway; the conductor is for the cluster's own processes and its operators.
+ADMIN_ONLY = (
+    "RegisterInstance",
+    "ReportInstance",
+    "Schedule",
+    "UpdateRequest",
+    "GetDecision",
+    "ListInstances",
+    "SetInstance",
+)
+
+
+def conductor_table(state: ConductorState) -> RpcTable:
+    """Return the RPCs of the conductor bound to `state`."""
+    handlers: dict[str, Handler] = {
+        "RegisterInstance": register_instance.handle,
+        "ReportInstance": report_instance.handle,
+        "Schedule": schedule.handle,
+        "UpdateRequest": update_request.handle,
+        "GetDecision": get_decision.handle,
+        "ListInstances": list_instances.handle,
+        "SetInstance": set_instance.handle,
+    }
+    return RpcTable(CONDUCTOR_SERVICE, state, handlers, admin_only=ADMIN_ONLY)

@@ -1,0 +1,59 @@
+"""The conductor as a process: state, ops and duties on the common service base.
+
+`run(config)` is the process; `ConductorService(config)` can also be started inside another event loop.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from mooncache.conductor.background.duties import conductor_duties
+from mooncache.conductor.ops.table import conductor_table
+from mooncache.conductor.shell.pool import PoolLookup
+from mooncache.conductor.state import ConductorState
+from mooncache.config import Config
+from mooncache.duties import Duty
+from mooncache.rpc import RpcTable
+from mooncache.service import Service, run_service
+
+
+class ConductorService(Service):
+    """See the module's text. Raises ConfigInvalid for settings that cannot work."""
+
+    def __init__(self, config: Config) -> None:
+        section = config.conductor
+        super().__init__(
+            "conductor",
+            config,
+            host=section.host,
+            port=section.port,
+            metrics_port=section.metrics_port,
+            call_count_max=section.call_count_max,
+            drain_timeout_s=section.drain_timeout_s,
+            advertise_host=section.advertise_host,
+        )
+        self.state: ConductorState
+        self._pool: PoolLookup | None = None
+
+    async def build(self) -> RpcTable:
+        """Make the state; nothing is known yet."""
+        self._pool = PoolLookup(self.config, self.token.text, self.clock)
+        self.state = ConductorState(
+            self.config, clock=self.clock, pool=self._pool, metrics=self.metrics, rng=random.Random()
+        )
+        return conductor_table(self.state)
+
+    def duties(self) -> Sequence[Duty]:
+        """What the conductor does on its own."""
+        return conductor_duties(self.state)
+
+    async def shutdown(self) -> None:
+        """Let go of the pool."""
+        if self._pool is not None:
+            await self._pool.close()
+
+
+def run(config: Config) -> int:
+    """Be the conductor process; returns the exit status."""
+    return run_service("conductor", config, lambda: ConductorService(config))

@@ -1,0 +1,111 @@
+"""The conductor's metrics: counters that ops move, gauges that are read from the state when scraped."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mooncache.conductor.core.asks import Decision
+from mooncache.conductor.core.outcome import Learned
+from mooncache.conductor.core.policy.types import ROLE_BOTH, ROLE_DECODE, ROLE_PREFILL
+from mooncache.conductor.core.registry import STATES
+from mooncache.metrics import Metrics
+
+if TYPE_CHECKING:
+    from mooncache.conductor.state import ConductorState
+
+_DECISION_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
+_ERROR_BUCKETS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.33, 2.0, 4.0, 10.0)
+
+
+class Instruments:
+    """All metrics of one conductor."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self.decisions = metrics.counter("decisions", "Scheduled requests by outcome.", ("reason",))
+        self.branches = metrics.counter(
+            "branches",
+            "How the KV of admitted prompts comes about: local, fetch, wait, and where.",
+            ("branch",),
+        )
+        self.planned_tokens = metrics.counter(
+            "planned_tokens", "Prompt tokens of admitted requests by planned source.", ("source",)
+        )
+        self.observed_tokens = metrics.counter(
+            "observed_tokens", "Prompt tokens by source, as engines reported them.", ("source",)
+        )
+        self.waits = metrics.counter("in_flight_waits", "Requests that wait for blocks of another one.")
+        self.pool_lookups = metrics.counter("pool_lookups", "Questions to the pool by outcome.", ("state",))
+        self.pool_seconds = metrics.histogram(
+            "pool_lookup_seconds", "Time of a question to the pool.", buckets=_DECISION_BUCKETS_S
+        )
+        self.decision_seconds = metrics.histogram(
+            "decision_duration_seconds",
+            "Time of a decision: index, policy and record, without the pool.",
+            buckets=_DECISION_BUCKETS_S,
+        )
+        self.ttft_ratio = metrics.histogram(
+            "ttft_observed_over_predicted", "Observed over predicted TTFT.", buckets=_ERROR_BUCKETS
+        )
+        self.updates = metrics.counter("updates", "What gateways told about requests.", ("phase",))
+        self.cache_reports = metrics.counter("cache_reports", "Reports of instances' caches.", ("outcome",))
+        self.expired = metrics.counter("expired_requests", "Requests of which nobody reported the end.")
+        self.forgotten = metrics.counter("forgotten_instances", "Instances whose lease ran out.")
+        self.jobs_dropped = metrics.counter("explanations_dropped", "Prompts that were not remembered.")
+        self.broken_invariants = metrics.counter("broken_invariants", "Invariant checks that failed.")
+
+    def decided(self, decision: Decision, elapsed_s: float) -> None:
+        """Count a decision."""
+        choice, branch = decision.choice, decision.choice.branch
+        self.decisions.labels(choice.reason).inc()
+        self.decision_seconds.observe(elapsed_s)
+        self.pool_lookups.labels(decision.pool.state).inc()
+        if decision.pool.elapsed_s:
+            self.pool_seconds.observe(decision.pool.elapsed_s)
+        if not choice.admitted or branch is None:
+            return
+        self.branches.labels(branch.kind if choice.prefill is not None else f"inline_{branch.kind}").inc()
+        self.waits.inc(1 if branch.kind == "wait" else 0)
+        source = "awaited" if branch.kind == "wait" else "pool"
+        local = min(decision.local_tokens, branch.prefix_tokens)
+        self.planned_tokens.labels("local").inc(local)
+        self.planned_tokens.labels(source).inc(branch.prefix_tokens - local)
+        self.planned_tokens.labels("computed").inc(decision.computed_tokens)
+
+    def learned(self, phase: str, learned: Learned) -> None:
+        """Count an update."""
+        self.updates.labels(phase).inc()
+        if learned.ttft_error:
+            self.ttft_ratio.observe(learned.ttft_error)
+        self.observed_tokens.labels("local").inc(learned.local_tokens)
+        self.observed_tokens.labels("pool").inc(learned.loaded_tokens)
+        self.observed_tokens.labels("computed").inc(learned.computed_tokens)
+
+    def watch(self, state: ConductorState) -> None:
+        """Add the gauges that show `state`."""
+        gauge, core = self._metrics.gauge, state.core
+        gauge(
+            "requests_active",
+            "Scheduled requests that have not ended.",
+            function=lambda: float(len(core.work)),
+        )
+        gauge("requests_in_flight", "Prompts being computed.", function=lambda: float(len(core.in_flight)))
+        gauge("records", "Decisions that are kept.", function=lambda: float(len(core.records)))
+        gauge("watchers", "Instance watches under way.", function=lambda: float(state.watchers))
+        gauge("pool_connected", "1 when the pool can be asked.", function=lambda: float(state.pool.connected))
+        gauge(
+            "index_blocks",
+            "Distinct blocks in instances' caches.",
+            function=lambda: core.cache.stat("blocks"),
+        )
+        gauge("index_memory_bytes", "Memory of that index.", function=lambda: core.cache.stat("memory_bytes"))
+        gauge("seen_keys", "Keys remembered to explain misses.", function=lambda: float(core.seen.blocks()))
+        instances = gauge("instances", "Known instances by state and role.", ("state", "role"))
+        for name in STATES:
+            for role in (ROLE_PREFILL, ROLE_DECODE, ROLE_BOTH):
+                instances.labels(name, role).set_function(partial(_count, state, name, role))
+
+
+def _count(state: ConductorState, name: str, role: str) -> float:
+    return float(sum(1 for i in state.core.registry if i.state == name and i.role == role))

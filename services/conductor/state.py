@@ -1,0 +1,143 @@
+"""Everything one conductor has: the pure scheduler, the line to the pool, watchers, and work that can wait.
+
+Ops and duties work on this object. What a prompt's misses mean is found out, and its blocks are remembered,
+after the answer has been given: `jobs` holds what is left to do, in order and bounded by count and bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mooncache.clock import Clock
+from mooncache.conductor.config import JOB_BYTES_MAX, JOBS_MAX, settings_of
+from mooncache.conductor.core.asks import Ask, Decision, PoolAnswer
+from mooncache.conductor.core.cache_index import BlockIndex
+from mooncache.conductor.core.records import Record
+from mooncache.conductor.core.scheduler import Scheduler
+from mooncache.conductor.core.work import Active
+from mooncache.conductor.shell.instruments import Instruments
+from mooncache.conductor.shell.pool import PoolLookup
+from mooncache.config import Config
+from mooncache.metrics import Metrics
+
+
+def native_index() -> BlockIndex:
+    """Return an empty native block index."""
+    from mooncache import _native
+
+    index: BlockIndex = _native.BlockIndex()
+    return index
+
+
+@dataclass(slots=True)
+class Job:
+    """Work that can wait: explain the misses of a record, or remember the blocks of a computed prompt."""
+
+    keys: bytes
+    content_keys: bytes
+    group: int
+    record: Record | None = None
+    ask: Ask | None = None
+    pool: PoolAnswer | None = None
+    block_tokens: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that the job's keys may hold."""
+        return len(self.keys) + len(self.content_keys)
+
+
+class ConductorState:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        clock: Clock,
+        pool: PoolLookup,
+        metrics: Metrics,
+        rng: random.Random,
+        make_index: Callable[[], BlockIndex] = native_index,
+    ) -> None:
+        self.config = config
+        self.section = config.conductor
+        self.clock = clock
+        self.pool = pool
+        # Versions grow over restarts too, so that a watcher of the former process is answered at once.
+        first_version = max(1, int(clock.wall_s() * 1e3))
+        self.core = Scheduler(settings_of(config.conductor), rng, make_index, first_version=first_version)
+        self.instruments = Instruments(metrics)
+        self.watchers = 0
+        self._announced = self.core.registry.version
+        self._changed = asyncio.Event()
+        self._jobs: deque[Job] = deque()
+        self._job_bytes = 0
+        self._at_work = asyncio.Lock()
+        self.instruments.watch(self)
+
+    # --- instances
+    # -----------------------------------------------------------------------------------------------
+
+    def announce(self) -> None:
+        """Wake the watchers when the instances have a new version."""
+        if self.core.registry.version != self._announced:
+            self._announced = self.core.registry.version
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def changed(self, timeout_s: float) -> None:
+        """Wait for the next version, `timeout_s` at most."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    # --- what can wait
+    # -------------------------------------------------------------------------------------------
+
+    def explain_later(self, decision: Decision, ask: Ask) -> None:
+        """Find out later why the decision's computed tokens were not there."""
+        record = decision.record
+        block_tokens = int(record.head["block_tokens"])
+        if record.head["chosen"] and block_tokens:
+            job = Job(
+                ask.keys, ask.content_keys, decision.request.group, record, ask, decision.pool, block_tokens
+            )
+            self._put(job)
+
+    def remember_later(self, active: Active) -> None:
+        """Remember later that the blocks of this prompt were computed."""
+        if active.keys:
+            self._put(Job(active.keys, active.content_keys, active.group))
+
+    def _put(self, job: Job) -> None:
+        if len(self._jobs) >= JOBS_MAX or self._job_bytes + job.size_bytes > JOB_BYTES_MAX:
+            self.instruments.jobs_dropped.inc()
+            return
+        self._jobs.append(job)
+        self._job_bytes += job.size_bytes
+
+    async def work_off(self) -> None:
+        """Do what is left to do, in order, in a thread beside the event loop."""
+        async with self._at_work:
+            while self._jobs:
+                job = self._jobs.popleft()
+                self._job_bytes -= job.size_bytes
+                await asyncio.to_thread(self._do, job)
+
+    def _do(self, job: Job) -> None:
+        if job.record is not None and job.ask is not None and job.pool is not None:
+            self.core.explain(job.record, job.ask, job.pool, job.group, job.block_tokens)
+        else:
+            self.core.seen.learn(job.keys, job.content_keys, job.group)
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant is broken."""
+        self.core.check()
+        assert self._job_bytes == sum(job.size_bytes for job in self._jobs), "bytes of waiting jobs are wrong"

@@ -1,0 +1,136 @@
+"""What the conductor's tests share: chains of keys, instances, a service on real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from mooncache.channel import GrpcChannel
+from mooncache.conductor.service import ConductorService
+from mooncache.config import Config, load
+from mooncache.errors import ConductorUnavailable
+from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.rpc import CONDUCTOR_SERVICE
+
+BLOCK = 16
+PASSPORT = json.dumps(
+    {
+        "weights_digest": "w",
+        "config_digest": "c",
+        "tokenizer_digest": "t",
+        "engine": "test",
+        "kv_dtype": "fp32",
+        "kv_layout": "l",
+        "block_tokens": BLOCK,
+    }
+)
+
+
+def chain(name: str, blocks: int, *, parent: str = "", shared: int = 0) -> bytes:
+    """Packed keys of a prompt; the first `shared` are those of `parent`."""
+    own = [hashlib.sha256(f"{name}:{i}".encode()).digest() for i in range(shared, blocks)]
+    return chain(parent, shared) + b"".join(own) if shared else b"".join(own)
+
+
+def instance(name: str, role: int = pb.INSTANCE_ROLE_BOTH, **fields: Any) -> pb.Instance:
+    given = {
+        "instance_id": name,
+        "incarnation": 1,
+        "role": role,
+        "state": pb.INSTANCE_STATE_READY,
+        "engine": "hf",
+        "url": f"http://127.0.0.1:1/{name}",
+        "model": "m",
+        "max_model_tokens": 100_000,
+        "kv_capacity_tokens": 1_000_000,
+        "block_tokens": BLOCK,
+        "passport_json": PASSPORT,
+        "kv_bytes_per_token": 1024,
+        "max_sequences": 64,
+        "pool": True,
+    }
+    return pb.Instance(**{**given, **fields})
+
+
+def config_at(folder: Path, **overrides: Any) -> Config:
+    settings = {
+        "cluster.state_dir": str(folder),
+        "cluster.master_targets": "127.0.0.1:1",
+        "conductor.port": 0,
+        "logging.level": "error",
+        **overrides,
+    }
+    return load(env={}, overrides=settings)
+
+
+class Conductor:
+    """A running service and a channel to it."""
+
+    def __init__(self, service: ConductorService) -> None:
+        self.service = service
+        self.channel = GrpcChannel(
+            service.grpc_target,
+            CONDUCTOR_SERVICE,
+            token=service.token.text,
+            unavailable_error=ConductorUnavailable,
+        )
+
+    async def call(self, method: str, request: Any, timeout_s: float = 10.0) -> Any:
+        return await self.channel.call(method, request, timeout_s)
+
+    async def register(self, *instances: pb.Instance) -> None:
+        for one in instances:
+            await self.call("RegisterInstance", pb.RegisterInstanceRequest(instance=one))
+
+    async def report(self, name: str, **fields: Any) -> pb.ReportInstanceResponse:
+        given = {"instance_id": name, "incarnation": 1, "state": pb.INSTANCE_STATE_READY}
+        response: pb.ReportInstanceResponse = await self.call(
+            "ReportInstance", pb.ReportInstanceRequest(**{**given, **fields})
+        )
+        return response
+
+    async def schedule(self, request_id: str, keys: bytes, **fields: Any) -> pb.ScheduleResponse:
+        tokens = len(keys) // 32 * BLOCK + 5
+        given = {"request_id": request_id, "tenant": "t", "model": "m", "prompt_tokens": tokens, "keys": keys}
+        response: pb.ScheduleResponse = await self.call("Schedule", pb.ScheduleRequest(**{**given, **fields}))
+        return response
+
+    async def update(self, decision_id: str, phase: int, detail: Any = None, **fields: Any) -> None:
+        text = json.dumps(detail) if detail is not None else ""
+        await self.call(
+            "UpdateRequest",
+            pb.UpdateRequestRequest(decision_id=decision_id, phase=phase, detail_json=text, **fields),
+        )
+
+    async def record(self, name: str) -> dict[str, Any]:
+        response = await self.call("GetDecision", pb.GetDecisionRequest(id=name))
+        found: dict[str, Any] = json.loads(response.record_json)
+        return found
+
+
+@contextlib.asynccontextmanager
+async def running(config: Config) -> AsyncIterator[Conductor]:
+    service = ConductorService(config)
+    await service.start()
+    conductor = Conductor(service)
+    try:
+        yield conductor
+        service.state.check()
+    finally:
+        await conductor.channel.close()
+        await service.stop()
+
+
+async def eventually(ask: Callable[[], Awaitable[Any]], timeout_s: float = 20.0) -> Any:
+    """Ask until the answer is truthy."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            found = await ask()
+            if found:
+                return found
+            await asyncio.sleep(0.02)
