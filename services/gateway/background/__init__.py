@@ -1,0 +1,1 @@
+"""What the gateway does on its own, one file per duty."""

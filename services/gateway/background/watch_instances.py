@@ -1,0 +1,40 @@
+"""Keeps the list of instances fresh by long polling; without the conductor the last list stays in use."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from mooncache.gateway.state import GatewayState
+from mooncache.logs import Event, get_logger
+
+WAIT_S: Final = 10.0
+_LOADING_MAX: Final = 64
+
+log = get_logger(__name__)
+
+
+async def run(state: GatewayState) -> None:
+    """Poll until cancelled. Raises MooncacheError when the conductor does not answer; the runner tries again."""
+    loading: set[asyncio.Task[None]] = set()
+    try:
+        while True:
+            version = state.fleet.version
+            response = await state.conductor.list_instances(version, WAIT_S if state.fleet.known else 0.0)
+            if response.version != version or not state.fleet.known:
+                state.fleet.apply(response.version, response.instances, state.clock.wall_s())
+                models = [model for model in state.fleet.models.values() if model.instances]
+                log.info(
+                    Event.INSTANCES_CHANGED,
+                    version=response.version,
+                    instances=len(response.instances),
+                    models=len(models),
+                )
+                for model in models[: _LOADING_MAX - len(loading)]:
+                    task = asyncio.create_task(state.readers.prepare(model))
+                    loading.add(task)
+                    task.add_done_callback(loading.discard)
+            await state.clock.sleep(0)  # a conductor that answers at once must not starve the loop
+    finally:
+        for task in loading:
+            task.cancel()

@@ -1,0 +1,232 @@
+"""Request bodies: what the gateway has to know of them, checked; all else forwarded byte for byte.
+
+The schema is open: a body is a JSON object of which `_Known` names the fields that are read here. A field that is not
+named, and the value of one that is, goes to the engine exactly as it came. Fields that engines and gateways use among
+themselves (`INTERNAL`) name hosts, blocks and queues: from a client they are dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta, Raw
+
+from mooncache.errors import InvalidArgument, MooncacheError, TooLarge
+from mooncache.gateway.core import faults
+from mooncache.gateway.core.faults import Refusal
+
+SALT_CHARS_MAX: Final = 1024
+MODEL_CHARS_MAX: Final = 256
+EXTENSION: Final = "mooncache"
+INTERNAL: Final = frozenset(
+    {
+        "kv_transfer_params",
+        "request_id",
+        "rid",
+        "priority",
+        "data_parallel_rank",
+        "routed_dp_rank",
+        "disagg_prefill_dp_rank",
+        "extra_key",
+        EXTENSION,
+    }
+)
+INTERNAL_PREFIX: Final = "bootstrap_"
+
+_Tokens = list[Annotated[int, Meta(ge=0, lt=1 << 32)]]
+_Count = Annotated[int, Meta(ge=0, lt=1 << 32)]
+_Number = int | float
+_Slo = Annotated[int, Meta(ge=0, lt=1 << 32)]
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Extension(msgspec.Struct):
+    """Our own field `mooncache`: wishes of the client about scheduling."""
+
+    ttft_slo_ms: _Slo = 0
+    tbt_slo_ms: _Slo = 0
+
+
+class _Known(msgspec.Struct):
+    model: Annotated[str, Meta(min_length=1, max_length=MODEL_CHARS_MAX)]
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens: _Count | None = None
+    max_completion_tokens: _Count | None = None
+    temperature: _Number | None = None
+    top_p: _Number | None = None
+    presence_penalty: _Number | None = None
+    frequency_penalty: _Number | None = None
+    seed: int | None = None
+    echo: bool | None = None
+    logprobs: bool | int | None = None
+    top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    use_beam_search: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    cache_salt: Annotated[str, Meta(max_length=SALT_CHARS_MAX)] | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
+    priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
+    mooncache: _Extension | None = None
+
+
+class _Chat(_Known):
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)] = field(default_factory=list)
+
+
+class _Completion(_Known):
+    prompt: Any = None
+
+
+_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
+_RAW: Final = msgspec.json.Decoder(dict[str, Raw])
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """One request as the gateway understands it.
+
+    body: the decoded object. raw: its fields' own bytes. choices: sequences that will be generated. max_output_tokens:
+    0 when the client did not say. whole_prompt: the engine has to compute every prompt token itself (log probabilities
+    of the prompt, beam search), so neither a prefill leg nor a cache can help.
+    """
+
+    chat: bool
+    model: str
+    stream: bool
+    wants_usage: bool
+    choices: int
+    max_output_tokens: int
+    cache_salt: str
+    session: str
+    priority: int
+    ttft_slo_ms: int
+    tbt_slo_ms: int
+    whole_prompt: bool
+    truncates: bool
+    body: dict[str, Any] = field(repr=False)
+    raw: dict[str, Raw] = field(repr=False)
+
+    @property
+    def path(self) -> str:
+        """Path of the engine's endpoint."""
+        return "/v1/chat/completions" if self.chat else "/v1/completions"
+
+
+def parse(data: bytes, *, chat: bool, choice_count_max: int) -> Inquiry:
+    """Check a body. Raises Refusal (400) with a sentence that names the field."""
+    body, raw = _decode(data)
+    known: _Chat | _Completion
+    try:
+        known = msgspec.convert(body, type=_Chat) if chat else msgspec.convert(body, type=_Completion)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from None
+    prompts = 1
+    if chat:
+        if "messages" not in body:
+            raise _bad("`messages` is missing; it is a list of objects with a role.", "messages")
+    else:
+        assert isinstance(known, _Completion)
+        prompts = _prompt_count(known.prompt, body)
+    choices = prompts * (known.n or 1)
+    if choices > choice_count_max or (known.n or 1) > choice_count_max:
+        message = (
+            f"{prompts} prompts times n = {known.n or 1} is more than {choice_count_max} answers at once."
+        )
+        raise _bad(message, "n" if (known.n or 1) > 1 else "prompt")
+    options = known.stream_options
+    asks = known.mooncache or _Extension()
+    most = known.max_completion_tokens if known.max_completion_tokens is not None else known.max_tokens
+    prompt_logprobs = known.prompt_logprobs is not None or bool(
+        known.echo and known.logprobs not in (None, False)
+    )
+    return Inquiry(
+        chat=chat,
+        model=known.model,
+        stream=bool(known.stream),
+        wants_usage=bool(options and options.include_usage),
+        choices=choices,
+        max_output_tokens=most or 0,
+        cache_salt=known.cache_salt or "",
+        session=(known.prompt_cache_key or known.session_id or "")[:256],
+        priority=known.priority or 0,
+        ttft_slo_ms=asks.ttft_slo_ms,
+        tbt_slo_ms=asks.tbt_slo_ms,
+        whole_prompt=prompt_logprobs or bool(known.use_beam_search),
+        truncates=known.truncate_prompt_tokens is not None,
+        body=body,
+        raw=raw,
+    )
+
+
+def too_large(limit: int) -> Refusal:
+    """413."""
+    return faults.refuse(TooLarge(f"The request's body is larger than {limit} bytes."))
+
+
+def _decode(data: bytes) -> tuple[dict[str, Any], dict[str, Raw]]:
+    if not data.strip():
+        raise _bad("The body is empty; send a JSON object.")
+    try:
+        data.decode("utf-8")  # parts that the parser skips have to be UTF-8 too
+        return _OBJECT.decode(data), _RAW.decode(data)
+    except UnicodeDecodeError as error:
+        raise _bad(f"The body is not UTF-8 (byte {error.start}).") from None
+    except msgspec.ValidationError:
+        raise _bad("The body is JSON but no object; send {...}.") from None
+    except msgspec.DecodeError as error:
+        raise _bad(f"We could not parse the JSON body of your request: {error}.") from None
+    except RecursionError:
+        raise _bad("The body's JSON is nested too deeply.") from None
+
+
+def _prompt_count(prompt: Any, body: dict[str, Any]) -> int:
+    """Number of prompts in `prompt`: text, tokens, or a list of either."""
+    if isinstance(prompt, str):
+        return 1
+    if prompt is None:
+        if body.get("prompt_embeds") is not None:
+            return 1
+        raise _bad(
+            "`prompt` is missing; it is a string, a list of strings, of tokens, or of lists of tokens.",
+            "prompt",
+        )
+    kind: Any = None
+    if isinstance(prompt, list) and prompt:
+        first = prompt[0]
+        kind = list[str] if isinstance(first, str) else list[_Tokens] if isinstance(first, list) else _Tokens
+    if kind is None:
+        raise _bad(
+            "`prompt` has to be a string, a list of strings, of tokens, or of lists of tokens.", "prompt"
+        )
+    try:
+        msgspec.convert(prompt, kind)
+    except msgspec.ValidationError as error:
+        raise _bad(f"`prompt` has to be one kind of list all through: {error}.", "prompt") from None
+    if isinstance(prompt[0], list) and not all(prompt):
+        raise _bad("`prompt` has an empty list of tokens.", "prompt")
+    return 1 if kind is _Tokens else len(prompt)
+
+
+def _invalid(text: str) -> Refusal:
+    """msgspec's sentence, with the field as `param`."""
+    sentence, _, where = text.partition(" - at `$.")
+    if where:
+        name = where.rstrip("`").split(".")[0].split("[")[0]
+        return _bad(f"`{where.rstrip('`')}`: {sentence}.", name)
+    if "missing required field" in sentence:
+        name = sentence.rpartition("field `")[2].rstrip("`")
+        return _bad(f"`{name}` is missing.", name)
+    return _bad(f"{sentence}.")
+
+
+def _bad(message: str, param: str | None = None) -> Refusal:
+    error: MooncacheError = InvalidArgument(message)
+    return faults.refuse(error, param=param)

@@ -1,0 +1,161 @@
+"""Errors as HTTP sees them: status, OpenAI's nested body, headers that tell a client whether to come back.
+
+Every refusal begins as an error of the catalogue; an engine's own refusal of a request is passed on in the same shape,
+whether the engine wrote it nested (vLLM, OpenAI) or flat (SGLang).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+
+from mooncache import errors
+from mooncache.errors import MooncacheError
+
+MESSAGE_CHARS_MAX: Final = 4096
+DONE: Final = b"data: [DONE]\n\n"
+
+_INVALID, _SERVER = "invalid_request_error", "server_error"
+# class -> status, type, code; what is not here is a 500
+_KINDS: Final[dict[type[MooncacheError], tuple[int, str, str]]] = {
+    errors.InvalidArgument: (400, _INVALID, "invalid_value"),
+    errors.PromptTooLong: (400, _INVALID, "context_length_exceeded"),
+    errors.Unauthenticated: (401, _INVALID, "invalid_api_key"),
+    errors.PermissionDenied: (403, "permission_error", "permission_denied"),
+    errors.NotFound: (404, "NotFoundError", "not_found"),
+    errors.ModelUnknown: (404, "NotFoundError", "model_not_found"),
+    errors.TooLarge: (413, _INVALID, "request_too_large"),
+    errors.LimitExceeded: (429, "rate_limit_error", "too_many_requests"),
+    errors.Overloaded: (429, "rate_limit_error", "overloaded"),
+    errors.RateLimited: (429, "rate_limit_error", "rate_limit_exceeded"),
+    errors.Unsupported: (501, _INVALID, "unsupported"),
+    errors.EngineFailed: (502, _SERVER, "engine_failed"),
+    errors.NoInstances: (503, _SERVER, "no_instances"),
+    errors.ConductorUnavailable: (503, _SERVER, "conductor_unavailable"),
+    errors.EngineUnavailable: (503, _SERVER, "engine_unavailable"),
+    errors.Draining: (503, _SERVER, "shutting_down"),
+    errors.EngineTimeout: (504, _SERVER, "engine_timeout"),
+    errors.DeadlineExceeded: (504, _SERVER, "timeout"),
+}
+# Trying again at once would only hang once more, or be refused once more.
+_NO_RETRY: Final = (errors.EngineTimeout, errors.DeadlineExceeded)
+_RETRY_AFTER_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One error answer. `name` is the catalogue's name, for logs and counters. `retry_after_s` None: not said."""
+
+    name: str
+    status: int
+    message: str
+    type: str
+    code: str | int | None = None
+    param: str | None = None
+    retry_after_s: float | None = None
+    should_retry: bool = False
+
+    def body(self) -> bytes:
+        """{"error": {...}}"""
+        inner = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": inner})
+
+    def event(self) -> bytes:
+        """The error inside a stream that has begun."""
+        return b"data: " + self.body() + b"\n\n"
+
+    def headers(self) -> list[tuple[str, str]]:
+        """Headers beside the body."""
+        found = [("x-should-retry", "true" if self.should_retry else "false")]
+        if self.retry_after_s is not None:
+            found.append(("retry-after", str(max(1, math.ceil(self.retry_after_s)))))
+            found.append(("retry-after-ms", str(max(1, math.ceil(self.retry_after_s * 1e3)))))
+        if self.status == 401:
+            found.append(("www-authenticate", "Bearer"))
+        return found
+
+
+class Refusal(Exception):  # noqa: N818  (an answer on its way, not a failure)
+    """Carries a Fault to the one place that answers."""
+
+    def __init__(self, fault: Fault) -> None:
+        self.fault = fault
+        super().__init__(fault.message)
+
+
+def of_error(error: MooncacheError, *, param: str | None = None, retry_after_s: float | None = None) -> Fault:
+    """The answer for an error of the catalogue. Errors that mean "later" name a time even when none is given."""
+    kind = next((_KINDS[base] for base in type(error).__mro__ if base in _KINDS), None)
+    status, type_, code = kind or (500, _SERVER, error.name.lower())
+    later = error.retryable and not isinstance(error, _NO_RETRY)
+    if retry_after_s is None and later and status in (429, 502, 503):
+        retry_after_s = _RETRY_AFTER_S
+    message = error.message[:MESSAGE_CHARS_MAX]
+    if status >= 500 and kind is not None and status != 501 and error.hint and error.hint not in message:
+        message = f"{message} {error.hint}"
+    return Fault(error.name, status, message, type_, code, param, retry_after_s, later)
+
+
+def refuse(
+    error: MooncacheError,
+    *,
+    status: int | None = None,
+    code: str | None = None,
+    param: str | None = None,
+    retry_after_s: float | None = None,
+) -> Refusal:
+    """`raise refuse(...)`: an error with what only the caller knows about it."""
+    fault = of_error(error, param=param, retry_after_s=retry_after_s)
+    if status is not None:
+        fault = replace(fault, status=status)
+    if code is not None:
+        fault = replace(fault, code=code)
+    return Refusal(fault)
+
+
+def of_engine(status: int, body: bytes) -> Fault:
+    """An engine's own refusal (its status and body), normalised to the nested form."""
+    message, type_, param, code = "", "", None, None
+    found = _error_object(body)
+    if found is not None:
+        message = str(found.get("message") or found.get("detail") or "")
+        type_ = found["type"] if isinstance(found.get("type"), str) else ""
+        param = found["param"] if isinstance(found.get("param"), str) else None
+        code = found["code"] if isinstance(found.get("code"), (str, int)) else None
+    kind = _INVALID if status < 500 else _SERVER
+    text = (message or body[:512].decode("utf-8", "replace") or f"The engine answered {status}.")[
+        :MESSAGE_CHARS_MAX
+    ]
+    name = "ENGINE_REFUSED" if status < 500 else errors.EngineFailed.name
+    return Fault(name, status, text, type_ or kind, code if code is not None else status, param)
+
+
+def engine_event_fault(event: dict[str, Any]) -> Fault | None:
+    """The error that an event of an engine's stream carries, None when it carries none."""
+    found = event.get("error")
+    if found is None and event.get("object") == "error":
+        found = event
+    if found is None:
+        return None
+    inner = found if isinstance(found, dict) else {"message": str(found)}
+    code = inner.get("code")
+    status = code if isinstance(code, int) and 400 <= code < 600 else 500
+    fault = of_engine(status, msgspec.json.encode({"error": inner}))
+    return replace(fault, name=errors.EngineFailed.name)
+
+
+def _error_object(body: bytes) -> dict[str, Any] | None:
+    """The object that holds message, type, param and code, wherever the engine put it."""
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    inner = found.get("error", found)
+    if isinstance(inner, str):
+        return {"message": inner}
+    return inner if isinstance(inner, dict) else None

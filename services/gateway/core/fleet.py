@@ -1,0 +1,89 @@
+"""What the gateway knows of the engines: a snapshot of the conductor's list, and a way to go on without it.
+
+Models stay known after their last instance has gone, so that "not ready now" (503) differs from "no such model" (404).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from mooncache.errors import InvalidArgument
+from mooncache.kvcache.keys import passport_from_json
+from mooncache.passport import Passport
+from mooncache.proto.v1 import conductor_pb2 as pb
+
+MODEL_COUNT_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model name with its ready instances and what they have in common.
+
+    max_model_tokens: largest of its instances, 0 when none said. passport: of the first instance that has one.
+    """
+
+    name: str
+    instances: tuple[pb.Instance, ...] = ()
+    max_model_tokens: int = 0
+    tokenizer_path: str = ""
+    passport: Passport | None = None
+
+    def candidates(self, exclude: Iterable[str] = ()) -> list[pb.Instance]:
+        """Ready instances that can generate, best kind first: decode and both, else prefill ones."""
+        left = [instance for instance in self.instances if instance.instance_id not in set(exclude)]
+        able = [instance for instance in left if instance.role != pb.INSTANCE_ROLE_PREFILL]
+        return able or left
+
+
+@dataclass(slots=True)
+class Fleet:
+    """All models. `known` turns true with the first list; `version` is the list's."""
+
+    known: bool = False
+    version: int = 0
+    models: dict[str, Model] = field(default_factory=dict)
+    first_seen_wall_s: dict[str, float] = field(default_factory=dict)
+    _turn: int = 0
+
+    def apply(self, version: int, views: Sequence[pb.InstanceView], wall_s: float) -> None:
+        """Take a new list; models that are not in it keep their name and have no instance."""
+        groups: dict[str, list[pb.Instance]] = {}
+        for view in views:
+            groups.setdefault(view.instance.model, []).append(view.instance)
+        for name in self.models.keys() - groups.keys():
+            self.models[name] = Model(name)
+        for name, instances in groups.items():
+            if not name or (name not in self.models and len(self.models) >= MODEL_COUNT_MAX):
+                continue
+            self.models[name] = _model(name, instances)
+            self.first_seen_wall_s.setdefault(name, wall_s)
+        self.known, self.version = True, version
+
+    def next_instance(self, model: str, exclude: Iterable[str] = ()) -> pb.Instance | None:
+        """Round robin over the instances that can serve a model; None when there is none."""
+        found = self.models.get(model)
+        candidates = found.candidates(exclude) if found is not None else []
+        if not candidates:
+            return None
+        self._turn += 1
+        return candidates[self._turn % len(candidates)]
+
+
+def _model(name: str, instances: Sequence[pb.Instance]) -> Model:
+    ready = tuple(one for one in instances if one.state in (pb.INSTANCE_STATE_READY, 0))
+    passport = None
+    for instance in ready:
+        if instance.passport_json:
+            try:
+                passport = passport_from_json(instance.passport_json)
+                break
+            except InvalidArgument:
+                continue  # served without keys
+    return Model(
+        name=name,
+        instances=ready,
+        max_model_tokens=max((one.max_model_tokens for one in instances), default=0),
+        tokenizer_path=next((one.tokenizer_path for one in instances if one.tokenizer_path), ""),
+        passport=passport,
+    )

@@ -1,0 +1,218 @@
+"""The OpenAPI document, written by hand: what is checked here, and nothing that is merely forwarded.
+
+Bodies are open objects: engines understand more fields than any list of ours, so `additionalProperties` is true.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_STR: dict[str, Any] = {"type": "string"}
+_BOOL = {"type": ["boolean", "null"]}
+_NUMBER = {"type": ["number", "null"]}
+_COUNT = {"type": ["integer", "null"], "minimum": 0, "maximum": (1 << 32) - 1}
+_TOKENS = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": (1 << 32) - 1},
+    "minItems": 1,
+}
+
+
+def document(choice_count_max: int) -> dict[str, Any]:
+    """The document as data."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Mooncache gateway",
+            "version": "1",
+            "description": "OpenAI-compatible completions over engines that share a KV cache.",
+        },
+        "servers": [{"url": "/"}],
+        "security": [{"key": []}],
+        "paths": _paths(),
+        "components": {
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "schemas": _schemas(choice_count_max),
+        },
+    }
+
+
+def _paths() -> dict[str, Any]:
+    def infer(name: str, summary: str, answer: str) -> dict[str, Any]:
+        return {
+            "post": {
+                "operationId": name,
+                "summary": summary,
+                "parameters": [_header("X-Request-Id", "Goes through all logs; answered in x-request-id.")],
+                "requestBody": {"required": True, "content": _json(f"{name}Request")},
+                "responses": {
+                    "200": {
+                        "description": "The answer; with `stream` true, server-sent events of chunks.",
+                        "content": {**_json(answer), "text/event-stream": {"schema": _STR}},
+                    },
+                    **_errors(
+                        "400",
+                        "401",
+                        "403",
+                        "404",
+                        "408",
+                        "413",
+                        "415",
+                        "422",
+                        "429",
+                        "500",
+                        "502",
+                        "503",
+                        "504",
+                    ),
+                },
+            }
+        }
+
+    return {
+        "/v1/chat/completions": infer("ChatCompletion", "Continue a conversation.", "ChatCompletion"),
+        "/v1/completions": infer("Completion", "Continue a text.", "Completion"),
+        "/v1/models": {"get": _get("listModels", "Models that are served now.", _json("ModelList"), "401")},
+        "/v1/models/{model}": {
+            "get": {
+                **_get("getModel", "One model.", _json("Model"), "401", "404"),
+                "parameters": [
+                    {"name": "model", "in": "path", "required": True, "schema": {**_STR, "minLength": 1}}
+                ],
+            }
+        },
+        "/health": {
+            "get": {**_get("health", "Whether the gateway serves.", _json("Health")), "security": []},
+        },
+        "/metrics": {
+            "get": _get("metrics", "Prometheus metrics.", {"text/plain": {"schema": _STR}}, "401", "403")
+        },
+        "/openapi.json": {
+            "get": {
+                **_get("openapi", "This document.", {"application/json": {"schema": {"type": "object"}}}),
+                "security": [],
+            }
+        },
+    }
+
+
+def _get(name: str, summary: str, content: dict[str, Any], *errors: str) -> dict[str, Any]:
+    codes = (*errors, "503") if name == "health" else errors
+    found = {"200": {"description": summary, "content": content}, **_errors(*codes)}
+    if name == "health":
+        found["503"] = {"description": "The gateway is shutting down.", "content": content}
+    return {"operationId": name, "summary": summary, "responses": found}
+
+
+def _errors(*codes: str) -> dict[str, Any]:
+    return {code: {"description": "An error.", "content": _json("Error")} for code in codes}
+
+
+def _json(schema: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+
+
+def _header(name: str, text: str) -> dict[str, Any]:
+    return {"name": name, "in": "header", "required": False, "description": text, "schema": _STR}
+
+
+def _schemas(choice_count_max: int) -> dict[str, Any]:
+    usage = {
+        "type": "object",
+        "properties": {
+            "prompt_tokens": {"type": "integer", "minimum": 0},
+            "completion_tokens": {"type": "integer", "minimum": 0},
+            "total_tokens": {"type": "integer", "minimum": 0},
+            "prompt_tokens_details": {
+                "type": ["object", "null"],
+                "properties": {"cached_tokens": {"type": ["integer", "null"], "minimum": 0}},
+            },
+        },
+    }
+    return {
+        "ChatCompletionRequest": _request(choice_count_max, "messages", _messages()),
+        "CompletionRequest": _request(choice_count_max, "prompt", _prompt(choice_count_max)),
+        "ChatCompletion": _answer("chat.completion", usage),
+        "Completion": _answer("text_completion", usage),
+        "Model": _object(
+            {"id": _STR, "object": {"const": "model"}, "created": {"type": "integer"}, "owned_by": _STR}
+        ),
+        "ModelList": _object(
+            {
+                "object": {"const": "list"},
+                "data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}},
+            }
+        ),
+        "Health": _object({"status": _STR, "models": {"type": "integer"}, "conductor": {"type": "boolean"}}),
+        "Error": _object(
+            {
+                "error": _object(
+                    {
+                        "message": _STR,
+                        "type": _STR,
+                        "param": {"type": ["string", "null"]},
+                        "code": {"type": ["string", "integer", "null"]},
+                    }
+                )
+            }
+        ),
+    }
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _answer(kind: str, usage: dict[str, Any]) -> dict[str, Any]:
+    found = _object(
+        {
+            "id": _STR,
+            "object": {"const": kind},
+            "created": {"type": "integer"},
+            "model": _STR,
+            "choices": {"type": "array", "items": {"type": "object"}},
+        }
+    )
+    found["properties"]["usage"] = usage
+    return found
+
+
+def _messages() -> dict[str, Any]:
+    message = {"type": "object", "properties": {"role": _STR}, "required": ["role"]}
+    return {"type": "array", "items": message, "minItems": 1}
+
+
+def _prompt(choice_count_max: int) -> dict[str, Any]:
+    texts = {"type": "array", "items": _STR, "minItems": 1, "maxItems": choice_count_max}
+    lists = {"type": "array", "items": _TOKENS, "minItems": 1, "maxItems": choice_count_max}
+    return {"anyOf": [_STR, texts, _TOKENS, lists]}
+
+
+def _request(choice_count_max: int, name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    extension = {
+        "ttft_slo_ms": {"type": "integer", "minimum": 0, "maximum": (1 << 32) - 1},
+        "tbt_slo_ms": {"type": "integer", "minimum": 0, "maximum": (1 << 32) - 1},
+        "public_messages": {"type": "integer", "minimum": 0},
+    }
+    return {
+        "type": "object",
+        "required": ["model", name],
+        "additionalProperties": True,
+        "properties": {
+            "model": {**_STR, "minLength": 1, "maxLength": 256},
+            name: schema,
+            "stream": _BOOL,
+            "stream_options": {"type": ["object", "null"], "properties": {"include_usage": _BOOL}},
+            "n": {"type": ["integer", "null"], "minimum": 1, "maximum": choice_count_max},
+            "max_tokens": _COUNT,
+            "max_completion_tokens": _COUNT,
+            "temperature": _NUMBER,
+            "top_p": _NUMBER,
+            "presence_penalty": _NUMBER,
+            "frequency_penalty": _NUMBER,
+            "seed": {"type": ["integer", "null"]},
+            "cache_salt": {"type": ["string", "null"], "maxLength": 1024},
+            "prompt_cache_key": {"type": ["string", "null"]},
+            "mooncache": {"type": ["object", "null"], "properties": extension},
+        },
+    }

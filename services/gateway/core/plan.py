@@ -1,0 +1,108 @@
+"""From the conductor's answer to legs, and what to do when a leg fails.
+
+A request may be scheduled again: a failed prefill goes to another instance until its attempts are used up, then the
+decode instance computes the prompt itself; a failed decode goes to another instance as long as the client has seen
+nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from mooncache.errors import ModelUnknown, NoInstances, Overloaded, PromptTooLong
+from mooncache.gateway.core import faults
+from mooncache.gateway.core.faults import Refusal
+from mooncache.proto.v1 import conductor_pb2 as pb
+
+DECODE_ATTEMPTS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LegPlan:
+    """One leg: where it goes and what it waits for."""
+
+    instance_id: str
+    url: str
+    wait_tokens: int = 0
+    wait_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where a request goes. `prefill` None: decode computes the prompt. `decision_id` "": no conductor made it."""
+
+    decode: LegPlan
+    prefill: LegPlan | None = None
+    decision_id: str = ""
+    summary: str = ""
+
+
+@dataclass(slots=True)
+class Attempts:
+    """What has been tried for one request."""
+
+    number: int = 1
+    prefill_failures: int = 0
+    decode_failures: int = 0
+    exclude: list[str] = field(default_factory=list)
+
+    def failed(self, instance_id: str, *, prefill: bool) -> None:
+        """Count a failed leg; its instance is not asked again."""
+        self.number += 1
+        if prefill:
+            self.prefill_failures += 1
+        else:
+            self.decode_failures += 1
+        if instance_id not in self.exclude:
+            self.exclude.append(instance_id)
+
+
+def of_response(response: pb.ScheduleResponse, model: str) -> Plan:
+    """The plan that the conductor made. Raises Refusal when it did not admit the request."""
+    if not response.admitted:
+        raise refusal(response, model)
+    decode, prefill = response.decode, response.prefill
+    return Plan(
+        decode=LegPlan(decode.instance_id, decode.url, decode.wait_tokens, decode.wait_ms),
+        prefill=LegPlan(prefill.instance_id, prefill.url, prefill.wait_tokens, prefill.wait_ms)
+        if prefill.instance_id and prefill.instance_id != decode.instance_id
+        else None,
+        decision_id=response.decision_id,
+        summary=response.summary,
+    )
+
+
+def refusal(response: pb.ScheduleResponse, model: str) -> Refusal:
+    """What a client is told when the conductor says no."""
+    later_s = response.retry_after_ms / 1000 if response.retry_after_ms else None
+    if response.reason == "unknown_model":
+        return unknown_model(model)
+    if response.reason == "too_long":
+        return faults.refuse(PromptTooLong(response.message), param="messages")
+    busy = response.reason != "no_instance"
+    error = Overloaded(response.message) if busy else NoInstances(response.message)
+    return faults.refuse(error, retry_after_s=later_s)
+
+
+def unknown_model(model: str) -> Refusal:
+    """404 in the words that clients know."""
+    return faults.refuse(ModelUnknown(f"The model `{model[:256]}` does not exist."), param="model")
+
+
+def too_long(limit: int, prompt_tokens: int, output_tokens: int, *, chat: bool) -> Refusal | None:
+    """400 when prompt and answer cannot fit into the model; None when they can or nobody knows."""
+    if not limit or prompt_tokens + max(1, output_tokens) <= limit:
+        return None
+    asked = f" and max_tokens asks for {output_tokens} more" if output_tokens else ""
+    what = "messages" if chat else "prompt"
+    text = (
+        f"This model's maximum context length is {limit} tokens, but the {what} has {prompt_tokens} tokens{asked}. "
+        "Shorten it or ask for fewer tokens."
+    )
+    return faults.refuse(PromptTooLong(text), param=what)
+
+
+def keeps_decode(old: Plan, new: Plan) -> bool:
+    """After a failed prefill: may the running decode leg go on waiting for the new prefill leg?"""
+    return new.prefill is not None and new.decode.instance_id == old.decode.instance_id

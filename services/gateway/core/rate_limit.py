@@ -1,0 +1,88 @@
+"""How much one tenant may ask for: token buckets that fill evenly and hold one minute's worth.
+
+A request is admitted while its tenant's buckets hold something; output tokens are known only afterwards, so the token
+bucket may go below zero and the tenant waits until it is filled again (leaky bucket as a meter).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TENANT_COUNT_MAX = 100_000
+_MINUTE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Requests and tokens per minute; 0 is no limit."""
+
+    requests_per_minute: float = 0
+    tokens_per_minute: float = 0
+
+
+@dataclass(slots=True)
+class _Bucket:
+    level: float
+    at_s: float
+
+    def fill(self, capacity: float, now_s: float) -> None:
+        gained = max(0.0, now_s - self.at_s) * capacity / _MINUTE_S
+        self.level, self.at_s = min(capacity, self.level + gained), max(now_s, self.at_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`wait_s` 0: admitted. `limit` names what refused it: "requests" or "tokens"."""
+
+    wait_s: float = 0.0
+    limit: str = ""
+    remaining_requests: float = 0.0
+    remaining_tokens: float = 0.0
+
+
+class RateLimiter:
+    """All tenants' buckets. `now_s` comes from the caller and may not go back."""
+
+    def __init__(self, tenant_count_max: int = TENANT_COUNT_MAX) -> None:
+        self._buckets: dict[tuple[str, str], _Bucket] = {}
+        self._count_max = tenant_count_max * 2
+
+    def ask(self, tenant: str, limits: Limits, now_s: float) -> Verdict:
+        """May the tenant send one more request? Counts it when so."""
+        requests = self._bucket(tenant, "requests", limits.requests_per_minute, now_s)
+        tokens = self._bucket(tenant, "tokens", limits.tokens_per_minute, now_s)
+        if requests is not None and requests.level < min(1.0, limits.requests_per_minute):
+            short = min(1.0, limits.requests_per_minute) - requests.level
+            return Verdict(short * _MINUTE_S / limits.requests_per_minute, "requests")
+        if tokens is not None and tokens.level <= 0:
+            # One token's worth more than empty, so that a client that comes back on time gets in.
+            short = 1.0 - tokens.level
+            return Verdict(short * _MINUTE_S / limits.tokens_per_minute, "tokens")
+        if requests is not None:
+            requests.level -= 1.0
+        return Verdict(
+            remaining_requests=max(0.0, requests.level) if requests else 0.0,
+            remaining_tokens=max(0.0, tokens.level) if tokens else 0.0,
+        )
+
+    def charge(self, tenant: str, limits: Limits, tokens: int, now_s: float) -> None:
+        """Count tokens that the tenant used."""
+        bucket = self._bucket(tenant, "tokens", limits.tokens_per_minute, now_s)
+        if bucket is not None:
+            bucket.level -= tokens
+
+    def check(self) -> None:
+        """Invariant for tests."""
+        assert len(self._buckets) <= self._count_max
+
+    def _bucket(self, tenant: str, kind: str, per_minute: float, now_s: float) -> _Bucket | None:
+        if per_minute <= 0:
+            return None
+        key = (tenant, kind)
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            if len(self._buckets) >= self._count_max:
+                del self._buckets[next(iter(self._buckets))]  # the oldest: most likely full again by now
+            bucket = self._buckets[key] = _Bucket(per_minute, now_s)
+        bucket.fill(per_minute, now_s)
+        return bucket

@@ -1,0 +1,173 @@
+"""Server-sent events of an engine: cut out of a byte stream, looked at only when they have to be, edited byte-exactly.
+
+Idea: nearly all events are plain text chunks that clients may see as they are, so a whole block of complete events is
+searched for a few byte strings and forwarded untouched when it has none. Only events that carry usage, transfer
+parameters, an error or the end are parsed. An event is never forwarded in part: a broken engine must not leave half a
+JSON object in a client's stream.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from mooncache.errors import EngineFailed
+from mooncache.gateway.core import faults, usage
+from mooncache.gateway.core.faults import Fault
+from mooncache.gateway.core.usage import Usage
+from mooncache.kvcache.params import FIELD, Told
+
+EVENT_BYTES_MAX: Final = 64 << 20
+_BOUNDARY: Final = re.compile(rb"\r?\n\r?\n")
+_EVENTS: Final = re.compile(rb".*?\r?\n\r?\n", re.DOTALL)
+_RAW: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_PLAIN: Final = msgspec.json.Decoder()
+
+
+class Splitter:
+    """Turns pieces of a stream into blocks of complete events."""
+
+    def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
+        self._rest = bytearray()
+        self._max = event_bytes_max
+
+    def feed(self, data: bytes) -> bytes:
+        """All events that `data` completes, as one block; b"" when there is none yet.
+
+        Raises:
+            EngineFailed: one event is longer than the limit.
+        """
+        if not self._rest and data.endswith(b"\n\n"):
+            return data
+        seen = max(0, len(self._rest) - 3)
+        self._rest += data
+        end = _last_boundary(self._rest, seen)
+        if not end:
+            if len(self._rest) > self._max:
+                raise EngineFailed(f"The engine sent an event of more than {self._max} bytes.")
+            return b""
+        block = bytes(self._rest[:end])
+        del self._rest[:end]
+        return block
+
+    @property
+    def rest(self) -> bytes:
+        """What has come of an event that is not complete."""
+        return bytes(self._rest)
+
+
+def _last_boundary(data: bytearray, start: int) -> int:
+    """Offset behind the last empty line at or after `start`, 0 when there is none."""
+    at = data.rfind(b"\n\n", start)
+    found = at + 2 if at >= 0 else 0
+    if b"\r" in data:
+        at = data.rfind(b"\r\n\r\n", start)
+        found = max(found, at + 4 if at >= 0 else 0)
+    return found
+
+
+def has_data(block: bytes) -> bool:
+    """Whether a block has an event with data, not only comments."""
+    return block.startswith(b"data:") or b"\ndata:" in block
+
+
+class StreamEditor:
+    """What a client sees of an engine's stream, and what the gateway learns from it.
+
+    Args:
+        wants_usage: the client asked for usage; otherwise the gateway did, and the usage event is dropped.
+
+    Attributes: `cached_tokens` set from outside when a prefill leg knows better; `usage`, `told`, `fault`, `done`,
+    `event_count` what the stream said so far.
+    """
+
+    def __init__(self, wants_usage: bool) -> None:
+        self._wants_usage = wants_usage
+        self.cached_tokens: int | None = None
+        self.usage: Usage | None = None
+        self.told: Told | None = None
+        self.fault: Fault | None = None
+        self.done = False
+        self.event_count = 0
+
+    def take(self, block: bytes) -> bytes:
+        """The bytes to forward for a block of complete events.
+
+        Raises:
+            EngineFailed: an event is no JSON object.
+        """
+        if (
+            b'"usage"' not in block
+            and b'"error"' not in block
+            and b"kv_transfer_params" not in block
+            and b"[DONE]" not in block
+        ):
+            self.event_count += block.count(b"\n\n") or 1
+            return block
+        return b"".join(self._event(event) for event in _EVENTS.findall(block))
+
+    def _event(self, event: bytes) -> bytes:
+        data = b"\n".join(
+            line[5:].strip()
+            for line in event.replace(b"\r\n", b"\n").split(b"\n")
+            if line.startswith(b"data:")
+        )
+        if not data or self.done:
+            return b"" if self.done else event
+        if data == b"[DONE]":
+            self.done = True
+            return event
+        self.event_count += 1
+        try:
+            fields = _RAW.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise EngineFailed("The engine sent an event that is no JSON object.") from None
+        if "error" in fields or bytes(fields.get("object", b"")) == b'"error"':
+            self.fault = faults.engine_event_fault(_PLAIN.decode(data))
+            if self.fault is not None:
+                return self.fault.event()
+        return self._edited(event, fields)
+
+    def _edited(self, event: bytes, fields: dict[str, msgspec.Raw]) -> bytes:
+        changed = False
+        if FIELD in fields:
+            told = Told.from_params(_PLAIN.decode(fields.pop(FIELD)))
+            self.told, changed = told or self.told, True
+        counts = _PLAIN.decode(fields["usage"]) if "usage" in fields else None
+        if isinstance(counts, dict):
+            self.usage = usage.read(counts)
+            changed = True
+            if self._wants_usage:
+                merged = usage.merge(counts, self._cached())
+                fields["usage"] = msgspec.Raw(msgspec.json.encode(merged))
+            else:
+                del fields["usage"]
+                if fields.get("choices") is not None and _PLAIN.decode(fields["choices"]) == []:
+                    return b""
+        return b"data: " + msgspec.json.encode(fields) + b"\n\n" if changed else event
+
+    def _cached(self) -> int | None:
+        if self.cached_tokens is not None:
+            return self.cached_tokens
+        return usage.cached_of_leg(self.usage, self.told)
+
+
+def edit_answer(body: bytes, cached_tokens: int | None) -> tuple[bytes, Usage, Told | None]:
+    """A whole (not streamed) answer as the client sees it, its usage, and what the engine's connector told.
+
+    Raises:
+        EngineFailed: the body is no JSON object.
+    """
+    try:
+        fields = _RAW.decode(body)
+        told = Told.from_params(_PLAIN.decode(fields.pop(FIELD))) if FIELD in fields else None
+        counts: Any = _PLAIN.decode(fields["usage"]) if "usage" in fields else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise EngineFailed("The engine's answer is no JSON object.") from None
+    found = usage.read(counts)
+    if isinstance(counts, dict):
+        known = cached_tokens if cached_tokens is not None else usage.cached_of_leg(found, told)
+        fields["usage"] = msgspec.Raw(msgspec.json.encode(usage.merge(counts, known)))
+    return msgspec.json.encode(fields), found, told

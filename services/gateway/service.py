@@ -1,0 +1,221 @@
+"""The gateway as a process: uvicorn in the service's own loop, the watch over instances, a graceful end.
+
+Its port speaks HTTP, not gRPC, so `build` returns no table. At the end it stops taking requests, lets streams finish
+within `gateway.drain_timeout_s`, and ends those that are left with an error event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import uvicorn
+
+from mooncache.auth import engine_key
+from mooncache.client.conductor_link import ConductorLink
+from mooncache.config import Config
+from mooncache.duties import Duty
+from mooncache.errors import ConfigInvalid
+from mooncache.gateway.app import build_app
+from mooncache.gateway.background import reload_keys, watch_instances
+from mooncache.gateway.core.rate_limit import Limits
+from mooncache.gateway.metrics import GatewayMetrics
+from mooncache.gateway.shell.conductor import UPDATE_LANES, Conductor
+from mooncache.gateway.shell.engines import Engines
+from mooncache.gateway.shell.keyring import Keyring
+from mooncache.gateway.shell.readers import Readers
+from mooncache.gateway.state import GatewayState
+from mooncache.grpc_server import address
+from mooncache.logs import Event, get_logger
+from mooncache.rpc import RpcTable
+from mooncache.service import Service, run_service
+
+_KEEP_ALIVE_S = 75
+_BACKLOG = 2048
+_RELOAD_S = 5.0
+_FLUSH_S = 1.0
+_ABORT_S = 2
+
+log = get_logger(__name__)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without hands on the process' signals: the service has its own."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class GatewayService(Service):
+    """See the module's text."""
+
+    def __init__(self, config: Config) -> None:
+        gateway = config.gateway
+        super().__init__(
+            "gateway",
+            config,
+            host=gateway.host,
+            port=gateway.port,
+            metrics_port=gateway.metrics_port,
+            call_count_max=gateway.request_count_max,
+            # The connections' own end comes after the drain.
+            drain_timeout_s=gateway.drain_timeout_s + _ABORT_S + 1,
+        )
+        self._state: GatewayState | None = None
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self.http_port = 0
+
+    @property
+    def state(self) -> GatewayState:
+        assert self._state is not None, "build has not run"
+        return self._state
+
+    @property
+    def url(self) -> str:
+        """Base URL of the gateway; known once it listens."""
+        scheme = "https" if self.config.tls.enabled else "http"
+        return f"{scheme}://{address(self.config.gateway.host, self.http_port)}"
+
+    async def build(self) -> RpcTable | None:
+        config, gateway = self.config, self.config.gateway
+        defaults = Limits(gateway.requests_per_minute, gateway.tokens_per_minute)
+        keyring = Keyring(self.authenticator, gateway.keys_file, defaults)
+        keyring.load()
+        stats = GatewayMetrics(self.metrics)
+        link = ConductorLink(config.cluster.conductor_target, self.token.text, config)
+        engines = Engines(engine_key(self.token), gateway.connect_timeout_s)
+        engines.open()
+        self._state = GatewayState(
+            config=config,
+            clock=self.clock,
+            token=self.token,
+            metrics=self.metrics,
+            stats=stats,
+            keyring=keyring,
+            conductor=Conductor(link, self.clock, stats, gateway.schedule_timeout_s),
+            engines=engines,
+            readers=Readers(
+                self.token,
+                self.clock,
+                stats,
+                cache_bytes=gateway.tokenizer_cache_bytes,
+                threads=gateway.tokenizer_threads,
+                public_prefix=gateway.public_prefix_enabled,
+            ),
+        )
+        state = self._state
+        state.idle.set()
+        stats.requests_open.set_function(lambda: state.active_count)
+        await self._listen(state)
+        return None
+
+    async def _listen(self, state: GatewayState) -> None:
+        """Open the port. Raises ConfigInvalid when it cannot be had."""
+        gateway, tls = self.config.gateway, self.config.tls
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what matters is in our own log
+        options = uvicorn.Config(
+            build_app(state),
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_ABORT_S,
+            ssl_certfile=str(tls.cert_file) if tls.enabled and tls.cert_file else None,
+            ssl_keyfile=str(tls.key_file) if tls.enabled and tls.key_file else None,
+        )
+        bound = _bind(gateway.host, gateway.port)
+        self.http_port = bound.getsockname()[1]
+        self._server = _Server(options)
+        self._serving = asyncio.create_task(self._server.serve([bound]), name="http")
+        up = asyncio.create_task(self._server.up.wait())
+        await asyncio.wait({up, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+        up.cancel()
+        if self._serving.done():
+            self._serving.result()
+
+    async def listening(self) -> None:
+        log.info(Event.GATEWAY_LISTENING, url=self.url)
+
+    def duties(self) -> Sequence[Duty]:
+        state = self.state
+        lanes = [
+            Duty(f"send_updates_{lane}", partial(state.conductor.send_updates, lane))
+            for lane in range(UPDATE_LANES)
+        ]
+        return (
+            Duty("watch_instances", lambda: watch_instances.run(state)),
+            Duty("reload_keys", lambda: reload_keys.run(state), interval_s=_RELOAD_S),
+            *lanes,
+        )
+
+    def readiness(self) -> str:
+        """Ready once the list of instances is known; an empty list is the operator's business."""
+        return "" if self.state.fleet.known else "the conductor has not been reached yet"
+
+    async def drain(self) -> None:
+        """Refuse new requests, let those under way finish, then tell the conductor what is still queued."""
+        state = self.state
+        state.draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.config.gateway.drain_timeout_s):
+                await state.idle.wait()
+        await self._stop_http()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FLUSH_S):
+                await state.conductor.flush()
+
+    async def _stop_http(self) -> None:
+        """Close the port; requests that are left are cancelled and answered so."""
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = True
+            serving, self._serving = self._serving, None
+            await serving
+
+    async def shutdown(self) -> None:
+        await self._stop_http()
+        if self._state is not None:
+            await self._state.engines.close()
+            await self._state.conductor.close()
+            self._state.readers.close()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(target)
+            bound.listen(_BACKLOG)
+            bound.setblocking(False)
+        except OSError:
+            bound.close()
+            raise
+    except OSError as error:
+        raise ConfigInvalid(
+            f"gateway.host and gateway.port {host}:{port} cannot be had: {error.strerror}. Choose another port."
+        ) from None
+    return bound
+
+
+def run(config: Config) -> int:
+    """Be a gateway until a signal; the process' exit status."""
+    return run_service("gateway", config, lambda: GatewayService(config))

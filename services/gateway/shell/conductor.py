@@ -1,0 +1,123 @@
+"""Calls to the conductor: where does a request go, and what became of it.
+
+Without an answer requests go round robin over the instances of the last list: worse placed, but served. After a silent
+conductor the next request within a second does not wait for it again. Reports are sent in the background in the order
+of each decision; when too many wait, they are dropped and counted - the conductor forgets requests by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from mooncache.client.conductor_link import ConductorLink
+from mooncache.clock import Clock
+from mooncache.errors import ConductorUnavailable, DeadlineExceeded, MooncacheError
+from mooncache.gateway.metrics import GatewayMetrics
+from mooncache.logs import Event, get_logger
+from mooncache.proto.v1 import conductor_pb2 as pb
+
+UPDATE_LANES: Final = 4
+_QUEUE_MAX: Final = 4096
+_UPDATE_TIMEOUT_S: Final = 5.0
+_AVOID_S: Final = 1.0
+_ABSENT: Final = (ConductorUnavailable, DeadlineExceeded)
+
+log = get_logger(__name__)
+
+
+class Conductor:
+    """See the module's text."""
+
+    def __init__(
+        self, link: ConductorLink, clock: Clock, stats: GatewayMetrics, schedule_timeout_s: float
+    ) -> None:
+        self._link, self._clock, self._stats = link, clock, stats
+        self._schedule_timeout_s = schedule_timeout_s
+        self._avoid_until_s = 0.0
+        self.present = True
+        self._queues: Sequence[asyncio.Queue[pb.UpdateRequestRequest]] = [
+            asyncio.Queue(_QUEUE_MAX) for _ in range(UPDATE_LANES)
+        ]
+
+    async def schedule(self, request: pb.ScheduleRequest) -> pb.ScheduleResponse | None:
+        """Ask where a request goes; None when the conductor does not answer.
+
+        Raises:
+            MooncacheError: the conductor's own refusal of the call.
+        """
+        started_s = self._clock.now_s()
+        if started_s < self._avoid_until_s:
+            return None
+        try:
+            response: pb.ScheduleResponse = await self._link.call(
+                "Schedule", request, self._schedule_timeout_s
+            )
+        except _ABSENT as error:
+            self._avoid_until_s = self._clock.now_s() + _AVOID_S
+            self._note(error)
+            return None
+        self._stats.schedule.observe(self._clock.now_s() - started_s)
+        self._note(None)
+        return response
+
+    async def list_instances(self, known_version: int, wait_s: float) -> pb.ListInstancesResponse:
+        """Known instances; waits for a change. Raises MooncacheError."""
+        request = pb.ListInstancesRequest(known_version=known_version, wait_ms=int(wait_s * 1e3))
+        try:
+            response: pb.ListInstancesResponse = await self._link.call(
+                "ListInstances", request, wait_s + self._schedule_timeout_s + 1.0
+            )
+        except _ABSENT as error:
+            self._note(error)
+            raise
+        self._avoid_until_s = 0.0
+        self._note(None)
+        return response
+
+    def update(
+        self, decision_id: str, phase: int, elapsed_ms: float, output_tokens: int, detail: dict[str, Any]
+    ) -> None:
+        """Report soon; never waits. Decisions made without the conductor are nothing to report."""
+        if not decision_id:
+            return
+        request = pb.UpdateRequestRequest(
+            decision_id=decision_id,
+            phase=phase,  # type: ignore[arg-type]
+            elapsed_ms=elapsed_ms,
+            output_tokens=output_tokens,
+            detail_json=msgspec.json.encode(detail).decode(),
+        )
+        try:
+            self._queues[zlib.crc32(decision_id.encode()) % UPDATE_LANES].put_nowait(request)
+        except asyncio.QueueFull:
+            self._stats.updates_dropped.inc()
+
+    async def send_updates(self, lane: int) -> None:
+        """Send the reports of one lane for ever; a report that does not get through is dropped."""
+        while True:
+            request = await self._queues[lane].get()
+            try:
+                await self._link.call("UpdateRequest", request, _UPDATE_TIMEOUT_S)
+            except MooncacheError:
+                self._stats.updates_dropped.inc()
+
+    async def flush(self) -> None:
+        """Wait until nothing is queued; the caller bounds it."""
+        while any(queue.qsize() for queue in self._queues) and self.present:
+            await self._clock.sleep(0.01)
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    def _note(self, error: MooncacheError | None) -> None:
+        """Log a change between present and absent, once."""
+        if error is not None and self.present:
+            log.warning(Event.CONDUCTOR_LOST, reason=error.message)
+        elif error is None and not self.present:
+            log.info(Event.CONDUCTOR_FOUND)
+        self.present = error is None

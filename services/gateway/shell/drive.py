@@ -1,0 +1,403 @@
+"""One request from plan to last byte: both legs at the same time, retries, and the report to the conductor.
+
+The rules are in core/plan.py. Here they are carried out: a failed prefill leg is replaced while the decode leg waits,
+or the decode leg is sent again without anything to wait for; a failed decode leg is replaced as long as the client has
+seen no token. Whatever way a request ends, both legs are closed, so that no engine works for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from typing import Any, Final
+
+from mooncache.errors import EngineFailed, EngineTimeout, MooncacheError, NoInstances
+from mooncache.gateway.core import faults, legs, plan
+from mooncache.gateway.core.body import Inquiry
+from mooncache.gateway.core.plan import Attempts, LegPlan, Plan
+from mooncache.gateway.core.sse import StreamEditor, edit_answer
+from mooncache.gateway.core.usage import Usage
+from mooncache.gateway.shell.exchange import Exchange
+from mooncache.gateway.shell.legs import LegRecord, Opened, open_decode, run_prefill
+from mooncache.gateway.shell.readers import Known
+from mooncache.gateway.shell.relay import relay
+from mooncache.gateway.state import GatewayState
+from mooncache.kvcache.params import Ask
+from mooncache.logs import Event, get_logger
+from mooncache.proto.v1 import conductor_pb2 as pb
+
+DECISION_HEADER: Final = "x-mooncache-decision"
+_DRAIN_S: Final = 0.25
+_BYTES_PER_TOKEN: Final = 4
+
+log = get_logger(__name__)
+
+
+class Drive:
+    """See the module's text. `run` is the whole interface."""
+
+    def __init__(
+        self,
+        state: GatewayState,
+        exchange: Exchange,
+        inquiry: Inquiry,
+        known: Known | None,
+        *,
+        salt: str,
+        body_bytes: int,
+    ) -> None:
+        self._state, self._exchange, self._inquiry, self._known = state, exchange, inquiry, known
+        self._settings = state.config.gateway
+        self._salt, self._body_bytes = salt, body_bytes
+        self._attempts = Attempts()
+        self._records: list[LegRecord] = []
+        self._plan: Plan | None = None
+        self._prefill: asyncio.Task[LegRecord] | None = None
+        self._decode: asyncio.Task[Opened] | None = None
+        self._opened: Opened | None = None
+        self._editor = StreamEditor(inquiry.wants_usage)
+        self._cached_tokens: int | None = None
+
+    async def run(self) -> None:
+        """Serve the request. Raises Refusal, MooncacheError, ClientGone; legs are closed in any case."""
+        phase, code = pb.REQUEST_PHASE_FAILED, "CANCELLED"
+        try:
+            try:
+                async with asyncio.timeout(self._settings.request_timeout_s):
+                    await self._serve()
+            except TimeoutError:
+                limit_s = self._settings.request_timeout_s
+                raise EngineTimeout(f"The request took longer than {limit_s:g} s.") from None
+            phase, code = pb.REQUEST_PHASE_FINISHED, "OK"
+            if self._editor.fault is not None:
+                phase, code = pb.REQUEST_PHASE_FAILED, self._editor.fault.name
+        except faults.Refusal as refusal:
+            code = refusal.fault.name
+            raise
+        except MooncacheError as error:
+            code = error.name
+            raise
+        finally:
+            if self._exchange.gone:
+                phase, code = pb.REQUEST_PHASE_ABORTED, "CLIENT_GONE"
+            self._close(code)
+            self._report_end(phase, code)
+
+    async def _serve(self) -> None:
+        self._plan = await self._schedule()
+        self._state.stats.overhead.observe(self._elapsed_ms() / 1e3)
+        self._dispatch()
+        opened = self._opened = await self._until_open()
+        self._decode = None
+        self._exchange.reply_headers[DECISION_HEADER] = _header_text(self._plan.summary)
+        self._report(pb.REQUEST_PHASE_FIRST_TOKEN, {"leg": "decode", "instance": opened.record.instance})
+        if opened.source is None:
+            body, opened.record.usage, opened.record.told = edit_answer(opened.body, self._cached_tokens)
+            await self._exchange.reply(200, body)
+            return
+        await self._stream(opened)
+
+    async def _stream(self, opened: Opened) -> None:
+        assert opened.source is not None
+        stats, editor, exchange = self._state.stats, self._editor, self._exchange
+        stats.ttft.labels(self._inquiry.model).observe(self._elapsed_ms() / 1e3)
+        editor.cached_tokens = self._cached_tokens
+        await exchange.begin_stream()
+        stats.streams_open.inc()
+        try:
+            await relay(
+                opened.source,
+                editor,
+                exchange,
+                opened.first,
+                self._settings.stall_timeout_s,
+                self._settings.write_timeout_s,
+            )
+        finally:
+            stats.streams_open.dec()
+            stats.events.inc(editor.event_count)
+            opened.record.usage, opened.record.told = editor.usage, editor.told
+        if not editor.done:
+            await exchange.write(faults.DONE)
+        await exchange.end()
+        with contextlib.suppress(TimeoutError, EngineFailed):  # for the connection's next use
+            async with asyncio.timeout(_DRAIN_S):
+                await opened.answer.read_some()
+
+    # plans
+
+    async def _schedule(self) -> Plan:
+        """Ask the conductor, or choose alone. Raises Refusal."""
+        inquiry, known, attempts = self._inquiry, self._known, self._attempts
+        caller = self._exchange.caller
+        assert caller is not None
+        whole = inquiry.whole_prompt
+        request = pb.ScheduleRequest(
+            request_id=self._exchange.request_id,
+            tenant=caller.tenant,
+            model=inquiry.model,
+            prompt_tokens=self._prompt_tokens(),
+            keys=known.keys if known and not whole else b"",
+            content_keys=known.content_keys if known and not whole else b"",
+            max_output_tokens=inquiry.max_output_tokens,
+            ttft_slo_ms=inquiry.ttft_slo_ms,
+            tbt_slo_ms=inquiry.tbt_slo_ms,
+            sequence_count=inquiry.choices,
+            exclude=attempts.exclude,
+            attempt=attempts.number,
+            no_prefill=known is None or whole,
+            session=f"{caller.tenant}/{inquiry.session}" if inquiry.session else "",
+            priority=inquiry.priority if caller.admin else 0,
+        )
+        response = await self._state.conductor.schedule(request)
+        if response is not None:
+            return plan.of_response(response, inquiry.model)
+        self._state.stats.unscheduled.inc()
+        instance = self._state.fleet.next_instance(inquiry.model, attempts.exclude)
+        if instance is None:
+            raise faults.refuse(NoInstances(f"No instance that serves {inquiry.model} can be reached now."))
+        return Plan(LegPlan(instance.instance_id, instance.url), summary="unscheduled")
+
+    async def _reschedule(self) -> Plan | None:
+        """A plan for another attempt; None when there is none."""
+        try:
+            return await self._schedule()
+        except (faults.Refusal, MooncacheError):
+            return None
+
+    def _dispatch(self) -> None:
+        """Send both legs of the current plan."""
+        assert self._plan is not None
+        if self._plan.prefill is not None:
+            self._start_prefill(self._plan.prefill)
+        self._start_decode(self._plan.decode)
+
+    def _start_prefill(self, leg: LegPlan) -> None:
+        assert self._known is not None, "a plan without keys has no prefill leg"
+        ask = self._ask("prefill", leg.wait_tokens, leg.wait_ms)
+        body = legs.prefill_body(self._inquiry.model, self._known.prompts, self._salt, ask)
+        record = self._record("prefill", leg)
+        self._prefill = asyncio.create_task(
+            run_prefill(
+                self._state.engines,
+                leg,
+                body,
+                record,
+                request_id=self._exchange.request_id,
+                limit_s=self._settings.first_token_timeout_s,
+            )
+        )
+
+    def _start_decode(self, leg: LegPlan) -> None:
+        assert self._plan is not None
+        wait_tokens = leg.wait_tokens
+        if self._plan.prefill is not None and self._known is not None:
+            complete = legs.complete_tokens(self._known.prompts, self._known.block_tokens)
+            wait_tokens = max(wait_tokens, complete)
+        body = legs.decode_body(self._inquiry, self._salt, self._ask("decode", wait_tokens, leg.wait_ms))
+        stream = self._inquiry.stream
+        settings = self._settings
+        self._decode = asyncio.create_task(
+            open_decode(
+                self._state.engines,
+                leg,
+                self._inquiry.path,
+                body,
+                self._record("decode", leg),
+                self._exchange,
+                stream=stream,
+                limit_s=settings.first_token_timeout_s if stream else settings.request_timeout_s,
+            )
+        )
+
+    def _ask(self, role: str, wait_tokens: int, wait_ms: int) -> Ask:
+        public = self._known.public_tokens if self._known is not None else 0
+        return Ask(
+            role=role,
+            wait_tokens=wait_tokens,
+            wait_ms=wait_ms,
+            public_tokens=public,
+            public_salt=self._state.readers.public_salt if public else "",
+            request_id=self._exchange.request_id,
+        )
+
+    # legs that end
+
+    async def _until_open(self) -> Opened:
+        """The decode leg's first answer, whatever has to be replaced until then."""
+        while True:
+            waiting: set[asyncio.Task[Any]] = {task for task in (self._prefill, self._decode) if task}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if self._prefill is not None and self._prefill.done():
+                await self._prefill_ended()
+            if self._decode is not None and self._decode.done():
+                record = self._last("decode")
+                try:
+                    opened = self._decode.result()
+                except faults.Refusal as refusal:
+                    self._ended(record, refusal.fault.name)
+                    raise
+                except MooncacheError as error:
+                    self._ended(record, error.name)
+                    await self._decode_failed(record, error)
+                    continue
+                return opened
+
+    async def _prefill_ended(self) -> None:
+        assert self._prefill is not None
+        task, self._prefill = self._prefill, None
+        record = self._last("prefill")
+        try:
+            task.result()
+        except faults.Refusal as refusal:
+            # Another instance would refuse it too; the decode leg's own answer tells the client.
+            self._ended(record, refusal.fault.name)
+            self._report(pb.REQUEST_PHASE_PREFILL_FAILED, record.detail())
+            self._recompute()
+            return
+        except MooncacheError as error:
+            self._ended(record, error.name)
+            self._report(pb.REQUEST_PHASE_PREFILL_FAILED, record.detail())
+            await self._prefill_failed(record)
+            return
+        self._ended(record, "OK")
+        self._cached_tokens = record.cached_tokens
+        self._report(pb.REQUEST_PHASE_PREFILLED, record.detail())
+
+    async def _prefill_failed(self, record: LegRecord) -> None:
+        """Another instance while attempts are left, otherwise the decode instance computes the prompt."""
+        assert self._plan is not None
+        if self._decode is not None and self._decode.done():
+            return  # it has found another way already
+        old = self._plan
+        self._attempts.failed(record.instance, prefill=True)
+        new = None
+        if self._attempts.prefill_failures < self._settings.prefill_attempts:
+            new = await self._reschedule()
+        log.warning(
+            Event.LEG_FAILED, leg="prefill", instance=record.instance, code=record.code, again=new is not None
+        )
+        if new is None:
+            self._recompute()
+            return
+        self._state.stats.retries.labels("prefill").inc()
+        self._plan = new
+        if plan.keeps_decode(old, new) and new.prefill is not None:
+            self._start_prefill(new.prefill)
+        else:
+            self._drop(self._decode, "REPLACED")
+            self._dispatch()
+
+    def _recompute(self) -> None:
+        """Send the decode leg again with nothing to wait for."""
+        assert self._plan is not None
+        if self._decode is not None and self._decode.done():
+            return
+        self._state.stats.recomputed.inc()
+        self._drop(self._decode, "REPLACED")
+        self._plan = replace(self._plan, prefill=None)
+        self._start_decode(replace(self._plan.decode, wait_tokens=0, wait_ms=0))
+
+    async def _decode_failed(self, record: LegRecord, error: MooncacheError) -> None:
+        """Another instance, or `error` when there is none left."""
+        self._attempts.failed(record.instance, prefill=False)
+        new = None
+        if self._attempts.decode_failures < plan.DECODE_ATTEMPTS:
+            new = await self._reschedule()
+        log.warning(
+            Event.LEG_FAILED, leg="decode", instance=record.instance, code=record.code, again=new is not None
+        )
+        if new is None:
+            raise error
+        self._state.stats.retries.labels("decode").inc()
+        self._drop(self._prefill, "REPLACED")
+        self._prefill, self._cached_tokens = None, None
+        self._plan = new
+        self._dispatch()
+
+    # records and reports
+
+    def _record(self, leg: str, to: LegPlan) -> LegRecord:
+        record = LegRecord(leg, to.instance_id, self._elapsed_ms())
+        self._records.append(record)
+        return record
+
+    def _last(self, leg: str) -> LegRecord:
+        return next(record for record in reversed(self._records) if record.leg == leg)
+
+    def _ended(self, record: LegRecord, code: str) -> None:
+        if not record.code:
+            record.code, record.ended_ms = code, self._elapsed_ms()
+            self._state.stats.legs.labels(record.leg, code).inc()
+
+    def _drop(self, task: asyncio.Task[Any] | None, code: str) -> None:
+        """Give a leg up; its connection closes, so its engine stops."""
+        if task is None:
+            return
+        leg = "prefill" if task is self._prefill else "decode"
+        self._ended(self._last(leg), code)
+        task.cancel()
+        task.add_done_callback(_forget)
+
+    def _close(self, code: str) -> None:
+        self._drop(self._prefill, "UNNEEDED" if code == "OK" else code)
+        self._drop(self._decode, code)
+        if self._opened is not None:
+            self._opened.answer.close()
+            self._ended(self._opened.record, code)
+
+    def _elapsed_ms(self) -> float:
+        return (self._state.clock.now_s() - self._exchange.started_s) * 1e3
+
+    def _prompt_tokens(self) -> int:
+        if self._known is not None:
+            return self._known.token_count
+        return max(1, self._body_bytes // _BYTES_PER_TOKEN)
+
+    def _output_tokens(self) -> int:
+        if self._opened is None:
+            return 0
+        usage = self._opened.record.usage
+        return usage.completion_tokens if usage is not None else self._editor.event_count
+
+    def _report(self, phase: int, detail: dict[str, Any]) -> None:
+        if self._plan is not None:
+            self._state.conductor.update(
+                self._plan.decision_id, phase, self._elapsed_ms(), self._output_tokens(), detail
+            )
+
+    def _report_end(self, phase: int, code: str) -> None:
+        usage = self._opened.record.usage if self._opened is not None else None
+        detail: dict[str, Any] = {"code": code, "legs": [record.detail() for record in self._records]}
+        if self._cached_tokens is not None:
+            detail["cached_tokens"] = self._cached_tokens
+        elif self._opened is not None and self._opened.record.cached_tokens is not None:
+            detail["cached_tokens"] = self._opened.record.cached_tokens
+        self._report(phase, detail)
+        self._count(usage, detail.get("cached_tokens", 0))
+
+    def _count(self, usage: Usage | None, cached_tokens: int) -> None:
+        """Metrics and the tenant's bucket; prompt tokens were charged when the request came."""
+        stats, model, caller = self._state.stats, self._inquiry.model, self._exchange.caller
+        assert caller is not None
+        if usage is not None:
+            stats.prompt_tokens.labels(model).inc(usage.prompt_tokens)
+            stats.cached_tokens.labels(model).inc(cached_tokens)
+        output_tokens = self._output_tokens()
+        stats.output_tokens.labels(model).inc(output_tokens)
+        self._state.limiter.charge(caller.tenant, caller.limits, output_tokens, self._state.clock.now_s())
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    """Take a dropped leg's result, so that nothing complains and an answer that came too late is closed."""
+    if task.cancelled() or task.exception() is not None:
+        return
+    result = task.result()
+    if isinstance(result, Opened):
+        result.answer.close()
+
+
+def _header_text(summary: str) -> str:
+    """A summary as a header's value: one line of printable ASCII."""
+    return "".join(c if " " <= c <= "~" else "?" for c in summary[:1024])

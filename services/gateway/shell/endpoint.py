@@ -1,0 +1,188 @@
+"""The one wrapper around every endpoint: id, trace, method, key, rate, limits; then errors, counters and the log line.
+
+Whatever a handler raises becomes an answer in OpenAI's shape, or an event when the stream has begun. Nobody but this
+module answers errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+
+from mooncache import tracing
+from mooncache.errors import (
+    Draining,
+    Internal,
+    LimitExceeded,
+    MooncacheError,
+    PermissionDenied,
+    RateLimited,
+    Unsupported,
+)
+from mooncache.gateway.core import faults
+from mooncache.gateway.core.cors import cors_headers
+from mooncache.gateway.core.faults import Fault, Refusal
+from mooncache.gateway.shell.exchange import ClientGone, Exchange, Receive, Scope, Send
+from mooncache.gateway.state import GatewayState
+from mooncache.logs import Event, get_logger
+from mooncache.run_op import clean_request_id
+
+Handler = Callable[[GatewayState, Exchange], Awaitable[None]]
+CLIENT_GONE_STATUS: Final = 499
+READ_METHODS: Final = ("GET", "HEAD")
+_LAST_WORDS_S: Final = 5.0
+
+log = get_logger(__name__)
+
+
+class Endpoint:
+    """An ASGI application around one handler.
+
+    Args:
+        name: label of metrics and logs.
+        methods: what is answered besides OPTIONS.
+        needs_key: whether callers have to authenticate; "admin" asks for the cluster token.
+        limited: whether it counts against rate limits and the number of requests under way.
+    """
+
+    def __init__(
+        self,
+        state: GatewayState,
+        name: str,
+        handle: Handler,
+        *,
+        methods: tuple[str, ...] = READ_METHODS,
+        needs_key: bool | str = True,
+        limited: bool = False,
+    ) -> None:
+        self._state, self.name, self._handle = state, name, handle
+        self._methods, self._needs_key, self._limited = methods, needs_key, limited
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = self._state
+        headers = {name: value for name, value in scope["headers"] if name == b"x-request-id"}
+        request_id = clean_request_id(headers.get(b"x-request-id", b"").decode("latin-1"))
+        exchange = Exchange(scope, receive, send, request_id=request_id, started_s=state.clock.now_s())
+        exchange.reply_headers |= cors_headers(exchange.headers, state.config.gateway.cors_origins)
+        bound = structlog.contextvars.bound_contextvars(request_id=request_id, endpoint=self.name)
+        span = tracing.span("gateway.request", exchange.headers, kind="server", endpoint=self.name)
+        with bound, span:
+            outcome = "OK"
+            if self._limited:
+                state.active_count += 1
+                state.idle.clear()
+            try:
+                outcome = await self._guarded(exchange)
+            finally:
+                exchange.unwatch()
+                if self._limited:
+                    state.active_count -= 1
+                    if not state.active_count:
+                        state.idle.set()
+                self._finished(exchange, outcome)
+
+    async def _guarded(self, exchange: Exchange) -> str:
+        """Run the handler and answer its errors; returns the outcome's code."""
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            await self._checked(exchange)
+            return "OK"
+        except Refusal as refusal:
+            return await self._answer(exchange, refusal.fault)
+        except MooncacheError as error:
+            return await self._answer(exchange, faults.of_error(error))
+        except ClientGone:
+            exchange.gone = True
+            return self._left(exchange)
+        except asyncio.CancelledError:
+            if not exchange.gone:
+                if not self._state.draining:
+                    raise
+                task.uncancel()
+                return await self._answer(
+                    exchange, faults.of_error(Draining("The gateway is shutting down."))
+                )
+            task.uncancel()
+            return self._left(exchange)
+        except Exception as error:
+            log.error(Event.RPC_DEFECT, error=repr(error), exc_info=error)
+            text = f"The request failed unexpectedly ({type(error).__name__}); the gateway's log has the details."
+            return await self._answer(exchange, faults.of_error(Internal(text)))
+
+    async def _checked(self, exchange: Exchange) -> None:
+        state = self._state
+        if exchange.method == "OPTIONS":
+            exchange.reply_headers["allow"] = ", ".join((*self._methods, "OPTIONS"))
+            await exchange.reply(204, b"")
+            return
+        if exchange.method not in self._methods:
+            exchange.reply_headers["allow"] = ", ".join((*self._methods, "OPTIONS"))
+            error = Unsupported(f"Method {exchange.method} is not allowed here; use {self._methods[0]}.")
+            raise faults.refuse(error, status=405, code="method_not_allowed")
+        if self._needs_key:
+            exchange.caller = state.keyring.identify(exchange.headers.get("authorization", ""))
+            if self._needs_key == "admin" and not exchange.caller.admin:
+                raise PermissionDenied("This needs the cluster token.")
+        if self._limited:
+            self._admit(exchange)
+        await self._handle(state, exchange)
+
+    def _admit(self, exchange: Exchange) -> None:
+        state, caller = self._state, exchange.caller
+        assert caller is not None
+        if state.draining:
+            raise Draining("The gateway is shutting down; send the request to another one.")
+        limit = state.config.gateway.request_count_max
+        if state.active_count > limit:
+            raise LimitExceeded(f"{limit} requests are under way, which is as many as this gateway takes.")
+        verdict = state.limiter.ask(caller.tenant, caller.limits, state.clock.now_s())
+        for kind, most, left in (
+            ("requests", caller.limits.requests_per_minute, verdict.remaining_requests),
+            ("tokens", caller.limits.tokens_per_minute, verdict.remaining_tokens),
+        ):
+            if most:
+                exchange.reply_headers[f"x-ratelimit-limit-{kind}"] = f"{most:.0f}"
+                exchange.reply_headers[f"x-ratelimit-remaining-{kind}"] = f"{int(left)}"
+        if verdict.limit:
+            state.stats.rate_limited.labels(verdict.limit).inc()
+            text = f"Rate limit reached: {verdict.limit} per minute. Come back in {verdict.wait_s:.1f} s."
+            raise faults.refuse(RateLimited(text), retry_after_s=verdict.wait_s)
+
+    async def _answer(self, exchange: Exchange, fault: Fault) -> str:
+        """Send an error: as an answer, or as the last event of a stream that has begun."""
+        self._state.stats.errors.labels(fault.name).inc()
+        try:
+            # What is under way may be a client that takes nothing: its error must not hold the request.
+            async with asyncio.timeout(_LAST_WORDS_S):
+                if exchange.begun:
+                    await exchange.write(fault.event() + faults.DONE)
+                    await exchange.end()
+                else:
+                    await exchange.reply(fault.status, fault.body(), headers=fault.headers())
+        except TimeoutError:
+            exchange.gone = True
+        return fault.name
+
+    def _left(self, exchange: Exchange) -> str:
+        self._state.stats.aborted.inc()
+        if not exchange.begun:
+            exchange.status = CLIENT_GONE_STATUS
+        return "CLIENT_GONE"
+
+    def _finished(self, exchange: Exchange, outcome: str) -> None:
+        state = self._state
+        elapsed_s = state.clock.now_s() - exchange.started_s
+        state.stats.requests.labels(self.name, str(exchange.status)).inc()
+        state.stats.duration.labels(self.name).observe(elapsed_s)
+        level = log.info if self._limited or outcome not in ("OK", "UNAUTHENTICATED") else log.debug
+        level(
+            Event.HTTP_FINISHED,
+            status=exchange.status,
+            code=outcome,
+            tenant=exchange.caller.tenant if exchange.caller else "",
+            elapsed_ms=round(elapsed_s * 1e3, 3),
+        )

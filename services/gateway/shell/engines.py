@@ -1,0 +1,156 @@
+"""HTTP to the engines: one shared pool of connections, the engines' own key, errors of the catalogue.
+
+Closing the answer closes the connection, which is how an engine learns that nobody wants the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Final, Self
+
+import aiohttp
+
+from mooncache import tracing
+from mooncache.errors import EngineFailed, EngineTimeout, EngineUnavailable
+from mooncache.gateway.core import faults
+from mooncache.gateway.core.faults import Refusal
+
+ANSWER_BYTES_MAX: Final = 512 << 20
+_ERROR_BYTES_MAX: Final = 1 << 20
+# Below the five seconds after which uvicorn, hence every engine, closes an idle connection.
+_KEEP_ALIVE_S: Final = 3.0
+_READ_BYTES: Final = 1 << 18
+# The engine understood the request and refuses it: no other instance would take it.
+_CLIENT_FAULTS: Final = frozenset({400, 413, 415, 422})
+
+
+class Engines:
+    """Makes calls; `close` ends those under way."""
+
+    def __init__(self, key: str, connect_timeout_s: float) -> None:
+        self._key = key
+        self._timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=connect_timeout_s, connect=connect_timeout_s, sock_read=None
+        )
+        self._connect_timeout_s = connect_timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    def open(self) -> None:
+        """Make the session; has to run inside the loop."""
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, ttl_dns_cache=30)
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            timeout=self._timeout,
+            read_bufsize=_READ_BYTES,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
+
+    async def post(self, url: str, path: str, body: bytes, request_id: str) -> EngineAnswer:
+        """Send a body; returns when the head of a 200 answer is there.
+
+        Raises:
+            EngineUnavailable: nobody answers there. EngineFailed: it broke off or answered 5xx.
+            Refusal: the engine refused the request itself (400, 413, 422); its own words.
+        """
+        assert self._session is not None, "open has not run"
+        headers = {
+            "authorization": f"Bearer {self._key}",
+            "content-type": "application/json",
+            "accept-encoding": "identity",
+            "x-request-id": request_id,
+        }
+        tracing.inject(headers)
+        try:
+            answer = EngineAnswer(await self._send(url + path, body, headers), url)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise EngineUnavailable(f"The engine at {url} cannot be reached ({_reason(error)}).") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise EngineFailed(f"The engine at {url} broke off ({_reason(error)}).") from None
+        if answer.status != 200:
+            async with answer:
+                await _raise_refusal(answer, url)
+        return answer
+
+    async def _send(self, url: str, body: bytes, headers: dict[str, str]) -> aiohttp.ClientResponse:
+        assert self._session is not None
+        try:
+            return await self._session.post(url, data=body, headers=headers, allow_redirects=False)
+        except aiohttp.ServerDisconnectedError:
+            # Most likely an idle connection that the engine closed at this moment. A fresh one tells.
+            return await self._session.post(url, data=body, headers=headers, allow_redirects=False)
+
+
+class EngineAnswer:
+    """An open answer; leaving it by `async with` before its end aborts the request at the engine."""
+
+    def __init__(self, response: aiohttp.ClientResponse, url: str) -> None:
+        self._response = response
+        self._url = url
+        self.status = response.status
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give it back: for reuse when all was read, otherwise closed. Harmless to repeat."""
+        if self._response.content.is_eof() and not self._response.content.exception():
+            self._response.release()
+        else:
+            self._response.close()
+
+    async def read_some(self) -> bytes:
+        """What has come; b"" at the end. Raises EngineFailed when the connection broke."""
+        try:
+            return await self._response.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineFailed(f"The engine at {self._url} broke off ({_reason(error)}).") from None
+
+    async def read_all(self, limit: int = ANSWER_BYTES_MAX) -> bytes:
+        """All that is left. Raises EngineFailed beyond `limit` bytes or when the connection broke."""
+        parts: list[bytes] = []
+        size = 0
+        while part := await self.read_some():
+            size += len(part)
+            if size > limit:
+                raise EngineFailed(f"The engine at {self._url} answered with more than {limit} bytes.")
+            parts.append(part)
+        return b"".join(parts)
+
+
+async def _raise_refusal(answer: EngineAnswer, url: str) -> None:
+    try:
+        async with asyncio.timeout(_LAST_WORDS_S):
+            body = await answer.read_all(_ERROR_BYTES_MAX)
+    except (TimeoutError, EngineFailed):
+        body = b""
+    fault = faults.of_engine(answer.status, body)
+    if answer.status in _CLIENT_FAULTS:
+        raise Refusal(fault)
+    text = f"The engine at {url} answered {answer.status}: {fault.message[:512]}"
+    if answer.status == 503:
+        raise EngineUnavailable(text)
+    if answer.status in (408, 504):
+        raise EngineTimeout(text)
+    raise EngineFailed(text)
+
+
+_LAST_WORDS_S: Final = 5.0
+
+
+def _reason(error: BaseException) -> str:
+    """The cause in short; addresses are already in the sentence around it."""
+    cause = getattr(error, "os_error", None)
+    return (getattr(cause, "strerror", None) or str(error) or type(error).__name__)[:200]

@@ -1,0 +1,141 @@
+"""One HTTP request and its answer: body in, answer or stream out, and the knowledge of whether the client is there.
+
+Plain ASGI, because a gateway has to know three things that frameworks hide: when the client left, how long a write
+takes, and that each event is on the wire before the next is awaited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, Final
+
+from mooncache.errors import DeadlineExceeded, InvalidArgument
+from mooncache.gateway.core import faults
+from mooncache.gateway.core.body import too_large
+from mooncache.gateway.shell.keyring import Caller
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+JSON: Final = "application/json"
+EVENTS: Final = "text/event-stream; charset=utf-8"
+
+
+class ClientGone(Exception):  # noqa: N818  (it happens, nobody erred)
+    """The client closed its connection or takes no bytes."""
+
+
+class Exchange:
+    """See the module's text.
+
+    Attributes: `headers` of the request, lower case; `reply_headers` are added to whatever answer follows; `caller` once
+    authenticated; `begun` once the head of the answer is out; `gone` once the client has left.
+    """
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, *, request_id: str, started_s: float
+    ) -> None:
+        self.scope = scope
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        self.request_id = request_id
+        self.started_s = started_s
+        self.caller: Caller | None = None
+        self.reply_headers: dict[str, str] = {"x-request-id": request_id}
+        self.status = 0
+        self.begun = False
+        self.gone = False
+        self.unread = False
+        self._receive, self._send = receive, send
+        self._watch: asyncio.Task[None] | None = None
+
+    # in
+
+    async def read_body(self, limit: int, timeout_s: float) -> bytes:
+        """The whole body. From here on a client that leaves cancels the current task.
+
+        Raises:
+            Refusal: 413 beyond `limit` bytes, 408 when nothing comes for `timeout_s`.
+            ClientGone: it left in the middle.
+        """
+        length = self.headers.get("content-length", "")
+        self.unread = True  # until all is read the connection cannot be used again
+        if length.isdigit() and int(length) > limit:
+            raise too_large(limit)
+        if self.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
+            raise faults.refuse(InvalidArgument("The body is compressed; send it as it is."), status=415)
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    message = await self._receive()
+            except TimeoutError:
+                error = DeadlineExceeded(f"The request's body did not come within {timeout_s:g} s.")
+                raise faults.refuse(error, status=408) from None
+            if message["type"] == "http.disconnect":
+                self.gone = True
+                raise ClientGone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise too_large(limit)
+            parts.append(part)
+            if not message.get("more_body", False):
+                break
+        self.unread = False
+        task = asyncio.current_task()
+        assert task is not None
+        self._watch = asyncio.create_task(self._until_gone(task))
+        return b"".join(parts) if len(parts) > 1 else parts[0]
+
+    async def _until_gone(self, task: asyncio.Task[Any]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not task.done():
+            self.gone = True
+            task.cancel()
+
+    def unwatch(self) -> None:
+        """The answer is complete: a client that leaves now has all it asked for."""
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    # out
+
+    async def reply(
+        self, status: int, body: bytes, content_type: str = JSON, headers: Iterable[tuple[str, str]] = ()
+    ) -> None:
+        """A whole answer."""
+        self.unwatch()
+        length = ("content-length", str(len(body)))
+        await self._begin(status, content_type, (length, *headers))
+        content = b"" if self.method == "HEAD" else body
+        await self._send({"type": "http.response.body", "body": content, "more_body": False})
+
+    async def begin_stream(self, content_type: str = EVENTS) -> None:
+        """The head of a stream: nothing on the way may hold it back. Does nothing when it has begun."""
+        if not self.begun:
+            await self._begin(200, content_type, (("cache-control", "no-cache"), ("x-accel-buffering", "no")))
+
+    async def write(self, data: bytes) -> None:
+        """One piece of a stream; returns when the connection takes more."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        """The end of a stream."""
+        self.unwatch()
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _begin(self, status: int, content_type: str, headers: Iterable[tuple[str, str]]) -> None:
+        self.status, self.begun = status, True
+        found = {"content-type": content_type, **self.reply_headers, **dict(headers)}
+        if self.unread:
+            found["connection"] = "close"
+        pairs = [
+            (name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in found.items()
+        ]
+        await self._send({"type": "http.response.start", "status": status, "headers": pairs})

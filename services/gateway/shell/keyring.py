@@ -1,0 +1,91 @@
+"""Who calls: tenant tokens and the cluster token of this cluster, and the operator's own keys from a file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from mooncache.auth import Authenticator
+from mooncache.errors import ConfigInvalid, Unauthenticated
+from mooncache.gateway.core.keyfile import FILE_BYTES_MAX, ApiKey, parse
+from mooncache.gateway.core.rate_limit import Limits
+
+_KEY_CHARS_MAX = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """An authenticated caller. `admin`: holds the cluster token; its requests have no rate limit of their own."""
+
+    tenant: str
+    admin: bool
+    limits: Limits
+
+
+class Keyring:
+    """Checks `Authorization: Bearer ...`. `load` reads the file; `refresh` reads it again when it has changed."""
+
+    def __init__(self, authenticator: Authenticator, path: Path | None, defaults: Limits) -> None:
+        self._authenticator = authenticator
+        self._path = path
+        self._defaults = defaults
+        self._keys: dict[str, ApiKey] = {}
+        self._stamp: tuple[int, int, int] | None = None
+
+    def load(self) -> None:
+        """Raises ConfigInvalid for a missing, malformed or too widely readable file."""
+        if self._path is None:
+            return
+        try:
+            with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_mode & 0o077:
+                    mode = stat.S_IMODE(status.st_mode)
+                    raise ConfigInvalid(
+                        f"gateway.keys_file {self._path} has mode {mode:04o}; run: chmod 600 {self._path}"
+                    )
+                data = file.read(FILE_BYTES_MAX + 1)
+        except OSError as error:
+            raise ConfigInvalid(f"gateway.keys_file {self._path} cannot be read: {error.strerror}.") from None
+        if len(data) > FILE_BYTES_MAX:
+            raise ConfigInvalid(f"gateway.keys_file {self._path} is larger than {FILE_BYTES_MAX} bytes.")
+        self._keys = parse(data.decode("utf-8", "replace"), self._defaults)
+        self._stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+
+    def refresh(self) -> bool:
+        """Read the file again when it changed; True when it did. A wrong file leaves the old keys in force."""
+        if self._path is None:
+            return False
+        try:
+            status = self._path.stat()
+        except OSError:
+            return False
+        if (status.st_mtime_ns, status.st_size, status.st_ino) == self._stamp:
+            return False
+        self.load()
+        return True
+
+    def identify(self, authorization: str) -> Caller:
+        """Who presents `Bearer <key>`. Raises Unauthenticated; the key never shows in the text."""
+        scheme, _, key = authorization.partition(" ")
+        key = key.strip()
+        if scheme.lower() == "bearer" and key and len(key) <= _KEY_CHARS_MAX:
+            # Looked up by hash: how long this takes tells nothing about keys that exist.
+            found = self._keys.get(hashlib.sha256(key.encode()).hexdigest())
+            if found is not None:
+                return Caller(found.tenant, False, found.limits)
+        elif not authorization:
+            raise Unauthenticated(
+                "You did not provide an API key. Send it as `Authorization: Bearer YOUR_KEY`; "
+                "a tenant token of the cluster is one."
+            )
+        try:
+            identity = self._authenticator.identify(f"{scheme} {key}")
+        except Unauthenticated:
+            raise Unauthenticated(
+                "Incorrect API key provided. Use a tenant token of this cluster or a key that its operator made."
+            ) from None
+        return Caller(identity.tenant, identity.admin, Limits() if identity.admin else self._defaults)

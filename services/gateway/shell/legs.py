@@ -1,0 +1,118 @@
+"""The two kinds of HTTP leg, each a coroutine that runs as a task of its own while its request lives."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mooncache.errors import EngineTimeout
+from mooncache.gateway.core import usage
+from mooncache.gateway.core.plan import LegPlan
+from mooncache.gateway.core.sse import edit_answer
+from mooncache.gateway.core.usage import Usage
+from mooncache.gateway.shell.engines import EngineAnswer, Engines
+from mooncache.gateway.shell.exchange import Exchange
+from mooncache.gateway.shell.relay import Source
+from mooncache.kvcache.params import Told
+
+_PREFILL_ANSWER_BYTES_MAX = 64 << 20
+
+
+@dataclass(slots=True)
+class LegRecord:
+    """What happened on one leg, for `why`. Times are milliseconds since the gateway took the request."""
+
+    leg: str
+    instance: str
+    sent_ms: float
+    ended_ms: float = 0.0
+    code: str = ""
+    usage: Usage | None = None
+    told: Told | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that the leg found in a cache."""
+        return usage.cached_of_leg(self.usage, self.told)
+
+    def detail(self) -> dict[str, Any]:
+        """As JSON can say it."""
+        found: dict[str, Any] = {
+            "leg": self.leg,
+            "instance": self.instance,
+            "sent_ms": round(self.sent_ms, 3),
+            "ended_ms": round(self.ended_ms, 3),
+            "code": self.code,
+        }
+        if self.usage is not None:
+            found["usage"] = asdict(self.usage)
+        if self.told is not None:
+            found["told"] = asdict(self.told)
+        return found
+
+
+@dataclass(slots=True)
+class Opened:
+    """A decode leg whose answer has begun: a whole `body`, or a `source` with its `first` events."""
+
+    record: LegRecord
+    answer: EngineAnswer
+    body: bytes = b""
+    source: Source | None = None
+    first: bytes = b""
+    closed: bool = field(default=False)
+
+
+async def run_prefill(
+    engines: Engines, leg: LegPlan, body: bytes, record: LegRecord, *, request_id: str, limit_s: float
+) -> LegRecord:
+    """Have a prompt computed; returns when its blocks are made.
+
+    Raises:
+        EngineUnavailable, EngineFailed, EngineTimeout: what went wrong. Refusal: the engine does not want this prompt.
+    """
+    try:
+        async with asyncio.timeout(limit_s):
+            async with await engines.post(leg.url, "/v1/completions", body, request_id) as answer:
+                data = await answer.read_all(_PREFILL_ANSWER_BYTES_MAX)
+    except TimeoutError:
+        raise EngineTimeout(
+            f"The prefill engine {leg.instance_id} did not finish in {limit_s:g} s."
+        ) from None
+    _, record.usage, record.told = edit_answer(data, None)
+    return record
+
+
+async def open_decode(
+    engines: Engines,
+    leg: LegPlan,
+    path: str,
+    body: bytes,
+    record: LegRecord,
+    exchange: Exchange,
+    *,
+    stream: bool,
+    limit_s: float,
+) -> Opened:
+    """Send the request to the engine that generates; returns when there is something to tell the client.
+
+    Raises:
+        EngineUnavailable, EngineFailed, EngineTimeout: what went wrong. Refusal: the engine refuses the request.
+    """
+    answer: EngineAnswer | None = None
+    try:
+        async with asyncio.timeout(limit_s):
+            answer = await engines.post(leg.url, path, body, exchange.request_id)
+            if not stream:
+                return Opened(record, answer, body=await answer.read_all())
+            source = Source(answer)
+            return Opened(record, answer, source=source, first=await source.first(exchange))
+    except TimeoutError:
+        if answer is not None:
+            answer.close()
+        raise EngineTimeout(f"The engine {leg.instance_id} did not answer within {limit_s:g} s.") from None
+    except BaseException:
+        if answer is not None:
+            answer.close()
+        raise

@@ -1,0 +1,41 @@
+"""Everything that endpoints and duties of one gateway share. Lives in one event loop; no locks."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mooncache.auth import Token
+from mooncache.clock import Clock
+from mooncache.config import Config
+from mooncache.gateway.core.fleet import Fleet
+from mooncache.gateway.core.rate_limit import RateLimiter
+from mooncache.gateway.metrics import GatewayMetrics
+from mooncache.gateway.shell.keyring import Keyring
+from mooncache.metrics import Metrics
+
+if TYPE_CHECKING:
+    from mooncache.gateway.shell.conductor import Conductor
+    from mooncache.gateway.shell.engines import Engines
+    from mooncache.gateway.shell.readers import Readers
+
+
+@dataclass(slots=True)
+class GatewayState:
+    """`active_count` requests under way; `idle` is set while there are none."""
+
+    config: Config
+    clock: Clock
+    token: Token
+    metrics: Metrics
+    stats: GatewayMetrics
+    keyring: Keyring
+    conductor: Conductor
+    engines: Engines
+    readers: Readers
+    fleet: Fleet = field(default_factory=Fleet)
+    limiter: RateLimiter = field(default_factory=RateLimiter)
+    draining: bool = False
+    active_count: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
