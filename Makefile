@@ -38,8 +38,8 @@ system-up system-test: system-%:
 
 $(BIN)/python: | system-up
 	$(call heading,virtual environment in $(VENV))
-	"$$(scripts/system.sh python)" -m venv --clear $(VENV)
-	$(PIP) install -q --upgrade pip
+	@"$$(scripts/system.sh python)" -m venv --clear $(VENV)
+	@$(PIP) install -q --upgrade pip 2>&1 | { grep -v 'is ignored: it is neither' || true; }
 
 # Built without isolation, so that the build folder stays valid and a rebuild is incremental. With extras an engine
 # comes along: vLLM, else the small one; .venv/.engine says which, `make engine` tries again.
