@@ -213,6 +213,11 @@ class Span:
             self._otel.set_attribute("error.type", code)
             self._otel.set_status(StatusCode.ERROR, code)
 
+    def end(self) -> None:
+        """End a span that was never entered: for work that begins and ends in different places."""
+        if self._otel is not None:
+            self._otel.end()
+
     def __enter__(self) -> Span:
         self._token = _current.set(self._context)
         if self._logged is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mooncache.metrics import Metrics
+from mooncache.metrics import LATENCY_BUCKETS_S, Metrics
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -22,6 +22,9 @@ class GatewayMetrics:
         )
         self.ttft = metrics.histogram(
             "ttft_seconds", "Time from the request to the first event of a stream.", ("model",), _SECONDS
+        )
+        self.tbt = metrics.histogram(
+            "tbt_seconds", "Mean time between two events of a stream.", ("model",), LATENCY_BUCKETS_S
         )
         self.overhead = metrics.histogram(
             "overhead_seconds", "Time of a request until its legs are sent: reading, tokenising, scheduling."

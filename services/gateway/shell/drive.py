@@ -105,6 +105,7 @@ class Drive:
         editor.cached_tokens = self._cached_tokens
         await exchange.begin_stream()
         stats.streams_open.inc()
+        started_s = self._state.clock.now_s()
         try:
             await relay(
                 opened.source,
@@ -117,6 +118,9 @@ class Drive:
         finally:
             stats.streams_open.dec()
             stats.events.inc(editor.event_count)
+            if editor.event_count > 1:
+                elapsed_s = self._state.clock.now_s() - started_s
+                stats.tbt.labels(self._inquiry.model).observe(elapsed_s / (editor.event_count - 1))
             opened.record.usage, opened.record.told = editor.usage, editor.told
         if not editor.done:
             await exchange.write(faults.DONE)

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mooncache import tracing
 from mooncache.errors import EngineTimeout
 from mooncache.gateway.core import usage
 from mooncache.gateway.core.plan import LegPlan
@@ -73,9 +74,10 @@ async def run_prefill(
         EngineUnavailable, EngineFailed, EngineTimeout: what went wrong. Refusal: the engine does not want this prompt.
     """
     try:
-        async with asyncio.timeout(limit_s):
-            async with await engines.post(leg.url, "/v1/completions", body, request_id) as answer:
-                data = await answer.read_all(_PREFILL_ANSWER_BYTES_MAX)
+        with tracing.span("gateway.prefill", kind="client", instance=leg.instance_id):
+            async with asyncio.timeout(limit_s):
+                async with await engines.post(leg.url, "/v1/completions", body, request_id) as answer:
+                    data = await answer.read_all(_PREFILL_ANSWER_BYTES_MAX)
     except TimeoutError:
         raise EngineTimeout(
             f"The prefill engine {leg.instance_id} did not finish in {limit_s:g} s."
@@ -102,12 +104,14 @@ async def open_decode(
     """
     answer: EngineAnswer | None = None
     try:
-        async with asyncio.timeout(limit_s):
-            answer = await engines.post(leg.url, path, body, exchange.request_id)
-            if not stream:
-                return Opened(record, answer, body=await answer.read_all())
-            source = Source(answer)
-            return Opened(record, answer, source=source, first=await source.first(exchange))
+        # The span ends with the first token; the engine's own goes on to the last.
+        with tracing.span("gateway.decode", kind="client", instance=leg.instance_id):
+            async with asyncio.timeout(limit_s):
+                answer = await engines.post(leg.url, path, body, exchange.request_id)
+                if not stream:
+                    return Opened(record, answer, body=await answer.read_all())
+                source = Source(answer)
+                return Opened(record, answer, source=source, first=await source.first(exchange))
     except TimeoutError:
         if answer is not None:
             answer.close()

@@ -1,0 +1,102 @@
+"""What a worker has to know about a kind of engine. Everything else about supervising is the same for all.
+
+An engine is a process with an OpenAI-compatible HTTP server: GET /health (200 when ready), GET /v1/models,
+GET /metrics (Prometheus), a Bearer key, and SIGTERM for its end. An adapter says how to start it and how to
+read it. To supervise an engine of your own, subclass this and set `worker.engine` to "package.module:Class".
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from mooncache.config import Config
+from mooncache.worker.core.load import MetricNames
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One start, as the worker wants it.
+
+    engine_key: Bearer key that the engine has to ask for; it may be passed on in the environment only, never
+    on the command line. events_endpoint, replay_endpoint: ZeroMQ endpoints (ipc://) that the engine binds for
+    its cache events; empty when it shall not publish any.
+    """
+
+    instance_id: str
+    model: str
+    model_name: str
+    host: str
+    port: int
+    engine_key: str = field(repr=False)
+    passport_path: Path
+    state_dir: Path
+    events_endpoint: str = ""
+    replay_endpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run. `env` goes on top of the worker's own environment; None takes a variable away."""
+
+    arguments: tuple[str, ...]
+    env: dict[str, str | None] = field(default_factory=dict)
+
+
+class EngineAdapter(ABC):
+    """See the module's text. `config` is the whole configuration; an adapter reads its own section."""
+
+    name: ClassVar[str]
+    """Name of the kind of engine, as instances carry it."""
+    metrics: ClassVar[MetricNames]
+    """How its Prometheus page calls the load."""
+    kv_events: ClassVar[bool] = False
+    """Whether it can publish events of its prefix cache (vLLM's ZeroMQ protocol)."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    @abstractmethod
+    def command(self, launch: Launch) -> Command:
+        """Command line and environment of one start. Raises ConfigInvalid."""
+
+    @property
+    def publishes_events(self) -> bool:
+        """Whether this engine, as configured, publishes cache events."""
+        return self.kv_events
+
+    @property
+    def makes_passport(self) -> bool:
+        """Whether the engine writes a passport file when it uses the pool."""
+        return self.config.connector.enabled
+
+    @property
+    def max_sequences(self) -> int:
+        """Sequences that the engine runs at once; 0: not known."""
+        return 0
+
+
+def section_env(config: Config, sections: Iterable[str]) -> dict[str, str | None]:
+    """The environment that makes another process of ours read the same values in these sections.
+
+    Needed where settings came from a file or from overrides, which the engine's process does not see.
+    """
+    env: dict[str, str | None] = {}
+    for section in sections:
+        table = getattr(config, section)
+        for name in type(table).model_fields:
+            env[f"MOONCACHE_{section}_{name}".upper()] = _text(getattr(table, name))
+    return env
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple | list):
+        return ",".join(str(item) for item in value)
+    return str(value)

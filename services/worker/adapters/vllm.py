@@ -1,0 +1,127 @@
+"""vLLM: `vllm serve` with our connector and its cache events on sockets that only this user can reach."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+from mooncache.worker.adapters.base import Command, EngineAdapter, Launch, section_env
+from mooncache.worker.core.load import MetricNames
+
+CONNECTOR = "MooncacheConnector"
+CONNECTOR_MODULE = "mooncache.connectors.vllm"
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
+_FEW_CORES = 4
+
+
+class VllmAdapter(EngineAdapter):
+    """See the module's text; its settings are the sections vllm and connector."""
+
+    name: ClassVar[str] = "vllm"
+    kv_events: ClassVar[bool] = True
+    metrics: ClassVar[MetricNames] = MetricNames(
+        waiting=("vllm:num_requests_waiting",),
+        running=("vllm:num_requests_running",),
+        kv_usage=("vllm:kv_cache_usage_perc",),
+        ttft=("vllm:time_to_first_token_seconds",),
+        tbt=("vllm:inter_token_latency_seconds",),
+        prompt_tokens=("vllm:prompt_tokens_total",),
+        prompt_tokens_cached=("vllm:prompt_tokens_cached_total",),
+        output_tokens=("vllm:generation_tokens_total",),
+        local_hit_tokens=("vllm:prefix_cache_hits_total",),
+        pool_hit_tokens=("vllm:external_prefix_cache_hits_total",),
+    )
+
+    @property
+    def publishes_events(self) -> bool:
+        return self.config.vllm.kv_events
+
+    @property
+    def max_sequences(self) -> int:
+        return self.config.vllm.max_num_seqs
+
+    def command(self, launch: Launch) -> Command:
+        return Command(self._arguments(launch), self._env(launch))
+
+    def _arguments(self, launch: Launch) -> tuple[str, ...]:
+        vllm = self.config.vllm
+        arguments = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", launch.model]
+        options: dict[str, str | int] = {
+            "--served-model-name": launch.model_name,
+            "--host": launch.host,
+            "--port": launch.port,
+            "--dtype": vllm.dtype,
+            # Hashes that do not depend on Python's pickling, so that they mean the same in every process.
+            "--prefix-caching-hash-algo": "sha256_cbor",
+        }
+        numbers = {
+            "--max-model-len": vllm.max_model_len,
+            "--block-size": vllm.block_tokens,
+            "--max-num-seqs": vllm.max_num_seqs,
+            "--max-num-batched-tokens": vllm.max_num_batched_tokens,
+        }
+        options |= {name: value for name, value in numbers.items() if value}
+        if self.config.connector.enabled:
+            options["--kv-transfer-config"] = json.dumps(self._connector(launch))
+        if launch.events_endpoint:
+            options["--kv-events-config"] = json.dumps(
+                {
+                    "enable_kv_cache_events": True,
+                    "publisher": "zmq",
+                    "endpoint": launch.events_endpoint,
+                    "replay_endpoint": launch.replay_endpoint,
+                }
+            )
+        if self.config.tracing.endpoint:
+            options["--otlp-traces-endpoint"] = self.config.tracing.endpoint  # it reads traceparent by itself
+        if vllm.tool_parser:
+            options["--tool-call-parser"] = vllm.tool_parser
+        for name, value in options.items():
+            arguments += [name, str(value)]
+        arguments += ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
+        if vllm.tool_parser:
+            arguments.append("--enable-auto-tool-choice")
+        if vllm.enforce_eager:
+            arguments.append("--enforce-eager")
+        return (*arguments, *vllm.extra_args)
+
+    def _connector(self, launch: Launch) -> dict[str, Any]:
+        return {
+            "kv_connector": CONNECTOR,
+            "kv_connector_module_path": CONNECTOR_MODULE,
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": self.config.vllm.load_failure_policy,
+            "kv_connector_extra_config": {
+                "mooncache.passport_path": str(launch.passport_path),
+                "mooncache.state_dir": str(launch.state_dir),
+                "mooncache.master_targets": ",".join(self.config.cluster.master_targets),
+            },
+        }
+
+    def _env(self, launch: Launch) -> dict[str, str | None]:
+        env = section_env(self.config, ("cluster", "connector", "tls", "logging", "tracing"))
+        env |= {"VLLM_API_KEY": launch.engine_key, "VLLM_NO_USAGE_STATS": "1"}
+        if self.config.tracing.endpoint:
+            env["OTEL_SERVICE_NAME"] = "mooncache-engine"
+        if Path(launch.model).is_dir():
+            env["HF_HUB_OFFLINE"] = "1"
+        if not has_gpu():
+            # Without a number vLLM takes most of the memory of the machine.
+            gib = max(1, self.config.vllm.kv_cache_bytes >> 30)
+            if self.config.vllm.kv_cache_bytes or "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+                env["VLLM_CPU_KVCACHE_SPACE"] = str(gib)
+            threads = os.environ.get("OMP_NUM_THREADS", "1" if (os.cpu_count() or 1) < _FEW_CORES else "")
+            if threads:
+                # Threads that have to share a core wait for each other in busy loops. Engines that each bind theirs
+                # to the first cores would do just that.
+                env["OMP_NUM_THREADS"] = threads
+                env["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        return env
+
+
+def has_gpu() -> bool:
+    """Whether this machine has a GPU that vLLM could use."""
+    return any(os.path.exists(path) for path in _GPU_DEVICES)
