@@ -105,14 +105,16 @@ class WorkerSection(Section):
     """Name of the instance, stable over restarts; empty makes one from host name and port."""
     role: Literal["prefill", "decode", "both"] = "both"
     """What the instance is for at the beginning; the conductor may switch it."""
-    engine: Literal["vllm", "hf"] = "vllm"
-    """Which engine."""
+    engine: str = Field(default="vllm", pattern=r"^(vllm|hf|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$", max_length=256)
+    """Which engine: vllm, hf, or package.module:Class for an adapter of your own."""
     model: str = ""
     """Folder of the model, or its id on a hub; empty builds a small one with random weights."""
     model_name: str = Field(default="", max_length=256)
     """Name that clients use for the model; empty means the folder's name."""
     attach_url: str = ""
     """Work with the engine that serves here already (http://host:port) instead of starting one."""
+    attach_passport: OptionalPath = None
+    """File with the passport that the engine at `attach_url` wrote; empty: its blocks are not known."""
     engine_host: str = "127.0.0.1"
     """Address that the engine's HTTP server listens on."""
     engine_port: Port = 0

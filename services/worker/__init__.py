@@ -1,0 +1,1 @@
+"""The worker: the supervisor beside one engine. It starts it, watches it, and tells the conductor about it."""

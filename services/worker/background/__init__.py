@@ -1,0 +1,1 @@
+"""What a worker does on its own, one file each."""

@@ -1,0 +1,130 @@
+"""Duty: be registered with the conductor, report load and cache changes, and carry out what it wishes.
+
+The conductor's state is soft: whatever it does not know is told again. Without it the engine goes on; reports
+are tried again with jittered back-off, and a report of cache changes that got no answer is sent again under
+its number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from mooncache.client.backoff import Backoff
+from mooncache.errors import InstanceUnknown, MooncacheError, TooLarge
+from mooncache.logs import Event, get_logger
+from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.worker.state import ROLE_NAMES, WorkerState
+
+_INTERVAL_MIN_S, _INTERVAL_MAX_S = 0.02, 60.0
+
+log = get_logger(__name__)
+
+
+async def run(state: WorkerState) -> None:
+    """Until cancelled."""
+    backoff = Backoff(state.rng, first_s=0.1, cap_s=2.0)
+    interval_s = state.config.conductor.report_interval_s
+    known_version = -1
+    lost = False
+    while True:
+        state.wake_report.clear()
+        try:
+            if not state.registered or known_version != state.version:
+                known_version = state.version
+                interval_s = await register(state)
+            await report(state)
+        except InstanceUnknown:
+            state.registered = False
+            await state.clock.sleep(backoff.next_s())
+            continue
+        except MooncacheError as error:
+            known_version = -1
+            state.count("conductor_call_failures")
+            if not lost:
+                lost = True
+                log.warning(Event.WORKER_CONDUCTOR_LOST, code=error.name, reason=error.message)
+            await state.clock.sleep(backoff.next_s())
+            continue
+        if lost:
+            log.info(Event.WORKER_CONDUCTOR_FOUND, target=state.link.target)
+        lost = False
+        backoff.reset()
+        await _pause(state, interval_s)
+
+
+async def _pause(state: WorkerState, interval_s: float) -> None:
+    """One interval, shorter when there is news."""
+    waker = asyncio.ensure_future(state.wake_report.wait())
+    sleeper = asyncio.ensure_future(state.clock.sleep(interval_s))
+    try:
+        await asyncio.wait((waker, sleeper), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waker.cancel()
+        sleeper.cancel()
+
+
+async def register(state: WorkerState) -> float:
+    """Tell the conductor who the instance is; returns the interval of reports in seconds."""
+    request = pb.RegisterInstanceRequest(instance=state.instance())
+    response = await state.link.call("RegisterInstance", request, state.config.worker.call_timeout_s)
+    if not state.registered and state.cache is not None:
+        state.cache.want_full()
+    state.registered = True
+    state.count("registrations")
+    log.info(
+        Event.WORKER_REGISTERED,
+        instance_id=state.instance_id,
+        incarnation=str(request.instance.incarnation),
+        doing=state.doing,
+    )
+    _switch(state, response.role)
+    interval_s = response.report_interval_ms / 1000.0 or state.config.conductor.report_interval_s
+    return min(max(interval_s, _INTERVAL_MIN_S), _INTERVAL_MAX_S)
+
+
+async def report(state: WorkerState) -> None:
+    """One report, and what its answer wishes.
+
+    Raises:
+        InstanceUnknown: the conductor has forgotten the instance, or knows an older run of the engine.
+    """
+    cache, incarnation = state.cache, state.incarnation
+    changes = cache.next_report() if cache is not None else None
+    request = pb.ReportInstanceRequest(
+        instance_id=state.instance_id,
+        incarnation=incarnation,
+        state=state.instance_state,
+        load=state.load_message(),
+        reason="" if state.instance_state == pb.INSTANCE_STATE_READY else state.doing,
+    )
+    if changes is not None:
+        request.changes.full, request.changes.sequence = changes.full, changes.sequence
+        request.changes.stored, request.changes.removed = changes.stored, changes.removed
+    try:
+        response = await state.link.call("ReportInstance", request, state.config.worker.call_timeout_s)
+    except TooLarge:
+        if cache is not None:
+            cache.acknowledged()  # sending the same again would be refused again
+        raise
+    state.count("reports")
+    if cache is not None and changes is not None:
+        cache.acknowledged()
+        if response.want_full:
+            cache.want_full()
+    elif cache is not None and response.want_full:
+        cache.want_full()
+    _switch(state, response.role)
+    if response.drain != state.drain_asked:
+        state.drain_asked = response.drain
+        log.info(
+            Event.WORKER_DRAINING if response.drain else Event.WORKER_DRAIN_ENDED,
+            instance_id=state.instance_id,
+        )
+
+
+def _switch(state: WorkerState, role: pb.InstanceRole) -> None:
+    """Take the role that the conductor names. The engine is the same for all roles; others ask the conductor."""
+    name = ROLE_NAMES.get(role, state.role)
+    if name != state.role:
+        log.info(Event.WORKER_ROLE_SWITCHED, instance_id=state.instance_id, was=state.role, role=name)
+        state.role = name

@@ -1,0 +1,319 @@
+"""Duty: keep one engine running. Start it, ask for its health, kill it when it hangs, start it again, or give
+it up.
+
+What to do is decided in core/supervision.py. An engine that somebody else runs (worker.attach_url) is only asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import sys
+from pathlib import Path
+
+from mooncache.errors import ConfigInvalid, EngineFailed, InvalidArgument, MooncacheError
+from mooncache.logs import Event, get_logger
+from mooncache.worker.adapters.base import Launch
+from mooncache.worker.core.facts import (
+    FILE_BYTES_MAX,
+    EngineFacts,
+    facts_from_file,
+    facts_from_http,
+    merged,
+    model_of,
+)
+from mooncache.worker.core.load import Load, read_labels
+from mooncache.worker.core.own_cache import OwnCache
+from mooncache.worker.core.supervision import DOWN, GIVEN_UP, exit_words
+from mooncache.worker.process import EngineProcess
+from mooncache.worker.state import WorkerState
+
+_TICK_S = 0.1
+_ASK_TIMEOUT_S = 5.0
+_PASSPORT_WAIT_S = 20.0
+_MODEL_TIMEOUT_S = 600.0
+
+log = get_logger(__name__)
+
+
+async def run(state: WorkerState) -> None:
+    """Until cancelled, or until the engine is given up (`state.failure` says why)."""
+    if not state.attached and not state.model:
+        await prepare(state)
+    while state.supervision.state != GIVEN_UP:
+        await step(state)
+        await _pause(state)
+
+
+async def step(state: WorkerState) -> None:
+    """One look at the engine, and what follows from it."""
+    now_s = state.clock.now_s()
+    if state.supervision.state == DOWN:
+        if state.supervision.due(now_s):
+            begin(state)
+        return
+    if state.process is not None and (code := state.process.exited) is not None:
+        await _over(state, exit_words(code))
+        return
+    timeout_s = min(_ASK_TIMEOUT_S, state.config.worker.hang_timeout_s)
+    problem = await state.http.healthy(state.url, timeout_s)
+    now_s = state.clock.now_s()
+    if problem:
+        was = state.supervision.reason
+        why = state.supervision.silent(now_s)
+        if why:
+            await _over(state, why)
+        elif bool(was) != bool(state.supervision.reason):
+            state.wake_report.set()
+        return
+    suspected = bool(state.supervision.reason)
+    if state.supervision.heard(now_s):
+        state.facts_wait_s = now_s + _PASSPORT_WAIT_S
+        log.info(
+            Event.WORKER_ENGINE_READY,
+            instance_id=state.instance_id,
+            url=state.url,
+            seconds=round(now_s - state.supervision.started_s, 1),
+        )
+    elif suspected:
+        state.wake_report.set()
+    if state.facts is None:
+        await learn(state)
+
+
+async def _pause(state: WorkerState) -> None:
+    """One health interval; shorter while the engine is down, loads or has just ended."""
+    left_s = state.config.worker.health_interval_s
+    while left_s > 0:
+        await state.clock.sleep(min(_TICK_S, left_s))
+        left_s -= _TICK_S
+        if state.supervision.state == DOWN and state.supervision.due(state.clock.now_s()):
+            return
+        if state.process is not None and state.supervision.state != DOWN and state.process.exited is not None:
+            return
+        if not state.ready and state.supervision.state != DOWN:
+            left_s = min(left_s, _TICK_S)
+
+
+async def prepare(state: WorkerState) -> None:
+    """Make the small model with random weights, in a process of its own: it needs torch, the worker does not.
+
+    Raises:
+        EngineFailed: it could not be made.
+    """
+    from mooncache.tiny_model import default_folder
+
+    folder = default_folder(state.state_dir)
+    state.preparing = "making a small model with random weights"
+    log_path = log_file(state)
+    maker = EngineProcess([sys.executable, "-m", "mooncache.tiny_model", str(folder)], os.environ, log_path)
+    try:
+        code = await maker.wait(_MODEL_TIMEOUT_S)
+    finally:
+        await maker.kill()
+    if code != 0:
+        what = "did not end in time" if code is None else f"ended with {exit_words(code)}"
+        state.preparing = f"the small model was not made: {what}"
+        raise EngineFailed(
+            f"Making the small model {what}. Last lines: {' | '.join(maker.log_tail(3))} (see {log_path})"
+        )
+    state.preparing = ""
+    set_model(state, str(folder))
+
+
+def set_model(state: WorkerState, model: str) -> None:
+    """Which model the engine shall load, and what clients and gateways get to know about it."""
+    folder = Path(model).expanduser()
+    state.model = str(folder.absolute()) if folder.is_dir() else model
+    state.model_name = state.config.worker.model_name or (folder.name if folder.is_dir() else model)
+    state.tokenizer_path = tokenizer_folder(state.model)
+
+
+def tokenizer_folder(model: str) -> str:
+    """Folder with the tokenizer's files: the model's own, or the hub's copy of it on this machine."""
+    if Path(model).is_dir():
+        return model
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        from huggingface_hub import try_to_load_from_cache
+
+        for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+            found = try_to_load_from_cache(model, name)
+            if isinstance(found, str):
+                return str(Path(found).parent)
+    return model
+
+
+def begin(state: WorkerState) -> None:
+    """Start the engine, or begin to look at the attached one."""
+    now_s = state.clock.now_s()
+    state.incarnation = secrets.randbits(63) | 1
+    state.facts, state.cache, state.load = None, None, Load()
+    state.meter.reset()
+    state.stream.restart()
+    state.supervision.started(now_s)
+    if state.attached:
+        state.supervision.reason = f"looking for the engine at {state.url}"
+        state.changed()
+        return
+    worker = state.config.worker
+    port = free_port(worker.engine_host, worker.engine_port, state.url)
+    state.url = f"http://{bracketed(worker.advertise_host or worker.engine_host)}:{port}"
+    for path in state.run_dir.glob("*.ipc"):
+        path.unlink(missing_ok=True)
+    passport_path(state).unlink(missing_ok=True)
+    number = state.supervision.starts
+    events = state.adapter.publishes_events and state.adapter.makes_passport
+    launch = Launch(
+        instance_id=state.instance_id,
+        model=state.model,
+        model_name=state.model_name,
+        host=worker.engine_host,
+        port=port,
+        engine_key=state.engine_key,
+        passport_path=passport_path(state),
+        state_dir=state.state_dir,
+        events_endpoint=f"ipc://{state.run_dir}/events-{number}.ipc" if events else "",
+        replay_endpoint=f"ipc://{state.run_dir}/replay-{number}.ipc" if events else "",
+    )
+    state.events = (launch.events_endpoint, launch.replay_endpoint)
+    command = state.adapter.command(launch)
+    env = {key: value for key, value in {**os.environ, **command.env}.items() if value is not None}
+    state.process = EngineProcess(command.arguments, env, log_file(state))
+    log.info(
+        Event.WORKER_ENGINE_STARTED,
+        instance_id=state.instance_id,
+        engine=state.adapter.name,
+        model=state.model,
+        url=state.url,
+        start=number,
+        log_file=str(state.process.log_path),
+    )
+    state.changed()
+
+
+async def _over(state: WorkerState, why: str) -> None:
+    """The run is over, by itself or because it hangs: nothing of it may be left. Decide what comes."""
+    now_s = state.clock.now_s()
+    process, state.process = state.process, None
+    state.facts, state.cache, state.load = None, None, Load()
+    if process is None:
+        log.warning(Event.WORKER_ENGINE_LOST, instance_id=state.instance_id, url=state.url, reason=why)
+        state.supervision.lost(now_s, why)
+        state.changed()
+        return
+    await process.kill()
+    again = state.supervision.ended(state.clock.now_s(), why, state.rng.random())
+    log.warning(
+        Event.WORKER_ENGINE_ENDED,
+        instance_id=state.instance_id,
+        reason=state.supervision.reason,
+        log_tail=process.log_tail(),
+        log_file=str(process.log_path),
+    )
+    if not again:
+        log.error(Event.WORKER_GAVE_UP, instance_id=state.instance_id, reason=state.supervision.reason)
+        state.failure = f"{state.instance_id}: {state.supervision.reason} (see {process.log_path})"
+    state.changed()
+
+
+async def learn(state: WorkerState) -> None:
+    """Find out what the healthy engine is; its passport may come a little later than its health."""
+    said: EngineFacts | None = None
+    problem = ""
+    path = state.config.worker.attach_passport if state.attached else passport_path(state)
+    if path is not None and (state.attached or state.adapter.makes_passport):
+        try:
+            said = facts_from_file(read_capped(path))
+        except (OSError, InvalidArgument) as error:
+            problem = str(error)
+            if state.clock.now_s() < state.facts_wait_s:
+                return
+    models = await state.http.json(state.url, "/v1/models", _ASK_TIMEOUT_S)
+    version = await state.http.json(state.url, "/version", _ASK_TIMEOUT_S)
+    page = await state.http.metrics(state.url, _ASK_TIMEOUT_S) or ""
+    if state.attached:
+        name, root = model_of(models)
+        if not name:
+            return  # it answers /health and cannot say what it serves: ask again
+        set_model(state, state.config.worker.model or root or name)
+        state.model_name = state.config.worker.model_name or name
+        state.events = await event_sources(state)
+    told = facts_from_http(models, version, read_labels(page, "vllm:cache_config_info"))
+    state.facts = merged(said or EngineFacts(), told)
+    passport = state.facts.passport
+    if passport is None:
+        log.warning(
+            Event.WORKER_PASSPORT_MISSING,
+            instance_id=state.instance_id,
+            reason=problem or "the pool is switched off, or no passport file is named",
+        )
+    elif any(state.events):
+        state.cache = OwnCache(passport, pending_max=state.config.worker.event_count_max)
+    state.tokenizer_path = tokenizer_folder(state.model)
+    state.changed()
+    state.wake_events.set()
+
+
+async def event_sources(state: WorkerState) -> tuple[str, str]:
+    """Where an attached vLLM publishes its cache events; empty when it does not, or from more than one place."""
+    found = await state.http.json(state.url, "/kv_event_sources", _ASK_TIMEOUT_S)
+    sources = list(found.values()) if isinstance(found, dict) else []
+    if len(sources) != 1 or not isinstance(sources[0], dict):
+        return "", ""
+    events, replay = sources[0].get("endpoint"), sources[0].get("replay_endpoint")
+    return (events if isinstance(events, str) else "", replay if isinstance(replay, str) else "")
+
+
+def passport_path(state: WorkerState) -> Path:
+    """File by which the engine's side of the pool says what its blocks are."""
+    return state.run_dir / "passport.json"
+
+
+def log_file(state: WorkerState) -> Path:
+    """Where the engine's output goes."""
+    return state.state_dir / "logs" / f"{state.file_name}.engine.log"
+
+
+def read_capped(path: Path) -> str:
+    """A small file. Raises OSError, or InvalidArgument when it is not small or no text."""
+    with path.open("rb") as file:
+        data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise InvalidArgument(f"{path} is larger than {FILE_BYTES_MAX} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"{path} is no text") from None
+
+
+def free_port(host: str, asked: int, url: str) -> int:
+    """The asked port; for 0 the one of the last run when it is free, else any.
+
+    Raises:
+        ConfigInvalid: no port can be had.
+    """
+    if asked:
+        return asked
+    last = url.rpartition(":")[2]
+    for candidate in (int(last) if last.isdigit() else 0, 0):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind((host.strip("[]"), candidate))
+                return int(probe.getsockname()[1])
+    raise ConfigInvalid(f"No port can be opened on worker.engine_host {host!r}.")
+
+
+def bracketed(host: str) -> str:
+    """The host as it stands in a URL."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+async def stop(state: WorkerState, grace_s: float) -> None:
+    """End the engine: ask, wait, kill."""
+    process, state.process = state.process, None
+    if process is not None:
+        with contextlib.suppress(MooncacheError):
+            await process.stop(grace_s)

@@ -1,0 +1,99 @@
+"""What an engine says about itself: the passport file that it writes, and what can be read without one.
+
+Both are text from another process: fields of the wrong type count as not said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mooncache.errors import InvalidArgument
+from mooncache.kvcache.keys import passport_from_json
+from mooncache.passport import Passport
+
+FILE_BYTES_MAX: Final = 1 << 20
+_NUMBER_MAX: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """Facts of one engine run; 0, "" and None mean "not known"."""
+
+    passport: Passport | None = None
+    kv_bytes_per_token: int = 0
+    kv_capacity_tokens: int = 0
+    block_tokens: int = 0
+    max_model_tokens: int = 0
+    max_sequences: int = 0
+    engine_version: str = ""
+    pool: bool = False
+
+
+def facts_from_file(text: str) -> EngineFacts:
+    """Facts from the file that the engine's side of the pool writes.
+
+    Raises:
+        InvalidArgument: it is no such file.
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"the passport file is no JSON: {error!r:.200}") from None
+    if not isinstance(content, dict):
+        raise InvalidArgument("the passport file is no JSON object")
+    passport = passport_from_json(json.dumps(content.get("passport")))
+    version = content.get("engine_version")
+    return EngineFacts(
+        passport=passport,
+        kv_bytes_per_token=number(content, "kv_bytes_per_token"),
+        kv_capacity_tokens=number(content, "kv_capacity_tokens"),
+        block_tokens=passport.block_tokens,
+        max_model_tokens=number(content, "max_model_tokens"),
+        max_sequences=number(content, "max_sequences"),
+        engine_version=version[:128] if isinstance(version, str) else "",
+        pool=content.get("pool") is True,
+    )
+
+
+def facts_from_http(models: Any, version: Any, cache_config: Mapping[str, str]) -> EngineFacts:
+    """Facts from GET /v1/models, GET /version and the labels of vLLM's cache_config_info."""
+    first = _first_model(models)
+    found = version.get("version") if isinstance(version, dict) else ""
+    block = _digits(cache_config.get("block_size"))
+    return EngineFacts(
+        block_tokens=block,
+        kv_capacity_tokens=block * _digits(cache_config.get("num_gpu_blocks")),
+        max_model_tokens=number(first, "max_model_len"),
+        engine_version=found[:128] if isinstance(found, str) else "",
+    )
+
+
+def merged(first: EngineFacts, second: EngineFacts) -> EngineFacts:
+    """What the first says, and what only the second says."""
+    fields = EngineFacts.__dataclass_fields__
+    return EngineFacts(**{name: getattr(first, name) or getattr(second, name) for name in fields})
+
+
+def model_of(models: Any) -> tuple[str, str]:
+    """(name for clients, folder or id) of the first served model; "" when there is none."""
+    first = _first_model(models)
+    name, root = first.get("id"), first.get("root")
+    return (name if isinstance(name, str) else "", root if isinstance(root, str) else "")
+
+
+def number(content: Any, name: str) -> int:
+    """A number that is not negative; 0 for anything else."""
+    value = content.get(name) if isinstance(content, dict) else None
+    return value if type(value) is int and 0 <= value <= _NUMBER_MAX else 0
+
+
+def _first_model(models: Any) -> dict[str, Any]:
+    data = models.get("data") if isinstance(models, dict) else None
+    return data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
+
+
+def _digits(text: str | None) -> int:
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 16 else 0

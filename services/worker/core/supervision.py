@@ -1,0 +1,113 @@
+"""When to start, kill and give up an engine: a decision from its history and the time.
+
+States: down -> starting -> ready -> down ... A run that does not become healthy in time, or that was healthy and is
+silent for too long, hangs: it has to be killed. After each end there is a pause that doubles with every end
+within the window (ten minutes); too many ends within the window, and the engine is given up: something is
+wrong that restarting does not cure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+WINDOW_S: Final = 600.0
+DOWN, STARTING, READY, GIVEN_UP = "down", "starting", "ready", "given_up"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Times in seconds; see the worker's section of the configuration."""
+
+    start_timeout_s: float = 600.0
+    hang_timeout_s: float = 30.0
+    backoff_first_s: float = 1.0
+    backoff_max_s: float = 60.0
+    restart_count_max: int = 10
+    window_s: float = WINDOW_S
+
+
+def pause_s(policy: Policy, ends: int, jitter: float) -> float:
+    """Pause before the next start after `ends` ends within the window; `jitter` is from 0 to 1.
+
+    Between half of the step and the whole of it, so that several engines do not load at the same moment again
+    and again.
+    """
+    step_s = min(policy.backoff_max_s, policy.backoff_first_s * 2.0 ** min(max(ends, 1) - 1, 30))
+    return step_s * (0.5 + 0.5 * jitter)
+
+
+@dataclass(slots=True)
+class Supervision:
+    """See the module's text. `now_s` is monotonic; the shell carries out what `due` and `hangs` say."""
+
+    policy: Policy
+    state: str = DOWN
+    reason: str = "not started yet"
+    starts: int = 0
+    next_start_s: float = 0.0
+    started_s: float = 0.0
+    heard_s: float = 0.0
+    ends: deque[float] = field(default_factory=deque)
+
+    def due(self, now_s: float) -> bool:
+        """Whether the engine has to be started now."""
+        return self.state == DOWN and now_s >= self.next_start_s
+
+    def started(self, now_s: float) -> None:
+        """A run began."""
+        assert self.state == DOWN, f"started while {self.state}"
+        self.state, self.reason = STARTING, "loading"
+        self.started_s = self.heard_s = now_s
+        self.starts += 1
+
+    def heard(self, now_s: float) -> bool:
+        """The engine is healthy; True when that is news."""
+        if self.state not in (STARTING, READY):
+            return False
+        news = self.state == STARTING
+        self.state, self.reason, self.heard_s = READY, "", now_s
+        return news
+
+    def silent(self, now_s: float) -> str:
+        """The engine did not answer; returns why it has to be killed, "" while there is hope."""
+        if self.state == STARTING and now_s - self.started_s > self.policy.start_timeout_s:
+            return f"not healthy within {self.policy.start_timeout_s:g} s"
+        if self.state == READY:
+            self.reason = f"no answer for {now_s - self.heard_s:.1f} s"
+            if now_s - self.heard_s > self.policy.hang_timeout_s:
+                return f"no answer for {self.policy.hang_timeout_s:g} s"
+        return ""
+
+    def ended(self, now_s: float, why: str, jitter: float) -> bool:
+        """A run ended; False when there will be no other one. `reason` and `next_start_s` say what comes."""
+        while self.ends and now_s - self.ends[0] > self.policy.window_s:
+            self.ends.popleft()
+        self.ends.append(now_s)
+        if len(self.ends) > self.policy.restart_count_max:
+            self.state = GIVEN_UP
+            self.reason = (
+                f"given up after {len(self.ends)} failures "
+                f"within {self.policy.window_s / 60:g} minutes: {why}"
+            )
+            return False
+        wait_s = pause_s(self.policy, len(self.ends), jitter)
+        self.state, self.next_start_s = DOWN, now_s + wait_s
+        self.reason = f"restarting in {wait_s:.1f} s: {why}"
+        return True
+
+    def lost(self, now_s: float, why: str) -> None:
+        """An engine that somebody else runs is gone: look for it again at once, for ever."""
+        self.state, self.reason, self.next_start_s = DOWN, why, now_s
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant is broken."""
+        assert len(self.ends) <= self.policy.restart_count_max + 1, "the history grows without limit"
+        assert self.state in (DOWN, STARTING, READY, GIVEN_UP), self.state
+        assert len(self.ends) <= self.starts, "more ends than starts"
+
+
+def exit_words(code: int) -> str:
+    """An exit status of the guard in words."""
+    return f"signal {code - 128}" if code > 128 else f"exit code {code}"

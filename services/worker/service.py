@@ -1,0 +1,221 @@
+"""The worker as a process: one engine, its duties, its end.
+
+Losing the conductor never stops the engine: it serves, and is registered again when that is possible. Losing
+the worker ends the engine, however the worker dies (see guard.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import random
+import re
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from mooncache import auth
+from mooncache.client.conductor_link import ConductorLink
+from mooncache.client.host import host_id
+from mooncache.config import Config
+from mooncache.duties import Duty
+from mooncache.errors import ConfigInvalid, EngineFailed, MooncacheError
+from mooncache.logs import Event, get_logger
+from mooncache.rpc import WORKER_SERVICE, Handler, RpcTable
+from mooncache.service import Service, run_service
+from mooncache.worker import adapters
+from mooncache.worker.background import follow_events, report_instance, run_engine, scrape_load
+from mooncache.worker.core.load import LoadMeter
+from mooncache.worker.core.supervision import GIVEN_UP, Policy, Supervision
+from mooncache.worker.engine_http import EngineHttp
+from mooncache.worker.metrics import WorkerCollector
+from mooncache.worker.ops import get_worker_status
+from mooncache.worker.state import WorkerState
+
+HANDLERS: dict[str, Handler] = {"GetWorkerStatus": get_worker_status.handle}
+_SOCKET_PATH_MAX = 107
+_SOCKET_NAME = "/events-1000000.ipc"
+_CALL_COUNT_MAX = 64
+_ENGINE_GRACE_S = 6.0
+_DRAIN_TICK_S = 0.1
+
+log = get_logger(__name__)
+
+
+class WorkerService(Service):
+    """See the module's text."""
+
+    def __init__(self, config: Config) -> None:
+        worker = config.worker
+        super().__init__(
+            "worker",
+            config,
+            host=worker.host,
+            port=worker.port,
+            metrics_port=worker.metrics_port,
+            call_count_max=_CALL_COUNT_MAX,
+            drain_timeout_s=worker.drain_timeout_s,
+        )
+        self._state: WorkerState | None = None
+        self._lock = -1
+        self._own_run_dir: Path | None = None
+
+    @property
+    def state(self) -> WorkerState:
+        assert self._state is not None, "build has not run"
+        return self._state
+
+    async def build(self) -> RpcTable:
+        """Make the state; the engine is started by its duty, so that the ports answer while it loads."""
+        config, worker = self.config, self.config.worker
+        adapter = adapters.make(worker.engine, config)
+        url = attach_url(worker.attach_url)
+        if not url:
+            port = run_engine.free_port(worker.engine_host, worker.engine_port, "")
+            url = f"http://{run_engine.bracketed(worker.advertise_host or worker.engine_host)}:{port}"
+        instance_id = worker.instance_id or f"{socket.gethostname()[:100]}-{url.rpartition(':')[2]}"
+        file_name = re.sub(r"[^A-Za-z0-9_.-]", "_", instance_id).lstrip(".") or "worker"
+        state_dir = config.cluster.state_dir.expanduser().absolute()
+        policy = Policy(
+            start_timeout_s=worker.start_timeout_s,
+            hang_timeout_s=worker.hang_timeout_s,
+            backoff_first_s=worker.restart_backoff_first_s,
+            backoff_max_s=worker.restart_backoff_max_s,
+            restart_count_max=worker.restart_count_max,
+        )
+        key = auth.engine_key(self.token)
+        self._state = WorkerState(
+            config=config,
+            clock=self.clock,
+            rng=random.Random(secrets.randbits(64)),
+            adapter=adapter,
+            link=ConductorLink(config.cluster.conductor_target, self.token.text, config),
+            http=EngineHttp(key),
+            supervision=Supervision(policy),
+            meter=LoadMeter(adapter.metrics),
+            run_dir=self._run_dir(state_dir, file_name),
+            state_dir=state_dir,
+            instance_id=instance_id,
+            file_name=file_name,
+            role=worker.role,
+            host_id=host_id(),
+            engine_key=key,
+            url=url,
+            incarnation=secrets.randbits(63) | 1,
+        )
+        if worker.model:
+            run_engine.set_model(self._state, worker.model)
+        else:
+            self._state.model_name = worker.model_name or "tiny-model"
+        self.metrics.registry.register(WorkerCollector(self._state))
+        return RpcTable(WORKER_SERVICE, self._state, HANDLERS, admin_only=tuple(HANDLERS))
+
+    def duties(self) -> Sequence[Duty]:
+        state = self.state
+        return (
+            Duty("run_engine", self._run_engine),
+            Duty("scrape_load", lambda: scrape_load.run(state), scrape_load.INTERVAL_S),
+            Duty("follow_events", lambda: follow_events.run(state)),
+            Duty("report_instance", lambda: report_instance.run(state)),
+        )
+
+    async def _run_engine(self) -> None:
+        """A configuration with which no engine can start ends the worker; so does an engine that is given up."""
+        state = self.state
+        try:
+            await run_engine.run(state)
+        except ConfigInvalid as error:
+            state.supervision.state, state.supervision.reason = GIVEN_UP, error.message
+            state.failure = error.message
+        if state.failure:
+            self.ask_to_stop()
+            await asyncio.get_running_loop().create_future()  # until the service cancels its duties
+
+    def readiness(self) -> str:
+        """Ready when the engine takes requests."""
+        state = self.state
+        return "" if state.ready and not state.supervision.reason and not state.draining else state.doing
+
+    async def drain(self) -> None:
+        """Say that nothing new shall come, and let the engine finish what it has."""
+        state = self.state
+        state.stopping = True
+        state.wake_report.set()
+        if state.attached or not state.ready:
+            return
+        log.info(Event.WORKER_DRAINING, instance_id=state.instance_id, running=state.load.running)
+        asked_s = self.clock.now_s()
+        # Two readings, because a request that was sent before the gateways heard of the end may still arrive.
+        while state.ready and not (state.load_s > asked_s + scrape_load.INTERVAL_S and state.load.idle):
+            await self.clock.sleep(_DRAIN_TICK_S)
+
+    async def run(self) -> None:
+        """As every service; raises EngineFailed when the engine was given up."""
+        await super().run()
+        if self._state is not None and self._state.failure:
+            raise EngineFailed(self._state.failure)
+
+    async def shutdown(self) -> None:
+        if self._state is not None:
+            await run_engine.stop(self._state, _ENGINE_GRACE_S)
+            await self._state.http.close()
+            await self._state.link.close()
+        if self._own_run_dir is not None:
+            shutil.rmtree(self._own_run_dir, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _run_dir(self, state_dir: Path, file_name: str) -> Path:
+        """A folder that only this user can enter, for sockets and the passport file; one worker at a time.
+
+        Raises:
+            ConfigInvalid: another worker of this name runs, or the folder cannot be made.
+        """
+        folder = state_dir / "run" / file_name
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigInvalid(
+                f"A worker for {file_name} runs already (lock in {folder}); choose another worker.instance_id."
+            ) from None
+        except OSError as error:
+            raise ConfigInvalid(f"The folder {folder} cannot be used: {error.strerror}.") from None
+        if len(os.fsencode(folder)) + len(_SOCKET_NAME) <= _SOCKET_PATH_MAX:
+            return folder
+        self._own_run_dir = Path(tempfile.mkdtemp(prefix="mooncache-"))
+        return self._own_run_dir
+
+
+def attach_url(text: str) -> str:
+    """The URL of an engine to attach to, without a slash at its end; "" for none.
+
+    Raises:
+        ConfigInvalid: it is no URL of a server.
+    """
+    if not text:
+        return ""
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port and not parts.query
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigInvalid(f"worker.attach_url is {text!r}; it has to be http://host:port.")
+    return text.rstrip("/").removesuffix("/v1")
+
+
+def run(config: Config) -> int:
+    """Be a worker until a signal; the exit status is that of `run_service`."""
+    try:
+        return run_service("worker", config, lambda: WorkerService(config))
+    except MooncacheError:  # pragma: no cover - run_service maps all of them
+        return 1

@@ -1,0 +1,164 @@
+"""What the duties and the control call of one worker share. All of it is used from one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mooncache._version import __version__
+from mooncache.client.conductor_link import ConductorLink
+from mooncache.clock import Clock
+from mooncache.config import Config
+from mooncache.kvcache.keys import passport_to_json
+from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.worker.adapters.base import EngineAdapter
+from mooncache.worker.core.event_stream import EventStream
+from mooncache.worker.core.facts import EngineFacts
+from mooncache.worker.core.load import Load, LoadMeter
+from mooncache.worker.core.own_cache import OwnCache
+from mooncache.worker.core.supervision import READY, Supervision
+from mooncache.worker.engine_http import EngineHttp
+from mooncache.worker.process import EngineProcess
+
+ROLES = {
+    "prefill": pb.INSTANCE_ROLE_PREFILL,
+    "decode": pb.INSTANCE_ROLE_DECODE,
+    "both": pb.INSTANCE_ROLE_BOTH,
+}
+ROLE_NAMES = {number: name for name, number in ROLES.items()}
+
+
+@dataclass(slots=True)
+class WorkerState:
+    """See the module's text.
+
+    file_name: the instance's name as part of file names. events: endpoints of the engine's cache events and
+    of their replay. incarnation: number of the engine's present run. facts: None until the engine is ready
+    and they are known. drain_asked: the conductor wishes it. stopping: the worker itself ends. version: grows
+    when the instance has to be registered anew.
+    """
+
+    config: Config
+    clock: Clock
+    rng: random.Random
+    adapter: EngineAdapter
+    link: ConductorLink
+    http: EngineHttp
+    supervision: Supervision
+    meter: LoadMeter
+    run_dir: Path
+    state_dir: Path
+    instance_id: str
+    file_name: str
+    role: str
+    host_id: str
+    engine_key: str = field(repr=False)
+    model: str = ""
+    model_name: str = ""
+    tokenizer_path: str = ""
+    url: str = ""
+    incarnation: int = 0
+    process: EngineProcess | None = None
+    facts: EngineFacts | None = None
+    facts_wait_s: float = 0.0
+    load: Load = field(default_factory=Load)
+    load_s: float = 0.0
+    events: tuple[str, str] = ("", "")
+    cache: OwnCache | None = None
+    stream: EventStream = field(default_factory=EventStream)
+    senseless_events: int = 0
+    drain_asked: bool = False
+    stopping: bool = False
+    preparing: str = ""
+    registered: bool = False
+    version: int = 0
+    failure: str = ""
+    wake_report: asyncio.Event = field(default_factory=asyncio.Event)
+    wake_events: asyncio.Event = field(default_factory=asyncio.Event)
+    counters: dict[str, int] = field(default_factory=dict)
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Add to a counter of the worker."""
+        self.counters[name] = self.counters.get(name, 0) + amount
+
+    def changed(self) -> None:
+        """Something that the conductor should know at once has changed: register again."""
+        self.version += 1
+        self.wake_report.set()
+
+    @property
+    def attached(self) -> bool:
+        """Whether the engine was started by somebody else."""
+        return bool(self.config.worker.attach_url)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine is healthy and known."""
+        return self.supervision.state == READY and self.facts is not None
+
+    @property
+    def draining(self) -> bool:
+        return self.drain_asked or self.stopping
+
+    @property
+    def doing(self) -> str:
+        """What the engine is doing, for people."""
+        if self.preparing:
+            return self.preparing
+        if self.supervision.reason:
+            return self.supervision.reason
+        if not self.ready:
+            return "waiting for its passport"
+        if not self.draining:
+            return "ready"
+        return "drained" if self.load.idle else "draining"
+
+    @property
+    def instance_state(self) -> pb.InstanceState:
+        """The instance's state as it is reported."""
+        if not self.ready:
+            return pb.INSTANCE_STATE_STARTING
+        if self.supervision.reason:
+            return pb.INSTANCE_STATE_SUSPECT
+        return pb.INSTANCE_STATE_DRAINING if self.draining else pb.INSTANCE_STATE_READY
+
+    def instance(self) -> pb.Instance:
+        """The instance as it is registered."""
+        facts = self.facts or EngineFacts()
+        return pb.Instance(
+            instance_id=self.instance_id,
+            incarnation=self.incarnation,
+            role=ROLES[self.role],
+            state=self.instance_state,
+            engine=self.adapter.name,
+            engine_version=facts.engine_version,
+            url=self.url,
+            model=self.model_name,
+            tokenizer_path=self.tokenizer_path,
+            max_model_tokens=min(facts.max_model_tokens, 0xFFFFFFFF),
+            kv_capacity_tokens=facts.kv_capacity_tokens,
+            block_tokens=min(facts.block_tokens, 0xFFFFFFFF),
+            passport_json=passport_to_json(facts.passport) if facts.passport else "",
+            kv_bytes_per_token=facts.kv_bytes_per_token,
+            host_id=self.host_id,
+            max_sequences=min(facts.max_sequences or self.adapter.max_sequences, 0xFFFFFFFF),
+            pool=facts.pool,
+            software_version=__version__,
+        )
+
+    def load_message(self) -> pb.InstanceLoad:
+        """The load as it is reported."""
+        load = self.load
+        return pb.InstanceLoad(
+            waiting=load.waiting,
+            running=load.running,
+            kv_usage=load.kv_usage,
+            ttft_ms=load.ttft_ms,
+            tbt_ms=load.tbt_ms,
+            prompt_tokens_total=load.prompt_tokens_total,
+            output_tokens_total=load.output_tokens_total,
+            local_hit_tokens_total=load.local_hit_tokens_total,
+            pool_hit_tokens_total=load.pool_hit_tokens_total,
+        )
