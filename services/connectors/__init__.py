@@ -1,0 +1,1 @@
+"""Connectors: how engines that are not ours use the pool."""

@@ -1,0 +1,281 @@
+"""`MooncacheConnector`: vLLM's connector interface over the two halves of the connector.
+
+Idea: this class only translates. It holds one rule of its own: nothing that goes wrong in the connector may reach the
+engine. A method that fails answers what an engine without a cache would hear, and the defect is logged and counted.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from mooncache.connectors.vllm.messages import Handshake, StepOrders
+from mooncache.connectors.vllm.scheduler_side import SchedulerSide
+from mooncache.connectors.vllm.settings import Settings, read_settings
+from mooncache.connectors.vllm.stats import ConnectorPromMetrics, ConnectorStats
+from mooncache.connectors.vllm.worker_side import WorkerSide
+from mooncache.errors import MooncacheError
+from mooncache.kvcache.pool_link import PoolLink, connect_pool
+from mooncache.logs import Event, get_logger
+
+_log = get_logger(__name__)
+DEFECTS_LOGGED_MAX = 100
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def spared(answer: Callable[[], Any]) -> Callable[[Method], Method]:
+    """The engine is spared what goes wrong in the method: it hears `answer()` instead."""
+
+    def wrap(method: Method) -> Method:
+        @functools.wraps(method)
+        def call(self: MooncacheConnector, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as error:  # noqa: BLE001  (see the module's text)
+                self.note_defect(method.__name__, error)
+                return answer()
+
+        return call  # type: ignore[return-value]
+
+    return wrap
+
+
+def nothing() -> None:
+    """The answer of methods without one."""
+
+
+class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """KV blocks in the Mooncache pool. See docs/vllm-connector.md for its settings.
+
+    Raises:
+        ConfigInvalid: at construction only, for settings that cannot be used.
+    """
+
+    _cache_hit_source = CacheHitSource.EXTERNAL_UNSPECIFIED
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        extra = self._kv_transfer_config.kv_connector_extra_config or {}
+        settings = read_settings(extra)
+        self._defects = 0
+        self._received_bad: set[int] = set()
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        reason = why_off(settings, vllm_config, kv_cache_config)
+        if reason:
+            _log.warning(Event.CONNECTOR_OFF, reason=reason)
+        name = f"vllm-{self._kv_transfer_config.engine_id}"
+
+        def connect() -> PoolLink:
+            targets = settings.master_targets or None
+            return PoolLink(
+                connect_pool(master_targets=targets, state_dir=str(settings.state_dir), name=name)
+            )
+
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerSide(
+                settings,
+                None if reason else connect(),
+                block_tokens=vllm_config.cache_config.block_size,
+            )
+        else:
+            self._worker = WorkerSide(settings, None if reason else connect, vllm_config, kv_cache_config)
+
+    def note_defect(self, where: str, error: Exception) -> None:
+        """Count it; the first ones are logged."""
+        self._defects += 1
+        side = self._scheduler or self._worker
+        if side is not None:
+            side.stats.count("defects")
+        if self._defects <= DEFECTS_LOGGED_MAX:
+            _log.error(Event.CONNECTOR_DEFECT, where=where, reason=repr(error), exc_info=error)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A save that is given up is a later miss and nothing else."""
+        return False
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Hooks per layer do not run while a full graph is replayed."""
+        return str(extra_config.get("mooncache.layerwise", "")).lower() in {"true", "1"}
+
+    # --- worker ----------------------------------------------------------------------------------------------
+
+    @spared(nothing)
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        if self._worker is not None and kv_caches:
+            try:
+                self._worker.register(kv_caches)
+            except (MooncacheError, OSError) as error:
+                _log.error(Event.CONNECTOR_OFF, reason=str(error))
+
+    @spared(nothing)
+    def get_handshake_metadata(self) -> Handshake | None:
+        return self._worker.handshake() if self._worker is not None else None
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        """Nothing to do: blocks under a save are pinned, and a preempted request never loads."""
+
+    def _orders(self) -> StepOrders:
+        orders = self._connector_metadata
+        return orders if isinstance(orders, StepOrders) else StepOrders()
+
+    @spared(nothing)
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        if self._worker is not None:
+            self._worker.start_loads(self._orders())
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to do: requests run after their blocks have come."""
+
+    @spared(nothing)
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        if self._worker is not None:
+            self._worker.layer_done(self._orders(), layer_name)
+
+    @spared(nothing)
+    def wait_for_save(self) -> None:
+        if self._worker is not None:
+            self._worker.start_saves(self._orders())
+
+    @spared(KVConnectorTransferResults)
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        if self._worker is None:
+            return KVConnectorTransferResults()
+        received = self._worker.received(idle=self._orders().idle)
+        self._received_bad |= received.bad_blocks
+        return KVConnectorTransferResults(finished_recving=received.finished)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """For runners that do not know get_transfer_results."""
+        return None, self.get_transfer_results(finished_req_ids).finished_recving or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks that did not come, in the same pass as the end of their load."""
+        bad, self._received_bad = self._received_bad, set()
+        return bad
+
+    @spared(nothing)
+    def build_connector_worker_meta(self) -> Any:
+        return self._worker.take_report() if self._worker is not None else None
+
+    # --- scheduler -------------------------------------------------------------------------------------------
+
+    @spared(nothing)
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        shards = [metadata[rank] for rank in sorted(metadata)]
+        parallel = self._vllm_config.parallel_config
+        if self._scheduler is not None and len(shards) == (
+            parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+        ):
+            self._scheduler.handshake(shards)
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
+        self.set_xfer_handshake_metadata_pp_aware({(0, rank): part for rank, part in metadata.items()})
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        if self._scheduler is not None:
+            self._scheduler.bind_pool(gpu_block_pool)
+
+    @spared(lambda: (0, False))
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        if self._scheduler is None:
+            return 0, False
+        return self._scheduler.matched(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Not spared: the request waits for the load that is ordered here, and must not wait for nothing."""
+        if self._scheduler is not None:
+            self._scheduler.allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepOrders:
+        """Loads are never lost to a defect in planning saves: requests wait for them."""
+        if self._scheduler is None:
+            return StepOrders()
+        orders = self._scheduler.orders(scheduler_output)
+        self._add_saves(orders, scheduler_output)
+        return orders
+
+    @spared(nothing)
+    def _add_saves(self, orders: StepOrders, scheduler_output: Any) -> None:
+        if self._scheduler is not None:
+            self._scheduler.add_saves(orders, scheduler_output)
+
+    @spared(nothing)
+    def update_connector_output(self, connector_output: Any) -> None:
+        if self._scheduler is not None:
+            self._scheduler.reported(connector_output.kv_connector_worker_meta)
+
+    @spared(lambda: (False, None))
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return False, self._scheduler.finished(request, block_ids) if self._scheduler is not None else None
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        answer: tuple[bool, dict[str, Any] | None] = self.request_finished_all_groups(request, (block_ids,))
+        return answer
+
+    def has_pending_push_work(self) -> bool:
+        """Keeps the engine stepping until pinned blocks are released."""
+        return self._scheduler is not None and self._scheduler.saves_under_way
+
+    @spared(lambda: False)
+    def reset_cache(self) -> bool:
+        if self._scheduler is not None:
+            self._scheduler.reset()
+        return True
+
+    # --- both ------------------------------------------------------------------------------------------------
+
+    @spared(nothing)
+    def get_kv_connector_stats(self) -> ConnectorStats | None:
+        side = self._scheduler or self._worker
+        return side.take_stats() if side is not None else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ConnectorStats:
+        return ConnectorStats(data=data) if data is not None else ConnectorStats()
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> ConnectorPromMetrics:
+        return ConnectorPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    @spared(nothing)
+    def shutdown(self) -> None:
+        side = self._scheduler or self._worker
+        if side is not None:
+            side.close()
+
+
+def why_off(settings: Settings, config: Any, cache_config: Any) -> str:
+    """Why this engine cannot use the pool; "" when it can."""
+    if not settings.connector.enabled:
+        return "connector.enabled is false"
+    groups = cache_config.kv_cache_groups
+    if len(groups) != 1:
+        return f"the model has {len(groups)} kinds of KV cache; the connector knows models with one"
+    kind = type(groups[0].kv_cache_spec).__name__
+    if kind not in {"FullAttentionSpec", "MLAAttentionSpec"}:
+        return f"the model's KV cache is of kind {kind}; the connector knows full attention and MLA"
+    parallel = config.parallel_config
+    for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
+        if getattr(parallel, name, 1) > 1:
+            return f"{name} is {getattr(parallel, name)}; the connector knows 1"
+    return ""

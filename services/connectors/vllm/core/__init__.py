@@ -1,0 +1,1 @@
+"""What the connector decides: plain functions and classes, with time passed in and without vLLM."""

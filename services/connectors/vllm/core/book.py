@@ -1,0 +1,337 @@
+"""What the scheduler's side knows about every request, and what it decides from it.
+
+Idea: a request goes through: added -> asked the pool -> answered -> loading -> running -> finished; preemption
+leads back. The book answers three questions and never waits: how many tokens can be loaded (or "not known yet"), which
+blocks to load where, which blocks to save. Everything is best effort: when in doubt the answer is 0 and the engine
+computes.
+
+Invariants (`check`): a block is ordered for saving at most once at a time; a request loads at most once at a time; a
+request whose load failed never loads again, so that a bad block cannot make a request go round in circles.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mooncache.connectors.vllm.core.chain import Chain
+from mooncache.errors import InvalidArgument
+from mooncache.kvcache.params import Ask, Told
+from mooncache.passport import Passport
+
+ANSWER_TTL_S = 1.0
+SAVED_KEYS_MAX = 1 << 18
+
+# Why a request is not cached: a fixed set, because it is a label of a metric.
+UNCACHED = ("multimodal", "prompt_embeds", "lora", "pooling", "streaming_input", "tokens", "disabled")
+
+
+@dataclass(frozen=True, slots=True)
+class AskPool:
+    """Ask the pool about these keys; wait for the first `awaited` of them until `deadline_s`."""
+
+    request_id: str
+    keys: bytes
+    awaited: int
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """`tokens` that can be loaded; None means ask again later. `ask` has to be done first."""
+
+    tokens: int | None
+    ask: AskPool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """`keys[shard]` are the packed keys of the engine's `blocks`."""
+
+    name: str
+    keys: tuple[bytes, ...]
+    blocks: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Request:
+    request_id: str
+    prompt_tokens: int
+    ask: Ask
+    told: bool
+    why_uncached: str = ""
+    chain: Chain | None = None
+    asked: bool = False
+    pending: bool = False
+    known: list[bool] = field(default_factory=list)
+    answered_s: float | None = None
+    loads_off: bool = False
+    loading: tuple[int, int] | None = None
+    local_blocks: int = 0
+    local_tokens: int = 0
+    next_save: int = 0
+    running: bool = False
+    outcome: str = ""
+    loaded_tokens: int = 0
+    loaded_bytes: int = 0
+    waited_s: float = 0.0
+    load_s: float = 0.0
+    failed_blocks: int = 0
+    saved_blocks: int = 0
+
+
+class RequestBook:
+    """See the module's text. `passports`: one for each shard, in the order of the workers' ranks."""
+
+    def __init__(
+        self, passports: Sequence[Passport], *, save_decode_blocks: bool = True, enabled: bool = True
+    ) -> None:
+        self._passports = list(passports)
+        self._block_tokens = passports[0].block_tokens if passports else 0
+        self._save_decode_blocks = save_decode_blocks
+        self._enabled = enabled and bool(passports)
+        self._requests: dict[str, _Request] = {}
+        self._saved: OrderedDict[bytes, None] = OrderedDict()
+        self._saving: dict[str, tuple[str, list[bytes]]] = {}
+        self._in_flight: set[bytes] = set()
+        self._orders = 0
+
+    # --- requests --------------------------------------------------------------------------------------------
+
+    def add(
+        self, request_id: str, tokens: Sequence[int], *, salt: str, params: object, why_uncached: str = ""
+    ) -> str:
+        """A request came. Returns why it is not cached, "" when it is."""
+        told = isinstance(params, dict) and "mooncache" in params
+        ask = Ask.from_params(params)
+        request = _Request(request_id, len(tokens), ask, told, why_uncached)
+        if not self._enabled:
+            request.why_uncached = "disabled"
+        if not request.why_uncached:
+            try:
+                request.chain = Chain.begin(
+                    self._passports,
+                    tokens,
+                    salt=salt,
+                    public_tokens=ask.public_tokens if ask.public_salt else 0,
+                    public_salt=ask.public_salt,
+                )
+            except InvalidArgument:
+                request.why_uncached = "tokens"
+        self._requests[request_id] = request
+        return request.why_uncached
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def forget(self, request_id: str) -> None:
+        """The request is over."""
+        self._requests.pop(request_id, None)
+
+    def is_loading(self, request_id: str) -> bool:
+        """True between `allocated` and `loaded`."""
+        request = self._requests.get(request_id)
+        return request is not None and request.loading is not None
+
+    def told(self, request_id: str) -> Told | None:
+        """What to tell the gateway; None when it did not ask."""
+        request = self._requests.get(request_id)
+        if request is None or not request.told:
+            return None
+        asked = request.prompt_tokens // self._block_tokens * self._block_tokens if self._block_tokens else 0
+        hit = request.local_tokens + request.loaded_tokens
+        return Told(
+            asked_tokens=asked,
+            hit_tokens=hit,
+            local_tokens=request.local_tokens,
+            loaded_tokens=request.loaded_tokens,
+            loaded_bytes=request.loaded_bytes,
+            waited_ms=round(request.waited_s * 1e3, 3),
+            load_ms=round(request.load_s * 1e3, 3),
+            failed_blocks=request.failed_blocks,
+            saved_blocks=request.saved_blocks,
+            outcome=self._outcome(request, asked, hit),
+        )
+
+    @staticmethod
+    def _outcome(request: _Request, asked: int, hit: int) -> str:
+        if request.why_uncached:
+            return "off"
+        if request.failed_blocks:
+            return "failed"
+        if request.outcome in {"pool_absent", "timeout", "failed"} and hit < asked:
+            return request.outcome
+        if not hit:
+            return "miss"
+        return "hit" if hit >= asked else "partial"
+
+    # --- loads -----------------------------------------------------------------------------------------------
+
+    def match(self, request_id: str, local_tokens: int, now_s: float, *, pool_usable: bool) -> Matched:
+        """How many tokens behind the `local_tokens` can be loaded. May be called any number of times."""
+        request = self._requests.get(request_id)
+        if request is None or request.chain is None or request.loading is not None:
+            return Matched(0)
+        chain = request.chain
+        request.local_blocks = local_tokens // self._block_tokens
+        if not request.running:  # what happens after a preemption is no news for the client
+            request.local_tokens = min(local_tokens, request.prompt_tokens)
+        if request.loads_off or request.local_blocks >= len(chain):
+            return Matched(0)
+        if request.pending:
+            return Matched(None)
+        if request.answered_s is None or now_s - request.answered_s > ANSWER_TTL_S:
+            if not pool_usable:
+                request.outcome = "pool_absent"
+                return Matched(0)
+            awaited, deadline_s = 0, now_s
+            if (
+                not request.asked
+            ):  # waiting is for the first time only: after a preemption everything is there
+                awaited = min(request.ask.wait_tokens // self._block_tokens, len(chain))
+                awaited = awaited if awaited > request.local_blocks else 0
+                deadline_s = now_s + request.ask.wait_ms / 1e3
+            request.asked = request.pending = True
+            keys = chain.interleaved()
+            return Matched(None, AskPool(request_id, keys, awaited * len(chain.shards), deadline_s))
+        run = 0
+        for there in request.known[request.local_blocks : len(chain)]:
+            if not there:
+                break
+            run += 1
+        return Matched(run * self._block_tokens)
+
+    def answered(
+        self, request_id: str, present: Sequence[bool], outcome: str, waited_s: float, now_s: float
+    ) -> None:
+        """The pool's answer to `AskPool`."""
+        request = self._requests.get(request_id)
+        if request is None or request.chain is None or not request.pending:
+            return
+        request.pending = False
+        request.answered_s = now_s
+        request.known = list(request.chain.whole(present))
+        request.waited_s += waited_s
+        request.outcome = "" if outcome == "found" else outcome
+        for block, there in enumerate(request.known):
+            if not there:  # evicted since it was saved
+                self._saved.pop(request.chain.key(block), None)
+
+    def pending(self) -> bool:
+        """True while some question has no answer."""
+        return any(request.pending for request in self._requests.values())
+
+    def allocated(self, request_id: str, blocks: Sequence[int], tokens: int) -> Transfer | None:
+        """The engine gave the request blocks for `tokens` to load behind the local ones: what to load where."""
+        request = self._requests.get(request_id)
+        if request is None or request.chain is None or tokens <= 0:
+            return None
+        first = request.local_blocks
+        end = first + tokens // self._block_tokens
+        request.loading = (first, end)
+        request.answered_s = None  # after a preemption the pool is asked anew
+        return Transfer(request_id, request.chain.packed(first, end), tuple(blocks[first:end]))
+
+    def loaded(self, request_id: str, count: int, size_bytes: int, seconds: float) -> int:
+        """The load ended with `count` leading blocks in place. Returns the number of blocks that did not come."""
+        request = self._requests.get(request_id)
+        if request is None or request.loading is None:
+            return 0
+        first, end = request.loading
+        request.loading = None
+        if not request.running:
+            request.loaded_tokens += count * self._block_tokens
+        request.loaded_bytes += size_bytes
+        request.load_s += seconds
+        missing = end - first - count
+        if missing > 0:
+            request.loads_off = True
+            request.failed_blocks += missing
+            for block in range(first + count, min(end, len(request.known))):
+                request.known[block] = False  # it is computed again, and then saved again
+        return max(0, missing)
+
+    # --- saves -----------------------------------------------------------------------------------------------
+
+    def plan_save(
+        self, request_id: str, tokens: Sequence[int], computed: int, blocks: Sequence[int], blocks_max: int
+    ) -> Transfer | None:
+        """Which blocks to save after a step.
+
+        Args:
+            tokens: all known tokens of the request.
+            computed: tokens whose KV is in the blocks once the step is over.
+            blocks: the request's block table.
+            blocks_max: at most so many now; the others come later.
+        """
+        request = self._requests.get(request_id)
+        if request is None or request.chain is None or request.loading is not None:
+            return None
+        request.running = True
+        chain, size = request.chain, self._block_tokens
+        # Somebody waits for what a prefill leg computes: its blocks are offered even if they were saved before, because
+        # the pool may have evicted them. The saver asks before it sends.
+        trusted: OrderedDict[bytes, None] | tuple[()] = () if request.ask.role == "prefill" else self._saved
+        limit = min(computed, len(tokens))
+        if not self._save_decode_blocks:
+            limit = min(limit, request.prompt_tokens)
+        end = min(limit // size, len(blocks))
+        if end <= request.next_save:
+            return None
+        if end > len(chain):
+            chain.extend(tokens[len(chain) * size : end * size])
+        chosen: list[int] = []
+        while request.next_save < end and len(chosen) < blocks_max:
+            block = request.next_save
+            key = chain.key(block)
+            there = block < len(request.known) and request.known[block]
+            if not there and key not in trusted and key not in self._in_flight and blocks[block] != 0:
+                chosen.append(block)
+                self._in_flight.add(key)
+            request.next_save += 1
+        if not chosen:
+            return None
+        self._orders += 1
+        name = f"s{self._orders}"
+        self._saving[name] = (request_id, [chain.key(block) for block in chosen])
+        keys = tuple(
+            b"".join(chain.key(block, shard) for block in chosen) for shard in range(len(chain.shards))
+        )
+        request.saved_blocks += len(chosen)
+        return Transfer(name, keys, tuple(blocks[block] for block in chosen))
+
+    def saved(self, name: str, stored: Sequence[int]) -> None:
+        """A save ended; the pool has the blocks at these positions of its order."""
+        request_id, keys = self._saving.pop(name, ("", []))
+        self._in_flight.difference_update(keys)
+        for position in stored:
+            if 0 <= position < len(keys):
+                self._saved[keys[position]] = None
+                self._saved.move_to_end(keys[position])
+        while len(self._saved) > SAVED_KEYS_MAX:
+            self._saved.popitem(last=False)
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.saved_blocks -= len(keys) - len(set(stored))
+
+    @property
+    def saves_under_way(self) -> int:
+        """Orders that did not end yet."""
+        return len(self._saving)
+
+    def reset(self) -> None:
+        """Forget what the pool is believed to hold."""
+        self._saved.clear()
+        for request in self._requests.values():
+            request.answered_s = None
+            request.known = []
+
+    def check(self) -> None:
+        """The invariants; for tests."""
+        ordered = [key for _, keys in self._saving.values() for key in keys]
+        assert len(ordered) == len(set(ordered)), "a block is saved twice at a time"
+        assert set(ordered) == self._in_flight, "keys in flight and orders differ"
+        for request in self._requests.values():
+            assert not (request.loading and request.chain is None)
+            assert len(self._saved) <= SAVED_KEYS_MAX

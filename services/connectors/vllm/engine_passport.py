@@ -1,0 +1,128 @@
+"""The passport of a running vLLM: what its configuration, its model's files and its KV tensors say.
+
+Nothing is typed by hand, and everything that changes the bytes of a block is in it: weights, configuration with what
+overrides it, tokenizer, vLLM's minor version, attention backend, type and order of the KV, block size and rank.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mooncache.kvcache import identity
+from mooncache.kvcache.memory import LayerLayout
+from mooncache.passport import Passport
+
+
+def engine_version() -> str:
+    """vLLM's version, for example 0.32.0."""
+    import vllm
+
+    version = str(getattr(vllm, "__version__", "") or "")
+    if version and version != "dev":
+        return version
+    return importlib.metadata.version("vllm")
+
+
+def read_passport(
+    config: Any, layouts: Mapping[str, LayerLayout], dtype: str, block_count: int, state_dir: Path
+) -> Passport:
+    """The passport of this rank.
+
+    Args:
+        config: vLLM's VllmConfig.
+        layouts: of the KV tensors by layer, in the order in which a block stores them.
+        dtype: type of the KV tensors.
+
+    Raises:
+        MooncacheError: the model's files cannot be read.
+    """
+    model = config.model_config
+    folder = identity.resolve_model(str(model.model), model.revision)
+    tokenizer = identity.resolve_model(str(model.tokenizer or model.model), model.tokenizer_revision)
+    load_format = str(getattr(config.load_config.load_format, "value", config.load_config.load_format))
+    settings = {
+        "files": identity.config_digest(folder),
+        "dtype": str(model.dtype),
+        "quantization": str(model.quantization),
+        "overrides": model.hf_overrides if isinstance(model.hf_overrides, dict) else repr(model.hf_overrides),
+        "speculative": repr(config.speculative_config),
+    }
+    parallel = config.parallel_config
+    tp_rank, pp_rank = ranks(config)
+    major, minor = engine_version().split(".")[:2]
+    described = [layout.describe(block_count) for layout in layouts.values()]
+    return Passport(
+        weights_digest=identity.weights_digest(
+            folder, state_dir=state_dir, load_format=load_format, seed=int(model.seed or 0)
+        ),
+        config_digest=identity.digest_of(settings),
+        tokenizer_digest=identity.tokenizer_digest(tokenizer),
+        engine=f"vllm-{major}.{minor}/{attention_backend(config)}",
+        kv_dtype=f"{dtype}/{config.cache_config.cache_dtype}",
+        kv_layout=f"{len(described)}:" + ",".join(_runs(described)),
+        block_tokens=config.cache_config.block_size,
+        tp_rank=tp_rank,
+        tp_size=parallel.tensor_parallel_size,
+        pp_rank=pp_rank,
+        pp_size=parallel.pipeline_parallel_size,
+    )
+
+
+def ranks(config: Any) -> tuple[int, int]:
+    """(tensor parallel rank, pipeline parallel rank) of this worker."""
+    parallel = config.parallel_config
+    if parallel.tensor_parallel_size == 1 and parallel.pipeline_parallel_size == 1:
+        return 0, 0
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    return get_tp_group().rank_in_group, get_pp_group().rank_in_group
+
+
+def attention_backend(config: Any) -> str:
+    """Names of the attention backends in use; on a CPU with the instruction set that decides how K and V are packed."""
+    from vllm.config import get_layers_from_vllm_config
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+    layers = get_layers_from_vllm_config(config, AttentionLayerBase)
+    names = sorted({layer.get_attn_backend().get_name() for layer in layers.values()})
+    name = "+".join(names) or "unknown"
+    if name.startswith("CPU"):
+        import torch
+
+        sets = [
+            flag
+            for flag, probe in (("amx", "_is_amx_tile_supported"), ("avx512", "_is_avx512_supported"))
+            if getattr(torch.cpu, probe, lambda: False)()
+        ]
+        name += "-" + "-".join(sets or [os.uname().machine])
+    return name
+
+
+def _runs(words: list[str]) -> list[str]:
+    """Equal neighbours once, with their number: 32 equal layers are one word."""
+    runs: list[tuple[str, int]] = []
+    for word in words:
+        if runs and runs[-1][0] == word:
+            runs[-1] = (word, runs[-1][1] + 1)
+        else:
+            runs.append((word, 1))
+    return [f"{count}*{word}" for word, count in runs]
+
+
+def write_passport(path: Path, passport: Passport, **facts: Any) -> None:
+    """Write the hand-over file for the worker beside the engine; whole or not at all.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    partial.write_text(json.dumps({"passport": asdict(passport), **facts}), encoding="utf-8")
+    partial.replace(path)

@@ -1,0 +1,282 @@
+"""The half of the connector inside vLLM's scheduler: decides by the book, asks the pool, pins blocks.
+
+Idea: nothing here waits for the pool. Questions go to a thread and their answers are taken when the scheduler asks
+again. Blocks that are being saved are pinned by their reference count in vLLM's block pool, so requests are freed and
+preempted as if there were no connector, and still no block changes under a save.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from mooncache.connectors.vllm.core.book import RequestBook, Transfer
+from mooncache.connectors.vllm.messages import Handshake, SaveEnd, StepOrders, StepReport, merge_saves
+from mooncache.connectors.vllm.settings import Settings
+from mooncache.connectors.vllm.stats import ConnectorStats
+from mooncache.kvcache.keys import passport_from_json
+from mooncache.kvcache.lookup import Lookups, Question
+from mooncache.kvcache.params import Told
+from mooncache.kvcache.pool_link import PoolLink
+
+IDLE_WAIT_S = 0.002
+CONNECT_WAIT_S = 3.0
+PINNED_SHARE = 0.5
+"""Part of the engine's blocks that saves may pin; the others wait their turn."""
+
+
+class SchedulerSide:
+    """See the module's text. Called by vLLM's scheduler, on one thread."""
+
+    def __init__(self, settings: Settings, link: PoolLink | None, *, block_tokens: int) -> None:
+        self._settings = settings
+        self._link = link
+        self._block_tokens = block_tokens
+        self._book = RequestBook([], enabled=False)
+        self._shards = 1
+        self._changed = threading.Event()
+        self._lookups: Lookups | None = None
+        if link is not None:
+            self._lookups = Lookups(
+                link,
+                timeout_s=settings.connector.lookup_timeout_s,
+                poll_s=settings.connector.wait_poll_s,
+                changed=self._changed,
+            )
+        self._pool: Any = None
+        self._requests: dict[str, Any] = {}
+        self._loads: list[Transfer] = []
+        self._cancels: list[str] = []
+        self._finish_saves: list[Transfer] = []
+        self._pins: dict[str, list[Any]] = {}
+        self._pinned = 0
+        self._partial_saves: dict[str, SaveEnd] = {}
+        self.stats = ConnectorStats()
+        self._was_usable: bool | None = None
+
+    def handshake(self, shards: list[Handshake]) -> None:
+        """The workers' passports, in the order of their ranks: from now on requests have keys."""
+        passports = [passport_from_json(shard.passport) for shard in shards]
+        if self._link is not None:
+            self._link.connected.wait(CONNECT_WAIT_S)  # the engine is starting: nobody is kept waiting
+        self._shards = max(1, len(passports))
+        self._book = RequestBook(
+            passports,
+            save_decode_blocks=self._settings.connector.save_decode_blocks,
+            enabled=self._link is not None,
+        )
+
+    def bind_pool(self, pool: Any) -> None:
+        """vLLM's block pool."""
+        self._pool = pool
+
+    @property
+    def usable(self) -> bool:
+        """True when the pool may be asked now."""
+        return self._link is not None and self._link.usable
+
+    # --- loads -----------------------------------------------------------------------------------------------
+
+    def matched(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
+        """See get_num_new_matched_tokens."""
+        name = request.request_id
+        self._add(request)
+        self._take_answer(name)
+        if getattr(request, "skip_reading_prefix_cache", False):
+            return 0, False
+        found = self._book.match(name, local_tokens, time.monotonic(), pool_usable=self.usable)
+        if found.ask is not None and self._lookups is not None:
+            ask = found.ask
+            self._lookups.ask(Question(name, ask.keys, ask.awaited, ask.deadline_s))
+        return found.tokens, bool(found.tokens)
+
+    def _add(self, request: Any) -> None:
+        name = request.request_id
+        if name in self._book:
+            return
+        why = self._book.add(
+            name,
+            list(request.all_token_ids) if request.prompt_token_ids is not None else [],
+            salt=request.cache_salt or "",
+            params=request.kv_transfer_params,
+            why_uncached=why_uncached(request),
+        )
+        self._requests[name] = request
+        if why:
+            self.stats.count("uncached_requests", label=why)
+
+    def _take_answer(self, name: str) -> None:
+        answer = self._lookups.take(name) if self._lookups is not None else None
+        if answer is None:
+            return
+        self._book.answered(name, answer.present, answer.outcome, answer.waited_s, time.monotonic())
+        self.stats.count("lookups", label=answer.outcome)
+        self.stats.seen("wait_seconds", answer.waited_s)
+
+    def allocated(self, request: Any, blocks: Any, tokens: int) -> None:
+        """See update_state_after_alloc."""
+        if tokens > 0:
+            transfer = self._book.allocated(request.request_id, blocks.get_block_ids()[0], tokens)
+            if transfer is not None:
+                self._loads.append(transfer)
+
+    # --- steps -----------------------------------------------------------------------------------------------
+
+    def orders(self, output: Any) -> StepOrders:
+        """See build_connector_meta; the saves are added by `add_saves`."""
+        orders = StepOrders(self._loads, [], self._cancels, pinned=self._pool is not None)
+        orders.idle = output.total_num_scheduled_tokens == 0
+        self._loads, self._cancels = [], []
+        orders.saves, self._finish_saves = self._finish_saves, []
+        if orders.idle and not orders.loads and self._book.pending():
+            self._changed.wait(IDLE_WAIT_S)
+        self._changed.clear()
+        return orders
+
+    def add_saves(self, orders: StepOrders, output: Any) -> None:
+        """Blocks that are complete once this step is over."""
+        if not self.usable:
+            return
+        for name, computed in _computed_after(output):
+            request = self._requests.get(name)
+            if request is not None:
+                transfer = self._plan_save(request, computed, output)
+                if transfer is not None:
+                    orders.saves.append(transfer)
+
+    def _plan_save(self, request: Any, computed: int, output: Any) -> Transfer | None:
+        state = output.kv_connector_block_state
+        table = state.get_block_ids(request.request_id) if state is not None else None
+        if table is None:
+            return None
+        transfer = self._book.plan_save(
+            request.request_id, request.all_token_ids, computed, table[0], self._pins_left()
+        )
+        self._pin(transfer)
+        return transfer
+
+    def _pins_left(self) -> int:
+        if self._pool is None:
+            return 1 << 30
+        return max(0, int(len(self._pool.blocks) * PINNED_SHARE) - self._pinned)
+
+    def _pin(self, transfer: Transfer | None) -> None:
+        if transfer is None or self._pool is None:
+            return
+        blocks = [self._pool.blocks[block] for block in transfer.blocks]
+        self._pool.touch(blocks)
+        self._pins[transfer.name] = blocks
+        self._pinned += len(blocks)
+
+    def _unpin(self, name: str) -> None:
+        blocks = self._pins.pop(name, None)
+        if blocks:
+            self._pinned -= len(blocks)
+            self._pool.free_blocks(reversed(blocks))
+
+    def reported(self, report: Any) -> None:
+        """See update_connector_output: what ended on the workers."""
+        if not isinstance(report, StepReport):
+            return
+        for name, load in report.loads.items():
+            self._book.loaded(name, load.loaded, load.loaded_bytes, load.seconds)
+            if name not in self._requests:
+                self._book.forget(name)
+        for name, save in report.saves.items():
+            merged = self._partial_saves.pop(name, None)
+            end = merge_saves(merged, save) if merged is not None else save
+            if end.shards < self._shards:
+                self._partial_saves[name] = end
+                continue
+            self._book.saved(name, sorted(end.stored))
+            self._unpin(name)
+
+    @property
+    def saves_under_way(self) -> bool:
+        """True while blocks are pinned for saves: the engine has to go on stepping to release them."""
+        return bool(self._pins) or bool(self._finish_saves)
+
+    # --- the end of a request --------------------------------------------------------------------------------
+
+    def finished(self, request: Any, block_ids: tuple[list[int], ...]) -> dict[str, Any] | None:
+        """See request_finished_all_groups. Returns what goes back to the gateway."""
+        name = request.request_id
+        if self._requests.pop(name, None) is None:
+            return None
+        if self._lookups is not None:
+            self._lookups.withdraw(name)
+        if self._book.is_loading(name):
+            self._cancels.append(name)  # the book forgets it when the load's end is reported
+            return None
+        if self.usable and completed(request) and block_ids and block_ids[0]:
+            # Tokens of steps that were under way when their keys could not be known yet.
+            computed = min(request.num_tokens - 1, request.num_computed_tokens)
+            transfer = self._book.plan_save(
+                name, request.all_token_ids, computed, block_ids[0], self._pins_left()
+            )
+            if transfer is not None and self._pool is not None:
+                self._pin(transfer)
+                self._finish_saves.append(transfer)
+            elif transfer is not None:
+                self._book.saved(transfer.name, [])
+        told: Told | None = self._book.told(name)
+        self._book.forget(name)
+        return told.to_params() if told is not None else None
+
+    def reset(self) -> None:
+        """Forget what the pool is believed to hold."""
+        self._book.reset()
+
+    def take_stats(self) -> ConnectorStats | None:
+        """Counts since the last call."""
+        if self._was_usable is not self.usable:
+            self._was_usable = self.usable
+            self.stats.gauge("pool_up", float(self.usable))
+        if self.stats.is_empty():
+            return None
+        taken, self.stats = self.stats, ConnectorStats()
+        return taken
+
+    def close(self) -> None:
+        """End threads and connection."""
+        if self._link is not None:
+            self._link.close()
+        if self._lookups is not None:
+            self._lookups.close()
+
+
+def why_uncached(request: Any) -> str:
+    """Why a request's tokens do not say what its KV is; "" when they do."""
+    if getattr(request, "mm_features", None):
+        return "multimodal"
+    if getattr(request, "prompt_embeds", None) is not None or request.prompt_token_ids is None:
+        return "prompt_embeds"
+    if getattr(request, "lora_request", None) is not None:
+        return "lora"
+    if getattr(request, "pooling_params", None) is not None:
+        return "pooling"
+    if getattr(request, "resumable", False):
+        return "streaming_input"
+    return ""
+
+
+def completed(request: Any) -> bool:
+    """True when the request ended by itself: only then all of its tokens were computed as they stand."""
+    status = getattr(request.status, "name", "")
+    return status in {"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"}
+
+
+def _computed_after(output: Any) -> list[tuple[str, int]]:
+    """(request, tokens whose KV is there once the step is over) of all that run in it."""
+    scheduled = output.num_scheduled_tokens
+    found = [
+        (new.req_id, new.num_computed_tokens + scheduled.get(new.req_id, 0))
+        for new in output.scheduled_new_reqs
+    ]
+    cached = output.scheduled_cached_reqs
+    found += [
+        (name, computed + scheduled.get(name, 0))
+        for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+    ]
+    return found

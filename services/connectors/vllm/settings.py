@@ -1,0 +1,60 @@
+"""Settings of the connector: `mooncache.*` keys of vLLM's kv_connector_extra_config over the usual configuration."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mooncache.config import Config, ConnectorSection, load
+from mooncache.errors import ConfigInvalid
+
+PREFIX = "mooncache."
+_OWN = ("passport_path", "state_dir", "master_targets")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """passport_path: where the engine's identity is written, if anywhere. master_targets: "" takes the configured."""
+
+    connector: ConnectorSection
+    state_dir: Path
+    master_targets: str
+    passport_path: Path | None
+
+
+def read_settings(extra: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> Settings:
+    """From the engine's extra configuration. Keys of other owners are left alone.
+
+    Raises:
+        ConfigInvalid: an unknown `mooncache.` key or a value that cannot be used.
+    """
+    known = [*_OWN, *ConnectorSection.model_fields]
+    own: dict[str, str] = {}
+    overrides: dict[str, Any] = dict(base or {})
+    for key, value in extra.items():
+        if not key.startswith(PREFIX):
+            continue
+        name = key.removeprefix(PREFIX)
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f" Did you mean {PREFIX}{near[0]}?" if near else ""
+            raise ConfigInvalid(f"There is no setting {key} in kv_connector_extra_config.{hint}")
+        if name in _OWN:
+            if not isinstance(value, str):
+                raise ConfigInvalid(f"{key} must be text; got {type(value).__name__}.")
+            own[name] = value
+        else:
+            overrides[f"connector.{name}"] = value
+    if own.get("state_dir"):
+        overrides["cluster.state_dir"] = own["state_dir"]
+    config: Config = load(overrides=overrides)
+    path = own.get("passport_path")
+    return Settings(
+        connector=config.connector,
+        state_dir=config.cluster.state_dir,
+        master_targets=own.get("master_targets", ""),
+        passport_path=Path(path).expanduser() if path else None,
+    )

@@ -1,0 +1,244 @@
+"""The half of the connector inside vLLM's worker: knows the KV tensors, moves blocks, reports what ended.
+
+Idea: the engine's thread only hands over orders and takes reports; bytes move on the mover's threads, straight
+between the tensors and the pool. A load counts as received only when its native call has returned, so that vLLM, which
+keeps the blocks of an aborted request until then, never gives away a block that is still being written.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mooncache.connectors.vllm.engine_passport import engine_version, read_passport, write_passport
+from mooncache.connectors.vllm.messages import Handshake, LoadEnd, SaveEnd, StepOrders, StepReport
+from mooncache.connectors.vllm.settings import Settings
+from mooncache.connectors.vllm.staging import DeviceMemory
+from mooncache.connectors.vllm.stats import ConnectorStats
+from mooncache.kvcache.keys import passport_to_json
+from mooncache.kvcache.layerwise import LayerSaver
+from mooncache.kvcache.memory import HostMemory, LayerLayout, Region
+from mooncache.kvcache.mover import ABSENT, Job, LoadReport, Mover, SaveReport
+from mooncache.kvcache.pool_link import PoolLink
+from mooncache.logs import Event, get_logger
+from mooncache.passport import split_keys
+
+_log = get_logger(__name__)
+IDLE_WAIT_S = 0.002
+_FLUSH_S = 5.0
+
+
+@dataclass
+class Received:
+    """What get_transfer_results hands to vLLM."""
+
+    finished: set[str]
+    bad_blocks: set[int]
+
+
+class WorkerSide:
+    """See the module's text. Called on the worker's main thread."""
+
+    def __init__(
+        self, settings: Settings, connect: Callable[[], PoolLink] | None, config: Any, cache_config: Any
+    ) -> None:
+        self._settings = settings
+        self._connect = connect
+        self._config = config
+        self._cache_config = cache_config
+        self._link: PoolLink | None = None
+        self._mover: Mover | None = None
+        self._layers: LayerSaver | None = None
+        self._passport = ""
+        self._block_bytes = 0
+        self._shard = 0
+        self._changed = threading.Event()
+        self._ends = StepReport()
+        self._refused: list[LoadReport] = []
+        self._bad_blocks: set[int] = set()
+        self.stats = ConnectorStats()
+        self._was_usable: bool | None = None
+
+    # --- start -----------------------------------------------------------------------------------------------
+
+    def register(self, tensors: dict[str, Any]) -> None:
+        """The KV tensors are there: derive the passport, write the hand-over file, connect."""
+        count = self._cache_config.num_blocks
+        layers = {name: layout_of(tensor) for name, tensor in tensors.items()}
+        first = next(iter(tensors.values()))
+        dtype = str(first.dtype).removeprefix("torch.")
+        passport = read_passport(self._config, layers, dtype, count, self._settings.state_dir)
+        if first.device.type == "cpu":
+            memory: Any = HostMemory([(layers[n], region_of(t)) for n, t in tensors.items()], count)
+        else:
+            memory = DeviceMemory([(layers[n], t) for n, t in tensors.items()], count)
+        self._block_bytes = memory.block_bytes
+        self._passport = passport_to_json(passport)
+        self._shard = passport.pp_rank * passport.tp_size + passport.tp_rank
+        if self._shard == 0 and self._settings.passport_path is not None:
+            write_passport(
+                self._settings.passport_path,
+                passport,
+                kv_bytes_per_token=memory.block_bytes * passport.tp_size // passport.block_tokens,
+                kv_capacity_tokens=count * passport.block_tokens,
+                engine_version=engine_version(),
+                max_model_tokens=int(self._config.model_config.max_model_len),
+                pool=self._connect is not None,
+            )
+        if self._connect is None:
+            return
+        connector = self._settings.connector
+        self._link = self._connect()
+        self._mover = Mover(
+            self._link,
+            memory,
+            load_threads=connector.load_threads,
+            save_threads=connector.save_threads,
+            load_timeout_s=connector.load_timeout_s,
+            save_timeout_s=connector.save_timeout_s,
+            save_queue_bytes_max=connector.save_queue_bytes_max,
+            changed=self._changed,
+        )
+        if connector.layerwise and isinstance(memory, HostMemory):
+            self._layers = LayerSaver(
+                self._link,
+                memory,
+                list(tensors),
+                self._mover.report_save,
+                timeout_s=connector.save_timeout_s,
+                queue_bytes_max=connector.save_queue_bytes_max,
+            )
+        _log.info(Event.CONNECTOR_STARTED, passport=passport.root().hex(), block_bytes=memory.block_bytes)
+
+    def handshake(self) -> Handshake | None:
+        """For the scheduler's side; None when this worker does not take part."""
+        return Handshake(self._passport, self._block_bytes) if self._passport and self._mover else None
+
+    # --- a step ----------------------------------------------------------------------------------------------
+
+    def start_loads(self, orders: StepOrders) -> None:
+        """See start_load_kv."""
+        for transfer in orders.loads:
+            try:
+                assert self._mover is not None
+                self._mover.load(self._job(transfer))
+            except Exception:  # noqa: BLE001  (the request waits for an end: it gets one)
+                self._refused.append(LoadReport(transfer.name, transfer.blocks, 0, 0, 0.0, ABSENT))
+        for name in orders.cancels:
+            if self._mover is not None:
+                self._mover.cancel(name)
+
+    def layer_done(self, orders: StepOrders, layer: str) -> None:
+        """See save_kv_layer: with `layerwise` the layer's part of the step's blocks is sent at once."""
+        if self._layers is not None and orders.saves:
+            self._layers.layer_done([self._job(transfer) for transfer in orders.saves], layer)
+
+    def start_saves(self, orders: StepOrders) -> None:
+        """See wait_for_save. Blocks that nobody pins are saved before it returns."""
+        for transfer in orders.saves:
+            if self._mover is None:
+                self._ends.saves[transfer.name] = SaveEnd(frozenset())
+            elif self._layers is not None:
+                self._layers.finish(self._job(transfer))
+            else:
+                self._mover.save(self._job(transfer))
+        if orders.saves and not orders.pinned:
+            self._wait_saved(self._settings.connector.save_timeout_s * 2)
+
+    def _wait_saved(self, timeout_s: float) -> None:
+        if self._mover is not None:
+            self._mover.wait_saved(timeout_s)
+        if self._layers is not None:
+            self._layers.wait_saved(timeout_s)
+
+    def _job(self, transfer: Any) -> Job:
+        keys = transfer.keys[self._shard]
+        return Job(transfer.name, tuple(split_keys(keys)), tuple(transfer.blocks))
+
+    def received(self, *, idle: bool) -> Received:
+        """Loads that ended, with blocks that did not come; waits a moment when the engine has nothing else to do."""
+        refused, self._refused = self._refused, []
+        if self._mover is None:
+            return self._taken(refused)
+        if idle and self._mover.loading and not refused:
+            self._changed.wait(IDLE_WAIT_S)
+        self._changed.clear()
+        for save in self._mover.take_saves():
+            self._note_save(save)
+        return self._taken(refused + self._mover.take_loads())
+
+    def _taken(self, reports: list[LoadReport]) -> Received:
+        got = Received(set(), set())
+        for report in reports:
+            got.finished.add(report.name)
+            got.bad_blocks.update(report.blocks[report.loaded :])
+            self._ends.loads[report.name] = LoadEnd(
+                report.loaded, report.loaded_bytes, report.seconds, report.reason
+            )
+            self.stats.count("loads")
+            self.stats.count("loaded_blocks", report.loaded)
+            self.stats.count("loaded_bytes", report.loaded_bytes)
+            self.stats.count("hit_tokens", report.loaded * self._config.cache_config.block_size)
+            self.stats.seen("load_seconds", report.seconds)
+            missing = len(report.blocks) - report.loaded
+            if missing:
+                self.stats.count("load_failures", missing, report.reason)
+                _log.warning(
+                    Event.CONNECTOR_LOAD_FAILED, request=report.name, reason=report.reason, blocks=missing
+                )
+        return got
+
+    def _note_save(self, report: SaveReport) -> None:
+        self._ends.saves[report.name] = SaveEnd(frozenset(report.stored))
+        stored = len(report.stored) - report.present
+        if stored:
+            self.stats.count("saved_blocks", stored)
+            self.stats.count("saved_bytes", report.saved_bytes)
+            self.stats.seen("save_seconds", report.seconds)
+        if report.present:
+            self.stats.count("present_blocks", report.present)
+        for reason, blocks in report.lost.items():
+            self.stats.count("dropped_blocks", blocks, reason)
+
+    def take_report(self) -> StepReport | None:
+        """What ended since the last call, for the scheduler's side."""
+        if not self._ends.loads and not self._ends.saves:
+            return None
+        taken, self._ends = self._ends, StepReport()
+        return taken
+
+    def take_stats(self) -> ConnectorStats | None:
+        """Counts since the last call."""
+        if self._link is not None and self._was_usable is not self._link.usable:
+            self._was_usable = self._link.usable
+            self.stats.gauge("pool_up", float(self._was_usable))
+        if self.stats.is_empty():
+            return None
+        if self._mover is not None:
+            self.stats.gauge("saving_bytes", float(self._mover.saving_bytes))
+        taken, self.stats = self.stats, ConnectorStats()
+        return taken
+
+    def close(self) -> None:
+        """Let saves end for a moment, then end threads and connection. The tensors may go afterwards."""
+        self._wait_saved(_FLUSH_S)
+        if self._layers is not None:
+            self._layers.close()
+        if self._link is not None:
+            self._link.close()
+        if self._mover is not None:
+            self._mover.close()
+
+
+def layout_of(tensor: Any) -> LayerLayout:
+    """Shape and strides of a KV tensor."""
+    return LayerLayout(tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size())
+
+
+def region_of(tensor: Any) -> Region:
+    """The memory from a host tensor's first byte to the end of its storage."""
+    storage = tensor.untyped_storage()
+    skipped = tensor.data_ptr() - storage.data_ptr()
+    return Region(tensor.data_ptr(), storage.nbytes() - skipped, tensor)

@@ -1,0 +1,184 @@
+"""Asking the pool what it holds, beside the engine's thread.
+
+Idea: a question is a key chain and the number of leading blocks that somebody else is computing. A thread asks for the
+longest leading run; while awaited blocks are missing, the *last* awaited key of every question is asked in one batch
+per poll, and only a chain whose last key has appeared is matched again. So a hundred waiting requests cost one
+call per poll. Every question ends: with an answer, at its deadline, or because it was withdrawn.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from mooncache.errors import MooncacheError
+from mooncache.kvcache.pool_link import PoolClient, PoolLink
+from mooncache.passport import split_keys
+
+FOUND = "found"
+TIMEOUT = "timeout"
+ABSENT = "pool_absent"
+FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """`keys`: the chain, 32 bytes each. `awaited`: leading keys to wait for until `deadline_s` (monotonic)."""
+
+    name: str
+    keys: bytes
+    awaited: int = 0
+    deadline_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`present[i]`: the pool holds key i. `outcome`: found, timeout (awaited keys are missing), pool_absent, failed."""
+
+    present: tuple[bool, ...]
+    outcome: str
+    at_s: float
+    waited_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    question: Question
+    asked_s: float
+    keys: list[bytes] = field(default_factory=list)
+    present: tuple[bool, ...] = ()
+
+
+class Lookups:
+    """See the module's text. Answers are taken with `take`; `changed` is set when there is a new one."""
+
+    def __init__(
+        self, link: PoolLink, *, timeout_s: float, poll_s: float, changed: threading.Event | None = None
+    ) -> None:
+        self._link = link
+        self._timeout_s = timeout_s
+        self._poll_s = poll_s
+        self.changed = changed or threading.Event()
+        self._lock = threading.Condition()
+        self._new: deque[_Waiting] = deque()
+        self._open: dict[str, _Waiting] = {}
+        self._answers: dict[str, Answer] = {}
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="mooncache-lookup", daemon=True)
+        self._thread.start()
+
+    def ask(self, question: Question) -> None:
+        """Ask; a question of the same name is replaced and its answer forgotten."""
+        waiting = _Waiting(question, time.monotonic(), split_keys(question.keys))
+        with self._lock:
+            self._answers.pop(question.name, None)
+            self._open[question.name] = waiting
+            self._new.append(waiting)
+            self._lock.notify()
+
+    def take(self, name: str) -> Answer | None:
+        """The answer, once; None while there is none."""
+        with self._lock:
+            return self._answers.pop(name, None)
+
+    def withdraw(self, name: str) -> None:
+        """Forget a question and its answer."""
+        with self._lock:
+            self._open.pop(name, None)
+            self._answers.pop(name, None)
+
+    @property
+    def pending(self) -> int:
+        """Questions without an answer yet."""
+        with self._lock:
+            return len(self._open)
+
+    def close(self) -> None:
+        """End the thread; open questions get no answer."""
+        with self._lock:
+            self._closed = True
+            self._open.clear()
+            self._new.clear()
+            self._lock.notify()
+        self._thread.join(self._timeout_s + 1.0)
+
+    # --- the thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        polled_s = 0.0
+        while True:
+            with self._lock:
+                while not self._new and not self._closed:
+                    if not self._open:
+                        self._lock.wait()
+                        continue
+                    left_s = polled_s + self._poll_s - time.monotonic()
+                    if left_s <= 0 or not self._lock.wait(left_s):
+                        break
+                if self._closed:
+                    return
+                waiting = self._new.popleft() if self._new else None
+            if waiting is not None:
+                self._match(waiting)
+            if time.monotonic() >= polled_s + self._poll_s:
+                self._poll()
+                polled_s = time.monotonic()
+
+    def _finish(self, waiting: _Waiting, present: tuple[bool, ...], outcome: str) -> None:
+        now_s = time.monotonic()
+        with self._lock:
+            if self._open.get(waiting.question.name) is not waiting:
+                return  # withdrawn or asked anew
+            del self._open[waiting.question.name]
+            self._answers[waiting.question.name] = Answer(present, outcome, now_s, now_s - waiting.asked_s)
+        self.changed.set()
+
+    def _match(self, waiting: _Waiting) -> None:
+        """Ask for the whole chain; leaves the question open when awaited blocks are missing."""
+        with self._lock:
+            if self._open.get(waiting.question.name) is not waiting:
+                return
+        client = self._link.client()
+        if client is None:
+            self._finish(waiting, (), ABSENT)
+            return
+        try:
+            found = client.match(waiting.keys, touch=True, timeout_s=self._timeout_s)
+        except MooncacheError:
+            self._link.failed()
+            self._finish(waiting, (), FAILED)
+            return
+        self._link.succeeded()
+        waiting.present = tuple(found.present) or (True,) * found.leading_blocks
+        if found.leading_blocks >= waiting.question.awaited:
+            self._finish(waiting, waiting.present, FOUND)
+        elif time.monotonic() >= waiting.question.deadline_s:
+            self._finish(waiting, waiting.present, TIMEOUT)
+
+    def _poll(self) -> None:
+        """One look at everything that is awaited."""
+        with self._lock:
+            fresh = {id(waiting) for waiting in self._new}
+            waiters = [waiting for waiting in self._open.values() if id(waiting) not in fresh]
+        if not waiters:
+            return
+        client = self._link.client()
+        if client is None:
+            for waiting in waiters:
+                self._finish(waiting, waiting.present, ABSENT)
+            return
+        now_s = time.monotonic()
+        for waiting, there in zip(waiters, self._appeared(client, waiters), strict=True):
+            if there or now_s >= waiting.question.deadline_s:
+                self._match(waiting)
+
+    def _appeared(self, client: PoolClient, waiters: list[_Waiting]) -> list[bool]:
+        """For each whether its last awaited block is there."""
+        last = [waiting.keys[waiting.question.awaited - 1] for waiting in waiters]
+        try:
+            return list(client.exists_many(last, timeout_s=self._timeout_s))
+        except MooncacheError:
+            self._link.failed()
+            return [False] * len(waiters)

@@ -1,0 +1,145 @@
+"""Where an engine keeps its KV blocks, seen as bytes.
+
+Idea: a block of an engine is a handful of byte ranges, some per layer. Where they are follows from shape and strides
+alone, so that every physical order an engine may choose is served by the same arithmetic, and whole blocks move without
+anyone knowing what is inside. The order of the ranges is part of the format: it is named in the passport (`describe`).
+
+`HostMemory` gives out views on the engine's own memory, so nothing is copied on the way to the pool or back. Memory of
+a device needs staging and offers the same interface (`BlockMemory`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from mooncache.errors import InvalidArgument
+
+SEGMENTS_MAX = 4096
+
+
+class BlockMemory(Protocol):
+    """What the mover needs from an engine's KV memory. `reading` and `writing` are called by several threads."""
+
+    block_bytes: int
+
+    def fence(self) -> Any:
+        """Called on the engine's thread after a step: what has to be waited for before its blocks may be read."""
+
+    def reading(self, blocks: Sequence[int], fence: Any) -> AbstractContextManager[list[list[memoryview]]]:
+        """Bytes of the blocks, one list of slices for each."""
+
+    def writing(self, blocks: Sequence[int]) -> AbstractContextManager[list[list[memoryview]]]:
+        """Places for the blocks' bytes; what was written has arrived when the context is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLayout:
+    """One layer's tensor: its first dimension counts (kernel) blocks. Strides are in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    item_bytes: int
+
+    def kernel_blocks(self, block_count: int) -> int:
+        """How many entries of the first dimension make one block of the engine's manager.
+
+        Raises:
+            InvalidArgument: they do not divide.
+        """
+        if block_count < 1 or self.shape[0] < block_count or self.shape[0] % block_count:
+            raise InvalidArgument(f"{self.shape[0]} kernel blocks do not make {block_count} blocks")
+        return self.shape[0] // block_count
+
+    def segments(self, block_count: int) -> list[tuple[int, int]]:
+        """(offset, length) in bytes of the ranges of block 0, in the order of their addresses.
+
+        Raises:
+            InvalidArgument: overlapping or absurdly scattered memory.
+        """
+        sizes = (self.kernel_blocks(block_count), *self.shape[1:])
+        dimensions = sorted(
+            (stride, size) for stride, size in zip(self.strides, sizes, strict=True) if size > 1
+        )
+        run = 1
+        while dimensions and dimensions[0][0] == run:
+            run *= dimensions.pop(0)[1]
+        offsets = [0]
+        for stride, size in dimensions:
+            if stride < run:
+                raise InvalidArgument(f"memory of shape {self.shape} and strides {self.strides} overlaps")
+            offsets = [offset + index * stride for index in range(size) for offset in offsets]
+            if len(offsets) > SEGMENTS_MAX:
+                raise InvalidArgument(f"a block has more than {SEGMENTS_MAX} ranges")
+        return [(offset * self.item_bytes, run * self.item_bytes) for offset in sorted(offsets)]
+
+    def block_step_bytes(self, block_count: int) -> int:
+        """Distance between the beginnings of two blocks."""
+        return self.kernel_blocks(block_count) * self.strides[0] * self.item_bytes
+
+    def describe(self, block_count: int) -> str:
+        """Shape of one block and the order of its dimensions in memory, independent of how many blocks there are."""
+        sizes = (self.kernel_blocks(block_count), *self.shape[1:])
+        order = sorted(range(len(sizes)), key=lambda index: (-self.strides[index], index))
+        return f"{'x'.join(map(str, sizes))}/{''.join(map(str, order))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Bytes of this process. `owner` keeps them alive."""
+
+    address: int
+    size_bytes: int
+    owner: Any
+
+    def view(self) -> memoryview:
+        array = (ctypes.c_uint8 * self.size_bytes).from_address(self.address)
+        array._mooncache_owner = self.owner
+        return memoryview(array).cast("B")
+
+
+class HostMemory:
+    """KV memory in this process' address space: views on it, no copy."""
+
+    def __init__(self, layers: Sequence[tuple[LayerLayout, Region]], block_count: int) -> None:
+        """`layers`: layout and memory of each, in the order in which a block stores them."""
+        if not layers:
+            raise InvalidArgument("an engine without layers has no KV blocks")
+        self.block_count = block_count
+        self._layers: list[tuple[memoryview, int, list[tuple[int, int]]]] = []
+        self.layer_bytes: list[int] = []
+        for layout, region in layers:
+            segments = layout.segments(block_count)
+            step = layout.block_step_bytes(block_count)
+            end = (block_count - 1) * step + segments[-1][0] + segments[-1][1]
+            if end > region.size_bytes:
+                raise InvalidArgument(f"blocks end at byte {end} of {region.size_bytes}")
+            self._layers.append((region.view(), step, segments))
+            self.layer_bytes.append(sum(length for _, length in segments))
+        self.block_bytes = sum(self.layer_bytes)
+
+    def layer_slices(self, layer: int, block: int) -> list[memoryview]:
+        """One layer's ranges of one block."""
+        if not 0 <= block < self.block_count:
+            raise InvalidArgument(f"there is no block {block}")
+        view, step, segments = self._layers[layer]
+        base = block * step
+        return [view[base + offset : base + offset + length] for offset, length in segments]
+
+    def slices(self, block: int) -> list[memoryview]:
+        """All ranges of one block, layer by layer."""
+        return [piece for layer in range(len(self._layers)) for piece in self.layer_slices(layer, block)]
+
+    def fence(self) -> None:
+        """Host memory is written by the engine's own thread: nothing to wait for."""
+
+    @contextmanager
+    def reading(self, blocks: Sequence[int], fence: Any = None) -> Iterator[list[list[memoryview]]]:
+        yield [self.slices(block) for block in blocks]
+
+    @contextmanager
+    def writing(self, blocks: Sequence[int]) -> Iterator[list[list[memoryview]]]:
+        yield [self.slices(block) for block in blocks]

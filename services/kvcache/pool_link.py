@@ -1,0 +1,157 @@
+"""A connection to the pool that an engine can live without.
+
+Idea: the engine never waits for the pool. A thread connects, with back-off, for as long as it takes; until then, and
+while the pool is judged sick, `client()` answers None and the engine computes. The judgement is a breaker: after
+failures in a row the pool is left alone for a growing pause, so that a dying pool costs one time limit now and then
+and not one per request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from mooncache.errors import MooncacheError
+from mooncache.logs import Event, get_logger
+
+_log = get_logger(__name__)
+
+
+class PoolClient(Protocol):
+    """The calls that movers make; `mooncache.Client` has them."""
+
+    def put_many(self, keys: Any, values: Any, *, timeout_s: float | None = None) -> Any: ...
+
+    def get_many_into(self, keys: Any, destinations: Any, *, timeout_s: float | None = None) -> Any: ...
+
+    def exists_many(self, keys: Any, *, timeout_s: float | None = None) -> Any: ...
+
+    def match(self, keys: Any, *, touch: bool = True, timeout_s: float | None = None) -> Any: ...
+
+    def reserve(self, key: Any, size_bytes: int, *, timeout_s: float | None = None) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Breaker:
+    """Opens after `failures_max` failures in a row, for a pause that doubles up to `pause_max_s`."""
+
+    failures_max: int = 3
+    pause_first_s: float = 0.5
+    pause_max_s: float = 15.0
+    failures: int = 0
+    pause_s: float = 0.0
+    open_until_s: float = 0.0
+
+    def allows(self, now_s: float) -> bool:
+        """True when the pool may be asked."""
+        return now_s >= self.open_until_s
+
+    def succeeded(self) -> None:
+        self.failures = 0
+        self.pause_s = 0.0
+        self.open_until_s = 0.0
+
+    def failed(self, now_s: float) -> None:
+        """Count a failure; after a pause a single one opens it again."""
+        self.failures += 1
+        if self.failures >= self.failures_max and now_s >= self.open_until_s:
+            self.pause_s = min(self.pause_max_s, self.pause_s * 2 or self.pause_first_s)
+            self.open_until_s = now_s + self.pause_s
+
+
+class PoolLink:
+    """See the module's text. `connect` makes a client or raises; it runs on the link's own thread."""
+
+    def __init__(
+        self,
+        connect: Callable[[], PoolClient],
+        *,
+        pause_first_s: float = 0.2,
+        pause_max_s: float = 10.0,
+        breaker: Breaker | None = None,
+    ) -> None:
+        self._connect = connect
+        self._pauses = (pause_first_s, pause_max_s)
+        self._breaker = breaker or Breaker()
+        self._lock = threading.Lock()
+        self._client: PoolClient | None = None
+        self._closed = threading.Event()
+        self.connected = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mooncache-link", daemon=True)
+        self._thread.start()
+
+    def client(self) -> PoolClient | None:
+        """The connected client; None while there is none or the pool is left alone."""
+        with self._lock:
+            client = self._client
+            return client if client is not None and self._breaker.allows(time.monotonic()) else None
+
+    @property
+    def usable(self) -> bool:
+        """True when the pool may be asked now."""
+        return self.client() is not None
+
+    def succeeded(self) -> None:
+        """A call worked."""
+        with self._lock:
+            self._breaker.succeeded()
+
+    def failed(self) -> None:
+        """A call failed as a whole (not: a miss)."""
+        with self._lock:
+            opened = self._breaker.open_until_s
+            self._breaker.failed(time.monotonic())
+            newly = self._breaker.open_until_s != opened
+        if newly:
+            _log.warning(Event.CONNECTOR_POOL_SICK, pause_s=self._breaker.pause_s)
+
+    def close(self) -> None:
+        """End the connection; calls under way end with an error. Does not wait for a connection attempt."""
+        self._closed.set()
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            with contextlib.suppress(MooncacheError, TimeoutError):
+                client.close()
+
+    def _run(self) -> None:
+        pause_s, pause_max_s = self._pauses
+        told = False
+        while not self._closed.is_set():
+            try:
+                client = self._connect()
+            except Exception as error:  # noqa: BLE001  (whatever is wrong with the pool, the engine serves)
+                if not told:
+                    _log.warning(Event.CONNECTOR_POOL_ABSENT, reason=str(error))
+                    told = True
+                self._closed.wait(pause_s * random.uniform(0.8, 1.2))
+                pause_s = min(pause_max_s, pause_s * 2)
+                continue
+            with self._lock:
+                if not self._closed.is_set():
+                    self._client = client
+                    self.connected.set()
+                    _log.info(Event.CONNECTOR_POOL_CONNECTED)
+                    return
+            client.close()
+            return
+
+
+def connect_pool(
+    *, master_targets: Sequence[str] | str | None, state_dir: str | None, name: str
+) -> Callable[[], PoolClient]:
+    """A maker of clients for `PoolLink`: the configured masters, or the cluster of the state folder."""
+
+    def connect() -> PoolClient:
+        import mooncache
+
+        return mooncache.connect(master=master_targets or None, state_dir=state_dir, client_name=name)
+
+    return connect
