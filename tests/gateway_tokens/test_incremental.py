@@ -7,10 +7,11 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
 from mooncache.gateway.tokens.cuts import alternatives
 from mooncache.gateway.tokens.encoder import Encoder
 from tests.gateway_tokens.tokenizers_of_all_kinds import KINDS, LLAMA3, corpus
-from tokenizers import Tokenizer
 
 _PIECE_CHARS = 8  # tiny, so that short texts have many cuts
 
@@ -18,12 +19,15 @@ _FRAGMENTS = st.sampled_from(
     [
         "<|im_start|>", "<|im_end|>", "<|im_end|>!", "<|mask|>", "<left>", "<s>", "</s>", "<|im_", "start|>", "<",
         " ", "  ", "\n", "\n\n", "\t", "\r\n", "\u00a0", "\u3000", "\u2003", "\u200b", "a b", "ka to", "kato", "mon",
-        "Ka to ri", "the and ing", " elsha x", "it's", "'S", "'ll ", "1234", " 12", "!?", "...", "▁", "▁a", "日本", "é",
-        "e\u0301", "\u0301", "\u0300 a", "ﬁ", "Σ", "ß", "İ", "👩‍👩‍👧", "\U0001f1e9\U0001f1ea", "\u0000", "system\n", "x x x x x x",
+        "Ka to ri", "the and ing", " elsha x", "it's", "'S", "'ll ", "1234", " 12", "!?", "...", "▁", "▁a", "日本",
+        "é",
+        "e\u0301", "\u0301", "\u0300 a", "ﬁ", "Σ", "ß", "İ",
+        "👩‍👩‍👧", "\U0001f1e9\U0001f1ea", "\u0000", "system\n", "x x x x x x",
     ]
 )  # fmt: skip
 _TEXTS = st.lists(
-    st.one_of(_FRAGMENTS, _FRAGMENTS, st.text(max_size=4), st.text(alphabet="ab <|>\n1", max_size=12)), max_size=40
+    st.one_of(_FRAGMENTS, _FRAGMENTS, st.text(max_size=4), st.text(alphabet="ab <|>\n1", max_size=12)),
+    max_size=40,
 ).map("".join)
 
 
@@ -70,7 +74,18 @@ def test_a_later_turn_encodes_only_what_it_adds(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["gpt2", "llama3", "qwen2", "o200k", "llama2", "metaspace_first", "metaspace_always", "wordpiece", "unigram"]
+    "kind",
+    [
+        "gpt2",
+        "llama3",
+        "qwen2",
+        "o200k",
+        "llama2",
+        "metaspace_first",
+        "metaspace_always",
+        "wordpiece",
+        "unigram",
+    ],
 )
 def test_plain_text_is_cut_between_words(kind: str) -> None:
     encoder = Encoder(_tokenizer(kind), cache_bytes=1 << 20, piece_chars=64)

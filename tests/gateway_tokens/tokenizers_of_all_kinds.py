@@ -42,7 +42,9 @@ def _bpe(**settings: object) -> Tokenizer:
 
 
 def _train(tokenizer: Tokenizer, **settings: object) -> Tokenizer:
-    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=list(SPECIALS), show_progress=False, **settings)
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=list(SPECIALS), show_progress=False, **settings
+    )
     tokenizer.train_from_iterator(corpus(), trainer)
     return tokenizer
 
@@ -172,7 +174,9 @@ def with_greedy_tokens() -> Tokenizer:
 def with_left_token() -> Tokenizer:
     """As above, but only with what word cuts are allowed beside."""
     tokenizer = llama3()
-    tokenizer.add_tokens([AddedToken("<left>", lstrip=True, normalized=False), AddedToken("kato", normalized=True)])
+    tokenizer.add_tokens(
+        [AddedToken("<left>", lstrip=True, normalized=False), AddedToken("kato", normalized=True)]
+    )
     return tokenizer
 
 

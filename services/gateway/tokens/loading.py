@@ -1,42 +1,77 @@
-"""A tokenizer from its folder, with the same settings that transformers' AutoTokenizer gives it.
+"""A tokenizer from its folder, the same one that transformers' AutoTokenizer gives the engine.
 
-tokenizer.json is the tokenizer; tokenizer_config.json may still add tokens and switch the begin and end tokens on or
-off. Truncation and padding belong to requests, so what the file says about them is dropped.
+tokenizer.json says it all when tokenizer_config.json names a generic class. Some classes build another tokenizer from
+the same vocabulary; then transformers, where it is installed, is asked in a process of its own, because importing it
+costs this process seconds and hundreds of megabytes. Without it tokenizer.json is taken as it is.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer
 
 from mooncache.gateway.tokens.template import read_json, special_tokens
 
+_GENERIC_CLASSES = frozenset(["PreTrainedTokenizerFast", "TokenizersBackend"])
+_EXPORT_MODULE = "mooncache.gateway.tokens.export"
+_EXPORT_TIMEOUT_S = 120.0
 _TOKEN_FIELDS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-def load_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a model folder, None when there is no tokenizer.json. Raises ValueError for a broken one."""
+def load_tokenizer(folder: Path) -> tuple[Tokenizer, dict[str, str]] | None:
+    """The tokenizer of a model folder and its special tokens by name; None when there is no tokenizer.json.
+
+    Raises:
+        ValueError: broken files, or transformers could not load the folder.
+    """
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 - the library raises plain Exception
-        raise ValueError(f"{path} cannot be read: {error!s:.200}") from None
+    config = read_json(folder / "tokenizer_config.json")
+    if config.get("tokenizer_class") not in _GENERIC_CLASSES and importlib.util.find_spec("transformers"):
+        tokenizer, specials = _exported(folder)
+    else:
+        tokenizer = _parsed(path.read_text(encoding="utf-8"), path)
+        specials = special_tokens(config, read_json(folder / "special_tokens_map.json"))
+        _add_missing_tokens(tokenizer, config, specials)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    config = read_json(folder / "tokenizer_config.json")
-    specials = special_tokens(config, read_json(folder / "special_tokens_map.json"))
-    _add_missing_tokens(tokenizer, config, specials)
     tokenizer.encode_special_tokens = bool(config.get("split_special_tokens", False))
-    if "add_bos_token" in config or "add_eos_token" in config or tokenizer.post_processor is None:
-        _set_ends(tokenizer, config, specials)
-    return tokenizer
+    return tokenizer, specials
+
+
+def _parsed(text: str, path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as error:  # noqa: BLE001 - the library raises plain Exception
+        raise ValueError(f"{path} cannot be read: {error!s:.200}") from None
+
+
+def _exported(folder: Path) -> tuple[Tokenizer, dict[str, str]]:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", _EXPORT_MODULE, str(folder)],
+            capture_output=True,
+            timeout=_EXPORT_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"transformers did not load {folder} within {_EXPORT_TIMEOUT_S:.0f} s") from None
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip()[-300:]
+        raise ValueError(f"transformers cannot load {folder}: {reason}")
+    answer = json.loads(done.stdout.splitlines()[-1])
+    return _parsed(answer["tokenizer"], folder), answer["special_tokens"]
 
 
 def _add_missing_tokens(tokenizer: Tokenizer, config: dict[str, Any], specials: dict[str, str]) -> None:
+    """Tokens that only tokenizer_config.json knows."""
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     declared = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda entry: int(entry[0]))
     for _, fields in declared:
@@ -48,16 +83,3 @@ def _add_missing_tokens(tokenizer: Tokenizer, config: dict[str, Any], specials: 
         if content not in known:
             tokenizer.add_special_tokens([AddedToken(content, special=True)])
             known.add(content)
-
-
-def _set_ends(tokenizer: Tokenizer, config: dict[str, Any], specials: dict[str, str]) -> None:
-    """Begin and end tokens exactly as the configuration asks."""
-    template, used = ["$A:0"], []
-    bos, eos = specials.get("bos_token"), specials.get("eos_token")
-    if config.get("add_bos_token") and bos is not None:
-        template.insert(0, f"{bos}:0")
-        used.append((bos, tokenizer.token_to_id(bos)))
-    if config.get("add_eos_token") and eos is not None:
-        template.append(f"{eos}:0")
-        used.append((eos, tokenizer.token_to_id(eos)))
-    tokenizer.post_processor = processors.TemplateProcessing(single=" ".join(template), special_tokens=used)

@@ -41,7 +41,7 @@ def conversation(messages: Any, *, structured: bool) -> list[dict[str, Any]]:
 
 
 def tool_schemas(tools: Any) -> list[dict[str, Any]] | None:
-    """The template's `tools`: declared fields first, in their order, then what else the client sent."""
+    """The template's `tools`: the declared fields in their order; what else the client sent is left out."""
     if tools is None:
         return None
     if not isinstance(tools, list) or not tools:
@@ -57,8 +57,11 @@ def _tool(tool: Any) -> dict[str, Any]:
     given = {**function, "defer_loading": function.get("defer_loading", deferred)}
     schema = {name: given.get(name) for name in _FUNCTION_FIELDS}
     schema |= {name: given[name] for name in _FUNCTION_FIELDS_WHEN_GIVEN if given.get(name) is not None}
-    rest = {name: value for name, value in tool.items() if name not in ("type", "function", "defer_loading")}
-    return {"type": tool.get("type", "function"), "function": schema, "defer_loading": deferred, **rest}
+    return {
+        "type": tool.get("type", "function"),
+        "function": schema,
+        **({} if deferred is None else {"defer_loading": deferred}),
+    }
 
 
 def _message(message: Any, structured: bool) -> dict[str, Any]:
@@ -96,7 +99,9 @@ def _content(content: Any, role: str, structured: bool) -> str | list[dict[str, 
         parts = [text for part in _list(content) if (text := _part(part)) is not None]
     if role == "system":
         parts = [text for part in parts if (text := _without_billing_header(part)) is not None]
-    return [{"type": "text", "text": text} for text in parts] if structured else "\n".join(parts)
+    if structured:
+        return [{"type": "text", "text": text} for text in parts]
+    return "\n".join(text for text in parts if text)
 
 
 def _part(part: Any) -> str | None:

@@ -39,7 +39,7 @@ class PromptReader:
 
     @classmethod
     def load(cls, folder: Path | str, *, cache_bytes: int = 0, threads: int = 1) -> PromptReader | None:
-        """Reads a tokenizer's folder; None when it has no tokenizer.json.
+        """Reads a tokenizer's folder; None when it has no tokenizer.json. May take seconds: call it in a thread.
 
         Args:
             folder: holds tokenizer.json, tokenizer_config.json and perhaps chat_template.jinja.
@@ -50,11 +50,12 @@ class PromptReader:
             ValueError, OSError, jinja2.TemplateError: files that are there and cannot be used.
         """
         folder = Path(folder)
-        tokenizer = load_tokenizer(folder)
-        if tokenizer is None:
+        loaded = load_tokenizer(folder)
+        if loaded is None:
             return None
+        tokenizer, specials = loaded
         encoder = Encoder(tokenizer, cache_bytes=cache_bytes)
-        return cls(encoder, ChatTemplates.load(folder), threads=threads)
+        return cls(encoder, ChatTemplates.load(folder, specials), threads=threads)
 
     def read(self, body: dict[str, Any], chat: bool, *, scope: str = "") -> Prompt | None:
         """Tokens of a request's prompts; None when only the engine can know them.

@@ -113,7 +113,7 @@ class ChatTemplates:
         }
 
     @classmethod
-    def load(cls, folder: Path) -> ChatTemplates:
+    def load(cls, folder: Path, specials: dict[str, str]) -> ChatTemplates:
         """Reads tokenizer_config.json, chat_template.jinja, chat_template.json and additional_chat_templates/."""
         config = read_json(folder / "tokenizer_config.json")
         sources: dict[str, str] = {}
@@ -122,7 +122,7 @@ class ChatTemplates:
         files = {"default": folder / "chat_template.jinja"}
         files |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
         sources |= {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
-        return cls(sources, special_tokens(config, read_json(folder / "special_tokens_map.json")))
+        return cls(sources, specials)
 
     def choose(self, body: dict[str, Any]) -> ChatTemplate:
         """The template for a request. Raises Unreadable when the model has none."""
