@@ -118,16 +118,16 @@ def _show_serving(serving: dict[str, Any]) -> None:
             row["instance_id"],
             row["role"],
             row["state"],
-            f"{row['engine']} {row['engine_version']}",
+            row["engine"],
             row["model"],
             f"{row['running']}+{row['waiting']}",
             f"{row['kv_usage']:.0%}",
             row["cached_blocks"],
-            row["url"],
+            row["url"].removeprefix("http://"),
         )
         for row in serving["instances"]
     ]
-    columns = ("engine", "role", "state", "kind", "model", "run+wait*", "KV used", "cached blocks", "url")
+    columns = ("instance", "role", "state", "engine", "model", "load*", "KV used", "blocks", "http")
     print_table("", columns, rows)
     for row in serving["instances"]:
         if row["state"] != "ready" and row["reason"]:

@@ -80,14 +80,9 @@ def _head(document: dict[str, Any]) -> Text:
     text = Text("mooncache", style="bold")
     if document["gateway_url"]:
         text.append(f"  {document['gateway_url']}/v1", style="cyan")
-    master = document["master"]
-    if master is not None:
-        text.append(
-            f"  up {human_age(master['uptime_s'])}, {master['block_count']} blocks in the directory",
-            style="dim",
-        )
-    text.append(f"  {time.strftime('%H:%M:%S')}  q ends", style="dim")
-    return text
+    if document["master"] is not None:
+        text.append(f"  up {human_age(document['master']['uptime_s'])}", style="dim")
+    return text.append(f"  {time.strftime('%H:%M:%S')}  (q ends)", style="dim")
 
 
 def _gateway(row: dict[str, Any]) -> Table:

@@ -58,6 +58,7 @@ class _Planner:
     ) -> None:
         self._settings, self._state_dir, self._run_dir, self._ports = settings, state_dir, run_dir, ports
         self._chosen = {row.name for row in explain(config) if row.source != "default"}
+        self._scheme = "https" if config.tls.enabled else "http"
         self._probe_host = _reachable(config.metrics.host) if config.metrics.enabled else ""
         host = _bracketed(settings.host)
         self._master = f"{host}:{ports.pick(settings.port, MASTER_PORT, '--master-port')}"
@@ -86,7 +87,7 @@ class _Planner:
             drain = {"DRAIN_TIMEOUT_S": "3"}  # Ctrl-C on a laptop should not take half a minute
             parts.append(self._part("gateway", "gateway", self._gateway, drain))
             parts += self._workers()
-        url = f"http://{self._gateway}" if self._gateway else ""
+        url = f"{self._scheme}://{self._gateway}" if self._gateway else ""
         return Layout({part.name: part for part in parts}, self._master, self._conductor, url)
 
     def _part(self, name: str, service: str, control: str, more: dict[str, str]) -> Part:

@@ -171,7 +171,7 @@ class Watch:
             elif part.module != "mooncache.master":
                 waits[name] = self._wait_probe(part, tell)
         waits["the store nodes"] = self._wait_nodes(nodes, tell)
-        if self._layout.gateway_url:
+        if self._layout.gateway_url.startswith("http:"):
             waits["models of the gateway"] = self._wait_models()
         return waits
 
