@@ -1,0 +1,63 @@
+"""The command `mooncache bench serving`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from mooncache.bench.rows import Report
+from mooncache.errors import MooncacheError
+
+_EXIT_FAILED = 1
+
+
+def serving(
+    case: Annotated[
+        Literal["turns", "soak"], Parameter(help="turns of a conversation, or a soak with kills.")
+    ],
+    *,
+    engine: Annotated[Literal["vllm", "hf"], Parameter(help="Which engine.")] = "hf",
+    model: Annotated[
+        str, Parameter(help="Folder of a model; empty builds a small one with random weights.")
+    ] = "",
+    talks: Annotated[int, Parameter(help="turns: conversations; medians are printed.")] = 5,
+    turn_tokens: Annotated[int, Parameter(help="turns: tokens that each turn adds, roughly.")] = 400,
+    streams: Annotated[int, Parameter(help="soak: concurrent streams.")] = 64,
+    seconds: Annotated[float, Parameter(help="soak: seconds of load before the kills.")] = 300.0,
+    kill: Annotated[bool, Parameter(help="soak: kill every process in turn.")] = True,
+    json: Annotated[Path | None, Parameter(help="Also write the rows to this file.")] = None,
+    markdown: Annotated[Path | None, Parameter(help="Also write the rows as a Markdown table.")] = None,
+) -> int:
+    """Measure a whole cluster on this machine: gateway, conductor, engines, pool.
+
+    For example:
+
+        mooncache bench serving turns --engine vllm
+
+        mooncache bench serving soak --streams 64 --seconds 300
+    """
+    from mooncache.bench.serving import soak, turns
+
+    console = Console()
+    try:
+        with console.status("starting") as status:
+            report: Report
+            if case == "turns":
+                options = turns.TurnsOptions(engine, model, turn_tokens, talks)
+                report = turns.run(options, status.update)
+            else:
+                report = soak.run(soak.SoakOptions(engine, model, streams, seconds, kill), status.update)
+    except MooncacheError as error:
+        console.print(f"The benchmark could not finish: {error}", style="red", markup=False)
+        return _EXIT_FAILED
+    report.print(console)
+    if json is not None:
+        report.write_json(json)
+        console.print(f"rows written to {json}")
+    if markdown is not None:
+        markdown.write_text(report.to_markdown(), encoding="utf-8")
+        console.print(f"table written to {markdown}")
+    return 0

@@ -1,0 +1,235 @@
+"""Soak: many concurrent streams for minutes, then the death of every process in turn under the same load.
+
+First part: no request may fail, no pin may leak and no process may grow. Second part: kill -9 of one process after
+the other (and its restart); requests may end with a clean error then, but none may hang, and service has to come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from mooncache.bench.rows import Report, Row, bar_row
+from mooncache.bench.serving.talk import Answer, ask
+from mooncache.bench.serving.turns import TurnsOptions, cluster_of, demo_key
+from mooncache.cluster.embedded import EmbeddedCluster
+from mooncache.cluster.http_get import http_get
+from mooncache.cluster.settings import Engine
+from mooncache.errors import Internal
+
+Tell = Callable[[str], None]
+REQUEST_TIMEOUT_S = 120.0
+SETTLE_S = 10.0
+RECOVER_TIMEOUT_S = 180.0
+_PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class SoakOptions:
+    """`seconds` of load before the kills; every kill is followed by `after_kill_s` of load."""
+
+    engine: Engine = "hf"
+    model: str = ""
+    streams: int = 64
+    seconds: float = 300.0
+    kill: bool = True
+    after_kill_s: float = 15.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the streams saw."""
+
+    ok: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    ttft_s: list[float] = field(default_factory=list)
+    tokens: int = 0
+    cached: int = 0
+    prompt: int = 0
+
+    def add(self, answer: Answer) -> None:
+        if answer.error:
+            self.failures[answer.error[:160]] += 1
+            return
+        self.ok += 1
+        self.ttft_s.append(answer.ttft_s)
+        self.tokens += answer.output_tokens
+        self.cached += answer.cached_tokens
+        self.prompt += answer.prompt_tokens
+
+    @property
+    def failed(self) -> int:
+        return sum(self.failures.values())
+
+
+def run(options: SoakOptions, tell: Tell) -> Report:
+    """Start a cluster, load it, kill its parts, and report."""
+    report = Report(f"soak: {options.streams} streams, engine {options.engine}")
+    start = TurnsOptions(engine=options.engine, model=options.model)
+    env = {"MOONCACHE_GATEWAY_REQUEST_TIMEOUT_S": str(REQUEST_TIMEOUT_S)}
+    with cluster_of(start, "soak", env, 1) as cluster:
+        asyncio.run(_soak(cluster, options, report, tell))
+    return report
+
+
+async def _soak(cluster: EmbeddedCluster, options: SoakOptions, report: Report, tell: Tell) -> None:
+    quiet = Tally()
+    resident: dict[str, list[int]] = {}
+
+    def sample() -> None:
+        for name, pid in pids_of(cluster).items():
+            resident.setdefault(name, []).append(tree_resident_bytes(pid))
+
+    # Memory is looked at from the second minute on (or the second half): before, caches and pools fill up.
+    await _load(cluster, options, quiet, options.seconds, tell, sample)
+    _quiet_rows(report, quiet, resident, options)
+    await asyncio.sleep(SETTLE_S)
+    report.add(bar_row("pins left after the load", await _pins(cluster), "1", at_most=0))
+    if options.kill:
+        for name in list(cluster.parts):
+            await _kill_under_load(cluster, options, name, report, tell)
+
+
+def _quiet_rows(report: Report, tally: Tally, resident: dict[str, list[int]], options: SoakOptions) -> None:
+    report.add(Row("requests that ended well", float(tally.ok), "1"))
+    report.add(bar_row("requests that failed", float(tally.failed), "1", at_most=0))
+    report.add(Row("output tokens per second", tally.tokens / options.seconds, "1/s"))
+    report.add(Row("ttft, median", statistics.median(tally.ttft_s or [0.0]) * 1e3, "ms"))
+    report.add(Row("cached share of prompt tokens", tally.cached / max(1, tally.prompt), "1"))
+    report.notes += [f"{count} x {text}" for text, count in tally.failures.most_common(5)]
+    for name, samples in resident.items():
+        half = samples[len(samples) // 2 :]
+        if len(half) >= 2:
+            early = statistics.median(half[: max(1, len(half) // 4)])
+            late = statistics.median(half[-max(1, len(half) // 4) :])
+            report.add(
+                bar_row(
+                    f"resident memory of {name}, end against middle",
+                    late / 1e6,
+                    "MB",
+                    against="middle",
+                    reference=early / 1e6,
+                    at_most=1.1,
+                )
+            )
+
+
+async def _load(
+    cluster: EmbeddedCluster,
+    options: SoakOptions,
+    tally: Tally,
+    seconds: float,
+    tell: Tell,
+    sample: Callable[[], None] | None = None,
+) -> None:
+    """`streams` clients, each with conversations of a few turns, until the time is over."""
+    until_s = time.monotonic() + seconds
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        clients = [
+            asyncio.create_task(_client(session, cluster, random.Random(number), tally, until_s))
+            for number in range(options.streams)
+        ]
+        while (left_s := until_s - time.monotonic()) > 0:
+            tell(
+                f"{options.streams} streams, {left_s:.0f} s left: {tally.ok} ended well, {tally.failed} failed"
+            )
+            if sample is not None:
+                sample()
+            await asyncio.sleep(min(5.0, left_s))
+        await asyncio.gather(*clients)
+
+
+async def _client(
+    session: aiohttp.ClientSession, cluster: EmbeddedCluster, rng: random.Random, tally: Tally, until_s: float
+) -> None:
+    key = demo_key(cluster)
+    while time.monotonic() < until_s:
+        messages = [{"role": "system", "content": "Shared words for everybody. " * 20}]
+        for _ in range(rng.randrange(1, 4)):
+            if time.monotonic() >= until_s:
+                return
+            words = " ".join(
+                rng.choice(["alpha", "beta", "gamma", "delta", "epsilon"])
+                for _ in range(rng.randrange(10, 80))
+            )
+            messages.append({"role": "user", "content": words})
+            body = {
+                "model": "bench",
+                "messages": messages,
+                "max_tokens": rng.randrange(4, 24),
+                "temperature": 0,
+            }
+            answer = await ask(session, cluster.layout.gateway_url, key, body, REQUEST_TIMEOUT_S + 30)
+            tally.add(answer)
+            if answer.error:
+                await asyncio.sleep(0.5)  # a client that is refused does not hammer
+                break
+            messages.append({"role": "assistant", "content": answer.text})
+
+
+async def _kill_under_load(
+    cluster: EmbeddedCluster, options: SoakOptions, name: str, report: Report, tell: Tell
+) -> None:
+    """kill -9 of one part while requests run; it is started again, and the load has to work again."""
+    tally = Tally()
+    load = asyncio.create_task(
+        _load(cluster, options, tally, options.after_kill_s, lambda text: tell(f"kill -9 {name}: {text}"))
+    )
+    await asyncio.sleep(options.after_kill_s / 5)
+    await asyncio.to_thread(cluster.kill, name)
+    cluster.restart(name)
+    hung = 0
+    try:
+        async with asyncio.timeout(options.after_kill_s + REQUEST_TIMEOUT_S + 60):
+            await load
+    except TimeoutError:
+        hung = 1
+    await asyncio.to_thread(cluster.wait_ready, RECOVER_TIMEOUT_S)
+    healed = Tally()
+    await _load(cluster, options, healed, 5.0, lambda text: tell(f"after {name}: {text}"))
+    report.add(Row(f"kill -9 {name}: requests that ended well", float(tally.ok), "1"))
+    report.add(Row(f"kill -9 {name}: requests that ended with a clean error", float(tally.failed), "1"))
+    report.add(bar_row(f"kill -9 {name}: requests that hang", float(hung), "1", at_most=0))
+    report.add(bar_row(f"kill -9 {name}: failures after it is back", float(healed.failed), "1", at_most=0))
+    report.notes += [f"{name}: {count} x {text}" for text, count in tally.failures.most_common(2)]
+
+
+def pids_of(cluster: EmbeddedCluster) -> dict[str, int]:
+    """Process ids of the parts."""
+    return {name: part.pid for name, part in cluster.parts.items() if part.pid}
+
+
+def tree_resident_bytes(pid: int) -> int:
+    """Resident memory of a process and all below it (an engine is a child of its worker)."""
+    total = 0
+    with contextlib.suppress(OSError, ValueError):
+        total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                total += tree_resident_bytes(int(child))
+    return total
+
+
+async def _pins(cluster: EmbeddedCluster) -> float:
+    """Pins that nodes hold when nobody reads: none may be left. Raises Internal when a node does not tell."""
+    total = 0.0
+    for name, part in cluster.parts.items():
+        if part.module != "mooncache.store_node":
+            continue
+        status, body = await http_get(part.metrics, "/metrics")
+        found = re.search(rb"^mooncache_store_node_store_pins(?:{[^}]*})? ([0-9.e+-]+)$", body, re.MULTILINE)
+        if status != 200 or found is None:
+            raise Internal(f"{name} does not tell how many pins it holds (HTTP {status})")
+        total += float(found[1])
+    return total

@@ -1,0 +1,193 @@
+"""Later turns of a conversation: time to the first token with the pool, with the engine's own cache, and with nothing.
+
+Each turn adds a question to everything said before. The pool's cluster runs prefill and decode apart. To show what a
+shared cache is for, its conversation also moves: both engines are restarted in the middle, and the next turn still
+finds its blocks. The others are one engine for everything: with its own prefix cache, and without any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from mooncache.auth import load_cluster_token, tenant_token
+from mooncache.bench.rows import Report, Row, bar_row
+from mooncache.bench.serving.talk import Answer, ask
+from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
+from mooncache.cluster.settings import Engine
+from mooncache.errors import Internal
+
+Tell = Callable[[str], None]
+TURNS = 8
+ANSWER_TOKENS = 16
+_QUESTION = "Turn {turn} of conversation {talk}. Consider number {turn}, then consider it again. "
+
+
+@dataclass(frozen=True, slots=True)
+class TurnsOptions:
+    """`turn_tokens` is roughly what each question adds; `talks` conversations give medians."""
+
+    engine: Engine = "vllm"
+    model: str = ""
+    turn_tokens: int = 400
+    talks: int = 5
+    start_timeout_s: float = 600.0
+
+
+@contextmanager
+def cluster_of(
+    options: TurnsOptions, name: str, env: dict[str, str], prefill: int
+) -> Iterator[EmbeddedCluster]:
+    """A cluster of its own in a folder of its own, gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix=f"mooncache-bench-{name}-") as folder:
+        settings = ClusterSettings(
+            state_dir=Path(folder),
+            engine=options.engine,
+            model=options.model,
+            model_name="bench",
+            prefill=prefill,
+            decode=1,
+            port=0,
+            conductor_port=0,
+            gateway_port=0,
+            extra_env=tuple({"MOONCACHE_CONDUCTOR_ADMISSION_ENABLED": "false", **env}.items()),
+        )
+        cluster = EmbeddedCluster(settings)
+        cluster.start(options.start_timeout_s)
+        try:
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+def run(options: TurnsOptions, tell: Tell) -> Report:
+    """All three clusters, one after the other, and a report."""
+    report = Report(f"turns of a conversation, engine {options.engine}")
+    no_cache = {"MOONCACHE_CONNECTOR_ENABLED": "false"}
+    own_cache_off = (
+        {"MOONCACHE_VLLM_EXTRA_ARGS": "--no-enable-prefix-caching"} if options.engine == "vllm" else {}
+    )
+    tell("no cache: starting")
+    with cluster_of(options, "nothing", {**no_cache, **own_cache_off}, 0) as cluster:
+        nothing = asyncio.run(_talks(cluster, options, lambda text: tell(f"no cache: {text}")))
+    own: list[list[Answer]] | None = None
+    if options.engine == "vllm":
+        tell("own cache: starting")
+        with cluster_of(options, "own", no_cache, 0) as cluster:
+            own = asyncio.run(_talks(cluster, options, lambda text: tell(f"own cache: {text}")))
+    tell("pool: starting")
+    with cluster_of(options, "pool", {}, 1) as cluster:
+        pool = asyncio.run(_talks(cluster, options, lambda text: tell(f"pool: {text}")))
+        tell("pool: both engines start anew")
+        moved = asyncio.run(_after_restart(cluster, options, tell))
+    _rows(report, nothing, own, pool, moved)
+    return report
+
+
+def _rows(
+    report: Report,
+    nothing: list[list[Answer]],
+    own: list[list[Answer]] | None,
+    pool: list[list[Answer]],
+    moved: Answer | None,
+) -> None:
+    base = _ttft(nothing, TURNS - 1)
+    report.add(Row("prompt of the last turn", float(pool[0][-1].prompt_tokens), "tokens"))
+    report.add(Row("ttft, last turn, no cache", base * 1e3, "ms"))
+    report.add(Row("ttft, first turn, no cache", _ttft(nothing, 0) * 1e3, "ms"))
+    if own is not None:
+        report.add(
+            bar_row(
+                "ttft, last turn, engine's own cache",
+                _ttft(own, TURNS - 1) * 1e3,
+                "ms",
+                against="no cache",
+                reference=base * 1e3,
+            )
+        )
+    report.add(Row("ttft, first turn, pool", _ttft(pool, 0) * 1e3, "ms"))
+    last = _ttft(pool, TURNS - 1) * 1e3
+    report.add(
+        bar_row("ttft, last turn, pool", last, "ms", against="no cache", reference=base * 1e3, at_most=1.0)
+    )
+    share = statistics.median(talk[-1].cached_tokens / talk[-1].prompt_tokens for talk in pool)
+    report.add(Row("cached share of the last turn's prompt, pool", share, "1"))
+    if moved is not None:
+        report.add(
+            bar_row(
+                "ttft, turn after both engines restarted, pool",
+                moved.ttft_s * 1e3,
+                "ms",
+                against="no cache",
+                reference=base * 1e3,
+            )
+        )
+        report.add(Row("cached tokens of that turn", float(moved.cached_tokens), "tokens"))
+        report.add(Row("prompt tokens of that turn", float(moved.prompt_tokens), "tokens"))
+
+
+def _ttft(talks: list[list[Answer]], turn: int) -> float:
+    return statistics.median(talk[turn].ttft_s for talk in talks)
+
+
+async def _talks(cluster: EmbeddedCluster, options: TurnsOptions, tell: Tell) -> list[list[Answer]]:
+    """Several conversations, one after the other; the very first one only warms up."""
+    talks = []
+    async with aiohttp.ClientSession() as session:
+        for talk in range(options.talks + 1):
+            tell(f"conversation {talk} of {options.talks}")
+            talks.append(await _talk(session, cluster, options, talk, TURNS))
+    return talks[1:]
+
+
+async def _talk(
+    session: aiohttp.ClientSession, cluster: EmbeddedCluster, options: TurnsOptions, talk: int, turns: int
+) -> list[Answer]:
+    answers: list[Answer] = []
+    messages: list[dict[str, str]] = []
+    for turn in range(turns):
+        question = _QUESTION.format(turn=turn, talk=talk)
+        messages.append({"role": "user", "content": question * max(1, options.turn_tokens // 24)})
+        body = {"model": "bench", "messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0}
+        answer = await ask(session, cluster.layout.gateway_url, demo_key(cluster), body, 600.0)
+        if answer.error:
+            raise Internal(f"turn {turn} of conversation {talk}: {answer.error}")
+        answers.append(answer)
+        messages.append({"role": "assistant", "content": answer.text})
+    return answers
+
+
+async def _after_restart(cluster: EmbeddedCluster, options: TurnsOptions, tell: Tell) -> Answer | None:
+    """One conversation whose last turn meets engines that have just been started: their own caches are empty."""
+    async with aiohttp.ClientSession() as session:
+        talk = options.talks + 1
+        answers = await _talk(session, cluster, options, talk, TURNS - 1)
+        for name in [name for name, part in cluster.parts.items() if part.module == "mooncache.worker"]:
+            await asyncio.to_thread(cluster.kill, name)
+            cluster.restart(name)
+        await asyncio.to_thread(cluster.wait_ready, options.start_timeout_s)
+        tell("pool: engines are back")
+        # Something else first: a fresh engine's very first request pays for its own warm-up.
+        await _talk(session, cluster, options, talk + 1, 2)
+        messages = []
+        for turn, answer in enumerate(answers):
+            question = _QUESTION.format(turn=turn, talk=talk)
+            messages.append({"role": "user", "content": question * max(1, options.turn_tokens // 24)})
+            messages.append({"role": "assistant", "content": answer.text})
+        question = _QUESTION.format(turn=TURNS - 1, talk=talk)
+        messages.append({"role": "user", "content": question * max(1, options.turn_tokens // 24)})
+        body = {"model": "bench", "messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0}
+        found = await ask(session, cluster.layout.gateway_url, demo_key(cluster), body, 600.0)
+        return None if found.error else found
+
+
+def demo_key(cluster: EmbeddedCluster) -> str:
+    """An API key of the benchmark's tenant."""
+    return tenant_token(load_cluster_token(cluster.token_path), "bench").text

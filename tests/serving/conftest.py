@@ -1,0 +1,101 @@
+"""A whole cluster with real vLLM engines on the CPU, started once for all tests of this folder."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
+from mooncache.cluster.settings import missing_modules
+
+HERE = Path(__file__).parent
+ENGINE_ENV = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+MAX_TOKENS = 6
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Path:
+    missing = missing_modules("vllm")
+    if missing:
+        pytest.skip(f"vLLM is not installed ({', '.join(missing)}): scripts/install_vllm.sh")
+    from mooncache import tiny_model
+
+    return tiny_model.build(Path(tempfile.gettempdir()) / "mooncache-test-models" / "serving")
+
+
+@pytest.fixture(scope="session")
+def vllm_cluster(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    settings = ClusterSettings(
+        state_dir=tmp_path_factory.mktemp("cluster"),
+        engine="vllm",
+        model=str(model_dir),
+        model_name="tiny",
+        prefill=1,
+        decode=1,
+        capacity_bytes=2 << 30,
+        port=0,
+        conductor_port=0,
+        gateway_port=0,
+        # The machine is shared and slow: what is tested here are tokens, not promises about time.
+        extra_env=(("MOONCACHE_CONDUCTOR_ADMISSION_ENABLED", "false"),),
+    )
+    cluster = EmbeddedCluster(settings)
+    cluster.start(400.0)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def plain_tokens(
+    model_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[list[list[int]]], list[list[int]]]:
+    """Greedy tokens of a plain vLLM for token-id prompts, MAX_TOKENS each."""
+
+    def ask(prompts: list[list[int]]) -> list[list[int]]:
+        folder = tmp_path_factory.mktemp("plain")
+        asked, answered, log = folder / "prompts.json", folder / "tokens.json", folder / "log"
+        asked.write_text(json.dumps(prompts))
+        command = [
+            sys.executable,
+            str(HERE / "plain_vllm.py"),
+            str(model_dir),
+            str(asked),
+            str(answered),
+            str(MAX_TOKENS),
+        ]
+        with log.open("wb") as output:
+            done = subprocess.run(
+                command,
+                env={**os.environ, **ENGINE_ENV},
+                stdout=output,
+                stderr=output,
+                timeout=400,
+                check=False,
+            )
+        assert done.returncode == 0, log.read_text()[-3000:]
+        tokens: list[list[int]] = json.loads(answered.read_text())
+        return tokens
+
+    return ask
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[list[int]]:
+    """50 prompts of 100 to 4,096 tokens that share nothing."""
+    rng = random.Random(7)
+    lengths = [100, 128, 1024, 4096, *(rng.randrange(100, 4097) for _ in range(46))]
+    return [[rng.randrange(10, 8000) for _ in range(length)] for length in lengths]
