@@ -1,0 +1,1 @@
+"""Decisions of the engine: pure code, no torch, no threads, no clock."""

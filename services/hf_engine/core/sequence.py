@@ -1,0 +1,122 @@
+"""One sequence: a prompt that grows token by token, the blocks that hold its KV, and what the cache did for it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from mooncache.kvcache.keys import request_keys
+from mooncache.kvcache.params import Ask
+from mooncache.passport import Passport, split_keys
+
+
+class State(enum.Enum):
+    """Where a sequence is in its life."""
+
+    LOOKUP = "lookup"  # the pool is being asked, or blocks of another instance are awaited
+    WAITING = "waiting"  # may start as soon as there is room
+    LOADING = "loading"  # has blocks; the pool's bytes are on their way into them
+    RUNNING = "running"  # takes part in steps
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen. temperature 0 is greedy, top_k 0 and top_p 1 are off, logprobs -1 wants none."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop_ids: frozenset[int] = frozenset()
+    logprobs: int = -1
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """See the module's text.
+
+    computed: leading tokens whose KV is in `blocks`. present: for each key whether the pool has it, as far as known.
+    load: range of block numbers that have to be fetched before the first step. saved: complete blocks that were
+    handed to the saver or need not be. trace: the request's trace context, if it has one.
+    """
+
+    tokens: list[int]
+    sampling: Sampling
+    passport: Passport
+    block_tokens: int
+    salt: str = ""
+    ask: Ask = field(default_factory=Ask)
+    trace: Any = None
+    sink: Any = None
+    index: int = 0
+    prompt_count: int = 0
+    state: State = State.LOOKUP
+    cancelled: bool = False
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    keys: list[bytes] = field(default_factory=list)
+    present: tuple[bool, ...] = ()
+    load: range = range(0)
+    saved: int = 0
+    preemptions: int = 0
+    random: Any = None
+    # what is told about the cache
+    outcome: str = ""
+    local_tokens: int = 0
+    loaded_tokens: int = 0
+    loaded_bytes: int = 0
+    failed_blocks: int = 0
+    saved_blocks: int = 0
+    waited_ms: float = 0.0
+    load_ms: float = 0.0
+    # times of the caller's clock, seconds
+    arrived_s: float = 0.0
+    first_token_s: float = 0.0
+    last_token_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.prompt_count = self.prompt_count or len(self.tokens)
+        self.extend_keys()
+
+    @property
+    def left(self) -> int:
+        """Tokens whose KV has to be computed before the next token can be chosen."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def generated(self) -> int:
+        """Tokens chosen so far."""
+        return len(self.tokens) - self.prompt_count
+
+    @property
+    def reusable_blocks(self) -> int:
+        """Complete blocks that may come from a cache: one token at least is computed, or nothing could be chosen."""
+        return (len(self.tokens) - 1) // self.block_tokens
+
+    @property
+    def awaited_blocks(self) -> int:
+        """Leading blocks that another instance is computing."""
+        return min(self.ask.wait_tokens // self.block_tokens, self.reusable_blocks)
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-tokens // self.block_tokens)
+
+    def extend_keys(self) -> None:
+        """Name the complete blocks that have no key yet. The rule for keys is the gateway's own."""
+        complete = len(self.tokens) // self.block_tokens
+        if complete > len(self.keys):
+            self.keys = split_keys(
+                request_keys(
+                    self.passport,
+                    self.tokens[: complete * self.block_tokens],
+                    salt=self.salt,
+                    public_tokens=self.ask.public_tokens if self.ask.public_salt else 0,
+                    public_salt=self.ask.public_salt,
+                )
+            )

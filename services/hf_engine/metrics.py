@@ -1,0 +1,61 @@
+"""Numbers that the engine publishes at /metrics, under the names that vLLM uses with another prefix.
+
+mooncache_hf_num_requests_running            gauge      sequences that hold KV blocks
+mooncache_hf_num_requests_waiting            gauge      sequences that wait for room or for the pool
+mooncache_hf_kv_cache_usage_perc             gauge      share of KV blocks in use, 0 to 1
+mooncache_hf_time_to_first_token_seconds     histogram  from arrival to the first token
+mooncache_hf_inter_token_latency_seconds     histogram  between two tokens of a sequence
+mooncache_hf_prompt_tokens_total             counter    prompt tokens of finished prefills, cached ones included
+mooncache_hf_generation_tokens_total         counter    tokens chosen
+mooncache_hf_prefix_cache_queries_total      counter    prompt tokens that were looked for in the own cache
+mooncache_hf_prefix_cache_hits_total         counter    prompt tokens found in the own cache
+mooncache_hf_pool_hits_total                 counter    prompt tokens loaded from the pool
+mooncache_hf_pool_loaded_bytes_total, _pool_load_seconds, _pool_load_failed_blocks_total
+mooncache_hf_pool_lookups_total{outcome}, _pool_saves_total{outcome}, _pool_errors_total{what,code}
+mooncache_hf_preemptions_total, _requests_finished_total{reason}, _steps_total
+mooncache_hf_kv_blocks_pinned                gauge      blocks held by saves under way
+"""
+
+from __future__ import annotations
+
+from mooncache.metrics import Metrics
+
+_TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_TBT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
+
+
+class HfMetrics:
+    """See the module's text."""
+
+    def __init__(self) -> None:
+        self.registry = make = Metrics("hf")
+        self.running = make.gauge("num_requests_running", "Sequences that hold KV blocks.")
+        self.waiting = make.gauge("num_requests_waiting", "Sequences that wait.")
+        self.usage = make.gauge("kv_cache_usage_perc", "Share of KV blocks in use.")
+        self.pinned = make.gauge("kv_blocks_pinned", "Blocks held by saves under way.")
+        self.ttft = make.histogram("time_to_first_token_seconds", "Arrival to first token.", buckets=_TTFT_S)
+        self.tbt = make.histogram("inter_token_latency_seconds", "Between two tokens.", buckets=_TBT_S)
+        self.prompt_tokens = make.counter("prompt_tokens", "Prompt tokens.")
+        self.generation_tokens = make.counter("generation_tokens", "Tokens chosen.")
+        self.local_queries = make.counter(
+            "prefix_cache_queries", "Prompt tokens looked for in the own cache."
+        )
+        self.local_hits = make.counter("prefix_cache_hits", "Prompt tokens found in the own cache.")
+        self.pool_hits = make.counter("pool_hits", "Prompt tokens loaded from the pool.")
+        self._load_bytes = make.counter("pool_loaded_bytes", "Bytes loaded from the pool.")
+        self._load_failed = make.counter("pool_load_failed_blocks", "Blocks that could not be loaded.")
+        self._load_seconds = make.histogram("pool_load_seconds", "Loading the blocks of one request.")
+        self.lookups = make.counter("pool_lookups", "Lookups by outcome.", ("outcome",))
+        self.saves = make.counter("pool_saves", "Blocks saved, by outcome.", ("outcome",))
+        self.pool_errors = make.counter("pool_errors", "Calls to the pool that failed.", ("what", "code"))
+        self.preemptions = make.counter("preemptions", "Sequences that had to give up their blocks.")
+        self.finished = make.counter("requests_finished", "Sequences by how they ended.", ("reason",))
+        self.steps = make.counter("steps", "Forward passes.")
+
+    def loaded(self, failed: int, size_bytes: int, elapsed_s: float) -> None:
+        """One load is over."""
+        self._load_bytes.inc(size_bytes)
+        self._load_failed.inc(failed)
+        self._load_seconds.observe(elapsed_s)
+        if failed:
+            self.pool_errors.labels("load", "INCOMPLETE").inc()

@@ -1,0 +1,49 @@
+"""Who this engine's blocks are for: the passport, and the file by which the worker learns it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import asdict
+from pathlib import Path
+
+from mooncache._version import __version__
+from mooncache.hf_engine.model_runner import ModelRunner
+from mooncache.kvcache import identity
+from mooncache.passport import Passport
+
+# Raise the number when the same model would write other bytes into a block.
+ENGINE = "mooncache-hf/1"
+
+
+def passport_of(folder: Path, runner: ModelRunner, state_dir: Path | None) -> Passport:
+    """Passport of a loaded model. Raises ConfigInvalid when the model's files cannot be read."""
+    return Passport(
+        weights_digest=identity.weights_digest(folder, state_dir=state_dir),
+        config_digest=identity.config_digest(folder),
+        tokenizer_digest=identity.tokenizer_digest(folder),
+        engine=ENGINE,
+        kv_dtype=runner.dtype,
+        kv_layout=runner.memory.layout(),
+        block_tokens=runner.memory.block_tokens,
+    )
+
+
+def write(path: Path, passport: Passport, runner: ModelRunner, *, tokens_max: int, pool: bool) -> None:
+    """Write the file whole or not at all: a reader never sees half of it."""
+    memory = runner.memory
+    content = {
+        "passport": asdict(passport),
+        "kv_bytes_per_token": memory.block_bytes // memory.block_tokens,
+        "kv_capacity_tokens": memory.blocks * memory.block_tokens,
+        "engine_version": __version__,
+        "max_model_tokens": tokens_max,
+        "pool": pool,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+    partial.replace(path)

@@ -1,0 +1,297 @@
+"""The engine's HTTP side: OpenAI's completions and chat, models, health and metrics.
+
+Idea: a request becomes sequences; their outputs come back through one queue for each request, which is filled on the
+event loop once per step. Whatever way a handler ends (answer given, client gone, error), its sequences are aborted in
+`finally`, which costs nothing when they are over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from mooncache.errors import (
+    EngineFailed,
+    InvalidArgument,
+    ModelUnknown,
+    MooncacheError,
+    Overloaded,
+    TooLarge,
+    Unauthenticated,
+)
+from mooncache.hf_engine.core.sequence import Sequence
+from mooncache.hf_engine.engine import Engine, Output
+from mooncache.hf_engine.requests import Asked, Limits, parse
+from mooncache.hf_engine.responses import Answer
+from mooncache.hf_engine.tokens import ChatTokenizer
+from mooncache.metrics import CONTENT_TYPE
+from mooncache.passport import Passport
+
+_BODY_BYTES_MAX = 64 << 20
+_INLINE_BODY_BYTES = 16 << 10  # larger bodies are tokenised beside the event loop
+_RETRY_AFTER_S = 1
+_PARAM = re.compile(r"([a-z_]+): ")
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_STATUS: dict[type[MooncacheError], tuple[int, str]] = {
+    ModelUnknown: (404, "NotFoundError"),
+    Unauthenticated: (401, "AuthenticationError"),
+    Overloaded: (429, "RateLimitError"),
+    TooLarge: (413, "BadRequestError"),
+    EngineFailed: (500, "InternalServerError"),
+}
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(slots=True)
+class ServerState:
+    """What the handlers work with. api_key "" lets everybody in."""
+
+    engine: Engine
+    tokenizer: ChatTokenizer
+    limits: Limits
+    passport: Passport
+    api_key: str
+    created: int
+
+
+def deliver_to(loop: asyncio.AbstractEventLoop) -> Callable[[list[tuple[Any, Output]]], None]:
+    """Outputs of a step go to their requests' queues in one hop to the event loop."""
+
+    def spread(outputs: list[tuple[Any, Output]]) -> None:
+        for queue, output in outputs:
+            queue.put_nowait(output)
+
+    def deliver(outputs: list[tuple[Any, Output]]) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(spread, outputs)
+
+    return deliver
+
+
+def make_app(state: ServerState) -> Starlette:
+    """The ASGI application."""
+
+    async def completions(request: Request) -> Response:
+        return await _generate(state, request, chat=False)
+
+    async def chat(request: Request) -> Response:
+        return await _generate(state, request, chat=True)
+
+    async def models(_: Request) -> Response:
+        return _json({"object": "list", "data": [_model(state)]})
+
+    async def model(request: Request) -> Response:
+        if request.path_params["name"] != state.limits.model:
+            raise ModelUnknown(f"model: The model `{request.path_params['name']}` does not exist.")
+        return _json(_model(state))
+
+    async def health(_: Request) -> Response:
+        return Response(status_code=200 if state.engine.alive else 503)
+
+    async def metrics(_: Request) -> Response:
+        return Response(state.engine.metrics.registry.render(), media_type=CONTENT_TYPE)
+
+    return Starlette(
+        routes=[
+            Route("/v1/completions", _guarded(state, completions), methods=["POST"]),
+            Route("/v1/chat/completions", _guarded(state, chat), methods=["POST"]),
+            Route("/v1/models", _guarded(state, models)),
+            Route("/v1/models/{name:path}", _guarded(state, model)),
+            Route("/health", health),
+            Route("/metrics", metrics),
+        ],
+        exception_handlers={HTTPException: _http_error},
+    )
+
+
+def _guarded(state: ServerState, handler: Handler) -> Handler:
+    """The handler behind the key, with every error in OpenAI's shape."""
+
+    async def guarded(request: Request) -> Response:
+        try:
+            given = request.headers.get("authorization", "")
+            if state.api_key and not hmac.compare_digest(given.encode(), f"Bearer {state.api_key}".encode()):
+                raise Unauthenticated("The key is missing or wrong; send it as Authorization: Bearer.")
+            return await handler(request)
+        except MooncacheError as error:
+            status, kind = _STATUS.get(type(error), (400, "BadRequestError"))
+            headers = {"Retry-After": str(_RETRY_AFTER_S)} if status == 429 else None
+            return _json({"error": _error(error.message, status, kind)}, status, headers)
+        except ClientDisconnect:
+            return Response(status_code=499)
+
+    return guarded
+
+
+def _error(message: str, status: int, kind: str) -> dict[str, Any]:
+    named = _PARAM.match(message)
+    return {"message": message, "type": kind, "param": named[1] if named else None, "code": status}
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    kind = "NotFoundError" if error.status_code == 404 else "BadRequestError"
+    return _json({"error": _error(str(error.detail), error.status_code, kind)}, error.status_code)
+
+
+def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(content), status, headers, "application/json")
+
+
+def _model(state: ServerState) -> dict[str, Any]:
+    return {
+        "id": state.limits.model,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "mooncache",
+        "root": state.limits.model,
+        "parent": None,
+        "max_model_len": state.limits.tokens_max,
+    }
+
+
+async def _body(request: Request) -> tuple[Any, int]:
+    """The decoded body and its size."""
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > _BODY_BYTES_MAX:
+            raise TooLarge(f"The body is larger than {_BODY_BYTES_MAX} bytes.")
+    try:
+        return json.loads(data), len(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"The body is not JSON: {error}") from None
+
+
+async def _generate(state: ServerState, request: Request, *, chat: bool) -> Response:
+    body, size = await _body(request)
+    if size <= _INLINE_BODY_BYTES:
+        asked = parse(body, state.tokenizer, state.limits, chat=chat)
+    else:
+        asked = await asyncio.to_thread(parse, body, state.tokenizer, state.limits, chat=chat)
+    given = request.headers.get("x-request-id", "")
+    ident = given if _ID.fullmatch(given) else uuid.uuid4().hex
+    answer = Answer(
+        asked,
+        state.tokenizer,
+        ident=f"{'chatcmpl' if chat else 'cmpl'}-{ident}",
+        model=state.limits.model,
+        created=int(time.time()),
+    )
+    queue: asyncio.Queue[Output] = asyncio.Queue()
+    sequences = _sequences(state, asked, queue)
+    state.engine.submit(sequences)
+    headers = {"X-Request-Id": ident}
+    if asked.stream:
+        events = _events(state, answer, sequences, queue)
+        headers["Cache-Control"] = "no-cache"
+        return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+    try:
+        await _unless_gone(request, _collect(state, answer, sequences, queue))
+    finally:
+        state.engine.abort(sequences)
+    return _json(answer.whole(), headers=headers)
+
+
+def _sequences(state: ServerState, asked: Asked, queue: asyncio.Queue[Output]) -> list[Sequence]:
+    return [
+        Sequence(
+            tokens=list(prompt),
+            sampling=sampling,
+            passport=state.passport,
+            block_tokens=state.passport.block_tokens,
+            salt=asked.salt,
+            ask=asked.ask,
+            sink=queue,
+            index=number * asked.n + copy,
+        )
+        for number, (prompt, sampling) in enumerate(zip(asked.prompts, asked.sampling, strict=True))
+        for copy in range(asked.n)
+    ]
+
+
+def _refuse_broken(output: Output) -> None:
+    """Raises EngineFailed for an output that is no answer."""
+    if output.finish in {"error", "abort"}:
+        raise EngineFailed(output.message or "The engine ends; send the request to another one.")
+
+
+async def _collect(
+    state: ServerState, answer: Answer, sequences: list[Sequence], queue: asyncio.Queue[Output]
+) -> None:
+    while not answer.finished:
+        output = await queue.get()
+        found = answer.take(output)
+        if found is None:
+            continue
+        _refuse_broken(output)
+        if found[0].finish and not output.finish:  # a stop string; the engine does not know
+            state.engine.abort([sequences[output.index]])
+
+
+async def _unless_gone(request: Request, work: Any) -> None:
+    """Do the work, or end it when the client closes the connection. Raises ClientDisconnect."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        working.result()
+    finally:
+        working.cancel()
+        watching.cancel()
+
+
+async def _events(
+    state: ServerState, answer: Answer, sequences: list[Sequence], queue: asyncio.Queue[Output]
+) -> AsyncIterator[bytes]:
+    """Server-sent events; several that are ready at once leave in one piece."""
+    try:
+        while not answer.finished:
+            outputs = [await queue.get()]
+            while not queue.empty():
+                outputs.append(queue.get_nowait())
+            yield b"".join(_event(state, answer, sequences, output) for output in outputs)
+        if answer.asked.include_usage:
+            yield _data(answer.usage_chunk())
+        yield b"data: [DONE]\n\n"
+    except EngineFailed as error:
+        yield _data({"error": _error(error.message, 500, "InternalServerError")}) + b"data: [DONE]\n\n"
+    finally:
+        state.engine.abort(sequences)
+
+
+def _event(state: ServerState, answer: Answer, sequences: list[Sequence], output: Output) -> bytes:
+    found = answer.take(output)
+    if found is None:
+        return b""
+    _refuse_broken(output)
+    choice, delta = found
+    if choice.finish and not output.finish:
+        state.engine.abort([sequences[output.index]])
+    role = _data(answer.role_chunk(choice)) if answer.asked.chat and delta.first else b""
+    return role + _data(answer.chunk(choice, delta))
+
+
+def _data(content: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(content) + b"\n\n"

@@ -1,0 +1,209 @@
+"""The engine as a process: model, passport, pool, HTTP; ends on SIGTERM after a few seconds for what runs.
+
+It needs no cluster: without a pool it serves alone and goes on looking for one in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+import mooncache
+from mooncache import logs
+from mooncache.config import Config
+from mooncache.errors import ConfigInvalid, MooncacheError
+from mooncache.hf_engine import passport_file
+from mooncache.hf_engine.engine import Engine
+from mooncache.hf_engine.metrics import HfMetrics
+from mooncache.hf_engine.model_runner import ModelRunner
+from mooncache.hf_engine.pool_link import PoolLink
+from mooncache.hf_engine.requests import Limits
+from mooncache.hf_engine.server import ServerState, deliver_to, make_app
+from mooncache.hf_engine.tokens import ChatTokenizer
+from mooncache.kvcache import identity
+from mooncache.logs import Event, get_logger
+from mooncache.passport import Passport
+
+EXIT_OK, EXIT_FAILED, EXIT_CONFIG = 0, 1, 2
+_DRAIN_S = 5
+_SAVES_S = 2.0
+_POLL_S = 0.02
+_BACKLOG = 2048
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says. An empty name means the folder's; port 0 takes a free one."""
+
+    model: str
+    served_model_name: str = ""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    passport_path: Path | None = None
+    api_key: str = ""
+
+
+@dataclass(slots=True)
+class Parts:
+    """A built engine; `stop` ends all of it. Tests use it without HTTP."""
+
+    engine: Engine
+    pool: PoolLink | None
+    runner: ModelRunner
+    passport: Passport
+    limits: Limits
+    folder: Path
+
+    def start(self) -> None:
+        """Start the threads."""
+        self.engine.start(self.pool)
+        if self.pool is not None:
+            self.pool.start()
+
+    def stop(self) -> None:
+        """Let saves finish for a moment, then end the threads."""
+        deadline_s = time.monotonic() + _SAVES_S
+        while self.pool is not None and not self.pool.quiet() and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        self.engine.stop()
+        if self.pool is not None:
+            self.pool.close()
+
+
+def build(config: Config, options: Options) -> Parts:
+    """Load the model and make everything; nothing runs yet. Raises ConfigInvalid, Unsupported."""
+    started_s = time.monotonic()
+    section = config.hf
+    folder = identity.resolve_model(options.model)
+    runner = ModelRunner(
+        folder,
+        dtype=section.dtype,
+        device=section.device,
+        block_tokens=section.block_tokens,
+        kv_cache_bytes=section.kv_cache_bytes,
+    )
+    capacity = runner.memory.blocks * section.block_tokens
+    tokens_max = min(section.max_model_len or runner.max_positions, runner.max_positions, capacity)
+    passport = passport_file.passport_of(folder, runner, config.cluster.state_dir)
+    limits = Limits(options.served_model_name or folder.name, tokens_max, runner.vocab, runner.eos_ids)
+    metrics = HfMetrics()
+    engine = Engine(
+        runner,
+        metrics,
+        batch_max=section.batch_max,
+        chunk_tokens=section.prefill_chunk_tokens,
+        queue_max=section.queue_max,
+        save_decode_blocks=config.connector.save_decode_blocks,
+    )
+
+    def announce() -> None:
+        if options.passport_path is not None:
+            connected = pool is not None and pool.connected
+            passport_file.write(
+                options.passport_path, passport, runner, tokens_max=tokens_max, pool=connected
+            )
+
+    pool = None
+    if config.connector.enabled:
+        pool = PoolLink(
+            config.connector,
+            lambda: mooncache.connect(client_name=f"hf-engine {limits.model}"),
+            runner.memory,
+            engine.post,
+            metrics,
+            announce,
+        )
+    announce()
+    log.info(
+        Event.HF_MODEL_LOADED,
+        model=limits.model,
+        seconds=round(time.monotonic() - started_s, 3),
+        kv_blocks=runner.memory.blocks,
+        tokens_max=tokens_max,
+        device=str(runner.device),
+    )
+    return Parts(engine, pool, runner, passport, limits, folder)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own handling of signals, which would end the process by the signal, not with status 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(config: Config, options: Options) -> int:
+    _quiet_transformers()
+    parts = build(config, options)
+    loop = asyncio.get_running_loop()
+    parts.engine.deliver = deliver_to(loop)
+    state = ServerState(
+        parts.engine,
+        ChatTokenizer(parts.folder),
+        parts.limits,
+        parts.passport,
+        options.api_key,
+        int(time.time()),
+    )
+    server = _Server(
+        uvicorn.Config(
+            make_app(state),
+            host=options.host,
+            port=options.port,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            backlog=_BACKLOG,
+            timeout_graceful_shutdown=_DRAIN_S,
+        )
+    )
+
+    def stop() -> None:
+        if not server.should_exit:
+            log.info(Event.SERVICE_DRAINING, active_calls=parts.engine.unfinished)
+        server.force_exit = server.should_exit
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    parts.start()
+    try:
+        log.info(Event.SERVICE_READY, http=f"{options.host}:{options.port}")
+        await server.serve()
+    finally:
+        await asyncio.to_thread(parts.stop)
+    log.info(Event.SERVICE_STOPPED)
+    return EXIT_OK if server.started else EXIT_FAILED
+
+
+def _quiet_transformers() -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+def run(config: Config, options: Options) -> int:
+    """Be the engine's process; returns the exit status."""
+    logs.setup("hf_engine", level=config.logging.level, log_format=config.logging.format)
+    try:
+        return asyncio.run(_serve(config, options))
+    except ConfigInvalid as error:
+        log.error(Event.SERVICE_FAILED, code=error.name, reason=error.message)
+        return EXIT_CONFIG
+    except (MooncacheError, OSError) as error:
+        log.error(Event.SERVICE_FAILED, code=getattr(error, "name", "OS"), reason=str(error))
+        return EXIT_FAILED
+    except SystemExit:  # uvicorn's way to say that the port is taken
+        log.error(Event.SERVICE_FAILED, code="OS", reason=f"cannot listen on {options.host}:{options.port}")
+        return EXIT_FAILED
