@@ -84,6 +84,7 @@ def build() -> App:
     app.command(local.version, group=TOOLS)
     bench = App(name="bench", help="Measure: every benchmark prints ratios within one run.", group=TOOLS)
     bench.command("mooncache.bench.store.command:store", name="store")
+    bench.command("mooncache.bench.conductor.command:conductor", name="conductor")
     bench.command("mooncache.bench.serving.command:serving", name="serving")
     app.command(bench)
     return app

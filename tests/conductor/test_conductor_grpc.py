@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from mooncache import errors
-from mooncache.auth import tenant_token
-from mooncache.channel import GrpcChannel
 from mooncache.proto.v1 import conductor_pb2 as pb
-from mooncache.rpc import CONDUCTOR_SERVICE
-from tests.conductor.support import BLOCK, PASSPORT, Conductor, chain, config_at, eventually, instance, running
+from tests.conductor.support import (
+    BLOCK,
+    PASSPORT,
+    Conductor,
+    chain,
+    config_at,
+    instance,
+    running,
+)
 
 PREFILL, DECODE = pb.INSTANCE_ROLE_PREFILL, pb.INSTANCE_ROLE_DECODE
 CALM = {"conductor.suspect_after_s": 60, "conductor.lease_s": 120}
@@ -51,7 +51,9 @@ def test_register_report_schedule_list(tmp_path: Path) -> None:
         assert plan.prefill.url == "http://127.0.0.1:1/p"
         assert plan.decode.wait_tokens == 100 * BLOCK
         assert plan.decode.wait_ms > 0
-        assert plan.summary.startswith("prefill=p;decode=d;branch=local;local=0;pool=0;computed=1605;ttft_ms=")
+        assert plan.summary.startswith(
+            "prefill=p;decode=d;branch=local;local=0;pool=0;computed=1605;ttft_ms="
+        )
         assert (await c.record("r1"))["decision_id"] == plan.decision_id
 
     serve(tmp_path, scenario)

@@ -111,7 +111,8 @@ def sentence(choice: Choice, request: Request) -> str:
     if choice.reason == "ttft":
         return f"The first token would take {choice.ttft_s:.1f} s, {request.ttft_slo_s:g} s are promised; {wait}."
     if choice.reason == "tbt":
-        return f"A token would take {choice.decode.tbt_s * 1e3:.0f} ms, {request.tbt_slo_s * 1e3:g} ms are promised; {wait}."
+        tbt_ms, promised_ms = choice.decode.tbt_s * 1e3, request.tbt_slo_s * 1e3
+        return f"A token would take {tbt_ms:.0f} ms, {promised_ms:g} ms are promised; {wait}."
     if choice.reason == "capacity":
         return f"No decode instance has room for {choice.decode.wait_s:.1f} s; {wait}."
     left = request.prompt_tokens - branch.prefix_tokens

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 KEY_BYTES = 32
-LOOKED_AT_MAX = 16  # running requests that are compared in full
-WAITS_MAX = 4
+LOOKED_AT_MAX = 8  # running requests that are looked at
+WAITS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +48,28 @@ def checkpoints(count: int) -> list[int]:
     return found
 
 
-def common_blocks(mine: bytes, theirs: bytes) -> int:
-    """Return how many leading keys two packed chains share."""
+def chained_blocks(mine: bytes, theirs: bytes) -> int:
+    """Return how many leading keys two packed chains share, taking for granted that equal keys have equal
+    prefixes."""
     low, high = 0, min(len(mine), len(theirs)) // KEY_BYTES
-    end = high * KEY_BYTES
-    if mine[:end] == theirs[:end]:
-        return high
-    while low < high:  # `low` keys are shared as far as the chain property tells
+    while low < high:
         middle = (low + high + 1) // 2
         at = (middle - 1) * KEY_BYTES
         if mine[at : at + KEY_BYTES] == theirs[at : at + KEY_BYTES]:
             low = middle
         else:
             high = middle - 1
-    # Keys of a public prefix and of a private chain may alternate; only equal bytes count.
-    return low if mine[: low * KEY_BYTES] == theirs[: low * KEY_BYTES] else 0
+    return low
+
+
+def common_blocks(mine: bytes, theirs: bytes) -> int:
+    """Return how many leading keys two packed chains share.
+
+    0 when the chain property does not hold: keys of a public prefix and of a private chain may alternate, and
+    only equal bytes count.
+    """
+    blocks = chained_blocks(mine, theirs)
+    return blocks if theirs.startswith(mine[: blocks * KEY_BYTES]) else 0
 
 
 class InFlight:
@@ -103,28 +110,25 @@ class InFlight:
         """
         if not self._running or not keys:
             return []
-        count = len(keys) // KEY_BYTES
         best: dict[tuple[int, str], Overlap] = {}
-        looked = 0
         seen: set[str] = set()
-        for at in reversed(checkpoints(count)):
+        for at in reversed(checkpoints(len(keys) // KEY_BYTES)):
             there = self._at.get(keys[at * KEY_BYTES : (at + 1) * KEY_BYTES])
             if there is None:
                 continue
             for running in reversed(list(there.values())[-LOOKED_AT_MAX:]):
-                if running.decision_id in seen or looked >= LOOKED_AT_MAX:
+                if running.decision_id in seen or len(seen) >= LOOKED_AT_MAX:
                     continue
                 seen.add(running.decision_id)
-                looked += 1
-                blocks = common_blocks(keys, running.keys)
+                blocks = chained_blocks(keys, running.keys)
                 place = (blocks, running.instance_id)
                 known = best.get(place)
                 if blocks and (known is None or running.end_s < known.running.end_s):
                     best[place] = Overlap(running, blocks)
-            if looked >= LOOKED_AT_MAX:
+            if len(seen) >= LOOKED_AT_MAX:
                 break
-        ordered = sorted(best.values(), key=lambda o: (-o.blocks, o.running.end_s))
-        return ordered[:WAITS_MAX]
+        ordered = sorted(best.values(), key=lambda o: (-o.blocks, o.running.end_s))[:WAITS_MAX]
+        return [o for o in ordered if o.running.keys.startswith(keys[: o.blocks * KEY_BYTES])]
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""

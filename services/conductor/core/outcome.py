@@ -90,13 +90,19 @@ def take_in(
     if phase == PREFILL_FAILED:
         scheduler.in_flight.end(decision_id)
         scheduler.work.computed(decision_id, now_s)
-    if phase == FIRST_TOKEN and not active.first_token_s:
+    # Of an answer that is not streamed the gateway sees the first token together with the last.
+    if phase == FIRST_TOKEN and not active.first_token_s and detail.get("streamed") is not False:
         active.first_token_s = now_s
         observed_s = elapsed_s or now_s - active.assigned_s
         record.observed["ttft_ms"] = round(observed_s * 1e3, 3)
         if active.expected_ttft_s > 0:
             learned.ttft_error = observed_s / active.expected_ttft_s
     if phase in ENDS:
+        for leg in _decode_legs(detail)[-1:]:
+            if active.computer == active.decoder and active.compute_seen_s:
+                _prefill_told(scheduler, active, record, {"told": told_of(leg)}, learned)
+            else:
+                _loads(scheduler, active.decoder, told_of(leg))
         if phase == FINISHED:
             _finished(scheduler, active, record, elapsed_s, output_tokens, now_s)
         scheduler.close(decision_id, phase, now_s)
@@ -131,19 +137,25 @@ def _computed(
 ) -> None:
     """The prompt is computed: release what waited for it and learn how long it took and what was loaded."""
     inline = active.computer == active.decoder
-    if phase == FIRST_TOKEN and not inline:
-        began_s = None  # says nothing of the prefill instance, unless the word of its end was lost
-        if scheduler.in_flight.end(active.decision_id):
-            learned.learn = active
-        scheduler.work.computed(active.decision_id, now_s)
-    else:
-        began_s = scheduler.work.computed(active.decision_id, now_s)
-        scheduler.in_flight.end(active.decision_id)
-        learned.learn = active if began_s is not None else None
-    told = told_of(detail)
-    _loads(scheduler, active.decoder if phase == FIRST_TOKEN else active.computer, told)
+    began_s = scheduler.work.computed(active.decision_id, now_s)
+    scheduler.in_flight.end(active.decision_id)
     if began_s is None:
         return
+    learned.learn = active
+    if phase == FIRST_TOKEN and not inline:
+        return  # word of the prefill's end was lost; this says nothing of its duration
+    if detail.get("streamed") is not False:
+        active.compute_seen_s = max(1e-4, now_s - began_s)
+    if not inline:
+        _prefill_told(scheduler, active, record, detail, learned)
+
+
+def _prefill_told(
+    scheduler: Scheduler, active: Active, record: Record, detail: dict[str, Any], learned: Learned
+) -> None:
+    """The leg that computed the prompt is described: what it found, what it computed, how long it took."""
+    told = told_of(detail)
+    _loads(scheduler, active.computer, told)
     hit = int(min(number(told, "hit_tokens", active.prefix_tokens), active.prompt_tokens))
     computed = int(number(detail, "computed_tokens", active.prompt_tokens - hit))
     learned.local_tokens = int(number(told, "local_tokens"))
@@ -152,16 +164,26 @@ def _computed(
     record.observed.update(
         computed_tokens=computed, local_tokens=learned.local_tokens, loaded_tokens=learned.loaded_tokens
     )
-    # The engine's own figure when there is one; else the time since it could begin, loads and waits taken
-    # off.
+    # The engine's own figure when there is one; else the time since it could begin, loads and waits taken off.
     idle_s = (number(told, "waited_ms") + number(told, "load_ms")) / 1e3
-    seconds = number(detail, "engine_ms") / 1e3 or max(1e-4, now_s - began_s - idle_s)
+    seen_s = active.compute_seen_s
+    if active.computer != active.decoder:
+        leg_s = (number(detail, "ended_ms") - number(detail, "sent_ms")) / 1e3
+        seen_s = min(seen_s, leg_s) if leg_s > 0 else seen_s
+    seconds = number(detail, "engine_ms") / 1e3 or max(1e-4, seen_s - idle_s)
     record.observed["prefill_ms"] = round(seconds * 1e3, 3)
     instance = scheduler.registry.get(active.computer)
-    if instance is not None and computed > 0:
+    if instance is not None and computed > 0 and active.sequences == 1:
         n = active.prompt_tokens
         scheduler.prefill_model(instance.info).observe(n, max(0, min(n - 1, n - computed)), seconds)
     _missing(record, told, hit)
+
+
+def _decode_legs(detail: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what the gateway tells of decode legs that an engine has answered."""
+    legs = detail.get("legs")
+    found = legs if isinstance(legs, list) else []
+    return [leg for leg in found if isinstance(leg, dict) and leg.get("leg") == "decode" and told_of(leg)]
 
 
 def _loads(scheduler: Scheduler, instance_id: str, told: dict[str, Any]) -> None:
@@ -189,11 +211,10 @@ def _finished(
     if output_tokens > 0:
         per_sequence = output_tokens / active.sequences
         scheduler.output_tokens.setdefault(active.model, Follower(per_sequence, 0.05)).observe(per_sequence)
-        if active.first_token_s:
-            stayed_s = max(1e-3, now_s - active.first_token_s)
-            scheduler.turnovers.setdefault(active.model, Follower(stayed_s, 0.05)).observe(stayed_s)
-            if per_sequence > 1:
-                record.observed["tbt_ms"] = round(stayed_s * 1e3 / (per_sequence - 1), 3)
+        stayed_s = max(1e-3, now_s - (active.first_token_s or active.assigned_s + active.expected_ttft_s))
+        scheduler.turnovers.setdefault(active.model, Follower(stayed_s, 0.05)).observe(stayed_s)
+        if active.first_token_s and per_sequence > 1:
+            record.observed["tbt_ms"] = round(stayed_s * 1e3 / (per_sequence - 1), 3)
 
 
 def explain(

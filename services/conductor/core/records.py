@@ -1,6 +1,6 @@
 """Records of decisions, for `mooncache why`: what was chosen, what else there was, what came of it.
 
-A record is a JSON object (docs/reference-decision.md). Its candidates are encoded at once, so that ten
+A record is a JSON object (docs/reference-decision.md). Its candidates are packed at once, so that ten
 thousand records take tens of megabytes; the oldest are dropped.
 """
 
@@ -20,7 +20,9 @@ CANDIDATES_MAX = 16
 EVENTS_MAX = 32
 DETAIL_CHARS_MAX = 16_384
 RUNNING, REFUSED = "running", "refused"
-_encode = msgspec.json.Encoder().encode
+_Kept = tuple[int, list[PrefillOption], list[PrefillOption], list[DecodeOption]]
+_encode = msgspec.msgpack.Encoder().encode
+_decode_kept = msgspec.msgpack.Decoder(_Kept).decode
 
 
 @dataclass(slots=True)
@@ -44,7 +46,7 @@ class Record:
         document = {
             **self.head,
             "state": self.state,
-            **json.loads(self.candidates),
+            **candidates_fields(self.candidates),
             "misses": [
                 {"from_token": miss.begin, "to_token": miss.end, "reason": miss.reason}
                 for miss in self.misses
@@ -101,25 +103,37 @@ def milliseconds(seconds: float) -> float:
 
 
 def encode_candidates(choice: Choice) -> bytes:
-    """Return the cheapest candidates of each kind as JSON, the chosen ones always among them."""
+    """Return the cheapest candidates of each kind, packed; the chosen ones are always among them."""
     prefills = _first(choice.prefill_options, choice.prefill)
     inlines = _first(choice.inline_options, choice.inline)
-    decodes = sorted(choice.decode_options, key=lambda option: option.score_s)[:CANDIDATES_MAX]
-    if choice.decode is not None and choice.decode not in decodes:
+    decodes = sorted(choice.decode_options, key=_score)[:CANDIDATES_MAX]
+    if choice.decode is not None and not any(option is choice.decode for option in decodes):
         decodes.append(choice.decode)
-    return _encode(
-        {
-            "candidate_count": len(choice.prefill_options) + len(choice.inline_options),
-            "prefill_candidates": [_prefill(option) for option in prefills],
-            "inline_candidates": [_prefill(option) for option in inlines],
-            "decode_candidates": [_decode(option) for option in decodes],
-        }
-    )
+    return _encode((len(choice.prefill_options) + len(choice.inline_options), prefills, inlines, decodes))
+
+
+def candidates_fields(packed: bytes) -> dict[str, Any]:
+    """Return packed candidates as JSON fields."""
+    count, prefills, inlines, decodes = _decode_kept(packed)
+    return {
+        "candidate_count": count,
+        "prefill_candidates": [_prefill(option) for option in prefills],
+        "inline_candidates": [_prefill(option) for option in inlines],
+        "decode_candidates": [_decode(option) for option in decodes],
+    }
+
+
+def _total(option: PrefillOption) -> float:
+    return option.best.total_s
+
+
+def _score(option: DecodeOption) -> float:
+    return option.score_s
 
 
 def _first(options: tuple[PrefillOption, ...], chosen: PrefillOption | None) -> list[PrefillOption]:
-    found = sorted(options, key=lambda option: option.best.total_s)[:CANDIDATES_MAX]
-    if chosen is not None and chosen not in found:
+    found = sorted(options, key=_total)[:CANDIDATES_MAX]
+    if chosen is not None and not any(option is chosen for option in found):
         found.append(chosen)
     return found
 

@@ -8,7 +8,6 @@ more.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +17,9 @@ from mooncache.conductor.core.cache_index import KEY_BYTES, BlockIndex, CacheInd
 from mooncache.conductor.core.in_flight import InFlight, Running
 from mooncache.conductor.core.learning import DecodeLearner, Follower, PrefillLearner, TransferLearner
 from mooncache.conductor.core.policy import plan
-from mooncache.conductor.core.policy.types import Awaited, Choice, InstanceFacts, Request
+from mooncache.conductor.core.policy.types import Awaited, Choice, InstanceFacts, PrefillCost, Request
 from mooncache.conductor.core.records import REFUSED, Record, Records
-from mooncache.conductor.core.registry import Instance, InstanceInfo, Load, Registry
+from mooncache.conductor.core.registry import READY, Instance, InstanceInfo, Load, Registry
 from mooncache.conductor.core.seen import SeenBlocks
 from mooncache.conductor.core.work import Active, WorkBook
 
@@ -126,7 +125,7 @@ class Scheduler:
             text = f"The prompt has {ask.prompt_tokens} tokens; {ask.model!r} takes less than {longest}."
             return self._refuse(ask, pool, "too_long", text, now_s, wall_s)
         leading = self.cache.leading(ask.keys) if ask.keys else {}
-        facts = [self._facts(i, leading.get(i.holder, 0) * block_tokens, now_s) for i in fitting]
+        facts = self._facts(fitting, leading, block_tokens, now_s)
         choice = plan.choose(request, facts, self.settings.rules, self._rng)
         decision = self._decided(ask, pool, request, choice, block_tokens, now_s, wall_s)
         if choice.admitted:
@@ -185,40 +184,50 @@ class Scheduler:
         limit = instance.info.max_model_tokens
         return not limit or ask.prompt_tokens < limit
 
-    def _facts(self, instance: Instance, local_tokens: int, now_s: float) -> InstanceFacts:
-        """Return what a decision sees of an instance. Assignments count at once, reports fill in what others
-        sent."""
-        info, load = instance.info, instance.load
-        name = info.instance_id
-        sequences, kv_tokens = self.work.generating(name)
-        queue_s = self.work.queue_s(name, now_s)
-        pending = self.work.pending_count(name)
-        unknown = load.waiting - pending - sequences
-        if unknown > 0:  # work that this conductor did not send: as long as what it sent, or a short prompt
-            queue_s += unknown * (
-                queue_s / pending if pending else self.prefill_model(info).cost.seconds(512, 0)
+    def _facts(
+        self, instances: list[Instance], leading: dict[int, int], block_tokens: int, now_s: float
+    ) -> list[InstanceFacts]:
+        """Return what a decision sees of the instances of one model.
+
+        Assignments count at once; reports fill in what others sent.
+        """
+        shared_transfer = self.transfers.get("", _NO_TRANSFERS)
+        turnover = self.turnovers.get(instances[0].info.model)
+        turnover_s = turnover.value if turnover is not None else TURNOVER_PRIOR_S
+        prefills: dict[str, PrefillCost] = {}
+        found = []
+        for instance in instances:
+            info, load, name = instance.info, instance.load, instance.info.instance_id
+            cost = prefills.get(info.engine)
+            if cost is None:
+                cost = prefills[info.engine] = self.prefill_model(info).cost
+            pending, queue_s, sequences, kv_tokens = self.work.load(name, now_s)
+            unknown = load.waiting - pending - sequences
+            if unknown > 0:  # work that this conductor did not send: like what it sent, or short prompts
+                queue_s += unknown * (queue_s / pending if pending else cost.seconds(512, 0))
+            reported = load.running + load.waiting
+            reported_kv = load.kv_usage * info.kv_capacity_tokens
+            decode = self.decodes.get(name)
+            found.append(
+                InstanceFacts(
+                    name,
+                    instance.role,
+                    instance.state == READY,
+                    cost,
+                    self.transfers.get(name, shared_transfer).cost(info.kv_bytes_per_token),
+                    decode.cost if decode is not None else learning.DECODE_PRIOR,
+                    info.group,
+                    info.pool,
+                    leading.get(instance.holder, 0) * block_tokens,
+                    queue_s,
+                    sequences if sequences > reported else reported,
+                    info.max_sequences,
+                    kv_tokens if kv_tokens > reported_kv else reported_kv,
+                    info.kv_capacity_tokens,
+                    turnover_s,
+                )
             )
-        transfer = self.transfers.get(name) or self.transfers.get("") or _NO_TRANSFERS
-        turnover = self.turnovers.get(info.model)
-        decode = self.decodes.get(name)
-        return InstanceFacts(
-            instance_id=name,
-            role=instance.role,
-            ready=instance.ready,
-            prefill=self.prefill_model(info).cost,
-            transfer=transfer.cost(info.kv_bytes_per_token),
-            decode=decode.cost if decode is not None else learning.DECODE_PRIOR,
-            group=info.group,
-            pool=info.pool,
-            local_tokens=local_tokens,
-            queue_s=queue_s,
-            sequences=max(sequences, load.running + load.waiting if sequences else load.running),
-            sequences_max=info.max_sequences,
-            kv_used_tokens=max(kv_tokens, load.kv_usage * info.kv_capacity_tokens),
-            kv_capacity_tokens=info.kv_capacity_tokens,
-            turnover_s=turnover.value if turnover is not None else TURNOVER_PRIOR_S,
-            reason=instance.reason,
-        )
+        return found
 
     def prefill_model(self, info: InstanceInfo) -> PrefillLearner:
         """Return the prefill model of an instance's model and engine."""
@@ -325,8 +334,3 @@ class Scheduler:
 
 
 _NO_TRANSFERS = TransferLearner()
-
-
-def finite(value: float, low: float, high: float) -> float:
-    """Return the number within its limits; what is no number is the lower limit."""
-    return min(high, max(low, value)) if math.isfinite(value) else low

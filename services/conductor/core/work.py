@@ -37,6 +37,7 @@ class Active:
     group: int = 0
     phase: str = COMPUTING
     first_token_s: float = 0.0
+    compute_seen_s: float = 0.0  # how long the prompt took, as observed
 
 
 @dataclass(slots=True)
@@ -124,23 +125,17 @@ class WorkBook:
         """Return active requests with a leg on the instance."""
         return [a for a in self._active.values() if instance_id in (a.computer, a.decoder)]
 
-    def queue_s(self, instance_id: str, now_s: float) -> float:
-        """Return the prefill time in front of a newcomer."""
+    def load(self, instance_id: str, now_s: float) -> tuple[int, float, int, int]:
+        """Return what was sent there: prompts not computed yet, their time, sequences to generate, their KV
+        tokens."""
         load = self._loads.get(instance_id)
-        if load is None or not load.pending:
-            return 0.0
-        first_s = next(iter(load.pending.values()))
-        return max(0.0, load.pending_s - min(first_s, max(0.0, now_s - load.begun_s)))
-
-    def pending_count(self, instance_id: str) -> int:
-        """Return how many prompts are being computed or wait there."""
-        load = self._loads.get(instance_id)
-        return len(load.pending) if load is not None else 0
-
-    def generating(self, instance_id: str) -> tuple[int, int]:
-        """Return (sequences, KV tokens) that were sent there for decoding."""
-        load = self._loads.get(instance_id)
-        return (load.sequences, load.kv_tokens) if load is not None else (0, 0)
+        if load is None:
+            return 0, 0.0, 0, 0
+        queue_s = 0.0
+        if load.pending:
+            first_s = next(iter(load.pending.values()))
+            queue_s = max(0.0, load.pending_s - min(first_s, max(0.0, now_s - load.begun_s)))
+        return len(load.pending), queue_s, load.sequences, load.kv_tokens
 
     def assigned(self, instance_id: str) -> int:
         """Return how many requests have a leg there."""

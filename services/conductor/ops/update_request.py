@@ -24,4 +24,5 @@ async def handle(
     state.instruments.learned(phase, learned)
     if learned.learn is not None:
         state.remember_later(learned.learn)
+        learned.learn.keys = learned.learn.content_keys = b""  # up to megabytes that nobody asks for again
     return pb.UpdateRequestResponse()

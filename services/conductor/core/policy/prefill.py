@@ -8,19 +8,26 @@ blocks that another request is computing.
 
 from __future__ import annotations
 
-from mooncache.conductor.core.policy.types import Awaited, Branch, InstanceFacts, PrefillOption, Request
+from mooncache.conductor.core.policy.types import Branch, InstanceFacts, PrefillOption, Request
 
 
 def price(request: Request, facts: InstanceFacts) -> PrefillOption:
     """Return the candidate with all its branches priced; equal costs prefer local to fetch to wait."""
-    branches = [_branch(request, facts, "local", facts.local_tokens, 0, 0.0, None)]
+    have, queue_s, n = facts.local_tokens, facts.queue_s, request.prompt_tokens
+    compute_s = facts.prefill.seconds(n, have)
+    best = Branch("local", have, 0, 0.0, compute_s, queue_s + compute_s)
+    branches = [best]
     shares = facts.pool and facts.group == request.group
-    have = facts.local_tokens
+    reach = have
     if shares and request.pool_tokens > have:
-        fetch = request.pool_tokens - have
+        reach = request.pool_tokens
+        fetch = reach - have
         ready_s = facts.transfer.seconds(fetch)
-        branches.append(_branch(request, facts, "fetch", request.pool_tokens, fetch, ready_s, None))
-    reach = max(have, request.pool_tokens if shares else 0)
+        compute_s = facts.prefill.seconds(n, reach)
+        total_s = (ready_s if ready_s > queue_s else queue_s) + compute_s
+        branches.append(Branch("fetch", reach, fetch, ready_s, compute_s, total_s))
+        if total_s < best.total_s:
+            best = branches[-1]
     for awaited in request.awaited:
         at_home = awaited.instance_id == facts.instance_id
         if awaited.tokens <= reach or not (at_home or (shares and awaited.pool)):
@@ -28,8 +35,12 @@ def price(request: Request, facts: InstanceFacts) -> PrefillOption:
         # At home the blocks are in the engine's own cache; elsewhere they come through the pool.
         fetch = 0 if at_home else awaited.tokens - have
         ready_s = awaited.ready_in_s + facts.transfer.seconds(fetch)
-        branches.append(_branch(request, facts, "wait", awaited.tokens, fetch, ready_s, awaited))
-    return PrefillOption(facts, tuple(branches), min(branches, key=_total))
+        compute_s = facts.prefill.seconds(n, awaited.tokens)
+        total_s = (ready_s if ready_s > queue_s else queue_s) + compute_s
+        branches.append(Branch("wait", awaited.tokens, fetch, ready_s, compute_s, total_s, awaited))
+        if total_s < best.total_s:
+            best = branches[-1]
+    return PrefillOption(facts, tuple(branches), best)
 
 
 def cheapest(options: list[PrefillOption]) -> list[PrefillOption]:
@@ -39,21 +50,3 @@ def cheapest(options: list[PrefillOption]) -> list[PrefillOption]:
     low = min(option.best.total_s for option in options)
     bound = low * (1 + 1e-9) + 1e-12
     return [option for option in options if option.best.total_s <= bound]
-
-
-def _branch(
-    request: Request,
-    facts: InstanceFacts,
-    kind: str,
-    prefix: int,
-    fetch: int,
-    ready_s: float,
-    awaited: Awaited | None,
-) -> Branch:
-    compute_s = facts.prefill.seconds(request.prompt_tokens, prefix)
-    total_s = max(facts.queue_s, ready_s) + compute_s
-    return Branch(kind, prefix, fetch, ready_s, compute_s, total_s, awaited)
-
-
-def _total(branch: Branch) -> float:
-    return branch.total_s

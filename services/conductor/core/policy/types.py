@@ -7,12 +7,12 @@ replayed and simulated exactly.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 ROLE_PREFILL, ROLE_DECODE, ROLE_BOTH = "prefill", "decode", "both"
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillCost:
+class PrefillCost(NamedTuple):
     """Time to compute a prompt of n tokens whose first p are cached: a + b(n-p) + c(n^2-p^2) + d p.
 
     The form of the Mooncake papers' polynomial regression; c is attention, d the cost of bringing cached KV
@@ -30,8 +30,7 @@ class PrefillCost:
         return self.a + self.b * (n - p) + self.c * (n * n - p * p) + self.d * p
 
 
-@dataclass(frozen=True, slots=True)
-class TransferCost:
+class TransferCost(NamedTuple):
     """Time to bring KV from the pool into an engine: a fixed part and a rate."""
 
     latency_s: float
@@ -42,8 +41,7 @@ class TransferCost:
         return self.latency_s + tokens / self.tokens_per_s if tokens > 0 else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeCost:
+class DecodeCost(NamedTuple):
     """Time of one decode step: base + per sequence + per token of KV in the batch."""
 
     base_s: float
@@ -55,13 +53,12 @@ class DecodeCost:
         return self.base_s + self.per_sequence_s * sequences + self.per_token_s * kv_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceFacts:
+class InstanceFacts(NamedTuple):
     """One instance as a decision sees it.
 
     group: instances of one group can read each other's blocks (equal passports). queue_s: prefill work that
     comes first. kv_used_tokens and sequences include what was sent there and has not arrived yet. turnover_s:
-    how long a sequence stays in the batch. reason: why it is not ready.
+    how long a sequence stays in the batch.
     """
 
     instance_id: str
@@ -79,11 +76,9 @@ class InstanceFacts:
     kv_used_tokens: float = 0.0
     kv_capacity_tokens: int = 0
     turnover_s: float = 10.0
-    reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Awaited:
+class Awaited(NamedTuple):
     """Leading tokens that another request is computing on `instance_id` and that are there in
     `ready_in_s`."""
 
@@ -134,8 +129,7 @@ class Rules:
     retry_after_max_s: float = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(NamedTuple):
     """One way for one instance to come by the prompt's KV. `kind` is local, fetch or wait."""
 
     kind: str
@@ -147,8 +141,7 @@ class Branch:
     awaited: Awaited | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillOption:
+class PrefillOption(NamedTuple):
     """A priced prefill candidate: its branches, the cheapest of them, and the queue in front of it."""
 
     facts: InstanceFacts
@@ -156,8 +149,7 @@ class PrefillOption:
     best: Branch
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeOption:
+class DecodeOption(NamedTuple):
     """A priced decode candidate at the time when the prompt's KV is there."""
 
     facts: InstanceFacts

@@ -1,0 +1,1 @@
+"""Benchmark of the conductor: how long a decision takes."""

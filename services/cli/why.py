@@ -1,0 +1,220 @@
+"""The command `mooncache why`: why a request went where it went, and what came of it."""
+
+from __future__ import annotations
+
+import json as json_module
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from mooncache.cli.common import HERE, AsJson, Where
+from mooncache.cli.output import EXIT_OK, console, print_json, print_table
+
+_REASONS = {
+    "never_seen": "never seen: nobody computed these tokens before, as far as the conductor remembers",
+    "evicted": "evicted: computed before, not in the pool any more",
+    "other_passport": "other passport: computed before by an engine whose blocks this one cannot read",
+    "other_tenant": "other tenant: computed before under another tenant or cache_salt",
+    "load_failed": "load failed: the pool had it, the engine could not load it",
+    "timed_out": "timed out: awaited, not there in time",
+    "not_worth_fetching": "not worth fetching: in the pool, computing it was expected to be faster",
+    "pool_unreachable": "pool unreachable: computed before, the pool did not answer",
+    "no_complete_block": "no complete block: the end of a prompt is always computed",
+}
+_PHASES = {
+    "prefilled": "prompt computed",
+    "prefill_failed": "prefill failed",
+    "first_token": "first token",
+    "finished": "finished",
+    "failed": "failed",
+    "aborted": "client went away",
+}
+
+
+def why(
+    name: Annotated[str, Parameter(help="Request id (header X-Request-Id) or decision id.")],
+    /,
+    *,
+    where: Where = HERE,
+    json: AsJson = False,
+) -> int:
+    """Show why a request went where it went: candidates, prices, hits, misses with reasons, times of its legs.
+
+    Needs the cluster token: a record names instances and tells what other tenants have cached.
+
+    For example:
+
+        mooncache why 4f1c2a9be0a14a63
+
+        mooncache why d-09af33c2d4e51b77 --json | jq .misses
+    """
+    from mooncache.proto.v1 import conductor_pb2
+
+    response = where.ask_conductor("GetDecision", conductor_pb2.GetDecisionRequest(id=name))
+    record = json_module.loads(response.record_json)
+    if json:
+        print_json(record)
+    else:
+        show(record)
+    return EXIT_OK
+
+
+def show(record: dict[str, Any]) -> None:
+    """Print a record for people."""
+    attempt = f", attempt {record['attempt']}" if record["attempt"] > 1 else ""
+    console.print(
+        f"request [bold]{record['request_id']}[/], decision {record['decision_id']}{attempt}: "
+        f"[bold]{record['state']}[/]"
+    )
+    console.print(record["message"], markup=False)
+    promised, expected, observed = record["promised"], record["expected"], record["observed"]
+    console.print(
+        f"model {record['model']}, {record['prompt_tokens']} prompt tokens "
+        f"({record['cacheable_tokens']} in complete blocks of {record['block_tokens']}), "
+        f"pool: {record['pool']['state']}, {record['pool']['tokens']} tokens there, "
+        f"asked in {record['pool']['lookup_ms']:.1f} ms",
+        markup=False,
+    )
+    if record["earlier"]:
+        console.print(f"earlier decisions of this request: {', '.join(record['earlier'])}", markup=False)
+    if expected is not None:
+        _times(expected, observed, promised)
+    _candidates(record)
+    _misses(record)
+    _timeline(record)
+
+
+def _times(expected: dict[str, Any], observed: dict[str, Any], promised: dict[str, Any]) -> None:
+    rows = [
+        ("first token", promised["ttft_ms"], expected["ttft_ms"], observed.get("ttft_ms")),
+        ("between tokens", promised["tbt_ms"], expected["tbt_ms"], observed.get("tbt_ms")),
+        ("waiting before the prefill", None, expected["queue_ms"], None),
+        ("prefill", None, expected["prefill_ms"], observed.get("prefill_ms")),
+        ("hand-over to decode", None, expected["handover_ms"], None),
+        ("whole request", None, None, observed.get("total_ms")),
+    ]
+    print_table(
+        "\ntimes",
+        ("", "promised ms*", "expected ms*", "observed ms*"),
+        [(what, *(_ms(value) for value in values)) for what, *values in rows],
+    )
+
+
+def _candidates(record: dict[str, Any]) -> None:
+    chosen = record["chosen"] or {"prefill": "", "decode": ""}
+    computer = chosen["prefill"] or chosen["decode"]
+    rows = []
+    for item in record["prefill_candidates"] + record["inline_candidates"]:
+        prices = {branch["kind"]: branch["total_ms"] for branch in reversed(item["branches"])}
+        pool = max((b["fetch_tokens"] for b in item["branches"] if b["kind"] == "fetch"), default=0)
+        awaited = max((b["prefix_tokens"] for b in item["branches"] if b["kind"] == "wait"), default=0)
+        rows.append(
+            (
+                ("-> " if item["instance_id"] == computer else "   ") + item["instance_id"],
+                item["role"],
+                item["local_tokens"],
+                pool,
+                awaited,
+                _ms(item["queue_ms"]),
+                *(_ms(prices.get(kind)) for kind in ("local", "fetch", "wait")),
+                item["best"],
+            )
+        )
+    if rows:
+        more = record["candidate_count"] - len(rows)
+        title = "\nwho could compute the prompt" + (f" ({more} dearer ones are not kept)" if more > 0 else "")
+        columns = (
+            "instance",
+            "role",
+            "own hits",
+            "pool hits",
+            "awaited hits",
+            "queue ms*",
+            "local ms*",
+            "fetch ms*",
+            "wait ms*",
+            "best",
+        )
+        print_table(title, columns, rows)
+    generators = [
+        (
+            ("-> " if item["instance_id"] == chosen["decode"] else "   ") + item["instance_id"],
+            item["role"],
+            item["local_tokens"],
+            f"{item['sequences']:g}",
+            _ms(item["tbt_ms"]),
+            _ms(item["wait_ms"]),
+            _ms(item["handover_ms"]),
+            _ms(item["score_ms"]),
+        )
+        for item in record["decode_candidates"]
+    ]
+    if generators:
+        columns = (
+            "instance",
+            "role",
+            "own hits",
+            "sequences*",
+            "token ms*",
+            "wait ms*",
+            "hand-over ms*",
+            "to the end ms*",
+        )
+        print_table("\nwho could generate", columns, generators)
+
+
+def _misses(record: dict[str, Any]) -> None:
+    if record["misses"]:
+        rows = [
+            (f"{miss['from_token']}..{miss['to_token']}", _REASONS.get(miss["reason"], miss["reason"]))
+            for miss in record["misses"]
+        ]
+        print_table("\nprompt tokens that had to be computed", ("tokens", "why"), rows)
+    elif record["chosen"]:
+        console.print("\nno prompt token had to be computed for want of its blocks")
+
+
+def timeline(record: dict[str, Any]) -> list[tuple[float, str]]:
+    """Moments of the request in milliseconds since the gateway took it, in order."""
+    moments: dict[tuple[float, str], None] = {}
+    for event in record["events"]:
+        at_ms = float(event["elapsed_ms"])
+        moments[at_ms, _PHASES.get(event["phase"], event["phase"])] = None
+        detail = event["detail"]
+        legs = detail.get("legs") if isinstance(detail.get("legs"), list) else [detail]
+        for leg in legs:
+            if not isinstance(leg, dict) or not isinstance(leg.get("leg"), str):
+                continue
+            label = f"{leg['leg']} leg to {leg.get('instance', '?')}"
+            for field, what in (
+                ("sent_ms", f"{label} sent"),
+                ("ended_ms", f"{label} ended {leg.get('code', '')}"),
+            ):
+                value = leg.get(field)
+                if isinstance(value, int | float) and value > 0:
+                    moments[float(value), what.strip() + _told(leg, field)] = None
+    if record["events"]:
+        first = record["events"][0]
+        moments[max(0.0, float(first["elapsed_ms"]) - float(first["since_decision_ms"])), "scheduled"] = None
+        moments[0.0, "gateway received the request"] = None
+    return sorted(moments)
+
+
+def _told(leg: dict[str, Any], field: str) -> str:
+    told = leg.get("told")
+    if field != "ended_ms" or not isinstance(told, dict):
+        return ""
+    return (
+        f" ({told.get('outcome', '')}: {told.get('local_tokens', 0)} own, {told.get('loaded_tokens', 0)} loaded "
+        f"in {float(told.get('load_ms', 0)):.1f} ms, waited {float(told.get('waited_ms', 0)):.1f} ms)"
+    )
+
+
+def _timeline(record: dict[str, Any]) -> None:
+    rows = [(_ms(at_ms), what) for at_ms, what in timeline(record)]
+    if rows:
+        print_table("\ntime line", ("ms*", "what"), rows)
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:,.1f}"
