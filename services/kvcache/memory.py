@@ -96,7 +96,7 @@ class Region:
     owner: Any
 
     def view(self) -> memoryview:
-        array = (ctypes.c_uint8 * self.size_bytes).from_address(self.address)
+        array: Any = (ctypes.c_uint8 * self.size_bytes).from_address(self.address)
         array._mooncache_owner = self.owner
         return memoryview(array).cast("B")
 

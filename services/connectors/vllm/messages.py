@@ -14,7 +14,7 @@ from mooncache.connectors.vllm.core.book import Transfer
 
 
 @dataclass
-class Handshake(KVConnectorHandshakeMetadata):
+class Handshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
     """Worker to scheduler, once: the passport of the worker's shard and the bytes of its part of a block."""
 
     passport: str
@@ -22,7 +22,7 @@ class Handshake(KVConnectorHandshakeMetadata):
 
 
 @dataclass
-class StepOrders(KVConnectorMetadata):
+class StepOrders(KVConnectorMetadata):  # type: ignore[misc]
     """Scheduler to workers, each step.
 
     idle: the step computes nothing, so waiting a moment for a transfer costs nothing. pinned: saved blocks stay as they
@@ -55,7 +55,7 @@ class SaveEnd:
 
 
 @dataclass
-class StepReport(KVConnectorWorkerMetadata):
+class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """Workers to scheduler: what ended. Merged over shards by vLLM with `aggregate`."""
 
     loads: dict[str, LoadEnd] = field(default_factory=dict)

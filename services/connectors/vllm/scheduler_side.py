@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 from mooncache.connectors.vllm.core.book import RequestBook, Transfer
@@ -19,11 +20,18 @@ from mooncache.kvcache.keys import passport_from_json
 from mooncache.kvcache.lookup import Lookups, Question
 from mooncache.kvcache.params import Told
 from mooncache.kvcache.pool_link import PoolLink
+from mooncache.tracing import TRACEPARENT
 
 IDLE_WAIT_S = 0.002
 CONNECT_WAIT_S = 3.0
 PINNED_SHARE = 0.5
 """Part of the engine's blocks that saves may pin; the others wait their turn."""
+
+
+def _traced(transfer: Transfer, request: Any) -> Transfer:
+    """The order with the request's trace, which vLLM keeps when it records traces itself."""
+    headers = getattr(request, "trace_headers", None)
+    return replace(transfer, traceparent=headers.get(TRACEPARENT, "")) if headers else transfer
 
 
 class SchedulerSide:
@@ -119,7 +127,7 @@ class SchedulerSide:
         if tokens > 0:
             transfer = self._book.allocated(request.request_id, blocks.get_block_ids()[0], tokens)
             if transfer is not None:
-                self._loads.append(transfer)
+                self._loads.append(_traced(transfer, request))
 
     # --- steps -----------------------------------------------------------------------------------------------
 
@@ -143,7 +151,7 @@ class SchedulerSide:
             if request is not None:
                 transfer = self._plan_save(request, computed, output)
                 if transfer is not None:
-                    orders.saves.append(transfer)
+                    orders.saves.append(_traced(transfer, request))
 
     def _plan_save(self, request: Any, computed: int, output: Any) -> Transfer | None:
         state = output.kv_connector_block_state

@@ -58,7 +58,7 @@ BUCKETS_S: Final = (
 
 
 @dataclass
-class ConnectorStats(KVConnectorStats):
+class ConnectorStats(KVConnectorStats):  # type: ignore[misc]
     """`data`: {"count": {"name" or "name:label": n}, "seen": {name: [values]}, "gauge": {name: value}}."""
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class ConnectorStats(KVConnectorStats):
         return not (self.data["count"] or self.data["seen"] or self.data["gauge"])
 
 
-class ConnectorPromMetrics(KVConnectorPromMetrics):
+class ConnectorPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
     """The connector's metrics in vLLM's registry."""
 
     def __init__(

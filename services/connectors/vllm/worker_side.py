@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from mooncache import tracing
+from mooncache.config import load
 from mooncache.connectors.vllm.engine_passport import engine_version, read_passport, write_passport
 from mooncache.connectors.vllm.messages import Handshake, LoadEnd, SaveEnd, StepOrders, StepReport
 from mooncache.connectors.vllm.settings import Settings
@@ -90,6 +92,7 @@ class WorkerSide:
         if self._connect is None:
             return
         connector = self._settings.connector
+        tracing.setup("engine", load())  # beside vLLM's own spans, in the same trace
         self._link = self._connect()
         self._mover = Mover(
             self._link,
@@ -155,7 +158,8 @@ class WorkerSide:
 
     def _job(self, transfer: Any) -> Job:
         keys = transfer.keys[self._shard]
-        return Job(transfer.name, tuple(split_keys(keys)), tuple(transfer.blocks))
+        trace = tracing.extract({tracing.TRACEPARENT: transfer.traceparent}) if transfer.traceparent else None
+        return Job(transfer.name, tuple(split_keys(keys)), tuple(transfer.blocks), trace)
 
     def received(self, *, idle: bool) -> Received:
         """Loads that ended, with blocks that did not come; waits a moment when the engine has nothing else to do."""
@@ -230,6 +234,7 @@ class WorkerSide:
             self._link.close()
         if self._mover is not None:
             self._mover.close()
+        tracing.shutdown()
 
 
 def layout_of(tensor: Any) -> LayerLayout:

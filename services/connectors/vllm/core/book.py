@@ -47,11 +47,12 @@ class Matched:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """`keys[shard]` are the packed keys of the engine's `blocks`."""
+    """`keys[shard]` are the packed keys of the engine's `blocks`; `traceparent` is the request's, if it has one."""
 
     name: str
     keys: tuple[bytes, ...]
     blocks: tuple[int, ...]
+    traceparent: str = ""
 
 
 @dataclass(slots=True)

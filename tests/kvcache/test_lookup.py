@@ -1,0 +1,124 @@
+"""Questions to the pool: each ends with an answer, at its deadline, or because nobody wants it any more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from mooncache.errors import NodeUnavailable
+from mooncache.kvcache.lookup import ABSENT, FAILED, FOUND, TIMEOUT, Answer, Lookups, Question
+from mooncache.kvcache.pool_link import PoolLink
+
+from .conftest import WAIT_S, FaultyPool
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def chain(count: int) -> bytes:
+    return b"".join(key(number) for number in range(count))
+
+
+@pytest.fixture
+def lookups(faulty_link: PoolLink) -> Iterator[Lookups]:
+    made = Lookups(faulty_link, timeout_s=1.0, poll_s=0.001)
+    yield made
+    made.close()
+
+
+def answer_of(lookups: Lookups, name: str) -> Answer:
+    deadline_s = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline_s:
+        answer = lookups.take(name)
+        if answer is not None:
+            return answer
+        lookups.changed.wait(1.0)
+        lookups.changed.clear()
+    raise AssertionError("no answer")
+
+
+def test_the_answer_says_what_is_there(faulty: FaultyPool, lookups: Lookups) -> None:
+    faulty.blocks = {key(0): b"", key(1): b"", key(3): b""}
+    lookups.ask(Question("r", chain(4)))
+    answer = answer_of(lookups, "r")
+    assert (answer.present, answer.outcome) == ((True, True, False, True), FOUND)
+    assert lookups.take("r") is None
+    assert lookups.pending == 0
+
+
+def test_awaited_blocks_are_waited_for(faulty: FaultyPool, lookups: Lookups) -> None:
+    lookups.ask(Question("r", chain(4), awaited=3, deadline_s=time.monotonic() + WAIT_S))
+    while faulty.calls.count("exists") < 3:
+        assert lookups.take("r") is None
+        faulty.entered.wait(WAIT_S)
+        faulty.entered.clear()
+    assert lookups.pending == 1
+    faulty.blocks = {key(2): b""}  # the last one came first
+    seen = faulty.calls.count("match")
+    while faulty.calls.count("match") < seen + 2:
+        faulty.entered.wait(WAIT_S)
+        faulty.entered.clear()
+    assert lookups.take("r") is None
+    faulty.blocks = {key(0): b"", key(1): b"", key(2): b""}
+    answer = answer_of(lookups, "r")
+    assert (answer.present, answer.outcome) == ((True, True, True, False), FOUND)
+    assert answer.waited_s > 0
+
+
+def test_at_the_deadline_the_answer_is_what_there_is(faulty: FaultyPool, lookups: Lookups) -> None:
+    faulty.blocks = {key(0): b""}
+    lookups.ask(Question("r", chain(3), awaited=3, deadline_s=time.monotonic()))
+    answer = answer_of(lookups, "r")
+    assert (answer.present, answer.outcome) == ((True, False, False), TIMEOUT)
+
+
+def test_many_that_wait_cost_one_call_for_each_poll(faulty: FaultyPool, lookups: Lookups) -> None:
+    for number in range(50):
+        lookups.ask(Question(f"r{number}", chain(3), awaited=3, deadline_s=time.monotonic() + WAIT_S))
+    while faulty.calls.count("match") < 50:
+        faulty.entered.wait(WAIT_S)
+        faulty.entered.clear()
+    faulty.blocks = {key(number): b"" for number in range(3)}
+    for number in range(50):
+        assert answer_of(lookups, f"r{number}").outcome == FOUND
+    assert faulty.calls.count("match") == 100
+
+
+def test_a_failing_pool_is_a_miss(faulty: FaultyPool, lookups: Lookups) -> None:
+    faulty.error = NodeUnavailable("gone")
+    lookups.ask(Question("r", chain(3), awaited=3, deadline_s=time.monotonic() + WAIT_S))
+    answer = answer_of(lookups, "r")
+    assert (answer.present, answer.outcome) == ((), FAILED)
+
+
+def test_a_pool_that_goes_away_ends_the_waiting(
+    faulty: FaultyPool, faulty_link: PoolLink, lookups: Lookups
+) -> None:
+    lookups.ask(Question("r", chain(3), awaited=3, deadline_s=time.monotonic() + WAIT_S))
+    assert faulty.entered.wait(WAIT_S)
+    faulty_link.close()
+    assert answer_of(lookups, "r").outcome == ABSENT
+
+
+def test_a_withdrawn_question_has_no_answer(faulty: FaultyPool, lookups: Lookups) -> None:
+    faulty.gate = threading.Event()
+    lookups.ask(Question("gone", chain(1)))
+    assert faulty.entered.wait(WAIT_S)
+    lookups.withdraw("gone")
+    lookups.ask(Question("kept", chain(1)))
+    faulty.gate.set()
+    assert answer_of(lookups, "kept").outcome == FOUND
+    assert lookups.take("gone") is None
+
+
+def test_asking_again_replaces_the_question(faulty: FaultyPool, lookups: Lookups) -> None:
+    faulty.gate = threading.Event()
+    lookups.ask(Question("r", chain(1)))
+    assert faulty.entered.wait(WAIT_S)
+    lookups.ask(Question("r", chain(2)))
+    faulty.gate.set()
+    assert len(answer_of(lookups, "r").present) == 2

@@ -1,0 +1,335 @@
+"""Moving blocks: the bytes arrive, every job gets its report, and nothing that fails is taken for data."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mooncache.errors import ChecksumMismatch, DeadlineExceeded, NodeUnavailable
+from mooncache.kvcache import mover as mv
+from mooncache.kvcache.layerwise import LayerSaver
+from mooncache.kvcache.pool_link import Breaker, PoolLink
+
+from .conftest import BLOCK_BYTES, BLOCKS, WAIT_S, Engine, FaultyPool
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def job(name: str, keys: list[bytes], blocks: list[int]) -> mv.Job:
+    return mv.Job(name, tuple(keys), tuple(blocks))
+
+
+def make(link: PoolLink, engine: Engine, **changes: Any) -> mv.Mover:
+    settings: dict[str, Any] = {
+        "load_threads": 2,
+        "save_threads": 1,
+        "load_timeout_s": 5.0,
+        "save_timeout_s": 5.0,
+        "save_queue_bytes_max": 64 * BLOCK_BYTES,
+    }
+    return mv.Mover(link, engine.memory, **{**settings, **changes})
+
+
+def wait_for(mover: mv.Mover, take: Callable[[], list[Any]]) -> Any:
+    """The next single report."""
+    deadline_s = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline_s:
+        reports = take()
+        if reports:
+            assert len(reports) == 1
+            return reports[0]
+        mover.changed.wait(1.0)
+        mover.changed.clear()
+    raise AssertionError("no report")
+
+
+@pytest.fixture
+def movers() -> Iterator[list[mv.Mover]]:
+    """Movers to be closed at the end."""
+    made: list[mv.Mover] = []
+    yield made
+    for mover in made:
+        mover.close()
+
+
+def test_blocks_go_to_the_pool_and_come_back_elsewhere(real_link: PoolLink, movers: list[mv.Mover]) -> None:
+    first, second = Engine(), Engine(9)
+    keys = [os.urandom(32) for _ in range(6)]
+    for block in range(6):
+        first.fill(block, 10 * block)
+    saver = make(real_link, first)
+    loader = make(real_link, second)
+    movers += [saver, loader]
+    saver.save(job("s", keys, list(range(6))))
+    saved = wait_for(saver, saver.take_saves)
+    assert (saved.stored, saved.present, saved.saved_bytes) == (tuple(range(6)), 0, 6 * BLOCK_BYTES)
+    assert saved.lost == {}
+    places = [15, 3, 8, 1, 0, 7]
+    loader.load(job("l", keys, places))
+    loaded = wait_for(loader, loader.take_loads)
+    assert (loaded.loaded, loaded.loaded_bytes, loaded.reason) == (6, 6 * BLOCK_BYTES, "")
+    for block, place in enumerate(places):
+        assert second.block(place) == first.block(block)
+    assert second.block(2) == bytes([9]) * BLOCK_BYTES
+
+    saver.save(job("again", keys, list(range(6))))
+    again = wait_for(saver, saver.take_saves)
+    assert (again.stored, again.present, again.saved_bytes) == (tuple(range(6)), 6, 0)
+
+
+def test_a_load_stops_at_the_first_block_that_is_missing(real_link: PoolLink, movers: list[mv.Mover]) -> None:
+    engine = Engine()
+    mover = make(real_link, engine)
+    movers.append(mover)
+    keys = [os.urandom(32) for _ in range(4)]
+    mover.save(job("s", [keys[0], keys[1], keys[3]], [0, 1, 3]))
+    wait_for(mover, mover.take_saves)
+    mover.load(job("l", keys, [4, 5, 6, 7]))
+    report = wait_for(mover, mover.take_loads)
+    assert (report.loaded, report.reason) == (2, mv.MISSING)
+
+
+def test_a_block_of_another_size_is_no_block(
+    faulty: FaultyPool, faulty_link: PoolLink, movers: list[mv.Mover]
+) -> None:
+    mover = make(faulty_link, Engine())
+    movers.append(mover)
+    faulty.blocks = {key(i): bytes(BLOCK_BYTES) for i in range(3)}
+    faulty.sizes[key(1)] = BLOCK_BYTES - 1
+    mover.load(job("l", [key(i) for i in range(3)], [0, 1, 2]))
+    report = wait_for(mover, mover.take_loads)
+    assert (report.loaded, report.reason) == (1, mv.WRONG_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (DeadlineExceeded("late"), mv.TIMEOUT),
+        (NodeUnavailable("gone"), mv.UNAVAILABLE),
+        (ZeroDivisionError(), mv.UNAVAILABLE),
+    ],
+)
+def test_calls_that_fail_are_reported_and_threads_go_on(
+    faulty: FaultyPool, faulty_link: PoolLink, movers: list[mv.Mover], error: Exception, reason: str
+) -> None:
+    mover = make(faulty_link, Engine(), load_threads=1)
+    movers.append(mover)
+    faulty.blocks[key(1)] = bytes(BLOCK_BYTES)
+    faulty.error = error
+    mover.load(job("l", [key(1)], [0]))
+    report = wait_for(mover, mover.take_loads)
+    assert (report.loaded, report.reason) == (0, reason)
+    mover.save(job("s", [key(2)], [0]))
+    assert wait_for(mover, mover.take_saves).lost == {reason: 1}
+    faulty.error = None
+    mover.load(job("l2", [key(1)], [0]))
+    assert wait_for(mover, mover.take_loads).loaded == 1
+    mover.save(job("s2", [key(2)], [0]))
+    assert wait_for(mover, mover.take_saves).stored == (0,)
+
+
+def test_single_keys_that_fail_have_their_reasons(
+    faulty: FaultyPool, faulty_link: PoolLink, movers: list[mv.Mover]
+) -> None:
+    mover = make(faulty_link, Engine())
+    movers.append(mover)
+    faulty.codes = {key(1): ChecksumMismatch.code, key(3): 300}
+    faulty.blocks = {key(0): bytes(BLOCK_BYTES), key(1): bytes(BLOCK_BYTES)}
+    mover.load(job("l", [key(0), key(1)], [0, 1]))
+    report = wait_for(mover, mover.take_loads)
+    assert (report.loaded, report.reason) == (1, mv.CHECKSUM)
+    mover.save(job("s", [key(2), key(3)], [0, 1]))
+    saved = wait_for(mover, mover.take_saves)
+    assert (saved.stored, saved.lost) == ((0,), {mv.FULL: 1})
+
+
+def test_what_does_not_fit_into_the_queue_is_dropped_at_once(
+    faulty: FaultyPool, faulty_link: PoolLink, movers: list[mv.Mover]
+) -> None:
+    mover = make(faulty_link, Engine(), save_queue_bytes_max=2 * BLOCK_BYTES)
+    movers.append(mover)
+    faulty.gate = threading.Event()
+    mover.save(job("a", [key(1), key(2)], [0, 1]))
+    assert mover.saving_bytes == 2 * BLOCK_BYTES
+    mover.save(job("b", [key(3)], [2]))
+    dropped = wait_for(mover, mover.take_saves)
+    assert (dropped.name, dropped.stored, dropped.lost) == ("b", (), {mv.FULL: 1})
+    faulty.gate.set()
+    assert wait_for(mover, mover.take_saves).name == "a"
+    assert mover.wait_saved(WAIT_S)
+    assert mover.saving_bytes == 0
+
+
+def test_a_cancelled_load_that_did_not_begin_does_not_begin(
+    faulty: FaultyPool, faulty_link: PoolLink, movers: list[mv.Mover]
+) -> None:
+    engine = Engine(7)
+    mover = make(faulty_link, engine, load_threads=1)
+    movers.append(mover)
+    faulty.blocks = {key(i): bytes(BLOCK_BYTES) for i in range(2)}
+    faulty.gate = threading.Event()
+    mover.load(job("busy", [key(0)], [0]))
+    assert faulty.entered.wait(WAIT_S)
+    mover.load(job("queued", [key(1)], [1]))
+    mover.cancel("queued")
+    mover.cancel("nobody")
+    faulty.gate.set()
+    names = set()
+    deadline_s = time.monotonic() + WAIT_S
+    while len(names) < 2 and time.monotonic() < deadline_s:
+        mover.changed.wait(1.0)
+        mover.changed.clear()
+        for report in mover.take_loads():
+            names.add((report.name, report.loaded, report.reason))
+    assert names == {("busy", 1, ""), ("queued", 0, mv.CANCELLED)}
+    assert engine.block(1) == bytes([7]) * BLOCK_BYTES
+    assert faulty.calls.count("get") == 1
+
+
+def test_a_load_is_not_reported_before_its_call_returned(
+    faulty: FaultyPool, faulty_link: PoolLink, movers: list[mv.Mover]
+) -> None:
+    mover = make(faulty_link, Engine())
+    movers.append(mover)
+    faulty.blocks[key(0)] = bytes(BLOCK_BYTES)
+    faulty.gate = threading.Event()
+    mover.load(job("l", [key(0)], [0]))
+    assert faulty.entered.wait(WAIT_S)
+    mover.cancel("l")
+    assert mover.take_loads() == []
+    assert mover.loading == 1
+    faulty.gate.set()
+    assert wait_for(mover, mover.take_loads).loaded == 1
+    assert mover.loading == 0
+
+
+def test_without_a_pool_everything_ends_at_once() -> None:
+    def refuse() -> Any:
+        raise NodeUnavailable("nobody there")
+
+    link = PoolLink(refuse, pause_first_s=60)
+    mover = make(link, Engine())
+    try:
+        mover.load(job("l", [key(0)], [0]))
+        assert wait_for(mover, mover.take_loads).reason == mv.ABSENT
+        mover.save(job("s", [key(0)], [0]))
+        assert wait_for(mover, mover.take_saves).lost == {mv.ABSENT: 1}
+    finally:
+        link.close()
+        mover.close()
+
+
+def test_closing_drops_what_waits_and_reports_it(faulty: FaultyPool, faulty_link: PoolLink) -> None:
+    mover = make(faulty_link, Engine())
+    faulty.gate = threading.Event()
+    mover.save(job("busy", [key(0)], [0]))
+    assert faulty.entered.wait(WAIT_S)
+    mover.save(job("queued", [key(1)], [1]))
+    closing = threading.Thread(target=mover.close, args=(WAIT_S,))
+    closing.start()
+    faulty.gate.set()
+    closing.join(WAIT_S)
+    assert not closing.is_alive()
+    reports = {report.name: report.lost for report in mover.take_saves()}
+    assert reports == {"busy": {}, "queued": {mv.CANCELLED: 1}}
+
+
+def test_the_breaker_leaves_a_sick_pool_alone_for_a_growing_pause() -> None:
+    breaker = Breaker(failures_max=2, pause_first_s=1.0, pause_max_s=3.0)
+    breaker.failed(0.0)
+    assert breaker.allows(0.0)
+    breaker.failed(0.0)
+    assert not breaker.allows(0.9)
+    assert breaker.allows(1.0)
+    breaker.failed(1.0)
+    assert not breaker.allows(2.9)
+    assert breaker.allows(3.0)
+    breaker.failed(3.0)
+    assert not breaker.allows(5.9)
+    assert breaker.allows(6.0)
+    breaker.succeeded()
+    breaker.failed(6.0)
+    assert breaker.allows(6.0)
+
+
+def test_a_link_goes_on_trying_until_the_pool_is_there(faulty: FaultyPool) -> None:
+    attempts: list[int] = []
+
+    def connect() -> Any:
+        attempts.append(1)
+        if len(attempts) < 3:
+            raise NodeUnavailable("not yet")
+        return faulty
+
+    link = PoolLink(connect, pause_first_s=0.001)
+    assert link.connected.wait(WAIT_S)
+    assert link.client() is faulty
+    link.close()
+    assert faulty.closed
+    assert link.client() is None
+
+
+def test_layers_are_written_as_they_come_and_seen_at_the_commit(real_link: PoolLink) -> None:
+    engine, other = Engine(), Engine()
+    reports: list[mv.SaveReport] = []
+    ended = threading.Event()
+
+    def report(save: mv.SaveReport) -> None:
+        reports.append(save)
+        ended.set()
+
+    saver = LayerSaver(
+        real_link, engine.memory, ["a", "b", "c"], report, timeout_s=5.0, queue_bytes_max=1 << 20
+    )
+    keys = [os.urandom(32) for _ in range(3)]
+    for block in range(3):
+        engine.fill(block, 20 * block)
+    order = job("s", keys, [0, 1, 2])
+    saver.layer_done([order], "a")
+    saver.layer_done([order], "unknown")
+    saver.layer_done([order], "b")  # the hook of "c" does not fire
+    client = real_link.client()
+    assert client is not None
+    assert client.exists_many(keys) == (False, False, False)
+    saver.finish(order)
+    assert ended.wait(WAIT_S)
+    assert (reports[0].stored, reports[0].saved_bytes, reports[0].lost) == ((0, 1, 2), 3 * BLOCK_BYTES, {})
+    mover = make(real_link, other)
+    mover.load(job("l", keys, [7, 8, 9]))
+    assert wait_for(mover, mover.take_loads).loaded == 3
+    assert [other.block(7 + i) for i in range(3)] == [engine.block(i) for i in range(3)]
+
+    ended.clear()
+    saver.finish(job("again", keys, [0, 1, 2]))
+    assert ended.wait(WAIT_S)
+    assert (reports[1].present, reports[1].saved_bytes) == (3, 0)
+    assert saver.wait_saved(WAIT_S)
+    saver.close()
+    mover.close()
+
+
+def test_layers_that_find_no_space_are_given_up(faulty: FaultyPool, faulty_link: PoolLink) -> None:
+    engine = Engine()
+    reports: list[mv.SaveReport] = []
+    ended = threading.Event()
+
+    def report(save: mv.SaveReport) -> None:
+        reports.append(save)
+        ended.set()
+
+    saver = LayerSaver(
+        faulty_link, engine.memory, ["a", "b", "c"], report, timeout_s=5.0, queue_bytes_max=BLOCK_BYTES
+    )
+    saver.finish(job("s", [key(0)], [0]))
+    assert ended.wait(WAIT_S)
+    assert reports[0].lost == {mv.FULL: 1}
+    saver.finish(job("large", [key(i) for i in range(BLOCKS)], list(range(BLOCKS))))
+    assert reports[1].lost == {mv.FULL: BLOCKS}
+    saver.close()
