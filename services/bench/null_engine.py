@@ -1,0 +1,309 @@
+"""An engine that computes nothing: the engines' OpenAI API, answered at once with fixed tokens.
+
+What is measured through it is everything but the engine. It speaks just enough HTTP/1.1 for that (no chunked request
+bodies, no pipelining of several requests at once) and must cost less than what stands before it: streams are written
+from ready-made bytes, one write per event, as real engines do it.
+
+`python -m mooncache.bench.null_engine --model NAME` prints one JSON line with its port and ends when its input ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+_HEAD_BYTES_MAX = 64 << 10
+_BODY_BYTES_MAX = 256 << 20
+_WRITE_BUFFER_MAX = 1 << 20
+_TEXT = " tok"
+_PATHS = {"/v1/chat/completions": True, "/v1/completions": False}
+
+
+@dataclass(frozen=True, slots=True)
+class NullEngineOptions:
+    """model: the name it serves. key: bearer key that requests must carry, "" for none. events_per_s: of one stream,
+    0 as fast as the client takes them. first_token_s: pause before an answer. tokens: of an answer without max_tokens.
+    """
+
+    model: str = "null"
+    key: str = ""
+    events_per_s: float = 0.0
+    first_token_s: float = 0.0
+    tokens: int = 16
+
+
+class NullEngine:
+    """The server; use `start` and `close` within one event loop.
+
+    Attributes: `request_count`; `open_count`, connections with a stream under way; `aborted_count`, streams whose
+    client left; `bodies`, the last few requests' bodies.
+    """
+
+    def __init__(self, options: NullEngineOptions | None = None) -> None:
+        self.options = options or NullEngineOptions()
+        self.request_count = self.open_count = self.aborted_count = 0
+        self.bodies: deque[dict[str, Any]] = deque(maxlen=32)
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._connections: set[_Connection] = set()
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
+        """Listens; returns the port. Raises OSError when it cannot be had."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Connection(self), host, port, backlog=1024)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self.port
+
+    async def close(self) -> None:
+        """Closes the port and all connections."""
+        if self._server is not None:
+            self._server.close()
+            for connection in list(self._connections):
+                connection.abort()
+            await self._server.wait_closed()
+            self._server = None
+
+    def enter(self, connection: _Connection) -> None:
+        self._connections.add(connection)
+
+    def leave(self, connection: _Connection) -> None:
+        self._connections.discard(connection)
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, engine: NullEngine) -> None:
+        self._engine = engine
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._room = asyncio.Event()
+        self._room.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_MAX)
+        self._engine.enter(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._engine.leave(self)
+        if self._task is not None and not self._task.done():
+            self._engine.aborted_count += 1
+            self._task.cancel()
+
+    def pause_writing(self) -> None:
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        self._room.set()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._buffer) > _HEAD_BYTES_MAX:
+                self.abort()
+            return
+        method, path, headers = _parse_head(bytes(self._buffer[:end]))
+        length = int(headers.get("content-length", "0") or "0")
+        if length > _BODY_BYTES_MAX or "transfer-encoding" in headers:
+            self.abort()
+            return
+        if len(self._buffer) < end + 4 + length:
+            return
+        body = bytes(self._buffer[end + 4 : end + 4 + length])
+        del self._buffer[: end + 4 + length]
+        self._serve(method, path, headers, body)
+
+    def _serve(self, method: str, path: str, headers: dict[str, str], body: bytes) -> None:
+        options = self._engine.options
+        if path == "/health":
+            return self._answer(200, {})
+        if options.key and headers.get("authorization") != f"Bearer {options.key}":
+            return self._answer(401, _error("wrong key", 401))
+        if path == "/v1/models":
+            card = {"id": options.model, "object": "model", "created": 0, "owned_by": "null"}
+            return self._answer(200, {"object": "list", "data": [card]})
+        if path not in _PATHS or method != "POST":
+            return self._answer(404, _error(f"no {path} here", 404))
+        try:
+            fields = msgspec.json.decode(body, type=dict[str, Any])
+            tokens = int(fields.get("max_completion_tokens") or fields.get("max_tokens") or options.tokens)
+        except (msgspec.DecodeError, TypeError, ValueError) as error:
+            return self._answer(400, _error(f"not a request: {error}", 400))
+        self._engine.request_count += 1
+        self._engine.bodies.append(fields)
+        request_id = headers.get("x-request-id", "null")
+        work = self._generate(fields, chat=_PATHS[path], tokens=max(0, tokens), request_id=request_id)
+        self._task = asyncio.ensure_future(work)
+        return None
+
+    async def _generate(self, fields: dict[str, Any], *, chat: bool, tokens: int, request_id: str) -> None:
+        options = self._engine.options
+        self._engine.open_count += 1
+        try:
+            if options.first_token_s:
+                await asyncio.sleep(options.first_token_s)
+            answer = _Answer(chat, options.model, request_id, tokens, _prompt_tokens(fields))
+            if not fields.get("stream"):
+                self._answer(200, answer.whole(), request_id)
+                return
+            wants_usage = bool((fields.get("stream_options") or {}).get("include_usage"))
+            await self._stream(answer, wants_usage, request_id)
+        finally:
+            self._engine.open_count -= 1
+
+    async def _stream(self, answer: _Answer, wants_usage: bool, request_id: str) -> None:
+        assert self._transport is not None
+        head = (
+            "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n"
+            f"x-request-id: {request_id}\r\n\r\n"
+        )
+        write, interval_s = self._transport.write, _interval_s(self._engine.options.events_per_s)
+        loop = asyncio.get_running_loop()
+        write(head.encode() + _chunk(answer.first()))
+        event, due_s = _chunk(answer.event()), loop.time()
+        for _ in range(answer.tokens):
+            due_s += interval_s
+            # also without a pace others get their turn between two events, so that each travels by itself
+            await asyncio.sleep(max(0.0, due_s - loop.time()) if interval_s else 0)
+            if not self._room.is_set():
+                await self._room.wait()
+            write(event)
+        last = _chunk(answer.last()) + (_chunk(answer.usage_event()) if wants_usage else b"")
+        write(last + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    def _answer(self, status: int, value: dict[str, Any], request_id: str = "") -> None:
+        assert self._transport is not None
+        body = msgspec.json.encode(value)
+        named = f"x-request-id: {request_id}\r\n" if request_id else ""
+        head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n{named}content-length: {len(body)}\r\n\r\n"
+        self._transport.write(head.encode() + body)
+
+
+class _Answer:
+    """The parts of one answer, shaped like vLLM's."""
+
+    def __init__(self, chat: bool, model: str, request_id: str, tokens: int, prompt_tokens: int) -> None:
+        self.tokens = tokens
+        self._chat = chat
+        self._prompt_tokens = prompt_tokens
+        kind = "chat.completion" if chat else "text_completion"
+        self._frame = {"id": f"{'chatcmpl' if chat else 'cmpl'}-{request_id}", "created": 0, "model": model}
+        self._kinds = (kind, f"{kind}.chunk" if chat else kind)
+
+    def first(self) -> bytes:
+        return self._event({"role": "assistant", "content": ""}, None) if self._chat else b""
+
+    def event(self) -> bytes:
+        return self._event({"content": _TEXT}, None)
+
+    def last(self) -> bytes:
+        return self._event({"content": ""}, "length")
+
+    def usage_event(self) -> bytes:
+        return _sse({**self._frame, "object": self._kinds[1], "choices": [], "usage": self._usage()})
+
+    def whole(self) -> dict[str, Any]:
+        text = _TEXT * self.tokens
+        said = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": "length"}
+        return {**self._frame, "object": self._kinds[0], "choices": [choice], "usage": self._usage()}
+
+    def _event(self, delta: dict[str, Any], finish: str | None) -> bytes:
+        said: dict[str, Any] = {"delta": delta} if self._chat else {"text": delta["content"]}
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish}
+        return _sse({**self._frame, "object": self._kinds[1], "choices": [choice]})
+
+    def _usage(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self.tokens,
+            "total_tokens": self._prompt_tokens + self.tokens,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+
+
+def _sse(value: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def _chunk(data: bytes) -> bytes:
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n" if data else b""
+
+
+def _interval_s(events_per_s: float) -> float:
+    return 1 / events_per_s if events_per_s else 0.0
+
+
+def _prompt_tokens(fields: dict[str, Any]) -> int:
+    """A guess from the length, or the number of ids: nothing is tokenised here."""
+    prompt = fields.get("prompt")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+        return len(prompt)
+    texts = (
+        [prompt]
+        if isinstance(prompt, str)
+        else [str(one.get("content")) for one in fields.get("messages", [])]
+    )
+    return sum(map(len, texts)) // 4
+
+
+def _error(message: str, code: int) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+
+
+def _parse_head(head: bytes) -> tuple[str, str, dict[str, str]]:
+    first, *lines = head.decode("latin-1").split("\r\n")
+    method, target, *_ = [*first.split(" "), "", ""]
+    pairs = (line.partition(":") for line in lines)
+    return method, target.partition("?")[0], {name.lower(): value.strip() for name, _, value in pairs}
+
+
+async def _run(options: NullEngineOptions, port: int) -> None:
+    engine = NullEngine(options)
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def wait_for_end() -> None:
+        sys.stdin.buffer.read()
+        loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
+    await engine.start(port=port)
+    sys.stdout.write(json.dumps({"ok": True, "port": engine.port}) + "\n")
+    sys.stdout.flush()
+    await ended.wait()
+    await engine.close()
+
+
+def main() -> int:
+    """Serves until the input ends."""
+    parser = argparse.ArgumentParser(prog="mooncache.bench.null_engine", description=__doc__)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--model", default="null")
+    parser.add_argument("--key", default="")
+    parser.add_argument("--events-per-s", type=float, default=0.0)
+    parser.add_argument("--first-token-s", type=float, default=0.0)
+    parser.add_argument("--tokens", type=int, default=16)
+    given = parser.parse_args()
+    options = NullEngineOptions(given.model, given.key, given.events_per_s, given.first_token_s, given.tokens)
+    import uvloop
+
+    uvloop.run(_run(options, given.port))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
