@@ -96,7 +96,6 @@ class PoolLink:
         connect: makes an SDK client; may raise MooncacheError.
         memory: where blocks live.
         post: runs a function on the engine's thread.
-        changed: called (on any thread) when the pool was found.
     """
 
     def __init__(
@@ -106,10 +105,9 @@ class PoolLink:
         memory: KvMemory,
         post: Post,
         metrics: HfMetrics,
-        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._section, self._connect, self._memory = section, connect, memory
-        self._post, self._metrics, self._changed = post, metrics, changed
+        self._post, self._metrics = post, metrics
         self._client: Any = None
         self._closing = threading.Event()
         self._wake = threading.Condition()
@@ -249,7 +247,6 @@ class PoolLink:
                 pause_s = min(pause_s * 2, _RECONNECT_MAX_S)
                 continue
             log.info(Event.CONNECTOR_POOL_CONNECTED, nodes=len(self._client.nodes()))
-            self._changed()
             return
 
     def _answer_lookups(self) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -35,6 +36,7 @@ from mooncache.errors import (
 )
 from mooncache.hf_engine.core.sequence import Sequence
 from mooncache.hf_engine.engine import Engine, Output
+from mooncache.hf_engine.request_scope import RequestScope
 from mooncache.hf_engine.requests import Asked, Limits, parse
 from mooncache.hf_engine.responses import Answer
 from mooncache.hf_engine.tokens import ChatTokenizer
@@ -116,6 +118,7 @@ def make_app(state: ServerState) -> Starlette:
             Route("/metrics", metrics),
         ],
         exception_handlers={HTTPException: _http_error},
+        middleware=[Middleware(RequestScope)],
     )
 
 

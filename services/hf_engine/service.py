@@ -16,14 +16,14 @@ from pathlib import Path
 import uvicorn
 
 import mooncache
-from mooncache import logs
+from mooncache import logs, tracing
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid, MooncacheError
 from mooncache.hf_engine import passport_file
 from mooncache.hf_engine.engine import Engine
 from mooncache.hf_engine.metrics import HfMetrics
 from mooncache.hf_engine.model_runner import ModelRunner
-from mooncache.hf_engine.pool_link import PoolLink
+from mooncache.hf_engine.pool_link import Connect, PoolLink
 from mooncache.hf_engine.requests import Limits
 from mooncache.hf_engine.server import ServerState, deliver_to, make_app
 from mooncache.hf_engine.tokens import ChatTokenizer
@@ -79,8 +79,12 @@ class Parts:
             self.pool.close()
 
 
-def build(config: Config, options: Options) -> Parts:
-    """Load the model and make everything; nothing runs yet. Raises ConfigInvalid, Unsupported."""
+def build(config: Config, options: Options, connect: Connect | None = None) -> Parts:
+    """Load the model and make everything; nothing runs yet. `connect` makes the SDK's client; None: as configured.
+
+    Raises:
+        ConfigInvalid, Unsupported: the model or the settings cannot be used.
+    """
     started_s = time.monotonic()
     section = config.hf
     folder = identity.resolve_model(options.model)
@@ -91,6 +95,7 @@ def build(config: Config, options: Options) -> Parts:
         block_tokens=section.block_tokens,
         kv_cache_bytes=section.kv_cache_bytes,
     )
+    runner.warm_up()
     capacity = runner.memory.blocks * section.block_tokens
     tokens_max = min(section.max_model_len or runner.max_positions, runner.max_positions, capacity)
     passport = passport_file.passport_of(folder, runner, config.cluster.state_dir)
@@ -105,24 +110,14 @@ def build(config: Config, options: Options) -> Parts:
         save_decode_blocks=config.connector.save_decode_blocks,
     )
 
-    def announce() -> None:
-        if options.passport_path is not None:
-            connected = pool is not None and pool.connected
-            passport_file.write(
-                options.passport_path, passport, runner, tokens_max=tokens_max, pool=connected
-            )
-
     pool = None
     if config.connector.enabled:
-        pool = PoolLink(
-            config.connector,
-            lambda: mooncache.connect(client_name=f"hf-engine {limits.model}"),
-            runner.memory,
-            engine.post,
-            metrics,
-            announce,
+        connect = connect or (lambda: mooncache.connect(client_name=f"hf-engine {limits.model}"))
+        pool = PoolLink(config.connector, connect, runner.memory, engine.post, metrics)
+    if options.passport_path is not None:
+        passport_file.write(
+            options.passport_path, passport, runner, tokens_max=tokens_max, pool=config.connector.enabled
         )
-    announce()
     log.info(
         Event.HF_MODEL_LOADED,
         model=limits.model,
@@ -196,6 +191,7 @@ def _quiet_transformers() -> None:
 def run(config: Config, options: Options) -> int:
     """Be the engine's process; returns the exit status."""
     logs.setup("hf_engine", level=config.logging.level, log_format=config.logging.format)
+    tracing.setup("engine", config)
     try:
         return asyncio.run(_serve(config, options))
     except ConfigInvalid as error:
@@ -207,3 +203,5 @@ def run(config: Config, options: Options) -> int:
     except SystemExit:  # uvicorn's way to say that the port is taken
         log.error(Event.SERVICE_FAILED, code="OS", reason=f"cannot listen on {options.host}:{options.port}")
         return EXIT_FAILED
+    finally:
+        tracing.shutdown()
