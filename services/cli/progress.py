@@ -22,6 +22,7 @@ class _Line:
         self.began_s = now_s
         self.ended_s: float | None = None
         self.text = ""
+        self.step = ""
         self.spinner = Spinner("dots", style="cyan")
 
 
@@ -51,11 +52,13 @@ class StartView:
         """Progress of the cluster: "started", "ready", or what the part is doing."""
         now_s = time.monotonic()
         line = self._lines.setdefault(name, _Line(now_s))
+        step, _, _ = what.partition(": ")
+        news, line.step = step != line.step, step
         if what == "ready":
             line.ended_s, line.text = now_s, ""
         elif what != "started":
             line.ended_s, line.text = None, what
-        if self._live is None:
+        if self._live is None and news:
             self._say(name, line, what)
 
     def _say(self, name: str, line: _Line, what: str) -> None:
@@ -63,7 +66,7 @@ class StartView:
             self._console.print(f"[green]✓[/] {name} [dim]{line.ended_s - line.began_s:.1f} s[/]")
         elif what != "started":
             self._console.print(f"  {name}: ", end="")
-            self._console.print(what, markup=False, soft_wrap=True)
+            self._console.print(line.step, markup=False, soft_wrap=True)
 
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 1))

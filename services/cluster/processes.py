@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _TAIL_BYTES = 16_384
+_LOG_LINE = re.compile(r" INFO [0-9: -]+ \[[^\]]+\] ([A-Za-z].*)$")
 RUN_VARIABLE = "_MOONCACHE_RUN"
 """Name of the variable that marks every process of one `mooncache up`."""
 
@@ -95,6 +97,18 @@ def stop_all(parts: list[Part], timeout_s: float) -> list[str]:
             part.wait(5.0)
             killed.append(part.name)
     return killed
+
+
+def last_words(log: Path) -> str:
+    """The newest message of an engine's log, without its prefix of process, level, time and place; "" without one."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    found = (match[1] for line in reversed(lines) if (match := _LOG_LINE.search(line)))
+    return next(found, "")
 
 
 def processes_of_run(run_id: str) -> list[int]:

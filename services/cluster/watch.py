@@ -23,7 +23,7 @@ from mooncache.client.results import NodeView
 from mooncache.clock import SystemClock
 from mooncache.cluster.http_get import http_get
 from mooncache.cluster.layout import Layout, is_worker
-from mooncache.cluster.processes import Part, describe_exit
+from mooncache.cluster.processes import Part, describe_exit, last_words
 from mooncache.config import load
 from mooncache.errors import (
     Cancelled,
@@ -217,11 +217,21 @@ class Watch:
                 ):
                     tell(part.name, "ready")
                     return
-            status = await self.worker_status(part)
-            if status is not None and status.doing and status.doing != said:
-                said = status.doing
-                tell(part.name, "registering" if said == "ready" else said)
+            text = await self._doing(part)
+            if text and text != said:
+                said = text
+                tell(part.name, text)
             await asyncio.sleep(ENGINE_POLL_S)
+
+    async def _doing(self, part: Part) -> str:
+        """What an engine is doing while it starts, with the newest line of its own log."""
+        status = await self.worker_status(part)
+        if status is None or not status.doing:
+            return ""
+        if status.doing == "ready":
+            return "registering"
+        words = last_words(part.log_path.with_suffix(".engine.log")) if status.doing == "loading" else ""
+        return f"{status.doing}: {words}" if words else str(status.doing)
 
     async def _wait_models(self) -> None:
         while True:
