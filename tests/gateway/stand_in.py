@@ -125,9 +125,9 @@ class FakeEngine:
     async def start(self) -> None:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/{tail:.*}", self._handle)
-        self.runner = web.AppRunner(app, handler_cancellation=True)
+        self.runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self.runner.setup()
-        site = web.TCPSite(self.runner, "127.0.0.1", 0, shutdown_timeout=0.1)
+        site = web.TCPSite(self.runner, "127.0.0.1", 0)
         await site.start()
         self.url = f"http://127.0.0.1:{self.runner.addresses[0][1]}"
 
@@ -276,5 +276,5 @@ async def running(
 async def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
     """Wait until something is so."""
     async with asyncio.timeout(limit_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  (there is no event for it)
             await asyncio.sleep(0.005)

@@ -93,11 +93,7 @@ class StreamEditor:
         self.event_count = 0
 
     def take(self, block: bytes) -> bytes:
-        """The bytes to forward for a block of complete events.
-
-        Raises:
-            EngineFailed: an event is no JSON object.
-        """
+        """The bytes to forward for a block of complete events; an event that is no JSON sets `fault`."""
         if (
             b'"usage"' not in block
             and b'"error"' not in block
@@ -114,8 +110,10 @@ class StreamEditor:
             for line in event.replace(b"\r\n", b"\n").split(b"\n")
             if line.startswith(b"data:")
         )
-        if not data or self.done:
-            return b"" if self.done else event
+        if self.done or self.fault is not None:
+            return b""  # nothing comes after an end
+        if not data:
+            return event
         if data == b"[DONE]":
             self.done = True
             return event
@@ -123,7 +121,9 @@ class StreamEditor:
         try:
             fields = _RAW.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise EngineFailed("The engine sent an event that is no JSON object.") from None
+            # Not raised: the events before it in the same block still belong to the client.
+            self.fault = faults.of_error(EngineFailed("The engine sent an event that is no JSON object."))
+            return self.fault.event()
         if "error" in fields or bytes(fields.get("object", b"")) == b'"error"':
             self.fault = faults.engine_event_fault(_PLAIN.decode(data))
             if self.fault is not None:

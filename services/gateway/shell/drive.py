@@ -91,7 +91,9 @@ class Drive:
         opened = self._opened = await self._until_open()
         self._decode = None
         self._exchange.reply_headers[DECISION_HEADER] = _header_text(self._plan.summary)
-        self._report(pb.REQUEST_PHASE_FIRST_TOKEN, {"leg": "decode", "instance": opened.record.instance})
+        streamed = opened.source is not None
+        detail = {"leg": "decode", "instance": opened.record.instance, "streamed": streamed}
+        self._report(pb.REQUEST_PHASE_FIRST_TOKEN, detail)
         if opened.source is None:
             body, opened.record.usage, opened.record.told = edit_answer(opened.body, self._cached_tokens)
             await self._exchange.reply(200, body)
@@ -150,7 +152,7 @@ class Drive:
             sequence_count=inquiry.choices,
             exclude=attempts.exclude,
             attempt=attempts.number,
-            no_prefill=known is None or whole,
+            no_prefill=known is None or not known.block_tokens or whole,
             session=f"{caller.tenant}/{inquiry.session}" if inquiry.session else "",
             priority=inquiry.priority if caller.admin else 0,
         )

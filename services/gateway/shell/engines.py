@@ -6,6 +6,7 @@ Closing the answer closes the connection, which is how an engine learns that nob
 from __future__ import annotations
 
 import asyncio
+import io
 from types import TracebackType
 from typing import Final, Self
 
@@ -21,6 +22,7 @@ _ERROR_BYTES_MAX: Final = 1 << 20
 # Below the five seconds after which uvicorn, hence every engine, closes an idle connection.
 _KEEP_ALIVE_S: Final = 3.0
 _READ_BYTES: Final = 1 << 18
+_WHOLE_BYTES_MAX: Final = 1 << 20
 # The engine understood the request and refuses it: no other instance would take it.
 _CLIENT_FAULTS: Final = frozenset({400, 413, 415, 422})
 
@@ -81,11 +83,16 @@ class Engines:
 
     async def _send(self, url: str, body: bytes, headers: dict[str, str]) -> aiohttp.ClientResponse:
         assert self._session is not None
-        try:
-            return await self._session.post(url, data=body, headers=headers, allow_redirects=False)
-        except aiohttp.ServerDisconnectedError:
-            # Most likely an idle connection that the engine closed at this moment. A fresh one tells.
-            return await self._session.post(url, data=body, headers=headers, allow_redirects=False)
+        large = len(body) > _WHOLE_BYTES_MAX  # is then written in pieces, so that others get their turn
+        for last in (False, True):
+            try:
+                data = io.BytesIO(body) if large else body
+                return await self._session.post(url, data=data, headers=headers, allow_redirects=False)
+            except aiohttp.ServerDisconnectedError:
+                # Most likely an idle connection that the engine closed at this moment. A fresh one tells.
+                if last:
+                    raise
+        raise AssertionError("unreachable")
 
 
 class EngineAnswer:

@@ -29,8 +29,8 @@ class ClientGone(Exception):  # noqa: N818  (it happens, nobody erred)
 class Exchange:
     """See the module's text.
 
-    Attributes: `headers` of the request, lower case; `reply_headers` are added to whatever answer follows; `caller` once
-    authenticated; `begun` once the head of the answer is out; `gone` once the client has left.
+    Attributes: `headers` of the request, lower case; `reply_headers` are added to whatever answer follows; `caller`
+    once authenticated; `begun` once the head of the answer is out; `gone` once the client has left.
     """
 
     def __init__(

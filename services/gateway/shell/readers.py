@@ -107,6 +107,9 @@ class Readers:
         if entry is None or entry.reader is None:
             self._stats.no_keys.labels(entry.reason if entry is not None else "no_tokenizer").inc()
             return None
+        if model.passport is not None and model.passport.tokenizer_digest != entry.digest:
+            self._stats.no_keys.labels("other_tokenizer").inc()  # its tokens would mean something else there
+            return None
         started_s = self._clock.now_s()
         # The salt as scope: what one tenant's prompts left in the tokens' cache never speeds up another's.
         prompt = await entry.reader.read_async(inquiry.body, inquiry.chat, scope=salt)
@@ -114,8 +117,8 @@ class Readers:
             self._stats.no_keys.labels("unreadable").inc()
             return None
         passport = model.passport
-        if passport is None or passport.tokenizer_digest != entry.digest:
-            self._stats.no_keys.labels("passport").inc()
+        if passport is None:
+            self._stats.no_keys.labels("no_passport").inc()
             return Known(prompt.token_ids, prompt.token_count)
         work = (inquiry, entry.reader, prompt, passport, salt)
         if prompt.token_count <= _INLINE_TOKENS:
