@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +56,9 @@ def document_of(cluster: EmbeddedCluster, views: tuple[NodeView, ...]) -> dict[s
 
 def curl_line(serving: dict[str, Any]) -> str:
     """A command that works as it stands in any POSIX shell."""
-    import json
-
-    body = {
-        "model": serving["model"],
-        "messages": [{"role": "user", "content": _PROMPT}],
-        "max_tokens": _ANSWER_TOKENS,
-    }
+    head = json.dumps({"model": serving["model"], "max_tokens": _ANSWER_TOKENS})
+    messages = json.dumps([{"role": "user", "content": _PROMPT}])
+    body = f'{head[:-1]},\n      "messages": {messages}}}'
     key = (
         shlex.quote(_short(serving["api_key_file"]))
         if " " in serving["api_key_file"]
@@ -68,7 +67,7 @@ def curl_line(serving: dict[str, Any]) -> str:
     return (
         f"curl {serving['base_url']}/chat/completions \\\n"
         f'  -H "Authorization: Bearer $(cat {key})" -H "Content-Type: application/json" \\\n'
-        f"  -d {shlex.quote(json.dumps(body))}"
+        f"  -d {shlex.quote(body)}"
     )
 
 
@@ -102,7 +101,7 @@ def show(document: dict[str, Any], *, token_created: bool, detached: bool = Fals
         f"\ntoken  {document['token_file']}{created}\nlogs   {folder}/logs", style="dim", soft_wrap=True
     )
     if detached:
-        console.print(f"\n{_prefix(folder)}mooncache down stops everything.\n", soft_wrap=True)
+        console.print(f"\n`{command()} down` stops everything.\n", soft_wrap=True)
     else:
         console.print("\nCtrl-C stops everything.\n")
 
@@ -130,28 +129,26 @@ def _show_parts(document: dict[str, Any], serving: dict[str, Any]) -> None:
     print_table("", ("part", "pid", "what", "endpoint"), rows)
     console.print(f"\nmodel  [bold]{serving['model']}[/]", end="")
     if serving["random_weights"]:
-        console.print(
-            "  random weights, made here: the text is gibberish, the machinery is real (--model takes yours)"
-        )
+        console.print("  (random weights: the text is gibberish, the machinery is real; yours: --model)")
     else:
         console.print()
     key = _short(serving["api_key_file"])
     console.print(
-        f"key    {key}, tenant {serving['tenant']}; more: mooncache token --tenant NAME", soft_wrap=True
+        f"key    {key}, tenant {serving['tenant']}; more: {command()} token --tenant NAME", soft_wrap=True
     )
 
 
 def _show_lines(document: dict[str, Any], serving: dict[str, Any]) -> None:
-    prefix = _prefix(document["state_dir"])
     console.print("\nask it, in another terminal:\n")
-    for text in (curl_line(serving), python_lines(serving)):
+    console.print(curl_line(serving), style="bold", markup=False, soft_wrap=True)
+    console.print("\nor from Python, with the package openai:\n")
+    console.print(python_lines(serving), style="bold", markup=False, soft_wrap=True)
+    console.print("\nlook at it:\n")
+    for text in (
+        *_export(document["state_dir"]),
+        *(f"{command()} {verb}" for verb in ("top", "status", "why REQUEST-ID")),
+    ):
         console.print(text, style="bold", markup=False, soft_wrap=True)
-        console.print()
-    console.print(
-        f"look:  {prefix}mooncache top    {prefix}mooncache status    {prefix}mooncache why REQUEST-ID",
-        markup=False,
-        soft_wrap=True,
-    )
 
 
 def _show_pool(document: dict[str, Any]) -> None:
@@ -161,20 +158,27 @@ def _show_pool(document: dict[str, Any]) -> None:
         for node in document["nodes"]
     ]
     print_table("Mooncache pool", ("part", "pid", "control", "data", "capacity"), rows)
-    prefix = _prefix(document["state_dir"])
-    console.print("\ntry this in another terminal:\n", end="")
-    console.print(
-        f"  {prefix}mooncache put greeting hello && {prefix}mooncache get greeting",
-        style="bold",
-        markup=False,
-        soft_wrap=True,
-    )
+    console.print("\ntry this in another terminal:\n")
+    for text in (
+        *_export(document["state_dir"]),
+        f"{command()} put greeting hello && {command()} get greeting",
+    ):
+        console.print(text, style="bold", markup=False, soft_wrap=True)
 
 
-def _prefix(state_dir: str) -> str:
-    """What has to stand before a command so that it finds this cluster."""
+def command() -> str:
+    """How this command is called from where the user is: its name when the shell finds it, else its path."""
+    mine = Path(sys.argv[0]).absolute()
+    found = shutil.which("mooncache")
+    if mine.name != "mooncache" or (found and Path(found).resolve() == mine.resolve()):
+        return "mooncache"
+    return str(mine.relative_to(Path.cwd())) if mine.is_relative_to(Path.cwd()) else str(mine)
+
+
+def _export(state_dir: str) -> list[str]:
+    """What has to be said first so that commands find this cluster."""
     default = Path("~/.mooncache").expanduser()
-    return "" if Path(state_dir) == default else f"MOONCACHE_STATE_DIR={shlex.quote(state_dir)} "
+    return [] if Path(state_dir) == default else [f"export MOONCACHE_STATE_DIR={shlex.quote(state_dir)}"]
 
 
 def _short(path: str) -> str:

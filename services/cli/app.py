@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from mooncache.cli.output import (
     print_json,
     report_error,
 )
+from mooncache.cli.why import why
 from mooncache.errors import MooncacheError
 
 RUN = Group("Run", sort_key=1)
@@ -75,8 +75,7 @@ def build() -> App:
     instance_app.command(instances.undrain, name="undrain")
     instance_app.command(instances.role, name="role")
     app.command(instance_app)
-    if importlib.util.find_spec("mooncache.cli.why") is not None:
-        app.command("mooncache.cli.why:why", name="why", group=CLUSTER)
+    app.command(why, group=CLUSTER)
     config_app = App(name="config", help="Look at the configuration.", group=TOOLS)
     config_app.command(local.explain, name="explain")
     app.command(config_app)

@@ -103,7 +103,7 @@ def _times(expected: dict[str, Any], observed: dict[str, Any], promised: dict[st
 def _candidates(record: dict[str, Any]) -> None:
     chosen = record["chosen"] or {"prefill": "", "decode": ""}
     computer = chosen["prefill"] or chosen["decode"]
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for item in record["prefill_candidates"] + record["inline_candidates"]:
         prices = {branch["kind"]: branch["total_ms"] for branch in reversed(item["branches"])}
         pool = max((b["fetch_tokens"] for b in item["branches"] if b["kind"] == "fetch"), default=0)

@@ -82,8 +82,10 @@ def node_activity(
 ) -> dict[str, Any]:
     """A node's row with its traffic; rates are 0 where its metrics cannot be read."""
 
-    def rate(name: str) -> float:
-        return increase(total(now, _NODE + name), total(before, _NODE + name)) / interval_s if now else 0.0
+    def rate(name: str, **labels: str) -> float:
+        if not now:
+            return 0.0
+        return increase(total(now, _NODE + name, **labels), total(before, _NODE + name, **labels)) / interval_s
 
     return {
         "node_id": node["node_id"],
@@ -94,7 +96,8 @@ def node_activity(
         "pinned_bytes": node["pinned_bytes"],
         "hits_per_s": rate("hits_total"),
         "misses_per_s": rate("misses_total"),
-        "puts_per_s": rate("puts_total"),
+        # A put is one request; a block that is written piece by piece is visible with its commit.
+        "puts_per_s": rate("requests_total", op="put") + rate("requests_total", op="commit"),
         "bytes_in_per_s": rate("bytes_in_total"),
         "bytes_out_per_s": rate("bytes_out_total"),
         "hits_total": int(total(now, _NODE + "hits_total")),
