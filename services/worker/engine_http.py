@@ -11,6 +11,7 @@ import msgspec
 from mooncache.worker.core.load import PAGE_BYTES_MAX
 
 _ANSWER_BYTES_MAX: Final = 4 << 20
+NOBODY: Final = "nobody listens there"
 _ERRORS: Final = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
 
 
@@ -31,6 +32,8 @@ class EngineHttp:
         """Empty when GET /health answers 200, otherwise what it did."""
         try:
             status, _ = await self._get(url + "/health", timeout_s, 1 << 16)
+        except aiohttp.ClientConnectorError:
+            return NOBODY
         except _ERRORS as error:
             return f"/health: {type(error).__name__}"
         return "" if status == 200 else f"/health answered {status}"

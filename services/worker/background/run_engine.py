@@ -26,7 +26,8 @@ from mooncache.worker.core.facts import (
 )
 from mooncache.worker.core.load import Load, read_labels
 from mooncache.worker.core.own_cache import OwnCache
-from mooncache.worker.core.supervision import DOWN, GIVEN_UP, exit_words
+from mooncache.worker.core.supervision import DOWN, GIVEN_UP, READY, exit_words
+from mooncache.worker.engine_http import NOBODY
 from mooncache.worker.process import EngineProcess
 from mooncache.worker.state import WorkerState
 
@@ -63,6 +64,8 @@ async def step(state: WorkerState) -> None:
     if problem:
         was = state.supervision.reason
         why = state.supervision.silent(now_s)
+        if state.attached and problem == NOBODY and state.supervision.state == READY:
+            why = problem  # it ended; whatever comes back there begins with an empty cache
         if why:
             await _over(state, why)
         elif bool(was) != bool(state.supervision.reason):

@@ -1,0 +1,317 @@
+"""A worker whose engine is a process that misbehaves on request (fake_engine.py), and a recording conductor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mooncache.auth import tenant_token
+from mooncache.channel import GrpcChannel
+from mooncache.config import Config
+from mooncache.errors import ConfigInvalid, EngineFailed, PermissionDenied
+from mooncache.kvcache.keys import passport_from_json, request_keys
+from mooncache.passport import split_keys
+from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.proto.v1 import worker_pb2
+from mooncache.rpc import WORKER_SERVICE
+from mooncache.worker.service import WorkerService, attach_url
+from tests.worker.support import PASSPORT, Conductor, alive, conductor, order, settings, until
+from tests.worker.test_kv_events import BLOCK, pack, stored
+
+READY, STARTING, DRAINING, SUSPECT = (
+    pb.INSTANCE_STATE_READY,
+    pb.INSTANCE_STATE_STARTING,
+    pb.INSTANCE_STATE_DRAINING,
+    pb.INSTANCE_STATE_SUSPECT,
+)
+
+
+@contextlib.asynccontextmanager
+async def worker(config: Config) -> AsyncIterator[WorkerService]:
+    service = WorkerService(config)
+    await service.start()
+    try:
+        yield service
+    finally:
+        await service.stop()
+
+
+@contextlib.asynccontextmanager
+async def both(folder: Path, **changes: Any) -> AsyncIterator[tuple[WorkerService, Conductor]]:
+    async with (
+        conductor(settings(folder)) as found,
+        worker(settings(folder, found.port, **changes)) as service,
+    ):
+        yield service, found
+
+
+def ready(found: Conductor) -> bool:
+    return found.state() == READY
+
+
+async def test_an_engine_is_started_registered_and_ended(tmp_path: Path) -> None:
+    order(settings(tmp_path), metrics='fake_running 2\nfake_waiting{model="m"} 3\n')
+    async with both(tmp_path) as (service, found):
+        await until(lambda: ready(found) and found.reports[-1].load.running == 2, "ready with its load")
+        instance = found.instances["fake-1"]
+        assert found.registrations[0].state == STARTING
+        assert passport_from_json(instance.passport_json) == PASSPORT
+        assert (instance.model, instance.engine, instance.engine_version) == ("fake-model", "fake", "9.9")
+        assert (instance.max_model_tokens, instance.block_tokens, instance.pool) == (4096, BLOCK, True)
+        assert instance.role == pb.INSTANCE_ROLE_BOTH
+        assert found.reports[-1].load.waiting == 3
+        assert service.readiness() == ""
+        pid = await engine_pid(service)
+        assert alive(pid)
+        order(settings(tmp_path))
+    assert not alive(pid)
+    assert found.state() == DRAINING
+
+
+async def engine_pid(service: WorkerService) -> int:
+    return int((await status(service)).engine_pid)
+
+
+async def status(service: WorkerService) -> worker_pb2.GetWorkerStatusResponse:
+    channel = GrpcChannel(service.grpc_target, WORKER_SERVICE, token=service.token.text)
+    try:
+        answer: worker_pb2.GetWorkerStatusResponse = await channel.call(
+            "GetWorkerStatus", worker_pb2.GetWorkerStatusRequest(), 10
+        )
+        return answer
+    finally:
+        await channel.close()
+
+
+async def test_status_is_for_the_cluster_token_alone(tmp_path: Path) -> None:
+    async with both(tmp_path) as (service, found):
+        await until(lambda: ready(found), "ready")
+        answer = await status(service)
+        assert (answer.doing, answer.engine_starts, answer.instance.state) == ("ready", 1, READY)
+        token = tenant_token(service.token, "somebody")
+        channel = GrpcChannel(service.grpc_target, WORKER_SERVICE, token=token.text)
+        with pytest.raises(PermissionDenied):
+            await channel.call("GetWorkerStatus", worker_pb2.GetWorkerStatusRequest(), 10)
+        await channel.close()
+
+
+async def test_a_crash_leads_to_a_new_run_with_a_new_incarnation(tmp_path: Path) -> None:
+    async with both(tmp_path) as (service, found):
+        await until(lambda: ready(found), "ready")
+        first = found.instances["fake-1"].incarnation
+        process = service.state.process
+        assert process is not None
+        await process.kill()
+        await until(lambda: ready(found) and found.instances["fake-1"].incarnation != first, "ready again")
+        answer = await status(service)
+        assert answer.engine_starts == 2
+        assert any("restarting" in report.reason for report in found.reports)
+
+
+async def test_an_engine_that_always_ends_is_given_up(tmp_path: Path) -> None:
+    order(settings(tmp_path), exit=3)
+    async with conductor(settings(tmp_path)) as found:
+        service = WorkerService(settings(tmp_path, found.port, worker__restart_count_max=2))
+        with pytest.raises(EngineFailed, match=r"given up after 3 failures.*exit code 3"):
+            await service.run()
+    log = (tmp_path / "logs" / "fake-1.engine.log").read_text()
+    assert log.count("told to end") == 3
+
+
+async def test_a_hanging_engine_is_killed_and_started_again(tmp_path: Path) -> None:
+    async with both(tmp_path, worker__hang_timeout_s=0.5) as (service, found):
+        await until(lambda: ready(found), "ready")
+        first, pid = found.instances["fake-1"].incarnation, await engine_pid(service)
+        order(settings(tmp_path), health="hang")
+        await until(lambda: not alive(pid), "killed")
+        order(settings(tmp_path))
+        await until(lambda: ready(found) and found.instances["fake-1"].incarnation != first, "ready again")
+
+
+async def test_an_engine_that_answers_503_is_suspect_and_forgiven(tmp_path: Path) -> None:
+    async with both(tmp_path) as (_, found):
+        await until(lambda: ready(found), "ready")
+        order(settings(tmp_path), health=503)
+        await until(lambda: found.state() == SUSPECT, "suspect")
+        assert "no answer" in found.reports[-1].reason
+        order(settings(tmp_path))
+        await until(lambda: ready(found), "ready again")
+        assert len({instance.incarnation for instance in found.registrations}) == 1
+
+
+async def test_an_engine_that_is_never_healthy_is_started_again(tmp_path: Path) -> None:
+    order(settings(tmp_path), health=503)
+    async with both(tmp_path, worker__start_timeout_s=0.5) as (service, found):
+        await until(lambda: service.state.supervision.starts >= 2, "second start")
+        order(settings(tmp_path))
+        await until(lambda: ready(found), "ready")
+
+
+async def test_role_switch_and_drain_follow_the_conductor(tmp_path: Path) -> None:
+    async with both(tmp_path) as (service, found):
+        await until(lambda: ready(found), "ready")
+        found.roles["fake-1"] = pb.INSTANCE_ROLE_PREFILL
+        await until(lambda: service.state.role == "prefill", "prefill")
+        found.drain = True
+        await until(lambda: found.state() == DRAINING and found.reports[-1].reason == "drained", "drained")
+        assert service.readiness() == "drained"
+        found.drain = False
+        await until(lambda: ready(found), "ready again")
+
+
+async def test_the_end_waits_for_requests_under_way(tmp_path: Path) -> None:
+    order(settings(tmp_path), metrics="fake_running 1\n")
+    async with conductor(settings(tmp_path)) as found:
+        service = WorkerService(settings(tmp_path, found.port))
+        await service.start()
+        await until(lambda: service.state.load.running == 1 and ready(found), "busy")
+        pid = await engine_pid(service)
+        end = asyncio.create_task(service.stop())
+        await until(lambda: found.state() == DRAINING and len(found.reports) > 20, "draining")
+        assert alive(pid)
+        assert not end.done()
+        order(settings(tmp_path), metrics="fake_running 0\n")
+        await end
+        assert not alive(pid)
+
+
+async def test_the_engine_goes_on_without_a_conductor(tmp_path: Path) -> None:
+    async with both(tmp_path) as (service, found):
+        await until(lambda: ready(found), "ready")
+        pid = await engine_pid(service)
+        found.silent = True
+        count = len(found.reports)
+        await until(lambda: service.state.counters.get("conductor_call_failures", 0) >= 2, "failed calls")
+        assert alive(pid)
+        assert service.readiness() == ""
+        found.silent = False
+        found.instances.clear()  # it was restarted and knows nobody
+        await until(lambda: len(found.reports) > count and ready(found), "reported again")
+        assert await engine_pid(service) == pid
+
+
+async def test_cache_events_reach_the_conductor(tmp_path: Path) -> None:
+    tokens = list(range(8 * BLOCK))
+    config = settings(tmp_path)
+    batches = [
+        pack(stored([1, 2, 3], tokens[: 3 * BLOCK], extra=[["salt"], None, None])).hex(),
+        pack(stored([4], tokens[3 * BLOCK : 4 * BLOCK], parent=3)).hex(),
+        pack(["BlockRemoved", [4], "GPU"]).hex(),
+        b"garbage".hex(),
+        pack(stored([5], tokens[4 * BLOCK : 5 * BLOCK], parent=4)).hex(),
+    ]
+    keys = split_keys(request_keys(PASSPORT, tokens, salt="salt"))
+    order(config, batches=batches[:2])
+    async with both(tmp_path) as (service, found):
+        await until(
+            lambda: found.held.get("fake-1") == set(keys[:4]), "what was stored before anybody listened"
+        )
+        order(config, batches=batches)
+        await until(lambda: found.held["fake-1"] == {*keys[:3], keys[4]}, "what came live")
+        found.held["fake-1"].clear()
+        found.want_full = True
+        await until(lambda: found.held["fake-1"] == {*keys[:3], keys[4]}, "the full report")
+        answer = await status(service)
+        assert answer.events_seen == 5
+        assert answer.events_lost == 0
+        assert service.state.senseless_events == 1
+        found.instances.clear()
+        await until(
+            lambda: found.held["fake-1"] == {*keys[:3], keys[4]}, "told again to a conductor that forgot"
+        )
+        page = service.metrics.render().decode()
+        assert "mooncache_worker_event_batches_seen_total 5.0" in page
+        assert "mooncache_worker_cached_blocks 4.0" in page
+
+
+async def test_swallowed_events_come_by_replay_or_are_counted(tmp_path: Path) -> None:
+    tokens = list(range(8 * BLOCK))
+    config = settings(tmp_path)
+    batches = [
+        pack(stored([n + 1], tokens[n * BLOCK : (n + 1) * BLOCK], parent=n or None)).hex() for n in range(8)
+    ]
+    keys = split_keys(request_keys(PASSPORT, tokens))
+    order(config, batches=batches[:1])
+    async with both(tmp_path) as (service, found):
+        await until(lambda: found.held.get("fake-1") == set(keys[:1]), "first")
+        order(config, batches=batches[:4], swallow=[1, 2])
+        await until(lambda: found.held["fake-1"] == set(keys[:4]), "replayed")
+        assert service.state.stream.lost == 0
+        order(config, batches=batches, swallow=[4, 5, 6], oldest=6)
+        await until(lambda: service.state.stream.lost == 2, "lost")
+        await until(lambda: service.state.stream.seen == 6, "the rest was taken in")
+        assert found.held["fake-1"] == set(keys[:4])
+        assert service.state.cache is not None
+        assert service.state.cache.unknown_parent_count == 2
+
+
+async def test_a_flood_of_events_does_not_stop_health_and_reports(tmp_path: Path) -> None:
+    config = settings(tmp_path)
+    batch = pack(*[stored([n], list(range(n, n + BLOCK))) for n in range(500)]).hex()
+    async with both(tmp_path, worker__event_count_max=100) as (service, found):
+        await until(lambda: ready(found), "ready")
+        before = len(found.reports)
+        order(config, batches=[batch] * 40)
+        await until(lambda: service.state.stream.seen == 40, "all taken in")
+        await until(lambda: len(found.held["fake-1"]) == 500, "all told")
+        assert {report.state for report in found.reports[before:]} == {READY}
+
+
+async def test_attaching_to_a_running_engine(tmp_path: Path) -> None:
+    """The second worker starts nothing; it finds out what the first one's engine is."""
+    async with both(tmp_path) as (service, found):
+        await until(lambda: ready(found), "ready")
+        pid = await engine_pid(service)
+        changes = {
+            "worker__attach_url": service.state.url + "/",
+            "worker__instance_id": "attached",
+            "worker__model": "",
+            "worker__model_name": "",
+            "worker__attach_passport": str(service.state.run_dir / "passport.json"),
+        }
+        async with worker(settings(tmp_path, found.port, **changes)) as second:
+            await until(lambda: "attached" in found.instances and second.readiness() == "", "attached")
+            instance = second.state.instance()
+            assert instance.model == "fake-model"
+            assert passport_from_json(instance.passport_json) == PASSPORT
+            assert (await status(second)).engine_pid == 0
+            order(settings(tmp_path), exit=1)
+            await service.state.process.kill()  # type: ignore[union-attr]
+            before = instance.incarnation
+            await until(lambda: second.readiness() != "", "lost")
+            order(settings(tmp_path))
+            await until(
+                lambda: second.state.incarnation != before and second.readiness() == "", "found the next run"
+            )
+            pid = await engine_pid(service)
+        assert alive(pid), "an engine that somebody else started is left alone"
+
+
+async def test_two_workers_of_one_name_are_refused(tmp_path: Path) -> None:
+    async with both(tmp_path) as (_, found):
+        second = WorkerService(settings(tmp_path, found.port))
+        with pytest.raises(ConfigInvalid, match="runs already"):
+            await second.start()
+
+
+@pytest.mark.parametrize(
+    "engine", ["nowhere:Adapter", "json:JSONDecoder", "mooncache.worker.adapters.hf:Missing"]
+)
+async def test_an_adapter_that_cannot_be_loaded_is_named(tmp_path: Path, engine: str) -> None:
+    with pytest.raises(ConfigInvalid, match=engine.partition(":")[0]):
+        await WorkerService(settings(tmp_path, worker__engine=engine)).start()
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://h:1", "http://h", "http://h:99999", "http://"])
+def test_attach_urls_that_are_none(url: str) -> None:
+    with pytest.raises(ConfigInvalid, match="attach_url"):
+        attach_url(url)
+
+
+def test_attach_url_is_cut_to_the_server() -> None:
+    assert attach_url("http://127.0.0.1:8000/v1/") == "http://127.0.0.1:8000"
