@@ -30,7 +30,8 @@ _PATHS = {"/v1/chat/completions": True, "/v1/completions": False}
 @dataclass(frozen=True, slots=True)
 class NullEngineOptions:
     """model: the name it serves. key: bearer key that requests must carry, "" for none. events_per_s: of one stream,
-    0 as fast as the client takes them. first_token_s: pause before an answer. tokens: of an answer without max_tokens.
+    0 as fast as the client takes them; the field `null_events_per_s` of a request wins. first_token_s: pause before an
+    answer. tokens: of an answer without max_tokens.
     """
 
     model: str = "null"
@@ -160,17 +161,18 @@ class _Connection(asyncio.Protocol):
                 self._answer(200, answer.whole(), request_id)
                 return
             wants_usage = bool((fields.get("stream_options") or {}).get("include_usage"))
-            await self._stream(answer, wants_usage, request_id)
+            rate = float(fields.get("null_events_per_s") or options.events_per_s)
+            await self._stream(answer, wants_usage, rate, request_id)
         finally:
             self._engine.open_count -= 1
 
-    async def _stream(self, answer: _Answer, wants_usage: bool, request_id: str) -> None:
+    async def _stream(self, answer: _Answer, wants_usage: bool, rate: float, request_id: str) -> None:
         assert self._transport is not None
         head = (
             "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n"
             f"x-request-id: {request_id}\r\n\r\n"
         )
-        write, interval_s = self._transport.write, _interval_s(self._engine.options.events_per_s)
+        write, interval_s = self._transport.write, 1 / rate if rate else 0.0
         loop = asyncio.get_running_loop()
         write(head.encode() + _chunk(answer.first()))
         event, due_s = _chunk(answer.event()), loop.time()
@@ -241,10 +243,6 @@ def _sse(value: dict[str, Any]) -> bytes:
 
 def _chunk(data: bytes) -> bytes:
     return f"{len(data):x}\r\n".encode() + data + b"\r\n" if data else b""
-
-
-def _interval_s(events_per_s: float) -> float:
-    return 1 / events_per_s if events_per_s else 0.0
 
 
 def _prompt_tokens(fields: dict[str, Any]) -> int:

@@ -1,0 +1,59 @@
+"""The command `mooncache bench gateway`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from mooncache.bench.gateway import CASES, GatewayBenchOptions, run
+from mooncache.bench.worker import WorkerError
+from mooncache.errors import MooncacheError
+
+_EXIT_FAILED = 1
+
+
+def gateway(
+    *,
+    json: Annotated[Path | None, Parameter(help="Also write the rows to this file.")] = None,
+    markdown: Annotated[Path | None, Parameter(help="Also write the rows as a Markdown table.")] = None,
+    only: Annotated[
+        tuple[str, ...], Parameter(help=f"Run only these cases: {', '.join(CASES)}.", negative=())
+    ] = (),
+    quick: Annotated[bool, Parameter(negative=(), help="Less data: half a minute, not comparable.")] = False,
+) -> int:
+    """Measure what a gateway adds: time to the first token, tokenising, requests and events per second.
+
+    Real pool, conductor and gateway on loopback before engines that compute nothing, beside the same requests sent to
+    an engine directly. Everything shares this machine's processors. Takes about two minutes.
+
+    For example:
+
+        mooncache bench gateway --json gateway.json
+
+        mooncache bench gateway --only relay --quick
+    """
+    console = Console()
+    unknown = [name for name in only if name not in CASES]
+    if unknown:
+        console.print(f"There is no case {unknown[0]!r}; the cases are: {', '.join(CASES)}.", style="red")
+        return 2
+    options = GatewayBenchOptions()
+    if quick:
+        options = options.quick()
+    try:
+        with console.status("starting") as status:
+            report = run(options, status.update, only or CASES)
+    except (WorkerError, MooncacheError) as error:
+        console.print(f"The benchmark could not finish: {error}", style="red", markup=False)
+        return _EXIT_FAILED
+    report.print(console)
+    if json is not None:
+        report.write_json(json)
+        console.print(f"rows written to {json}")
+    if markdown is not None:
+        markdown.write_text(report.to_markdown(), encoding="utf-8")
+        console.print(f"table written to {markdown}")
+    return 0
