@@ -67,7 +67,7 @@ class Collector:
         with self._changed:
             while not enough(self._spans):
                 left_s = deadline_s - time.monotonic()
-                listed = "\n".join(f"{s.service} {s.name} {s.trace_id}" for s in self._spans[-200:])
+                listed = "\n".join(f"{s.service} {s.name} {s.attributes}" for s in self._spans[-60:])
                 assert left_s > 0, f"these spans only came:\n{listed}"
                 self._changed.wait(left_s)
             return list(self._spans)

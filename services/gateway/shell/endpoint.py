@@ -68,7 +68,13 @@ class Endpoint:
         exchange = Exchange(scope, receive, send, request_id=request_id, started_s=state.clock.now_s())
         exchange.reply_headers |= cors_headers(exchange.headers, state.config.gateway.cors_origins)
         bound = structlog.contextvars.bound_contextvars(request_id=request_id, endpoint=self.name)
-        span = tracing.span("gateway.request", exchange.headers, kind="server", endpoint=self.name)
+        span = tracing.span(
+            "gateway.request",
+            exchange.headers,
+            kind="server",
+            root=exchange.method == "POST",  # probes and scrapes are no requests
+            endpoint=self.name,
+        )
         with bound, span:
             outcome = "OK"
             if self._limited:
