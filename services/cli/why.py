@@ -150,7 +150,7 @@ def _candidates(record: dict[str, Any]) -> None:
         for item in record["decode_candidates"]
     ]
     if generators:
-        columns = (
+        headings = (
             "instance",
             "role",
             "own hits",
@@ -160,7 +160,7 @@ def _candidates(record: dict[str, Any]) -> None:
             "hand-over ms*",
             "to the end ms*",
         )
-        print_table("\nwho could generate", columns, generators)
+        print_table("\nwho could generate", headings, generators)
 
 
 def _misses(record: dict[str, Any]) -> None:

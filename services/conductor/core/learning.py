@@ -1,9 +1,9 @@
 """Cost models that learn from what was observed, starting from published figures.
 
-Prefill: the polynomial of the papers, fitted by recursive least squares with forgetting. A residual is
-clipped, so that one odd observation (a compile, a stall) moves little, while a lasting change of speed is
-followed within a few steps. Transfer and decode: a factor on a prior, followed in the logarithm with clipped
-steps. Parameters stay in the range in which more cache never costs more.
+Prefill: the polynomial of the papers, fitted by recursive least squares whose parameters may drift (a Kalman
+filter). A residual is clipped, so that one odd observation (a compile, a stall) moves little, while a lasting
+change of speed is followed within a few steps. Transfer and decode: a factor on a prior, followed in the
+logarithm with clipped steps. Parameters stay in the range in which more cache never costs more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TRANSFER_LATENCY_S = 0.005
 KV_BYTES_PER_TOKEN_UNKNOWN = 100_000
 _SCALE = (1.0, 1e-3, 1e-6, 1e-3)  # features are in thousands of tokens
 _LOOSE = 10.0  # prior standard deviation over the prior's value
-_FORGET = 0.995
+_DRIFT = 0.02  # share of itself by which a parameter may change between observations
 _TRUSTED_AFTER = 8
 _SECONDS_MAX = 3600.0
 _TOKENS_MAX = 100_000_000
@@ -66,17 +66,20 @@ class PrefillLearner:
             self.theta[i] += px[i] / divisor * error
         for i in range(4):
             for j in range(4):
-                self.covariance[i][j] = (self.covariance[i][j] - px[i] * px[j] / divisor) / _FORGET
+                self.covariance[i][j] = self.covariance[i][j] - px[i] * px[j] / divisor
         self._keep_in_range()
+        self._drift()
         self.count += 1
         return True
 
+    def _drift(self) -> None:
+        """Speeds change: every parameter may have moved a little, up to the uncertainty of the prior."""
+        for i in range(4):
+            if self.covariance[i][i] < self.ceiling[i]:
+                size = max(self.theta[i], 0.01 * self.ceiling[i] ** 0.5)
+                self.covariance[i][i] += (_DRIFT * size) ** 2
+
     def _keep_in_range(self) -> None:
-        largest = max(self.covariance[i][i] / self.ceiling[i] for i in range(4))
-        if largest > 1.0:  # forgetting without news must not make the model nervous
-            for row in self.covariance:
-                for j in range(4):
-                    row[j] /= largest
         a, b, c, d = (max(0.0, t * s) for t, s in zip(self.theta, _SCALE, strict=True))
         b = max(b, 1e-9)
         d = min(d, b)  # bringing a token's KV into place never costs more than computing it

@@ -108,7 +108,8 @@ class WorkBook:
         load.sequences -= active.sequences
         load.kv_tokens -= active.kv_tokens
         for name in {active.computer, active.decoder}:
-            if not self._loads[name].pending and not self._loads[name].sequences:
+            left = self._loads.get(name)
+            if left is not None and not left.pending and not left.sequences:
                 del self._loads[name]
         return active
 

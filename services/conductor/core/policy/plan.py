@@ -31,13 +31,15 @@ def choose(request: Request, instances: Sequence[InstanceFacts], rules: Rules, r
     """Decide. `rng` breaks ties only."""
     usable = [facts for facts in instances if facts.ready and facts.instance_id not in request.exclude]
     decoders = [facts for facts in usable if facts.role in (ROLE_DECODE, ROLE_BOTH)]
+    prefillers = [facts for facts in usable if facts.role == ROLE_PREFILL and facts.pool]
+    if request.no_prefill or not decoders:
+        prefillers = []
     # Better a wrong role than no answer: any engine can do both.
     decoders = decoders or usable
     if request.keep_decode:
         decoders = [f for f in decoders if f.instance_id == request.keep_decode] or decoders
     if not decoders:
         return Choice(False, "no_instance", retry_after_s=1.0)
-    prefillers = [] if request.no_prefill else [f for f in usable if f.role == ROLE_PREFILL and f.pool]
     options = [prefill.price(request, facts) for facts in prefillers]
     pairs = _pairs(request, options, decoders, rng)
     inlines = _inlines(request, decoders, rules, paired=bool(pairs))

@@ -1,0 +1,377 @@
+"""Parts of the core one by one: registry histories, cache index, running requests, work, cost models, seen blocks."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncache import _native, errors
+from mooncache.conductor.core.cache_index import EXACT_KEYS_MAX, CacheIndex, records
+from mooncache.conductor.core.in_flight import InFlight, Running, chained_blocks, common_blocks
+from mooncache.conductor.core.learning import DecodeLearner, Follower, PrefillLearner, TransferLearner
+from mooncache.conductor.core.registry import (
+    DRAINING,
+    READY,
+    STARTING,
+    SUSPECT,
+    InstanceInfo,
+    Load,
+    Registry,
+)
+from mooncache.conductor.core.seen import (
+    EVICTED,
+    NEVER_SEEN,
+    OTHER_PASSPORT,
+    OTHER_TENANT,
+    MissRange,
+    SeenBlocks,
+)
+from mooncache.conductor.core.work import Active, WorkBook
+from tests.conductor.support import chain
+
+INFO = InstanceInfo("a", 1, "prefill", "m")
+
+
+def registry(**limits: float) -> Registry:
+    return Registry(**{"suspect_after_s": 2.0, "lease_s": 10.0, "count_max": 4, **limits})  # type: ignore[arg-type]
+
+
+# --- registry -----------------------------------------------------------------------------------------------------
+
+
+def test_silence_makes_suspect_then_forgotten() -> None:
+    book = registry()
+    one, lost = book.register(INFO, READY, 0.0)
+    assert (one.state, lost) == (READY, None)
+    assert book.expire(2.5) == []
+    assert one.state == SUSPECT
+    book.report(one, READY, Load(), "", 3.0)
+    assert one.ready
+    assert book.expire(13.5) == [one]
+    assert book.get("a") is None
+    with pytest.raises(errors.InstanceUnknown):
+        book.require("a", 1)
+    book.check()
+
+
+def test_another_incarnation_loses_its_cache_and_old_reports_are_refused() -> None:
+    book = registry()
+    one, _ = book.register(INFO, READY, 0.0)
+    one.sequence = 7
+    again, lost = book.register(replace(INFO, incarnation=2), STARTING, 1.0)
+    assert again is one
+    assert (lost, one.sequence, one.state) == (one.holder, 0, STARTING)
+    with pytest.raises(errors.InstanceUnknown, match="another incarnation"):
+        book.require("a", 1)
+    _, lost = book.register(replace(INFO, incarnation=2), READY, 2.0)
+    assert lost is None
+
+
+def test_an_operators_wishes_stay() -> None:
+    book = registry()
+    one, _ = book.register(INFO, READY, 0.0)
+    book.set("a", "decode", True, 0.0)
+    assert (one.role, one.state) == ("decode", DRAINING)
+    one, _ = book.register(replace(INFO, incarnation=2), READY, 1.0)
+    assert (one.role, one.state) == ("decode", DRAINING)
+    book.set("a", "", False, 1.0)
+    assert (one.role, one.state) == ("decode", READY)
+    with pytest.raises(errors.InstanceUnknown):
+        book.set("b", "decode", None, 1.0)
+
+
+def test_version_grows_with_changes_and_not_with_load() -> None:
+    book = registry()
+    one, _ = book.register(INFO, READY, 0.0)
+    version = book.version
+    book.report(one, READY, Load(running=3), "", 1.0)
+    assert book.version == version
+    for change in (
+        lambda: book.report(one, SUSPECT, Load(), "engine does not answer", 1.0),
+        lambda: book.report(one, READY, Load(), "", 1.0),
+        lambda: book.set("a", "both", None, 1.0),
+        lambda: book.expire(100.0),
+    ):
+        change()
+        assert book.version > version
+        version = book.version
+
+
+def test_there_is_a_limit_and_holder_numbers_are_used_again() -> None:
+    book = registry()
+    for number in range(4):
+        book.register(replace(INFO, instance_id=str(number)), READY, 0.0)
+    with pytest.raises(errors.LimitExceeded):
+        book.register(replace(INFO, instance_id="5"), READY, 0.0)
+    book.expire(100.0)
+    fresh, _ = book.register(INFO, READY, 100.0)
+    assert fresh.holder < 4
+    book.check()
+
+
+# --- cache index --------------------------------------------------------------------------------------------------
+
+
+def test_records_are_what_the_native_index_takes() -> None:
+    index = _native.BlockIndex()
+    keys = chain("a", 50)
+    index.apply(3, records(keys))
+    assert index.match(0, keys) == [(3, 50)]
+    index.apply(3, records(keys[32 * 20 :], remove=True))
+    assert index.match(0, keys) == [(3, 20)]
+    assert records(b"") == b""
+
+
+def test_changes_need_an_unbroken_sequence() -> None:
+    cache, book = CacheIndex(_native.BlockIndex), registry()
+    one, _ = book.register(INFO, READY, 0.0)
+    keys = chain("a", 10)
+
+    def apply(sequence: int, stored: bytes = b"", removed: bytes = b"", *, full: bool = False) -> str:
+        return cache.apply(
+            one, full=full, stored=stored, removed=removed, sequence=sequence, keys_max=1000
+        )
+
+    assert apply(1, keys[: 32 * 4]) == "applied"
+    assert apply(1, keys) == "repeated"
+    assert cache.leading(keys) == {one.holder: 4}
+    assert apply(3, keys) == "gap"
+    assert one.want_full
+    assert apply(4, keys) == "gap", "nothing but a full report ends a gap"
+    assert apply(9, keys[: 32 * 6], full=True) == "full"
+    assert not one.want_full
+    assert cache.leading(keys) == {one.holder: 6}
+    assert apply(10, keys[32 * 6 :], keys[: 32 * 2]) == "applied"
+    assert cache.leading(keys) == {}
+    assert cache.blocks() == {one.holder: 8}
+    for wrong in ({"stored": keys[:-1]}, {"removed": b"x"}):
+        with pytest.raises(errors.InvalidArgument, match="multiple of 32"):
+            apply(11, **wrong)
+    with pytest.raises(errors.TooLarge):
+        apply(11, chain("b", 1001))
+    cache.drop(one.holder)
+    assert cache.blocks().get(one.holder, 0) == 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 2000), st.lists(st.integers(0, 2000), max_size=12), st.integers(0, 1 << 30))
+def test_two_steps_find_what_looking_at_every_key_finds(count: int, lengths: list[int], seed: int) -> None:
+    keys = random.Random(seed).randbytes(count * 32)
+    index = _native.BlockIndex()
+    for holder, length in enumerate(lengths):
+        index.apply(holder, records(keys[: 32 * length]))
+    expected = {holder: min(length, count) for holder, length in enumerate(lengths) if length}
+    assert CacheIndex(lambda: index).leading(keys) == expected
+
+
+def test_exact_and_stepped_search_meet() -> None:
+    keys = chain("a", EXACT_KEYS_MAX + 1)
+    cache, book = CacheIndex(_native.BlockIndex), registry()
+    one, _ = book.register(INFO, READY, 0.0)
+    cache.apply(one, full=True, stored=keys[: 32 * 300], removed=b"", sequence=1, keys_max=1 << 20)
+    assert cache.leading(keys) == cache.leading(keys[:-32]) == {one.holder: 300}
+    assert cache.leading(b"") == {}
+
+
+# --- running requests ---------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.integers(0, 300), st.integers(0, 300), st.integers(0, 300))
+def test_common_blocks(mine: int, theirs: int, shared: int) -> None:
+    shared = min(mine, theirs, shared)
+    a, b = chain("a", mine, parent="s", shared=shared), chain("b", theirs, parent="s", shared=shared)
+    assert common_blocks(a, b) == chained_blocks(a, b) == shared
+
+
+def test_chains_that_meet_again_do_not_count() -> None:
+    # A public prefix in one request, the private chain in the other: later keys are equal, the first ones are not.
+    a, b = chain("private", 64), chain("public", 20) + chain("private", 64)[20 * 32 :]
+    assert chained_blocks(a, b) == 64
+    assert common_blocks(a, b) == 0
+    table = InFlight()
+    table.add(Running("d1", "p", b, 1.0))
+    assert table.overlaps(a) == []
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.integers(1, 80), st.integers(0, 80)), max_size=8), st.integers(1, 80))
+def test_the_longest_overlap_is_found(others: list[tuple[int, int]], blocks: int) -> None:
+    table, expected = InFlight(), 0
+    for number, (length, shared) in enumerate(others):
+        shared = min(shared, length, blocks)
+        table.add(Running(f"d{number}", f"p{number}", chain(f"o{number}", length, parent="m", shared=shared), 1.0))
+        expected = max(expected, shared)
+        table.check()
+    found = table.overlaps(chain("m", blocks))
+    assert max((overlap.blocks for overlap in found), default=0) == expected
+    for number in range(len(others)):
+        assert table.end(f"d{number}")
+    table.check()
+    assert len(table) == 0
+    assert not table.end("d0")
+
+
+def test_of_equal_overlaps_the_soonest_counts() -> None:
+    table = InFlight()
+    keys = chain("a", 10)
+    table.add(Running("late", "p", keys, 9.0))
+    table.add(Running("soon", "p", keys, 2.0))
+    assert [overlap.running.decision_id for overlap in table.overlaps(keys)] == ["soon"]
+
+
+# --- work ---------------------------------------------------------------------------------------------------------
+
+
+def active(name: str, computer: str, decoder: str, compute_s: float, now_s: float) -> Active:
+    return Active(name, f"r{name}", "m", computer, decoder, 100, 0, compute_s, 2, 300, now_s, 1.0)
+
+
+def test_queue_is_what_is_left_of_pending_prefills() -> None:
+    book = WorkBook()
+    book.assign(active("1", "p", "d", 2.0, 0.0))
+    book.assign(active("2", "p", "d", 3.0, 0.0))
+    assert book.load("p", 0.5) == (2, pytest.approx(4.5), 0, 0)
+    assert book.load("p", 99.0)[1] == pytest.approx(3.0), "an overdue prefill is not more than done"
+    assert book.load("d", 0.5) == (0, 0.0, 4, 600)
+    assert book.computed("1", 2.5) == 0.0
+    assert book.load("p", 3.0)[1] == pytest.approx(2.5)
+    assert book.computed("2", 5.0) == 2.5, "the second began when the first had ended"
+    assert book.computed("2", 5.0) is None
+    assert book.end("1", 6.0) is not None
+    assert book.end("2", 6.0) is not None
+    assert book.end("2", 6.0) is None
+    assert book.load("d", 6.0) == (0, 0.0, 0, 0)
+    book.check()
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(("assign", "computed", "end"))), max_size=60))
+def test_the_book_stays_whole(moves: list[tuple[int, str]]) -> None:
+    book = WorkBook()
+    for now, (number, move) in enumerate(moves):
+        name = str(number)
+        if move == "assign" and book.get(name) is None:
+            book.assign(active(name, f"i{number % 2}", f"i{number % 3}", 1.0 + number, float(now)))
+        elif move == "computed":
+            book.computed(name, float(now))
+        elif move == "end":
+            book.end(name, float(now))
+        book.check()
+
+
+# --- cost models --------------------------------------------------------------------------------------------------
+
+
+def test_prefill_model_finds_the_truth_from_observations() -> None:
+    rng = random.Random(4)
+    learner = PrefillLearner.starting("vllm")
+
+    def truth(n: int, p: int) -> float:
+        return 0.02 + 8e-4 * (n - p) + 4e-8 * (n * n - p * p) + 2e-6 * p
+
+    for _ in range(300):
+        n = rng.randrange(64, 8192)
+        p = rng.choice((0, n // 2, n - 32))
+        assert learner.observe(n, p, truth(n, p) * rng.uniform(0.95, 1.05))
+    for n, p in ((512, 0), (4096, 0), (4096, 2048), (8000, 7900)):
+        assert learner.cost.seconds(n, p) == pytest.approx(truth(n, p), rel=0.25)
+
+
+def test_one_odd_observation_moves_little_and_a_lasting_change_is_followed() -> None:
+    learner = PrefillLearner.starting("vllm")
+    for _ in range(50):
+        learner.observe(1000, 0, 1.0)
+    learner.observe(1000, 0, 300.0)
+    assert learner.cost.seconds(1000, 0) < 1.5
+    for _ in range(100):
+        learner.observe(1000, 0, 5.0)
+    assert learner.cost.seconds(1000, 0) == pytest.approx(5.0, rel=0.2)
+
+
+@given(
+    st.lists(st.tuples(st.integers(-5, 300_000), st.integers(-5, 300_000), st.floats()), max_size=40),
+    st.integers(2, 300_000),
+)
+def test_prefill_model_stays_in_range(observations: list[tuple[int, int, float]], n: int) -> None:
+    learner = PrefillLearner.starting("hf")
+    for one in observations:
+        learner.observe(*one)
+    cost = learner.cost
+    assert all(math.isfinite(value) and value >= 0 for value in cost)
+    assert cost.d <= cost.b
+    assert 0 < cost.seconds(n, n // 2) <= cost.seconds(n, 0) * (1 + 1e-9)
+
+
+@given(st.lists(st.floats(), max_size=30))
+def test_followers_take_nothing_absurd(values: list[float]) -> None:
+    follower, transfer, step = Follower(1.0), TransferLearner(), DecodeLearner()
+    for value in values:
+        follower.observe(value)
+        transfer.observe(value, 1.0)
+        transfer.observe(1e6, value)
+        step.observe(1.0, 100.0, value)
+    assert 0 < follower.value < math.inf
+    assert 0 < transfer.cost(1024).seconds(100) < math.inf
+    assert 0 < step.cost.tbt_s(1, 1) < math.inf
+
+
+def test_followers_follow() -> None:
+    transfer, step = TransferLearner(), DecodeLearner()
+    for _ in range(40):
+        assert transfer.observe(1e7, 0.105)
+        assert step.observe(4, 1000, 0.5)
+    assert transfer.cost(1000).seconds(10_000) == pytest.approx(0.105, rel=0.05)
+    assert step.cost.tbt_s(4, 1000) == pytest.approx(0.5, rel=0.05)
+
+
+# --- seen blocks --------------------------------------------------------------------------------------------------
+
+
+def seen(blocks_max: int = 1000) -> SeenBlocks:
+    return SeenBlocks(_native.BlockIndex, blocks_max)
+
+
+def test_reasons_of_misses() -> None:
+    book = seen()
+    mine, content = chain("mine", 10), chain("content", 10)
+    assert book.explain(mine, content, 1, 0, 16) == [MissRange(0, 160, NEVER_SEEN)]
+    book.learn(chain("theirs", 8), content[: 32 * 8], 1)
+    book.learn(chain("elsewhere", 9), content[: 32 * 9], 2)
+    book.learn(mine[: 32 * 4], content[: 32 * 4], 1)
+    assert book.explain(mine, content, 1, 0, 16) == [
+        MissRange(0, 64, EVICTED),
+        MissRange(64, 128, OTHER_TENANT),
+        MissRange(128, 144, OTHER_PASSPORT),
+        MissRange(144, 160, NEVER_SEEN),
+    ]
+    assert book.explain(mine, content, 1, 9, 16) == [MissRange(144, 160, NEVER_SEEN)]
+    assert book.explain(mine, b"", 1, 0, 16) == [MissRange(0, 64, EVICTED), MissRange(64, 160, NEVER_SEEN)]
+    assert book.explain(mine, content, 1, 10, 16) == []
+
+
+def test_memory_is_bounded_and_old_blocks_go_first() -> None:
+    book = seen(100)
+    for number in range(20):
+        book.learn(chain(f"k{number}", 20), chain(f"c{number}", 20), 1)
+        assert book.blocks() <= 2 * 100
+    assert book.explain(chain("k0", 20), b"", 1, 0, 1)[0].reason == NEVER_SEEN
+    assert book.explain(chain("k19", 20), b"", 1, 0, 1) == [MissRange(0, 20, EVICTED)]
+    book.learn(chain("big", 500), chain("cbig", 500), 1)
+    assert book.blocks() <= 200
+    nothing = seen(0)
+    nothing.learn(chain("a", 5), chain("c", 5), 1)
+    assert nothing.blocks() == 0
+
+
+def test_ranges_are_bounded() -> None:
+    book = seen(10_000)
+    keys = chain("a", 400)
+    book.learn(b"".join(keys[at : at + 32] for at in range(0, len(keys), 64)), b"", 1)
+    found = book.explain(keys, b"", 1, 0, 1)
+    assert len(found) <= 64
+    assert (found[0].begin, found[0].reason) == (0, EVICTED)
