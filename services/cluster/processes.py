@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -80,7 +81,7 @@ class Part:
                 text = log.read().decode("utf-8", "replace")
         except OSError:
             return ""
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(readable(line) for line in text.splitlines()[-lines:])
 
 
 def stop_all(parts: list[Part], timeout_s: float) -> list[str]:
@@ -97,6 +98,20 @@ def stop_all(parts: list[Part], timeout_s: float) -> list[str]:
             part.wait(5.0)
             killed.append(part.name)
     return killed
+
+
+def readable(line: str) -> str:
+    """A log line of a service for people: time, level, event, fields; any other line as it is."""
+    try:
+        found = json.loads(line)
+        clock = str(found.pop("timestamp")).partition("T")[2][:8]
+        words = [clock, str(found.pop("level")), str(found.pop("event"))]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return line
+    words += [
+        f"{name}={value}" for name, value in found.items() if name not in {"logger", "service", "trace_id"}
+    ]
+    return " ".join(words)
 
 
 def last_words(log: Path) -> str:

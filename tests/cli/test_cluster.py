@@ -49,10 +49,10 @@ class Up:
         return json.loads(done.stdout)
 
 
-def read_document(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+def read_document(process: subprocess.Popen[bytes], timeout_s: float = START_S) -> dict[str, Any]:
     """The next JSON document on the process's output, within a bounded time."""
     assert process.stdout is not None
-    text, deadline_s = b"", time.monotonic() + START_S
+    text, deadline_s = b"", time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         if not select.select([process.stdout], [], [], 1.0)[0]:
             continue

@@ -85,7 +85,9 @@ def node_activity(
     def rate(name: str, **labels: str) -> float:
         if not now:
             return 0.0
-        return increase(total(now, _NODE + name, **labels), total(before, _NODE + name, **labels)) / interval_s
+        return (
+            increase(total(now, _NODE + name, **labels), total(before, _NODE + name, **labels)) / interval_s
+        )
 
     return {
         "node_id": node["node_id"],
