@@ -45,7 +45,7 @@ class KvMemory:
         self._scratch = self._rows.new_empty((0, row))
         self._staged = self.device.type != "cpu" if staged is None else staged
         self._local = threading.local()
-        self._bytes = None if self._staged else memoryview(self._raw.numpy())
+        self._views = None if self._staged else _views(self._raw)
 
     def layout(self) -> str:
         """Text that is equal exactly when blocks of two engines have the same shape."""
@@ -79,8 +79,8 @@ class KvMemory:
 
     def fill(self, block_ids: Sequence[int], get: Callable[[list[Any]], Result]) -> Result:
         """Let `get` write into the blocks' bytes; what it returns. Called from loader threads."""
-        if self._bytes is not None:
-            return get([self._bytes[block] for block in block_ids])
+        if self._views is not None:
+            return get([self._views[block] for block in block_ids])
         stage = self._stage(len(block_ids))
         result = get(_views(stage))
         with _stream(self.device) as finish:
@@ -91,8 +91,8 @@ class KvMemory:
 
     def show(self, block_ids: Sequence[int], put: Callable[[list[Any]], Result]) -> Result:
         """Let `put` read the blocks' bytes; what it returns. Called from saver threads."""
-        if self._bytes is not None:
-            return put([self._bytes[block] for block in block_ids])
+        if self._views is not None:
+            return put([self._views[block] for block in block_ids])
         stage = self._stage(len(block_ids))
         with _stream(self.device) as finish:
             index = torch.tensor(list(block_ids), dtype=torch.int64, device=self.device)
@@ -111,8 +111,10 @@ class KvMemory:
 
 
 def _views(stage: Tensor) -> list[Any]:
-    whole = memoryview(stage.numpy())
-    return [whole[number] for number in range(stage.shape[0])]
+    """One flat view of bytes for each row of a host tensor."""
+    count, size = stage.shape
+    whole = memoryview(stage.reshape(-1).numpy())
+    return [whole[number * size : (number + 1) * size] for number in range(count)]
 
 
 class _stream:  # noqa: N801  (used as a statement)

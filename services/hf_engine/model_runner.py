@@ -85,6 +85,12 @@ class ModelRunner:
         self.max_positions: int = config.max_position_embeddings
         self.eos_ids = _eos_ids(model)
 
+    def warm_up(self) -> None:
+        """One prompt and one decode, so that the first request does not pay for what is made on first use."""
+        self.forward([[0, 0]], [Span([0], 0, 2)], [0])
+        self.forward([[0]], [Span([0], 2, 1)], [0])
+        self.memory.clear([0])
+
     def forward(
         self, tokens: Sequence[Sequence[int]], spans: Sequence[Span], choosing: Sequence[int]
     ) -> Tensor:

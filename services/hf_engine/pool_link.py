@@ -276,12 +276,12 @@ class PoolLink:
         self._sick_pause_s = 0.0
         lookup.leading += match.leading_blocks
         present = (True,) * first + tuple(match.present)
-        if lookup.leading >= lookup.awaited:
+        if match.unreachable_nodes and match.unreachable_nodes >= len(self._client.nodes()):
+            self._finish(lookup, present, "pool_absent")
+        elif lookup.leading >= lookup.awaited:
             self._finish(lookup, present, "")
         elif lookup.cancelled.is_set() or time.monotonic() >= lookup.wait_until_s:
             self._finish(lookup, present, "timeout")
-        elif match.unreachable_nodes and match.unreachable_nodes >= len(self._client.nodes()):
-            self._finish(lookup, present, "pool_absent")
         else:
             return False
         return True

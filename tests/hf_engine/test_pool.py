@@ -1,0 +1,284 @@
+"""The engine and a real pool: what one engine computes another one loads, and whatever fails is computed again."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mooncache
+from mooncache.errors import MasterUnavailable
+from mooncache.hf_engine.core.sequence import State
+from mooncache.kvcache.keys import request_keys
+from mooncache.kvcache.params import Ask
+from mooncache.passport import split_keys
+from tests.hf_engine.conftest import BLOCK, WAIT_S, Lab, prompt, start_cluster, wait_until
+
+Connect = Callable[[], Any]
+
+
+class Faulty:
+    """A real client whose calls a test can break or hold up."""
+
+    def __init__(self, client: mooncache.Client) -> None:
+        self.client = client
+        self.break_get: Callable[[Sequence[Any], Any], Any] | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.in_get = threading.Event()
+
+    def get_many_into(self, keys: Any, views: Any, **more: Any) -> Any:
+        self.in_get.set()
+        assert self.gate.wait(WAIT_S)
+        result = self.client.get_many_into(keys, views, **more)
+        return self.break_get(views, result) if self.break_get else result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.client, name)
+
+
+@pytest.fixture
+def faulty(connect: Connect) -> Faulty:
+    return Faulty(connect())
+
+
+def keys_of(lab: Lab, tokens: list[int], salt: str = "") -> list[bytes]:
+    return split_keys(request_keys(lab.parts.passport, tokens, salt=salt))
+
+
+def test_another_engine_loads_what_one_saved(make_lab: Callable[..., Lab], connect: Connect) -> None:
+    first, second, alone = make_lab(connect), make_lab(connect), make_lab()
+    for length in (BLOCK, BLOCK + 1, 5 * BLOCK, 300):
+        one = prompt(length, 77)
+        computed = first.run(one)[0]
+        assert computed.told.hit_tokens == 0 and computed.told.outcome == "miss"
+        # As many as were complete: the prompt's, and the one that the answer filled.
+        assert computed.told.saved_blocks == (length + 12 - 1) // BLOCK
+        first.settled()
+        loaded = second.run(one)[0]
+        blocks = (length - 1) // BLOCK
+        assert loaded.told.loaded_tokens == loaded.told.hit_tokens == blocks * BLOCK
+        assert loaded.told.loaded_bytes == blocks * second.parts.runner.memory.block_bytes
+        assert loaded.told.local_tokens == 0 and loaded.told.failed_blocks == 0
+        assert loaded.told.outcome == ("hit" if blocks else "miss")
+        assert [computed.tokens] == [loaded.tokens] == alone.tokens(one)
+    second.settled()
+
+
+def test_answers_are_saved_for_the_next_turn(make_lab: Callable[..., Lab], connect: Connect) -> None:
+    first, second = make_lab(connect), make_lab(connect)
+    turn = prompt(70, 5)
+    answer = first.tokens(turn, tokens=50)[0]
+    first.settled()
+    later = second.run(turn + answer)[0]
+    assert later.told.loaded_tokens == (70 + 50 - 1) // BLOCK * BLOCK
+    off = make_lab(connect, connector__save_decode_blocks=False)
+    other = prompt(70, 6)
+    told = off.run(other, tokens=50)[0].told
+    assert told.saved_blocks == 70 // BLOCK
+
+
+def test_a_batch_loads_and_computes_at_once(make_lab: Callable[..., Lab], connect: Connect) -> None:
+    first, second, alone = make_lab(connect), make_lab(connect), make_lab()
+    known = [prompt(100 + 9 * seed, 100 + seed) for seed in range(6)]
+    new = [prompt(100 + 9 * seed, 200 + seed) for seed in range(6)]
+    first.run(*known)
+    first.settled()
+    results = second.run(*known, *new)
+    assert [result.tokens for result in results] == alone.tokens(*known, *new)
+    assert [result.told.outcome for result in results] == ["hit"] * 6 + ["miss"] * 6
+    second.settled()
+
+
+def test_public_tokens_are_shared_and_the_rest_is_not(make_lab: Callable[..., Lab], connect: Connect) -> None:
+    first, second = make_lab(connect), make_lab(connect)
+    one = prompt(10 * BLOCK, 31)
+    ask = Ask(public_tokens=4 * BLOCK + 3, public_salt="everybody")
+    first.run(one, salt="tenant-1", ask=ask)
+    first.settled()
+    assert second.run(one, salt="tenant-2")[0].told.hit_tokens == 0
+    assert second.run(one, salt="tenant-3", ask=ask)[0].told.hit_tokens == 4 * BLOCK
+
+
+def test_a_block_missing_in_the_middle(make_lab: Callable[..., Lab], connect: Connect) -> None:
+    first, second = make_lab(connect), make_lab(connect)
+    one = prompt(200, 41)
+    tokens = first.tokens(one)[0]
+    first.settled()
+    with connect() as client:
+        assert client.remove(keys_of(first, one)[5])
+    result = second.run(one)[0]
+    assert result.tokens == tokens
+    assert result.told.hit_tokens == 5 * BLOCK and result.told.outcome == "partial"
+    second.settled()
+    with connect() as client:
+        assert client.match(keys_of(first, one)).leading_blocks == 12, "what was missing is there again"
+
+
+def test_a_corrupted_block_in_the_middle(
+    make_lab: Callable[..., Lab], connect: Connect, faulty: Faulty
+) -> None:
+    first = make_lab(connect)
+    one = prompt(200, 42)
+    tokens = first.tokens(one)[0]
+    first.settled()
+
+    def corrupt(views: Sequence[Any], result: Any) -> Any:
+        """What the SDK does on a checksum mismatch: the code says so, the destination holds anything (here NaN)."""
+        codes = list(result.codes)
+        codes[7] = 202
+        views[7][:] = b"\xff" * len(views[7])
+        return dataclasses.replace(result, codes=tuple(codes))
+
+    second = make_lab(lambda: faulty)
+    faulty.break_get = corrupt
+    result = second.run(one)[0]
+    assert result.tokens == tokens
+    assert result.told.hit_tokens == 7 * BLOCK and result.told.outcome == "failed"
+    assert result.told.failed_blocks == 12 - 7
+    second.settled()
+
+
+def test_a_load_that_raises_is_computed(
+    make_lab: Callable[..., Lab], connect: Connect, faulty: Faulty
+) -> None:
+    first = make_lab(connect)
+    one = prompt(150, 43)
+    tokens = first.tokens(one)[0]
+    first.settled()
+
+    def explode(views: Sequence[Any], result: Any) -> Any:
+        raise RuntimeError("a defect")
+
+    second = make_lab(lambda: faulty)
+    faulty.break_get = explode
+    result = second.run(one)[0]
+    assert result.tokens == tokens and result.told.hit_tokens == 0 and result.told.outcome == "failed"
+    second.settled()
+
+
+def test_an_evicted_local_copy_is_offered_again(make_lab: Callable[..., Lab], connect: Connect) -> None:
+    lab = make_lab(connect)
+    one = prompt(100, 44)
+    lab.run(one)
+    lab.settled()
+    keys = keys_of(lab, one)
+    with connect() as client:
+        for key in keys:
+            assert client.remove(key)
+        told = lab.run(one)[0].told
+        assert told.local_tokens == 96
+        lab.settled()
+        assert client.match(keys).leading_blocks == 6
+
+
+def test_awaited_blocks_that_come(make_lab: Callable[..., Lab], connect: Connect) -> None:
+    prefill, decode = make_lab(connect), make_lab(connect)
+    one = prompt(200, 51)
+    ask = Ask(role="decode", wait_tokens=12 * BLOCK, wait_ms=60_000)
+    waiting = decode.submit(one, ask=ask)[0]
+    decode.on_engine(lambda: None)
+    assert waiting.state is State.LOOKUP and not waiting.sink.first.is_set()
+    first = prefill.run(one, tokens=1)[0]
+    assert waiting.sink.ended.wait(WAIT_S)
+    told = waiting.sink.told
+    assert told.loaded_tokens == told.hit_tokens == 12 * BLOCK and told.outcome == "hit"
+    assert told.waited_ms > 0
+    assert waiting.sink.tokens[:1] == first.tokens
+    decode.forget()
+    assert waiting.sink.tokens == decode.tokens(one)[0]
+    decode.settled()
+
+
+def test_awaited_blocks_that_never_come(make_lab: Callable[..., Lab], connect: Connect) -> None:
+    lab, alone = make_lab(connect), make_lab()
+    one = prompt(200, 52)
+    result = lab.run(one, ask=Ask(role="decode", wait_tokens=12 * BLOCK, wait_ms=50))[0]
+    assert result.told.outcome == "timeout" and result.told.hit_tokens == 0 and result.told.waited_ms >= 50
+    assert [result.tokens] == alone.tokens(one)
+
+
+def test_others_run_while_one_waits(make_lab: Callable[..., Lab], connect: Connect) -> None:
+    lab = make_lab(connect, hf__batch_max=1)
+    waiting = lab.submit(prompt(200, 53), ask=Ask(wait_tokens=192, wait_ms=60_000))[0]
+    assert len(lab.tokens(prompt(50, 54))[0]) == 12
+    assert waiting.state is State.LOOKUP
+    lab.engine.abort([waiting])
+    assert waiting.sink.ended.wait(WAIT_S) and waiting.sink.finish == "abort"
+    lab.settled()
+
+
+def test_abort_while_loading_frees_only_after_the_load(
+    make_lab: Callable[..., Lab], connect: Connect, faulty: Faulty
+) -> None:
+    first = make_lab(connect)
+    one = prompt(200, 61)
+    first.run(one)
+    first.settled()
+    lab = make_lab(lambda: faulty)
+    faulty.gate.clear()
+    loading = lab.submit(one)[0]
+    assert faulty.in_get.wait(WAIT_S)
+    lab.engine.abort([loading])
+    lab.on_engine(lambda: None)
+    assert loading.state is State.LOADING and not loading.sink.ended.is_set()
+    assert lab.on_engine(lambda: lab.engine.blocks.free_count) < lab.engine.blocks.count
+    faulty.gate.set()
+    assert loading.sink.ended.wait(WAIT_S) and loading.sink.finish == "abort"
+    lab.settled()
+
+
+def test_abort_in_every_state_leaks_nothing(make_lab: Callable[..., Lab], connect: Connect) -> None:
+    lab = make_lab(connect, hf__batch_max=4)
+    sequences = lab.submit(*(prompt(100, 300 + seed) for seed in range(12)), tokens=400)
+    assert sequences[0].sink.first.wait(WAIT_S)
+    lab.engine.abort(sequences)
+    for sequence in sequences:
+        assert sequence.sink.ended.wait(WAIT_S) and sequence.sink.finish == "abort"
+    lab.settled()
+
+
+def test_no_pool_at_first_and_later_one(make_lab: Callable[..., Lab], connect: Connect) -> None:
+    there = threading.Event()
+
+    def later() -> Any:
+        if not there.is_set():
+            raise MasterUnavailable("not yet")
+        return connect()
+
+    later.reachable = False  # type: ignore[attr-defined]
+    lab = make_lab(later)
+    result = lab.run(prompt(100, 71))[0]
+    assert result.told.outcome == "pool_absent" and len(result.tokens) == 12
+    there.set()
+    wait_until(lambda: lab.parts.pool is not None and lab.parts.pool.connected, "the pool is found")
+    assert lab.run(prompt(100, 72))[0].told.outcome == "miss"
+    lab.settled()
+
+
+def test_the_pool_dies_and_the_engine_goes_on(make_lab: Callable[..., Lab], tmp_path: Path) -> None:
+    cluster = start_cluster(tmp_path / "pool")
+    try:
+        lab = make_lab(lambda: mooncache.connect(**cluster.client_settings()), connector__save_timeout_s=1)
+        alone = make_lab()
+        prompts = [prompt(150, 400 + seed) for seed in range(4)]
+        expected = alone.tokens(*prompts, tokens=30)
+        assert lab.tokens(*prompts, tokens=30) == expected
+        lab.settled()
+        lab.forget()
+        running = lab.submit(*prompts, tokens=30)
+        for name in list(cluster.parts):
+            cluster.kill(name)
+        for sequence, tokens in zip(running, expected, strict=True):
+            assert sequence.sink.ended.wait(WAIT_S) and sequence.sink.tokens == tokens
+        lab.forget()
+        after = lab.run(*prompts, tokens=30)
+        assert [result.tokens for result in after] == expected
+        assert {result.told.outcome for result in after} <= {"pool_absent", "failed"}
+        lab.settled()
+    finally:
+        cluster.stop()
