@@ -11,8 +11,8 @@ import pytest
 from mooncache.errors import NodeUnavailable
 from mooncache.kvcache.lookup import ABSENT, FAILED, FOUND, TIMEOUT, Answer, Lookups, Question
 from mooncache.kvcache.pool_link import PoolLink
-
-from .conftest import WAIT_S, FaultyPool
+from tests.kvcache.conftest import WAIT_S
+from tests.kvcache.faulty import FaultyPool
 
 
 def key(number: int) -> bytes:

@@ -8,8 +8,7 @@ import pytest
 
 from mooncache.errors import InvalidArgument
 from mooncache.kvcache.memory import HostMemory, LayerLayout, Region
-
-from .conftest import BLOCK_BYTES, BLOCKS, Engine
+from tests.kvcache.conftest import BLOCK_BYTES, BLOCKS, Engine
 
 
 def strides_of(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:

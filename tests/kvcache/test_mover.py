@@ -14,8 +14,8 @@ from mooncache.errors import ChecksumMismatch, DeadlineExceeded, NodeUnavailable
 from mooncache.kvcache import mover as mv
 from mooncache.kvcache.layerwise import LayerSaver
 from mooncache.kvcache.pool_link import Breaker, PoolLink
-
-from .conftest import BLOCK_BYTES, BLOCKS, WAIT_S, Engine, FaultyPool
+from tests.kvcache.conftest import BLOCK_BYTES, BLOCKS, WAIT_S, Engine
+from tests.kvcache.faulty import FaultyPool
 
 
 def key(number: int) -> bytes:
