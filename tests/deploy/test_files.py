@@ -29,6 +29,7 @@ def services() -> dict[str, Any]:
 def test_the_services_of_a_cluster_are_there(services: dict[str, Any]) -> None:
     assert set(services) == ONE_SHOT | {
         *("etcd", "master-1", "master-2", "node-1", "node-2", "conductor", "gateway", "prefill", "decode"),
+        "prometheus",
     }
 
 

@@ -1,0 +1,354 @@
+"""Every query of the dashboard and the alerts, against the metrics of a running cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
+from mooncache.cluster.settings import missing_modules
+from tests.deploy.promql import Selector, references
+
+pytestmark = pytest.mark.timeout(300)
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+ADDED_BY_PROMETHEUS = {"job", "instance", "le"}
+JOBS = ("master", "store_node", "conductor", "gateway", "worker")
+REQUESTS_PER_MINUTE = 12
+
+
+def dashboard_queries() -> list[str]:
+    document = json.loads((DEPLOY / "grafana" / "mooncache.json").read_text(encoding="utf-8"))
+    return [target["expr"] for panel in document["panels"] for target in panel.get("targets", ())]
+
+
+def alert_queries() -> list[str]:
+    yaml = pytest.importorskip("yaml", reason="PyYAML reads the alerts")
+    document = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text(encoding="utf-8"))
+    return [rule["expr"] for group in document["groups"] for rule in group["rules"]]
+
+
+@dataclass
+class Live:
+    """Metrics of all services: label sets of each sample name, and names that have no sample yet."""
+
+    addresses: dict[str, list[str]]
+    samples: dict[str, list[dict[str, str]]]
+    declared: set[str]
+
+    def names(self, selector: Selector) -> list[str]:
+        known = set(self.samples) | self.declared
+        if selector.pattern:
+            return [name for name in known if re.fullmatch(selector.name, name)]
+        return [selector.name] if selector.name in known else []
+
+    def labels(self, name: str) -> set[str]:
+        """Label names of a metric; of one without a sample those that the code declares."""
+        found = {label for labels in self.samples.get(name, ()) for label in labels}
+        return found | ADDED_BY_PROMETHEUS | declared_labels().get(name, set())
+
+
+def declared_labels() -> dict[str, set[str]]:
+    """Labels as the services declare them, for metrics that nothing has moved yet."""
+    from mooncache.conductor.shell.instruments import Instruments
+    from mooncache.gateway.metrics import GatewayMetrics
+    from mooncache.metrics import Metrics, RpcMetrics
+
+    found: dict[str, set[str]] = {}
+    for job in JOBS:
+        metrics = Metrics(job)
+        RpcMetrics(metrics)
+        metrics.counter("duty_failures", "", ("duty", "code"))
+        if job == "gateway":
+            GatewayMetrics(metrics)
+        if job == "conductor":
+            Instruments(metrics)
+        registry: CollectorRegistry = metrics.registry
+        for family in list(registry._collector_to_names):
+            for name in registry._collector_to_names[family]:
+                found[name] = set(getattr(family, "_labelnames", ()))
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    if missing := missing_modules("hf"):
+        pytest.skip(f"the small engine needs {', '.join(missing)}: pip install 'mooncache[hf]'")
+    settings = ClusterSettings(
+        state_dir=tmp_path_factory.mktemp("watched"),
+        engine="hf",
+        capacity_bytes=256 << 20,
+        port=0,
+        conductor_port=0,
+        gateway_port=0,
+        extra_env=(
+            ("OMP_NUM_THREADS", "1"),
+            ("MOONCACHE_CONDUCTOR_ADMISSION_ENABLED", "false"),
+            ("MOONCACHE_GATEWAY_REQUESTS_PER_MINUTE", str(REQUESTS_PER_MINUTE)),
+        ),
+    )
+    made = EmbeddedCluster(settings)
+    made.start(180)
+    yield made
+    made.stop()
+
+
+def ask(cluster: EmbeddedCluster, **fields: Any) -> int:
+    """One request as a client sends it; the status."""
+    key = cluster.demo_key_path.read_text(encoding="ascii").strip()
+    request = urllib.request.Request(
+        f"{cluster.layout.gateway_url}/v1/chat/completions",
+        data=json.dumps(fields).encode(),
+        headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=90) as response:
+            response.read()
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        error.read()
+        return error.code
+
+
+@pytest.fixture(scope="module")
+def live(cluster: EmbeddedCluster) -> Live:
+    """What the services show after some requests: good ones, one for a model that is not there, too many."""
+    model = cluster.describe_instances()[0]["model"]
+    turn = {"role": "user", "content": "What is to be seen on a dashboard, and what is not? " * 20}
+    good = {"model": model, "messages": [turn], "max_tokens": 8, "temperature": 0}
+    assert ask(cluster, **good) == 200
+    assert ask(cluster, **good, stream=True) == 200
+    assert ask(cluster, **good, stream=True) == 200
+    assert ask(cluster, **{**good, "model": "none-such"}) == 404
+    assert 429 in {ask(cluster, **{**good, "max_tokens": 1}) for _ in range(REQUESTS_PER_MINUTE)}
+    addresses = metrics_addresses(cluster)
+    samples: dict[str, list[dict[str, str]]] = {}
+    declared: set[str] = set()
+    for places in addresses.values():
+        for place in places:
+            with urllib.request.urlopen(f"http://{place}/metrics", timeout=10) as response:
+                page = response.read().decode()
+            for family in text_string_to_metric_families(page):
+                declared.add(family.name + ("_total" if family.type == "counter" else ""))
+                if family.type == "histogram":
+                    declared.add(f"{family.name}_bucket")
+                for sample in family.samples:
+                    samples.setdefault(sample.name, []).append(dict(sample.labels))
+    return Live(addresses, samples, declared)
+
+
+def metrics_addresses(cluster: EmbeddedCluster) -> dict[str, list[str]]:
+    """job -> host:port of the probe servers, from the services' own words."""
+    found: dict[str, list[str]] = {job: [] for job in JOBS}
+    for path in sorted((cluster.state_dir / "logs").glob("*.log")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if '"service.ready"' in line:
+                said = json.loads(line)
+                if said["service"] in found:
+                    found[said["service"]].append(said["metrics"])
+    assert all(found.values()), found
+    return found
+
+
+@pytest.mark.parametrize("source", ["dashboard", "alerts"])
+def test_every_name_and_label_exists(live: Live, source: str) -> None:
+    queries = dashboard_queries() if source == "dashboard" else alert_queries()
+    assert len(queries) > 10
+    wrong = []
+    for query in queries:
+        used = references(query)
+        assert used.selectors, query
+        names = []
+        for selector in used.selectors:
+            found = ["up"] if selector.name == "up" else live.names(selector)
+            names += found
+            if not found:
+                wrong.append(f"{selector.name} does not exist: {query}")
+            for name in found:
+                labels = live.labels(name)
+                wrong += [f"{name} has no {m[0]}: {query}" for m in selector.matchers if m[0] not in labels]
+                wrong += [
+                    f"{name} has no {label}={value!r}: {query}"
+                    for label, op, value in selector.matchers
+                    if op == "="
+                    and name in live.samples
+                    and value not in {s.get(label) for s in live.samples[name]}
+                ]
+        # A label that is grouped by may belong to one side of an operator only.
+        wrong += [
+            f"nothing has {label}: {query}"
+            for label in used.grouped
+            if not any(label in live.labels(name) for name in names)
+        ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_most_panels_have_something_to_show(live: Live) -> None:
+    """Names that nothing has moved in a healthy cluster are few, and known."""
+    silent = {
+        selector.name
+        for query in dashboard_queries()
+        for selector in references(query).selectors
+        if not selector.pattern and selector.name not in live.samples
+    }
+    assert silent <= {"mooncache_gateway_retries_total", "mooncache_gateway_no_keys_total"}
+
+
+def test_the_dashboard_is_what_its_source_makes() -> None:
+    script = [sys.executable, str(DEPLOY / "grafana" / "dashboard.py"), "--check"]
+    assert subprocess.run(script, timeout=60, check=False).returncode == 0, "run deploy/grafana/dashboard.py"
+
+
+def test_the_dashboard_is_complete() -> None:
+    document = json.loads((DEPLOY / "grafana" / "mooncache.json").read_text(encoding="utf-8"))
+    panels = [panel for panel in document["panels"] if panel["type"] != "row"]
+    assert len({panel["id"] for panel in document["panels"]}) == len(document["panels"])
+    assert all(panel["description"] and panel["targets"] for panel in panels)
+    taken = [
+        (x, y)
+        for panel in panels
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(taken) == len(set(taken)), "panels lie on each other"
+
+
+def test_the_check_finds_what_is_wrong(live: Live) -> None:
+    used = references(
+        'sum by (status, le) (rate(mooncache_gateway_requests_total{endpoint=~"a|b}"}[5m])) > 0'
+    )
+    assert used.grouped == {"status", "le"}
+    assert used.selectors == (
+        Selector("mooncache_gateway_requests_total", False, (("endpoint", "=~", "a|b}"),)),
+    )
+    assert live.names(Selector("mooncache_gateway_request_total", pattern=False, matchers=())) == []
+    assert "reason" not in live.labels("mooncache_gateway_requests_total")
+    named = references('rate({__name__=~"mooncache_.+_rpc_calls_total", code!="OK"}[1m])').selectors[0]
+    assert (named.pattern, named.matchers) == (True, (("code", "!=", "OK"),))
+    assert len(live.names(named)) >= 4
+
+
+class Prometheus:
+    """A real one, scraping the cluster every second."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def get(self, path: str, **arguments: str) -> dict[str, Any]:
+        address = f"{self.url}{path}?{urllib.parse.urlencode(arguments)}"
+        try:
+            with urllib.request.urlopen(address, timeout=10) as response:
+                return dict(json.load(response))
+        except urllib.error.HTTPError as error:
+            return dict(json.load(error))
+
+    def value(self, query: str) -> float:
+        found = self.get("/api/v1/query", query=query)["data"]["result"]
+        return float(found[0]["value"][1]) if found else 0.0
+
+
+@pytest.fixture(scope="module")
+def prometheus(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("Prometheus is not installed (Debian package prometheus)")
+    folder = tmp_path_factory.mktemp("prometheus")
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(DEPLOY / "prometheus" / "alerts.yml")],
+        "scrape_configs": [
+            {"job_name": job, "static_configs": [{"targets": places}]}
+            for job, places in live.addresses.items()
+        ],
+    }
+    (folder / "prometheus.yml").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                *(program, f"--config.file={folder / 'prometheus.yml'}", f"--web.listen-address={address}"),
+                f"--storage.tsdb.path={folder / 'data'}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        made = Prometheus(f"http://{address}")
+        count = sum(len(places) for places in live.addresses.values())
+        deadline_s = time.monotonic() + 90
+        while True:
+            try:
+                if made.value("count(count_over_time(up[1m]) >= 3 and up == 1)") == count:
+                    break
+            except OSError:
+                pass
+            assert process.poll() is None and time.monotonic() < deadline_s, (folder / "log").read_text()
+            time.sleep(0.5)
+        yield made
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def test_a_real_prometheus_understands_every_query(prometheus: Prometheus, live: Live) -> None:
+    wrong, empty = [], []
+    for query in (*dashboard_queries(), *alert_queries()):
+        answer = prometheus.get("/api/v1/query", query=query.replace("$__rate_interval", "1m"))
+        if answer["status"] != "success":
+            wrong.append(f"{answer.get('error')}: {query}")
+        elif not answer["data"]["result"]:
+            empty.append(query)
+    assert not wrong, "\n".join(wrong)
+    filtered = re.compile(r"[<>!]=?|==")  # comparisons and negative matchers may leave nothing over
+    silent = [
+        query
+        for query in empty
+        if not filtered.search(query) and all(live.samples.get(s.name) for s in references(query).selectors)
+    ]
+    assert not silent, "\n".join(silent)
+
+
+def test_a_real_prometheus_takes_the_alerts_and_none_burns(prometheus: Prometheus) -> None:
+    rules = [r for group in prometheus.get("/api/v1/rules")["data"]["groups"] for r in group["rules"]]
+    assert len(rules) == len(alert_queries())
+    deadline_s = time.monotonic() + 30
+    while any(rule["health"] == "unknown" for rule in rules) and time.monotonic() < deadline_s:
+        time.sleep(0.5)
+        rules = [r for group in prometheus.get("/api/v1/rules")["data"]["groups"] for r in group["rules"]]
+    assert {rule["name"]: rule["health"] for rule in rules if rule["health"] != "ok"} == {}
+    assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
+
+
+def test_the_real_configuration_is_valid(tmp_path: Path) -> None:
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("promtool is not installed (Debian package prometheus)")
+    folder = tmp_path / "prometheus"
+    shutil.copytree(DEPLOY / "prometheus", folder)
+    token = tmp_path / "token"
+    token.write_text("x", encoding="ascii")
+    config = folder / "prometheus.yml"
+    text = config.read_text(encoding="utf-8").replace("/run/mooncache/secret/cluster.token", str(token))
+    config.write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [program, "check", "config", str(config)], capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
