@@ -85,6 +85,7 @@ def build() -> App:
     bench.command("mooncache.bench.store.command:store", name="store")
     bench.command("mooncache.bench.conductor.command:conductor", name="conductor")
     bench.command("mooncache.bench.serving.command:serving", name="serving")
+    bench.command("mooncache.bench.gateway.command:gateway", name="gateway")
     app.command(bench)
     return app
 
