@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -58,9 +59,8 @@ def token_rows(report: Report, options: GatewayBenchOptions) -> None:
         grown = prompts.next_turn(dice, talk, int(options.added_tokens * per_token))
         for turn, messages, new in (("first", talk, talk), ("later", grown, grown[len(talk) :])):
             text = "".join(message["content"] for message in new)
-            seconds[f"{turn} own"].append(_timed(lambda text=text: _encode(tokenizer, text)))
-            body = {"messages": messages}
-            seconds[turn].append(_timed(lambda body=body: reader.read(body, True)))
+            seconds[f"{turn} own"].append(_timed(partial(_encode, tokenizer, text)))
+            seconds[turn].append(_timed(partial(reader.read, {"messages": messages}, True)))
     reader.close()
     ms = {name: 1e3 * median(values) for name, values in seconds.items()}
     for turn, what in (("first", f"{options.long_tokens}-token prompt"), ("later", _later(options))):

@@ -7,6 +7,7 @@ complete, that is followed by another part, are remembered. The last part change
 from __future__ import annotations
 
 import json
+import os
 from array import array
 from dataclasses import dataclass
 
@@ -14,6 +15,10 @@ from tokenizers import Tokenizer
 
 from mooncache.gateway.tokens.cuts import Cutter
 from mooncache.gateway.tokens.memo import PieceMemo
+
+# How many threads encode is `gateway.tokenizer_threads`; the library's own would compete with the event loop, and
+# handing a short text to one costs more than encoding it.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _PROBES = ("a", "word and Word 12")
 
