@@ -82,5 +82,5 @@ def passport_from_json(text: str) -> Passport:
             if (kinds[name] == "int") is not (type(value) is int) or not isinstance(value, int | str):
                 raise InvalidArgument(f"passport field {name} has the wrong type")
         return Passport(**fields)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidArgument(f"not a passport: {error!r:.200}") from None

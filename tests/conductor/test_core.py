@@ -133,9 +133,7 @@ def test_changes_need_an_unbroken_sequence() -> None:
     keys = chain("a", 10)
 
     def apply(sequence: int, stored: bytes = b"", removed: bytes = b"", *, full: bool = False) -> str:
-        return cache.apply(
-            one, full=full, stored=stored, removed=removed, sequence=sequence, keys_max=1000
-        )
+        return cache.apply(one, full=full, stored=stored, removed=removed, sequence=sequence, keys_max=1000)
 
     assert apply(1, keys[: 32 * 4]) == "applied"
     assert apply(1, keys) == "repeated"
@@ -203,9 +201,11 @@ def test_chains_that_meet_again_do_not_count() -> None:
 @given(st.lists(st.tuples(st.integers(1, 80), st.integers(0, 80)), max_size=8), st.integers(1, 80))
 def test_the_longest_overlap_is_found(others: list[tuple[int, int]], blocks: int) -> None:
     table, expected = InFlight(), 0
-    for number, (length, shared) in enumerate(others):
-        shared = min(shared, length, blocks)
-        table.add(Running(f"d{number}", f"p{number}", chain(f"o{number}", length, parent="m", shared=shared), 1.0))
+    for number, (length, wanted) in enumerate(others):
+        shared = min(wanted, length, blocks)
+        table.add(
+            Running(f"d{number}", f"p{number}", chain(f"o{number}", length, parent="m", shared=shared), 1.0)
+        )
         expected = max(expected, shared)
         table.check()
     found = table.overlaps(chain("m", blocks))

@@ -41,7 +41,7 @@ def request(n: int = 4096, **fields: Any) -> Request:
 
 
 def cost(asked: Request, one: InstanceFacts) -> float:
-    return prefill.price(asked, one).best.total_s
+    return prefill.price(asked, one).best.score_s
 
 
 costs = st.builds(
@@ -87,8 +87,10 @@ def test_cost_grows_with_the_queue(n: int, local: int, pool: int, one: float, ot
 def test_waiting_is_chosen_only_when_cheaper(n: int, ready_s: float, queue_s: float) -> None:
     awaited = Awaited(n // 16 * 16, ready_s, "other")
     option = prefill.price(request(n, awaited=(awaited,)), facts(queue_s=queue_s))
-    others = [branch.total_s for branch in option.branches if branch.kind != "wait"]
-    assert (option.best.kind == "wait") == (option.best.total_s < min(others))
+    others = [branch.score_s for branch in option.branches if branch.kind != "wait"]
+    assert (option.best.kind == "wait") == (option.best.score_s < min(others))
+    late_s = option.best.total_s - option.branches[0].total_s
+    assert late_s <= prefill.WORK_WEIGHT * option.branches[0].compute_s, "not for long to save little"
     if option.best.kind == "wait":
         assert option.best.ready_s >= ready_s
 
@@ -209,7 +211,10 @@ def test_ties_are_broken_at_random_and_repeatably() -> None:
 
 
 def test_only_both_instances_need_no_prefill_leg() -> None:
-    assert names(choose(request(50_000), facts("a", role="both"), facts("b", role="both", queue_s=9))) == ("", "a")
+    assert names(choose(request(50_000), facts("a", role="both"), facts("b", role="both", queue_s=9))) == (
+        "",
+        "a",
+    )
 
 
 def test_short_rests_are_computed_on_decode_and_long_ones_are_not() -> None:

@@ -98,12 +98,13 @@ class Follower:
 
     def observe(self, seen: float) -> bool:
         """Take in one observation; return False for what cannot be."""
-        if not (math.isfinite(seen) and seen > 0):
+        ratio = seen / self.value
+        if not 0 < ratio < math.inf:
             return False
         weight = max(self.weight, 1.0 / (self.count + 1))
         limit = math.log(self.reach) if self.count else 30.0
-        step = max(-limit, min(limit, math.log(seen / self.value)))
-        self.value *= math.exp(weight * step)
+        step = max(-limit, min(limit, math.log(ratio)))
+        self.value = min(1e300, max(1e-300, self.value * math.exp(weight * step)))
         self.count += 1
         return True
 

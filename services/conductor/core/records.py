@@ -124,7 +124,7 @@ def candidates_fields(packed: bytes) -> dict[str, Any]:
 
 
 def _total(option: PrefillOption) -> float:
-    return option.best.total_s
+    return option.best.score_s
 
 
 def _score(option: DecodeOption) -> float:
@@ -160,6 +160,7 @@ def branch_fields(branch: Branch) -> dict[str, Any]:
         "ready_ms": milliseconds(branch.ready_s),
         "compute_ms": milliseconds(branch.compute_s),
         "total_ms": milliseconds(branch.total_s),
+        "score_ms": milliseconds(branch.score_s),
     }
     if branch.awaited is not None:
         fields["awaited_instance_id"] = branch.awaited.instance_id

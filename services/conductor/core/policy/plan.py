@@ -96,8 +96,9 @@ def _pairs(
         first = best[rng.randrange(len(best))] if len(best) > 1 else best[0]
         giver = lowest[rng.randrange(len(lowest))] if len(lowest) > 1 else lowest[0]
         # The winner first: `min` keeps the first of equals, and the others stay in the record.
-        rest = [(giver, option, option.score_s + at_s + _late(request, option)) for option in priced]
-        pairs.append((giver, first, first.score_s + at_s + _late(request, first)))
+        before_s = giver.best.score_s
+        rest = [(giver, option, before_s + option.score_s + _late(request, option)) for option in priced]
+        pairs.append((giver, first, before_s + first.score_s + _late(request, first)))
         pairs += [pair for pair in rest if pair[1] is not first]
     return pairs
 
@@ -119,7 +120,7 @@ def _inlines(request: Request, decoders: list[InstanceFacts], rules: Rules, *, p
         if paired and stalls:
             continue
         delay_s = option.best.compute_s * facts.sequences  # what the sequences running there lose together
-        score_s = option.best.total_s + generator.score_s + delay_s + _late(request, generator)
+        score_s = option.best.score_s + generator.score_s + delay_s + _late(request, generator)
         found.append((option, generator, score_s))
     return found
 

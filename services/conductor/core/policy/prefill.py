@@ -10,12 +10,17 @@ from __future__ import annotations
 
 from mooncache.conductor.core.policy.types import Branch, InstanceFacts, PrefillOption, Request
 
+# Seconds of delay to the first token that one second of computing saved is worth: the time of an instance is
+# what the next requests queue for. Without it, two equal prompts that arrive together would both be computed.
+WORK_WEIGHT = 0.1
+
 
 def price(request: Request, facts: InstanceFacts) -> PrefillOption:
     """Return the candidate with all its branches priced; equal costs prefer local to fetch to wait."""
     have, queue_s, n = facts.local_tokens, facts.queue_s, request.prompt_tokens
     compute_s = facts.prefill.seconds(n, have)
-    best = Branch("local", have, 0, 0.0, compute_s, queue_s + compute_s)
+    total_s = queue_s + compute_s
+    best = Branch("local", have, 0, 0.0, compute_s, total_s, total_s + WORK_WEIGHT * compute_s)
     branches = [best]
     shares = facts.pool and facts.group == request.group
     reach = have
@@ -25,8 +30,9 @@ def price(request: Request, facts: InstanceFacts) -> PrefillOption:
         ready_s = facts.transfer.seconds(fetch)
         compute_s = facts.prefill.seconds(n, reach)
         total_s = (ready_s if ready_s > queue_s else queue_s) + compute_s
-        branches.append(Branch("fetch", reach, fetch, ready_s, compute_s, total_s))
-        if total_s < best.total_s:
+        score_s = total_s + WORK_WEIGHT * compute_s
+        branches.append(Branch("fetch", reach, fetch, ready_s, compute_s, total_s, score_s))
+        if score_s < best.score_s:
             best = branches[-1]
     for awaited in request.awaited:
         at_home = awaited.instance_id == facts.instance_id
@@ -37,8 +43,9 @@ def price(request: Request, facts: InstanceFacts) -> PrefillOption:
         ready_s = awaited.ready_in_s + facts.transfer.seconds(fetch)
         compute_s = facts.prefill.seconds(n, awaited.tokens)
         total_s = (ready_s if ready_s > queue_s else queue_s) + compute_s
-        branches.append(Branch("wait", awaited.tokens, fetch, ready_s, compute_s, total_s, awaited))
-        if total_s < best.total_s:
+        score_s = total_s + WORK_WEIGHT * compute_s
+        branches.append(Branch("wait", awaited.tokens, fetch, ready_s, compute_s, total_s, score_s, awaited))
+        if score_s < best.score_s:
             best = branches[-1]
     return PrefillOption(facts, tuple(branches), best)
 
@@ -47,6 +54,6 @@ def cheapest(options: list[PrefillOption]) -> list[PrefillOption]:
     """Return the candidates that share the lowest cost, for a tie to be broken among them."""
     if not options:
         return []
-    low = min(option.best.total_s for option in options)
+    low = min(option.best.score_s for option in options)
     bound = low * (1 + 1e-9) + 1e-12
-    return [option for option in options if option.best.total_s <= bound]
+    return [option for option in options if option.best.score_s <= bound]

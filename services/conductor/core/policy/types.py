@@ -130,7 +130,10 @@ class Rules:
 
 
 class Branch(NamedTuple):
-    """One way for one instance to come by the prompt's KV. `kind` is local, fetch or wait."""
+    """One way for one instance to come by the prompt's KV. `kind` is local, fetch or wait.
+
+    total_s: time until the KV is there. score_s: what is compared, total_s and a share of the computing.
+    """
 
     kind: str
     prefix_tokens: int
@@ -138,6 +141,7 @@ class Branch(NamedTuple):
     ready_s: float
     compute_s: float
     total_s: float
+    score_s: float
     awaited: Awaited | None = None
 
 

@@ -1,0 +1,145 @@
+"""The conductor beside a real pool: hits at store nodes, blocks that leave, a pool that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mooncache
+from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
+from mooncache.proto.v1 import conductor_pb2 as pb
+from tests.conductor.support import BLOCK, Conductor, chain, config_at, eventually, instance, running
+
+PREFILL, DECODE = pb.INSTANCE_ROLE_PREFILL, pb.INSTANCE_ROLE_DECODE
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[EmbeddedCluster]:
+    settings = ClusterSettings(state_dir=tmp_path, nodes=2, capacity_bytes=64 << 20, port=0)
+    with EmbeddedCluster(settings) as cluster:
+        yield cluster
+
+
+@asynccontextmanager
+async def beside(cluster: EmbeddedCluster, **overrides: Any) -> AsyncIterator[Conductor]:
+    settings = {
+        "cluster.master_targets": cluster.master_target,
+        "conductor.suspect_after_s": 60,
+        "conductor.lease_s": 120,
+        "conductor.pool_match_timeout_s": 2,
+        **overrides,
+    }
+    async with running(config_at(cluster.state_dir, **settings)) as conductor:
+        await conductor.register(instance("p", PREFILL), instance("d", DECODE))
+        yield conductor
+
+
+def put(cluster: EmbeddedCluster, keys: bytes) -> None:
+    with mooncache.connect(**cluster.client_settings()) as client:
+        blocks = [keys[at : at + 32] for at in range(0, len(keys), 32)]
+        client.put_many(blocks, [b"x" * 64] * len(blocks)).raise_for_errors()
+
+
+def remove(cluster: EmbeddedCluster, keys: bytes) -> None:
+    with mooncache.connect(**cluster.client_settings()) as client:
+        client.remove_many([keys[at : at + 32] for at in range(0, len(keys), 32)])
+
+
+async def connected(c: Conductor) -> None:
+    async def ready() -> bool:
+        return c.service.state.pool.connected
+
+    await eventually(ready)
+
+
+def test_what_the_pool_holds_is_fetched_and_what_left_it_is_named(pool: EmbeddedCluster) -> None:
+    keys = chain("a", 200)
+
+    async def scenario() -> None:
+        async with beside(pool) as c:
+            await connected(c)
+            first = await c.schedule("r1", keys)
+            await c.update(first.decision_id, pb.REQUEST_PHASE_PREFILLED)
+            await c.update(first.decision_id, pb.REQUEST_PHASE_FINISHED)
+            await asyncio.to_thread(put, pool, keys[: 32 * 150])
+            plan = await c.schedule("r2", keys)
+            assert plan.pool_hit_tokens == 150 * BLOCK
+            assert f"branch=fetch;local=0;pool={150 * BLOCK};computed={50 * BLOCK + 5}" in plan.summary
+            record = await c.record("r2")
+            assert record["pool"]["state"] == "ok"
+            assert record["chosen"]["fetched_tokens"] == 150 * BLOCK
+            assert record["misses"][0] == {"from_token": 2400, "to_token": 3200, "reason": "evicted"}
+            await asyncio.to_thread(remove, pool, keys[: 32 * 150])
+            await c.update(plan.decision_id, pb.REQUEST_PHASE_ABORTED)
+            await c.schedule("r3", keys)
+            assert (await c.record("r3"))["misses"][0] == {
+                "from_token": 0,
+                "to_token": 3200,
+                "reason": "evicted",
+            }
+
+    asyncio.run(scenario())
+
+
+def test_everything_cached_needs_no_prefill_leg(pool: EmbeddedCluster) -> None:
+    keys = chain("a", 300)
+
+    async def scenario() -> None:
+        async with beside(pool) as c:
+            await connected(c)
+            await asyncio.to_thread(put, pool, keys)
+            plan = await c.schedule("r", keys)
+            assert plan.admitted
+            assert not plan.prefill.instance_id
+            assert "branch=inline-fetch" in plan.summary
+            assert plan.decode.wait_tokens == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.timeout(120)
+def test_a_pool_that_goes_away_costs_the_hits_only(pool: EmbeddedCluster) -> None:
+    keys = chain("a", 100)
+
+    async def scenario() -> None:
+        async with beside(pool) as c:
+            await connected(c)
+            await asyncio.to_thread(put, pool, keys[: 32 * 50])
+            first = await c.schedule("r1", keys)
+            assert first.pool_hit_tokens == 50 * BLOCK
+            await c.update(first.decision_id, pb.REQUEST_PHASE_PREFILLED)
+            await c.update(first.decision_id, pb.REQUEST_PHASE_FINISHED)
+            for name in list(pool.parts):
+                await asyncio.to_thread(pool.kill, name)
+            plan = await c.schedule("r2", keys)
+            assert plan.admitted
+            assert plan.pool_hit_tokens == 0
+            record = await c.record("r2")
+            assert record["pool"]["state"] in ("timeout", "absent")
+            assert record["misses"][0]["reason"] == "pool_unreachable"
+
+    asyncio.run(scenario())
+
+
+def test_a_pool_that_comes_later_is_found(tmp_path: Path) -> None:
+    settings = ClusterSettings(state_dir=tmp_path, nodes=1, capacity_bytes=64 << 20, port=0)
+    cluster = EmbeddedCluster(settings)
+    with cluster:
+        for name in list(cluster.parts):
+            cluster.kill(name)
+
+        async def scenario() -> None:
+            async with beside(cluster) as c:
+                assert (await c.schedule("r1", chain("a", 50))).admitted
+                for name in list(cluster.parts):
+                    await asyncio.to_thread(cluster.restart, name)
+                await connected(c)
+                await asyncio.to_thread(put, cluster, chain("b", 10))
+                assert (await c.schedule("r2", chain("b", 50))).pool_hit_tokens == 10 * BLOCK
+
+        asyncio.run(scenario())
