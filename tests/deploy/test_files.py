@@ -60,14 +60,12 @@ def test_services_are_limited_watched_and_without_rights(services: dict[str, Any
 
 def test_only_the_gateway_is_reachable_and_on_loopback(services: dict[str, Any]) -> None:
     published = {name: service["ports"] for name, service in services.items() if service.get("ports")}
-    assert list(published) == ["gateway"]
-    assert all(port.startswith("127.0.0.1:") for port in published["gateway"])
-    assert [name for name, service in services.items() if "edge" in service.get("networks", [])] == [
-        "gateway"
-    ]
-    assert all(
-        service.get("network_mode") == "none" for name, service in services.items() if name in ONE_SHOT
-    )
+    assert set(published) == {"gateway", "prometheus"}
+    assert services["prometheus"]["profiles"] == ["monitoring"], "only when asked for"
+    assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
+    ways_out = {name for name, service in services.items() if "edge" in service.get("networks", [])}
+    assert ways_out == set(published)
+    assert {services[name]["network_mode"] for name in ONE_SHOT} == {"none"}
 
 
 def test_the_token_is_written_by_one_service_only(services: dict[str, Any]) -> None:
