@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from mooncache.errors import ConfigInvalid, EngineFailed, InvalidArgument, MooncacheError
+from mooncache.kvcache import identity
 from mooncache.logs import Event, get_logger
 from mooncache.worker.adapters.base import Launch
 from mooncache.worker.core.facts import (
@@ -136,15 +137,8 @@ def set_model(state: WorkerState, model: str) -> None:
 
 def tokenizer_folder(model: str) -> str:
     """Folder with the tokenizer's files: the model's own, or the hub's copy of it on this machine."""
-    if Path(model).is_dir():
-        return model
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        from huggingface_hub import try_to_load_from_cache
-
-        for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
-            found = try_to_load_from_cache(model, name)
-            if isinstance(found, str):
-                return str(Path(found).parent)
+    with contextlib.suppress(ConfigInvalid):
+        return str(identity.resolve_model(model))
     return model
 
 
@@ -153,7 +147,7 @@ def begin(state: WorkerState) -> None:
     now_s = state.clock.now_s()
     state.incarnation = secrets.randbits(63) | 1
     state.facts, state.cache, state.load = None, None, Load()
-    state.meter.reset()
+    state.meter.reset(None if state.attached else now_s)
     state.stream.restart()
     state.supervision.started(now_s)
     if state.attached:

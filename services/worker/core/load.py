@@ -133,9 +133,11 @@ class LoadMeter:
             pool_hit_tokens_total=_total(_sum(page, names.pool_hit_tokens)),
         )
 
-    def reset(self) -> None:
-        """Forget the window: another engine begins."""
+    def reset(self, new_at_s: float | None = None) -> None:
+        """Forget the window: another engine begins; `new_at_s`: it is a new one, whose counters began at 0 then."""
         self._points.clear()
+        if new_at_s is not None:
+            self._points.append((new_at_s, (0.0, 0.0, 0.0, 0.0)))
 
     def _pair(self, page: Mapping[str, float], names: tuple[str, ...]) -> tuple[float, float]:
         return _sum(page, tuple(f"{n}_sum" for n in names)), _sum(page, tuple(f"{n}_count" for n in names))
