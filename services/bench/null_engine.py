@@ -44,13 +44,15 @@ class NullEngineOptions:
 class NullEngine:
     """The server; use `start` and `close` within one event loop.
 
-    Attributes: `request_count`; `open_count`, connections with a stream under way; `aborted_count`, streams whose
-    client left; `bodies`, the last few requests' bodies.
+    Attributes: `request_count`; `open_count`, answers under way, and `idle`, set while there are none; `aborted_count`,
+    answers whose client left; `bodies`, the last few requests' bodies.
     """
 
     def __init__(self, options: NullEngineOptions | None = None) -> None:
         self.options = options or NullEngineOptions()
         self.request_count = self.open_count = self.aborted_count = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
         self.bodies: deque[dict[str, Any]] = deque(maxlen=32)
         self.port = 0
         self._server: asyncio.Server | None = None
@@ -153,6 +155,7 @@ class _Connection(asyncio.Protocol):
     async def _generate(self, fields: dict[str, Any], *, chat: bool, tokens: int, request_id: str) -> None:
         options = self._engine.options
         self._engine.open_count += 1
+        self._engine.idle.clear()
         try:
             if options.first_token_s:
                 await asyncio.sleep(options.first_token_s)
@@ -165,6 +168,8 @@ class _Connection(asyncio.Protocol):
             await self._stream(answer, wants_usage, rate, request_id)
         finally:
             self._engine.open_count -= 1
+            if not self._engine.open_count:
+                self._engine.idle.set()
 
     async def _stream(self, answer: _Answer, wants_usage: bool, rate: float, request_id: str) -> None:
         assert self._transport is not None
