@@ -1,0 +1,28 @@
+"""The benchmark of the conductor runs and its rows are whole; no figure is looked at."""
+
+from __future__ import annotations
+
+from mooncache.bench.conductor.cases import ConductorBenchOptions, run
+
+TINY = ConductorBenchOptions(
+    prompt_tokens=8192,
+    prefill_instances=3,
+    decode_instances=2,
+    index_blocks=10_000,
+    conversations=4,
+    in_flight=4,
+    decisions=12,
+)
+
+
+def test_rows() -> None:
+    told: list[str] = []
+    report = run(TINY, told.append)
+    assert len(report.rows) == 2 * 5
+    assert all(row.value > 0 for row in report.rows)
+    assert [row.name for row in report.rows if row.bar] == [
+        "decision p50: 8k tokens, 512 keys, 5 instances",
+        "decision p50: 8k tokens, 128 keys, 5 instances",
+    ]
+    assert told
+    assert "requests in flight" in report.notes[0]

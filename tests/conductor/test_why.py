@@ -1,0 +1,101 @@
+"""`mooncache why` against a real conductor: the sentence, the tables, the time line, --json, an id nobody knows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from mooncache.cli import app
+from mooncache.cli.why import timeline
+from mooncache.proto.v1 import conductor_pb2 as pb
+from tests.conductor.support import Conductor, chain, config_at, instance, running
+
+TOLD = {"hit_tokens": 1600, "local_tokens": 0, "loaded_tokens": 1600, "load_ms": 12.5, "outcome": "hit"}
+
+
+async def ask(c: Conductor, *arguments: str) -> int:
+    return await asyncio.to_thread(app.run, ["why", *arguments])
+
+
+def test_why(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    async def scenario() -> None:
+        config = config_at(tmp_path, **{"conductor.suspect_after_s": 60, "conductor.lease_s": 120})
+        async with running(config) as c:
+            monkeypatch.setenv("MOONCACHE_CLUSTER_STATE_DIR", str(tmp_path))
+            monkeypatch.setenv("MOONCACHE_CLUSTER_CONDUCTOR_TARGET", c.service.grpc_target)
+            roles = {
+                "p1": pb.INSTANCE_ROLE_PREFILL,
+                "p2": pb.INSTANCE_ROLE_PREFILL,
+                "d1": pb.INSTANCE_ROLE_DECODE,
+            }
+            await c.register(*[instance(name, role) for name, role in roles.items()])
+            plan = await c.schedule("req-1", chain("a", 100))
+            prefill = plan.prefill.instance_id
+            leg = {
+                "leg": "prefill",
+                "instance": prefill,
+                "sent_ms": 3.0,
+                "ended_ms": 80.0,
+                "code": "OK",
+                "told": TOLD,
+            }
+            await c.update(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, leg, elapsed_ms=80.0)
+            await c.update(plan.decision_id, pb.REQUEST_PHASE_FIRST_TOKEN, {"leg": "decode"}, elapsed_ms=99.0)
+            decode = {"leg": "decode", "instance": "d1", "sent_ms": 3.0, "ended_ms": 150.0, "code": "OK"}
+            end = {"code": "OK", "legs": [leg, decode]}
+            await c.update(
+                plan.decision_id, pb.REQUEST_PHASE_FINISHED, end, elapsed_ms=150.0, output_tokens=9
+            )
+
+            assert await ask(c, "req-1") == 0
+            text = capsys.readouterr().out
+            for part in (
+                "request req-1",
+                f"{prefill} computes 1605 of 1605 prompt tokens, d1 generates.",
+                f"-> {prefill}",
+                "-> d1",
+                "never seen",
+                "no complete block",
+                "gateway received the request",
+                "scheduled",
+                f"prefill leg to {prefill} sent",
+                "1600 loaded in 12.5 ms",
+                "first token",
+                "decode leg to d1 ended OK",
+                "finished",
+            ):
+                assert part in text, (part, text)
+
+            assert await ask(c, plan.decision_id, "--json") == 0
+            record = json.loads(capsys.readouterr().out)
+            assert record["request_id"] == "req-1"
+            moments = timeline(record)
+            assert [at_ms for at_ms, _ in moments] == sorted(at_ms for at_ms, _ in moments)
+            assert moments[0] == (0.0, "gateway received the request")
+
+            refused = await c.schedule("req-2", b"", model="other")
+            assert await ask(c, refused.decision_id) == 0
+            assert "No instance serves 'other'." in capsys.readouterr().out
+            assert await ask(c, "nobody") == 1
+            assert "DECISION_UNKNOWN" in capsys.readouterr().err
+
+    asyncio.run(scenario())
+
+
+def test_why_without_a_conductor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config_at(tmp_path)
+    (tmp_path / "cluster.token").write_text("mcc1." + "0" * 64)
+    (tmp_path / "cluster.token").chmod(0o600)
+    monkeypatch.setenv("MOONCACHE_CLUSTER_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("MOONCACHE_CLUSTER_CONDUCTOR_TARGET", "127.0.0.1:1")
+    code = app.run(["why", "x", "--timeout", "1s"])
+    error = capsys.readouterr().err
+    assert "CONDUCTOR_UNAVAILABLE" in error or "DEADLINE_EXCEEDED" in error
+    assert code != 0
