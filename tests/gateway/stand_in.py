@@ -182,14 +182,16 @@ async def good(engine: FakeEngine, request: web.Request, body: dict[str, Any]) -
     """A correct answer, streamed when asked for."""
     told = {"mooncache": {"v": 1, "hit_tokens": engine.cached_tokens, "outcome": "hit"}}
     if not body.get("stream"):
+        chat = request.path.endswith("/chat/completions")
         message = {"role": "assistant", "content": "one two three"}
+        said = {"message": message} if chat else {"text": "one two three"}
         return web.json_response(
             {
                 "id": "chatcmpl-1",
-                "object": "chat.completion",
+                "object": "chat.completion" if chat else "text_completion",
                 "created": 1,
                 "model": MODEL,
-                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+                "choices": [{"index": 0, "finish_reason": "stop", **said}],
                 "usage": usage_of(engine),
                 "kv_transfer_params": told,
             }

@@ -13,9 +13,10 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Raw
 
-from mooncache.errors import InvalidArgument, MooncacheError, TooLarge
+from mooncache.errors import TooLarge
 from mooncache.gateway.core import faults
-from mooncache.gateway.core.faults import Refusal
+from mooncache.gateway.core.faults import Refusal, bad_request
+from mooncache.gateway.core.prompts import count, whole
 
 SALT_CHARS_MAX: Final = 1024
 MODEL_CHARS_MAX: Final = 256
@@ -35,7 +36,6 @@ INTERNAL: Final = frozenset(
 )
 INTERNAL_PREFIX: Final = "bootstrap_"
 
-_Tokens = list[Annotated[int, Meta(ge=0, lt=1 << 32)]]
 _Count = Annotated[int, Meta(ge=0, lt=1 << 32)]
 _Number = int | float
 _Slo = Annotated[int, Meta(ge=0, lt=1 << 32)]
@@ -46,10 +46,11 @@ class _StreamOptions(msgspec.Struct):
 
 
 class _Extension(msgspec.Struct):
-    """Our own field `mooncache`: wishes of the client about scheduling."""
+    """Our own field `mooncache`: promises wanted, and how many leading messages others may share the cache of."""
 
     ttft_slo_ms: _Slo = 0
     tbt_slo_ms: _Slo = 0
+    public_messages: Annotated[int, Meta(ge=0)] = 0
 
 
 class _Known(msgspec.Struct):
@@ -77,8 +78,12 @@ class _Known(msgspec.Struct):
     mooncache: _Extension | None = None
 
 
+class _Message(msgspec.Struct):
+    role: str
+
+
 class _Chat(_Known):
-    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)] = field(default_factory=list)
+    messages: Annotated[list[_Message], Meta(min_length=1)] = field(default_factory=list)
 
 
 class _Completion(_Known):
@@ -125,22 +130,24 @@ def parse(data: bytes, *, chat: bool, choice_count_max: int) -> Inquiry:
     body, raw = _decode(data)
     known: _Chat | _Completion
     try:
-        known = msgspec.convert(body, type=_Chat) if chat else msgspec.convert(body, type=_Completion)
+        plain = _whole_numbers(body)
+        known = msgspec.convert(plain, type=_Chat) if chat else msgspec.convert(plain, type=_Completion)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
     prompts = 1
     if chat:
         if "messages" not in body:
-            raise _bad("`messages` is missing; it is a list of objects with a role.", "messages")
+            raise bad_request("`messages` is missing; it is a list of objects with a role.", "messages")
     else:
         assert isinstance(known, _Completion)
-        prompts = _prompt_count(known.prompt, body)
-    choices = prompts * (known.n or 1)
-    if choices > choice_count_max or (known.n or 1) > choice_count_max:
-        message = (
-            f"{prompts} prompts times n = {known.n or 1} is more than {choice_count_max} answers at once."
+        prompts = count(known.prompt, embedded=body.get("prompt_embeds") is not None)
+    answers = known.n or 1
+    if answers > choice_count_max:
+        raise bad_request(f"n is {answers}, at most {choice_count_max} are possible.", "n")
+    if prompts > choice_count_max:
+        raise bad_request(
+            f"`prompt` has {prompts} prompts, at most {choice_count_max} are possible.", "prompt"
         )
-        raise _bad(message, "n" if (known.n or 1) > 1 else "prompt")
     options = known.stream_options
     asks = known.mooncache or _Extension()
     most = known.max_completion_tokens if known.max_completion_tokens is not None else known.max_tokens
@@ -152,7 +159,7 @@ def parse(data: bytes, *, chat: bool, choice_count_max: int) -> Inquiry:
         model=known.model,
         stream=bool(known.stream),
         wants_usage=bool(options and options.include_usage),
-        choices=choices,
+        choices=prompts * answers,
         max_output_tokens=most or 0,
         cache_salt=known.cache_salt or "",
         session=(known.prompt_cache_key or known.session_id or "")[:256],
@@ -173,46 +180,27 @@ def too_large(limit: int) -> Refusal:
 
 def _decode(data: bytes) -> tuple[dict[str, Any], dict[str, Raw]]:
     if not data.strip():
-        raise _bad("The body is empty; send a JSON object.")
+        raise bad_request("The body is empty; send a JSON object.")
     try:
         data.decode("utf-8")  # parts that the parser skips have to be UTF-8 too
         return _OBJECT.decode(data), _RAW.decode(data)
     except UnicodeDecodeError as error:
-        raise _bad(f"The body is not UTF-8 (byte {error.start}).") from None
+        raise bad_request(f"The body is not UTF-8 (byte {error.start}).") from None
     except msgspec.ValidationError:
-        raise _bad("The body is JSON but no object; send {...}.") from None
+        raise bad_request("The body is JSON but no object; send {...}.") from None
     except msgspec.DecodeError as error:
-        raise _bad(f"We could not parse the JSON body of your request: {error}.") from None
+        raise bad_request(f"We could not parse the JSON body of your request: {error}.") from None
     except RecursionError:
-        raise _bad("The body's JSON is nested too deeply.") from None
+        raise bad_request("The body's JSON is nested too deeply.") from None
 
 
-def _prompt_count(prompt: Any, body: dict[str, Any]) -> int:
-    """Number of prompts in `prompt`: text, tokens, or a list of either."""
-    if isinstance(prompt, str):
-        return 1
-    if prompt is None:
-        if body.get("prompt_embeds") is not None:
-            return 1
-        raise _bad(
-            "`prompt` is missing; it is a string, a list of strings, of tokens, or of lists of tokens.",
-            "prompt",
-        )
-    kind: Any = None
-    if isinstance(prompt, list) and prompt:
-        first = prompt[0]
-        kind = list[str] if isinstance(first, str) else list[_Tokens] if isinstance(first, list) else _Tokens
-    if kind is None:
-        raise _bad(
-            "`prompt` has to be a string, a list of strings, of tokens, or of lists of tokens.", "prompt"
-        )
-    try:
-        msgspec.convert(prompt, kind)
-    except msgspec.ValidationError as error:
-        raise _bad(f"`prompt` has to be one kind of list all through: {error}.", "prompt") from None
-    if isinstance(prompt[0], list) and not all(prompt):
-        raise _bad("`prompt` has an empty list of tokens.", "prompt")
-    return 1 if kind is _Tokens else len(prompt)
+def _whole_numbers(body: dict[str, Any]) -> dict[str, Any]:
+    """The body with 5.0 as 5 wherever a field is read."""
+    changed = {name: whole(value) for name, value in body.items() if type(value) is float}
+    ours = body.get(EXTENSION)
+    if isinstance(ours, dict):
+        changed[EXTENSION] = {name: whole(value) for name, value in ours.items()}
+    return {**body, **changed} if changed else body
 
 
 def _invalid(text: str) -> Refusal:
@@ -220,13 +208,8 @@ def _invalid(text: str) -> Refusal:
     sentence, _, where = text.partition(" - at `$.")
     if where:
         name = where.rstrip("`").split(".")[0].split("[")[0]
-        return _bad(f"`{where.rstrip('`')}`: {sentence}.", name)
+        return bad_request(f"`{where.rstrip('`')}`: {sentence}.", name)
     if "missing required field" in sentence:
         name = sentence.rpartition("field `")[2].rstrip("`")
-        return _bad(f"`{name}` is missing.", name)
-    return _bad(f"{sentence}.")
-
-
-def _bad(message: str, param: str | None = None) -> Refusal:
-    error: MooncacheError = InvalidArgument(message)
-    return faults.refuse(error, param=param)
+        return bad_request(f"`{name}` is missing.", name)
+    return bad_request(f"{sentence}.")

@@ -116,6 +116,11 @@ def refuse(
     return Refusal(fault)
 
 
+def bad_request(message: str, param: str | None = None) -> Refusal:
+    """400 with the field's name."""
+    return refuse(errors.InvalidArgument(message), param=param)
+
+
 def of_engine(status: int, body: bytes) -> Fault:
     """An engine's own refusal (its status and body), normalised to the nested form."""
     message, type_, param, code = "", "", None, None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 _STR: dict[str, Any] = {"type": "string"}
+_EVENT = {"type": "object", "properties": {"data": _STR}}
 _BOOL = {"type": ["boolean", "null"]}
 _NUMBER = {"type": ["number", "null"]}
 _COUNT = {"type": ["integer", "null"], "minimum": 0, "maximum": (1 << 32) - 1}
@@ -18,8 +19,8 @@ _TOKENS = {
 }
 
 
-def document(choice_count_max: int) -> dict[str, Any]:
-    """The document as data."""
+def document(choice_count_max: int, *, open_metrics: bool) -> dict[str, Any]:
+    """The document as data. `open_metrics`: GET /metrics needs no key."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -29,7 +30,7 @@ def document(choice_count_max: int) -> dict[str, Any]:
         },
         "servers": [{"url": "/"}],
         "security": [{"key": []}],
-        "paths": _paths(),
+        "paths": _paths(open_metrics),
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
             "schemas": _schemas(choice_count_max),
@@ -37,7 +38,7 @@ def document(choice_count_max: int) -> dict[str, Any]:
     }
 
 
-def _paths() -> dict[str, Any]:
+def _paths(open_metrics: bool) -> dict[str, Any]:
     def infer(name: str, summary: str, answer: str) -> dict[str, Any]:
         return {
             "post": {
@@ -48,7 +49,7 @@ def _paths() -> dict[str, Any]:
                 "responses": {
                     "200": {
                         "description": "The answer; with `stream` true, server-sent events of chunks.",
-                        "content": {**_json(answer), "text/event-stream": {"schema": _STR}},
+                        "content": {**_json(answer), "text/event-stream": {"schema": _EVENT}},
                     },
                     **_errors(
                         "400",
@@ -85,7 +86,10 @@ def _paths() -> dict[str, Any]:
             "get": {**_get("health", "Whether the gateway serves.", _json("Health")), "security": []},
         },
         "/metrics": {
-            "get": _get("metrics", "Prometheus metrics.", {"text/plain": {"schema": _STR}}, "401", "403")
+            "get": {
+                **_get("metrics", "Prometheus metrics.", {"text/plain": {"schema": _STR}}, "401", "403"),
+                "security": [] if open_metrics else [{"key": []}],
+            }
         },
         "/openapi.json": {
             "get": {

@@ -7,7 +7,10 @@ import msgspec
 from mooncache.gateway.core.openapi import document
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.state import GatewayState
+from mooncache.probe_http import is_loopback
 
 
 async def handle(state: GatewayState, exchange: Exchange) -> None:
-    await exchange.reply(200, msgspec.json.encode(document(state.config.gateway.choice_count_max)))
+    settings = state.config.gateway
+    found = document(settings.choice_count_max, open_metrics=is_loopback(settings.host))
+    await exchange.reply(200, msgspec.json.encode(found))
