@@ -65,6 +65,8 @@ say_what_is_missing() {
   [ "$have_gtest" ] || echo "optional: GoogleTest (libgtest-dev) not found: native unit tests are skipped"
   fuzzing_clang >/dev/null || echo "optional: clang with libFuzzer (clang-14 libclang-rt-14-dev) not found: the fuzz run is skipped"
   have etcd || echo "optional: etcd (etcd-server) not found: tests against a real etcd are skipped"
+  docker info >/dev/null 2>&1 || echo "optional: no Docker engine answers (docker.io docker-compose): the test of the Compose file is skipped"
+  have prometheus || echo "optional: Prometheus (prometheus) not found: dashboard queries are checked by name only"
   have ccache || echo "optional: ccache not found: rebuilding takes longer"
   say_what_hardware_lacks
 }

@@ -95,6 +95,11 @@ def _bootstrapped(why: str) -> str:
     return MADE_BASE
 
 
+def need_packages(image: str) -> None:
+    """Raises DockerMissingError when containers cannot install packages: then nothing can be built here."""
+    command("docker", "run", "--rm", image, "apt-get", "update", "-qq", "--error-on=any", timeout_s=120)
+
+
 def wheelhouse() -> bool:
     """Fill build/wheelhouse with this machine's pip; False when that cannot serve the base image."""
     if sys.version_info[:2] != BASE_PYTHON:

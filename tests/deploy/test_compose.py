@@ -24,6 +24,7 @@ from tests.deploy.support import (
     command,
     compose_words,
     context,
+    need_packages,
     wait_until,
     wheelhouse,
 )
@@ -72,6 +73,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     try:
         compose_words()
         base = base_image()
+        need_packages(base)
     except DockerMissingError as error:
         pytest.skip(f"no Docker engine to run containers with: {error}")
     with_wheels = wheelhouse()

@@ -1,0 +1,63 @@
+"""Loads and saves are spans of the request that wanted them, with what moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mooncache import tracing
+from mooncache.config import Config
+from mooncache.kvcache import mover as mv
+from mooncache.kvcache.pool_link import PoolLink
+from tests.kvcache.conftest import BLOCK_BYTES, WAIT_S, Engine
+from tests.kvcache.faulty import FaultyPool
+from tests.tracing.collector import Collector
+
+
+def test_loads_and_saves_tell_blocks_and_bytes(traced: Config, collector: Collector) -> None:
+    pool, engine = FaultyPool(), Engine()
+    link = PoolLink(lambda: pool)
+    assert link.connected.wait(WAIT_S)
+    mover = mv.Mover(
+        link,
+        engine.memory,
+        load_threads=1,
+        save_threads=1,
+        load_timeout_s=5.0,
+        save_timeout_s=5.0,
+        save_queue_bytes_max=64 * BLOCK_BYTES,
+    )
+    tracing.setup("engine", traced)
+    keys = tuple(number.to_bytes(32, "big") for number in range(3))
+    with tracing.span("engine.request", {}, kind="server") as request:
+        context = request.context
+    try:
+        mover.save(mv.Job("s", keys[:2], (0, 1), context))
+        assert mover.wait_saved(WAIT_S)
+        mover.load(mv.Job("l", keys, (4, 5, 6), context))
+        _until(mover, mover.take_loads)
+        mover.load(mv.Job("untraced", keys, (4, 5, 6)))
+        _until(mover, mover.take_loads)
+    finally:
+        mover.close()
+        link.close()
+    tracing.flush()
+    spans = {span.name: span for span in collector.wait_for(lambda spans: len(spans) >= 3)}
+    assert len(collector.spans) == 3, "work that belongs to no request makes no trace"
+    save, load = spans["kvcache.save"], spans["kvcache.load"]
+    assert {save.trace_id, load.trace_id} == {context.trace_id}
+    assert {save.parent_id, load.parent_id} == {context.span_id}
+    assert save.attributes["kvcache.bytes"] == 2 * BLOCK_BYTES
+    assert (save.attributes["kvcache.blocks"], save.attributes["kvcache.lost"]) == (2, 0)
+    assert load.attributes["kvcache.blocks"] == 3
+    assert load.attributes["kvcache.loaded_blocks"] == 2
+    assert load.attributes["kvcache.bytes"] == 2 * BLOCK_BYTES
+    assert load.attributes["kvcache.reason"] == "missing"
+
+
+def _until(mover: mv.Mover, take: Callable[[], list[mv.LoadReport]]) -> None:
+    for _ in range(100):
+        if take():
+            return
+        mover.changed.wait(WAIT_S / 100)
+        mover.changed.clear()
+    raise AssertionError("no report")
