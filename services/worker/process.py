@@ -35,10 +35,10 @@ class EngineProcess:
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log_path: Path) -> None:
         self.log_path = log_path
-        log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        rotate(log_path)
         read_end, self._lifeline = os.pipe2(os.O_CLOEXEC)
         try:
+            log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            rotate(log_path)
             descriptor = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "ab") as log:
                 self._process = subprocess.Popen(
@@ -52,7 +52,9 @@ class EngineProcess:
                 )
         except OSError as error:
             os.close(self._lifeline)
-            raise EngineUnavailable(f"The engine cannot be started: {error.strerror}.") from None
+            raise EngineUnavailable(
+                f"The engine cannot be started: {error.strerror} ({error.filename})."
+            ) from None
         finally:
             os.close(read_end)
 

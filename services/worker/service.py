@@ -125,11 +125,11 @@ class WorkerService(Service):
         )
 
     async def _run_engine(self) -> None:
-        """A configuration with which no engine can start ends the worker; so does an engine that is given up."""
+        """What starting again does not cure ends the worker at once; so does an engine that is given up."""
         state = self.state
         try:
             await run_engine.run(state)
-        except ConfigInvalid as error:
+        except (ConfigInvalid, EngineFailed) as error:
             state.supervision.state, state.supervision.reason = GIVEN_UP, error.message
             state.failure = error.message
         if state.failure:

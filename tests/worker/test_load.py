@@ -20,7 +20,7 @@ NAMES = MetricNames(
 
 @pytest.mark.parametrize(("adapter", "file"), [(VllmAdapter, "vllm.txt"), (HfAdapter, "hf.txt")])
 def test_captured_pages(adapter: type[VllmAdapter | HfAdapter], file: str) -> None:
-    """Two requests of 200 prompt tokens and 8 answered ones, the second equal to the first: see the pages' first lines."""
+    """Two equal requests of 200 prompt tokens, 8 tokens answered each: see the pages' first lines."""
     text = (PAGES / file).read_text()
     found = read_page(text, adapter.metrics.wanted())
     assert set(found) == adapter.metrics.wanted(), "every name is on the page"

@@ -56,6 +56,8 @@ class VllmAdapter(EngineAdapter):
             "--dtype": vllm.dtype,
             # Hashes that do not depend on Python's pickling, so that they mean the same in every process.
             "--prefix-caching-hash-algo": "sha256_cbor",
+            # The worker asks for these again and again.
+            "--disable-access-log-for-endpoints": "/health,/metrics",
         }
         numbers = {
             "--max-model-len": vllm.max_model_len,

@@ -13,7 +13,7 @@ import socket
 import sys
 from pathlib import Path
 
-from mooncache.errors import ConfigInvalid, EngineFailed, InvalidArgument, MooncacheError
+from mooncache.errors import ConfigInvalid, EngineFailed, EngineUnavailable, InvalidArgument, MooncacheError
 from mooncache.kvcache import identity
 from mooncache.logs import Event, get_logger
 from mooncache.worker.adapters.base import Launch
@@ -36,6 +36,7 @@ _TICK_S = 0.1
 _ASK_TIMEOUT_S = 5.0
 _PASSPORT_WAIT_S = 20.0
 _MODEL_TIMEOUT_S = 600.0
+_BLOCKS_MIN, _BLOCKS_UNKNOWN = 10_000, 1_000_000
 
 log = get_logger(__name__)
 
@@ -143,26 +144,47 @@ def tokenizer_folder(model: str) -> str:
 
 
 def begin(state: WorkerState) -> None:
-    """Start the engine, or begin to look at the attached one."""
+    """Start the engine, or begin to look at the attached one. Raises ConfigInvalid."""
     now_s = state.clock.now_s()
-    state.incarnation = secrets.randbits(63) | 1
-    state.facts, state.cache, state.load = None, None, Load()
-    state.meter.reset(None if state.attached else now_s)
-    state.stream.restart()
-    state.supervision.started(now_s)
     if state.attached:
+        _fresh(state, now_s)
+        state.meter.reset()
         state.supervision.reason = f"looking for the engine at {state.url}"
         state.changed()
         return
+    launch = _launch(state)
+    command = state.adapter.command(launch)
+    env = {key: value for key, value in {**os.environ, **command.env}.items() if value is not None}
+    _fresh(state, now_s)
+    state.events = (launch.events_endpoint, launch.replay_endpoint)
+    try:
+        state.process = EngineProcess(command.arguments, env, log_file(state))
+    except EngineUnavailable as error:
+        _ended(state, error.message, [])
+        return
+    log.info(
+        Event.WORKER_ENGINE_STARTED,
+        instance_id=state.instance_id,
+        engine=state.adapter.name,
+        model=state.model,
+        url=state.url,
+        start=state.supervision.starts,
+        log_file=str(state.process.log_path),
+    )
+    state.changed()
+
+
+def _launch(state: WorkerState) -> Launch:
+    """What the next start needs: a port, and a run folder without what the last one left there."""
     worker = state.config.worker
     port = free_port(worker.engine_host, worker.engine_port, state.url)
     state.url = f"http://{bracketed(worker.advertise_host or worker.engine_host)}:{port}"
     for path in state.run_dir.glob("*.ipc"):
         path.unlink(missing_ok=True)
     passport_path(state).unlink(missing_ok=True)
-    number = state.supervision.starts
+    number = state.supervision.starts + 1
     events = state.adapter.publishes_events and state.adapter.makes_passport
-    launch = Launch(
+    return Launch(
         instance_id=state.instance_id,
         model=state.model,
         model_name=state.model_name,
@@ -174,20 +196,15 @@ def begin(state: WorkerState) -> None:
         events_endpoint=f"ipc://{state.run_dir}/events-{number}.ipc" if events else "",
         replay_endpoint=f"ipc://{state.run_dir}/replay-{number}.ipc" if events else "",
     )
-    state.events = (launch.events_endpoint, launch.replay_endpoint)
-    command = state.adapter.command(launch)
-    env = {key: value for key, value in {**os.environ, **command.env}.items() if value is not None}
-    state.process = EngineProcess(command.arguments, env, log_file(state))
-    log.info(
-        Event.WORKER_ENGINE_STARTED,
-        instance_id=state.instance_id,
-        engine=state.adapter.name,
-        model=state.model,
-        url=state.url,
-        start=number,
-        log_file=str(state.process.log_path),
-    )
-    state.changed()
+
+
+def _fresh(state: WorkerState, now_s: float) -> None:
+    """A new run begins: nothing of the last one is true any more."""
+    state.incarnation = secrets.randbits(63) | 1
+    state.facts, state.cache, state.load = None, None, Load()
+    state.meter.reset(now_s)
+    state.stream.restart()
+    state.supervision.started(now_s)
 
 
 async def _over(state: WorkerState, why: str) -> None:
@@ -201,17 +218,23 @@ async def _over(state: WorkerState, why: str) -> None:
         state.changed()
         return
     await process.kill()
+    _ended(state, why, process.log_tail())
+
+
+def _ended(state: WorkerState, why: str, log_tail: list[str]) -> None:
+    """Count the end, say what comes, and give the engine up when it was one too many."""
     again = state.supervision.ended(state.clock.now_s(), why, state.rng.random())
+    path = str(log_file(state))
     log.warning(
         Event.WORKER_ENGINE_ENDED,
         instance_id=state.instance_id,
         reason=state.supervision.reason,
-        log_tail=process.log_tail(),
-        log_file=str(process.log_path),
+        log_tail=log_tail,
+        log_file=path,
     )
     if not again:
         log.error(Event.WORKER_GAVE_UP, instance_id=state.instance_id, reason=state.supervision.reason)
-        state.failure = f"{state.instance_id}: {state.supervision.reason} (see {process.log_path})"
+        state.failure = f"{state.instance_id}: {state.supervision.reason} (see {path})"
     state.changed()
 
 
@@ -247,7 +270,13 @@ async def learn(state: WorkerState) -> None:
             reason=problem or "the pool is switched off, or no passport file is named",
         )
     elif any(state.events):
-        state.cache = OwnCache(passport, pending_max=state.config.worker.event_count_max)
+        blocks = state.facts.kv_capacity_tokens // passport.block_tokens
+        state.cache = OwnCache(
+            passport,
+            # What was removed in a batch that is lost would stay for ever: no engine holds twice its own memory.
+            block_count_max=max(_BLOCKS_MIN, 2 * blocks) if blocks else _BLOCKS_UNKNOWN,
+            pending_max=state.config.worker.event_count_max,
+        )
     state.tokenizer_path = tokenizer_folder(state.model)
     state.changed()
     state.wake_events.set()

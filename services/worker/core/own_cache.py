@@ -125,6 +125,7 @@ class OwnCache:
         if name not in self._held:
             self._note(key, held=True)
         self._held[name] = (key, salt)
+        self._held.move_to_end(name)
         if len(self._held) > self._block_count_max:
             self._remove(next(iter(self._held)))
 
