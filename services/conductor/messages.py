@@ -19,7 +19,7 @@ from mooncache.conductor.core import outcome
 from mooncache.conductor.core.asks import Ask
 from mooncache.conductor.core.cache_index import KEY_BYTES, check_keys
 from mooncache.conductor.core.policy.types import ROLE_BOTH, ROLE_DECODE, ROLE_PREFILL
-from mooncache.conductor.core.records import DETAIL_CHARS_MAX
+from mooncache.conductor.core.records import DETAIL_CHARS_MAX, DETAIL_DEPTH_MAX
 from mooncache.conductor.core.registry import DRAINING, READY, STARTING, SUSPECT, Instance, InstanceInfo, Load
 from mooncache.kvcache.keys import passport_from_json
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -154,10 +154,27 @@ def detail_of(text: str) -> dict[str, Any]:
     if len(text) > DETAIL_CHARS_MAX:
         return {"dropped": f"{len(text)} characters are too many"}
     try:
-        found = json.loads(text)
+        found = json.loads(text, parse_int=_int, parse_float=_float, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         return {"dropped": "not JSON"}
+    if not _shallow(found, DETAIL_DEPTH_MAX):
+        return {"dropped": f"nested deeper than {DETAIL_DEPTH_MAX}"}
     return found if isinstance(found, dict) else {"dropped": "not a JSON object"}
+
+
+def _int(text: str) -> int | float:
+    return int(text) if len(text) <= 18 else _float(text)
+
+
+def _float(text: str) -> float:
+    return min(1e300, max(-1e300, float(text)))
+
+
+def _shallow(value: Any, levels: int) -> bool:
+    if not isinstance(value, list | dict):
+        return True
+    items = value.values() if isinstance(value, dict) else value
+    return levels > 0 and all(_shallow(item, levels - 1) for item in items)
 
 
 def elapsed_of(milliseconds: float) -> float:

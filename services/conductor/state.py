@@ -104,8 +104,8 @@ class ConductorState:
     def explain_later(self, decision: Decision, ask: Ask) -> None:
         """Find out later why the decision's computed tokens were not there."""
         record = decision.record
-        block_tokens = int(record.head["block_tokens"])
-        if record.head["chosen"] and block_tokens:
+        block_tokens = record.block_tokens
+        if decision.choice.branch is not None and block_tokens:
             job = Job(
                 ask.keys, ask.content_keys, decision.request.group, record, ask, decision.pool, block_tokens
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ import pytest
 from mooncache import errors
 from mooncache.auth import tenant_token
 from mooncache.channel import GrpcChannel
+from mooncache.conductor.core.asks import Ask, PoolAnswer, Settings
+from mooncache.conductor.core.registry import READY, InstanceInfo, Load
+from mooncache.conductor.core.scheduler import Scheduler
+from mooncache.conductor.state import native_index
 from mooncache.kvcache.keys import passport_from_json
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.rpc import CONDUCTOR_SERVICE
@@ -431,6 +436,14 @@ def test_absurd_numbers_change_nothing(tmp_path: Path) -> None:
         plan = await c.schedule("r2", chain("a", 100), attempt=top, session="s" * 10_000)
         for detail in ([1], "x", None, {"told": 7}, {"told": {"hit_tokens": math.nan, "loaded_bytes": "a"}}):
             await c.update(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, detail, elapsed_ms=math.nan)
+        for text in (
+            "[" * 9000,
+            '{"a":' * 30 + "1" + "}" * 30,
+            '{"told":{"hit_tokens":1e999,"n":' + "9" * 400 + "}}",
+            "{",
+        ):
+            raw = pb.UpdateRequestRequest(decision_id=plan.decision_id, phase=1, detail_json=text)
+            await c.call("UpdateRequest", raw)
         for detail in ({"legs": 5}, {"legs": [1, {"leg": "decode", "told": {"load_ms": -1}}]}):
             await c.update(
                 plan.decision_id,
@@ -440,7 +453,7 @@ def test_absurd_numbers_change_nothing(tmp_path: Path) -> None:
                 elapsed_ms=-5,
             )
         record = await c.record("r2")
-        json.dumps(record, allow_nan=True)
+        json.dumps(record, allow_nan=False)
         assert (await c.schedule("r3", chain("b", 100))).decode.instance_id
 
     serve(tmp_path, scenario)
@@ -478,3 +491,35 @@ def test_metrics_are_there(tmp_path: Path) -> None:
             assert line in text, line
 
     serve(tmp_path, scenario)
+
+
+def test_nobody_waits_for_an_instance_that_is_silent(tmp_path: Path) -> None:
+    async def scenario(c: Conductor) -> None:
+        await c.register(instance("p1", PREFILL), instance("p2", PREFILL), instance("d", DECODE))
+        keys = chain("a", 2000)
+        first = await c.schedule("r1", keys)
+        assert "wait" in (await c.schedule("r2", keys)).summary
+        await c.report(first.prefill.instance_id, state=pb.INSTANCE_STATE_SUSPECT, reason="hangs")
+        third = await c.schedule("r3", keys)
+        assert third.prefill.instance_id != first.prefill.instance_id
+        assert (await c.record("r3"))["chosen"]["awaited_decision_id"] != first.decision_id
+
+    serve(tmp_path, scenario)
+
+
+def test_an_idle_engine_proves_that_word_was_lost() -> None:
+    core = Scheduler(Settings(), random.Random(1), native_index)
+    info = InstanceInfo("a", 1, "both", "m", max_sequences=8)
+    one = core.register(info, READY, 0.0)
+    decision = core.schedule(Ask("r", "m", 1000), PoolAnswer(), 0.0, 0.0)
+    for now_s in range(1, 20):
+        core.report(one, READY, Load(), "", float(now_s))
+    assert len(core.work) == 1, "an engine that never reported any load proves nothing"
+    core.report(one, READY, Load(running=1), "", 20.0)
+    for now_s in (21.0, 22.0):
+        core.report(one, READY, Load(), "", now_s)
+    assert len(core.work) == 1
+    core.report(one, READY, Load(), "", 24.0)
+    assert len(core.work) == 0
+    assert decision.record.state == "lost"
+    core.check()

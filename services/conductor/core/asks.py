@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mooncache.conductor.core.policy.types import Choice, Request, Rules
-from mooncache.conductor.core.records import REFUSED, RUNNING, Record, encode_candidates, milliseconds
+from mooncache.conductor.core.records import REFUSED, RUNNING, Record, encode_candidates, milliseconds, pack
 
 POOL_OK, POOL_ABSENT, POOL_TIMEOUT, POOL_NO_KEYS = "ok", "absent", "timeout", "no_keys"
 
@@ -68,7 +68,6 @@ class Decision:
     request: Request
     record: Record
     pool: PoolAnswer
-    message: str = ""
 
     @property
     def local_tokens(self) -> int:
@@ -153,7 +152,6 @@ def new_record(
         "excluded": sorted(ask.exclude),
         "admitted": choice.admitted,
         "reason": choice.reason,
-        "message": sentence(choice, request),
         "retry_after_ms": milliseconds(choice.retry_after_s),
         "prompt_tokens": ask.prompt_tokens,
         "cacheable_tokens": request.cacheable_tokens,
@@ -179,9 +177,13 @@ def new_record(
     return Record(
         decision_id=decision_id,
         request_id=ask.request_id,
-        head=head,
+        head=pack(head),
         candidates=encode_candidates(choice),
         made_s=now_s,
+        message=sentence(choice, request),
+        cacheable_tokens=request.cacheable_tokens,
+        pool_tokens=request.pool_tokens,
+        block_tokens=block_tokens,
         state=RUNNING if choice.admitted else REFUSED,
         planned_prefix=branch.prefix_tokens if branch is not None else 0,
     )

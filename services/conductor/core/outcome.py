@@ -14,7 +14,7 @@ from mooncache import errors
 from mooncache.conductor.core.asks import POOL_ABSENT, POOL_TIMEOUT, Ask, PoolAnswer
 from mooncache.conductor.core.cache_index import KEY_BYTES
 from mooncache.conductor.core.learning import Follower, TransferLearner
-from mooncache.conductor.core.records import EVENTS_MAX, Record
+from mooncache.conductor.core.records import Record
 from mooncache.conductor.core.seen import (
     EVICTED,
     LOAD_FAILED,
@@ -113,9 +113,7 @@ def take_in(
 def _note(
     record: Record, phase: str, elapsed_s: float, output_tokens: int, detail: dict[str, Any], now_s: float
 ) -> None:
-    if len(record.events) >= EVENTS_MAX:
-        return
-    record.events.append(
+    record.note(
         {
             "phase": phase,
             "elapsed_ms": round(elapsed_s * 1e3, 3),
@@ -221,10 +219,8 @@ def explain(
     seen: SeenBlocks, record: Record, ask: Ask, pool: PoolAnswer, group: int, block_tokens: int
 ) -> None:
     """See Scheduler.explain."""
-    if not record.head["chosen"] or not block_tokens:
-        return
-    prefix, cacheable = record.planned_prefix, record.head["cacheable_tokens"]
-    there = min(max(record.head["pool"]["tokens"], prefix), cacheable)
+    prefix, cacheable = record.planned_prefix, record.cacheable_tokens
+    there = min(max(record.pool_tokens, prefix), cacheable)
     found = [MissRange(prefix, there, NOT_FETCHED)] if there > prefix else []
     begin = -(-there // block_tokens)
     ranges = seen.explain(

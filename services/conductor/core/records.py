@@ -19,32 +19,47 @@ from mooncache.conductor.core.seen import MissRange
 CANDIDATES_MAX = 16
 EVENTS_MAX = 32
 DETAIL_CHARS_MAX = 16_384
+DETAIL_DEPTH_MAX = 16
 RUNNING, REFUSED = "running", "refused"
 _Kept = tuple[int, list[PrefillOption], list[PrefillOption], list[DecodeOption]]
-_encode = msgspec.msgpack.Encoder().encode
+pack = msgspec.msgpack.Encoder().encode
+unpack = msgspec.msgpack.Decoder().decode
 _decode_kept = msgspec.msgpack.Decoder(_Kept).decode
 
 
 @dataclass(slots=True)
 class Record:
-    """One decision. `head` holds everything that is known when it is made, `candidates` the encoded
-    alternatives."""
+    """One decision. `head` holds what is known when it is made, `candidates` the alternatives, both packed.
+
+    Thousands of records live long: packed bytes are smaller, and the garbage collector need not look into them.
+    planned_prefix: leading tokens that were expected to be there.
+    """
 
     decision_id: str
     request_id: str
-    head: dict[str, Any]
+    head: bytes
     candidates: bytes
     made_s: float
+    message: str = ""
     state: str = RUNNING
-    misses: list[MissRange] = field(default_factory=list)
     planned_prefix: int = 0
-    events: list[dict[str, Any]] = field(default_factory=list)
+    cacheable_tokens: int = 0
+    pool_tokens: int = 0
+    block_tokens: int = 0
+    misses: list[MissRange] = field(default_factory=list)
+    events: list[bytes] = field(default_factory=list)
     observed: dict[str, Any] = field(default_factory=dict)
+
+    def note(self, event: dict[str, Any]) -> None:
+        """Add an event; beyond a limit they are dropped."""
+        if len(self.events) < EVENTS_MAX:
+            self.events.append(pack(event))
 
     def to_json(self) -> str:
         """Return the record as a JSON object."""
         document = {
-            **self.head,
+            **unpack(self.head),
+            "message": self.message,
             "state": self.state,
             **candidates_fields(self.candidates),
             "misses": [
@@ -52,7 +67,7 @@ class Record:
                 for miss in self.misses
             ],
             "observed": self.observed,
-            "events": self.events,
+            "events": [unpack(event) for event in self.events],
         }
         return json.dumps(document)
 
@@ -63,7 +78,7 @@ class Records:
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max
         self._records: OrderedDict[str, Record] = OrderedDict()
-        self._of_request: dict[str, list[str]] = {}
+        self._of_request: dict[str, tuple[str, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._records)
@@ -71,12 +86,14 @@ class Records:
     def add(self, record: Record) -> None:
         """Keep a record; drop the oldest when there are too many."""
         self._records[record.decision_id] = record
-        self._of_request.setdefault(record.request_id, []).append(record.decision_id)
+        known = self._of_request.get(record.request_id, ())
+        self._of_request[record.request_id] = (*known, record.decision_id)
         while len(self._records) > self._count_max:
             _, oldest = self._records.popitem(last=False)
-            ids = self._of_request[oldest.request_id]
-            ids.remove(oldest.decision_id)
-            if not ids:
+            left = self._of_request[oldest.request_id][1:]  # of one request the oldest goes first
+            if left:
+                self._of_request[oldest.request_id] = left
+            else:
                 del self._of_request[oldest.request_id]
 
     def find(self, name: str) -> Record | None:
@@ -109,7 +126,7 @@ def encode_candidates(choice: Choice) -> bytes:
     decodes = sorted(choice.decode_options, key=_score)[:CANDIDATES_MAX]
     if choice.decode is not None and not any(option is choice.decode for option in decodes):
         decodes.append(choice.decode)
-    return _encode((len(choice.prefill_options) + len(choice.inline_options), prefills, inlines, decodes))
+    return pack((len(choice.prefill_options) + len(choice.inline_options), prefills, inlines, decodes))
 
 
 def candidates_fields(packed: bytes) -> dict[str, Any]:

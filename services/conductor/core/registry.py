@@ -72,6 +72,7 @@ class Instance:
     drain_wanted: bool = False
     sequence: int = 0
     want_full: bool = False
+    idle_since_s: float | None = None  # None: busy, or it never reported any load
 
     @property
     def ready(self) -> bool:
@@ -140,6 +141,7 @@ class Registry:
             known.info = info
         if lost is not None:
             known.load, known.sequence, known.want_full = Load(), 0, False
+            known.idle_since_s = None
         known.role = self._roles.get(info.instance_id, info.role)
         known.reported_s, known.reason, known.said = now_s, "", state
         self._settle(known, now_s)
@@ -148,6 +150,10 @@ class Registry:
 
     def report(self, instance: Instance, state: str, load: Load, reason: str, now_s: float) -> None:
         """Take a report in."""
+        if load.running or load.waiting:
+            instance.idle_since_s = None
+        elif instance.load.running or instance.load.waiting:
+            instance.idle_since_s = now_s
         instance.reported_s, instance.load, instance.said = now_s, load, state
         if reason != instance.reason:
             instance.reason = reason

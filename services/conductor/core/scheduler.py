@@ -19,7 +19,7 @@ from mooncache.conductor.core.learning import DecodeLearner, Follower, PrefillLe
 from mooncache.conductor.core.policy import plan
 from mooncache.conductor.core.policy.types import Awaited, Choice, InstanceFacts, PrefillCost, Request
 from mooncache.conductor.core.records import REFUSED, Record, Records
-from mooncache.conductor.core.registry import READY, Instance, InstanceInfo, Load, Registry
+from mooncache.conductor.core.registry import DRAINING, READY, Instance, InstanceInfo, Load, Registry
 from mooncache.conductor.core.seen import SeenBlocks
 from mooncache.conductor.core.work import Active, WorkBook
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 OUTPUT_TOKENS_PRIOR = 128.0
 TURNOVER_PRIOR_S = 10.0
 MODELS_MAX = 1024  # cost models that are kept
+IDLE_PROOF_S = 2.0  # idle for so long
+LOST_AFTER_S = 10.0  # and sent so long ago
 _SECONDS_IN_FLIGHT_MAX = 600.0
 
 
@@ -81,6 +83,25 @@ class Scheduler:
             learner = self.decodes.setdefault(instance.info.instance_id, DecodeLearner())
             kv_tokens = load.kv_usage * instance.info.kv_capacity_tokens
             learner.observe(load.running, kv_tokens, load.tbt_ms / 1e3)
+        if instance.idle_since_s is not None and now_s - instance.idle_since_s > IDLE_PROOF_S:
+            self._forget_lost(instance, now_s)
+
+    def _forget_lost(self, instance: Instance, now_s: float) -> None:
+        """An engine that has nothing to do does not work on what was sent there a while ago.
+
+        Word of its end was lost, with a gateway perhaps. Counting it on would make the instance look busy.
+        """
+        name = instance.info.instance_id
+        if not self.work.assigned(name):
+            return
+        for active in self.work.touching(name):
+            if active.assigned_s > now_s - LOST_AFTER_S:
+                continue
+            if active.decoder == name:
+                self.close(active.decision_id, "lost", now_s)
+            else:
+                self.in_flight.end(active.decision_id)
+                self.work.computed(active.decision_id, now_s)
 
     def expire(self, now_s: float) -> tuple[list[Instance], list[str]]:
         """Forget silent instances and requests of which nobody reported the end; return both."""
@@ -153,12 +174,14 @@ class Scheduler:
         awaited = tuple(
             Awaited(
                 min(overlap.blocks * block_tokens, cacheable),
-                max(0.0, overlap.running.end_s - now_s),
+                # What is overdue takes as long again as it is late, as far as anybody knows.
+                abs(overlap.running.end_s - now_s),
                 overlap.running.instance_id,
                 overlap.running.decision_id,
                 overlap.running.pool,
             )
             for overlap in self.in_flight.overlaps(ask.keys)
+            if self._working(overlap.running.instance_id)
         )
         settings = self.settings
         return Request(
@@ -178,6 +201,10 @@ class Scheduler:
             keep_decode=kept,
             priority=ask.priority,
         )
+
+    def _working(self, instance_id: str) -> bool:
+        instance = self.registry.get(instance_id)
+        return instance is not None and instance.state in (READY, DRAINING)
 
     @staticmethod
     def _fits(instance: Instance, ask: Ask) -> bool:
@@ -262,7 +289,7 @@ class Scheduler:
         request = Request(prompt_tokens=ask.prompt_tokens, sequences=ask.sequences)
         decision = self._decided(ask, pool, request, choice, 0, now_s, wall_s)
         decision.record.state = REFUSED
-        decision.record.head["message"] = decision.message = message
+        decision.record.message = message
         return decision
 
     def _count(self, ask: Ask, request: Request, choice: Choice, decision: Decision, now_s: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mooncache.conductor.core.cache_index import KEY_BYTES, BlockIndex, records
 
@@ -22,8 +22,7 @@ _OWN = (1 << 64) - 1  # tenant number of plain keys in the index; contents are u
 _HOLDER = 0
 
 
-@dataclass(frozen=True, slots=True)
-class MissRange:
+class MissRange(NamedTuple):
     """Prompt tokens from begin to end (exclusive) that had to be computed, and why."""
 
     begin: int

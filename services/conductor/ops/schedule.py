@@ -40,7 +40,7 @@ def answer(state: ConductorState, decision: Decision) -> pb.ScheduleResponse:
         admitted=choice.admitted,
         retry_after_ms=_milliseconds(choice.retry_after_s),
         reason=choice.reason,
-        message=decision.record.head["message"],
+        message=decision.record.message,
         expected_ttft_ms=_milliseconds(choice.ttft_s),
         summary=decision.summary(),
     )
