@@ -17,7 +17,7 @@ from mooncache.gateway.tokens.messages import Unreadable
 from mooncache.gateway.tokens.prompt import Prompt
 from mooncache.gateway.tokens.template import ChatTemplates
 
-_INLINE_CHARS = 8192  # about 2 ms of tokenising: less than what a hop to a thread may cost under load
+_INLINE_CHARS = 16_384  # about 2 ms of tokenising: less than a hop to a thread costs under load
 _TOKEN_ID_MAX = 0xFFFF_FFFF
 
 
