@@ -291,9 +291,9 @@ def make(model_dir: Path, tmp_path: Path) -> Iterator[Make]:
     """Makes harnesses that are closed at the end."""
     made: list[Harness] = []
 
-    def build(extra: dict[str, Any] | None = None, **settings: Any) -> Harness:
+    def build(extra: dict[str, Any] | None = None, *, model: Path = model_dir, **settings: Any) -> Harness:
         state = {"mooncache.state_dir": str(tmp_path / "state")}
-        made.append(Harness(model_dir, {**state, **(extra or {})}, **settings))
+        made.append(Harness(model, {**state, **(extra or {})}, **settings))
         return made[-1]
 
     yield build

@@ -3,6 +3,7 @@ what fails is computed, and no block is given away while somebody writes into it
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import random
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from mooncache.errors import ChecksumMismatch, ConfigInvalid, DeadlineExceeded, NodeUnavailable
-from tests.connectors.conftest import BLOCK_TOKENS, WAIT_S, Harness, Make, expected
+from tests.connectors.conftest import BLOCK_TOKENS, LAYERS, WAIT_S, Harness, Make, expected
 from tests.kvcache.faulty import FaultyPool
 
 pytest.importorskip("vllm", reason="vLLM is not installed (scripts/install_vllm.sh)")
@@ -526,3 +527,102 @@ def test_metrics_appear_in_vllms_registry(make: Make, faulty: FaultyPool) -> Non
         made = (*metrics._counters.values(), *metrics._histograms.values(), *metrics._gauges.values())
         for metric in made:
             REGISTRY.unregister(metric)
+
+
+# --- identity and shards -----------------------------------------------------------------------------------------
+
+
+def test_other_weights_never_hit(make: Make, faulty: FaultyPool, tmp_path: Path) -> None:
+    from mooncache import tiny_model
+
+    tokens = prompt(30, 4 * BLOCK_TOKENS)
+    paths = [tmp_path / "one.json", tmp_path / "two.json"]
+    first = make({"mooncache.passport_path": str(paths[0])})
+    first.add("warm", tokens)
+    first.run()
+    assert faulty.blocks
+    other = tiny_model.build(tmp_path / "other", layers=LAYERS, seed=7)
+    second = make({"mooncache.passport_path": str(paths[1])}, model=other)
+    second.add("r", tokens, ask=ask())
+    second.run()
+    assert second.told("r")["outcome"] == "miss"
+    mine, theirs = (json.loads(path.read_text())["passport"] for path in paths)
+    assert {name for name in mine if mine[name] != theirs[name]} == {"weights_digest"}
+
+
+def test_a_model_whose_files_are_gone_serves_without_the_pool(
+    make: Make, faulty: FaultyPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mooncache.connectors.vllm import worker_side
+
+    def refuse(*_: Any) -> Any:
+        raise ConfigInvalid("no weight files")
+
+    monkeypatch.setattr(worker_side, "read_passport", refuse)
+    engine = make()
+    tokens = prompt(31, 100)
+    engine.add("r", tokens, ask=ask())
+    engine.run()
+    assert engine.outputs["r"] == expected(tokens, 4)
+    assert engine.told("r")["outcome"] == "off"
+    assert faulty.calls == []
+
+
+def test_models_that_the_connector_does_not_know_are_served_without_it(
+    make: Make, faulty: FaultyPool
+) -> None:
+    from mooncache.connectors.vllm.connector import why_off
+
+    engine = make()
+    settings = engine.connector._scheduler._settings
+    assert why_off(settings, engine.config, engine.cache) == ""
+    group = engine.cache.kv_cache_groups[0]
+    engine.cache.kv_cache_groups = [group, group]
+    assert "2 kinds" in why_off(settings, engine.config, engine.cache)
+    engine.cache.kv_cache_groups = [dataclasses.replace(group, kv_cache_spec=object())]
+    assert "kind object" in why_off(settings, engine.config, engine.cache)
+    causal = dataclasses.replace(group.kv_cache_spec, non_causal=True)
+    engine.cache.kv_cache_groups = [dataclasses.replace(group, kv_cache_spec=causal)]
+    assert "not causal" in why_off(settings, engine.config, engine.cache)
+
+
+def test_reports_of_several_workers_are_merged() -> None:
+    from mooncache.connectors.vllm.messages import LoadEnd, SaveEnd, StepReport
+
+    one = StepReport({"a": LoadEnd(3, 30, 0.1, "")}, {"s": SaveEnd(frozenset({0, 1}))})
+    two = StepReport(
+        {"a": LoadEnd(1, 10, 0.3, "missing"), "b": LoadEnd(2, 20, 0.1, "")}, {"s": SaveEnd(frozenset({1, 2}))}
+    )
+    both = one.aggregate(two)
+    assert both.loads == {"a": LoadEnd(1, 40, 0.3, "missing"), "b": LoadEnd(2, 20, 0.1, "")}
+    assert both.saves == {"s": SaveEnd(frozenset({1}), 2)}
+    assert one.saves["s"].shards == 1  # what was given is left as it was
+
+
+def test_a_save_of_two_shards_ends_with_the_second(make: Make, faulty: FaultyPool) -> None:
+    from vllm.v1.request import RequestStatus
+
+    from mooncache.connectors.vllm.messages import Handshake, SaveEnd, StepReport
+    from mooncache.kvcache.keys import passport_from_json, passport_to_json
+
+    engine = make()
+    given = engine.worker.get_handshake_metadata()
+    passport = passport_from_json(given.passport)
+    shards = [
+        Handshake(passport_to_json(dataclasses.replace(passport, tp_rank=rank, tp_size=2)), given.block_bytes)
+        for rank in range(2)
+    ]
+    side = engine.connector._scheduler
+    side.handshake(shards)
+    request = engine.add("r", prompt(32, 2 * BLOCK_TOKENS))
+    side.matched(request, 0)
+    engine.run_until(lambda: side._lookups.pending == 0)
+    output = engine.scheduler.schedule()
+    (save,) = output.kv_connector_metadata.saves
+    assert [len(keys) for keys in save.keys] == [64, 64]
+    assert save.keys[0] != save.keys[1]
+    side.reported(StepReport({}, {save.name: SaveEnd(frozenset({0, 1}))}))
+    assert side.saves_under_way
+    side.reported(StepReport({}, {save.name: SaveEnd(frozenset({0}))}))
+    assert not side.saves_under_way
+    engine.scheduler.finish_requests("r", RequestStatus.FINISHED_ABORTED)

@@ -120,6 +120,15 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 _log.error(Event.CONNECTOR_OFF, reason=str(error))
 
     @spared(nothing)
+    def unregister_kv_caches(self) -> None:
+        """Before sleep (vLLM 0.33): nobody touches the tensors until they are back at the same addresses."""
+        if self._worker is not None:
+            self._worker.drain()
+
+    def restore_kv_caches(self) -> None:
+        """After sleep: the tensors are where they were."""
+
+    @spared(nothing)
     def get_handshake_metadata(self) -> Handshake | None:
         return self._worker.handshake() if self._worker is not None else None
 
@@ -271,9 +280,13 @@ def why_off(settings: Settings, config: Any, cache_config: Any) -> str:
     groups = cache_config.kv_cache_groups
     if len(groups) != 1:
         return f"the model has {len(groups)} kinds of KV cache; the connector knows models with one"
-    kind = type(groups[0].kv_cache_spec).__name__
-    if kind not in {"FullAttentionSpec", "MLAAttentionSpec"}:
-        return f"the model's KV cache is of kind {kind}; the connector knows full attention and MLA"
+    spec = groups[0].kv_cache_spec
+    for part in getattr(spec, "kv_cache_specs", {"": spec}).values():
+        kind = type(part).__name__
+        if kind not in {"FullAttentionSpec", "MLAAttentionSpec"}:
+            return f"the model's KV cache is of kind {kind}; the connector knows full attention and MLA"
+        if getattr(part, "non_causal", False):
+            return "the model's attention is not causal: the KV of a prefix depends on what follows"
     parallel = config.parallel_config
     for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:

@@ -7,6 +7,7 @@ keeps the blocks of an aborted request until then, never gives away a block that
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ class WorkerSide:
     def register(self, tensors: dict[str, Any]) -> None:
         """The KV tensors are there: derive the passport, write the hand-over file, connect."""
         count = self._cache_config.num_blocks
+        tensors = in_order(tensors)
         layers = {name: layout_of(tensor) for name, tensor in tensors.items()}
         first = next(iter(tensors.values()))
         dtype = str(first.dtype).removeprefix("torch.")
@@ -156,6 +158,10 @@ class WorkerSide:
         if self._layers is not None:
             self._layers.wait_saved(timeout_s)
 
+    def drain(self) -> None:
+        """Wait until no save reads the tensors; requests that load have ended when vLLM asks for it."""
+        self._wait_saved(self._settings.connector.save_timeout_s)
+
     def _job(self, transfer: Any) -> Job:
         keys = transfer.keys[self._shard]
         trace = tracing.extract({tracing.TRACEPARENT: transfer.traceparent}) if transfer.traceparent else None
@@ -235,6 +241,22 @@ class WorkerSide:
         if self._mover is not None:
             self._mover.close()
         tracing.shutdown()
+
+
+def in_order(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Layers by name, numbers as numbers; layers that share the KV of another one are left out."""
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for name in sorted(tensors, key=lambda text: [_word(part) for part in re.split(r"(\d+)", text)]):
+        address = tensors[name].data_ptr()
+        if address not in seen:
+            seen.add(address)
+            found[name] = tensors[name]
+    return found
+
+
+def _word(part: str) -> tuple[int, str]:
+    return (int(part), "") if part.isdigit() else (-1, part)
 
 
 def layout_of(tensor: Any) -> LayerLayout:

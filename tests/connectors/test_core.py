@@ -1,0 +1,328 @@
+"""What the connector decides, without vLLM: keys that grow, matches, loads, saves, and what the gateway is told."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncache.connectors.vllm.core.book import ANSWER_TTL_S, AskPool, RequestBook
+from mooncache.connectors.vllm.core.chain import Chain
+from mooncache.errors import InvalidArgument
+from mooncache.kvcache.keys import request_keys
+from mooncache.passport import Passport, split_keys
+
+SIZE = 4
+PASSPORT = Passport(
+    weights_digest="w",
+    config_digest="c",
+    tokenizer_digest="t",
+    engine="e",
+    kv_dtype="f",
+    kv_layout="l",
+    block_tokens=SIZE,
+)
+SHARDS = [dataclasses.replace(PASSPORT, tp_rank=rank, tp_size=2) for rank in range(2)]
+
+
+def book(passports: list[Passport] | None = None, **settings: Any) -> RequestBook:
+    return RequestBook(passports or [PASSPORT], **settings)
+
+
+def add(
+    to: RequestBook,
+    count: int,
+    *,
+    name: str = "r",
+    salt: str = "",
+    ask: dict[str, Any] | None = None,
+    first: int = 0,
+) -> list[int]:
+    tokens = list(range(first, first + count))
+    params = {"mooncache": ask} if ask is not None else None
+    assert to.add(name, tokens, salt=salt, params=params) == ""
+    return tokens
+
+
+def answer(to: RequestBook, present: list[bool], *, name: str = "r", outcome: str = "found") -> None:
+    to.answered(name, present, outcome, 0.25, 0.0)
+
+
+# --- chains ------------------------------------------------------------------------------------------------------
+
+
+@given(
+    begin=st.integers(0, 30),
+    steps=st.lists(st.integers(1, 9), max_size=6),
+    public=st.integers(0, 40),
+    salt=st.sampled_from(["", "s"]),
+)
+def test_a_chain_that_grew_equals_one_that_was_begun_long(
+    begin: int, steps: list[int], public: int, salt: str
+) -> None:
+    tokens = list(range(100, 200))
+    chain = Chain.begin(
+        SHARDS, tokens[:begin], salt=salt, public_tokens=public if begin else 0, public_salt="p"
+    )
+    end = begin
+    for step in steps:
+        end += step
+        chain.extend(tokens[len(chain) * SIZE : end])
+    # What is public is decided by the prompt; what follows it belongs to the request.
+    within = min(public, begin // SIZE * SIZE) if begin else 0
+    for shard, passport in enumerate(SHARDS):
+        wanted = request_keys(passport, tokens[:end], salt=salt, public_tokens=within, public_salt="p")
+        assert chain.packed(0, len(chain))[shard] == wanted
+
+
+def test_shards_have_keys_of_their_own_and_a_block_needs_all_of_them() -> None:
+    chain = Chain.begin(SHARDS, range(3 * SIZE))
+    keys = split_keys(chain.interleaved())
+    assert len(set(keys)) == 6
+    assert keys[2] == chain.key(1, 0)
+    assert keys[3] == chain.key(1, 1)
+    assert chain.whole([True, True, True, False, True, True]) == (True, False, True)
+    assert chain.whole([True, True, True]) == (True,)
+    assert chain.whole([]) == ()
+
+
+def test_tokens_that_are_none_have_no_chain() -> None:
+    with pytest.raises(InvalidArgument):
+        Chain.begin([PASSPORT], [-1] * SIZE)
+    assert book().add("r", [-1] * SIZE, salt="", params=None) == "tokens"
+
+
+# --- matches and loads -------------------------------------------------------------------------------------------
+
+
+def test_the_answer_is_not_known_until_the_pool_said_it() -> None:
+    kept = book()
+    add(kept, 3 * SIZE + 1)
+    first = kept.match("r", 0, 0.0, pool_usable=True)
+    assert first.tokens is None
+    assert isinstance(first.ask, AskPool)
+    assert (len(first.ask.keys), first.ask.awaited) == (3 * 32, 0)
+    assert kept.pending()
+    assert kept.match("r", 0, 0.0, pool_usable=True) == dataclasses.replace(first, ask=None)
+    answer(kept, [True, True, False])
+    assert not kept.pending()
+    for _ in range(3):
+        assert kept.match("r", 0, 0.0, pool_usable=True).tokens == 2 * SIZE
+    assert kept.match("r", SIZE, 0.0, pool_usable=True).tokens == SIZE
+    assert kept.match("r", 2 * SIZE, 0.0, pool_usable=True).tokens == 0
+
+
+def test_blocks_behind_the_local_ones_count_even_when_the_first_are_gone() -> None:
+    kept = book()
+    add(kept, 4 * SIZE)
+    kept.match("r", SIZE, 0.0, pool_usable=True)
+    answer(kept, [False, True, True, True])
+    assert kept.match("r", SIZE, 0.0, pool_usable=True).tokens == 3 * SIZE
+    assert kept.match("r", 0, 0.0, pool_usable=True).tokens == 0
+
+
+def test_an_old_answer_is_not_believed() -> None:
+    kept = book()
+    add(kept, 2 * SIZE)
+    kept.match("r", 0, 0.0, pool_usable=True)
+    answer(kept, [True, True])
+    late = kept.match("r", 0, ANSWER_TTL_S + 0.1, pool_usable=True)
+    assert late.tokens is None
+    assert late.ask is not None
+
+
+def test_nothing_is_asked_when_it_makes_no_sense() -> None:
+    kept = book()
+    add(kept, SIZE - 1, name="short")
+    assert kept.match("short", 0, 0.0, pool_usable=True) == dataclasses.replace(
+        kept.match("unknown", 0, 0.0, pool_usable=True)
+    )
+    add(kept, 2 * SIZE, name="local")
+    assert kept.match("local", 2 * SIZE, 0.0, pool_usable=True).ask is None
+    add(kept, 2 * SIZE, name="absent", ask={})
+    assert kept.match("absent", 0, 0.0, pool_usable=False).tokens == 0
+    told = kept.told("absent")
+    assert told is not None
+    assert told.outcome == "pool_absent"
+    off = book(enabled=False)
+    assert off.add("r", [1] * SIZE, salt="", params=None) == "disabled"
+
+
+def test_only_what_is_not_there_yet_is_awaited() -> None:
+    kept = book(SHARDS)
+    ask = {"wait_tokens": 3 * SIZE + 2, "wait_ms": 500}
+    add(kept, 4 * SIZE, ask=ask)
+    found = kept.match("r", SIZE, 10.0, pool_usable=True).ask
+    assert found is not None
+    assert (found.awaited, found.deadline_s) == (3 * 2, 10.5)  # two shards
+    add(kept, 4 * SIZE, name="local", ask=ask)
+    found = kept.match("local", 3 * SIZE, 10.0, pool_usable=True).ask
+    assert found is not None
+    assert found.awaited == 0
+
+
+def load(kept: RequestBook, blocks: int, *, name: str = "r", table: range = range(10, 20)) -> Any:
+    kept.match(name, 0, 0.0, pool_usable=True)
+    answer(kept, [True] * blocks, name=name)
+    kept.match(name, 0, 0.0, pool_usable=True)
+    return kept.allocated(name, table, blocks * SIZE)
+
+
+def test_what_is_loaded_goes_where_the_engine_says() -> None:
+    kept = book()
+    add(kept, 3 * SIZE, ask={})
+    transfer = load(kept, 3)
+    assert (transfer.name, transfer.blocks) == ("r", (10, 11, 12))
+    assert split_keys(transfer.keys[0]) == [kept._requests["r"].chain.key(i) for i in range(3)]  # type: ignore[union-attr]
+    assert kept.is_loading("r")
+    assert kept.match("r", 0, 0.0, pool_usable=True).tokens == 0
+    assert kept.loaded("r", 3, 99, 0.5) == 0
+    told = kept.told("r")
+    assert told is not None
+    assert (told.outcome, told.hit_tokens, told.loaded_bytes) == ("hit", 12, 99)
+    assert (told.waited_ms, told.load_ms) == (250.0, 500.0)
+    assert kept.allocated("r", range(10), 0) is None
+
+
+def test_a_request_whose_load_failed_never_loads_again() -> None:
+    kept = book()
+    add(kept, 3 * SIZE, ask={})
+    load(kept, 3)
+    assert kept.loaded("r", 1, 9, 0.1) == 2
+    assert kept.match("r", 0, 0.0, pool_usable=True).tokens == 0
+    told = kept.told("r")
+    assert told is not None
+    assert (told.outcome, told.loaded_tokens, told.failed_blocks) == ("failed", SIZE, 2)
+    save = kept.plan_save("r", list(range(12)), 12, range(10, 20), 99)
+    assert save is not None
+    assert save.blocks == (11, 12)  # computed again, saved again
+
+
+def test_outcomes() -> None:
+    kept = book()
+    cases = [
+        ([True, True], "found", "hit"),
+        ([True, False], "found", "partial"),
+        ([False] * 2, "found", "miss"),
+    ]
+    cases += [
+        ([True, False], "timeout", "timeout"),
+        ([True, True], "timeout", "hit"),
+        ([], "failed", "failed"),
+    ]
+    for number, (present, outcome, wanted) in enumerate(cases):
+        name = f"r{number}"
+        add(kept, 2 * SIZE, name=name, ask={})
+        kept.match(name, 0, 0.0, pool_usable=True)
+        answer(kept, present, name=name, outcome=outcome)
+        tokens = kept.match(name, 0, 0.0, pool_usable=True).tokens
+        assert tokens is not None
+        if tokens:
+            kept.allocated(name, range(1, 9), tokens)
+            kept.loaded(name, tokens // SIZE, 1, 0.0)
+        told = kept.told(name)
+        assert told is not None
+        assert told.outcome == wanted
+    add(kept, SIZE, name="silent")
+    assert kept.told("silent") is None
+
+
+# --- saves -------------------------------------------------------------------------------------------------------
+
+
+def test_complete_blocks_are_saved_once() -> None:
+    kept = book()
+    tokens = add(kept, 3 * SIZE + 2)
+    assert kept.plan_save("r", tokens, SIZE - 1, range(1, 9), 99) is None
+    first = kept.plan_save("r", tokens, 2 * SIZE + 1, range(1, 9), 99)
+    assert first is not None
+    assert first.blocks == (1, 2)
+    assert kept.plan_save("r", tokens, 2 * SIZE + 3, range(1, 9), 99) is None
+    more = [*tokens, *range(500, 500 + SIZE)]
+    second = kept.plan_save("r", more, len(more) - 1, range(1, 9), 99)
+    assert second is not None
+    assert second.blocks == (3, 4)
+    kept.check()
+    add(kept, 3 * SIZE + 2, name="same")
+    assert kept.plan_save("same", tokens, len(tokens), range(1, 9), 99) is None  # under way
+    kept.saved(first.name, [0])
+    kept.saved(second.name, [])
+    kept.check()
+    add(kept, 3 * SIZE + 2, name="again")
+    third = kept.plan_save("again", tokens, len(tokens), range(1, 9), 99)
+    assert third is not None
+    assert third.blocks == (2, 3)  # the first is there, the others were lost
+    assert kept.saves_under_way == 1
+
+
+def test_blocks_that_the_pool_holds_are_not_saved() -> None:
+    kept = book()
+    tokens = add(kept, 3 * SIZE)
+    kept.match("r", 0, 0.0, pool_usable=True)
+    answer(kept, [True, False, True])
+    save = kept.plan_save("r", tokens, 3 * SIZE, range(1, 9), 99)
+    assert save is not None
+    assert save.blocks == (2,)
+
+
+def test_an_answer_corrects_what_was_believed() -> None:
+    kept = book()
+    tokens = add(kept, SIZE)
+    save = kept.plan_save("r", tokens, SIZE, range(1, 9), 99)
+    assert save is not None
+    kept.saved(save.name, [0])
+    add(kept, SIZE + 1, name="next")
+    kept.match("next", 0, 0.0, pool_usable=True)
+    answer(kept, [False], name="next")
+    assert kept.plan_save("next", tokens, SIZE, range(1, 9), 99) is not None
+    kept.reset()
+    add(kept, SIZE, name="third")
+    assert kept.plan_save("third", tokens, SIZE, range(1, 9), 99) is None  # still under way
+
+
+def test_limits_of_saves() -> None:
+    kept = book(save_decode_blocks=False)
+    tokens = add(kept, 2 * SIZE)
+    longer = [*tokens, *range(900, 900 + 2 * SIZE)]
+    one = kept.plan_save("r", longer, len(longer), range(1, 9), 1)
+    two = kept.plan_save("r", longer, len(longer), range(1, 9), 9)
+    assert one is not None
+    assert two is not None
+    assert (one.blocks, two.blocks) == ((1,), (2,))
+    assert kept.plan_save("r", longer, len(longer), range(1, 9), 9) is None
+    null = book()
+    add(null, 2 * SIZE)
+    save = null.plan_save("r", tokens, 2 * SIZE, [0, 5], 9)  # 0 is the engine's empty block
+    assert save is not None
+    assert save.blocks == (5,)
+
+
+def test_a_request_that_loads_saves_nothing() -> None:
+    kept = book()
+    tokens = add(kept, 2 * SIZE)
+    load(kept, 2)
+    assert kept.plan_save("r", tokens, 2 * SIZE, range(1, 9), 99) is None
+    kept.forget("r")
+    assert "r" not in kept
+    assert kept.loaded("r", 2, 1, 0.0) == 0
+
+
+def test_after_a_preemption_nothing_is_told_twice() -> None:
+    kept = book()
+    tokens = add(kept, 2 * SIZE, ask={})
+    load(kept, 1)
+    kept.loaded("r", 1, 1, 0.0)
+    kept.plan_save("r", tokens, 2 * SIZE, range(1, 9), 99)
+    asked = kept.match("r", SIZE, 5.0, pool_usable=True).ask
+    assert asked is not None
+    assert asked.awaited == 0
+    kept.answered("r", [True, True], "found", 0.0, 5.0)
+    kept.match("r", SIZE, 5.0, pool_usable=True)
+    kept.allocated("r", range(10), SIZE)
+    kept.loaded("r", 1, 1, 0.0)
+    told = kept.told("r")
+    assert told is not None
+    assert (told.local_tokens, told.loaded_tokens, told.hit_tokens) == (0, SIZE, SIZE)
