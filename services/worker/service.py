@@ -60,6 +60,7 @@ class WorkerService(Service):
             metrics_port=worker.metrics_port,
             call_count_max=_CALL_COUNT_MAX,
             drain_timeout_s=worker.drain_timeout_s,
+            advertise_host=worker.advertise_host,
         )
         self._state: WorkerState | None = None
         self._lock = -1

@@ -139,13 +139,17 @@ def test_a_second_turn_is_cached(asker: Asker) -> None:
 
 
 def test_one_request_id_in_the_logs_of_all(asker: Asker, project: Project) -> None:
-    asker.chat(said(STORY + "logged"), "compose-test-request-1")
-    for service in ("gateway", "conductor", "prefill", "decode"):
-        wait_until(
-            lambda service=service: "compose-test-request-1" in project.logs(service),  # type: ignore[misc]
-            30,
-            lambda service=service: project.report((service,)),  # type: ignore[misc]
-        )
+    wanted = "compose-test-request-1"
+    asker.chat(said(STORY + "logged"), wanted)
+
+    def logged(service: str) -> bool:
+        if service in {"gateway", "conductor"}:
+            return wanted in project.logs(service)
+        path = f"/var/lib/mooncache/logs/{service}.engine.log"  # the worker's engine
+        return wanted in project.inside(service, "cat", path)
+
+    services = ("gateway", "conductor", "prefill", "decode")
+    wait_until(lambda: all(logged(service) for service in services), 30, lambda: project.report(services))
 
 
 def test_a_wrong_key_is_refused(asker: Asker) -> None:
