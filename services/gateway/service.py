@@ -26,6 +26,7 @@ from mooncache.gateway.core.rate_limit import Limits
 from mooncache.gateway.metrics import GatewayMetrics
 from mooncache.gateway.shell.conductor import UPDATE_LANES, Conductor
 from mooncache.gateway.shell.engines import Engines
+from mooncache.gateway.shell.http_protocol import GuardedProtocol
 from mooncache.gateway.shell.keyring import Keyring
 from mooncache.gateway.shell.readers import Readers
 from mooncache.gateway.state import GatewayState
@@ -129,7 +130,7 @@ class GatewayService(Service):
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what matters is in our own log
         options = uvicorn.Config(
             build_app(state),
-            http="httptools",
+            http=GuardedProtocol,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -13,7 +13,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from mooncache import logs
 from mooncache.errors import ConfigInvalid
+from mooncache.gateway.shell import http_protocol
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.gateway.stand_in import MODEL, Bench, FakeEngine, running, until
@@ -420,3 +422,33 @@ async def test_port_that_is_taken(tmp_path: Path) -> None:
         with pytest.raises(ConfigInvalid, match="Choose another port"):
             async with running(tmp_path / "b", [], gateway__port=bench.gateway.http_port):
                 pass
+
+
+async def test_head_that_is_too_large_or_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.2)
+    async with running(tmp_path, [FakeEngine("e")]) as bench:
+        for data in (b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nx: y\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", bench.gateway.http_port)
+            writer.write(data)
+            assert await reader.read() == b""  # closed by the gateway
+            writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", bench.gateway.http_port)
+        writer.write(b"GET /health HTTP/1.1\r\n" + b"x: " + b"y" * 70_000 + b"\r\n\r\n")
+        assert b" 400 " in await reader.readline()
+        writer.close()
+
+
+async def test_log_line_of_a_request_tells_what_it_was(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    stream = io.StringIO()
+    logs.setup("gateway", log_format="json", stream=stream)
+    try:
+        async with running(tmp_path, [FakeEngine("e", cached_tokens=16)]) as bench:
+            await ask(bench, http, CHAT, **{"x-request-id": "id-7"})
+    finally:
+        logs.reset()
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    (found,) = [line for line in lines if line["event"] == "http.finished" and line["status"] == 200]
+    assert found["request_id"] == "id-7" and found["tenant"] == "alice" and found["model"] == MODEL
+    assert (found["cached_tokens"], found["output_tokens"]) == (16, 3)
+    assert found["instances"] == ["decode:e:OK"]
+    assert all(key not in stream.getvalue() for key in ("mct1.", "mcc1.", "mce1."))

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
+import structlog
 
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.clock import Clock
@@ -40,7 +41,7 @@ class Conductor:
         self._schedule_timeout_s = schedule_timeout_s
         self._avoid_until_s = 0.0
         self.present = True
-        self._queues: Sequence[asyncio.Queue[pb.UpdateRequestRequest]] = [
+        self._queues: Sequence[asyncio.Queue[tuple[str, pb.UpdateRequestRequest]]] = [
             asyncio.Queue(_QUEUE_MAX) for _ in range(UPDATE_LANES)
         ]
 
@@ -80,7 +81,13 @@ class Conductor:
         return response
 
     def update(
-        self, decision_id: str, phase: int, elapsed_ms: float, output_tokens: int, detail: dict[str, Any]
+        self,
+        request_id: str,
+        decision_id: str,
+        phase: int,
+        elapsed_ms: float,
+        output_tokens: int,
+        detail: dict[str, Any],
     ) -> None:
         """Report soon; never waits. Decisions made without the conductor are nothing to report."""
         if not decision_id:
@@ -93,16 +100,17 @@ class Conductor:
             detail_json=msgspec.json.encode(detail).decode(),
         )
         try:
-            self._queues[zlib.crc32(decision_id.encode()) % UPDATE_LANES].put_nowait(request)
+            self._queues[zlib.crc32(decision_id.encode()) % UPDATE_LANES].put_nowait((request_id, request))
         except asyncio.QueueFull:
             self._stats.updates_dropped.inc()
 
     async def send_updates(self, lane: int) -> None:
         """Send the reports of one lane for ever; a report that does not get through is dropped."""
         while True:
-            request = await self._queues[lane].get()
+            request_id, request = await self._queues[lane].get()
             try:
-                await self._link.call("UpdateRequest", request, _UPDATE_TIMEOUT_S)
+                with structlog.contextvars.bound_contextvars(request_id=request_id):
+                    await self._link.call("UpdateRequest", request, _UPDATE_TIMEOUT_S)
             except MooncacheError:
                 self._stats.updates_dropped.inc()
 

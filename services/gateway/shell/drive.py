@@ -198,9 +198,8 @@ class Drive:
     def _start_decode(self, leg: LegPlan) -> None:
         assert self._plan is not None
         wait_tokens = leg.wait_tokens
-        if self._plan.prefill is not None and self._known is not None:
-            complete = legs.complete_tokens(self._known.prompts, self._known.block_tokens)
-            wait_tokens = max(wait_tokens, complete)
+        if self._plan.prefill is not None and self._known is not None and not wait_tokens:
+            wait_tokens = legs.complete_tokens(self._known.prompts, self._known.block_tokens)
         body = legs.decode_body(self._inquiry, self._salt, self._ask("decode", wait_tokens, leg.wait_ms))
         stream = self._inquiry.stream
         settings = self._settings
@@ -370,7 +369,12 @@ class Drive:
     def _report(self, phase: int, detail: dict[str, Any]) -> None:
         if self._plan is not None:
             self._state.conductor.update(
-                self._plan.decision_id, phase, self._elapsed_ms(), self._output_tokens(), detail
+                self._exchange.request_id,
+                self._plan.decision_id,
+                phase,
+                self._elapsed_ms(),
+                self._output_tokens(),
+                detail,
             )
 
     def _report_end(self, phase: int, code: str) -> None:
@@ -381,6 +385,13 @@ class Drive:
         elif self._opened is not None and self._opened.record.cached_tokens is not None:
             detail["cached_tokens"] = self._opened.record.cached_tokens
         self._report(phase, detail)
+        self._exchange.notes |= {
+            "model": self._inquiry.model,
+            "prompt_tokens": usage.prompt_tokens if usage is not None else self._prompt_tokens(),
+            "output_tokens": self._output_tokens(),
+            "cached_tokens": detail.get("cached_tokens"),
+            "instances": [f"{record.leg}:{record.instance}:{record.code}" for record in self._records],
+        }
         self._count(usage, detail.get("cached_tokens", 0))
 
     def _count(self, usage: Usage | None, cached_tokens: int) -> None:

@@ -191,4 +191,5 @@ class Endpoint:
             code=outcome,
             tenant=exchange.caller.tenant if exchange.caller else "",
             elapsed_ms=round(elapsed_s * 1e3, 3),
+            **exchange.notes,
         )

@@ -30,7 +30,8 @@ class Exchange:
     """See the module's text.
 
     Attributes: `headers` of the request, lower case; `reply_headers` are added to whatever answer follows; `caller`
-    once authenticated; `begun` once the head of the answer is out; `gone` once the client has left.
+    once authenticated; `begun` once the head of the answer is out; `gone` once the client has left;
+    `notes` go into the log line of the request.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Exchange:
         self.begun = False
         self.gone = False
         self.unread = False
+        self.notes: dict[str, Any] = {}
         self._receive, self._send = receive, send
         self._watch: asyncio.Task[None] | None = None
 
