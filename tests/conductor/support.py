@@ -18,6 +18,8 @@ from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.rpc import CONDUCTOR_SERVICE
 
 BLOCK = 16
+PREFILL, DECODE = pb.INSTANCE_ROLE_PREFILL, pb.INSTANCE_ROLE_DECODE
+CALM = {"conductor.suspect_after_s": 60, "conductor.lease_s": 120}
 PASSPORT = json.dumps(
     {
         "weights_digest": "w",
@@ -134,3 +136,23 @@ async def eventually(ask: Callable[[], Awaitable[Any]], timeout_s: float = 20.0)
             if found:
                 return found
             await asyncio.sleep(0.02)
+
+
+async def value(found: Any) -> Any:
+    """For `eventually`, when nothing has to be awaited."""
+    return found
+
+
+def serve(folder: Path, scenario: Callable[[Conductor], Awaitable[None]], **overrides: Any) -> None:
+    """Run a scenario against a conductor of its own; instances live long unless the overrides say otherwise."""
+
+    async def run() -> None:
+        async with running(config_at(folder, **{**CALM, **overrides})) as conductor:
+            await scenario(conductor)
+
+    asyncio.run(run())
+
+
+def pair() -> list[pb.Instance]:
+    """A prefill instance "p" and a decode instance "d"."""
+    return [instance("p", PREFILL), instance("d", DECODE)]

@@ -4,49 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
-import random
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mooncache import errors
-from mooncache.auth import tenant_token
-from mooncache.channel import GrpcChannel
-from mooncache.conductor.core.asks import Ask, PoolAnswer, Settings
-from mooncache.conductor.core.registry import READY, InstanceInfo, Load
-from mooncache.conductor.core.scheduler import Scheduler
-from mooncache.conductor.state import native_index
 from mooncache.kvcache.keys import passport_from_json
 from mooncache.proto.v1 import conductor_pb2 as pb
-from mooncache.rpc import CONDUCTOR_SERVICE
 from tests.conductor.support import (
     BLOCK,
+    DECODE,
     PASSPORT,
+    PREFILL,
     Conductor,
     chain,
-    config_at,
     eventually,
     instance,
-    running,
+    pair,
+    serve,
+    value,
 )
-
-PREFILL, DECODE = pb.INSTANCE_ROLE_PREFILL, pb.INSTANCE_ROLE_DECODE
-CALM = {"conductor.suspect_after_s": 60, "conductor.lease_s": 120}
-
-
-def serve(folder: Path, scenario: Callable[[Conductor], Awaitable[None]], **overrides: Any) -> None:
-    async def run() -> None:
-        async with running(config_at(folder, **{**CALM, **overrides})) as conductor:
-            await scenario(conductor)
-
-    asyncio.run(run())
-
-
-def pair() -> list[pb.Instance]:
-    return [instance("p", PREFILL), instance("d", DECODE)]
 
 
 def test_register_report_schedule_list(tmp_path: Path) -> None:
@@ -83,7 +60,7 @@ def test_long_poll_ends_with_a_change_and_not_with_load(tmp_path: Path) -> None:
         watch = asyncio.ensure_future(
             c.call("ListInstances", pb.ListInstancesRequest(known_version=version, wait_ms=9000))
         )
-        await eventually(lambda: _value(c.service.state.watchers == 1))
+        await eventually(lambda: value(c.service.state.watchers == 1))
         await c.report("a", load=pb.InstanceLoad(running=1))
         assert c.service.state.core.registry.version == version
         assert not watch.done()
@@ -93,10 +70,6 @@ def test_long_poll_ends_with_a_change_and_not_with_load(tmp_path: Path) -> None:
         assert changed.instances[0].instance.state == pb.INSTANCE_STATE_DRAINING
 
     serve(tmp_path, scenario)
-
-
-async def _value(value: Any) -> Any:
-    return value
 
 
 def test_wishes_of_operators_reach_the_worker(tmp_path: Path) -> None:
@@ -237,289 +210,3 @@ def test_passports_that_differ_are_not_paired(tmp_path: Path) -> None:
         assert (plan.prefill.instance_id, plan.decode.instance_id) == ("p", "d2")
 
     serve(tmp_path, scenario)
-
-
-TOLD = {
-    "asked_tokens": 1600,
-    "hit_tokens": 0,
-    "local_tokens": 0,
-    "loaded_tokens": 0,
-    "load_ms": 0.0,
-    "outcome": "miss",
-}
-
-
-async def finish(c: Conductor, plan: pb.ScheduleResponse, told: dict[str, Any]) -> None:
-    leg = {"leg": "prefill", "instance": "p", "sent_ms": 5.0, "ended_ms": 405.0, "code": "OK", "told": told}
-    await c.update(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, leg, elapsed_ms=410.0)
-    await c.update(plan.decision_id, pb.REQUEST_PHASE_FIRST_TOKEN, {"streamed": True}, elapsed_ms=450.0)
-    end = {"code": "OK", "legs": [leg, {"leg": "decode", "instance": "d", "sent_ms": 5.0, "told": told}]}
-    await c.update(plan.decision_id, pb.REQUEST_PHASE_FINISHED, end, elapsed_ms=900.0, output_tokens=10)
-
-
-def test_records_tell_what_happened_and_why(tmp_path: Path) -> None:
-    keys, content = chain("mine", 100), chain("content", 100)
-
-    async def scenario(c: Conductor) -> None:
-        await c.register(*pair())
-        first = await c.schedule("r1", keys, content_keys=content)
-        await finish(c, first, TOLD)
-        record = await c.record("r1")
-        assert record["state"] == "finished"
-        assert record["misses"] == [
-            {"from_token": 0, "to_token": 1600, "reason": "never_seen"},
-            {"from_token": 1600, "to_token": 1605, "reason": "no_complete_block"},
-        ]
-        observed = record["observed"]
-        assert (observed["ttft_ms"], observed["total_ms"], observed["output_tokens"]) == (450.0, 900.0, 10)
-        assert (observed["computed_tokens"], observed["loaded_tokens"]) == (1605, 0)
-        assert [event["phase"] for event in record["events"]] == ["prefilled", "first_token", "finished"]
-        assert record["prefill_candidates"][0]["instance_id"] == "p"
-        assert record["decode_candidates"][0]["instance_id"] == "d"
-        assert record["expected"]["ttft_ms"] > 0
-        assert len(c.service.state.core.work) == len(c.service.state.core.in_flight) == 0
-
-        second = await c.schedule("r2", keys, content_keys=content)
-        assert (await c.record(second.decision_id))["misses"][0]["reason"] == "pool_unreachable"
-        await c.schedule("r3", chain("theirs", 100), content_keys=content)
-        assert (await c.record("r3"))["misses"][0]["reason"] == "other_tenant"
-        other = json.dumps({**json.loads(PASSPORT), "weights_digest": "x"})
-        await c.register(instance("x", model="m2", passport_json=other))
-        await c.schedule("r4", chain("else", 100), content_keys=content, model="m2")
-        assert (await c.record("r4"))["misses"][0]["reason"] == "other_passport"
-        failed = {**TOLD, "outcome": "timeout"}
-        third = await c.schedule("r5", chain("child", 120, parent="mine", shared=100))
-        assert "branch=wait" in third.summary
-        await c.update(third.decision_id, pb.REQUEST_PHASE_PREFILLED, {"told": failed})
-        assert (await c.record("r5"))["misses"][0] == {
-            "from_token": 0,
-            "to_token": 1600,
-            "reason": "timed_out",
-        }
-
-    serve(tmp_path, scenario)
-
-
-def test_observations_teach_the_models(tmp_path: Path) -> None:
-    async def scenario(c: Conductor) -> None:
-        await c.register(*pair())
-        before = (await c.schedule("r", chain("x", 100))).expected_ttft_ms
-        for number in range(20):
-            plan = await c.schedule(f"r{number}", chain(f"k{number}", 100))
-            await finish(c, plan, TOLD)
-            await c.update(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, {"engine_ms": 1}, elapsed_ms=1)
-        model = c.service.state.core.prefill_models["m", "hf"]
-        assert model.count == 20, "repeats are not learned from"
-        assert before > 0
-        assert c.service.state.core.output_tokens["m"].value == pytest.approx(10)
-
-    serve(tmp_path, scenario)
-
-
-def test_what_is_not_heard_of_any_more_is_released(tmp_path: Path) -> None:
-    async def scenario(c: Conductor) -> None:
-        await c.register(*pair())
-        await c.schedule("r", chain("a", 100))
-        core = c.service.state.core
-        await eventually(lambda: _value(len(core.work) == 0))
-        assert len(core.in_flight) == 0
-        assert (await c.record("r"))["state"] == "expired"
-
-    serve(tmp_path, scenario, **{"conductor.request_timeout_s": 0.3})
-
-
-def test_a_silent_instance_is_suspect_then_forgotten(tmp_path: Path) -> None:
-    async def scenario(c: Conductor) -> None:
-        await c.register(instance("a"))
-        await c.schedule("r", chain("a", 100))
-        seen = set()
-
-        async def gone() -> bool:
-            listed = await c.call("ListInstances", pb.ListInstancesRequest())
-            seen.update(view.instance.state for view in listed.instances)
-            return not listed.instances
-
-        await eventually(gone)
-        assert pb.INSTANCE_STATE_SUSPECT in seen
-        with pytest.raises(errors.InstanceUnknown):
-            await c.report("a")
-        await c.register(instance("a"))
-        assert (await c.schedule("r2", chain("a", 100))).admitted
-
-    serve(tmp_path, scenario, **{"conductor.suspect_after_s": 0.5, "conductor.lease_s": 1.5})
-
-
-def test_restart_of_the_conductor(tmp_path: Path) -> None:
-    async def life(check_version: int, report: bool) -> int:
-        async with running(config_at(tmp_path, **CALM)) as c:
-            if report:
-                with pytest.raises(errors.InstanceUnknown):
-                    await c.report("a")
-                with pytest.raises(errors.DecisionUnknown):
-                    await c.update("d-1", pb.REQUEST_PHASE_FINISHED)
-            await c.register(instance("a"))
-            wish = await c.report("a", changes=pb.CacheChanges(stored=chain("a", 3), sequence=57))
-            assert wish.want_full, "what came before was lost with the conductor"
-            answer = await c.call(
-                "ListInstances", pb.ListInstancesRequest(known_version=check_version, wait_ms=5000)
-            )
-            return int(answer.version)
-
-    async def scenario() -> None:
-        version = await life(0, report=False)
-        assert await life(version, report=True) > version
-
-    asyncio.run(scenario())
-
-
-def test_bad_input_is_refused_by_name(tmp_path: Path) -> None:
-    bad_schedules: list[dict[str, Any]] = [
-        {"keys": b"x" * 33},
-        {"keys": b"", "content_keys": b"x" * 32},
-        {"passport_root": b"short"},
-        {"prompt_tokens": 1 << 63},
-        {"keys": b"x" * 64, "prompt_tokens": 1},
-        {"request_id": ""},
-        {"request_id": "a\nb"},
-        {"model": "m" * 1000},
-        {"exclude": ["x"] * 1000},
-    ]
-    bad_instances: list[dict[str, Any]] = [
-        {"instance_id": ""},
-        {"role": 0},
-        {"state": pb.INSTANCE_STATE_SUSPECT},
-        {"passport_json": "{}"},
-        {"passport_json": "[" * 4000},
-        {"url": "x" * 5000},
-        {"block_tokens": 1 << 31},
-    ]
-
-    async def scenario(c: Conductor) -> None:
-        await c.register(*pair())
-        for fields in bad_schedules:
-            with pytest.raises(errors.InvalidArgument):
-                await c.schedule(**{"request_id": "r", "keys": b"", "prompt_tokens": 50, **fields})
-        for fields in bad_instances:
-            with pytest.raises(errors.InvalidArgument):
-                await c.register(instance(**{"name": "z", **fields}))
-        for keys in (b"x" * 31, b"x" * 63):
-            with pytest.raises(errors.InvalidArgument):
-                await c.report("p", changes=pb.CacheChanges(stored=keys, sequence=1))
-        with pytest.raises(errors.InvalidArgument):
-            await c.update("d-1", 0)
-        with pytest.raises(errors.DecisionUnknown):
-            await c.update("d-1", pb.REQUEST_PHASE_FINISHED)
-        with pytest.raises(errors.DecisionUnknown):
-            await c.record("nothing")
-
-    serve(tmp_path, scenario)
-
-
-def test_absurd_numbers_change_nothing(tmp_path: Path) -> None:
-    top = (1 << 32) - 1
-
-    async def scenario(c: Conductor) -> None:
-        await c.register(*pair())
-        for value in (math.nan, math.inf, -math.inf, -1.0, 1e300):
-            await c.report("d", load=pb.InstanceLoad(kv_usage=value, tbt_ms=value, ttft_ms=value, running=1))
-        await c.report("p", load=pb.InstanceLoad(kv_usage=math.nan, waiting=0))
-        plan = await c.schedule(
-            "r1",
-            chain("a", 100),
-            sequence_count=top,
-            max_output_tokens=top,
-            priority=-(1 << 31),
-            tbt_slo_ms=top,
-        )
-        assert plan.expected_ttft_ms >= 0
-        await c.report("d", load=pb.InstanceLoad())
-        plan = await c.schedule("r2", chain("a", 100), attempt=top, session="s" * 10_000)
-        for detail in ([1], "x", None, {"told": 7}, {"told": {"hit_tokens": math.nan, "loaded_bytes": "a"}}):
-            await c.update(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, detail, elapsed_ms=math.nan)
-        for text in (
-            "[" * 9000,
-            '{"a":' * 30 + "1" + "}" * 30,
-            '{"told":{"hit_tokens":1e999,"n":' + "9" * 400 + "}}",
-            "{",
-        ):
-            raw = pb.UpdateRequestRequest(decision_id=plan.decision_id, phase=1, detail_json=text)
-            await c.call("UpdateRequest", raw)
-        for detail in ({"legs": 5}, {"legs": [1, {"leg": "decode", "told": {"load_ms": -1}}]}):
-            await c.update(
-                plan.decision_id,
-                pb.REQUEST_PHASE_FINISHED,
-                detail,
-                output_tokens=(1 << 64) - 1,
-                elapsed_ms=-5,
-            )
-        record = await c.record("r2")
-        json.dumps(record, allow_nan=False)
-        assert (await c.schedule("r3", chain("b", 100))).decode.instance_id
-
-    serve(tmp_path, scenario)
-
-
-def test_only_the_cluster_token_may_ask(tmp_path: Path) -> None:
-    async def scenario(c: Conductor) -> None:
-        tenant = tenant_token(c.service.token, "team-a")
-        channel = GrpcChannel(c.service.grpc_target, CONDUCTOR_SERVICE, token=tenant.text)
-        try:
-            with pytest.raises(errors.PermissionDenied):
-                await channel.call("GetDecision", pb.GetDecisionRequest(id="r"), 5.0)
-            with pytest.raises(errors.PermissionDenied):
-                await channel.call("Schedule", pb.ScheduleRequest(), 5.0)
-        finally:
-            await channel.close()
-
-    serve(tmp_path, scenario)
-
-
-def test_metrics_are_there(tmp_path: Path) -> None:
-    async def scenario(c: Conductor) -> None:
-        await c.register(*pair())
-        await finish(c, await c.schedule("r", chain("a", 100)), TOLD)
-        text = c.service.metrics.render().decode()
-        for line in (
-            'mooncache_conductor_decisions_total{reason="admitted"} 1.0',
-            'mooncache_conductor_branches_total{branch="local"} 1.0',
-            'mooncache_conductor_instances{role="prefill",state="ready"} 1.0',
-            'mooncache_conductor_observed_tokens_total{source="computed"} 1605.0',
-            'mooncache_conductor_pool_lookups_total{state="absent"} 1.0',
-            "mooncache_conductor_ttft_observed_over_predicted_count 1.0",
-            "mooncache_conductor_requests_active 0.0",
-        ):
-            assert line in text, line
-
-    serve(tmp_path, scenario)
-
-
-def test_nobody_waits_for_an_instance_that_is_silent(tmp_path: Path) -> None:
-    async def scenario(c: Conductor) -> None:
-        await c.register(instance("p1", PREFILL), instance("p2", PREFILL), instance("d", DECODE))
-        keys = chain("a", 2000)
-        first = await c.schedule("r1", keys)
-        assert "wait" in (await c.schedule("r2", keys)).summary
-        await c.report(first.prefill.instance_id, state=pb.INSTANCE_STATE_SUSPECT, reason="hangs")
-        third = await c.schedule("r3", keys)
-        assert third.prefill.instance_id != first.prefill.instance_id
-        assert (await c.record("r3"))["chosen"]["awaited_decision_id"] != first.decision_id
-
-    serve(tmp_path, scenario)
-
-
-def test_an_idle_engine_proves_that_word_was_lost() -> None:
-    core = Scheduler(Settings(), random.Random(1), native_index)
-    info = InstanceInfo("a", 1, "both", "m", max_sequences=8)
-    one = core.register(info, READY, 0.0)
-    decision = core.schedule(Ask("r", "m", 1000), PoolAnswer(), 0.0, 0.0)
-    for now_s in range(1, 20):
-        core.report(one, READY, Load(), "", float(now_s))
-    assert len(core.work) == 1, "an engine that never reported any load proves nothing"
-    core.report(one, READY, Load(running=1), "", 20.0)
-    for now_s in (21.0, 22.0):
-        core.report(one, READY, Load(), "", now_s)
-    assert len(core.work) == 1
-    core.report(one, READY, Load(), "", 24.0)
-    assert len(core.work) == 0
-    assert decision.record.state == "lost"
-    core.check()
