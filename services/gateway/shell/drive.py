@@ -146,6 +146,7 @@ class Drive:
             prompt_tokens=self._prompt_tokens(),
             keys=known.keys if known and not whole else b"",
             content_keys=known.content_keys if known and not whole else b"",
+            passport_root=known.passport_root if known else b"",
             max_output_tokens=inquiry.max_output_tokens,
             ttft_slo_ms=inquiry.ttft_slo_ms,
             tbt_slo_ms=inquiry.tbt_slo_ms,

@@ -43,6 +43,7 @@ class Known:
     content_keys: bytes = b""
     public_tokens: int = 0
     block_tokens: int = 0
+    passport_root: bytes = b""
 
 
 @dataclass(slots=True)
@@ -153,4 +154,5 @@ class Readers:
             content_keys=content_passport(passport.block_tokens).chain_keys(longest),
             public_tokens=public,
             block_tokens=passport.block_tokens,
+            passport_root=passport.root(),
         )
