@@ -217,8 +217,8 @@ def test_absurd_numbers_change_nothing(tmp_path: Path) -> None:
 
     async def scenario(c: Conductor) -> None:
         await c.register(*pair())
-        for value in (math.nan, math.inf, -math.inf, -1.0, 1e300):
-            await c.report("d", load=pb.InstanceLoad(kv_usage=value, tbt_ms=value, ttft_ms=value, running=1))
+        for odd in (math.nan, math.inf, -math.inf, -1.0, 1e300):
+            await c.report("d", load=pb.InstanceLoad(kv_usage=odd, tbt_ms=odd, ttft_ms=odd, running=1))
         await c.report("p", load=pb.InstanceLoad(kv_usage=math.nan, waiting=0))
         plan = await c.schedule(
             "r1",
