@@ -62,9 +62,10 @@ class StandInConductor(Service):
 
     async def wait_for_phase(self, *names: str) -> None:
         """Return once one of the phases was reported."""
-        while not set(names) & set(self.phases()):
-            self.updated.clear()
-            await self.updated.wait()
+        async with asyncio.timeout(20):
+            while not set(names) & set(self.phases()):
+                self.updated.clear()
+                await self.updated.wait()
 
     def set_instances(self, instances: list[pb.Instance]) -> None:
         self.instances, self.version = instances, self.version + 1

@@ -317,3 +317,28 @@ async def test_prompt_that_cannot_fit_is_refused_before_any_engine(
                 assert "4096" in error["message"]
         assert not bench.conductor.scheduled
         assert not any(engine.requests for engine in bench.engines.values())
+
+
+async def test_public_prefix_is_shared_and_the_rest_is_not(
+    tmp_path: Path, tokenizer_folder: Path, http: aiohttp.ClientSession
+) -> None:
+    system = "S" * 64
+    async with two_legs(tmp_path, tokenizer_folder, gateway__public_prefix_enabled=True) as bench:
+        for tenant, public in (("alice", 1), ("bob", 1), ("carol", 0)):
+            messages = [{"role": "system", "content": system}, {"role": "user", "content": "U" * 64}]
+            body = {"model": MODEL, "messages": messages, "mooncache": {"public_messages": public}}
+            async with http.post(
+                bench.url + "/v1/chat/completions", json=body, headers=bench.auth(tenant)
+            ) as response:
+                assert response.status == 200
+        alice, bob, carol = ([keys[at : at + 32] for at in range(0, len(keys), 32)] for keys in
+                             (request.keys for request in bench.conductor.scheduled))  # fmt: skip
+        shared = len(f"<system>{system}") // BLOCK_TOKENS
+        assert alice[:shared] == bob[:shared]
+        assert not set(alice[shared:]) & set(bob[shared:])
+        assert not set(carol) & set(alice + bob)
+        ask = ask_of(bench.engines["d1"].requests[0])
+        assert ask.public_tokens // BLOCK_TOKENS == shared
+        assert ask.public_salt
+        assert not ask_of(bench.engines["d1"].requests[2]).public_salt
+        assert all("mooncache" not in body for body in bench.engines["d1"].requests)
