@@ -85,6 +85,33 @@ async def test_the_guard_ends_as_the_engine_did(script: str, code: int) -> None:
     os.close(lifeline)
 
 
+async def test_shared_memory_of_a_killed_engine_is_removed() -> None:
+    """Python's tracker of shared memory gets the moment that it needs."""
+    script = (
+        "import time; from multiprocessing.shared_memory import SharedMemory;"
+        "memory = SharedMemory(create=True, size=64); print(memory.name, flush=True); time.sleep(600)"
+    )
+    read_end, lifeline = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        guard.__file__,
+        str(read_end),
+        sys.executable,
+        "-c",
+        script,
+        pass_fds=(read_end,),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    os.close(read_end)
+    assert process.stdout is not None
+    name = (await process.stdout.readline()).decode().strip().lstrip("/")
+    assert name in os.listdir("/dev/shm")
+    os.close(lifeline)
+    assert await asyncio.wait_for(process.wait(), 60) == 137
+    assert name not in os.listdir("/dev/shm")
+
+
 async def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
     read_end, lifeline = os.pipe()
     process = await asyncio.create_subprocess_exec(
