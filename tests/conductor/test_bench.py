@@ -18,7 +18,7 @@ TINY = ConductorBenchOptions(
 def test_rows() -> None:
     told: list[str] = []
     report = run(TINY, told.append)
-    assert len(report.rows) == 2 * 5
+    assert len(report.rows) == 2 * 6
     assert all(row.value > 0 for row in report.rows)
     assert [row.name for row in report.rows if row.bar] == [
         "decision p50: 8k tokens, 512 keys, 5 instances",
