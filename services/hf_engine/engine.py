@@ -332,17 +332,8 @@ class Engine:
         with self._count_lock:
             self._unfinished -= 1
         self.metrics.finished.labels(finish).inc()
-        told = told_of(sequence)
-        log.debug(
-            Event.HF_REQUEST_FINISHED,
-            request_id=sequence.ask.request_id,
-            reason=finish,
-            outcome=told.outcome,
-            hit_tokens=told.hit_tokens,
-        )
-        self._outputs.append(
-            (sequence.sink, Output(sequence.index, finish=finish, told=told, message=message, **more))
-        )
+        output = Output(sequence.index, finish=finish, told=told_of(sequence), message=message, **more)
+        self._outputs.append((sequence.sink, output))
 
 
 def told_of(sequence: Sequence) -> Told:

@@ -27,6 +27,8 @@ _INT64_MAX = 2**63 - 1
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "best_of": (None, 1),
+    "chat_template": (None,),
+    "documents": (None,),
     "echo": (None, False),
     "frequency_penalty": (None, 0),
     "functions": (None, []),
@@ -90,6 +92,7 @@ class _Chat(_Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = Field(default=None, max_length=64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,27 +182,17 @@ def _prompts(fields: _Completion, tokenizer: ChatTokenizer) -> list[list[int]]:
 
 
 def _chat_prompt(fields: _Chat, tokenizer: ChatTokenizer) -> list[list[int]]:
-    for message in fields.messages:
-        if not isinstance(message.get("role"), str):
-            raise InvalidArgument("messages: every message needs a role.")
-        content = message.get("content")
-        if content is None or isinstance(content, str):
-            continue
-        if not isinstance(content, list):
-            raise InvalidArgument("messages: content has to be a string or a list of parts.")
-        for part in content:
-            if (
-                not isinstance(part, dict)
-                or part.get("type") != "text"
-                or not isinstance(part.get("text"), str)
-            ):
-                raise InvalidArgument("messages: this engine takes parts of the type text only.")
+    variables = dict(fields.chat_template_kwargs or {})
+    effort = fields.reasoning_effort
+    if effort is not None:
+        variables.setdefault("enable_thinking", effort != "none")
+        variables["reasoning_effort"] = effort
     tokens = tokenizer.encode_chat(
         fields.messages,
         tools=fields.tools,
         add_generation_prompt=fields.add_generation_prompt is not False,
         continue_final_message=bool(fields.continue_final_message),
-        template_args=fields.chat_template_kwargs or {},
+        variables=variables,
     )
     return [tokens]
 

@@ -12,12 +12,12 @@ import hmac
 import json
 import re
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -40,6 +40,7 @@ from mooncache.hf_engine.request_scope import RequestScope
 from mooncache.hf_engine.requests import Asked, Limits, parse
 from mooncache.hf_engine.responses import Answer
 from mooncache.hf_engine.tokens import ChatTokenizer
+from mooncache.logs import Event, get_logger
 from mooncache.metrics import CONTENT_TYPE
 from mooncache.passport import Passport
 
@@ -47,7 +48,6 @@ _BODY_BYTES_MAX = 64 << 20
 _INLINE_BODY_BYTES = 16 << 10  # larger bodies are tokenised beside the event loop
 _RETRY_AFTER_S = 1
 _PARAM = re.compile(r"([a-z_]+): ")
-_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _STATUS: dict[type[MooncacheError], tuple[int, str]] = {
     ModelUnknown: (404, "NotFoundError"),
     Unauthenticated: (401, "AuthenticationError"),
@@ -55,6 +55,8 @@ _STATUS: dict[type[MooncacheError], tuple[int, str]] = {
     TooLarge: (413, "BadRequestError"),
     EngineFailed: (500, "InternalServerError"),
 }
+
+log = get_logger(__name__)
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -187,8 +189,7 @@ async def _generate(state: ServerState, request: Request, *, chat: bool) -> Resp
         asked = parse(body, state.tokenizer, state.limits, chat=chat)
     else:
         asked = await asyncio.to_thread(parse, body, state.tokenizer, state.limits, chat=chat)
-    given = request.headers.get("x-request-id", "")
-    ident = given if _ID.fullmatch(given) else uuid.uuid4().hex
+    ident = structlog.contextvars.get_contextvars()["request_id"]  # by RequestScope
     answer = Answer(
         asked,
         state.tokenizer,
@@ -207,7 +208,7 @@ async def _generate(state: ServerState, request: Request, *, chat: bool) -> Resp
     try:
         await _unless_gone(request, _collect(state, answer, sequences, queue))
     finally:
-        state.engine.abort(sequences)
+        _end(state, answer, sequences)
     return _json(answer.whole(), headers=headers)
 
 
@@ -226,6 +227,23 @@ def _sequences(state: ServerState, asked: Asked, queue: asyncio.Queue[Output]) -
         for number, (prompt, sampling) in enumerate(zip(asked.prompts, asked.sampling, strict=True))
         for copy in range(asked.n)
     ]
+
+
+def _end(state: ServerState, answer: Answer, sequences: list[Sequence]) -> None:
+    """However a request ended: nothing runs on for it, and one line tells how it went."""
+    state.engine.abort(sequences)
+    told = answer.told()
+    log.info(
+        Event.HF_REQUEST_FINISHED,
+        role=answer.asked.ask.role,
+        finished=answer.finished,
+        prompt_tokens=sum(len(prompt) for prompt in answer.asked.prompts),
+        completion_tokens=sum(len(choice.chosen) for choice in answer.choices),
+        outcome=told.outcome,
+        hit_tokens=told.hit_tokens,
+        loaded_tokens=told.loaded_tokens,
+        waited_ms=told.waited_ms,
+    )
 
 
 def _refuse_broken(output: Output) -> None:
@@ -281,7 +299,7 @@ async def _events(
     except EngineFailed as error:
         yield _data({"error": _error(error.message, 500, "InternalServerError")}) + b"data: [DONE]\n\n"
     finally:
-        state.engine.abort(sequences)
+        _end(state, answer, sequences)
 
 
 def _event(state: ServerState, answer: Answer, sequences: list[Sequence], output: Output) -> bytes:

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mooncache.errors import ConfigInvalid, InvalidArgument
+from mooncache.hf_engine.core.chat import conversation, tool_schemas
+
+# Arguments of the rendering itself: a request may not set them, least of all the template.
+_RESERVED = frozenset(
+    {
+        *(
+            "chat_template",
+            "conversation",
+            "messages",
+            "tools",
+            "documents",
+            "tokenize",
+            "padding",
+            "truncation",
+        ),
+        *("max_length", "return_tensors", "return_dict", "tokenizer_kwargs", "return_assistant_tokens_mask"),
+    }
+)
 
 
 class ChatTokenizer:
@@ -20,7 +37,6 @@ class ChatTokenizer:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError) as error:
             raise ConfigInvalid(f"{folder} has no tokenizer that can be loaded: {error}") from None
-        self._takes_parts = takes_parts(self._tokenizer.chat_template or "")
 
     def encode(self, text: str, special: bool) -> list[int]:
         """Tokens of a text, with the special tokens that the tokenizer puts around it when `special`."""
@@ -32,38 +48,49 @@ class ChatTokenizer:
 
     def encode_chat(
         self,
-        messages: Sequence[dict[str, Any]],
+        messages: list[dict[str, Any]],
         *,
-        tools: list[dict[str, Any]] | None,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        template_args: Mapping[str, Any],
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Tokens of a chat under the template. Raises InvalidArgument for what the template does not take."""
-        if not self._tokenizer.chat_template:
-            raise InvalidArgument("messages: the model has no chat template; use /v1/completions.")
+        """Tokens of a chat under the template. `variables` are the template's own.
+
+        Raises:
+            InvalidArgument: what the template does not take.
+        """
+        named = {name: value for name, value in (variables or {}).items() if value is not None}
+        if _RESERVED & named.keys():
+            raise InvalidArgument(
+                f"chat_template_kwargs: {sorted(_RESERVED & named.keys())[0]} cannot be set."
+            )
+        template = self._template(tools)
+        plain = conversation(
+            messages,
+            structured=takes_parts(template),
+            developer='"developer"' in template or "'developer'" in template,
+        )
+        schemas = None if tools is None else tool_schemas(tools)
         try:
             text = self._tokenizer.apply_chat_template(
-                [self._plain(message) for message in messages],
-                tools=tools,
-                add_generation_prompt=add_generation_prompt and not continue_final_message,
+                plain,
+                tools=schemas,
+                add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tokenize=False,
-                **{name: value for name, value in template_args.items() if name.isidentifier()},
+                **named,
             )
         except Exception as error:  # noqa: BLE001  (a template may raise anything)
             raise InvalidArgument(f"messages: the chat template refuses them: {error}") from None
         return self.encode(text, special=False)
 
-    def _plain(self, message: dict[str, Any]) -> dict[str, Any]:
-        """As templates expect it: parts as one text unless the template walks them, arguments as objects."""
-        plain = dict(message)
-        content = message.get("content")
-        if isinstance(content, list) and not self._takes_parts:
-            plain["content"] = "\n".join(part["text"] for part in content)
-        if isinstance(message.get("tool_calls"), list):
-            plain["tool_calls"] = [_with_object(call) for call in message["tool_calls"]]
-        return plain
+    def _template(self, tools: Any) -> str:
+        try:
+            template: str = self._tokenizer.get_chat_template(None, tools=tools or None)
+        except ValueError:
+            raise InvalidArgument("messages: the model has no chat template; use /v1/completions.") from None
+        return template
 
     def decode(self, ids: list[int], *, skip_special: bool) -> str:
         """Text of tokens."""
@@ -73,34 +100,48 @@ class ChatTokenizer:
         return text
 
 
-def _with_object(call: Any) -> Any:
-    """A tool call whose arguments, JSON in a string, are an object, as vLLM hands them to templates."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except ValueError:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
+_takes_parts: dict[str, bool] = {}  # by template; a model has one or two
 
 
-def takes_parts(template: Any) -> bool:
-    """True when the template has a loop over a message's content, so that it takes typed parts itself."""
+def takes_parts(template: str) -> bool:
+    """True when the template walks the parts of a message's content, directly or in a macro that is given it."""
+    if template not in _takes_parts:
+        _takes_parts[template] = _walks_content(template)
+    return _takes_parts[template]
+
+
+def _walks_content(template: str) -> bool:
     import jinja2
-    from jinja2 import nodes
+    from jinja2 import ext, nodes
 
-    if not isinstance(template, str):
-        return False
+    environment = jinja2.Environment(autoescape=False, extensions=[ext.loopcontrols])  # noqa: S701  (never rendered)
     try:
-        tree = jinja2.Environment(autoescape=False).parse(template)  # noqa: S701  (parsed, never rendered)
+        tree = environment.parse(template)
     except jinja2.TemplateError:
         return False
+
+    def reads_content(node: Any) -> bool:
+        while isinstance(node, nodes.Filter):
+            node = node.node
+        if isinstance(node, nodes.Getattr):
+            return node.attr == "content"
+        item = node.arg if isinstance(node, nodes.Getitem) else None
+        return isinstance(item, nodes.Const) and item.value == "content"
+
+    given = {
+        call.node.name
+        for call in tree.find_all(nodes.Call)
+        if isinstance(call.node, nodes.Name) and any(reads_content(argument) for argument in call.args)
+    }
+    inside: set[Any] = set()
+    for macro in tree.find_all(nodes.Macro):
+        names = {argument.name for argument in macro.args}
+        for loop in macro.find_all(nodes.For):
+            inside.add(loop)
+            if macro.name in given and isinstance(loop.iter, nodes.Name) and loop.iter.name in names:
+                return True
     for loop in tree.find_all(nodes.For):
-        source = loop.iter
-        if isinstance(source, nodes.Getattr) and source.attr == "content":
-            return True
-        item = source.arg if isinstance(source, nodes.Getitem) else None
-        if isinstance(item, nodes.Const) and item.value == "content":
+        bare = isinstance(loop.iter, nodes.Name) and loop.iter.name == "content" and loop not in inside
+        if bare or reads_content(loop.iter):
             return True
     return False
