@@ -23,7 +23,7 @@ TOOLS = """{{- bos_token }}
 {%- for message in messages %}
     {%- if message.role == 'bad' %}{{ raise_exception('no such role') }}{% endif %}
     {{- '<|im_start|>' + message['role'] }}{% if message.name %} ({{ message.name }}){% endif %}
-    {{- '\n' + message['content'] | trim + '<|im_end|>' }}
+    {{- '\n' + message['content'] | trim }}{% generation %}{{ '<|im_end|>' }}{% endgeneration %}
     {%- if message.reasoning_content %}R:{{ message.reasoning_content }}{% endif %}
     {%- for call in message.tool_calls or [] %}
         {{- call | tojson }}{{ call.function.arguments | tojson }}
@@ -38,7 +38,7 @@ TOOLS = """{{- bos_token }}
 PARTS = """{% set loop_messages = messages %}{% for message in loop_messages %}[{{ message['role'] }}]
 {%- if message['content'] is string %}{{ message.content }}{% else %}
 {%- for part in message['content'] %}{% if part.type == 'text' %}{{ part.text }}|{% else %}?{% endif %}{% endfor %}
-{%- endif %}{% generation %}{{ eos_token }}{% endgeneration %}
+{%- endif %}{{ eos_token }}
 {% endfor %}{% if reasoning_effort %}{{ reasoning_effort }}{% endif %}"""
 MACRO = """{% macro show(content) %}{% if content is string %}{{ content }}{% else %}
 {%- for item in content %}{{ item.text }};{% endfor %}{% endif %}{% endmacro %}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _ADDED_MS = 5.0
 _TIMES_TOKENIZER = 1.2
 _EVENTS_PER_S = 20_000
-_ROUNDS = 7
+_ROUNDS = 21
 _WARM_UP = 16
 _TALK_EVENTS, _TALK_RATE = 50, 50.0  # a stream of one second
 

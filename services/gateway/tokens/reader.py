@@ -15,7 +15,7 @@ from mooncache.gateway.tokens.encoder import Encoder, Plan
 from mooncache.gateway.tokens.loading import load_tokenizer
 from mooncache.gateway.tokens.messages import Unreadable
 from mooncache.gateway.tokens.prompt import Prompt
-from mooncache.gateway.tokens.template import ChatTemplates
+from mooncache.gateway.tokens.template import ChatTemplates, flag
 
 _INLINE_CHARS = 16_384  # about 2 ms of tokenising: less than a hop to a thread costs under load
 _TOKEN_ID_MAX = 0xFFFF_FFFF
@@ -113,9 +113,7 @@ class PromptReader:
         """The prompts as text or as ids, and whether begin and end tokens are added."""
         if body.get("truncate_prompt_tokens") is not None or body.get("prompt_embeds") is not None:
             raise Unreadable("only the engine knows its limits")
-        special = body.get("add_special_tokens", not chat)
-        if not isinstance(special, bool):
-            raise Unreadable("add_special_tokens")
+        special = flag(body, "add_special_tokens", not chat)
         if chat:
             return [self._templates.choose(body).render(body)], special
         return _completion_prompts(body.get("prompt")), special

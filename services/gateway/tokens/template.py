@@ -63,8 +63,8 @@ class ChatTemplate:
             raise Unreadable("chat_template_kwargs")
         effort = body.get("reasoning_effort")
         asked: dict[str, Any] = {
-            "add_generation_prompt": _flag(body, "add_generation_prompt", True),
-            "continue_final_message": _flag(body, "continue_final_message", False),
+            "add_generation_prompt": flag(body, "add_generation_prompt", True),
+            "continue_final_message": flag(body, "continue_final_message", False),
         }
         if body.get("documents") is not None:
             asked["documents"] = body["documents"]
@@ -220,8 +220,11 @@ def _joined(content: Any) -> str:
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
-def _flag(body: dict[str, Any], name: str, default: bool) -> bool:
-    value = body.get(name, default)
+def flag(body: dict[str, Any], name: str, default: bool) -> bool:
+    """A field that is true, false, or not given. Raises Unreadable for anything else."""
+    value = body.get(name)
+    if value is None:
+        return default
     if not isinstance(value, bool):
         raise Unreadable(name)
     return value
