@@ -16,7 +16,14 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 # What only vLLM does: fields that this engine does not know, and a line of one client that it leaves where it is. Such
 # requests have other tokens here than the gateway believes; they are served, without hits.
-_OTHERS = {"special tokens", "documents", "own template", "truncated", "billing header", "billing header only"}
+_OTHERS = {
+    "special tokens",
+    "documents",
+    "own template",
+    "truncated",
+    "billing header",
+    "billing header only",
+}
 _PASSED_ON = ("add_generation_prompt", "continue_final_message", "tools")
 
 
