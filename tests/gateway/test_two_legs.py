@@ -17,7 +17,18 @@ from mooncache.kvcache.keys import content_passport, request_keys
 from mooncache.kvcache.params import Ask
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.gateway.model_folder import BLOCK_TOKENS, instance_fields, passport_of
-from tests.gateway.stand_in import MODEL, Bench, FakeEngine, good, running, until
+from tests.gateway.stand_in import (
+    MODEL,
+    Bench,
+    FakeEngine,
+    begin,
+    chunk,
+    good,
+    running,
+    send,
+    until,
+    usage_of,
+)
 
 TEXT = "the quick brown fox jumps over the lazy dog, again and again"
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": TEXT}]}
@@ -342,3 +353,52 @@ async def test_public_prefix_is_shared_and_the_rest_is_not(
         assert ask.public_salt
         assert not ask_of(bench.engines["d1"].requests[2]).public_salt
         assert all("mooncache" not in body for body in bench.engines["d1"].requests)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_decode_answer_that_overtakes_the_prefill_leg(
+    tmp_path: Path, tokenizer_folder: Path, http: aiohttp.ClientSession, stream: bool
+) -> None:
+    """The blocks are in the pool a moment before the prefill engine has written its answer."""
+
+    async def late(engine: FakeEngine, request: web.Request, body: dict[str, Any]) -> Any:
+        await sent.wait()
+        return await good(engine, request, body)
+
+    async def first(engine: FakeEngine, request: web.Request, body: dict[str, Any]) -> Any:
+        if not body.get("stream"):
+            sent.set()
+            return await good(engine, request, body)
+        response = await begin(request)
+        await send(response, chunk("one"))
+        sent.set()
+        await bench.conductor.wait_for_phase("PREFILLED")
+        await send(response, {**chunk("", usage=usage_of(engine)), "choices": []})
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    sent = asyncio.Event()
+    async with two_legs(tmp_path, tokenizer_folder) as bench:
+        bench.engines["p1"].behave, bench.engines["d1"].behave = late, first
+        body = {**CHAT, "stream": stream, **({"stream_options": {"include_usage": True}} if stream else {})}
+        async with http.post(bench.url + "/v1/chat/completions", json=body, headers=bench.auth()) as response:
+            assert response.status == 200
+            text = await response.text()
+        assert '"cached_tokens":32' in text
+        await bench.conductor.wait_for_phase("FINISHED")
+        assert len(bench.engines["d1"].requests) == 1
+
+
+async def test_prefill_leg_that_is_still_busy_at_the_end_is_given_up(
+    tmp_path: Path, tokenizer_folder: Path, http: aiohttp.ClientSession
+) -> None:
+    async with two_legs(tmp_path, tokenizer_folder) as bench:
+        bench.engines["p1"].behave = hang
+        plan = bench.plan("d1", "p1")
+        plan.pool_hit_tokens = 16
+        bench.conductor.plans = [plan]
+        answer = await post(bench, http, CHAT)
+        # the decode leg's 39 may be what the prefill leg has just computed
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 16
+        async with asyncio.timeout(20):
+            await bench.engines["p1"].left.wait()

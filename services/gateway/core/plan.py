@@ -30,12 +30,16 @@ class LegPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where a request goes. `prefill` None: decode computes the prompt. `decision_id` "": no conductor made it."""
+    """Where a request goes. `prefill` None: decode computes the prompt. `decision_id` "": no conductor made it.
+
+    `hit_tokens`: leading prompt tokens that a cache held when the plan was made.
+    """
 
     decode: LegPlan
     prefill: LegPlan | None = None
     decision_id: str = ""
     summary: str = ""
+    hit_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -70,6 +74,7 @@ def of_response(response: pb.ScheduleResponse, model: str) -> Plan:
         else None,
         decision_id=response.decision_id,
         summary=response.summary,
+        hit_tokens=max(response.local_hit_tokens, response.pool_hit_tokens),
     )
 
 

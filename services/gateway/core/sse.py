@@ -79,13 +79,14 @@ class StreamEditor:
     Args:
         wants_usage: the client asked for usage; otherwise the gateway did, and the usage event is dropped.
 
-    Attributes: `cached_tokens` set from outside when a prefill leg knows better; `usage`, `told`, `fault`, `done`,
-    `event_count` what the stream said so far.
+    Attributes: `prefill_tokens` and `planned_tokens` are set from outside, see usage.settle; `usage`, `told`, `fault`,
+    `done`, `event_count` what the stream said so far.
     """
 
     def __init__(self, wants_usage: bool) -> None:
         self._wants_usage = wants_usage
-        self.cached_tokens: int | None = None
+        self.prefill_tokens: int | None = None
+        self.planned_tokens: int | None = None
         self.usage: Usage | None = None
         self.told: Told | None = None
         self.fault: Fault | None = None
@@ -149,13 +150,16 @@ class StreamEditor:
         return b"data: " + msgspec.json.encode(fields) + b"\n\n" if changed else event
 
     def _cached(self) -> int | None:
-        if self.cached_tokens is not None:
-            return self.cached_tokens
-        return usage.cached_of_leg(self.usage, self.told)
+        own = usage.cached_of_leg(self.usage, self.told)
+        return usage.settle(own, self.prefill_tokens, self.planned_tokens)
 
 
-def edit_answer(body: bytes, cached_tokens: int | None) -> tuple[bytes, Usage, Told | None]:
+def edit_answer(
+    body: bytes, prefill_tokens: int | None = None, planned_tokens: int | None = None
+) -> tuple[bytes, Usage, Told | None]:
     """A whole (not streamed) answer as the client sees it, its usage, and what the engine's connector told.
+
+    `prefill_tokens` and `planned_tokens`: see usage.settle.
 
     Raises:
         EngineFailed: the body is no JSON object.
@@ -168,6 +172,6 @@ def edit_answer(body: bytes, cached_tokens: int | None) -> tuple[bytes, Usage, T
         raise EngineFailed("The engine's answer is no JSON object.") from None
     found = usage.read(counts)
     if isinstance(counts, dict):
-        known = cached_tokens if cached_tokens is not None else usage.cached_of_leg(found, told)
+        known = usage.settle(usage.cached_of_leg(found, told), prefill_tokens, planned_tokens)
         fields["usage"] = msgspec.Raw(msgspec.json.encode(usage.merge(counts, known)))
     return msgspec.json.encode(fields), found, told

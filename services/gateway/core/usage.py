@@ -42,6 +42,19 @@ def cached_of_leg(usage: Usage | None, told: Told | None) -> int | None:
     return told.hit_tokens if told is not None else None
 
 
+def settle(own: int | None, prefill: int | None, planned: int | None) -> int | None:
+    """The request's cached tokens.
+
+    Args:
+        own: what the decode leg found; that includes what a prefill leg computed for it a moment ago.
+        prefill: what the prefill leg found, when it has said so.
+        planned: while a prefill leg has not: what caches held when the request was planned. None: no such leg.
+    """
+    if prefill is not None:
+        return prefill
+    return min(own, planned) if own is not None and planned is not None else own
+
+
 def merge(usage: dict[str, Any], cached_tokens: int | None) -> dict[str, Any]:
     """The client's `usage`: the decode leg's with `cached_tokens` put in; None leaves the leg's own number."""
     if cached_tokens is None:

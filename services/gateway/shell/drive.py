@@ -17,7 +17,7 @@ from mooncache.gateway.core import faults, legs, plan
 from mooncache.gateway.core.body import Inquiry
 from mooncache.gateway.core.plan import Attempts, LegPlan, Plan
 from mooncache.gateway.core.sse import StreamEditor, edit_answer
-from mooncache.gateway.core.usage import Usage
+from mooncache.gateway.core.usage import Usage, settle
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.shell.legs import LegRecord, Opened, open_decode, run_prefill
 from mooncache.gateway.shell.readers import Known
@@ -29,6 +29,7 @@ from mooncache.proto.v1 import conductor_pb2 as pb
 
 DECISION_HEADER: Final = "x-mooncache-decision"
 _DRAIN_S: Final = 0.25
+_LATE_PREFILL_S: Final = 0.05
 _BYTES_PER_TOKEN: Final = 4
 
 log = get_logger(__name__)
@@ -81,8 +82,9 @@ class Drive:
         finally:
             if self._exchange.gone:
                 phase, code = pb.REQUEST_PHASE_ABORTED, "CLIENT_GONE"
+            planned = self._planned_tokens()
             self._close(code)
-            self._report_end(phase, code)
+            self._report_end(phase, code, planned)
 
     async def _serve(self) -> None:
         self._plan = await self._schedule()
@@ -95,7 +97,10 @@ class Drive:
         detail = {"leg": "decode", "instance": opened.record.instance, "streamed": streamed}
         self._report(pb.REQUEST_PHASE_FIRST_TOKEN, detail)
         if opened.source is None:
-            body, opened.record.usage, opened.record.told = edit_answer(opened.body, self._cached_tokens)
+            await self._wait_for_prefill()
+            body, opened.record.usage, opened.record.told = edit_answer(
+                opened.body, self._cached_tokens, self._planned_tokens()
+            )
             await self._exchange.reply(200, body)
             return
         await self._stream(opened)
@@ -104,7 +109,9 @@ class Drive:
         assert opened.source is not None
         stats, editor, exchange = self._state.stats, self._editor, self._exchange
         stats.ttft.labels(self._inquiry.model).observe(self._elapsed_ms() / 1e3)
-        editor.cached_tokens = self._cached_tokens
+        editor.prefill_tokens, editor.planned_tokens = self._cached_tokens, self._planned_tokens()
+        if self._prefill is not None:
+            self._prefill.add_done_callback(self._prefill_came_late)
         await exchange.begin_stream()
         stats.streams_open.inc()
         started_s = self._state.clock.now_s()
@@ -271,6 +278,32 @@ class Drive:
         self._cached_tokens = record.cached_tokens
         self._report(pb.REQUEST_PHASE_PREFILLED, record.detail())
 
+    def _planned_tokens(self) -> int | None:
+        """What caches held at first, while a prefill leg has not told; see usage.settle."""
+        return self._plan.hit_tokens if self._plan is not None and self._prefill is not None else None
+
+    async def _wait_for_prefill(self) -> None:
+        """A whole answer may overtake the prefill leg's own by a moment, and that one knows what was cached."""
+        if self._prefill is not None:
+            task = self._prefill
+            await asyncio.wait({task}, timeout=_LATE_PREFILL_S)
+            if task.done():
+                self._prefill_came_late(task)
+
+    def _prefill_came_late(self, task: asyncio.Task[LegRecord]) -> None:
+        """The prefill leg ended when the decode leg had begun to answer: nothing is left to decide."""
+        if task is not self._prefill or task.cancelled():
+            return
+        self._prefill = None
+        record, error = self._last("prefill"), task.exception()
+        if error is None:
+            self._ended(record, "OK")
+            self._cached_tokens = self._editor.prefill_tokens = record.cached_tokens
+            self._report(pb.REQUEST_PHASE_PREFILLED, record.detail())
+        else:
+            self._ended(record, getattr(error, "name", EngineFailed.name))
+            self._report(pb.REQUEST_PHASE_PREFILL_FAILED, record.detail())
+
     async def _prefill_failed(self, record: LegRecord) -> None:
         """Another instance while attempts are left, otherwise the decode instance computes the prompt."""
         assert self._plan is not None
@@ -378,13 +411,13 @@ class Drive:
                 detail,
             )
 
-    def _report_end(self, phase: int, code: str) -> None:
+    def _report_end(self, phase: int, code: str, planned: int | None) -> None:
         usage = self._opened.record.usage if self._opened is not None else None
         detail: dict[str, Any] = {"code": code, "legs": [record.detail() for record in self._records]}
-        if self._cached_tokens is not None:
-            detail["cached_tokens"] = self._cached_tokens
-        elif self._opened is not None and self._opened.record.cached_tokens is not None:
-            detail["cached_tokens"] = self._opened.record.cached_tokens
+        own = self._opened.record.cached_tokens if self._opened is not None else None
+        cached = settle(own, self._cached_tokens, planned)
+        if cached is not None:
+            detail["cached_tokens"] = cached
         self._report(phase, detail)
         self._exchange.notes |= {
             "model": self._inquiry.model,

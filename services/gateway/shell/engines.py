@@ -13,7 +13,7 @@ from typing import Final, Self
 import aiohttp
 
 from mooncache import tracing
-from mooncache.errors import EngineFailed, EngineTimeout, EngineUnavailable
+from mooncache.errors import EngineFailed, EngineTimeout, EngineUnavailable, Overloaded
 from mooncache.gateway.core import faults
 from mooncache.gateway.core.faults import Refusal
 
@@ -59,7 +59,8 @@ class Engines:
         """Send a body; returns when the head of a 200 answer is there.
 
         Raises:
-            EngineUnavailable: nobody answers there. EngineFailed: it broke off or answered 5xx.
+            EngineUnavailable: nobody answers there. EngineFailed: it broke off or answered 5xx. Overloaded: its
+            queue is full. EngineTimeout: it gave up itself.
             Refusal: the engine refused the request itself (400, 413, 422); its own words.
         """
         assert self._session is not None, "open has not run"
@@ -147,6 +148,8 @@ async def _raise_refusal(answer: EngineAnswer, url: str) -> None:
     if answer.status in _CLIENT_FAULTS:
         raise Refusal(fault)
     text = f"The engine at {url} answered {answer.status}: {fault.message[:512]}"
+    if answer.status == 429:
+        raise Overloaded(text)
     if answer.status == 503:
         raise EngineUnavailable(text)
     if answer.status in (408, 504):

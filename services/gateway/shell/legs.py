@@ -82,7 +82,7 @@ async def run_prefill(
         raise EngineTimeout(
             f"The prefill engine {leg.instance_id} did not finish in {limit_s:g} s."
         ) from None
-    _, record.usage, record.told = edit_answer(data, None)
+    _, record.usage, record.told = edit_answer(data)
     return record
 
 
