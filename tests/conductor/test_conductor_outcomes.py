@@ -320,3 +320,22 @@ def test_an_idle_engine_proves_that_word_was_lost() -> None:
     assert len(core.work) == 0
     assert decision.record.state == "lost"
     core.check()
+
+
+def test_work_of_others_counts_when_two_reports_agree() -> None:
+    core = Scheduler(Settings(), random.Random(1), native_index)
+    one = core.register(InstanceInfo("a", 1, "both", "m", max_sequences=8), READY, 0.0)
+
+    def expected_s() -> float:
+        decision = core.schedule(Ask("r", "m", 1000), PoolAnswer(), 1.0, 0.0)
+        core.close(decision.decision_id, "finished", 1.0)
+        return decision.choice.ttft_s
+
+    idle_s = expected_s()
+    core.report(one, READY, Load(waiting=3, running=2), "", 1.0)
+    assert expected_s() == idle_s, "a single report may be older than the end of a request"
+    core.report(one, READY, Load(waiting=3, running=2), "", 1.0)
+    assert expected_s() > idle_s
+    assert one.foreign == 5
+    core.report(one, READY, Load(), "", 1.0)
+    assert expected_s() == idle_s

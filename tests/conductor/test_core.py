@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from dataclasses import replace
@@ -14,6 +15,15 @@ from mooncache import _native, errors
 from mooncache.conductor.core.cache_index import EXACT_KEYS_MAX, CacheIndex, records
 from mooncache.conductor.core.in_flight import InFlight, Running, chained_blocks, common_blocks
 from mooncache.conductor.core.learning import DecodeLearner, Follower, PrefillLearner, TransferLearner
+from mooncache.conductor.core.policy.types import Choice
+from mooncache.conductor.core.records import (
+    EVENT_BYTES_MAX,
+    EVENTS_MAX,
+    Record,
+    Records,
+    encode_candidates,
+    pack,
+)
 from mooncache.conductor.core.registry import (
     DRAINING,
     READY,
@@ -375,3 +385,32 @@ def test_ranges_are_bounded() -> None:
     found = book.explain(keys, b"", 1, 0, 1)
     assert len(found) <= 64
     assert (found[0].begin, found[0].reason) == (0, EVICTED)
+
+
+# --- records ------------------------------------------------------------------------------------------------------
+
+
+def record(name: str, request_id: str) -> Record:
+    return Record(
+        name, request_id, pack({"decision_id": name}), encode_candidates(Choice(False, "ttft")), 0.0
+    )
+
+
+def test_records_are_bounded_in_number_and_size() -> None:
+    book = Records(3)
+    for number in range(10):
+        book.add(record(f"d{number}", f"r{number % 2}"))
+        book.check()
+    assert len(book) == 3
+    assert book.find("d0") is None
+    newest = book.find("r1")
+    assert newest is not None
+    assert newest.decision_id == "d9"
+    assert book.earlier("r1") == ["d7", "d9"]
+    for number in range(100):
+        newest.note({"number": number, "detail": {"text": "x" * 10_000}})
+    assert len(newest.events) <= EVENTS_MAX
+    assert len(newest.to_json()) < 2 * EVENT_BYTES_MAX
+    events = json.loads(newest.to_json())["events"]
+    assert events[0]["detail"] == {"text": "x" * 10_000}
+    assert events[-1]["detail"] == {"dropped": "the record is full"}

@@ -18,6 +18,7 @@ from mooncache.conductor.core.seen import MissRange
 
 CANDIDATES_MAX = 16
 EVENTS_MAX = 32
+EVENT_BYTES_MAX = 32_768
 DETAIL_CHARS_MAX = 16_384
 DETAIL_DEPTH_MAX = 16
 RUNNING, REFUSED = "running", "refused"
@@ -51,9 +52,13 @@ class Record:
     observed: dict[str, Any] = field(default_factory=dict)
 
     def note(self, event: dict[str, Any]) -> None:
-        """Add an event; beyond a limit they are dropped."""
-        if len(self.events) < EVENTS_MAX:
-            self.events.append(pack(event))
+        """Add an event; beyond a number they are dropped, beyond a size their details."""
+        if len(self.events) >= EVENTS_MAX:
+            return
+        packed = pack(event)
+        if sum(map(len, self.events)) + len(packed) > EVENT_BYTES_MAX:
+            packed = pack({**event, "detail": {"dropped": "the record is full"}})
+        self.events.append(packed)
 
     def to_json(self) -> str:
         """Return the record as a JSON object."""

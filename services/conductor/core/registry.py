@@ -59,7 +59,11 @@ class Load:
 
 @dataclass(slots=True)
 class Instance:
-    """One instance as it is believed to be. `holder` is its number in the cache index."""
+    """One instance as it is believed to be. `holder` is its number in the cache index.
+
+    foreign: requests there that this conductor did not send, as two reports in a row agree. One report alone may be
+    older than the end of a request.
+    """
 
     info: InstanceInfo
     holder: int
@@ -72,6 +76,8 @@ class Instance:
     drain_wanted: bool = False
     sequence: int = 0
     want_full: bool = False
+    surplus: int = 0  # of the last report
+    foreign: int = 0
     idle_since_s: float | None = None  # None: busy, or it never reported any load
 
     @property
@@ -141,7 +147,7 @@ class Registry:
             known.info = info
         if lost is not None:
             known.load, known.sequence, known.want_full = Load(), 0, False
-            known.idle_since_s = None
+            known.idle_since_s, known.surplus, known.foreign = None, 0, 0
         known.role = self._roles.get(info.instance_id, info.role)
         known.reported_s, known.reason, known.said = now_s, "", state
         self._settle(known, now_s)

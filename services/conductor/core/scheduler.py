@@ -79,8 +79,11 @@ class Scheduler:
     def report(self, instance: Instance, state: str, load: Load, reason: str, now_s: float) -> None:
         """Take in state and load, and learn the speed of decoding from it."""
         self.registry.report(instance, state, load, reason, now_s)
+        name = instance.info.instance_id
+        surplus = max(0, load.running + load.waiting - self.work.assigned(name))
+        instance.foreign, instance.surplus = min(surplus, instance.surplus), surplus
         if load.tbt_ms > 0 and load.running > 0:
-            learner = self.decodes.setdefault(instance.info.instance_id, DecodeLearner())
+            learner = self.decodes.setdefault(name, DecodeLearner())
             kv_tokens = load.kv_usage * instance.info.kv_capacity_tokens
             learner.observe(load.running, kv_tokens, load.tbt_ms / 1e3)
         if instance.idle_since_s is not None and now_s - instance.idle_since_s > IDLE_PROOF_S:
@@ -229,10 +232,12 @@ class Scheduler:
             if cost is None:
                 cost = prefills[info.engine] = self.prefill_model(info).cost
             pending, queue_s, sequences, kv_tokens = self.work.load(name, now_s)
-            unknown = load.waiting - pending - sequences
-            if unknown > 0:  # work that this conductor did not send: like what it sent, or short prompts
-                queue_s += unknown * (queue_s / pending if pending else cost.seconds(512, 0))
-            reported = load.running + load.waiting
+            foreign = instance.foreign
+            if (
+                foreign and load.waiting
+            ):  # work that others sent: like what was sent from here, or short prompts
+                each_s = queue_s / pending if pending else cost.seconds(512, 0)
+                queue_s += min(foreign, load.waiting) * each_s
             reported_kv = load.kv_usage * info.kv_capacity_tokens
             decode = self.decodes.get(name)
             found.append(
@@ -247,7 +252,7 @@ class Scheduler:
                     info.pool,
                     leading.get(instance.holder, 0) * block_tokens,
                     queue_s,
-                    sequences if sequences > reported else reported,
+                    sequences + foreign,
                     info.max_sequences,
                     kv_tokens if kv_tokens > reported_kv else reported_kv,
                     info.kv_capacity_tokens,
