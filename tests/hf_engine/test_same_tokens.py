@@ -149,3 +149,20 @@ def test_staged_memory_moves_the_same_bytes(lab: Lab) -> None:
     assert staged.show(blocks, lambda views: [bytes(view) for view in views]) == data
     staged.clear([5])
     assert not staged.cells[5].any() and staged.cells[0].any()
+
+
+def test_a_step_that_fails_ends_its_sequences_only(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = lab.tokens(prompt(40))[0]
+    lab.forget()
+
+    def explode(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lab.parts.runner, "forward", explode)
+        broken = lab.run(prompt(40), prompt(50))
+    assert [one.finish for one in broken] == ["error", "error"] and "RuntimeError" in broken[0].outputs[
+        -1
+    ].message
+    assert lab.tokens(prompt(40))[0] == expected
+    lab.settled()
