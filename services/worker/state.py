@@ -65,6 +65,7 @@ class WorkerState:
     facts_wait_s: float = 0.0
     load: Load = field(default_factory=Load)
     load_s: float = 0.0
+    page: dict[str, float] = field(default_factory=dict)  # numbers of the last reading
     events: tuple[str, str] = ("", "")
     cache: OwnCache | None = None
     stream: EventStream = field(default_factory=EventStream)

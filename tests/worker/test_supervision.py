@@ -62,6 +62,23 @@ def test_silence_is_suspect_first_and_a_hang_later() -> None:
     assert engine.silent(66.1)
 
 
+def test_an_engine_that_answers_and_does_not_move_is_stalled() -> None:
+    engine = Supervision(POLICY)
+    engine.started(0)
+    engine.heard(0)
+    engine.progress(10, moved=False)
+    engine.progress(49, moved=False)
+    assert engine.stalled(50) == ""
+    assert "40 s" in engine.stalled(50.1)
+    engine.progress(51, moved=True)
+    assert engine.stalled(1000) == ""
+    engine.progress(1000, moved=False)
+    engine.ended(1001, "exit code 1", 0)
+    engine.started(1003)
+    engine.heard(1003)
+    assert engine.stalled(2000) == ""
+
+
 def test_too_many_ends_are_the_last_ones() -> None:
     engine = Supervision(POLICY)
     for number in range(4):

@@ -133,6 +133,17 @@ async def test_a_hanging_engine_is_killed_and_started_again(tmp_path: Path) -> N
         await until(lambda: ready(found) and found.instances["fake-1"].incarnation != first, "ready again")
 
 
+async def test_an_engine_that_answers_and_does_not_work_is_killed(tmp_path: Path) -> None:
+    async with both(tmp_path, worker__hang_timeout_s=1.0) as (_, found):
+        await until(lambda: ready(found), "ready")
+        first = found.instances["fake-1"].incarnation
+        order(settings(tmp_path), metrics="fake_running 1\n")
+        await until(lambda: found.instances["fake-1"].incarnation != first, "started again")
+        assert any("nothing moved" in report.reason for report in found.reports)
+        order(settings(tmp_path))
+        await until(lambda: ready(found), "ready again")
+
+
 async def test_an_engine_that_answers_503_is_suspect_and_forgiven(tmp_path: Path) -> None:
     async with both(tmp_path) as (_, found):
         await until(lambda: ready(found), "ready")

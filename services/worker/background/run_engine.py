@@ -73,6 +73,10 @@ async def step(state: WorkerState) -> None:
         elif bool(was) != bool(state.supervision.reason):
             state.wake_report.set()
         return
+    stalled = state.supervision.stalled(now_s)
+    if stalled and not state.attached:
+        await _over(state, stalled)
+        return
     suspected = bool(state.supervision.reason)
     if state.supervision.heard(now_s):
         state.facts_wait_s = now_s + _PASSPORT_WAIT_S

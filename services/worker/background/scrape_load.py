@@ -22,5 +22,8 @@ async def run(state: WorkerState) -> None:
         state.count("scrape_failures")
         return
     now_s = state.clock.now_s()
-    state.load = state.meter.take(read_page(text, state.meter.names.wanted()), now_s)
+    page = read_page(text, state.meter.names.wanted())
+    state.load = state.meter.take(page, now_s)
+    state.supervision.progress(now_s, moved=page != state.page or not state.load.running)
+    state.page = page
     state.load_s = now_s

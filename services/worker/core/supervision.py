@@ -1,9 +1,9 @@
 """When to start, kill and give up an engine: a decision from its history and the time.
 
 States: down -> starting -> ready -> down ... A run that does not become healthy in time, or that was healthy and is
-silent for too long, hangs: it has to be killed. After each end there is a pause that doubles with every end
-within the window (ten minutes); too many ends within the window, and the engine is given up: something is
-wrong that restarting does not cure.
+silent for too long, hangs: it has to be killed. So has one that answers and has requests, of which nothing
+moves any more. After each end there is a pause that doubles with every end within the window (ten minutes);
+too many ends within the window, and the engine is given up: something is wrong that restarting does not cure.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 WINDOW_S: Final = 600.0
+STALL_FACTOR: Final = (
+    4.0  # one step of a long prompt moves no number, and takes longer than an answer to /health
+)
 DOWN, STARTING, READY, GIVEN_UP = "down", "starting", "ready", "given_up"
 
 
@@ -49,6 +52,7 @@ class Supervision:
     next_start_s: float = 0.0
     started_s: float = 0.0
     heard_s: float = 0.0
+    stuck_s: float | None = None
     ends: deque[float] = field(default_factory=deque)
 
     def due(self, now_s: float) -> bool:
@@ -60,6 +64,7 @@ class Supervision:
         assert self.state == DOWN, f"started while {self.state}"
         self.state, self.reason = STARTING, "loading"
         self.started_s = self.heard_s = now_s
+        self.stuck_s = None
         self.starts += 1
 
     def heard(self, now_s: float) -> bool:
@@ -78,6 +83,20 @@ class Supervision:
             self.reason = f"no answer for {now_s - self.heard_s:.1f} s"
             if now_s - self.heard_s > self.policy.hang_timeout_s:
                 return f"no answer for {self.policy.hang_timeout_s:g} s"
+        return ""
+
+    def progress(self, now_s: float, *, moved: bool) -> None:
+        """A reading of the engine's numbers: whether any has moved since the last one, or nothing has to."""
+        if moved:
+            self.stuck_s = None
+        elif self.stuck_s is None:
+            self.stuck_s = now_s
+
+    def stalled(self, now_s: float) -> str:
+        """Why an engine that answers has to be killed all the same; "" when it works."""
+        limit_s = STALL_FACTOR * self.policy.hang_timeout_s
+        if self.state == READY and self.stuck_s is not None and now_s - self.stuck_s > limit_s:
+            return f"requests run, and nothing moved for {limit_s:g} s"
         return ""
 
     def ended(self, now_s: float, why: str, jitter: float) -> bool:
