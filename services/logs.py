@@ -75,7 +75,7 @@ class Event(enum.StrEnum):
     INSTANCE_STATE_CHANGED = "instance.state_changed"  # the conductor changed its mind about an engine
     INSTANCE_FORGOTTEN = "instance.forgotten"  # an engine was silent for longer than its lease
     INSTANCE_SET = "instance.set"  # an operator changed the role of an engine, or drains it
-    CACHE_REPORT_GAP = "cache_report.gap"  # changes of an engine's cache were missing; all of it is asked for
+    CACHE_REPORT_GAP = "cache.report_gap"  # changes of an engine's cache were missing; all of it is asked for
     POOL_CONNECTED = "pool.connected"  # the conductor can ask the pool
     POOL_ABSENT = "pool.absent"  # the conductor cannot reach the pool and goes on trying
     REQUEST_REFUSED = "request.refused"  # admission refused a request; `reason` says why

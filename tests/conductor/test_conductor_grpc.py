@@ -116,7 +116,7 @@ def test_a_second_request_waits_for_blocks_that_are_being_computed(tmp_path: Pat
         await c.register(instance("p1", PREFILL), instance("p2", PREFILL), instance("d", DECODE))
         one = await c.schedule("r1", first)
         two = await c.schedule("r2", second)
-        assert "branch=wait" in two.summary
+        assert "branch=wait;local=0;pool=32000;computed=325;" in two.summary
         assert two.prefill.wait_tokens == 2000 * BLOCK
         assert two.prefill.wait_ms > two.expected_ttft_ms / 2
         assert two.decode.wait_tokens == 2020 * BLOCK

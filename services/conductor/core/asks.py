@@ -92,7 +92,8 @@ class Decision:
             "decode": choice.decode.facts.instance_id,
             "branch": branch.kind if choice.prefill is not None else f"inline-{branch.kind}",
             "local": self.local_tokens,
-            "pool": branch.fetch_tokens,
+            # Awaited blocks count too: on the same instance they need no transfer.
+            "pool": branch.prefix_tokens - min(self.local_tokens, branch.prefix_tokens),
             "computed": self.computed_tokens,
             "ttft_ms": int(choice.ttft_s * 1e3),
         }
