@@ -36,6 +36,30 @@ DOWN_S = 60.0
 _POLL_S = 0.05
 
 
+Model = Annotated[
+    str, Parameter(group=ENGINES, help="Folder of a model, or its id on a hub. Default: a small random one.")
+]
+EngineName = Annotated[
+    str, Parameter(group=ENGINES, help="auto, vllm, hf (a small one on transformers), none (pool alone).")
+]
+HttpPort = Annotated[
+    int | None, Parameter(group=PORTS, help="HTTP port; default 8000 when free. 0: any free port.")
+]
+ConductorPort = Annotated[
+    int | None, Parameter(group=PORTS, help="Port of the conductor; default 7800 when free.")
+]
+MasterPort = Annotated[int | None, Parameter(group=PORTS, help="Port of the master; default 7700 when free.")]
+NodeCount = Annotated[int | None, Parameter(group=POOL, help="Store nodes; default 1, for a pool alone 2.")]
+StateDir = Annotated[
+    Path | None,
+    Parameter(help="Folder for token, sockets and logs; default $MOONCACHE_STATE_DIR or ~/.mooncache."),
+]
+Timeout = Annotated[str | None, Parameter(help="Time to become ready; default 10min, for a pool alone 30s.")]
+Detach = Annotated[
+    bool, Parameter(negative=(), help="Return when everything is ready; stop it with `mooncache down`.")
+]
+
+
 class Stop:
     """Remembers that somebody asked for the end."""
 
@@ -52,41 +76,21 @@ class Stop:
 
 def up(
     *,
-    model: Annotated[
-        str,
-        Parameter(group=ENGINES, help="Folder of a model, or its id on a hub. Default: a small random one."),
-    ] = "",
+    model: Model = "",
     model_name: Annotated[str, Parameter(group=ENGINES, help="Name that clients use for it.")] = "",
-    engine: Annotated[
-        str, Parameter(group=ENGINES, help="auto, vllm, hf (a small one on transformers), none (pool alone).")
-    ] = "auto",
+    engine: EngineName = "auto",
     prefill: Annotated[int, Parameter(group=ENGINES, help="Prefill engines; 0: decode engines do both.")] = 1,
     decode: Annotated[int, Parameter(group=ENGINES, help="Decode engines.")] = 1,
-    nodes: Annotated[
-        int | None, Parameter(group=POOL, help="Store nodes; default 1, for a pool alone 2.")
-    ] = None,
+    nodes: NodeCount = None,
     capacity: Annotated[str, Parameter(group=POOL, help="Memory of each store node for blocks.")] = "1GiB",
     host: Annotated[str, Parameter(group=PORTS, help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int | None, Parameter(group=PORTS, help="HTTP port; default 8000 when free. 0: any free port.")
-    ] = None,
-    conductor_port: Annotated[
-        int | None, Parameter(group=PORTS, help="Port of the conductor; default 7800 when free.")
-    ] = None,
-    master_port: Annotated[
-        int | None, Parameter(group=PORTS, help="Port of the master; default 7700 when free.")
-    ] = None,
-    state_dir: Annotated[
-        Path | None,
-        Parameter(help="Folder for token, sockets and logs; default $MOONCACHE_STATE_DIR or ~/.mooncache."),
-    ] = None,
+    port: HttpPort = None,
+    conductor_port: ConductorPort = None,
+    master_port: MasterPort = None,
+    state_dir: StateDir = None,
     log_level: Annotated[str, Parameter(help="debug, info, warning or error.")] = "info",
-    timeout: Annotated[
-        str | None, Parameter(help="Time to become ready; default 10min, for a pool alone 30s.")
-    ] = None,
-    detach: Annotated[
-        bool, Parameter(negative=(), help="Return when everything is ready; stop it with `mooncache down`.")
-    ] = False,
+    timeout: Timeout = None,
+    detach: Detach = False,
     json: AsJson = False,
 ) -> int:
     """Start everything on this machine: gateway, conductor, engines, master, store nodes. Ctrl-C stops it.

@@ -127,17 +127,30 @@ def last_words(log: Path) -> str:
 
 
 def processes_of_run(run_id: str) -> list[int]:
-    """Process ids of this run, the parts' own children included: all of them carry its id in their environment."""
+    """Process ids of this run, the parts' own children included.
+
+    All of them carry its id in their environment, but some programs write their title over it. So whatever descends
+    from a process that carries it, or is in such a process' group, counts as well.
+    """
     marker = f"{RUN_VARIABLE}={run_id}".encode()
-    found = []
+    marked: set[int] = set()
+    parents: dict[int, int] = {}
+    groups: dict[int, int] = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
             continue
-        with contextlib.suppress(OSError):
+        pid = int(folder.name)
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = (folder / "stat").read_bytes().rpartition(b") ")[2].split()
+            if fields[0] == b"Z":
+                continue
+            parents[pid], groups[pid] = int(fields[1]), int(fields[2])
             if marker in (folder / "environ").read_bytes().split(b"\0"):
-                state = (folder / "stat").read_bytes().rpartition(b") ")[2][:1]
-                if state != b"Z":
-                    found.append(int(folder.name))
+                marked.add(pid)
+    theirs = {groups[pid] for pid in marked}
+    found = marked | {pid for pid, group in groups.items() if group in theirs}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
     return sorted(found)
 
 
