@@ -26,7 +26,11 @@ def test_no_server_error(cluster: EmbeddedCluster, key: str, model: str, tmp_pat
         schema["required"] += ["max_tokens", "max_completion_tokens"]  # or the model talks until it is full
         fields = schema["properties"]
         fields["model"] = {"enum": [model]}
-        fields["max_tokens"] = fields["max_completion_tokens"] = {"type": "integer", "minimum": 1, "maximum": 3}
+        fields["max_tokens"] = fields["max_completion_tokens"] = {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": 3,
+        }
         fields["n"] = {"type": "integer", "minimum": 1, "maximum": 3}
     path = tmp_path / "openapi.json"
     path.write_text(json.dumps(document))
