@@ -17,7 +17,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-IMAGE, ETCD_IMAGE, MADE_BASE = "mooncache-test:hf", "mooncache-test:etcd", "mooncache-test-base:bookworm"
+IMAGE, ETCD_IMAGE, PROMETHEUS_IMAGE = "mooncache-test:hf", "mooncache-test:etcd", "mooncache-test:prometheus"
+MADE_BASE = "mooncache-test-base:bookworm"
 WHEELHOUSE = ROOT / "build" / "wheelhouse"
 BASE_PYTHON = (3, 11)  # of Debian 12
 _CLASSIC = {"DOCKER_BUILDKIT": "0", "COMPOSE_DOCKER_CLI_BUILD": "0"}
@@ -149,6 +150,7 @@ class Project:
         self._file = folder / "deploy" / "docker-compose.yml"
         self._env = {**settings, **build_env()}
         self.port = int(settings["GATEWAY_PORT"])
+        self.prometheus_port = int(settings["PROMETHEUS_PORT"])
 
     def compose(self, *words: str, timeout_s: float = 120.0) -> str:
         return command(

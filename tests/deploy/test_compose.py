@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import socket
+import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from tests.deploy.support import (
     ETCD_IMAGE,
     IMAGE,
+    PROMETHEUS_IMAGE,
     DockerMissingError,
     Project,
     base_image,
@@ -78,9 +80,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         pytest.skip(f"no Docker engine to run containers with: {error}")
     with_wheels = wheelhouse()
     folder = context(tmp_path_factory.mktemp("context"), with_wheels=with_wheels)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        port, prometheus_port = one.getsockname()[1], other.getsockname()[1]
     settings = {
         "BASE_IMAGE": base,
         "MOONCACHE_IMAGE": IMAGE,
@@ -89,16 +92,18 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         "NODE_CAPACITY": "256MiB",
         "ENGINE_THREADS": "1",
         "GATEWAY_PORT": str(port),
+        "PROMETHEUS_IMAGE": PROMETHEUS_IMAGE,
+        "PROMETHEUS_PORT": str(prometheus_port),
         "LOG_LEVEL": "debug",
     }
     made = Project(f"mooncache-test-{os.getpid()}", folder, settings)
     try:
-        # One service builds the image for all.
-        made.compose("build", "token", "etcd", timeout_s=1800)
+        if not os.environ.get("MOONCACHE_TEST_IMAGE_READY"):  # set: images of an earlier run are good enough
+            made.compose("build", "token", "etcd", timeout_s=1800)  # one service builds the image for all
         made.compose("up", "-d", "--no-build", timeout_s=600)
         yield made
     finally:
-        made.compose("down", "-v", "--timeout", "5", timeout_s=180)
+        made.compose("--profile", "monitoring", "down", "-v", "--timeout", "5", timeout_s=180)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +145,7 @@ def test_a_second_turn_is_cached(asker: Asker) -> None:
 
 def test_one_request_id_in_the_logs_of_all(asker: Asker, project: Project) -> None:
     wanted = "compose-test-request-1"
-    asker.chat(said(STORY + "logged"), wanted)
+    asker.chat(said("Logged: " + STORY), wanted)  # nothing of it is cached, so both legs have work
 
     def logged(service: str) -> bool:
         if service in {"gateway", "conductor"}:
@@ -173,8 +178,31 @@ def test_nothing_but_the_gateway_is_published(project: Project) -> None:
         assert ports == ("" if service != "gateway" else f"8000/tcp -> 127.0.0.1:{project.port}")
 
 
+def test_prometheus_sees_every_service(asker: Asker, project: Project) -> None:
+    assert asker.get("GET", "/v1/models")[0] == 200
+    project.compose("--profile", "monitoring", "build", "prometheus", timeout_s=600)
+    project.compose(
+        "--profile", "monitoring", "up", "-d", "--no-build", "--no-deps", "prometheus", timeout_s=120
+    )
+
+    def value(query: str) -> str:
+        link = http.client.HTTPConnection("127.0.0.1", project.prometheus_port, timeout=10)
+        try:
+            link.request("GET", "/api/v1/query?" + urllib.parse.urlencode({"query": query}))
+            found = json.loads(link.getresponse().read())["data"]["result"]
+            return str(found[0]["value"][1]) if found else ""
+        except (OSError, http.client.HTTPException):
+            return ""
+        finally:
+            link.close()
+
+    wait_until(lambda: value("sum(up)") == "8", 90, lambda: project.report(("prometheus",)))
+    assert value("sum(mooncache_master_leading)") == "1"
+    assert value("sum(mooncache_worker_engine_up)") == "2"
+
+
 def test_right_answers_after_the_leader_and_a_node_are_killed(asker: Asker, project: Project) -> None:
-    questions = [said(f"{STORY} question {number}") for number in range(4)]
+    questions = [said(f"Question {number}. {STORY}") for number in range(4)]
     expected = [asker.chat(question)[0] for question in questions]
     old = leader(project)
     assert old, project.report(("master-1", "master-2"))
@@ -184,7 +212,7 @@ def test_right_answers_after_the_leader_and_a_node_are_killed(asker: Asker, proj
     assert [asker.chat(question)[0] for question in questions] == expected
     command("docker", "kill", project.container("node-1"))
     assert [asker.chat(question)[0] for question in questions] == expected  # with what node-2 has
-    fresh = said(STORY + "after the loss")
+    fresh = said("After the loss: " + STORY)
     text, prompt_tokens, _ = asker.chat(fresh)
     again, _, cached = asker.chat(fresh)
     assert again == text
