@@ -73,6 +73,7 @@ class Event(enum.StrEnum):
     WORKER_EVENTS_SENSELESS = "worker.events_senseless"  # cache events that make no sense were passed over
     INSTANCE_REGISTERED = "instance.registered"  # an engine registered with the conductor
     INSTANCE_STATE_CHANGED = "instance.state_changed"  # the conductor changed its mind about an engine
+    INSTANCE_APART = "instance.apart"  # engines of one model have passports that differ: they share no blocks
     INSTANCE_FORGOTTEN = "instance.forgotten"  # an engine was silent for longer than its lease
     INSTANCE_SET = "instance.set"  # an operator changed the role of an engine, or drains it
     CACHE_REPORT_GAP = "cache.report_gap"  # changes of an engine's cache were missing; all of it is asked for

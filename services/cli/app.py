@@ -11,6 +11,7 @@ from cyclopts import App, CycloptsError, Group
 
 from mooncache.cli import cluster, data, instances, local, services, top
 from mooncache.cli import up as up_and_down
+from mooncache.cli.doctor import doctor
 from mooncache.cli.output import (
     EXIT_DEFECT,
     EXIT_INTERRUPTED,
@@ -76,6 +77,7 @@ def build() -> App:
     instance_app.command(instances.role, name="role")
     app.command(instance_app)
     app.command(why, group=CLUSTER)
+    app.command(doctor, group=CLUSTER)
     config_app = App(name="config", help="Look at the configuration.", group=TOOLS)
     config_app.command(local.explain, name="explain")
     app.command(config_app)

@@ -136,6 +136,8 @@ def _show_serving(serving: dict[str, Any]) -> None:
             )
         elif not row["pool"]:
             console.print(f"{row['instance_id']} does not use the pool", style="yellow", markup=False)
+        if row["apart"]:
+            console.print(f"{row['instance_id']} {row['apart']}", style="yellow", markup=False)
     if not rows:
         console.print("no engines", style="yellow")
     console.print()

@@ -24,6 +24,7 @@ def instance_row(view: Any) -> dict[str, Any]:
         "role": ROLES.get(instance.role, "unknown"),
         "state": STATES.get(instance.state, "unknown"),
         "reason": view.reason,
+        "apart": view.apart,
         "engine": instance.engine,
         "engine_version": instance.engine_version,
         "model": instance.model,

@@ -42,6 +42,8 @@ from mooncache.conductor.core.seen import (
     SeenBlocks,
 )
 from mooncache.conductor.core.work import Active, WorkBook
+from mooncache.kvcache.keys import passport_to_json
+from mooncache.passport import Passport
 from tests.conductor.support import chain
 
 INFO = InstanceInfo("a", 1, "prefill", "m")
@@ -51,7 +53,27 @@ def registry(**limits: float) -> Registry:
     return Registry(**{"suspect_after_s": 2.0, "lease_s": 10.0, "count_max": 4, **limits})  # type: ignore[arg-type]
 
 
+def passport(**change: str) -> Passport:
+    usual = dict.fromkeys(
+        ("weights_digest", "config_digest", "tokenizer_digest", "engine", "kv_dtype", "kv_layout"), "same"
+    )
+    return Passport(**{**usual, **change}, block_tokens=16)  # type: ignore[arg-type]
+
+
 # --- registry -----------------------------------------------------------------------------------------------------
+
+
+def test_engines_of_one_model_with_other_weights_are_told_apart_by_the_field() -> None:
+    book = registry()
+
+    def join(name: str, identity: Passport, group: int) -> str:
+        info = InstanceInfo(name, 1, "both", "m", passport_json=passport_to_json(identity), group=group)
+        return book.apart(book.register(info, READY, 0.0)[0])
+
+    assert join("a", passport(), 5) == ""
+    assert join("b", passport(), 5) == ""
+    told = join("c", passport(weights_digest="other"), 6)
+    assert "with a" in told and "weights_digest is other, there same" in told and "config" not in told
 
 
 def test_silence_makes_suspect_then_forgotten() -> None:

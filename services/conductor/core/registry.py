@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from mooncache import errors
+from mooncache.kvcache.keys import passport_from_json
 
 STARTING, READY, DRAINING, SUSPECT = "starting", "ready", "draining", "suspect"
 STATES = (STARTING, READY, DRAINING, SUSPECT)
@@ -86,6 +87,11 @@ class Instance:
         return self.state == READY
 
 
+def _short(value: str) -> str:
+    """A digest cut to what a person compares."""
+    return value if len(value) <= 24 else f"{value[:12]}..."
+
+
 class Registry:
     """See the module's text. Times are seconds of one monotonic clock."""
 
@@ -119,6 +125,20 @@ class Registry:
     def of_model(self, model: str) -> list[Instance]:
         """Return all instances of a model."""
         return [instance for instance in self._instances.values() if instance.info.model == model]
+
+    def apart(self, instance: Instance) -> str:
+        """Return why the instance cannot share blocks with others of its model, "" when it can.
+
+        The oldest instance of another passport group is compared; equal passports make equal groups.
+        """
+        mine = instance.info
+        for other in self.of_model(mine.model):
+            theirs = other.info
+            if mine.group and theirs.group and mine.group != theirs.group:
+                fields = passport_from_json(mine.passport_json).diff(passport_from_json(theirs.passport_json))
+                texts = [f"{name} is {_short(own)}, there {_short(far)}" for name, own, far in fields]
+                return f"cannot share blocks with {theirs.instance_id}: {'; '.join(texts)}"
+        return ""
 
     def require(self, instance_id: str, incarnation: int) -> Instance:
         """Return the instance. Raises InstanceUnknown for other names and other incarnations."""

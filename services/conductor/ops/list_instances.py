@@ -49,6 +49,7 @@ def listing(state: ConductorState) -> pb.ListInstancesResponse:
                 cached_blocks=blocks.get(instance.holder, 0),
                 report_age_ms=max(0, int((now_s - instance.reported_s) * 1e3)),
                 reason=instance.reason,
+                apart=state.core.registry.apart(instance),
             )
         )
     return response

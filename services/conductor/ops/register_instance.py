@@ -31,6 +31,15 @@ async def handle(
         engine=info.engine,
         url=info.url,
     )
+    apart = state.core.registry.apart(instance)
+    if apart:
+        log.warning(
+            Event.INSTANCE_APART,
+            code=errors.PassportMismatch.name,
+            instance_id=info.instance_id,
+            model=info.model,
+            reason=apart,
+        )
     return pb.RegisterInstanceResponse(
         report_interval_ms=max(1, int(state.section.report_interval_s * 1e3)),
         lease_ms=max(1, int(state.section.lease_s * 1e3)),

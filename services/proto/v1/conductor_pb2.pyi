@@ -277,20 +277,22 @@ class ListInstancesRequest(_message.Message):
     def __init__(self, known_version: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
 
 class InstanceView(_message.Message):
-    __slots__ = ("instance", "load", "assigned", "cached_blocks", "report_age_ms", "reason")
+    __slots__ = ("instance", "load", "assigned", "cached_blocks", "report_age_ms", "reason", "apart")
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     ASSIGNED_FIELD_NUMBER: _ClassVar[int]
     CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     REPORT_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    APART_FIELD_NUMBER: _ClassVar[int]
     instance: Instance
     load: InstanceLoad
     assigned: int
     cached_blocks: int
     report_age_ms: int
     reason: str
-    def __init__(self, instance: _Optional[_Union[Instance, _Mapping]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., assigned: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., report_age_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    apart: str
+    def __init__(self, instance: _Optional[_Union[Instance, _Mapping]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., assigned: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., report_age_ms: _Optional[int] = ..., reason: _Optional[str] = ..., apart: _Optional[str] = ...) -> None: ...
 
 class ListInstancesResponse(_message.Message):
     __slots__ = ("version", "instances")

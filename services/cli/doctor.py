@@ -1,0 +1,126 @@
+"""`mooncache doctor`: is everything there, does it work together, and what to do where it does not.
+
+The findings are a pure function of one look at the cluster, so that every sentence can be tested.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal, NamedTuple
+
+from mooncache.cli.common import AsJson, Where
+from mooncache.cli.look import Look, Looker
+from mooncache.cli.output import EXIT_MISS, EXIT_OK, console, print_json
+
+Grade = Literal["ok", "warn", "bad"]
+_SIGNS: dict[Grade, str] = {"ok": "[green]✓[/]", "warn": "[yellow]![/]", "bad": "[red]✗[/]"}
+_NODES_ACTIVE = 1  # mooncache.v1.NodeState.NODE_STATE_ACTIVE
+
+
+class Finding(NamedTuple):
+    """One line: how it stands, about what, what was found, and what to do about it ("" when nothing)."""
+
+    grade: Grade
+    what: str
+    found: str
+    advice: str = ""
+
+
+def findings(look: Look, *, conductor_target: str, gateway_url: str) -> list[Finding]:
+    """What one look says, the pool first."""
+    found = _pool(look)
+    if not conductor_target:
+        return [*found, Finding("ok", "serving", "a pool alone: no conductor is configured here")]
+    if look.conductor_error:
+        advice = "check that `mooncache conductor` runs and that cluster.conductor_target is its address"
+        return [*found, Finding("bad", "conductor", look.conductor_error, advice)]
+    found.append(Finding("ok", "conductor", f"answers at {conductor_target}"))
+    if gateway_url:
+        reason = look.gateway_reason
+        found.append(
+            Finding("bad", "gateway", reason, "its log says more; engines have to be ready first")
+            if reason
+            else Finding("ok", "gateway", f"ready at {gateway_url}/v1")
+        )
+    return [*found, *_instances(look.instances or [])]
+
+
+def _pool(look: Look) -> list[Finding]:
+    if look.status is None:
+        message = look.master_error.message if look.master_error is not None else "did not answer"
+        return [
+            Finding("bad", "master", message, "check that `mooncache master` runs and cluster.master_targets")
+        ]
+    found = [Finding("ok", "master", "a leader answers")]
+    if not look.status.directory_complete:
+        found.append(Finding("warn", "directory", "is being rebuilt", "wait: nodes report within seconds"))
+    nodes = list(look.status.nodes)
+    active = [node for node in nodes if node.node.state == _NODES_ACTIVE]
+    if not active:
+        found.append(Finding("bad", "store nodes", "none is active", "start one: `mooncache store-node`"))
+    elif len(active) < len(nodes):
+        names = ", ".join(node.node.node_id for node in nodes if node.node.state != _NODES_ACTIVE)
+        found.append(Finding("warn", "store nodes", f"not active: {names}", "their logs say why"))
+    else:
+        found.append(Finding("ok", "store nodes", f"{len(active)} active"))
+    return found
+
+
+def _instances(rows: list[dict[str, Any]]) -> list[Finding]:
+    if not rows:
+        return [Finding("bad", "engines", "none is registered", "start one: `mooncache worker`")]
+    found = []
+    for row in rows:
+        name = f"engine {row['instance_id']}"
+        if row["state"] != "ready":
+            advice = (
+                "its worker's log says more" if row["state"] != "starting" else "wait until it has loaded"
+            )
+            found.append(
+                Finding("warn", name, f"is {row['state']}: {row['reason'] or 'no reason given'}", advice)
+            )
+        elif not row["pool"]:
+            advice = "set connector.enabled, or give an attached vLLM the connector (docs/vllm-connector.md)"
+            found.append(Finding("warn", name, "does not use the pool", advice))
+        elif row["apart"]:
+            advice = "start both with the same model, type, block size and engine version, or name the models apart"
+            found.append(Finding("bad", name, row["apart"], advice))
+        else:
+            found.append(Finding("ok", name, f"{row['role']}, {row['engine']} serves {row['model']}"))
+    for model in sorted({row["model"] for row in rows}):
+        roles = {row["role"] for row in rows if row["model"] == model and row["state"] == "ready"}
+        if roles and roles == {"prefill"}:
+            found.append(
+                Finding(
+                    "bad", f"model {model}", "has no engine that decodes", "start one with worker.role decode"
+                )
+            )
+    return found
+
+
+def doctor(*, where: Where = Where(), json: AsJson = False) -> int:  # noqa: B008  (frozen, shared on purpose)
+    """Look at everything once and say what is wrong and what to do. Exit code 1 when something is.
+
+    For example:
+
+        mooncache doctor
+    """
+
+    async def look() -> list[Finding]:
+        looker = Looker(where)
+        try:
+            seen = await looker.look(with_metrics=False)
+        finally:
+            await looker.close()
+        return findings(seen, conductor_target=looker.conductor_target, gateway_url=looker.gateway_url)
+
+    found = asyncio.run(look())
+    if json:
+        print_json({"findings": [finding._asdict() for finding in found]})
+    else:
+        for finding in found:
+            console.print(f"{_SIGNS[finding.grade]} [bold]{finding.what}[/] ", end="")
+            console.print(finding.found, markup=False, soft_wrap=True)
+            if finding.advice:
+                console.print(f"  {finding.advice}", style="dim", markup=False, soft_wrap=True)
+    return EXIT_MISS if any(finding.grade == "bad" for finding in found) else EXIT_OK

@@ -1,0 +1,75 @@
+"""Every sentence of the doctor, from looks made by hand."""
+
+import time
+from typing import Any
+
+from mooncache.cli.doctor import Finding, findings
+from mooncache.cli.look import Look
+from mooncache.errors import MasterUnavailable
+from mooncache.proto.v1 import common_pb2, master_pb2
+
+
+def status(*states: int) -> master_pb2.GetStatusResponse:
+    answer = master_pb2.GetStatusResponse(directory_complete=True)
+    for number, state in enumerate(states):
+        answer.nodes.add(node=common_pb2.NodeInfo(node_id=f"node-{number}", state=state))  # type: ignore[arg-type]
+    return answer
+
+
+def row(name: str, **change: Any) -> dict[str, Any]:
+    usual = {
+        "role": "both",
+        "state": "ready",
+        "reason": "",
+        "engine": "vllm",
+        "model": "m",
+        "pool": True,
+        "apart": "",
+    }
+    return {"instance_id": name, **usual, **change}
+
+
+def seen(*rows: dict[str, Any], **change: Any) -> Look:
+    look = Look(time.monotonic())
+    look.status, look.instances, look.gateway_reason = status(1), list(rows), ""
+    for name, value in change.items():
+        setattr(look, name, value)
+    return look
+
+
+def told(look: Look) -> list[Finding]:
+    return findings(look, conductor_target="c:1", gateway_url="http://g:1")
+
+
+def test_all_is_well() -> None:
+    assert {finding.grade for finding in told(seen(row("a", role="prefill"), row("b", role="decode")))} == {
+        "ok"
+    }
+
+
+def test_a_pool_alone_is_fine() -> None:
+    assert {finding.grade for finding in findings(seen(), conductor_target="", gateway_url="")} == {"ok"}
+
+
+def test_what_is_wrong_is_named_with_advice() -> None:
+    cases = [
+        (
+            seen(row("a"), status=None, master_error=MasterUnavailable("nobody there")),
+            "master",
+            "nobody there",
+        ),
+        (seen(row("a"), status=status(1, 4)), "store nodes", "node-1"),
+        (seen(row("a"), status=status()), "store nodes", "none is active"),
+        (seen(row("a"), conductor_error="no answer"), "conductor", "no answer"),
+        (seen(row("a"), gateway_reason="starting"), "gateway", "starting"),
+        (seen(), "engines", "none"),
+        (seen(row("a", state="suspect", reason="silent")), "engine a", "silent"),
+        (seen(row("a", pool=False)), "engine a", "does not use the pool"),
+        (seen(row("a"), row("b", apart="cannot share: weights_digest")), "engine b", "weights_digest"),
+        (seen(row("a", role="prefill")), "model m", "no engine that decodes"),
+    ]
+    for look, what, text in cases:
+        wrong = [finding for finding in told(look) if finding.grade != "ok"]
+        assert [finding.what for finding in wrong] == [what], text
+        assert text in wrong[0].found
+        assert wrong[0].advice
