@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mooncache.errors import ConfigInvalid
-from tests.connectors.harness import BLOCK_TOKENS, LAYERS, Make, ask, expected, prompt
+from tests.connectors.harness import BLOCK_TOKENS, LAYERS, WAIT_S, Harness, Make, ask, expected, prompt
 from tests.kvcache.faulty import FaultyPool
 
 pytest.importorskip("vllm", reason="vLLM is not installed (scripts/install_vllm.sh)")
@@ -163,26 +163,60 @@ def test_reports_of_several_workers_are_merged() -> None:
         {"a": LoadEnd(1, 10, 0.3, "missing"), "b": LoadEnd(2, 20, 0.1, "")}, {"s": SaveEnd(frozenset({1, 2}))}
     )
     both = one.aggregate(two)
-    assert both.loads == {"a": LoadEnd(1, 40, 0.3, "missing"), "b": LoadEnd(2, 20, 0.1, "")}
+    assert both.loads == {"a": LoadEnd(1, 40, 0.3, "missing", 2), "b": LoadEnd(2, 20, 0.1, "")}
     assert both.saves == {"s": SaveEnd(frozenset({1}), 2)}
     assert one.saves["s"].shards == 1  # what was given is left as it was
+
+
+def two_shards(engine: Harness) -> Any:
+    """The engine's scheduler side, as if there were two workers."""
+    from mooncache.connectors.vllm.messages import Handshake
+    from mooncache.kvcache.keys import passport_from_json, passport_to_json
+
+    given = engine.worker.get_handshake_metadata()
+    passport = passport_from_json(given.passport)
+    side = engine.connector._scheduler
+    side.handshake(
+        [
+            Handshake(
+                passport_to_json(dataclasses.replace(passport, tp_rank=rank, tp_size=2)), given.block_bytes
+            )
+            for rank in range(2)
+        ]
+    )
+    return side
+
+
+def test_a_load_of_two_shards_ends_with_the_second(make: Make, faulty: FaultyPool) -> None:
+    from mooncache.connectors.vllm.core.chain import Chain
+    from mooncache.connectors.vllm.messages import LoadEnd, StepReport
+
+    engine = make()
+    side = two_shards(engine)
+    tokens = prompt(33, 2 * BLOCK_TOKENS + 1)
+    chain = Chain.begin(side._book._passports, tokens)
+    faulty.blocks = {key: b"" for part in chain.packed(0, 2) for key in (part[:32], part[32:])}
+    request = engine.add("r", tokens, ask=ask())
+    assert side.matched(request, 0) == (None, False)
+    while side._lookups.pending:
+        assert side._changed.wait(WAIT_S)
+    assert side.matched(request, 0) == (2 * BLOCK_TOKENS, True)
+    side._book.allocated("r", range(1, 4), 2 * BLOCK_TOKENS)
+    side.reported(StepReport({"r": LoadEnd(2, 10, 0.1, "")}, {}))
+    assert side._book.is_loading("r")
+    side.reported(StepReport({"r": LoadEnd(1, 5, 0.2, "missing")}, {}))
+    assert not side._book.is_loading("r")
+    told = side._book.told("r")
+    assert (told.loaded_tokens, told.loaded_bytes, told.failed_blocks) == (BLOCK_TOKENS, 15, 1)
 
 
 def test_a_save_of_two_shards_ends_with_the_second(make: Make, faulty: FaultyPool) -> None:
     from vllm.v1.request import RequestStatus
 
-    from mooncache.connectors.vllm.messages import Handshake, SaveEnd, StepReport
-    from mooncache.kvcache.keys import passport_from_json, passport_to_json
+    from mooncache.connectors.vllm.messages import SaveEnd, StepReport
 
     engine = make()
-    given = engine.worker.get_handshake_metadata()
-    passport = passport_from_json(given.passport)
-    shards = [
-        Handshake(passport_to_json(dataclasses.replace(passport, tp_rank=rank, tp_size=2)), given.block_bytes)
-        for rank in range(2)
-    ]
-    side = engine.connector._scheduler
-    side.handshake(shards)
+    side = two_shards(engine)
     request = engine.add("r", prompt(32, 2 * BLOCK_TOKENS))
     side.matched(request, 0)
     engine.run_until(lambda: side._lookups.pending == 0)

@@ -38,12 +38,13 @@ class StepOrders(KVConnectorMetadata):  # type: ignore[misc]
 
 @dataclass
 class LoadEnd:
-    """One shard's end of a load; merged over shards the worst counts."""
+    """One shard's end of a load; merged over shards the worst counts. `shards` counts the reports merged so far."""
 
     loaded: int
     loaded_bytes: int
     seconds: float
     reason: str
+    shards: int = 1
 
 
 @dataclass
@@ -78,6 +79,7 @@ def merge_loads(a: LoadEnd, b: LoadEnd) -> LoadEnd:
         a.loaded_bytes + b.loaded_bytes,
         max(a.seconds, b.seconds),
         a.reason or b.reason,
+        a.shards + b.shards,
     )
 
 

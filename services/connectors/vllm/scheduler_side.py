@@ -13,7 +13,15 @@ from dataclasses import replace
 from typing import Any
 
 from mooncache.connectors.vllm.core.book import RequestBook, Transfer
-from mooncache.connectors.vllm.messages import Handshake, SaveEnd, StepOrders, StepReport, merge_saves
+from mooncache.connectors.vllm.messages import (
+    Handshake,
+    LoadEnd,
+    SaveEnd,
+    StepOrders,
+    StepReport,
+    merge_loads,
+    merge_saves,
+)
 from mooncache.connectors.vllm.settings import Settings
 from mooncache.connectors.vllm.stats import ConnectorStats
 from mooncache.kvcache.keys import passport_from_json
@@ -60,6 +68,7 @@ class SchedulerSide:
         self._pins: dict[str, list[Any]] = {}
         self._pinned = 0
         self._partial_saves: dict[str, SaveEnd] = {}
+        self._partial_loads: dict[str, LoadEnd] = {}
         self.stats = ConnectorStats()
         self._was_usable: bool | None = None
 
@@ -187,7 +196,12 @@ class SchedulerSide:
         """See update_connector_output: what ended on the workers."""
         if not isinstance(report, StepReport):
             return
-        for name, load in report.loads.items():
+        for name, part in report.loads.items():
+            before = self._partial_loads.pop(name, None)
+            load = merge_loads(before, part) if before is not None else part
+            if load.shards < self._shards:
+                self._partial_loads[name] = load
+                continue
             self._book.loaded(name, load.loaded, load.loaded_bytes, load.seconds)
             if name not in self._requests:
                 self._book.forget(name)
