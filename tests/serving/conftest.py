@@ -48,8 +48,12 @@ def vllm_cluster(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         port=0,
         conductor_port=0,
         gateway_port=0,
-        # The machine is shared and slow: what is tested here are tokens, not promises about time.
-        extra_env=(("MOONCACHE_CONDUCTOR_ADMISSION_ENABLED", "false"),),
+        extra_env=(
+            # The machine may be slow: what is tested here are tokens, not promises about time.
+            ("MOONCACHE_CONDUCTOR_ADMISSION_ENABLED", "false"),
+            # Short prompts too go through a prefill instance and the pool.
+            ("MOONCACHE_CONDUCTOR_INLINE_TOKENS_MAX", "0"),
+        ),
     )
     cluster = EmbeddedCluster(settings)
     cluster.start(400.0)
