@@ -1,6 +1,7 @@
 """A line to the conductor, for gateways, workers and commands: one target, a deadline on every call.
 
-The conductor's state is soft and there is one of it; nothing here retries. Callers decide what to do without it.
+The conductor's state is soft and there is one of it; nothing here retries. Callers decide what to do without
+it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What gateway and engine tell each other about a request's cache, inside the field `kv_transfer_params`.
 
 The gateway adds `{"mooncache": {...}}` to the body that it sends to an engine, the engine's connector answers in the
-same field. Both sides are ours, but the text passes through an engine: what is read is checked, what is unknown is ignored.
+same field. Both sides are ours, but the text passes through an engine: what is read is checked, what is unknown is
+ignored.
 """
 
 from __future__ import annotations

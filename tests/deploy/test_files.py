@@ -44,7 +44,9 @@ def test_every_setting_exists(services: dict[str, Any]) -> None:
     used |= set(re.findall(r"\b(MOONCACHE_[A-Z_]+)=", dockerfile))
     commented = set(re.findall(r"# (MOONCACHE_[A-Z_]+):", COMPOSE))
     assert commented, "the TLS settings stand there as comments"
-    assert {name for name in used | commented if name.startswith("MOONCACHE_")} - known == {"MOONCACHE_BUILD_DIR"}
+    assert {name for name in used | commented if name.startswith("MOONCACHE_")} - known == {
+        "MOONCACHE_BUILD_DIR"
+    }
 
 
 def test_services_are_limited_watched_and_without_rights(services: dict[str, Any]) -> None:
