@@ -35,9 +35,7 @@ class Event(enum.StrEnum):
     AUTH_TOKEN_CREATED = "auth.token_created"  # noqa: S105  a cluster token was generated
     TLS_ENABLED = "tls.enabled"  # ports speak TLS
     TRACING_ENABLED = "tracing.enabled"  # spans are recorded and sent to `endpoint`
-    TRACING_UNAVAILABLE = (
-        "tracing.unavailable"  # `tracing.endpoint` is set, the extra `otel` is not installed
-    )
+    TRACING_UNAVAILABLE = "tracing.unavailable"  # tracing.endpoint is set, the extra otel is not installed
     BIND_PUBLIC = "bind.public"  # a port listens beyond loopback
     ELECTION_CAMPAIGN = "election.campaign"  # a master asks to lead
     ELECTION_WON = "election.won"  # this master leads; `term` is its fencing number
@@ -59,9 +57,7 @@ class Event(enum.StrEnum):
     BLOCK_QUARANTINED = "block.quarantined"  # a checksum did not match
     WORKER_ENGINE_STARTED = "worker.engine_started"  # a worker started its engine
     WORKER_ENGINE_READY = "worker.engine_ready"  # the engine is healthy
-    WORKER_ENGINE_ENDED = (
-        "worker.engine_ended"  # the engine ended or was killed; `log_tail` has its last words
-    )
+    WORKER_ENGINE_ENDED = "worker.engine_ended"  # the engine ended or was killed; log_tail has its last words
     WORKER_ENGINE_LOST = "worker.engine_lost"  # an engine that the worker did not start does not answer
     WORKER_GAVE_UP = "worker.gave_up"  # the engine failed too often; the worker ends
     WORKER_PASSPORT_MISSING = "worker.passport_missing"  # a healthy engine told no (usable) passport
@@ -88,14 +84,12 @@ class Event(enum.StrEnum):
     CONNECTOR_POOL_CONNECTED = "connector.pool_connected"  # an engine is connected to the pool
     CONNECTOR_POOL_SICK = "connector.pool_sick"  # calls failed in a row; the pool is left alone for `pause_s`
     CONNECTOR_LOAD_FAILED = (
-        "connector.load_failed"  # blocks of a request could not be loaded; `reason` says why
+        "connector.load_failed"  # blocks of a request could not be loaded; reason says why
     )
     HF_MODEL_LOADED = "hf.model_loaded"  # the small engine has its model; `seconds`, `kv_blocks`, `device`
     HF_STEP_FAILED = "hf.step_failed"  # a forward pass failed; the sequences in it end with an error
     HF_POOL_FAILED = "hf.pool_failed"  # a call to the pool failed; the engine computes instead
-    HF_REQUEST_FINISHED = (
-        "hf.request_finished"  # one sequence is over; `outcome` is what the cache did for it
-    )
+    HF_REQUEST_FINISHED = "hf.request_finished"  # one sequence is over; outcome is what the cache did
     HTTP_FINISHED = "http.finished"  # one HTTP request is over; `code` says how
     GATEWAY_LISTENING = "gateway.listening"  # the gateway's HTTP port is open at `url`
     INSTANCES_CHANGED = "instances.changed"  # the gateway has a new list of instances
