@@ -83,9 +83,7 @@ class Event(enum.StrEnum):
     CONNECTOR_POOL_ABSENT = "connector.pool_absent"  # an engine cannot reach the pool and goes on trying
     CONNECTOR_POOL_CONNECTED = "connector.pool_connected"  # an engine is connected to the pool
     CONNECTOR_POOL_SICK = "connector.pool_sick"  # calls failed in a row; the pool is left alone for `pause_s`
-    CONNECTOR_LOAD_FAILED = (
-        "connector.load_failed"  # blocks of a request could not be loaded; reason says why
-    )
+    CONNECTOR_LOAD_FAILED = "connector.load_failed"  # blocks of a request did not come; reason says why
     HF_MODEL_LOADED = "hf.model_loaded"  # the small engine has its model; `seconds`, `kv_blocks`, `device`
     HF_STEP_FAILED = "hf.step_failed"  # a forward pass failed; the sequences in it end with an error
     HF_POOL_FAILED = "hf.pool_failed"  # a call to the pool failed; the engine computes instead
