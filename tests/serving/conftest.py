@@ -53,6 +53,7 @@ def vllm_cluster(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> I
             ("MOONCACHE_CONDUCTOR_ADMISSION_ENABLED", "false"),
             # Short prompts too go through a prefill instance and the pool.
             ("MOONCACHE_CONDUCTOR_INLINE_TOKENS_MAX", "0"),
+            ("MOONCACHE_VLLM_TOOL_PARSER", "hermes"),
         ),
     )
     cluster = EmbeddedCluster(settings)
