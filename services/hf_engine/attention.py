@@ -16,9 +16,12 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from mooncache.errors import Unsupported
 from mooncache.hf_engine.kv_memory import KvMemory, Tensor
 
 NAME = "mooncache_paged"
+# Arguments that change the result; passing them over would be silently wrong.
+_NOT_DONE = ("sliding_window", "softcap", "s_aux", "position_bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +149,16 @@ def paged_attention(
     value: Tensor,
     attention_mask: Any = None,
     scaling: float | None = None,
-    **_: Any,
+    **more: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls: `[1, heads, tokens, head size]` in, `[1, tokens, heads, head size]` out."""
+    """What transformers calls: `[1, heads, tokens, head size]` in, `[1, tokens, heads, head size]` out.
+
+    Raises:
+        Unsupported: the model wants something of attention that is not done here; seen at the first step.
+    """
+    for name in _NOT_DONE:
+        if more.get(name) is not None:
+            raise Unsupported(f"The model's attention uses {name}, which this engine does not compute.")
     step: Step = _current.step
     memory, layer = step.memory, module.layer_idx
     memory.write(layer, step.block_ids, step.offsets, key[0].transpose(0, 1), value[0].transpose(0, 1))

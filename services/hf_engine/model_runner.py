@@ -20,6 +20,8 @@ from mooncache.hf_engine.kv_memory import KvMemory, Tensor
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BLOCKS_MIN = 2
+# Rotary frequencies that follow the length of the longest sequence in a step.
+_MOVING_ROPE = frozenset({"dynamic", "longrope", "su"})
 
 
 def choose_device(wanted: str) -> Any:
@@ -46,7 +48,8 @@ class ModelRunner:
 
     Raises:
         ConfigInvalid: no model there, or less memory than two blocks.
-        Unsupported: an architecture whose KV is not one full causal attention in every layer.
+        Unsupported: an architecture whose KV is not one full causal attention in every layer, or not the prefix's
+            alone.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class ModelRunner:
     ) -> None:
         from transformers import AutoModelForCausalLM
 
-        _refuse_other_attention(folder)
+        _refuse_other_attention(folder, _read_config(folder))
         attention.register()
         self.device = choose_device(device)
         try:
@@ -65,6 +68,7 @@ class ModelRunner:
             raise ConfigInvalid(f"The model in {folder} cannot be loaded: {error}") from None
         self.model = model.eval().to(self.device)
         config = model.config.get_text_config()
+        _refuse_other_attention(folder, config.to_dict())  # with the defaults of its class
         heads = config.num_attention_heads
         geometry = {
             "layers": config.num_hidden_layers,
@@ -118,11 +122,17 @@ class ModelRunner:
             return found.logits[0].float()
 
 
-def _refuse_other_attention(folder: Path) -> None:
+def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigInvalid(f"{folder} has no readable config.json: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigInvalid(f"{folder / 'config.json'} is no JSON object.")
+    return config
+
+
+def _refuse_other_attention(folder: Path, config: dict[str, Any]) -> None:
     kinds = set(config.get("layer_types") or ())
     windowed = config.get("sliding_window") and config.get("use_sliding_window", True)
     if kinds - {"full_attention"} or windowed or config.get("is_encoder_decoder") or "kv_lora_rank" in config:
@@ -130,6 +140,23 @@ def _refuse_other_attention(folder: Path) -> None:
             f"The model in {folder} ({config.get('model_type')}) has layers without full causal attention; "
             "this engine serves Llama, Qwen2, Qwen3 and models built like them."
         )
+    if moving := _rope_kinds(config) & _MOVING_ROPE:
+        raise Unsupported(
+            f"The model in {folder} ({config.get('model_type')}) has {'/'.join(sorted(moving))} rotary positions: "
+            "the KV of a prefix depends on how long the prompt is, so no block could be used again."
+        )
+
+
+def _rope_kinds(config: dict[str, Any]) -> set[str]:
+    """Kinds of rotary positions, in the old shape and the new one, for the model or for each kind of layer."""
+    found: set[str] = set()
+    for name in ("rope_scaling", "rope_parameters"):
+        table = config.get(name)
+        if isinstance(table, dict):
+            for part in (table, *table.values()):
+                if isinstance(part, dict):
+                    found.update(str(part[key]) for key in ("rope_type", "type") if part.get(key))
+    return found
 
 
 def _eos_ids(model: Any) -> frozenset[int]:

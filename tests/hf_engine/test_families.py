@@ -64,6 +64,42 @@ def test_other_attention_is_refused(tmp_path: Path, config: dict[str, Any]) -> N
         ModelRunner(tmp_path, dtype="float32", device="cpu", block_tokens=16, kv_cache_bytes=1 << 20)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
+        {"rope_parameters": {"full_attention": {"rope_type": "dynamic", "factor": 2.0}}},
+    ],
+)
+def test_positions_that_move_with_the_length_are_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+    """Their keys change when a prompt, or any other one in the same step, grows beyond a length."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    with pytest.raises(Unsupported, match="rotary positions"):
+        ModelRunner(tmp_path, dtype="float32", device="cpu", block_tokens=16, kv_cache_bytes=1 << 20)
+
+
+def test_what_a_models_class_adds_to_its_attention_is_refused(tmp_path: Path) -> None:
+    """The file does not name the window: it is a default of the class."""
+    config = transformers.MistralConfig(**SIZES)
+    transformers.MistralForCausalLM(config).save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps({key: value for key, value in written.items() if key != "sliding_window"})
+    )
+    with pytest.raises(Unsupported, match="full causal attention"):
+        ModelRunner(tmp_path, dtype="float32", device="cpu", block_tokens=16, kv_cache_bytes=1 << 20)
+
+
+def test_attention_that_is_not_computed_here_is_refused_at_the_first_step(model_folder: Path) -> None:
+    runner = ModelRunner(model_folder, dtype="float32", device="cpu", block_tokens=16, kv_cache_bytes=1 << 20)
+    layer = runner.model.model.layers[0].self_attn
+    forward = layer.forward
+    layer.forward = lambda *args, **more: forward(*args, **more, softcap=50.0)
+    with pytest.raises(Unsupported, match="softcap"):
+        runner.warm_up()
+
+
 def test_what_cannot_be_used_is_named(tmp_path: Path, model_folder: Path) -> None:
     with pytest.raises(ConfigInvalid, match=r"config\.json"):
         ModelRunner(tmp_path, dtype="float32", device="cpu", block_tokens=16, kv_cache_bytes=1 << 20)
