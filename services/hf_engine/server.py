@@ -24,6 +24,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from mooncache.errors import (
     EngineFailed,
@@ -204,12 +205,29 @@ async def _generate(state: ServerState, request: Request, *, chat: bool) -> Resp
     if asked.stream:
         events = _events(state, answer, sequences, queue)
         headers["Cache-Control"] = "no-cache"
-        return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+        return _Stream(events, lambda: _end(state, answer, sequences), headers)
     try:
         await _unless_gone(request, _collect(state, answer, sequences, queue))
     finally:
         _end(state, answer, sequences)
     return _json(answer.whole(), headers=headers)
+
+
+class _Stream(StreamingResponse):
+    """Events whose request ends with them, also when the client has gone before the first one was asked for: an
+    iterator that was never begun does not come to its `finally`."""
+
+    def __init__(
+        self, events: AsyncIterator[bytes], end: Callable[[], None], headers: dict[str, str]
+    ) -> None:
+        super().__init__(events, headers=headers, media_type="text/event-stream")
+        self._end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
 
 
 def _sequences(state: ServerState, asked: Asked, queue: asyncio.Queue[Output]) -> list[Sequence]:
@@ -298,8 +316,6 @@ async def _events(
         yield b"data: [DONE]\n\n"
     except EngineFailed as error:
         yield _data({"error": _error(error.message, 500, "InternalServerError")}) + b"data: [DONE]\n\n"
-    finally:
-        _end(state, answer, sequences)
 
 
 def _event(state: ServerState, answer: Answer, sequences: list[Sequence], output: Output) -> bytes:

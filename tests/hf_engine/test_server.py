@@ -15,12 +15,16 @@ from typing import Any
 
 import pytest
 
+from mooncache.hf_engine.server import ServerState, deliver_to, make_app
+from mooncache.hf_engine.service import Parts
+from mooncache.hf_engine.tokens import ChatTokenizer
 from mooncache.kvcache.keys import passport_from_json
 from mooncache.kvcache.params import FIELD, Ask, Told
 from tests.hf_engine.conftest import (
     API_KEY,
     BLOCK,
     MODEL,
+    Lab,
     Server,
     end,
     prompt,
@@ -267,6 +271,47 @@ def test_a_closed_stream_and_a_closed_wait_are_aborted(server: Server) -> None:
     wait_until(lambda: metric(server, "kv_cache_usage_perc") == 0, "its blocks are free")
     _, text, _ = call(server, "/metrics")
     assert 'requests_finished_total{reason="abort"}' in text.decode()
+
+
+async def test_a_stream_that_nobody_begins_to_read_is_aborted(lab: Lab) -> None:
+    """The client has gone before the first event is asked for."""
+    parts = lab.parts
+    parts.engine.deliver = deliver_to(asyncio.get_running_loop())
+    app = make_app(
+        ServerState(parts.engine, ChatTokenizer(parts.folder), parts.limits, parts.passport, "", 0)
+    )
+    body = {"prompt": prompt(20, 5), "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    messages = [
+        {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False},
+        {"type": "http.disconnect"},
+    ]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return messages.pop(0) if len(messages) > 1 else messages[0]
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "method": "POST",
+        "path": "/v1/completions",
+        "query_string": b"",
+        "headers": [],
+    }
+    await app(scope, receive, send)
+    assert not any(message.get("body") for message in sent)
+    await asyncio.to_thread(lab.settled)
+    assert metric_of(parts, 'requests_finished_total{reason="abort"}') == 1
+
+
+def metric_of(parts: Parts, name: str) -> float:
+    text = parts.engine.metrics.registry.render().decode()
+    return sum(
+        float(line.split()[1]) for line in text.splitlines() if line.startswith(f"mooncache_hf_{name}")
+    )
 
 
 async def test_many_streams_at_once(server: Server) -> None:
