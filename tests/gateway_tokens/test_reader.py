@@ -53,6 +53,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> PromptReader:
         {"messages": _TALK, "continue_final_message": True},
         {"messages": _TALK, "documents": 7},
         {"messages": [{"role": "bad", "content": "x"}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 100_000}}]}]},
     ],
 )
 def test_chats_that_only_the_engine_can_judge(reader: PromptReader, body: dict[str, Any]) -> None:

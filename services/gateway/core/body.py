@@ -140,7 +140,10 @@ def parse(data: bytes, *, chat: bool, choice_count_max: int) -> Inquiry:
             raise bad_request("`messages` is missing; it is a list of objects with a role.", "messages")
     else:
         assert isinstance(known, _Completion)
-        prompts = count(known.prompt, embedded=body.get("prompt_embeds") is not None)
+        try:
+            prompts = count(known.prompt, embedded=body.get("prompt_embeds") is not None)
+        except RecursionError:
+            raise bad_request("`prompt` is nested too deeply.", "prompt") from None
     answers = known.n or 1
     if answers > choice_count_max:
         raise bad_request(f"n is {answers}, at most {choice_count_max} are possible.", "n")
@@ -186,7 +189,9 @@ def _decode(data: bytes) -> tuple[dict[str, Any], dict[str, Raw]]:
         return _OBJECT.decode(data), _RAW.decode(data)
     except UnicodeDecodeError as error:
         raise bad_request(f"The body is not UTF-8 (byte {error.start}).") from None
-    except msgspec.ValidationError:
+    except msgspec.ValidationError as error:
+        if "out of range" in str(error):  # 1e999, or an integer of thousands of digits
+            raise bad_request("The body has a number that is too large.") from None
         raise bad_request("The body is JSON but no object; send {...}.") from None
     except msgspec.DecodeError as error:
         raise bad_request(f"We could not parse the JSON body of your request: {error}.") from None

@@ -143,6 +143,8 @@ def _arguments(given: Any) -> dict[str, Any]:
             given = json.loads(given)
         except ValueError:
             return {}
+        except RecursionError:
+            raise Unreadable("tool_calls") from None
     return given if isinstance(given, dict) else {}
 
 
