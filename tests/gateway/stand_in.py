@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ class StandInConductor(Service):
         self.version = 1
         self.changed = asyncio.Event()
         self.plans: list[pb.ScheduleResponse] = []
+        self.think: Callable[[pb.ScheduleRequest], Awaitable[pb.ScheduleResponse]] | None = None
         self.scheduled: list[pb.ScheduleRequest] = []
         self.updates: list[pb.UpdateRequestRequest] = []
         self.updated = asyncio.Event()
@@ -80,6 +81,8 @@ async def _schedule(
     state: StandInConductor, request: pb.ScheduleRequest, _context: CallContext
 ) -> pb.ScheduleResponse:
     state.scheduled.append(request)
+    if state.think is not None:
+        return await state.think(request)
     return state.plans.pop(0) if len(state.plans) > 1 else state.plans[0]
 
 

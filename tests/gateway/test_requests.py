@@ -43,6 +43,9 @@ BAD: list[tuple[str, Any, int, str | None, str]] = [
     (PATH, b'{"model": "\xff"}', 400, None, "UTF-8"),
     (PATH, b'{"model": "' + MODEL.encode() + b'", "x": "\xc3"}', 400, None, "UTF-8"),
     (PATH, b'{"a":' * 100_000, 400, None, "deep"),
+    ("/v1/completions", b'{"model":"m","prompt":' + b"[" * 600 + b"]" * 600 + b"}", 400, "prompt", "deep"),
+    (PATH, b'{"model":"m","x":1e999}', 400, None, "too large"),
+    (PATH, b'{"model":"m","x":' + b"1" * 5000 + b"}", 400, None, "too large"),
     (PATH, {"messages": MESSAGES}, 400, "model", "missing"),
     (PATH, {"model": 7, "messages": MESSAGES}, 400, "model", "str"),
     (PATH, {"model": "", "messages": MESSAGES}, 400, "model", "length"),
@@ -218,7 +221,6 @@ async def test_too_many_at_once_is_429(tmp_path: Path, http: aiohttp.ClientSessi
         ("ttft", 429, "overloaded"),
         ("capacity", 429, "overloaded"),
         ("no_instance", 503, "no_instances"),
-        ("unknown_model", 404, "model_not_found"),
         ("too_long", 400, "context_length_exceeded"),
     ],
 )
@@ -233,6 +235,35 @@ async def test_refusals_of_the_conductor(
         assert (found, answer["error"]["code"]) == (status, code)
         if status in (429, 503):
             assert headers["retry-after"] == "3" and headers["retry-after-ms"] == "2500"
+
+
+async def test_conductor_that_forgot_the_model_is_no_404(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """It was started again a moment ago: its instances come back with their next report."""
+    async with running(tmp_path, [FakeEngine("e")]) as bench:
+        bench.conductor.plans = [pb.ScheduleResponse(admitted=False, reason="unknown_model", message="who?")]
+        status, _, headers = await ask(bench, http, CHAT)
+        assert (status, headers["x-mooncache-decision"]) == (200, "unscheduled")
+
+
+async def test_plan_for_a_client_that_left_is_given_back(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    asked, decided = asyncio.Event(), asyncio.Event()
+    async with running(tmp_path, [FakeEngine("e")], gateway__schedule_timeout_s=20) as bench:
+
+        async def slowly(request: pb.ScheduleRequest) -> pb.ScheduleResponse:
+            asked.set()
+            await decided.wait()
+            return bench.plan("e", decision_id="d-7")
+
+        bench.conductor.think = slowly
+        call = asyncio.create_task(ask(bench, http, CHAT))
+        await asked.wait()
+        call.cancel()
+        await until(lambda: bench.gateway.state.active_count == 0)
+        assert bench.conductor.updates == []
+        decided.set()
+        await bench.conductor.wait_for_phase("ABORTED")
+        assert bench.conductor.updates[-1].decision_id == "d-7"
+        assert bench.engines["e"].requests == []
 
 
 async def test_without_the_conductor_requests_go_round_robin(

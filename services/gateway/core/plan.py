@@ -16,6 +16,7 @@ from mooncache.gateway.core.faults import Refusal
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 DECODE_ATTEMPTS: Final = 3
+UNKNOWN_MODEL: Final = "unknown_model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def of_response(response: pb.ScheduleResponse, model: str) -> Plan:
 def refusal(response: pb.ScheduleResponse, model: str) -> Refusal:
     """What a client is told when the conductor says no."""
     later_s = response.retry_after_ms / 1000 if response.retry_after_ms else None
-    if response.reason == "unknown_model":
+    if response.reason == UNKNOWN_MODEL:
         return unknown_model(model)
     if response.reason == "too_long":
         return faults.refuse(PromptTooLong(response.message), param="messages")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -48,16 +49,21 @@ class Conductor:
     async def schedule(self, request: pb.ScheduleRequest) -> pb.ScheduleResponse | None:
         """Ask where a request goes; None when the conductor does not answer.
 
+        When the caller is cancelled meanwhile, the plan that nobody will carry out is given back: the conductor
+        would count it as work under way until its own limit.
+
         Raises:
             MooncacheError: the conductor's own refusal of the call.
         """
         started_s = self._clock.now_s()
         if started_s < self._avoid_until_s:
             return None
+        call = asyncio.ensure_future(self._link.call("Schedule", request, self._schedule_timeout_s))
         try:
-            response: pb.ScheduleResponse = await self._link.call(
-                "Schedule", request, self._schedule_timeout_s
-            )
+            response: pb.ScheduleResponse = await asyncio.shield(call)
+        except asyncio.CancelledError:
+            call.add_done_callback(partial(self._give_back, request.request_id))
+            raise
         except _ABSENT as error:
             self._avoid_until_s = self._clock.now_s() + _AVOID_S
             self._note(error)
@@ -65,6 +71,14 @@ class Conductor:
         self._stats.schedule.observe(self._clock.now_s() - started_s)
         self._note(None)
         return response
+
+    def _give_back(self, request_id: str, call: asyncio.Future[pb.ScheduleResponse]) -> None:
+        if call.cancelled() or call.exception() is not None:
+            return
+        response = call.result()
+        if response.admitted:
+            phase, detail = pb.REQUEST_PHASE_ABORTED, {"code": "CLIENT_GONE", "legs": []}
+            self.update(request_id, response.decision_id, phase, 0.0, 0, detail)
 
     async def list_instances(self, known_version: int, wait_s: float) -> pb.ListInstancesResponse:
         """Known instances; waits for a change. Raises MooncacheError."""

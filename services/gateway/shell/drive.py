@@ -165,7 +165,8 @@ class Drive:
             priority=inquiry.priority if caller.admin else 0,
         )
         response = await self._state.conductor.schedule(request)
-        if response is not None:
+        # A conductor that was just started knows fewer models than the last list: that is no 404.
+        if response is not None and response.reason != plan.UNKNOWN_MODEL:
             return plan.of_response(response, inquiry.model)
         self._state.stats.unscheduled.inc()
         instance = self._state.fleet.next_instance(inquiry.model, attempts.exclude)
@@ -320,8 +321,10 @@ class Drive:
         if new is None:
             self._recompute()
             return
-        self._state.stats.retries.labels("prefill").inc()
         self._plan = new
+        if self._decode is not None and self._decode.done():
+            return  # its answer came while the conductor was asked
+        self._state.stats.retries.labels("prefill").inc()
         if plan.keeps_decode(old, new) and new.prefill is not None:
             self._start_prefill(new.prefill)
         else:
