@@ -162,6 +162,24 @@ def test_a_failed_prefill_goes_elsewhere_and_decode_stays(tmp_path: Path) -> Non
     serve(tmp_path, scenario)
 
 
+def test_one_request_id_for_many_requests(tmp_path: Path) -> None:
+    """Clients choose the ids: a second request under one is no second attempt, and costs no more than another."""
+
+    async def scenario(c: Conductor) -> None:
+        await c.register(*pair())
+        plans = [await c.schedule("same", chain(f"k{i}", 100), tenant=f"t{i % 2}") for i in range(40)]
+        assert len(c.service.state.core.work) == 40
+        other = await c.schedule("same", chain("x", 100), tenant="t2", attempt=2)
+        assert len(c.service.state.core.work) == 41, "another tenant's attempt ends nothing"
+        assert len((await c.record(other.decision_id))["earlier"]) == 16
+        assert (await c.record(plans[-1].decision_id))["earlier"] == []
+        for plan in plans:
+            await c.update(plan.decision_id, pb.REQUEST_PHASE_ABORTED)
+        assert len(c.service.state.core.work) == 1
+
+    serve(tmp_path, scenario)
+
+
 def test_refusals(tmp_path: Path) -> None:
     async def scenario(c: Conductor) -> None:
         unknown = await c.schedule("r0", b"", model="other")

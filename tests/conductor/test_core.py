@@ -261,7 +261,7 @@ def test_of_equal_overlaps_the_soonest_counts() -> None:
 
 
 def active(name: str, computer: str, decoder: str, compute_s: float, now_s: float) -> Active:
-    return Active(name, f"r{name}", "m", computer, decoder, 100, 0, compute_s, 2, 300, now_s, 1.0)
+    return Active(name, f"r{name}", "t", "m", computer, decoder, 100, 0, compute_s, 2, 300, now_s, 1.0)
 
 
 def test_queue_is_what_is_left_of_pending_prefills() -> None:

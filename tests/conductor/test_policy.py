@@ -282,7 +282,7 @@ def test_refusals_name_their_reason_and_when_to_come_back() -> None:
     assert (reason, wait_s) == ("tbt", 0.5)
     full = option(sequences=8, sequences_max=8, turnover_s=80.0)
     reason, wait_s = admission.refusal(asked, RULES, 11.0, 0.0, full)
-    assert (reason, wait_s) == ("capacity", 10.0)
+    assert (reason, wait_s) == ("capacity", 9.0)
     assert admission.refusal(asked, OPEN, 99.0, 98.0, full) == ("", 0.0)
 
 
@@ -293,6 +293,19 @@ def test_what_waiting_cannot_mend_is_no_reason_unless_asked_for() -> None:
     assert admission.refusal(strict, RULES, 5.0, 0.0, option())[0] == "ttft"
     strict = request(100, tbt_slo_s=0.001, tbt_strict=True)
     assert admission.refusal(strict, RULES, 0.5, 0.0, option())[0] == "tbt"
+
+
+def test_on_a_slow_machine_a_queue_alone_is_no_reason() -> None:
+    """An idle instance would take 40 s: with something before it that is no worse a time to come."""
+    asked = request(100, ttft_slo_s=30.0, tbt_slo_s=1.0)
+    assert admission.refusal(asked, RULES, 45.0, 5.0, option()) == ("", 0.0)
+    assert admission.refusal(asked, RULES, 100.0, 60.0, option()) == ("ttft", 20.0)
+    slow = DecodeCost(1.5, 0.01, 0.0)
+    assert admission.refusal(asked, RULES, 1.0, 0.0, option(sequences=3, decode=slow)) == ("", 0.0)
+    crowd = option(sequences=200, decode=slow)
+    assert admission.refusal(asked, RULES, 1.0, 0.0, crowd)[0] == "tbt"
+    named = request(100, tbt_slo_s=1.0, tbt_strict=True)
+    assert admission.refusal(named, RULES, 1.0, 0.0, option(sequences=3, decode=slow))[0] == "tbt"
 
 
 @given(st.floats(0, 100), st.floats(0, 100), st.integers(-10, 10), st.integers(-10, 10))

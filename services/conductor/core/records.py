@@ -7,7 +7,7 @@ thousand records take tens of megabytes; the oldest are dropped.
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from mooncache.conductor.core.policy.types import Branch, Choice, DecodeOption, 
 from mooncache.conductor.core.seen import MissRange
 
 CANDIDATES_MAX = 16
+EARLIER_MAX = 16
 EVENTS_MAX = 32
 EVENT_BYTES_MAX = 32_768
 DETAIL_CHARS_MAX = 16_384
@@ -83,7 +84,8 @@ class Records:
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max
         self._records: OrderedDict[str, Record] = OrderedDict()
-        self._of_request: dict[str, tuple[str, ...]] = {}
+        # A client may give all its requests one id: thousands of decisions under a name must cost no more than one.
+        self._of_request: dict[str, deque[str]] = {}
 
     def __len__(self) -> int:
         return len(self._records)
@@ -91,14 +93,12 @@ class Records:
     def add(self, record: Record) -> None:
         """Keep a record; drop the oldest when there are too many."""
         self._records[record.decision_id] = record
-        known = self._of_request.get(record.request_id, ())
-        self._of_request[record.request_id] = (*known, record.decision_id)
+        self._of_request.setdefault(record.request_id, deque()).append(record.decision_id)
         while len(self._records) > self._count_max:
             _, oldest = self._records.popitem(last=False)
-            left = self._of_request[oldest.request_id][1:]  # of one request the oldest goes first
-            if left:
-                self._of_request[oldest.request_id] = left
-            else:
+            left = self._of_request[oldest.request_id]
+            left.popleft()  # of one request the oldest goes first
+            if not left:
                 del self._of_request[oldest.request_id]
 
     def find(self, name: str) -> Record | None:
@@ -109,8 +109,9 @@ class Records:
         return self._records[ids[-1]] if ids else None
 
     def earlier(self, request_id: str) -> list[str]:
-        """Return the decision ids of a request, oldest first."""
-        return list(self._of_request.get(request_id, ()))
+        """Return the last decision ids of a request, oldest first."""
+        known = self._of_request.get(request_id, deque())
+        return [known[at] for at in range(max(0, len(known) - EARLIER_MAX), len(known))]
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""

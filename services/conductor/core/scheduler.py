@@ -132,10 +132,11 @@ class Scheduler:
     def schedule(self, ask: Ask, pool: PoolAnswer, now_s: float, wall_s: float) -> Decision:
         """Decide one request, count it and record it."""
         model = self.registry.of_model(ask.model)
-        earlier = self.work.of_request(ask.request_id)
+        # Clients choose request ids and may use one twice: only another attempt makes the first plan void.
+        earlier = self.work.of_request(ask.tenant, ask.request_id) if ask.attempt > 1 else None
         kept = ""
-        if earlier is not None:  # another attempt of the same request: its first plan is void
-            kept = earlier.decoder if earlier.decoder not in ask.exclude and ask.attempt > 1 else ""
+        if earlier is not None:
+            kept = earlier.decoder if earlier.decoder not in ask.exclude else ""
             self.close(earlier.decision_id, "superseded", now_s)
         if not model:
             return self._refuse(
@@ -282,7 +283,7 @@ class Scheduler:
         wall_s: float,
     ) -> Decision:
         decision_id = f"d-{self._rng.getrandbits(64):016x}"
-        earlier = self.records.earlier(ask.request_id)
+        earlier = self.records.earlier(ask.request_id) if ask.attempt > 1 else []
         record = new_record(ask, pool, request, choice, decision_id, earlier, block_tokens, now_s, wall_s)
         self.records.add(record)
         return Decision(decision_id, choice, request, record, pool)
@@ -308,6 +309,7 @@ class Scheduler:
             Active(
                 decision_id=decision.decision_id,
                 request_id=ask.request_id,
+                tenant=ask.tenant,
                 model=ask.model,
                 computer=computer.instance_id,
                 decoder=choice.decode.facts.instance_id,

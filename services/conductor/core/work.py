@@ -22,6 +22,7 @@ class Active:
 
     decision_id: str
     request_id: str
+    tenant: str
     model: str
     computer: str
     decoder: str
@@ -57,7 +58,7 @@ class WorkBook:
 
     def __init__(self) -> None:
         self._active: dict[str, Active] = {}
-        self._by_request: dict[str, str] = {}
+        self._by_request: dict[tuple[str, str], str] = {}
         self._loads: dict[str, _Load] = {}
 
     def __len__(self) -> int:
@@ -67,14 +68,14 @@ class WorkBook:
         """Return an active request."""
         return self._active.get(decision_id)
 
-    def of_request(self, request_id: str) -> Active | None:
-        """Return the newest active decision of a request."""
-        return self._active.get(self._by_request.get(request_id, ""))
+    def of_request(self, tenant: str, request_id: str) -> Active | None:
+        """Return the newest active decision of a tenant's request."""
+        return self._active.get(self._by_request.get((tenant, request_id), ""))
 
     def assign(self, active: Active) -> None:
         """Count a request from now on."""
         self._active[active.decision_id] = active
-        self._by_request[active.request_id] = active.decision_id
+        self._by_request[active.tenant, active.request_id] = active.decision_id
         computing = self._loads.setdefault(active.computer, _Load())
         if not computing.pending:
             computing.begun_s = active.assigned_s
@@ -102,8 +103,8 @@ class WorkBook:
             return None
         if active.phase == COMPUTING:
             self._take_off(active, now_s)
-        if self._by_request.get(active.request_id) == decision_id:
-            del self._by_request[active.request_id]
+        if self._by_request.get((active.tenant, active.request_id)) == decision_id:
+            del self._by_request[active.tenant, active.request_id]
         load = self._loads[active.decoder]
         load.sequences -= active.sequences
         load.kv_tokens -= active.kv_tokens
