@@ -5,6 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import settings
+
+# No test judges time: an example that is slow on a busy machine is no failure.
+settings.register_profile("mooncache", deadline=None)
+settings.load_profile("mooncache")
 
 
 @pytest.fixture(autouse=True)

@@ -156,6 +156,12 @@ class Engine:
             )
         return block_keys
 
+    def _chain(self, keys: Iterable[Key]) -> bytes:
+        """The keys packed; a chain that is packed already, thousands of keys perhaps, is not taken apart."""
+        if isinstance(keys, bytes) and not len(keys) % _KEY_BYTES and len(keys) <= MAX_BATCH * _KEY_BYTES:
+            return keys
+        return pack_keys(self._batch(keys))
+
     def _learn(self, missed: list[bytes], timeout_s: float) -> bool:
         """Ask the master about missed keys whose holder is unknown; True when it is worth asking the nodes again."""
         if self._locate is None or not missed:
@@ -297,18 +303,21 @@ class Engine:
         timeout_s: float | None,
         cancel: CancelTokenLike | None = None,
     ) -> res.MatchResult:
-        block_keys = self._batch(keys)
-        if not block_keys:
+        packed = self._chain(keys)
+        count = len(packed) // _KEY_BYTES
+        if not count:
             return res.MatchResult(0, ())
         limit_s = self._timeout(timeout_s)
-        packed = pack_keys(block_keys)
         run, bitmap, unreachable = call_native(self._core().match, packed, limit_s, touch, cancel)
-        present = _bits(bitmap, len(block_keys))
-        if run < len(block_keys) and self._learn(
-            [block_keys[i] for i, there in enumerate(present) if not there], limit_s
-        ):
-            run, bitmap, unreachable = call_native(self._core().match, packed, limit_s, touch, cancel)
-            present = _bits(bitmap, len(block_keys))
+        present = _bits(bitmap, count)
+        if run < count and self._locate is not None:
+            unlocated = self._native.unlocated(
+                packed
+            )  # none in small clusters: nothing to pick from the chain
+            missed = [packed[i * _KEY_BYTES : (i + 1) * _KEY_BYTES] for i in unlocated if not present[i]]
+            if self._learn(missed, limit_s):
+                run, bitmap, unreachable = call_native(self._core().match, packed, limit_s, touch, cancel)
+                present = _bits(bitmap, count)
         return res.MatchResult(run, present, unreachable)
 
     def stat_many(

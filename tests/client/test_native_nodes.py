@@ -13,7 +13,7 @@ import mooncache
 from mooncache import _native
 from mooncache.auth import Token, tenant_id
 from mooncache.client.engine import Engine
-from mooncache.client.keys import to_block_key
+from mooncache.client.keys import pack_keys, to_block_key, to_block_keys
 from mooncache.client.options import Options, new_native
 from mooncache.client.results import ClusterView, NodeView
 from mooncache.errors import InvalidArgument, MasterUnavailable
@@ -123,6 +123,16 @@ def test_large_clusters_ask_the_directory_once_for_keys_without_a_place() -> Non
         assert reader.exists_many(keys, None) == (True,) * 20
         assert reader.match(keys, True, None).leading_blocks == 20
         assert len(asked) == 1, "places that are known are not asked for again"
+        chain = pack_keys(to_block_keys(keys))
+        assert reader.match(chain, True, None) == reader.match(keys, True, None)
+        fresh = make_engine(running, locate)
+        assert fresh.match(chain, True, None).present == (True,) * 20
+        assert asked[1:] == asked[:1], "a packed chain asks like a list of keys"
+        assert fresh.match(chain + bytes(32), True, None).leading_blocks == 20
+        for wrong in (chain[:-1], bytes(32 * 65_537)):
+            with pytest.raises(InvalidArgument):
+                fresh.match(wrong, True, None)
+        fresh.close()
         assert all(code == 0 for code, _ in reader.stat_many(keys, None))
         reader.close()
 
