@@ -119,6 +119,37 @@ def test_other_weights_never_hit(make: Make, faulty: FaultyPool, tmp_path: Path)
     assert {name for name in mine if mine[name] != theirs[name]} == {"weights_digest"}
 
 
+def test_what_changes_the_kv_beside_the_models_files_is_in_the_passport(
+    make: Make, faulty: FaultyPool, tmp_path: Path
+) -> None:
+    """LongRoPE's frequencies follow the engine's longest prompt; a configuration may come from another folder."""
+    from mooncache.connectors.vllm.engine_passport import read_passport
+
+    engine = make()
+    model = engine.config.model_config
+
+    def digest() -> str:
+        return read_passport(engine.config, {}, "float32", 10, tmp_path / "state").config_digest
+
+    plain = digest()
+    model.max_model_len //= 2
+    assert digest() == plain  # the positions of other models do not move
+    model.hf_text_config.rope_parameters = {"rope_type": "longrope", "rope_theta": 1e4}
+    short = digest()
+    model.max_model_len *= 2
+    assert len({plain, short, digest()}) == 3
+    here = digest()
+    folder = tmp_path / "configuration"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"rope_theta": 5e5}')
+    model.hf_config_path = str(folder)
+    assert digest() != here
+    engine.config.cache_config.kv_cache_dtype_skip_layers = ["0"]
+    skipping = digest()
+    engine.config.cache_config.kv_cache_dtype_skip_layers = ["1"]
+    assert digest() != skipping
+
+
 def test_a_model_whose_files_are_gone_serves_without_the_pool(
     make: Make, faulty: FaultyPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,8 @@ def read_passport(
         "quantization": str(model.quantization),
         "overrides": model.hf_overrides if isinstance(model.hf_overrides, dict) else repr(model.hf_overrides),
         "speculative": repr(config.speculative_config),
+        "kv_dtype_skips": list(getattr(config.cache_config, "kv_cache_dtype_skip_layers", None) or ()),
+        **_config_beside_the_files(model),
     }
     parallel = config.parallel_config
     tp_rank, pp_rank = ranks(config)
@@ -73,6 +75,21 @@ def read_passport(
         pp_rank=pp_rank,
         pp_size=parallel.pipeline_parallel_size,
     )
+
+
+def _config_beside_the_files(model: Any) -> dict[str, Any]:
+    """What changes the model's KV and is not in its folder.
+
+    LongRoPE has two sets of frequencies; vLLM takes one for the engine's whole life, by its longest prompt.
+    """
+    found: dict[str, Any] = {}
+    if model.hf_config_path and model.hf_config_path != model.model:
+        found["config_path"] = identity.config_digest(identity.resolve_model(model.hf_config_path))
+    text = model.hf_text_config
+    ropes = (getattr(text, name, None) for name in ("rope_parameters", "rope_scaling"))
+    if any("longrope" in str(rope) for rope in ropes):
+        found["longrope_for"] = int(model.max_model_len)
+    return found
 
 
 def ranks(config: Any) -> tuple[int, int]:
