@@ -8,6 +8,7 @@ bounded by the bytes of the blocks in it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -15,9 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mooncache.errors import AlreadyExists, MooncacheError
+from mooncache.errors import AlreadyExists, DeadlineExceeded, MooncacheError
 from mooncache.kvcache.memory import HostMemory
-from mooncache.kvcache.mover import ABSENT, CANCELLED, FULL, Job, SaveReport, reason_of
+from mooncache.kvcache.mover import ABSENT, CANCELLED, FULL, UNAVAILABLE, Job, SaveReport, reason_of
 from mooncache.kvcache.pool_link import PoolLink
 
 
@@ -26,6 +27,7 @@ class _Open:
     job: Job
     started_s: float
     size_bytes: int
+    deadline_s: float = 0.0
     begun: bool = False
     written: set[int] = field(default_factory=set)
     reservations: dict[int, Any] = field(default_factory=dict)
@@ -33,6 +35,13 @@ class _Open:
     present: int = 0
     moved: int = 0
     lost: dict[str, int] = field(default_factory=dict)
+
+    def left_s(self) -> float:
+        """Time left for what is being done. Raises DeadlineExceeded."""
+        left_s = self.deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise DeadlineExceeded("a node takes too long for the layers of a step's blocks")
+        return left_s
 
     def lose(self, index: int, reason: str) -> None:
         """Give one block up."""
@@ -125,6 +134,8 @@ class LayerSaver:
                     states = list(self._open.values())
                     break
                 state, layer = self._tasks.popleft()
+            # One limit for all blocks of a layer: a node that hangs would else take its time for each of them.
+            state.deadline_s = time.monotonic() + self._timeout_s
             try:
                 self._begin(state)
                 if layer is None:
@@ -133,13 +144,23 @@ class LayerSaver:
                     self._commit(state)
                 else:
                     self._write(state, layer)
+            except Exception:  # noqa: BLE001  (a defect must not end the thread: blocks would stay pinned for ever)
+                self._link.failed()
+                self._give_up(state, UNAVAILABLE)
             finally:
                 if layer is None:
                     self._end(state)
         for state in states:
-            for index in list(state.reservations):
-                state.lose(index, CANCELLED)
+            self._give_up(state, CANCELLED)
             self._end(state)
+
+    @staticmethod
+    def _give_up(state: _Open, reason: str) -> None:
+        """Nothing more is written or committed of this save."""
+        state.begun = True
+        for index in list(state.reservations):
+            with contextlib.suppress(Exception):
+                state.lose(index, reason)
 
     def _begin(self, state: _Open) -> None:
         """Reserve the blocks that the pool does not hold."""
@@ -152,7 +173,7 @@ class LayerSaver:
             state.lost[ABSENT] = len(keys)
             return
         try:
-            there = client.exists_many(list(keys), timeout_s=self._timeout_s)
+            there = client.exists_many(list(keys), timeout_s=state.left_s())
         except MooncacheError as error:
             self._link.failed()
             state.lost[reason_of(error.code)] = len(keys)
@@ -163,7 +184,7 @@ class LayerSaver:
                 continue
             try:
                 state.reservations[index] = client.reserve(
-                    keys[index], self._memory.block_bytes, timeout_s=self._timeout_s
+                    keys[index], self._memory.block_bytes, timeout_s=state.left_s()
                 )
             except AlreadyExists:
                 self._is_there(state, index)
@@ -182,14 +203,14 @@ class LayerSaver:
         for index, reservation in list(state.reservations.items()):
             slices = self._memory.layer_slices(layer, state.job.blocks[index])
             try:
-                reservation.write(self._offsets[layer], slices, timeout_s=self._timeout_s)
+                reservation.write(self._offsets[layer], slices, timeout_s=state.left_s())
             except MooncacheError as error:
                 state.lose(index, reason_of(error.code))
 
     def _commit(self, state: _Open) -> None:
         for index, reservation in list(state.reservations.items()):
             try:
-                reservation.commit(timeout_s=self._timeout_s)
+                reservation.commit(timeout_s=state.left_s())
             except AlreadyExists:
                 self._is_there(state, index)
             except MooncacheError as error:

@@ -88,11 +88,26 @@ def test_many_that_wait_cost_one_call_for_each_poll(faulty: FaultyPool, lookups:
     assert faulty.calls.count("match") == 100
 
 
-def test_a_failing_pool_is_a_miss(faulty: FaultyPool, lookups: Lookups) -> None:
-    faulty.error = NodeUnavailable("gone")
+@pytest.mark.parametrize("error", [NodeUnavailable("gone"), ZeroDivisionError()])
+def test_a_failing_pool_is_a_miss(faulty: FaultyPool, lookups: Lookups, error: Exception) -> None:
+    faulty.error = error
     lookups.ask(Question("r", chain(3), awaited=3, deadline_s=time.monotonic() + WAIT_S))
     answer = answer_of(lookups, "r")
     assert (answer.present, answer.outcome) == ((), FAILED)
+    faulty.error = None
+    lookups.ask(Question("later", chain(3)))
+    assert answer_of(lookups, "later").outcome == FOUND  # the thread goes on
+
+
+def test_a_client_that_breaks_while_blocks_are_awaited_ends_no_thread(
+    faulty: FaultyPool, lookups: Lookups
+) -> None:
+    lookups.ask(Question("r", chain(3), awaited=3, deadline_s=time.monotonic() + 0.5))
+    while "exists" not in faulty.calls and lookups.pending:
+        faulty.entered.wait(0.1)
+        faulty.entered.clear()
+    faulty.error = ZeroDivisionError()
+    assert answer_of(lookups, "r").outcome in {FAILED, TIMEOUT}
 
 
 def test_a_pool_that_goes_away_ends_the_waiting(

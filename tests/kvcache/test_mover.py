@@ -333,3 +333,96 @@ def test_layers_that_find_no_space_are_given_up(faulty: FaultyPool, faulty_link:
     saver.finish(job("large", [key(i) for i in range(BLOCKS)], list(range(BLOCKS))))
     assert reports[1].lost == {mv.FULL: BLOCKS}
     saver.close()
+
+
+class Reserved:
+    """A reservation in a pool whose node behaves badly."""
+
+    def __init__(self, pool: BadNode) -> None:
+        self.pool = pool
+
+    def write(self, offset: int, data: Any, *, timeout_s: float) -> None:
+        self.pool.limits_s.append(timeout_s)
+        if self.pool.write_error is not None:
+            raise self.pool.write_error
+        if self.pool.stopped:
+            self.pool.hold.wait(timeout_s)
+            raise DeadlineExceeded("no answer")
+
+    def commit(self, *, timeout_s: float) -> None:
+        self.pool.committed += 1
+
+    def abort(self) -> None:
+        self.pool.aborted += 1
+
+
+class BadNode(FaultyPool):
+    """Reserves, and then fails at writing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.write_error: Exception | None = None
+        self.stopped = False
+        self.hold = threading.Event()
+        self.limits_s: list[float] = []
+        self.committed = self.aborted = 0
+
+    def reserve(self, key: Any, size_bytes: int, *, timeout_s: float | None = None) -> Any:
+        return Reserved(self)
+
+
+@pytest.fixture
+def faulty_layers() -> Iterator[Callable[..., tuple[BadNode, LayerSaver, list[mv.SaveReport]]]]:
+    """Makes a saver of layers over a bad node; ended with the test."""
+    ended: list[Callable[[], None]] = []
+
+    def build(timeout_s: float) -> tuple[BadNode, LayerSaver, list[mv.SaveReport]]:
+        pool, reports = BadNode(), []
+        link = PoolLink(lambda: pool, breaker=Breaker(failures_max=1 << 30))
+        assert link.connected.wait(WAIT_S)
+        saver = LayerSaver(
+            link,
+            Engine().memory,
+            ["a", "b", "c"],
+            reports.append,
+            timeout_s=timeout_s,
+            queue_bytes_max=1 << 20,
+        )
+        ended.extend((saver.close, link.close))
+        return pool, saver, reports
+
+    yield build
+    for end in ended:
+        end()
+
+
+def test_a_defect_while_layers_are_written_ends_no_thread_and_commits_nothing(
+    faulty_layers: Callable[..., tuple[BadNode, LayerSaver, list[mv.SaveReport]]],
+) -> None:
+    pool, saver, reports = faulty_layers(5.0)
+    pool.write_error = ZeroDivisionError()
+    order = job("s", [key(0), key(1)], [0, 1])
+    saver.layer_done([order], "a")
+    saver.finish(order)
+    assert saver.wait_saved(WAIT_S), "the blocks stay pinned for ever"
+    assert (pool.committed, pool.aborted) == (0, 2)
+    pool.write_error = None
+    saver.finish(job("later", [key(2)], [0]))
+    assert saver.wait_saved(WAIT_S)
+    saver.close()
+    assert [(report.stored, report.lost) for report in reports] == [
+        ((), {mv.UNAVAILABLE: 2}),
+        ((0,), {}),
+    ]
+
+
+def test_a_node_that_hangs_takes_its_time_once_for_all_blocks_of_a_layer(
+    faulty_layers: Callable[..., tuple[BadNode, LayerSaver, list[mv.SaveReport]]],
+) -> None:
+    pool, saver, reports = faulty_layers(0.05)
+    pool.stopped = True
+    saver.finish(job("s", [key(i) for i in range(BLOCKS)], list(range(BLOCKS))))
+    assert saver.wait_saved(WAIT_S)
+    saver.close()
+    assert reports[0].lost == {mv.TIMEOUT: BLOCKS}
+    assert len(pool.limits_s) < BLOCKS
