@@ -156,7 +156,7 @@ class Engine:
             )
         return block_keys
 
-    def _chain(self, keys: Iterable[Key]) -> bytes:
+    def _chain(self, keys: Iterable[Key] | bytes) -> bytes:
         """The keys packed; a chain that is packed already, thousands of keys perhaps, is not taken apart."""
         if isinstance(keys, bytes) and not len(keys) % _KEY_BYTES and len(keys) <= MAX_BATCH * _KEY_BYTES:
             return keys

@@ -31,7 +31,6 @@ Tell = Callable[[str], None]
 REQUEST_TIMEOUT_S = 120.0
 SETTLE_S = 10.0
 RECOVER_TIMEOUT_S = 180.0
-_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,11 @@ def run(options: SoakOptions, tell: Tell) -> Report:
     """Start a cluster, load it, kill its parts, and report."""
     report = Report(f"soak: {options.streams} streams, engine {options.engine}")
     start = TurnsOptions(engine=options.engine, model=options.model)
-    env = {"MOONCACHE_GATEWAY_REQUEST_TIMEOUT_S": str(REQUEST_TIMEOUT_S)}
+    env = {
+        "MOONCACHE_GATEWAY_REQUEST_TIMEOUT_S": str(REQUEST_TIMEOUT_S),
+        # Filled within the first half of the run, so that what grows afterwards is no cache.
+        "MOONCACHE_HF_KV_CACHE_BYTES": str(128 << 20),
+    }
     with cluster_of(start, "soak", env, 1) as cluster:
         asyncio.run(_soak(cluster, options, report, tell))
     return report
@@ -88,7 +91,7 @@ async def _soak(cluster: EmbeddedCluster, options: SoakOptions, report: Report, 
 
     def sample() -> None:
         for name, pid in pids_of(cluster).items():
-            resident.setdefault(name, []).append(tree_resident_bytes(pid))
+            resident.setdefault(name, []).append(tree_private_bytes(pid))
 
     # Memory is looked at from the second minute on (or the second half): before, caches and pools fill up.
     await _load(cluster, options, quiet, options.seconds, tell, sample)
@@ -114,7 +117,7 @@ def _quiet_rows(report: Report, tally: Tally, resident: dict[str, list[int]], op
             late = statistics.median(half[-max(1, len(half) // 4) :])
             report.add(
                 bar_row(
-                    f"resident memory of {name}, end against middle",
+                    f"private memory of {name}, end against middle",
                     late / 1e6,
                     "MB",
                     against="middle",
@@ -210,14 +213,18 @@ def pids_of(cluster: EmbeddedCluster) -> dict[str, int]:
     return {name: part.pid for name, part in cluster.parts.items() if part.pid}
 
 
-def tree_resident_bytes(pid: int) -> int:
-    """Resident memory of a process and all below it (an engine is a child of its worker)."""
+def tree_private_bytes(pid: int) -> int:
+    """Private resident memory of a process and all below it (an engine is a child of its worker).
+
+    Shared mappings are left out: the pool's memory would count once for each process that has mapped it.
+    """
     total = 0
-    with contextlib.suppress(OSError, ValueError):
-        total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        total += int(status.split("RssAnon:")[1].split()[0]) << 10
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
-                total += tree_resident_bytes(int(child))
+                total += tree_private_bytes(int(child))
     return total
 
 
