@@ -156,11 +156,12 @@ class Engine:
             )
         return block_keys
 
-    def _chain(self, keys: Iterable[Key] | bytes) -> bytes:
+    def _chain(self, keys: Iterable[Key]) -> bytes:
         """The keys packed; a chain that is packed already, thousands of keys perhaps, is not taken apart."""
-        if isinstance(keys, bytes) and not len(keys) % _KEY_BYTES and len(keys) <= MAX_BATCH * _KEY_BYTES:
-            return keys
-        return pack_keys(self._batch(keys))
+        packed: Any = keys
+        if type(packed) is bytes and not len(packed) % _KEY_BYTES and len(packed) <= MAX_BATCH * _KEY_BYTES:
+            return packed
+        return pack_keys(self._batch(packed))
 
     def _learn(self, missed: list[bytes], timeout_s: float) -> bool:
         """Ask the master about missed keys whose holder is unknown; True when it is worth asking the nodes again."""
