@@ -29,7 +29,7 @@ from mooncache.worker.core.load import Load, read_labels
 from mooncache.worker.core.own_cache import OwnCache
 from mooncache.worker.core.supervision import DOWN, GIVEN_UP, READY, exit_words
 from mooncache.worker.engine_http import NOBODY
-from mooncache.worker.process import EngineProcess
+from mooncache.worker.process import EngineProcess, trim
 from mooncache.worker.state import WorkerState
 
 _TICK_S = 0.1
@@ -60,6 +60,8 @@ async def step(state: WorkerState) -> None:
     if state.process is not None and (code := state.process.exited) is not None:
         await _over(state, exit_words(code))
         return
+    if state.process is not None:
+        trim(state.process.log_path)
     timeout_s = min(_ASK_TIMEOUT_S, state.config.worker.hang_timeout_s)
     problem = await state.http.healthy(state.url, timeout_s)
     now_s = state.clock.now_s()
