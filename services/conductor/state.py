@@ -127,9 +127,14 @@ class ConductorState:
         """Do what is left to do, in order, in a thread beside the event loop."""
         async with self._at_work:
             while self._jobs:
-                job = self._jobs.popleft()
-                self._job_bytes -= job.size_bytes
-                await asyncio.to_thread(self._do, job)
+                jobs = list(self._jobs)
+                self._jobs.clear()
+                self._job_bytes = 0
+                await asyncio.to_thread(self._do_all, jobs)
+
+    def _do_all(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            self._do(job)
 
     def _do(self, job: Job) -> None:
         if job.record is not None and job.ask is not None and job.pool is not None:

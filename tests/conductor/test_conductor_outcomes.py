@@ -54,6 +54,25 @@ async def finish(c: Conductor, plan: pb.ScheduleResponse, told: dict[str, Any]) 
     await c.update(plan.decision_id, pb.REQUEST_PHASE_FINISHED, end, elapsed_ms=900.0, output_tokens=10)
 
 
+def test_many_updates_in_one_call(tmp_path: Path) -> None:
+    async def scenario(c: Conductor) -> None:
+        await c.register(*pair())
+        plans = [await c.schedule(f"r{i}", chain(f"k{i}", 100)) for i in range(3)]
+        end = pb.REQUEST_PHASE_FINISHED
+        updates = [pb.UpdateRequestRequest(decision_id=plan.decision_id, phase=end) for plan in plans]
+        unknown = pb.UpdateRequestRequest(decision_id="d-none", phase=end)
+        batch = updates[0]
+        batch.more.extend([unknown, *updates[1:]])
+        with pytest.raises(errors.DecisionUnknown):
+            await c.call("UpdateRequest", batch)
+        assert len(c.service.state.core.work) == 0, "one wrong update does not hold up the others"
+        batch.more.extend([unknown] * 1024)
+        with pytest.raises(errors.TooLarge):
+            await c.call("UpdateRequest", batch)
+
+    serve(tmp_path, scenario)
+
+
 def test_records_tell_what_happened_and_why(tmp_path: Path) -> None:
     keys, content = chain("mine", 100), chain("content", 100)
 

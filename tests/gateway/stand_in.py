@@ -89,7 +89,7 @@ async def _schedule(
 async def _update(
     state: StandInConductor, request: pb.UpdateRequestRequest, _context: CallContext
 ) -> pb.UpdateRequestResponse:
-    state.updates.append(request)
+    state.updates += [request, *request.more]
     state.updated.set()
     return pb.UpdateRequestResponse()
 

@@ -2,7 +2,8 @@
 
 Without an answer requests go round robin over the instances of the last list: worse placed, but served. After a silent
 conductor the next request within a second does not wait for it again. Reports are sent in the background in the order
-of each decision; when too many wait, they are dropped and counted - the conductor forgets requests by itself.
+of each decision, all that wait in one call; when too many wait, they are dropped and counted - the conductor forgets
+requests by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from mooncache.gateway.metrics import GatewayMetrics
 from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import conductor_pb2 as pb
 
-UPDATE_LANES: Final = 4
+UPDATE_LANES: Final = 2
+_BATCH_MAX: Final = 64
 _QUEUE_MAX: Final = 4096
 _UPDATE_TIMEOUT_S: Final = 5.0
 _AVOID_S: Final = 1.0
@@ -120,11 +122,16 @@ class Conductor:
 
     async def send_updates(self, lane: int) -> None:
         """Send the reports of one lane for ever; a report that does not get through is dropped."""
+        queue = self._queues[lane]
         while True:
-            request_id, request = await self._queues[lane].get()
+            request_id, request = await queue.get()
+            while not queue.empty() and len(request.more) < _BATCH_MAX - 1:
+                request.more.append(queue.get_nowait()[1])
             try:
                 with structlog.contextvars.bound_contextvars(request_id=request_id):
                     await self._link.call("UpdateRequest", request, _UPDATE_TIMEOUT_S)
+            except _ABSENT:
+                self._stats.updates_dropped.inc(1 + len(request.more))
             except MooncacheError:
                 self._stats.updates_dropped.inc()
 

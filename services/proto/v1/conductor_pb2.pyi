@@ -239,18 +239,20 @@ class ScheduleResponse(_message.Message):
     def __init__(self, decision_id: _Optional[str] = ..., admitted: _Optional[bool] = ..., retry_after_ms: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., prefill: _Optional[_Union[Leg, _Mapping]] = ..., decode: _Optional[_Union[Leg, _Mapping]] = ..., local_hit_tokens: _Optional[int] = ..., pool_hit_tokens: _Optional[int] = ..., expected_ttft_ms: _Optional[int] = ..., summary: _Optional[str] = ...) -> None: ...
 
 class UpdateRequestRequest(_message.Message):
-    __slots__ = ("decision_id", "phase", "elapsed_ms", "output_tokens", "detail_json")
+    __slots__ = ("decision_id", "phase", "elapsed_ms", "output_tokens", "detail_json", "more")
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_MS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_JSON_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     decision_id: str
     phase: RequestPhase
     elapsed_ms: float
     output_tokens: int
     detail_json: str
-    def __init__(self, decision_id: _Optional[str] = ..., phase: _Optional[_Union[RequestPhase, str]] = ..., elapsed_ms: _Optional[float] = ..., output_tokens: _Optional[int] = ..., detail_json: _Optional[str] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[UpdateRequestRequest]
+    def __init__(self, decision_id: _Optional[str] = ..., phase: _Optional[_Union[RequestPhase, str]] = ..., elapsed_ms: _Optional[float] = ..., output_tokens: _Optional[int] = ..., detail_json: _Optional[str] = ..., more: _Optional[_Iterable[_Union[UpdateRequestRequest, _Mapping]]] = ...) -> None: ...
 
 class UpdateRequestResponse(_message.Message):
     __slots__ = ()
