@@ -37,6 +37,7 @@ _SICK_FIRST_S, _SICK_MAX_S = 0.5, 8.0
 _SAVE_BATCH = 32
 _SAVE_SHARE = 4  # saves may hold one block of so many, or a slow pool would take the engine's memory
 _LOADS_MAX = 4096
+_POLL_SHARE, _POLL_MAX_S = 4.0, 0.05
 _GONE = (NoNodes, NodeUnavailable, ConnectionLost, MasterUnavailable, ConfigInvalid)
 
 Connect = Callable[[], Any]
@@ -173,12 +174,13 @@ class PoolLink:
     ) -> None:
         """Fetch blocks into the memory; `done` is posted exactly once, and nothing is written after it."""
 
+        started_s = time.monotonic()
+
         def job() -> None:
-            started_s = time.monotonic()
             good = 0
             try:
                 with _span("kvcache.load", trace, len(blocks)) as span:
-                    good = self._fetch(keys, blocks)
+                    good = self._fetch(keys, blocks, started_s + self._section.load_timeout_s)
                     span.set(kvcache__loaded_blocks=good, kvcache__bytes=good * self._memory.block_bytes)
             except Exception as error:  # noqa: BLE001  (whatever happened, the sequence goes on and computes)
                 self._trouble("load", error)
@@ -239,9 +241,10 @@ class PoolLink:
         while not self._closing.is_set():
             try:
                 self._client = self._connect()
-            except MooncacheError as error:
+            except Exception as error:  # noqa: BLE001  (whatever is wrong with the pool, it may come right)
                 if not told:
-                    log.warning(Event.CONNECTOR_POOL_ABSENT, code=error.name, reason=error.message)
+                    name = error.name if isinstance(error, MooncacheError) else "DEFECT"
+                    log.warning(Event.CONNECTOR_POOL_ABSENT, code=name, reason=str(error))
                 told = True
                 self._closing.wait(pause_s)
                 pause_s = min(pause_s * 2, _RECONNECT_MAX_S)
@@ -256,11 +259,14 @@ class PoolLink:
                     self._wake.wait(1.0)
                 batch = list(self._lookups)
                 self._lookups.clear()
+            begun_s = time.monotonic()
             waiting = [lookup for lookup in batch if not self._ask(lookup)]
             if waiting:
                 with self._wake:
                     self._lookups.extend(waiting)
-                self._closing.wait(self._section.wait_poll_s)
+                # Many that wait must not take a core from the model.
+                asked_s = time.monotonic() - begun_s
+                self._closing.wait(max(self._section.wait_poll_s, min(_POLL_MAX_S, _POLL_SHARE * asked_s)))
         for lookup in list(self._lookups):
             self._finish(lookup, (), "pool_absent")
 
@@ -293,9 +299,12 @@ class PoolLink:
         self._metrics.lookups.labels(trouble or "answered").inc()
         self._post(lambda: lookup.done(found))
 
-    def _fetch(self, keys: Sequence[bytes], blocks: Sequence[int]) -> int:
-        """Leading blocks that arrived whole; the SDK has compared their checksums."""
-        timeout_s = self._section.load_timeout_s
+    def _fetch(self, keys: Sequence[bytes], blocks: Sequence[int], until_s: float) -> int:
+        """Leading blocks that arrived whole; the SDK has compared their checksums. Waiting behind other loads counts:
+        with a pool that hangs, each would else wait for all before it."""
+        timeout_s = until_s - time.monotonic()
+        if timeout_s <= 0 or not self._usable():
+            return 0
         result = self._memory.fill(
             blocks, lambda views: self._client.get_many_into(keys, views, timeout_s=timeout_s)
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,49 @@ def test_a_load_that_raises_is_computed(
     result = second.run(one)[0]
     assert result.tokens == tokens and result.told.hit_tokens == 0 and result.told.outcome == "failed"
     second.settled()
+
+
+def test_a_load_that_waited_too_long_behind_others_is_computed(
+    make_lab: Callable[..., Lab], connect: Connect, faulty: Faulty
+) -> None:
+    first = make_lab(connect)
+    one, two = prompt(150, 45), prompt(150, 46)
+    expected = first.tokens(one, two)
+    first.settled()
+    lab = make_lab(lambda: faulty, connector__load_threads=1, connector__load_timeout_s=0.2)
+    faulty.gate.clear()
+    gets: list[float] = []
+
+    def count(views: Sequence[Any], result: Any) -> Any:
+        gets.append(time.monotonic())
+        return result
+
+    faulty.break_get = count
+    started_s = time.monotonic()
+    loading = lab.submit(one, two)
+    wait_until(lambda: all(item.state is State.LOADING for item in loading), "both load")
+    wait_until(lambda: time.monotonic() - started_s > 0.5, "the limit is over")
+    faulty.gate.set()
+    for sequence, tokens in zip(loading, expected, strict=True):
+        assert sequence.sink.ended.wait(WAIT_S) and sequence.sink.tokens == tokens
+    assert len(gets) == 1, "the second one had no time left"
+    assert loading[1].sink.told.outcome == "failed"
+    lab.settled()
+
+
+def test_a_client_that_cannot_be_made_is_tried_again(make_lab: Callable[..., Lab], connect: Connect) -> None:
+    tries: list[int] = []
+
+    def broken_first() -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError("a defect")
+        return connect()
+
+    lab = make_lab(broken_first)  # waits until the pool is found
+    assert len(tries) == 2
+    assert lab.run(prompt(100, 47))[0].told.outcome == "miss"
+    lab.settled()
 
 
 def test_an_evicted_local_copy_is_offered_again(make_lab: Callable[..., Lab], connect: Connect) -> None:
