@@ -262,7 +262,21 @@ def test_fleet_forgets_instances_but_not_models() -> None:
     last = fleet.next_instance("m", ["d", "bad"])
     assert last is not None and last.instance_id == "p"  # better than nobody
     fleet.apply(2, [], 6.0)
+    assert fleet.next_instance("m") is not None, "a conductor that was started again hears of it soon"
+    fleet.apply(3, views[:1], 7.0)
+    assert not fleet.forget_lost(99.0) and len(fleet.models["m"].instances) == 1
+    fleet.apply(4, [], 8.0)
+    assert fleet.forget_lost(12.0)
+    fleet.apply(5, [], 12.5)
+    assert not fleet.forget_lost(13.0), "a further list is no reason to wait longer"
     assert fleet.models["m"].instances == () and fleet.next_instance("m") is None
+    suspect = pb.InstanceView(
+        instance=pb.Instance(instance_id="s", model="m", state=pb.INSTANCE_STATE_SUSPECT)
+    )
+    fleet.apply(6, views[:1], 14.0)
+    fleet.apply(7, [suspect], 15.0)
+    fleet.apply(8, [], 16.0)
+    assert fleet.models["m"].instances == ()
 
 
 def test_cors_headers() -> None:

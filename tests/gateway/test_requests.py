@@ -245,6 +245,17 @@ async def test_conductor_that_forgot_the_model_is_no_404(tmp_path: Path, http: a
         assert (status, headers["x-mooncache-decision"]) == (200, "unscheduled")
 
 
+async def test_conductor_that_starts_again_with_no_instance_yet(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    async with running(tmp_path, [FakeEngine("e")]) as bench:
+        version = bench.gateway.state.fleet.version
+        bench.conductor.plans = [pb.ScheduleResponse(admitted=False, reason="unknown_model", message="who?")]
+        bench.conductor.set_instances([])
+        await until(lambda: bench.gateway.state.fleet.version != version)
+        assert (await ask(bench, http, CHAT))[0] == 200
+
+
 async def test_plan_for_a_client_that_left_is_given_back(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     asked, decided = asyncio.Event(), asyncio.Event()
     async with running(tmp_path, [FakeEngine("e")], gateway__schedule_timeout_s=20) as bench:
@@ -290,7 +301,8 @@ async def test_model_whose_last_instance_left_is_503_and_not_404(
     tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:
     async with running(tmp_path, [FakeEngine("e")]) as bench:
-        bench.conductor.set_instances([])
+        suspect = bench.engines["e"].instance(state=pb.INSTANCE_STATE_SUSPECT)
+        bench.conductor.set_instances([suspect])
         await until(lambda: not bench.gateway.state.fleet.models[MODEL].instances)
         status, answer, _ = await ask(bench, http, CHAT)
         assert (status, answer["error"]["code"]) == (503, "no_instances")

@@ -9,6 +9,7 @@ from mooncache.gateway.state import GatewayState
 from mooncache.logs import Event, get_logger
 
 WAIT_S: Final = 10.0
+_LOST_WAIT_S: Final = 0.5
 _LOADING_MAX: Final = 64
 
 log = get_logger(__name__)
@@ -20,7 +21,8 @@ async def run(state: GatewayState) -> None:
     try:
         while True:
             version = state.fleet.version
-            response = await state.conductor.list_instances(version, WAIT_S if state.fleet.known else 0.0)
+            wait_s = _LOST_WAIT_S if state.fleet.forget_lost(state.clock.wall_s()) else WAIT_S
+            response = await state.conductor.list_instances(version, wait_s if state.fleet.known else 0.0)
             if response.version != version or not state.fleet.known:
                 state.fleet.apply(response.version, response.instances, state.clock.wall_s())
                 models = [model for model in state.fleet.models.values() if model.instances]

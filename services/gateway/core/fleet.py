@@ -1,12 +1,16 @@
 """What the gateway knows of the engines: a snapshot of the conductor's list, and a way to go on without it.
 
 Models stay known after their last instance has gone, so that "not ready now" (503) differs from "no such model" (404).
+
+An instance that ends is suspect before it is forgotten. So a conductor whose list lacks a model that was ready a moment
+ago has been started again and waits for the workers' next reports; until then the instances of before stay in use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from mooncache.errors import InvalidArgument
 from mooncache.kvcache.keys import passport_from_json
@@ -14,6 +18,7 @@ from mooncache.passport import Passport
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 MODEL_COUNT_MAX = 10_000
+KEPT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,7 @@ class Model:
     """One model name with its ready instances and what they have in common.
 
     max_model_tokens: largest of its instances, 0 when none said. passport: of the first instance that has one.
+    lost_wall_s: when the list ceased to name its ready instances; 0: it names them.
     """
 
     name: str
@@ -28,6 +34,7 @@ class Model:
     max_model_tokens: int = 0
     tokenizer_path: str = ""
     passport: Passport | None = None
+    lost_wall_s: float = 0.0
 
     def candidates(self, exclude: Iterable[str] = ()) -> list[pb.Instance]:
         """Ready instances that can generate, best kind first: decode and both, else prefill ones."""
@@ -47,18 +54,30 @@ class Fleet:
     _turn: int = 0
 
     def apply(self, version: int, views: Sequence[pb.InstanceView], wall_s: float) -> None:
-        """Take a new list; models that are not in it keep their name and have no instance."""
+        """Take a new list; models that are not in it keep their name, and what was ready for `KEPT_S`."""
         groups: dict[str, list[pb.Instance]] = {}
         for view in views:
             groups.setdefault(view.instance.model, []).append(view.instance)
         for name in self.models.keys() - groups.keys():
-            self.models[name] = Model(name)
+            model = self.models[name]
+            if not model.instances:
+                self.models[name] = Model(name)
+            elif not model.lost_wall_s:
+                self.models[name] = replace(model, lost_wall_s=wall_s)
         for name, instances in groups.items():
             if not name or (name not in self.models and len(self.models) >= MODEL_COUNT_MAX):
                 continue
             self.models[name] = _model(name, instances)
             self.first_seen_wall_s.setdefault(name, wall_s)
         self.known, self.version = True, version
+
+    def forget_lost(self, wall_s: float) -> bool:
+        """Give up instances that no list has named for `KEPT_S`; returns whether some are still waited for."""
+        lost = [model for model in self.models.values() if model.lost_wall_s]
+        late = [model for model in lost if not 0 <= wall_s - model.lost_wall_s < KEPT_S]
+        for model in late:
+            self.models[model.name] = Model(model.name)
+        return len(late) < len(lost)
 
     def next_instance(self, model: str, exclude: Iterable[str] = ()) -> pb.Instance | None:
         """Round robin over the instances that can serve a model; None when there is none."""
