@@ -122,6 +122,13 @@ def test_usage_in_every_event_keeps_its_choices() -> None:
     assert editor.take(event) == b'data: {"choices":[{"index":0}]}\n\n'
 
 
+def test_where_an_encoder_put_its_output_is_not_for_clients() -> None:
+    where = b'"ec_transfer_params":{"peer_host":"10.0.0.1"}'
+    event = b'data: {"choices":[{"index":0}],' + where + b"}\n\n"
+    assert StreamEditor(True).take(event) == b'data: {"choices":[{"index":0}]}\n\n'
+    assert edit_answer(b'{"id":"1",' + where + b"}")[0] == b'{"id":"1"}'
+
+
 def test_nothing_follows_the_end_or_an_error() -> None:
     editor = StreamEditor(False)
     assert editor.take(b'data: [DONE]\n\ndata: {"late":1}\n\n') == b"data: [DONE]\n\n"

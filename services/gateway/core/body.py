@@ -24,6 +24,7 @@ EXTENSION: Final = "mooncache"
 INTERNAL: Final = frozenset(
     {
         "kv_transfer_params",
+        "ec_transfer_params",
         "request_id",
         "rid",
         "priority",

@@ -22,6 +22,9 @@ from mooncache.kvcache.params import FIELD, Told
 EVENT_BYTES_MAX: Final = 64 << 20
 _BOUNDARY: Final = re.compile(rb"\r?\n\r?\n")
 _EVENTS: Final = re.compile(rb".*?\r?\n\r?\n", re.DOTALL)
+_ENCODER_FIELD: Final = (
+    "ec_transfer_params"  # where another engine finds what an encoder made: nothing for clients
+)
 _RAW: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _PLAIN: Final = msgspec.json.Decoder()
 
@@ -98,7 +101,7 @@ class StreamEditor:
         if (
             b'"usage"' not in block
             and b'"error"' not in block
-            and b"kv_transfer_params" not in block
+            and b"_transfer_params" not in block
             and b"[DONE]" not in block
         ):
             self.event_count += block.count(b"\n\n") or 1
@@ -132,7 +135,7 @@ class StreamEditor:
         return self._edited(event, fields)
 
     def _edited(self, event: bytes, fields: dict[str, msgspec.Raw]) -> bytes:
-        changed = False
+        changed = fields.pop(_ENCODER_FIELD, None) is not None
         if FIELD in fields:
             told = Told.from_params(_PLAIN.decode(fields.pop(FIELD)))
             self.told, changed = told or self.told, True
@@ -166,6 +169,7 @@ def edit_answer(
     """
     try:
         fields = _RAW.decode(body)
+        fields.pop(_ENCODER_FIELD, None)
         told = Told.from_params(_PLAIN.decode(fields.pop(FIELD))) if FIELD in fields else None
         counts: Any = _PLAIN.decode(fields["usage"]) if "usage" in fields else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
