@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from mooncache.cli.output import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_OK, console, print_json
-from mooncache.cli.up import Stop, watch
+from mooncache.cli.up import LOOK_S, Stop, watch
 from mooncache.errors import Cancelled, Internal, MooncacheError, error_for
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _behind(settings: ClusterSettings, ready_s: float | None, pipe: IO[str]) -> 
             lambda name, what: send({"tell": [name, what]}),
             lambda: stop.asked or gone[0],
         )
-        document = document_of(cluster, cluster.wait_ready(5.0))
+        document = document_of(cluster, cluster.wait_ready(LOOK_S))
         send({"document": document, "token_created": cluster.token_created})
         with contextlib.suppress(OSError):
             pipe.close()

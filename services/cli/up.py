@@ -33,6 +33,7 @@ ENGINES = Group("Engines", sort_key=11)
 POOL = Group("Pool", sort_key=12)
 PORTS = Group("Ports", sort_key=13)
 DOWN_S = 60.0
+LOOK_S = 60.0  # everything is ready already; a busy machine must not end what has just begun
 _POLL_S = 0.05
 
 
@@ -154,7 +155,7 @@ def _in_foreground(settings: ClusterSettings, ready_s: float | None, *, as_json:
         with contextlib.ExitStack() as stack:
             tell = None if as_json else stack.enter_context(StartView(console)).tell
             cluster.start(ready_s, tell, lambda: stop.asked)
-        document = document_of(cluster, cluster.wait_ready(5.0))
+        document = document_of(cluster, cluster.wait_ready(LOOK_S))
         if as_json:
             print_json(document)
             sys.stdout.flush()
@@ -231,9 +232,10 @@ def down(
     # A number alone proves nothing: another process may have got it after a crash.
     ours = _is_up(found.pid)
     if ours:
-        os.kill(found.pid, signal.SIGTERM)
-        if not _wait(lambda: not _is_up(found.pid), DOWN_S):
-            os.kill(found.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it may end by itself at this moment
+            os.kill(found.pid, signal.SIGTERM)
+            if not _wait(lambda: not _is_up(found.pid), DOWN_S):
+                os.kill(found.pid, signal.SIGKILL)
     killed: list[int] = []
     if found.run_id:
         _wait(lambda: not processes_of_run(found.run_id), 10.0 if not ours else 0.0)
