@@ -54,6 +54,20 @@ async def finish(c: Conductor, plan: pb.ScheduleResponse, told: dict[str, Any]) 
     await c.update(plan.decision_id, pb.REQUEST_PHASE_FINISHED, end, elapsed_ms=900.0, output_tokens=10)
 
 
+def test_an_engine_of_unknown_speed_is_given_time(tmp_path: Path) -> None:
+    """What a slow machine takes for its first prompt says the prior nothing of."""
+
+    async def scenario(c: Conductor) -> None:
+        await c.register(*pair())
+        for number in range(4):
+            plan = await c.schedule(f"r{number}", chain(f"k{number}", 100))
+            assert plan.prefill.instance_id == "p"
+            assert (plan.decode.wait_ms > 30_000) is (number < 3)
+            await finish(c, plan, TOLD)
+
+    serve(tmp_path, scenario)
+
+
 def test_many_updates_in_one_call(tmp_path: Path) -> None:
     async def scenario(c: Conductor) -> None:
         await c.register(*pair())

@@ -10,6 +10,8 @@ from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.rpc import CallContext
 
 WAIT_MARGIN_S = 2.0
+UNPROVEN_MARGIN_S = 30.0
+PROVEN_AFTER = 3
 WAIT_FACTOR = 3.0
 WAIT_MAX_S = 600.0
 
@@ -47,17 +49,18 @@ def answer(state: ConductorState, decision: Decision) -> pb.ScheduleResponse:
     if not choice.admitted or branch is None or choice.decode is None:
         return response
     response.decode.instance_id = choice.decode.facts.instance_id
+    margin_s = _margin_s(state, decision)
     waits = branch.kind == "wait"
     if choice.prefill is not None:
         response.prefill.instance_id = choice.prefill.facts.instance_id
         response.decode.wait_tokens = decision.request.cacheable_tokens
-        response.decode.wait_ms = _wait_ms(branch.total_s)
+        response.decode.wait_ms = _wait_ms(branch.total_s, margin_s)
         if waits:
             response.prefill.wait_tokens = branch.prefix_tokens
-            response.prefill.wait_ms = _wait_ms(branch.ready_s)
+            response.prefill.wait_ms = _wait_ms(branch.ready_s, margin_s)
     elif waits:
         response.decode.wait_tokens = branch.prefix_tokens
-        response.decode.wait_ms = _wait_ms(branch.ready_s)
+        response.decode.wait_ms = _wait_ms(branch.ready_s, margin_s)
     for leg in (response.prefill, response.decode):
         instance = state.core.registry.get(leg.instance_id)
         if instance is not None:
@@ -73,6 +76,19 @@ def _milliseconds(seconds: float) -> int:
     return min(1 << 31, max(0, round(seconds * 1e3)))
 
 
-def _wait_ms(expected_s: float) -> int:
+def _margin_s(state: ConductorState, decision: Decision) -> float:
+    """Return how much longer than expected is waited.
+
+    While the speed of an engine is only a prior, a slow machine may take a hundred times as long; to give up then
+    would make both engines compute the prompt and neither get on. A failed prefill ends the wait in any case.
+    """
+    option = decision.choice.prefill or decision.choice.inline
+    instance = state.core.registry.get(option.facts.instance_id) if option is not None else None
+    if instance is None or state.core.prefill_model(instance.info).count >= PROVEN_AFTER:
+        return WAIT_MARGIN_S
+    return UNPROVEN_MARGIN_S
+
+
+def _wait_ms(expected_s: float, margin_s: float) -> int:
     """Return the longest wait: estimates may be wrong, and waiting for ever would be worse than computing."""
-    return _milliseconds(min(WAIT_MAX_S, expected_s * WAIT_FACTOR + WAIT_MARGIN_S))
+    return _milliseconds(min(WAIT_MAX_S, expected_s * WAIT_FACTOR + margin_s))
