@@ -20,6 +20,7 @@ FOUND = "found"
 TIMEOUT = "timeout"
 ABSENT = "pool_absent"
 FAILED = "failed"
+POLL_SHARE, POLL_MAX_S = 0.02, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class Lookups:
                     if not self._open:
                         self._lock.wait()
                         continue
-                    left_s = polled_s + self._poll_s - time.monotonic()
+                    left_s = polled_s + self._pause_s() - time.monotonic()
                     if left_s <= 0 or not self._lock.wait(left_s):
                         break
                 if self._closed:
@@ -121,9 +122,16 @@ class Lookups:
                 waiting = self._new.popleft() if self._new else None
             if waiting is not None:
                 self._match(waiting)
-            if time.monotonic() >= polled_s + self._poll_s:
+            with self._lock:
+                due_s = polled_s + self._pause_s()
+            if time.monotonic() >= due_s:
                 self._poll()
                 polled_s = time.monotonic()
+
+    def _pause_s(self) -> float:
+        """Time between two looks: short for what was asked just now, a small share of the wait for what takes long."""
+        youngest_s = max((waiting.asked_s for waiting in self._open.values()), default=0.0)
+        return max(self._poll_s, min(POLL_MAX_S, POLL_SHARE * (time.monotonic() - youngest_s)))
 
     def _finish(self, waiting: _Waiting, present: tuple[bool, ...], outcome: str) -> None:
         now_s = time.monotonic()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mooncache.connectors.vllm.core.book import ANSWER_TTL_S, AskPool, RequestBook
 from mooncache.connectors.vllm.core.chain import Chain
+from mooncache.connectors.vllm.core.idle import FIRST_S, MAX_S, SHARE, IdleWait
 from mooncache.errors import InvalidArgument
 from mooncache.kvcache.keys import request_keys
 from mooncache.passport import Passport, split_keys
@@ -326,3 +327,16 @@ def test_after_a_preemption_nothing_is_told_twice() -> None:
     told = kept.told("r")
     assert told is not None
     assert (told.local_tokens, told.loaded_tokens, told.hit_tokens) == (0, SIZE, SIZE)
+
+
+# --- waiting -----------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_step_waits_a_small_share_of_what_was_waited() -> None:
+    idle = IdleWait()
+    assert idle.next_s(10.0, waiting=False) == 0
+    assert idle.next_s(11.0, waiting=True) == FIRST_S
+    assert idle.next_s(11.5, waiting=True) == pytest.approx(0.5 * SHARE)
+    assert idle.next_s(99.0, waiting=True) == MAX_S
+    assert idle.next_s(99.1, waiting=False) == 0  # a step that computes: from here anew
+    assert idle.next_s(99.2, waiting=True) == FIRST_S

@@ -382,3 +382,39 @@ def test_storm(make: Make, faulty: FaultyPool, seed: int, layerwise: bool) -> No
         other.add(f"check{number}", tokens, ask=ask())
     other.run()
     assert all(other.told(f"check{number}")["outcome"] != "failed" for number in range(3))
+
+
+# --- the engine's time -------------------------------------------------------------------------------------------
+
+
+def test_empty_steps_wait_for_the_pool_and_others_do_not(make: Make, faulty: FaultyPool) -> None:
+    """Questions and saves under way keep the engine stepping; each empty step costs it part of a core."""
+
+    class Watch:
+        def __init__(self) -> None:
+            self.seen: list[bool] = []
+
+        def next_s(self, now_s: float, *, waiting: bool) -> float:
+            self.seen.append(waiting)
+            return 0.0
+
+    engine, watch = make(), Watch()
+    engine.connector._scheduler._idle = watch
+    faulty.gate = threading.Event()
+    engine.add("r", prompt(70, 3 * BLOCK_TOKENS + 1), ask=ask())
+    for _ in range(3):
+        engine.step()
+    assert watch.seen == [True] * 3  # its question is open
+    faulty.gate.set()
+    engine.run_until(lambda: bool(engine.outputs.get("r")))
+    assert not watch.seen[-1]  # it is computed
+    faulty.gate = threading.Event()
+    engine.run_until(lambda: "r" in engine.finished)
+    seen = len(watch.seen)
+    assert engine.connector.has_pending_push_work()
+    for _ in range(3):
+        engine.step()
+    assert watch.seen[seen:] == [True] * 3  # nothing but its save is under way
+    faulty.gate.set()
+    engine.run()
+    assert engine.leaked_blocks == 0

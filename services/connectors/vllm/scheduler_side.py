@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from mooncache.connectors.vllm.core.book import RequestBook, Transfer
+from mooncache.connectors.vllm.core.idle import IdleWait
 from mooncache.connectors.vllm.messages import (
     Handshake,
     LoadEnd,
@@ -30,7 +31,6 @@ from mooncache.kvcache.params import Told
 from mooncache.kvcache.pool_link import PoolLink
 from mooncache.tracing import TRACEPARENT
 
-IDLE_WAIT_S = 0.002
 CONNECT_WAIT_S = 3.0
 PINNED_SHARE = 0.5
 """Part of the engine's blocks that saves may pin; the others wait their turn."""
@@ -52,6 +52,7 @@ class SchedulerSide:
         self._book = RequestBook([], enabled=False)
         self._shards = 1
         self._changed = threading.Event()
+        self._idle = IdleWait()
         self._lookups: Lookups | None = None
         if link is not None:
             self._lookups = Lookups(
@@ -146,10 +147,17 @@ class SchedulerSide:
         orders.idle = output.total_num_scheduled_tokens == 0
         self._loads, self._cancels = [], []
         orders.saves, self._finish_saves = self._finish_saves, []
-        if orders.idle and not orders.loads and self._book.pending():
-            self._changed.wait(IDLE_WAIT_S)
+        wait_s = self._idle.next_s(
+            time.monotonic(), waiting=orders.idle and not orders.loads and self._only_pool_works()
+        )
+        if wait_s:
+            self._changed.wait(wait_s)
         self._changed.clear()
         return orders
+
+    def _only_pool_works(self) -> bool:
+        """Questions are open, or saves are all there is; for loads the worker waits, who sees their end."""
+        return self._book.pending() or (bool(self._pins) and not self._book.loading())
 
     def add_saves(self, orders: StepOrders, output: Any) -> None:
         """Blocks that are complete once this step is over."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from mooncache import tracing
 from mooncache.config import load
+from mooncache.connectors.vllm.core.idle import IdleWait
 from mooncache.connectors.vllm.engine_passport import engine_version, read_passport, write_passport
 from mooncache.connectors.vllm.messages import Handshake, LoadEnd, SaveEnd, StepOrders, StepReport
 from mooncache.connectors.vllm.settings import Settings
@@ -29,7 +31,6 @@ from mooncache.logs import Event, get_logger
 from mooncache.passport import split_keys
 
 _log = get_logger(__name__)
-IDLE_WAIT_S = 0.002
 _FLUSH_S = 5.0
 
 
@@ -58,6 +59,7 @@ class WorkerSide:
         self._block_bytes = 0
         self._shard = 0
         self._changed = threading.Event()
+        self._idle = IdleWait()
         self._ends = StepReport()
         self._refused: list[LoadReport] = []
         self._bad_blocks: set[int] = set()
@@ -172,8 +174,10 @@ class WorkerSide:
         refused, self._refused = self._refused, []
         if self._mover is None:
             return self._taken(refused)
-        if idle and self._mover.loading and not refused:
-            self._changed.wait(IDLE_WAIT_S)
+        waiting = idle and bool(self._mover.loading) and not refused
+        wait_s = self._idle.next_s(time.monotonic(), waiting=waiting)
+        if wait_s:
+            self._changed.wait(wait_s)
         self._changed.clear()
         for save in self._mover.take_saves():
             self._note_save(save)

@@ -223,6 +223,10 @@ class RequestBook:
         """True while some question has no answer."""
         return any(request.pending for request in self._requests.values())
 
+    def loading(self) -> bool:
+        """True while some request's blocks are on their way."""
+        return any(request.loading is not None for request in self._requests.values())
+
     def allocated(self, request_id: str, blocks: Sequence[int], tokens: int) -> Transfer | None:
         """The engine gave the request blocks for `tokens` to load behind the local ones: what to load where."""
         request = self._requests.get(request_id)
