@@ -237,6 +237,16 @@ async def test_refusals_of_the_conductor(
             assert headers["retry-after"] == "3" and headers["retry-after-ms"] == "2500"
 
 
+async def test_refused_requests_cost_no_tokens(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with running(tmp_path, [FakeEngine("e")], gateway__tokens_per_minute=60) as bench:
+        full = pb.ScheduleResponse(admitted=False, reason="ttft", message="full", retry_after_ms=1)
+        bench.conductor.plans = [full]
+        for _ in range(12):
+            assert (await ask(bench, http, CHAT))[1]["error"]["code"] == "overloaded"
+        bench.conductor.plans = [bench.plan("e")]
+        assert (await ask(bench, http, CHAT))[0] == 200
+
+
 async def test_conductor_that_forgot_the_model_is_no_404(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     """It was started again a moment ago: its instances come back with their next report."""
     async with running(tmp_path, [FakeEngine("e")]) as bench:

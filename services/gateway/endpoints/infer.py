@@ -9,8 +9,6 @@ from mooncache.gateway.shell.drive import Drive
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.state import GatewayState
 
-_BYTES_PER_TOKEN = 4
-
 
 async def infer(state: GatewayState, exchange: Exchange, *, chat: bool) -> None:
     """Serve one request for tokens. Raises Refusal and MooncacheError for the wrapper to answer."""
@@ -27,7 +25,6 @@ async def infer(state: GatewayState, exchange: Exchange, *, chat: bool) -> None:
         raise NoInstances(f"No instance that serves {model.name} is ready.")
     salt = cache_salt(state.token, caller.tenant, inquiry.cache_salt)
     known = await state.readers.know(inquiry, model, salt)
-    count = known.token_count if known is not None else len(data) // _BYTES_PER_TOKEN
     if known is not None:
         longest = max(map(len, known.prompts))
         refusal: faults.Refusal | None = plan.too_long(
@@ -35,5 +32,4 @@ async def infer(state: GatewayState, exchange: Exchange, *, chat: bool) -> None:
         )
         if refusal is not None:
             raise refusal
-    state.limiter.charge(caller.tenant, caller.limits, count, state.clock.now_s())
     await Drive(state, exchange, inquiry, known, salt=salt, body_bytes=len(data)).run()

@@ -88,6 +88,7 @@ class Drive:
 
     async def _serve(self) -> None:
         self._plan = await self._schedule()
+        self._charge(self._prompt_tokens())  # only now: what the conductor refuses costs the tenant nothing
         self._state.stats.overhead.observe(self._elapsed_ms() / 1e3)
         self._dispatch()
         opened = self._opened = await self._until_open()
@@ -432,15 +433,19 @@ class Drive:
         self._count(usage, detail.get("cached_tokens", 0))
 
     def _count(self, usage: Usage | None, cached_tokens: int) -> None:
-        """Metrics and the tenant's bucket; prompt tokens were charged when the request came."""
-        stats, model, caller = self._state.stats, self._inquiry.model, self._exchange.caller
-        assert caller is not None
+        """Metrics and the tenant's bucket; prompt tokens were charged when the request was planned."""
+        stats, model = self._state.stats, self._inquiry.model
         if usage is not None:
             stats.prompt_tokens.labels(model).inc(usage.prompt_tokens)
             stats.cached_tokens.labels(model).inc(cached_tokens)
         output_tokens = self._output_tokens()
         stats.output_tokens.labels(model).inc(output_tokens)
-        self._state.limiter.charge(caller.tenant, caller.limits, output_tokens, self._state.clock.now_s())
+        self._charge(output_tokens)
+
+    def _charge(self, tokens: int) -> None:
+        caller = self._exchange.caller
+        assert caller is not None
+        self._state.limiter.charge(caller.tenant, caller.limits, tokens, self._state.clock.now_s())
 
 
 def _forget(task: asyncio.Task[Any]) -> None:
