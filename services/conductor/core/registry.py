@@ -140,6 +140,15 @@ class Registry:
                 return f"cannot share blocks with {theirs.instance_id}: {'; '.join(texts)}"
         return ""
 
+    def divided_models(self) -> set[str]:
+        """Return models whose instances are in several passport groups: only there `apart` has something to say."""
+        first: dict[str, int] = {}
+        return {
+            info.model
+            for info in (instance.info for instance in self._instances.values())
+            if info.group and first.setdefault(info.model, info.group) != info.group
+        }
+
     def require(self, instance_id: str, incarnation: int) -> Instance:
         """Return the instance. Raises InstanceUnknown for other names and other incarnations."""
         found = self._instances.get(instance_id)

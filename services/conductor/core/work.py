@@ -146,13 +146,20 @@ class WorkBook:
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
+        pending: dict[str, set[str]] = {}
+        generating: dict[str, tuple[int, int]] = {}
+        for active in self._active.values():  # once: there may be thousands, and requests wait meanwhile
+            if active.phase == COMPUTING:
+                pending.setdefault(active.computer, set()).add(active.decision_id)
+            sequences, kv_tokens = generating.get(active.decoder, (0, 0))
+            generating[active.decoder] = sequences + active.sequences, kv_tokens + active.kv_tokens
+        assert pending.keys() | generating.keys() <= self._loads.keys(), "an instance with work has no load"
         for name, load in self._loads.items():
-            mine = [a for a in self._active.values() if a.computer == name and a.phase == COMPUTING]
-            assert {a.decision_id for a in mine} == set(load.pending), f"pending work of {name} is wrong"
+            assert pending.get(name, set()) == load.pending.keys(), f"pending work of {name} is wrong"
             assert abs(load.pending_s - sum(load.pending.values())) < 1e-6 * (1 + load.pending_s)
-            there = [a for a in self._active.values() if a.decoder == name]
-            assert load.sequences == sum(a.sequences for a in there), f"sequences of {name} are wrong"
-            assert load.kv_tokens == sum(a.kv_tokens for a in there), f"KV of {name} is wrong"
+            assert (load.sequences, load.kv_tokens) == generating.get(name, (0, 0)), (
+                f"load of {name} is wrong"
+            )
         assert set(self._by_request.values()) <= set(self._active), "a request points at an ended decision"
 
     def _take_off(self, active: Active, now_s: float) -> None:

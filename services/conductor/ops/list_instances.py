@@ -39,6 +39,7 @@ def listing(state: ConductorState) -> pb.ListInstancesResponse:
     """Return all instances ordered by name."""
     now_s = state.clock.now_s()
     blocks = state.core.cache.blocks()
+    divided = state.core.registry.divided_models()
     response = pb.ListInstancesResponse(version=state.core.registry.version)
     for instance in sorted(state.core.registry, key=lambda i: i.info.instance_id):
         response.instances.append(
@@ -49,7 +50,7 @@ def listing(state: ConductorState) -> pb.ListInstancesResponse:
                 cached_blocks=blocks.get(instance.holder, 0),
                 report_age_ms=max(0, int((now_s - instance.reported_s) * 1e3)),
                 reason=instance.reason,
-                apart=state.core.registry.apart(instance),
+                apart=state.core.registry.apart(instance) if instance.info.model in divided else "",
             )
         )
     return response
