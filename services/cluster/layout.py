@@ -83,12 +83,19 @@ class _Planner:
         parts = [self._part("master", "master", self._master, {})]
         parts += [self._node(number) for number in range(1, self._settings.node_count + 1)]
         if self._settings.serves:
-            parts.append(self._part("conductor", "conductor", self._conductor, {}))
+            parts.append(self._part("conductor", "conductor", self._conductor, self._patience()))
             drain = {"DRAIN_TIMEOUT_S": "3"}  # Ctrl-C on a laptop should not take half a minute
             parts.append(self._part("gateway", "gateway", self._gateway, drain))
             parts += self._workers()
         url = f"{self._scheme}://{self._gateway}" if self._gateway else ""
         return Layout({part.name: part for part in parts}, self._master, self._conductor, url)
+
+    def _patience(self) -> dict[str, str]:
+        """Engines that load or compute keep all processors busy: a worker that is late there is not gone."""
+        longer = {"SUSPECT_AFTER_S": "6", "LEASE_S": "20"}
+        return {
+            name: value for name, value in longer.items() if f"conductor.{name.lower()}" not in self._chosen
+        }
 
     def _part(self, name: str, service: str, control: str, more: dict[str, str]) -> Part:
         host = self._settings.host
