@@ -118,10 +118,16 @@ def _views(stage: Tensor) -> list[Any]:
 
 
 class _stream:  # noqa: N801  (used as a statement)
-    """A GPU stream of its own for copies, so that they run beside the model; nothing on other devices."""
+    """A GPU stream of its own for copies, so that they run beside the model; nothing on other devices.
+
+    It begins behind all that the model's stream was given so far: a step in the middle of a prompt is not waited for by
+    anybody else, and its blocks are saved, or given back and loaded into, while it may still write them.
+    """
 
     def __init__(self, device: Any) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.default_stream(device))
         self._context = torch.cuda.stream(self._stream) if self._stream else None
 
     def __enter__(self) -> Callable[[], None]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from mooncache.hf_engine import kv_memory
 from tests.hf_engine.conftest import BLOCK, Lab, prompt
 
 LENGTHS = (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 100, 257, 700)
@@ -166,3 +169,38 @@ def test_a_step_that_fails_ends_its_sequences_only(lab: Lab, monkeypatch: pytest
     ].message
     assert lab.tokens(prompt(40))[0] == expected
     lab.settled()
+
+
+def test_copies_on_a_gpu_begin_behind_the_models_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step in the middle of a prompt is not waited for by anybody, and its blocks are saved all the same."""
+    did: list[Any] = []
+
+    class Stream:
+        def __init__(self, device: Any) -> None:
+            did.append(("made", device))
+
+        def wait_stream(self, other: Any) -> None:
+            did.append(("waits for", other))
+
+        def synchronize(self) -> None:
+            did.append("synchronized")
+
+    @contextlib.contextmanager
+    def entered(stream: Any) -> Iterator[None]:
+        did.append("entered")
+        yield
+        did.append("left")
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: f"the model's on {device}")
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    device = torch.device("cuda", 1)
+    with kv_memory._stream(device) as finish:
+        finish()
+    assert did == [
+        ("made", device),
+        ("waits for", "the model's on cuda:1"),
+        "entered",
+        "synchronized",
+        "left",
+    ]
