@@ -184,6 +184,9 @@ def test_models_that_the_connector_does_not_know_are_served_without_it(
     causal = dataclasses.replace(group.kv_cache_spec, non_causal=True)
     engine.cache.kv_cache_groups = [dataclasses.replace(group, kv_cache_spec=causal)]
     assert "not causal" in why_off(settings, engine.config, engine.cache)
+    engine.cache.kv_cache_groups = [group]
+    engine.config.kv_transfer_config.kv_role = "kv_producer"
+    assert "kv_both" in why_off(settings, engine.config, engine.cache)
 
 
 def test_reports_of_several_workers_are_merged() -> None:

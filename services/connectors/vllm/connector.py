@@ -277,6 +277,9 @@ def why_off(settings: Settings, config: Any, cache_config: Any) -> str:
     """Why this engine cannot use the pool; "" when it can."""
     if not settings.connector.enabled:
         return "connector.enabled is false"
+    if not config.kv_transfer_config.is_kv_consumer:
+        # vLLM keeps freed blocks back from steps that still write them only for engines that say they load.
+        return f"kv_role is {config.kv_transfer_config.kv_role}; it has to be kv_both"
     groups = cache_config.kv_cache_groups
     if len(groups) != 1:
         return f"the model has {len(groups)} kinds of KV cache; the connector knows models with one"
