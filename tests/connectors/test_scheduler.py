@@ -418,3 +418,26 @@ def test_empty_steps_wait_for_the_pool_and_others_do_not(make: Make, faulty: Fau
     faulty.gate.set()
     engine.run()
     assert engine.leaked_blocks == 0
+
+
+def test_block_tables_are_made_only_for_steps_that_fill_a_block(
+    make: Make, faulty: FaultyPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table has an entry for every block of a request: making it for each token would slow long contexts down."""
+    from vllm.v1.core.sched.output import KVConnectorBlockState
+
+    made: list[str] = []
+    get = KVConnectorBlockState.get_block_ids
+
+    def counting(self: Any, name: str) -> Any:
+        made.append(name)
+        return get(self, name)
+
+    monkeypatch.setattr(KVConnectorBlockState, "get_block_ids", counting)
+    engine = make()
+    tokens = prompt(71, 2 * BLOCK_TOKENS + 1)
+    engine.add("r", tokens, max_tokens=2 * BLOCK_TOKENS)
+    engine.run()
+    assert engine.outputs["r"] == expected(tokens, 2 * BLOCK_TOKENS)
+    assert engine.counted["saved_blocks"] == 4
+    assert len(made) <= 3

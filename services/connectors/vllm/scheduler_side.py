@@ -171,6 +171,8 @@ class SchedulerSide:
                     orders.saves.append(_traced(transfer, request))
 
     def _plan_save(self, request: Any, computed: int, output: Any) -> Transfer | None:
+        if not self._book.due(request.request_id, len(request.all_token_ids), computed):
+            return None
         state = output.kv_connector_block_state
         table = state.get_block_ids(request.request_id) if state is not None else None
         if table is None:

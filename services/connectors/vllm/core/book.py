@@ -259,6 +259,26 @@ class RequestBook:
 
     # --- saves -----------------------------------------------------------------------------------------------
 
+    def due(self, request_id: str, known: int, computed: int) -> bool:
+        """Whether `plan_save` may find something after a step; asked first, because a block table costs time to make.
+
+        Args:
+            known: how many tokens of the request are known.
+            computed: see `plan_save`.
+        """
+        request = self._requests.get(request_id)
+        if request is None or request.chain is None or request.loading is not None:
+            return False
+        request.running = True
+        return self._complete(request, known, computed) > request.next_save
+
+    def _complete(self, request: _Request, known: int, computed: int) -> int:
+        """Blocks that may be saved once the step is over."""
+        limit = min(computed, known)
+        if not self._save_decode_blocks:
+            limit = min(limit, request.prompt_tokens)
+        return limit // self._block_tokens
+
     def plan_save(
         self, request_id: str, tokens: Sequence[int], computed: int, blocks: Sequence[int], blocks_max: int
     ) -> Transfer | None:
@@ -278,10 +298,7 @@ class RequestBook:
         # Somebody waits for what a prefill leg computes: its blocks are offered even if they were saved before, because
         # the pool may have evicted them. The saver asks before it sends.
         trusted: OrderedDict[bytes, None] | tuple[()] = () if request.ask.role == "prefill" else self._saved
-        limit = min(computed, len(tokens))
-        if not self._save_decode_blocks:
-            limit = min(limit, request.prompt_tokens)
-        end = min(limit // size, len(blocks))
+        end = min(self._complete(request, len(tokens), computed), len(blocks))
         if end <= request.next_save:
             return None
         if end > len(chain):
