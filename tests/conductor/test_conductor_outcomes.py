@@ -355,6 +355,24 @@ def test_an_idle_engine_proves_that_word_was_lost() -> None:
     core.check()
 
 
+def test_a_busy_engine_forgets_what_a_dead_gateway_sent() -> None:
+    core = Scheduler(Settings(), random.Random(1), native_index)
+    one = core.register(InstanceInfo("a", 1, "both", "m", max_sequences=64), READY, 0.0)
+    old = [core.schedule(Ask(f"old{i}", "m", 1000), PoolAnswer(), float(i), 0.0) for i in range(6)]
+    core.report(one, READY, Load(running=6), "", 8.0)
+    for now_s in range(20, 25):
+        core.report(one, READY, Load(running=2), "", float(now_s))
+    assert len(core.work) == 6, "a few reports may be wrong"
+    new = core.schedule(Ask("new", "m", 1000), PoolAnswer(), 25.0, 0.0)
+    core.report(one, READY, Load(running=2), "", 26.0)
+    states = [decision.record.state for decision in old]
+    assert states == ["lost"] * 4 + ["running"] * 2, "the oldest, and as many as are missing"
+    assert new.record.state == "running", "it may be on its way"
+    core.report(one, READY, Load(running=3), "", 27.0)
+    assert len(core.work) == 3
+    core.check()
+
+
 def test_work_of_others_counts_when_two_reports_agree() -> None:
     core = Scheduler(Settings(), random.Random(1), native_index)
     one = core.register(InstanceInfo("a", 1, "both", "m", max_sequences=8), READY, 0.0)

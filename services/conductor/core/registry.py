@@ -79,6 +79,9 @@ class Instance:
     want_full: bool = False
     surplus: int = 0  # of the last report
     foreign: int = 0
+    short_since_s: float | None = (
+        None  # since when it has fewer requests than were sent there and have not ended
+    )
     idle_since_s: float | None = None  # None: busy, or it never reported any load
 
     @property
@@ -176,7 +179,7 @@ class Registry:
             known.info = info
         if lost is not None:
             known.load, known.sequence, known.want_full = Load(), 0, False
-            known.idle_since_s, known.surplus, known.foreign = None, 0, 0
+            known.idle_since_s, known.short_since_s, known.surplus, known.foreign = None, None, 0, 0
         known.role = self._roles.get(info.instance_id, info.role)
         known.reported_s, known.reason, known.said = now_s, "", state
         self._settle(known, now_s)

@@ -30,6 +30,7 @@ OUTPUT_TOKENS_PRIOR = 128.0
 TURNOVER_PRIOR_S = 10.0
 MODELS_MAX = 1024  # cost models that are kept
 IDLE_PROOF_S = 2.0  # idle for so long
+SHORT_PROOF_S = 5.0
 LOST_AFTER_S = 10.0  # and sent so long ago
 _SECONDS_IN_FLIGHT_MAX = 600.0
 
@@ -88,6 +89,32 @@ class Scheduler:
             learner.observe(load.running, kv_tokens, load.tbt_ms / 1e3)
         if instance.idle_since_s is not None and now_s - instance.idle_since_s > IDLE_PROOF_S:
             self._forget_lost(instance, now_s)
+        self._forget_surplus(instance, load, now_s)
+
+    def _forget_surplus(self, instance: Instance, load: Load, now_s: float) -> None:
+        """A busy engine that has fewer requests than were sent there has ended the oldest of them.
+
+        A gateway that died told of none of its ends; without this an engine that others keep busy would look full
+        until `request_timeout_s`. Requests of the last seconds may be on their way and do not count.
+        """
+        name = instance.info.instance_id
+        there = load.running + load.waiting
+        if not there or self.work.assigned(name) <= there:
+            instance.short_since_s = None
+            return
+        if instance.short_since_s is None:
+            instance.short_since_s = now_s
+        if now_s - instance.short_since_s <= SHORT_PROOF_S:
+            return
+        instance.short_since_s = now_s
+        sent = [
+            a for a in self.work.touching(name) if a.decoder == name and a.assigned_s < now_s - LOST_AFTER_S
+        ]
+        surplus = sum(active.sequences for active in sent) - there
+        for active in sent:  # the oldest first
+            if active.sequences <= surplus:
+                surplus -= active.sequences
+                self.close(active.decision_id, "lost", now_s)
 
     def _forget_lost(self, instance: Instance, now_s: float) -> None:
         """An engine that has nothing to do does not work on what was sent there a while ago.
