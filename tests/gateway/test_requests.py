@@ -237,6 +237,17 @@ async def test_refusals_of_the_conductor(
             assert headers["retry-after"] == "3" and headers["retry-after-ms"] == "2500"
 
 
+async def test_body_that_comes_drop_by_drop_is_given_up(tmp_path: Path) -> None:
+    async with running(tmp_path, [FakeEngine("e")], gateway__request_timeout_s=0.3) as bench:
+        reader, writer = await asyncio.open_connection("127.0.0.1", bench.gateway.http_port)
+        head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n"
+        writer.write(f"{head}authorization: Bearer {bench.key()}\r\n\r\n{{".encode())
+        async with asyncio.timeout(20):
+            assert b" 408 " in await reader.readline()
+        await until(lambda: bench.gateway.state.active_count == 0)
+        writer.transport.abort()
+
+
 async def test_refused_requests_cost_no_tokens(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with running(tmp_path, [FakeEngine("e")], gateway__tokens_per_minute=60) as bench:
         full = pb.ScheduleResponse(admitted=False, reason="ttft", message="full", retry_after_ms=1)

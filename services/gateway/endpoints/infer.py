@@ -14,7 +14,9 @@ async def infer(state: GatewayState, exchange: Exchange, *, chat: bool) -> None:
     """Serve one request for tokens. Raises Refusal and MooncacheError for the wrapper to answer."""
     settings, caller = state.config.gateway, exchange.caller
     assert caller is not None
-    data = await exchange.read_body(settings.body_bytes_max, settings.write_timeout_s)
+    data = await exchange.read_body(
+        settings.body_bytes_max, settings.write_timeout_s, settings.request_timeout_s
+    )
     inquiry = body.parse(data, chat=chat, choice_count_max=settings.choice_count_max)
     model = state.fleet.models.get(inquiry.model)
     if model is None:
