@@ -150,6 +150,17 @@ def tokenizer_digest(model_dir: Path | str) -> str:
     return _native.blake3("".join(parts).encode()).hex()
 
 
+def code_digest(model_dir: Path | str) -> str:
+    """Digest of the Python files beside the model: an engine that trusts them computes what they say.
+
+    Raises:
+        ConfigInvalid: a file that cannot be read.
+    """
+    folder = Path(model_dir)
+    files = sorted(folder.glob("*.py")) if folder.is_dir() else []
+    return digest_of([[path.name, _native.blake3(_read_small(path)).hex()] for path in files])
+
+
 def digest_of(content: Any) -> str:
     """Digest of plain data (what JSON can say), independent of the order of keys."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,13 @@ def test_what_changes_the_kv_beside_the_models_files_is_in_the_passport(
     (folder / "config.json").write_text('{"rope_theta": 5e5}')
     model.hf_config_path = str(folder)
     assert digest() != here
+    model.trust_remote_code = True
+    copy = tmp_path / "copy"
+    shutil.copytree(model.model, copy)
+    model.model = str(copy)
+    trusting = digest()
+    (copy / "modeling_mine.py").write_text("SCALE = 2")
+    assert digest() != trusting
     engine.config.cache_config.kv_cache_dtype_skip_layers = ["0"]
     skipping = digest()
     engine.config.cache_config.kv_cache_dtype_skip_layers = ["1"]

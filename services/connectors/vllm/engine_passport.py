@@ -54,7 +54,7 @@ def read_passport(
         "overrides": model.hf_overrides if isinstance(model.hf_overrides, dict) else repr(model.hf_overrides),
         "speculative": repr(config.speculative_config),
         "kv_dtype_skips": list(getattr(config.cache_config, "kv_cache_dtype_skip_layers", None) or ()),
-        **_config_beside_the_files(model),
+        **_beside_weights_and_config(model, folder),
     }
     parallel = config.parallel_config
     tp_rank, pp_rank = ranks(config)
@@ -77,14 +77,16 @@ def read_passport(
     )
 
 
-def _config_beside_the_files(model: Any) -> dict[str, Any]:
-    """What changes the model's KV and is not in its folder.
+def _beside_weights_and_config(model: Any, folder: Path) -> dict[str, Any]:
+    """What else changes the model's KV: a configuration from elsewhere, code that is trusted, the longest prompt.
 
     LongRoPE has two sets of frequencies; vLLM takes one for the engine's whole life, by its longest prompt.
     """
     found: dict[str, Any] = {}
     if model.hf_config_path and model.hf_config_path != model.model:
         found["config_path"] = identity.config_digest(identity.resolve_model(model.hf_config_path))
+    if model.trust_remote_code:
+        found["code"] = identity.code_digest(folder)
     text = model.hf_text_config
     ropes = (getattr(text, name, None) for name in ("rope_parameters", "rope_scaling"))
     if any("longrope" in str(rope) for rope in ropes):
