@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable, Sequence
 
 from mooncache import auth, logs, tls, tracing
 from mooncache.clock import Clock, SystemClock
-from mooncache.config import Config
+from mooncache.config import Config, load
 from mooncache.duties import Duty, DutyRunner
 from mooncache.errors import ConfigInvalid, MooncacheError
 from mooncache.grpc_server import GrpcServer, address
@@ -218,6 +219,16 @@ def run_service(name: str, config: Config, make: Callable[[], Service]) -> int:
     finally:
         tracing.shutdown()
     return EXIT_OK
+
+
+def main_of(run: Callable[[Config], int]) -> int:
+    """What `python -m mooncache.<service>` does: read the configuration, run; 2 for a wrong configuration."""
+    try:
+        config = load()
+    except MooncacheError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_CONFIG
+    return run(config)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

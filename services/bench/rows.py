@@ -90,6 +90,16 @@ class Report:
     def write_json(self, path: Path) -> None:
         path.write_text(self.to_json() + "\n", encoding="utf-8")
 
+    def deliver(self, console: Console, json: Path | None, markdown: Path | None) -> None:
+        """Print the rows, and write them to the files that were asked for."""
+        self.print(console)
+        if json is not None:
+            self.write_json(json)
+            console.print(f"rows written to {json}")
+        if markdown is not None:
+            markdown.write_text(self.to_markdown(), encoding="utf-8")
+            console.print(f"table written to {markdown}")
+
     def to_markdown(self) -> str:
         """The rows as a table for docs/benchmarks/, with machine and versions above it."""
         facts = [f"{name} {value}" for name, value in {**self.machine, **self.versions}.items()]

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from mooncache.config import load
-from mooncache.errors import MooncacheError
+from mooncache.service import main_of
 
 
 def main() -> int:
     """Run until a signal; 0 after a graceful end, 1 after a failure, 2 for a wrong configuration."""
     from mooncache.gateway.service import run
 
-    try:
-        config = load()
-    except MooncacheError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    return run(config)
+    return main_of(run)
 
 
 if __name__ == "__main__":

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from mooncache.config import load
-from mooncache.errors import MooncacheError
-from mooncache.service import run_service
+from mooncache.service import main_of, run_service
 
 
 def main() -> int:
     """Run until a signal; 0 after a graceful end, 1 after a failure, 2 for a wrong configuration."""
     from mooncache.store_node.service import StoreNodeService
 
-    try:
-        config = load()
-    except MooncacheError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    return run_service("store_node", config, lambda: StoreNodeService(config))
+    return main_of(lambda config: run_service("store_node", config, lambda: StoreNodeService(config)))
 
 
 if __name__ == "__main__":

@@ -38,11 +38,5 @@ def conductor(
         options = dataclasses.replace(options, decisions=min(decisions, 200))
     with console.status("starting") as status:
         report = run(options, status.update)
-    report.print(console)
-    if json is not None:
-        report.write_json(json)
-        console.print(f"rows written to {json}")
-    if markdown is not None:
-        markdown.write_text(report.to_markdown(), encoding="utf-8")
-        console.print(f"table written to {markdown}")
+    report.deliver(console, json, markdown)
     return 0

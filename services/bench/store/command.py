@@ -66,11 +66,5 @@ def store(
     except (WorkerError, MooncacheError) as error:
         console.print(f"The benchmark could not finish: {error}", style="red", markup=False)
         return _EXIT_FAILED
-    report.print(console)
-    if json is not None:
-        report.write_json(json)
-        console.print(f"rows written to {json}")
-    if markdown is not None:
-        markdown.write_text(report.to_markdown(), encoding="utf-8")
-        console.print(f"table written to {markdown}")
+    report.deliver(console, json, markdown)
     return 0
