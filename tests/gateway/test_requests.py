@@ -175,6 +175,11 @@ async def test_keys_of_the_operators_own(tmp_path: Path, http: aiohttp.ClientSes
         await until(bench.gateway.state.keyring.refresh)
         status, _, _ = await ask(bench, http, CHAT, authorization="Bearer sk-one")
         assert status == 401
+        path.unlink()
+        with pytest.raises(ConfigInvalid, match="cannot be read"):  # logged by the duty; the keys stay
+            bench.gateway.state.keyring.refresh()
+        status, _, _ = await ask(bench, http, CHAT, authorization="Bearer sk-two")
+        assert status == 200
 
 
 async def test_key_file_that_others_may_read(tmp_path: Path) -> None:

@@ -56,13 +56,16 @@ class Keyring:
         self._stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
 
     def refresh(self) -> bool:
-        """Read the file again when it changed; True when it did. A wrong file leaves the old keys in force."""
+        """Read the file again when it changed; True when it did.
+
+        Raises ConfigInvalid for a file that is wrong or gone; the keys of before stay in force.
+        """
         if self._path is None:
             return False
         try:
             status = self._path.stat()
-        except OSError:
-            return False
+        except OSError as error:
+            raise ConfigInvalid(f"gateway.keys_file {self._path} cannot be read: {error.strerror}.") from None
         if (status.st_mtime_ns, status.st_size, status.st_ino) == self._stamp:
             return False
         self.load()
