@@ -1,0 +1,118 @@
+"""Life with a conductor that refuses, forgets, starts again or is away."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from mooncache.proto.v1 import conductor_pb2 as pb
+from tests.gateway.stand_in import MODEL, FakeEngine, running, until
+from tests.gateway.test_requests import CHAT, ask
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "code"),
+    [
+        ("ttft", 429, "overloaded"),
+        ("capacity", 429, "overloaded"),
+        ("no_instance", 503, "no_instances"),
+        ("too_long", 400, "context_length_exceeded"),
+    ],
+)
+async def test_refusals_of_the_conductor(
+    tmp_path: Path, http: aiohttp.ClientSession, reason: str, status: int, code: str
+) -> None:
+    async with running(tmp_path, [FakeEngine("e")]) as bench:
+        bench.conductor.plans = [
+            pb.ScheduleResponse(admitted=False, reason=reason, message="because", retry_after_ms=2500)
+        ]
+        found, answer, headers = await ask(bench, http, CHAT)
+        assert (found, answer["error"]["code"]) == (status, code)
+        if status in (429, 503):
+            assert headers["retry-after"] == "3" and headers["retry-after-ms"] == "2500"
+
+
+async def test_refused_requests_cost_no_tokens(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with running(tmp_path, [FakeEngine("e")], gateway__tokens_per_minute=60) as bench:
+        full = pb.ScheduleResponse(admitted=False, reason="ttft", message="full", retry_after_ms=1)
+        bench.conductor.plans = [full]
+        for _ in range(12):
+            assert (await ask(bench, http, CHAT))[1]["error"]["code"] == "overloaded"
+        bench.conductor.plans = [bench.plan("e")]
+        assert (await ask(bench, http, CHAT))[0] == 200
+
+
+async def test_conductor_that_forgot_the_model_is_no_404(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """It was started again a moment ago: its instances come back with their next report."""
+    async with running(tmp_path, [FakeEngine("e")]) as bench:
+        bench.conductor.plans = [pb.ScheduleResponse(admitted=False, reason="unknown_model", message="who?")]
+        status, _, headers = await ask(bench, http, CHAT)
+        assert (status, headers["x-mooncache-decision"]) == (200, "unscheduled")
+
+
+async def test_conductor_that_starts_again_with_no_instance_yet(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    async with running(tmp_path, [FakeEngine("e")]) as bench:
+        version = bench.gateway.state.fleet.version
+        bench.conductor.plans = [pb.ScheduleResponse(admitted=False, reason="unknown_model", message="who?")]
+        bench.conductor.set_instances([])
+        await until(lambda: bench.gateway.state.fleet.version != version)
+        assert (await ask(bench, http, CHAT))[0] == 200
+
+
+async def test_plan_for_a_client_that_left_is_given_back(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    asked, decided = asyncio.Event(), asyncio.Event()
+    async with running(tmp_path, [FakeEngine("e")], gateway__schedule_timeout_s=20) as bench:
+
+        async def slowly(request: pb.ScheduleRequest) -> pb.ScheduleResponse:
+            asked.set()
+            await decided.wait()
+            return bench.plan("e", decision_id="d-7")
+
+        bench.conductor.think = slowly
+        call = asyncio.create_task(ask(bench, http, CHAT))
+        await asked.wait()
+        call.cancel()
+        await until(lambda: bench.gateway.state.active_count == 0)
+        assert bench.conductor.updates == []
+        decided.set()
+        await bench.conductor.wait_for_phase("ABORTED")
+        assert bench.conductor.updates[-1].decision_id == "d-7"
+        assert bench.engines["e"].requests == []
+
+
+async def test_without_the_conductor_requests_go_round_robin(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    engines = [FakeEngine("p", pb.INSTANCE_ROLE_PREFILL), FakeEngine("d1"), FakeEngine("d2")]
+    async with running(tmp_path, engines) as bench:
+        await bench.conductor.stop()
+        for _ in range(4):
+            status, _, headers = await ask(bench, http, CHAT)
+            assert status == 200
+            assert headers["x-mooncache-decision"] == "unscheduled"
+        assert [len(engine.requests) for engine in engines] == [0, 2, 2]
+        assert "unscheduled_total 4.0" in bench.gateway.metrics.render().decode()
+        for engine in engines:
+            await engine.stop()
+        status, answer, headers = await ask(bench, http, CHAT)
+        assert (status, answer["error"]["code"]) == (503, "engine_unavailable")
+        assert "mooncache status" in answer["error"]["message"]
+        assert headers["retry-after"] == "1"
+
+
+async def test_model_whose_last_instance_left_is_503_and_not_404(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    async with running(tmp_path, [FakeEngine("e")]) as bench:
+        suspect = bench.engines["e"].instance(state=pb.INSTANCE_STATE_SUSPECT)
+        bench.conductor.set_instances([suspect])
+        await until(lambda: not bench.gateway.state.fleet.models[MODEL].instances)
+        status, answer, _ = await ask(bench, http, CHAT)
+        assert (status, answer["error"]["code"]) == (503, "no_instances")
+        async with http.get(bench.url + "/v1/models", headers=bench.auth()) as response:
+            assert (await response.json())["data"] == []
