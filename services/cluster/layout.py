@@ -150,13 +150,11 @@ class _Planner:
             share = _GPU_SHARE / -(-count // gpus)
             chosen["vllm.extra_args"] = f"--gpu-memory-utilization,{share:.2f}"
         else:
-            # Small blocks, no compiling and one process fewer: a quick start and hits on short prompts. float32: equal
-            # tokens.
+            # Small blocks and no compiling: a quick start and hits on short prompts. float32: equal tokens.
             chosen = {
                 "vllm.dtype": "float32",
                 "vllm.enforce_eager": "true",
                 "vllm.block_tokens": str(_BLOCK_TOKENS),
-                "vllm.extra_args": "--distributed-executor-backend,uni",
             }
             if "OMP_NUM_THREADS" not in os.environ:
                 # Threads that share a core with another engine's wait for each other in busy loops.

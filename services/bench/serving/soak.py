@@ -77,8 +77,10 @@ def run(options: SoakOptions, tell: Tell) -> Report:
     start = TurnsOptions(engine=options.engine, model=options.model)
     env = {
         "MOONCACHE_GATEWAY_REQUEST_TIMEOUT_S": str(REQUEST_TIMEOUT_S),
-        # Filled within the first half of the run, so that what grows afterwards is no cache.
+        # Bounds that are reached within the first half of the run, so that what grows afterwards is no cache.
         "MOONCACHE_HF_KV_CACHE_BYTES": str(128 << 20),
+        "MOONCACHE_CONDUCTOR_DECISION_COUNT_MAX": "1000",
+        "MOONCACHE_CONDUCTOR_SEEN_BLOCK_COUNT_MAX": "5000",
     }
     with cluster_of(start, "soak", env, 1) as cluster:
         asyncio.run(_soak(cluster, options, report, tell))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -169,10 +170,7 @@ async def _after_restart(cluster: EmbeddedCluster, options: TurnsOptions, tell: 
     async with aiohttp.ClientSession() as session:
         talk = options.talks + 1
         answers = await _talk(session, cluster, options, talk, TURNS - 1)
-        for name in [name for name, part in cluster.parts.items() if part.module == "mooncache.worker"]:
-            await asyncio.to_thread(cluster.kill, name)
-            cluster.restart(name)
-        await asyncio.to_thread(cluster.wait_ready, options.start_timeout_s)
+        await asyncio.to_thread(_restart_engines, cluster, options.start_timeout_s)
         tell("pool: engines are back")
         # Something else first: a fresh engine's very first request pays for its own warm-up.
         await _talk(session, cluster, options, talk + 1, 2)
@@ -186,6 +184,22 @@ async def _after_restart(cluster: EmbeddedCluster, options: TurnsOptions, tell: 
         body = {"model": "bench", "messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0}
         found = await ask(session, cluster.layout.gateway_url, demo_key(cluster), body, 600.0)
         return None if found.error else found
+
+
+def _restart_engines(cluster: EmbeddedCluster, timeout_s: float) -> None:
+    """kill -9 of every worker and its engine; returns when new ones are ready. Raises Internal after `timeout_s`."""
+    former = {row["url"] for row in cluster.describe_instances()}
+    for name in [name for name, part in cluster.parts.items() if part.module == "mooncache.worker"]:
+        cluster.kill(name)
+        cluster.restart(name)
+    deadline_s = time.monotonic() + timeout_s
+    while former & {
+        row["url"] for row in cluster.describe_instances()
+    }:  # the conductor's last word of the dead
+        if time.monotonic() > deadline_s:
+            raise Internal("the killed engines did not come back")
+        time.sleep(0.2)
+    cluster.wait_ready(max(0.1, deadline_s - time.monotonic()))
 
 
 def demo_key(cluster: EmbeddedCluster) -> str:
