@@ -99,18 +99,18 @@ async def _soak(cluster: EmbeddedCluster, options: SoakOptions, report: Report, 
     await _load(cluster, options, quiet, options.seconds, tell, sample)
     _quiet_rows(report, quiet, resident, options)
     await asyncio.sleep(SETTLE_S)
-    report.add(bar_row("pins left after the load", await _pins(cluster), "1", at_most=0))
+    report.add(bar_row("pins left after the load", await _pins(cluster), "pins", at_most=0))
     if options.kill:
         for name in list(cluster.parts):
             await _kill_under_load(cluster, options, name, report, tell)
 
 
 def _quiet_rows(report: Report, tally: Tally, resident: dict[str, list[int]], options: SoakOptions) -> None:
-    report.add(Row("requests that ended well", float(tally.ok), "1"))
-    report.add(bar_row("requests that failed", float(tally.failed), "1", at_most=0))
+    report.add(Row("requests that ended well", float(tally.ok), "requests"))
+    report.add(bar_row("requests that failed", float(tally.failed), "requests", at_most=0))
     report.add(Row("output tokens per second", tally.tokens / options.seconds, "1/s"))
     report.add(Row("ttft, median", statistics.median(tally.ttft_s or [0.0]) * 1e3, "ms"))
-    report.add(Row("cached share of prompt tokens", tally.cached / max(1, tally.prompt), "1"))
+    report.add(Row("cached share of prompt tokens", tally.cached / max(1, tally.prompt), "of 1"))
     report.notes += [f"{count} x {text}" for text, count in tally.failures.most_common(5)]
     for name, samples in resident.items():
         half = samples[len(samples) // 2 :]
@@ -203,10 +203,14 @@ async def _kill_under_load(
     await asyncio.to_thread(cluster.wait_ready, RECOVER_TIMEOUT_S)
     healed = Tally()
     await _load(cluster, options, healed, 5.0, lambda text: tell(f"after {name}: {text}"))
-    report.add(Row(f"kill -9 {name}: requests that ended well", float(tally.ok), "1"))
-    report.add(Row(f"kill -9 {name}: requests that ended with a clean error", float(tally.failed), "1"))
-    report.add(bar_row(f"kill -9 {name}: requests that hang", float(hung), "1", at_most=0))
-    report.add(bar_row(f"kill -9 {name}: failures after it is back", float(healed.failed), "1", at_most=0))
+    report.add(Row(f"kill -9 {name}: requests that ended well", float(tally.ok), "requests"))
+    report.add(
+        Row(f"kill -9 {name}: requests that ended with a clean error", float(tally.failed), "requests")
+    )
+    report.add(bar_row(f"kill -9 {name}: requests that hang", float(hung), "requests", at_most=0))
+    report.add(
+        bar_row(f"kill -9 {name}: failures after it is back", float(healed.failed), "requests", at_most=0)
+    )
     report.notes += [f"{name}: {count} x {text}" for text, count in tally.failures.most_common(2)]
 
 

@@ -119,7 +119,7 @@ def _rows(
         bar_row("ttft, last turn, pool", last, "ms", against="no cache", reference=base * 1e3, at_most=1.0)
     )
     share = statistics.median(talk[-1].cached_tokens / talk[-1].prompt_tokens for talk in pool)
-    report.add(Row("cached share of the last turn's prompt, pool", share, "1"))
+    report.add(Row("cached share of the last turn's prompt, pool", share, "of 1"))
     if moved is not None:
         report.add(
             bar_row(
