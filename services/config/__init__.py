@@ -1,20 +1,22 @@
 """One typed configuration for every process: TOML file, environment, overrides; the same names everywhere."""
 
 from mooncache.config.loading import Row, explain, load, to_toml
-from mooncache.config.schema import (
+from mooncache.config.pool import (
     ClientSection,
     ClusterSection,
-    ConductorSection,
-    Config,
-    ConnectorSection,
     CoordinationSection,
-    GatewaySection,
-    HfSection,
     LoggingSection,
     MasterSection,
     MetricsSection,
     StoreNodeSection,
     TlsSection,
+)
+from mooncache.config.schema import Config
+from mooncache.config.serving import (
+    ConductorSection,
+    ConnectorSection,
+    GatewaySection,
+    HfSection,
     TracingSection,
     VllmSection,
     WorkerSection,

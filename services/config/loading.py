@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from mooncache.config.schema import Config, Section
+from mooncache.config.base import Section
+from mooncache.config.schema import Config
 from mooncache.errors import ConfigInvalid
 
 ENV_PREFIX: Final = "MOONCACHE_"

@@ -66,24 +66,3 @@ class Config(Section):
     """OpenTelemetry."""
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
-
-
-__all__ = [
-    "ClientSection",
-    "ClusterSection",
-    "ConductorSection",
-    "Config",
-    "ConnectorSection",
-    "CoordinationSection",
-    "GatewaySection",
-    "HfSection",
-    "LoggingSection",
-    "MasterSection",
-    "MetricsSection",
-    "Section",
-    "StoreNodeSection",
-    "TlsSection",
-    "TracingSection",
-    "VllmSection",
-    "WorkerSection",
-]

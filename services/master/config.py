@@ -9,7 +9,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from mooncache.config.schema import MasterSection
+from mooncache.config import MasterSection
 from mooncache.master.core.membership import MembershipRules
 from mooncache.master.core.placement import PlacementRules
 from mooncache.master.core.reports import ReportRules
