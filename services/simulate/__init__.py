@@ -1,0 +1,1 @@
+"""The simulator: real policies over traces, on clusters that need not exist."""

@@ -1,0 +1,35 @@
+"""Eviction policies of one tier of one node, by name.
+
+`make(name, capacity_blocks, **options)` gives a fresh `NodeCache`; NAMES lists what it knows. What needs the
+future of a trace lives in belady.py, and measure.py compares policies on a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from mooncache.errors import InvalidArgument
+from mooncache.simulate.cache.base import NO_INFO, UNLIMITED, NodeCache, UseInfo
+from mooncache.simulate.cache.recency import Fifo, Lru, Ttl
+
+__all__ = ["NAMES", "NO_INFO", "UNLIMITED", "NodeCache", "UseInfo", "make"]
+
+_MAKERS: Final[dict[str, Callable[..., NodeCache]]] = {"lru": Lru, "fifo": Fifo, "ttl": Ttl}
+NAMES: Final = tuple(_MAKERS)
+
+
+def make(name: str, capacity_blocks: int, **options: Any) -> NodeCache:
+    """A fresh cache of `capacity_blocks` blocks (0: nothing is ever stored; UNLIMITED: nothing leaves).
+
+    Raises: InvalidArgument when the name or an option is unknown, or the capacity is negative.
+    """
+    maker = _MAKERS.get(name)
+    if maker is None:
+        raise InvalidArgument(f"eviction policy {name!r} is unknown: choose one of {', '.join(NAMES)}")
+    if capacity_blocks < 0:
+        raise InvalidArgument(f"capacity_blocks is {capacity_blocks}: it must not be negative")
+    try:
+        return maker(capacity_blocks, **options)
+    except TypeError as error:
+        raise InvalidArgument(f"eviction policy {name!r} does not take these options: {error}") from None

@@ -1,0 +1,66 @@
+"""What every eviction policy of one tier of one node can do, and what it is told of each use.
+
+Idea: the ids form a prefix tree. A request uses a chain, root first; `use` touches the blocks that are here,
+stores the others (or not: admission) and answers which ids left. Within one use the last block counts as used
+first and the root last, so a chain goes from its end and no inner block is missing in front of present ones
+(as far as the policy can keep that).
+Invariants, after every call: at most `capacity_blocks` ids are here; an id that left is not here; the same
+calls in the same order give the same answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+UNLIMITED: Final = 1 << 62  # a capacity in blocks that nothing fills
+
+
+class UseInfo(NamedTuple):
+    """What a store node can know of the request that uses a chain.
+
+    `first` is the position of the chain's first listed block in the request's whole chain and `chain_blocks` the
+    length of that whole chain (0: the listed blocks are all of it); both matter only where a node sees a part.
+    `last_partial`: the last block holds fewer tokens than a block has.
+    """
+
+    first: int = 0
+    chain_blocks: int = 0
+    last_partial: bool = False
+    tenant: int = 0
+
+
+NO_INFO: Final = UseInfo()
+
+
+class NodeCache(Protocol):
+    """Blocks of one tier of one node."""
+
+    @property
+    def capacity_blocks(self) -> int: ...
+
+    def use(self, blocks: Sequence[int], now_s: float, info: UseInfo = NO_INFO) -> list[int]:
+        """A request used the chain. Returns the ids that were here before and left by it, in that order."""
+        ...
+
+    def leading(self, blocks: Sequence[int], now_s: float) -> int:
+        """How many of the first blocks can be read now without a gap; changes nothing."""
+        ...
+
+    def discard(self, block: int) -> None:
+        """The block is gone for a reason of its own; unknown ids are ignored."""
+        ...
+
+    def __contains__(self, block: int) -> bool: ...
+
+    def __len__(self) -> int: ...
+
+
+def leading_run(held: Container[int], blocks: Iterable[int]) -> int:
+    """Blocks at the front that `held` contains."""
+    count = 0
+    for block in blocks:
+        if block not in held:
+            break
+        count += 1
+    return count
