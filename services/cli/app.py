@@ -9,7 +9,7 @@ from typing import Any
 
 from cyclopts import App, CycloptsError, Group
 
-from mooncache.cli import cluster, data, instances, local, services, top
+from mooncache.cli import cluster, data, instances, local, services, top, topology
 from mooncache.cli import up as up_and_down
 from mooncache.cli.doctor import doctor
 from mooncache.cli.output import (
@@ -77,7 +77,11 @@ def build() -> App:
     instance_app.command(instances.role, name="role")
     app.command(instance_app)
     app.command(why, group=CLUSTER)
-    app.command(doctor, group=CLUSTER)
+    doctor_app = App(name="doctor", help="Say what is wrong and what to do.", group=CLUSTER)
+    doctor_app.default(doctor)
+    doctor_app.command(topology.doctor_rdma, name="rdma")
+    app.command(doctor_app)
+    app.command(topology.topology, group=CLUSTER)
     config_app = App(name="config", help="Look at the configuration.", group=TOOLS)
     config_app.command(local.explain, name="explain")
     app.command(config_app)

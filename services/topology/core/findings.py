@@ -1,0 +1,164 @@
+"""What is in the way of RDMA and GPUDirect on a host, or between two, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from mooncache.topology.core.choose import gid_of, rails_between, transport_between, usable_ports
+from mooncache.topology.core.distance import Distance, between
+from mooncache.topology.core.model import ETHERNET, ROCE_V2, Host, PciLocation, Port, RdmaDevice
+
+Grade = Literal["ok", "warn", "bad"]
+MEMLOCK_WANTED_BYTES = 1 << 30
+MTU_BYTES_MAX = 4096
+NETDEV_MTU_WANTED_BYTES = 4200  # 4096 bytes of payload and the headers of RoCE v2
+
+
+class Finding(NamedTuple):
+    """One line: how it stands, about what, what was found, and what to do about it ("" when nothing)."""
+
+    grade: Grade
+    what: str
+    found: str
+    advice: str = ""
+
+
+def of_host(host: Host) -> list[Finding]:
+    """Return everything that is worth saying about one host, in the order in which it should be mended."""
+    found = list(_library(host))
+    if not host.devices:
+        text = "the kernel knows none: bytes go by shared memory on this host and by TCP to others"
+        return [
+            *found,
+            Finding("warn", "RDMA devices", text, "nothing to do where there is no such hardware"),
+        ]
+    for device in host.devices:
+        found += _device(device)
+    if not usable_ports(host):
+        found.append(Finding("bad", "RDMA", "no port is usable: TCP is used instead", "see the lines above"))
+    return [*found, *_memory(host), *_gpus(host)]
+
+
+def between_hosts(here: Host, there: Host) -> list[Finding]:
+    """Return what two hosts would use together, and what keeps them from better."""
+    kind, reason = transport_between(here, there)
+    what = f"{here.name} - {there.name}"
+    found = [Finding("ok" if kind != "tcp" else "warn", what, f"{kind}: {reason}")]
+    for pair in rails_between(here, there):
+        mtus = {_port(here, pair.here).mtu_bytes, _port(there, pair.there).mtu_bytes} - {0}
+        text = f"{pair.here} - {pair.there}: {pair.rate_gbps:g} Gb/s, path MTU {pair.mtu_bytes or 'unknown'}"
+        if len(mtus) > 1:
+            advice = "give both interfaces, and the switches between them, the same MTU"
+            found.append(
+                Finding("warn", "rail", f"{text}, the ends differ ({min(mtus)} and {max(mtus)})", advice)
+            )
+        else:
+            found.append(Finding("ok", "rail", text))
+    return found
+
+
+def _port(host: Host, name: str) -> Port:
+    device_name, number = name.rsplit("/", 1)
+    for device in host.devices:
+        for port in device.ports:
+            if device.name == device_name and port.number == int(number):
+                return port
+    raise KeyError(name)
+
+
+def _library(host: Host) -> Iterator[Finding]:
+    if host.verbs_missing:
+        advice = "install the distribution's libibverbs1 (Debian: also ibverbs-providers)"
+        yield Finding("bad" if host.devices else "warn", "libibverbs", host.verbs_missing, advice)
+    else:
+        yield Finding("ok", "libibverbs", "can be loaded")
+
+
+def _device(device: RdmaDevice) -> Iterator[Finding]:
+    if not device.usable:
+        advice = "give the process read and write access to it (group rdma, or the container's --device)"
+        yield Finding("bad", device.name, device.why_not, advice)
+    yield from _link(device.name, device.pci)
+    for port in device.ports:
+        yield from _of_port(f"{device.name}/{port.number}", port)
+
+
+def _link(name: str, pci: PciLocation | None) -> Iterator[Finding]:
+    if pci is None or not pci.link_lanes or not pci.link_lanes_max:
+        return
+    if pci.link_lanes < pci.link_lanes_max or pci.link_gts < pci.link_gts_max:
+        text = (
+            f"the PCIe link runs at {pci.link_gts:g} GT/s x{pci.link_lanes}, "
+            f"the device can do {pci.link_gts_max:g} GT/s x{pci.link_lanes_max}"
+        )
+        yield Finding(
+            "warn", name, text, "seat the card anew or use another slot; see the BIOS for the slot's lanes"
+        )
+
+
+def _of_port(name: str, port: Port) -> Iterator[Finding]:
+    if not port.active:
+        text = f"is {port.state or 'in an unknown state'}" + (f" ({port.physical})" if port.physical else "")
+        where = f"`ip link set {port.netdev} up`, " if port.netdev else ""
+        yield Finding(
+            "warn", name, text, f"{where}check cable and switch; on InfiniBand a subnet manager must run"
+        )
+        return
+    chosen = gid_of(port)
+    if chosen.gid is None:
+        advice = f"give {port.netdev or 'its interface'} an IP address"
+        yield Finding("bad", name, chosen.reason, advice)
+        return
+    if port.link_layer == ETHERNET and chosen.gid.kind != ROCE_V2:
+        yield Finding(
+            "warn", name, chosen.reason, "set RoCE v2 (cma_roce_mode), or update the device's firmware"
+        )
+    if chosen.gid.family == "link-local":
+        advice = f"give {port.netdev or 'its interface'} an IPv4 address"
+        yield Finding("warn", name, "has a link-local address only: other hosts may not be reachable", advice)
+    rate = f"{port.rate_gbps:g} Gb/s {port.link_layer}, {chosen.gid.address} (index {chosen.gid.index})"
+    if 0 < port.mtu_bytes < MTU_BYTES_MAX:
+        command = f"ip link set {port.netdev or 'DEVICE'} mtu {NETDEV_MTU_WANTED_BYTES}"
+        advice = f"`{command}`, or 9000, on both ends and switches"
+        text = f"{rate}; path MTU is {port.mtu_bytes} of {MTU_BYTES_MAX}: interface {port.netdev_mtu_bytes}"
+        yield Finding("warn", name, text, advice)
+    else:
+        yield Finding("ok", name, f"{rate}; {chosen.reason}")
+
+
+def _memory(host: Host) -> Iterator[Finding]:
+    if host.memlock_bytes is None or host.privileged:
+        why = (
+            "unlimited" if host.memlock_bytes is None else "the process may lock what it likes (CAP_IPC_LOCK)"
+        )
+        yield Finding("ok", "locked memory", why)
+    elif host.memlock_bytes < MEMLOCK_WANTED_BYTES:
+        text = f"the limit is {host.memlock_bytes / 1024:.0f} KiB: registering an arena will fail (ENOMEM)"
+        advice = "`ulimit -l unlimited`; systemd: LimitMEMLOCK=infinity; Docker: --ulimit memlock=-1"
+        yield Finding("bad", "locked memory", text, advice)
+    else:
+        yield Finding("ok", "locked memory", f"{host.memlock_bytes / (1 << 30):.1f} GiB may be registered")
+
+
+def _gpus(host: Host) -> Iterator[Finding]:
+    if not host.gpus:
+        return
+    if host.dmabuf:
+        yield Finding("ok", "GPUDirect", "dma-buf: GPU memory can be registered without another module")
+    elif host.peermem:
+        yield Finding("ok", "GPUDirect", f"nvidia-peermem is loaded ({host.dmabuf_missing or 'no dma-buf'})")
+    else:
+        advice = "load nvidia-peermem, or use NVIDIA's open kernel modules (dma-buf) with Linux 5.12 or newer"
+        why = host.dmabuf_missing or "unknown"
+        text = f"neither dma-buf ({why}) nor nvidia-peermem: bytes are staged in host memory"
+        yield Finding("warn", "GPUDirect", text, advice)
+    ports = usable_ports(host)
+    for gpu in host.gpus:
+        yield from _link(f"GPU {gpu.index}", gpu.pci)
+        nearest = min((between(device.pci, gpu.pci) for device, _ in ports), default=None)
+        if nearest is not None and nearest > Distance.PXB:
+            text = f"its nearest port is behind {nearest.words}: GPUDirect may be slower than staging there"
+            yield Finding(
+                "warn", f"GPU {gpu.index}", text, "use a port below the same PCIe switch where there is one"
+            )

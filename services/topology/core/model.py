@@ -1,0 +1,132 @@
+"""The values that describe a host. Everything that is not known is None or empty, never guessed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ETHERNET, INFINIBAND = "Ethernet", "InfiniBand"
+ROCE_V1, ROCE_V2, IB = "RoCE v1", "RoCE v2", "IB"
+
+
+@dataclass(frozen=True, slots=True)
+class PciLocation:
+    """Where a device sits. `path`: bridges from the host bridge down to the device itself, as addresses.
+
+    root: host bridge, such as pci0000:3a. link_*: transfer rate in GT/s and lanes; 0 when unknown.
+    """
+
+    address: str
+    root: str
+    path: tuple[str, ...]
+    numa_node: int | None = None
+    link_gts: float = 0.0
+    link_gts_max: float = 0.0
+    link_lanes: int = 0
+    link_lanes_max: int = 0
+
+    @property
+    def bytes_per_s(self) -> float:
+        """What the link carries in one direction, line code taken off; 0 when unknown."""
+        code = 0.8 if self.link_gts <= 5 else 128 / 130
+        return self.link_gts * 1e9 * self.link_lanes * code / 8
+
+
+@dataclass(frozen=True, slots=True)
+class Gid:
+    """One address of a port. kind: RoCE v1, RoCE v2 or IB; netdev: the interface behind it."""
+
+    index: int
+    value: str
+    kind: str
+    netdev: str = ""
+
+    @property
+    def family(self) -> str:
+        """ipv4, ipv6, link-local, or ib."""
+        if self.kind == IB:
+            return "ib"
+        groups = self.value.split(":")
+        if groups[:5] == ["0000"] * 5 and groups[5:6] == ["ffff"]:
+            return "ipv4"
+        return "link-local" if self.value.startswith("fe80:") else "ipv6"
+
+    @property
+    def address(self) -> str:
+        """The address as people write it."""
+        if self.family != "ipv4":
+            return self.value
+        digits = "".join(self.value.split(":")[6:])
+        return ".".join(str(int(digits[at : at + 2], 16)) for at in range(0, 8, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One port of an RDMA device. mtu_bytes: of the path on RoCE, as the interface allows; 0 when unknown."""
+
+    number: int
+    state: str
+    link_layer: str
+    rate_gbps: float
+    physical: str = ""
+    lid: int = 0
+    mtu_bytes: int = 0
+    netdev: str = ""
+    netdev_mtu_bytes: int = 0
+    gids: tuple[Gid, ...] = ()
+
+    @property
+    def active(self) -> bool:
+        """Whether packets can go."""
+        return self.state == "ACTIVE"
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaDevice:
+    """A device of the kernel's RDMA subsystem. pci is None for software devices (rxe, siw)."""
+
+    name: str
+    ports: tuple[Port, ...]
+    pci: PciLocation | None = None
+    numa_node: int | None = None
+    firmware: str = ""
+    board: str = ""
+    uverbs: str = ""
+    usable: bool = True
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU, numbered by PCI address (CUDA does so with CUDA_DEVICE_ORDER=PCI_BUS_ID)."""
+
+    index: int
+    model: str
+    pci: PciLocation
+    vendor: str = "nvidia"
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """Processors and memory that are near to each other."""
+
+    index: int
+    cpus: str
+    memory_bytes: int
+    huge_pages_free: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One machine at one moment. memlock_bytes: None is unlimited; verbs_missing: why libibverbs is not usable."""
+
+    name: str
+    numa: tuple[NumaNode, ...] = ()
+    devices: tuple[RdmaDevice, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    memlock_bytes: int | None = None
+    privileged: bool = False
+    verbs_missing: str = ""
+    peermem: bool = False
+    dmabuf: bool = False
+    dmabuf_missing: str = ""
+    kernel: str = ""
