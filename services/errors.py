@@ -20,6 +20,7 @@ trailing metadata `mooncache-code`, because gRPC's own seventeen codes are too f
     |-- serving:    ModelUnknown InstanceUnknown NoInstances Overloaded RateLimited PromptTooLong
     |               EngineUnavailable EngineFailed EngineTimeout PassportMismatch DecisionUnknown
     |               ConductorUnavailable
+    |-- planning:   TraceInvalid TraceTooLarge
     `-- other:      Internal ConfigInvalid Unsupported
 """
 
@@ -291,6 +292,60 @@ class ConductorUnavailable(MooncacheError, code=711, status=grpc.StatusCode.UNAV
         "The conductor cannot be reached; check that it runs and that the address in "
         "cluster.conductor_target is right."
     )
+
+
+class ClusterInvalid(MooncacheError, code=725, status=grpc.StatusCode.INVALID_ARGUMENT):
+    hint = "The cluster description cannot be simulated; the message names the field, its value and its unit."
+
+
+class ProfileInvalid(MooncacheError, code=726, status=grpc.StatusCode.INVALID_ARGUMENT):
+    hint = "The model profile makes no sense; measure the named points again or correct the named number."
+
+
+class ModelTooLarge(MooncacheError, code=727, status=grpc.StatusCode.FAILED_PRECONDITION):
+    hint = "The model does not fit the memory of the instance; use more or larger GPUs, or a smaller model."
+
+
+class SimulationInvalid(MooncacheError, code=728, status=grpc.StatusCode.INVALID_ARGUMENT):
+    hint = "The options of the simulation do not fit the trace or the cluster; the message names the option."
+
+
+class SimulationBroken(MooncacheError, code=729, status=grpc.StatusCode.INTERNAL):
+    hint = "An invariant of the simulator broke, which is a defect; report the message, the seed and the command."
+
+
+# plan: what to buy
+
+
+class PlanInvalid(MooncacheError, code=730, status=grpc.StatusCode.INVALID_ARGUMENT):
+    hint = "A value of the plan's input is not usable; the message names it, its unit and what is usual."
+
+
+class ModelDoesNotFit(MooncacheError, code=731, status=grpc.StatusCode.FAILED_PRECONDITION):
+    hint = "The weights do not fit the GPUs of any machine type; take more or larger GPUs for one instance."
+
+
+class SloUnreachable(MooncacheError, code=732, status=grpc.StatusCode.FAILED_PRECONDITION):
+    hint = "An idle cluster of any size is beyond this limit; loosen it, or offer faster machines."
+
+
+class PlanInfeasible(MooncacheError, code=733, status=grpc.StatusCode.FAILED_PRECONDITION):
+    hint = "Counts or budget end before the SLOs are met; the message says which and what would be needed."
+
+
+class PlanUnconfirmed(MooncacheError, code=734, status=grpc.StatusCode.FAILED_PRECONDITION):
+    hint = "The simulator did not confirm any plan of the statistical model; permit more machines or simulate more."
+
+
+# traces of requests, and what is computed from them without a cluster
+
+
+class TraceInvalid(MooncacheError, code=720, status=grpc.StatusCode.INVALID_ARGUMENT):
+    hint = "The file is not a usable trace; the message names the line and the field, docs/traces.md the format."
+
+
+class TraceTooLarge(MooncacheError, code=721, status=grpc.StatusCode.RESOURCE_EXHAUSTED):
+    hint = "The trace has more lines, blocks or bytes in a line than one process takes; cut it into parts."
 
 
 # everything else
