@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from mooncache.conductor.core.asks import Settings
-from mooncache.conductor.core.policy.types import Rules
+from mooncache.conductor.core.policy.facts import Rules
 from mooncache.config import ConductorSection
 
 KEYS_MAX: Final = 1_000_000  # keys in one message: 32 MB

@@ -18,7 +18,7 @@ from mooncache.conductor.config import (
 from mooncache.conductor.core import outcome
 from mooncache.conductor.core.asks import Ask
 from mooncache.conductor.core.cache_index import KEY_BYTES, check_keys
-from mooncache.conductor.core.policy.types import ROLE_BOTH, ROLE_DECODE, ROLE_PREFILL
+from mooncache.conductor.core.policy.facts import ROLE_BOTH, ROLE_DECODE, ROLE_PREFILL
 from mooncache.conductor.core.records import DETAIL_CHARS_MAX, DETAIL_DEPTH_MAX
 from mooncache.conductor.core.registry import DRAINING, READY, STARTING, SUSPECT, Instance, InstanceInfo, Load
 from mooncache.kvcache.keys import passport_from_json

@@ -15,7 +15,7 @@ from mooncache import _native, errors
 from mooncache.conductor.core.cache_index import EXACT_KEYS_MAX, CacheIndex, records
 from mooncache.conductor.core.in_flight import InFlight, Running, chained_blocks, common_blocks
 from mooncache.conductor.core.learning import DecodeLearner, Follower, PrefillLearner, TransferLearner
-from mooncache.conductor.core.policy.types import Choice
+from mooncache.conductor.core.policy.facts import Choice
 from mooncache.conductor.core.records import (
     EVENT_BYTES_MAX,
     EVENTS_MAX,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncache.conductor.core.policy import admission, decode, plan, prefill
-from mooncache.conductor.core.policy.types import (
+from mooncache.conductor.core.policy.facts import (
     Awaited,
     Choice,
     DecodeCost,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from mooncache.conductor.core.policy.types import Choice, Request, Rules
+from mooncache.conductor.core.policy.facts import Choice, Request, Rules
 from mooncache.conductor.core.records import REFUSED, RUNNING, Record, encode_candidates, milliseconds, pack
 
 POOL_OK, POOL_ABSENT, POOL_TIMEOUT, POOL_NO_KEYS = "ok", "absent", "timeout", "no_keys"

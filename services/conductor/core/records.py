@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from mooncache.conductor.core.policy.types import Branch, Choice, DecodeOption, PrefillOption
+from mooncache.conductor.core.policy.facts import Branch, Choice, DecodeOption, PrefillOption
 from mooncache.conductor.core.seen import MissRange
 
 CANDIDATES_MAX = 16

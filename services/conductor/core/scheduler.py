@@ -17,7 +17,7 @@ from mooncache.conductor.core.cache_index import KEY_BYTES, BlockIndex, CacheInd
 from mooncache.conductor.core.in_flight import InFlight, Running
 from mooncache.conductor.core.learning import DecodeLearner, Follower, PrefillLearner, TransferLearner
 from mooncache.conductor.core.policy import plan
-from mooncache.conductor.core.policy.types import Awaited, Choice, InstanceFacts, PrefillCost, Request
+from mooncache.conductor.core.policy.facts import Awaited, Choice, InstanceFacts, PrefillCost, Request
 from mooncache.conductor.core.records import REFUSED, Record, Records
 from mooncache.conductor.core.registry import DRAINING, READY, Instance, InstanceInfo, Load, Registry
 from mooncache.conductor.core.seen import SeenBlocks

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mooncache.conductor.core.asks import Decision
 from mooncache.conductor.core.outcome import Learned
-from mooncache.conductor.core.policy.types import ROLE_BOTH, ROLE_DECODE, ROLE_PREFILL
+from mooncache.conductor.core.policy.facts import ROLE_BOTH, ROLE_DECODE, ROLE_PREFILL
 from mooncache.conductor.core.registry import STATES
 from mooncache.metrics import Metrics
 

@@ -1,7 +1,9 @@
-"""The scheduling policies: pure functions over plain data.
+"""The scheduling policies: pure functions over plain data, by name.
 
-`plan.choose` is the whole of it: which prefill instance and branch (`prefill`), which decode instance
-(`decode`), and whether the request is taken at all (`admission`). The formulas are those of the Mooncake
-papers (FAST'25, Algorithm 1 and section 5; arXiv 2407.00079, section 7) without their balancing threshold:
-every branch is priced and the cheapest is taken.
+`find(name).choose(request, fleet, rules, rng)` is the whole of a decision: which instance computes the prompt and
+how it comes by the prefix, which one generates, and whether the request is taken at all.
 """
+
+from mooncache.conductor.core.policy.registry import NAMES, find
+
+__all__ = ["NAMES", "find"]

@@ -9,7 +9,7 @@ instance would do; otherwise long prompts would be refused for as long as anybod
 
 from __future__ import annotations
 
-from mooncache.conductor.core.policy.types import DecodeOption, Request, Rules
+from mooncache.conductor.core.policy.facts import DecodeOption, Request, Rules
 
 PATIENCE = 2.0
 PRIORITY_STEP = 0.25

@@ -8,7 +8,7 @@ and every expected token at the predicted TBT.
 
 from __future__ import annotations
 
-from mooncache.conductor.core.policy.types import DecodeOption, InstanceFacts, Request
+from mooncache.conductor.core.policy.facts import DecodeOption, InstanceFacts, Request
 
 
 def price(request: Request, facts: InstanceFacts, at_s: float, *, inline: bool) -> DecodeOption:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mooncache.conductor.core.policy import admission, decode, prefill
-from mooncache.conductor.core.policy.types import (
+from mooncache.conductor.core.policy.facts import (
     ROLE_BOTH,
     ROLE_DECODE,
     ROLE_PREFILL,

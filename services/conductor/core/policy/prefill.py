@@ -8,7 +8,7 @@ blocks that another request is computing.
 
 from __future__ import annotations
 
-from mooncache.conductor.core.policy.types import Branch, InstanceFacts, PrefillOption, Request
+from mooncache.conductor.core.policy.facts import Branch, InstanceFacts, PrefillOption, Request
 
 # Seconds of delay to the first token that one second of computing saved is worth: the time of an instance is
 # what the next requests queue for. Without it, two equal prompts that arrive together would both be computed.

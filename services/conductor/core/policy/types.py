@@ -1,7 +1,7 @@
-"""What the policies look at: cost models, an instance at one moment, a request, and the choices made of them.
+"""What a policy is given and what it answers: cost models, a request, the rules, a choice.
 
-All times are seconds, all lengths tokens. Values are plain and frozen, so that a decision can be recorded,
-replayed and simulated exactly.
+All times are seconds, all lengths tokens, instances are rows of a `Fleet`. Values are plain and frozen, so
+that a decision can be recorded, replayed and simulated exactly.
 """
 
 from __future__ import annotations
@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-ROLE_PREFILL, ROLE_DECODE, ROLE_BOTH = "prefill", "decode", "both"
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+NOBODY = -1  # as a row: no instance, or the store nodes
+LOCAL, FETCH, WAIT = "local", "fetch", "wait"
+ADMITTED = "admitted"
 
 
 class PrefillCost(NamedTuple):
@@ -27,11 +36,11 @@ class PrefillCost(NamedTuple):
     def seconds(self, n: int, p: int) -> float:
         """Seconds for the prompt; at least one token is always computed."""
         p = max(0, min(p, n - 1))
-        return self.a + self.b * (n - p) + self.c * (n * n - p * p) + self.d * p
+        return self.a + self.b * (n - p) + self.c * (float(n) * n - float(p) * p) + self.d * p
 
 
 class TransferCost(NamedTuple):
-    """Time to bring KV from the pool into an engine: a fixed part and a rate."""
+    """Time to bring KV from elsewhere into an engine: a fixed part and a rate."""
 
     latency_s: float
     tokens_per_s: float
@@ -53,138 +62,128 @@ class DecodeCost(NamedTuple):
         return self.base_s + self.per_sequence_s * sequences + self.per_token_s * kv_tokens
 
 
-class InstanceFacts(NamedTuple):
-    """One instance as a decision sees it.
+class Source(NamedTuple):
+    """Where leading tokens of the prompt can be read from.
 
-    group: instances of one group can read each other's blocks (equal passports). queue_s: prefill work that
-    comes first. kv_used_tokens and sequences include what was sent there and has not arrived yet. turnover_s:
-    how long a sequence stays in the batch.
+    row: the instance that holds them, NOBODY for the store nodes. tokens_per_s: what one more reader would get.
     """
 
-    instance_id: str
-    role: str
-    ready: bool
-    prefill: PrefillCost
-    transfer: TransferCost
-    decode: DecodeCost
-    group: int = 0
-    pool: bool = True
-    local_tokens: int = 0
-    queue_s: float = 0.0
-    sequences: float = 0.0
-    sequences_max: int = 0
-    kv_used_tokens: float = 0.0
-    kv_capacity_tokens: int = 0
-    turnover_s: float = 10.0
+    row: int
+    tokens: int
+    tokens_per_s: float = float("inf")
 
 
 class Awaited(NamedTuple):
-    """Leading tokens that another request is computing on `instance_id` and that are there in
-    `ready_in_s`."""
+    """Leading tokens that another request is computing on `row`; they are there in `ready_in_s`."""
 
     tokens: int
     ready_in_s: float
-    instance_id: str
+    row: int
     decision_id: str = ""
     pool: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be scheduled. cacheable_tokens: tokens of complete blocks; pool_tokens: leading ones in the
-    pool.
+    """What is to be scheduled.
 
-    group: passport group under which the keys were made. keep_decode: the instance that already has the
-    decode leg. ttft_strict and tbt_strict: the caller named the promise itself, so it is kept even on idle
-    instances.
+    cacheable_tokens: tokens of complete blocks. local: leading tokens that each row of the fleet holds itself.
+    group: passport group under which the keys were made. keep_decode: the row that already has the decode leg.
+    ttft_strict and tbt_strict: the caller named the promise itself, so it is kept even on idle instances.
+    tenant_share: the tenant's recent uncached tokens over its fair share. number: running number (round robin).
+    affinity: hashes of the prefix at growing depths (DualMap).
     """
 
     prompt_tokens: int
+    local: Ints
     cacheable_tokens: int = 0
-    pool_tokens: int = 0
-    group: int = 0
+    sources: tuple[Source, ...] = ()
     awaited: tuple[Awaited, ...] = ()
+    group: int = 0
     sequences: int = 1
-    output_tokens: int = 128
+    output_tokens: float = 128.0
     ttft_slo_s: float = 30.0
     tbt_slo_s: float = 1.0
     ttft_strict: bool = False
     tbt_strict: bool = False
     no_prefill: bool = False
-    exclude: frozenset[str] = frozenset()
-    keep_decode: str = ""
+    exclude: frozenset[int] = frozenset()
+    keep_decode: int = NOBODY
     priority: int = 0
+    tenant_share: float = 1.0
+    number: int = 0
+    affinity: tuple[int, ...] = ()
+
+    @property
+    def kv_tokens(self) -> float:
+        """KV that the request will take where it is decoded, at its end."""
+        return self.prompt_tokens + self.sequences * self.output_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Settings of the policies.
+    """Settings of all policies. They are the same for every scenario and cluster.
 
-    inline_tokens_max: what a decode instance may compute itself while prefill instances are there.
+    admission: none, baseline (decode is looked at only when the prompt is computed), early (decode load now),
+    predicted (decode load when the prompt will be computed, every answer lasting `decode_stay_s`), ours.
+    threshold: Algorithm 1's balancing threshold. inline_tokens_max: what a decode instance may compute itself
+    while prefill instances are there. work_weight: seconds of delay that one second of computing saved is worth,
+    since the next requests queue for it. waits, pipelines: whether these ways are looked at; pipeline_worth_s: a
+    prompt that one instance computes sooner is not divided. patience: an idle instance's time, times this, is the
+    least limit of a promise that nobody asked for.
     """
 
-    admission: bool = True
+    admission: str = "ours"
+    threshold: float = 1.5
     inline_tokens_max: int = 256
+    work_weight: float = 0.1
+    waits: bool = True
+    pipelines: bool = True
+    pipeline_worth_s: float = 2.0
+    decode_stay_s: float = 17.0
+    patience: float = 2.0
+    priority_step: float = 0.25
     retry_after_min_s: float = 0.25
     retry_after_max_s: float = 60.0
-
-
-class Branch(NamedTuple):
-    """One way for one instance to come by the prompt's KV. `kind` is local, fetch or wait.
-
-    total_s: time until the KV is there. score_s: what is compared, total_s and a share of the computing.
-    """
-
-    kind: str
-    prefix_tokens: int
-    fetch_tokens: int
-    ready_s: float
-    compute_s: float
-    total_s: float
-    score_s: float
-    awaited: Awaited | None = None
-
-
-class PrefillOption(NamedTuple):
-    """A priced prefill candidate: its branches, the cheapest of them, and the queue in front of it."""
-
-    facts: InstanceFacts
-    branches: tuple[Branch, ...]
-    best: Branch
-
-
-class DecodeOption(NamedTuple):
-    """A priced decode candidate at the time when the prompt's KV is there."""
-
-    facts: InstanceFacts
-    tbt_s: float
-    wait_s: float
-    handover_s: float
-    score_s: float
+    overlap_weight: float = 1.0
+    candidates_max: int = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The outcome. `prefill` is None when the decode instance computes the prompt itself (`inline` is its
-    branch then).
+    """The outcome. Rows are those of the fleet that was chosen from.
 
-    reason: admitted, ttft, tbt, capacity or no_instance. queue_s: how much of ttft_s is waiting.
+    prefill: NOBODY when the decode instance computes the prompt itself. source_row: whom `fetch_tokens` are read
+    from. members: rows of the pipeline that computes the prompt together, in order of the stages, empty for one
+    instance alone. ready_s: when the prefix is there; queue_s: computing in front; compute_s: the prefill itself;
+    ttft_s: all of it; wait_s: for a place in the decode batch. scores: what was compared, per row, infinite for
+    rows that were no candidates.
     """
 
     admitted: bool
     reason: str
-    prefill: PrefillOption | None = None
-    decode: DecodeOption | None = None
-    inline: PrefillOption | None = None
+    prefill: int = NOBODY
+    decode: int = NOBODY
+    branch: str = LOCAL
+    prefix_tokens: int = 0
+    fetch_tokens: int = 0
+    source_row: int = NOBODY
+    awaited: Awaited | None = None
+    members: tuple[int, ...] = ()
+    chunk_tokens: int = 0
     ttft_s: float = 0.0
     queue_s: float = 0.0
+    ready_s: float = 0.0
+    compute_s: float = 0.0
+    handover_s: float = 0.0
+    wait_s: float = 0.0
+    tbt_s: float = 0.0
     retry_after_s: float = 0.0
-    prefill_options: tuple[PrefillOption, ...] = ()
-    decode_options: tuple[DecodeOption, ...] = ()
-    inline_options: tuple[PrefillOption, ...] = field(default=())
+    scores: Floats | None = field(default=None, compare=False)
+    decode_scores: Floats | None = field(default=None, compare=False)
+    odd_rows: int = 0
 
     @property
-    def branch(self) -> Branch | None:
-        """How the prompt's KV comes about; None for a refusal without candidates."""
-        option = self.prefill or self.inline
-        return option.best if option is not None else None
+    def computer(self) -> int:
+        """The row that computes the prompt (the first of a pipeline)."""
+        return self.prefill if self.prefill != NOBODY else self.decode

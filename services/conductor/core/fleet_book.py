@@ -1,0 +1,486 @@
+"""What is known of the instances of one model: columns that are kept up to date with every event.
+
+Both the running conductor and the simulator keep their instances in this book, so a policy sees the same thing
+in both. A row is an instance for as long as it is known; rows of instances that are gone are used again.
+Invariant: every column is the sum of what was assigned and has not ended, at any time; no event loops over
+instances or requests. Counting assignments at once is what keeps a burst from herding onto the instance that
+looked best a moment ago. The decode load to come is in `DecodeAhead`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from mooncache.conductor.core.decode_ahead import LATER_S, Curve, DecodeAhead
+from mooncache.conductor.core.policy.fleet import NO_ROLE, PREFILL, Fleet
+from mooncache.conductor.core.policy.types import (
+    NOBODY,
+    Choice,
+    DecodeCost,
+    Floats,
+    PrefillCost,
+    Request,
+    TransferCost,
+)
+
+Name = int | str
+STAY_PRIOR_S = 10.0
+_GROWTH = 16
+_FLOATS = (
+    "prefill_a",
+    "prefill_b",
+    "prefill_c",
+    "prefill_d",
+    "fetch_latency_s",
+    "fetch_tokens_per_s",
+    "queue_tokens",
+    "decode_base_s",
+    "decode_per_sequence_s",
+    "decode_per_token_s",
+    "sequences",
+    "sequences_max",
+    "kv_tokens",
+    "kv_capacity_tokens",
+    "batch_sequences",
+    "batch_kv_tokens",
+    "stay_s",
+    "handover_s",
+    "handover_tokens_per_s",
+    "pending_s",
+    "running_s",
+    "since_s",
+    "foreign_s",
+    "foreign_sequences",
+    "reported_kv_tokens",
+    "own_sequences",
+    "own_kv_tokens",
+    "link_tokens_per_s",
+    "send_tokens_per_s",
+)
+_PREDICT = (
+    "sequences",
+    "kv_tokens",
+    "batch_sequences",
+    "batch_kv_tokens",
+    "foreign_sequences",
+    "reported_kv_tokens",
+    "own_kv_tokens",
+    "stay_s",
+)
+_INTS = ("role", "group", "queue_prompts", "pipeline", "fetching", "reading")
+_BOOLS = ("ready", "pool", "tail")
+
+
+class Shape(NamedTuple):
+    """What an instance is, as far as requests do not change it.
+
+    transfer: into the instance; send_tokens_per_s: out of it, when others read from it. handover: from the end
+    of a prefill elsewhere to the first decode step; tail: it computes what is behind the last complete block.
+    Limits of 0 are none.
+    """
+
+    role: int = PREFILL
+    prefill: PrefillCost = PrefillCost(0.0666, 1.1003e-4, 7.386e-10, 2.618e-6)
+    transfer: TransferCost = TransferCost(0.005, 265_000.0)
+    decode: DecodeCost = DecodeCost(0.0263, 0.00021, 3.4e-8)
+    group: int = 0
+    pool: bool = True
+    sequences_max: int = 0
+    kv_capacity_tokens: int = 0
+    pipeline: int = -1
+    send_tokens_per_s: float = float("inf")
+    handover: TransferCost = TransferCost(0.0, float("inf"))
+    tail: bool = False
+    ready: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """An admitted request. survival: share of answers longer than so many tokens (None: exponential)."""
+
+    decision_id: Name
+    choice: Choice
+    request: Request
+    survival: Callable[[Floats], Floats] | None = None
+
+
+@dataclass(slots=True)
+class _Work:
+    """What an assignment added to the columns.."""
+
+    assignment: Assignment
+    computers: tuple[int, ...]
+    generations: tuple[int, ...]
+    decoder: int
+    decoder_generation: int
+    uncached_tokens: float
+    computing: bool = True
+    fetching: bool = False
+    generating: bool = False
+    curve: Curve = field(default_factory=Curve)
+
+
+class FleetBook:
+    """See the module's text. Times are seconds of one monotonic clock."""
+
+    def __init__(self, *, curves: bool = True) -> None:
+        """curves: keep the decode load ahead (its cost is some microseconds for each request)."""
+        self.names: list[str] = []
+        self._rows: dict[str, int] = {}
+        self._free: list[int] = []
+        self._generation: list[int] = []
+        self._pending: list[dict[Name, float]] = []
+        self._running: list[Name | None] = []  # of each row's prompts, the one that is believed to run
+        self._work: dict[Name, _Work] = {}
+        self._columns: dict[str, np.ndarray] = {}
+        self._curves = curves
+        self._ahead = DecodeAhead()
+        self._room(_GROWTH)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    # --- instances
+
+    def row(self, name: str) -> int:
+        """Return the row of an instance, NOBODY when it is not known."""
+        return self._rows.get(name, NOBODY)
+
+    def add(self, name: str, shape: Shape) -> int:
+        """Take an instance in (or change a known one); return its row."""
+        row = self._rows.get(name)
+        if row is None:
+            row = self._free.pop() if self._free else len(self.names)
+            if row == len(self.names):
+                if row >= len(self._columns["role"]):
+                    self._room(2 * row)
+                self.names.append("")
+                self._generation.append(0)
+                self._pending.append({})
+                self._running.append(None)
+            self.names[row] = name
+            self._rows[name] = row
+            self._column("since_s")[row] = np.inf
+            self._column("stay_s")[row] = STAY_PRIOR_S
+        self.set(
+            name,
+            role=shape.role,
+            ready=shape.ready,
+            prefill=shape.prefill,
+            transfer=shape.transfer,
+            decode=shape.decode,
+            group=shape.group,
+            pool=shape.pool,
+            sequences_max=shape.sequences_max,
+            kv_capacity_tokens=shape.kv_capacity_tokens,
+            pipeline=shape.pipeline,
+            send_tokens_per_s=shape.send_tokens_per_s,
+            handover=shape.handover,
+            tail=shape.tail,
+        )
+        return row
+
+    def remove(self, name: str) -> None:
+        """Forget an instance with all that was sent there; its requests may still end."""
+        row = self._rows.pop(name)
+        self.names[row] = ""
+        self._generation[row] += 1
+        self._pending[row].clear()
+        self._running[row] = None
+        for column in self._columns.values():
+            column[row] = 0
+        self._column("role")[row] = NO_ROLE
+        self._column("since_s")[row] = np.inf
+        self._ahead.clear(row)
+        self._free.append(row)
+
+    def set(self, name: str, **values: object) -> None:
+        """Change what an instance is: any field of `Shape`, by name, and `stay_s`."""
+        row = self._rows[name]
+        for field_name, value in values.items():
+            if field_name == "prefill":
+                assert isinstance(value, PrefillCost)
+                for column, part in zip("abcd", value, strict=True):
+                    self._columns[f"prefill_{column}"][row] = part
+            elif field_name == "decode":
+                assert isinstance(value, DecodeCost)
+                self._columns["decode_base_s"][row] = value.base_s
+                self._columns["decode_per_sequence_s"][row] = value.per_sequence_s
+                self._columns["decode_per_token_s"][row] = value.per_token_s
+            elif field_name == "transfer":
+                assert isinstance(value, TransferCost)
+                self._columns["fetch_latency_s"][row] = value.latency_s
+                self._columns["link_tokens_per_s"][row] = value.tokens_per_s
+                self._share(row)
+            elif field_name == "handover":
+                assert isinstance(value, TransferCost)
+                self._columns["handover_s"][row] = value.latency_s
+                self._columns["handover_tokens_per_s"][row] = value.tokens_per_s
+            else:
+                self._columns[field_name][row] = value
+
+    def report(
+        self, name: str, *, foreign_sequences: float, foreign_queue_s: float, kv_tokens: float
+    ) -> None:
+        """Take in what an engine has beside what was sent there from here (conductor only)."""
+        row = self._rows[name]
+        self._columns["foreign_sequences"][row] = foreign_sequences
+        self._columns["foreign_s"][row] = foreign_queue_s
+        self._columns["reported_kv_tokens"][row] = kv_tokens
+        self._settle(row)
+
+    # --- requests
+
+    def assign(self, assignment: Assignment, now_s: float) -> None:
+        """Count a request from now on."""
+        choice, request = assignment.choice, assignment.request
+        computers = choice.members or (choice.computer,)
+        work = _Work(
+            assignment,
+            computers,
+            tuple(self._generation[row] for row in computers),
+            choice.decode,
+            self._generation[choice.decode],
+            float(request.prompt_tokens - choice.prefix_tokens),
+        )
+        self._work[assignment.decision_id] = work
+        columns = self._columns
+        for row in computers:
+            pending = self._pending[row]
+            pending[assignment.decision_id] = choice.compute_s
+            columns["pending_s"][row] += choice.compute_s
+            columns["queue_tokens"][row] += work.uncached_tokens
+            columns["queue_prompts"][row] += 1
+            if len(pending) == 1:
+                self._begin(row, assignment.decision_id, now_s)
+        if choice.fetch_tokens > 0:
+            work.fetching = True
+            self._read(choice.computer, choice.source_row, 1)
+        row = choice.decode
+        columns["own_sequences"][row] += request.sequences
+        columns["own_kv_tokens"][row] += request.kv_tokens
+        self._settle(row)
+        self._look_ahead(work, now_s, choice.ttft_s)
+
+    def started(self, decision_id: Name, now_s: float) -> None:
+        """The prompt's computing begins now: its fetch is over, and it is the one that runs."""
+        work = self._work.get(decision_id)
+        if work is None or not work.computing:
+            return
+        self._fetched(work)
+        for row, generation in zip(work.computers, work.generations, strict=True):
+            if generation == self._generation[row]:
+                self._begin(row, decision_id, now_s)
+
+    def computed(self, decision_id: Name, now_s: float) -> None:
+        """The prompt is computed (or given up): its instances are free for the next."""
+        work = self._work.get(decision_id)
+        if work is None or not work.computing:
+            return
+        work.computing = False
+        self._fetched(work)
+        for row, generation in zip(work.computers, work.generations, strict=True):
+            if generation == self._generation[row]:
+                self._take_off(row, decision_id, work.uncached_tokens, now_s)
+
+    def first_token(self, decision_id: Name, now_s: float) -> None:
+        """The request generates from now on."""
+        work = self._work.get(decision_id)
+        if work is None or work.generating:
+            return
+        self.computed(decision_id, now_s)
+        work.generating = True
+        if work.decoder_generation != self._generation[work.decoder]:
+            return
+        request = work.assignment.request
+        self._columns["batch_sequences"][work.decoder] += request.sequences
+        self._columns["batch_kv_tokens"][work.decoder] += _mean_kv_tokens(request)
+        self._ahead.drop(work.curve)
+        self._look_ahead(work, now_s, 0.0)
+
+    def ended(self, decision_id: Name, now_s: float) -> Assignment | None:
+        """Forget a request (done, failed, given up); return it, None when it was not counted."""
+        work = self._work.get(decision_id)
+        if work is None:
+            return None
+        self.computed(decision_id, now_s)
+        del self._work[decision_id]
+        row, request = work.decoder, work.assignment.request
+        if work.decoder_generation == self._generation[row]:
+            if work.generating:
+                self._columns["batch_sequences"][row] -= request.sequences
+                self._columns["batch_kv_tokens"][row] -= _mean_kv_tokens(request)
+            self._columns["own_sequences"][row] -= request.sequences
+            self._columns["own_kv_tokens"][row] -= request.kv_tokens
+            self._settle(row)
+            self._ahead.drop(work.curve)
+        return work.assignment
+
+    def move(self, decision_id: Name, decode_row: int, now_s: float) -> None:
+        """The request is decoded elsewhere than was decided."""
+        work = self._work[decision_id]
+        request = work.assignment.request
+        for row, sign in ((work.decoder, -1), (decode_row, 1)):
+            if sign > 0 or work.decoder_generation == self._generation[row]:
+                self._columns["own_sequences"][row] += sign * request.sequences
+                self._columns["own_kv_tokens"][row] += sign * request.kv_tokens
+                self._settle(row)
+        self._ahead.drop(work.curve)
+        work.decoder, work.decoder_generation = decode_row, self._generation[decode_row]
+        self._look_ahead(work, now_s, 0.0)
+
+    def send_rate(self, row: int) -> float:
+        """Return the tokens per second that one more reader would get from the instance."""
+        columns = self._columns
+        return float(columns["send_tokens_per_s"][row] / (1 + columns["reading"][row]))
+
+    # --- what policies see
+
+    def view(self, now_s: float) -> Fleet:
+        """Return the columns as they are now. They are the book's own: look, and do not keep them."""
+        self._ahead.roll(now_s)
+        count = len(self.names)
+        column = {name: values[:count] for name, values in self._columns.items()}
+        ran_s = np.minimum(np.maximum(now_s - column["since_s"], 0.0), column["running_s"])
+        return Fleet(
+            now_s=now_s,
+            names=self.names,
+            role=column["role"],
+            ready=column["ready"],
+            group=column["group"],
+            pool=column["pool"],
+            prefill_a=column["prefill_a"],
+            prefill_b=column["prefill_b"],
+            prefill_c=column["prefill_c"],
+            prefill_d=column["prefill_d"],
+            fetch_latency_s=column["fetch_latency_s"],
+            fetch_tokens_per_s=column["fetch_tokens_per_s"],
+            queue_s=np.maximum(column["pending_s"] - ran_s, 0.0) + column["foreign_s"],
+            queue_tokens=column["queue_tokens"],
+            queue_prompts=column["queue_prompts"],
+            decode_base_s=column["decode_base_s"],
+            decode_per_sequence_s=column["decode_per_sequence_s"],
+            decode_per_token_s=column["decode_per_token_s"],
+            sequences=column["sequences"],
+            sequences_max=column["sequences_max"],
+            kv_tokens=column["kv_tokens"],
+            kv_capacity_tokens=column["kv_capacity_tokens"],
+            batch_sequences=column["batch_sequences"],
+            batch_kv_tokens=column["batch_kv_tokens"],
+            stay_s=column["stay_s"],
+            handover_s=column["handover_s"],
+            handover_tokens_per_s=column["handover_tokens_per_s"],
+            tail=column["tail"],
+            pipeline=column["pipeline"],
+            predict=lambda after_s: self._predict(now_s, after_s),
+        )
+
+    def _predict(self, now_s: float, after_s: float) -> tuple[Floats, Floats]:
+        count = len(self.names)
+        column = {name: self._columns[name][:count] for name in _PREDICT}
+        if not self._curves:
+            return column["sequences"], column["kv_tokens"]
+        extra = np.maximum(column["reported_kv_tokens"] - column["own_kv_tokens"], 0.0)
+        batch = column["batch_sequences"], column["batch_kv_tokens"]
+        return self._ahead.at(now_s, after_s, batch, (column["foreign_sequences"], extra), column["stay_s"])
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant is broken."""
+        count = len(self.names)
+        expected = {name: np.zeros(count) for name in ("own_sequences", "own_kv_tokens", "pending_s")}
+        for decision_id, work in self._work.items():
+            request = work.assignment.request
+            if work.decoder_generation == self._generation[work.decoder]:
+                expected["own_sequences"][work.decoder] += request.sequences
+                expected["own_kv_tokens"][work.decoder] += request.kv_tokens
+            for row, generation in zip(work.computers, work.generations, strict=True):
+                if work.computing and generation == self._generation[row]:
+                    assert decision_id in self._pending[row], f"{decision_id} is not queued on row {row}"
+                    expected["pending_s"][row] += work.assignment.choice.compute_s
+        for name, values in expected.items():
+            there = self._columns[name][:count]
+            assert np.allclose(there, values, rtol=1e-6, atol=1e-6), f"{name} is {there}, not {values}"
+
+    # --- inside
+
+    def _column(self, name: str) -> np.ndarray:
+        return self._columns[name]
+
+    def _room(self, rows: int) -> None:
+        """Make the columns so long."""
+        for names, kind in ((_FLOATS, np.float64), (_INTS, np.int64), (_BOOLS, np.bool_)):
+            for name in names:
+                longer = np.zeros(rows, dtype=kind)
+                known = self._columns.get(name)
+                if known is not None:
+                    longer[: len(known)] = known
+                self._columns[name] = longer
+        self._ahead.room(rows)
+
+    def _settle(self, row: int) -> None:
+        columns = self._columns
+        columns["sequences"][row] = columns["own_sequences"][row] + columns["foreign_sequences"][row]
+        own, reported = columns["own_kv_tokens"][row], columns["reported_kv_tokens"][row]
+        columns["kv_tokens"][row] = own if own > reported else reported
+
+    def _begin(self, row: int, decision_id: Name, now_s: float) -> None:
+        self._running[row] = decision_id
+        self._columns["running_s"][row] = self._pending[row][decision_id]
+        self._columns["since_s"][row] = now_s
+
+    def _take_off(self, row: int, decision_id: Name, uncached_tokens: float, now_s: float) -> None:
+        pending, columns = self._pending[row], self._columns
+        columns["pending_s"][row] -= pending.pop(decision_id)
+        columns["queue_tokens"][row] -= uncached_tokens
+        columns["queue_prompts"][row] -= 1
+        if not pending:
+            columns["pending_s"][row] = columns["running_s"][row] = columns["queue_tokens"][row] = 0.0
+            columns["since_s"][row] = np.inf
+            self._running[row] = None
+        elif self._running[row] == decision_id:
+            self._begin(row, next(iter(pending)), now_s)
+
+    def _share(self, row: int) -> None:
+        columns = self._columns
+        columns["fetch_tokens_per_s"][row] = columns["link_tokens_per_s"][row] / (
+            1 + columns["fetching"][row]
+        )
+
+    def _read(self, row: int, source_row: int, count: int) -> None:
+        self._columns["fetching"][row] += count
+        self._share(row)
+        if source_row != NOBODY:
+            self._columns["reading"][source_row] += count
+
+    def _fetched(self, work: _Work) -> None:
+        if not work.fetching:
+            return
+        work.fetching = False
+        choice = work.assignment.choice
+        if work.generations[0] == self._generation[work.computers[0]]:
+            self._columns["fetching"][work.computers[0]] -= 1
+            self._share(work.computers[0])
+        if choice.source_row != NOBODY and self._columns["reading"][choice.source_row] > 0:
+            self._columns["reading"][choice.source_row] -= 1
+
+    def _look_ahead(self, work: _Work, now_s: float, join_s: float) -> None:
+        """Add the request to the decode load that is expected, joining in `join_s` seconds."""
+        if not self._curves:
+            return
+        choice, request, survival = work.assignment.choice, work.assignment.request, work.assignment.survival
+        tokens = LATER_S / max(choice.tbt_s, 1e-4)
+        share = (
+            survival(tokens) if survival is not None else np.exp(-tokens / max(1.0, request.output_tokens))
+        )
+        work.curve.row = work.decoder
+        work.curve.sequences, work.curve.kv_tokens = float(request.sequences), _mean_kv_tokens(request)
+        self._ahead.add(work.curve, share, now_s, join_s)
+
+
+def _mean_kv_tokens(request: Request) -> float:
+    """KV of a request while it generates: half of its answer is there, on the mean."""
+    return request.prompt_tokens + 0.5 * request.sequences * request.output_tokens

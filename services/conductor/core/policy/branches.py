@@ -1,0 +1,221 @@
+"""Prefill selection: what every instance would cost, by every way it has of coming by the prefix.
+
+Source: Mooncake (FAST'25), Algorithm 1, with these changes. Its balancing threshold is gone: all branches (compute
+what is missing, fetch the longer prefix from the best source, wait for blocks that another request is computing)
+are priced and the cheapest is taken. A fetch overlaps with queueing, so the cost is `max(queue, fetch) + prefill`
+instead of the sum. To it a share of the computing time is added when candidates are compared: an instance's time is
+what the next requests queue for. Instances of a pipeline group can also compute a prompt together.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mooncache.conductor.core.policy import pipeline
+from mooncache.conductor.core.policy.fleet import Fleet
+from mooncache.conductor.core.policy.types import (
+    FETCH,
+    LOCAL,
+    NOBODY,
+    WAIT,
+    Awaited,
+    Bools,
+    Floats,
+    Ints,
+    PrefillCost,
+    Request,
+    Rules,
+    Source,
+)
+
+
+class Way(NamedTuple):
+    """One way for one row to come by the prompt's KV, and what it costs; see `Choice` for the fields."""
+
+    branch: str
+    prefix_tokens: int
+    fetch_tokens: int
+    source_row: int
+    ready_s: float
+    compute_s: float
+    total_s: float
+    score_s: float
+    awaited: Awaited | None = None
+    members: tuple[int, ...] = ()
+    chunk_tokens: int = 0
+
+
+def shares(request: Request, fleet: Fleet) -> Bools:
+    """Return the rows that can read the blocks which the request's keys name."""
+    mask: Bools = fleet.pool & (fleet.group == request.group)
+    return mask
+
+
+def scores(request: Request, fleet: Fleet, rules: Rules) -> tuple[Floats, Floats]:
+    """Return (score, total) of the cheapest way of every row that computes alone."""
+    n, weight = request.prompt_tokens, 1.0 + rules.work_weight
+    have, queue_s = request.local, fleet.queue_s
+    compute_s = fleet.prefill_s(n, have)
+    total = queue_s + compute_s
+    score = total + rules.work_weight * compute_s
+    readers = shares(request, fleet)
+    for source in request.sources:
+        score, total = _better(
+            score, total, request, fleet, source.tokens, source.tokens_per_s, 0.0, readers, source.row, weight
+        )
+    if rules.waits:
+        for awaited in request.awaited:
+            there = readers if awaited.pool else np.zeros(len(fleet), dtype=np.bool_)
+            score, total = _better(
+                score,
+                total,
+                request,
+                fleet,
+                awaited.tokens,
+                np.inf,
+                awaited.ready_in_s,
+                there,
+                NOBODY,
+                weight,
+            )
+            score, total = _at_home(score, total, request, fleet, awaited, rules)
+    return score, total
+
+
+def _better(
+    score: Floats,
+    total: Floats,
+    request: Request,
+    fleet: Fleet,
+    tokens: int,
+    rate: float,
+    ready_in_s: float,
+    mask: Bools,
+    source_row: int,
+    weight: float,
+) -> tuple[Floats, Floats]:
+    """Take the way over a longer prefix where it is cheaper."""
+    gain = tokens - request.local
+    compute_s = fleet.prefill_s(request.prompt_tokens, np.maximum(request.local, tokens))
+    ready_s = ready_in_s + fleet.fetch_latency_s + gain / np.minimum(fleet.fetch_tokens_per_s, rate)
+    way_total = np.maximum(fleet.queue_s, ready_s) + compute_s
+    way_score = way_total + (weight - 1.0) * compute_s
+    wins = mask & (gain > 0) & (way_score < score)
+    if source_row != NOBODY:
+        wins[source_row] = False
+    return np.where(wins, way_score, score), np.where(wins, way_total, total)
+
+
+def _at_home(
+    score: Floats, total: Floats, request: Request, fleet: Fleet, awaited: Awaited, rules: Rules
+) -> tuple[Floats, Floats]:
+    """Where the other request runs, its blocks are in the engine's own cache: nothing is fetched."""
+    row = awaited.row
+    if not 0 <= row < len(fleet) or awaited.tokens <= request.local[row]:
+        return score, total
+    compute_s = fleet.prefill_row_s(row, request.prompt_tokens, awaited.tokens)
+    way_total = max(float(fleet.queue_s[row]), awaited.ready_in_s) + compute_s
+    way_score = way_total + rules.work_weight * compute_s
+    if way_score < score[row]:
+        score, total = score.copy(), total.copy()
+        score[row], total[row] = way_score, way_total
+    return score, total
+
+
+def ways(request: Request, fleet: Fleet, rules: Rules, row: int) -> list[Way]:
+    """Return all ways of one row, the local one first: what `scores` takes the least of, in full."""
+    n, have, queue_s = request.prompt_tokens, int(request.local[row]), float(fleet.queue_s[row])
+
+    def way(
+        branch: str, prefix: int, fetch: int, source: int, ready_s: float, awaited: Awaited | None
+    ) -> Way:
+        compute_s = fleet.prefill_row_s(row, n, prefix)
+        total_s = max(queue_s, ready_s) + compute_s
+        score_s = total_s + rules.work_weight * compute_s
+        return Way(branch, prefix, fetch, source, ready_s, compute_s, total_s, score_s, awaited)
+
+    found = [way(LOCAL, have, 0, NOBODY, 0.0, None)]
+    reader = bool(fleet.pool[row]) and int(fleet.group[row]) == request.group
+    for source in request.sources:
+        if reader and source.tokens > have and source.row != row:
+            ready_s = _transfer_s(fleet, row, source.tokens - have, source.tokens_per_s)
+            found.append(way(FETCH, source.tokens, source.tokens - have, source.row, ready_s, None))
+    for awaited in request.awaited if rules.waits else ():
+        if awaited.tokens <= have:
+            continue
+        if awaited.row == row:
+            found.append(way(WAIT, awaited.tokens, 0, NOBODY, awaited.ready_in_s, awaited))
+        elif reader and awaited.pool:
+            ready_s = awaited.ready_in_s + _transfer_s(fleet, row, awaited.tokens - have, np.inf)
+            found.append(way(WAIT, awaited.tokens, awaited.tokens - have, awaited.row, ready_s, awaited))
+    return found
+
+
+def cheapest(found: list[Way]) -> Way:
+    """Return the cheapest way; equal costs prefer the earlier one (local, fetch, wait)."""
+    return min(found, key=lambda way: way.score_s)
+
+
+def _transfer_s(fleet: Fleet, row: int, tokens: int, rate: float) -> float:
+    return float(fleet.fetch_latency_s[row] + tokens / min(float(fleet.fetch_tokens_per_s[row]), rate))
+
+
+def together(request: Request, fleet: Fleet, rules: Rules, mask: Bools, alone: Way) -> Way | None:
+    """Return the best way of computing the prompt as a chunked pipeline, None when none beats `alone`.
+
+    Of every pipeline group the least busy instances are taken, two and more of them; the first reads the prefix.
+    """
+    if not rules.pipelines or alone.compute_s < rules.pipeline_worth_s:
+        return None
+    grouped: Bools = mask & (fleet.pipeline >= 0)
+    if not grouped.any():
+        return None
+    best: Way | None = None
+    limit_s = alone.score_s
+    for group in np.unique(fleet.pipeline[grouped]):
+        rows: Ints = np.flatnonzero(grouped & (fleet.pipeline == group))
+        order = rows[np.argsort(fleet.queue_s[rows], kind="stable")]
+        for stages in range(2, len(order) + 1):
+            way = _pipelined(request, fleet, rules, tuple(int(row) for row in order[:stages]))
+            if way.score_s < limit_s:
+                best, limit_s = way, way.score_s
+    return best
+
+
+def _pipelined(request: Request, fleet: Fleet, rules: Rules, members: tuple[int, ...]) -> Way:
+    n, first = request.prompt_tokens, members[0]
+    queue_s = max(float(fleet.queue_s[row]) for row in members)
+    # The slowest stage sets the pace.
+    cost = PrefillCost(
+        *(max(float(column[row]) for row in members) for column in _costs(fleet)),
+    )
+    have = min(int(request.local[row]) for row in members)
+    source: Source | None = None
+    if bool(fleet.pool[first]) and int(fleet.group[first]) == request.group:
+        longer = [s for s in request.sources if s.tokens > have]
+        source = max(longer, key=lambda s: (s.tokens, s.tokens_per_s), default=None)
+    prefix = source.tokens if source is not None else have
+    fetch = prefix - have
+    # Each stage reads only its own layers, so the group's links are used together.
+    ready_s = _transfer_s(fleet, first, fetch, source.tokens_per_s) if source is not None else 0.0
+    plan = pipeline.best(cost, n, prefix, len(members))
+    total_s = max(queue_s, ready_s) + plan.seconds
+    work_s = plan.seconds * len(members)
+    return Way(
+        FETCH if fetch else LOCAL,
+        prefix,
+        fetch,
+        source.row if source is not None else NOBODY,
+        ready_s,
+        plan.seconds,
+        total_s,
+        total_s + rules.work_weight * work_s,
+        members=members,
+        chunk_tokens=plan.chunk_tokens,
+    )
+
+
+def _costs(fleet: Fleet) -> tuple[Floats, Floats, Floats, Floats]:
+    return fleet.prefill_a, fleet.prefill_b, fleet.prefill_c, fleet.prefill_d

@@ -1,0 +1,114 @@
+"""What all policies share: who may be chosen, the least of a column, and promises.
+
+A cost that is not a number never wins: `least` treats it as infinite, and how many there were is told in the
+choice, so that a broken cost model shows up instead of attracting all requests.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from mooncache.conductor.core.policy.fleet import BOTH, DECODE, PREFILL, Fleet
+from mooncache.conductor.core.policy.types import NOBODY, Bools, Choice, Floats, Request, Rules
+
+if TYPE_CHECKING:
+    import random
+
+NO_INSTANCE = Choice(False, "no_instance", retry_after_s=1.0)
+
+
+class Policy(Protocol):
+    """Decides one request. A policy keeps nothing between calls: what it knows is in its arguments."""
+
+    name: str
+
+    def choose(self, request: Request, fleet: Fleet, rules: Rules, rng: random.Random) -> Choice:
+        """Return the choice; `rng` breaks ties (and is the whole of the policy `random`)."""
+        ...
+
+
+def usable(request: Request, fleet: Fleet) -> Bools:
+    """Return the rows that take requests and are not excluded."""
+    if not request.exclude:
+        return fleet.ready
+    mask: Bools = fleet.ready.copy()
+    for row in request.exclude:
+        if 0 <= row < len(mask):
+            mask[row] = False
+    return mask
+
+
+def candidates(request: Request, fleet: Fleet) -> tuple[Bools, Bools]:
+    """Return who may compute the prompt for others, and who may generate.
+
+    Better a wrong role than no answer: any engine can do both, so without decode instances all generate.
+    """
+    mask = usable(request, fleet)
+    decoders: Bools = mask & ((fleet.role == DECODE) | (fleet.role == BOTH))
+    if not decoders.any():
+        return np.zeros(len(fleet), dtype=np.bool_), _kept(request, mask)
+    prefillers: Bools = mask & (fleet.role == PREFILL) & fleet.pool
+    if request.no_prefill:
+        prefillers = np.zeros(len(fleet), dtype=np.bool_)
+    return prefillers, _kept(request, decoders)
+
+
+def _kept(request: Request, decoders: Bools) -> Bools:
+    """The instance that has the decode leg already is the only candidate for it, while it is one."""
+    row = request.keep_decode
+    if row == NOBODY or not decoders[row]:
+        return decoders
+    only: Bools = np.zeros(len(decoders), dtype=np.bool_)
+    only[row] = True
+    return only
+
+
+def cleaned(scores: Floats, mask: Bools) -> tuple[Floats, int]:
+    """Return the scores with infinity outside the mask and for what is no number, and how many were none."""
+    odd: Bools = np.isnan(scores) & mask
+    count = int(np.count_nonzero(odd))
+    if count:
+        mask = mask & ~odd
+    found: Floats = np.where(mask, scores, np.inf)
+    return found, count
+
+
+def least(scores: Floats, rng: random.Random) -> int:
+    """Return the row of the least score, one of the equals at random, NOBODY when all are infinite."""
+    if not len(scores):
+        return NOBODY
+    first = int(np.argmin(scores))
+    low = float(scores[first])
+    if not low < np.inf:
+        return NOBODY
+    equal = scores <= low + abs(low) * 1e-9 + 1e-12
+    count = int(np.count_nonzero(equal))
+    if count == 1:
+        return first
+    return int(np.flatnonzero(equal)[rng.randrange(count)])
+
+
+def handovers_s(request: Request, fleet: Fleet) -> Floats:
+    """Return the time from the end of a prefill elsewhere to the first decode step, for each row.
+
+    What the decode instance does not hold is loaded; the tail behind the last complete block is computed where
+    KV travels in blocks.
+    """
+    missing = np.maximum(request.cacheable_tokens - request.local, 0)
+    seconds: Floats = np.where(missing > 0, fleet.handover_s + missing / fleet.handover_tokens_per_s, 0.0)
+    if fleet.tail.any():
+        prefix = np.maximum(request.local, request.cacheable_tokens)
+        seconds = seconds + np.where(fleet.tail, fleet.prefill_s(request.prompt_tokens, prefix), 0.0)
+    return seconds
+
+
+def headroom(priority: int, rules: Rules) -> float:
+    """Return the factor on the limits: more important requests are still taken when others are refused already."""
+    return min(2.0, max(0.5, 1.0 + rules.priority_step * priority))
+
+
+def clamp_retry(seconds: float, rules: Rules) -> float:
+    """Return how long a refused client should wait: neither at once nor for ever."""
+    return min(rules.retry_after_max_s, max(rules.retry_after_min_s, seconds))

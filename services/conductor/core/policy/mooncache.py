@@ -1,0 +1,164 @@
+"""The policy of this project: price everything, at the moment when it will happen, and take the cheapest.
+
+Per passport group the cheapest prefill candidate (`branches`) is paired with the best decode candidate at the
+moment when the KV will be there (`placement`); computing the prompt on a decode instance itself is one more
+candidate, without hand-over but with the delay that it causes to the sequences running there. Whatever ends first
+is taken, then admission is asked (`overload`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from mooncache.conductor.core.policy import branches, overload, placement
+from mooncache.conductor.core.policy.branches import Way
+from mooncache.conductor.core.policy.common import NO_INSTANCE, candidates, cleaned, handovers_s, least
+from mooncache.conductor.core.policy.fleet import BOTH, Fleet
+from mooncache.conductor.core.policy.placement import Placements
+from mooncache.conductor.core.policy.types import ADMITTED, NOBODY, Bools, Choice, Floats, Request, Rules
+
+if TYPE_CHECKING:
+    import random
+
+
+class _Pair(NamedTuple):
+    """A priced way for the prompt and for the answer. `end_s` is compared."""
+
+    prefill: int
+    decode: int
+    way: Way
+    placed: Placements
+    handover_s: float
+    end_s: float
+    decode_scores: Floats
+
+
+class Mooncache:
+    """See the module's text."""
+
+    name = "mooncache"
+
+    def choose(self, request: Request, fleet: Fleet, rules: Rules, rng: random.Random) -> Choice:
+        """See `Policy.choose`."""
+        prefillers, decoders = candidates(request, fleet)
+        if not decoders.any():
+            return NO_INSTANCE
+        score_s, total_s = branches.scores(request, fleet, rules)
+        scores, odd = cleaned(score_s, prefillers | decoders)
+        pair = self._paired(request, fleet, rules, rng, np.where(prefillers, scores, np.inf), decoders)
+        inline = self._inline(request, fleet, rules, rng, scores, total_s, decoders, paired=pair is not None)
+        if inline is not None and (pair is None or inline.end_s <= pair.end_s):
+            pair = inline
+        if pair is None:
+            return replace(NO_INSTANCE, odd_rows=odd)
+        return _judged(request, fleet, rules, pair, scores, odd)
+
+    def _paired(
+        self,
+        request: Request,
+        fleet: Fleet,
+        rules: Rules,
+        rng: random.Random,
+        scores: Floats,
+        decoders: Bools,
+    ) -> _Pair | None:
+        """Return the best prefill instance (or pipeline) with the best decode instance that can read its blocks."""
+        best: _Pair | None = None
+        finite = scores < np.inf
+        if not finite.any():
+            return None
+        handover_s = handovers_s(request, fleet)
+        groups = fleet.group[finite]
+        for group in [groups[0]] if (groups == groups[0]).all() else np.unique(groups):
+            members = fleet.group == group
+            takers = decoders & members & fleet.pool
+            row = least(np.where(members, scores, np.inf), rng)
+            if row == NOBODY or not takers.any():
+                continue
+            way = branches.cheapest(branches.ways(request, fleet, rules, row))
+            way = branches.together(request, fleet, rules, finite & members, way) or way
+            placed = placement.price(request, fleet, way.total_s, handover_s)
+            measured, _ = cleaned(placed.score_s, takers)
+            decode = least(measured, rng)
+            if decode == NOBODY:
+                continue
+            end_s = way.score_s + float(measured[decode])
+            if best is None or end_s < best.end_s:
+                prefill = way.members[0] if way.members else row
+                best = _Pair(prefill, decode, way, placed, float(handover_s[decode]), end_s, measured)
+        return best
+
+    def _inline(
+        self,
+        request: Request,
+        fleet: Fleet,
+        rules: Rules,
+        rng: random.Random,
+        scores: Floats,
+        total_s: Floats,
+        decoders: Bools,
+        *,
+        paired: bool,
+    ) -> _Pair | None:
+        """Return the best decode instance that computes the prompt itself.
+
+        While prefill instances are there it only takes what is short and keeps the promise of those that run there
+        (arXiv 2407.00079, section 3: inlined when it needs no chunking and breaks no promise).
+        """
+        mask = decoders
+        if paired:
+            reach = np.maximum(request.local, max((source.tokens for source in request.sources), default=0))
+            short = request.prompt_tokens - reach <= rules.inline_tokens_max
+            mask = mask & (short | (fleet.role == BOTH))
+            if not mask.any():
+                return None
+        compute_s = np.maximum(scores - total_s, 0.0) / max(rules.work_weight, 1e-9)
+        placed = placement.price(request, fleet, float(np.min(total_s[mask])), 0.0)
+        if paired:
+            stalls = (fleet.sequences > 0) & (compute_s + placed.tbt_s > request.tbt_slo_s)
+            mask = mask & ~stalls
+        delay_s = compute_s * fleet.sequences  # what the sequences running there lose together
+        ends, _ = cleaned(scores + placed.score_s + delay_s, mask)
+        row = least(ends, rng)
+        if row == NOBODY:
+            return None
+        way = branches.cheapest(branches.ways(request, fleet, rules, row))
+        return _Pair(NOBODY, row, way, placed, 0.0, float(ends[row]), ends)
+
+
+def _judged(request: Request, fleet: Fleet, rules: Rules, pair: _Pair, scores: Floats, odd: int) -> Choice:
+    """Return the pair as a choice, after admission."""
+    way, row = pair.way, pair.decode
+    computer = pair.prefill if pair.prefill != NOBODY else row
+    wait_s = float(pair.placed.wait_s[row])
+    queue_s = way.total_s - way.compute_s
+    if way.branch != "wait":
+        queue_s = min(queue_s, float(fleet.queue_s[computer]))
+    choice = Choice(
+        admitted=True,
+        reason=ADMITTED,
+        prefill=pair.prefill,
+        decode=row,
+        branch=way.branch,
+        prefix_tokens=way.prefix_tokens,
+        fetch_tokens=way.fetch_tokens,
+        source_row=way.source_row,
+        awaited=way.awaited,
+        members=way.members,
+        chunk_tokens=way.chunk_tokens,
+        ttft_s=way.total_s + wait_s + pair.handover_s,
+        queue_s=queue_s,
+        ready_s=way.ready_s,
+        compute_s=way.compute_s,
+        handover_s=pair.handover_s,
+        wait_s=wait_s,
+        tbt_s=float(pair.placed.tbt_s[row]),
+        scores=scores,
+        decode_scores=pair.decode_scores,
+        odd_rows=odd,
+    )
+    reason, retry_s = overload.judged(request, fleet, rules, choice)
+    return replace(choice, admitted=not reason, reason=reason or ADMITTED, retry_after_s=retry_s)

@@ -1,0 +1,104 @@
+"""Overload: refuse at arrival what would miss its promise, and say when it is worth coming back.
+
+Source: Mooncake (arXiv 2407.00079, section 7). Load is a share of the promise: predicted TTFT over its limit,
+predicted time between tokens over its limit. The modes (Rules.admission):
+
+none       nobody is refused
+ttft_tbt   Algorithm 1, line 23: the chosen pair would miss a promise
+baseline   the prefill load at arrival; the decode load only when the prompt is computed, whose work is wasted then
+early      both at arrival, the decode load as it is now: stale by the prefill's time, which makes load swing
+predicted  both at arrival, the decode load predicted for the end of this prefill, every answer lasting equally long
+ours       as predicted, for the chosen instance, with learnt answer lengths (they are in `Fleet.decode_at`),
+           priorities and fair shares; a promise that an idle instance could not keep either is no reason to
+           refuse, unless the caller made it: waiting would not help
+
+`accepted_at_decode` is the second look when the prompt is computed (the double check).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mooncache.conductor.core.policy.common import clamp_retry, headroom
+from mooncache.conductor.core.policy.fleet import BOTH, DECODE, Fleet
+from mooncache.conductor.core.policy.types import Choice, Floats, Request, Rules
+
+MODES = ("none", "ttft_tbt", "baseline", "early", "predicted", "ours")
+_SHARE_MAX = 4.0
+
+
+def judged(request: Request, fleet: Fleet, rules: Rules, choice: Choice) -> tuple[str, float]:
+    """Return (reason, seconds after which it is worth coming back); the reason is "" for a request to be taken.
+
+    Raises ValueError for a mode that does not exist.
+    """
+    mode = rules.admission
+    if mode == "none":
+        return "", 0.0
+    if mode == "ours":
+        return _ours(request, fleet, rules, choice)
+    if mode not in MODES:
+        raise ValueError(f"admission {mode!r} is not one of {', '.join(MODES)}")
+    if choice.ttft_s > request.ttft_slo_s:
+        return "ttft", clamp_retry(choice.ttft_s - request.ttft_slo_s, rules)
+    if mode == "ttft_tbt" and choice.tbt_s > request.tbt_slo_s:
+        return "tbt", _place_free_s(fleet, choice, rules)
+    if mode == "early" and decode_load(fleet, fleet.batch_sequences, fleet.batch_kv_tokens, request) > 1:
+        return "tbt", _place_free_s(fleet, choice, rules)
+    if mode == "predicted":
+        sequences, kv_tokens = fleet.decode_at(choice.ttft_s)
+        if decode_load(fleet, sequences, kv_tokens, request) > 1:
+            return "tbt", _place_free_s(fleet, choice, rules)
+    return "", 0.0
+
+
+def decode_load(fleet: Fleet, sequences: Floats, kv_tokens: Floats, request: Request) -> float:
+    """Return the mean over decode instances of the time between tokens, as a share of the promise."""
+    mask = fleet.ready & ((fleet.role == DECODE) | (fleet.role == BOTH))
+    if not mask.any():
+        return 0.0
+    tbt_s = fleet.tbt_s(sequences, kv_tokens)
+    return float(np.mean(tbt_s[mask])) / request.tbt_slo_s
+
+
+def accepted_at_decode(request: Request, fleet: Fleet, rules: Rules, row: int) -> bool:
+    """Return whether the decode instance takes the computed prompt now: its batch keeps the promise and has room."""
+    if rules.admission in ("none", "ours"):
+        return True
+    sequences = fleet.batch_sequences[row] + request.sequences
+    kv_tokens = fleet.batch_kv_tokens[row] + request.prompt_tokens
+    tbt_s = (
+        fleet.decode_base_s[row]
+        + fleet.decode_per_sequence_s[row] * sequences
+        + fleet.decode_per_token_s[row] * kv_tokens
+    )
+    return bool(tbt_s <= request.tbt_slo_s)
+
+
+def _ours(request: Request, fleet: Fleet, rules: Rules, choice: Choice) -> tuple[str, float]:
+    factor = headroom(request.priority, rules) / min(_SHARE_MAX, max(1.0, request.tenant_share))
+    ttft_limit_s = request.ttft_slo_s * factor
+    waiting_s = choice.queue_s + choice.wait_s
+    if not request.ttft_strict:
+        ttft_limit_s = max(ttft_limit_s, rules.patience * max(0.0, choice.ttft_s - waiting_s))
+    if choice.ttft_s > ttft_limit_s and (waiting_s > 0 or request.ttft_strict):
+        reason = "capacity" if choice.wait_s > choice.queue_s else "ttft"
+        return reason, clamp_retry(min(choice.ttft_s - ttft_limit_s, waiting_s), rules)
+    tbt_limit_s = request.tbt_slo_s * factor
+    row = choice.decode
+    if not request.tbt_strict:
+        alone_s = (
+            fleet.decode_base_s[row]
+            + fleet.decode_per_sequence_s[row] * request.sequences
+            + fleet.decode_per_token_s[row] * request.kv_tokens
+        )
+        tbt_limit_s = max(tbt_limit_s, rules.patience * float(alone_s))
+    if choice.tbt_s > tbt_limit_s and (fleet.sequences[row] > 0 or request.tbt_strict):
+        return "tbt", _place_free_s(fleet, choice, rules)
+    return "", 0.0
+
+
+def _place_free_s(fleet: Fleet, choice: Choice, rules: Rules) -> float:
+    """One place in the batch becomes free every stay / sequences."""
+    row = choice.decode
+    return clamp_retry(float(fleet.stay_s[row]) / max(1.0, float(fleet.sequences[row])), rules)
