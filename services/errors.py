@@ -21,6 +21,7 @@ trailing metadata `mooncache-code`, because gRPC's own seventeen codes are too f
     |               EngineUnavailable EngineFailed EngineTimeout PassportMismatch DecisionUnknown
     |               ConductorUnavailable
     |-- planning:   TraceInvalid TraceTooLarge
+    |-- reproduce:  ScenarioUnknown
     `-- other:      Internal ConfigInvalid Unsupported
 """
 
@@ -335,6 +336,13 @@ class PlanInfeasible(MooncacheError, code=733, status=grpc.StatusCode.FAILED_PRE
 
 class PlanUnconfirmed(MooncacheError, code=734, status=grpc.StatusCode.FAILED_PRECONDITION):
     hint = "The simulator did not confirm any plan of the statistical model; permit more machines or simulate more."
+
+
+# reproduce: published figures, measured again
+
+
+class ScenarioUnknown(MooncacheError, code=735, status=grpc.StatusCode.NOT_FOUND):
+    hint = "No published figure is reproduced under this name; `mooncache reproduce --list` names them all."
 
 
 # traces of requests, and what is computed from them without a cluster

@@ -1,0 +1,1 @@
+"""Pure planning: no files, no clock, no randomness. Same input, same plan."""

@@ -1,0 +1,294 @@
+"""The statistical model of one configuration: which requests it serves within the SLOs, and what limits it.
+
+Per request it knows only the way (queue, fetch, compute, batch), never a decision; the simulator, which runs the real
+policies, has the last word on finalists. Results are kept per part, so that a search pays for each queue once.
+
+Invariant (the search relies on it): a configuration with more machines of a role, with a larger pool or a faster
+network serves every request that it served before.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mooncache.plan.core import decode as decoding
+from mooncache.plan.core import prefill as prefilling
+from mooncache.plan.core.machine import Engine, Floats
+from mooncache.plan.core.reuse import Reuse
+from mooncache.plan.core.spec import GB, Dram, Nic, Slo, Ssd
+
+Bools = NDArray[np.bool_]
+LEVELS_PER_DOUBLING: Final = 4  # pool sizes are rounded down to these steps: 19 % apart
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A workload as columns; row i is one request, arrivals ascending."""
+
+    arrival_s: Floats
+    input_tokens: Floats
+    output_tokens: Floats
+    reuse: Reuse
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    @property
+    def span_s(self) -> float:
+        """Time from the first arrival to the end of the last request's share of it."""
+        between = float(self.arrival_s[-1] - self.arrival_s[0])
+        return max(between * len(self) / max(len(self) - 1, 1), 1e-9)
+
+    @property
+    def rate_per_s(self) -> float:
+        """Requests per second."""
+        return len(self) / self.span_s
+
+    def faster(self, factor: float) -> Demand:
+        """The same requests, arriving `factor` times as fast."""
+        return Demand(self.arrival_s / factor, self.input_tokens, self.output_tokens, self.reuse)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One configuration: machines of each role, what an instance is, and what every machine is given."""
+
+    prefill: Engine
+    decode: Engine
+    prefill_nodes: int
+    decode_nodes: int
+    stages: int
+    dram: Dram
+    ssd: Ssd
+    nic: Nic
+
+    @property
+    def prefill_instances(self) -> int:
+        """Prefill instances."""
+        return self.prefill_nodes * self.prefill.per_node
+
+    @property
+    def decode_instances(self) -> int:
+        """Decode instances."""
+        return self.decode_nodes * self.decode.per_node
+
+    @property
+    def nodes(self) -> int:
+        """Machines."""
+        return self.prefill_nodes + self.decode_nodes
+
+    @property
+    def name(self) -> str:
+        """Such as "8P (A800 x8) + 4D (A800 x8), 1000 GB DRAM, 800 Gbit/s"."""
+        parts = [
+            f"{self.prefill_instances}P ({self.prefill.name}) + {self.decode_instances}D ({self.decode.name})",
+            f"{self.dram.gb:g} GB DRAM",
+        ]
+        if self.ssd.gb:
+            parts.append(f"{self.ssd.gb:g} GB SSD")
+        parts.append(f"{self.nic.gbps:g} Gbit/s")
+        if self.stages > 1:
+            parts.append(f"pipelines of {self.stages}")
+        return ", ".join(parts)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What makes it this configuration and no other; sortable."""
+        return (
+            self.prefill.name,
+            self.prefill_nodes,
+            self.decode.name,
+            self.decode_nodes,
+            self.stages,
+            self.dram.gb,
+            self.ssd.gb,
+            self.nic.gbps,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What the statistical model expects of a layout. Shares are of all requests; loads are mean use, 1 is all."""
+
+    attainment: float
+    ttft_met: float
+    tbt_met: float
+    kv_fits: float
+    ttft_mean_s: float
+    ttft_p50_s: float
+    ttft_p90_s: float
+    ttft_p99_s: float
+    ttft_at_target_s: float
+    tbt_mean_s: float
+    tbt_p90_s: float
+    tbt_at_target_s: float
+    hit_ratio: float
+    compute_load: float
+    network_load: float
+    disk_load: float
+    kv_load_max: float
+    sequences_mean: float
+    goodput_per_s: float
+
+    @property
+    def binding(self) -> str:
+        """The limit that most of the requests outside of the SLOs ran into."""
+        lost = {"TTFT": 1 - self.ttft_met, "TBT": 1 - self.tbt_met, "KV memory": 1 - self.kv_fits}
+        worst = max(lost, key=lambda name: lost[name])
+        return worst if lost[worst] > 0 else "none"
+
+
+class Estimator:
+    """The statistical model over one workload; remembers queues and batches."""
+
+    def __init__(self, demand: Demand, slo: Slo, block_bytes: float) -> None:
+        self.demand, self.slo = demand, slo
+        self._block_bytes = block_bytes
+        self._cached: dict[int, Floats] = {}
+        self._computing: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
+        self._waits: dict[tuple[object, ...], Floats] = {}
+        self._steps: dict[tuple[str, int], decoding.Steps] = {}
+        self._prefills: dict[tuple[object, ...], prefilling.FirstTokens] = {}
+        self._top = self._level(max(demand.reuse.blocks_max, 1)) + 1
+
+    def _level(self, blocks: float) -> int:
+        return math.floor(LEVELS_PER_DOUBLING * math.log2(blocks) + 1e-9) if blocks >= 1 else -1
+
+    def cached(self, level: int) -> Floats:
+        """Leading tokens of each prompt that a pool of this level has."""
+        level = min(level, self._top)
+        if level not in self._cached:
+            blocks = 2 ** (level / LEVELS_PER_DOUBLING) if level >= 0 else 0
+            self._cached[level] = self.demand.reuse.cached_tokens(blocks + 1e-6).astype(np.float64)
+        return self._cached[level]
+
+    def levels(self, layout: Layout) -> tuple[int, int]:
+        """(memory, memory and disks) of the pool as levels."""
+        memory = layout.nodes * math.floor(layout.dram.gb * GB / self._block_bytes)
+        disks = layout.nodes * math.floor(layout.ssd.gb * GB / self._block_bytes)
+        return min(self._level(memory), self._top), min(self._level(memory + disks), self._top)
+
+    @property
+    def unlimited(self) -> int:
+        """The level of a pool that keeps everything."""
+        return self._top
+
+    def computing(self, engine: Engine, level: int, stages: int) -> tuple[Floats, Floats]:
+        """(busy, way through) of every prompt on this instance with a pool of this level, seconds."""
+        key = (engine.name, level, stages)
+        if key not in self._computing:
+            tokens = self.demand.input_tokens
+            self._computing[key] = prefilling.compute_s(engine, tokens, self.cached(level), stages)
+        return self._computing[key]
+
+    def waits(self, engine: Engine, level: int, instances: int) -> Floats:
+        """Seconds that every prompt waits for an instance."""
+        key = (engine.name, level, instances)
+        if key not in self._waits:
+            busy, _ = self.computing(engine, level, 1)
+            self._waits[key] = prefilling.waits_s(self.demand.arrival_s, busy, instances)
+        return self._waits[key]
+
+    def ideal_prefill(self, engine: Engine, nodes: int, stages: int) -> Bools:
+        """Who gets the first token in time with an unlimited pool and network: no layout does better."""
+        _, through = self.computing(engine, self.unlimited, stages)
+        waits = self.waits(engine, self.unlimited, nodes * engine.per_node)
+        met: Bools = waits + through <= self.slo.ttft_s
+        return met
+
+    def steps(self, engine: Engine, nodes: int) -> decoding.Steps:
+        """Decoding on so many machines."""
+        key = (engine.name, nodes)
+        if key not in self._steps:
+            demand = self.demand
+            self._steps[key] = decoding.steps(
+                engine, nodes * engine.per_node, demand.arrival_s, demand.input_tokens, demand.output_tokens
+            )
+        return self._steps[key]
+
+    def decode_met(self, engine: Engine, nodes: int) -> Bools:
+        """Whose time between tokens is kept, with room for the KV."""
+        steps = self.steps(engine, nodes)
+        met: Bools = (steps.tbt_s <= self.slo.tbt_s) & steps.fits
+        return met
+
+    def first_tokens(self, layout: Layout) -> prefilling.FirstTokens:
+        """Times to the first token in this layout."""
+        memory, total = self.levels(layout)
+        key = (
+            layout.prefill.name, layout.prefill_nodes, layout.stages, layout.nic, layout.ssd.read_gb_per_s,
+            memory, total, layout.nodes if layout.ssd.gb else 0,
+        )  # fmt: skip
+        if key not in self._prefills:
+            self._prefills[key] = self._first_tokens(layout, memory, total)
+        return self._prefills[key]
+
+    def _first_tokens(self, layout: Layout, memory: int, total: int) -> prefilling.FirstTokens:
+        """With the whole pool; where fetching is slower than computing, without disks or without a pool if better."""
+        best = self._with_pool(layout, memory, total)
+        slow = prefilling.slow_fetch(self._network(layout), best, layout.prefill.prefill[1])
+        for levels in ((memory, memory), (-1, -1)) if slow else ():
+            other = self._with_pool(layout, *levels)
+            if np.mean(other.ttft_s <= self.slo.ttft_s) > np.mean(best.ttft_s <= self.slo.ttft_s):
+                best = other
+        return best
+
+    def _network(self, layout: Layout) -> prefilling.Network:
+        disks = max(layout.ssd.read_gb_per_s, 1e-9) * GB
+        return prefilling.Network(layout.prefill.kv_bytes_per_token, layout.nic.bytes_per_s, disks)
+
+    def _with_pool(self, layout: Layout, memory: int, total: int) -> prefilling.FirstTokens:
+        demand, engine = self.demand, layout.prefill
+        cached = self.cached(total)
+        on_disk = cached - self.cached(memory)
+        busy, through = self.computing(engine, total, layout.stages)
+        waits = self.waits(engine, total, layout.prefill_instances)
+        network = self._network(layout)
+        nic, disks = prefilling.loads(
+            network, cached, on_disk, demand.input_tokens, demand.span_s, layout.prefill_nodes, layout.nodes
+        )
+        fetches = prefilling.fetches_s(network, cached, on_disk, nic, disks)
+        ttft = np.maximum(waits, fetches) + through
+        computing = float(busy.sum()) / (demand.span_s * layout.prefill_instances)
+        return prefilling.FirstTokens(ttft, cached, computing, nic, disks)
+
+    def attainment(self, layout: Layout) -> float:
+        """Share of requests within both SLOs."""
+        in_time = self.first_tokens(layout).ttft_s <= self.slo.ttft_s
+        return float(np.mean(in_time & self.decode_met(layout.decode, layout.decode_nodes)))
+
+    def estimate(self, layout: Layout) -> Estimate:
+        """Everything the model says about a layout."""
+        demand, slo = self.demand, self.slo
+        first, steps = self.first_tokens(layout), self.steps(layout.decode, layout.decode_nodes)
+        ttft, tbt = first.ttft_s, steps.tbt_s
+        attainment = self.attainment(layout)
+        cached = first.cached
+        p50, p90, p99, at_target = np.quantile(ttft, [0.5, 0.9, 0.99, slo.attainment], method="higher")
+        tbt_p90, tbt_at_target = np.quantile(tbt, [0.9, slo.attainment], method="higher")
+        return Estimate(
+            attainment=attainment,
+            ttft_met=float(np.mean(ttft <= slo.ttft_s)),
+            tbt_met=float(np.mean(tbt <= slo.tbt_s)),
+            kv_fits=float(np.mean(steps.fits)),
+            ttft_mean_s=float(ttft.mean()),
+            ttft_p50_s=float(p50),
+            ttft_p90_s=float(p90),
+            ttft_p99_s=float(p99),
+            ttft_at_target_s=float(at_target),
+            tbt_mean_s=float(tbt.mean()),
+            tbt_p90_s=float(tbt_p90),
+            tbt_at_target_s=float(tbt_at_target),
+            hit_ratio=float(cached.sum() / demand.input_tokens.sum()),
+            compute_load=first.computing,
+            network_load=first.network,
+            disk_load=first.disks,
+            kv_load_max=steps.kv_load_max,
+            sequences_mean=steps.sequences_mean,
+            goodput_per_s=attainment * demand.rate_per_s,
+        )

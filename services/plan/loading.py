@@ -1,0 +1,189 @@
+"""Reads what a plan is asked from TOML and the command line; whatever is wrong is named with its place and its unit.
+
+Hardware that a file does not describe is taken from the example, and the answer says so: prices of nobody must never
+pass for prices.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
+
+from mooncache.errors import PlanInvalid
+from mooncache.plan import example
+from mooncache.plan.core.machine import Measured
+from mooncache.plan.core.spec import Dram, GpuNode, Model, Nic, Search, Slo, Spec, Ssd, Workload, implausible
+from mooncache.simulate import profile as profiles
+
+_FILE_BYTES_MAX: Final = 1 << 20
+_TABLES: Final[dict[str, type[BaseModel]]] = {
+    "slo": Slo, "model": Model, "search": Search, "workload": Workload,
+    "gpu_node": GpuNode, "dram": Dram, "ssd": Ssd, "nic": Nic,
+}  # fmt: skip
+_LISTS: Final = ("gpu_node", "dram", "ssd", "nic")
+_SPEED: Final = "speed"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A checked question, and which of its tables are the example's."""
+
+    spec: Spec
+    from_example: tuple[str, ...]
+
+
+def read(path: Path | str | None, overrides: Mapping[str, Any] | None = None) -> Question:
+    """The question of a file (None: the example), with single values ("slo.ttft_s") from the command line.
+
+    Raises PlanInvalid: every wrong value with its place, its unit and what was probably meant.
+    """
+    where = str(path) if path is not None else "the example"
+    tables = _tables(Path(path).expanduser()) if path is not None else {}
+    for name, value in (overrides or {}).items():
+        if value is None:
+            continue
+        section, _, field = name.partition(".")
+        if field:
+            tables.setdefault(section, {})[field] = value
+        else:
+            tables[section] = value
+    _check_names(tables, where)
+    filled = []
+    for name, options in (
+        ("gpu_node", example.NODES),
+        ("dram", example.DRAM),
+        ("ssd", example.SSD),
+        ("nic", example.NIC),
+    ):
+        if name not in tables:
+            filled.append(name)
+            tables[name] = [option.model_dump() for option in options]
+    if path is not None and "ssd" in filled:  # a file that lists no disks wants none
+        filled.remove("ssd")
+        del tables["ssd"]
+    problems = [f"{place}: {text}." for place, text in _implausible(tables)]
+    if problems:
+        raise PlanInvalid(f"{where}: " + " ".join(problems))
+    try:
+        return Question(Spec.model_validate(tables), tuple(filled))
+    except ValidationError as error:
+        raise PlanInvalid(f"{where}: " + " ".join(_sentences(error))) from None
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise PlanInvalid(f"The plan's input {path} cannot be read: {error.strerror}.") from None
+    if len(data) > _FILE_BYTES_MAX:
+        raise PlanInvalid(f"The plan's input {path} is larger than 1 MiB.")
+    try:
+        return tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PlanInvalid(f"The plan's input {path} is not TOML: {error}.") from None
+
+
+def _check_names(tables: dict[str, Any], where: str) -> None:
+    for name, table in tables.items():
+        if name == _SPEED:
+            continue
+        if name not in _TABLES:
+            raise PlanInvalid(f"{where}: there is no table {name}; {_near(name, [*_TABLES, _SPEED])}")
+        if name in _LISTS and not isinstance(table, list):
+            raise PlanInvalid(f"{where}: {name} is a list of options: write [[{name}]].")
+        if name not in _LISTS and not isinstance(table, dict):
+            raise PlanInvalid(f"{where}: {name} is one table: write [{name}].")
+        fields = list(_TABLES[name].model_fields)
+        for number, row in enumerate(table if isinstance(table, list) else [table], start=1):
+            if not isinstance(row, dict):
+                raise PlanInvalid(f"{where}: {name} number {number} is not a table: write [[{name}]].")
+            for field in row:
+                if field not in fields:
+                    raise PlanInvalid(f"{where}: {name} has no field {field}; {_near(field, fields)}")
+
+
+def _near(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}."
+
+
+def _implausible(tables: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, table in tables.items():
+        rows = table if isinstance(table, list) else [table] if isinstance(table, dict) else []
+        for number, row in enumerate(rows, start=1):
+            for field, value in row.items():
+                if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+                    continue  # no number at all, NaN or negative: the schema has the better words
+                text = implausible(f"{name}.{field}", float(value))
+                if text:
+                    yield (
+                        (f"{name}[{number}].{field}" if isinstance(table, list) else f"{name}.{field}"),
+                        text,
+                    )
+
+
+def _sentences(error: ValidationError) -> Iterator[str]:
+    for problem in error.errors(include_url=False, include_context=False):
+        place = ""
+        for part in problem["loc"]:
+            place += f"[{part + 1}]" if isinstance(part, int) else f"{'.' if place else ''}{part}"
+        reason = problem["msg"].removeprefix("Value error, ")
+        given = "" if problem["type"] in {"value_error", "missing"} else f" (given: {problem['input']!r:.80})"
+        yield f"{place}: {reason}{given}." if place else f"{reason}."
+
+
+def measured(spec: Spec) -> dict[str, Measured]:
+    """The profile that each machine type's instances come from, by the type's name.
+
+    Raises ProfileInvalid for a profile that is not known or not usable, PlanInvalid for one without its hardware.
+    """
+    found = {}
+    for node in spec.gpu_node:
+        found[node.name] = of_profile(find_profile(node.profile or spec.model.profile))
+    return found
+
+
+def find_profile(name: str) -> profiles.ModelProfile:
+    """A built-in profile by name, or one from a TOML file."""
+    if name.endswith(".toml") or "/" in name:
+        return profiles.read(name)
+    return profiles.find(name)
+
+
+def of_profile(profile: profiles.ModelProfile) -> Measured:
+    """A profile as the planner scales it. Raises PlanInvalid when it does not say what it was measured on."""
+    hardware = {
+        "gpus": profile.gpus,
+        "gpu_tflops": profile.gpu_tflops,
+        "gpu_memory_bytes": profile.gpu_memory_bytes,
+        "gpu_memory_bytes_per_s": profile.gpu_memory_bytes_per_s,
+        "host_to_device_bytes_per_s": profile.host_to_device_bytes_per_s,
+        "weights_bytes": profile.weights_bytes,
+        "decode.per_token_s": profile.decode.per_token_s,
+    }
+    for name, value in hardware.items():
+        if not value:
+            raise PlanInvalid(
+                f"profile {profile.name}: {name} is 0; a plan needs to know what was measured and on what."
+            )
+    return Measured(
+        name=profile.name,
+        prefill_s=(profile.prefill.a, profile.prefill.b, profile.prefill.c, profile.prefill.d),
+        step_base_s=profile.decode.base_s,
+        step_per_sequence_s=profile.decode.per_sequence_s,
+        step_per_token_s=profile.decode.per_token_s,
+        weights_bytes=profile.weights_bytes,
+        kv_bytes_per_token=profile.kv_bytes_per_token,
+        gpus=profile.gpus,
+        gpu_memory_gb=profile.gpu_memory_bytes / 1e9,
+        gpu_memory_gb_per_s=profile.gpu_memory_bytes_per_s / 1e9,
+        gpu_tflops=profile.gpu_tflops,
+        host_gb_per_s=profile.host_to_device_bytes_per_s / 1e9,
+    )
