@@ -340,8 +340,12 @@ class FleetBook:
 
     # --- what policies see
 
-    def view(self, now_s: float) -> Fleet:
-        """Return the columns as they are now. They are the book's own: look, and do not keep them."""
+    def view(self, now_s: float, fetch_tokens_per_s: Floats | None = None) -> Fleet:
+        """Return the columns as they are now. They are the book's own: look, and do not keep them.
+
+        fetch_tokens_per_s: what one more fetch into each row would get, when that is known better than by the count
+        of the fetches.
+        """
         self._ahead.roll(now_s)
         count = len(self.names)
         column = {name: values[:count] for name, values in self._columns.items()}
@@ -358,7 +362,9 @@ class FleetBook:
             prefill_c=column["prefill_c"],
             prefill_d=column["prefill_d"],
             fetch_latency_s=column["fetch_latency_s"],
-            fetch_tokens_per_s=column["fetch_tokens_per_s"],
+            fetch_tokens_per_s=column["fetch_tokens_per_s"]
+            if fetch_tokens_per_s is None
+            else fetch_tokens_per_s,
             queue_s=np.maximum(column["pending_s"] - ran_s, 0.0) + column["foreign_s"],
             queue_tokens=column["queue_tokens"],
             queue_prompts=column["queue_prompts"],

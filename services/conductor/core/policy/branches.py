@@ -165,23 +165,33 @@ def _transfer_s(fleet: Fleet, row: int, tokens: int, rate: float) -> float:
 def together(request: Request, fleet: Fleet, rules: Rules, mask: Bools, alone: Way) -> Way | None:
     """Return the best way of computing the prompt as a chunked pipeline, None when none beats `alone`.
 
-    Of every pipeline group the least busy instances are taken, two and more of them; the first reads the prefix.
+    Of every pipeline group the least busy instances are taken, two and more of them; the first reads the prefix. All
+    groups are compared by their queues and one cost for each number of stages; only the best is priced in full.
     """
     if not rules.pipelines or alone.compute_s < rules.pipeline_worth_s:
         return None
-    grouped: Bools = mask & (fleet.pipeline >= 0)
-    if not grouped.any():
+    rows: Ints = np.flatnonzero(mask & (fleet.pipeline >= 0))
+    if len(rows) < 2:
         return None
-    best: Way | None = None
-    limit_s = alone.score_s
-    for group in np.unique(fleet.pipeline[grouped]):
-        rows: Ints = np.flatnonzero(grouped & (fleet.pipeline == group))
-        order = rows[np.argsort(fleet.queue_s[rows], kind="stable")]
-        for stages in range(2, len(order) + 1):
-            way = _pipelined(request, fleet, rules, tuple(int(row) for row in order[:stages]))
-            if way.score_s < limit_s:
-                best, limit_s = way, way.score_s
-    return best
+    rows = rows[np.lexsort((fleet.queue_s[rows], fleet.pipeline[rows]))]
+    groups, queue_s = fleet.pipeline[rows], fleet.queue_s[rows]
+    begins = np.flatnonzero(np.concatenate(([True], groups[1:] != groups[:-1])))
+    sizes = np.diff(np.concatenate((begins, [len(rows)])))
+    prefix = max((source.tokens for source in request.sources), default=0)
+    cost = PrefillCost(*(float(np.median(column[rows])) for column in _costs(fleet)))
+    best: tuple[float, tuple[int, ...]] = (alone.score_s, ())
+    for stages in range(2, int(sizes.max()) + 1):
+        heads = begins[sizes >= stages]
+        waits_s = queue_s[heads + stages - 1]  # sorted: the longest queue among the first `stages`
+        at = int(np.argmin(waits_s))
+        plan = pipeline.best(cost, request.prompt_tokens, prefix, stages)
+        score_s = max(float(waits_s[at]), alone.ready_s) + plan.seconds * (1 + rules.work_weight * stages)
+        if score_s < best[0]:
+            best = score_s, tuple(int(row) for row in rows[heads[at] : heads[at] + stages])
+    if not best[1]:
+        return None
+    way = _pipelined(request, fleet, rules, best[1])
+    return way if way.score_s < alone.score_s else None
 
 
 def _pipelined(request: Request, fleet: Fleet, rules: Rules, members: tuple[int, ...]) -> Way:

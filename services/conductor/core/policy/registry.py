@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mooncache.conductor.core.policy import baselines
+from mooncache.conductor.core.policy import baselines, published
 from mooncache.conductor.core.policy.algorithm1 import Algorithm1
 from mooncache.conductor.core.policy.common import Policy
 from mooncache.conductor.core.policy.mooncache import Mooncache
@@ -15,6 +15,10 @@ _ALL: tuple[Policy, ...] = (
     baselines.RoundRobin(),
     baselines.LeastLoad(),
     baselines.LongestPrefix(),
+    published.Dynamo(),
+    published.LMetric(),
+    published.DualMap(),
+    published.Preble(),
 )
 _BY_NAME = {policy.name: policy for policy in _ALL}
 NAMES = tuple(_BY_NAME)

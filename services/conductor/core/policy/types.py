@@ -91,7 +91,7 @@ class Request:
     group: passport group under which the keys were made. keep_decode: the row that already has the decode leg.
     ttft_strict and tbt_strict: the caller named the promise itself, so it is kept even on idle instances.
     tenant_share: the tenant's recent uncached tokens over its fair share. number: running number (round robin).
-    affinity: hashes of the prefix at growing depths (DualMap).
+    affinity: numbers that name the prefix after 1, 2, 4, 8, ... blocks (DualMap).
     """
 
     prompt_tokens: int
@@ -130,7 +130,8 @@ class Rules:
     while prefill instances are there. work_weight: seconds of delay that one second of computing saved is worth,
     since the next requests queue for it. waits, pipelines: whether these ways are looked at; pipeline_worth_s: a
     prompt that one instance computes sooner is not divided. patience: an idle instance's time, times this, is the
-    least limit of a promise that nobody asked for.
+    least limit of a promise that nobody asked for. overlap_weight: Dynamo's weight of computing. affinity_depth:
+    which of a request's `affinity` hashes DualMap takes (the one of two blocks).
     """
 
     admission: str = "ours"
@@ -146,7 +147,7 @@ class Rules:
     retry_after_min_s: float = 0.25
     retry_after_max_s: float = 60.0
     overlap_weight: float = 1.0
-    candidates_max: int = 16
+    affinity_depth: int = 1
 
 
 @dataclass(frozen=True, slots=True)
