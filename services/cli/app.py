@@ -85,6 +85,10 @@ def build() -> App:
     config_app = App(name="config", help="Look at the configuration.", group=TOOLS)
     config_app.command(local.explain, name="explain")
     app.command(config_app)
+    trace_app = App(name="trace", help="Check, describe or make up traces of requests.", group=TOOLS)
+    for verb in ("check", "stats", "generate"):
+        trace_app.command(f"mooncache.cli.trace:{verb}", name=verb)
+    app.command(trace_app)
     app.command(local.token, group=TOOLS)
     app.command(local.version, group=TOOLS)
     bench = App(name="bench", help="Measure: every benchmark prints ratios within one run.", group=TOOLS)
@@ -92,6 +96,7 @@ def build() -> App:
     bench.command("mooncache.bench.conductor.command:conductor", name="conductor")
     bench.command("mooncache.bench.serving.command:serving", name="serving")
     bench.command("mooncache.bench.gateway.command:gateway", name="gateway")
+    bench.command("mooncache.bench.replay.command:replay", name="replay")
     app.command(bench)
     return app
 

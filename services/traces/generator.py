@@ -11,7 +11,7 @@ arrival, as in the public format: a request that brings n new blocks gets the ne
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,12 +33,12 @@ CONVERSATION_FIRST = Lengths(
     (
         (0.0, 890),
         (0.10, 905),
-        (0.25, 1_340),
-        (0.5, 5_260),
-        (0.75, 12_600),
-        (0.9, 24_500),
-        (0.95, 36_500),
-        (0.99, 86_000),
+        (0.24, 1_340),
+        (0.5, 5_600),
+        (0.75, 13_300),
+        (0.9, 26_000),
+        (0.95, 39_500),
+        (0.99, 88_000),
         (1.0, 126_000),
     )
 )
@@ -87,14 +87,14 @@ class GenerateOptions:
     message_tokens: Lengths = CONVERSATION_MESSAGE
     output_tokens: Lengths = CONVERSATION_OUTPUT
     returning: float = 1.0
-    return_first: float = 0.36
-    return_later: float = 0.78
+    return_first: float = 0.27
+    return_later: float = 0.89
     same_again: float = 0.027
     history_cut: float = 0.15
-    pause_median_s: float = 123.0
-    pause_spread: float = 1.05
+    pause_median_s: float = 145.0
+    pause_spread: float = 1.2
     tenants: int = 0
-    tenant_skew: float = field(default=1.0)
+    tenant_skew: float = 1.0
 
     def __post_init__(self) -> None:
         problems = _problems(self)

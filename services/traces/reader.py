@@ -15,7 +15,7 @@ import zlib
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,6 +23,11 @@ import numpy as np
 from mooncache.errors import TraceInvalid, TraceTooLarge
 from mooncache.traces.checks import check_blocks, check_parents, check_times
 from mooncache.traces.trace import Trace
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_Kind = TypeVar("_Kind", np.int32, np.int8)
 
 LINE_BYTES_MAX = 8 << 20
 REQUESTS_MAX = 50_000_000
@@ -191,11 +196,6 @@ def _finish(columns: _Columns, name: str, block_tokens: int | None, time_unit: s
     arrival_s = check_times(
         name, lines, np.frombuffer(columns.timestamp, np.float64), ids, offsets, time_unit
     )
-    optional = {
-        field: np.frombuffer(values, np.int64).astype(_OPTIONAL[field])
-        for field, values in columns.optional.items()
-        if values is not None
-    }
     return Trace(
         arrival_s=arrival_s,
         input_tokens=inputs.astype(np.int32),
@@ -203,5 +203,13 @@ def _finish(columns: _Columns, name: str, block_tokens: int | None, time_unit: s
         offsets=offsets,
         hash_ids=ids.copy(),
         block_tokens=size,
-        **optional,
+        tenant=_optional(columns, "tenant", np.int32),
+        session=_optional(columns, "session", np.int32),
+        priority=_optional(columns, "priority", np.int8),
     )
+
+
+def _optional(columns: _Columns, field: str, kind: type[_Kind]) -> NDArray[_Kind] | None:
+    """A column that every row had, else None."""
+    values = columns.optional[field]
+    return None if values is None else np.frombuffer(values, np.int64).astype(kind)

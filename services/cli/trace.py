@@ -1,0 +1,206 @@
+"""`mooncache trace`: look at a trace before anything is built on it, describe it, or make one up."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from mooncache.cli.output import EXIT_OK, console, human_age, print_json
+from mooncache.errors import InvalidArgument, TraceInvalid
+
+if TYPE_CHECKING:
+    from mooncache.traces import Trace
+    from mooncache.traces.stats import TraceStats
+
+BlockTokens = Annotated[
+    int, Parameter(help="Tokens of a block; 0 takes 512, or what fits the file when 512 does not.")
+]
+TimeUnit = Annotated[
+    Literal["", "ms", "s"], Parameter(help="Unit of the timestamps; the format has milliseconds.")
+]
+AsJson = Annotated[bool, Parameter(name="--json", help="Print one JSON document.")]
+
+
+def check(
+    file: Annotated[Path, Parameter(help="A trace in the JSONL format, plain or gzipped.")],
+    *,
+    block_tokens: BlockTokens = 0,
+    time_unit: TimeUnit = "",
+    as_json: AsJson = False,
+) -> int:
+    """Say whether a file is a usable trace; if not, which line and field is wrong.
+
+    For example: `mooncache trace check conversation_trace.jsonl`
+    """
+    began_s = time.perf_counter()
+    trace = load(file, block_tokens, time_unit)
+    seconds = time.perf_counter() - began_s
+    if as_json:
+        print_json(
+            {
+                "file": str(file),
+                "requests": len(trace),
+                "blocks": len(trace.hash_ids),
+                "block_tokens": trace.block_tokens,
+                "span_s": trace.span_s,
+                "seconds": seconds,
+            }
+        )
+    else:
+        console.print(
+            f"[green]✓[/] {len(trace):,} requests in {human_age(trace.span_s)}, {len(trace.hash_ids):,} block ids "
+            f"of {trace.block_tokens} tokens [dim]({seconds:.1f} s)[/]"
+        )
+    return EXIT_OK
+
+
+def stats(
+    file: Annotated[Path, Parameter(help="A trace in the JSONL format, plain or gzipped.")],
+    *,
+    block_tokens: BlockTokens = 0,
+    time_unit: TimeUnit = "",
+    as_json: AsJson = False,
+) -> int:
+    """Describe a trace: rate, lengths, shared blocks, and the hit ratio that an unlimited cache would reach.
+
+    For example: `mooncache trace stats conversation_trace.jsonl --json`
+    """
+    from mooncache.traces.stats import stats as figures_of
+
+    _show(figures_of(load(file, block_tokens, time_unit)), str(file), as_json=as_json)
+    return EXIT_OK
+
+
+def generate(
+    file: Annotated[Path, Parameter(help="Where to write the trace; .gz compresses it.")],
+    *,
+    kind: Annotated[
+        Literal["conversation", "tool-agent", "single-turn"],
+        Parameter(help="Chat, tools with long system prompts, or independent requests."),
+    ] = "conversation",
+    requests: Annotated[int, Parameter(help="Number of requests; 0 is an hour of the kind.")] = 0,
+    seconds: Annotated[
+        float, Parameter(help="Length of the trace in seconds; 0: as many as requests need.")
+    ] = 0,
+    rate: Annotated[float, Parameter(help="Requests per second; 0 takes the kind's own.")] = 0,
+    returning: Annotated[
+        float, Parameter(help="How often conversations go on: 1 as in the public trace, 0 never.")
+    ] = 1.0,
+    input_mean: Annotated[float, Parameter(help="Mean of first prompts in tokens; 0: the kind's.")] = 0,
+    output_mean: Annotated[float, Parameter(help="Mean of answers in tokens; 0: the kind's.")] = 0,
+    tick: Annotated[float, Parameter(help="Stamps are rounded to so many seconds; -1: the kind's.")] = -1.0,
+    block_tokens: Annotated[int, Parameter(help="Tokens of a block.")] = 512,
+    tenants: Annotated[int, Parameter(help="Tenants, the first with most traffic; 0 writes none.")] = 0,
+    seed: Annotated[int, Parameter(help="Equal seeds give equal traces.")] = 1,
+    as_json: AsJson = False,
+) -> int:
+    """Make up a trace with the statistics of the public ones, and describe it.
+
+    For example: `mooncache trace generate my.jsonl --requests 2000 --rate 5`
+    """
+    from mooncache.traces import generate as make
+    from mooncache.traces import write
+    from mooncache.traces.generator import PRESETS
+    from mooncache.traces.lengths import Lengths
+    from mooncache.traces.stats import stats as figures_of
+
+    options = PRESETS[kind](block_tokens=block_tokens, tenants=tenants)
+    if kind != "single-turn":
+        options = replace(options, returning=returning)
+    if requests or seconds:
+        options = replace(options, requests=requests or None, duration_s=seconds or None)
+    if rate:
+        options = replace(options, rate_per_s=rate)
+    if input_mean:
+        most = float(options.context_tokens)
+        options = replace(options, first_tokens=Lengths.lognormal(input_mean, 1.0, most_tokens=most))
+    if output_mean:
+        options = replace(options, output_tokens=Lengths.lognormal(output_mean, 0.9))
+    if tick >= 0:
+        options = replace(options, tick_s=tick)
+    trace = make(options, random.Random(seed))
+    if not len(trace):
+        raise InvalidArgument("no request falls into so short a trace; give more seconds or a higher rate")
+    try:
+        write(trace, file)
+    except OSError as error:
+        raise InvalidArgument(f"{file} cannot be written: {error.strerror}") from None
+    _show(figures_of(trace), str(file), as_json=as_json)
+    return EXIT_OK
+
+
+def load(file: Path, block_tokens: int, time_unit: str) -> Trace:
+    """The trace of a command line. TraceInvalid also when the file cannot be opened."""
+    from mooncache.traces import read
+
+    try:
+        return read(file, block_tokens=block_tokens or None, time_unit=time_unit)
+    except OSError as error:
+        raise TraceInvalid(f"{file} cannot be read: {error.strerror}") from None
+
+
+def _show(figures: TraceStats, name: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"file": name, **asdict(figures)})
+        return
+    from rich.table import Table
+
+    table = Table(title=name, title_justify="left", box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for row in _rows(figures):
+        table.add_row(*row)
+    console.print(table)
+
+
+def _rows(figures: TraceStats) -> list[tuple[str, str]]:
+    rows = [
+        (
+            "requests",
+            (
+                f"{figures.requests:,} in {human_age(figures.span_s)}, {figures.rate_per_s:.2f}/s, "
+                f"at most {figures.requests_at_once_max} with one stamp"
+            ),
+        ),
+        ("input tokens", _lengths(figures.input_tokens, figures.input_mean, figures.input_quantiles)),
+        ("output tokens", _lengths(figures.output_tokens, figures.output_mean, figures.output_quantiles)),
+        (
+            "blocks",
+            (
+                f"{figures.block_references:,} references to {figures.blocks_unique:,} blocks of "
+                f"{figures.block_tokens} tokens; {figures.blocks_mean:.1f} a request, at most {figures.blocks_most}"
+            ),
+        ),
+        (
+            "sharing",
+            (
+                f"{figures.used_once_share:.1%} of the blocks used once; {figures.first_blocks:,} first blocks; "
+                f"the top 1 % of blocks have {figures.top_1_percent_share:.1%} of the references"
+            ),
+        ),
+        (
+            "unlimited cache",
+            (
+                f"hits {figures.hit_ratio_blocks:.1%} of blocks, {figures.hit_ratio_tokens:.1%} of tokens; "
+                f"{figures.requests_without_hit_share:.1%} of the requests find nothing"
+            ),
+        ),
+    ]
+    if figures.reuse_gap_s:
+        shown = " ".join(f"{name} {figures.reuse_gap_s[name]:.0f}" for name in ("p50", "p90", "p99"))
+        rows.append(("reuse gap", f"{shown} s"))
+    for name, count in (("tenants", figures.tenants), ("sessions", figures.sessions)):
+        if count is not None:
+            rows.append((name, f"{count:,}"))
+    return rows
+
+
+def _lengths(total: int, mean: float, quantiles: object) -> str:
+    assert isinstance(quantiles, dict)
+    shown = " ".join(f"{name} {quantiles[name]:,.0f}" for name in ("p5", "p50", "p90", "p99", "max"))
+    return f"mean {mean:,.0f}; {shown}; {total:,} in all"
