@@ -96,7 +96,6 @@ def build() -> App:
     bench.command("mooncache.bench.conductor.command:conductor", name="conductor")
     bench.command("mooncache.bench.serving.command:serving", name="serving")
     bench.command("mooncache.bench.gateway.command:gateway", name="gateway")
-    bench.command("mooncache.bench.replay.command:replay", name="replay")
     app.command(bench)
     return app
 
