@@ -1,0 +1,260 @@
+"""What is simulated: instances, their memory and links, the model on them, and what happens to them.
+
+Idea: a cluster is a few groups of equal instances. Every number carries its unit in its name, every limit is
+checked before the first event, and a wrong name is an error with the nearest right one (reading: description.py).
+Invariant: a spec that passed `check` can be simulated: someone can prefill, someone can decode, every link moves.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from mooncache.conductor.core.policy.fleet import BOTH, DECODE, PREFILL
+from mooncache.errors import ClusterInvalid, InvalidArgument, ModelTooLarge
+from mooncache.simulate.cache import make
+from mooncache.simulate.profile import LLAMA3_70B_8XA800, ModelProfile
+
+ROLES: Final = {"prefill": PREFILL, "decode": DECODE, "both": BOTH}
+POOLS: Final = ("global", "local")
+FIRST_TOKENS: Final = ("prefill", "decode")
+INLINE: Final = ("whole", "chunked")
+EVENT_KINDS: Final = ("fail", "join", "role")
+GBPS: Final = 1e9 / 8  # bytes/s of one Gbps
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceGroup:
+    """`count` equal instances, each a node with its own memory and links.
+
+    dram_blocks, ssd_blocks: pool space for KV blocks on each node. nic_efficiency: the share of the line rate
+    that transfers reach. pipeline_size: prefill instances that can compute one prompt together (1: alone).
+    kv_capacity_tokens: GPU memory for KV while decoding, 0 takes the profile's. sequences_max: limit of the batch,
+    0 for none. inline: how a prompt is computed inside a decode batch, "whole" (the batch stands still) or
+    "chunked" (a chunk of chunk_tokens in every step). profile: None takes the cluster's.
+    """
+
+    role: str
+    count: int
+    name: str = ""
+    dram_blocks: int = 5859
+    ssd_blocks: int = 0
+    nic_in_gbps: float = 800.0
+    nic_out_gbps: float = 800.0
+    nic_efficiency: float = 0.87
+    fetch_latency_s: float = 0.005
+    ssd_read_gbytes_per_s: float = 6.0
+    eviction: str = "lru"
+    ssd_eviction: str = "lru"
+    pipeline_size: int = 1
+    kv_capacity_tokens: int = 0
+    sequences_max: int = 0
+    inline: str = "whole"
+    chunk_tokens: int = 512
+    profile: ModelProfile | None = None
+
+    @property
+    def label(self) -> str:
+        """Name of the group; its instances are `label-0`, `label-1`, ..."""
+        return self.name or self.role
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What a request is promised: seconds to the first token, seconds between tokens."""
+
+    ttft_s: float = 30.0
+    tbt_s: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSwitching:
+    """Whether instances change between prefill and decode by themselves, and what a switch costs.
+
+    switch_s: from drained to ready in the new role. every_s: how often the roles are planned.
+    """
+
+    enabled: bool = False
+    switch_s: float = 20.0
+    every_s: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """Whether hot prefixes are copied ahead of demand, and how often that is planned."""
+
+    enabled: bool = False
+    every_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something that happens to an instance: it fails, joins (at `at_s`, in its group) or gets another role."""
+
+    at_s: float
+    kind: str
+    instance: str
+    role: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """A cluster of one model.
+
+    pool: "global" (any node reads from any other) or "local" (a node uses only what it holds itself).
+    first_token: who sends it: "prefill" as it ends (the papers), or "decode" after the hand-over (this product).
+    """
+
+    instances: tuple[InstanceGroup, ...]
+    name: str = "cluster"
+    profile: ModelProfile = LLAMA3_70B_8XA800
+    pool: str = "global"
+    block_tokens: int = 512
+    first_token: str = "prefill"  # noqa: S105
+    slo: Slo = field(default_factory=Slo)
+    roles: RoleSwitching = field(default_factory=RoleSwitching)
+    replication: Replication = field(default_factory=Replication)
+    events: tuple[Happening, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Instances at the beginning."""
+        return sum(group.count for group in self.instances)
+
+    def names(self) -> list[str]:
+        """Names of all instances, in order."""
+        return [f"{group.label}-{number}" for group in self.instances for number in range(group.count)]
+
+    def profile_of(self, group: InstanceGroup) -> ModelProfile:
+        """Return the profile of a group's instances."""
+        return group.profile or self.profile
+
+    def check(self) -> ClusterSpec:
+        """Return itself, or raise CLUSTER_INVALID, PROFILE_INVALID or MODEL_TOO_LARGE with a full sentence."""
+        self.profile.check()
+        _one_of("pool", self.pool, POOLS)
+        _one_of("first_token", self.first_token, FIRST_TOKENS)
+        _number("block_tokens", self.block_tokens, "tokens", low=1)
+        _number("slo.ttft_s", self.slo.ttft_s, "s", above=0.0)
+        _number("slo.tbt_s", self.slo.tbt_s, "s", above=0.0)
+        _number("roles.switch_s", self.roles.switch_s, "s", low=0.0)
+        _number("roles.every_s", self.roles.every_s, "s", above=0.0)
+        _number("replication.every_s", self.replication.every_s, "s", above=0.0)
+        labels = [group.label for group in self.instances]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise ClusterInvalid(
+                    f"instances: two groups are called {label}; give each a `name` of its own"
+                )
+        for group in self.instances:
+            self._check_group(group)
+        roles = {group.role for group in self.instances if group.count > 0}
+        if not roles & {"decode", "both"}:
+            raise ClusterInvalid(
+                f"instances: roles {sorted(roles) or 'none'}; nobody decodes: add a group with role decode or both"
+            )
+        self._check_events()
+        return self
+
+    def _check_group(self, group: InstanceGroup) -> None:
+        where = f"instances.{group.label}"
+        _one_of(f"{where}.role", group.role, tuple(ROLES))
+        _one_of(f"{where}.inline", group.inline, INLINE)
+        for name, (unit, low, above) in _LIMITS.items():
+            _number(f"{where}.{name}", getattr(group, name), unit, low=low, above=above)
+        if group.nic_efficiency > 1:
+            raise ClusterInvalid(
+                f"{where}.nic_efficiency is {group.nic_efficiency}: a share of the line rate is at most 1"
+            )
+        if group.pipeline_size > max(1, group.count):
+            raise ClusterInvalid(
+                f"{where}.pipeline_size is {group.pipeline_size} instances, but the group has {group.count}"
+            )
+        for name in ("eviction", "ssd_eviction"):
+            try:
+                make(getattr(group, name), 1)
+            except InvalidArgument as error:
+                raise ClusterInvalid(f"{where}.{name}: {error}") from None
+        profile = self.profile_of(group)
+        profile.check()
+        room = profile.kv_capacity_tokens
+        if group.kv_capacity_tokens > room:
+            raise ModelTooLarge(
+                f"{where}.kv_capacity_tokens is {group.kv_capacity_tokens} tokens, but only {room:.0f} tokens fit the "
+                f"GPU memory beside the weights of {profile.name}: lower it, or 0 for all that fits"
+            )
+        if 0 < room < self.block_tokens:
+            raise ModelTooLarge(
+                f"{where}: {room:.0f} tokens of KV fit beside the weights of {profile.name}; that is not even one "
+                f"block of {self.block_tokens} tokens: take more or larger GPUs"
+            )
+
+    def _check_events(self) -> None:
+        known = set(self.names())
+        labels = {group.label for group in self.instances}
+        for number, event in enumerate(self.events, start=1):
+            where = f"events[{number}]"
+            _one_of(f"{where}.kind", event.kind, EVENT_KINDS)
+            _number(f"{where}.at_s", event.at_s, "s", low=0.0)
+            if event.kind == "join":
+                if event.instance not in labels:
+                    raise ClusterInvalid(
+                        f"{where}.instance is {event.instance}: a join names a group ({', '.join(sorted(labels))})"
+                    )
+            elif event.instance not in known:
+                raise ClusterInvalid(f"{where}.instance is {event.instance}: no instance has this name")
+            if event.kind == "role":
+                _one_of(f"{where}.role", event.role, tuple(ROLES))
+
+    def with_counts(self, **counts: int) -> ClusterSpec:
+        """Return the same cluster with other counts, by group label."""
+        groups = tuple(replace(g, count=counts.get(g.label, g.count)) for g in self.instances)
+        return replace(self, instances=groups)
+
+
+_LIMITS: Final[dict[str, tuple[str, float | None, float | None]]] = {
+    # name: (unit, at least, more than)
+    "count": ("instances", 0, None),
+    "dram_blocks": ("blocks", 0, None),
+    "ssd_blocks": ("blocks", 0, None),
+    "nic_in_gbps": ("Gbps", None, 0.0),
+    "nic_out_gbps": ("Gbps", None, 0.0),
+    "nic_efficiency": ("share", None, 0.0),
+    "fetch_latency_s": ("s", 0.0, None),
+    "ssd_read_gbytes_per_s": ("GB/s", None, 0.0),
+    "pipeline_size": ("instances", 1, None),
+    "kv_capacity_tokens": ("tokens", 0, None),
+    "sequences_max": ("sequences", 0, None),
+    "chunk_tokens": ("tokens", 1, None),
+}
+
+
+def _number(name: str, value: Any, unit: str, low: float | None = None, above: float | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ClusterInvalid(f"{name} is {value!r}: it has to be a finite number of {unit}")
+    if low is not None and value < low:
+        raise ClusterInvalid(f"{name} is {value} {unit}: it has to be at least {low}")
+    if above is not None and value <= above:
+        raise ClusterInvalid(
+            f"{name} is {value} {unit}: it has to be more than {above:g}, or nothing ever moves"
+        )
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ClusterInvalid(f"{name} is {value!r}: choose one of {', '.join(known)}")
+
+
+def paper_cluster(
+    prefill: int = 8, decode: int = 8, dram_tokens: int = 3_000_000, **changes: Any
+) -> ClusterSpec:
+    """Return the test bed of FAST'25: nodes of 8 x A800, 4 x 200 Gbps, 3 M tokens of DRAM on each prefill node."""
+    block_tokens = int(changes.get("block_tokens", 512))
+    groups = (
+        InstanceGroup("prefill", prefill, dram_blocks=dram_tokens // block_tokens),
+        InstanceGroup("decode", decode, dram_blocks=0),
+    )
+    return ClusterSpec(
+        instances=tuple(g for g in groups if g.count), **{"name": f"{prefill}P+{decode}D", **changes}
+    )

@@ -1,0 +1,215 @@
+"""Answers: loading the handed-over KV, the second look at the promise, generating, and prompts inside the batch.
+
+A batch changes at step boundaries only. One event is kept for each instance: the next boundary at which something
+can change (a sequence ends, or somebody came and waits for a place).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from mooncache.conductor.core.policy.fleet import PREFILL
+from mooncache.simulate.decode import Sequence, worst_gaps_mean
+from mooncache.simulate.life import DECODING, DONE, FAILED, HANDOVER, OVER, REJECTED_AFTER_PREFILL, Life
+
+if TYPE_CHECKING:
+    from mooncache.simulate.node import Node
+    from mooncache.simulate.prefilling import Prefilling
+    from mooncache.simulate.scheduling import Scheduler
+    from mooncache.simulate.world import World
+
+
+class Decoding:
+    """Handlers of everything that happens to a request after its prompt was computed."""
+
+    def __init__(self, world: World, scheduler: Scheduler, prefilling: Prefilling) -> None:
+        self.world, self.scheduler, self.prefilling = world, scheduler, prefilling
+        prefilling.decoding = self
+        self._early = world.cluster.first_token == "prefill"  # noqa: S105
+
+    def over_at_prefill(self, life: Life) -> None:
+        """The first token was the only one."""
+        self._over(life, DONE)
+
+    def load(self, life: Life) -> None:
+        """All KV is in the decode node's memory: bring it onto the GPU."""
+        world = self.world
+        node = world.nodes[life.decode]
+        if life.decode == life.prefill and node.role != PREFILL:
+            load_s = 0.0
+        else:
+            load_s = life.input_tokens * node.profile.kv_bytes_per_token / node.profile.load_bytes_per_s
+        if node.group.dram_blocks and life.decode != life.prefill:
+            node.store(life.blocks, world.now_s, world.index)
+        world.push(world.now_s + load_s, self._arrive, life, life.attempt)
+
+    def _arrive(self, life: Life, attempt: int) -> None:
+        if life.attempt != attempt or life.state != HANDOVER:
+            return
+        node = self.world.nodes[life.decode]
+        sequence = life.sequence = Sequence(life, life.input_tokens, life.steps)
+        if node.batch.never_fits(sequence):
+            self._over(life, FAILED, "too_large")
+            return
+        node.batch.waiting.append(sequence)
+        self.wake(node)
+
+    # --- the batch
+
+    def wake(self, node: Node) -> None:
+        """Somebody came: look at the batch at the end of the step that runs."""
+        if node.chunk_from < 0 or not node.alive:
+            return
+        batch = node.batch
+        at_s = max(batch.boundary_s(self.world.now_s), self.world.now_s)
+        if at_s < node.batch_event_s:
+            self._schedule(node, at_s)
+
+    def _schedule(self, node: Node, at_s: float) -> None:
+        node.batch_event_s = at_s
+        node.batch_version += 1
+        if at_s < math.inf:
+            self.world.push(at_s, self._boundary, node, node.batch_version)
+
+    def _boundary(self, node: Node, version: int) -> None:
+        if version != node.batch_version or not node.alive:
+            return
+        node.batch_event_s = math.inf
+        now_s = self.world.now_s
+        for sequence in node.batch.advance(now_s):
+            self._answered(sequence, node)
+        self._turn(node)
+
+    def _turn(self, node: Node) -> None:
+        """At a boundary: take in who waits, begin or go on with a prompt, and start the next segment."""
+        batch, world = node.batch, self.world
+        while batch.waiting and batch.fits(batch.waiting[0]):
+            self._join(batch.waiting.popleft(), node)
+        extra_s = 0.0
+        if node.role != PREFILL:
+            prompt = node.computing if node.chunk_from else self._next_prompt(node)
+            if prompt is not None:
+                if node.group.inline == "whole":
+                    self._stand_still(prompt, node)
+                    return
+                extra_s = self._chunk_s(prompt, node)
+        if extra_s and not batch.running:
+            batch.stall(extra_s)
+            self._schedule_chunk(node, world.now_s + extra_s)
+            return
+        batch.begin(extra_s)
+        if extra_s:
+            self._schedule_chunk(node, world.now_s + batch.step_s)
+        else:
+            self._schedule(node, batch.next_leave_s())
+
+    def _join(self, sequence: Sequence, node: Node) -> None:
+        life: Life = sequence.owner
+        if self.scheduler.double_check and node.batch.tbt_with(sequence) > self.world.tbt_slo_s:
+            self._over(life, REJECTED_AFTER_PREFILL, "tbt")
+            return
+        now_s = self.world.now_s
+        node.batch.join(sequence, life.order, now_s)
+        life.state = DECODING
+        sequence.first_gap_s = now_s - (life.arrival_s + life.ttft_s) if self._early else 0.0
+        self.scheduler.joined(life)
+
+    def _answered(self, sequence: Sequence, node: Node) -> None:
+        life: Life = sequence.owner
+        gaps = node.batch.gaps(sequence)
+        if not self._early:
+            life.ttft_s = sequence.joined_s + float(gaps[0]) - life.arrival_s
+            self.world.record.first_token(life)
+            gaps = gaps[1:]
+        tbt_s, mean_s = worst_gaps_mean(gaps, sequence.first_gap_s)
+        node.answers += 1
+        self._over(life, DONE, "", tbt_s, mean_s)
+
+    def _over(
+        self, life: Life, outcome: int, reason: str = "", tbt_s: float = math.nan, mean_s: float = math.nan
+    ) -> None:
+        life.state = OVER
+        if outcome == DONE:
+            self.world.record.totals.output_tokens += life.steps + 1
+            self.scheduler.answered(life.steps + 1)
+            if not life.steps:
+                tbt_s = mean_s = 0.0
+        self.scheduler.ended(life)
+        del self.world.lives[life.index]
+        self.world.record.over(life, outcome, self.world.now_s, reason, tbt_s, mean_s)
+
+    # --- prompts inside the batch
+
+    def _next_prompt(self, node: Node) -> Life | None:
+        """Begin the next prompt here, if there is one and room for its answer."""
+        life = node.head()
+        if life is None or node.computing is not None or life.members:
+            return None
+        sequence = Sequence(life, life.input_tokens, life.steps)
+        if not node.batch.fits(sequence) and not node.batch.never_fits(sequence):
+            return None
+        self.prefilling.begin(life, [node])
+        return life
+
+    def _stand_still(self, life: Life, node: Node) -> None:
+        """The whole prompt is computed before the next step."""
+        node.chunk_from = -1
+        node.batch.stall(life.compute_s)
+        self.world.push(self.world.now_s + life.compute_s, self._stood, node, life, life.attempt)
+
+    def _stood(self, node: Node, life: Life, attempt: int) -> None:
+        if life.attempt != attempt or not node.alive:
+            return
+        node.chunk_from = 0
+        self._inlined(life, node)
+        self._turn(node)
+
+    def _chunk_s(self, life: Life, node: Node) -> float:
+        """Return what the next chunk of the prompt adds to a step."""
+        cost = node.profile.prefill
+        begin = node.chunk_from or life.cached_tokens
+        end = min(begin + node.group.chunk_tokens, life.input_tokens)
+        seconds = node.profile.chunk_overhead_s
+        seconds += cost.b * (end - begin) + cost.c * (float(end) * end - float(begin) * begin)
+        if not node.chunk_from:
+            seconds += cost.a + cost.d * life.cached_tokens
+            life.compute_s = 0.0
+        life.compute_s += seconds
+        node.chunk_from = end
+        return seconds
+
+    def _schedule_chunk(self, node: Node, at_s: float) -> None:
+        node.batch_event_s = at_s
+        node.batch_version += 1
+        self.world.push(at_s, self._chunk_ends, node, node.batch_version)
+
+    def _chunk_ends(self, node: Node, version: int) -> None:
+        if version != node.batch_version or not node.alive:
+            return
+        node.batch_event_s = math.inf
+        for sequence in node.batch.advance(self.world.now_s):
+            self._answered(sequence, node)
+        life = node.computing
+        if life is not None and node.chunk_from >= life.input_tokens:
+            node.chunk_from = 0
+            self._inlined(life, node)
+        self._turn(node)
+
+    def _inlined(self, life: Life, node: Node) -> None:
+        """A prompt that was computed here goes on in the batch, or elsewhere."""
+        self.prefilling.finish(life)
+        if life.steps <= 0:
+            self._over(life, DONE)
+            return
+        life.state = HANDOVER
+        if life.decode != node.row:
+            self.load(life)
+            return
+        sequence = life.sequence = Sequence(life, life.input_tokens, life.steps)
+        if node.batch.never_fits(sequence):
+            self._over(life, FAILED, "too_large")
+        elif node.batch.fits(sequence):
+            self._join(sequence, node)
+        else:
+            node.batch.waiting.append(sequence)

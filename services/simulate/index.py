@@ -1,0 +1,102 @@
+"""Which rows hold which block: the block -> holders index, and the leading run of a prompt on every row.
+
+Idea: the holders of a block are one integer with a bit for each row. Along a chain the rows that still hold
+everything are the running AND, so a walk costs one dict look-up and one AND per block, no matter how many rows
+there are; only where the AND changes are rows written down. Few distinct integers exist for single holders, so
+they are shared objects.
+Invariant: a bit is set exactly while some tier of that row holds the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def rows_of(mask: int) -> list[int]:
+    """Return the numbers of the bits that are set, ascending."""
+    if mask.bit_count() > 12:
+        raw = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)
+        found: list[int] = np.flatnonzero(np.unpackbits(raw, bitorder="little")).tolist()
+        return found
+    rows = []
+    while mask:
+        low = mask & -mask
+        rows.append(low.bit_length() - 1)
+        mask ^= low
+    return rows
+
+
+class BlockIndex:
+    """Holders of every block that any row holds."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, int] = {}
+        self._bits: list[int] = []
+
+    def bit(self, row: int) -> int:
+        """Return the (shared) mask of one row."""
+        while row >= len(self._bits):
+            self._bits.append(1 << len(self._bits))
+        return self._bits[row]
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def holders(self, block: int) -> int:
+        """Return the mask of the rows that hold the block."""
+        return self._holders.get(block, 0)
+
+    def add(self, block: int, row: int) -> None:
+        """The row holds the block now."""
+        bit = self.bit(row)
+        mask = self._holders.get(block)
+        self._holders[block] = bit if mask is None else mask | bit
+
+    def remove(self, block: int, row: int) -> None:
+        """The row no longer holds the block."""
+        mask = self._holders.get(block, 0) & ~self.bit(row)
+        if not mask:
+            self._holders.pop(block, None)
+        elif mask & (mask - 1):
+            self._holders[block] = mask
+        else:
+            self._holders[block] = self.bit(mask.bit_length() - 1)
+
+    def forget_row(self, row: int) -> int:
+        """The row is gone with all it held; returns how many blocks it held. Costs a walk over the index."""
+        bit = self.bit(row)
+        lost = [block for block, mask in self._holders.items() if mask & bit]
+        for block in lost:
+            self.remove(block, row)
+        return len(lost)
+
+    def leading(self, blocks: Sequence[int], rows: int) -> tuple[NDArray[np.int64], int, int]:
+        """Return (leading blocks on each row, the longest of them, mask of the rows that have the longest)."""
+        counts = np.zeros(rows, dtype=np.int64)
+        holders = self._holders
+        mask = -1
+        depth = 0
+        for block in blocks:
+            held = holders.get(block, 0)
+            both = mask & held
+            if both != mask:
+                if depth:
+                    counts[rows_of(mask & ~both)] = depth
+                if not both:
+                    return counts, depth, mask if depth else 0
+                mask = both
+            depth += 1
+        if depth:
+            counts[rows_of(mask)] = depth
+        return counts, depth, mask if depth else 0
+
+    def leading_on(self, blocks: Sequence[int], row: int, begin: int) -> int:
+        """Return the leading blocks on one row, when the first `begin` are known to be there."""
+        bit, holders = self.bit(row), self._holders
+        for depth in range(begin, len(blocks)):
+            if not holders.get(blocks[depth], 0) & bit:
+                return depth
+        return len(blocks)

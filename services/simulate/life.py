@@ -1,0 +1,78 @@
+"""One request on its way: where it is, what it waits for, what it has cost so far."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from mooncache.conductor.core.policy.types import Choice
+    from mooncache.simulate.decode import Sequence
+    from mooncache.simulate.network import Flow
+
+DONE, REJECTED, REJECTED_AFTER_PREFILL, FAILED, UNDECIDED = 0, 1, 2, 3, -1
+OUTCOMES: Final = ("done", "rejected", "rejected_after_prefill", "failed")
+BRANCHES: Final = ("local", "fetch", "wait", "inline")
+
+NEW, QUEUED, COMPUTING, HANDOVER, DECODING, OVER = range(6)
+
+
+class Life:
+    """State of one request. `attempt` tells outdated events apart: every retry raises it."""
+
+    __slots__ = (
+        "arrival_s",
+        "attempt",
+        "awaits",
+        "blocks",
+        "cached_tokens",
+        "choice",
+        "compute_from_s",
+        "compute_s",
+        "decision",
+        "decode",
+        "expected_s",
+        "fetch_s",
+        "fetched_tokens",
+        "flows",
+        "index",
+        "inflight_from",
+        "input_tokens",
+        "members",
+        "order",
+        "planned",
+        "planned_from_s",
+        "prefill",
+        "queue_s",
+        "ready",
+        "sequence",
+        "state",
+        "steps",
+        "stream",
+        "ttft_s",
+        "waiters",
+    )
+
+    def __init__(
+        self, index: int, arrival_s: float, input_tokens: int, steps: int, blocks: list[int]
+    ) -> None:
+        self.index, self.arrival_s, self.input_tokens, self.steps = index, arrival_s, input_tokens, steps
+        self.blocks = blocks
+        self.attempt = 0
+        self.state = NEW
+        self.decision = 0  # number of the decision that it follows
+        self.order = 0  # place among all prompts that were queued: first come, first served
+        self.choice: Choice | None = None
+        self.prefill = self.decode = -1  # rows
+        self.members: tuple[int, ...] = ()
+        self.planned = 0  # leading blocks that will be there, as decided
+        self.planned_from_s = 0.0
+        self.awaits = 0  # things that have to come before the prompt can be computed
+        self.ready = False
+        self.flows: list[Flow] = []
+        self.stream: Flow | None = None
+        self.waiters: list[Life] = []  # requests that wait for blocks this one computes
+        self.inflight_from = -1  # from this block on it computes what nobody else was computing
+        self.sequence: Sequence | None = None
+        self.compute_from_s = self.compute_s = self.queue_s = self.fetch_s = self.ttft_s = 0.0
+        self.expected_s = 0.0  # when the conductor expects the prompt to be computed
+        self.cached_tokens = self.fetched_tokens = 0

@@ -1,0 +1,135 @@
+"""One instance with its memory: a prompt queue (first come, first served among those that are ready), a decode
+batch, cache tiers and links.
+
+Invariant: the cluster's block index has a node's bit for a block exactly while one of the node's tiers holds it;
+whoever changes a tier goes through `store` or `wipe`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import TYPE_CHECKING
+
+from mooncache.conductor.core.policy.fleet import BOTH, PREFILL
+from mooncache.simulate.cache import UseInfo, make
+from mooncache.simulate.cluster import GBPS, ROLES, InstanceGroup
+from mooncache.simulate.decode import Batch
+
+if TYPE_CHECKING:
+    from mooncache.simulate.index import BlockIndex
+    from mooncache.simulate.life import Life
+    from mooncache.simulate.network import Network
+    from mooncache.simulate.profile import ModelProfile
+
+_PLAIN = UseInfo()
+
+
+class Node:
+    """An instance and its row. Links: SSD reads, NIC out, NIC in (numbers of the network)."""
+
+    def __init__(
+        self,
+        row: int,
+        name: str,
+        group: InstanceGroup,
+        profile: ModelProfile,
+        pipeline: int,
+        network: Network,
+    ) -> None:
+        self.row, self.name, self.group, self.profile, self.pipeline = row, name, group, profile, pipeline
+        self.role = ROLES[group.role]
+        self.alive = True
+        self.switching = False
+        capacity = group.kv_capacity_tokens or profile.kv_capacity_tokens
+        self.batch = Batch(profile.decode, capacity, group.sequences_max or math.inf)
+        self.batch_event_s = math.inf
+        self.batch_version = 0
+        # prompts
+        self.queue: dict[int, Life] = {}  # all that wait here, by order
+        self.ready: list[tuple[int, Life]] = []
+        self.computing: Life | None = None
+        self.queued_s = 0.0  # expected computing time of the queue
+        self.chunk_from = 0
+        self.busy_s = 0.0
+        self.prompts = 0
+        self.computed_tokens = 0
+        self.answers = 0
+        # memory and links
+        self.dram = make(group.eviction, group.dram_blocks)
+        self.ssd = make(group.ssd_eviction, group.ssd_blocks) if group.ssd_blocks else None
+        self.ssd_read = network.add(group.ssd_read_gbytes_per_s * 1e9)
+        self.nic_out = network.add(group.nic_out_gbps * GBPS * group.nic_efficiency)
+        self.nic_in = network.add(group.nic_in_gbps * GBPS * group.nic_efficiency)
+
+    @property
+    def decodes(self) -> bool:
+        """Prompts that come here are computed inside the decode batch."""
+        return self.role != PREFILL
+
+    @property
+    def coupled(self) -> bool:
+        """Both phases share this instance."""
+        return self.role == BOTH
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is queued, computed or generated here."""
+        return not (self.queue or self.computing or self.batch.running or self.batch.waiting)
+
+    def enqueue(self, life: Life, expected_s: float) -> None:
+        """A prompt waits here from now on."""
+        self.queue[life.order] = life
+        self.queued_s += expected_s
+
+    def head(self) -> Life | None:
+        """Return the prompt that is next: the first of those that are ready; it stays in the queue."""
+        while self.ready:
+            order, life = self.ready[0]
+            if self.queue.get(order) is life:
+                return life
+            heapq.heappop(self.ready)
+        return None
+
+    def take_off(self, life: Life, expected_s: float) -> None:
+        """A prompt no longer waits here."""
+        if self.queue.pop(life.order, None) is not None:
+            self.queued_s = max(0.0, self.queued_s - expected_s) if self.queue else 0.0
+
+    def store(self, blocks: list[int], now_s: float, index: BlockIndex, *, partial: bool = False) -> None:
+        """A chain was used here: touch, admit, evict, demote to the SSD, and tell the index."""
+        if not self.group.dram_blocks:
+            return
+        row, ssd, dram = self.row, self.ssd, self.dram
+        info = UseInfo(last_partial=True) if partial else _PLAIN
+        bit = index.bit(row)
+        gone = dram.use(blocks, now_s, info)
+        if ssd is not None:
+            for block in blocks:
+                if block in ssd and block in dram:
+                    ssd.discard(block)
+            for block in gone:
+                for dropped in ssd.use((block,), now_s, _PLAIN):
+                    if dropped not in dram:
+                        index.remove(dropped, row)
+                if block not in ssd:
+                    index.remove(block, row)
+        else:
+            for block in gone:
+                index.remove(block, row)
+        for block in blocks:
+            if not index.holders(block) & bit and block in dram:
+                index.add(block, row)
+
+    def on_ssd(self, blocks: list[int], begin: int, end: int) -> int:
+        """Return how many of the blocks [begin, end) of a chain are here on SSD only."""
+        if self.ssd is None:
+            return 0
+        return sum(1 for block in blocks[begin:end] if block not in self.dram)
+
+    def wipe(self, index: BlockIndex) -> None:
+        """Everything that was in memory is lost."""
+        index.forget_row(self.row)
+        group = self.group
+        self.dram = make(group.eviction, group.dram_blocks)
+        self.ssd = make(group.ssd_eviction, group.ssd_blocks) if group.ssd_blocks else None

@@ -1,0 +1,69 @@
+"""How a run is made: which policy with which rules, the seed, what is recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mooncache.conductor.core.policy.fleet import Fleet
+from mooncache.conductor.core.policy.types import Choice, Request, Rules
+from mooncache.errors import SimulationInvalid
+
+EXPECTATIONS = ("learned", "mean", "oracle")
+
+OnDecision = Callable[[int, Request, Fleet, Choice, float], None]
+Progress = Callable[[int, int, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SimOptions:
+    """Options of one run; equal options, trace and cluster give the same result, bit for bit.
+
+    spread_tick_s: requests of one tick of a coarse clock are spread over it (0: times as they are in the trace).
+    ttft_slo_s, tbt_slo_s: None takes the cluster's. noise: relative standard deviation of actual prefill times
+    around the model. output_tokens: how the conductor expects answers: "learned" while it runs, "mean" of the
+    trace, or "oracle" (each request's own, which no real conductor knows). double_check: the decode instance
+    checks its own TBT when a request joins; None does so when the rules refuse at all. retries_max: times that a
+    request goes elsewhere when its instance fails. sample_s: time between samples of the series. watched: block
+    ids whose copies are counted; None watches the blocks of hit rank 1, 10, 100, 1,000 and 10,000.
+    on_decision: called with (request, Request, Fleet, Choice, now_s) for each decision; do not keep the Fleet.
+    """
+
+    policy: str = "mooncache"
+    rules: Rules = field(default_factory=Rules)
+    seed: int = 1
+    spread_tick_s: float = 3.0
+    ttft_slo_s: float | None = None
+    tbt_slo_s: float | None = None
+    noise: float = 0.0
+    output_tokens: str = "learned"
+    double_check: bool | None = None
+    retries_max: int = 2
+    sources_max: int = 3
+    sample_s: float = 15.0
+    watched: tuple[int, ...] | None = None
+    on_decision: OnDecision | None = None
+
+    def check(self) -> SimOptions:
+        """Return itself, or raise SIMULATION_INVALID."""
+        numbers = {"spread_tick_s": self.spread_tick_s, "noise": self.noise, "sample_s": self.sample_s}
+        numbers |= {"ttft_slo_s": self.ttft_slo_s or 1.0, "tbt_slo_s": self.tbt_slo_s or 1.0}
+        for name, value in numbers.items():
+            if not math.isfinite(value) or value < 0:
+                raise SimulationInvalid(f"{name} is {value}: it has to be a finite number, not negative")
+        if self.sample_s == 0:
+            raise SimulationInvalid("sample_s is 0 s: samples need time between them, 15 is usual")
+        if self.noise > 1:
+            raise SimulationInvalid(
+                f"noise is {self.noise}: a relative deviation above 1 makes times meaningless"
+            )
+        if self.output_tokens not in EXPECTATIONS:
+            raise SimulationInvalid(
+                f"output_tokens is {self.output_tokens!r}: choose one of {', '.join(EXPECTATIONS)}"
+            )
+        if self.retries_max < 0 or self.sources_max < 1:
+            raise SimulationInvalid(
+                f"retries_max is {self.retries_max} (at least 0), sources_max is {self.sources_max} (at least 1)"
+            )
+        return self

@@ -1,0 +1,217 @@
+"""Writes the columns and the series of a result while the simulation runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mooncache.conductor.core.policy.fleet import PREFILL, ROLE_NAMES
+from mooncache.simulate.life import FAILED, REJECTED, REJECTED_AFTER_PREFILL, UNDECIDED, Life
+from mooncache.simulate.result import Instances, Result, Series, Totals
+
+if TYPE_CHECKING:
+    from mooncache.simulate.index import BlockIndex
+    from mooncache.simulate.node import Node
+    from mooncache.simulate.options import SimOptions
+    from mooncache.traces import Trace
+
+WATCHED_RANKS = (1, 10, 100, 1_000, 10_000)
+_BRANCH = {"local": 0, "fetch": 1, "wait": 2, "inline": 3}
+_SERIES_KINDS = {
+    "prefill_load": np.float32,
+    "decode_load": np.float32,
+    "queue_requests": np.int32,
+    "running": np.int32,
+    "role": np.int8,
+    "used_blocks": np.int32,
+}
+
+
+def watched_blocks(trace: Trace, chosen: tuple[int, ...] | None) -> tuple[list[int], list[int]]:
+    """Return (block ids, their ranks by use) whose copies are counted; ranks that do not exist are left out."""
+    if not len(trace.hash_ids):
+        return [], []
+    ids, counts = np.unique(trace.hash_ids, return_counts=True)
+    order = np.lexsort((ids, -counts))
+    if chosen is None:
+        ranks = [rank for rank in WATCHED_RANKS if rank <= len(ids)]
+        return [int(ids[order[rank - 1]]) for rank in ranks], ranks
+    rank_of = {int(ids[at]): rank for rank, at in enumerate(order, start=1)}
+    return list(chosen), [rank_of.get(block, 0) for block in chosen]
+
+
+class Record:
+    """Columns of the requests and the samples taken so far."""
+
+    def __init__(
+        self, trace: Trace, nodes: list[Node], options: SimOptions, ttft_slo_s: float, tbt_slo_s: float
+    ) -> None:
+        count = len(trace)
+        self._trace, self._nodes, self._options = trace, nodes, options
+        self._ttft_slo_s, self._tbt_slo_s = ttft_slo_s, tbt_slo_s
+        self.outcome = np.full(count, UNDECIDED, dtype=np.int8)
+        self.reason = np.zeros(count, dtype=np.int16)
+        self._reasons: dict[str, int] = {"": 0}
+        self.branch = np.full(count, -1, dtype=np.int8)
+        self.attempts = np.zeros(count, dtype=np.int16)
+        self._float: dict[str, NDArray[Any]] = {
+            name: np.full(count, np.nan)
+            for name in (
+                "ttft_s",
+                "tbt_s",
+                "tbt_mean_s",
+                "queue_s",
+                "prefill_s",
+                "fetch_s",
+                "end_s",
+                "predicted_ttft_s",
+                "predicted_tbt_s",
+            )
+        }
+        self._int: dict[str, NDArray[Any]] = {
+            name: np.zeros(count, dtype=np.int32) for name in ("cached_tokens", "fetched_tokens")
+        }
+        self._row: dict[str, NDArray[Any]] = {
+            name: np.full(count, -1, dtype=np.int32) for name in ("prefill_row", "decode_row")
+        }
+        self.totals = Totals(requests=count, span_s=trace.span_s)
+        self.arrived = self.rejected = self.done = 0
+        self._at_s: list[float] = []
+        self._samples: dict[str, list[list[float]]] = {name: [] for name in _SERIES_KINDS}
+        self._replicas: list[list[int]] = []
+        self._counts: list[tuple[int, int, int, int, int]] = []
+        self._watched, self._ranks = watched_blocks(trace, options.watched)
+
+    def decided(self, life: Life) -> None:
+        """The request was given to instances."""
+        choice = life.choice
+        assert choice is not None, "a decision has a choice"
+        at = life.index
+        self.branch[at] = _BRANCH["inline" if choice.prefill < 0 else choice.branch]
+        self._row["prefill_row"][at] = life.prefill
+        self._row["decode_row"][at] = life.decode
+        self._float["predicted_ttft_s"][at] = choice.ttft_s
+        self._float["predicted_tbt_s"][at] = choice.tbt_s
+
+    def computed(self, life: Life) -> None:
+        """The prompt is computed."""
+        at = life.index
+        self._float["queue_s"][at] = life.queue_s
+        self._float["prefill_s"][at] = life.compute_s
+        self._float["fetch_s"][at] = life.fetch_s
+        self._int["cached_tokens"][at] = life.cached_tokens
+        self._int["fetched_tokens"][at] = life.fetched_tokens
+        self.totals.prompt_tokens += life.input_tokens
+        self.totals.hit_tokens += life.cached_tokens
+        self.totals.computed_tokens += life.input_tokens - life.cached_tokens
+        self.totals.prefill_s += life.compute_s * max(1, len(life.members))
+
+    def first_token(self, life: Life) -> None:
+        """The first token is there."""
+        self._float["ttft_s"][life.index] = life.ttft_s
+
+    def over(
+        self,
+        life: Life,
+        outcome: int,
+        now_s: float,
+        reason: str = "",
+        tbt_s: float = np.nan,
+        mean_s: float = np.nan,
+    ) -> None:
+        """The request ended; each does so exactly once."""
+        at = life.index
+        assert self.outcome[at] == UNDECIDED, f"request {at} ended twice"
+        self.outcome[at] = outcome
+        self.reason[at] = self._reasons.setdefault(reason, len(self._reasons))
+        self.attempts[at] = life.attempt + 1
+        self._float["end_s"][at] = now_s
+        self._float["tbt_s"][at] = tbt_s
+        self._float["tbt_mean_s"][at] = mean_s
+        if outcome in (REJECTED, REJECTED_AFTER_PREFILL):
+            self.rejected += 1
+        elif outcome != FAILED:
+            self.done += 1
+        if outcome == REJECTED_AFTER_PREFILL:
+            self.totals.wasted_prefill_s += life.compute_s
+
+    def sample(self, now_s: float, index: BlockIndex) -> None:
+        """Take a sample of every series."""
+        rows: dict[str, list[float]] = {name: [] for name in _SERIES_KINDS}
+        for node in self._nodes:
+            batch = node.batch
+            rows["prefill_load"].append(node.queued_s / self._ttft_slo_s)
+            rows["decode_load"].append(batch.tbt_now() / self._tbt_slo_s)
+            rows["queue_requests"].append(len(node.queue) + len(batch.waiting))
+            rows["running"].append(len(batch.running) + (node.computing is not None))
+            rows["role"].append(node.role if node.alive else -1)
+            rows["used_blocks"].append(len(node.dram) + (len(node.ssd) if node.ssd is not None else 0))
+        for name, row in rows.items():
+            self._samples[name].append(row)
+        self._at_s.append(now_s)
+        self._replicas.append([index.holders(block).bit_count() for block in self._watched])
+        totals = self.totals
+        self._counts.append((self.arrived, self.rejected, self.done, totals.hit_tokens, totals.prompt_tokens))
+
+    def result(self, cluster: str) -> Result:
+        """Return everything."""
+        nodes, trace, options = self._nodes, self._trace, self._options
+        instances = Instances(
+            names=[node.name for node in nodes],
+            role=[ROLE_NAMES.get(node.role, "none") for node in nodes],
+            busy_s=np.array(
+                [node.busy_s + (0.0 if node.role == PREFILL else node.batch.busy_s) for node in nodes]
+            ),
+            requests=np.array([node.prompts + node.answers for node in nodes], dtype=np.int64),
+            computed_tokens=np.array([node.computed_tokens for node in nodes], dtype=np.int64),
+            sequences_mean=np.array([_mean_sequences(node) for node in nodes]),
+        )
+        counts = np.array(self._counts, dtype=np.int64).reshape(-1, 5)
+        series = Series(
+            at_s=np.array(self._at_s),
+            **{name: _square(self._samples[name], len(nodes), kind) for name, kind in _SERIES_KINDS.items()},
+            replicas=np.array(self._replicas, dtype=np.int32).reshape(len(self._at_s), len(self._watched)),
+            arrived=counts[:, 0],
+            rejected=counts[:, 1],
+            done=counts[:, 2],
+            hit_tokens=counts[:, 3],
+            prompt_tokens=counts[:, 4],
+            watched=self._watched,
+            watched_rank=self._ranks,
+        )
+        return Result(
+            policy=options.policy,
+            cluster=cluster,
+            seed=options.seed,
+            ttft_slo_s=self._ttft_slo_s,
+            tbt_slo_s=self._tbt_slo_s,
+            arrival_s=trace.arrival_s,
+            input_tokens=trace.input_tokens,
+            output_tokens=trace.output_tokens,
+            outcome=self.outcome,
+            reason=self.reason,
+            reasons=list(self._reasons),
+            branch=self.branch,
+            attempts=self.attempts,
+            **self._float,
+            **self._int,
+            **self._row,
+            instances=instances,
+            series=series,
+            totals=self.totals,
+        )
+
+
+def _mean_sequences(node: Node) -> float:
+    """Sequences in the batch, averaged over its steps."""
+    return node.batch.tokens / node.batch.step if node.batch.step else 0.0
+
+
+def _square(rows: list[list[float]], columns: int, kind: type) -> NDArray[Any]:
+    """Samples as an array; instances that joined later were not there before."""
+    array: NDArray[Any] = np.zeros((len(rows), columns), dtype=kind)
+    for at, row in enumerate(rows):
+        array[at, : len(row)] = row
+    return array

@@ -1,0 +1,114 @@
+"""`simulate`: a trace, a cluster and a policy in; what would have happened out.
+
+The loop takes arrivals from the trace and events from the queue, whichever comes first. Everything that happens
+is in the parts: scheduling (decisions), prefilling, decoding, trouble.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from typing import TYPE_CHECKING
+
+from mooncache.errors import SimulationInvalid
+from mooncache.simulate.cluster import ClusterSpec
+from mooncache.simulate.decoding import Decoding
+from mooncache.simulate.life import REJECTED, Life
+from mooncache.simulate.options import Progress, SimOptions
+from mooncache.simulate.prefilling import Prefilling
+from mooncache.simulate.result import Result
+from mooncache.simulate.scheduling import Scheduler
+from mooncache.simulate.world import World
+
+if TYPE_CHECKING:
+    from mooncache.traces import Trace
+
+_PROGRESS_CALLS = 100
+
+
+def simulate(
+    trace: Trace, cluster: ClusterSpec, options: SimOptions | None = None, progress: Progress | None = None
+) -> Result:
+    """Run the trace on the cluster.
+
+    progress: called some hundred times with (requests that arrived, all requests, simulated seconds).
+    Raises CLUSTER_INVALID, PROFILE_INVALID, MODEL_TOO_LARGE or SIMULATION_INVALID before anything runs.
+    """
+    options = (options or SimOptions()).check()
+    cluster.check()
+    if len(trace) and trace.block_tokens != cluster.block_tokens:
+        raise SimulationInvalid(
+            f"the trace has blocks of {trace.block_tokens} tokens, the cluster of {cluster.block_tokens}: set the "
+            "cluster's block_tokens to the trace's"
+        )
+    if options.spread_tick_s:
+        trace = trace.spread(options.spread_tick_s)
+    began_s = time.perf_counter()
+    result = Simulation(trace, cluster, options).run(progress)
+    result.totals.wall_s = time.perf_counter() - began_s
+    return result
+
+
+class Simulation:
+    """One run. Use `simulate`."""
+
+    def __init__(self, trace: Trace, cluster: ClusterSpec, options: SimOptions) -> None:
+        self.world = World(trace, cluster, options)
+        self.scheduler = Scheduler(self.world)
+        self.prefilling = Prefilling(self.world, self.scheduler)
+        self.decoding = Decoding(self.world, self.scheduler, self.prefilling)
+        self._steps_less = 1 if cluster.first_token == "prefill" else 0  # noqa: S105
+        self._decisions = 0
+
+    def run(self, progress: Progress | None) -> Result:
+        """Play the whole trace and let what is under way end."""
+        world, queue = self.world, self.world.queue
+        arrivals = world.trace.arrival_s.tolist()
+        count = len(arrivals)
+        inputs, outputs = world.trace.input_tokens.tolist(), world.trace.output_tokens.tolist()
+        every = max(1, count // _PROGRESS_CALLS)
+        sample_s = world.options.sample_s
+        next_sample_s = arrivals[0] if count else 0.0
+        at = 0
+        while at < count or queue:
+            arrival_s = arrivals[at] if at < count else float("inf")
+            event_s = queue[0][0] if queue else float("inf")
+            now_s = arrival_s if arrival_s <= event_s else event_s
+            while now_s >= next_sample_s:
+                world.record.sample(next_sample_s, world.index)
+                next_sample_s += sample_s
+            world.now_s = now_s
+            if arrival_s <= event_s:
+                self.arrive(at, arrival_s, inputs[at], max(1, outputs[at]))
+                at += 1
+                if progress is not None and (at % every == 0 or at == count):
+                    progress(at, count, now_s)
+            else:
+                _, _, handler, arguments = heapq.heappop(queue)
+                world.events += 1
+                handler(*arguments)
+        world.record.sample(world.now_s, world.index)
+        world.record.totals.events = world.events
+        world.record.totals.decode_s = sum(node.batch.busy_s for node in world.nodes)
+        return world.record.result(world.cluster.name)
+
+    def arrive(self, at: int, now_s: float, input_tokens: int, output_tokens: int) -> None:
+        """A request comes in."""
+        world = self.world
+        life = Life(at, now_s, input_tokens, output_tokens - self._steps_less, world.trace.blocks(at))
+        world.lives[at] = life
+        world.record.arrived += 1
+        self.place(life)
+
+    def place(self, life: Life, exclude: frozenset[int] = frozenset()) -> None:
+        """Decide where the request goes, or refuse it."""
+        self._decisions += 1
+        life.decision = self._decisions
+        choice = self.scheduler.decide(life, exclude)
+        if not choice.admitted:
+            del self.world.lives[life.index]
+            self.world.record.over(life, REJECTED, self.world.now_s, choice.reason)
+            return
+        life.choice = choice
+        self.prefilling.enqueue(life)
+        self.world.record.decided(life)

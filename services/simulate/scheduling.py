@@ -1,0 +1,145 @@
+"""The conductor in the simulation: what it sees of a request, its decision, and the books it keeps.
+
+Idea: everything here is what a real conductor knows: its own book of assignments, the block index (fed without
+delay), the prompts in flight, and lengths learnt from answers that ended. What really happens is in the other
+files; the two meet only where the conductor is told of an event.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mooncache.conductor.core.fleet_book import Assignment
+from mooncache.conductor.core.policy import find
+from mooncache.conductor.core.policy.types import Awaited, Choice, Request, Source
+from mooncache.errors import SimulationInvalid
+from mooncache.simulate.index import rows_of
+from mooncache.simulate.life import COMPUTING, QUEUED, Life
+
+if TYPE_CHECKING:
+    from mooncache.simulate.world import World
+
+_AWAITED_MAX = 3
+_LENGTH_PRIOR_TOKENS, _LENGTH_PRIOR_WEIGHT = 256.0, 16.0
+_AFFINITY_DEPTHS = (1, 2, 4, 8, 16)
+
+
+class Scheduler:
+    """Makes requests of lives, asks the policy, and keeps the conductor's books."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        options = world.options
+        try:
+            self.policy = find(options.policy)
+        except ValueError as error:
+            raise SimulationInvalid(f"policy: {error}") from None
+        self._rules = options.rules
+        self._oracle = options.output_tokens == "oracle"
+        self._learns = options.output_tokens == "learned"
+        self._shares = world.cluster.pool == "global"
+        self._block_tokens = world.trace.block_tokens
+        self._answers, self._answer_tokens = _LENGTH_PRIOR_WEIGHT, _LENGTH_PRIOR_TOKENS * _LENGTH_PRIOR_WEIGHT
+        if options.output_tokens == "mean" and len(world.trace):
+            self._answers, self._answer_tokens = 1.0, float(world.trace.output_tokens.mean())
+        self.double_check = (
+            options.rules.admission not in ("none", "ours")
+            if options.double_check is None
+            else options.double_check
+        )
+
+    def expected_tokens(self, life: Life) -> float:
+        """Return how long the conductor expects the answer to be."""
+        return float(life.steps + 1) if self._oracle else self._answer_tokens / self._answers
+
+    def answered(self, tokens: int) -> None:
+        """Learn from an answer that ended."""
+        if self._learns:
+            self._answers += 1.0
+            self._answer_tokens += tokens
+
+    def decide(self, life: Life, exclude: frozenset[int] = frozenset()) -> Choice:
+        """Ask the policy; an admitted choice is counted in the conductor's book."""
+        world = self.world
+        counts, depth, mask = world.index.leading(life.blocks, len(world.nodes))
+        local = np.minimum(counts * self._block_tokens, life.input_tokens)
+        trace = world.trace
+        request = Request(
+            prompt_tokens=life.input_tokens,
+            cacheable_tokens=life.input_tokens,
+            local=local,
+            sources=self._sources(life, depth, mask) if self._shares and depth else (),
+            awaited=self._awaited(life, depth),
+            output_tokens=self.expected_tokens(life),
+            ttft_slo_s=world.ttft_slo_s,
+            tbt_slo_s=world.tbt_slo_s,
+            exclude=exclude,
+            priority=0 if trace.priority is None else int(trace.priority[life.index]),
+            number=life.decision,
+            affinity=tuple(life.blocks[at - 1] for at in _AFFINITY_DEPTHS if at <= len(life.blocks)),
+        )
+        fleet = world.book.view(world.now_s)
+        choice = self.policy.choose(request, fleet, self._rules, world.rng)
+        world.record.totals.decisions += 1
+        if world.options.on_decision is not None:
+            world.options.on_decision(life.index, request, fleet, choice, world.now_s)
+        if choice.admitted:
+            world.book.assign(Assignment(life.index, choice, request), world.now_s)
+        return choice
+
+    def _sources(self, life: Life, depth: int, mask: int) -> tuple[Source, ...]:
+        """Return the holders of the longest prefix from which one more reader would get most."""
+        world = self.world
+        tokens = min(depth * self._block_tokens, life.input_tokens)
+        rows = rows_of(mask)
+        offers = world.network.offers()
+        kv_bytes = world.cluster.profile.kv_bytes_per_token
+        count = world.options.sources_max
+        if len(rows) > count:
+            nodes = np.array(rows)
+            rates = offers[3 * nodes + 1]
+            rows = nodes[np.argsort(-rates, kind="stable")[:count]].tolist()
+        return tuple(Source(row, tokens, float(offers[3 * row + 1]) / kv_bytes) for row in rows)
+
+    def _awaited(self, life: Life, depth: int) -> tuple[Awaited, ...]:
+        """Return what others are computing right behind the longest prefix that anybody holds."""
+        world, blocks = self.world, life.blocks
+        found: list[Awaited] = []
+        other: Life | None = None
+        for at in range(depth, len(blocks)):
+            maker = world.inflight.get(blocks[at])
+            if maker is None or maker.state not in (QUEUED, COMPUTING) or maker is life:
+                break
+            if maker is not other and other is not None:
+                found.append(self._await(other, at, life))
+            other = maker
+        else:
+            at = len(blocks)
+        if other is not None:
+            found.append(self._await(other, at, life))
+        return tuple(found[:_AWAITED_MAX])
+
+    def _await(self, maker: Life, depth: int, life: Life) -> Awaited:
+        tokens = min(depth * self._block_tokens, life.input_tokens)
+        ready_in_s = max(maker.expected_s - self.world.now_s, 0.01)
+        return Awaited(tokens, ready_in_s, maker.prefill, str(maker.index), self._shares)
+
+    # what the conductor is told
+
+    def started(self, life: Life) -> None:
+        """Its prompt is being computed."""
+        self.world.book.started(life.index, self.world.now_s)
+
+    def computed(self, life: Life) -> None:
+        """Its prompt is computed."""
+        self.world.book.computed(life.index, self.world.now_s)
+
+    def joined(self, life: Life) -> None:
+        """It generates."""
+        self.world.book.first_token(life.index, self.world.now_s)
+
+    def ended(self, life: Life) -> None:
+        """It is over, one way or another."""
+        self.world.book.ended(life.index, self.world.now_s)
