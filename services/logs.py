@@ -97,6 +97,8 @@ class Event(enum.StrEnum):
     CONDUCTOR_FOUND = "conductor.found"  # the conductor answers again
     LEG_FAILED = "leg.failed"  # one leg of a request failed; `again` says whether another is tried
     KEYS_RELOADED = "keys.reloaded"  # the file of API keys was read again
+    CAPTURE_STARTED = "capture.started"  # the gateway writes a trace of its requests into a new file
+    CAPTURE_FAILED = "capture.failed"  # requests are missing in the captured trace; `dropped` counts by reason
     CONNECTOR_DEFECT = "connector.defect"  # an error inside of the connector; the engine goes on without it
 
 

@@ -97,6 +97,7 @@ def build() -> App:
     bench.command("mooncache.bench.serving.command:serving", name="serving")
     bench.command("mooncache.bench.gateway.command:gateway", name="gateway")
     app.command(bench)
+    app.command("mooncache.cli.reproduce:reproduce", name="reproduce", group=TOOLS)
     return app
 
 

@@ -94,6 +94,20 @@ class GatewaySection(Section):
     """Origins that browsers may call from; "*" for all, empty for none."""
     public_prefix_enabled: bool = False
     """Let requests share the cache of leading messages that they declare public across tenants."""
+    capture_file: OptionalPath = None
+    """Write a trace of all requests here (lengths, times, anonymous block ids; no text); empty captures nothing."""
+    capture_block_tokens: int = Field(default=512, ge=1, le=1 << 20)
+    """Tokens of a block in the captured trace; a multiple of the engines' own blocks tells what they can share."""
+    capture_file_bytes_max: SizeBytes = Field(default=256 << 20, ge=1024)
+    """Size at which a captured file is closed, renamed to FILE.1, and a new one begun."""
+    capture_file_count: int = Field(default=4, ge=1, le=1000)
+    """Captured files that are kept, the one being written included."""
+    capture_queue_max: int = Field(default=50_000, ge=1, le=10_000_000)
+    """Requests that may wait for their row; more are not captured and that is counted."""
+    capture_salt_file: OptionalPath = None
+    """File (mode 0600, made when absent) with a salt that makes ids equal in all captured files; empty: in one only."""
+    capture_names: bool = False
+    """Also capture anonymous numbers of tenants and sessions."""
     drain_timeout_s: DurationS = Field(default=30.0, ge=0, le=3600)
     """Time that streams under way get to finish when the process is asked to end."""
 

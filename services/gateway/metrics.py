@@ -53,5 +53,9 @@ class GatewayMetrics:
         self.updates_dropped = metrics.counter(
             "updates_dropped", "Reports to the conductor that were given up."
         )
+        self.capture_rows = metrics.counter("capture_rows", "Requests written to the captured trace.")
+        self.capture_dropped = metrics.counter(
+            "capture_dropped", "Requests that are not in the captured trace.", ("reason",)
+        )
         self.requests_open = metrics.gauge("requests_open", "Requests under way.")
         self.streams_open = metrics.gauge("streams_open", "Streams under way.")

@@ -24,6 +24,7 @@ from mooncache.gateway.app import build_app
 from mooncache.gateway.background import reload_keys, watch_instances
 from mooncache.gateway.core.rate_limit import Limits
 from mooncache.gateway.metrics import GatewayMetrics
+from mooncache.gateway.shell.capture import Capture
 from mooncache.gateway.shell.conductor import UPDATE_LANES, Conductor
 from mooncache.gateway.shell.engines import Engines
 from mooncache.gateway.shell.http_protocol import GuardedProtocol
@@ -119,6 +120,8 @@ class GatewayService(Service):
             ),
         )
         state = self._state
+        if gateway.capture_file is not None:
+            state.capture = Capture(gateway, stats)
         state.idle.set()
         stats.requests_open.set_function(lambda: state.active_count)
         await self._listen(state)
@@ -196,6 +199,8 @@ class GatewayService(Service):
             await self._state.engines.close()
             await self._state.conductor.close()
             self._state.readers.close()
+            if self._state.capture is not None:
+                await asyncio.to_thread(self._state.capture.close)
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -16,6 +16,7 @@ from mooncache.gateway.shell.keyring import Keyring
 from mooncache.metrics import Metrics
 
 if TYPE_CHECKING:
+    from mooncache.gateway.shell.capture import Capture
     from mooncache.gateway.shell.conductor import Conductor
     from mooncache.gateway.shell.engines import Engines
     from mooncache.gateway.shell.readers import Readers
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class GatewayState:
-    """`active_count` requests under way; `idle` is set while there are none."""
+    """`active_count` requests under way; `idle` is set while there are none.
+
+    `capture` is None while no trace is captured.
+    """
 
     config: Config
     clock: Clock
@@ -34,6 +38,7 @@ class GatewayState:
     conductor: Conductor
     engines: Engines
     readers: Readers
+    capture: Capture | None = None
     fleet: Fleet = field(default_factory=Fleet)
     limiter: RateLimiter = field(default_factory=RateLimiter)
     draining: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mooncache.auth import cache_salt
 from mooncache.errors import ConductorUnavailable, NoInstances
 from mooncache.gateway.core import body, faults, plan
+from mooncache.gateway.core.capture import Prompt
 from mooncache.gateway.shell.drive import Drive
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.state import GatewayState
@@ -34,4 +35,16 @@ async def infer(state: GatewayState, exchange: Exchange, *, chat: bool) -> None:
         )
         if refusal is not None:
             raise refusal
-    await Drive(state, exchange, inquiry, known, salt=salt, body_bytes=len(data)).run()
+    drive = Drive(state, exchange, inquiry, known, salt=salt, body_bytes=len(data))
+    if state.capture is None:
+        await drive.run()
+        return
+    prompts = () if known is None else [Prompt(each, salt, known.public_tokens) for each in known.prompts]
+    ticket = state.capture.begin(
+        prompts, tenant=caller.tenant, session=inquiry.session, now_s=exchange.started_s
+    )
+    try:
+        await drive.run()
+    finally:
+        if ticket is not None:
+            state.capture.end(ticket, exchange.notes.get("output_tokens", 0))
