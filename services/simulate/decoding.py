@@ -59,8 +59,8 @@ class Decoding:
 
     def wake(self, node: Node) -> None:
         """Somebody came: look at the batch at the end of the step that runs."""
-        if node.chunk_from < 0 or not node.alive:
-            return
+        if node.chunk_from or not node.alive:
+            return  # the end of the chunk, or of the prompt, looks at the batch
         batch = node.batch
         at_s = max(batch.boundary_s(self.world.now_s), self.world.now_s)
         if at_s < node.batch_event_s:

@@ -18,6 +18,7 @@ from mooncache.simulate.options import Progress, SimOptions
 from mooncache.simulate.prefilling import Prefilling
 from mooncache.simulate.result import Result
 from mooncache.simulate.scheduling import Scheduler
+from mooncache.simulate.trouble import Trouble
 from mooncache.simulate.world import World
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Simulation:
         self.scheduler = Scheduler(self.world)
         self.prefilling = Prefilling(self.world, self.scheduler)
         self.decoding = Decoding(self.world, self.scheduler, self.prefilling)
+        self.trouble = Trouble(self.world, self.scheduler, self.prefilling, self.place)
         self._steps_less = 1 if cluster.first_token == "prefill" else 0  # noqa: S105
         self._decisions = 0
 

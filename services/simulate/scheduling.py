@@ -7,13 +7,14 @@ files; the two meet only where the conductor is told of an event.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mooncache.conductor.core.fleet_book import Assignment
 from mooncache.conductor.core.policy import find
-from mooncache.conductor.core.policy.types import Awaited, Choice, Request, Source
+from mooncache.conductor.core.policy.types import Awaited, Choice, Floats, Request, Source
 from mooncache.errors import SimulationInvalid
 from mooncache.simulate.index import rows_of
 from mooncache.simulate.life import COMPUTING, QUEUED, Life
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _AWAITED_MAX = 3
 _LENGTH_PRIOR_TOKENS, _LENGTH_PRIOR_WEIGHT = 256.0, 16.0
-_AFFINITY_DEPTHS = (1, 2, 4, 8, 16)
+_AFFINITY_DEPTHS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Scheduler:
@@ -86,8 +87,15 @@ class Scheduler:
         if world.options.on_decision is not None:
             world.options.on_decision(life.index, request, fleet, choice, world.now_s)
         if choice.admitted:
-            world.book.assign(Assignment(life.index, choice, request), world.now_s)
+            world.book.assign(Assignment(life.index, choice, request, self._survival(choice)), world.now_s)
         return choice
+
+    def _survival(self, choice: Choice) -> Callable[[Floats], Floats] | None:
+        """Return the share of answers longer than so many tokens; the paper's prediction lets all last equally."""
+        if self._rules.admission != "predicted":
+            return None
+        steps = self._rules.decode_stay_s / max(choice.tbt_s, 1e-4)
+        return lambda tokens: (tokens < steps).astype(np.float64)
 
     def _sources(self, life: Life, depth: int, mask: int) -> tuple[Source, ...]:
         """Return the holders of the longest prefix from which one more reader would get most."""

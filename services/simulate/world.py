@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,6 +67,7 @@ class World:
         kv = profile.kv_bytes_per_token
         node = Node(len(self.nodes), name, group, profile, pipeline, self.network)
         capacity = node.batch.capacity_tokens
+        early = self.cluster.first_token == "prefill"  # noqa: S105  (the hand-over is then behind the first token)
         row = self.book.add(
             name,
             Shape(
@@ -74,10 +76,10 @@ class World:
                 transfer=TransferCost(group.fetch_latency_s, self.network.offer(node.nic_in) / kv),
                 decode=profile.decode,
                 sequences_max=group.sequences_max,
-                kv_capacity_tokens=int(capacity) if capacity != float("inf") else 0,
+                kv_capacity_tokens=int(capacity) if capacity != inf else 0,
                 pipeline=pipeline,
                 send_tokens_per_s=self.network.offer(node.nic_out) / kv,
-                handover=TransferCost(0.0, profile.load_bytes_per_s / kv),
+                handover=TransferCost(0.0, inf if early else profile.load_bytes_per_s / kv),
                 tail=False,
             ),
         )
@@ -106,7 +108,7 @@ class World:
         size: float,
         done: Callable[[Flow, float], None],
         owner: Any,
-        ceiling: float = float("inf"),
+        ceiling: float = inf,
     ) -> Flow:
         """Begin a transfer; `done` is called when its last byte is there."""
         flow = self.network.start(links, size, self.now_s, ceiling, owner)
