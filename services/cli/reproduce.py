@@ -1,0 +1,97 @@
+"""The command `mooncache reproduce`: published figures measured again, ours beside the paper's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from mooncache.cli.output import EXIT_MISS, EXIT_OK, console, error_console, print_table
+
+if TYPE_CHECKING:
+    from mooncache.reproduce.lab import Progress
+
+
+def reproduce(
+    *scenarios: Annotated[str, Parameter(help="Names as `--list` shows them; none: all.")],
+    trace: Annotated[
+        Path | None, Parameter(help="The conversation trace, JSONL. Without it: generated.")
+    ] = None,
+    trace_toolagent: Annotated[
+        Path | None, Parameter(help="The tool and agent trace. Without: generated.")
+    ] = None,
+    trace_synthetic: Annotated[
+        Path | None, Parameter(help="The synthetic trace. Without: generated.")
+    ] = None,
+    json: Annotated[bool, Parameter(negative=(), help="Rows as one JSON document, nothing else.")] = False,
+    markdown: Annotated[Path | None, Parameter(help="Also write the tables to this file.")] = None,
+    quick: Annotated[bool, Parameter(negative=(), help="Only the beginning of each trace.")] = False,
+    jobs: Annotated[int, Parameter(help="Processes for independent simulations; 0: one for each core.")] = 0,
+    list_: Annotated[
+        bool, Parameter(name="--list", negative=(), help="Name the scenarios and leave.")
+    ] = False,
+) -> int:
+    """Measure the published figures and tables of Mooncake again, with this project's policies and simulator.
+
+    Each scenario prints ours | paper | ratio, and a bar where one was promised. The public traces are not part of
+    this project: give their paths, or take the generated stand-ins (rows made on these carry a star). Exit code 1
+    when a bar was missed.
+
+    For example:
+
+        mooncache reproduce table1 break-even --trace conversation_trace.jsonl
+    """
+    from mooncache.reproduce import registry
+    from mooncache.reproduce.lab import Lab
+    from mooncache.reproduce.workloads import Sources
+
+    chosen = registry.choose(scenarios)
+    if list_:
+        columns = ("name", "what", "from", "takes")
+        print_table("scenarios", columns, [(one.name, one.title, one.source, one.work) for one in chosen])
+        return EXIT_OK
+    sources = Sources(trace, trace_toolagent, trace_synthetic, quick)
+    for name in ("conversation", "toolagent", "synthetic"):
+        if sources.path(name) is None and not json:
+            error_console.print(f"[dim]no {name} trace: a generated stand-in is used (rows with a star)[/]")
+    with _progress() as tell, Lab(sources, jobs or os.cpu_count() or 1, tell) as lab:
+        sheets = []
+        for number, scenario in enumerate(chosen, start=1):
+            tell(f"{scenario.name} ({number} of {len(chosen)})", 0, 0)
+            sheet = registry.run_one(lab, scenario)
+            sheets.append(sheet)
+            if not json:
+                sheet.print(console)
+    told = registry.report(lab, sheets)
+    if markdown is not None:
+        markdown.write_text("\n".join(sheet.to_markdown() for sheet in sheets), encoding="utf-8")
+    if json:
+        sys.stdout.write(told.to_json() + "\n")
+    missed = [row.name for row in told.rows if row.met is False]
+    if missed and not json:
+        error_console.print(f"[red]{len(missed)} bars missed[/]: {'; '.join(missed)}", soft_wrap=True)
+    return EXIT_MISS if missed else EXIT_OK
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A line on the terminal's error stream that says what is simulated; silence where nobody looks."""
+    if not error_console.is_terminal:
+        yield lambda _what, _done, _total: None
+        return
+    scenario = ""
+    with error_console.status("starting") as status:
+
+        def tell(what: str, done: int, total: int) -> None:
+            nonlocal scenario
+            if total == 0:
+                scenario = what
+            count = f": {what} {done}/{total}" if total else ""
+            status.update(f"{scenario}{count}")
+
+        yield tell

@@ -1,0 +1,69 @@
+"""The scenarios by name, in the order in which they are run, and the running of them."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mooncache.bench.rows import Report, describe_machine, describe_versions
+from mooncache.errors import ScenarioUnknown
+from mooncache.reproduce.finding import Sheet
+from mooncache.reproduce.lab import Lab
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One figure or table. `run` fills the sheet; `work` says what it costs: "at once", "seconds", "minutes"."""
+
+    name: str
+    title: str
+    source: str
+    run: Callable[[Lab, Sheet], None]
+    work: str = "seconds"
+
+
+def scenarios() -> dict[str, Scenario]:
+    """All scenarios. Imported here, so that listing them costs nothing elsewhere."""
+    from mooncache.reproduce.scenarios import ALL
+
+    return {scenario.name: scenario for scenario in ALL}
+
+
+def choose(names: Sequence[str]) -> list[Scenario]:
+    """The named scenarios in the order of the registry; all of them for no name.
+
+    Raises: ScenarioUnknown, with the nearest name.
+    """
+    known = scenarios()
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
+            advice = f"did you mean {near[0]}? " if near else ""
+            raise ScenarioUnknown(f"There is no scenario {name!r}; {advice}known: {', '.join(known)}.")
+    return [scenario for scenario in known.values() if not names or scenario.name in names]
+
+
+def run_one(lab: Lab, scenario: Scenario) -> Sheet:
+    """Run one scenario and return its filled sheet."""
+    sheet = Sheet(scenario.name, scenario.title, scenario.source)
+    begin_s = time.perf_counter()
+    scenario.run(lab, sheet)
+    sheet.wall_s = time.perf_counter() - begin_s
+    return sheet
+
+
+def report(lab: Lab, sheets: Sequence[Sheet]) -> Report:
+    """All rows with machine, versions, and where the requests came from."""
+    sources = lab.sources
+    told = Report("reproduce", machine=describe_machine(), versions=describe_versions(("mooncache", "numpy")))
+    for name in ("conversation", "toolagent", "synthetic"):
+        path = sources.path(name)
+        told.notes.append(f"{name}: {'generated stand-in' if path is None else path.name}")
+    if sources.quick:
+        told.notes.append("quick: only the beginning of each trace; the paper's numbers are of whole traces")
+    for sheet in sheets:
+        told.add(*sheet.rows())
+        told.notes += [f"{sheet.name}: {note}" for note in sheet.notes]
+    return told

@@ -1,0 +1,28 @@
+"""One file for each figure or table, or for a few that share their simulations; ALL is the order of a whole run."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mooncache.reproduce.registry import Scenario
+from mooncache.reproduce.scenarios import (
+    calibration,
+    comparison,
+    coupled,
+    hit_ratio,
+    overload,
+    pool,
+    scheduling,
+    trace_statistics,
+)
+
+ALL: Final[tuple[Scenario, ...]] = (
+    *trace_statistics.SCENARIOS,
+    *hit_ratio.SCENARIOS,
+    *calibration.SCENARIOS,
+    *coupled.SCENARIOS,
+    *scheduling.SCENARIOS,
+    *pool.SCENARIOS,
+    *overload.SCENARIOS,
+    *comparison.SCENARIOS,
+)
