@@ -1,0 +1,64 @@
+"""The block index against sets, one per row."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncache.simulate.index import BlockIndex, rows_of
+
+
+def naive(held: list[set[int]], chain: list[int]) -> list[int]:
+    counts = []
+    for blocks in held:
+        depth = 0
+        while depth < len(chain) and chain[depth] in blocks:
+            depth += 1
+        counts.append(depth)
+    return counts
+
+
+CHANGES = st.lists(st.tuples(st.integers(0, 69), st.integers(0, 11), st.booleans()), max_size=400)
+
+
+@settings(max_examples=100, deadline=None)
+@given(CHANGES, st.integers(0, 12))
+def test_leading_runs_equal_sets(changes: list[tuple[int, int, bool]], length: int) -> None:
+    index = BlockIndex()
+    held: list[set[int]] = [set() for _ in range(70)]
+    for row, block, add in changes:
+        if add:
+            index.add(block, row)
+            held[row].add(block)
+        else:
+            index.remove(block, row)
+            held[row].discard(block)
+    chain = list(range(length))
+    counts, depth, mask = index.leading(chain, 70)
+    expected = naive(held, chain)
+    assert counts.tolist() == expected
+    assert depth == max(expected)
+    if depth:
+        assert rows_of(mask) == [row for row, count in enumerate(expected) if count == depth]
+    for row in (0, 3, 69):
+        assert index.leading_on(chain, row, 0) == expected[row]
+        assert index.leading_on(chain, row, expected[row]) == expected[row]
+    assert len(index) == len(set().union(*held))
+
+
+@given(st.integers(0, 1 << 1100))
+def test_rows_of_a_mask(mask: int) -> None:
+    assert rows_of(mask) == [row for row in range(mask.bit_length()) if mask >> row & 1]
+
+
+def test_a_row_that_is_gone_holds_nothing() -> None:
+    index = BlockIndex()
+    for block in range(20):
+        index.add(block, block % 2)
+        index.add(block, 2)
+    assert index.forget_row(2) == 20
+    assert index.forget_row(0) == 10
+    assert [index.holders(block) for block in (0, 1)] == [0, 2]
+    assert len(index) == 10
+    assert np.array_equal(index.leading([1, 3], 3)[0], [0, 2, 0])
