@@ -186,4 +186,5 @@ def of_profile(profile: profiles.ModelProfile) -> Measured:
         gpu_memory_gb_per_s=profile.gpu_memory_bytes_per_s / 1e9,
         gpu_tflops=profile.gpu_tflops,
         host_gb_per_s=profile.host_to_device_bytes_per_s / 1e9,
+        load_bytes_per_s=profile.load_bytes_per_s,
     )

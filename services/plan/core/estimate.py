@@ -148,7 +148,7 @@ class Estimator:
 
     def __init__(self, demand: Demand, slo: Slo, block_bytes: float) -> None:
         self.demand, self.slo = demand, slo
-        self._block_bytes = block_bytes
+        self.block_bytes = block_bytes
         self._cached: dict[int, Floats] = {}
         self._computing: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
         self._waits: dict[tuple[object, ...], Floats] = {}
@@ -169,8 +169,8 @@ class Estimator:
 
     def levels(self, layout: Layout) -> tuple[int, int]:
         """(memory, memory and disks) of the pool as levels."""
-        memory = layout.nodes * math.floor(layout.dram.gb * GB / self._block_bytes)
-        disks = layout.nodes * math.floor(layout.ssd.gb * GB / self._block_bytes)
+        memory = layout.nodes * math.floor(layout.dram.gb * GB / self.block_bytes)
+        disks = layout.nodes * math.floor(layout.ssd.gb * GB / self.block_bytes)
         return min(self._level(memory), self._top), min(self._level(memory + disks), self._top)
 
     @property
@@ -222,7 +222,7 @@ class Estimator:
         memory, total = self.levels(layout)
         key = (
             layout.prefill.name, layout.prefill_nodes, layout.stages, layout.nic, layout.ssd.read_gb_per_s,
-            memory, total, layout.nodes if layout.ssd.gb else 0,
+            memory, total, layout.nodes if layout.ssd.gb else 0, layout.decode.name,
         )  # fmt: skip
         if key not in self._prefills:
             self._prefills[key] = self._first_tokens(layout, memory, total)
@@ -253,7 +253,8 @@ class Estimator:
             network, cached, on_disk, demand.input_tokens, demand.span_s, layout.prefill_nodes, layout.nodes
         )
         fetches = prefilling.fetches_s(network, cached, on_disk, nic, disks)
-        ttft = np.maximum(waits, fetches) + through
+        joining = prefilling.joining_s(network, layout.decode, demand.input_tokens, through, nic)
+        ttft = np.maximum(waits, fetches) + through + joining
         computing = float(busy.sum()) / (demand.span_s * layout.prefill_instances)
         return prefilling.FirstTokens(ttft, cached, computing, nic, disks)
 

@@ -39,6 +39,8 @@ class Measured:
     gpu_memory_gb_per_s: float
     gpu_tflops: float
     host_gb_per_s: float
+    load_bytes_per_s: float
+    """Host memory to GPUs when a sequence joins a batch."""
 
     def describes(self, node: GpuNode, gpus: int) -> bool:
         """Whether an instance of `gpus` GPUs of this type is what was measured."""
@@ -59,6 +61,7 @@ class Engine:
     step_per_token_s: float
     kv_capacity_tokens: float
     kv_bytes_per_token: float
+    load_bytes_per_s: float
     measured: bool
 
     @property
@@ -124,6 +127,7 @@ def engine(measured: Measured, node: GpuNode, gpus: int, memory_share: float) ->
         step_per_token_s=measured.step_per_token_s * reading,
         kv_capacity_tokens=room_gb * GB / measured.kv_bytes_per_token,
         kv_bytes_per_token=measured.kv_bytes_per_token,
+        load_bytes_per_s=measured.load_bytes_per_s / loading,
         measured=measured.describes(node, gpus),
     )
 

@@ -81,6 +81,17 @@ def fetches_s(network: Network, cached: Floats, on_disk: Floats, nic_load: float
     return np.maximum(over_network, from_disk)
 
 
+def joining_s(network: Network, decode: Engine, tokens: Floats, compute_s: Floats, nic_load: float) -> Floats:
+    """Seconds from the computed prompt to the first token, which the decode instance sends.
+
+    KV is handed over layer by layer while the prompt is computed, so only what takes longer than that is left; then
+    it is loaded onto the GPUs and one step is made.
+    """
+    size = tokens * network.kv_bytes_per_token
+    handover = size / (network.nic_bytes_per_s * max(1 - nic_load, 1e-3))
+    return np.maximum(handover - compute_s, 0.0) + size / decode.load_bytes_per_s + decode.step_base_s
+
+
 def compute_s(engine: Engine, tokens: Floats, cached: Floats, stages: int) -> tuple[Floats, Floats]:
     """(seconds an instance is busy, seconds until the first token) of every prompt.
 

@@ -1,0 +1,262 @@
+"""The command `mooncache plan`: the cheapest cluster that serves a workload within its SLOs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from mooncache.cli.common import AsJson
+from mooncache.cli.output import (
+    EXIT_OK,
+    EXIT_USAGE,
+    console,
+    error_console,
+    print_json,
+    print_table,
+    report_error,
+)
+from mooncache.errors import InvalidArgument, PlanInvalid
+
+if TYPE_CHECKING:
+    from mooncache.plan.answer import Answer
+    from mooncache.traces import Trace
+
+WORKLOAD = Group("Workload", sort_key=11)
+PROMISES = Group("Promises", sort_key=12)
+HARDWARE = Group("Hardware and search", sort_key=13)
+RESULTS = Group("Results", sort_key=14)
+
+
+def _duration_s(text: str | None, option: str) -> float | None:
+    if text is None:
+        return None
+    from mooncache.config import parse_duration_s
+
+    try:
+        value = parse_duration_s(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{option}: {error}.") from None
+    if value <= 0:
+        raise InvalidArgument(f"{option}: {text} has to be above 0.")
+    return value
+
+
+TracePath = Annotated[
+    Path | None, Parameter(group=WORKLOAD, help="Requests to plan for (JSONL, Mooncake's format).")
+]
+Rate = Annotated[float | None, Parameter(group=WORKLOAD, help="Without a trace: requests per second.")]
+Tokens = Annotated[float | None, Parameter(group=WORKLOAD, help="Without a trace: mean length, tokens.")]
+Reuse = Annotated[
+    float | None, Parameter(group=WORKLOAD, help="Without a trace: share of prompt tokens seen before.")
+]
+Speed = Annotated[float | None, Parameter(group=WORKLOAD, help="Let the trace arrive so many times as fast.")]
+Ttft = Annotated[
+    str | None, Parameter(group=PROMISES, help='Time to the first token, for example "10s"; default 30s.')
+]
+Tbt = Annotated[
+    str | None, Parameter(group=PROMISES, help='Time between tokens, for example "50ms"; default 100ms.')
+]
+Share = Annotated[
+    float | None, Parameter(group=PROMISES, help="Share of requests within both; default 0.95.")
+]
+SpecPath = Annotated[
+    Path | None,
+    Parameter(group=HARDWARE, help="TOML file: machines, memory, disks, networks and their prices."),
+]
+Profile = Annotated[
+    str | None, Parameter(group=HARDWARE, help="Model profile: a built-in name or a TOML file.")
+]
+Budget = Annotated[float | None, Parameter(group=HARDWARE, help="Most that an hour may cost.")]
+Finalists = Annotated[
+    int,
+    Parameter(group=HARDWARE, help="Plans that the simulator has to confirm; 0: statistical model alone."),
+]
+Seeds = Annotated[int, Parameter(group=HARDWARE, help="Simulations of the best plan with different seeds.")]
+SimulateRequests = Annotated[
+    int, Parameter(group=HARDWARE, help="Requests that finalists are simulated on: the busiest stretch.")
+]
+HtmlPath = Annotated[Path | None, Parameter(name="--html", group=RESULTS, help="Write a page with plots.")]
+OutDir = Annotated[
+    Path | None,
+    Parameter(group=RESULTS, help="Folder for mooncache.toml (services) and cluster.toml (simulate)."),
+]
+Example = Annotated[
+    bool, Parameter(negative=(), group=RESULTS, help="Print a sample file for --spec and leave.")
+]
+
+
+def plan(
+    *,
+    trace: TracePath = None,
+    rate: Rate = None,
+    input_tokens: Tokens = None,
+    output_tokens: Tokens = None,
+    reuse: Reuse = None,
+    speed: Speed = None,
+    ttft: Ttft = None,
+    tbt: Tbt = None,
+    attainment: Share = None,
+    spec: SpecPath = None,
+    profile: Profile = None,
+    budget: Budget = None,
+    finalists: Finalists = 3,
+    seeds: Seeds = 3,
+    simulate_requests: SimulateRequests = 20_000,
+    html: HtmlPath = None,
+    out: OutDir = None,
+    example: Example = False,
+    json: AsJson = False,
+) -> int:
+    """Find the cheapest cluster for a workload: machines for prefill and decode, pool, network, pipelines.
+
+    A statistical model searches all combinations, the simulator (with the conductor's own policies) confirms the
+    finalists. Without --spec made-up example prices are used; `--example` prints them as a file to start from.
+
+    For example:
+
+        mooncache plan --trace trace.jsonl --spec hardware.toml --ttft 10s --tbt 50ms --html plan.html --out plan/
+
+        mooncache plan --rate 5 --input-tokens 8000 --output-tokens 300 --reuse 0.4
+    """
+    if example:
+        from mooncache.plan.example import toml
+
+        print(toml(), end="")
+        return EXIT_OK
+    overrides = {
+        "slo.ttft_s": _duration_s(ttft, "--ttft"),
+        "slo.tbt_s": _duration_s(tbt, "--tbt"),
+        "slo.attainment": attainment,
+        "model.profile": profile,
+        "search.price_per_hour_max": budget,
+        "workload.rate_per_s": rate,
+        "workload.input_tokens_mean": input_tokens,
+        "workload.output_tokens_mean": output_tokens,
+        "workload.reuse": reuse,
+        "speed": speed,
+    }
+    try:
+        return _plan(trace, spec, overrides, (finalists, seeds, simulate_requests), (html, out), as_json=json)
+    except PlanInvalid as error:
+        report_error(error, as_json=json)
+        return EXIT_USAGE
+
+
+def _plan(
+    trace_path: Path | None,
+    spec_path: Path | None,
+    overrides: dict[str, Any],
+    effort: tuple[int, int, int],
+    results: tuple[Path | None, Path | None],
+    *,
+    as_json: bool,
+) -> int:
+    from mooncache.plan import loading
+    from mooncache.plan.answer import document_of
+    from mooncache.plan.run import Effort, Planner
+
+    question = loading.read(spec_path, overrides)
+    finalists, seeds, requests = effort
+    if finalists < 0 or seeds < 1 or requests < 100:
+        raise InvalidArgument(
+            "--finalists is at least 0, --seeds at least 1 and --simulate-requests at least 100."
+        )
+    requested, source = _workload(trace_path, question.spec.workload)
+    with _progress(quiet=as_json) as tell:
+        planner = Planner(requested, question, source, tell)
+        answer = planner.answer(Effort(finalists=finalists, seeds=seeds, requests_max=requests))
+    written = _write(answer, planner.bases, requested.block_tokens, *results)
+    if as_json:
+        print_json({**document_of(answer), "files": [str(path) for path in written]})
+    else:
+        show(answer)
+        for path in written:
+            console.print(f"wrote {path}", markup=False, soft_wrap=True)
+    return EXIT_OK
+
+
+def _workload(path: Path | None, workload: Any) -> tuple[Trace, str]:
+    from mooncache.plan.workload import made
+    from mooncache.traces import read
+
+    if path is not None and workload is not None:
+        raise PlanInvalid(
+            "A trace and a [workload] (or --rate, --input-tokens, ...) contradict each other: give one."
+        )
+    if path is not None:
+        return read(path), path.name
+    if workload is None:
+        raise PlanInvalid(
+            "Nothing to plan for: give --trace FILE, or --rate with --input-tokens and --output-tokens."
+        )
+    return made(workload), "a made workload"
+
+
+def _write(
+    answer: Answer, bases: dict[str, Any], block_tokens: int, html: Path | None, out: Path | None
+) -> list[Path]:
+    from mooncache.plan import files
+
+    written = []
+    config = files.config_toml(answer)
+    try:
+        if out is not None:
+            from mooncache.simulate.description import to_toml
+
+            out.mkdir(parents=True, exist_ok=True)
+            cluster = files.cluster(answer, bases, block_tokens)
+            for name, text in ((files.CONFIG_NAME, config), (files.CLUSTER_NAME, to_toml(cluster))):
+                (out / name).write_text(text, encoding="utf-8")
+                written.append(out / name)
+        if html is not None:
+            from mooncache.plan.page import page
+
+            html.write_text(page(answer, config), encoding="utf-8")
+            written.append(html)
+    except OSError as error:
+        raise InvalidArgument(f"{error.filename} cannot be written: {error.strerror}.") from None
+    return written
+
+
+def show(answer: Answer) -> None:
+    """The answer for people."""
+    from mooncache.plan import words
+    from mooncache.plan.files import up_command
+
+    console.print(words.asked(answer), markup=False, soft_wrap=True)
+    for note in answer.notes:
+        console.print(note, style="yellow", markup=False, soft_wrap=True)
+    rows = [words.finalist_row(finalist, mark) for mark, finalist in words.ordered(answer)]
+    print_table("\nfinalists", words.FINALIST_COLUMNS, rows)
+    prices = [words.price_row(answer.best, "best")]
+    print_table("\nprices of the best plan", words.PRICE_COLUMNS, prices)
+    pareto = [words.pareto_row(finalist) for finalist in answer.frontier]
+    print_table("\nnothing is both cheaper and better (statistical model)", words.PARETO_COLUMNS, pareto)
+    if answer.certainty is None:
+        console.print("\nnot simulated: the statistical model alone", style="yellow")
+    else:
+        style = {"high": "green", "fair": "yellow", "low": "red"}[answer.certainty.word]
+        console.print(f"\nhow sure: [bold {style}]{answer.certainty.word}[/]")
+        lines = words.certainty_lines(answer.certainty, answer.spec.slo.attainment)
+        print_table("", ("", ""), lines)
+        for doubt in answer.certainty.doubts:
+            console.print(f"- {doubt}", style="yellow", markup=False, soft_wrap=True)
+    console.print(f"\nto try it small: {up_command(answer.best.plan.layout)}", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[str, float], None]]:
+    """A bar on a terminal's error stream; silence elsewhere."""
+    if quiet or not error_console.is_terminal:
+        yield lambda _what, _share: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:<22}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+    with Progress(*columns, TimeElapsedColumn(), console=error_console, transient=True) as bar:
+        task = bar.add_task("Reading", total=1.0)
+        yield lambda what, share: bar.update(task, description=what, completed=min(share, 1.0))
