@@ -96,7 +96,9 @@ def build() -> App:
     bench.command("mooncache.bench.conductor.command:conductor", name="conductor")
     bench.command("mooncache.bench.serving.command:serving", name="serving")
     bench.command("mooncache.bench.gateway.command:gateway", name="gateway")
+    bench.command("mooncache.bench.replay.command:replay", name="replay")
     app.command(bench)
+    app.command("mooncache.cli.plan:plan", name="plan", group=TOOLS)
     app.command("mooncache.cli.reproduce:reproduce", name="reproduce", group=TOOLS)
     return app
 
