@@ -131,9 +131,10 @@ class Decoding:
     ) -> None:
         life.state = OVER
         if outcome == DONE:
-            self.world.record.totals.output_tokens += life.steps + 1
-            self.scheduler.answered(life.steps + 1)
-            if not life.steps:
+            tokens = life.steps + self._early
+            self.world.record.totals.output_tokens += tokens
+            self.scheduler.answered(tokens)
+            if tokens == 1:
                 tbt_s = mean_s = 0.0
         self.scheduler.ended(life)
         del self.world.lives[life.index]

@@ -38,6 +38,7 @@ class Scheduler:
         except ValueError as error:
             raise SimulationInvalid(f"policy: {error}") from None
         self._rules = options.rules
+        self._first = 1 if world.cluster.first_token == "prefill" else 0  # noqa: S105
         self._oracle = options.output_tokens == "oracle"
         self._learns = options.output_tokens == "learned"
         self._shares = world.cluster.pool == "global"
@@ -53,7 +54,7 @@ class Scheduler:
 
     def expected_tokens(self, life: Life) -> float:
         """Return how long the conductor expects the answer to be."""
-        return float(life.steps + 1) if self._oracle else self._answer_tokens / self._answers
+        return float(life.steps + self._first) if self._oracle else self._answer_tokens / self._answers
 
     def answered(self, tokens: int) -> None:
         """Learn from an answer that ended."""

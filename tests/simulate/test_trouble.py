@@ -1,0 +1,127 @@
+"""Failures, joins and role switches: whoever was there is served elsewhere or breaks off, exactly once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncache.simulate import Happening, InstanceGroup
+from mooncache.simulate.cluster import ClusterSpec
+from mooncache.simulate.life import DONE, FAILED, REJECTED
+from tests.simulate.small import cluster, conversations, run, trace_of
+from tests.simulate.test_run import finished
+
+ONE = trace_of([(0.0, 32_768, 100, list(range(64)))])
+
+
+def events(*rows: tuple[float, str, str] | tuple[float, str, str, str]) -> tuple[Happening, ...]:
+    return tuple(Happening(*row) for row in rows)
+
+
+def test_a_prompt_on_a_failed_instance_is_computed_elsewhere() -> None:
+    calm = run(ONE, cluster(prefill=2))
+    name = ("prefill-0", "prefill-1")[calm.prefill_row[0]]
+    hit = run(ONE, cluster(prefill=2, events=events((2.0, "fail", name))))
+    assert hit.outcome[0] == DONE
+    assert hit.attempts[0] == 2
+    assert hit.prefill_row[0] != calm.prefill_row[0]
+    assert hit.ttft_s[0] == pytest.approx(calm.ttft_s[0] + 2.0)
+    assert hit.totals.retries == 1
+
+
+def test_without_retries_it_fails() -> None:
+    name = ("prefill-0", "prefill-1")[run(ONE, cluster(prefill=2)).prefill_row[0]]
+    hit = run(ONE, cluster(prefill=2, events=events((2.0, "fail", name))), retries_max=0)
+    assert hit.outcome[0] == FAILED
+    assert hit.reasons[hit.reason[0]] == "instance_failed"
+
+
+def test_an_answer_that_streams_breaks_off() -> None:
+    hit = run(ONE, cluster(decode=1, events=events((6.0, "fail", "decode-0"))))
+    assert hit.outcome[0] == FAILED
+    assert hit.reasons[hit.reason[0]] == "broke_off"
+    assert np.isfinite(hit.ttft_s[0])
+    assert not hit.effective()[0]
+
+
+def test_with_nobody_left_requests_are_refused() -> None:
+    trace = trace_of([(0.0, 512, 5, [0]), (60.0, 512, 5, [0])])
+    hit = run(
+        trace,
+        cluster(decode=1, prefill=1, events=events((30.0, "fail", "decode-0"), (30.0, "fail", "prefill-0"))),
+    )
+    assert hit.outcome.tolist() == [DONE, REJECTED]
+    assert hit.reasons[hit.reason[1]] == "no_instance"
+
+
+def test_a_failed_instance_forgets_its_blocks() -> None:
+    trace = trace_of([(0.0, 8192, 1, list(range(16))), (20.0, 8192, 1, list(range(16)))])
+    spec = cluster(prefill=2, events=events((10.0, "fail", "prefill-0"), (10.0, "fail", "prefill-1")))
+    hit = run(trace, spec)
+    assert hit.cached_tokens[1] == 0
+
+
+def test_an_instance_that_joins_takes_work() -> None:
+    trace = conversations(60, 2.0, seed=3)
+    result = run(trace, cluster(prefill=1, events=events((5.0, "join", "prefill"))), "least_load")
+    assert result.instances.names[-1] == "prefill-1"
+    assert result.instances.requests[-1] > 0
+    late = result.arrival_s[result.prefill_row == len(result.instances.names) - 1]
+    assert late.min() >= 5.0
+    assert result.mean_ttft_s() < run(trace, cluster(prefill=1), "least_load").mean_ttft_s()
+
+
+def test_a_switched_instance_drains_and_works_in_its_new_role() -> None:
+    trace = conversations(120, 3.0, seed=3)
+    spec = cluster(prefill=3, decode=1, events=events((8.0, "role", "prefill-0", "decode")))
+    result = run(trace, spec)
+    assert (result.outcome == DONE).all()
+    assert result.totals.role_switches == 1
+    assert result.instances.role[0] == "decode"
+    switched = 8.0 + spec.roles.switch_s
+    assert (result.decode_row == 0).any()
+    assert result.arrival_s[result.decode_row == 0].min() >= switched
+    assert not (result.prefill_row[result.arrival_s >= 8.0] == 0).any()
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.floats(0, 30),
+        st.sampled_from(["fail", "fail", "join", "role"]),
+        st.integers(0, 4),
+        st.sampled_from(["prefill", "decode", "both"]),
+    ),
+    max_size=5,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    EVENTS, st.integers(0, 1000), st.sampled_from(["mooncache", "algorithm1", "random"]), st.integers(0, 3)
+)
+def test_nobody_is_lost_whatever_happens(
+    rows: list[tuple[float, str, int, str]], seed: int, policy: str, retries: int
+) -> None:
+    names = ["prefill-0", "prefill-1", "prefill-2", "decode-0", "decode-1"]
+    happen: list[tuple[Any, ...]] = []
+    for at_s, kind, which, role in rows:
+        target = ("prefill", "decode")[which % 2] if kind == "join" else names[which]
+        happen.append((at_s, kind, target, role if kind == "role" else ""))
+    spec = cluster(dram_blocks=60, events=events(*happen))
+    simulation = finished(conversations(40, 2.0, seed), spec, policy=policy, retries_max=retries)
+    outcomes = set(np.unique(simulation.world.record.outcome))
+    assert outcomes <= {DONE, REJECTED, FAILED}
+
+
+@pytest.mark.parametrize("inline", ["whole", "chunked"])
+def test_coupled_instances_fail_too(inline: str) -> None:
+    group = InstanceGroup("both", 3, dram_blocks=100, inline=inline)
+    spec = ClusterSpec(instances=(group,), events=events((4.0, "fail", "both-1"), (9.0, "join", "both")))
+    simulation = finished(conversations(60, 2.0, seed=8), spec, policy="least_load")
+    outcome = simulation.world.record.outcome
+    assert (outcome >= 0).all()
+    assert (outcome == DONE).sum() > 40
