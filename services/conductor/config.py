@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from mooncache.conductor.core.asks import Settings
-from mooncache.conductor.core.policy.facts import Rules
+from mooncache.conductor.core.policy.types import Rules
 from mooncache.config import ConductorSection
 
 KEYS_MAX: Final = 1_000_000  # keys in one message: 32 MB
@@ -29,7 +29,10 @@ LEASE_MS_MIN: Final = 1
 def settings_of(section: ConductorSection) -> Settings:
     """Return the scheduler's settings."""
     return Settings(
-        rules=Rules(admission=section.admission_enabled, inline_tokens_max=section.inline_tokens_max),
+        rules=Rules(
+            admission="ours" if section.admission_enabled else "none",
+            inline_tokens_max=section.inline_tokens_max,
+        ),
         suspect_after_s=section.suspect_after_s,
         lease_s=section.lease_s,
         instance_count_max=section.instance_count_max,

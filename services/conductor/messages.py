@@ -18,16 +18,15 @@ from mooncache.conductor.config import (
 from mooncache.conductor.core import outcome
 from mooncache.conductor.core.asks import Ask
 from mooncache.conductor.core.cache_index import KEY_BYTES, check_keys
-from mooncache.conductor.core.policy.facts import ROLE_BOTH, ROLE_DECODE, ROLE_PREFILL
 from mooncache.conductor.core.records import DETAIL_CHARS_MAX, DETAIL_DEPTH_MAX
 from mooncache.conductor.core.registry import DRAINING, READY, STARTING, SUSPECT, Instance, InstanceInfo, Load
 from mooncache.kvcache.keys import passport_from_json
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 ROLES: Final = {
-    pb.INSTANCE_ROLE_PREFILL: ROLE_PREFILL,
-    pb.INSTANCE_ROLE_DECODE: ROLE_DECODE,
-    pb.INSTANCE_ROLE_BOTH: ROLE_BOTH,
+    pb.INSTANCE_ROLE_PREFILL: "prefill",
+    pb.INSTANCE_ROLE_DECODE: "decode",
+    pb.INSTANCE_ROLE_BOTH: "both",
 }
 ROLE_NUMBERS: Final = {name: number for number, name in ROLES.items()}
 STATES: Final = {

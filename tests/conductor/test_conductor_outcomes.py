@@ -138,10 +138,11 @@ def test_observations_teach_the_models(tmp_path: Path) -> None:
             plan = await c.schedule(f"r{number}", chain(f"k{number}", 100))
             await finish(c, plan, TOLD)
             await c.update(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, {"engine_ms": 1}, elapsed_ms=1)
-        model = c.service.state.core.prefill_models["m", "hf"]
-        assert model.count == 20, "repeats are not learned from"
+        model = c.service.state.core.models.of("m")
+        assert model.prefills["hf"].count == 20, "repeats are not learned from"
         assert before > 0
-        assert c.service.state.core.output_tokens["m"].value == pytest.approx(10)
+        assert model.lengths.count == 20
+        assert model.lengths.mean("t 0") < 60, "all answers had ten tokens, before them 128 were believed"
 
     serve(tmp_path, scenario)
 

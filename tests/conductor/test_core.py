@@ -15,13 +15,12 @@ from mooncache import _native, errors
 from mooncache.conductor.core.cache_index import EXACT_KEYS_MAX, CacheIndex, records
 from mooncache.conductor.core.in_flight import InFlight, Running, chained_blocks, common_blocks
 from mooncache.conductor.core.learning import DecodeLearner, Follower, PrefillLearner, TransferLearner
-from mooncache.conductor.core.policy.facts import Choice
+from mooncache.conductor.core.policy.types import Rules
 from mooncache.conductor.core.records import (
     EVENT_BYTES_MAX,
     EVENTS_MAX,
     Record,
     Records,
-    encode_candidates,
     pack,
 )
 from mooncache.conductor.core.registry import (
@@ -41,7 +40,6 @@ from mooncache.conductor.core.seen import (
     MissRange,
     SeenBlocks,
 )
-from mooncache.conductor.core.work import Active, WorkBook
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.passport import Passport
 from tests.conductor.support import chain
@@ -257,45 +255,6 @@ def test_of_equal_overlaps_the_soonest_counts() -> None:
     assert [overlap.running.decision_id for overlap in table.overlaps(keys)] == ["soon"]
 
 
-# --- work ---------------------------------------------------------------------------------------------------------
-
-
-def active(name: str, computer: str, decoder: str, compute_s: float, now_s: float) -> Active:
-    return Active(name, f"r{name}", "t", "m", computer, decoder, 100, 0, compute_s, 2, 300, now_s, 1.0)
-
-
-def test_queue_is_what_is_left_of_pending_prefills() -> None:
-    book = WorkBook()
-    book.assign(active("1", "p", "d", 2.0, 0.0))
-    book.assign(active("2", "p", "d", 3.0, 0.0))
-    assert book.load("p", 0.5) == (2, pytest.approx(4.5), 0, 0)
-    assert book.load("p", 99.0)[1] == pytest.approx(3.0), "an overdue prefill is not more than done"
-    assert book.load("d", 0.5) == (0, 0.0, 4, 600)
-    assert book.computed("1", 2.5) == 0.0
-    assert book.load("p", 3.0)[1] == pytest.approx(2.5)
-    assert book.computed("2", 5.0) == 2.5, "the second began when the first had ended"
-    assert book.computed("2", 5.0) is None
-    assert book.end("1", 6.0) is not None
-    assert book.end("2", 6.0) is not None
-    assert book.end("2", 6.0) is None
-    assert book.load("d", 6.0) == (0, 0.0, 0, 0)
-    book.check()
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(("assign", "computed", "end"))), max_size=60))
-def test_the_book_stays_whole(moves: list[tuple[int, str]]) -> None:
-    book = WorkBook()
-    for now, (number, move) in enumerate(moves):
-        name = str(number)
-        if move == "assign" and book.get(name) is None:
-            book.assign(active(name, f"i{number % 2}", f"i{number % 3}", 1.0 + number, float(now)))
-        elif move == "computed":
-            book.computed(name, float(now))
-        elif move == "end":
-            book.end(name, float(now))
-        book.check()
-
-
 # --- cost models --------------------------------------------------------------------------------------------------
 
 
@@ -413,9 +372,7 @@ def test_ranges_are_bounded() -> None:
 
 
 def record(name: str, request_id: str) -> Record:
-    return Record(
-        name, request_id, pack({"decision_id": name}), encode_candidates(Choice(False, "ttft")), 0.0
-    )
+    return Record(name, request_id, pack({"decision_id": name}), 0.0)
 
 
 def test_records_are_bounded_in_number_and_size() -> None:
@@ -432,7 +389,7 @@ def test_records_are_bounded_in_number_and_size() -> None:
     for number in range(100):
         newest.note({"number": number, "detail": {"text": "x" * 10_000}})
     assert len(newest.events) <= EVENTS_MAX
-    assert len(newest.to_json()) < 2 * EVENT_BYTES_MAX
-    events = json.loads(newest.to_json())["events"]
+    assert len(newest.to_json(Rules())) < 2 * EVENT_BYTES_MAX
+    events = json.loads(newest.to_json(Rules()))["events"]
     assert events[0]["detail"] == {"text": "x" * 10_000}
     assert events[-1]["detail"] == {"dropped": "the record is full"}

@@ -6,8 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from mooncache.conductor.core.policy.facts import Choice, Request, Rules
-from mooncache.conductor.core.records import REFUSED, RUNNING, Record, encode_candidates, milliseconds, pack
+from mooncache.conductor.core.policy.fleet import Fleet
+from mooncache.conductor.core.policy.types import FETCH, LOCAL, NOBODY, WAIT, Choice, Request, Rules
+from mooncache.conductor.core.records import REFUSED, RUNNING, Record, milliseconds, pack
+from mooncache.conductor.core.snapshot import Snapshot
 
 POOL_OK, POOL_ABSENT, POOL_TIMEOUT, POOL_NO_KEYS = "ok", "absent", "timeout", "no_keys"
 
@@ -23,6 +25,8 @@ class Settings:
     request_timeout_s: float = 900.0
     decision_count_max: int = 10_000
     seen_block_count_max: int = 1_000_000
+    snapshot_bytes_max: int = 64 << 20
+    policy: str = "mooncache"
     ttft_slo_s: float = 30.0
     tbt_slo_s: float = 1.0
 
@@ -48,6 +52,11 @@ class Ask:
     session: str = ""
     priority: int = 0
 
+    @property
+    def lengths_class(self) -> str:
+        """Whose answers this one's length is expected to be like: the tenant's, long and short limits apart."""
+        return f"{self.tenant} {self.max_output_tokens.bit_length()}"
+
 
 @dataclass(frozen=True, slots=True)
 class PoolAnswer:
@@ -61,73 +70,92 @@ class PoolAnswer:
 
 @dataclass(slots=True)
 class Decision:
-    """A decision that was made and recorded."""
+    """A decision that was made and recorded, with names instead of rows.
+
+    computer: the instance that computes the prompt, "" when nobody was chosen; prefill: the same, "" when the decode
+    instance computes it itself. pool_tokens: leading tokens in the pool; local_tokens: in the computer's own cache.
+    snapshot: the whole fleet as it was, when the record's candidates do not hold it; kept later, by bytes.
+    """
 
     decision_id: str
     choice: Choice
     request: Request
     record: Record
     pool: PoolAnswer
-
-    @property
-    def local_tokens(self) -> int:
-        """Leading tokens in the own cache of the instance that computes the prompt."""
-        option = self.choice.prefill or self.choice.inline
-        return min(option.facts.local_tokens, self.request.prompt_tokens) if option is not None else 0
+    computer: str = ""
+    prefill: str = ""
+    decode: str = ""
+    pool_tokens: int = 0
+    local_tokens: int = 0
+    snapshot: Snapshot | None = None
 
     @property
     def computed_tokens(self) -> int:
         """Prompt tokens left to compute."""
-        branch = self.choice.branch
-        return self.request.prompt_tokens - branch.prefix_tokens if branch is not None else 0
+        return self.request.prompt_tokens - self.choice.prefix_tokens if self.decode else 0
 
     def summary(self) -> str:
         """Return the text of the response header: about this request only."""
-        choice, branch = self.choice, self.choice.branch
-        if not choice.admitted or branch is None or choice.decode is None:
+        choice = self.choice
+        if not choice.admitted or not self.decode:
             return f"refused={choice.reason};retry_ms={int(choice.retry_after_s * 1e3)}"
-        prefill = choice.prefill.facts.instance_id if choice.prefill is not None else "-"
         parts = {
-            "prefill": prefill,
-            "decode": choice.decode.facts.instance_id,
-            "branch": branch.kind if choice.prefill is not None else f"inline-{branch.kind}",
+            "prefill": self.prefill or "-",
+            "decode": self.decode,
+            "branch": choice.branch if self.prefill else f"inline-{choice.branch}",
             "local": self.local_tokens,
             # Awaited blocks count too: on the same instance they need no transfer.
-            "pool": branch.prefix_tokens - min(self.local_tokens, branch.prefix_tokens),
+            "pool": choice.prefix_tokens - min(self.local_tokens, choice.prefix_tokens),
             "computed": self.computed_tokens,
             "ttft_ms": int(choice.ttft_s * 1e3),
         }
         return ";".join(f"{name}={value}" for name, value in parts.items())
 
 
-def sentence(choice: Choice, request: Request) -> str:
+def decided(
+    decision_id: str,
+    choice: Choice,
+    request: Request,
+    record: Record,
+    pool: PoolAnswer,
+    pool_tokens: int,
+    fleet: Fleet | None,
+) -> Decision:
+    """Return the decision with names for rows; `fleet` is the one that was chosen from."""
+    found = Decision(decision_id, choice, request, record, pool, pool_tokens=pool_tokens)
+    if fleet is not None and choice.decode != NOBODY:
+        found.computer, found.decode = fleet.names[choice.computer], fleet.names[choice.decode]
+        found.prefill = found.computer if choice.prefill != NOBODY else ""
+        found.local_tokens = min(int(request.local[choice.computer]), request.prompt_tokens)
+    return found
+
+
+def sentence(choice: Choice, request: Request, fleet: Fleet | None) -> str:
     """Return the decision in one sentence for people."""
-    branch = choice.branch
     if choice.reason == "no_instance":
         return "No instance of this model takes requests now."
-    if branch is None or choice.decode is None:
+    if fleet is None or choice.decode == NOBODY:
         return "The request was refused."
     wait = f"come back in {choice.retry_after_s:.1f} s"
     if choice.reason == "ttft":
         return f"The first token would take {choice.ttft_s:.1f} s, {request.ttft_slo_s:g} s are promised; {wait}."
     if choice.reason == "tbt":
-        tbt_ms, promised_ms = choice.decode.tbt_s * 1e3, request.tbt_slo_s * 1e3
+        tbt_ms, promised_ms = choice.tbt_s * 1e3, request.tbt_slo_s * 1e3
         return f"A token would take {tbt_ms:.0f} ms, {promised_ms:g} ms are promised; {wait}."
     if choice.reason == "capacity":
-        return f"No decode instance has room for {choice.decode.wait_s:.1f} s; {wait}."
-    left = request.prompt_tokens - branch.prefix_tokens
-    where = choice.decode.facts.instance_id
-    if choice.prefill is None:
+        return f"No decode instance has room for {choice.wait_s:.1f} s; {wait}."
+    left = request.prompt_tokens - choice.prefix_tokens
+    where = fleet.names[choice.decode]
+    if choice.prefill == NOBODY:
         return f"{where} computes {left} of {request.prompt_tokens} prompt tokens itself and generates."
     how = {
-        "local": "",
-        "fetch": f" after fetching {branch.fetch_tokens}",
-        "wait": " after waiting for another request",
+        LOCAL: "",
+        FETCH: f" after fetching {choice.fetch_tokens}",
+        WAIT: " after waiting for another request",
     }
-    return (
-        f"{choice.prefill.facts.instance_id} computes {left} of {request.prompt_tokens} prompt tokens"
-        f"{how[branch.kind]}, {where} generates."
-    )
+    who = " and ".join(fleet.names[row] for row in choice.members) or fleet.names[choice.prefill]
+    verb = "compute" if len(choice.members) > 1 else "computes"
+    return f"{who} {verb} {left} of {request.prompt_tokens} prompt tokens{how[choice.branch]}, {where} generates."
 
 
 def new_record(
@@ -135,13 +163,15 @@ def new_record(
     pool: PoolAnswer,
     request: Request,
     choice: Choice,
+    fleet: Fleet | None,
     decision_id: str,
     earlier: list[str],
     block_tokens: int,
+    pool_tokens: int,
     now_s: float,
     wall_s: float,
 ) -> Record:
-    """Return the record of a decision."""
+    """Return the record of a decision; `fleet` is the one that was chosen from, None when there was none."""
     head: dict[str, Any] = {
         "decision_id": decision_id,
         "request_id": ask.request_id,
@@ -159,7 +189,9 @@ def new_record(
         "block_tokens": block_tokens,
         "sequences": request.sequences,
         "max_output_tokens": ask.max_output_tokens,
+        "expected_output_tokens": round(request.output_tokens, 1),
         "priority": ask.priority,
+        "tenant_share": round(request.tenant_share, 3),
         "session": ask.session,
         "promised": {
             "ttft_ms": milliseconds(request.ttft_slo_s),
@@ -167,57 +199,56 @@ def new_record(
         },
         "pool": {
             "state": pool.state,
-            "tokens": request.pool_tokens,
+            "tokens": pool_tokens,
             "lookup_ms": milliseconds(pool.elapsed_s),
             "unreachable_nodes": pool.unreachable_nodes,
         },
-        "chosen": _chosen(request, choice),
-        "expected": _expected(choice),
+        "chosen": chosen_fields(request, choice, fleet),
+        "expected": _expected(choice, fleet),
+        "odd_costs": choice.odd_rows,
     }
-    branch = choice.branch
     return Record(
         decision_id=decision_id,
         request_id=ask.request_id,
         head=pack(head),
-        candidates=encode_candidates(choice),
         made_s=now_s,
-        message=sentence(choice, request),
+        message=sentence(choice, request, fleet),
         cacheable_tokens=request.cacheable_tokens,
-        pool_tokens=request.pool_tokens,
+        pool_tokens=pool_tokens,
         block_tokens=block_tokens,
         state=RUNNING if choice.admitted else REFUSED,
-        planned_prefix=branch.prefix_tokens if branch is not None else 0,
+        planned_prefix=choice.prefix_tokens,
     )
 
 
-def _chosen(request: Request, choice: Choice) -> dict[str, Any] | None:
-    branch, option = choice.branch, choice.prefill or choice.inline
-    if branch is None or option is None or choice.decode is None:
+def chosen_fields(request: Request, choice: Choice, fleet: Fleet | None) -> dict[str, Any] | None:
+    """Return who was chosen and how, as JSON fields; None when nobody was."""
+    if fleet is None or choice.decode == NOBODY:
         return None
-    local = min(option.facts.local_tokens, request.prompt_tokens)
     return {
-        "prefill": choice.prefill.facts.instance_id if choice.prefill is not None else "",
-        "decode": choice.decode.facts.instance_id,
-        "inline": choice.prefill is None,
-        "branch": branch.kind,
-        "local_tokens": local,
-        "fetched_tokens": branch.fetch_tokens,
-        "awaited_tokens": branch.prefix_tokens if branch.kind == "wait" else 0,
-        "awaited_decision_id": branch.awaited.decision_id if branch.awaited is not None else "",
-        "computed_tokens": request.prompt_tokens - branch.prefix_tokens,
+        "prefill": fleet.names[choice.prefill] if choice.prefill != NOBODY else "",
+        "decode": fleet.names[choice.decode],
+        "inline": choice.prefill == NOBODY,
+        "branch": choice.branch,
+        "together": [fleet.names[row] for row in choice.members],
+        "chunk_tokens": choice.chunk_tokens,
+        "local_tokens": min(int(request.local[choice.computer]), request.prompt_tokens),
+        "fetched_tokens": choice.fetch_tokens,
+        "awaited_tokens": choice.prefix_tokens if choice.branch == WAIT else 0,
+        "awaited_decision_id": choice.awaited.decision_id if choice.awaited is not None else "",
+        "computed_tokens": request.prompt_tokens - choice.prefix_tokens,
     }
 
 
-def _expected(choice: Choice) -> dict[str, float] | None:
-    branch, option = choice.branch, choice.prefill or choice.inline
-    if branch is None or option is None or choice.decode is None:
+def _expected(choice: Choice, fleet: Fleet | None) -> dict[str, float] | None:
+    if fleet is None or choice.decode == NOBODY:
         return None
     return {
         "ttft_ms": milliseconds(choice.ttft_s),
-        "tbt_ms": milliseconds(choice.decode.tbt_s),
-        "queue_ms": milliseconds(option.facts.queue_s),
-        "ready_ms": milliseconds(branch.ready_s),
-        "prefill_ms": milliseconds(branch.compute_s),
-        "handover_ms": milliseconds(choice.decode.handover_s),
-        "decode_wait_ms": milliseconds(choice.decode.wait_s),
+        "tbt_ms": milliseconds(choice.tbt_s),
+        "queue_ms": milliseconds(float(fleet.queue_s[choice.computer])),
+        "ready_ms": milliseconds(choice.ready_s),
+        "prefill_ms": milliseconds(choice.compute_s),
+        "handover_ms": milliseconds(choice.handover_s),
+        "decode_wait_ms": milliseconds(choice.wait_s),
     }

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
 from mooncache.conductor.core.decode_ahead import LATER_S, Curve, DecodeAhead
-from mooncache.conductor.core.policy.fleet import NO_ROLE, PREFILL, Fleet
+from mooncache.conductor.core.fleet_shape import BOOLS, FLOATS, INTS, PREDICT, Shape
+from mooncache.conductor.core.policy.fleet import NO_ROLE, Fleet
 from mooncache.conductor.core.policy.types import (
     NOBODY,
+    Bools,
     Choice,
     DecodeCost,
     Floats,
@@ -27,75 +28,11 @@ from mooncache.conductor.core.policy.types import (
     TransferCost,
 )
 
+__all__ = ["Assignment", "FleetBook", "Shape"]
+
 Name = int | str
 STAY_PRIOR_S = 10.0
 _GROWTH = 16
-_FLOATS = (
-    "prefill_a",
-    "prefill_b",
-    "prefill_c",
-    "prefill_d",
-    "fetch_latency_s",
-    "fetch_tokens_per_s",
-    "queue_tokens",
-    "decode_base_s",
-    "decode_per_sequence_s",
-    "decode_per_token_s",
-    "sequences",
-    "sequences_max",
-    "kv_tokens",
-    "kv_capacity_tokens",
-    "batch_sequences",
-    "batch_kv_tokens",
-    "stay_s",
-    "handover_s",
-    "handover_tokens_per_s",
-    "pending_s",
-    "running_s",
-    "since_s",
-    "foreign_s",
-    "foreign_sequences",
-    "reported_kv_tokens",
-    "own_sequences",
-    "own_kv_tokens",
-    "link_tokens_per_s",
-    "send_tokens_per_s",
-)
-_PREDICT = (
-    "sequences",
-    "kv_tokens",
-    "batch_sequences",
-    "batch_kv_tokens",
-    "foreign_sequences",
-    "reported_kv_tokens",
-    "own_kv_tokens",
-    "stay_s",
-)
-_INTS = ("role", "group", "queue_prompts", "pipeline", "fetching", "reading")
-_BOOLS = ("ready", "pool", "tail")
-
-
-class Shape(NamedTuple):
-    """What an instance is, as far as requests do not change it.
-
-    transfer: into the instance; send_tokens_per_s: out of it, when others read from it. handover: from the end
-    of a prefill elsewhere to the first decode step; tail: it computes what is behind the last complete block.
-    Limits of 0 are none.
-    """
-
-    role: int = PREFILL
-    prefill: PrefillCost = PrefillCost(0.0666, 1.1003e-4, 7.386e-10, 2.618e-6)
-    transfer: TransferCost = TransferCost(0.005, 265_000.0)
-    decode: DecodeCost = DecodeCost(0.0263, 0.00021, 3.4e-8)
-    group: int = 0
-    pool: bool = True
-    sequences_max: int = 0
-    kv_capacity_tokens: int = 0
-    pipeline: int = -1
-    send_tokens_per_s: float = float("inf")
-    handover: TransferCost = TransferCost(0.0, float("inf"))
-    tail: bool = False
-    ready: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +55,7 @@ class _Work:
     decoder: int
     decoder_generation: int
     uncached_tokens: float
+    assigned_s: float
     computing: bool = True
     fetching: bool = False
     generating: bool = False
@@ -181,6 +119,8 @@ class FleetBook:
             send_tokens_per_s=shape.send_tokens_per_s,
             handover=shape.handover,
             tail=shape.tail,
+            kind=shape.kind,
+            max_model_tokens=shape.max_model_tokens,
         )
         return row
 
@@ -223,6 +163,39 @@ class FleetBook:
             else:
                 self._columns[field_name][row] = value
 
+    def learnt(self, kind: int, prefill: PrefillCost) -> None:
+        """All instances of a type compute as fast as this."""
+        mask = self._columns["kind"] == kind
+        for column, part in zip("abcd", prefill, strict=True):
+            self._columns[f"prefill_{column}"][mask] = part
+
+    def stays(self, stay_s: float) -> None:
+        """A sequence stays in a batch for so long, on the mean."""
+        self._columns["stay_s"][: len(self.names)] = stay_s
+
+    def takes(self, prompt_tokens: int) -> Bools:
+        """Return which instances have room for a prompt of this length at all."""
+        limit = self._columns["max_model_tokens"][: len(self.names)]
+        here = self._columns["role"][: len(self.names)] != NO_ROLE
+        mask: Bools = here & ((limit == 0) | (prompt_tokens < limit))
+        return mask
+
+    def longest(self) -> int:
+        """Return the largest limit of a prompt's length."""
+        return int(self._columns["max_model_tokens"][: len(self.names)].max(initial=0))
+
+    def mean_prompt_s(self, name: str) -> float:
+        """Return the mean time of the prompts that were sent to an instance and wait or run, 0 when there are none."""
+        row = self._rows[name]
+        return float(self._columns["pending_s"][row]) / max(1, len(self._pending[row]))
+
+    def assigned(self, name: str) -> int:
+        """Return how many requests have a leg on an instance."""
+        row = self._rows.get(name, NOBODY)
+        if row == NOBODY:
+            return 0
+        return max(len(self._pending[row]), int(self._columns["own_sequences"][row]))
+
     def report(
         self, name: str, *, foreign_sequences: float, foreign_queue_s: float, kv_tokens: float
     ) -> None:
@@ -246,6 +219,7 @@ class FleetBook:
             choice.decode,
             self._generation[choice.decode],
             float(request.prompt_tokens - choice.prefix_tokens),
+            now_s,
         )
         self._work[assignment.decision_id] = work
         columns = self._columns
@@ -276,16 +250,24 @@ class FleetBook:
             if generation == self._generation[row]:
                 self._begin(row, decision_id, now_s)
 
-    def computed(self, decision_id: Name, now_s: float) -> None:
-        """The prompt is computed (or given up): its instances are free for the next."""
+    def computed(self, decision_id: Name, now_s: float) -> float | None:
+        """The prompt is computed (or given up): its instances are free for the next.
+
+        Returns since when its first instance has been computing without a pause for another prompt, as far as is
+        known: when it could have begun with this one. None when it was known to be computed before.
+        """
         work = self._work.get(decision_id)
         if work is None or not work.computing:
-            return
+            return None
         work.computing = False
         self._fetched(work)
+        began_s = work.assigned_s
+        if work.generations[0] == self._generation[work.computers[0]]:
+            began_s = max(began_s, float(self._columns["since_s"][work.computers[0]]))
         for row, generation in zip(work.computers, work.generations, strict=True):
             if generation == self._generation[row]:
                 self._take_off(row, decision_id, work.uncached_tokens, now_s)
+        return began_s
 
     def first_token(self, decision_id: Name, now_s: float) -> None:
         """The request generates from now on."""
@@ -387,7 +369,7 @@ class FleetBook:
 
     def _predict(self, now_s: float, after_s: float) -> tuple[Floats, Floats]:
         count = len(self.names)
-        column = {name: self._columns[name][:count] for name in _PREDICT}
+        column = {name: self._columns[name][:count] for name in PREDICT}
         if not self._curves:
             return column["sequences"], column["kv_tokens"]
         extra = np.maximum(column["reported_kv_tokens"] - column["own_kv_tokens"], 0.0)
@@ -418,7 +400,7 @@ class FleetBook:
 
     def _room(self, rows: int) -> None:
         """Make the columns so long."""
-        for names, kind in ((_FLOATS, np.float64), (_INTS, np.int64), (_BOOLS, np.bool_)):
+        for names, kind in ((FLOATS, np.float64), (INTS, np.int64), (BOOLS, np.bool_)):
             for name in names:
                 longer = np.zeros(rows, dtype=kind)
                 known = self._columns.get(name)

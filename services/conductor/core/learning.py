@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from mooncache.conductor.core.policy.facts import DecodeCost, PrefillCost, TransferCost
+from mooncache.conductor.core.policy.types import DecodeCost, PrefillCost, TransferCost
 
 # LLaMA3-70B on 8 A800, fitted to Mooncake (FAST'25), figure 14; seconds and tokens.
 PREFILL_PRIOR = (0.0666, 1.1003e-4, 7.386e-10, 2.618e-6)

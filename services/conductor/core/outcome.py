@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from mooncache import errors
 from mooncache.conductor.core.asks import POOL_ABSENT, POOL_TIMEOUT, Ask, PoolAnswer
 from mooncache.conductor.core.cache_index import KEY_BYTES
-from mooncache.conductor.core.learning import Follower, TransferLearner
 from mooncache.conductor.core.records import Record
 from mooncache.conductor.core.seen import (
     EVICTED,
@@ -25,7 +24,7 @@ from mooncache.conductor.core.seen import (
     MissRange,
     SeenBlocks,
 )
-from mooncache.conductor.core.work import Active
+from mooncache.conductor.core.work import GENERATING, Active
 
 if TYPE_CHECKING:
     from mooncache.conductor.core.scheduler import Scheduler
@@ -89,8 +88,10 @@ def take_in(
         _computed(scheduler, active, record, phase, detail, now_s, learned)
     if phase == PREFILL_FAILED:
         scheduler.in_flight.end(decision_id)
-        scheduler.work.computed(decision_id, now_s)
+        scheduler.computed(active, now_s)
     # Of an answer that is not streamed the gateway sees the first token together with the last.
+    if phase == FIRST_TOKEN:
+        scheduler.models.of(active.model).book.first_token(decision_id, now_s)
     if phase == FIRST_TOKEN and not active.first_token_s and detail.get("streamed") is not False:
         active.first_token_s = now_s
         observed_s = elapsed_s or now_s - active.assigned_s
@@ -102,7 +103,7 @@ def take_in(
             if active.computer == active.decoder and active.compute_seen_s:
                 _prefill_told(scheduler, active, record, {"told": told_of(leg)}, learned)
             else:
-                _loads(scheduler, active.decoder, told_of(leg))
+                _loads(scheduler, active, active.decoder, told_of(leg))
         if phase == FINISHED:
             _finished(scheduler, active, record, elapsed_s, output_tokens, now_s)
         scheduler.close(decision_id, phase, now_s)
@@ -135,7 +136,8 @@ def _computed(
 ) -> None:
     """The prompt is computed: release what waited for it and learn how long it took and what was loaded."""
     inline = active.computer == active.decoder
-    began_s = scheduler.work.computed(active.decision_id, now_s)
+    began_s = scheduler.computed(active, now_s)
+    active.phase = GENERATING
     scheduler.in_flight.end(active.decision_id)
     if began_s is None:
         return
@@ -153,7 +155,7 @@ def _prefill_told(
 ) -> None:
     """The leg that computed the prompt is described: what it found, what it computed, how long it took."""
     told = told_of(detail)
-    _loads(scheduler, active.computer, told)
+    _loads(scheduler, active, active.computer, told)
     hit = int(min(number(told, "hit_tokens", active.prefix_tokens), active.prompt_tokens))
     computed = int(number(detail, "computed_tokens", active.prompt_tokens - hit))
     learned.local_tokens = int(number(told, "local_tokens"))
@@ -173,7 +175,8 @@ def _prefill_told(
     instance = scheduler.registry.get(active.computer)
     if instance is not None and computed > 0 and active.sequences == 1:
         n = active.prompt_tokens
-        scheduler.prefill_model(instance.info).observe(n, max(0, min(n - 1, n - computed)), seconds)
+        model = scheduler.models.of(instance.info.model)
+        model.observed_prefill(instance.info, n, max(0, min(n - 1, n - computed)), seconds)
     _missing(record, told, hit)
 
 
@@ -184,12 +187,12 @@ def _decode_legs(detail: dict[str, Any]) -> list[dict[str, Any]]:
     return [leg for leg in found if isinstance(leg, dict) and leg.get("leg") == "decode" and told_of(leg)]
 
 
-def _loads(scheduler: Scheduler, instance_id: str, told: dict[str, Any]) -> None:
+def _loads(scheduler: Scheduler, active: Active, instance_id: str, told: dict[str, Any]) -> None:
     loaded_bytes, load_s = number(told, "loaded_bytes"), number(told, "load_ms") / 1e3
     if not loaded_bytes or not load_s:
         return
-    for name in ("", instance_id):
-        scheduler.transfers.setdefault(name, TransferLearner()).observe(loaded_bytes, load_s)
+    model = scheduler.models.of(active.model)
+    model.observed_load(instance_id, loaded_bytes, load_s, scheduler.registry)
 
 
 def _missing(record: Record, told: dict[str, Any], hit_tokens: int) -> None:
@@ -208,9 +211,8 @@ def _finished(
     record.observed["output_tokens"] = output_tokens
     if output_tokens > 0:
         per_sequence = output_tokens / active.sequences
-        scheduler.output_tokens.setdefault(active.model, Follower(per_sequence, 0.05)).observe(per_sequence)
         stayed_s = max(1e-3, now_s - (active.first_token_s or active.assigned_s + active.expected_ttft_s))
-        scheduler.turnovers.setdefault(active.model, Follower(stayed_s, 0.05)).observe(stayed_s)
+        scheduler.models.of(active.model).observed_answer(active.lengths_class, per_sequence, stayed_s)
         if active.first_token_s and per_sequence > 1:
             record.observed["tbt_ms"] = round(stayed_s * 1e3 / (per_sequence - 1), 3)
 

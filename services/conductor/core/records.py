@@ -13,25 +13,23 @@ from typing import Any
 
 import msgspec
 
-from mooncache.conductor.core.policy.facts import Branch, Choice, DecodeOption, PrefillOption
+from mooncache.conductor.core.candidates import Candidates
+from mooncache.conductor.core.policy.types import Rules
 from mooncache.conductor.core.seen import MissRange
 
-CANDIDATES_MAX = 16
 EARLIER_MAX = 16
 EVENTS_MAX = 32
 EVENT_BYTES_MAX = 32_768
 DETAIL_CHARS_MAX = 16_384
 DETAIL_DEPTH_MAX = 16
 RUNNING, REFUSED = "running", "refused"
-_Kept = tuple[int, list[PrefillOption], list[PrefillOption], list[DecodeOption]]
 pack = msgspec.msgpack.Encoder().encode
 unpack = msgspec.msgpack.Decoder().decode
-_decode_kept = msgspec.msgpack.Decoder(_Kept).decode
 
 
 @dataclass(slots=True)
 class Record:
-    """One decision. `head` holds what is known when it is made, `candidates` the alternatives, both packed.
+    """One decision. `head` holds what is known when it is made, packed, `candidates` what the policy saw of the best.
 
     Thousands of records live long: packed bytes are smaller, and the garbage collector need not look into them.
     planned_prefix: leading tokens that were expected to be there.
@@ -40,8 +38,8 @@ class Record:
     decision_id: str
     request_id: str
     head: bytes
-    candidates: bytes
     made_s: float
+    candidates: bytes = b""
     message: str = ""
     state: str = RUNNING
     planned_prefix: int = 0
@@ -61,13 +59,14 @@ class Record:
             packed = pack({**event, "detail": {"dropped": "the record is full"}})
         self.events.append(packed)
 
-    def to_json(self) -> str:
-        """Return the record as a JSON object."""
+    def to_json(self, rules: Rules, more: dict[str, Any] | None = None) -> str:
+        """Return the record as a JSON object; the candidates are priced again by the rules. more: other fields."""
         document = {
             **unpack(self.head),
             "message": self.message,
             "state": self.state,
-            **candidates_fields(self.candidates),
+            **Candidates.fields_of(self.candidates, rules),
+            **(more or {}),
             "misses": [
                 {"from_token": miss.begin, "to_token": miss.end, "reason": miss.reason}
                 for miss in self.misses
@@ -123,85 +122,3 @@ class Records:
 def milliseconds(seconds: float) -> float:
     """Return milliseconds, rounded for people."""
     return round(seconds * 1e3, 3)
-
-
-def encode_candidates(choice: Choice) -> bytes:
-    """Return the cheapest candidates of each kind, packed; the chosen ones are always among them."""
-    prefills = _first(choice.prefill_options, choice.prefill)
-    inlines = _first(choice.inline_options, choice.inline)
-    decodes = sorted(choice.decode_options, key=_score)[:CANDIDATES_MAX]
-    if choice.decode is not None and not any(option is choice.decode for option in decodes):
-        decodes.append(choice.decode)
-    return pack((len(choice.prefill_options) + len(choice.inline_options), prefills, inlines, decodes))
-
-
-def candidates_fields(packed: bytes) -> dict[str, Any]:
-    """Return packed candidates as JSON fields."""
-    count, prefills, inlines, decodes = _decode_kept(packed)
-    return {
-        "candidate_count": count,
-        "prefill_candidates": [_prefill(option) for option in prefills],
-        "inline_candidates": [_prefill(option) for option in inlines],
-        "decode_candidates": [_decode(option) for option in decodes],
-    }
-
-
-def _total(option: PrefillOption) -> float:
-    return option.best.score_s
-
-
-def _score(option: DecodeOption) -> float:
-    return option.score_s
-
-
-def _first(options: tuple[PrefillOption, ...], chosen: PrefillOption | None) -> list[PrefillOption]:
-    found = sorted(options, key=_total)[:CANDIDATES_MAX]
-    if chosen is not None and not any(option is chosen for option in found):
-        found.append(chosen)
-    return found
-
-
-def _prefill(option: PrefillOption) -> dict[str, Any]:
-    facts = option.facts
-    return {
-        "instance_id": facts.instance_id,
-        "role": facts.role,
-        "local_tokens": facts.local_tokens,
-        "queue_ms": milliseconds(facts.queue_s),
-        "best": option.best.kind,
-        "total_ms": milliseconds(option.best.total_s),
-        "branches": [branch_fields(branch) for branch in option.branches],
-    }
-
-
-def branch_fields(branch: Branch) -> dict[str, Any]:
-    """Return a branch as JSON fields."""
-    fields: dict[str, Any] = {
-        "kind": branch.kind,
-        "prefix_tokens": branch.prefix_tokens,
-        "fetch_tokens": branch.fetch_tokens,
-        "ready_ms": milliseconds(branch.ready_s),
-        "compute_ms": milliseconds(branch.compute_s),
-        "total_ms": milliseconds(branch.total_s),
-        "score_ms": milliseconds(branch.score_s),
-    }
-    if branch.awaited is not None:
-        fields["awaited_instance_id"] = branch.awaited.instance_id
-        fields["awaited_decision_id"] = branch.awaited.decision_id
-    return fields
-
-
-def _decode(option: DecodeOption) -> dict[str, Any]:
-    facts = option.facts
-    return {
-        "instance_id": facts.instance_id,
-        "role": facts.role,
-        "local_tokens": facts.local_tokens,
-        "sequences": round(facts.sequences, 2),
-        "kv_used_tokens": int(facts.kv_used_tokens),
-        "kv_capacity_tokens": facts.kv_capacity_tokens,
-        "tbt_ms": milliseconds(option.tbt_s),
-        "wait_ms": milliseconds(option.wait_s),
-        "handover_ms": milliseconds(option.handover_s),
-        "score_ms": milliseconds(option.score_s),
-    }

@@ -8,8 +8,8 @@ every change other than load.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from mooncache import errors
 from mooncache.kvcache.keys import passport_from_json
@@ -99,12 +99,21 @@ class Registry:
     """See the module's text. Times are seconds of one monotonic clock."""
 
     def __init__(
-        self, *, suspect_after_s: float, lease_s: float, count_max: int, first_version: int = 1
+        self,
+        *,
+        suspect_after_s: float,
+        lease_s: float,
+        count_max: int,
+        first_version: int = 1,
+        changed: Callable[[Instance], None] | None = None,
     ) -> None:
+        """changed: is called with an instance whose state, role or description is another one now."""
         self._suspect_after_s = suspect_after_s
         self._lease_s = lease_s
         self._count_max = count_max
+        self._changed = changed or (lambda instance: None)
         self._instances: dict[str, Instance] = {}
+        self._of_model: dict[str, dict[str, Instance]] = {}
         self._by_holder: dict[int, Instance] = {}
         self._roles: dict[str, str] = {}  # set by an operator; kept while the instance is known
         self._free: list[int] = []
@@ -127,7 +136,7 @@ class Registry:
 
     def of_model(self, model: str) -> list[Instance]:
         """Return all instances of a model."""
-        return [instance for instance in self._instances.values() if instance.info.model == model]
+        return list(self._of_model.get(model, {}).values())
 
     def apart(self, instance: Instance) -> str:
         """Return why the instance cannot share blocks with others of its model, "" when it can.
@@ -176,7 +185,9 @@ class Registry:
             lost = None
         else:
             lost = known.holder if known.info.incarnation != info.incarnation else None
+            self._leave_model(known)
             known.info = info
+        self._of_model.setdefault(info.model, {})[info.instance_id] = known
         if lost is not None:
             known.load, known.sequence, known.want_full = Load(), 0, False
             known.idle_since_s, known.short_since_s, known.surplus, known.foreign = None, None, 0, 0
@@ -184,6 +195,7 @@ class Registry:
         known.reported_s, known.reason, known.said = now_s, "", state
         self._settle(known, now_s)
         self.version += 1
+        self._changed(known)
         return known, lost
 
     def report(self, instance: Instance, state: str, load: Load, reason: str, now_s: float) -> None:
@@ -206,6 +218,7 @@ class Registry:
         if role and role != instance.role:
             self._roles[instance_id] = instance.role = role
             self.version += 1
+            self._changed(instance)
         if drain is not None and drain != instance.drain_wanted:
             instance.drain_wanted = drain
             self.version += 1
@@ -220,6 +233,7 @@ class Registry:
         for instance in gone:
             del self._instances[instance.info.instance_id]
             del self._by_holder[instance.holder]
+            self._leave_model(instance)
             self._roles.pop(instance.info.instance_id, None)
             self._free.append(instance.holder)
             self.version += 1
@@ -230,6 +244,7 @@ class Registry:
         if instance.state == READY:
             instance.state, instance.reason = SUSPECT, reason
             self.version += 1
+            self._changed(instance)
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
@@ -237,7 +252,15 @@ class Registry:
         assert len(set(holders)) == len(holders), "two instances share a holder number"
         assert set(holders) == set(self._by_holder), "the holder table and the instances disagree"
         assert not set(holders) & set(self._free), "a holder number is free and in use"
+        listed = sorted(name for there in self._of_model.values() for name in there)
+        assert listed == sorted(self._instances), "the models and the instances disagree"
         assert set(self._roles) <= set(self._instances), "a role is kept for an instance that is gone"
+
+    def _leave_model(self, instance: Instance) -> None:
+        there = self._of_model[instance.info.model]
+        del there[instance.info.instance_id]
+        if not there:
+            del self._of_model[instance.info.model]
 
     def _take_holder(self) -> int:
         self._next_holder += 1
@@ -252,8 +275,4 @@ class Registry:
         if state != instance.state:
             instance.state = state
             self.version += 1
-
-
-def with_role(info: InstanceInfo, role: str) -> InstanceInfo:
-    """Return the same with another role."""
-    return replace(info, role=role)
+            self._changed(instance)

@@ -18,4 +18,4 @@ async def handle(
         raise errors.DecisionUnknown(
             f"No decision {request.id[:64]!r} is kept here; the last {state.section.decision_count_max} are."
         )
-    return pb.GetDecisionResponse(record_json=record.to_json())
+    return pb.GetDecisionResponse(record_json=record.to_json(state.core.settings.rules))

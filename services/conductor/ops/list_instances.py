@@ -46,7 +46,7 @@ def listing(state: ConductorState) -> pb.ListInstancesResponse:
             pb.InstanceView(
                 instance=instance_message(instance),
                 load=load_message(instance.load),
-                assigned=state.core.work.assigned(instance.info.instance_id),
+                assigned=state.core.assigned(instance),
                 cached_blocks=blocks.get(instance.holder, 0),
                 report_age_ms=max(0, int((now_s - instance.reported_s) * 1e3)),
                 reason=instance.reason,

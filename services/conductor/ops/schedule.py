@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mooncache.conductor.core.asks import Decision
+from mooncache.conductor.core.policy.types import LOCAL, WAIT
 from mooncache.conductor.messages import ask_of
 from mooncache.conductor.state import ConductorState
 from mooncache.logs import Event, get_logger
@@ -36,7 +37,7 @@ async def handle(
 
 def answer(state: ConductorState, decision: Decision) -> pb.ScheduleResponse:
     """Return a decision as the gateway wants it."""
-    choice, branch = decision.choice, decision.choice.branch
+    choice = decision.choice
     response = pb.ScheduleResponse(
         decision_id=decision.decision_id,
         admitted=choice.admitted,
@@ -46,29 +47,27 @@ def answer(state: ConductorState, decision: Decision) -> pb.ScheduleResponse:
         expected_ttft_ms=_milliseconds(choice.ttft_s),
         summary=decision.summary(),
     )
-    if not choice.admitted or branch is None or choice.decode is None:
+    if not choice.admitted or not decision.decode:
         return response
-    response.decode.instance_id = choice.decode.facts.instance_id
+    response.decode.instance_id = decision.decode
     margin_s = _margin_s(state, decision)
-    waits = branch.kind == "wait"
-    if choice.prefill is not None:
-        response.prefill.instance_id = choice.prefill.facts.instance_id
+    waits = choice.branch == WAIT
+    if decision.prefill:
+        response.prefill.instance_id = decision.prefill
         response.decode.wait_tokens = decision.request.cacheable_tokens
-        response.decode.wait_ms = _wait_ms(branch.total_s, margin_s)
+        response.decode.wait_ms = _wait_ms(choice.total_s, margin_s)
         if waits:
-            response.prefill.wait_tokens = branch.prefix_tokens
-            response.prefill.wait_ms = _wait_ms(branch.ready_s, margin_s)
+            response.prefill.wait_tokens = choice.prefix_tokens
+            response.prefill.wait_ms = _wait_ms(choice.ready_s, margin_s)
     elif waits:
-        response.decode.wait_tokens = branch.prefix_tokens
-        response.decode.wait_ms = _wait_ms(branch.ready_s, margin_s)
+        response.decode.wait_tokens = choice.prefix_tokens
+        response.decode.wait_ms = _wait_ms(choice.ready_s, margin_s)
     for leg in (response.prefill, response.decode):
         instance = state.core.registry.get(leg.instance_id)
         if instance is not None:
             leg.url = instance.info.url
     response.local_hit_tokens = decision.local_tokens
-    response.pool_hit_tokens = (
-        branch.prefix_tokens if branch.kind != "local" else decision.request.pool_tokens
-    )
+    response.pool_hit_tokens = choice.prefix_tokens if choice.branch != LOCAL else decision.pool_tokens
     return response
 
 
@@ -82,9 +81,10 @@ def _margin_s(state: ConductorState, decision: Decision) -> float:
     While the speed of an engine is only a prior, a slow machine may take a hundred times as long; to give up then
     would make both engines compute the prompt and neither get on. A failed prefill ends the wait in any case.
     """
-    option = decision.choice.prefill or decision.choice.inline
-    instance = state.core.registry.get(option.facts.instance_id) if option is not None else None
-    if instance is None or state.core.prefill_model(instance.info).count >= PROVEN_AFTER:
+    instance = state.core.registry.get(decision.computer)
+    if instance is None:
+        return WAIT_MARGIN_S
+    if state.core.models.of(instance.info.model).prefill(instance.info).count >= PROVEN_AFTER:
         return WAIT_MARGIN_S
     return UNPROVEN_MARGIN_S
 

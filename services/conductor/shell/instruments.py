@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from mooncache.conductor.core.asks import Decision
 from mooncache.conductor.core.outcome import Learned
-from mooncache.conductor.core.policy.facts import ROLE_BOTH, ROLE_DECODE, ROLE_PREFILL
+from mooncache.conductor.core.policy.fleet import ROLES
+from mooncache.conductor.core.policy.types import WAIT
 from mooncache.conductor.core.registry import STATES
 from mooncache.metrics import Metrics
 
@@ -48,6 +49,9 @@ class Instruments:
         self.ttft_ratio = metrics.histogram(
             "ttft_observed_over_predicted", "Observed over predicted TTFT.", buckets=_ERROR_BUCKETS
         )
+        self.odd_costs = metrics.counter(
+            "odd_costs", "Costs of candidates that were no numbers: a cost model is broken."
+        )
         self.updates = metrics.counter("updates", "What gateways told about requests.", ("phase",))
         self.cache_reports = metrics.counter("cache_reports", "Reports of instances' caches.", ("outcome",))
         self.expired = metrics.counter("expired_requests", "Requests of which nobody reported the end.")
@@ -57,20 +61,21 @@ class Instruments:
 
     def decided(self, decision: Decision, elapsed_s: float) -> None:
         """Count a decision."""
-        choice, branch = decision.choice, decision.choice.branch
+        choice = decision.choice
         self.decisions.labels(choice.reason).inc()
         self.decision_seconds.observe(elapsed_s)
         self.pool_lookups.labels(decision.pool.state).inc()
         if decision.pool.elapsed_s:
             self.pool_seconds.observe(decision.pool.elapsed_s)
-        if not choice.admitted or branch is None:
+        self.odd_costs.inc(choice.odd_rows)
+        if not choice.admitted:
             return
-        self.branches.labels(branch.kind if choice.prefill is not None else f"inline_{branch.kind}").inc()
-        self.waits.inc(1 if branch.kind == "wait" else 0)
-        source = "awaited" if branch.kind == "wait" else "pool"
-        local = min(decision.local_tokens, branch.prefix_tokens)
+        self.branches.labels(choice.branch if decision.prefill else f"inline_{choice.branch}").inc()
+        self.waits.inc(1 if choice.branch == WAIT else 0)
+        source = "awaited" if choice.branch == WAIT else "pool"
+        local = min(decision.local_tokens, choice.prefix_tokens)
         self.planned_tokens.labels("local").inc(local)
-        self.planned_tokens.labels(source).inc(branch.prefix_tokens - local)
+        self.planned_tokens.labels(source).inc(choice.prefix_tokens - local)
         self.planned_tokens.labels("computed").inc(decision.computed_tokens)
 
     def learned(self, phase: str, learned: Learned) -> None:
@@ -103,7 +108,7 @@ class Instruments:
         gauge("seen_keys", "Keys remembered to explain misses.", function=lambda: float(core.seen.blocks()))
         instances = gauge("instances", "Known instances by state and role.", ("state", "role"))
         for name in STATES:
-            for role in (ROLE_PREFILL, ROLE_DECODE, ROLE_BOTH):
+            for role in ROLES:
                 instances.labels(name, role).set_function(partial(_count, state, name, role))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mooncache.conductor.core.policy import overload
-from mooncache.conductor.core.policy.common import NO_INSTANCE, candidates, cleaned, handovers_s, least
+from mooncache.conductor.core.policy.common import NO_INSTANCE, QUIET, candidates, cleaned, handovers_s, least
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import (
     ADMITTED,
@@ -40,6 +40,7 @@ class Algorithm1:
         self.name = name
         self._fetches = fetches
 
+    @QUIET
     def choose(self, request: Request, fleet: Fleet, rules: Rules, rng: random.Random) -> Choice:
         """See `Policy.choose`."""
         prefillers, decoders = candidates(request, fleet)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mooncache.conductor.core.policy.algorithm1 import paired
-from mooncache.conductor.core.policy.common import NO_INSTANCE, candidates, cleaned, least
+from mooncache.conductor.core.policy.common import NO_INSTANCE, QUIET, candidates, cleaned, least
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import NOBODY, Bools, Choice, Floats, Request, Rules
 
@@ -35,6 +35,7 @@ class Scored:
         """Return a measure for each row as decode instance, None for the time between tokens."""
         return None
 
+    @QUIET
     def choose(self, request: Request, fleet: Fleet, rules: Rules, rng: random.Random) -> Choice:
         """See `Policy.choose`."""
         prefillers, decoders = candidates(request, fleet)

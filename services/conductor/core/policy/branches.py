@@ -53,75 +53,72 @@ def shares(request: Request, fleet: Fleet) -> Bools:
     return mask
 
 
-def scores(request: Request, fleet: Fleet, rules: Rules) -> tuple[Floats, Floats]:
-    """Return (score, total) of the cheapest way of every row that computes alone."""
-    n, weight = request.prompt_tokens, 1.0 + rules.work_weight
-    have, queue_s = request.local, fleet.queue_s
-    compute_s = fleet.prefill_s(n, have)
-    total = queue_s + compute_s
-    score = total + rules.work_weight * compute_s
+class Scores(NamedTuple):
+    """The cheapest way of every row that computes alone: what is compared, when the KV is there, the computing."""
+
+    score_s: Floats
+    total_s: Floats
+    compute_s: Floats
+
+
+def scores(request: Request, fleet: Fleet, rules: Rules) -> Scores:
+    """Return the cheapest way of every row, as columns; `ways` has the same in full for one row."""
+    compute_s = fleet.prefill_s(request.prompt_tokens, request.local)
+    total_s = fleet.queue_s + compute_s
+    found = Scores(total_s + rules.work_weight * compute_s, total_s, compute_s)
     readers = shares(request, fleet)
     for source in request.sources:
-        score, total = _better(
-            score, total, request, fleet, source.tokens, source.tokens_per_s, 0.0, readers, source.row, weight
-        )
-    if rules.waits:
-        for awaited in request.awaited:
-            there = readers if awaited.pool else np.zeros(len(fleet), dtype=np.bool_)
-            score, total = _better(
-                score,
-                total,
-                request,
-                fleet,
-                awaited.tokens,
-                np.inf,
-                awaited.ready_in_s,
-                there,
-                NOBODY,
-                weight,
+        rate = np.minimum(fleet.fetch_tokens_per_s, source.tokens_per_s)
+        found = _with_longer(found, request, fleet, rules, source.tokens, rate, 0.0, readers, source.row)
+    for awaited in request.awaited if rules.waits else ():
+        if awaited.pool:
+            rate, ready_in_s = fleet.fetch_tokens_per_s, awaited.ready_in_s
+            found = _with_longer(
+                found, request, fleet, rules, awaited.tokens, rate, ready_in_s, readers, awaited.row
             )
-            score, total = _at_home(score, total, request, fleet, awaited, rules)
-    return score, total
+        found = _at_home(found, request, fleet, rules, awaited)
+    return found
 
 
-def _better(
-    score: Floats,
-    total: Floats,
+def _with_longer(
+    found: Scores,
     request: Request,
     fleet: Fleet,
+    rules: Rules,
     tokens: int,
-    rate: float,
+    rate: Floats,
     ready_in_s: float,
-    mask: Bools,
-    source_row: int,
-    weight: float,
-) -> tuple[Floats, Floats]:
-    """Take the way over a longer prefix where it is cheaper."""
+    readers: Bools,
+    owner: int,
+) -> Scores:
+    """Take the way over a longer prefix, which is read from elsewhere, where that is cheaper."""
     gain = tokens - request.local
-    compute_s = fleet.prefill_s(request.prompt_tokens, np.maximum(request.local, tokens))
-    ready_s = ready_in_s + fleet.fetch_latency_s + gain / np.minimum(fleet.fetch_tokens_per_s, rate)
-    way_total = np.maximum(fleet.queue_s, ready_s) + compute_s
-    way_score = way_total + (weight - 1.0) * compute_s
-    wins = mask & (gain > 0) & (way_score < score)
-    if source_row != NOBODY:
-        wins[source_row] = False
-    return np.where(wins, way_score, score), np.where(wins, way_total, total)
+    # All who gain compute the same rest: one prefix for the whole column.
+    compute_s = fleet.prefill_same_s(request.prompt_tokens, tokens)
+    total_s = np.maximum(fleet.queue_s, ready_in_s + fleet.fetch_latency_s + gain / rate) + compute_s
+    score_s = total_s + rules.work_weight * compute_s
+    wins = readers & (gain > 0) & (score_s < found.score_s)
+    if owner != NOBODY:
+        wins[owner] = False
+    return Scores(
+        *(np.where(wins, new, old) for new, old in zip((score_s, total_s, compute_s), found, strict=True))
+    )
 
 
-def _at_home(
-    score: Floats, total: Floats, request: Request, fleet: Fleet, awaited: Awaited, rules: Rules
-) -> tuple[Floats, Floats]:
+def _at_home(found: Scores, request: Request, fleet: Fleet, rules: Rules, awaited: Awaited) -> Scores:
     """Where the other request runs, its blocks are in the engine's own cache: nothing is fetched."""
     row = awaited.row
     if not 0 <= row < len(fleet) or awaited.tokens <= request.local[row]:
-        return score, total
+        return found
     compute_s = fleet.prefill_row_s(row, request.prompt_tokens, awaited.tokens)
-    way_total = max(float(fleet.queue_s[row]), awaited.ready_in_s) + compute_s
-    way_score = way_total + rules.work_weight * compute_s
-    if way_score < score[row]:
-        score, total = score.copy(), total.copy()
-        score[row], total[row] = way_score, way_total
-    return score, total
+    total_s = max(float(fleet.queue_s[row]), awaited.ready_in_s) + compute_s
+    values = total_s + rules.work_weight * compute_s, total_s, compute_s
+    if not values[0] < found.score_s[row]:
+        return found
+    columns = tuple(column.copy() for column in found)
+    for column, value in zip(columns, values, strict=True):
+        column[row] = value
+    return Scores(*columns)
 
 
 def ways(request: Request, fleet: Fleet, rules: Rules, row: int) -> list[Way]:

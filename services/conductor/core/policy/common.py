@@ -16,6 +16,8 @@ from mooncache.conductor.core.policy.types import NOBODY, Bools, Choice, Floats,
 if TYPE_CHECKING:
     import random
 
+# What is no number is dealt with by `cleaned`, not by a warning.
+QUIET = np.errstate(divide="ignore", invalid="ignore", over="ignore")
 NO_INSTANCE = Choice(False, "no_instance", retry_after_s=1.0)
 
 

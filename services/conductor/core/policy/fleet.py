@@ -79,6 +79,16 @@ class Fleet:
             + self.prefill_d * have
         )
 
+    def prefill_same_s(self, n: int, p: int) -> Floats:
+        """Return the same for one prefix that all rows have."""
+        have = float(max(0, min(p, n - 1)))
+        return (
+            self.prefill_a
+            + self.prefill_b * (n - have)
+            + self.prefill_c * (float(n) * n - have * have)
+            + self.prefill_d * have
+        )
+
     def prefill_row_s(self, row: int, n: int, p: int) -> float:
         """Return the same for one row."""
         have = float(max(0, min(p, n - 1)))

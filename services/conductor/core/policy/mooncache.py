@@ -15,7 +15,7 @@ import numpy as np
 
 from mooncache.conductor.core.policy import branches, overload, placement
 from mooncache.conductor.core.policy.branches import Way
-from mooncache.conductor.core.policy.common import NO_INSTANCE, candidates, cleaned, handovers_s, least
+from mooncache.conductor.core.policy.common import NO_INSTANCE, QUIET, candidates, cleaned, handovers_s, least
 from mooncache.conductor.core.policy.fleet import BOTH, Fleet
 from mooncache.conductor.core.policy.placement import Placements
 from mooncache.conductor.core.policy.types import ADMITTED, NOBODY, Bools, Choice, Floats, Request, Rules
@@ -41,20 +41,30 @@ class Mooncache:
 
     name = "mooncache"
 
+    @QUIET
     def choose(self, request: Request, fleet: Fleet, rules: Rules, rng: random.Random) -> Choice:
         """See `Policy.choose`."""
         prefillers, decoders = candidates(request, fleet)
         if not decoders.any():
             return NO_INSTANCE
-        score_s, total_s = branches.scores(request, fleet, rules)
-        scores, odd = cleaned(score_s, prefillers | decoders)
+        priced = branches.scores(request, fleet, rules)
+        scores, odd = cleaned(priced.score_s, prefillers | decoders)
         pair = self._paired(request, fleet, rules, rng, np.where(prefillers, scores, np.inf), decoders)
-        inline = self._inline(request, fleet, rules, rng, scores, total_s, decoders, paired=pair is not None)
+        inline = self._inline(request, fleet, rules, rng, priced, decoders, paired=pair is not None)
+        best = pair
         if inline is not None and (pair is None or inline.end_s <= pair.end_s):
-            pair = inline
-        if pair is None:
+            best = inline
+        if best is None:
             return replace(NO_INSTANCE, odd_rows=odd)
-        return _judged(request, fleet, rules, pair, scores, odd)
+        choice = replace(
+            _choice(fleet, best),
+            scores=scores,
+            decode_scores=pair.decode_scores if pair is not None else best.decode_scores,
+            inline_scores=inline.decode_scores if inline is not None else None,
+            odd_rows=odd,
+        )
+        reason, retry_s = overload.judged(request, fleet, rules, choice)
+        return replace(choice, admitted=not reason, reason=reason or ADMITTED, retry_after_s=retry_s)
 
     def _paired(
         self,
@@ -97,8 +107,7 @@ class Mooncache:
         fleet: Fleet,
         rules: Rules,
         rng: random.Random,
-        scores: Floats,
-        total_s: Floats,
+        priced: branches.Scores,
         decoders: Bools,
         *,
         paired: bool,
@@ -115,13 +124,12 @@ class Mooncache:
             mask = mask & (short | (fleet.role == BOTH))
             if not mask.any():
                 return None
-        compute_s = np.maximum(scores - total_s, 0.0) / max(rules.work_weight, 1e-9)
-        placed = placement.price(request, fleet, float(np.min(total_s[mask])), 0.0)
+        placed = placement.price(request, fleet, float(np.min(priced.total_s[mask])), 0.0)
         if paired:
-            stalls = (fleet.sequences > 0) & (compute_s + placed.tbt_s > request.tbt_slo_s)
+            stalls = (fleet.sequences > 0) & (priced.compute_s + placed.tbt_s > request.tbt_slo_s)
             mask = mask & ~stalls
-        delay_s = compute_s * fleet.sequences  # what the sequences running there lose together
-        ends, _ = cleaned(scores + placed.score_s + delay_s, mask)
+        delay_s = priced.compute_s * fleet.sequences  # what the sequences running there lose together
+        ends, _ = cleaned(priced.score_s + placed.score_s + delay_s, mask)
         row = least(ends, rng)
         if row == NOBODY:
             return None
@@ -129,15 +137,15 @@ class Mooncache:
         return _Pair(NOBODY, row, way, placed, 0.0, float(ends[row]), ends)
 
 
-def _judged(request: Request, fleet: Fleet, rules: Rules, pair: _Pair, scores: Floats, odd: int) -> Choice:
-    """Return the pair as a choice, after admission."""
+def _choice(fleet: Fleet, pair: _Pair) -> Choice:
+    """Return the pair as a choice, before admission."""
     way, row = pair.way, pair.decode
     computer = pair.prefill if pair.prefill != NOBODY else row
     wait_s = float(pair.placed.wait_s[row])
     queue_s = way.total_s - way.compute_s
     if way.branch != "wait":
         queue_s = min(queue_s, float(fleet.queue_s[computer]))
-    choice = Choice(
+    return Choice(
         admitted=True,
         reason=ADMITTED,
         prefill=pair.prefill,
@@ -156,9 +164,4 @@ def _judged(request: Request, fleet: Fleet, rules: Rules, pair: _Pair, scores: F
         handover_s=pair.handover_s,
         wait_s=wait_s,
         tbt_s=float(pair.placed.tbt_s[row]),
-        scores=scores,
-        decode_scores=pair.decode_scores,
-        odd_rows=odd,
     )
-    reason, retry_s = overload.judged(request, fleet, rules, choice)
-    return replace(choice, admitted=not reason, reason=reason or ADMITTED, retry_after_s=retry_s)

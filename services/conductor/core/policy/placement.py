@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mooncache.conductor.core.policy.common import QUIET
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import Floats, Request
 
@@ -25,6 +26,7 @@ class Placements(NamedTuple):
     score_s: Floats
 
 
+@QUIET
 def price(request: Request, fleet: Fleet, at_s: float, handover_s: Floats | float) -> Placements:
     """Return every row priced for `at_s` seconds from now, which is when the KV is there."""
     sequences, kv_tokens = fleet.decode_at(at_s)

@@ -158,7 +158,8 @@ class Choice:
     from. members: rows of the pipeline that computes the prompt together, in order of the stages, empty for one
     instance alone. ready_s: when the prefix is there; queue_s: computing in front; compute_s: the prefill itself;
     ttft_s: all of it; wait_s: for a place in the decode batch. scores: what was compared, per row, infinite for
-    rows that were no candidates.
+    rows that were no candidates: for the prompt, for the answer, for both on one instance. odd_rows: how many costs
+    were no numbers.
     """
 
     admitted: bool
@@ -182,9 +183,15 @@ class Choice:
     retry_after_s: float = 0.0
     scores: Floats | None = field(default=None, compare=False)
     decode_scores: Floats | None = field(default=None, compare=False)
+    inline_scores: Floats | None = field(default=None, compare=False)
     odd_rows: int = 0
 
     @property
     def computer(self) -> int:
         """The row that computes the prompt (the first of a pipeline)."""
         return self.prefill if self.prefill != NOBODY else self.decode
+
+    @property
+    def total_s(self) -> float:
+        """When the prompt's KV is there."""
+        return self.ttft_s - self.wait_s - self.handover_s

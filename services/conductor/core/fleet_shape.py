@@ -1,0 +1,78 @@
+"""What an instance is in the book of instances, and the names of the book's columns."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mooncache.conductor.core.policy.fleet import PREFILL
+from mooncache.conductor.core.policy.types import DecodeCost, PrefillCost, TransferCost
+
+FLOATS = (
+    "prefill_a",
+    "prefill_b",
+    "prefill_c",
+    "prefill_d",
+    "fetch_latency_s",
+    "fetch_tokens_per_s",
+    "queue_tokens",
+    "decode_base_s",
+    "decode_per_sequence_s",
+    "decode_per_token_s",
+    "sequences",
+    "sequences_max",
+    "kv_tokens",
+    "kv_capacity_tokens",
+    "batch_sequences",
+    "batch_kv_tokens",
+    "stay_s",
+    "handover_s",
+    "handover_tokens_per_s",
+    "pending_s",
+    "running_s",
+    "since_s",
+    "foreign_s",
+    "foreign_sequences",
+    "reported_kv_tokens",
+    "own_sequences",
+    "own_kv_tokens",
+    "link_tokens_per_s",
+    "max_model_tokens",
+    "send_tokens_per_s",
+)
+PREDICT = (
+    "sequences",
+    "kv_tokens",
+    "batch_sequences",
+    "batch_kv_tokens",
+    "foreign_sequences",
+    "reported_kv_tokens",
+    "own_kv_tokens",
+    "stay_s",
+)
+INTS = ("role", "group", "kind", "queue_prompts", "pipeline", "fetching", "reading")
+BOOLS = ("ready", "pool", "tail")
+
+
+class Shape(NamedTuple):
+    """What an instance is, as far as requests do not change it.
+
+    transfer: into the instance; send_tokens_per_s: out of it, when others read from it. handover: from the end
+    of a prefill elsewhere to the first decode step; tail: it computes what is behind the last complete block.
+    kind: number of the type of instance, those of one compute equally fast. Limits of 0 are none.
+    """
+
+    role: int = PREFILL
+    prefill: PrefillCost = PrefillCost(0.0666, 1.1003e-4, 7.386e-10, 2.618e-6)
+    transfer: TransferCost = TransferCost(0.005, 265_000.0)
+    decode: DecodeCost = DecodeCost(0.0263, 0.00021, 3.4e-8)
+    group: int = 0
+    pool: bool = True
+    sequences_max: int = 0
+    kv_capacity_tokens: int = 0
+    pipeline: int = -1
+    send_tokens_per_s: float = float("inf")
+    handover: TransferCost = TransferCost(0.0, float("inf"))
+    tail: bool = False
+    ready: bool = True
+    kind: int = 0
+    max_model_tokens: int = 0

@@ -1,0 +1,222 @@
+"""What is served, model by model: the book of its instances, and what was learnt of their speed and of its answers.
+
+The registry says who exists and in which state; here it becomes rows of a `FleetBook`. Observations teach the cost
+models, and what they say now is written into the book's columns, so that a decision asks no model.
+"""
+
+from __future__ import annotations
+
+from mooncache.conductor.core import learning
+from mooncache.conductor.core.fleet_book import FleetBook
+from mooncache.conductor.core.fleet_shape import Shape
+from mooncache.conductor.core.learning import DecodeLearner, Follower, PrefillLearner, TransferLearner
+from mooncache.conductor.core.output_lengths import OutputLengths
+from mooncache.conductor.core.policy.fleet import ROLES
+from mooncache.conductor.core.policy.types import DecodeCost, TransferCost
+from mooncache.conductor.core.registry import Instance, InstanceInfo, Load, Registry
+
+TURNOVER_PRIOR_S = 10.0
+MODELS_MAX = 1024  # models of which something is remembered
+BLOCK_TOKENS_UNKNOWN = 16
+_OTHERS_TOKENS = 512  # of a prompt that somebody else sent, as long as nothing is known
+
+
+class ServedModel:
+    """One model; see the module's text. row_of_holder: row of each number in the index of caches."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.book = FleetBook()
+        self.row_of_holder: dict[int, int] = {}
+        self.prefills: dict[str, PrefillLearner] = {}  # by type of instance
+        self.transfers: dict[str, TransferLearner] = {}  # by instance, "" for all of them
+        self.decodes: dict[str, DecodeLearner] = {}  # by instance
+        self.lengths = OutputLengths()
+        self.turnover: Follower | None = None
+        self._kinds: dict[str, int] = {}
+        self._groups: tuple[int, dict[int, tuple[int, int]]] = (-1, {})
+
+    def settle(self, instance: Instance) -> None:
+        """Write into the book what the instance is now."""
+        info = instance.info
+        kind = kind_of(info)
+        row = self.book.add(
+            info.instance_id,
+            Shape(
+                role=ROLES[instance.role],
+                prefill=self.prefill(info).cost,
+                transfer=self._transfer(info),
+                decode=self._decode(info.instance_id),
+                group=info.group,
+                pool=info.pool,
+                sequences_max=info.max_sequences,
+                kv_capacity_tokens=info.kv_capacity_tokens,
+                handover=self._transfer(info),
+                tail=True,
+                ready=instance.ready,
+                kind=self._kinds.setdefault(kind, len(self._kinds)),
+                max_model_tokens=info.max_model_tokens,
+            ),
+        )
+        self.row_of_holder[instance.holder] = row
+        if self.turnover is not None:
+            self.book.set(info.instance_id, stay_s=self.turnover.value)
+
+    def leave(self, instance: Instance) -> None:
+        """The instance is gone, or serves another model now."""
+        name = instance.info.instance_id
+        self.book.remove(name)
+        self.row_of_holder = {h: row for h, row in self.row_of_holder.items() if h != instance.holder}
+        self.decodes.pop(name, None)
+        self.transfers.pop(name, None)
+
+    def reported(self, instance: Instance, load: Load, now_s: float) -> None:
+        """Take in an engine's load: how fast it decodes, and what others have sent there."""
+        name, info = instance.info.instance_id, instance.info
+        if load.tbt_ms > 0 and load.running > 0:
+            learner = self.decodes.setdefault(name, DecodeLearner())
+            learner.observe(load.running, load.kv_usage * info.kv_capacity_tokens, load.tbt_ms / 1e3)
+            self.book.set(name, decode=learner.cost)
+        foreign_s = 0.0
+        if instance.foreign and load.waiting:  # like what was sent from here, or short prompts
+            each_s = self.book.mean_prompt_s(name) or self.prefill(info).cost.seconds(_OTHERS_TOKENS, 0)
+            foreign_s = min(instance.foreign, load.waiting) * each_s
+        self.book.report(
+            name,
+            foreign_sequences=instance.foreign,
+            foreign_queue_s=foreign_s,
+            kv_tokens=load.kv_usage * info.kv_capacity_tokens,
+        )
+
+    # --- what was observed
+
+    def prefill(self, info: InstanceInfo) -> PrefillLearner:
+        """Return the prefill model of an instance's type."""
+        found = self.prefills.get(kind_of(info))
+        if found is None:
+            found = self.prefills[kind_of(info)] = PrefillLearner.starting(info.engine)
+        return found
+
+    def observed_prefill(self, info: InstanceInfo, n: int, p: int, seconds: float) -> None:
+        """An instance computed a prompt of n tokens, p of them cached."""
+        learner = self.prefill(info)
+        if learner.observe(n, p, seconds):
+            self.book.learnt(self._kinds[kind_of(info)], learner.cost)
+
+    def observed_load(self, name: str, loaded_bytes: float, seconds: float, registry: Registry) -> None:
+        """An instance loaded KV from the pool."""
+        for known in ("", name):
+            self.transfers.setdefault(known, TransferLearner()).observe(loaded_bytes, seconds)
+        # Instances that loaded nothing yet are believed to be like the others.
+        for instance in registry.of_model(self.name):
+            other = instance.info.instance_id
+            if other == name or other not in self.transfers:
+                cost = self._transfer(instance.info)
+                self.book.set(other, transfer=cost, handover=cost)
+
+    def observed_answer(self, lengths_class: str, tokens: float, stayed_s: float) -> None:
+        """A sequence was generated."""
+        self.lengths.observe(lengths_class, tokens)
+        if self.turnover is None:
+            self.turnover = Follower(stayed_s, 0.05)
+        self.turnover.observe(stayed_s)
+        self.book.stays(self.turnover.value)
+
+    # --- what decisions ask
+
+    def group(self, asked: int, registry: Registry) -> tuple[int, int]:
+        """Return the passport group of a request's keys and the tokens of a block in it."""
+        version, groups = self._groups
+        if version != registry.version:
+            groups = {}
+            for instance in registry.of_model(self.name):
+                count, block_tokens = groups.get(instance.info.group, (0, 0))
+                count += 2 if instance.ready else 1
+                groups[instance.info.group] = count, block_tokens or instance.info.block_tokens
+            self._groups = registry.version, groups
+        group = asked or max(groups, key=lambda name: (groups[name][0], name))
+        return group, groups.get(group, (0, 0))[1] or BLOCK_TOKENS_UNKNOWN
+
+    def longest(self) -> int:
+        """Return the length that no prompt of this model may have."""
+        return self.book.longest()
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant is broken."""
+        self.book.check()
+        for row in self.row_of_holder.values():
+            assert self.book.names[row], "a number in the index of caches points at an instance that is gone"
+
+    def restarted(self, name: str) -> None:
+        """Another engine of that name: what was learnt of its decoding is void."""
+        self.decodes.pop(name, None)
+        self.book.set(name, decode=self._decode(name))
+
+    def _decode(self, name: str) -> DecodeCost:
+        learner = self.decodes.get(name)
+        return learner.cost if learner is not None else learning.DECODE_PRIOR
+
+    def _transfer(self, info: InstanceInfo) -> TransferCost:
+        learner = self.transfers.get(info.instance_id) or self.transfers.get("") or _NO_TRANSFERS
+        return learner.cost(info.kv_bytes_per_token)
+
+
+class ModelBooks:
+    """All models that are served, or were and may be again."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, ServedModel] = {}
+        self._served: dict[str, str] = {}  # instance -> model
+
+    def of(self, name: str) -> ServedModel:
+        """Return a model, a new one when it is not known."""
+        found = self._models.get(name)
+        if found is None:
+            found = self._models[name] = ServedModel(name)
+            self._forget()
+        return found
+
+    def known(self, name: str) -> ServedModel | None:
+        """Return a model that has instances, None when nobody serves it."""
+        found = self._models.get(name)
+        return found if found is not None and found.row_of_holder else None
+
+    def changed(self, instance: Instance) -> None:
+        """An instance is there, or its state, role or description is another one."""
+        info = instance.info
+        before = self._served.get(info.instance_id, info.model)
+        if before != info.model:
+            self._models[before].leave(instance)
+        self._served[info.instance_id] = info.model
+        self.of(info.model).settle(instance)
+
+    def restarted(self, instance: Instance) -> None:
+        """The engine was started again."""
+        self.of(instance.info.model).restarted(instance.info.instance_id)
+
+    def gone(self, instance: Instance) -> None:
+        """The instance is not known any more."""
+        self.of(instance.info.model).leave(instance)
+        del self._served[instance.info.instance_id]
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant is broken."""
+        for model in self._models.values():
+            model.check()
+        rows = sum(len(model.row_of_holder) for model in self._models.values())
+        assert rows == len(self._served), "instances and rows disagree"
+
+    def _forget(self) -> None:
+        """Clients of a test bench may name models without end: those that nobody serves go first."""
+        for name in [name for name, model in self._models.items() if not model.row_of_holder][:-1]:
+            if len(self._models) <= MODELS_MAX:
+                break
+            del self._models[name]
+
+
+def kind_of(info: InstanceInfo) -> str:
+    """Return the type of an instance: engines of one kind and version compute equally fast."""
+    return f"{info.engine} {info.engine_version}".strip()
+
+
+_NO_TRANSFERS = TransferLearner()

@@ -1,0 +1,113 @@
+"""How long answers are: a distribution learnt from history, for each tenant and class of requests.
+
+Counts in buckets that grow by the fourth root of two, each observation fading so that about the last `MEMORY` ones
+count. A class that was seen seldom leans on the whole model's distribution, and that on a prior: a class with k
+observations has weight k / (k + TRUST). From the counts follow the mean (an expectation bounded by what was asked
+for) and the survival curve: the share of answers longer than so many tokens. Where Mooncache's paper lets every
+decode last equally long (arXiv 2407.00079, section 7), this says when it will end.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+
+from mooncache.conductor.core.policy.types import Floats
+
+MEMORY = 2000.0
+TRUST = 8.0
+CLASSES_MAX = 4096
+_STEPS = 4  # buckets for each doubling
+_BUCKETS = 22 * _STEPS
+_EDGES = 2.0 ** (np.arange(_BUCKETS + 1) / _STEPS)  # of bucket i: from edge i to edge i + 1
+_MIDDLES = (_EDGES[:-1] + _EDGES[1:]) / 2
+_REFRESH = 32  # observations after which curves are made anew
+
+
+class _Counts:
+    """Fading counts of one class, and the shares that were made of them last."""
+
+    __slots__ = ("counts", "shares", "since", "total")
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(_BUCKETS)
+        self.total = 0.0
+        self.since = _REFRESH
+        self.shares = np.zeros(_BUCKETS)
+
+    def observe(self, tokens: float) -> None:
+        fade = 1.0 - 1.0 / MEMORY
+        if self.total >= MEMORY:
+            self.counts *= fade
+            self.total *= fade
+        self.counts[_bucket(tokens)] += 1.0
+        self.total += 1.0
+        self.since += 1
+
+
+def _bucket(tokens: float) -> int:
+    at = int(np.searchsorted(_EDGES, max(1.0, tokens), side="right")) - 1
+    return min(_BUCKETS - 1, max(0, at))
+
+
+class OutputLengths:
+    """See the module's text; one for each model. prior_tokens: the mean before anything was seen."""
+
+    def __init__(self, prior_tokens: float = 128.0) -> None:
+        self.count = 0
+        self._prior = _exponential(prior_tokens)
+        self._all = _Counts()
+        self._classes: OrderedDict[str, _Counts] = OrderedDict()
+
+    def observe(self, name: str, tokens: float) -> None:
+        """Take in the length of an answer of a class; what cannot be is passed over."""
+        if not 0 < tokens < 1e9:
+            return
+        self.count += 1
+        self._all.observe(tokens)
+        found = self._classes.get(name)
+        if found is None:
+            found = self._classes[name] = _Counts()
+            if len(self._classes) > CLASSES_MAX:
+                self._classes.popitem(last=False)
+        found.observe(tokens)
+        self._classes.move_to_end(name)
+
+    def mean(self, name: str, limit: float = 0.0) -> float:
+        """Return the expected length of an answer of the class, at most `limit` tokens (0: no limit)."""
+        middles = np.minimum(_MIDDLES, limit) if limit > 0 else _MIDDLES
+        return max(1.0, float(np.dot(self._shares(name), middles)))
+
+    def survival(self, name: str, limit: float = 0.0) -> Callable[[Floats], Floats]:
+        """Return the function: tokens -> share of the class's answers that are longer."""
+        left = 1.0 - np.concatenate(([0.0], np.cumsum(self._shares(name))))
+
+        def longer(tokens: Floats) -> Floats:
+            share: Floats = np.interp(tokens, _EDGES, left)
+            if limit > 0:
+                share = np.where(tokens < limit, share, 0.0)
+            return share
+
+        return longer
+
+    def _shares(self, name: str) -> Floats:
+        whole = _blend(self._all, self._prior)
+        found = self._classes.get(name)
+        return _blend(found, whole) if found is not None else whole
+
+
+def _blend(counts: _Counts, prior: Floats) -> Floats:
+    """Return the class's shares, leaning on the prior as far as little was seen."""
+    if counts.since >= _REFRESH or counts.total < _REFRESH:
+        counts.shares = (counts.counts + TRUST * prior) / (counts.total + TRUST)
+        counts.since = 0
+    return counts.shares
+
+
+def _exponential(mean_tokens: float) -> Floats:
+    left = np.exp(-(_EDGES - 1.0) / max(1.0, mean_tokens))
+    shares: Floats = left[:-1] - left[1:]
+    shares /= shares.sum()
+    return shares

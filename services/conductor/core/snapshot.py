@@ -1,0 +1,126 @@
+"""What a policy saw, in few bytes, so that it can be asked again: what would another policy have done?
+
+A snapshot holds the columns of some rows as 32-bit numbers, the request, and the decode load that was expected at
+three moments ahead. `fleet` and `request` make of it what a policy takes. Costs computed from it differ from the
+original ones by rounding only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mooncache.conductor.core.policy.fleet import Fleet
+from mooncache.conductor.core.policy.types import NOBODY, Awaited, Floats, Ints, Request, Source
+
+_SKIPPED = ("now_s", "names", "predict")
+_COLUMNS = tuple(field.name for field in fields(Fleet) if field.name not in _SKIPPED)
+_WHOLE = ("role", "queue_prompts", "pipeline")
+_FLAGS = ("ready", "pool", "tail")
+_LAST_S = 30.0
+_PLAIN = tuple(
+    field.name for field in fields(Request) if field.name not in ("local", "sources", "awaited", "exclude")
+)
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """See the module's text. rows: the rows of the fleet that are kept, in this order."""
+
+    names: list[str]
+    rows: list[int]
+    columns: bytes
+    groups: list[int]
+    local: bytes
+    ahead_s: tuple[float, float, float]
+    ahead: bytes
+    request: dict[str, Any]
+    sources: list[tuple[int, int, float]]
+    awaited: list[tuple[int, float, int, str, bool]]
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much memory it takes."""
+        return len(self.columns) + len(self.local) + len(self.ahead) + 80 * len(self.names)
+
+    def fleet(self) -> Fleet:
+        """Return the kept rows as a fleet."""
+        count = len(self.rows)
+        table = np.frombuffer(self.columns, dtype=np.float32).reshape(len(_COLUMNS), count).astype(np.float64)
+        values: dict[str, Any] = dict(zip(_COLUMNS, table, strict=True))
+        for name in _WHOLE:
+            values[name] = values[name].astype(np.int64)
+        for name in _FLAGS:
+            values[name] = values[name] > 0
+        values["group"] = np.array(self.groups, dtype=np.int64)
+        return Fleet(now_s=0.0, names=self.names, predict=self._predict(), **values)
+
+    def asked(self) -> Request:
+        """Return the request, its rows renumbered to those that are kept; others are forgotten."""
+        place = {row: at for at, row in enumerate(self.rows)}
+        local: Ints = np.frombuffer(self.local, dtype=np.int64)
+        sources = tuple(
+            Source(place.get(row, NOBODY), tokens, rate)
+            for row, tokens, rate in self.sources
+            if row == NOBODY or row in place
+        )
+        awaited = tuple(
+            Awaited(tokens, ready_in_s, place.get(row, NOBODY), decision_id, pool)
+            for tokens, ready_in_s, row, decision_id, pool in self.awaited
+        )
+        plain = dict(self.request)
+        plain["affinity"] = tuple(plain["affinity"])
+        found = Request(local=local, sources=sources, awaited=awaited, **plain)
+        return replace(found, keep_decode=place.get(found.keep_decode, NOBODY))
+
+    def _predict(self) -> Callable[[float], tuple[Floats, Floats]]:
+        table = np.frombuffer(self.ahead, dtype=np.float32).reshape(3, 2, len(self.rows)).astype(np.float64)
+        times = self.ahead_s
+
+        def predict(after_s: float) -> tuple[Floats, Floats]:
+            at = int(np.searchsorted(times, after_s, side="right")) - 1
+            if at >= 2:
+                return table[2, 0], table[2, 1]
+            if at < 0:
+                return table[0, 0], table[0, 1]
+            gap = times[at + 1] - times[at]
+            share = (after_s - times[at]) / gap if gap > 0 else 0.0
+            found = table[at] * (1 - share) + table[at + 1] * share
+            return found[0], found[1]
+
+        return predict
+
+
+def take(fleet: Fleet, request: Request, at_s: float, rows: Ints | None = None) -> Snapshot:
+    """Return what the policy saw of these rows (None: of all that are not excluded).
+
+    at_s: when the KV of the chosen way would be there; the decode load is kept exactly for that moment.
+    """
+    if rows is None:
+        rows = np.flatnonzero(fleet.ready)
+        if request.exclude:
+            rows = rows[~np.isin(rows, list(request.exclude))]
+    table = np.empty((len(_COLUMNS), len(rows)), dtype=np.float32)
+    for at, name in enumerate(_COLUMNS):
+        table[at] = getattr(fleet, name)[rows]
+    middle_s = min(max(at_s, 0.0), 2 * _LAST_S)
+    moments = (0.0, middle_s, max(_LAST_S, middle_s))
+    ahead = np.empty((3, 2, len(rows)), dtype=np.float32)
+    for at, moment_s in enumerate(moments):
+        sequences, kv_tokens = fleet.decode_at(moment_s)
+        ahead[at, 0], ahead[at, 1] = sequences[rows], kv_tokens[rows]
+    return Snapshot(
+        [fleet.names[row] for row in rows],
+        rows.tolist(),
+        table.tobytes(),
+        fleet.group[rows].tolist(),
+        request.local[rows].astype(np.int64).tobytes(),
+        moments,
+        ahead.tobytes(),
+        {name: getattr(request, name) for name in _PLAIN},
+        [(s.row, s.tokens, s.tokens_per_s) for s in request.sources],
+        [(a.tokens, a.ready_in_s, a.row, a.decision_id, a.pool) for a in request.awaited],
+    )
