@@ -74,6 +74,7 @@ class FleetBook:
         self._pending: list[dict[Name, float]] = []
         self._running: list[Name | None] = []  # of each row's prompts, the one that is believed to run
         self._work: dict[Name, _Work] = {}
+        self.arrived_s = 0.0  # of computing, all prompts together
         self._columns: dict[str, np.ndarray] = {}
         self._curves = curves
         self._ahead = DecodeAhead()
@@ -223,6 +224,7 @@ class FleetBook:
         )
         self._work[assignment.decision_id] = work
         columns = self._columns
+        self.arrived_s += choice.compute_s * len(computers)
         for row in computers:
             pending = self._pending[row]
             pending[assignment.decision_id] = choice.compute_s

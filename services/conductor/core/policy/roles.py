@@ -1,0 +1,120 @@
+"""Roles: how many instances should compute prompts and how many should generate, as the load moves.
+
+Mooncake (FAST'25, section 4.4) keeps the ratio fixed, watches both pools and switches roles on lasting changes; no
+algorithm is published. Here both sides are measured in instances: prompts need as many as the seconds of computing
+that arrive each second (at a target use, and to work off what is queued), generating needs as many as keep the batch
+within a share of the promised time between tokens and the KV within a share of the memory. The side that lacks takes
+from the side that has more than it needs. Against going to and fro: needs are smoothed, they have to last for some
+plans, a switch the other way has to wait, and the giver keeps a reserve.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from mooncache.conductor.core.policy.fleet import DECODE, PREFILL, Fleet
+from mooncache.conductor.core.policy.types import Ints
+
+FOLLOWS_IN_S = 60.0  # time constant of the smoothing
+PROMPT_USE = 0.75  # of a prefill instance's time that is planned for
+BACKLOG_WITHIN_S = 60.0  # in which queued prompts should be worked off
+TOKEN_TIME = 0.7  # share of the promised time between tokens that is planned for
+MEMORY_USE = 0.85
+RESERVE = 0.25  # instances of its need that a giver keeps on top
+LASTS_PLANS = 2
+TURN_BACK_S = 120.0
+NO_SIDE = -1
+AT_ONCE_MAX = 0.25  # share of the givers that may leave in one plan
+
+
+class Switch(NamedTuple):
+    """An instance that should change its role."""
+
+    row: int
+    role: int
+
+
+@dataclass(slots=True)
+class Needs:
+    """How many instances each side needs, in instances with fractions."""
+
+    prefill: float
+    decode: float
+
+
+class RolePlanner:
+    """Plans switches; call `plan` at even intervals. Keeps only what smoothing and hysteresis need."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, float] | None = None  # (now_s, computing that had arrived)
+        self._rate = 0.0
+        self._wanted = (NO_SIDE, 0)
+        self._last = (NO_SIDE, -math.inf)
+        self.needs = Needs(0.0, 0.0)
+
+    def plan(self, fleet: Fleet, arrived_s: float, tbt_slo_s: float, now_s: float) -> tuple[Switch, ...]:
+        """Return the switches that should be made now, none most of the time.
+
+        arrived_s: seconds of computing that all prompts so far needed together (`FleetBook.arrived_s`).
+        """
+        self._measure(arrived_s, now_s)
+        givers = {role: fleet.ready & (fleet.role == role) for role in (PREFILL, DECODE)}
+        counts = {role: int(np.count_nonzero(mask)) for role, mask in givers.items()}
+        if min(counts.values()) == 0:
+            return ()
+        self.needs = self._needs(fleet, tbt_slo_s)
+        side, number = _lacking(self.needs, counts)
+        known, times = self._wanted
+        self._wanted = (side, times + 1 if side == known else 1)
+        if side == NO_SIDE or self._wanted[1] < LASTS_PLANS:
+            return ()
+        last_side, last_s = self._last
+        if side != last_side and now_s - last_s < TURN_BACK_S:
+            return ()
+        giver = DECODE if side == PREFILL else PREFILL
+        number = min(number, max(1, int(AT_ONCE_MAX * counts[giver])))
+        self._last = (side, now_s)
+        load = fleet.queue_s if giver == PREFILL else fleet.sequences
+        rows: Ints = np.flatnonzero(givers[giver])
+        order = rows[np.argsort(load[rows], kind="stable")]
+        return tuple(Switch(int(row), side) for row in order[:number])
+
+    def _measure(self, arrived_s: float, now_s: float) -> None:
+        if self._before is not None and now_s > self._before[0]:
+            passed_s = now_s - self._before[0]
+            rate = max(0.0, arrived_s - self._before[1]) / passed_s
+            self._rate += (rate - self._rate) * (1.0 - math.exp(-passed_s / FOLLOWS_IN_S))
+        self._before = (now_s, arrived_s)
+
+    def _needs(self, fleet: Fleet, tbt_slo_s: float) -> Needs:
+        computing = fleet.ready & (fleet.role == PREFILL)
+        queued_s = float(np.sum(fleet.queue_s[computing]))
+        prefill = self._rate / PROMPT_USE + queued_s / BACKLOG_WITHIN_S
+        generating = fleet.ready & (fleet.role == DECODE)
+        sequences = float(np.sum(fleet.sequences[generating]))
+        kv_tokens = float(np.sum(fleet.kv_tokens[generating]))
+        base_s = float(np.mean(fleet.decode_base_s[generating]))
+        work_s = sequences * float(np.mean(fleet.decode_per_sequence_s[generating]))
+        work_s += kv_tokens * float(np.mean(fleet.decode_per_token_s[generating]))
+        decode = work_s / max(1e-3, TOKEN_TIME * tbt_slo_s - base_s)
+        capacity = float(np.mean(fleet.kv_capacity_tokens[generating]))
+        if capacity > 0:
+            decode = max(decode, kv_tokens / (MEMORY_USE * capacity))
+        return Needs(prefill, decode)
+
+
+def _lacking(needs: Needs, counts: dict[int, int]) -> tuple[int, int]:
+    """Return the side that needs more instances than it has, and how many the other one can give."""
+    spare_decode = counts[DECODE] - max(1, math.ceil(needs.decode * (1 + RESERVE)))
+    spare_prefill = counts[PREFILL] - max(1, math.ceil(needs.prefill * (1 + RESERVE)))
+    short_prefill = math.ceil(needs.prefill) - counts[PREFILL]
+    short_decode = math.ceil(needs.decode) - counts[DECODE]
+    if short_decode > 0 and spare_prefill > 0:
+        return DECODE, min(short_decode, spare_prefill)
+    if short_prefill > 0 and spare_decode > 0:
+        return PREFILL, min(short_prefill, spare_decode)
+    return NO_SIDE, 0
