@@ -208,15 +208,15 @@ def _cdf_plot(answer: Answer, what: str) -> str:
         (slo.ttft_s, "Time to first token") if what == "ttft" else (slo.tbt_s, "Time between tokens")
     )
     plot = figures.new_figure(title, y_label="requests, %")
-    model = answer.curves[f"model_{what}_s"]
+    model, count = answer.curves[f"model_{what}_s"], int(answer.curves["requests"][0])
     simulated = answer.curves.get(f"simulated_{what}_s")
     if simulated is not None:
-        figures.cdf(plot, simulated, "simulator", order=0, of=len(model))
-    figures.cdf(plot, model, "statistical model", order=1)
+        figures.cdf(plot, simulated, "simulator", order=0, of=count)
+    figures.cdf(plot, model, "statistical model", order=1, of=count)
     figures.limit_line(plot, limit, f"{figures.duration_text(limit)} promised")
     figures.seconds_axis(plot, log=what == "ttft")
     values = simulated or model
-    within = sum(value <= limit for value in values) / max(len(model), 1)
+    within = sum(value <= limit for value in values) / max(count, 1)
     return _figure(plot, f"{within:.1%} of the requests are within {figures.duration_text(limit)}", what)
 
 

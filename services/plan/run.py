@@ -211,11 +211,13 @@ class Planner:
         reuse, tokens = self.demand.reuse, self.demand.input_tokens
         top = max(reuse.blocks_max, 2)
         blocks = np.geomspace(max(1.0, top / 1e4), 1.3 * top, CURVE_POINTS)
-        first = self.sampled.first_tokens(best.layout)
-        steps = self.sampled.steps(best.layout.decode, best.layout.decode_nodes)
+        admitted, _ = self.sampled.admitted(best.layout)
+        first = self.sampled.first_tokens(best.layout, admitted)
+        steps = self.sampled.steps(best.layout.decode, best.layout.decode_nodes, admitted)
         curves = {
             "pool_gb": (blocks * self.estimator.block_bytes / GB).tolist(),
             "hit_ratio": [float(reuse.cached_tokens(size).sum() / tokens.sum()) for size in blocks],
+            "requests": [float(len(self.sampled.demand))],
             "model_ttft_s": first.ttft_s.tolist(),
             "model_tbt_s": steps.tbt_s.tolist(),
         }

@@ -58,7 +58,7 @@ def load_margin(estimator: Estimator, layout: Layout, target: float) -> float:
 
     def holds(factor: float) -> bool:
         faster = Estimator(estimator.demand.faster(factor), estimator.slo, estimator.block_bytes)
-        return faster.attainment(layout) >= target
+        return faster.reaches(layout, target)
 
     low, high = 1.0, 2.0
     while high <= _FASTEST and holds(high):

@@ -60,11 +60,11 @@ def confirm(
     for plan in plans:
         offer(plan)
     done: list[tuple[Plan, float]] = []
-    best: Plan | None = None
+    best: tuple[tuple[object, ...], Plan] | None = None  # at equal cost the one that did better
     met = 0
     while heap and len(done) < at_most:
         plan = heapq.heappop(heap)[1]
-        if met >= wanted and best is not None and plan.cost_per_hour >= best.cost_per_hour:
+        if met >= wanted and best is not None and plan.cost_per_hour >= best[1].cost_per_hour:
             break
         share = simulate(plan.layout)
         done.append((plan, share))
@@ -73,10 +73,11 @@ def confirm(
                 offer(plan_of(layout))
             continue
         met += 1
-        if best is None or plan.order < best.order:
-            best = plan
+        rank = (plan.cost_per_hour, -share, *plan.order)
+        if best is None or rank < best[0]:
+            best = (rank, plan)
         for layout in neighbours(plan.layout, -1):
             smaller = plan_of(layout) if layout.prefill_nodes and layout.decode_nodes else None
             if smaller is not None and smaller.attainment >= target - CAREFUL:
                 offer(smaller)
-    return Confirmed(tuple(done), best)
+    return Confirmed(tuple(done), best[1] if best else None)

@@ -3,6 +3,10 @@
 Per request it knows only the way (queue, fetch, compute, batch), never a decision; the simulator, which runs the real
 policies, has the last word on finalists. Results are kept per part, so that a search pays for each queue once.
 
+A conductor refuses what it could not serve in time, so an overloaded cluster still serves part of the requests. Here
+that is a share of them, the same at all times, chosen to leave as many as possible within the SLOs: of every share
+the requests that are let in are among those of every larger share, which keeps the model monotone.
+
 Invariant (the search relies on it): a configuration with more machines of a role, with a larger pool or a faster
 network serves every request that it served before.
 """
@@ -10,6 +14,7 @@ network serves every request that it served before.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +28,9 @@ from mooncache.plan.core.reuse import Reuse
 from mooncache.plan.core.spec import GB, Dram, Nic, Slo, Ssd
 
 Bools = NDArray[np.bool_]
+Rows = NDArray[np.intp]
+ADMITTED: Final = (1.0, 0.99, 0.97, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)  # shares that may be let in
+_GOLDEN: Final = 0.6180339887498949
 LEVELS_PER_DOUBLING: Final = 4  # pool sizes are rounded down to these steps: 19 % apart
 
 
@@ -116,6 +124,7 @@ class Estimate:
     """What the statistical model expects of a layout. Shares are of all requests; loads are mean use, 1 is all."""
 
     attainment: float
+    admitted: float
     ttft_met: float
     tbt_met: float
     kv_fits: float
@@ -138,6 +147,8 @@ class Estimate:
     @property
     def binding(self) -> str:
         """The limit that most of the requests outside of the SLOs ran into."""
+        if self.admitted < 1:
+            return "capacity"
         lost = {"TTFT": 1 - self.ttft_met, "TBT": 1 - self.tbt_met, "KV memory": 1 - self.kv_fits}
         worst = max(lost, key=lambda name: lost[name])
         return worst if lost[worst] > 0 else "none"
@@ -152,7 +163,8 @@ class Estimator:
         self._cached: dict[int, Floats] = {}
         self._computing: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
         self._waits: dict[tuple[object, ...], Floats] = {}
-        self._steps: dict[tuple[str, int], decoding.Steps] = {}
+        self._steps: dict[tuple[str, int, float], decoding.Steps] = {}
+        self._rows: dict[float, Rows] = {}
         self._prefills: dict[tuple[object, ...], prefilling.FirstTokens] = {}
         self._top = self._level(max(demand.reuse.blocks_max, 1)) + 1
 
@@ -186,54 +198,83 @@ class Estimator:
             self._computing[key] = prefilling.compute_s(engine, tokens, self.cached(level), stages)
         return self._computing[key]
 
-    def waits(self, engine: Engine, level: int, instances: int) -> Floats:
-        """Seconds that every prompt waits for an instance."""
-        key = (engine.name, level, instances)
+    def rows(self, admitted: float) -> Rows:
+        """The requests that are let in when this share is, spread evenly over time."""
+        if admitted not in self._rows:
+            place = np.arange(1, len(self.demand) + 1) * _GOLDEN % 1.0
+            self._rows[admitted] = (
+                np.flatnonzero(place < admitted) if admitted < 1 else np.arange(len(self.demand))
+            )
+        return self._rows[admitted]
+
+    def waits(self, engine: Engine, level: int, instances: int, admitted: float) -> Floats:
+        """Seconds that every prompt that is let in waits for an instance."""
+        key = (engine.name, level, instances, admitted)
         if key not in self._waits:
             busy, _ = self.computing(engine, level, 1)
-            self._waits[key] = prefilling.waits_s(self.demand.arrival_s, busy, instances)
+            rows = self.rows(admitted)
+            self._waits[key] = prefilling.waits_s(self.demand.arrival_s[rows], busy[rows], instances)
         return self._waits[key]
 
-    def ideal_prefill(self, engine: Engine, nodes: int, stages: int) -> Bools:
-        """Who gets the first token in time with an unlimited pool and network: no layout does better."""
+    def ideal_prefill(self, engine: Engine, nodes: int, stages: int, target: float) -> bool:
+        """Whether enough first tokens are in time with an unlimited pool and network: no layout does better."""
         _, through = self.computing(engine, self.unlimited, stages)
-        waits = self.waits(engine, self.unlimited, nodes * engine.per_node)
-        met: Bools = waits + through <= self.slo.ttft_s
-        return met
+        return self._enough(
+            target,
+            lambda share: (
+                self.waits(engine, self.unlimited, nodes * engine.per_node, share) + through[self.rows(share)]
+                <= self.slo.ttft_s
+            ),
+        )
 
-    def steps(self, engine: Engine, nodes: int) -> decoding.Steps:
+    def ideal_decode(self, engine: Engine, nodes: int, target: float) -> bool:
+        """Whether enough times between tokens are kept when every prompt is computed at once."""
+        return self._enough(target, lambda share: self.decode_met(engine, nodes, share))
+
+    def _enough(self, target: float, met: Callable[[float], Bools]) -> bool:
+        return any(
+            np.count_nonzero(met(share)) >= target * len(self.demand) for share in ADMITTED if share >= target
+        )
+
+    def steps(self, engine: Engine, nodes: int, admitted: float) -> decoding.Steps:
         """Decoding on so many machines."""
-        key = (engine.name, nodes)
+        key = (engine.name, nodes, admitted)
         if key not in self._steps:
-            demand = self.demand
+            demand, rows = self.demand, self.rows(admitted)
             self._steps[key] = decoding.steps(
-                engine, nodes * engine.per_node, demand.arrival_s, demand.input_tokens, demand.output_tokens
+                engine,
+                nodes * engine.per_node,
+                demand.arrival_s[rows],
+                demand.input_tokens[rows],
+                demand.output_tokens[rows],
             )
         return self._steps[key]
 
-    def decode_met(self, engine: Engine, nodes: int) -> Bools:
+    def decode_met(self, engine: Engine, nodes: int, admitted: float) -> Bools:
         """Whose time between tokens is kept, with room for the KV."""
-        steps = self.steps(engine, nodes)
+        steps = self.steps(engine, nodes, admitted)
         met: Bools = (steps.tbt_s <= self.slo.tbt_s) & steps.fits
         return met
 
-    def first_tokens(self, layout: Layout) -> prefilling.FirstTokens:
-        """Times to the first token in this layout."""
+    def first_tokens(self, layout: Layout, admitted: float) -> prefilling.FirstTokens:
+        """Times to the first token in this layout, of the requests that are let in."""
         memory, total = self.levels(layout)
         key = (
             layout.prefill.name, layout.prefill_nodes, layout.stages, layout.nic, layout.ssd.read_gb_per_s,
-            memory, total, layout.nodes if layout.ssd.gb else 0, layout.decode.name,
+            memory, total, layout.nodes if layout.ssd.gb else 0, layout.decode.name, admitted,
         )  # fmt: skip
         if key not in self._prefills:
-            self._prefills[key] = self._first_tokens(layout, memory, total)
+            self._prefills[key] = self._first_tokens(layout, memory, total, admitted)
         return self._prefills[key]
 
-    def _first_tokens(self, layout: Layout, memory: int, total: int) -> prefilling.FirstTokens:
+    def _first_tokens(
+        self, layout: Layout, memory: int, total: int, admitted: float
+    ) -> prefilling.FirstTokens:
         """With the whole pool; where fetching is slower than computing, without disks or without a pool if better."""
-        best = self._with_pool(layout, memory, total)
+        best = self._with_pool(layout, memory, total, admitted)
         slow = prefilling.slow_fetch(self._network(layout), best, layout.prefill.prefill[1])
         for levels in ((memory, memory), (-1, -1)) if slow else ():
-            other = self._with_pool(layout, *levels)
+            other = self._with_pool(layout, *levels, admitted)
             if np.mean(other.ttft_s <= self.slo.ttft_s) > np.mean(best.ttft_s <= self.slo.ttft_s):
                 best = other
         return best
@@ -242,38 +283,63 @@ class Estimator:
         disks = max(layout.ssd.read_gb_per_s, 1e-9) * GB
         return prefilling.Network(layout.prefill.kv_bytes_per_token, layout.nic.bytes_per_s, disks)
 
-    def _with_pool(self, layout: Layout, memory: int, total: int) -> prefilling.FirstTokens:
-        demand, engine = self.demand, layout.prefill
-        cached = self.cached(total)
-        on_disk = cached - self.cached(memory)
-        busy, through = self.computing(engine, total, layout.stages)
-        waits = self.waits(engine, total, layout.prefill_instances)
+    def _with_pool(self, layout: Layout, memory: int, total: int, admitted: float) -> prefilling.FirstTokens:
+        demand, engine, rows = self.demand, layout.prefill, self.rows(admitted)
+        tokens, cached = demand.input_tokens[rows], self.cached(total)[rows]
+        on_disk = cached - self.cached(memory)[rows]
+        busy, through = (seconds[rows] for seconds in self.computing(engine, total, layout.stages))
+        waits = self.waits(engine, total, layout.prefill_instances, admitted)
         network = self._network(layout)
         nic, disks = prefilling.loads(
-            network, cached, on_disk, demand.input_tokens, demand.span_s, layout.prefill_nodes, layout.nodes
+            network, cached, on_disk, tokens, demand.span_s, layout.prefill_nodes, layout.nodes
         )
         fetches = prefilling.fetches_s(network, cached, on_disk, nic, disks)
-        joining = prefilling.joining_s(network, layout.decode, demand.input_tokens, through, nic)
+        joining = prefilling.joining_s(network, layout.decode, tokens, through, nic)
         ttft = np.maximum(waits, fetches) + through + joining
         computing = float(busy.sum()) / (demand.span_s * layout.prefill_instances)
         return prefilling.FirstTokens(ttft, cached, computing, nic, disks)
 
+    def met(self, layout: Layout, admitted: float) -> int:
+        """Requests within both SLOs when this share of all is let in."""
+        in_time = self.first_tokens(layout, admitted).ttft_s <= self.slo.ttft_s
+        return int(np.count_nonzero(in_time & self.decode_met(layout.decode, layout.decode_nodes, admitted)))
+
+    def reaches(self, layout: Layout, target: float) -> bool:
+        """Whether this share of all requests is within both SLOs."""
+        return any(
+            self.met(layout, share) >= target * len(self.demand) for share in ADMITTED if share >= target
+        )
+
+    def admitted(self, layout: Layout) -> tuple[float, float]:
+        """(share to let in, share of all within both SLOs): the best of the shares."""
+        best = (1.0, -1.0)
+        for share in ADMITTED:
+            if share <= best[1]:
+                break
+            met = self.met(layout, share) / len(self.demand)
+            if met > best[1]:
+                best = (share, met)
+        return best
+
     def attainment(self, layout: Layout) -> float:
         """Share of requests within both SLOs."""
-        in_time = self.first_tokens(layout).ttft_s <= self.slo.ttft_s
-        return float(np.mean(in_time & self.decode_met(layout.decode, layout.decode_nodes)))
+        return self.admitted(layout)[1]
 
     def estimate(self, layout: Layout) -> Estimate:
-        """Everything the model says about a layout."""
+        """Everything the model says about a layout; times are those of requests that are let in."""
         demand, slo = self.demand, self.slo
-        first, steps = self.first_tokens(layout), self.steps(layout.decode, layout.decode_nodes)
+        admitted, attainment = self.admitted(layout)
+        first, steps = (
+            self.first_tokens(layout, admitted),
+            self.steps(layout.decode, layout.decode_nodes, admitted),
+        )
         ttft, tbt = first.ttft_s, steps.tbt_s
-        attainment = self.attainment(layout)
-        cached = first.cached
-        p50, p90, p99, at_target = np.quantile(ttft, [0.5, 0.9, 0.99, slo.attainment], method="higher")
-        tbt_p90, tbt_at_target = np.quantile(tbt, [0.9, slo.attainment], method="higher")
+        refused = len(demand) - len(ttft)
+        p50, p90, p99 = np.quantile(ttft, [0.5, 0.9, 0.99], method="higher")
+        tokens = demand.input_tokens[self.rows(admitted)]
         return Estimate(
             attainment=attainment,
+            admitted=len(ttft) / len(demand),
             ttft_met=float(np.mean(ttft <= slo.ttft_s)),
             tbt_met=float(np.mean(tbt <= slo.tbt_s)),
             kv_fits=float(np.mean(steps.fits)),
@@ -281,11 +347,11 @@ class Estimator:
             ttft_p50_s=float(p50),
             ttft_p90_s=float(p90),
             ttft_p99_s=float(p99),
-            ttft_at_target_s=float(at_target),
+            ttft_at_target_s=_late(ttft, refused, slo.attainment),
             tbt_mean_s=float(tbt.mean()),
-            tbt_p90_s=float(tbt_p90),
-            tbt_at_target_s=float(tbt_at_target),
-            hit_ratio=float(cached.sum() / demand.input_tokens.sum()),
+            tbt_p90_s=float(np.quantile(tbt, 0.9, method="higher")),
+            tbt_at_target_s=_late(tbt, refused, slo.attainment),
+            hit_ratio=float(first.cached.sum() / tokens.sum()),
             compute_load=first.computing,
             network_load=first.network,
             disk_load=first.disks,
@@ -293,3 +359,8 @@ class Estimator:
             sequences_mean=steps.sequences_mean,
             goodput_per_s=attainment * demand.rate_per_s,
         )
+
+
+def _late(values: Floats, refused: int, share: float) -> float:
+    """The quantile over all requests, those that were refused being infinitely late."""
+    return float(np.quantile(np.concatenate((values, np.full(refused, np.inf))), share, method="higher"))

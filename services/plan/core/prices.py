@@ -43,10 +43,12 @@ def extras_per_hour(layout: Layout) -> float:
 def token_prices(spec: Spec, layout: Layout, estimator: Estimator) -> TokenPrices:
     """Price per million input (computed), cached and output tokens."""
     demand = estimator.demand
-    cached = estimator.first_tokens(layout).cached
+    admitted, _ = estimator.admitted(layout)
+    rows = estimator.rows(admitted)
+    cached = estimator.first_tokens(layout, admitted).cached
     a, b, c, d = layout.prefill.prefill
     load_s = float((d * cached).sum())
-    tokens = demand.input_tokens
+    tokens, answers = demand.input_tokens[rows], demand.output_tokens[rows]
     work_s = float((a + b * (tokens - cached) + c * (tokens**2 - cached**2)).sum())
     share = load_s / (load_s + work_s)
     total = cost_per_hour(spec, layout)
@@ -61,8 +63,8 @@ def token_prices(spec: Spec, layout: Layout, estimator: Estimator) -> TokenPrice
     return TokenPrices(
         input=_per_million(input_part, float((tokens - cached).sum()) / hours),
         cached=_per_million(cached_part, hits / hours),
-        output=_per_million(output_part, float(demand.output_tokens.sum()) / hours),
-        all=total / (float(tokens.sum() + demand.output_tokens.sum()) / hours) * MILLION,
+        output=_per_million(output_part, float(answers.sum()) / hours),
+        all=total / (float(tokens.sum() + answers.sum()) / hours) * MILLION,
     )
 
 

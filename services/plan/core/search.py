@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-import numpy as np
-
 from mooncache.plan.core.estimate import Estimator, Layout
 from mooncache.plan.core.machine import Engine
 from mooncache.plan.core.prices import cost_per_hour
@@ -105,7 +103,7 @@ class Searcher:
             self._fewest[key] = first_true(
                 -(-stages // engine.per_node),
                 high,
-                lambda nodes: _share(self.estimator.ideal_prefill(engine, nodes, stages)) >= target,
+                lambda nodes: self.estimator.ideal_prefill(engine, nodes, stages, target),
             )
         return self._fewest[key]
 
@@ -115,7 +113,7 @@ class Searcher:
         if key not in self._fewest:
             high = min(engine.node.count_max, self.spec.search.nodes_max - 1)
             self._fewest[key] = first_true(
-                1, high, lambda nodes: _share(self.estimator.decode_met(engine, nodes)) >= target
+                1, high, lambda nodes: self.estimator.ideal_decode(engine, nodes, target)
             )
         return self._fewest[key]
 
@@ -156,7 +154,7 @@ class Searcher:
                 start.prefill_nodes,
                 high,
                 lambda nodes, start=start: (  # type: ignore[misc]
-                    self.estimator.attainment(replace(start, prefill_nodes=nodes)) >= target
+                    self.estimator.reaches(replace(start, prefill_nodes=nodes), target)
                 ),
             )
             if count is None:
@@ -186,10 +184,6 @@ class Searcher:
             if tell is not None:
                 tell(number + 1, len(targets))
         return pareto(plans)
-
-
-def _share(met: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> float:
-    return float(np.mean(met))
 
 
 def pareto(plans: list[Plan]) -> list[Plan]:
