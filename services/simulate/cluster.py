@@ -31,7 +31,8 @@ class InstanceGroup:
     dram_blocks, ssd_blocks: pool space for KV blocks on each node. nic_efficiency: the share of the line rate
     that transfers reach. pipeline_size: prefill instances that can compute one prompt together (1: alone).
     kv_capacity_tokens: GPU memory for KV while decoding, 0 takes the profile's. sequences_max: limit of the batch,
-    0 for none. inline: how a prompt is computed inside a decode batch, "whole" (the batch stands still) or
+    0 for none. keep_handover: blocks that come for decoding stay in the DRAM for others to read.
+    inline: how a prompt is computed inside a decode batch, "whole" (the batch stands still) or
     "chunked" (a chunk of chunk_tokens in every step). profile: None takes the cluster's.
     """
 
@@ -50,6 +51,7 @@ class InstanceGroup:
     pipeline_size: int = 1
     kv_capacity_tokens: int = 0
     sequences_max: int = 0
+    keep_handover: bool = True
     inline: str = "whole"
     chunk_tokens: int = 512
     profile: ModelProfile | None = None
@@ -250,10 +252,13 @@ def paper_cluster(
     prefill: int = 8, decode: int = 8, dram_tokens: int = 3_000_000, **changes: Any
 ) -> ClusterSpec:
     """Return the test bed of FAST'25: nodes of 8 x A800, 4 x 200 Gbps, 3 M tokens of DRAM on each prefill node."""
-    block_tokens = int(changes.get("block_tokens", 512))
+    blocks = dram_tokens // int(changes.get("block_tokens", 512))
+    roles = changes.get("roles", RoleSwitching())
+    # Decode nodes take no part in the pool; those that may become prefill nodes have the memory for it.
+    spare = blocks if roles.enabled else 0
     groups = (
-        InstanceGroup("prefill", prefill, dram_blocks=dram_tokens // block_tokens),
-        InstanceGroup("decode", decode, dram_blocks=0),
+        InstanceGroup("prefill", prefill, dram_blocks=blocks, keep_handover=False),
+        InstanceGroup("decode", decode, dram_blocks=spare, keep_handover=False),
     )
     return ClusterSpec(
         instances=tuple(g for g in groups if g.count), **{"name": f"{prefill}P+{decode}D", **changes}

@@ -40,7 +40,7 @@ class Decoding:
             load_s = 0.0
         else:
             load_s = life.input_tokens * node.profile.kv_bytes_per_token / node.profile.load_bytes_per_s
-        if node.group.dram_blocks and life.decode != life.prefill:
+        if node.group.keep_handover and life.decode != life.prefill:
             node.store(life.blocks, world.now_s, world.index)
         world.push(world.now_s + load_s, self._arrive, life, life.attempt)
 

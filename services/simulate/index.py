@@ -14,19 +14,20 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+_FEW = 12  # rows that are cheaper one by one
 
-def rows_of(mask: int) -> list[int]:
-    """Return the numbers of the bits that are set, ascending."""
-    if mask.bit_count() > 12:
-        raw = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)
-        found: list[int] = np.flatnonzero(np.unpackbits(raw, bitorder="little")).tolist()
-        return found
-    rows = []
+
+def _write(counts: NDArray[np.int64], mask: int, depth: int) -> None:
+    """Set the counts of the rows whose bits are set."""
+    if mask.bit_count() > _FEW:
+        raw = np.frombuffer(mask.to_bytes((len(counts) + 7) // 8, "little"), dtype=np.uint8)
+        flags = np.unpackbits(raw, count=len(counts), bitorder="little")
+        counts[flags.view(np.bool_)] = depth
+        return
     while mask:
         low = mask & -mask
-        rows.append(low.bit_length() - 1)
+        counts[low.bit_length() - 1] = depth
         mask ^= low
-    return rows
 
 
 class BlockIndex:
@@ -73,8 +74,8 @@ class BlockIndex:
             self.remove(block, row)
         return len(lost)
 
-    def leading(self, blocks: Sequence[int], rows: int) -> tuple[NDArray[np.int64], int, int]:
-        """Return (leading blocks on each row, the longest of them, mask of the rows that have the longest)."""
+    def leading(self, blocks: Sequence[int], rows: int) -> tuple[NDArray[np.int64], int]:
+        """Return (leading blocks on each row, the longest of them)."""
         counts = np.zeros(rows, dtype=np.int64)
         holders = self._holders
         mask = -1
@@ -84,14 +85,14 @@ class BlockIndex:
             both = mask & held
             if both != mask:
                 if depth:
-                    counts[rows_of(mask & ~both)] = depth
+                    _write(counts, mask ^ both, depth)
                 if not both:
-                    return counts, depth, mask if depth else 0
+                    return counts, depth
                 mask = both
             depth += 1
         if depth:
-            counts[rows_of(mask)] = depth
-        return counts, depth, mask if depth else 0
+            _write(counts, mask, depth)
+        return counts, depth
 
     def leading_on(self, blocks: Sequence[int], row: int, begin: int) -> int:
         """Return the leading blocks on one row, when the first `begin` are known to be there."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from mooncache.errors import SimulationInvalid
 from mooncache.simulate.cluster import ClusterSpec
 from mooncache.simulate.decoding import Decoding
+from mooncache.simulate.duties import Duties
 from mooncache.simulate.life import REJECTED, Life
 from mooncache.simulate.options import Progress, SimOptions
 from mooncache.simulate.prefilling import Prefilling
@@ -59,6 +60,7 @@ class Simulation:
         self.prefilling = Prefilling(self.world, self.scheduler)
         self.decoding = Decoding(self.world, self.scheduler, self.prefilling)
         self.trouble = Trouble(self.world, self.scheduler, self.prefilling, self.place)
+        self.duties = Duties(self.world, self.trouble)
         self._steps_less = 1 if cluster.first_token == "prefill" else 0  # noqa: S105
         self._decisions = 0
 

@@ -14,9 +14,8 @@ import numpy as np
 
 from mooncache.conductor.core.fleet_book import Assignment
 from mooncache.conductor.core.policy import find
-from mooncache.conductor.core.policy.types import Awaited, Choice, Floats, Request, Source
+from mooncache.conductor.core.policy.types import Awaited, Choice, Floats, Ints, Request, Source
 from mooncache.errors import SimulationInvalid
-from mooncache.simulate.index import rows_of
 from mooncache.simulate.life import COMPUTING, QUEUED, Life
 
 if TYPE_CHECKING:
@@ -65,14 +64,14 @@ class Scheduler:
     def decide(self, life: Life, exclude: frozenset[int] = frozenset()) -> Choice:
         """Ask the policy; an admitted choice is counted in the conductor's book."""
         world = self.world
-        counts, depth, mask = world.index.leading(life.blocks, len(world.nodes))
+        counts, depth = world.index.leading(life.blocks, len(world.nodes))
         local = np.minimum(counts * self._block_tokens, life.input_tokens)
         trace = world.trace
         request = Request(
             prompt_tokens=life.input_tokens,
             cacheable_tokens=life.input_tokens,
             local=local,
-            sources=self._sources(life, depth, mask) if self._shares and depth else (),
+            sources=self._sources(life, counts, depth) if self._shares and depth else (),
             awaited=self._awaited(life, depth),
             output_tokens=self.expected_tokens(life),
             ttft_slo_s=world.ttft_slo_s,
@@ -98,19 +97,20 @@ class Scheduler:
         steps = self._rules.decode_stay_s / max(choice.tbt_s, 1e-4)
         return lambda tokens: (tokens < steps).astype(np.float64)
 
-    def _sources(self, life: Life, depth: int, mask: int) -> tuple[Source, ...]:
+    def _sources(self, life: Life, counts: Ints, depth: int) -> tuple[Source, ...]:
         """Return the holders of the longest prefix from which one more reader would get most."""
         world = self.world
         tokens = min(depth * self._block_tokens, life.input_tokens)
-        rows = rows_of(mask)
-        offers = world.network.offers()
         kv_bytes = world.cluster.profile.kv_bytes_per_token
-        count = world.options.sources_max
-        if len(rows) > count:
-            nodes = np.array(rows)
-            rates = offers[3 * nodes + 1]
-            rows = nodes[np.argsort(-rates, kind="stable")[:count]].tolist()
-        return tuple(Source(row, tokens, float(offers[3 * row + 1]) / kv_bytes) for row in rows)
+        rates = world.network.offers()[1::3]  # NIC out of each row
+        rows = np.flatnonzero(counts == depth)
+        offered = rates[rows]
+        found = []
+        for _ in range(min(world.options.sources_max, len(rows))):
+            best = int(offered.argmax())
+            found.append(Source(int(rows[best]), tokens, float(offered[best]) / kv_bytes))
+            offered[best] = -1.0
+        return tuple(found)
 
     def _awaited(self, life: Life, depth: int) -> tuple[Awaited, ...]:
         """Return what others are computing right behind the longest prefix that anybody holds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncache.simulate import Happening, InstanceGroup
-from mooncache.simulate.cluster import ClusterSpec
+from mooncache.simulate.cluster import ClusterSpec, RoleSwitching
 from mooncache.simulate.life import DONE, FAILED, REJECTED
 from tests.simulate.small import cluster, conversations, run, trace_of
 from tests.simulate.test_run import finished
@@ -86,6 +87,19 @@ def test_a_switched_instance_drains_and_works_in_its_new_role() -> None:
     assert (result.decode_row == 0).any()
     assert result.arrival_s[result.decode_row == 0].min() >= switched
     assert not (result.prefill_row[result.arrival_s >= 8.0] == 0).any()
+
+
+def test_roles_follow_the_load() -> None:
+    """Prompts without answers: the planner makes prefill instances of decode instances, and queues get shorter."""
+    trace = conversations(300, 6.0, seed=4).with_outputs(2)
+    spec = cluster(prefill=1, decode=4, group_keep_handover=False)
+    spec = replace(spec, instances=tuple(replace(group, dram_blocks=300) for group in spec.instances))
+    fixed = run(trace, spec)
+    moved = run(trace, replace(spec, roles=RoleSwitching(enabled=True, switch_s=2.0, every_s=5.0)))
+    assert moved.totals.role_switches > 0
+    assert moved.instances.role.count("prefill") > 1
+    assert (moved.outcome == DONE).all()
+    assert moved.mean_ttft_s() < 0.7 * fixed.mean_ttft_s()
 
 
 EVENTS = st.lists(
