@@ -14,7 +14,7 @@ import numpy as np
 from mooncache.errors import PlanInfeasible, SloUnreachable
 from mooncache.plan.core.estimate import Estimator
 from mooncache.plan.core.machine import Engine, Floats
-from mooncache.plan.core.search import Plan, Searcher
+from mooncache.plan.core.search import Plan, Searcher, families
 from mooncache.plan.core.spec import Spec
 
 _RELAX: int = 32
@@ -90,7 +90,6 @@ def _check_ttft(spec: Spec, prefills: list[Engine], estimator: Estimator) -> Non
 
 def explain_infeasible(spec: Spec, engines: list[Engine], estimator: Estimator) -> PlanInfeasible:
     """The error that says which of the limits on machines and money ends the search, and what would be needed."""
-    slo = spec.slo
     budget = spec.search.price_per_hour_max
     if budget is not None:
         free = spec.model_copy(update={"search": spec.search.model_copy(update={"price_per_hour_max": None})})
@@ -109,9 +108,19 @@ def explain_infeasible(spec: Spec, engines: list[Engine], estimator: Estimator) 
             f"{layout.decode_nodes} x {layout.decode.node.name} for decode are needed; count_max and "
             f"search.nodes_max ({spec.search.nodes_max}) do not permit that."
         )
+    return _hopeless(spec, engines, estimator)
+
+
+def _hopeless(spec: Spec, engines: list[Engine], estimator: Estimator) -> PlanInfeasible:
+    """When no number of machines is enough: how far the best gets, and which limit holds it there."""
+    slo, nodes = spec.slo, spec.search.nodes_max * _RELAX
+    layouts = [replace(family, prefill_nodes=nodes, decode_nodes=nodes) for family in families(spec, engines)]
+    best = max(layouts, key=estimator.attainment)
+    seen = estimator.estimate(best)
     return PlanInfeasible(
-        f"No layout reaches {slo.attainment:.1%} within TTFT {slo.ttft_s:g} s and TBT {slo.tbt_s * 1e3:g} ms, "
-        f"with {_RELAX} times the machines neither: the two SLOs together, or the longest requests, bind."
+        f"{seen.binding} binds: {_RELAX} times the machines keep {seen.attainment:.1%} of the requests within the "
+        f"SLOs, {slo.attainment:.1%} are wanted (TTFT {slo.ttft_s:g} s is met by {seen.ttft_met:.1%}, TBT "
+        f"{slo.tbt_s * 1e3:g} ms by {seen.tbt_met:.1%}; {best.name})."
     )
 
 
