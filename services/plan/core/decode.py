@@ -33,13 +33,11 @@ class Steps:
     kv_load_max: float
 
 
-def _present(begin: Floats, end: Floats, weight: Floats) -> Floats:
-    """Sum of weights of all who are there at each begin (begins ascending), the newcomer included."""
+def _present(begin: Floats, end: Floats, *weights: Floats) -> list[Floats]:
+    """Sums of weights of all who are there at each begin (begins ascending), the newcomer included."""
     order = np.argsort(end, kind="stable")
-    left = np.concatenate(([0.0], np.cumsum(weight[order])))
     gone: Ints = np.searchsorted(end[order], begin, side="right")
-    present: Floats = np.cumsum(weight) - left[gone]
-    return present
+    return [np.cumsum(weight) - np.concatenate(([0.0], np.cumsum(weight[order])))[gone] for weight in weights]
 
 
 def _highest(values: Floats, first: Ints, last: Ints) -> Floats:
@@ -75,8 +73,9 @@ def steps(
     for _ in range(ROUNDS):
         end = arrival_s + output_tokens * step
         # The newcomer's instance has at least itself; the others are spread evenly.
-        sequences = 1 + (_present(arrival_s, end, one) - 1) / instances
-        kv_tokens = kv + (_present(arrival_s, end, kv) - kv) / instances
+        present, kv_present = _present(arrival_s, end, one, kv)
+        sequences = 1 + (present - 1) / instances
+        kv_tokens = kv + (kv_present - kv) / instances
         longer = engine.step_s(sequences, kv_tokens)
         settled = float(np.max(longer - step)) <= _SETTLED * float(step.max())
         step = np.maximum(step, longer)
@@ -87,7 +86,7 @@ def steps(
     highest = _highest(step, first, np.maximum(last, first))
     reserved = input_tokens + output_tokens  # room for the whole answer is taken when it begins
     end = arrival_s + output_tokens * step
-    held = reserved + (_present(arrival_s, end, reserved) - reserved) / instances
+    held = reserved + (_present(arrival_s, end, reserved)[0] - reserved) / instances
     kv_highest = _highest(held, first, np.maximum(last, first))
     return Steps(
         tbt_s=highest,
