@@ -9,7 +9,7 @@ Invariant: a bit is set exactly while some tier of that row holds the block.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,28 +50,32 @@ class BlockIndex:
         """Return the mask of the rows that hold the block."""
         return self._holders.get(block, 0)
 
-    def add(self, block: int, row: int) -> None:
-        """The row holds the block now."""
-        bit = self.bit(row)
-        mask = self._holders.get(block)
-        self._holders[block] = bit if mask is None else mask | bit
+    def add(self, blocks: Iterable[int], row: int) -> None:
+        """The row holds these blocks now."""
+        bit, holders = self.bit(row), self._holders
+        for block in blocks:
+            mask = holders.get(block)
+            if mask is None:
+                holders[block] = bit
+            elif not mask & bit:
+                holders[block] = mask | bit
 
-    def remove(self, block: int, row: int) -> None:
-        """The row no longer holds the block."""
-        mask = self._holders.get(block, 0) & ~self.bit(row)
-        if not mask:
-            self._holders.pop(block, None)
-        elif mask & (mask - 1):
-            self._holders[block] = mask
-        else:
-            self._holders[block] = self.bit(mask.bit_length() - 1)
+    def remove(self, blocks: Iterable[int], row: int) -> None:
+        """The row no longer holds these blocks."""
+        bit, holders = self.bit(row), self._holders
+        for block in blocks:
+            mask = holders.get(block, 0)
+            if mask == bit:
+                del holders[block]
+            elif mask & bit:
+                mask ^= bit
+                holders[block] = mask if mask & (mask - 1) else self.bit(mask.bit_length() - 1)
 
     def forget_row(self, row: int) -> int:
         """The row is gone with all it held; returns how many blocks it held. Costs a walk over the index."""
         bit = self.bit(row)
         lost = [block for block, mask in self._holders.items() if mask & bit]
-        for block in lost:
-            self.remove(block, row)
+        self.remove(lost, row)
         return len(lost)
 
     def leading(self, blocks: Sequence[int], rows: int) -> tuple[NDArray[np.int64], int]:

@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING
 
 from mooncache.conductor.core.policy.fleet import BOTH, PREFILL
-from mooncache.simulate.cache import UseInfo, make
+from mooncache.simulate.cache import NO_INFO, NodeCache, UseInfo, make
 from mooncache.simulate.cluster import GBPS, ROLES, InstanceGroup
 from mooncache.simulate.decode import Batch
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mooncache.simulate.network import Network
     from mooncache.simulate.profile import ModelProfile
 
-_PLAIN = UseInfo()
+_PARTIAL = UseInfo(last_partial=True)
 
 
 class Node:
@@ -100,26 +100,22 @@ class Node:
         """A chain was used here: touch, admit, evict, demote to the SSD, and tell the index."""
         if not self.group.dram_blocks:
             return
-        row, ssd, dram = self.row, self.ssd, self.dram
-        info = UseInfo(last_partial=True) if partial else _PLAIN
-        bit = index.bit(row)
-        gone = dram.use(blocks, now_s, info)
-        if ssd is not None:
-            for block in blocks:
-                if block in ssd and block in dram:
-                    ssd.discard(block)
-            for block in gone:
-                for dropped in ssd.use((block,), now_s, _PLAIN):
-                    if dropped not in dram:
-                        index.remove(dropped, row)
-                if block not in ssd:
-                    index.remove(block, row)
-        else:
-            for block in gone:
-                index.remove(block, row)
+        row, dram = self.row, self.dram
+        gone = dram.use(blocks, now_s, _PARTIAL if partial else NO_INFO)
+        if self.ssd is not None:
+            gone = self._demote(self.ssd, blocks, gone, now_s)
+        index.remove(gone, row)
+        index.add([block for block in blocks if block in dram], row)
+
+    def _demote(self, ssd: NodeCache, blocks: list[int], gone: list[int], now_s: float) -> list[int]:
+        """Move what left the DRAM to the SSD; returns what is in neither any more."""
         for block in blocks:
-            if not index.holders(block) & bit and block in dram:
-                index.add(block, row)
+            if block in ssd and block in self.dram:
+                ssd.discard(block)
+        lost = []
+        for block in gone:
+            lost += ssd.use((block,), now_s, NO_INFO)
+        return [block for block in (*lost, *gone) if block not in ssd and block not in self.dram]
 
     def on_ssd(self, blocks: list[int], begin: int, end: int) -> int:
         """Return how many of the blocks [begin, end) of a chain are here on SSD only."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from mooncache.simulate.scheduling import Scheduler
     from mooncache.simulate.world import World
 
+_JUST_IN_TIME = 1 + 1e-9  # a stream that nothing holds up ends with its prompt, not a rounding error later
+
 
 class Prefilling:
     """Handlers of everything that happens to a prompt until it is computed."""
@@ -204,8 +206,8 @@ class Prefilling:
             member.computing = life
         self.scheduler.started(life)
         if node.role == PREFILL or len(nodes) > 1:
-            world.push(world.now_s + life.compute_s, self._computed, life, life.attempt)
             self._stream(life, node, life.compute_s)
+            world.push(world.now_s + life.compute_s, self._computed, life, life.attempt)
         return life.compute_s
 
     def _stream(self, life: Life, node: Node, compute_s: float) -> None:
@@ -220,7 +222,7 @@ class Prefilling:
             return
         size = tokens * node.profile.kv_bytes_per_token
         links = (node.nic_out, target.nic_in)
-        life.stream = world.send(links, size, self._streamed, life, ceiling=size / compute_s)
+        life.stream = world.send(links, size, self._streamed, life, ceiling=size / compute_s * _JUST_IN_TIME)
         world.record.totals.bytes_handed_over += size
 
     def _streamed(self, flow: Flow, now_s: float) -> None:

@@ -31,10 +31,10 @@ def test_leading_runs_equal_sets(changes: list[tuple[int, int, bool]], length: i
         changes = [*((row, block, True) for row in range(70) for block in range(2)), *changes]
     for row, block, add in changes:
         if add:
-            index.add(block, row)
+            index.add([block], row)
             held[row].add(block)
         else:
-            index.remove(block, row)
+            index.remove([block, 999], row)
             held[row].discard(block)
     chain = list(range(length))
     counts, depth = index.leading(chain, 70)
@@ -50,8 +50,8 @@ def test_leading_runs_equal_sets(changes: list[tuple[int, int, bool]], length: i
 def test_a_row_that_is_gone_holds_nothing() -> None:
     index = BlockIndex()
     for block in range(20):
-        index.add(block, block % 2)
-        index.add(block, 2)
+        index.add([block], block % 2)
+        index.add([block], 2)
     assert index.forget_row(2) == 20
     assert index.forget_row(0) == 10
     assert [index.holders(block) for block in (0, 1)] == [0, 2]
