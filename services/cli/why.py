@@ -35,6 +35,9 @@ def why(
     name: Annotated[str, Parameter(help="Request id (header X-Request-Id) or decision id.")],
     /,
     *,
+    policy: Annotated[
+        str, Parameter(help="Also tell what this policy would have done: algorithm1, least_load, ...")
+    ] = "",
     where: Where = HERE,
     json: AsJson = False,
 ) -> int:
@@ -47,10 +50,12 @@ def why(
         mooncache why 4f1c2a9be0a14a63
 
         mooncache why d-09af33c2d4e51b77 --json | jq .misses
+
+        mooncache why 4f1c2a9be0a14a63 --policy algorithm1
     """
     from mooncache.proto.v1 import conductor_pb2
 
-    response = where.ask_conductor("GetDecision", conductor_pb2.GetDecisionRequest(id=name))
+    response = where.ask_conductor("GetDecision", conductor_pb2.GetDecisionRequest(id=name, policy=policy))
     record = json_module.loads(response.record_json)
     if json:
         print_json(record)
@@ -80,8 +85,27 @@ def show(record: dict[str, Any]) -> None:
     if expected is not None:
         _times(expected, observed, promised)
     _candidates(record)
+    _what_if(record)
     _misses(record)
     _timeline(record)
+
+
+def _what_if(record: dict[str, Any]) -> None:
+    other = record.get("what_if")
+    if other is None:
+        return
+    console.print(f"\npolicy {other['policy']}", style="bold", markup=False)
+    if not other["known"]:
+        console.print(other["message"], markup=False)
+        return
+    console.print(("The same: " if other["same"] else "Otherwise: ") + other["message"], markup=False)
+    expected, ours = other["expected"], record["expected"]
+    if expected is not None and ours is not None:
+        console.print(
+            f"first token expected after {_ms(expected['ttft_ms'])} ms instead of {_ms(ours['ttft_ms'])} ms, "
+            f"between tokens {_ms(expected['tbt_ms'])} ms instead of {_ms(ours['tbt_ms'])} ms",
+            markup=False,
+        )
 
 
 def _times(expected: dict[str, Any], observed: dict[str, Any], promised: dict[str, Any]) -> None:

@@ -204,7 +204,7 @@ def new_record(
             "unreachable_nodes": pool.unreachable_nodes,
         },
         "chosen": chosen_fields(request, choice, fleet),
-        "expected": _expected(choice, fleet),
+        "expected": expected_fields(choice, fleet),
         "odd_costs": choice.odd_rows,
     }
     return Record(
@@ -240,7 +240,8 @@ def chosen_fields(request: Request, choice: Choice, fleet: Fleet | None) -> dict
     }
 
 
-def _expected(choice: Choice, fleet: Fleet | None) -> dict[str, float] | None:
+def expected_fields(choice: Choice, fleet: Fleet | None) -> dict[str, float] | None:
+    """Return what was expected of the choice, in milliseconds; None when nobody was chosen."""
     if fleet is None or choice.decode == NOBODY:
         return None
     return {

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
 from mooncache import errors
+from mooncache.conductor.core.what_if import other_choice
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.rpc import CallContext
@@ -11,11 +14,19 @@ from mooncache.rpc import CallContext
 async def handle(
     state: ConductorState, request: pb.GetDecisionRequest, context: CallContext
 ) -> pb.GetDecisionResponse:
-    """Return the record with its misses explained. Raises DecisionUnknown."""
+    """Return the record with its misses explained. Raises DecisionUnknown, InvalidArgument."""
     await state.work_off()
     record = state.core.records.find(request.id)
     if record is None:
         raise errors.DecisionUnknown(
             f"No decision {request.id[:64]!r} is kept here; the last {state.section.decision_count_max} are."
         )
-    return pb.GetDecisionResponse(record_json=record.to_json(state.core.settings.rules))
+    core = state.core
+    more = {}
+    if request.policy:
+        rng = random.Random(record.decision_id)
+        try:
+            more["what_if"] = other_choice(record, core.snapshots, core.settings.rules, request.policy, rng)
+        except ValueError as unknown:
+            raise errors.InvalidArgument(str(unknown)) from None
+    return pb.GetDecisionResponse(record_json=record.to_json(core.settings.rules, more))

@@ -259,10 +259,12 @@ class UpdateRequestResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class GetDecisionRequest(_message.Message):
-    __slots__ = ("id",)
+    __slots__ = ("id", "policy")
     ID_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
     id: str
-    def __init__(self, id: _Optional[str] = ...) -> None: ...
+    policy: str
+    def __init__(self, id: _Optional[str] = ..., policy: _Optional[str] = ...) -> None: ...
 
 class GetDecisionResponse(_message.Message):
     __slots__ = ("record_json",)

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mooncache.conductor.core.policy import overload
-from mooncache.conductor.core.policy.common import NO_INSTANCE, QUIET, candidates, cleaned, handovers_s, least
+from mooncache.conductor.core.policy.common import (
+    NO_INSTANCE,
+    QUIET,
+    candidates,
+    cleaned,
+    handovers_s,
+    held,
+    least,
+)
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import (
     ADMITTED,
@@ -66,7 +74,7 @@ def prefixes(
     request: Request, fleet: Fleet, source: Source | None, threshold: float
 ) -> tuple[Ints, Ints, Floats]:
     """Return for each row (prefix, tokens to fetch, seconds of fetching) by the threshold's rule."""
-    have = request.local
+    have = held(request)
     nothing = np.zeros(len(fleet))
     if source is None or not source.tokens:
         return have, nothing.astype(np.int64), nothing

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mooncache.conductor.core.policy.algorithm1 import paired
-from mooncache.conductor.core.policy.common import NO_INSTANCE, QUIET, candidates, cleaned, least
+from mooncache.conductor.core.policy.common import NO_INSTANCE, QUIET, candidates, cleaned, held, least
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import NOBODY, Bools, Choice, Floats, Request, Rules
 
@@ -45,7 +45,7 @@ class Scored:
         if row == NOBODY:
             return replace(NO_INSTANCE, odd_rows=odd)
         nothing = np.zeros(len(fleet))
-        way = request.local, nothing.astype(np.int64), nothing
+        way = held(request), nothing.astype(np.int64), nothing
         decode = self.measure_decode(request, fleet, rules)
         return paired(request, fleet, rules, rng, row, way, None, scores, odd, 0.0, decode)
 
@@ -99,4 +99,4 @@ class LongestPrefix(Scored):
         self, request: Request, fleet: Fleet, rules: Rules, mask: Bools, rng: random.Random
     ) -> Floats:
         """Prefix first; the queue is squeezed below one token."""
-        return -request.local.astype(np.float64) + fleet.queue_s / (1.0 + fleet.queue_s)
+        return -held(request).astype(np.float64) + fleet.queue_s / (1.0 + fleet.queue_s)

@@ -65,18 +65,19 @@ def scores(request: Request, fleet: Fleet, rules: Rules) -> Scores:
     """Return the cheapest way of every row, as columns; `ways` has the same in full for one row."""
     compute_s = fleet.prefill_s(request.prompt_tokens, request.local)
     total_s = fleet.queue_s + compute_s
-    found = Scores(total_s + rules.work_weight * compute_s, total_s, compute_s)
+    weight = weights(fleet, rules)
+    found = Scores(total_s + weight * compute_s, total_s, compute_s)
     readers = shares(request, fleet)
     for source in request.sources:
         rate = np.minimum(fleet.fetch_tokens_per_s, source.tokens_per_s)
-        found = _with_longer(found, request, fleet, rules, source.tokens, rate, 0.0, readers, source.row)
+        found = _with_longer(found, request, fleet, weight, source.tokens, rate, 0.0, readers, source.row)
     for awaited in request.awaited if rules.waits else ():
         if awaited.pool:
             rate, ready_in_s = fleet.fetch_tokens_per_s, awaited.ready_in_s
             found = _with_longer(
-                found, request, fleet, rules, awaited.tokens, rate, ready_in_s, readers, awaited.row
+                found, request, fleet, weight, awaited.tokens, rate, ready_in_s, readers, awaited.row
             )
-        found = _at_home(found, request, fleet, rules, awaited)
+        found = _at_home(found, request, fleet, weight, awaited)
     return found
 
 
@@ -84,7 +85,7 @@ def _with_longer(
     found: Scores,
     request: Request,
     fleet: Fleet,
-    rules: Rules,
+    weight: Floats,
     tokens: int,
     rate: Floats,
     ready_in_s: float,
@@ -96,7 +97,7 @@ def _with_longer(
     # All who gain compute the same rest: one prefix for the whole column.
     compute_s = fleet.prefill_same_s(request.prompt_tokens, tokens)
     total_s = np.maximum(fleet.queue_s, ready_in_s + fleet.fetch_latency_s + gain / rate) + compute_s
-    score_s = total_s + rules.work_weight * compute_s
+    score_s = total_s + weight * compute_s
     wins = readers & (gain > 0) & (score_s < found.score_s)
     if owner != NOBODY:
         wins[owner] = False
@@ -105,14 +106,14 @@ def _with_longer(
     )
 
 
-def _at_home(found: Scores, request: Request, fleet: Fleet, rules: Rules, awaited: Awaited) -> Scores:
+def _at_home(found: Scores, request: Request, fleet: Fleet, weight: Floats, awaited: Awaited) -> Scores:
     """Where the other request runs, its blocks are in the engine's own cache: nothing is fetched."""
     row = awaited.row
     if not 0 <= row < len(fleet) or awaited.tokens <= request.local[row]:
         return found
     compute_s = fleet.prefill_row_s(row, request.prompt_tokens, awaited.tokens)
     total_s = max(float(fleet.queue_s[row]), awaited.ready_in_s) + compute_s
-    values = total_s + rules.work_weight * compute_s, total_s, compute_s
+    values = total_s + float(weight[row]) * compute_s, total_s, compute_s
     if not values[0] < found.score_s[row]:
         return found
     columns = tuple(column.copy() for column in found)
@@ -121,16 +122,26 @@ def _at_home(found: Scores, request: Request, fleet: Fleet, rules: Rules, awaite
     return Scores(*columns)
 
 
+def weights(fleet: Fleet, rules: Rules) -> Floats:
+    """Return the seconds of delay that one second of computing saved is worth on each row.
+
+    Those who come next queue for it, and the more prompts queue already, the more come before the queue ends.
+    """
+    worth: Floats = rules.work_weight + rules.queue_weight * fleet.queue_prompts.astype(np.float64)
+    return worth
+
+
 def ways(request: Request, fleet: Fleet, rules: Rules, row: int) -> list[Way]:
     """Return all ways of one row, the local one first: what `scores` takes the least of, in full."""
     n, have, queue_s = request.prompt_tokens, int(request.local[row]), float(fleet.queue_s[row])
+    weight = rules.work_weight + rules.queue_weight * float(fleet.queue_prompts[row])
 
     def way(
         branch: str, prefix: int, fetch: int, source: int, ready_s: float, awaited: Awaited | None
     ) -> Way:
         compute_s = fleet.prefill_row_s(row, n, prefix)
         total_s = max(queue_s, ready_s) + compute_s
-        score_s = total_s + rules.work_weight * compute_s
+        score_s = total_s + weight * compute_s
         return Way(branch, prefix, fetch, source, ready_s, compute_s, total_s, score_s, awaited)
 
     found = [way(LOCAL, have, 0, NOBODY, 0.0, None)]
@@ -171,7 +182,7 @@ def together(request: Request, fleet: Fleet, rules: Rules, mask: Bools, alone: W
     if len(rows) < 2:
         return None
     rows = rows[np.lexsort((fleet.queue_s[rows], fleet.pipeline[rows]))]
-    groups, queue_s = fleet.pipeline[rows], fleet.queue_s[rows]
+    groups, queue_s, prompts = fleet.pipeline[rows], fleet.queue_s[rows], fleet.queue_prompts[rows]
     begins = np.flatnonzero(np.concatenate(([True], groups[1:] != groups[:-1])))
     sizes = np.diff(np.concatenate((begins, [len(rows)])))
     prefix = max((source.tokens for source in request.sources), default=0)
@@ -182,13 +193,28 @@ def together(request: Request, fleet: Fleet, rules: Rules, mask: Bools, alone: W
         waits_s = queue_s[heads + stages - 1]  # sorted: the longest queue among the first `stages`
         at = int(np.argmin(waits_s))
         plan = pipeline.best(cost, request.prompt_tokens, prefix, stages)
-        score_s = max(float(waits_s[at]), alone.ready_s) + plan.seconds * (1 + rules.work_weight * stages)
+        members = slice(heads[at], heads[at] + stages)
+        score_s = _together_s(plan.seconds, queue_s[members], prompts[members], alone.ready_s, rules)
         if score_s < best[0]:
             best = score_s, tuple(int(row) for row in rows[heads[at] : heads[at] + stages])
     if not best[1]:
         return None
     way = _pipelined(request, fleet, rules, best[1])
     return way if way.score_s < alone.score_s else None
+
+
+def _together_s(
+    compute_s: float, queue_s: Floats, queue_prompts: Ints, ready_s: float, rules: Rules
+) -> float:
+    """Return the score of a pipeline: all its members are taken, from when each is free until the end.
+
+    A member that is free before the others waits for them: that time is lost to other prompts too.
+    """
+    begin_s = max(float(queue_s.max()), ready_s)
+    taken_s = begin_s + compute_s - queue_s
+    return (
+        begin_s + compute_s + float(np.dot(rules.work_weight + rules.queue_weight * queue_prompts, taken_s))
+    )
 
 
 def _pipelined(request: Request, fleet: Fleet, rules: Rules, members: tuple[int, ...]) -> Way:
@@ -209,7 +235,7 @@ def _pipelined(request: Request, fleet: Fleet, rules: Rules, members: tuple[int,
     ready_s = _transfer_s(fleet, first, fetch, source.tokens_per_s) if source is not None else 0.0
     plan = pipeline.best(cost, n, prefix, len(members))
     total_s = max(queue_s, ready_s) + plan.seconds
-    work_s = plan.seconds * len(members)
+    rows = np.array(members)
     return Way(
         FETCH if fetch else LOCAL,
         prefix,
@@ -218,7 +244,7 @@ def _pipelined(request: Request, fleet: Fleet, rules: Rules, members: tuple[int,
         ready_s,
         plan.seconds,
         total_s,
-        total_s + rules.work_weight * work_s,
+        _together_s(plan.seconds, fleet.queue_s[rows], fleet.queue_prompts[rows], ready_s, rules),
         members=members,
         chunk_tokens=plan.chunk_tokens,
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from mooncache.conductor.core.policy.fleet import BOTH, DECODE, PREFILL, Fleet
-from mooncache.conductor.core.policy.types import NOBODY, Bools, Choice, Floats, Request, Rules
+from mooncache.conductor.core.policy.types import NOBODY, Bools, Choice, Floats, Ints, Request, Rules
 
 if TYPE_CHECKING:
     import random
@@ -90,6 +90,21 @@ def least(scores: Floats, rng: random.Random) -> int:
     if count == 1:
         return first
     return int(np.flatnonzero(equal)[rng.randrange(count)])
+
+
+def held(request: Request) -> Ints:
+    """Return the leading tokens that each row will hold when a newcomer is begun there.
+
+    Algorithm 1 counts a prompt's blocks as cached where it was sent, from the decision on: what is computed on the
+    row itself comes before the newcomer.
+    """
+    if not any(awaited.row != NOBODY for awaited in request.awaited):
+        return request.local
+    local: Ints = request.local.copy()
+    for awaited in request.awaited:
+        if 0 <= awaited.row < len(local):
+            local[awaited.row] = max(int(local[awaited.row]), awaited.tokens)
+    return local
 
 
 def handovers_s(request: Request, fleet: Fleet) -> Floats:

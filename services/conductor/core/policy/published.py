@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mooncache.conductor.core.policy.baselines import Scored
+from mooncache.conductor.core.policy.common import held
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import Bools, Floats, Request, Rules
 
@@ -37,7 +38,7 @@ class Dynamo(Scored):
         self, request: Request, fleet: Fleet, rules: Rules, mask: Bools, rng: random.Random
     ) -> Floats:
         """Blocks to compute, queued ones and the newcomer's, and blocks in decode."""
-        left = np.maximum(fleet.queue_tokens + request.prompt_tokens - request.local, 0.0)
+        left = np.maximum(fleet.queue_tokens + request.prompt_tokens - held(request), 0.0)
         found: Floats = (rules.overlap_weight * left + _decoding(fleet)) / BLOCK_TOKENS
         return found
 
@@ -55,7 +56,7 @@ class LMetric(Scored):
         self, request: Request, fleet: Fleet, rules: Rules, mask: Bools, rng: random.Random
     ) -> Floats:
         """Tokens to compute times requests there."""
-        left = fleet.queue_tokens + request.prompt_tokens - request.local
+        left = fleet.queue_tokens + request.prompt_tokens - held(request)
         there = np.where(fleet.role == 0, fleet.queue_prompts, fleet.sequences)
         found: Floats = left * (1.0 + there)
         return found
@@ -81,8 +82,9 @@ class DualMap(Scored):
             return fleet.queue_s
         key = request.affinity[min(rules.affinity_depth, len(request.affinity) - 1)]
         pair = [int(rows[mixed(key, seed) % len(rows)]) for seed in _SEEDS]
-        total_s = fleet.queue_s + fleet.prefill_s(request.prompt_tokens, request.local)
-        near = max(pair, key=lambda row: (int(request.local[row]), -float(total_s[row])))
+        total_s = fleet.queue_s + fleet.prefill_s(request.prompt_tokens, held(request))
+        local = held(request)
+        near = max(pair, key=lambda row: (int(local[row]), -float(total_s[row])))
         idle = min(pair, key=lambda row: float(total_s[row]))
         if total_s[near] <= request.ttft_slo_s:
             found[near] = 0.0
@@ -102,11 +104,11 @@ class Preble(Scored):
         self, request: Request, fleet: Fleet, rules: Rules, mask: Bools, rng: random.Random
     ) -> Floats:
         """Exploit where at least half of the prompt is cached, else explore by cost."""
-        held = np.where(mask, request.local, 0)
-        longest = int(held.max(initial=0))
+        local = np.where(mask, held(request), 0)
+        longest = int(local.max(initial=0))
         if 2 * longest >= request.prompt_tokens:
-            return np.where(held == longest, fleet.queue_s, np.inf)
-        return fleet.queue_s + fleet.prefill_s(request.prompt_tokens, request.local)
+            return np.where(local == longest, fleet.queue_s, np.inf)
+        return fleet.queue_s + fleet.prefill_s(request.prompt_tokens, held(request))
 
 
 def mixed(key: int, seed: int) -> int:

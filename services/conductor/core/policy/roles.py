@@ -22,13 +22,14 @@ from mooncache.conductor.core.policy.types import Ints
 FOLLOWS_IN_S = 60.0  # time constant of the smoothing
 PROMPT_USE = 0.75  # of a prefill instance's time that is planned for
 BACKLOG_WITHIN_S = 60.0  # in which queued prompts should be worked off
-TOKEN_TIME = 0.7  # share of the promised time between tokens that is planned for
+TOKEN_TIME = 0.6  # share of the promised time between tokens that is planned for
 MEMORY_USE = 0.85
 RESERVE = 0.25  # instances of its need that a giver keeps on top
 LASTS_PLANS = 2
+URGENT = 1.3  # times what there is: not waited for
 TURN_BACK_S = 120.0
 NO_SIDE = -1
-AT_ONCE_MAX = 0.25  # share of the givers that may leave in one plan
+AT_ONCE_MAX = 0.5  # share of the givers that may leave in one plan
 
 
 class Switch(NamedTuple):
@@ -52,6 +53,7 @@ class RolePlanner:
     def __init__(self) -> None:
         self._before: tuple[float, float] | None = None  # (now_s, computing that had arrived)
         self._rate = 0.0
+        self._passed_s = 0.0
         self._wanted = (NO_SIDE, 0)
         self._last = (NO_SIDE, -math.inf)
         self.needs = Needs(0.0, 0.0)
@@ -70,7 +72,8 @@ class RolePlanner:
         side, number = _lacking(self.needs, counts)
         known, times = self._wanted
         self._wanted = (side, times + 1 if side == known else 1)
-        if side == NO_SIDE or self._wanted[1] < LASTS_PLANS:
+        urgent = self.needs.prefill > URGENT * counts[PREFILL] or self.needs.decode > URGENT * counts[DECODE]
+        if side == NO_SIDE or (self._wanted[1] < LASTS_PLANS and not urgent):
             return ()
         last_side, last_s = self._last
         if side != last_side and now_s - last_s < TURN_BACK_S:
@@ -87,7 +90,10 @@ class RolePlanner:
         if self._before is not None and now_s > self._before[0]:
             passed_s = now_s - self._before[0]
             rate = max(0.0, arrived_s - self._before[1]) / passed_s
-            self._rate += (rate - self._rate) * (1.0 - math.exp(-passed_s / FOLLOWS_IN_S))
+            self._passed_s += passed_s
+            # The first minute counts evenly, so that a conductor that just began is not blind.
+            weight = max(1.0 - math.exp(-passed_s / FOLLOWS_IN_S), min(1.0, passed_s / self._passed_s))
+            self._rate += (rate - self._rate) * weight
         self._before = (now_s, arrived_s)
 
     def _needs(self, fleet: Fleet, tbt_slo_s: float) -> Needs:

@@ -128,16 +128,18 @@ class Rules:
     predicted (decode load when the prompt will be computed, every answer lasting `decode_stay_s`), ours.
     threshold: Algorithm 1's balancing threshold. inline_tokens_max: what a decode instance may compute itself
     while prefill instances are there. work_weight: seconds of delay that one second of computing saved is worth,
-    since the next requests queue for it. waits, pipelines: whether these ways are looked at; pipeline_worth_s: a
-    prompt that one instance computes sooner is not divided. patience: an idle instance's time, times this, is the
-    least limit of a promise that nobody asked for. overlap_weight: Dynamo's weight of computing. affinity_depth:
-    which of a request's `affinity` hashes DualMap takes (the one of two blocks).
+    since the next requests queue for it, and queue_weight more for each prompt that queues already.
+    waits, pipelines: whether these ways are looked at; pipeline_worth_s: a prompt that one instance computes sooner
+    is not divided. patience: an idle instance's time, times this, is the least limit of a promise that nobody asked
+    for. overlap_weight: Dynamo's weight of computing. affinity_depth: which of a request's `affinity` hashes DualMap
+    takes (the one of two blocks).
     """
 
     admission: str = "ours"
     threshold: float = 1.5
     inline_tokens_max: int = 256
     work_weight: float = 0.1
+    queue_weight: float = 0.3
     waits: bool = True
     pipelines: bool = True
     pipeline_worth_s: float = 2.0
