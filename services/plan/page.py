@@ -18,9 +18,9 @@ h1{font-size:26px;margin:0 0 4px}h2{font-size:18px;margin:34px 0 10px}p{margin:6
 .lead{font-size:17px}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(170px,1fr));gap:12px;margin:18px 0}
 .card{border:1px solid var(--grid);border-radius:10px;padding:12px 14px}.card b{display:block;font-size:22px;
-font-variant-numeric:tabular-nums}.card span{color:var(--muted);font-size:13px}.scroll{overflow-x:auto}
+font-variant-numeric:tabular-nums}.card span{color:var(--muted);font-size:13px}.scroll{overflow-x:auto;margin:10px 0}
 table{border-collapse:collapse;width:100%;font-size:13.5px}th{text-align:left;color:var(--muted);font-weight:600;
-border-bottom:1px solid var(--grid)}th,td{padding:6px 10px 6px 0;white-space:nowrap;vertical-align:top}
+border-bottom:1px solid var(--grid)}th,td{padding:6px 18px 6px 0;white-space:nowrap;vertical-align:top}
 td{border-bottom:1px solid var(--grid)}.num{text-align:right;font-variant-numeric:tabular-nums}
 tr.best td{font-weight:600}tr.misses td{color:var(--muted)}td.wrap{white-space:normal}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(440px,100%),1fr));gap:20px}
@@ -75,12 +75,14 @@ def _text(value: object) -> str:
 
 
 def _sentence(answer: Answer) -> str:
-    prefill, decode = words.machines(answer.best)
     layout = answer.best.plan.layout
-    disks = f" and {words.size(layout.ssd.gb)} of disks" if layout.ssd.gb else ""
+    prefill, decode = words.counts(layout)
+    pipes = f" (pipelines of {layout.stages})" if layout.stages > 1 else ""
+    pool = f"{words.size(layout.dram.gb)} of memory"
+    pool += f" and {words.size(layout.ssd.gb)} of disks" if layout.ssd.gb else ""
     return (
-        f"{prefill} for prefill and {decode} for decoding, each with {words.size(layout.dram.gb)} of memory{disks} for "
-        f"the pool and {layout.nic.gbps:g} Gbit/s: {words.price(answer.best.plan.cost_per_hour)} per hour."
+        f"{prefill} for prefill{pipes} and {decode} for decoding, each with {pool} "
+        f"for the pool and {layout.nic.gbps:g} Gbit/s: {words.price(answer.best.plan.cost_per_hour)} per hour."
     )
 
 
@@ -137,7 +139,7 @@ def _table(columns: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) ->
             f"<td{' class=num' if right else ''}>{_text(cell)}</td>"
             for cell, right in zip(cells, numeric, strict=True)
         )
-        lines.append(f'<tr class="{mark}">{tds}</tr>')
+        lines.append(f'<tr class="{mark.rpartition(" ")[2]}">{tds}</tr>')
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
 
 
@@ -171,7 +173,11 @@ def _frontier_plot(answer: Answer) -> str:
     cost = answer.best.plan.cost_per_hour
     cheapest = min(cost for cost, _ in (*front, *simulated, (cost, target)))
     axes.set_xlim(left=0.94 * cheapest)
-    return _figure(plot, f"The best plan costs {words.price(cost)} per hour", "pareto")
+    below = [share for other, share in front if other < cost and share < target]
+    alt = f"The best plan costs {words.price(cost)} per hour"
+    if below:
+        alt += f"; what is cheaper keeps at most {max(below):.1f} % within the SLOs, by the model"
+    return _figure(plot, alt, "pareto")
 
 
 def _dots(plot: figures.Plot, points: list[tuple[float, float]], label: str, **style: Any) -> None:
@@ -187,9 +193,9 @@ def _breakdown_plot(answer: Answer) -> str:
     parts: dict[str, list[float]] = {
         label: [] for label in ("prefill machines", "decode machines", "memory", "disks", "network")
     }
-    for number, (mark, finalist) in enumerate(rows, start=1):
+    for mark, finalist in rows:
         layout = finalist.plan.layout
-        names.append(mark if mark == "best" else f"no. {number}")
+        names.append(mark)
         decode = layout.decode_nodes * layout.decode.node.price_per_hour
         extras = layout.nodes * extras_per_hour(layout)
         parts["prefill machines"].append(finalist.plan.cost_per_hour - decode - extras)

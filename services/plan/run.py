@@ -195,11 +195,11 @@ class Planner:
     def certainty(self, plan: Plan, runs: list[Run]) -> Certainty:
         """How sure a simulated plan is."""
         layout, slo = plan.layout, self.spec.slo
-        facts = [
-            f"{engine.name} was scaled from {self.bases[engine.node.name].name}, not measured"
-            for engine in {layout.prefill.name: layout.prefill, layout.decode.name: layout.decode}.values()
-            if not engine.measured
-        ]
+        scaled = sorted({engine.name for engine in (layout.prefill, layout.decode) if not engine.measured})
+        facts = []
+        if scaled:
+            base = self.bases[layout.prefill.node.name].name
+            facts.append(f"{' and '.join(scaled)}: scaled from {base}, not measured")
         if self.demand.span_s < SPAN_FINE_S:
             facts.append(f"the workload is {self.demand.span_s:,.0f} s long, 15 min or more would say more")
         margin = load_margin(self.sampled, layout, slo.attainment)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mooncache.plan.answer import Answer, Finalist
 from mooncache.plan.core.certainty import Certainty
+from mooncache.plan.core.estimate import Layout
 
 FINALIST_COLUMNS = (
     "",
@@ -24,9 +25,14 @@ PARETO_COLUMNS = ("/hour*", "within SLOs*", "goodput/s*", "prefill", "decode", "
 def machines(finalist: Finalist) -> tuple[str, str]:
     """What does prefill and what decodes: "4 H800", or "8 on 4 H800" when a machine holds two instances."""
     layout = finalist.plan.layout
-    pipes = f", pipelines of {layout.stages}" if layout.stages > 1 else ""
+    prefill, decode = counts(layout)
+    return prefill + (f", pipelines of {layout.stages}" if layout.stages > 1 else ""), decode
+
+
+def counts(layout: Layout) -> tuple[str, str]:
+    """Machines for prefill and for decoding."""
     return (
-        _count(layout.prefill_instances, layout.prefill_nodes, layout.prefill.node.name) + pipes,
+        _count(layout.prefill_instances, layout.prefill_nodes, layout.prefill.node.name),
         _count(layout.decode_instances, layout.decode_nodes, layout.decode.node.name),
     )
 
@@ -105,14 +111,18 @@ def price_row(finalist: Finalist, name: str) -> tuple[str, ...]:
 
 
 def ordered(answer: Answer) -> list[tuple[str, Finalist]]:
-    """Finalists by cost with a mark: the best, those that met the target, those that did not."""
+    """Finalists by cost with a mark: "best", the place of the others, and whether the simulator saw them miss."""
     target = answer.spec.slo.attainment
     rows = []
-    for finalist in sorted(answer.finalists or (answer.best,), key=lambda item: item.plan.order):
+    for place, finalist in enumerate(sorted(answer.finalists or (answer.best,), key=_place), start=1):
         best = finalist.plan.layout.key == answer.best.plan.layout.key
         met = finalist.simulated is None or finalist.simulated >= target
-        rows.append(("best" if best else "" if met else "misses", finalist))
+        rows.append(("best" if best else f"{place}" if met else f"{place} misses", finalist))
     return rows
+
+
+def _place(finalist: Finalist) -> tuple[object, ...]:
+    return (finalist.plan.cost_per_hour, -(finalist.simulated or 0.0), *finalist.plan.order)
 
 
 def asked(answer: Answer) -> str:
