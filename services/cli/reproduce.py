@@ -48,6 +48,7 @@ def reproduce(
     """
     from mooncache.reproduce import registry
     from mooncache.reproduce.lab import Lab
+    from mooncache.reproduce.setting import QUICK_REQUESTS
     from mooncache.reproduce.workloads import Sources
 
     chosen = registry.choose(scenarios)
@@ -55,7 +56,7 @@ def reproduce(
         columns = ("name", "what", "from", "takes")
         print_table("scenarios", columns, [(one.name, one.title, one.source, one.work) for one in chosen])
         return EXIT_OK
-    sources = Sources(trace, trace_toolagent, trace_synthetic, quick)
+    sources = Sources(trace, trace_toolagent, trace_synthetic, QUICK_REQUESTS if quick else 0)
     for name in ("conversation", "toolagent", "synthetic"):
         if sources.path(name) is None and not json:
             error_console.print(f"[dim]no {name} trace: a generated stand-in is used (rows with a star)[/]")

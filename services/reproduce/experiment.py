@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mooncache.conductor.core.policy.types import Rules
 from mooncache.reproduce import setting
 from mooncache.reproduce.workloads import CONVERSATION, Sources, load
-from mooncache.simulate.cluster import ClusterSpec, InstanceGroup, Slo
+from mooncache.simulate.cluster import ClusterSpec, InstanceGroup, RoleSwitching, Slo
 from mooncache.simulate.life import REJECTED, REJECTED_AFTER_PREFILL
 from mooncache.simulate.options import SimOptions
 from mooncache.simulate.result import Result
@@ -33,7 +33,8 @@ LIMITS_S: Final = (0.05, 0.07, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 1.0)
 class Run:
     """A workload on a cluster under a policy. outputs 0: as in the trace. admission "none": everybody is served.
 
-    part: the half of the trace (by time) that is played, from empty caches on.
+    part: the half of the trace (by time) that is played, from empty caches on. roles: whether nodes may change
+    between prefill and decode while it runs; the DRAM of a decode node joins the pool when it becomes a prefill node.
     """
 
     workload: str = CONVERSATION
@@ -48,6 +49,7 @@ class Run:
     eviction: str = "lru"
     network_gbps: float = setting.NODE_NETWORK_GBPS
     outputs: int = 0
+    roles: bool = False
     threshold: float = setting.THRESHOLD
     ttft_slo_s: float = setting.TTFT_SLO_S
     tbt_slo_s: float = setting.TBT_SLO_S
@@ -102,6 +104,7 @@ def play(sources: Sources, run: Run) -> Result:
         profile=setting.PROFILE,
         pool=run.pool,
         slo=Slo(run.ttft_slo_s, run.tbt_slo_s),
+        roles=RoleSwitching(enabled=run.roles),
     )
     rules = Rules(admission=run.admission, threshold=run.threshold)
     options = SimOptions(policy=run.policy, rules=rules, seed=setting.SEED, spread_tick_s=0.0)
@@ -122,7 +125,8 @@ def _group(run: Run, role: str, count: int) -> InstanceGroup:
     return InstanceGroup(
         role,
         count,
-        dram_blocks=run.pool_blocks,
+        dram_blocks=run.pool_blocks if role == "prefill" or run.roles else 0,
+        keep_handover=role == "prefill",
         nic_in_gbps=run.network_gbps,
         nic_out_gbps=run.network_gbps,
         nic_efficiency=1.0,
@@ -165,12 +169,18 @@ def latency(seconds: NDArray[np.float64]) -> Latency:
 
 
 def _loads(result: Result) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean load of the prefill and of the decode instances at each sample while requests arrive."""
+    """Mean load of the prefill and of the decode instances at each sample while requests arrive.
+
+    The first tenth is left out: there both loads rise together from an empty cluster.
+    """
     series = result.series
-    arriving = series.at_s <= (result.arrival_s[-1] if len(result) else 0.0)
+    first_s, last_s = (result.arrival_s[0], result.arrival_s[-1]) if len(result) else (0.0, 0.0)
+    arriving = (series.at_s <= last_s) & (series.at_s >= first_s + 0.1 * (last_s - first_s))
     columns = {
         role: [n for n, r in enumerate(result.instances.role) if r == role] for role in ("prefill", "decode")
     }
+    if not arriving.any():
+        return np.zeros(1), np.zeros(1)
     prefill = series.prefill_load[arriving][:, columns["prefill"]]
     decode = series.decode_load[arriving][:, columns["decode"]]
     return prefill.mean(axis=1, dtype=np.float64), decode.mean(axis=1, dtype=np.float64)
@@ -191,7 +201,7 @@ class Search:
     share: float = setting.CAPACITY_SHARE
     lowest: float = 0.125
     highest: float = 16.0
-    precision: float = 0.03
+    precision: float = 0.04
 
 
 def capacity(sources: Sources, search: Search) -> float:
@@ -204,9 +214,10 @@ def capacity(sources: Sources, search: Search) -> float:
     def kept(speed: float) -> bool:
         return summed_up(play(sources, search.run.at(speed))).attained >= search.share
 
-    low, high = 1.0, 2.0
+    low, high = 1.0, 1.5
     if kept(low):
-        while high < search.highest and kept(high):
+        highest = 2.0 if sources.first else search.highest
+        while high < highest and kept(high):
             low, high = high, high * 1.5
     else:
         high, low = low, low / 1.5
@@ -214,7 +225,8 @@ def capacity(sources: Sources, search: Search) -> float:
             high, low = low, low / 1.5
             if low < search.lowest:
                 return 0.0
-    while high / low > 1 + search.precision:
+    precision = max(search.precision, 0.25) if sources.first else search.precision
+    while high / low > 1 + precision:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if kept(middle) else (low, middle)
     return low

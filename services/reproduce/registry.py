@@ -61,8 +61,10 @@ def report(lab: Lab, sheets: Sequence[Sheet]) -> Report:
     for name in ("conversation", "toolagent", "synthetic"):
         path = sources.path(name)
         told.notes.append(f"{name}: {'generated stand-in' if path is None else path.name}")
-    if sources.quick:
-        told.notes.append("quick: only the beginning of each trace; the paper's numbers are of whole traces")
+    if sources.first:
+        told.notes.append(
+            f"only the first {sources.first} requests of each trace; the paper's are of whole traces"
+        )
     for sheet in sheets:
         told.add(*sheet.rows())
         told.notes += [f"{sheet.name}: {note}" for note in sheet.notes]

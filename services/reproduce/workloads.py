@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from mooncache.errors import InvalidArgument
-from mooncache.reproduce.setting import BLOCK_TOKENS, QUICK_REQUESTS, SEED, TICK_S
+from mooncache.reproduce.setting import BLOCK_TOKENS, SEED, TICK_S
 from mooncache.traces import Trace, generate, read
 from mooncache.traces.generator import conversation, tool_agent
 
@@ -27,12 +27,12 @@ ALL = "all mixed"
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where the traces are; what is None is generated. `quick` takes the first requests of each only."""
+    """Where the traces are; what is None is generated. first: so many requests of each only (0: all)."""
 
     conversation: Path | None = None
     toolagent: Path | None = None
     synthetic: Path | None = None
-    quick: bool = False
+    first: int = 0
 
     def path(self, name: str) -> Path | None:
         """The file of a workload, or None when it is generated."""
@@ -72,7 +72,7 @@ DATASETS: Final = {
     "simulated-64k": Documents(400, 1.0, 65536, 0.0, 10_000, 512, 0, 0.5),
     "simulated-128k": Documents(300, 1.0, 131072, 0.0, 10_000, 512, 0, 0.5),
 }
-QUICK_DATASET: Final = 150
+DATASET_PART: Final = 4  # a shortened run takes this part of its number of requests from a dataset
 
 
 @lru_cache(maxsize=16)
@@ -93,8 +93,8 @@ def load(sources: Sources, name: str) -> Trace:
         trace = documents(DATASETS[name], SEED)
     else:
         raise InvalidArgument(f"there is no workload {name!r}")
-    if sources.quick:
-        trace = trace.first(QUICK_DATASET if name in DATASETS else QUICK_REQUESTS)
+    if sources.first:
+        trace = trace.first(sources.first // DATASET_PART if name in DATASETS else sources.first)
     return trace.spread(TICK_S)
 
 
@@ -125,7 +125,7 @@ def documents(options: Documents, seed: int) -> Trace:
     count = options.requests
     mean = np.log(options.document_tokens) - options.spread**2 / 2
     kinds = -(-count // options.questions)
-    lengths = np.maximum(1, draws.lognormal(mean, options.spread, kinds)).astype(int)
+    lengths = np.maximum(1, np.rint(draws.lognormal(mean, options.spread, kinds))).astype(int)
     which = draws.permutation(np.arange(count) // options.questions)
     prompts = [
         (

@@ -249,16 +249,16 @@ class _Cluster:
     def _decode(self, instance: _Instance, until_s: float) -> None:
         """Iterations until somebody ends, or until one ends at `until_s` or later."""
         costs, sequences = self._costs, len(instance.running)
-        step_s = costs.decode.base_s + costs.batch_s(sequences, instance.kv_tokens) + instance.stalled_s
+        step_s = costs.decode.base_s + costs.batch_s(sequences, instance.kv_tokens)
         if instance.stalled_s:
-            steps, instance.stalled_s = 1, 0.0
+            steps, stalled_s, instance.stalled_s = 1, instance.stalled_s, 0.0
         else:
-            steps = instance.running[0].last_step - instance.steps
+            steps, stalled_s = instance.running[0].last_step - instance.steps, 0.0
             if math.isfinite(until_s):
                 steps = min(steps, math.ceil((until_s - instance.now_s) / step_s))
             step_s += costs.decode.per_token_s * sequences * (steps - 1) / 2  # the KV grows
-        instance.now_s += step_s * steps
-        self._step(instance, step_s, steps)
+        instance.now_s += step_s * steps  # the prompts' time has passed already
+        self._step(instance, stalled_s + step_s, steps)
 
     def _step(self, instance: _Instance, gap_s: float, steps: int) -> None:
         if not instance.running:

@@ -29,7 +29,7 @@ def real_trace() -> Path:
 
 
 def sheet_of(name: str) -> Sheet:
-    with Lab(Sources(quick=True)) as lab:
+    with Lab(Sources(first=300)) as lab:
         return registry.run_one(lab, registry.choose([name])[0])
 
 

@@ -1,9 +1,10 @@
 """Our policy beside every baseline: latency at the load where Algorithm 1 attains 90 %, and effective capacity.
 
-Both searches are bisections over the speed of the trace. Latency is compared with nobody refused, since refusing
-slow requests would make a policy look fast. For the capacity each of the two policies has its own gate and the
-better of "own gate" and "nobody is refused" counts; a baseline that does not keep the share at Algorithm 1's
-capacity is below it without a search of its own.
+Both searches are bisections over the speed of the trace. Every policy has the same nodes; ours may also change
+their roles, which the published policies do not know (the row without it is beside it). Latency is compared with
+nobody refused, since refusing slow requests would make a policy look fast. For the capacity the better of "own gate"
+and "nobody is refused" counts for Algorithm 1; a baseline that does not keep the share at Algorithm 1's capacity is
+below it without a search of its own.
 """
 
 from __future__ import annotations
@@ -20,22 +21,27 @@ from mooncache.reproduce.lab import Lab
 from mooncache.reproduce.registry import Scenario
 from mooncache.reproduce.workloads import CONVERSATION
 
-OURS, PAPERS = "mooncache", "algorithm1"
+OURS, PAPERS, FIXED = "mooncache", "algorithm1", "mooncache, fixed roles"
 MEAN_BAR, P99_BAR, CAPACITY_BAR = 0.8, 0.7, 1.3
 ATTAINS: Final = 0.9
-GATES: Final = {OURS: ("none", "ours"), PAPERS: ("none", "ttft_tbt")}
+GATES: Final = {OURS: ("ours",), PAPERS: ("none", "ttft_tbt")}
+BASE: Final = Run(CONVERSATION, policy=PAPERS)
+
+
+def run_of(name: str, run: Run) -> Run:
+    """The run under the policy of that name; ours also plans the roles."""
+    return dataclasses.replace(run, policy=OURS if name == FIXED else name, roles=name == OURS)
 
 
 def latency(lab: Lab, sheet: Sheet) -> None:
     """All policies at the speed at which Algorithm 1 keeps both promises for 90 % of the requests."""
-    base = Run(CONVERSATION, policy=PAPERS)
     parts = PARTS if not lab.quick else (WHOLE,)
-    searches = [Search(dataclasses.replace(base, part=part), share=ATTAINS) for part in parts]
+    searches = [Search(dataclasses.replace(BASE, part=part), share=ATTAINS) for part in parts]
     for part, speed in zip(parts, lab.map(capacity, searches), strict=True):
         suffix = "" if part == WHOLE else f", {part}"
         found = [measured(f"speed at which {PAPERS} attains {ATTAINS:.0%}{suffix}", speed, "x")]
-        names = NAMES if part == WHOLE else (PAPERS, OURS)
-        runs = [dataclasses.replace(base, policy=name, part=part, speed=speed) for name in names]
+        names = (*NAMES, FIXED) if part == WHOLE else (PAPERS, OURS)
+        runs = [run_of(name, dataclasses.replace(BASE, part=part, speed=speed)) for name in names]
         got = dict(zip(names, lab.map(simulated, runs), strict=True))
         theirs = got[PAPERS]
         for name, one in got.items():
@@ -59,11 +65,10 @@ def latency(lab: Lab, sheet: Sheet) -> None:
 
 def effective_capacity(lab: Lab, sheet: Sheet) -> None:
     """The highest speed at which 95 % of the requests keep both promises."""
-    base = Run(CONVERSATION)
     for part in PARTS if not lab.quick else (WHOLE,):
         suffix = "" if part == WHOLE else f", {part}"
         searches = [
-            Search(dataclasses.replace(base, policy=name, admission=gate, part=part))
+            Search(run_of(name, dataclasses.replace(BASE, admission=gate, part=part)))
             for name, gates in GATES.items()
             for gate in gates
         ]
@@ -86,31 +91,40 @@ def effective_capacity(lab: Lab, sheet: Sheet) -> None:
         )
         found.append(Finding(row))
         if part == WHOLE:
-            found += _baselines(lab, base, reached)
+            found += _baselines(lab, reached)
         sheet.findings += lab.mark(CONVERSATION, found)
     sheet.notes.append(
         f"{setting.PREFILL_NODES}P+{setting.DECODE_NODES}D; {setting.CAPACITY_SHARE:.0%} of the requests within TTFT "
-        f"{setting.TTFT_SLO_S:g} s and TBT {setting.TBT_SLO_S:g} s; found to 3 %"
+        f"{setting.TTFT_SLO_S:g} s and TBT {setting.TBT_SLO_S:g} s; found to 4 %"
     )
 
 
-def _baselines(lab: Lab, base: Run, reached: dict[str, float]) -> list[Finding]:
+def _baselines(lab: Lab, reached: dict[str, float]) -> list[Finding]:
     """Effective share of the others at Algorithm 1's capacity; those that keep the share get a search."""
-    others = [name for name in NAMES if name not in GATES]
-    runs = [dataclasses.replace(base, policy=name, speed=reached[PAPERS]) for name in others]
+    others = [*(name for name in NAMES if name not in GATES), FIXED]
+    runs = [run_of(name, BASE.at(reached[PAPERS])) for name in others]
     shares = {name: one.attained for name, one in zip(others, lab.map(simulated, runs), strict=True)}
     found = [
         measured(f"{name}: effective at {PAPERS}'s capacity", share, "") for name, share in shares.items()
     ]
     good = [name for name, share in shares.items() if share >= setting.CAPACITY_SHARE]
-    speeds = lab.map(capacity, [Search(dataclasses.replace(base, policy=name)) for name in good])
+    speeds = lab.map(capacity, [Search(run_of(name, BASE)) for name in good])
     found += [measured(f"{name}: capacity", speed, "x") for name, speed in zip(good, speeds, strict=True)]
-    best = max([*speeds, reached[PAPERS]])
+    rivals = [speed for name, speed in zip(good, speeds, strict=True) if name != FIXED]
+    best = max([*rivals, reached[PAPERS]])
     bar = "above every baseline"
     above = reached[OURS] > best
     found.append(
         Finding(
-            Row(f"{OURS}: capacity", reached[OURS], "x", reached[OURS] / best, "best baseline", bar, above)
+            Row(
+                f"{OURS}: capacity, all beside it",
+                reached[OURS],
+                "x",
+                reached[OURS] / best,
+                "best baseline",
+                bar,
+                above,
+            )
         )
     )
     return found

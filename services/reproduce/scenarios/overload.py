@@ -39,7 +39,10 @@ def refused(got: Summary) -> int:
 
 
 def _gates(lab: Lab, run: Run) -> dict[str, Summary]:
-    runs = [dataclasses.replace(run, policy=policy, admission=gate) for policy, gate in GATES.values()]
+    runs = [
+        dataclasses.replace(run, policy=policy, admission=gate, roles=policy == "mooncache")
+        for policy, gate in GATES.values()
+    ]
     return dict(zip(GATES, lab.map(simulated, runs), strict=True))
 
 
@@ -107,7 +110,7 @@ def _against_predicted(ours: Summary, predicted: Summary, suffix: str) -> list[F
     return [
         Finding(
             bar_row(
-                f"{OURS}: refused{suffix}",
+                f"{OURS} / prediction: refused{suffix}",
                 refused(ours),
                 "",
                 against=PREDICTED,
@@ -117,7 +120,7 @@ def _against_predicted(ours: Summary, predicted: Summary, suffix: str) -> list[F
         ),
         Finding(
             bar_row(
-                f"{OURS}: effective{suffix}",
+                f"{OURS} / prediction: effective{suffix}",
                 ours.attained,
                 "",
                 against=PREDICTED,
@@ -127,7 +130,7 @@ def _against_predicted(ours: Summary, predicted: Summary, suffix: str) -> list[F
         ),
         Finding(
             bar_row(
-                f"{OURS}: correlation of the loads, size{suffix}",
+                f"{OURS}, size of the correlation{suffix}",
                 abs(ours.load_correlation),
                 "",
                 at_most=CORRELATION_BAR,

@@ -23,7 +23,7 @@ FIGURE_5: Final = {"random": 19.65, "least_load": 5.27, "local": 3.58, "algorith
 FIGURE_5_MEDIAN: Final = {"random": 13.7, "least_load": 3.56, "local": 2.16, "algorithm1": 1.72}
 FIGURE_8: Final = {"random": 92.07, "least_load": 60.41, "local": 14.36, "algorithm1": 6.26}
 RATIO_BAR: Final = 0.2
-SPEEDS: Final = (1.25, 1.5)
+SPEEDS: Final = (1.25,)
 
 
 def _four(lab: Lab, run: Run) -> dict[str, Summary]:
