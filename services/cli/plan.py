@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,7 @@ from mooncache.cli.output import (
     print_table,
     report_error,
 )
-from mooncache.errors import InvalidArgument, PlanInvalid
+from mooncache.errors import InvalidArgument, PlanInvalid, Unsupported
 
 if TYPE_CHECKING:
     from mooncache.plan.answer import Answer
@@ -105,7 +106,7 @@ def plan(
     budget: Budget = None,
     finalists: Finalists = 3,
     seeds: Seeds = 3,
-    simulate_requests: SimulateRequests = 20_000,
+    simulate_requests: SimulateRequests = 6_000,
     html: HtmlPath = None,
     out: OutDir = None,
     example: Example = False,
@@ -122,6 +123,8 @@ def plan(
 
         mooncache plan --rate 5 --input-tokens 8000 --output-tokens 300 --reuse 0.4
     """
+    if find_spec("numpy") is None:
+        raise Unsupported('Planning needs NumPy: pip install "mooncache[simulate]".')
     if example:
         from mooncache.plan.example import toml
 

@@ -85,7 +85,7 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):
-        return f"{value:g}" if value == int(value) else repr(value)
+        return str(int(value)) if value == int(value) else repr(value)
     if isinstance(value, tuple):
         return "[" + ", ".join(_value(item) for item in value) + "]"
     escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')

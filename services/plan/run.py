@@ -35,7 +35,7 @@ class Effort:
     finalists: int = 3
     runs_max: int = 12
     seeds: int = 3
-    requests_max: int = 20_000
+    requests_max: int = 6_000
 
 
 def _nobody(_what: str, _share: float) -> None:
