@@ -98,6 +98,7 @@ def build() -> App:
     bench.command("mooncache.bench.gateway.command:gateway", name="gateway")
     bench.command("mooncache.bench.replay.command:replay", name="replay")
     app.command(bench)
+    app.command("mooncache.cli.simulate:simulate", name="simulate", group=TOOLS)
     app.command("mooncache.cli.plan:plan", name="plan", group=TOOLS)
     app.command("mooncache.cli.reproduce:reproduce", name="reproduce", group=TOOLS)
     return app

@@ -1,0 +1,355 @@
+"""The command `mooncache simulate`: the conductor's own policies over a trace, on a cluster that need not exist."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from mooncache.cli.output import (
+    EXIT_OK,
+    EXIT_USAGE,
+    console,
+    error_console,
+    print_json,
+    report_error,
+)
+from mooncache.errors import InvalidArgument, MooncacheError, Unsupported
+
+if TYPE_CHECKING:
+    from mooncache.simulate import ClusterSpec, Result
+    from mooncache.traces import Trace
+
+WORKLOAD = Group("Workload", sort_key=11)
+CLUSTER = Group("Cluster", sort_key=12)
+POLICIES = Group("Policies", sort_key=13)
+RESULTS = Group("Results", sort_key=14)
+
+REQUESTS_MAX = 5_000_000
+
+TracePath = Annotated[Path | None, Parameter(group=WORKLOAD, help="Requests (JSONL, Mooncake's format).")]
+Generate = Annotated[
+    int | None, Parameter(group=WORKLOAD, help="Make up so many requests like those of a public chatbot.")
+]
+Speed = Annotated[float, Parameter(group=WORKLOAD, help="Let them arrive so many times as fast.")]
+First = Annotated[int | None, Parameter(group=WORKLOAD, help="Only the first requests of the trace.")]
+ClusterPath = Annotated[
+    Path | None, Parameter(name="--cluster", group=CLUSTER, help="TOML file; --example prints one.")
+]
+Prefill = Annotated[int | None, Parameter(group=CLUSTER, help="Prefill instances; default 8.")]
+Decode = Annotated[int | None, Parameter(group=CLUSTER, help="Decode instances; default 8.")]
+Memory = Annotated[
+    int | None,
+    Parameter(group=CLUSTER, help="Tokens of KV that the memory of a prefill node holds; default 3000000."),
+]
+Ttft = Annotated[str | None, Parameter(group=CLUSTER, help='Promised time to first token, like "30s".')]
+Tbt = Annotated[str | None, Parameter(group=CLUSTER, help='Promised time between tokens, like "100ms".')]
+PolicyNames = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--policy",
+        group=POLICIES,
+        consume_multiple=True,
+        negative=(),
+        help="One or several to compare; `all` for all of them. Default mooncache.",
+    ),
+]
+Admission = Annotated[
+    str | None, Parameter(group=POLICIES, help="Who is refused: none, early, predicted, ours, ...")
+]
+Seed = Annotated[int, Parameter(group=POLICIES, help="Equal seeds give equal results.")]
+JsonPath = Annotated[
+    str | None, Parameter(name="--json", group=RESULTS, help="Write rows and summaries; - for the output.")
+]
+HtmlPath = Annotated[Path | None, Parameter(name="--html", group=RESULTS, help="Write a page with plots.")]
+LogPath = Annotated[
+    Path | None,
+    Parameter(name="--decisions", group=RESULTS, help="Write why each request went where (JSONL)."),
+]
+Example = Annotated[
+    bool, Parameter(negative=(), group=RESULTS, help="Print a sample file for --cluster and leave.")
+]
+
+
+def simulate(
+    *,
+    trace: TracePath = None,
+    generate: Generate = None,
+    speed: Speed = 1.0,
+    first: First = None,
+    cluster: ClusterPath = None,
+    prefill: Prefill = None,
+    decode: Decode = None,
+    memory_tokens: Memory = None,
+    ttft: Ttft = None,
+    tbt: Tbt = None,
+    policy: PolicyNames = None,
+    admission: Admission = None,
+    seed: Seed = 1,
+    json: JsonPath = None,
+    html: HtmlPath = None,
+    decisions: LogPath = None,
+    example: Example = False,
+) -> int:
+    """Run requests through the conductor's policies on a simulated cluster, and see what clients would get.
+
+    The policies are the code that the running conductor uses. Without --cluster the cluster is the one of the Mooncake
+    paper: LLaMA3-70B on nodes of 8 x A800, 8 for prefill and 8 for decode.
+
+    For example:
+
+        mooncache simulate --generate 2000
+
+        mooncache simulate --trace trace.jsonl --speed 2 --policy mooncache algorithm1 --html report.html
+    """
+    try:
+        if example:
+            print(_example(), end="")
+            return EXIT_OK
+        requests = _workload(trace, generate, first, speed, seed)
+        spec = _cluster(cluster, {"prefill": prefill, "decode": decode}, memory_tokens, ttft, tbt)
+        names = _policies(policy)
+        options = _Options(seed, admission, speed, decisions)
+        results = _run(requests, spec, names, options, quiet=json == "-")
+        _deliver(results, spec, options, json, html, trace)
+    except MooncacheError as error:
+        code = report_error(error, as_json=json == "-")
+        return EXIT_USAGE if 720 <= error.code <= 729 else code
+    except ImportError as error:
+        missing = Unsupported(
+            f'The simulator needs {error.name}: pip install "mooncache[simulate]" brings it.'
+        )
+        return report_error(missing, as_json=json == "-")
+    return EXIT_OK
+
+
+class _Options:
+    """What all runs of one command share."""
+
+    def __init__(self, seed: int, admission: str | None, speed: float, decisions: Path | None) -> None:
+        self.seed, self.admission, self.speed, self.decisions = seed, admission, speed, decisions
+        self.lines = 0
+
+    def rules(self) -> Any:
+        from mooncache.conductor.core.policy.overload import MODES
+        from mooncache.conductor.core.policy.types import Rules
+
+        if self.admission is None:
+            return Rules()
+        if self.admission not in MODES:
+            raise InvalidArgument(
+                f"--admission: {self.admission} is unknown; choose one of {', '.join(MODES)}."
+            )
+        return Rules(admission=self.admission)
+
+
+def _example() -> str:
+    from mooncache.simulate import paper_cluster
+    from mooncache.simulate.description import to_toml
+
+    return to_toml(paper_cluster())
+
+
+def _workload(path: Path | None, generated: int | None, first: int | None, speed: float, seed: int) -> Trace:
+    import random
+
+    from mooncache.traces import GenerateOptions, read
+    from mooncache.traces import generate as make_up
+
+    if (path is None) == (generated is None):
+        raise InvalidArgument("Say which requests: --trace FILE, or --generate N to make up N of them.")
+    if not math.isfinite(speed) or speed <= 0:
+        raise InvalidArgument(f"--speed: {speed:g} has to be a finite number above 0; 2 is twice as fast.")
+    if path is not None:
+        trace = read(path)
+    else:
+        if generated is None or not 1 <= generated <= REQUESTS_MAX:
+            raise InvalidArgument(f"--generate: {generated} requests; 1 to {REQUESTS_MAX:,} are possible.")
+        trace = make_up(GenerateOptions(requests=generated), random.Random(seed))
+    if first is not None:
+        if first < 1:
+            raise InvalidArgument(f"--first: {first} requests; at least 1.")
+        trace = trace.first(first)
+    return trace.speed(speed) if speed != 1.0 else trace
+
+
+def _seconds(text: str, option: str) -> float:
+    from mooncache.config import parse_duration_s
+
+    try:
+        value = parse_duration_s(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{option}: {error}.") from None
+    if value <= 0:
+        raise InvalidArgument(f"{option}: {text} has to be above 0.")
+    return value
+
+
+def _cluster(
+    path: Path | None,
+    counts: dict[str, int | None],
+    memory_tokens: int | None,
+    ttft: str | None,
+    tbt: str | None,
+) -> ClusterSpec:
+    from dataclasses import replace
+
+    from mooncache.simulate import paper_cluster
+    from mooncache.simulate.description import read
+
+    if path is not None:
+        if memory_tokens is not None or any(count is not None for count in counts.values()):
+            raise InvalidArgument(
+                "--cluster says how many instances and how much memory; leave out --prefill, --decode and "
+                "--memory-tokens."
+            )
+        spec = read(path)
+    else:
+        wanted = {name: 8 if count is None else count for name, count in counts.items()}
+        for name, count in wanted.items():
+            if count < 0:
+                raise InvalidArgument(f"--{name}: {count} instances; at least 0.")
+        tokens = 3_000_000 if memory_tokens is None else memory_tokens
+        spec = paper_cluster(wanted["prefill"], wanted["decode"], tokens)
+    slo = spec.slo
+    if ttft is not None:
+        slo = replace(slo, ttft_s=_seconds(ttft, "--ttft"))
+    if tbt is not None:
+        slo = replace(slo, tbt_s=_seconds(tbt, "--tbt"))
+    return replace(spec, slo=slo).check()
+
+
+def _policies(names: list[str] | None) -> list[str]:
+    import difflib
+
+    from mooncache.conductor.core.policy import NAMES
+
+    wanted = list(dict.fromkeys(names or ["mooncache"]))
+    if wanted == ["all"]:
+        return list(NAMES)
+    for name in wanted:
+        if name not in NAMES:
+            near = difflib.get_close_matches(name, NAMES, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(NAMES)}."
+            raise InvalidArgument(f"--policy: {name} is unknown; {hint}")
+    return wanted
+
+
+def _run(
+    trace: Trace, spec: ClusterSpec, names: list[str], options: _Options, *, quiet: bool
+) -> list[Result]:
+    from mooncache.simulate import SimOptions
+    from mooncache.simulate import simulate as run
+    from mooncache.simulate.report.decisions import DecisionLog
+
+    rules = options.rules()
+    results = []
+    with _open(options.decisions) as file, _progress(names, quiet=quiet) as tell:
+        for name in names:
+            log = DecisionLog(file, name) if file is not None else None
+            chosen = SimOptions(
+                policy=name, rules=rules, seed=options.seed, on_decision=log.write if log else None
+            )
+            results.append(run(trace, spec, chosen, progress=tell(name)))
+            options.lines += log.lines if log else 0
+    return results
+
+
+@contextmanager
+def _open(path: Path | None) -> Iterator[Any]:
+    if path is None:
+        yield None
+        return
+    try:
+        file = path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgument(f"--decisions: {path} cannot be written: {error.strerror}.") from None
+    with file:
+        yield file
+
+
+@contextmanager
+def _progress(
+    names: list[str], *, quiet: bool
+) -> Iterator[Callable[[str], Callable[[int, int, float], None] | None]]:
+    """A bar for each policy on a terminal's error stream; silence elsewhere."""
+    if quiet or not error_console.is_terminal:
+        yield lambda _name: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("requests"))
+    width = max(len(name) for name in names)
+    with Progress(*columns, TimeElapsedColumn(), console=error_console, transient=True) as bar:
+
+        def of(name: str) -> Callable[[int, int, float], None]:
+            task = bar.add_task(f"{name:<{width}}", total=None)
+            return lambda done, total, _now_s: bar.update(task, total=total, completed=done)
+
+        yield of
+
+
+def _deliver(
+    results: list[Result],
+    spec: ClusterSpec,
+    options: _Options,
+    json: str | None,
+    html: Path | None,
+    trace: Path | None,
+) -> None:
+    from mooncache.simulate.life import BRANCHES
+    from mooncache.simulate.report import tables
+    from mooncache.simulate.report.document import document
+    from mooncache.simulate.report.summary import summarise
+
+    summaries = [summarise(result, BRANCHES) for result in results]
+    about = {
+        "cluster": spec.name,
+        "instances": {group.label: group.count for group in spec.instances},
+        "model": spec.profile.name,
+        "trace": trace.name if trace is not None else "generated",
+        "requests": len(results[0]),
+        "speed": options.speed,
+        "seed": options.seed,
+        "ttft_slo_s": results[0].ttft_slo_s,
+        "tbt_slo_s": results[0].tbt_slo_s,
+    }
+    written = []
+    try:
+        if html is not None:
+            from mooncache.simulate.report.page import page
+
+            html.write_text(page(results, summaries, about), encoding="utf-8")
+            written.append(str(html))
+        if json is not None and json != "-":
+            import json as json_module
+
+            text = json_module.dumps(document(summaries, about), indent=1)
+            Path(json).write_text(text + "\n", encoding="utf-8")
+            written.append(json)
+    except OSError as error:
+        raise InvalidArgument(f"{error.filename} cannot be written: {error.strerror}.") from None
+    if options.decisions is not None:
+        written.append(f"{options.decisions} ({options.lines:,} decisions)")
+    if json == "-":
+        print_json(document(summaries, about))
+        return
+    tables.show_about(console, about, summaries)
+    if len(results) == 1:
+        tables.show_run(console, results[0], summaries[0])
+    else:
+        tables.show_comparison(console, summaries)
+    tables.show_words(console)
+    for name in written:
+        console.print(f"wrote {name}", markup=False, soft_wrap=True)
+    if not written:
+        console.print(
+            "Next: --policy mooncache algorithm1 random compares, --html report.html draws, --speed 2 loads.",
+            style="dim",
+            markup=False,
+            soft_wrap=True,
+        )

@@ -1,0 +1,1 @@
+"""What a person sees of simulated runs: tables, JSON, one HTML page, a log of decisions."""
