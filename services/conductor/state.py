@@ -18,7 +18,6 @@ from mooncache.conductor.core.asks import Ask, Decision, PoolAnswer
 from mooncache.conductor.core.cache_index import BlockIndex
 from mooncache.conductor.core.records import Record
 from mooncache.conductor.core.scheduler import Scheduler
-from mooncache.conductor.core.snapshot import Snapshot
 from mooncache.conductor.core.work import Active
 from mooncache.conductor.shell.instruments import Instruments
 from mooncache.conductor.shell.pool import PoolLookup
@@ -45,13 +44,11 @@ class Job:
     ask: Ask | None = None
     pool: PoolAnswer | None = None
     block_tokens: int = 0
-    snapshot: Snapshot | None = None
 
     @property
     def size_bytes(self) -> int:
-        """Memory that the job's keys and snapshot may hold."""
-        snapshot_bytes = self.snapshot.size_bytes if self.snapshot is not None else 0
-        return len(self.keys) + len(self.content_keys) + snapshot_bytes
+        """Memory that the job's keys may hold."""
+        return len(self.keys) + len(self.content_keys)
 
 
 class ConductorState:
@@ -117,7 +114,6 @@ class ConductorState:
                 ask,
                 decision.pool,
                 block_tokens,
-                decision.snapshot,
             )
             self._put(job)
 
@@ -148,9 +144,8 @@ class ConductorState:
 
     def _do(self, job: Job) -> None:
         if job.record is not None and job.ask is not None and job.pool is not None:
+            self.core.settle(job.record)
             self.core.explain(job.record, job.ask, job.pool, job.group, job.block_tokens)
-            if job.snapshot is not None:
-                self.core.snapshots.keep(job.record.decision_id, job.snapshot)
         else:
             self.core.seen.learn(job.keys, job.content_keys, job.group)
 

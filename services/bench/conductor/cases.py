@@ -138,6 +138,7 @@ class Bench:
             decision = core.schedule(ask, pool, now_s(), 0.0)
             times.append(time.perf_counter() - started_s)
             busy.append(time.thread_time() - begun_s)
+            core.settle(decision.record)
             running.append(decision.decision_id)
             if len(running) > self.options.in_flight:
                 core.update(running.popleft(), outcome.FINISHED, 0.0, 1, {}, now_s())

@@ -9,7 +9,6 @@ from typing import Any
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import FETCH, LOCAL, NOBODY, WAIT, Choice, Request, Rules
 from mooncache.conductor.core.records import REFUSED, RUNNING, Record, milliseconds, pack
-from mooncache.conductor.core.snapshot import Snapshot
 
 POOL_OK, POOL_ABSENT, POOL_TIMEOUT, POOL_NO_KEYS = "ok", "absent", "timeout", "no_keys"
 
@@ -74,7 +73,6 @@ class Decision:
 
     computer: the instance that computes the prompt, "" when nobody was chosen; prefill: the same, "" when the decode
     instance computes it itself. pool_tokens: leading tokens in the pool; local_tokens: in the computer's own cache.
-    snapshot: the whole fleet as it was, when the record's candidates do not hold it; kept later, by bytes.
     """
 
     decision_id: str
@@ -87,7 +85,6 @@ class Decision:
     decode: str = ""
     pool_tokens: int = 0
     local_tokens: int = 0
-    snapshot: Snapshot | None = None
 
     @property
     def computed_tokens(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -112,6 +112,14 @@ class Candidates(msgspec.Struct, frozen=True):
         }
 
 
+class Seen(NamedTuple):
+    """What the policy saw, and what it chose: enough to make `Candidates` of it later, after the answer."""
+
+    fleet: Fleet
+    request: Request
+    choice: Choice
+
+
 class Snapshots:
     """Whole snapshots of the last decisions, packed, at most so many bytes of them."""
 
@@ -126,6 +134,7 @@ class Snapshots:
     def keep(self, decision_id: str, snapshot: Snapshot) -> None:
         """Keep one; the oldest go when there are too many bytes."""
         packed = zlib.compress(msgspec.msgpack.encode(snapshot), 1)
+        self.size_bytes -= len(self._kept.pop(decision_id, b""))
         self._kept[decision_id] = packed
         self.size_bytes += len(packed)
         while self.size_bytes > self._bytes_max:

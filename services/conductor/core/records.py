@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from mooncache.conductor.core.candidates import Candidates
+from mooncache.conductor.core.candidates import Candidates, Seen
 from mooncache.conductor.core.policy.types import Rules
 from mooncache.conductor.core.seen import MissRange
 
@@ -32,7 +32,8 @@ class Record:
     """One decision. `head` holds what is known when it is made, packed, `candidates` what the policy saw of the best.
 
     Thousands of records live long: packed bytes are smaller, and the garbage collector need not look into them.
-    planned_prefix: leading tokens that were expected to be there.
+    planned_prefix: leading tokens that were expected to be there. seen: what the policy saw, until `candidates` have
+    been made of it.
     """
 
     decision_id: str
@@ -40,6 +41,7 @@ class Record:
     head: bytes
     made_s: float
     candidates: bytes = b""
+    seen: Seen | None = None
     message: str = ""
     state: str = RUNNING
     planned_prefix: int = 0

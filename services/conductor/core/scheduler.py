@@ -7,6 +7,7 @@ Whatever is remembered about a request is released when it ends, fails, is super
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ import numpy as np
 from mooncache.conductor.core import outcome
 from mooncache.conductor.core.asks import Ask, Decision, PoolAnswer, Settings, decided, new_record
 from mooncache.conductor.core.cache_index import KEY_BYTES, BlockIndex, CacheIndex
-from mooncache.conductor.core.candidates import Candidates, Snapshots
+from mooncache.conductor.core.candidates import Candidates, Seen, Snapshots
 from mooncache.conductor.core.fairness import FairShares
 from mooncache.conductor.core.fleet_book import Assignment
 from mooncache.conductor.core.in_flight import InFlight, Running
@@ -27,7 +28,7 @@ from mooncache.conductor.core.policy.types import NOBODY, Awaited, Choice, Reque
 from mooncache.conductor.core.records import REFUSED, Record, Records
 from mooncache.conductor.core.registry import DRAINING, READY, Instance, InstanceInfo, Load, Registry
 from mooncache.conductor.core.seen import SeenBlocks
-from mooncache.conductor.core.snapshot import take
+from mooncache.conductor.core.snapshot import copied, take
 from mooncache.conductor.core.work import Active, WorkBook
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 IDLE_PROOF_S = 2.0  # idle for so long
 SHORT_PROOF_S = 5.0
 LOST_AFTER_S = 10.0  # and sent so long ago
+UNSETTLED_MAX = 64  # records whose candidates are made later
 _SECONDS_IN_FLIGHT_MAX = 600.0
 
 
@@ -69,6 +71,7 @@ class Scheduler:
         self.shares = FairShares()
         self.records = Records(settings.decision_count_max)
         self.snapshots = Snapshots(settings.snapshot_bytes_max)
+        self._unsettled: deque[Record] = deque()
         self.seen = SeenBlocks(make_index, settings.seen_block_count_max)
 
     # --- instances
@@ -282,13 +285,24 @@ class Scheduler:
         )
         decision = decided(decision_id, choice, request, record, pool, pool_tokens, fleet)
         if fleet is not None:
-            kept = Candidates.of(fleet, request, choice)
-            if kept is not None:
-                record.candidates = kept.packed()
-            if kept is None or not kept.whole:
-                decision.snapshot = take(fleet, request, choice.total_s)
+            record.seen = Seen(copied(fleet, choice.total_s), request, choice)
+            self._unsettled.append(record)
+            if len(self._unsettled) > UNSETTLED_MAX:
+                self.settle(self._unsettled.popleft())
         self.records.add(record)
         return decision
+
+    def settle(self, record: Record) -> None:
+        """Make of what the policy saw the record's candidates, which are small; done after the answer."""
+        seen, record.seen = record.seen, None
+        if seen is None:
+            return
+        kept = Candidates.of(*seen)
+        if kept is None:
+            return
+        record.candidates = kept.packed()
+        if not kept.whole:
+            self.snapshots.keep(record.decision_id, take(seen.fleet, seen.request, seen.choice.total_s))
 
     def _refuse(
         self, ask: Ask, pool: PoolAnswer, reason: str, message: str, now_s: float, wall_s: float

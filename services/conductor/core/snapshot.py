@@ -56,7 +56,8 @@ class Snapshot(msgspec.Struct, frozen=True):
         for name in _FLAGS:
             values[name] = values[name] > 0
         values["group"] = np.array(self.groups, dtype=np.int64)
-        return Fleet(now_s=0.0, names=self.names, predict=self._predict(), **values)
+        ahead = np.frombuffer(self.ahead, dtype=np.float32).reshape(3, 2, count).astype(np.float64)
+        return Fleet(now_s=0.0, names=self.names, predict=between(self.ahead_s, ahead), **values)
 
     def asked(self) -> Request:
         """Return the request, its rows renumbered to those that are kept; others are forgotten."""
@@ -76,22 +77,34 @@ class Snapshot(msgspec.Struct, frozen=True):
         found = Request(local=local, sources=sources, awaited=awaited, **plain)
         return replace(found, keep_decode=place.get(found.keep_decode, NOBODY))
 
-    def _predict(self) -> Callable[[float], tuple[Floats, Floats]]:
-        table = np.frombuffer(self.ahead, dtype=np.float32).reshape(3, 2, len(self.rows)).astype(np.float64)
-        times = self.ahead_s
 
-        def predict(after_s: float) -> tuple[Floats, Floats]:
-            at = int(np.searchsorted(times, after_s, side="right")) - 1
-            if at >= 2:
-                return table[2, 0], table[2, 1]
-            if at < 0:
-                return table[0, 0], table[0, 1]
-            gap = times[at + 1] - times[at]
-            share = (after_s - times[at]) / gap if gap > 0 else 0.0
-            found = table[at] * (1 - share) + table[at + 1] * share
-            return found[0], found[1]
+def between(times: tuple[float, float, float], table: Floats) -> Callable[[float], tuple[Floats, Floats]]:
+    """Return the decode load ahead as a function of the time, straight between three moments."""
 
-        return predict
+    def predict(after_s: float) -> tuple[Floats, Floats]:
+        at = int(np.searchsorted(times, after_s, side="right")) - 1
+        if at >= 2:
+            return table[2, 0], table[2, 1]
+        if at < 0:
+            return table[0, 0], table[0, 1]
+        gap = times[at + 1] - times[at]
+        share = (after_s - times[at]) / gap if gap > 0 else 0.0
+        found = table[at] * (1 - share) + table[at + 1] * share
+        return found[0], found[1]
+
+    return predict
+
+
+def copied(fleet: Fleet, at_s: float) -> Fleet:
+    """Return the fleet with columns of its own, which the next event does not change.
+
+    at_s: when the KV of the chosen way would be there; the decode load is kept exactly for that moment.
+    """
+    middle_s = min(max(at_s, 0.0), 2 * _LAST_S)
+    moments = (0.0, middle_s, max(_LAST_S, middle_s))
+    ahead = np.array([fleet.decode_at(moment_s) for moment_s in moments])
+    columns = {name: getattr(fleet, name).copy() for name in _COLUMNS}
+    return Fleet(now_s=fleet.now_s, names=list(fleet.names), predict=between(moments, ahead), **columns)
 
 
 def take(fleet: Fleet, request: Request, at_s: float, rows: Ints | None = None) -> Snapshot:

@@ -22,6 +22,7 @@ async def handle(
             f"No decision {request.id[:64]!r} is kept here; the last {state.section.decision_count_max} are."
         )
     core = state.core
+    core.settle(record)
     more = {}
     if request.policy:
         rng = random.Random(record.decision_id)
