@@ -87,8 +87,8 @@ class GenerateOptions:
     message_tokens: Lengths = CONVERSATION_MESSAGE
     output_tokens: Lengths = CONVERSATION_OUTPUT
     returning: float = 1.0
-    return_first: float = 0.27
-    return_later: float = 0.89
+    return_first: float = 0.272
+    return_later: float = 0.896
     same_again: float = 0.027
     history_cut: float = 0.15
     pause_median_s: float = 145.0

@@ -16,6 +16,7 @@ from mooncache.errors import InvalidArgument, MooncacheError
 if TYPE_CHECKING:
     from mooncache.bench.replay.client import Endpoint
     from mooncache.bench.replay.run import ReplayOptions
+    from mooncache.bench.rows import Report
     from mooncache.traces import Trace
 
 _EXIT_FAILED = 1
@@ -66,16 +67,11 @@ def replay(
         mooncache bench replay --trace mine.jsonl --endpoint http://10.0.0.1:8000 --key mct1... --tokens-per-block 512
     """
     from mooncache.bench.replay.predict import Serving
-    from mooncache.bench.replay.run import ReplayOptions, run, workload
+    from mooncache.bench.replay.run import ReplayOptions
     from mooncache.bench.replay.workload import Shape
 
     console = Console()
     try:
-        if requests < 10 or not 0 < load < 1 or speed < 0:
-            raise InvalidArgument(
-                f"a replay has at least 10 requests (here {requests}), a load between 0 and 1 (here {load}) and no "
-                f"negative speed (here {speed})"
-            )
         options = ReplayOptions(
             requests=requests,
             shape=Shape(tokens_per_block, context, vocab),
@@ -85,18 +81,31 @@ def replay(
             seed=seed,
         )
         with console.status("reading the trace") as status:
-            small = workload(_trace(trace, seed), options)
-            if endpoint:
-                where = asyncio.run(_endpoint(endpoint.rstrip("/").removesuffix("/v1"), key, model))
-                report = asyncio.run(run(small, where, options, status.update))
-            else:
-                with _cluster(options, model, len(set(small.hash_ids.tolist())), status.update) as where:
-                    report = asyncio.run(run(small, where, options, status.update))
+            report = _report(trace, endpoint, key, model, options, status.update)
     except MooncacheError as error:
         console.print(f"The benchmark could not finish: {error}", style="red", markup=False)
         return _EXIT_FAILED
     report.deliver(console, json, markdown)
     return 0
+
+
+def _report(
+    trace: Path | None,
+    endpoint: str,
+    key: str,
+    model: str,
+    options: ReplayOptions,
+    tell: Callable[[str], None],
+) -> Report:
+    """The replay, against the endpoint or a cluster of its own. Raises MooncacheError."""
+    from mooncache.bench.replay.run import run, workload
+
+    small = workload(_trace(trace, options.seed), options)
+    if endpoint:
+        where = asyncio.run(_endpoint(endpoint.rstrip("/").removesuffix("/v1"), key, model))
+        return asyncio.run(run(small, where, options, tell))
+    with _cluster(options, model, len(set(small.hash_ids.tolist())), tell) as where:
+        return asyncio.run(run(small, where, options, tell))
 
 
 def _trace(path: Path | None, seed: int) -> Trace:

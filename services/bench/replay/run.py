@@ -16,7 +16,7 @@ from mooncache.bench.replay.client import Endpoint, Measured, Planned, replay
 from mooncache.bench.replay.predict import Serving, predict, speed_for
 from mooncache.bench.replay.workload import Prompts, Shape, sample_conversations, shrink
 from mooncache.bench.rows import Report, Row, bar_row, describe_machine, describe_versions
-from mooncache.errors import EngineFailed
+from mooncache.errors import EngineFailed, InvalidArgument
 from mooncache.simulate.decode import worst_gaps_mean
 
 if TYPE_CHECKING:
@@ -40,6 +40,13 @@ class ReplayOptions:
     load: float = 0.3
     serving: Serving = field(default_factory=Serving)
     seed: int = 1
+
+    def __post_init__(self) -> None:
+        if self.requests < 10 or not 0 < self.load < 1 or not 0 <= self.speed < math.inf:
+            raise InvalidArgument(
+                f"a replay has at least 10 requests (here {self.requests}), a load between 0 and 1 (here {self.load}) "
+                f"and no negative speed (here {self.speed})"
+            )
 
 
 def workload(trace: Trace, options: ReplayOptions) -> Trace:
