@@ -133,7 +133,7 @@ class Decoding:
         if outcome == DONE:
             tokens = life.steps + self._early
             self.world.record.totals.output_tokens += tokens
-            self.scheduler.answered(tokens)
+            self.scheduler.answered(life, tokens)
             if tokens == 1:
                 tbt_s = mean_s = 0.0
         self.scheduler.ended(life)

@@ -114,5 +114,6 @@ class Simulation:
             self.world.record.over(life, REJECTED, self.world.now_s, choice.reason)
             return
         life.choice = choice
+        self.duties.used(life)
         self.prefilling.enqueue(life)
         self.world.record.decided(life)

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mooncache.conductor.core.fairness import FairShares
 from mooncache.conductor.core.fleet_book import Assignment
+from mooncache.conductor.core.output_lengths import OutputLengths
 from mooncache.conductor.core.policy import find
 from mooncache.conductor.core.policy.types import Awaited, Choice, Floats, Ints, Request, Source
 from mooncache.errors import SimulationInvalid
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from mooncache.simulate.world import World
 
 _AWAITED_MAX = 3
-_LENGTH_PRIOR_TOKENS, _LENGTH_PRIOR_WEIGHT = 256.0, 16.0
+_LENGTH_PRIOR_TOKENS = 256.0
+_RENEW = 16  # answers after which an expectation is made anew
 _AFFINITY_DEPTHS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -40,44 +43,57 @@ class Scheduler:
         self._first = 1 if world.cluster.first_token == "prefill" else 0  # noqa: S105
         self._oracle = options.output_tokens == "oracle"
         self._learns = options.output_tokens == "learned"
-        self._shares = world.cluster.pool == "global"
+        self._global = world.cluster.pool == "global"
         self._block_tokens = world.trace.block_tokens
-        self._answers, self._answer_tokens = _LENGTH_PRIOR_WEIGHT, _LENGTH_PRIOR_TOKENS * _LENGTH_PRIOR_WEIGHT
-        if options.output_tokens == "mean" and len(world.trace):
-            self._answers, self._answer_tokens = 1.0, float(world.trace.output_tokens.mean())
+        self._lengths = OutputLengths(_LENGTH_PRIOR_TOKENS)
+        self._mean = float(world.trace.output_tokens.mean()) if len(world.trace) else _LENGTH_PRIOR_TOKENS
+        self._expected: dict[str, tuple[int, float]] = {}  # tenant -> (answers seen, expectation)
+        self._shares = FairShares() if world.trace.tenant is not None else None
         self.double_check = (
             options.rules.admission not in ("none", "ours")
             if options.double_check is None
             else options.double_check
         )
 
-    def expected_tokens(self, life: Life) -> float:
+    def expected_tokens(self, life: Life, tenant: str) -> float:
         """Return how long the conductor expects the answer to be."""
-        return float(life.steps + self._first) if self._oracle else self._answer_tokens / self._answers
+        if self._oracle:
+            return float(life.steps + self._first)
+        if not self._learns:
+            return self._mean
+        seen, expected = self._expected.get(tenant, (-_RENEW, 0.0))
+        if self._lengths.count - seen >= _RENEW:
+            expected = self._lengths.mean(tenant)
+            self._expected[tenant] = self._lengths.count, expected
+        return expected
 
-    def answered(self, tokens: int) -> None:
+    def answered(self, life: Life, tokens: int) -> None:
         """Learn from an answer that ended."""
         if self._learns:
-            self._answers += 1.0
-            self._answer_tokens += tokens
+            self._lengths.observe(self._tenant(life), float(tokens))
+
+    def _tenant(self, life: Life) -> str:
+        tenants = self.world.trace.tenant
+        return "" if tenants is None else str(int(tenants[life.index]))
 
     def decide(self, life: Life, exclude: frozenset[int] = frozenset()) -> Choice:
         """Ask the policy; an admitted choice is counted in the conductor's book."""
         world = self.world
         counts, depth = world.index.leading(life.blocks, len(world.nodes))
         local = np.minimum(counts * self._block_tokens, life.input_tokens)
-        trace = world.trace
+        trace, tenant = world.trace, self._tenant(life)
         request = Request(
             prompt_tokens=life.input_tokens,
             cacheable_tokens=life.input_tokens,
             local=local,
-            sources=self._sources(life, counts, depth) if self._shares and depth else (),
+            sources=self._sources(life, counts, depth) if self._global and depth else (),
             awaited=self._awaited(life, depth),
-            output_tokens=self.expected_tokens(life),
+            output_tokens=self.expected_tokens(life, tenant),
             ttft_slo_s=world.ttft_slo_s,
             tbt_slo_s=world.tbt_slo_s,
             exclude=exclude,
             priority=0 if trace.priority is None else int(trace.priority[life.index]),
+            tenant_share=1.0 if self._shares is None else self._shares.share(tenant, world.now_s),
             number=life.decision,
             affinity=tuple(life.blocks[at - 1] for at in _AFFINITY_DEPTHS if at <= len(life.blocks)),
         )
@@ -87,15 +103,20 @@ class Scheduler:
         if world.options.on_decision is not None:
             world.options.on_decision(life.index, request, fleet, choice, world.now_s)
         if choice.admitted:
-            world.book.assign(Assignment(life.index, choice, request, self._survival(choice)), world.now_s)
+            survival = self._survival(choice, tenant)
+            world.book.assign(Assignment(life.index, choice, request, survival), world.now_s)
+            if self._shares is not None:
+                self._shares.use(tenant, float(life.input_tokens - choice.prefix_tokens), world.now_s)
         return choice
 
-    def _survival(self, choice: Choice) -> Callable[[Floats], Floats] | None:
+    def _survival(self, choice: Choice, tenant: str) -> Callable[[Floats], Floats] | None:
         """Return the share of answers longer than so many tokens; the paper's prediction lets all last equally."""
-        if self._rules.admission != "predicted":
-            return None
-        steps = self._rules.decode_stay_s / max(choice.tbt_s, 1e-4)
-        return lambda tokens: (tokens < steps).astype(np.float64)
+        if self._rules.admission == "predicted":
+            steps = self._rules.decode_stay_s / max(choice.tbt_s, 1e-4)
+            return lambda tokens: (tokens < steps).astype(np.float64)
+        if self.world.looks_ahead and self._learns and self._lengths.count:
+            return self._lengths.survival(tenant)
+        return None
 
     def _sources(self, life: Life, counts: Ints, depth: int) -> tuple[Source, ...]:
         """Return the holders of the longest prefix from which one more reader would get most."""
@@ -133,7 +154,7 @@ class Scheduler:
     def _await(self, maker: Life, depth: int, life: Life) -> Awaited:
         tokens = min(depth * self._block_tokens, life.input_tokens)
         ready_in_s = max(maker.expected_s - self.world.now_s, 0.01)
-        return Awaited(tokens, ready_in_s, maker.prefill, str(maker.index), self._shares)
+        return Awaited(tokens, ready_in_s, maker.prefill, str(maker.index), self._global)
 
     # what the conductor is told
 

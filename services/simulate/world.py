@@ -41,7 +41,9 @@ class World:
         self.noise = np.random.default_rng(options.seed) if options.noise else None
         self.network = Network(self._push_flow)
         self.index = BlockIndex()
-        self.book = FleetBook()
+        # Decode load ahead costs time, and only these look at it.
+        self.looks_ahead = options.policy == "mooncache" or options.rules.admission in ("predicted", "ours")
+        self.book = FleetBook(curves=self.looks_ahead)
         self.nodes: list[Node] = []
         self.row_of: dict[str, int] = {}
         self.inflight: dict[int, Life] = {}  # block -> the request that computes it

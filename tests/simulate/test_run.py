@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncache.conductor.core.policy import NAMES
-from mooncache.conductor.core.policy.types import Rules
+from mooncache.conductor.core.policy.types import Request, Rules
 from mooncache.errors import SimulationInvalid
 from mooncache.simulate import ClusterSpec, InstanceGroup, SimOptions, simulate
 from mooncache.simulate import run as run_module
+from mooncache.simulate.cluster import Replication
 from mooncache.simulate.life import DONE, FAILED, REJECTED, REJECTED_AFTER_PREFILL
 from mooncache.simulate.profile import LLAMA3_70B_8XA800 as PROFILE
 from tests.simulate.small import OPEN, cluster, columns, conversations, run, trace_of
@@ -268,6 +269,33 @@ def test_pipelines_share_a_long_prompt() -> None:
 def test_pipelines_never_block_each_other() -> None:
     trace = conversations(60, 2.0, seed=9, blocks_max=200)
     finished(trace, cluster(prefill=4, group_pipeline_size=2), policy="mooncache")
+
+
+def test_hot_prefixes_are_copied_ahead_of_demand() -> None:
+    trace = conversations(200, 10.0, seed=6)
+    spec = cluster(prefill=6, replication=Replication(enabled=True, every_s=2.0), group_nic_out_gbps=3.0)
+    result = run(trace, spec, "mooncache")
+    assert result.totals.copies > 0
+    assert result.totals.bytes_replicated > 0
+    assert (result.outcome == DONE).all()
+    finished(trace, spec, policy="mooncache")
+
+
+def test_tenants_have_their_own_lengths_and_shares() -> None:
+    trace = conversations(80, 4.0, seed=6)
+    tenants = np.arange(80, dtype=np.int32) % 3
+    seen: dict[int, list[float]] = {0: [], 1: [], 2: []}
+    outputs = np.where(tenants == 0, 20, 150).astype(np.int32)
+    trace = replace(trace, tenant=tenants, output_tokens=outputs)
+    shares = []
+
+    def look(at: int, request: Request, *_rest: object) -> None:
+        seen[at % 3].append(request.output_tokens)
+        shares.append(request.tenant_share)
+
+    simulate(trace, cluster(), SimOptions(policy="mooncache", rules=OPEN, on_decision=look))
+    assert seen[0][-1] < 80 < seen[1][-1]
+    assert max(shares) > 1.0
 
 
 def test_series_and_progress() -> None:
