@@ -7,15 +7,29 @@ future of a trace lives in belady.py, and measure.py compares policies on a trac
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from mooncache.errors import InvalidArgument
 from mooncache.simulate.cache.base import NO_INFO, UNLIMITED, NodeCache, UseInfo
+from mooncache.simulate.cache.frequency import LengthAware, Lfu
+from mooncache.simulate.cache.queues import S3Fifo, TwoQueues
 from mooncache.simulate.cache.recency import Fifo, Lru, Ttl
+from mooncache.simulate.cache.reuse import Reuse
 
 __all__ = ["NAMES", "NO_INFO", "UNLIMITED", "NodeCache", "UseInfo", "make"]
 
-_MAKERS: Final[dict[str, Callable[..., NodeCache]]] = {"lru": Lru, "fifo": Fifo, "ttl": Ttl}
+_MAKERS: Final[dict[str, Callable[..., NodeCache]]] = {
+    "lru": Lru,
+    "fifo": Fifo,
+    "ttl": Ttl,
+    "lfu": Lfu,
+    "lfu_history": partial(Lfu, history=True),
+    "length_aware": LengthAware,
+    "2q": TwoQueues,
+    "s3fifo": S3Fifo,
+    "mooncache": Reuse,
+}
 NAMES: Final = tuple(_MAKERS)
 
 

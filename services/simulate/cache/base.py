@@ -10,7 +10,7 @@ calls in the same order give the same answers.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 UNLIMITED: Final = 1 << 62  # a capacity in blocks that nothing fills
@@ -51,12 +51,16 @@ class NodeCache(Protocol):
         """The block is gone for a reason of its own; unknown ids are ignored."""
         ...
 
-    def __contains__(self, block: int) -> bool: ...
+    def __contains__(self, block: int, /) -> bool: ...
 
     def __len__(self) -> int: ...
 
 
-def leading_run(held: Container[int], blocks: Iterable[int]) -> int:
+class Holds(Protocol):
+    def __contains__(self, block: int, /) -> bool: ...
+
+
+def leading_run(held: Holds, blocks: Iterable[int]) -> int:
     """Blocks at the front that `held` contains."""
     count = 0
     for block in blocks:

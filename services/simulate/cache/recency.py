@@ -1,11 +1,13 @@
 """Policies that order blocks by time alone: LRU (last use), FIFO (arrival), TTL (last use, with an end).
 
-Idea: a dict keeps insertion order, so it is the queue: the first key is the coldest. Each use moves or adds
+Idea: an ordered dict is the queue, the first key the coldest (a plain dict would look for its first key
+among all that left). Each use moves or adds
 its blocks last one first, so the root of a chain is always hotter than its end.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from mooncache.simulate.cache.base import NO_INFO, UseInfo, leading_run
@@ -16,7 +18,7 @@ class Lru:
 
     def __init__(self, capacity_blocks: int) -> None:
         self.capacity_blocks = capacity_blocks
-        self._queue: dict[int, None] = {}
+        self._queue: OrderedDict[int, None] = OrderedDict()
 
     def use(self, blocks: Sequence[int], now_s: float, info: UseInfo = NO_INFO) -> list[int]:
         queue = self._queue
@@ -26,9 +28,7 @@ class Lru:
             queue[block] = None
         gone: list[int] = []
         while len(queue) > self.capacity_blocks:
-            coldest = next(iter(queue))
-            del queue[coldest]
-            gone.append(coldest)
+            gone.append(queue.popitem(last=False)[0])
         return gone
 
     def leading(self, blocks: Sequence[int], now_s: float) -> int:
@@ -37,7 +37,7 @@ class Lru:
     def discard(self, block: int) -> None:
         self._queue.pop(block, None)
 
-    def __contains__(self, block: int) -> bool:
+    def __contains__(self, block: int, /) -> bool:
         return block in self._queue
 
     def __len__(self) -> int:
@@ -53,9 +53,7 @@ class Fifo(Lru):
             queue.setdefault(block)
         gone: list[int] = []
         while len(queue) > self.capacity_blocks:
-            oldest = next(iter(queue))
-            del queue[oldest]
-            gone.append(oldest)
+            gone.append(queue.popitem(last=False)[0])
         return gone
 
 
