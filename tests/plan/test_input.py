@@ -215,3 +215,30 @@ def test_options_of_zero_gigabytes_have_no_price() -> None:
     with pytest.raises(ValueError, match="0 GB"):
         Dram(gb=0, price_per_hour=1)
     assert Nic(gbps=100, included=True).bytes_per_s == pytest.approx(100e9 / 8 * 0.87)
+
+
+POINTS = """
+name = "mine"
+kv_bytes_per_token = 131072
+weights_bytes = 16e9
+[prefill]
+points = [[1000, 0, 0.11], [4000, 0, 0.42], [16000, 0, 1.9], [16000, 8000, 1.05]]
+[decode]
+points = [[1, 1000, 0.012], [16, 30000, 0.016], [64, 200000, 0.031]]
+"""
+
+
+def test_a_profile_of_measured_points_can_be_planned_with(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(POINTS, encoding="utf-8")
+    question = loading.read(None, {"model.profile": str(path)})
+    with pytest.raises(PlanInvalid, match=r"profile mine: gpus is 0; a plan needs to know"):
+        loading.measured(question.spec)
+    hardware = "gpus = 1\ngpu_tflops = 312\ngpu_memory_bytes = 80e9\ngpu_memory_bytes_per_s = 2.04e12\n"
+    path.write_text(hardware + "host_to_device_bytes_per_s = 20e9\n" + POINTS, encoding="utf-8")
+    measured = loading.measured(question.spec)["A800"]
+    made = machine.engine(measured, node(), 1, 0.9)
+    assert made is not None
+    assert made.per_node == 8
+    assert made.measured
+    assert machine.sizes(node(), (), measured) == (1, 8)
