@@ -18,6 +18,9 @@ _TURN_LEAST_S = 0.5
 _TURNS_TO_JUDGE = 20
 # Stamps that begin later than this are not times since the beginning of a trace, but of a calendar.
 _EPOCH_S = 10 * 86_400.0
+# With fewer rows and blocks than these many sizes fit by chance.
+_ROWS_TO_JUDGE = 4
+_BLOCKS_TO_JUDGE = 16
 _BLOCK_SIZES = (512, 16, 32, 64, 128, 256, 1024, 2048, 4096)
 
 
@@ -31,7 +34,8 @@ def check_blocks(
     """Every request has ceil(input / block) ids. Returns the tokens of a block: given, 512, or what fits all rows."""
     if block_tokens is not None and block_tokens < 1:
         raise TraceInvalid(f"block_tokens is {block_tokens}, it has to be 1 or more")
-    sizes = (block_tokens,) if block_tokens else _BLOCK_SIZES
+    can_tell = len(inputs) >= _ROWS_TO_JUDGE and int(counts.sum()) >= _BLOCKS_TO_JUDGE
+    sizes = (block_tokens,) if block_tokens else _BLOCK_SIZES if can_tell else (BLOCK_TOKENS,)
     wrong: dict[int, NDArray[np.int64]] = {}
     for size in sizes:
         wrong[size] = np.flatnonzero(-(-inputs // size) != counts)
