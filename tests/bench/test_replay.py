@@ -204,6 +204,14 @@ def test_a_profile_comes_from_points_and_one_odd_point_is_left_out(scale: float)
     )
 
 
+def test_steps_of_a_busy_machine_still_take_time() -> None:
+    points = exact_points()
+    for (count, _), times in points.decode.items():
+        times[:] = [0.004 * count**1.5] * 3  # as if many at once were hit by something else
+    decode = fit(points, "model").profile.decode
+    assert decode.base_s + decode.per_sequence_s > 0.003
+
+
 def test_times_without_any_sense_are_no_profile() -> None:
     points = exact_points()
     for number, times in enumerate(points.prefill.values()):

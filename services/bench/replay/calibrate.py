@@ -104,7 +104,10 @@ async def _answers(client: _Client, length: int, count: int, points: Points) -> 
 
 def fit(points: Points, name: str) -> Calibration:
     """The profile behind the points. Raises PROFILE_INVALID when they do not fit any."""
-    decode = _fitted(fit_decode, [(*place, middle_mean(times)) for place, times in points.decode.items()])
+    # All answers were of one length, so what their KV costs is part of what a sequence costs.
+    decode = _fitted(
+        fit_decode, [(count, 0.0, middle_mean(times)) for (count, _), times in points.decode.items()]
+    )
     overhead_s = max(0.0, middle_mean(points.short_s) - decode.base_s - decode.per_sequence_s)
     prefill = _fitted(
         fit_prefill,
