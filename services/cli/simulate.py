@@ -63,7 +63,13 @@ Admission = Annotated[
 ]
 Seed = Annotated[int, Parameter(group=POLICIES, help="Equal seeds give equal results.")]
 JsonPath = Annotated[
-    str | None, Parameter(name="--json", group=RESULTS, help="Write rows and summaries; - for the output.")
+    str | None,
+    Parameter(
+        name="--json",
+        group=RESULTS,
+        allow_leading_hyphen=True,
+        help="Write rows and summaries; - for the output.",
+    ),
 ]
 HtmlPath = Annotated[Path | None, Parameter(name="--html", group=RESULTS, help="Write a page with plots.")]
 LogPath = Annotated[
@@ -107,6 +113,8 @@ def simulate(
         mooncache simulate --trace trace.jsonl --speed 2 --policy mooncache algorithm1 --html report.html
     """
     try:
+        if json is not None and json != "-" and json.startswith("-"):
+            raise InvalidArgument("--json needs a file, or - for the output.")
         if example:
             print(_example(), end="")
             return EXIT_OK
@@ -165,7 +173,10 @@ def _workload(path: Path | None, generated: int | None, first: int | None, speed
     if not math.isfinite(speed) or speed <= 0:
         raise InvalidArgument(f"--speed: {speed:g} has to be a finite number above 0; 2 is twice as fast.")
     if path is not None:
-        trace = read(path)
+        try:
+            trace = read(path)
+        except OSError as error:
+            raise InvalidArgument(f"--trace: {path} cannot be read: {error.strerror}.") from None
     else:
         if generated is None or not 1 <= generated <= REQUESTS_MAX:
             raise InvalidArgument(f"--generate: {generated} requests; 1 to {REQUESTS_MAX:,} are possible.")

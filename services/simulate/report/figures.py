@@ -242,7 +242,8 @@ def limit_line(plot: Plot, at: float, text: str, *, vertical: bool = True) -> No
     """A promise: a thin red line with its name. Vertical at x, or horizontal at y."""
     with _style():
         style: dict[str, Any] = {"color": LIMIT, "linewidth": 1.1, "linestyle": (0, (2, 1.5))}
-        note: dict[str, Any] = {"color": LIMIT, "fontsize": 7.5}
+        # Outside of what is drawn a promise would squeeze the plot instead of explaining it.
+        note: dict[str, Any] = {"color": LIMIT, "fontsize": 7.5, "annotation_clip": True, "in_layout": False}
         if vertical:
             plot.axes.axvline(at, **style)
             plot.axes.annotate(

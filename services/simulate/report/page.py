@@ -102,7 +102,7 @@ _COLUMNS: tuple[tuple[str, Any, Any, bool], ...] = (
     ("attainment", lambda s: s.attainment, percent, True),
     ("goodput /s", lambda s: s.goodput_per_s, lambda v: f"{v:.2f}", True),
     ("hit ratio", lambda s: s.hit_ratio, percent, True),
-    ("computing per prompt", lambda s: s.gpu_s_per_request, duration_text, False),
+    ("s per prompt", lambda s: s.gpu_s_per_request, duration_text, False),
     (
         "refused",
         lambda s: s.outcomes["rejected"] + s.outcomes["rejected_after_prefill"],
@@ -152,5 +152,6 @@ def _words() -> str:
         '<h2>Words</h2><p class="muted"><b>TTFT</b>: from arrival to the first token of the answer. <b>TBT</b>: mean '
         "of a request's longest tenth of gaps between tokens. <b>Attainment</b>: share of all requests that were "
         "served within both promises. <b>Goodput</b>: these per second. <b>Hit ratio</b>: prompt tokens that were "
-        "not computed because somebody held their KV. Quantiles are over requests that were served.</p>"
+        "not computed because somebody held their KV. <b>s per prompt</b>: mean time "
+        "of computing a prompt. Quantiles are over requests that were served.</p>"
     )

@@ -128,7 +128,8 @@ def load(results: Sequence[Result], *, decode: bool) -> Drawing:
         column = result.series.decode_load if decode else result.series.prefill_load
         lines.append((result.series.at_s, 100 * pool_mean(result, column, decode=decode)))
     plot, rows = _over_time(results, f"{pool} load", f"% of the promised {promise}", lines)
-    figures.limit_line(plot, 100.0, "limit", vertical=False)
+    if any(np.nanmax(values, initial=0.0) > 90.0 for _, values in lines):
+        figures.limit_line(plot, 100.0, "limit", vertical=False)
     told = ", ".join(
         f"{r.policy} {_mean(values):.0f} % on average, {np.nanmax(values, initial=0.0):.0f} % at most"
         for r, (_, values) in zip(results, lines, strict=True)

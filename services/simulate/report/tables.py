@@ -15,6 +15,8 @@ from mooncache.simulate.report.figures import duration_text
 from mooncache.simulate.report.summary import Spread, Summary, busy_share, limiting
 from mooncache.simulate.result import Result
 
+_Columns = tuple[tuple[str, list[float], bool], ...]
+"""(title, a figure of each run, whether more is better)"""
 _INSTANCES_MAX = 24
 _WORDS = {
     "TTFT": "time to first token: from arrival to the first token of the answer",
@@ -122,23 +124,27 @@ def _instances(result: Result) -> Table:
 
 def show_comparison(console: Console, summaries: Sequence[Summary]) -> None:
     """Several policies over the same requests; the best of each column is bold."""
-    columns: tuple[tuple[str, list[float], bool], ...] = (
+    times: _Columns = (
         ("TTFT mean", [s.ttft_s.mean for s in summaries], False),
+        ("p50", [s.ttft_s.p50 for s in summaries], False),
         ("p90", [s.ttft_s.p90 for s in summaries], False),
         ("p99", [s.ttft_s.p99 for s in summaries], False),
         ("TBT mean", [s.tbt_s.mean for s in summaries], False),
-        ("p99 ", [s.tbt_s.p99 for s in summaries], False),
+        ("p99", [s.tbt_s.p99 for s in summaries], False),
+    )
+    rates: _Columns = (
         ("attainment", [s.attainment for s in summaries], True),
         ("goodput", [s.goodput_per_s for s in summaries], True),
         ("refused", [_refused(s) / max(1, s.requests) for s in summaries], False),
         ("hit ratio", [s.hit_ratio for s in summaries], True),
-        ("GPU/prompt", [s.gpu_s_per_request for s in summaries], False),
+        ("per prompt", [s.gpu_s_per_request for s in summaries], False),
     )
-    table = _table("Policies over the same requests", ("policy", *(name for name, _, _ in columns)))
-    for row, summary in enumerate(summaries):
-        cells = [_cell(name, values, row, most=most) for name, values, most in columns]
-        table.add_row(summary.policy, *cells)
-    console.print(table)
+    for title, columns in (("Times, the best in bold", times), ("Promises, reuse, computing", rates)):
+        table = _table(title, ("policy", *(name for name, _, _ in columns)))
+        for row, summary in enumerate(summaries):
+            cells = [_cell(name, values, row, most=most) for name, values, most in columns]
+            table.add_row(summary.policy, *cells)
+        console.print(table)
 
 
 def _refused(summary: Summary) -> int:
