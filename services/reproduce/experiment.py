@@ -103,6 +103,7 @@ def play(sources: Sources, run: Run) -> Result:
         name=f"{run.prefill}P+{run.decode}D",
         profile=setting.PROFILE,
         pool=run.pool,
+        first_token=setting.FIRST_TOKEN,
         slo=Slo(run.ttft_slo_s, run.tbt_slo_s),
         roles=RoleSwitching(enabled=run.roles),
     )

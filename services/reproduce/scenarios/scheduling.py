@@ -6,7 +6,7 @@ import dataclasses
 from typing import Final
 
 from mooncache.reproduce import setting
-from mooncache.reproduce.experiment import FIRST, PARTS, SECOND, WHOLE, Run, Summary, simulated
+from mooncache.reproduce.experiment import Run, Summary, simulated
 from mooncache.reproduce.finding import Finding, Sheet, measured, published
 from mooncache.reproduce.lab import Lab
 from mooncache.reproduce.registry import Scenario
@@ -49,18 +49,12 @@ def _ratios(
 
 def figure_5(lab: Lab, sheet: Sheet) -> None:
     run = Run(CONVERSATION)
-    parts = {
-        part: _four(lab, dataclasses.replace(run, part=part))
-        for part in (PARTS if not lab.quick else (WHOLE,))
-    }
-    whole, found = parts[WHOLE], []
+    got = _four(lab, run)
+    found: list[Finding] = []
     for policy, name in SCHEDULERS.items():
-        found.append(published(f"{name}: TTFT mean", whole[policy].ttft.mean, "s", FIGURE_5[policy]))
-        found.append(published(f"{name}: TTFT median", whole[policy].ttft.p50, "s", FIGURE_5_MEDIAN[policy]))
-    found += _ratios(whole, FIGURE_5, "", RATIO_BAR)
-    for part in (FIRST, SECOND):
-        if part in parts:
-            found += _ratios(parts[part], FIGURE_5, f", {part}", None)
+        found.append(published(f"{name}: TTFT mean", got[policy].ttft.mean, "s", FIGURE_5[policy]))
+        found.append(published(f"{name}: TTFT median", got[policy].ttft.p50, "s", FIGURE_5_MEDIAN[policy]))
+    found += _ratios(got, FIGURE_5, "", RATIO_BAR)
     ours = lab.map(simulated, [dataclasses.replace(run, policy="mooncache")])[0]
     found.append(measured("our policy: TTFT mean", ours.ttft.mean, "s"))
     for speed in () if lab.quick else SPEEDS:
