@@ -18,11 +18,13 @@ TINY = ConductorBenchOptions(
 def test_rows() -> None:
     told: list[str] = []
     report = run(TINY, told.append)
-    assert len(report.rows) == 2 * 6
+    assert len(report.rows) == 2 * 8
     assert all(row.value > 0 for row in report.rows)
     assert [row.name for row in report.rows if row.bar] == [
         "decision p50: 8k tokens, 512 keys, 5 instances",
+        "decision p99: 8k tokens, 512 keys, 5 instances",
         "decision p50: 8k tokens, 128 keys, 5 instances",
+        "decision p99: 8k tokens, 128 keys, 5 instances",
     ]
     assert told
     assert "requests in flight" in report.notes[0]

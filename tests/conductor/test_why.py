@@ -20,6 +20,16 @@ async def ask(c: Conductor, *arguments: str) -> int:
     return await asyncio.to_thread(app.run, ["why", *arguments])
 
 
+async def ask_for_another_policy(c: Conductor, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await ask(c, "req-1", "--policy", "algorithm1") == 0
+    text = capsys.readouterr().out
+    assert "policy algorithm1" in text
+    assert "computes 1605 of 1605 prompt tokens, d1 generates." in text
+    assert "first token expected after" in text
+    assert await ask(c, "req-1", "--policy", "nonsense") == 2
+    assert "there is no policy 'nonsense'; there are mooncache" in capsys.readouterr().err
+
+
 def test_why(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -78,14 +88,7 @@ def test_why(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
             assert [at_ms for at_ms, _ in moments] == sorted(at_ms for at_ms, _ in moments)
             assert moments[0] == (0.0, "gateway received the request")
 
-            assert await ask(c, "req-1", "--policy", "algorithm1") == 0
-            text = capsys.readouterr().out
-            assert "policy algorithm1" in text
-            assert "computes 1605 of 1605 prompt tokens, d1 generates." in text
-            assert "first token expected after" in text
-            assert await ask(c, "req-1", "--policy", "nonsense") == 2
-            assert "there is no policy 'nonsense'; there are mooncache" in capsys.readouterr().err
-
+            await ask_for_another_policy(c, capsys)
             refused = await c.schedule("req-2", b"", model="other")
             assert await ask(c, refused.decision_id) == 0
             assert "No instance serves 'other'." in capsys.readouterr().out

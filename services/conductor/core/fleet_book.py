@@ -75,6 +75,7 @@ class FleetBook:
         self._running: list[Name | None] = []  # of each row's prompts, the one that is believed to run
         self._work: dict[Name, _Work] = {}
         self.arrived_s = 0.0  # of computing, all prompts together
+        self.generating_s = 0.0  # that all answers together add to steps
         self._columns: dict[str, np.ndarray] = {}
         self._curves = curves
         self._ahead = DecodeAhead()
@@ -239,6 +240,9 @@ class FleetBook:
         row = choice.decode
         columns["own_sequences"][row] += request.sequences
         columns["own_kv_tokens"][row] += request.kv_tokens
+        step_s = columns["decode_per_sequence_s"][row] * request.sequences
+        step_s += columns["decode_per_token_s"][row] * _mean_kv_tokens(request)
+        self.generating_s += float(step_s) * request.output_tokens
         self._settle(row)
         self._look_ahead(work, now_s, choice.ttft_s)
 
@@ -366,6 +370,7 @@ class FleetBook:
             handover_tokens_per_s=column["handover_tokens_per_s"],
             tail=column["tail"],
             pipeline=column["pipeline"],
+            generating_s=self.generating_s,
             predict=lambda after_s: self._predict(now_s, after_s),
         )
 

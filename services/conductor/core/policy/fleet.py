@@ -28,6 +28,7 @@ class Fleet:
     handover_s: fixed time from the end of a prefill to the first decode step; handover_tokens_per_s: rate of
     what is loaded then. tail: the decode instance computes what is behind the last complete block.
     pipeline: number of the group that can compute one prompt together, -1 for none.
+    generating_s: time that all answers so far were expected to add to the steps of their batches.
     predict: (seconds from now) -> (sequences, kv tokens) being decoded then.
     """
 
@@ -61,6 +62,7 @@ class Fleet:
     tail: Bools
     pipeline: Ints
     predict: Callable[[float], tuple[Floats, Floats]]
+    generating_s: float = 0.0
 
     def __len__(self) -> int:
         return len(self.role)

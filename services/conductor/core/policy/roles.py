@@ -22,7 +22,7 @@ from mooncache.conductor.core.policy.types import Ints
 FOLLOWS_IN_S = 60.0  # time constant of the smoothing
 PROMPT_USE = 0.75  # of a prefill instance's time that is planned for
 BACKLOG_WITHIN_S = 60.0  # in which queued prompts should be worked off
-TOKEN_TIME = 0.6  # share of the promised time between tokens that is planned for
+TOKEN_TIME = 0.45  # share of the promised time between tokens that is planned for
 MEMORY_USE = 0.85
 RESERVE = 0.25  # instances of its need that a giver keeps on top
 LASTS_PLANS = 2
@@ -51,8 +51,11 @@ class RolePlanner:
     """Plans switches; call `plan` at even intervals. Keeps only what smoothing and hysteresis need."""
 
     def __init__(self) -> None:
-        self._before: tuple[float, float] | None = None  # (now_s, computing that had arrived)
+        self._before: tuple[float, float, float] | None = (
+            None  # now_s, what had arrived of computing and generating
+        )
         self._rate = 0.0
+        self._generating_rate = 0.0
         self._passed_s = 0.0
         self._wanted = (NO_SIDE, 0)
         self._last = (NO_SIDE, -math.inf)
@@ -63,7 +66,7 @@ class RolePlanner:
 
         arrived_s: seconds of computing that all prompts so far needed together (`FleetBook.arrived_s`).
         """
-        self._measure(arrived_s, now_s)
+        self._measure(arrived_s, fleet.generating_s, now_s)
         givers = {role: fleet.ready & (fleet.role == role) for role in (PREFILL, DECODE)}
         counts = {role: int(np.count_nonzero(mask)) for role, mask in givers.items()}
         if min(counts.values()) == 0:
@@ -86,7 +89,7 @@ class RolePlanner:
         order = rows[np.argsort(load[rows], kind="stable")]
         return tuple(Switch(int(row), side) for row in order[:number])
 
-    def _measure(self, arrived_s: float, now_s: float) -> None:
+    def _measure(self, arrived_s: float, generating_s: float, now_s: float) -> None:
         if self._before is not None and now_s > self._before[0]:
             passed_s = now_s - self._before[0]
             rate = max(0.0, arrived_s - self._before[1]) / passed_s
@@ -94,7 +97,9 @@ class RolePlanner:
             # The first minute counts evenly, so that a conductor that just began is not blind.
             weight = max(1.0 - math.exp(-passed_s / FOLLOWS_IN_S), min(1.0, passed_s / self._passed_s))
             self._rate += (rate - self._rate) * weight
-        self._before = (now_s, arrived_s)
+            rate = max(0.0, generating_s - self._before[2]) / passed_s
+            self._generating_rate += (rate - self._generating_rate) * weight
+        self._before = (now_s, arrived_s, generating_s)
 
     def _needs(self, fleet: Fleet, tbt_slo_s: float) -> Needs:
         computing = fleet.ready & (fleet.role == PREFILL)
@@ -106,7 +111,10 @@ class RolePlanner:
         base_s = float(np.mean(fleet.decode_base_s[generating]))
         work_s = sequences * float(np.mean(fleet.decode_per_sequence_s[generating]))
         work_s += kv_tokens * float(np.mean(fleet.decode_per_token_s[generating]))
-        decode = work_s / max(1e-3, TOKEN_TIME * tbt_slo_s - base_s)
+        step_s = max(TOKEN_TIME * tbt_slo_s, base_s + 1e-3)
+        # What is there, and what will be when as much keeps coming: steps are 1 / step_s a second, and each has
+        # step_s - base_s for sequences.
+        decode = max(work_s, self._generating_rate * step_s) / (step_s - base_s)
         capacity = float(np.mean(fleet.kv_capacity_tokens[generating]))
         if capacity > 0:
             decode = max(decode, kv_tokens / (MEMORY_USE * capacity))

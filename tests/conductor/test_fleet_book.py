@@ -1,0 +1,232 @@
+"""The book of instances: sums stay true over any history; queues, shares of links, the decode load ahead; roles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncache.conductor.core.fairness import FairShares
+from mooncache.conductor.core.fleet_book import Assignment, FleetBook, Shape
+from mooncache.conductor.core.output_lengths import OutputLengths
+from mooncache.conductor.core.policy.fleet import DECODE, PREFILL
+from mooncache.conductor.core.policy.replication import Demand, copies_wanted, plan_replicas
+from mooncache.conductor.core.policy.roles import RolePlanner
+from mooncache.conductor.core.policy.types import NOBODY, Choice, Request, TransferCost
+from tests.conductor.fleets import Row, fleet
+
+NOTHING = np.zeros(2, dtype=np.int64)
+
+
+def assignment(name: str, compute_s: float = 2.0, **choice: object) -> Assignment:
+    asked = Request(prompt_tokens=1000, local=NOTHING, output_tokens=100.0)
+    made = Choice(True, "admitted", prefill=0, decode=1, compute_s=compute_s, ttft_s=compute_s, tbt_s=0.05)
+    return Assignment(name, replace(made, **choice), asked)  # type: ignore[arg-type]
+
+
+def pair() -> FleetBook:
+    book = FleetBook()
+    book.add("p", Shape())
+    book.add("d", Shape(role=DECODE))
+    return book
+
+
+def test_queue_is_what_is_left_of_pending_prefills() -> None:
+    book = pair()
+    book.assign(assignment("1", 2.0), 0.0)
+    book.assign(assignment("2", 3.0), 0.0)
+    assert book.view(0.5).queue_s[0] == pytest.approx(4.5)
+    assert book.view(99.0).queue_s[0] == pytest.approx(3.0), "an overdue prefill is not more than done"
+    assert book.view(0.5).queue_prompts.tolist() == [2, 0]
+    assert book.view(0.5).sequences.tolist() == [0, 2]
+    assert book.computed("1", 2.5) == 0.0
+    assert book.view(3.0).queue_s[0] == pytest.approx(2.5)
+    assert book.computed("2", 5.0) == 2.5, "the second began when the first had ended"
+    assert book.computed("2", 5.0) is None
+    assert book.assigned("d") == 2
+    assert book.ended("1", 6.0) is not None
+    assert book.ended("2", 6.0) is not None
+    assert book.ended("2", 6.0) is None
+    assert book.view(6.0).sequences.tolist() == [0, 0]
+    book.check()
+
+
+def test_who_fetches_shares_the_links() -> None:
+    book = pair()
+    book.set("p", transfer=TransferCost(0.0, 900.0))
+    book.add("s", Shape(send_tokens_per_s=1200.0))
+    book.assign(assignment("1", branch="fetch", fetch_tokens=10, source_row=2), 0.0)
+    assert book.view(0.0).fetch_tokens_per_s[0] == pytest.approx(450.0)
+    assert book.send_rate(2) == pytest.approx(600.0)
+    book.started("1", 1.0)
+    assert book.view(1.0).fetch_tokens_per_s[0] == pytest.approx(900.0)
+    assert book.send_rate(2) == pytest.approx(1200.0)
+
+
+def test_members_of_a_pipeline_are_busy_together() -> None:
+    book = pair()
+    book.add("q", Shape())
+    book.assign(assignment("1", 4.0, members=(0, 2)), 0.0)
+    assert book.view(1.0).queue_s.tolist() == pytest.approx([3.0, 0.0, 3.0])
+    book.computed("1", 4.0)
+    assert book.view(4.0).queue_s.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_the_decode_load_ahead_joins_and_leaves() -> None:
+    book = pair()
+    uniform = lambda tokens: (tokens < 200).astype(np.float64)  # noqa: E731 - 200 tokens of 50 ms: ten seconds
+    book.assign(replace(assignment("1", 5.0), survival=uniform), 0.0)
+    seen = book.view(0.0)
+    assert [float(seen.decode_at(at_s)[0][1]) for at_s in (0.0, 4.0, 6.0, 13.0, 17.0, 500.0)] == [
+        0,
+        0,
+        1,
+        1,
+        0,
+        0,
+    ]
+    book.first_token("1", 2.0)
+    seen = book.view(2.0)
+    assert [float(seen.decode_at(at_s)[0][1]) for at_s in (0.0, 9.0, 11.0)] == [1, 1, 0], "it came sooner"
+    late = book.view(14.0)
+    assert 0.9 < float(late.decode_at(0.0)[0][1]) <= 1.0, "it is still there, whatever the curve said"
+    assert float(late.decode_at(10.0)[0][1]) < 0.5
+    book.ended("1", 15.0)
+    assert float(book.view(15.0).decode_at(0.0)[0][1]) == 0.0
+
+
+def test_rows_are_used_again_and_late_words_of_the_old_one_change_nothing() -> None:
+    book = pair()
+    book.assign(assignment("1"), 0.0)
+    book.remove("d")
+    assert book.view(0.0).role[1] == -1
+    assert book.add("e", Shape(role=DECODE)) == 1
+    book.first_token("1", 3.0)
+    book.ended("1", 4.0)
+    assert book.view(4.0).sequences.tolist() == [0, 0]
+    book.check()
+
+
+MOVES = ("assign", "started", "computed", "first_token", "ended", "leave", "move")
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from(MOVES)), max_size=80))
+def test_the_book_stays_whole(moves: list[tuple[int, str]]) -> None:
+    book = pair()
+    there: set[str] = set()
+    for now, (number, move) in enumerate(moves):
+        name, now_s = str(number), float(now)
+        if move == "assign" and name not in there:
+            book.assign(assignment(name, 1.0 + number, prefill=NOBODY if number % 3 == 0 else 0), now_s)
+            there.add(name)
+        elif move == "ended":
+            book.ended(name, now_s)
+            there.discard(name)
+        elif move == "leave":
+            book.remove("d")
+            book.add("d", Shape(role=DECODE))
+        elif move == "move" and name in there:
+            book.move(name, 1, now_s)
+        elif move in ("started", "computed", "first_token"):
+            getattr(book, move)(name, now_s)
+        book.check()
+        assert (book.view(now_s).queue_s >= 0).all()
+    for name in there:
+        book.ended(name, 99.0)
+    assert book.view(99.0).sequences.tolist() == pytest.approx([0.0, 0.0])
+    assert book.view(99.0).decode_at(0.0)[0].tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
+
+
+# --- what is learnt -----------------------------------------------------------------------------------------------
+
+
+def test_lengths_of_answers_are_learnt_for_each_class() -> None:
+    lengths = OutputLengths(prior_tokens=128.0)
+    assert lengths.mean("x") == pytest.approx(128.0, rel=0.1)
+    for _ in range(500):
+        lengths.observe("short", 20.0)
+        lengths.observe("long", 900.0)
+    assert lengths.mean("short") == pytest.approx(20.0, rel=0.5)
+    assert lengths.mean("long") == pytest.approx(900.0, rel=0.2)
+    assert lengths.mean("long", limit=100) <= 100
+    assert 400 < lengths.mean("unknown") < 500, "like all others together"
+    share = lengths.survival("short")(np.array([0.0, 10.0, 30.0, 1e6]))
+    assert share[0] == pytest.approx(1.0)
+    assert share[1] > 0.9
+    assert share[2] < 0.1
+    assert share[3] == pytest.approx(0.0, abs=1e-9)
+    assert lengths.survival("long", limit=100)(np.array([99.0, 101.0])).tolist() == pytest.approx(
+        [1.0, 0.0], abs=0.1
+    )
+
+
+@given(
+    st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=50),
+    st.floats(0, 1e7),
+    st.floats(0, 1e7),
+)
+def test_survival_never_grows(values: list[float], one: float, other: float) -> None:
+    lengths = OutputLengths()
+    for value in values:
+        lengths.observe("x", value)
+    sooner, later = lengths.survival("x")(np.array(sorted((one, other))))
+    assert 0 <= later <= sooner + 1e-9 <= 1 + 2e-9
+
+
+def test_shares_of_tenants_fade() -> None:
+    shares = FairShares()
+    shares.use("a", 9000.0, 0.0)
+    assert shares.share("a", 0.0) == 1.0, "alone nobody takes from anybody"
+    shares.use("b", 1000.0, 0.0)
+    assert shares.share("a", 0.0) == pytest.approx(1.8)
+    assert shares.share("b", 0.0) == 1.0
+    shares.use("b", 9000.0, 300.0)
+    assert shares.share("a", 300.0) == 1.0
+    assert shares.share("b", 300.0) > 1.5
+
+
+# --- roles and replicas -------------------------------------------------------------------------------------------
+
+
+def roles_after(
+    planner: RolePlanner, rows: tuple[Row, ...], rate: float, begin_s: float, plans: int
+) -> list[int]:
+    found = []
+    for step in range(plans):
+        now_s = begin_s + 15.0 * step
+        found += [switch.role for switch in planner.plan(fleet(*rows), rate * now_s, 0.1, now_s)]
+    return found
+
+
+def test_roles_follow_a_lasting_load_and_do_not_go_to_and_fro() -> None:
+    rows = (*(Row(f"p{i}") for i in range(4)), *(Row(f"d{i}", role="decode", sequences=1) for i in range(4)))
+    assert roles_after(RolePlanner(), rows, 2.0, 0.0, 10) == [], "there is enough of both"
+    assert set(roles_after(RolePlanner(), rows, 4.5, 0.0, 3)) == {PREFILL}
+    crowd = tuple(row.but(sequences=150.0) if row.role == "decode" else row for row in rows)
+    assert set(roles_after(RolePlanner(), crowd, 0.5, 0.0, 4)) == {DECODE}
+    planner = RolePlanner()
+    assert roles_after(planner, rows, 4.5, 0.0, 3)
+    assert DECODE not in roles_after(planner, crowd, 4.5, 45.0, 3), "not at once the other way"
+    busy = tuple(row.but(queue_s=60.0) for row in crowd)
+    assert roles_after(RolePlanner(), busy, 9.0, 0.0, 9) == [], "nobody has anything to give"
+
+
+def test_hot_prefixes_get_copies_and_lose_them() -> None:
+    rows = (*(Row(f"p{i}", queue_s=float(i)) for i in range(6)), Row("d", role="decode"))
+    demand = Demand()
+    for number in range(600):
+        demand.use(1, 50_000, number * 0.1)
+    demand.use(2, 500, 60.0)
+    makes, drops = plan_replicas(demand, {1: [5], 2: [4]}, fleet(*rows), 100_000.0, 60.0)
+    assert drops == []
+    assert {copy.key for copy in makes} == {1}
+    assert [copy.row for copy in makes] == [0, 1][: len(makes)], "to the least busy"
+    _, drops = plan_replicas(demand, {1: [0, 1, 2, 3, 4, 5]}, fleet(*rows), 100_000.0, 1000.0)
+    assert drops
+    assert len(drops) < 6, "one is left"
+    for prefix in (demand.hottest(1, 60.0)[0][1],):
+        assert copies_wanted(prefix, 1e3, 6, 60.0) == 3, "at most half of the instances"
