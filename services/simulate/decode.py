@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mooncache.conductor.core.policy.types import DecodeCost
 
 WORST_SHARE = 0.1  # the paper's TBT of a request: the mean of the longest tenth of its gaps
+_COUNTED = np.arange(4096, dtype=np.float64)
 ROUNDING_S = 1e-9  # clocks of hours, in floats, are not finer
 
 
@@ -213,7 +214,7 @@ class Batch:
         if steps == 1:
             self._gaps[held] = self.step_s
         else:
-            self._gaps[held : held + steps] = self.step_s + self._growth_s * np.arange(steps)
+            self._gaps[held : held + steps] = self.step_s + self._growth_s * _counted(steps)
         self._gaps[held] += self._stall_s
         self._stall_s = 0.0
         self._gaps_end += steps
@@ -230,6 +231,11 @@ class Batch:
     def gaps(self, sequence: Sequence) -> NDArray[np.float64]:
         """Return the time between the tokens of a sequence that has just ended (a view; copy to keep)."""
         return self._gaps[sequence.first_step - self._gaps_begin : sequence.last_step - self._gaps_begin]
+
+
+def _counted(steps: int) -> NDArray[np.float64]:
+    """Return 0, 1, 2, ..."""
+    return _COUNTED[:steps] if steps <= len(_COUNTED) else np.arange(steps, dtype=np.float64)
 
 
 def worst_gaps_mean(gaps: NDArray[np.float64], first_extra_s: float) -> tuple[float, float]:

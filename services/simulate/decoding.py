@@ -137,6 +137,7 @@ class Decoding:
             if tokens == 1:
                 tbt_s = mean_s = 0.0
         self.scheduler.ended(life)
+        life.sequence = None  # they point at each other; a million of such pairs are work for the collector
         del self.world.lives[life.index]
         self.world.record.over(life, outcome, self.world.now_s, reason, tbt_s, mean_s)
 

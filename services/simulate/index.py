@@ -14,20 +14,28 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-_FEW = 12  # rows that are cheaper one by one
+FEW = 12  # rows that are cheaper one by one
+
+
+def rows_of(mask: int) -> list[int]:
+    """Return the numbers of the bits that are set, ascending; meant for a few of them."""
+    rows = []
+    while mask:
+        low = mask & -mask
+        rows.append(low.bit_length() - 1)
+        mask ^= low
+    return rows
 
 
 def _write(counts: NDArray[np.int64], mask: int, depth: int) -> None:
     """Set the counts of the rows whose bits are set."""
-    if mask.bit_count() > _FEW:
+    if mask.bit_count() > FEW:
         raw = np.frombuffer(mask.to_bytes((len(counts) + 7) // 8, "little"), dtype=np.uint8)
         flags = np.unpackbits(raw, count=len(counts), bitorder="little")
         counts[flags.view(np.bool_)] = depth
         return
-    while mask:
-        low = mask & -mask
-        counts[low.bit_length() - 1] = depth
-        mask ^= low
+    for row in rows_of(mask):
+        counts[row] = depth
 
 
 class BlockIndex:
@@ -78,8 +86,8 @@ class BlockIndex:
         self.remove(lost, row)
         return len(lost)
 
-    def leading(self, blocks: Sequence[int], rows: int) -> tuple[NDArray[np.int64], int]:
-        """Return (leading blocks on each row, the longest of them)."""
+    def leading(self, blocks: Sequence[int], rows: int) -> tuple[NDArray[np.int64], int, int]:
+        """Return (leading blocks on each row, the longest of them, mask of the rows that have the longest)."""
         counts = np.zeros(rows, dtype=np.int64)
         holders = self._holders
         mask = -1
@@ -91,12 +99,12 @@ class BlockIndex:
                 if depth:
                     _write(counts, mask ^ both, depth)
                 if not both:
-                    return counts, depth
+                    return counts, depth, mask if depth else 0
                 mask = both
             depth += 1
         if depth:
             _write(counts, mask, depth)
-        return counts, depth
+        return counts, depth, mask if depth else 0
 
     def leading_on(self, blocks: Sequence[int], row: int, begin: int) -> int:
         """Return the leading blocks on one row, when the first `begin` are known to be there."""

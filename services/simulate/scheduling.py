@@ -18,6 +18,7 @@ from mooncache.conductor.core.output_lengths import OutputLengths
 from mooncache.conductor.core.policy import find
 from mooncache.conductor.core.policy.types import Awaited, Choice, Floats, Ints, Request, Source
 from mooncache.errors import SimulationInvalid
+from mooncache.simulate.index import FEW, rows_of
 from mooncache.simulate.life import COMPUTING, QUEUED, Life
 
 if TYPE_CHECKING:
@@ -79,14 +80,14 @@ class Scheduler:
     def decide(self, life: Life, exclude: frozenset[int] = frozenset()) -> Choice:
         """Ask the policy; an admitted choice is counted in the conductor's book."""
         world = self.world
-        counts, depth = world.index.leading(life.blocks, len(world.nodes))
+        counts, depth, mask = world.index.leading(life.blocks, len(world.nodes))
         local = np.minimum(counts * self._block_tokens, life.input_tokens)
         trace, tenant = world.trace, self._tenant(life)
         request = Request(
             prompt_tokens=life.input_tokens,
             cacheable_tokens=life.input_tokens,
             local=local,
-            sources=self._sources(life, counts, depth) if self._global and depth else (),
+            sources=self._sources(life, counts, depth, mask) if self._global and depth else (),
             awaited=self._awaited(life, depth),
             output_tokens=self.expected_tokens(life, tenant),
             ttft_slo_s=world.ttft_slo_s,
@@ -118,16 +119,20 @@ class Scheduler:
             return self._lengths.survival(tenant)
         return None
 
-    def _sources(self, life: Life, counts: Ints, depth: int) -> tuple[Source, ...]:
+    def _sources(self, life: Life, counts: Ints, depth: int, mask: int) -> tuple[Source, ...]:
         """Return the holders of the longest prefix from which one more reader would get most."""
         world = self.world
         tokens = min(depth * self._block_tokens, life.input_tokens)
         kv_bytes = world.cluster.profile.kv_bytes_per_token
+        count = world.options.sources_max
         rates = world.network.offers()[1::3]  # NIC out of each row
+        if mask.bit_count() <= FEW:
+            offers = sorted((-float(rates[row]), row) for row in rows_of(mask))
+            return tuple(Source(row, tokens, -rate / kv_bytes) for rate, row in offers[:count])
         rows = np.flatnonzero(counts == depth)
         offered = rates[rows]
         found = []
-        for _ in range(min(world.options.sources_max, len(rows))):
+        for _ in range(min(count, len(rows))):
             best = int(offered.argmax())
             found.append(Source(int(rows[best]), tokens, float(offered[best]) / kv_bytes))
             offered[best] = -1.0

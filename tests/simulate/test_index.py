@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncache.simulate.index import BlockIndex
+from mooncache.simulate.index import BlockIndex, rows_of
 
 
 def naive(held: list[set[int]], chain: list[int]) -> list[int]:
@@ -37,10 +37,11 @@ def test_leading_runs_equal_sets(changes: list[tuple[int, int, bool]], length: i
             index.remove([block, 999], row)
             held[row].discard(block)
     chain = list(range(length))
-    counts, depth = index.leading(chain, 70)
+    counts, depth, mask = index.leading(chain, 70)
     expected = naive(held, chain)
     assert counts.tolist() == expected
     assert depth == max(expected)
+    assert rows_of(mask) == [row for row, count in enumerate(expected) if count == depth > 0]
     for row in (0, 3, 69):
         assert index.leading_on(chain, row, 0) == expected[row]
         assert index.leading_on(chain, row, expected[row]) == expected[row]
