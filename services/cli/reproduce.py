@@ -70,7 +70,7 @@ def reproduce(
                 sheet.print(console)
     told = registry.report(lab, sheets)
     if markdown is not None:
-        markdown.write_text("\n".join(sheet.to_markdown() for sheet in sheets), encoding="utf-8")
+        markdown.write_text(registry.page(told, sheets), encoding="utf-8")
     if json:
         sys.stdout.write(told.to_json() + "\n")
     missed = [row.name for row in told.rows if row.met is False]

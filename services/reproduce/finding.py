@@ -81,7 +81,7 @@ class Sheet:
             cells = _cells(found, met={True: "yes", False: "**no**", None: ""})
             lines.append("| " + " | ".join(cells) + " |")
         text = "".join(f"\n{note}\n" for note in self.notes)
-        return f"### {self.name}: {self.title}\n\n{self.source}.\n{text}\n" + "\n".join(lines) + "\n"
+        return f"## {self.name}: {self.title}\n\n{self.source}.\n{text}\n" + "\n".join(lines) + "\n"
 
 
 def _cells(found: Finding, met: dict[bool | None, str]) -> list[str]:

@@ -69,3 +69,14 @@ def report(lab: Lab, sheets: Sequence[Sheet]) -> Report:
         told.add(*sheet.rows())
         told.notes += [f"{sheet.name}: {note}" for note in sheet.notes]
     return told
+
+
+def page(told: Report, sheets: Sequence[Sheet]) -> str:
+    """The report as a page: where it was made, then a table for each scenario."""
+    facts = ", ".join(f"{name} {value}" for name, value in {**told.machine, **told.versions}.items())
+    sources = "; ".join(
+        note for note in told.notes if note.split(":")[0] in ("conversation", "toolagent", "synthetic")
+    )
+    head = f"# Reproduction: every row\n\nMade by `mooncache reproduce --markdown`. {facts}. Traces: {sources}.\n"
+    star = "A star marks rows made on generated requests.\n"
+    return "\n".join([head, star, *(sheet.to_markdown() for sheet in sheets)])

@@ -135,7 +135,9 @@ def test_command_prints_one_json_document(capsys: pytest.CaptureFixture[str], tm
     assert {"rows", "machine", "versions", "notes"} <= set(document)
     assert document["rows"][0]["name"].startswith("break-even: ")
     assert "conversation: generated stand-in" in document["notes"]
-    assert page.read_text().startswith("### break-even")
+    text = page.read_text()
+    assert text.startswith("# Reproduction")
+    assert text.count("\n## ") == 2
 
 
 def test_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
