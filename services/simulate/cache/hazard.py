@@ -73,7 +73,11 @@ LEFT: Final = SHAPES * SCORES  # class of what a session left behind when it wen
 PARTIAL: Final = (
     LEFT + 1
 )  # class of last blocks that are not full: only a repeat of the whole prompt hits them
-CLASSES: Final = PARTIAL + 1
+# Classes of beginnings that several sessions share, by the time between their last two uses.
+SHARED: Final = PARTIAL + 1
+SHARED_GAP_BEGIN_S: Final = (0.0, 2.0, 8.0, 30.0, 120.0, 480.0)
+CLASSES: Final = SHARED + len(SHARED_GAP_BEGIN_S)
+_SHARED_FACTOR: Final = 20.0
 _LEFT_FACTOR: Final = 0.03
 _PARTIAL_FACTOR: Final = 0.03
 
@@ -104,6 +108,10 @@ def class_of(signals: Signals) -> int:
     return shape * SCORES + min(max(score, SCORE_MIN), SCORE_MAX) - SCORE_MIN
 
 
+def shared_class(gap_s: float) -> int:
+    return SHARED + bisect_right(SHARED_GAP_BEGIN_S, gap_s) - 1
+
+
 def band_of(age_s: float) -> int:
     return bisect_right(BAND_BEGIN_S, age_s) - 1
 
@@ -123,6 +131,7 @@ def _prior() -> NDArray[np.float64]:
                 steps = -(-weighed // 16) if weighed < 0 else weighed // 16  # towards 0
                 prior[band, shape * SCORES + score] = base * factors[steps - SCORE_MIN]
         prior[band, LEFT] = _BASE_PER_KS[0][band] / 1000.0 * _LEFT_FACTOR
+        prior[band, SHARED:] = _BASE_PER_KS[0][band] / 1000.0 * _SHARED_FACTOR
         prior[band, PARTIAL] = _BASE_PER_KS[0][band] / 1000.0 * _PARTIAL_FACTOR
     return prior
 

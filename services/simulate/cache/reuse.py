@@ -3,12 +3,13 @@
 Idea: requests of one session use ever longer chains. Every use makes a `Chain`, which owns the blocks of the
 request (it takes them from the chains before it): they were last used together and, up to where the session
 forks, will be used together. The victim is the end of the chain that is worth least now (hazard.py): worth depends
-on what was seen of the chain at its use, its class, and on the time since. Two classes are worth next to nothing:
+on what was seen of the chain at its use, its class, and on the time since. Two kinds are worth next to nothing:
 last, partly filled blocks of prompts (the next turn fills them, which changes their names) and what a session
-left behind when it went on with another chain. New blocks get no better treatment: a chain that is worth less
-than all the others is its own victim, which is admission.
-Known are sessions, not only resident blocks: the last full block of each chain is remembered after its eviction
-while the chain's age is learnt from, so turns, gaps and reuses are seen although the blocks are gone.
+left behind when it went on with another chain. Beginnings that several sessions share (system prompts) are
+chains of their own: what is left behind and used after all shows where sessions part (`_forks`).
+New blocks get no better treatment: a chain that is worth less than all the others is its own victim, which is
+admission. Known are sessions, not only resident blocks: the last full block of each chain is remembered after its
+eviction while the chain's age is learnt from, so turns, gaps and reuses are seen although the blocks are gone.
 Cost: O(1) per block and O(log chains) per use. Memory: O(capacity + `chains_max`).
 
 Invariant: a resident block is owned by exactly one chain and lies in its [start, end); every chain with blocks has
@@ -28,10 +29,13 @@ from mooncache.simulate.cache.hazard import (
     BANDS,
     LEFT,
     PARTIAL,
+    SHARED,
+    SHARED_GAP_BEGIN_S,
     Hazard,
     Signals,
     band_of,
     class_of,
+    shared_class,
 )
 
 _REFRESH_USES: Final = 128
@@ -43,18 +47,23 @@ _HEAP_MIN: Final = 1024
 
 
 class Chain:
-    """One use of a chain: blocks[start:end] are resident and its own."""
+    """One use of a chain, or of a part of it that begins at position `first`.
 
-    __slots__ = ("blocks", "end", "fork", "klass", "number", "start", "turn", "used_s", "waits")
+    `start` and `end` are positions in the whole chain: between them blocks are resident and its own.
+    """
 
-    def __init__(self, number: int, blocks: Sequence[int], used_s: float, turn: int, klass: int) -> None:
+    __slots__ = ("blocks", "end", "first", "fork", "klass", "number", "start", "turn", "used_s", "waits")
+
+    def __init__(
+        self, number: int, first: int, blocks: Sequence[int], used_s: float, turn: int, klass: int
+    ) -> None:
         self.number = number  # running: the older chain has the lower one
         self.blocks = blocks
         self.used_s = used_s
         self.turn = turn
         self.klass = klass
-        self.start = 0
-        self.end = len(blocks)
+        self.first = self.start = first
+        self.end = first + len(blocks)
         self.waits = True  # not used again yet
         self.fork = -1  # the block after which the session went another way
 
@@ -97,17 +106,30 @@ class Reuse:
         before = self._owner.get(block) or self._remembered.get(block)
         if before is not None:
             self._reused(before, now_s)
-        self._own(Chain(2 * self._uses, (block,), now_s, 1, PARTIAL))
+        self._own(Chain(3 * self._uses, 0, (block,), now_s, 1, PARTIAL))
 
     def _use_chain(self, blocks: Sequence[int], now_s: float, info: UseInfo) -> None:
         known, before = self._find(blocks)
+        shared = self._shared(blocks, known)
+        if shared > 0:
+            self._use_shared(blocks[:shared], now_s)
         turn, gap_s = 1, 0.0
-        if before is not None and blocks[known - 1] not in self._forks:
+        if before is not None and known > shared:
             gap_s = now_s - before.used_s
             turn = self._continues(before, blocks, known, now_s)
-        length = max(info.chain_blocks, info.first + len(blocks)) + (1 if info.last_partial else 0)
-        new = length - info.first - known
-        self._own(Chain(2 * self._uses + 1, blocks, now_s, turn, class_of(Signals(turn, gap_s, length, new))))
+        if len(blocks) > shared:
+            length = max(info.chain_blocks, info.first + len(blocks)) + (1 if info.last_partial else 0)
+            klass = class_of(Signals(turn, gap_s, length, length - info.first - known))
+            self._own(Chain(3 * self._uses + 2, shared, blocks[shared:], now_s, turn, klass))
+
+    def _use_shared(self, blocks: Sequence[int], now_s: float) -> None:
+        before = self._owner.get(blocks[-1]) or self._remembered.get(blocks[-1])
+        gap_s = SHARED_GAP_BEGIN_S[-1]
+        if before is not None:
+            gap_s = now_s - before.used_s
+            if before.klass >= SHARED:
+                self._reused(before, now_s)
+        self._own(Chain(3 * self._uses + 1, 0, blocks, now_s, 1, shared_class(gap_s)))
 
     # --- sessions ---
 
@@ -120,6 +142,14 @@ class Reuse:
                 return known, chain
         return 0, None
 
+    def _shared(self, blocks: Sequence[int], known: int) -> int:
+        """Blocks at the beginning that other sessions use too."""
+        for at in range(known - 1, -1, -1):
+            if blocks[at] in self._forks:
+                self._forks[blocks[at]] = self._forks.pop(blocks[at])
+                return at + 1
+        return 0
+
     def _continues(self, before: Chain, blocks: Sequence[int], known: int, now_s: float) -> int:
         """The session goes on after `known` blocks of `before`; the turn this is."""
         if before.fork >= 0:  # it was left behind and is used after all: several sessions share its beginning
@@ -127,7 +157,7 @@ class Reuse:
             if len(self._forks) > _FORKS_MAX:
                 del self._forks[next(iter(self._forks))]
         self._reused(before, now_s)
-        extends = known > len(before.blocks) - _EXTENDS_BLOCKS
+        extends = known > before.first + len(before.blocks) - _EXTENDS_BLOCKS
         if not extends and before.fork < 0:
             before.fork = blocks[known - 1]
             before.waits = True  # for a use of what it left behind
@@ -178,7 +208,7 @@ class Reuse:
     def _own(self, chain: Chain) -> None:
         """Makes the chain's blocks resident, its own and in their queue."""
         owner, previous = self._owner, None
-        for at, block in enumerate(chain.blocks):
+        for at, block in enumerate(chain.blocks, start=chain.first):
             was = owner.get(block)
             if was is not previous:
                 if previous is not None:
@@ -188,7 +218,7 @@ class Reuse:
                 self._fresh.add(block)
             owner[block] = chain
         if previous is not None:
-            self._lose_front(previous, len(chain.blocks))
+            self._lose_front(previous, chain.end)
         self._note(chain, chain.used_s)
         self._remember(chain)
 
@@ -232,9 +262,10 @@ class Reuse:
             chain = self._victim(now_s)
             start = max(chain.start, chain.end - surplus)
             for at in range(chain.end - 1, start - 1, -1):
-                if self._owner.get(chain.blocks[at]) is chain:
-                    del self._owner[chain.blocks[at]]
-                    gone.append(chain.blocks[at])
+                block = chain.blocks[at - chain.first]
+                if self._owner.get(block) is chain:
+                    del self._owner[block]
+                    gone.append(block)
                     surplus -= 1
             chain.end = start
         return [block for block in gone if block not in self._fresh]
