@@ -26,7 +26,7 @@ def machines(finalist: Finalist) -> tuple[str, str]:
     """What does prefill and what decodes: "4 H800", or "8 on 4 H800" when a machine holds two instances."""
     layout = finalist.plan.layout
     prefill, decode = counts(layout)
-    return prefill + (f", pipelines of {layout.stages}" if layout.stages > 1 else ""), decode
+    return prefill + (f", in pipes of {layout.stages}" if layout.stages > 1 else ""), decode
 
 
 def counts(layout: Layout) -> tuple[str, str]:
