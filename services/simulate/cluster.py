@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from mooncache.conductor.core.policy.fleet import BOTH, DECODE, PREFILL
-from mooncache.errors import ClusterInvalid, InvalidArgument, ModelTooLarge
+from mooncache.errors import ClusterInvalid, InvalidArgument, ModelTooLarge, SimulationInvalid
 from mooncache.simulate.cache import make
 from mooncache.simulate.profile import LLAMA3_70B_8XA800, ModelProfile
 
@@ -209,6 +209,26 @@ class ClusterSpec:
             if event.kind == "role":
                 _one_of(f"{where}.role", event.role, tuple(ROLES))
 
+    def reachable(self, ttft_s: float, tbt_s: float) -> ClusterSpec:
+        """Return itself, or raise SIMULATION_INVALID when not even an idle cluster keeps these promises.
+
+        The message says which limit binds and by how much.
+        """
+        used = [group for group in self.instances if group.count > 0]
+        costs = [(self.profile_of(group), group) for group in used]
+        first_s = min(profile.prefill.seconds(1, 0) for profile, _ in costs)
+        step_s = min(profile.decode.tbt_s(1, 1) for profile, group in costs if group.role != "prefill")
+        for name, promise_s, best_s, what in (
+            ("ttft", ttft_s, first_s, "the shortest prompt alone takes"),
+            ("tbt", tbt_s, step_s, "a step of one short sequence alone takes"),
+        ):
+            if promise_s < best_s:
+                raise SimulationInvalid(
+                    f"the {name} promise is {promise_s:g} s, but {what} {best_s:.4g} s on an idle instance: it is "
+                    f"{best_s - promise_s:.4g} s too short for any request, whatever the cluster's size"
+                )
+        return self
+
     def with_counts(self, **counts: int) -> ClusterSpec:
         """Return the same cluster with other counts, by group label."""
         groups = tuple(replace(g, count=counts.get(g.label, g.count)) for g in self.instances)
@@ -232,6 +252,18 @@ _LIMITS: Final[dict[str, tuple[str, float | None, float | None]]] = {
 }
 
 
+# Values beyond these are another unit, not a large machine.
+_LIKELY: Final[dict[str, tuple[float, str]]] = {
+    "ttft_s": (10_000.0, "milliseconds"),
+    "tbt_s": (10.0, "milliseconds"),
+    "switch_s": (100_000.0, "milliseconds"),
+    "fetch_latency_s": (10.0, "milliseconds"),
+    "nic_in_gbps": (100_000.0, "Mbps or bytes/s"),
+    "nic_out_gbps": (100_000.0, "Mbps or bytes/s"),
+    "ssd_read_gbytes_per_s": (10_000.0, "MB/s or bytes/s"),
+}
+
+
 def _number(name: str, value: Any, unit: str, low: float | None = None, above: float | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ClusterInvalid(f"{name} is {value!r}: it has to be a finite number of {unit}")
@@ -241,6 +273,9 @@ def _number(name: str, value: Any, unit: str, low: float | None = None, above: f
         raise ClusterInvalid(
             f"{name} is {value} {unit}: it has to be more than {above:g}, or nothing ever moves"
         )
+    most, instead = _LIKELY.get(name.rsplit(".", 1)[-1], (math.inf, ""))
+    if value > most:
+        raise ClusterInvalid(f"{name} is {value:g} {unit}: more than {most:g} {unit} looks like {instead}")
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -37,7 +37,9 @@ def simulate(
     Raises CLUSTER_INVALID, PROFILE_INVALID, MODEL_TOO_LARGE or SIMULATION_INVALID before anything runs.
     """
     options = (options or SimOptions()).check()
-    cluster.check()
+    cluster.check().reachable(
+        options.ttft_slo_s or cluster.slo.ttft_s, options.tbt_slo_s or cluster.slo.tbt_s
+    )
     if len(trace) and trace.block_tokens != cluster.block_tokens:
         raise SimulationInvalid(
             f"the trace has blocks of {trace.block_tokens} tokens, the cluster of {cluster.block_tokens}: set the "

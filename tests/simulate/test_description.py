@@ -95,6 +95,8 @@ BOTH = '[[instances]]\nrole = "both"\ncount = 2\n'
         ('[[instances]]\nrole = "prefill"\ncount = 2\n', "nobody decodes"),
         ('[[instances]]\nrole = "decoder"\ncount = 2\n', "role is 'decoder'"),
         (BOTH + "[slo]\nttft_s = 0", "slo.ttft_s is 0.0 s"),
+        (BOTH + "[slo]\ntbt_s = 100", "tbt_s is 100 s: more than 10 s looks like milliseconds"),
+        (BOTH + "nic_in_gbps = 1e11", "looks like Mbps or bytes/s"),
         (BOTH + "[slo]\ntbt_s = inf", "slo.tbt_s is inf"),
         (BOTH + '[[events]]\nat_s = 1\nkind = "fail"\ninstance = "both-2"', "no instance has this name"),
         (BOTH + '[[events]]\nat_s = 1\nkind = "join"\ninstance = "both-1"', "names a group"),

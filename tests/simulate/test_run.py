@@ -334,6 +334,18 @@ def test_bad_options(options: dict[str, Any], words: str) -> None:
         simulate(conversations(3, 1.0, 1), cluster(), SimOptions(**options))
 
 
+@pytest.mark.parametrize(
+    ("promise", "words"),
+    [
+        ({"ttft_slo_s": 0.05}, r"ttft promise is 0\.05 s, but .* 0\.06671 s .* 0\.01671 s too short"),
+        ({"tbt_slo_s": 0.02}, r"tbt promise is 0\.02 s, but .* 0\.02651 s .* 0\.00651 s too short"),
+    ],
+)
+def test_promises_that_nothing_keeps(promise: dict[str, float], words: str) -> None:
+    with pytest.raises(SimulationInvalid, match=words):
+        run(conversations(3, 1.0, 1), cluster(), **promise)
+
+
 def test_blocks_of_another_size_are_refused() -> None:
     trace = replace(conversations(3, 1.0, 1), block_tokens=256)
     with pytest.raises(SimulationInvalid, match="256 tokens"):
