@@ -10,12 +10,13 @@ looked best a moment ago. The decode load to come is in `DecodeAhead`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
 from mooncache.conductor.core.decode_ahead import LATER_S, Curve, DecodeAhead
-from mooncache.conductor.core.fleet_shape import BOOLS, FLOATS, INTS, PREDICT, Shape
+from mooncache.conductor.core.fleet_shape import BOOLS, FLOATS, INTS, Shape
 from mooncache.conductor.core.policy.fleet import NO_ROLE, Fleet
 from mooncache.conductor.core.policy.types import (
     NOBODY,
@@ -31,6 +32,8 @@ from mooncache.conductor.core.policy.types import (
 __all__ = ["Assignment", "FleetBook", "Shape"]
 
 Name = int | str
+_OWN = ("now_s", "names", "queue_s", "generating_s", "predict")
+_SHARED = tuple(field.name for field in fields(Fleet) if field.name not in _OWN)
 STAY_PRIOR_S = 10.0
 _GROWTH = 16
 
@@ -77,6 +80,7 @@ class FleetBook:
         self.arrived_s = 0.0  # of computing, all prompts together
         self.generating_s = 0.0  # that all answers together add to steps
         self._columns: dict[str, np.ndarray] = {}
+        self._sliced: tuple[int, dict[str, Any]] = (-1, {})
         self._curves = curves
         self._ahead = DecodeAhead()
         self._room(_GROWTH)
@@ -335,48 +339,29 @@ class FleetBook:
         of the fetches.
         """
         self._ahead.roll(now_s)
-        count = len(self.names)
-        column = {name: values[:count] for name, values in self._columns.items()}
+        column = self._slices()
         ran_s = np.minimum(np.maximum(now_s - column["since_s"], 0.0), column["running_s"])
+        shared = {name: column[name] for name in _SHARED}
+        if fetch_tokens_per_s is not None:
+            shared["fetch_tokens_per_s"] = fetch_tokens_per_s
         return Fleet(
             now_s=now_s,
             names=self.names,
-            role=column["role"],
-            ready=column["ready"],
-            group=column["group"],
-            pool=column["pool"],
-            prefill_a=column["prefill_a"],
-            prefill_b=column["prefill_b"],
-            prefill_c=column["prefill_c"],
-            prefill_d=column["prefill_d"],
-            fetch_latency_s=column["fetch_latency_s"],
-            fetch_tokens_per_s=column["fetch_tokens_per_s"]
-            if fetch_tokens_per_s is None
-            else fetch_tokens_per_s,
             queue_s=np.maximum(column["pending_s"] - ran_s, 0.0) + column["foreign_s"],
-            queue_tokens=column["queue_tokens"],
-            queue_prompts=column["queue_prompts"],
-            decode_base_s=column["decode_base_s"],
-            decode_per_sequence_s=column["decode_per_sequence_s"],
-            decode_per_token_s=column["decode_per_token_s"],
-            sequences=column["sequences"],
-            sequences_max=column["sequences_max"],
-            kv_tokens=column["kv_tokens"],
-            kv_capacity_tokens=column["kv_capacity_tokens"],
-            batch_sequences=column["batch_sequences"],
-            batch_kv_tokens=column["batch_kv_tokens"],
-            stay_s=column["stay_s"],
-            handover_s=column["handover_s"],
-            handover_tokens_per_s=column["handover_tokens_per_s"],
-            tail=column["tail"],
-            pipeline=column["pipeline"],
             generating_s=self.generating_s,
             predict=lambda after_s: self._predict(now_s, after_s),
+            **shared,
         )
 
+    def _slices(self) -> dict[str, Any]:
+        """Return the columns without the room behind them; made anew only when there are more rows."""
+        if self._sliced[0] != len(self.names):
+            count = len(self.names)
+            self._sliced = count, {name: values[:count] for name, values in self._columns.items()}
+        return self._sliced[1]
+
     def _predict(self, now_s: float, after_s: float) -> tuple[Floats, Floats]:
-        count = len(self.names)
-        column = {name: self._columns[name][:count] for name in PREDICT}
+        column = self._slices()
         if not self._curves:
             return column["sequences"], column["kv_tokens"]
         extra = np.maximum(column["reported_kv_tokens"] - column["own_kv_tokens"], 0.0)
@@ -415,6 +400,7 @@ class FleetBook:
                     longer[: len(known)] = known
                 self._columns[name] = longer
         self._ahead.room(rows)
+        self._sliced = (-1, {})
 
     def _settle(self, row: int) -> None:
         columns = self._columns

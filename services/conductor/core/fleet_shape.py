@@ -39,16 +39,6 @@ FLOATS = (
     "max_model_tokens",
     "send_tokens_per_s",
 )
-PREDICT = (
-    "sequences",
-    "kv_tokens",
-    "batch_sequences",
-    "batch_kv_tokens",
-    "foreign_sequences",
-    "reported_kv_tokens",
-    "own_kv_tokens",
-    "stay_s",
-)
 INTS = ("role", "group", "kind", "queue_prompts", "pipeline", "fetching", "reading")
 BOOLS = ("ready", "pool", "tail")
 

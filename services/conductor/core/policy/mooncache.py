@@ -56,15 +56,12 @@ class Mooncache:
             best = inline
         if best is None:
             return replace(NO_INSTANCE, odd_rows=odd)
-        choice = replace(
-            _choice(fleet, best),
-            scores=scores,
-            decode_scores=pair.decode_scores if pair is not None else best.decode_scores,
-            inline_scores=inline.decode_scores if inline is not None else None,
-            odd_rows=odd,
+        decode_scores = (pair or best).decode_scores
+        choice = _choice(
+            fleet, best, scores, decode_scores, inline.decode_scores if inline is not None else None, odd
         )
         reason, retry_s = overload.judged(request, fleet, rules, choice)
-        return replace(choice, admitted=not reason, reason=reason or ADMITTED, retry_after_s=retry_s)
+        return replace(choice, admitted=False, reason=reason, retry_after_s=retry_s) if reason else choice
 
     def _paired(
         self,
@@ -137,7 +134,9 @@ class Mooncache:
         return _Pair(NOBODY, row, way, placed, 0.0, float(ends[row]), ends)
 
 
-def _choice(fleet: Fleet, pair: _Pair) -> Choice:
+def _choice(
+    fleet: Fleet, pair: _Pair, scores: Floats, decode_scores: Floats, inline_scores: Floats | None, odd: int
+) -> Choice:
     """Return the pair as a choice, before admission."""
     way, row = pair.way, pair.decode
     computer = pair.prefill if pair.prefill != NOBODY else row
@@ -164,4 +163,8 @@ def _choice(fleet: Fleet, pair: _Pair) -> Choice:
         handover_s=pair.handover_s,
         wait_s=wait_s,
         tbt_s=float(pair.placed.tbt_s[row]),
+        scores=scores,
+        decode_scores=decode_scores,
+        inline_scores=inline_scores,
+        odd_rows=odd,
     )

@@ -1,0 +1,144 @@
+"""Prefixes that many read get more copies in a real pool, within a budget; cold ones get none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mooncache
+from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
+from mooncache.conductor.background import replicate_prefixes
+from mooncache.conductor.core.hot_prefixes import ASK_AGAIN_S, BUDGET_S, HotPrefixes, Speed
+from mooncache.conductor.core.policy.replication import FADES_IN_S
+from mooncache.proto.v1 import conductor_pb2 as pb
+from tests.conductor.support import (
+    BLOCK,
+    CALM,
+    DECODE,
+    PREFILL,
+    chain,
+    config_at,
+    eventually,
+    instance,
+    running,
+)
+
+SLOW = {"m": Speed(tokens_per_s=100.0, bytes_per_token=1000, block_tokens=16)}
+RATE = 1e6
+
+
+def test_a_shared_beginning_is_counted_once_for_all_who_share_it() -> None:
+    hot = HotPrefixes(RATE)
+    for number in range(60):
+        hot.use("m", chain(f"own{number}", 24, parent="system", shared=16), 24, 16, 10.0 + number)
+    orders = hot.plan(SLOW, 8, 70.0)
+    hot.check()
+    shared = chain("system", 16)
+    assert orders, "hot and nobody copies it"
+    for order in orders:
+        assert order.keys in shared, "a tail that only one prompt has was copied"
+        assert 2 <= order.copies <= 4, "more than half of the nodes"
+    assert hot.plan(SLOW, 8, 70.1) == [], "an order was repeated at once"
+    assert hot.copied == len(orders)
+
+
+def test_what_is_cold_or_cannot_be_copied_is_left_alone() -> None:
+    hot = HotPrefixes(RATE)
+    hot.use("m", chain("a", 8), 8, 16, 0.0)
+    assert hot.plan(SLOW, 8, 1.0) == [], "one use is no demand"
+    for _ in range(50):
+        hot.use("m", chain("a", 8), 8, 16, 1.0)
+    assert hot.plan(SLOW, 1, 1.0) == [], "a single node cannot hold two copies"
+    assert hot.plan({}, 8, 1.0) == [], "of unknown size"
+    assert hot.plan(SLOW, 8, 1.0 + 20 * FADES_IN_S) == [], "nobody asks for it any more"
+    off = HotPrefixes(0.0)
+    off.use("m", chain("a", 8), 8, 16, 0.0)
+    assert len(off) == 0
+
+
+def test_an_order_is_repeated_when_its_copies_may_be_gone_or_it_failed() -> None:
+    hot = HotPrefixes(RATE)
+    now_s = 0.0
+
+    def read() -> None:
+        for _ in range(200):
+            hot.use("m", chain("a", 4), 4, 16, now_s)
+
+    read()
+    first = hot.plan(SLOW, 4, now_s)
+    assert first
+    hot.failed(first[0])
+    assert [order.name for order in hot.plan(SLOW, 4, now_s + 1.0)] == [first[0].name]
+    now_s += ASK_AGAIN_S + 2.0
+    read()
+    assert {order.name for order in hot.plan(SLOW, 4, now_s)} == {order.name for order in first}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40), st.floats(0.0, 5.0)), max_size=60),
+    st.floats(1e3, 1e7),
+)
+def test_copies_stay_within_the_budget(uses: list[tuple[int, int, float]], rate: float) -> None:
+    hot, now_s, moved = HotPrefixes(rate), 0.0, 0
+    for which, blocks, pause_s in uses:
+        now_s += pause_s
+        hot.use("m", chain(f"c{which}", 40), blocks, 16, now_s)
+        moved += sum(order.size_bytes for order in hot.plan(SLOW, 6, now_s))
+        hot.check()
+        assert moved <= rate * (BUDGET_S + now_s) * (1 + 1e-9)
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(
+        ClusterSettings(state_dir=tmp_path, nodes=3, capacity_bytes=32 << 20, port=0)
+    ) as cluster:
+        yield cluster
+
+
+def test_a_hot_prefix_gets_a_second_replica_in_a_real_pool(
+    pool: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, cold = chain("hot", 8), chain("cold", 8)
+    monkeypatch.setattr(replicate_prefixes, "speeds", lambda _state: SLOW)
+
+    def split(packed: bytes) -> list[bytes]:
+        return [packed[at : at + 32] for at in range(0, len(packed), 32)]
+
+    def copies(client: mooncache.Client) -> Counter[bytes]:
+        return Counter(entry.key for entry in client.list())
+
+    async def scenario(client: mooncache.Client) -> None:
+        settings = {**CALM, "cluster.master_targets": pool.master_target, "conductor.pool_match_timeout_s": 2}
+        async with running(config_at(pool.state_dir, **settings)) as c:
+            await c.register(instance("p", PREFILL), instance("d", DECODE))
+
+            async def connected() -> bool:
+                return c.service.state.pool.node_count == 3
+
+            await eventually(connected)
+            for number in range(40):
+                plan = await c.schedule(f"r{number}", keys)
+                assert plan.pool_hit_tokens == 8 * BLOCK
+                await c.update(plan.decision_id, pb.REQUEST_PHASE_FINISHED)
+            await c.schedule("once", cold)
+
+            async def copied() -> bool:
+                found = await asyncio.to_thread(copies, client)
+                return min(found[key] for key in split(keys)) >= 2
+
+            await eventually(copied)
+            found = await asyncio.to_thread(copies, client)
+            assert [found[key] for key in split(cold)] == [1] * 8, "a cold prefix was copied"
+            assert c.service.state.hot.copied > 0
+
+    with mooncache.connect(**pool.client_settings()) as client:
+        for packed in (keys, cold):
+            client.put_many(split(packed), [b"x" * 64] * 8).raise_for_errors()
+        asyncio.run(scenario(client))
