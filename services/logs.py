@@ -74,6 +74,9 @@ class Event(enum.StrEnum):
     INSTANCE_APART = "instance.apart"  # engines of one model have passports that differ: they share no blocks
     INSTANCE_FORGOTTEN = "instance.forgotten"  # an engine was silent for longer than its lease
     INSTANCE_SET = "instance.set"  # an operator changed the role of an engine, or drains it
+    INSTANCE_REBALANCED = "instance.rebalanced"  # the load asked for another role of an engine; `needs_*` say why
+    PREFIX_REPLICATED = "prefix.replicated"  # a hot prefix gets more copies in the pool
+    PREFIX_NOT_REPLICATED = "prefix.not_replicated"  # the master did not take an order for copies; tried again
     CACHE_REPORT_GAP = "cache.report_gap"  # changes of an engine's cache were missing; all of it is asked for
     POOL_CONNECTED = "pool.connected"  # the conductor can ask the pool
     POOL_ABSENT = "pool.absent"  # the conductor cannot reach the pool and goes on trying

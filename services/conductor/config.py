@@ -21,6 +21,7 @@ EXPIRE_INTERVAL_S: Final = 0.25
 REMEMBER_INTERVAL_S: Final = 0.05
 CHECK_INTERVAL_S: Final = 30.0
 POOL_RETRY_S: Final = 1.0
+REPLICATE_INTERVAL_S: Final = 2.0
 JOBS_MAX: Final = 1024  # prompts that wait to be explained or remembered
 JOB_BYTES_MAX: Final = 256 << 20
 LEASE_MS_MIN: Final = 1

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from mooncache.conductor.background.duties import conductor_duties
 from mooncache.conductor.ops.table import conductor_table
+from mooncache.conductor.shell.copies import Copies
 from mooncache.conductor.shell.pool import PoolLookup
 from mooncache.conductor.state import ConductorState
 from mooncache.config import Config
@@ -35,12 +36,19 @@ class ConductorService(Service):
         )
         self.state: ConductorState
         self._pool: PoolLookup | None = None
+        self._copies: Copies | None = None
 
     async def build(self) -> RpcTable:
         """Make the state; nothing is known yet."""
         self._pool = PoolLookup(self.config, self.token.text, self.clock)
+        self._copies = Copies(self.config, self.token.text, self.clock)
         self.state = ConductorState(
-            self.config, clock=self.clock, pool=self._pool, metrics=self.metrics, rng=random.Random()
+            self.config,
+            clock=self.clock,
+            pool=self._pool,
+            copies=self._copies,
+            metrics=self.metrics,
+            rng=random.Random(),
         )
         return conductor_table(self.state)
 
@@ -50,6 +58,8 @@ class ConductorService(Service):
 
     async def shutdown(self) -> None:
         """Let go of the pool."""
+        if self._copies is not None:
+            await self._copies.close()
         if self._pool is not None:
             await self._pool.close()
 

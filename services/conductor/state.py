@@ -16,9 +16,12 @@ from mooncache.clock import Clock
 from mooncache.conductor.config import JOB_BYTES_MAX, JOBS_MAX, settings_of
 from mooncache.conductor.core.asks import Ask, Decision, PoolAnswer
 from mooncache.conductor.core.cache_index import BlockIndex
+from mooncache.conductor.core.hot_prefixes import HotPrefixes
+from mooncache.conductor.core.rebalance import RoleKeeper
 from mooncache.conductor.core.records import Record
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.core.work import Active
+from mooncache.conductor.shell.copies import Copies
 from mooncache.conductor.shell.instruments import Instruments
 from mooncache.conductor.shell.pool import PoolLookup
 from mooncache.config import Config
@@ -62,15 +65,20 @@ class ConductorState:
         pool: PoolLookup,
         metrics: Metrics,
         rng: random.Random,
+        copies: Copies | None = None,
         make_index: Callable[[], BlockIndex] = native_index,
     ) -> None:
         self.config = config
         self.section = config.conductor
         self.clock = clock
         self.pool = pool
+        self.copies = copies
         # Versions grow over restarts too, so that a watcher of the former process is answered at once.
         first_version = max(1, int(clock.wall_s() * 1e3))
         self.core = Scheduler(settings_of(config.conductor), rng, make_index, first_version=first_version)
+        self.roles = RoleKeeper(config.conductor.tbt_slo_s)
+        self.pinned_roles: set[str] = set()  # instances whose role an operator chose
+        self.hot = HotPrefixes(config.conductor.replicate_bytes_per_s)
         self.instruments = Instruments(metrics)
         self.watchers = 0
         self._announced = self.core.registry.version
@@ -152,4 +160,5 @@ class ConductorState:
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
         self.core.check()
+        self.hot.check()
         assert self._job_bytes == sum(job.size_bytes for job in self._jobs), "bytes of waiting jobs are wrong"

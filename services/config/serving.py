@@ -39,6 +39,12 @@ class ConductorSection(Section):
     """Time for asking the pool about a request's blocks; without an answer they count as absent."""
     request_timeout_s: DurationS = Field(default=900.0, gt=0, le=86400)
     """A request of which nobody reported the end is forgotten after so long."""
+    rebalance_roles: bool = False
+    """Let instances change between prefill and decode with the load; roles that an operator set are left alone."""
+    rebalance_interval_s: DurationS = Field(default=15.0, gt=0, le=3600)
+    """How often roles are planned; a lasting change of load moves them after two plans."""
+    replicate_bytes_per_s: SizeBytes = Field(default=256 << 20, ge=0)
+    """Bytes of hot prefixes that may be copied to further store nodes in a second; 0 copies none ahead of use."""
     decision_count_max: int = Field(default=10_000, ge=1, le=1_000_000)
     """Decisions kept for `mooncache why`."""
     seen_block_count_max: int = Field(default=1_000_000, ge=0, le=100_000_000)

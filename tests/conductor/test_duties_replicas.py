@@ -106,7 +106,8 @@ def test_a_hot_prefix_gets_a_second_replica_in_a_real_pool(
     pool: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys, cold = chain("hot", 8), chain("cold", 8)
-    monkeypatch.setattr(replicate_prefixes, "speeds", lambda _state: SLOW)
+    slow = {"m": Speed(tokens_per_s=5.0, bytes_per_token=1000, block_tokens=16)}
+    monkeypatch.setattr(replicate_prefixes, "speeds", lambda _state: slow)
 
     def split(packed: bytes) -> list[bytes]:
         return [packed[at : at + 32] for at in range(0, len(packed), 32)]

@@ -28,6 +28,8 @@ async def handle(
     now_s = state.clock.now_s()
     decision = state.core.schedule(ask, pool, now_s, state.clock.wall_s())
     response = answer(state, decision)
+    if decision.choice.admitted and pool.blocks:
+        state.hot.use(ask.model, ask.keys, pool.blocks, decision.record.block_tokens, now_s)
     state.instruments.decided(decision, state.clock.now_s() - now_s)
     if not decision.choice.admitted:
         log.info(Event.REQUEST_REFUSED, reason=decision.choice.reason, model=ask.model, tenant=ask.tenant)

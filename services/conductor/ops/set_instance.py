@@ -18,6 +18,8 @@ async def handle(
     role = ROLES.get(request.role, "")
     drain = request.drain if request.HasField("drain") else None
     instance = state.core.registry.set(request.instance_id, role, drain, context.now_s)
+    if role:
+        state.pinned_roles.add(request.instance_id)
     state.announce()
     log.info(
         Event.INSTANCE_SET, instance_id=request.instance_id, role=instance.role, drain=instance.drain_wanted

@@ -57,6 +57,15 @@ class Instruments:
         self.expired = metrics.counter("expired_requests", "Requests of which nobody reported the end.")
         self.forgotten = metrics.counter("forgotten_instances", "Instances whose lease ran out.")
         self.jobs_dropped = metrics.counter("explanations_dropped", "Prompts that were not remembered.")
+        self.role_switches = metrics.counter(
+            "role_switches", "Instances that were given another role by the load.", ("role",)
+        )
+        self.copy_orders = metrics.counter(
+            "copy_orders", "Hot prefixes that the master was asked to copy, by outcome.", ("outcome",)
+        )
+        self.copied_bytes = metrics.counter(
+            "ordered_copy_bytes", "Bytes that these copies move at most, as ordered."
+        )
         self.broken_invariants = metrics.counter("broken_invariants", "Invariant checks that failed.")
 
     def decided(self, decision: Decision, elapsed_s: float) -> None:
@@ -105,6 +114,14 @@ class Instruments:
             function=lambda: core.cache.stat("blocks"),
         )
         gauge("index_memory_bytes", "Memory of that index.", function=lambda: core.cache.stat("memory_bytes"))
+        gauge(
+            "hot_segments", "Parts of prefixes whose use is counted.", function=lambda: float(len(state.hot))
+        )
+        gauge(
+            "copied_segments",
+            "Parts of prefixes that were given more than one copy.",
+            function=lambda: float(state.hot.copied),
+        )
         gauge("seen_keys", "Keys remembered to explain misses.", function=lambda: float(core.seen.blocks()))
         instances = gauge("instances", "Known instances by state and role.", ("state", "role"))
         for name in STATES:

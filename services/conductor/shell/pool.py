@@ -45,6 +45,11 @@ class PoolLookup:
         """Whether a client is there and knows of store nodes."""
         return self._client is not None and bool(self._client.nodes())
 
+    @property
+    def node_count(self) -> int:
+        """Store nodes that the cluster map names."""
+        return len(self._client.nodes()) if self._client is not None else 0
+
     async def connect(self) -> bool:
         """Connect when there is no client yet; return whether one was made. Raises MooncacheError."""
         if self._client is not None:

@@ -1,0 +1,37 @@
+"""Duty: let instances change between prefill and decode as the load asks for it, when that is switched on."""
+
+from __future__ import annotations
+
+from mooncache.conductor.state import ConductorState
+from mooncache.logs import Event, get_logger
+
+log = get_logger(__name__)
+
+
+async def run_once(state: ConductorState) -> None:
+    """Plan once. Workers hear of their new role with their next report; what they work on is finished there."""
+    if not state.section.rebalance_roles:
+        return
+    core, now_s = state.core, state.clock.now_s()
+    state.pinned_roles &= {instance.info.instance_id for instance in core.registry}
+    served = {instance.info.model for instance in core.registry}
+    state.roles.forget(served)
+    for name in sorted(served):
+        model = core.models.known(name)
+        if model is None:
+            continue
+        for instance_id, role in state.roles.plan(model, core.registry, state.pinned_roles, now_s):
+            instance = core.registry.get(instance_id)
+            was = instance.role if instance is not None else ""
+            core.registry.set(instance_id, role, None, now_s)
+            state.instruments.role_switches.labels(role).inc()
+            prefill, decode = state.roles.needs(name)
+            log.info(
+                Event.INSTANCE_REBALANCED,
+                instance_id=instance_id,
+                was=was,
+                role=role,
+                needs_prefill=round(prefill, 2),
+                needs_decode=round(decode, 2),
+            )
+    state.announce()

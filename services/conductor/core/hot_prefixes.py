@@ -1,0 +1,143 @@
+"""Hot prefixes of the pool: which blocks are worth more copies, by what was read of them lately.
+
+A prompt's leading blocks in the pool are counted in segments of doubling length (block 1, 2, 3-4, 5-8, ... and the
+rest), so that a shared beginning is counted once for all prompts that share it, and a request costs a few dictionary
+entries instead of one for each block. How many copies a segment deserves is the policy's (`policy/replication.py`):
+its rate of reading over what one reader was observed to load. Copies are asked for within a budget of bytes that
+fills at an even rate. There is no order to remove: copies that nobody reads are evicted by their nodes as any block
+that is not used, and an order is only repeated when a prefix has been cold in between or its copies may be gone.
+Invariant: at most KEY_BYTES_MAX of keys are kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from mooncache.conductor.core.cache_index import KEY_BYTES
+from mooncache.conductor.core.policy.replication import COPIES_AT_ONCE, Demand, copies_wanted
+
+KEY_BYTES_MAX: Final = 32 << 20
+SEGMENTS_MAX: Final = 256  # that one plan looks at
+BUDGET_S: Final = 10.0  # of the rate may be saved up
+ASK_AGAIN_S: Final = 300.0
+POOL_NODES_FEW: Final = 4  # in a pool of fewer nodes a prefix may be on all of them
+
+
+@dataclass(slots=True)
+class _Segment:
+    keys: bytes
+    model: str
+    copies: int = 1
+    asked_s: float = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Blocks that should be there `copies` times. size_bytes: what will be moved at most."""
+
+    name: int
+    keys: bytes
+    model: str
+    copies: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Of one model: what a reader loads, and how large a token's KV and a block are."""
+
+    tokens_per_s: float
+    bytes_per_token: int
+    block_tokens: int
+
+
+class HotPrefixes:
+    """See the module's text. Times are seconds of one monotonic clock."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._budget_bytes = bytes_per_s * BUDGET_S
+        self._filled_s: float | None = None
+        self._demand = Demand()
+        self._segments: dict[int, _Segment] = {}
+        self._key_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    @property
+    def copied(self) -> int:
+        """Segments that were given more than one copy."""
+        return sum(1 for segment in self._segments.values() if segment.copies > 1)
+
+    def use(self, model: str, keys: bytes, blocks: int, block_tokens: int, now_s: float) -> None:
+        """A prompt that begins with `blocks` blocks of the pool was scheduled."""
+        if not self._bytes_per_s:
+            return
+        begin, blocks = 0, min(blocks, len(keys) // KEY_BYTES)
+        while begin < blocks:
+            end = min(blocks, max(1, 2 * begin))
+            part = keys[begin * KEY_BYTES : end * KEY_BYTES]
+            name = int.from_bytes(part[-KEY_BYTES : 8 - KEY_BYTES], "little")
+            if name not in self._segments:
+                self._segments[name] = _Segment(part, model)
+                self._key_bytes += len(part)
+            self._demand.use(name, (end - begin) * block_tokens, now_s)
+            begin = end
+        if self._key_bytes > KEY_BYTES_MAX:
+            self._forget(now_s)
+
+    def plan(self, speeds: dict[str, Speed], nodes: int, now_s: float) -> list[Order]:
+        """Return what should be copied now, hottest first; the orders count as given."""
+        passed_s = 0.0 if self._filled_s is None else max(0.0, now_s - self._filled_s)
+        limit = self._bytes_per_s * BUDGET_S
+        self._budget_bytes = min(limit, self._budget_bytes + passed_s * self._bytes_per_s)
+        self._filled_s = now_s
+        orders: list[Order] = []
+        if nodes < 2:
+            return orders
+        for name, prefix in self._demand.hottest(SEGMENTS_MAX, now_s):
+            segment = self._segments.get(name)
+            speed = speeds.get(segment.model) if segment is not None else None
+            if segment is None or speed is None:
+                continue
+            wanted = copies_wanted(prefix, speed.tokens_per_s, max(nodes, POOL_NODES_FEW), now_s)
+            wanted = min(nodes, wanted)
+            known = segment.copies if now_s - segment.asked_s < ASK_AGAIN_S else 1
+            if 2 * wanted <= known:
+                segment.copies = max(1, wanted)
+            if wanted <= known:
+                continue
+            each = max(1, speed.bytes_per_token * speed.block_tokens * (wanted - known))
+            count = min(len(segment.keys) // KEY_BYTES, int(limit // each))
+            if count == 0 or count * each > self._budget_bytes or len(orders) >= COPIES_AT_ONCE:
+                break  # the hottest one waits for the budget; a colder one must not eat it
+            self._budget_bytes -= count * each
+            segment.copies, segment.asked_s = wanted, now_s
+            orders.append(Order(name, segment.keys[: count * KEY_BYTES], segment.model, wanted, count * each))
+        return orders
+
+    def failed(self, order: Order) -> None:
+        """An order could not be given: it may be asked for again."""
+        segment = self._segments.get(order.name)
+        if segment is not None:
+            segment.copies = 1
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant is broken."""
+        held = sum(len(segment.keys) for segment in self._segments.values())
+        assert held == self._key_bytes, "bytes of kept keys are wrong"
+        assert 0 <= self._budget_bytes <= self._bytes_per_s * BUDGET_S, "the budget is beyond its limit"
+
+    def _forget(self, now_s: float) -> None:
+        """Keep the hottest half."""
+        kept: dict[int, _Segment] = {}
+        self._key_bytes = 0
+        for name, _ in self._demand.hottest(len(self._demand), now_s):
+            segment = self._segments.get(name)
+            if segment is None or self._key_bytes + len(segment.keys) > KEY_BYTES_MAX // 2:
+                continue
+            kept[name] = segment
+            self._key_bytes += len(segment.keys)
+        self._segments = kept

@@ -1,0 +1,51 @@
+"""Asking the master to bring blocks to a number of copies. The master chooses nodes and carries it out as a task."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from mooncache.channel import Channel, GrpcChannel
+from mooncache.client.master_link import MasterLink, parse_targets
+from mooncache.clock import Clock
+from mooncache.config import Config
+from mooncache.proto.v1 import master_pb2
+from mooncache.rpc import MASTER_SERVICE
+from mooncache.tls import channel_credentials
+
+_TIMEOUT_S = 5.0
+_ATTEMPT_S = 2.0
+
+
+class Copies:
+    """A line to the master, opened with the first order."""
+
+    def __init__(self, config: Config, token: str, clock: Clock) -> None:
+        self._config = config
+        self._token = token
+        self._clock = clock
+        self._link: Any = None
+
+    async def order(self, keys: bytes, copies: int) -> str:
+        """Have packed keys on `copies` nodes; return the master's task. Raises MooncacheError."""
+        if self._link is None:
+            targets = parse_targets(self._config.cluster.master_targets)
+            self._link = MasterLink(targets, self._channel, self._clock, random.Random())
+        request = master_pb2.ReplicateBlocksRequest(keys=keys, replica_count=copies)
+        answer = await self._link.call("ReplicateBlocks", request, _TIMEOUT_S, attempt_s=_ATTEMPT_S)
+        return str(answer.task_id)
+
+    async def close(self) -> None:
+        """Let go of the line."""
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    def _channel(self, target: str) -> Channel:
+        return GrpcChannel(
+            target,
+            MASTER_SERVICE,
+            token=self._token,
+            credentials=channel_credentials(self._config.tls),
+            server_name=self._config.tls.server_name,
+        )
