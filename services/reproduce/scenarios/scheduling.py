@@ -24,6 +24,7 @@ FIGURE_5_MEDIAN: Final = {"random": 13.7, "least_load": 3.56, "local": 2.16, "al
 FIGURE_8: Final = {"random": 92.07, "least_load": 60.41, "local": 14.36, "algorithm1": 6.26}
 RATIO_BAR: Final = 0.2
 SPEEDS: Final = (1.25,)
+THRESHOLDS: Final = (1.0, 3.0)
 
 
 def _four(lab: Lab, run: Run) -> dict[str, Summary]:
@@ -57,6 +58,9 @@ def figure_5(lab: Lab, sheet: Sheet) -> None:
     found += _ratios(got, FIGURE_5, "", RATIO_BAR)
     ours = lab.map(simulated, [dataclasses.replace(run, policy="mooncache")])[0]
     found.append(measured("our policy: TTFT mean", ours.ttft.mean, "s"))
+    for threshold in () if lab.quick else THRESHOLDS:
+        other = lab.map(simulated, [dataclasses.replace(run, threshold=threshold)])[0]
+        found.append(measured(f"global, threshold {threshold:g}: TTFT mean", other.ttft.mean, "s"))
     for speed in () if lab.quick else SPEEDS:
         found += _ratios(_four(lab, run.at(speed)), FIGURE_5, f", {speed:g}x speed", None)
     sheet.findings += lab.mark(CONVERSATION, found)
