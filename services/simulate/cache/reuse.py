@@ -41,6 +41,9 @@ from mooncache.simulate.cache.hazard import (
 _REFRESH_USES: Final = 128
 _CHAINS_MAX: Final = 1 << 16
 _EXTENDS_BLOCKS: Final = 2  # a chain that keeps all but so many blocks of the one before it extends it
+# Sessions that drop part of their history still use its beginning, so the first blocks are worth more.
+_HEAD_BLOCKS: Final = 10
+_HEAD_FACTOR: Final = 1.2
 _FORKS_MAX: Final = 1024
 _VALUE_USES: Final = 16
 _HEAP_MIN: Final = 1024
@@ -228,19 +231,19 @@ class Reuse:
 
     # --- victims ---
 
-    def _note(self, chain: Chain, now_s: float) -> None:
+    def _worth(self, chain: Chain, now_s: float) -> float:
         worth = self._hazard.worth_of(chain.klass, now_s - chain.used_s)
-        heappush(self._heap, (worth, chain.number, chain.klass, chain))
+        return worth * _HEAD_FACTOR if chain.end - chain.first <= _HEAD_BLOCKS else worth
+
+    def _note(self, chain: Chain, now_s: float) -> None:
+        heappush(self._heap, (self._worth(chain, now_s), chain.number, chain.klass, chain))
 
     def _value_anew(self, now_s: float) -> None:
         """Worths move with age; often enough when it is done once in a sixteenth of the chains' number of uses."""
         live = (
             entry[3] for entry in self._heap if entry[2] == entry[3].klass and entry[3].start < entry[3].end
         )
-        worth_of = self._hazard.worth_of
-        self._heap = [
-            (worth_of(chain.klass, now_s - chain.used_s), chain.number, chain.klass, chain) for chain in live
-        ]
+        self._heap = [(self._worth(chain, now_s), chain.number, chain.klass, chain) for chain in live]
         heapify(self._heap)
         self._value_at = self._uses + max(_VALUE_USES, len(self._heap) // 16)
         self._heap_max = 2 * len(self._heap) + _HEAP_MIN
@@ -260,7 +263,8 @@ class Reuse:
         surplus = len(self._owner) - self.capacity_blocks
         while surplus > 0:
             chain = self._victim(now_s)
-            start = max(chain.start, chain.end - surplus)
+            head_end = chain.first + _HEAD_BLOCKS
+            start = max(chain.start, chain.end - surplus, head_end if chain.end > head_end else 0)
             for at in range(chain.end - 1, start - 1, -1):
                 block = chain.blocks[at - chain.first]
                 if self._owner.get(block) is chain:
@@ -268,6 +272,9 @@ class Reuse:
                     gone.append(block)
                     surplus -= 1
             chain.end = start
+            if chain.start < start == head_end:  # what is left is worth more
+                heappop(self._heap)
+                self._note(chain, now_s)
         return [block for block in gone if block not in self._fresh]
 
     def discard(self, block: int) -> None:
