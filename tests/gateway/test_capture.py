@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mooncache.cli.app import run
 from mooncache.errors import ConfigInvalid
 from mooncache.gateway.core.capture import DIGEST_BYTES, Numbering, Prompt, block_digests
 from mooncache.gateway.shell import capture as shell
+from mooncache.simulate import paper_cluster, simulate
 from mooncache.traces import read
 from tests.gateway.model_folder import instance_fields
 from tests.gateway.stand_in import MODEL, Bench, FakeEngine, good, running, until
@@ -85,7 +87,10 @@ async def test_a_conversation_becomes_rows_that_share_their_beginning(
     assert path.stat().st_mode & 0o777 == 0o600
     text = path.read_text()
     assert "swordfish" not in text and "alice" not in text and MODEL not in text
-    assert len(read(path, time_unit="ms")) == 5
+    trace = read(path, time_unit="ms")
+    assert len(trace) == 5
+    result = simulate(trace, replace(paper_cluster(1, 1), block_tokens=BLOCK))
+    assert result.done.all()
     assert run(["trace", "check", str(path), "--time-unit", "ms"]) == 0
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from mooncache.bench.replay.client import Endpoint, Measured, complete
 from mooncache.bench.replay.workload import Shape
+from mooncache.conductor.core.policy.types import DecodeCost
 from mooncache.errors import EngineFailed, ProfileInvalid
 from mooncache.simulate.profile import ModelProfile, fit_decode, fit_prefill
 
@@ -106,11 +107,12 @@ def fit(points: Points, name: str) -> Calibration:
     """The profile behind the points. Raises PROFILE_INVALID when they do not fit any."""
     # All answers were of one length, so what their KV costs is part of what a sequence costs.
     decode = _fitted(
-        fit_decode, [(count, 0.0, middle_mean(times)) for (count, _), times in points.decode.items()]
+        fit_decode, _step_s, [(count, 0.0, middle_mean(times)) for (count, _), times in points.decode.items()]
     )
     overhead_s = max(0.0, middle_mean(points.short_s) - decode.base_s - decode.per_sequence_s)
     prefill = _fitted(
         fit_prefill,
+        lambda cost, tokens, cached: cost.seconds(int(tokens), int(cached)),
         [(*place, max(1e-4, middle_mean(times) - overhead_s)) for place, times in points.prefill.items()],
     )
     profile = ModelProfile(
@@ -124,17 +126,30 @@ def fit(points: Points, name: str) -> Calibration:
     return Calibration(profile.check(), overhead_s, points.count)
 
 
-def _fitted(fit_points: Callable[[list[_Point]], _Cost], points: list[_Point]) -> _Cost:
-    """The fit without the fewest points that no fit explains, up to a quarter of them: a busy machine has such.
+def _step_s(cost: DecodeCost, sequences: float, tokens: float) -> float:
+    return cost.base_s + cost.per_sequence_s * sequences + cost.per_token_s * tokens
 
+
+def _fitted(
+    fit_points: Callable[[list[_Point]], _Cost],
+    seconds: Callable[[_Cost, float, float], float],
+    points: list[_Point],
+) -> _Cost:
+    """The fit; where none explains all points, without the fewest that no fit explains, up to a quarter of them.
+
+    A busy machine has such points. Of all ways to leave so many out, the one that is nearest to all points is taken.
     Raises PROFILE_INVALID when even then nothing fits.
     """
+    reason = ProfileInvalid("there are no points")
     for dropped in range(len(points) // 4 + 1):
+        fits: list[_Cost] = []
         for kept in combinations(points, len(points) - dropped):
             try:
-                return fit_points(list(kept))
+                fits.append(fit_points(list(kept)))
             except ProfileInvalid as error:
                 reason = error
+        if fits:
+            return min(fits, key=lambda cost: sum(abs(seconds(cost, p[0], p[1]) / p[2] - 1) for p in points))
     raise reason
 
 

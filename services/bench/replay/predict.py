@@ -62,7 +62,7 @@ def describe(serving: Serving, calibration: Calibration, block_tokens: int) -> C
         profile=calibration.profile,
         block_tokens=block_tokens,
         first_token="decode" if serving.prefill else "prefill",
-        slo=Slo(ttft_s=600.0, tbt_s=60.0),
+        slo=Slo(ttft_s=60.0, tbt_s=5.0),
     )
 
 
