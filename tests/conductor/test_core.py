@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from mooncache import _native, errors
 from mooncache.conductor.core.cache_index import EXACT_KEYS_MAX, CacheIndex, records
 from mooncache.conductor.core.in_flight import InFlight, Running, chained_blocks, common_blocks
-from mooncache.conductor.core.learning import DecodeLearner, Follower, PrefillLearner, TransferLearner
+from mooncache.conductor.core.learning import DecodeLearner, Follower, TransferLearner, prefill_prior
 from mooncache.conductor.core.policy.types import Rules
+from mooncache.conductor.core.prefill_learner import PrefillLearner
 from mooncache.conductor.core.records import (
     EVENT_BYTES_MAX,
     EVENTS_MAX,
@@ -260,7 +261,7 @@ def test_of_equal_overlaps_the_soonest_counts() -> None:
 
 def test_prefill_model_finds_the_truth_from_observations() -> None:
     rng = random.Random(4)
-    learner = PrefillLearner.starting("vllm")
+    learner = PrefillLearner(prefill_prior("vllm"))
 
     def truth(n: int, p: int) -> float:
         return 0.02 + 8e-4 * (n - p) + 4e-8 * (n * n - p * p) + 2e-6 * p
@@ -274,7 +275,7 @@ def test_prefill_model_finds_the_truth_from_observations() -> None:
 
 
 def test_one_odd_observation_moves_little_and_a_lasting_change_is_followed() -> None:
-    learner = PrefillLearner.starting("vllm")
+    learner = PrefillLearner(prefill_prior("vllm"))
     for _ in range(50):
         learner.observe(1000, 0, 1.0)
     learner.observe(1000, 0, 300.0)
@@ -284,12 +285,30 @@ def test_one_odd_observation_moves_little_and_a_lasting_change_is_followed() -> 
     assert learner.cost.seconds(1000, 0) == pytest.approx(5.0, rel=0.2)
 
 
+@pytest.mark.parametrize("speed", [1.0, 0.3, 10.0])
+@pytest.mark.parametrize("odd_first", [0, 2])
+def test_odd_observations_do_not_spoil_the_prefill_model(speed: float, odd_first: int) -> None:
+    """A tenth of them is ten to fifty times too long, and the first ones (a compile) may be."""
+    rng = random.Random(1)
+    truth = prefill_prior("vllm")
+    learner = PrefillLearner(truth)
+    for number in range(100):
+        n = rng.choice((500, 2000, 8000, 30_000, 100_000))
+        p = rng.choice((0, n // 2, n * 9 // 10))
+        seconds = truth.seconds(n, p) * speed * rng.uniform(0.97, 1.03)
+        odd = number < odd_first or rng.random() < 0.1
+        learner.observe(n, p, min(3600.0, seconds * (rng.choice((10, 50)) if odd else 1)))
+        if number >= 10:
+            for n, p in ((2000, 0), (8000, 4000), (30_000, 0), (100_000, 90_000)):
+                assert learner.cost.seconds(n, p) == pytest.approx(speed * truth.seconds(n, p), rel=0.25)
+
+
 @given(
     st.lists(st.tuples(st.integers(-5, 300_000), st.integers(-5, 300_000), st.floats()), max_size=40),
     st.integers(2, 300_000),
 )
 def test_prefill_model_stays_in_range(observations: list[tuple[int, int, float]], n: int) -> None:
-    learner = PrefillLearner.starting("hf")
+    learner = PrefillLearner(prefill_prior("hf"))
     for one in observations:
         learner.observe(*one)
     cost = learner.cost

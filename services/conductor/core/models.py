@@ -9,10 +9,11 @@ from __future__ import annotations
 from mooncache.conductor.core import learning
 from mooncache.conductor.core.fleet_book import FleetBook
 from mooncache.conductor.core.fleet_shape import Shape
-from mooncache.conductor.core.learning import DecodeLearner, Follower, PrefillLearner, TransferLearner
+from mooncache.conductor.core.learning import DecodeLearner, Follower, TransferLearner
 from mooncache.conductor.core.output_lengths import OutputLengths
 from mooncache.conductor.core.policy.fleet import ROLES
 from mooncache.conductor.core.policy.types import DecodeCost, TransferCost
+from mooncache.conductor.core.prefill_learner import PrefillLearner
 from mooncache.conductor.core.registry import Instance, InstanceInfo, Load, Registry
 
 TURNOVER_PRIOR_S = 10.0
@@ -94,7 +95,7 @@ class ServedModel:
         """Return the prefill model of an instance's type."""
         found = self.prefills.get(kind_of(info))
         if found is None:
-            found = self.prefills[kind_of(info)] = PrefillLearner.starting(info.engine)
+            found = self.prefills[kind_of(info)] = PrefillLearner(learning.prefill_prior(info.engine))
         return found
 
     def observed_prefill(self, info: InstanceInfo, n: int, p: int, seconds: float) -> None:
