@@ -10,6 +10,7 @@ chains of their own: what is left behind and used after all shows where sessions
 New blocks get no better treatment: a chain that is worth less than all the others is its own victim, which is
 admission. Known are sessions, not only resident blocks: the last full block of each chain is remembered after its
 eviction while the chain's age is learnt from, so turns, gaps and reuses are seen although the blocks are gone.
+Where traffic is unlike anything that was learnt, LRU may do better: `Duel` follows it then.
 Cost: O(1) per block and O(log chains) per use. Memory: O(capacity + `chains_max`).
 
 Invariant: a resident block is owned by exactly one chain and lies in its [start, end); every chain with blocks has
@@ -37,6 +38,7 @@ from mooncache.simulate.cache.hazard import (
     class_of,
     shared_class,
 )
+from mooncache.simulate.cache.recency import Lru
 
 _REFRESH_USES: Final = 128
 _CHAINS_MAX: Final = 1 << 16
@@ -44,6 +46,11 @@ _EXTENDS_BLOCKS: Final = 2  # a chain that keeps all but so many blocks of the o
 # Sessions that drop part of their history still use its beginning, so the first blocks are worth more.
 _HEAD_BLOCKS: Final = 10
 _HEAD_FACTOR: Final = 1.2
+_DUEL_USES: Final = 512  # worths are judged after so many uses
+_DUEL_KEEP: Final = 0.998
+_DUEL_MARGIN: Final = 0.025
+_DUEL_PAUSE_USES: Final = 1024
+_DUEL_PAUSE_MAX_USES: Final = 16_384
 _FORKS_MAX: Final = 1024
 _VALUE_USES: Final = 16
 _HEAP_MIN: Final = 1024
@@ -71,6 +78,38 @@ class Chain:
         self.fork = -1  # the block after which the session went another way
 
 
+class Duel:
+    """Whether plain age (LRU) would hit more now: then it decides for a while, and worths are tried again.
+
+    A second LRU cache of ids, as large as this one, tells what LRU would have hit.
+    """
+
+    def __init__(self, capacity_blocks: int) -> None:
+        self.by_age = False
+        self._lru = Lru(capacity_blocks)
+        self._lead = self._references = 0.0  # hits of LRU beyond ours, and all blocks; both fade
+        self._uses_left = _DUEL_USES
+        self._pause_uses = _DUEL_PAUSE_USES
+
+    def judge(self, references: int, hits: int, blocks: Sequence[int], now_s: float) -> bool:
+        """One more use, before it happens. True when the order of victims changes."""
+        self._lead = self._lead * _DUEL_KEEP + self._lru.leading(blocks, now_s) - hits
+        self._references = self._references * _DUEL_KEEP + references
+        self._lru.use(blocks, now_s)
+        self._uses_left -= 1
+        if self._uses_left > 0:
+            return False
+        if self.by_age:
+            self.by_age, self._uses_left = False, _DUEL_USES
+            self._lead = self._references = 0.0
+            return True
+        if self._lead <= self._references * _DUEL_MARGIN:
+            return False
+        self.by_age, self._uses_left = True, self._pause_uses
+        self._pause_uses = min(2 * self._pause_uses, _DUEL_PAUSE_MAX_USES)
+        return True
+
+
 class Reuse:
     """See the module's text. `chains_max`: chains that are learnt from at one time."""
 
@@ -83,6 +122,7 @@ class Reuse:
         self._ageing_count = 0
         self._forks: dict[int, None] = {}  # blocks after which several sessions go on
         self._hazard = Hazard()
+        self._duel = Duel(capacity_blocks)
         self._uses = 0
         # (worth, number of the chain, class, chain), worth least first; some entries are out of date.
         self._heap: list[tuple[float, int, int, Chain]] = []
@@ -92,6 +132,8 @@ class Reuse:
 
     def use(self, blocks: Sequence[int], now_s: float, info: UseInfo = NO_INFO) -> list[int]:
         self._uses += 1
+        if self._duel.judge(len(blocks), self.leading(blocks, now_s), blocks, now_s):
+            self._value_at = 0  # another order
         if self._uses % _REFRESH_USES == 0:
             self._hazard.refresh()
         self._age(now_s)
@@ -232,6 +274,8 @@ class Reuse:
     # --- victims ---
 
     def _worth(self, chain: Chain, now_s: float) -> float:
+        if self._duel.by_age:
+            return chain.used_s
         worth = self._hazard.worth_of(chain.klass, now_s - chain.used_s)
         return worth * _HEAD_FACTOR if chain.end - chain.first <= _HEAD_BLOCKS else worth
 
