@@ -202,7 +202,7 @@ class Search:
     share: float = setting.CAPACITY_SHARE
     lowest: float = 0.125
     highest: float = 16.0
-    precision: float = 0.04
+    precision: float = 0.05
 
 
 def capacity(sources: Sources, search: Search) -> float:
@@ -215,7 +215,7 @@ def capacity(sources: Sources, search: Search) -> float:
     def kept(speed: float) -> bool:
         return summed_up(play(sources, search.run.at(speed))).attained >= search.share
 
-    low, high = 1.0, 1.5
+    low, high = 1.5, 2.25
     if kept(low):
         highest = 2.0 if sources.first else search.highest
         while high < highest and kept(high):

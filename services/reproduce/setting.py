@@ -49,8 +49,10 @@ LRU_BLOCKS_10K: Final = 0.2116  # exact, of the public conversation trace
 # `--quick`: so many requests from the beginning of each trace.
 QUICK_REQUESTS: Final = 600
 
-# Refusals (overload): the split at which the conversation trace fills prefill and decode nodes at the same speed.
-# By the profile and a hit ratio of .36: prefill needs 3.85 nodes at the trace's own speed; at 119 sequences, where a
-# decode step takes 0.1 s, decoding needs 0.98. So 13 + 3 are full together, at 3.2 times the trace's speed.
-OVERLOAD_PREFILL: Final = 13
-FULL_SPEED: Final = 3.2
+# Refusals (overload). FULL_SPEED: what Algorithm 1 carries on 8P+8D (scenario `capacity`), rounded; overload is twice.
+# BOTH_FULL: the split at which the conversation trace fills prefill and decode nodes at the same speed. By the profile
+# and a hit ratio of .36 prefill needs 3.85 nodes at the trace's own speed; at 119 sequences, where a decode step takes
+# 0.1 s, decoding needs 0.98. So 13 + 3 are full together, at 3.2 times the trace's speed.
+FULL_SPEED: Final = 2.0
+BOTH_FULL_PREFILL: Final = 13
+BOTH_FULL_SPEED: Final = 3.2

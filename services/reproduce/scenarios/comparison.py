@@ -2,9 +2,9 @@
 
 Both searches are bisections over the speed of the trace. Every policy has the same nodes; ours may also change
 their roles, which the published policies do not know (the row without it is beside it). Latency is compared with
-nobody refused, since refusing slow requests would make a policy look fast. For the capacity the better of "own gate"
-and "nobody is refused" counts for Algorithm 1; a baseline that does not keep the share at Algorithm 1's capacity is
-below it without a search of its own.
+nobody refused, since refusing slow requests would make a policy look fast. The capacity of ours is that with its own
+gate; Algorithm 1's is without a gate, and what its gate would change is shown a little above it. A baseline that does
+not keep the share at Algorithm 1's capacity is below it without a search of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from mooncache.reproduce.workloads import CONVERSATION
 OURS, PAPERS, FIXED = "mooncache", "algorithm1", "mooncache, fixed roles"
 MEAN_BAR, P99_BAR, CAPACITY_BAR = 0.8, 0.7, 1.3
 ATTAINS: Final = 0.9
-GATES: Final = {OURS: ("ours",), PAPERS: ("none", "ttft_tbt")}
+GATES: Final = {OURS: "ours", PAPERS: "none"}
+ABOVE: Final = 1.05  # so much faster than its capacity Algorithm 1 is tried with its own gate
 BASE: Final = Run(CONVERSATION, policy=PAPERS)
 
 
@@ -36,10 +37,12 @@ def run_of(name: str, run: Run) -> Run:
 def latency(lab: Lab, sheet: Sheet) -> None:
     """All policies at the speed at which Algorithm 1 keeps both promises for 90 % of the requests."""
     parts = PARTS if not lab.quick else (WHOLE,)
-    searches = [Search(dataclasses.replace(BASE, part=part), share=ATTAINS) for part in parts]
-    for part, speed in zip(parts, lab.map(capacity, searches), strict=True):
+    speed = lab.map(capacity, [Search(BASE, share=ATTAINS)])[0]
+    for part in parts:
         suffix = "" if part == WHOLE else f", {part}"
-        found = [measured(f"speed at which {PAPERS} attains {ATTAINS:.0%}{suffix}", speed, "x")]
+        found = (
+            [measured(f"speed at which {PAPERS} attains {ATTAINS:.0%}", speed, "x")] if part == WHOLE else []
+        )
         names = (*NAMES, FIXED) if part == WHOLE else (PAPERS, OURS)
         runs = [run_of(name, dataclasses.replace(BASE, part=part, speed=speed)) for name in names]
         got = dict(zip(names, lab.map(simulated, runs), strict=True))
@@ -69,16 +72,9 @@ def effective_capacity(lab: Lab, sheet: Sheet) -> None:
         suffix = "" if part == WHOLE else f", {part}"
         searches = [
             Search(run_of(name, dataclasses.replace(BASE, admission=gate, part=part)))
-            for name, gates in GATES.items()
-            for gate in gates
+            for name, gate in GATES.items()
         ]
-        speeds = lab.map(capacity, searches)
-        reached = {
-            name: max(
-                speed for search, speed in zip(searches, speeds, strict=True) if search.run.policy == name
-            )
-            for name in GATES
-        }
+        reached = dict(zip(GATES, lab.map(capacity, searches), strict=True))
         against = f"{PAPERS}: capacity{suffix}"
         found = [measured(against, reached[PAPERS], "x")]
         row = bar_row(
@@ -95,18 +91,21 @@ def effective_capacity(lab: Lab, sheet: Sheet) -> None:
         sheet.findings += lab.mark(CONVERSATION, found)
     sheet.notes.append(
         f"{setting.PREFILL_NODES}P+{setting.DECODE_NODES}D; {setting.CAPACITY_SHARE:.0%} of the requests within TTFT "
-        f"{setting.TTFT_SLO_S:g} s and TBT {setting.TBT_SLO_S:g} s; found to 4 %"
+        f"{setting.TTFT_SLO_S:g} s and TBT {setting.TBT_SLO_S:g} s; found to 5 %"
     )
 
 
 def _baselines(lab: Lab, reached: dict[str, float]) -> list[Finding]:
     """Effective share of the others at Algorithm 1's capacity; those that keep the share get a search."""
     others = [*(name for name in NAMES if name not in GATES), FIXED]
+    gated = dataclasses.replace(BASE, admission="ttft_tbt", speed=reached[PAPERS] * ABOVE)
     runs = [run_of(name, BASE.at(reached[PAPERS])) for name in others]
     shares = {name: one.attained for name, one in zip(others, lab.map(simulated, runs), strict=True)}
     found = [
         measured(f"{name}: effective at {PAPERS}'s capacity", share, "") for name, share in shares.items()
     ]
+    share = lab.map(simulated, [gated])[0].attained
+    found.append(measured(f"{PAPERS} with its own gate: effective at {ABOVE:g}x its capacity", share, ""))
     good = [name for name, share in shares.items() if share >= setting.CAPACITY_SHARE]
     speeds = lab.map(capacity, [Search(run_of(name, BASE)) for name in good])
     found += [measured(f"{name}: capacity", speed, "x") for name, speed in zip(good, speeds, strict=True)]
