@@ -10,6 +10,7 @@ Source of the allocation: progressive filling (Bertsekas and Gallager, Data Netw
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -102,8 +103,10 @@ class Network:
         new = min([ceiling, *(self._capacity[link] for link in flow.links)])
         for link in flow.links:
             self._asked[link] += new - flow.ceiling
+        bound = flow.rate >= flow.ceiling / _SLACK
         flow.ceiling = new
-        self._share(flow.links, now_s)
+        if bound:  # else its links hold it back, and they have not changed
+            self._share(flow.links, now_s)
 
     def arrived(self, flow: Flow, version: int, now_s: float) -> bool:
         """An end that was pushed has come: True when it is still true; the flow is then gone."""
@@ -182,31 +185,9 @@ class Network:
         return flows, bounds
 
     def _share(self, links: Sequence[int], now_s: float) -> None:
-        """Progressive filling over the component: the lowest ceiling or the tightest link is settled first."""
+        """Give every flow that a change on these links can reach its share, and push the ends that changed."""
         flows, bounds = self._component(links)
-        left = {link: self._capacity[link] for link in bounds}
-        waiting = {link: len(self._flows[link]) for link in bounds}
-        rates: dict[int, float] = {}
-        queue = sorted(flows.values(), key=lambda flow: (flow.ceiling, flow.number))
-        at = 0
-        while len(rates) < len(flows):
-            share, tightest = math.inf, -1
-            for link, count in waiting.items():
-                if count and left[link] / count < share:
-                    share, tightest = left[link] / count, link
-            while at < len(queue) and queue[at].number in rates:
-                at += 1
-            if at < len(queue) and queue[at].ceiling <= share:
-                settled, level = [queue[at]], queue[at].ceiling
-            else:
-                settled = [flow for flow in self._flows[tightest].values() if flow.number not in rates]
-                level = max(share, 0.0)
-            for flow in settled:
-                rates[flow.number] = level
-                for link in flow.links:
-                    if link in left:
-                        left[link] -= level
-                        waiting[link] -= 1
+        rates = self._fill(flows, bounds)
         touched: dict[int, None] = dict.fromkeys(links)
         for number, flow in flows.items():
             rate = rates[number]
@@ -214,6 +195,41 @@ class Network:
                 self._set_rate(flow, rate, now_s)
                 touched.update(dict.fromkeys(flow.links))
         self._refresh(list(touched))
+
+    def _fill(self, flows: dict[int, Flow], bounds: dict[int, None]) -> dict[int, float]:
+        """Progressive filling: the lowest ceiling or the tightest link is settled first.
+
+        The share of a link only grows while flows are settled below it, so a link is looked at again only when it
+        comes to the top of the heap with a share that is outdated.
+        """
+        left = {link: self._capacity[link] for link in bounds}
+        waiting = {link: len(self._flows[link]) for link in bounds}
+        tight = [(left[link] / count, link) for link, count in waiting.items() if count]
+        heapq.heapify(tight)
+        rates: dict[int, float] = {}
+        for flow in sorted(flows.values(), key=lambda flow: (flow.ceiling, flow.number)):
+            while flow.number not in rates:
+                share, tightest = tight[0] if tight else (math.inf, -1)
+                if tightest >= 0:
+                    now = left[tightest] / waiting[tightest] if waiting[tightest] else math.inf
+                    if now > share:
+                        if waiting[tightest]:
+                            heapq.heapreplace(tight, (now, tightest))
+                        else:
+                            heapq.heappop(tight)
+                        continue
+                if flow.ceiling <= share:
+                    settled, level = [flow], flow.ceiling
+                else:
+                    settled = [other for other in self._flows[tightest].values() if other.number not in rates]
+                    level = max(share, 0.0)
+                for other in settled:
+                    rates[other.number] = level
+                    for link in other.links:
+                        if link in left:
+                            left[link] -= level
+                            waiting[link] -= 1
+        return rates
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
