@@ -92,6 +92,8 @@ class Scheduler:
             output_tokens=self.expected_tokens(life, tenant),
             ttft_slo_s=world.ttft_slo_s,
             tbt_slo_s=world.tbt_slo_s,
+            ttft_strict=True,  # the promises of a simulation are what its requests are judged by
+            tbt_strict=True,
             exclude=exclude,
             priority=0 if trace.priority is None else int(trace.priority[life.index]),
             tenant_share=1.0 if self._shares is None else self._shares.share(tenant, world.now_s),
