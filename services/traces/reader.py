@@ -146,14 +146,14 @@ def _take(columns: _Columns, name: str, number: int, line: bytes, *, is_cut: boo
             f"{where}: output_length is {row.output_length}, it has to be 0 to {TOKENS_MAX:,} tokens"
         )
     ids = row.hash_ids
-    if ids and not (min(ids) >= 0 and max(ids) <= _ID_MAX):
-        wrong = next(each for each in ids if not 0 <= each <= _ID_MAX)
-        raise TraceInvalid(f"{where}: hash_ids has {wrong}, an id is a number from 0 to 2^63 - 1")
     columns.timestamp.append(row.timestamp)
     columns.inputs.append(row.input_length)
     columns.outputs.append(row.output_length)
     columns.counts.append(len(ids))
-    columns.ids.extend(ids)
+    try:
+        columns.ids.extend(ids)
+    except OverflowError:
+        raise _wrong_id(where, ids) from None
     columns.lines.append(number)
     if len(columns.ids) > BLOCKS_MAX:
         raise TraceTooLarge(f"{where}: more than {BLOCKS_MAX:,} blocks so far; cut the file into parts")
@@ -169,6 +169,11 @@ def _take(columns: _Columns, name: str, number: int, line: bytes, *, is_cut: boo
         if not limits.min <= value <= limits.max:
             raise TraceInvalid(f"{where}: {field} is {value}, it has to be {limits.min} to {limits.max}")
         values.append(value)
+
+
+def _wrong_id(where: str, ids: list[int]) -> TraceInvalid:
+    wrong = next(each for each in ids if not 0 <= each <= _ID_MAX)
+    return TraceInvalid(f"{where}: hash_ids has {wrong}, an id is a number from 0 to 2^63 - 1")
 
 
 def _undecodable(where: str, line: bytes, error: Exception, *, is_cut: bool) -> str:
@@ -191,6 +196,9 @@ def _finish(columns: _Columns, name: str, block_tokens: int | None, time_unit: s
     inputs = np.frombuffer(columns.inputs, np.int64)
     ids = np.frombuffer(columns.ids, np.int64) if columns.ids else np.zeros(0, np.int64)
     offsets = np.r_[0, np.cumsum(counts)]
+    if len(ids) and int(ids.min()) < 0:
+        row = int(np.searchsorted(offsets, int(np.argmax(ids < 0)), side="right")) - 1
+        raise _wrong_id(f"{name}, line {lines[row]}", ids[offsets[row] : offsets[row + 1]].tolist())
     size = check_blocks(name, lines, inputs, counts, block_tokens)
     check_parents(name, lines, ids, offsets)
     arrival_s = check_times(
