@@ -46,6 +46,15 @@ Memory = Annotated[
     int | None,
     Parameter(group=CLUSTER, help="Tokens of KV that the memory of a prefill node holds; default 3000000."),
 ]
+Roles = Annotated[
+    bool,
+    Parameter(
+        name="--roles",
+        negative=(),
+        group=CLUSTER,
+        help="Instances change between prefill and decode with the load.",
+    ),
+]
 Ttft = Annotated[str | None, Parameter(group=CLUSTER, help='Promised time to first token, like "30s".')]
 Tbt = Annotated[str | None, Parameter(group=CLUSTER, help='Promised time between tokens, like "100ms".')]
 PolicyNames = Annotated[
@@ -91,6 +100,7 @@ def simulate(
     prefill: Prefill = None,
     decode: Decode = None,
     memory_tokens: Memory = None,
+    roles: Roles = False,
     ttft: Ttft = None,
     tbt: Tbt = None,
     policy: PolicyNames = None,
@@ -119,7 +129,8 @@ def simulate(
             print(_example(), end="")
             return EXIT_OK
         requests = _workload(trace, generate, first, speed, seed)
-        spec = _cluster(cluster, {"prefill": prefill, "decode": decode}, memory_tokens, ttft, tbt)
+        spec = _cluster(cluster, {"prefill": prefill, "decode": decode}, memory_tokens, roles=roles)
+        spec = _promised(spec, ttft, tbt)
         names = _policies(policy)
         options = _Options(seed, admission, speed, decisions)
         results = _run(requests, spec, names, options, quiet=json == "-")
@@ -201,31 +212,30 @@ def _seconds(text: str, option: str) -> float:
 
 
 def _cluster(
-    path: Path | None,
-    counts: dict[str, int | None],
-    memory_tokens: int | None,
-    ttft: str | None,
-    tbt: str | None,
+    path: Path | None, counts: dict[str, int | None], memory_tokens: int | None, *, roles: bool
 ) -> ClusterSpec:
-    from dataclasses import replace
-
     from mooncache.simulate import paper_cluster
+    from mooncache.simulate.cluster import RoleSwitching
     from mooncache.simulate.description import read
 
     if path is not None:
-        if memory_tokens is not None or any(count is not None for count in counts.values()):
+        if memory_tokens is not None or roles or any(count is not None for count in counts.values()):
             raise InvalidArgument(
-                "--cluster says how many instances and how much memory; leave out --prefill, --decode and "
-                "--memory-tokens."
+                "--cluster says how many instances and how much memory; leave out --prefill, --decode, "
+                "--memory-tokens and --roles."
             )
-        spec = read(path)
-    else:
-        wanted = {name: 8 if count is None else count for name, count in counts.items()}
-        for name, count in wanted.items():
-            if count < 0:
-                raise InvalidArgument(f"--{name}: {count} instances; at least 0.")
-        tokens = 3_000_000 if memory_tokens is None else memory_tokens
-        spec = paper_cluster(wanted["prefill"], wanted["decode"], tokens)
+        return read(path)
+    wanted = {name: 8 if count is None else count for name, count in counts.items()}
+    for name, count in wanted.items():
+        if count < 0:
+            raise InvalidArgument(f"--{name}: {count} instances; at least 0.")
+    tokens = 3_000_000 if memory_tokens is None else memory_tokens
+    return paper_cluster(wanted["prefill"], wanted["decode"], tokens, roles=RoleSwitching(enabled=roles))
+
+
+def _promised(spec: ClusterSpec, ttft: str | None, tbt: str | None) -> ClusterSpec:
+    from dataclasses import replace
+
     slo = spec.slo
     if ttft is not None:
         slo = replace(slo, ttft_s=_seconds(ttft, "--ttft"))

@@ -55,6 +55,28 @@ def test_json_alone_is_json_and_repeats(capsys: pytest.CaptureFixture[str]) -> N
     assert found[0] == found[1]
 
 
+def test_roles_may_follow_the_load(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "simulate",
+        "--generate",
+        "150",
+        "--speed",
+        "3",
+        "--prefill",
+        "1",
+        "--decode",
+        "4",
+        "--json",
+        "-",
+    ]
+    switches = []
+    for more in ([], ["--roles"]):
+        assert run([*arguments, "--admission", "none", *more]) == 0
+        switches.append(json.loads(capsys.readouterr().out)["summaries"][0]["role_switches"])
+    assert switches[0] == 0
+    assert switches[1] > 0
+
+
 def test_example_is_a_cluster_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulate", "--example"]) == 0
     file = tmp_path / "cluster.toml"

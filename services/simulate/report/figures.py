@@ -110,6 +110,7 @@ _RC: Final[Any] = {
     "path.simplify_threshold": 0.3,
 }
 _CURVE_POINTS_MAX: Final = 400
+_STEPS_S: Final = (3, 6, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400)
 
 
 @dataclass(slots=True)
@@ -283,9 +284,11 @@ def seconds_axis(plot: Plot, *, log: bool = True) -> None:
 def minutes_axis(plot: Plot) -> None:
     """The x axis is time since the start of the trace, given in seconds and shown in minutes."""
     with _style():
-        from matplotlib.ticker import FuncFormatter, MaxNLocator
+        from matplotlib.ticker import FuncFormatter, MultipleLocator
 
-        plot.axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 3, 6, 10]))
+        low_s, high_s = plot.axes.get_xlim()
+        step_s = next((s for s in _STEPS_S if (high_s - low_s) / s <= 7), _STEPS_S[-1])
+        plot.axes.xaxis.set_major_locator(MultipleLocator(max(step_s, (high_s - low_s) / 50)))
         plot.axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 60:g}"))
         plot.axes.set_xlabel("minutes since the start")
         plot.axes.margins(x=0.01)

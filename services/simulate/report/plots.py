@@ -192,6 +192,7 @@ def goodput(results: Sequence[Result], summaries: Sequence[Summary]) -> Drawing:
     lines = [(at_s, kept) for at_s, _, kept in windows]
     plot, rows = _over_time(results, "Goodput", "requests per second", lines)
     figures.line(plot, windows[0][0], windows[0][1], "arrived", faint=True)
+    plot.axes.set_ylim(0.0, 1.08 * max([0.1, *windows[0][1].tolist()]))
     told = ", ".join(f"{s.policy} {percent(s.attainment)}" for s in summaries)
     return Drawing(
         plot,

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from mooncache.simulate import Result
-from mooncache.simulate.report import figures, tables
+from mooncache.simulate.report import figures, plots, tables
 from mooncache.simulate.report.document import document, plain
 from mooncache.simulate.report.page import page
 from mooncache.simulate.report.summary import Spread, Summary, limiting, per_window
@@ -92,6 +92,21 @@ def test_page_needs_nothing_else(
     assert len(ids) == len(set(ids)), "ids of plots collide"
     for target in re.findall(r'(?:url\(#|href="#)([^")]+)', text):
         assert target in ids
+
+
+def test_arrivals_are_not_cut_off(results: list[Result], summaries: list[Summary]) -> None:
+    drawing = plots.goodput(results, summaries)
+    _, arrived, _ = per_window(results[0])
+    assert drawing.plot.axes.get_ylim()[1] > arrived.max()
+
+
+@pytest.mark.parametrize("span_s", [1.0, 75.0, 3600.0, 30 * 86_400.0])
+def test_minutes_have_a_few_ticks(span_s: float) -> None:
+    plot = figures.new_figure("t")
+    figures.line(plot, [0.0, span_s], [0.0, 1.0], "x")
+    figures.minutes_axis(plot)
+    assert len(plot.axes.get_xticks()) <= 55
+    assert figures.svg(plot, "a line")
 
 
 def test_page_is_the_same_twice(
