@@ -20,6 +20,7 @@ from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.conductor.support import CALM, DECODE, PASSPORT, PREFILL, chain, config_at, instance, running
 
 EVERY_S = 15.0
+PROMPTS = 60
 
 
 class World:
@@ -127,8 +128,26 @@ def test_nobody_serves_the_model_any_more() -> None:
     assert world.keeper.models() == []
 
 
+class Hands:
+    """A clock that a test moves by hand."""
+
+    def __init__(self, now_s: float) -> None:
+        self.at_s = now_s
+
+    def now_s(self) -> float:
+        return self.at_s
+
+    def wall_s(self) -> float:
+        return self.at_s
+
+
 def flood(name: str, number: int) -> dict[str, Any]:
-    return {"request_id": f"{name}{number}", "keys": chain(f"{name}{number}", 64), "prompt_tokens": 8_000}
+    return {
+        "request_id": f"{name}{number}",
+        "keys": chain(f"{name}{number}", 64),
+        "prompt_tokens": 8_000,
+        "max_output_tokens": 8,
+    }
 
 
 def test_a_running_conductor_tells_the_worker_its_new_role(tmp_path: Path) -> None:
@@ -139,12 +158,14 @@ def test_a_running_conductor_tells_the_worker_its_new_role(tmp_path: Path) -> No
             names = {"p": PREFILL, "d0": DECODE, "d1": DECODE, "d2": DECODE}
             await c.register(*(instance(name, role) for name, role in names.items()))
             await c.call("SetInstance", pb.SetInstanceRequest(instance_id="d0", role=DECODE))
+            clock = Hands(c.service.state.clock.now_s())
+            c.service.state.clock = clock  # type: ignore[assignment]
             await rebalance_roles.run_once(c.service.state)
-            for number in range(4):
+            for number in range(PROMPTS):
                 request = flood("r", number)
                 await c.schedule(request.pop("request_id"), request.pop("keys"), **request)
-            await asyncio.sleep(0.05)
             for _ in range(roles.LASTS_PLANS):
+                clock.at_s += 12.0
                 await rebalance_roles.run_once(c.service.state)
             told = {name: (await c.report(name)).role for name in names}
             text = c.service.metrics.render().decode()
