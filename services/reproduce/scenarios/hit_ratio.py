@@ -15,7 +15,7 @@ from mooncache.reproduce.lab import Lab
 from mooncache.reproduce.registry import Scenario
 from mooncache.reproduce.setting import HIT_BLOCKS_BAR
 from mooncache.reproduce.workloads import ALL, CONVERSATION, SYNTHETIC, TOOLAGENT, Sources, load
-from mooncache.simulate.cache import UNLIMITED, make
+from mooncache.simulate.cache import UNLIMITED, UseInfo, make
 from mooncache.traces import Trace
 
 CAPACITIES: Final = (UNLIMITED, 100_000, 50_000, 30_000, 10_000, 1_000)
@@ -63,7 +63,7 @@ def measure(trace: Trace, policy: str, capacity_blocks: int) -> HitRatio:
     ):
         blocks = trace.blocks(row)
         held = cache.leading(blocks, now_s)
-        cache.use(blocks, now_s)
+        cache.use(blocks, now_s, UseInfo(last_partial=length % trace.block_tokens != 0))
         half = int(now_s >= middle_s)
         hits[half] += held
         uses[half] += len(blocks)
