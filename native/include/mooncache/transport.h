@@ -139,6 +139,8 @@ class Link {
     (void)fds;
     return -1;
   }
+  // Bytes that have landed since the link was made: whether it gets on while no transfer completes.
+  virtual uint64_t bytes_moved() const { return 0; }
   // The connection on which grants are asked for; null when there is none (loopback).
   virtual Session* session() = 0;
 };

@@ -32,20 +32,25 @@ class ProtectionDomain final : public Domain {
 
   Result<std::unique_ptr<Memory>> expose(Slice memory, bool writable) override {
     return enroll(memory,
-                  writable ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_REMOTE_READ);
+                  writable ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_REMOTE_READ,
+                  address_in_page(memory));
   }
   Result<std::unique_ptr<Memory>> attach(Slice memory) override {
-    return enroll(memory, IBV_ACCESS_LOCAL_WRITE);
+    // requests of this side name their memory by where it lies
+    return enroll(memory, IBV_ACCESS_LOCAL_WRITE, reinterpret_cast<uintptr_t>(memory.data));
   }
   Result<std::unique_ptr<Endpoint>> make_endpoint(uint32_t depth) override {
     return make_queue_pair(protection_, depth);
   }
 
  private:
-  Result<std::unique_ptr<Memory>> enroll(Slice memory, int access) {
+  // Addresses as the peer sees them begin in the first page: nothing about this process shows.
+  static uint64_t address_in_page(Slice memory) {
     static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-    // Addresses as the peer sees them begin in the first page: nothing about this process shows.
-    const uint64_t address = reinterpret_cast<uintptr_t>(memory.data) & (page - 1);
+    return reinterpret_cast<uintptr_t>(memory.data) & (page - 1);
+  }
+
+  Result<std::unique_ptr<Memory>> enroll(Slice memory, int access, uint64_t address) {
     errno = 0;
     ibv_mr* mr = protection_->verbs().reg_mr_iova(protection_->pd, memory.data, memory.size, address, access);
     if (mr == nullptr) {

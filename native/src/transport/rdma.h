@@ -95,6 +95,7 @@ class RdmaLink final : public Link {
   void close() override;
   bool healthy() const override;
   Session* session() override { return session_; }
+  uint64_t bytes_moved() const override { return bytes_moved_; }
   int wait_for(std::vector<int>& fds) override;
 
  private:
@@ -170,6 +171,7 @@ class RdmaLink final : public Link {
   std::vector<uint32_t> free_;  // positions in pieces_
   std::deque<uint32_t> again_;  // pieces that came back from a failed rail
   uint64_t next_serial_ = 1;
+  uint64_t bytes_moved_ = 0;
   uint32_t repairs_ = 0;
   std::chrono::steady_clock::time_point repair_at_;
   bool closed_ = false;

@@ -336,6 +336,7 @@ void RdmaLink::landed(uint32_t number, rdma::Outcome outcome) {
           piece.direct != nullptr ? crc32c({piece.direct, piece.length}) : scatter(*pending, piece);
     }
     pending->moved += piece.length;
+    bytes_moved_ += piece.length;
     --pending->open;
     return give_back(number);
   }

@@ -210,13 +210,14 @@ ibv_wc_status Network::move(FakeQp& from, FakeQp& to, const FakeQp::Pending& pen
   auto* near = reinterpret_cast<std::byte*>(pending.piece.addr);
   if (pending.copy.empty()) {
     const auto local = by_key.find(pending.piece.lkey);
-    const auto begin = reinterpret_cast<uintptr_t>(near);
-    if (local == by_key.end() || local->second->mr.pd != from.qp.pd ||
-        begin < reinterpret_cast<uintptr_t>(local->second->mr.addr) ||
-        begin + length > reinterpret_cast<uintptr_t>(local->second->mr.addr) + local->second->mr.length ||
+    const uint64_t begin = pending.piece.addr;
+    if (local == by_key.end() || local->second->mr.pd != from.qp.pd || begin < local->second->iova ||
+        length > local->second->mr.length ||
+        begin - local->second->iova > local->second->mr.length - length ||
         (!write && (local->second->access & IBV_ACCESS_LOCAL_WRITE) == 0)) {
       return IBV_WC_LOC_PROT_ERR;
     }
+    near = static_cast<std::byte*>(local->second->mr.addr) + (begin - local->second->iova);
   }
   const std::byte* source = write ? (pending.copy.empty() ? near : pending.copy.data()) : far;
   std::byte* target = write ? far : near;
