@@ -32,7 +32,8 @@ def suite(machine: Machine, name: str, chosen: str, settings: str = "", after: s
     if not binary.exists():
         pytest.skip(f"{binary} is not built (make native-test)")
     machine.folders = [BUILD]
-    run = f"MOONCACHE_TEST_RDMA=real {settings} timeout {PATIENCE_S:.0f} {binary} --gtest_filter='{chosen}'"
+    command = f"{binary} --gtest_color=no --gtest_filter='{chosen}'"
+    run = f"MOONCACHE_TEST_RDMA=real {settings} timeout {PATIENCE_S:.0f} {command}"
     return machine.run(f"{run} || exit 1\n{after}", timeout_s=PATIENCE_S)
 
 

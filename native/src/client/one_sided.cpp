@@ -47,6 +47,12 @@ class OneSided : public Program {
     }
   }
 
+  // A program that ends early leaves no transfer behind: the link, which lives on with its session, would
+  // complete it into slices that are gone.
+  ~OneSided() override {
+    if (rdma_ && link_ != nullptr && open_ > 0) link_->close();
+  }
+
   bool next(Request& request) override {
     if (link_ == nullptr && !unavailable_) return rdma_ ? open_rdma(request) : open_memory(request);
     if (unavailable_) return false;

@@ -329,6 +329,10 @@ void RdmaLink::landed(uint32_t number, rdma::Outcome outcome) {
   Pending* pending = find(piece.serial);
   if (outcome == rdma::Outcome::kDone || outcome == rdma::Outcome::kRefused) repairs_ = 0;  // the path works
   if (pending == nullptr) return give_back(number);
+  if (pending->code != Code::kOk) {  // it is over for its caller, whose slices may be gone
+    --pending->open;
+    return give_back(number);
+  }
   if (outcome == rdma::Outcome::kDone) {
     end.rail->bytes.fetch_add(piece.length, std::memory_order_relaxed);
     if (pending->transfer.direction == Direction::kRead) {
