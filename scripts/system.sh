@@ -57,6 +57,8 @@ optional_packages() {
   { header gtest/gtest.h && library gtest; } || echo libgtest-dev
   fuzzing_clang >/dev/null || echo clang-14 libclang-rt-14-dev
   have etcd || echo etcd-server
+  header infiniband/verbs.h || echo libibverbs-dev
+  { [ "$(uname -m)" != x86_64 ] || have qemu-system-x86_64; } || echo qemu-system-x86
 }
 
 say_what_is_missing() {
@@ -74,7 +76,8 @@ say_what_is_missing() {
 say_what_hardware_lacks() {
   ldconfig -p 2>/dev/null | grep -q 'libssl\.so\.3' ||
     echo "optional: OpenSSL 3 (libssl3) not found: TLS on the data plane reports itself unavailable; gRPC brings its own"
-  header infiniband/verbs.h || echo "optional: verbs headers (libibverbs-dev) not found: no part of this version needs them"
+  header infiniband/verbs.h || echo "optional: verbs headers (libibverbs-dev) not found: the build has no RDMA transport"
+  have qemu-system-x86_64 || echo "optional: qemu (qemu-system-x86) not found: tests on real RDMA verbs are skipped"
   header liburing.h || echo "optional: liburing (liburing-dev) not found: no part of this version needs it"
 }
 

@@ -15,6 +15,7 @@
 #include "client_arguments.h"
 #include "module.h"
 #include "mooncache/client.h"
+#include "rdma_arguments.h"
 
 namespace nb = nanobind;
 
@@ -86,8 +87,8 @@ ClientConfig to_config(const nb::dict& from) {
   take(from, "fanout_nodes_max", config.fanout_nodes_max, known);
   take(from, "location_cache_keys", config.location_cache_keys, known);
   for (const auto& [name, value] : from) {
-    (void)value;
     const auto text = nb::cast<std::string>(name);
+    if (set_rdma_field(text, value, config.rdma)) continue;
     if (std::find(known.begin(), known.end(), text) == known.end())
       refuse("unknown client setting \"" + text + "\"");
   }

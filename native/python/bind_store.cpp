@@ -17,6 +17,7 @@
 #include "buffer_view.h"
 #include "module.h"
 #include "mooncache/server.h"
+#include "rdma_arguments.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -124,7 +125,8 @@ ServerConfig parse_config(const nb::dict& values) {
     if (name == "secret") {
       set_secret(value, config);
       has_secret = true;
-    } else if (!set_server_field(name, value, config) && !set_store_field(name, value, config.store)) {
+    } else if (!set_server_field(name, value, config) && !set_rdma_field(name, value, config.rdma) &&
+               !set_store_field(name, value, config.store)) {
       throw nb::value_error(("unknown setting of the store server: " + name).c_str());
     }
   }

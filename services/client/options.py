@@ -87,6 +87,7 @@ class Options:
     fanout_nodes_max: int
     host_id: str
     tls: TlsSection
+    rdma: dict[str, Any]
 
     @classmethod
     def gather(
@@ -147,6 +148,7 @@ class Options:
             fanout_nodes_max=client.fanout_nodes_max,
             host_id=client.host_id or host_id(),
             tls=tls,
+            rdma=config.rdma.native(),
         )
 
     def static_view(self) -> ClusterView:
@@ -251,6 +253,7 @@ def new_native(options: Options) -> Any:
         "connect_timeout_s": min(options.connect_timeout_s, CONNECT_TIMEOUT_S),
         "shm_enabled": options.shm,
         "fanout_nodes_max": options.fanout_nodes_max,
+        **options.rdma,
     }
     if options.tls.enabled:
         config |= {

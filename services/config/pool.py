@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -152,6 +152,32 @@ class ClientSection(Section):
     """Name of this machine; empty means the machine's own id."""
     fanout_nodes_max: int = Field(default=8, ge=1, le=64)
     """Up to this many nodes are asked directly for a block whose place is unknown; the master is asked beyond."""
+
+
+class RdmaSection(Section):
+    """RDMA between clients and store nodes; TCP wherever it is not possible."""
+
+    enabled: bool = True
+    """Use RDMA where both sides have an active port; never on TLS connections, RDMA is not encrypted."""
+    devices: Words = ()
+    """Devices to use, like mlx5_0 or mlx5_0:1; empty means every active port."""
+    rails_max: int = Field(default=4, ge=1, le=8)
+    """Ports that one connection uses at the same time."""
+    gid_index: int = Field(default=-1, ge=-1, le=255)
+    """Entry of the port's GID table; -1 chooses RoCE v2 over IPv4, else over IPv6."""
+    ack_timeout: int = Field(default=14, ge=8, le=22)
+    """A packet without an answer is sent again after 4.096 us * 2^n: 14 is 67 ms."""
+    retry_count: int = Field(default=6, ge=1, le=6)
+    """Times a packet is sent again before the rail counts as lost. 7 would be for ever on some devices."""
+    traffic_class: int = Field(default=0, ge=0, le=255)
+    """Traffic class of RoCE v2 packets: the DSCP times 4."""
+    service_level: int = Field(default=0, ge=0, le=15)
+    """Service level, which InfiniBand maps to lanes and RoCE to priorities."""
+
+    def native(self) -> dict[str, Any]:
+        """As the native client and store server take it."""
+        settings = {f"rdma_{name}": value for name, value in self.model_dump().items()}
+        return settings | {"rdma_devices": list(self.devices)}
 
 
 class TlsSection(Section):

@@ -17,6 +17,7 @@ from mooncache.config.pool import (
     LoggingSection,
     MasterSection,
     MetricsSection,
+    RdmaSection,
     StoreNodeSection,
     TlsSection,
 )
@@ -42,6 +43,8 @@ class Config(Section):
     """A store node."""
     client: ClientSection = ClientSection()
     """The client SDK and the commands."""
+    rdma: RdmaSection = RdmaSection()
+    """RDMA."""
     tls: TlsSection = TlsSection()
     """TLS."""
     logging: LoggingSection = LoggingSection()

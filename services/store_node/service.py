@@ -231,6 +231,7 @@ def server_settings(config: Config, identity: Identity, capacity_bytes: int, sec
         "max_block_bytes": node.max_block_bytes,
         "expected_block_bytes": node.expected_block_bytes,
         "event_log_capacity": node.event_log_capacity,
+        **config.rdma.native(),
     }
     if node.eviction:
         settings["eviction"] = node.eviction

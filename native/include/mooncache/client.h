@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "mooncache/bytes.h"
+#include "mooncache/rdma_config.h"
 #include "mooncache/status.h"
 #include "mooncache/transport.h"
 #include "mooncache/types.h"
@@ -70,7 +71,11 @@ struct ClientConfig {
   uint32_t put_wait_ms = 1000;  // how long a full node may hold a put back before it answers NO_SPACE
   bool shm_enabled = true;
   uint64_t shm_min_bytes = 128 << 10;  // batches below go fused over the unix socket
-  uint64_t frame_bytes = 1 << 20;      // payload per PUT/GET frame
+  RdmaConfig rdma;
+  uint64_t rdma_min_bytes = 256 << 10;       // batches below go fused over TCP
+  uint64_t rdma_min_block_bytes = 64 << 10;  // so do batches whose blocks are smaller on average
+  uint64_t rdma_staging_bytes = 32 << 20;    // registered memory of the client, once it uses RDMA
+  uint64_t frame_bytes = 1 << 20;            // payload per PUT/GET frame
   uint32_t frame_items = 256;
   uint32_t window_frames = 6;     // frames in flight per lane
   uint32_t spin_us = 20;          // busy wait for a small answer before sleeping; 0 on one core

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "mooncache/rdma_config.h"
 #include "mooncache/status.h"
 #include "mooncache/store.h"
 #include "mooncache/types.h"
@@ -55,6 +56,7 @@ struct ServerConfig {
   int socket_buffer_bytes = 0;  // 0 = the kernel tunes it
   size_t log_capacity = 4096;   // events kept until drain_log
 
+  RdmaConfig rdma;
   StoreConfig store;
 };
 

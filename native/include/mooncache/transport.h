@@ -4,11 +4,11 @@
 // or close() returned, not one byte of the affected transfers moves in either direction, so the
 // caller may free or reuse its memory at once.
 //
+// RDMA keeps it with a device that moves bytes on its own: unregistered memory of the caller is touched by
+// the copy out of or into staging memory only, which poll() makes; registered memory is given back after the
+// queue pair that worked on it was drained (src/transport/rdma.h).
+//
 // How the transports that come later fit, without a change to callers:
-//  - RDMA: register_region() returns a handle over a memory registration; connect() exchanges queue
-//    pairs over the same authenticated control connection; submit() posts work requests, poll()
-//    drains the completion queue; cancel() moves the queue pair to the error state and drains it
-//    (that is why a cancelled link may answer CONNECTION_LOST for its other transfers).
 //  - CUDA: Region::kind says kDevice; staging or GPUDirect is the link's own affair.
 //  - file: a Link whose peer is a directory; poll() reaps the ring.
 // They announce themselves through Capabilities (data, asked once) and availability() (a sentence),
@@ -91,6 +91,10 @@ struct RemoteExtent {
   uint64_t generation = 0;
   uint64_t offset = 0;
   uint64_t size = 0;
+  // Over RDMA: what the node's device calls the first byte, and the key for each rail of the link (0: none).
+  bool exposed = false;
+  uint64_t address = 0;
+  std::array<uint32_t, 8> keys{};
 };
 
 using TransferId = uint64_t;
@@ -128,6 +132,15 @@ class Link {
   // What is still queued completes with CLOSED at the next poll.
   virtual void close() = 0;
   virtual bool healthy() const = 0;
+  // For who waits for more than this link. Bytes move while nobody polls, and one of the descriptors added
+  // here becomes readable when poll() would find something; the result is for how many milliseconds that may
+  // be relied on, 0 = poll now. Negative: bytes move inside poll() only, do not wait at all.
+  virtual int wait_for(std::vector<int>& fds) {
+    (void)fds;
+    return -1;
+  }
+  // Bytes that have landed since the link was made: whether it gets on while no transfer completes.
+  virtual uint64_t bytes_moved() const { return 0; }
   // The connection on which grants are asked for; null when there is none (loopback).
   virtual Session* session() = 0;
 };
@@ -143,7 +156,7 @@ class Transport {
   virtual Result<std::unique_ptr<Link>> connect(const PeerDescription& peer, Deadline deadline) = 0;
 };
 
-// The transports of this build by name, best first: shm, tcp.
+// The transports of this build by name, best first: shm, rdma, tcp.
 std::vector<std::string> transport_names();
 // A new transport, or TRANSPORT_UNAVAILABLE / INVALID_ARGUMENT with the reason.
 Result<std::unique_ptr<Transport>> make_transport(const std::string& name);

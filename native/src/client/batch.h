@@ -39,7 +39,14 @@ struct PutBatch {
 // Sizes of the batch's frames: bytes and items, whichever fills first; at least one item.
 std::unique_ptr<Program> make_fused_get(const GetBatch& batch, Work& work, const Node& node);
 std::unique_ptr<Program> make_fused_put(PutBatch& batch, Work& work, std::span<Code> codes);
-// `segments` may be null: then the program asks for them first (ATTACH).
+// Whether a batch for one node is large enough, in large enough blocks, for two round trips and a
+// registration per block to be less than what the node's processor would cost.
+inline bool worth_rdma(const ClientConfig& config, uint64_t bytes, size_t items) {
+  return config.rdma.enabled && bytes >= config.rdma_min_bytes &&
+         bytes / items >= config.rdma_min_block_bytes;
+}
+// Over shared memory on a unix socket, else over RDMA. The link is made first where there is none yet
+// (ATTACH, ENDPOINT).
 std::unique_ptr<Program> make_one_sided_get(const GetBatch& batch, Work& work, Node& node, Session& session);
 std::unique_ptr<Program> make_one_sided_put(PutBatch& batch, Work& work, std::span<Code> codes, Node& node,
                                             Session& session);

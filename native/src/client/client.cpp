@@ -18,6 +18,7 @@ std::atomic<uint64_t> forks{0};
 
 Status check_config(const ClientConfig& config) {
   const auto bad = [](const char* text) { return Status{Code::kConfigInvalid, text}; };
+  if (Status rdma = rdma::check(config.rdma); !rdma) return rdma;
   if (!wire::tenant_name_valid(config.credentials.tenant))
     return bad("tenant must match [a-z0-9][a-z0-9_.-]{0,62}");
   if (config.lanes_per_node < 1 || config.lanes_per_node > 256) return bad("lanes_per_node must be 1 to 256");
@@ -61,6 +62,7 @@ bool CancelToken::cancelled() const {
 Client::Impl::Impl(ClientConfig config_in)
     : config(std::move(config_in)),
       locations(config.location_cache_keys),
+      rdma(std::make_shared<RdmaAccess>(config.rdma, config.rdma_staging_bytes)),
       fork_generation(fork_generation_now()),
       current(std::make_shared<NodeMap>()),
       retries(config.retry_percent, config.retry_burst) {
@@ -182,7 +184,7 @@ bool Client::set_map(uint64_t epoch, std::vector<NodeInfo> infos) {
         kept[i] = true;
       }
     }
-    if (!node) node = std::make_shared<Node>(info, impl_->config, impl_->tls, impl_->counters);
+    if (!node) node = std::make_shared<Node>(info, impl_->config, impl_->tls, impl_->counters, impl_->rdma);
     const auto position = static_cast<uint32_t>(next->nodes.size());
     next->by_index[info.index] = position;
     if (!impl_->config.host_id.empty() && info.host_id == impl_->config.host_id)

@@ -169,8 +169,10 @@ class GetCall {
       tasks[i].has_alternative = map_->nodes.size() > 1 && !options_.node;
       const bool one_sided =
           !batch_.how->allocate && work_bytes >= impl_.config.shm_min_bytes && !no_one_sided_;
-      tasks[i].make_program = [this, &node, work = work.get(), one_sided](Session& session) {
-        if (one_sided && session.route() == Route::kUnix)
+      const bool rdma =
+          one_sided && batch_.how->whole && worth_rdma(impl_.config, work_bytes, work->items.size());
+      tasks[i].make_program = [this, &node, work = work.get(), one_sided, rdma](Session& session) {
+        if ((one_sided && session.route() == Route::kUnix) || (rdma && node.rdma_for(session, steady_ms())))
           return make_one_sided_get(batch_, *work, node, session);
         return make_fused_get(batch_, *work, node);
       };

@@ -78,6 +78,7 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   Counters counters;
   LocationCache locations;
   std::atomic<bool> closed{false};
+  std::shared_ptr<RdmaAccess> rdma;
   uint64_t fork_generation = 0;
 
   std::mutex mutex;  // map, retries, reservation lanes

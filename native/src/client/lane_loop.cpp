@@ -63,15 +63,17 @@ class Loop {
   bool advance(LaneTask& task) {
     if (!task.lane.session && !open_lane(task)) return false;
     Session& session = *task.lane.session;
+    // What the node offers is known when it has answered AUTH: only then can the way be chosen.
+    if (!task.program && session.ready()) task.program = task.make_program(session);
     const Status status = session.pump(task.program.get());
     if (!status) {
       fail(task, status);
       return false;
     }
     bool moved = session.progressed();
-    if (session.ready() && task.program->work()) moved = true;
+    if (task.program && task.program->work()) moved = true;
     if (moved) task.last_progress_ms = now_ms_;
-    if (session.idle() && task.program->finished()) {
+    if (task.program && session.idle() && task.program->finished()) {
       task.done = true;
       task.program.reset();  // may hold a link to the session
       task.node->success();
@@ -98,7 +100,6 @@ class Loop {
     }
     task.last_progress_ms = task.started_ms = now_ms_;
     task.lane = std::move(*lane);
-    task.program = task.make_program(*task.lane.session);
     return true;
   }
 
@@ -173,6 +174,11 @@ class Loop {
         timeout_ms = std::min(timeout_ms, kLaneWaitMs);
       } else {
         polled_.push_back({task.lane.session->fd(), task.lane.session->poll_events(), 0});
+        fds_.clear();
+        const int patience_ms =
+            task.program && task.lane.session->ready() ? task.program->wait_for(fds_) : -1;
+        if (patience_ms >= 0) timeout_ms = std::min(timeout_ms, patience_ms);
+        for (const int fd : fds_) polled_.push_back({fd, POLLIN, 0});
       }
     }
     if (options_.cancel != nullptr) polled_.push_back({options_.cancel->fd(), POLLIN, 0});
@@ -187,6 +193,7 @@ class Loop {
   Counters& counters_;
   uint64_t now_ms_;
   std::vector<pollfd> polled_;
+  std::vector<int> fds_;
 };
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace mooncache {
 
 struct LaneTask {
   std::shared_ptr<Node> node;
-  // Makes the program once the session exists; the route tells what is possible on it.
+  // Makes the program once the session is ready; its route and its node's answer tell what is possible on it.
   std::function<std::unique_ptr<Program>(Session&)> make_program;
   bool has_alternative = false;  // give up early when the node stalls
 

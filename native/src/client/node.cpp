@@ -7,6 +7,7 @@ namespace mooncache {
 namespace {
 
 constexpr uint64_t kUnixPauseMs = 5000;
+constexpr uint64_t kRdmaPauseMs = 5000;
 
 PeerDescription describe(const NodeInfo& info, const ClientConfig& config) {
   PeerDescription peer;
@@ -29,7 +30,7 @@ uint64_t steady_ms() {
 }
 
 Node::Node(NodeInfo info, const ClientConfig& config, std::shared_ptr<net::TlsContext> tls,
-           Counters& counters)
+           Counters& counters, std::shared_ptr<RdmaAccess> rdma)
     : info_(std::move(info)),
       peer_(describe(info_, config)),
       lanes_max_(config.lanes_per_node),
@@ -37,6 +38,7 @@ Node::Node(NodeInfo info, const ClientConfig& config, std::shared_ptr<net::TlsCo
                     !info_.unix_path.empty()),
       tls_(std::move(tls)),
       counters_(counters),
+      rdma_(std::move(rdma)),
       breaker_(config.breaker_failures, config.breaker_min_ms, config.breaker_max_ms) {
   limits_.window_frames = config.window_frames;
 }
@@ -49,6 +51,18 @@ Route Node::preferred_route(uint64_t now_ms) const {
 void Node::unix_failed(uint64_t now_ms) {
   counters_.add(Counter::kShmFallbacks);
   unix_again_ms_ = now_ms + kUnixPauseMs;
+}
+
+RdmaTransport* Node::rdma_for(const Session& session, uint64_t now_ms) {
+  const bool offered = (session.node().capabilities & wire::AuthResponse::kCanRdma) != 0;
+  if (!offered || session.route() != Route::kTcp || now_ms < rdma_again_ms_.load(std::memory_order_relaxed)) {
+    return nullptr;
+  }
+  return rdma_->get();
+}
+
+void Node::rdma_failed(uint64_t now_ms) {
+  if (rdma_again_ms_.exchange(now_ms + kRdmaPauseMs) <= now_ms) counters_.add(Counter::kRdmaFallbacks);
 }
 
 Result<Lane> Node::acquire(Route route) {

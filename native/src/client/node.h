@@ -9,9 +9,29 @@
 
 #include "client/breaker.h"
 #include "client/counters.h"
+#include "transport/rdma.h"
 #include "transport/shm.h"
 
 namespace mooncache {
+
+// The RDMA transport of a client, opened when the first node offers it.
+class RdmaAccess {
+ public:
+  RdmaAccess(RdmaConfig config, uint64_t staging_bytes)
+      : config_(std::move(config)), staging_bytes_(staging_bytes) {}
+  // Null: switched off, or unavailable on this machine.
+  RdmaTransport* get() {
+    if (!config_.enabled) return nullptr;
+    std::call_once(once_, [this] { transport_ = std::make_unique<RdmaTransport>(config_, staging_bytes_); });
+    return transport_->availability() ? transport_.get() : nullptr;
+  }
+
+ private:
+  const RdmaConfig config_;
+  const uint64_t staging_bytes_;
+  std::once_flag once_;
+  std::unique_ptr<RdmaTransport> transport_;
+};
 
 struct Lane {
   std::unique_ptr<Session> session;
@@ -20,7 +40,8 @@ struct Lane {
 
 class Node {
  public:
-  Node(NodeInfo info, const ClientConfig& config, std::shared_ptr<net::TlsContext> tls, Counters& counters);
+  Node(NodeInfo info, const ClientConfig& config, std::shared_ptr<net::TlsContext> tls, Counters& counters,
+       std::shared_ptr<RdmaAccess> rdma);
 
   const NodeInfo& info() const { return info_; }
   const PeerDescription& peer() const { return peer_; }
@@ -28,6 +49,9 @@ class Node {
   // Shared memory is possible: same host, a unix socket, and no failure of it in the last seconds.
   Route preferred_route(uint64_t now_ms) const;
   void unix_failed(uint64_t now_ms);
+  // To use on this session now; null when RDMA is impossible, or failed to this node in the last seconds.
+  RdmaTransport* rdma_for(const Session& session, uint64_t now_ms);
+  void rdma_failed(uint64_t now_ms);
   void one_sided_writes_failed() { one_sided_writes_ = false; }
   bool one_sided_writes() const { return one_sided_writes_; }
 
@@ -58,6 +82,7 @@ class Node {
   bool shm_possible_;
   std::shared_ptr<net::TlsContext> tls_;
   Counters& counters_;
+  const std::shared_ptr<RdmaAccess> rdma_;
 
   mutable std::mutex mutex_;
   std::vector<Lane> idle_;
@@ -68,6 +93,7 @@ class Node {
   std::shared_ptr<ShmSegments> segments_;
   uint64_t segments_incarnation_ = 0;
   std::atomic<uint64_t> unix_again_ms_{0};
+  std::atomic<uint64_t> rdma_again_ms_{0};
   std::atomic<bool> one_sided_writes_{true};
 };
 

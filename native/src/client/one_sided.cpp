@@ -1,5 +1,6 @@
 // Blocks through a Link: ask the node where (LOOKUP or RESERVE), move the bytes by the link, tell the node
-// (RELEASE or COMMIT). The link here is shared memory; any one-sided link would do.
+// (RELEASE or COMMIT). The link is shared memory on a unix socket and RDMA on TCP; any one-sided link would
+// do.
 #include <algorithm>
 #include <deque>
 
@@ -14,24 +15,46 @@ constexpr size_t kChunkItems = 256;
 constexpr uint64_t kChunkBytes = 256 << 20;
 constexpr auto kWorkSpan = std::chrono::milliseconds(2);  // copying between two looks at the cancel token
 
-RemoteExtent remote(const wire::WireExtent& extent) {
-  return {extent.grant, extent.segment, extent.slot, extent.generation, extent.offset, extent.size};
+RemoteExtent remote(const wire::WireExtent& from, const wire::Exposure& exposure) {
+  RemoteExtent extent;
+  extent.grant = from.grant;
+  extent.segment = from.segment;
+  extent.slot = from.slot;
+  extent.generation = from.generation;
+  extent.offset = from.offset;
+  extent.size = from.size;
+  extent.exposed = exposure.code == Code::kOk;
+  extent.address = exposure.address;
+  extent.keys = exposure.keys;
+  return extent;
 }
 
 // The parts that both directions share: attaching, one chunk of items at a time, the link.
 class OneSided : public Program {
  public:
   OneSided(Work& work, Node& node, Session& session)
-      : work_(work), node_(node), session_(session), begin_(work.answered), end_(work.answered) {
-    if (auto segments = node.segments(session.node().incarnation))
-      link_ = std::make_unique<ShmLink>(std::move(segments), &session);
+      : work_(work),
+        node_(node),
+        session_(session),
+        rdma_(session.route() == Route::kTcp),
+        begin_(work.answered),
+        end_(work.answered) {
+    if (rdma_) {
+      Link* kept = session.rdma_link().get();
+      if (kept != nullptr && kept->healthy()) link_ = kept;
+    } else if (auto segments = node.segments(session.node().incarnation)) {
+      use_memory(std::move(segments));
+    }
+  }
+
+  // A program that ends early leaves no transfer behind: the link, which lives on with its session, would
+  // complete it into slices that are gone.
+  ~OneSided() override {
+    if (rdma_ && link_ != nullptr && open_ > 0) link_->close();
   }
 
   bool next(Request& request) override {
-    if (!link_ && !unavailable_) {
-      if (!attach_) attach_ = std::make_unique<AttachProgram>(session_);
-      return attach_->next(request);
-    }
+    if (link_ == nullptr && !unavailable_) return rdma_ ? open_rdma(request) : open_memory(request);
     if (unavailable_) return false;
     switch (phase_) {
       case Phase::kAsk:
@@ -39,6 +62,7 @@ class OneSided : public Program {
         phase_ = Phase::kAsked;
         begin_ = end_ = work_.answered;
         ask(request);
+        if (rdma_) request.flags |= wire::kFlagExpose;
         return true;
       case Phase::kTell:
         return tell(request);
@@ -57,11 +81,18 @@ class OneSided : public Program {
       if (Status handled = attach_->on_response(header, status, in, sink); !handled) return handled;
       if (attach_->segments()) {
         node_.set_segments(*attach_->segments(), session_.node().incarnation);
-        link_ = std::make_unique<ShmLink>(*attach_->segments(), &session_);
+        use_memory(*attach_->segments());
       } else {
-        unavailable_ = true;
-        give_up(work_.answered);
+        no_link();
       }
+      return Status::ok();
+    }
+    if (header.opcode == wire::Opcode::kEndpoint) {
+      if (Status handled = endpoint_->on_response(header, status, in, sink); !handled) return handled;
+      if (endpoint_->status())
+        link_ = session_.rdma_link().get();
+      else
+        no_link();
       return Status::ok();
     }
     return answer(header, status, in);
@@ -69,7 +100,9 @@ class OneSided : public Program {
 
   bool work() override {
     if (phase_ != Phase::kMove) return false;
-    const Deadline until = Deadline::after(kWorkSpan);
+    // A device moves bytes on its own: look what has landed, and do not wait for more here.
+    const Deadline until = rdma_ ? Deadline::after_ms(0) : Deadline::after(kWorkSpan);
+    const uint64_t landed_before = link_->bytes_moved();
     std::array<Completion, 64> completions;
     for (;;) {
       submit();
@@ -79,8 +112,15 @@ class OneSided : public Program {
         phase_ = Phase::kTell;
         return true;
       }
+      if (rdma_ && count == 0) return link_->bytes_moved() != landed_before;
       if (until.expired()) return true;
     }
+  }
+
+  int wait_for(std::vector<int>& fds) override {
+    if (phase_ != Phase::kMove || !rdma_) return -1;
+    if (session_.idle() && session_.stale()) link_->close();  // the node is gone: nothing will be answered
+    return link_->wait_for(fds);
   }
 
  protected:
@@ -103,6 +143,60 @@ class OneSided : public Program {
   virtual Direction direction() const = 0;
   // This connection cannot move bytes by itself: the items from `first` on need another way.
   virtual void give_up(size_t first) = 0;
+
+  void no_link() {
+    unavailable_ = true;
+    if (rdma_) {
+      session_.rdma_link().reset();
+      node_.rdma_failed(steady_ms());
+    }
+    give_up(work_.answered);
+  }
+
+  void use_memory(std::shared_ptr<ShmSegments> segments) {
+    memory_ = std::make_unique<ShmLink>(std::move(segments), &session_);
+    link_ = memory_.get();
+  }
+
+  bool open_memory(Request& request) {
+    if (!attach_) attach_ = std::make_unique<AttachProgram>(session_);
+    return attach_->next(request);
+  }
+
+  bool open_rdma(Request& request) {
+    if (!endpoint_) {
+      RdmaTransport* transport = node_.rdma_for(session_, steady_ms());
+      auto made = transport != nullptr ? transport->make_link(session_)
+                                       : Result<std::unique_ptr<RdmaLink>>(Code::kTransportUnavailable,
+                                                                           "RDMA was switched off");
+      if (!made) return no_link(), false;
+      endpoint_ = std::make_unique<EndpointProgram>(**made);
+      session_.rdma_link() = std::move(*made);
+    }
+    if (endpoint_->next(request)) return true;
+    if (endpoint_->finished()) no_link();  // no queue pair could be made here
+    return false;
+  }
+
+  // Behind the results of LOOKUP and RESERVE; as many as results.
+  bool take_exposures(Reader& in, size_t count) {
+    exposures_.clear();
+    if (!rdma_) {
+      exposures_.resize(count);
+      return true;
+    }
+    auto exposures = wire::decode_items<wire::Exposure>(in);
+    if (!exposures || exposures->size() != count) return false;
+    exposures_ = std::move(*exposures);
+    return true;
+  }
+
+  // What a transfer's end means to the call.
+  Code outcome(Code code) {
+    if (rdma_ && code == Code::kTransportUnavailable) node_.rdma_failed(steady_ms());
+    return rdma_ && code == Code::kClosed ? Code::kConnectionLost : code;
+  }
+  Counter moved_bytes() const { return rdma_ ? Counter::kRdmaBytes : Counter::kShmBytes; }
 
   void submit() {
     while (next_move_ < moves_.size()) {
@@ -132,8 +226,12 @@ class OneSided : public Program {
   Work& work_;
   Node& node_;
   Session& session_;
-  std::unique_ptr<Link> link_;
+  const bool rdma_;
+  Link* link_ = nullptr;
+  std::unique_ptr<ShmLink> memory_;
   std::unique_ptr<AttachProgram> attach_;
+  std::unique_ptr<EndpointProgram> endpoint_;
+  std::vector<wire::Exposure> exposures_;  // of the chunk
   Phase phase_ = Phase::kAsk;
   bool unavailable_ = false;
   size_t begin_;  // the chunk: items [begin_, end_) of the work
@@ -166,14 +264,17 @@ class OneSidedGet final : public OneSided {
     const size_t count = end_ - begin_;
     if (status.is_ok() && in.u32() != count)
       return {Code::kProtocolError, "LOOKUP answered another number of items"};
-    for (size_t i = 0; i < count; ++i) {
-      wire::LookupResult found;
+    std::vector<wire::LookupResult> found(count);
+    for (wire::LookupResult& one : found) {
       if (status.is_ok())
-        found = wire::LookupResult::decode(in);
+        one = wire::LookupResult::decode(in);
       else
-        found.code = status.code;
-      plan(work_.items[begin_ + i], found);
+        one.code = status.code;
     }
+    if (status.is_ok() && !take_exposures(in, count))
+      return {Code::kProtocolError, "malformed LOOKUP answer"};
+    if (!status.is_ok()) exposures_.assign(count, {});
+    for (size_t i = 0; i < count; ++i) plan(work_.items[begin_ + i], found[i], exposures_[i]);
     if (status.is_ok() && !in.done()) return {Code::kProtocolError, "malformed LOOKUP answer"};
     start_moves();
     return Status::ok();
@@ -182,11 +283,11 @@ class OneSidedGet final : public OneSided {
   void completed(const Completion& completion) override {
     --open_;
     Move& move = moves_[completion.id];
-    Code code = completion.code;
+    Code code = outcome(completion.code);
     if (code == Code::kOk && whole(move) && completion.crc32c != move.crc) code = Code::kChecksumMismatch;
     if (code == Code::kOk && !whole(move)) code = verify_block(move);
     batch_.settle(move.item, code, move.size, node_);
-    if (code == Code::kOk) batch_.counters->add(Counter::kShmBytes, move.size);
+    if (code == Code::kOk) batch_.counters->add(moved_bytes(), move.size);
   }
 
   bool tell(Request& request) override {
@@ -220,7 +321,7 @@ class OneSidedGet final : public OneSided {
     return crc == move.crc ? Code::kOk : Code::kChecksumMismatch;
   }
 
-  void plan(uint32_t item, const wire::LookupResult& found) {
+  void plan(uint32_t item, const wire::LookupResult& found, const wire::Exposure& exposure) {
     if (found.code == Code::kOk) grants_.push_back(found.extent.grant);
     const GetBlock& block = batch_.blocks[item];
     Code code = found.code;
@@ -237,7 +338,12 @@ class OneSidedGet final : public OneSided {
         size = block_size;
       }
     }
-    Move move{item, remote(found.extent), block.offset, size, found.crc32c, code, slices_.size(), 0};
+    if (rdma_ && code == Code::kOk && (exposure.code != Code::kOk || size != found.extent.size)) {
+      code = Code::kTransportUnavailable;  // only a whole block can be verified here
+      size = 0;
+    }
+    Move move{item, remote(found.extent, exposure), block.offset, size, found.crc32c, code, slices_.size(),
+              0};
     if (code == Code::kOk) {
       PayloadSink parts;
       if (batch_.how->allocate) {
@@ -293,10 +399,10 @@ class OneSidedPut final : public OneSided {
   void completed(const Completion& completion) override {
     --open_;
     Move& move = moves_[completion.id];
-    move.code = completion.code;
+    move.code = outcome(completion.code);
     move.crc = completion.crc32c;
-    if (completion.code == Code::kOk) batch_.counters->add(Counter::kShmBytes, move.size);
-    if (completion.code == Code::kTransportUnavailable) node_.one_sided_writes_failed();
+    if (move.code == Code::kOk) batch_.counters->add(moved_bytes(), move.size);
+    if (!rdma_ && move.code == Code::kTransportUnavailable) node_.one_sided_writes_failed();
   }
 
   bool tell(Request& request) override {
@@ -345,16 +451,28 @@ class OneSidedPut final : public OneSided {
     const size_t count = end_ - begin_;
     if (status.is_ok() && in.u32() != count)
       return {Code::kProtocolError, "RESERVE answered another number of items"};
-    for (size_t i = 0; i < count; ++i) {
-      wire::ReserveResult result;
+    std::vector<wire::ReserveResult> results(count);
+    for (wire::ReserveResult& result : results) {
       if (status.is_ok())
         result = wire::ReserveResult::decode(in);
       else
         result.code = status.code;
+    }
+    if (status.is_ok() && !take_exposures(in, count))
+      return {Code::kProtocolError, "malformed RESERVE answer"};
+    if (!status.is_ok()) exposures_.assign(count, {});
+    for (size_t i = 0; i < count; ++i) {
+      const wire::ReserveResult& result = results[i];
       const uint32_t item = work_.items[begin_ + i];
       const PutBlock& block = batch_.blocks[item];
-      Move move{item,           remote(result.extent), 0, batch_.sizes[item], 0, result.code,
-                slices_.size(), block.slices.size()};
+      Move move{item,
+                remote(result.extent, exposures_[i]),
+                0,
+                batch_.sizes[item],
+                0,
+                result.code,
+                slices_.size(),
+                block.slices.size()};
       if (result.code != Code::kOk) move.extent.grant = 0;
       // a link only reads what it writes to the peer
       for (const ConstSlice& slice : block.slices)

@@ -124,8 +124,10 @@ class PutCall {
       task.node = map_->nodes[position];
       task.has_alternative = false;  // a full node may hold a put back: silence is no failure here
       const bool one_sided = group_bytes >= impl_.config.shm_min_bytes && !no_one_sided_;
-      task.make_program = [this, &node, &group = group, one_sided](Session& session) {
-        if (one_sided && session.route() == Route::kUnix && node.one_sided_writes()) {
+      const bool rdma = !no_one_sided_ && worth_rdma(impl_.config, group_bytes, group.work.items.size());
+      task.make_program = [this, &node, &group = group, one_sided, rdma](Session& session) {
+        if ((one_sided && session.route() == Route::kUnix && node.one_sided_writes()) ||
+            (rdma && node.rdma_for(session, steady_ms()))) {
           return make_one_sided_put(batch_, group.work, group.codes, node, session);
         }
         return make_fused_put(batch_, group.work, group.codes);

@@ -133,6 +133,8 @@ void Connection::dispatch(Meta meta) {
     case Opcode::kPing:
       if (!meta.empty()) return void(malformed());
       return respond_status(Status::ok());
+    case Opcode::kEndpoint:
+      return do_endpoint(meta);
   }
 }
 
@@ -191,6 +193,7 @@ void Connection::refuse(Code code, const std::string& message, CloseReason reaso
 // What the peer holds -----------------------------------------------------------------------------------
 
 void Connection::release_pin(PinId pin) {
+  withdraw(static_cast<uint64_t>(pin), false);
   store().release(pin);
   --pins_;
   metrics().pins_held.sub();
@@ -246,6 +249,7 @@ void Connection::forget_reservation(uint64_t id, bool abort) {
   if (bytes == nullptr) return;
   uncount_reservation(*bytes);
   reservation_grants_.erase(id);
+  withdraw(id, true);
   if (abort) store().abort(ReservationId{id});
 }
 

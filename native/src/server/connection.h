@@ -20,6 +20,7 @@
 #include "server/grant_map.h"
 #include "server/loop.h"
 #include "server/range_check.h"
+#include "server/rdma_peer.h"
 #include "wire/frame.h"
 #include "wire/messages.h"
 
@@ -204,6 +205,13 @@ class Connection : public Watched {
   void do_list(Meta meta);
   void do_node_stat(Meta meta);
 
+  // ops_rdma.cpp
+  bool can_rdma() const;
+  void do_endpoint(Meta meta);
+  template <typename Result>
+  void encode_exposures(Writer& writer, std::span<const Result> results, bool writable);
+  void withdraw(uint64_t grant, bool writable);
+
   // what the peer holds (connection.cpp)
   void release_pin(PinId pin);
   void discard_output();
@@ -260,6 +268,8 @@ class Connection : public Watched {
   // A process of the node's own user on this host: it may have the arenas mapped, through this connection
   // or another one.
   const bool may_write_memory_;
+
+  std::unique_ptr<RdmaPeer> rdma_;  // null until ENDPOINT
 
   // deadlines
   uint64_t opened_ms_, active_ms_, frame_ms_ = 0, progress_ms_ = 0, closing_ms_ = 0;

@@ -68,6 +68,7 @@ void Connection::do_auth(Meta meta) {
 
   wire::AuthResponse response;
   response.server_mac = wire::auth_mac(false, key, server_nonce_, client_nonce_, tenant_name_);
+  response.capabilities = can_rdma() ? wire::AuthResponse::kCanRdma : 0;
   response.incarnation = config().incarnation;
   response.node_id = config().node_id;
   response.host_id = config().host_id;

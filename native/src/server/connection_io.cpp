@@ -373,6 +373,7 @@ void Connection::destroy(CloseReason reason) {
 
 void Connection::bury(CloseReason reason) {
   if (is_dead()) return;
+  rdma_.reset();  // first: no device of the peer reaches what is given back now
   drop_operation();
   discard_output();
   abort_reservations();

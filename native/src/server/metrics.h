@@ -86,6 +86,7 @@ struct LoopMetrics {
   Counter parked_total, parked_now, parked_expired;
   Counter pins_held, reservations_held, reserved_bytes;
   Counter read_calls, write_calls;
+  Counter rdma_exposed;
 };
 
 }  // namespace mooncache::server

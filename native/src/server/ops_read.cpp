@@ -273,6 +273,7 @@ void Connection::do_lookup(Meta meta) {
   }
   Writer& writer = begin_response();
   wire::encode_items<wire::LookupResult>(writer, results);
+  encode_exposures<wire::LookupResult>(writer, results, false);
   respond(writer);
 }
 

@@ -289,6 +289,7 @@ bool Connection::continue_reserve() {
   }
   Writer& writer = begin_response();
   wire::encode_items<wire::ReserveResult>(writer, op.results);
+  encode_exposures<wire::ReserveResult>(writer, op.results, true);
   op_ = std::monostate{};
   active_ms_ = loop_.now_ms();
   respond(writer);
@@ -343,10 +344,12 @@ void Connection::do_commit(Meta meta) {
     }
     const ReservationId id{item.reservation};
     const bool one_sided = (item.flags & wire::CommitItem::kFlagOneSided) != 0;
-    if (one_sided && !may_write_memory_) {
-      codes.push_back(Code::kPermissionDenied);  // it cannot have written: it can map nothing writable
+    const bool exposed = rdma_ && rdma_->is_exposed(item.reservation, true);
+    if (one_sided && !may_write_memory_ && !exposed) {
+      codes.push_back(Code::kPermissionDenied);  // it cannot have written: nothing was open to it
       continue;
     }
+    withdraw(item.reservation, true);  // a visible block does not change
     const Status status = one_sided ? store().commit(id, item.crc32c, loop_.now_ms())
                                     : store().commit_written(id, item.crc32c, loop_.now_ms());
     if (status.code == Code::kChecksumMismatch) metrics().crc_failures_in.add();

@@ -58,6 +58,7 @@ constexpr NamedCounter kCounters[] = {
     {"reserved_bytes", &LoopMetrics::reserved_bytes},
     {"read_calls", &LoopMetrics::read_calls},
     {"write_calls", &LoopMetrics::write_calls},
+    {"rdma_exposed", &LoopMetrics::rdma_exposed},
 };
 
 std::string lower(std::string_view text) {
@@ -103,6 +104,7 @@ struct StoreServer::Impl {
     return total;
   }
   void unlink_socket();
+  void open_fabric();
 
   server::Shared shared;
   std::vector<std::unique_ptr<Loop>> loops;
@@ -140,10 +142,12 @@ Result<std::unique_ptr<StoreServer>> StoreServer::create(ServerConfig config) {
   if (config.max_reserved_bytes_per_connection == 0) {
     config.max_reserved_bytes_per_connection = config.store.capacity_bytes;
   }
+  if (Status rdma = rdma::check(config.rdma); !rdma) return rdma;
   auto store = Store::open(config.store);
   if (!store) return store.status();
   auto impl = std::make_unique<Impl>(std::move(config));
   impl->shared.store = std::move(*store);
+  impl->open_fabric();
   for (uint32_t i = 0; i < impl->shared.config.io_threads; ++i) {
     impl->loops.push_back(std::make_unique<Loop>(impl->shared));
     if (Status opened = impl->loops.back()->open(); !opened) return opened;
@@ -154,6 +158,27 @@ Result<std::unique_ptr<StoreServer>> StoreServer::create(ServerConfig config) {
   });
   raw->shared.node_stat = [raw] { return raw->stats(); };
   return std::unique_ptr<StoreServer>(new StoreServer(std::move(impl)));
+}
+
+// Without RDMA the node is whole: peers use TCP, and the log says why.
+void StoreServer::Impl::open_fabric() {
+  if (!shared.config.rdma.enabled) {
+    shared.fabric_reason = "RDMA unavailable, because the node's configuration switches it off";
+    return;
+  }
+  auto fabric = rdma::open_fabric(shared.config.rdma);
+  if (fabric) {
+    shared.fabric = std::move(*fabric);
+    for (const auto& rail : shared.fabric->rails()) {
+      const rdma::RailInfo& info = rail->info();
+      shared.log.push(20, "rdma_rail",
+                      info.device + ":" + std::to_string(info.port) + " answers as " +
+                          rdma::gid_text(info.gid) + " (" + info.gid_reason + ")");
+    }
+  } else {
+    shared.fabric_reason = fabric.status().message;
+    shared.log.push(20, "rdma_unavailable", shared.fabric_reason);
+  }
 }
 
 Status StoreServer::Impl::listen_all(std::vector<std::unique_ptr<Listener>>& listeners) {

@@ -9,6 +9,7 @@
 
 #include "mooncache/server.h"
 #include "mooncache/store.h"
+#include "rdma/fabric.h"
 #include "server/event_ring.h"
 
 namespace mooncache::server {
@@ -43,6 +44,8 @@ struct Shared {
 
   ServerConfig config;
   std::unique_ptr<Store> store;
+  std::shared_ptr<rdma::Fabric> fabric;  // null: fabric_reason says why
+  std::string fabric_reason;
   TenantTable tenants;
   EventRing log;
   std::atomic<uint32_t> connections{0};  // open or lingering

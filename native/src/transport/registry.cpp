@@ -1,4 +1,5 @@
 // Which transports this build knows, best first. A new one is one line here.
+#include "transport/rdma.h"
 #include "transport/shm.h"
 
 namespace mooncache {
@@ -9,7 +10,8 @@ struct Entry {
   const char* name;
   std::unique_ptr<Transport> (*make)();
 };
-constexpr Entry kEntries[] = {{"shm", make_shm_transport}, {"tcp", make_tcp_transport}};
+constexpr Entry kEntries[] = {
+    {"shm", make_shm_transport}, {"rdma", make_rdma_transport}, {"tcp", make_tcp_transport}};
 
 }  // namespace
 

@@ -66,6 +66,11 @@ class Program {
   virtual void on_payload(std::span<const uint32_t> crcs) { (void)crcs; }
   // Moves bytes that need no socket (one-sided copies), a bounded amount. True when it moved any.
   virtual bool work() { return false; }
+  // Before its thread sleeps: what work() waits for besides the socket. As Link::wait_for.
+  virtual int wait_for(std::vector<int>& fds) {
+    (void)fds;
+    return -1;
+  }
 };
 
 struct SessionLimits {
@@ -111,6 +116,9 @@ class Session {
   // From now on descriptors that the peer passes are collected.
   void collect_fds() { collect_fds_ = true; }
   std::vector<net::UniqueFd> take_fds();
+
+  // An RDMA link that lives as long as the connection on which its endpoints were exchanged; null until made.
+  std::unique_ptr<Link>& rdma_link() { return rdma_link_; }
 
   // Runs `program` to its end on this thread. On any error the session is broken.
   Status run(Program& program, Deadline deadline, int cancel_fd = -1);
@@ -179,6 +187,7 @@ class Session {
   std::vector<uint32_t> crcs_;
   std::vector<Slice> read_pieces_;
   std::vector<net::UniqueFd> fds_;
+  std::unique_ptr<Link> rdma_link_;  // last: goes first, before the node hears that the connection ended
 };
 
 }  // namespace mooncache

@@ -60,6 +60,8 @@ std::string_view opcode_name(Opcode opcode) {
       return "NODE_STAT";
     case Opcode::kPing:
       return "PING";
+    case Opcode::kEndpoint:
+      return "ENDPOINT";
   }
   return "UNKNOWN";
 }

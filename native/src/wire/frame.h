@@ -49,8 +49,9 @@ enum class Opcode : uint8_t {
   kList = 18,
   kNodeStat = 19,
   kPing = 20,
+  kEndpoint = 21,  // RDMA: exchange of queue pairs, one per rail
 };
-inline constexpr uint8_t kMaxOpcode = 20;
+inline constexpr uint8_t kMaxOpcode = 21;
 inline constexpr uint8_t kResponseBit = 0x80;
 
 // "PUT", "GET", …; "UNKNOWN" for a number without a meaning.
@@ -61,6 +62,7 @@ enum Flags : uint16_t {
   kFlagNoReply = 1u << 1,  // RELEASE: send no response
   kFlagTouch = 1u << 2,    // MATCH: counts as a use for eviction
   kFlagVerify = 1u << 3,   // GET: check the whole block first, also when no byte of it is asked for
+  kFlagExpose = 1u << 4,   // LOOKUP, RESERVE: behind the results, how RDMA reaches each extent
 };
 
 struct FrameHeader {

@@ -301,6 +301,48 @@ SegmentInfo SegmentInfo::decode(Reader& in) {
   return info;
 }
 
+void RdmaAddress::encode(Writer& out) const {
+  put_code(out, code);
+  out.u16(lid);
+  out.u8(layer);
+  out.u8(mtu);
+  out.u8(outstanding_reads);
+  out.u8(0);
+  out.u32(queue_pair);
+  out.u32(first_packet);
+  put_array(out, gid);
+}
+RdmaAddress RdmaAddress::decode(Reader& in) {
+  RdmaAddress address;
+  address.code = take_code(in);
+  address.lid = in.u16();
+  address.layer = in.u8();
+  address.mtu = in.u8();
+  address.outstanding_reads = in.u8();
+  (void)in.u8();
+  address.queue_pair = in.u32();
+  address.first_packet = in.u32();
+  take_array(in, address.gid);
+  return address;
+}
+
+void Exposure::encode(Writer& out) const {
+  put_code(out, code);
+  out.u16(0);
+  out.u32(0);
+  out.u64(address);
+  for (const uint32_t key : keys) out.u32(key);
+}
+Exposure Exposure::decode(Reader& in) {
+  Exposure exposure;
+  exposure.code = take_code(in);
+  (void)in.u16();
+  (void)in.u32();
+  exposure.address = in.u64();
+  for (uint32_t& key : exposure.keys) key = in.u32();
+  return exposure;
+}
+
 void encode_keys(Writer& out, std::span<const Key> keys) {
   out.u32(static_cast<uint32_t>(keys.size()));
   out.raw(std::as_bytes(keys));

@@ -61,6 +61,7 @@ struct AuthRequest {
 };
 
 struct AuthResponse {
+  static constexpr uint32_t kCanRdma = 1;  // capabilities: the node answers ENDPOINT
   Bytes32 server_mac{};
   uint16_t minor = kMinorVersion;
   uint32_t capabilities = 0;
@@ -195,6 +196,33 @@ struct SegmentInfo {
   uint64_t size = 0;
   void encode(Writer& out) const;
   static SegmentInfo decode(Reader& in);
+};
+
+// ENDPOINT, both ways: one queue pair. An answer without one says why in `code`.
+struct RdmaAddress {
+  static constexpr size_t kWireBytes = 32;
+  Code code = Code::kOk;
+  uint16_t lid = 0;
+  uint8_t layer = 0;  // 1 InfiniBand, 2 RoCE v2
+  uint8_t mtu = 0;    // 1 = 256 ... 5 = 4096
+  uint8_t outstanding_reads = 0;
+  uint32_t queue_pair = 0;
+  uint32_t first_packet = 0;
+  Bytes16 gid{};
+  void encode(Writer& out) const;
+  static RdmaAddress decode(Reader& in);
+};
+inline constexpr size_t kMaxRails = 8;
+
+// How RDMA reaches a granted extent: behind the results of LOOKUP and RESERVE when kFlagExpose asks for it.
+// keys[i] is for the rail that the i-th address of ENDPOINT was connected to.
+struct Exposure {
+  static constexpr size_t kWireBytes = 48;
+  Code code = Code::kOk;  // not OK: use another way for this extent
+  uint64_t address = 0;
+  std::array<uint32_t, kMaxRails> keys{};
+  void encode(Writer& out) const;
+  static Exposure decode(Reader& in);
 };
 
 // u32 count, then the items. Used for PUT, GET, COMMIT and, in responses, for every per-item result.

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <random>
@@ -42,13 +43,49 @@ inline std::vector<std::byte> bytes_of(uint64_t number, size_t size) {
   return bytes;
 }
 
+// Where RDMA is tested: on real devices when MOONCACHE_TEST_RDMA=real (in the test machine), else on the
+// pretended library, else not. MOONCACHE_TEST_RDMA_CLIENT and _NODE name the devices of each side.
+inline bool rdma_is_real() {
+  const char* which = std::getenv("MOONCACHE_TEST_RDMA");
+  return which != nullptr && std::string(which) == "real";
+}
+inline bool rdma_can_be_tested() {
+#ifdef MOONCACHE_FAKE_VERBS
+  return true;
+#else
+  return rdma_is_real();
+#endif
+}
+inline RdmaConfig test_rdma(bool client) {
+  RdmaConfig config;
+#ifdef MOONCACHE_FAKE_VERBS
+  if (!rdma_is_real()) config.library = MOONCACHE_FAKE_VERBS;
+#endif
+  if (!rdma_is_real()) return config;
+  config.ack_timeout = 15;  // emulated processors are slow: 0.13 s
+  const char* names = std::getenv(client ? "MOONCACHE_TEST_RDMA_CLIENT" : "MOONCACHE_TEST_RDMA_NODE");
+  for (std::string rest = names != nullptr ? names : ""; !rest.empty();) {
+    const size_t comma = std::min(rest.find(','), rest.size());
+    config.devices.push_back(rest.substr(0, comma));
+    rest.erase(0, comma + 1);
+  }
+  return config;
+}
+
+inline RdmaConfig no_rdma() {
+  RdmaConfig config;
+  config.enabled = false;
+  return config;
+}
+
 struct TestNode {
   ServerConfig config;
   std::unique_ptr<StoreServer> server;
   NodeInfo info;
 
   explicit TestNode(uint32_t index, uint64_t capacity = 256 << 20, std::string host = "host-a",
-                    bool unix_socket = true) {
+                    bool unix_socket = true, RdmaConfig rdma = no_rdma()) {
+    config.rdma = std::move(rdma);
     config.node_id = "node-" + std::to_string(index);
     config.host_id = host;
     config.secret = secret();

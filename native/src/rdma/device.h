@@ -1,0 +1,78 @@
+// An opened device, its ports, and the objects made on them. A device is watched by one thread of the fabric
+// that only reads asynchronous events: ports going down and up, devices that die.
+#pragma once
+
+#include <atomic>
+#include <thread>
+
+#include "rdma/fabric.h"
+#include "rdma/verbs.h"
+
+namespace mooncache::rdma {
+
+struct Device {
+  Device(const Verbs& verbs_in, ibv_context* context_in, std::string name_in)
+      : verbs(verbs_in), context(context_in), name(std::move(name_in)) {}
+  ~Device() { (void)verbs.close_device(context); }
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  const Verbs& verbs;
+  ibv_context* const context;
+  const std::string name;
+  std::atomic<bool> dead{false};
+};
+
+class Port final : public Rail, public std::enable_shared_from_this<Port> {
+ public:
+  Port(std::shared_ptr<Device> device, RailInfo info, const Options& options)
+      : device_(std::move(device)), info_(std::move(info)), options_(options) {}
+
+  const RailInfo& info() const override { return info_; }
+  bool up() const override { return active_.load() && !device_->dead.load(); }
+  Result<std::unique_ptr<Domain>> make_domain() override;
+
+  Device& device() const { return *device_; }
+  const Options& options() const { return options_; }
+  void set_active(bool active) { active_.store(active); }
+
+ private:
+  const std::shared_ptr<Device> device_;
+  const RailInfo info_;
+  const Options options_;
+  std::atomic<bool> active_{true};
+};
+
+// A protection domain; kept by what was made in it.
+struct Protection {
+  Protection(std::shared_ptr<Port> port_in, ibv_pd* pd_in) : port(std::move(port_in)), pd(pd_in) {}
+  ~Protection() { (void)port->device().verbs.dealloc_pd(pd); }
+  Protection(const Protection&) = delete;
+  Protection& operator=(const Protection&) = delete;
+  const Verbs& verbs() const { return port->device().verbs; }
+
+  const std::shared_ptr<Port> port;
+  ibv_pd* const pd;
+};
+
+Result<std::unique_ptr<Endpoint>> make_queue_pair(std::shared_ptr<Protection> protection, uint32_t depth);
+
+// Reads the asynchronous events of all devices until it is destroyed.
+class Watcher {
+ public:
+  Watcher(std::vector<std::shared_ptr<Device>> devices, std::vector<std::shared_ptr<Port>> ports);
+  ~Watcher();
+  Watcher(const Watcher&) = delete;
+  Watcher& operator=(const Watcher&) = delete;
+
+ private:
+  void run();
+  void take_events(Device& device);
+
+  const std::vector<std::shared_ptr<Device>> devices_;
+  const std::vector<std::shared_ptr<Port>> ports_;
+  int wake_fd_ = -1;
+  std::thread thread_;
+};
+
+}  // namespace mooncache::rdma

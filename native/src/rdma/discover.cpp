@@ -1,0 +1,220 @@
+// Which ports there are, which can be used, and why not the others.
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "rdma/device.h"
+
+namespace mooncache::rdma {
+
+namespace {
+
+constexpr std::byte kLinkLocal[] = {std::byte{0xfe}, std::byte{0x80}};
+constexpr uint32_t kMaxGids = 256;
+
+uint64_t speed_of(const ibv_port_attr& port) {
+  // active_speed is a bit per generation (lane rates in Mb/s), active_width a bit per width
+  static constexpr std::pair<unsigned, uint64_t> kLanes[] = {{1, 2'500},   {2, 5'000},    {4, 10'000},
+                                                             {8, 10'000},  {16, 14'000},  {32, 25'000},
+                                                             {64, 50'000}, {128, 100'000}};
+  uint64_t lane = 0;
+  for (const auto& [bit, rate] : kLanes) {
+    if ((port.active_speed & bit) != 0) lane = rate;
+  }
+  uint64_t width = 1;
+  if ((port.active_width & 2) != 0) width = 4;
+  if ((port.active_width & 4) != 0) width = 8;
+  if ((port.active_width & 8) != 0) width = 12;
+  if ((port.active_width & 16) != 0) width = 2;
+  return lane * width;
+}
+
+int numa_node_of(const ibv_device& device) {
+  std::ifstream file(std::string(device.ibdev_path) + "/device/numa_node");
+  int node = -1;
+  return file >> node ? node : -1;
+}
+
+struct Candidate {
+  Gid gid{};
+  uint32_t index = 0;
+  int rank = 0;  // higher is better; 0 = useless
+  const char* reason = "";
+};
+
+Candidate rate(const ibv_gid_entry& entry, LinkLayer layer) {
+  Candidate one;
+  std::memcpy(one.gid.data(), entry.gid.raw, one.gid.size());
+  one.index = entry.gid_index;
+  if (layer == LinkLayer::kInfiniband) {
+    one.rank = entry.gid_type == IBV_GID_TYPE_IB ? 1 : 0;
+    one.reason = "first GID of an InfiniBand port";
+    return one;
+  }
+  if (entry.gid_type != IBV_GID_TYPE_ROCE_V2) return one;
+  const bool mapped = gid_text(one.gid).find('.') != std::string::npos;
+  const bool local = one.gid[0] == kLinkLocal[0] && one.gid[1] == kLinkLocal[1];
+  one.rank = mapped ? 3 : local ? 1 : 2;
+  one.reason = mapped  ? "RoCE v2 over IPv4"
+               : local ? "RoCE v2 over a link-local IPv6 address: there is no routable one"
+                       : "RoCE v2 over IPv6";
+  return one;
+}
+
+// False and a reason when the port has no GID that can be used.
+bool choose_gid(const Device& device, const Options& options, uint32_t table_length, RailInfo& info,
+                std::string& why) {
+  Candidate best;
+  for (uint32_t index = 0; index < std::min(table_length, kMaxGids); ++index) {
+    if (options.gid_index >= 0 && index != static_cast<uint32_t>(options.gid_index)) continue;
+    ibv_gid_entry entry{};
+    if (device.verbs.query_gid_ex(device.context, info.port, index, &entry, 0, sizeof entry) != 0) continue;
+    const Candidate one = rate(entry, info.layer);
+    if (one.rank > best.rank) best = one;
+  }
+  if (best.rank == 0) {
+    why = options.gid_index >= 0
+              ? "not used, because GID " + std::to_string(options.gid_index) +
+                    " is empty or not routable (RoCE v2)"
+              : "not used, because the port has no RoCE v2 GID; give its network interface an IP address";
+    return false;
+  }
+  info.gid = best.gid;
+  info.gid_index = best.index;
+  info.gid_reason = options.gid_index >= 0 ? "configured" : best.reason;
+  return true;
+}
+
+bool wanted(const Options& options, const std::string& device, uint32_t port) {
+  if (options.devices.empty()) return true;
+  const std::string with_port = device + ":" + std::to_string(port);
+  return std::any_of(options.devices.begin(), options.devices.end(),
+                     [&](const std::string& name) { return name == device || name == with_port; });
+}
+
+RailReport look_at(const Device& device, const ibv_device_attr& facts, const Options& options,
+                   uint32_t number) {
+  RailReport report;
+  RailInfo& info = report.info;
+  info.device = device.name;
+  info.port = number;
+  if (!wanted(options, device.name, number)) {
+    report.reason = "not used, because the configuration names other devices";
+    return report;
+  }
+  ibv_port_attr port{};
+  const int error = device.verbs.query_port(device.context, static_cast<uint8_t>(number),
+                                            reinterpret_cast<_compat_ibv_port_attr*>(&port));
+  if (error != 0) {
+    report.reason = "not used, because ibv_query_port failed: " + std::string(std::strerror(error));
+    return report;
+  }
+  info.layer = port.link_layer == IBV_LINK_LAYER_ETHERNET ? LinkLayer::kRoceV2 : LinkLayer::kInfiniband;
+  info.lid = port.lid;
+  info.mtu = static_cast<uint8_t>(port.active_mtu);
+  info.max_message_bytes = port.max_msg_sz;
+  info.max_outstanding_reads = static_cast<uint32_t>(std::clamp(facts.max_qp_init_rd_atom, 1, 16));
+  info.megabits_per_s = speed_of(port);
+  info.numa_node = numa_node_of(*device.context->device);
+  if (port.state != IBV_PORT_ACTIVE) {
+    report.reason = "not used, because the port is not active (cable, switch or `ip link set ... up`)";
+    return report;
+  }
+  report.usable =
+      choose_gid(device, options, static_cast<uint32_t>(std::max(port.gid_tbl_len, 0)), info, report.reason);
+  return report;
+}
+
+struct Found {
+  std::vector<std::shared_ptr<Device>> devices;
+  std::vector<std::shared_ptr<Port>> ports;
+  std::vector<RailReport> reports;
+};
+
+Status look_into(const Verbs& verbs, ibv_device* which, const Options& options, Found& found) {
+  const char* name = verbs.get_device_name(which);
+  errno = 0;
+  ibv_context* context = verbs.open_device(which);
+  RailReport report;
+  report.info.device = name;
+  if (context == nullptr) {
+    report.reason = "not used, because the device cannot be opened: " + std::string(std::strerror(errno)) +
+                    " (are /dev/infiniband/uverbs* readable and writable?)";
+    found.reports.push_back(report);
+    return Status::ok();
+  }
+  auto device = std::make_shared<Device>(verbs, context, name);
+  ibv_device_attr facts{};
+  if (const int error = verbs.query_device(context, &facts); error != 0) {
+    report.reason = "not used, because ibv_query_device failed: " + std::string(std::strerror(error));
+    found.reports.push_back(report);
+    return Status::ok();
+  }
+  bool used = false;
+  for (uint32_t number = 1; number <= facts.phys_port_cnt; ++number) {
+    RailReport port = look_at(*device, facts, options, number);
+    if (port.usable) found.ports.push_back(std::make_shared<Port>(device, port.info, options));
+    used = used || port.usable;
+    found.reports.push_back(std::move(port));
+  }
+  if (used) found.devices.push_back(std::move(device));
+  return Status::ok();
+}
+
+Result<Found> look(const Options& options) {
+  if (Status status = check(options); !status) return status;
+  auto verbs = load_verbs(options.library);
+  if (!verbs) return verbs.status();
+  int count = 0;
+  errno = 0;
+  ibv_device** list = (*verbs)->get_device_list(&count);
+  if (list == nullptr) return refused("ibv_get_device_list", errno);
+  Found found;
+  Status status;
+  for (int i = 0; i < count && status; ++i) status = look_into(**verbs, list[i], options, found);
+  (*verbs)->free_device_list(list);
+  if (!status) return status;
+  return found;
+}
+
+class OpenFabric final : public Fabric {
+ public:
+  explicit OpenFabric(Found found)
+      : rails_(found.ports.begin(), found.ports.end()),
+        reports_(std::move(found.reports)),
+        watcher_(std::move(found.devices), std::move(found.ports)) {}
+  std::span<const std::shared_ptr<Rail>> rails() const override { return rails_; }
+  std::vector<RailReport> report() const override { return reports_; }
+
+ private:
+  const std::vector<std::shared_ptr<Rail>> rails_;
+  const std::vector<RailReport> reports_;
+  Watcher watcher_;
+};
+
+}  // namespace
+
+Result<std::shared_ptr<Fabric>> open_fabric(const Options& options) {
+  auto found = look(options);
+  if (!found) return found.status();
+  if (found->ports.empty()) {
+    if (found->reports.empty()) return unavailable("this machine has no RDMA device");
+    std::string reasons;
+    for (const RailReport& report : found->reports) {
+      reasons += (reasons.empty() ? "" : "; ") + report.info.device + ":" + std::to_string(report.info.port) +
+                 " is " + report.reason;
+    }
+    return unavailable("no port can be used: " + reasons);
+  }
+  return std::shared_ptr<Fabric>(std::make_shared<OpenFabric>(std::move(*found)));
+}
+
+Result<std::vector<RailReport>> look_for_rails(const Options& options) {
+  auto found = look(options);
+  if (!found) return found.status();
+  return std::move(found->reports);
+}
+
+}  // namespace mooncache::rdma

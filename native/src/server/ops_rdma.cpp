@@ -1,0 +1,58 @@
+// ENDPOINT, and what LOOKUP and RESERVE say about it: the control side of transfers in which this process
+// takes no part.
+#include "server/connection.h"
+
+namespace mooncache::server {
+
+// Bytes over RDMA are not encrypted: who asked for TLS gets no way around it.
+bool Connection::can_rdma() const {
+  return loop_.shared().fabric != nullptr && !stream_->is_tls();
+}
+
+void Connection::do_endpoint(Meta meta) {
+  const auto peers = wire::decode_all_items<wire::RdmaAddress>(meta);
+  if (!peers) return void(malformed());
+  if (!can_rdma()) {
+    return respond_status(
+        {Code::kTransportUnavailable, loop_.shared().fabric != nullptr
+                                          ? "RDMA unavailable, because this connection uses TLS"
+                                          : loop_.shared().fabric_reason});
+  }
+  if (peers->empty() || peers->size() > wire::kMaxRails) {
+    return respond_status({Code::kInvalidArgument, "ENDPOINT names 1 to 8 queue pairs"});
+  }
+  if (!rdma_) rdma_ = std::make_unique<RdmaPeer>(loop_.shared().fabric);
+  const std::vector<wire::RdmaAddress> answers = rdma_->meet(*peers);
+  Writer& writer = begin_response();
+  wire::encode_items<wire::RdmaAddress>(writer, answers);
+  respond(writer);
+}
+
+// Behind the results of LOOKUP (pins, to read) and RESERVE (reservations, to write).
+template <typename Result>
+void Connection::encode_exposures(Writer& writer, std::span<const Result> results, bool writable) {
+  if ((header_.flags & wire::kFlagExpose) == 0) return;
+  std::vector<wire::Exposure> exposures(results.size());
+  for (size_t i = 0; i < results.size(); ++i) {
+    exposures[i].code = Code::kTransportUnavailable;
+    if (results[i].code != Code::kOk || !rdma_ || !rdma_->met()) continue;
+    const uint64_t grant = results[i].extent.grant;
+    Slice memory = writable ? store().writable(ReservationId{grant}) : Slice{};
+    if (!writable) {
+      const ConstSlice bytes = store().readable(PinId{grant});
+      memory = {const_cast<std::byte*>(bytes.data), bytes.size};  // the device is told to read only
+    }
+    if (memory.size == 0) continue;
+    exposures[i] = rdma_->expose(grant, memory, writable);
+    metrics().rdma_exposed.add(exposures[i].code == Code::kOk ? 1 : 0);
+  }
+  wire::encode_items<wire::Exposure>(writer, exposures);
+}
+template void Connection::encode_exposures(Writer&, std::span<const wire::LookupResult>, bool);
+template void Connection::encode_exposures(Writer&, std::span<const wire::ReserveResult>, bool);
+
+void Connection::withdraw(uint64_t grant, bool writable) {
+  if (rdma_) rdma_->withdraw(grant, writable);
+}
+
+}  // namespace mooncache::server

@@ -1,0 +1,50 @@
+// What a node opens to one connection over RDMA: endpoints that only answer, and the extents of its grants.
+//
+// The invariant: a peer's device reaches exactly the bytes of the grants that this connection holds now, in
+// the direction of the grant. Every connection has protection domains of its own, so a key is worth nothing
+// on another one; withdraw() returns when the device has forgotten the key, before the store may use the
+// extent again.
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "mooncache/bytes.h"
+#include "rdma/fabric.h"
+#include "wire/messages.h"
+
+namespace mooncache::server {
+
+class RdmaPeer {
+ public:
+  explicit RdmaPeer(std::shared_ptr<rdma::Fabric> fabric) : fabric_(std::move(fabric)) {}
+
+  // Answers the peer's endpoints with one of ours each. May be called again when the old ones have failed:
+  // what is exposed stays exposed under the same keys.
+  std::vector<wire::RdmaAddress> meet(std::span<const wire::RdmaAddress> peers);
+  bool met() const { return !ends_.empty(); }
+
+  // Grants to read are pins, grants to write are reservations; their numbers may be equal.
+  wire::Exposure expose(uint64_t grant, Slice memory, bool writable);
+  void withdraw(uint64_t grant, bool writable);
+  bool is_exposed(uint64_t grant, bool writable) const { return table(writable).contains(grant); }
+
+ private:
+  using Memories = std::vector<std::unique_ptr<rdma::Memory>>;
+  using Table = std::unordered_map<uint64_t, Memories>;
+  struct End {
+    std::shared_ptr<rdma::Rail> rail;
+    std::unique_ptr<rdma::Domain> domain;
+    std::unique_ptr<rdma::Endpoint> endpoint;
+  };
+
+  Status answer(End& end, const wire::RdmaAddress& peer, std::vector<uint32_t>& used);
+  const Table& table(bool writable) const { return writable ? writable_ : readable_; }
+
+  const std::shared_ptr<rdma::Fabric> fabric_;
+  std::vector<End> ends_;
+  Table readable_, writable_;  // after ends_: the keys go before their domains
+};
+
+}  // namespace mooncache::server

@@ -1,0 +1,185 @@
+#include "transport/rdma.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+
+#include "wire/rdma_address.h"
+
+namespace mooncache {
+
+const Capabilities& rdma_capabilities() {
+  static const Capabilities capabilities = [] {
+    Capabilities facts;
+    facts.name = "rdma";
+    facts.one_sided = true;
+    facts.max_slices = 65'536;
+    facts.max_in_flight = 1024;
+    return facts;
+  }();
+  return capabilities;
+}
+
+// Staging ----------------------------------------------------------------------------------------------
+
+Result<std::unique_ptr<RdmaStaging>> RdmaStaging::create(uint64_t bytes) {
+  const uint64_t slots = std::max<uint64_t>(bytes / kSlotBytes, 4);
+  void* memory = mmap(nullptr, slots * kSlotBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    return {Code::kTransportUnavailable, "RDMA unavailable, because there is no memory for staging"};
+  }
+  (void)madvise(memory, slots * kSlotBytes, MADV_DONTFORK);
+  return std::unique_ptr<RdmaStaging>(new RdmaStaging(static_cast<std::byte*>(memory), slots));
+}
+
+RdmaStaging::RdmaStaging(std::byte* data, uint64_t slots) : data_(data), slots_(slots) {
+  for (uint64_t slot = slots; slot-- > 0;) free_.push_back(static_cast<uint32_t>(slot));
+}
+
+RdmaStaging::~RdmaStaging() {
+  (void)munmap(data_, slots_ * kSlotBytes);
+}
+
+std::optional<uint32_t> RdmaStaging::take() {
+  const std::lock_guard lock(mutex_);
+  if (free_.empty()) return std::nullopt;
+  const uint32_t slot = free_.back();
+  free_.pop_back();
+  return slot;
+}
+
+void RdmaStaging::give(uint32_t slot) {
+  const std::lock_guard lock(mutex_);
+  free_.push_back(slot);
+}
+
+std::shared_ptr<const RdmaRegion> RdmaShared::region(RegionHandle handle) {
+  const std::lock_guard lock(mutex);
+  const auto found = regions.find(handle);
+  return found == regions.end() ? nullptr : found->second;
+}
+
+// ENDPOINT ---------------------------------------------------------------------------------------------
+
+bool EndpointProgram::next(Request& request) {
+  if (sent_) return false;
+  sent_ = true;
+  auto addresses = link_.prepare();
+  if (!addresses) {  // nothing to ask the node; an empty list would be malformed
+    status_ = addresses.status();
+    answered_ = true;
+    return false;
+  }
+  request.opcode = wire::Opcode::kEndpoint;
+  wire::encode_items<wire::RdmaAddress>(request.meta, *addresses);
+  return true;
+}
+
+Status EndpointProgram::on_response(const wire::FrameHeader&, const Status& status, Reader& in,
+                                    PayloadSink&) {
+  answered_ = true;
+  status_ = status;
+  if (!status) return Status::ok();
+  const auto answers = wire::decode_items<wire::RdmaAddress>(in);
+  if (!answers) return {Code::kProtocolError, "malformed ENDPOINT answer"};
+  status_ = link_.meet(*answers);
+  return Status::ok();
+}
+
+// The transport ----------------------------------------------------------------------------------------
+
+RdmaTransport::RdmaTransport(const RdmaConfig& config, uint64_t staging_bytes)
+    : availability_(open(config, staging_bytes)) {
+  if (!availability_) shared_.reset();
+}
+
+Status RdmaTransport::open(const RdmaConfig& config, uint64_t staging_bytes) {
+  if (!config.enabled) {
+    return {Code::kTransportUnavailable, "RDMA unavailable, because the configuration switches it off"};
+  }
+  auto fabric = rdma::open_fabric(config);
+  if (!fabric) return fabric.status();
+  shared_ = std::make_shared<RdmaShared>();
+  shared_->config = config;
+  shared_->fabric = std::move(*fabric);
+  auto staging = RdmaStaging::create(staging_bytes);
+  if (!staging) return staging.status();
+  shared_->staging = std::move(*staging);
+  Status last;
+  for (const auto& rail : shared_->fabric->rails()) {
+    auto used = std::make_unique<RdmaRail>();
+    used->rail = rail;
+    auto domain = rail->make_domain();
+    if (domain) {
+      used->domain = std::move(*domain);
+      auto memory = used->domain->attach(shared_->staging->memory());
+      if (memory) {
+        used->staging = std::move(*memory);
+        shared_->rails.push_back(std::move(used));
+        continue;
+      }
+      last = memory.status();
+    } else {
+      last = domain.status();
+    }
+  }
+  return shared_->rails.empty() ? last : Status::ok();
+}
+
+Result<RegionHandle> RdmaTransport::register_region(const Region& region) {
+  if (!availability_) return availability_;
+  if (region.kind != MemoryKind::kHost) {
+    return {Code::kTransportUnavailable,
+            "device memory over RDMA is unavailable, because this version copies it through host memory"};
+  }
+  if (region.memory.data == nullptr || region.memory.size == 0) {
+    return {Code::kInvalidArgument, "a region has at least one byte"};
+  }
+  auto made = std::make_shared<RdmaRegion>();
+  made->memory = region.memory;
+  for (const auto& rail : shared_->rails) {
+    auto memory = rail->domain->attach(region.memory);
+    if (!memory) return memory.status();
+    made->by_rail.push_back(std::move(*memory));
+  }
+  const std::lock_guard lock(shared_->mutex);
+  const RegionHandle handle = shared_->next_region++;
+  shared_->regions[handle] = std::move(made);
+  return handle;
+}
+
+Status RdmaTransport::unregister_region(RegionHandle handle) {
+  if (!availability_) return availability_;
+  const std::lock_guard lock(shared_->mutex);
+  if (shared_->regions.erase(handle) == 0) return {Code::kInvalidArgument, "no such region"};
+  return Status::ok();  // transfers under way keep it registered until they are over
+}
+
+Result<std::unique_ptr<RdmaLink>> RdmaTransport::make_link(Session& session) {
+  if (!availability_) return availability_;
+  if ((session.node().capabilities & wire::AuthResponse::kCanRdma) == 0) {
+    return {Code::kTransportUnavailable, "RDMA unavailable, because the node does not offer it"};
+  }
+  return std::make_unique<RdmaLink>(shared_, &session);
+}
+
+Result<std::unique_ptr<Link>> RdmaTransport::connect(const PeerDescription& peer, Deadline deadline) {
+  if (!availability_) return availability_;
+  auto session = Session::connect(peer, Route::kTcp, deadline);
+  if (!session) return session.status();
+  if (((*session)->node().capabilities & wire::AuthResponse::kCanRdma) == 0) {
+    return {Code::kTransportUnavailable, "RDMA unavailable, because the node does not offer it"};
+  }
+  Session* raw = session->get();
+  auto link = std::make_unique<RdmaLink>(shared_, raw, std::move(*session));
+  EndpointProgram endpoint(*link);
+  if (Status status = raw->run(endpoint, deadline); !status) return status;
+  if (!endpoint.status()) return endpoint.status();
+  return std::unique_ptr<Link>(std::move(link));
+}
+
+std::unique_ptr<Transport> make_rdma_transport() {
+  return std::make_unique<RdmaTransport>(RdmaConfig{});
+}
+
+}  // namespace mooncache

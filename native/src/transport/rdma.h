@@ -1,0 +1,221 @@
+// RDMA as a transport: one-sided reads and writes of granted extents over one queue pair per rail.
+//
+// How it keeps the promises of a Link: requests are posted and completions reaped by the thread that polls.
+// Memory that is not registered is never shown to a device: its bytes go through staging slots of the
+// transport, copied in the pass that computes the CRC, so a cancelled transfer leaves at most a slot behind
+// that stays taken until the device let go of it. Memory of a registered region is read and written in place;
+// cancelling such a transfer stops the queue pairs that work on it and waits until they are drained.
+//
+// A transfer is cut into slices; each goes to the healthy rail that will be through soonest. A rail that
+// fails is stopped and its slices go to the others (writing the same bytes to the same place twice does no
+// harm while the grant is held). With no rail left transfers end with TRANSPORT_UNAVAILABLE, and the caller
+// goes over TCP.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "mooncache/rdma_config.h"
+#include "rdma/fabric.h"
+#include "transport/session.h"
+
+namespace mooncache {
+
+class RdmaTransport;
+
+// A rail as the client uses it: its own domain, with the staging memory in it.
+struct RdmaRail {
+  std::shared_ptr<rdma::Rail> rail;
+  std::unique_ptr<rdma::Domain> domain;
+  std::unique_ptr<rdma::Memory> staging;
+  std::atomic<uint64_t> bytes{0};
+  std::atomic<uint64_t> failures{0};
+};
+
+// Slots of registered memory, shared by the links of a transport.
+class RdmaStaging {
+ public:
+  static constexpr uint64_t kSlotBytes = 256 << 10;
+
+  // Its memory is not inherited by forks.
+  static Result<std::unique_ptr<RdmaStaging>> create(uint64_t bytes);
+  ~RdmaStaging();
+  RdmaStaging(const RdmaStaging&) = delete;
+  RdmaStaging& operator=(const RdmaStaging&) = delete;
+
+  Slice memory() const { return {data_, static_cast<size_t>(slots_ * kSlotBytes)}; }
+  std::byte* at(uint32_t slot) const { return data_ + slot * kSlotBytes; }
+  std::optional<uint32_t> take();
+  void give(uint32_t slot);
+
+ private:
+  RdmaStaging(std::byte* data, uint64_t slots);
+  std::byte* const data_;
+  const uint64_t slots_;
+  std::mutex mutex_;
+  std::vector<uint32_t> free_;
+};
+
+struct RdmaRegion {
+  Slice memory;
+  std::vector<std::unique_ptr<rdma::Memory>> by_rail;
+};
+
+// State of one transport: shared with its links, which may outlive it.
+struct RdmaShared {
+  RdmaConfig config;
+  std::shared_ptr<rdma::Fabric> fabric;
+  std::unique_ptr<RdmaStaging> staging;  // before the rails: registered in their domains
+  std::vector<std::unique_ptr<RdmaRail>> rails;
+  std::mutex mutex;
+  std::map<RegionHandle, std::shared_ptr<const RdmaRegion>> regions;
+  RegionHandle next_region = 1;
+
+  std::shared_ptr<const RdmaRegion> region(RegionHandle handle);
+};
+
+const Capabilities& rdma_capabilities();
+
+class RdmaLink final : public Link {
+ public:
+  // `session` may be owned elsewhere (owned = null) and must outlive the link then.
+  RdmaLink(std::shared_ptr<RdmaShared> shared, Session* session, std::unique_ptr<Session> owned = nullptr);
+  ~RdmaLink() override;
+
+  // Makes (again) the queue pairs; what ENDPOINT carries, and what came back.
+  Result<std::vector<wire::RdmaAddress>> prepare();
+  Status meet(std::span<const wire::RdmaAddress> answers);
+
+  size_t submit(std::span<const Transfer> transfers) override;
+  size_t poll(std::span<Completion> completions, Deadline deadline) override;
+  Status cancel(TransferId id) override;
+  void close() override;
+  bool healthy() const override;
+  Session* session() override { return session_; }
+  uint64_t bytes_moved() const override { return bytes_moved_; }
+  int wait_for(std::vector<int>& fds) override;
+
+ private:
+  static constexpr uint32_t kNoSlot = UINT32_MAX;
+  static constexpr size_t kDepth = 32;  // slices on one rail at a time
+
+  struct End {
+    RdmaRail* rail = nullptr;
+    size_t number = 0;  // of the rail in the transport
+    std::unique_ptr<rdma::Endpoint> endpoint;
+    uint64_t bytes = 0;  // on their way
+    std::chrono::steady_clock::time_point stopped_at;
+    bool met = false;
+    bool dead = false;
+    bool usable() const { return met && !dead && endpoint && !endpoint->failed() && rail->rail->up(); }
+  };
+  struct Pending {
+    Transfer transfer;
+    uint64_t serial = 0;
+    uint64_t length = 0;
+    uint64_t cut = 0;        // bytes before this one are in pieces
+    size_t local_slice = 0;  // where the next piece begins in the caller's slices
+    size_t local_offset = 0;
+    uint64_t moved = 0;
+    std::shared_ptr<const RdmaRegion> region;         // null: through staging
+    std::vector<std::pair<uint64_t, uint32_t>> crcs;  // per piece: length, CRC
+    uint32_t open = 0;                                // pieces cut and not done
+    Code code = Code::kOk;
+    bool over() const { return open == 0 && (code != Code::kOk || cut == length); }
+  };
+  struct Piece {
+    uint64_t serial = 0;  // of the transfer; 0 = free
+    uint64_t offset = 0;  // inside the transfer
+    uint32_t length = 0;
+    uint32_t index = 0;      // among the pieces of the transfer
+    size_t local_slice = 0;  // where it begins in the caller's slices
+    size_t local_offset = 0;
+    uint32_t slot = kNoSlot;
+    std::byte* direct = nullptr;  // in the caller's registered memory, without a slot
+    size_t end = 0;               // the end it was posted on
+    bool flying = false;
+  };
+
+  Pending* find(uint64_t serial);
+  bool pump();
+  bool post_some();
+  void post(uint32_t number, size_t end);
+  size_t pick_end(const Pending& pending, uint32_t length) const;
+  bool cut_slice(Pending& pending, Piece& piece);
+  static void skip(Pending& pending, uint64_t bytes);
+  uint32_t gather(const Pending& pending, const Piece& piece);
+  uint32_t scatter(const Pending& pending, const Piece& piece);
+  bool reap();
+  void landed(uint32_t number, rdma::Outcome outcome);
+  void give_back(uint32_t number);
+  bool any_usable() const;
+  void drop_end(End& end);
+  bool retire_ends();
+  void end_all(Code code);
+  bool peer_lost() const;
+  bool may_repair() const;
+  void repair();
+  size_t take_done(std::span<Completion> completions);
+  void nap(Deadline deadline);
+
+  const std::shared_ptr<RdmaShared> shared_;
+  Session* session_;
+  std::unique_ptr<Session> owned_;
+  std::vector<End> ends_;
+  std::deque<Pending> queue_;
+  std::deque<Completion> done_;  // cancelled ones
+  std::vector<Piece> pieces_;
+  std::vector<uint32_t> free_;  // positions in pieces_
+  std::deque<uint32_t> again_;  // pieces that came back from a failed rail
+  uint64_t next_serial_ = 1;
+  uint64_t bytes_moved_ = 0;
+  uint32_t repairs_ = 0;
+  std::chrono::steady_clock::time_point repair_at_;
+  bool closed_ = false;
+  bool starved_ = false;  // no staging slot was free
+};
+
+// ENDPOINT as a program; afterwards the link can be used, or status() tells why not.
+class EndpointProgram final : public Program {
+ public:
+  explicit EndpointProgram(RdmaLink& link) : link_(link) {}
+  bool next(Request& request) override;
+  bool finished() const override { return answered_; }
+  Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in,
+                     PayloadSink& sink) override;
+  const Status& status() const { return status_; }
+
+ private:
+  RdmaLink& link_;
+  bool sent_ = false;
+  bool answered_ = false;
+  Status status_{Code::kTransportUnavailable, "RDMA unavailable, because the node did not answer yet"};
+};
+
+class RdmaTransport final : public Transport {
+ public:
+  // Never fails: availability() says what is the matter.
+  explicit RdmaTransport(const RdmaConfig& config, uint64_t staging_bytes = 32 << 20);
+
+  const Capabilities& capabilities() const override { return rdma_capabilities(); }
+  Status availability() const override { return availability_; }
+  Result<RegionHandle> register_region(const Region& region) override;
+  Status unregister_region(RegionHandle handle) override;
+  Result<std::unique_ptr<Link>> connect(const PeerDescription& peer, Deadline deadline) override;
+
+  // A link over a session that somebody else owns; prepare() and meet() are still to come.
+  Result<std::unique_ptr<RdmaLink>> make_link(Session& session);
+  const std::shared_ptr<RdmaShared>& shared() const { return shared_; }
+
+ private:
+  Status open(const RdmaConfig& config, uint64_t staging_bytes);
+  std::shared_ptr<RdmaShared> shared_;
+  Status availability_;
+};
+
+std::unique_ptr<Transport> make_rdma_transport();
+
+}  // namespace mooncache

@@ -1,0 +1,242 @@
+// Blocks of a pool over RDMA: what is used when, and that every failure of it ends in TCP or in another
+// replica, never in a wrong byte.
+#include <thread>
+
+#include "client/pool.h"
+
+#ifdef MOONCACHE_FAKE_VERBS
+#include "rdma/fake/fake_verbs.h"
+#endif
+
+namespace mooncache::testing {
+namespace {
+
+constexpr size_t kBlockBytes = 1 << 20;
+
+class RdmaPool : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!rdma_can_be_tested()) GTEST_SKIP() << "no RDMA here: neither a device nor the pretended library";
+  }
+  void TearDown() override {
+    client_.reset();
+    nodes_.clear();
+#ifdef MOONCACHE_FAKE_VERBS
+    if (!rdma_is_real()) {
+      EXPECT_EQ(fake().live_objects(), 0u);
+      fake().reset(1);
+    }
+#endif
+  }
+#ifdef MOONCACHE_FAKE_VERBS
+  static FakeVerbs& fake() {
+    return fake_verbs(MOONCACHE_FAKE_VERBS);
+  }
+#endif
+  void open(uint32_t rails, uint32_t nodes = 2) {
+#ifdef MOONCACHE_FAKE_VERBS
+    if (!rdma_is_real()) fake().reset(rails);
+#else
+    (void)rails;
+#endif
+    std::vector<NodeInfo> infos;
+    for (uint32_t i = 0; i < nodes; ++i) {
+      nodes_.push_back(
+          std::make_unique<TestNode>(i, 256 << 20, "host-" + std::to_string(i), false, test_rdma(false)));
+      infos.push_back(nodes_.back()->info);
+    }
+    ClientConfig config = client_config(false);
+    config.rdma = test_rdma(true);
+    if (rdma_is_real()) config.stall_timeout_ms = 20'000;  // a lost packet costs tens of times what it would
+    client_ = client_for(infos, config);
+  }
+  std::vector<PutOutcome> put(size_t count, uint32_t replicas = 1) {
+    blocks_.clear();
+    std::vector<ConstSlice> slices;
+    for (size_t i = 0; i < count; ++i) {
+      blocks_.push_back(bytes_of(i + 1, kBlockBytes + i * 37));
+      slices.emplace_back(blocks_.back().data(), blocks_.back().size());
+    }
+    std::vector<PutBlock> items;
+    for (size_t i = 0; i < count; ++i) items.push_back({key_of(i), std::span(&slices[i], 1)});
+    std::vector<PutOutcome> outcomes(count);
+    EXPECT_TRUE(client_->put(items, replicas, {}, outcomes));
+    return outcomes;
+  }
+  // Reads all blocks; how many came whole. A byte that is wrong fails the test.
+  size_t get_all() {
+    std::vector<std::vector<std::byte>> copies;
+    std::vector<Slice> slices;
+    for (const auto& block : blocks_) copies.emplace_back(block.size());
+    for (auto& copy : copies) slices.push_back({copy.data(), copy.size()});
+    std::vector<GetBlock> items;
+    for (size_t i = 0; i < slices.size(); ++i) items.push_back({key_of(i), std::span(&slices[i], 1)});
+    std::vector<GetOutcome> outcomes(items.size());
+    EXPECT_TRUE(client_->get(items, {}, {}, outcomes));
+    size_t whole = 0;
+    for (size_t i = 0; i < outcomes.size(); ++i) {
+      if (outcomes[i].code != Code::kOk) continue;
+      EXPECT_TRUE(copies[i] == blocks_[i]) << i;
+      ++whole;
+    }
+    return whole;
+  }
+  std::vector<std::unique_ptr<TestNode>> nodes_;
+  std::unique_ptr<Client> client_;
+  std::vector<std::vector<std::byte>> blocks_;
+};
+
+TEST_F(RdmaPool, BlocksGoAndComeOverRdma) {
+  open(1);
+  for (const PutOutcome& outcome : put(12)) EXPECT_EQ(outcome.code, Code::kOk);
+  EXPECT_GE(stat_of(*client_, "rdma_bytes"), 12 * kBlockBytes);
+  EXPECT_EQ(get_all(), 12u);
+  EXPECT_GE(stat_of(*client_, "rdma_bytes"), 24 * kBlockBytes);
+  EXPECT_LT(stat_of(*client_, "tcp_bytes"), kBlockBytes);
+  EXPECT_EQ(stat_of(*client_, "rdma_fallbacks"), 0u);
+}
+
+TEST_F(RdmaPool, SmallBlocksAndRangesGoOverTcp) {
+  open(1, 1);
+  const auto small = bytes_of(1, 4096);
+  EXPECT_EQ(put_one(*client_, key_of(1), small).code, Code::kOk);
+  EXPECT_EQ(stat_of(*client_, "rdma_bytes"), 0u);
+  put(1);
+  const uint64_t before = stat_of(*client_, "rdma_bytes");
+  std::vector<std::byte> part(512 << 10);
+  GetOptions how;
+  how.whole = false;
+  EXPECT_EQ(get_one(*client_, key_of(0), part, {}, how, 1000).code, Code::kOk);
+  EXPECT_TRUE(std::equal(part.begin(), part.end(), blocks_[0].begin() + 1000));
+  EXPECT_EQ(stat_of(*client_, "rdma_bytes"), before);
+}
+
+TEST_F(RdmaPool, ANodeThatIsGoneIsAnotherReplicasTurn) {
+  open(1, 3);
+  for (const PutOutcome& outcome : put(8, 2)) EXPECT_EQ(outcome.copies, 2u);
+  EXPECT_EQ(get_all(), 8u);
+  nodes_[0]->stop();
+  EXPECT_EQ(get_all(), 8u);
+}
+
+TEST_F(RdmaPool, ManyThreads) {
+  open(1);
+  put(8);
+  std::vector<std::thread> threads;
+  std::atomic<size_t> whole{0};
+  for (int i = 0; i < 4; ++i) threads.emplace_back([&] { whole += get_all(); });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(whole.load(), 32u);
+}
+
+#ifdef MOONCACHE_FAKE_VERBS
+
+TEST_F(RdmaPool, WithoutAPathItIsTcp) {
+  if (rdma_is_real()) GTEST_SKIP();
+  open(2);
+  put(6);
+  fake().cut_path(0, true);
+  fake().cut_path(1, true);
+  EXPECT_EQ(get_all(), 6u);
+  EXPECT_GE(stat_of(*client_, "rdma_fallbacks"), 1u);
+  EXPECT_GE(stat_of(*client_, "tcp_bytes"), 6 * kBlockBytes);
+  const uint64_t requests = fake().requests(0);
+  EXPECT_EQ(get_all(), 6u);  // for a while it is not tried again
+  EXPECT_EQ(fake().requests(0), requests);
+}
+
+TEST_F(RdmaPool, PutsSurviveALostRailAndALostPath) {
+  if (rdma_is_real()) GTEST_SKIP();
+  open(2);
+  fake().fail_after(0, 5);
+  for (const PutOutcome& outcome : put(10)) EXPECT_EQ(outcome.code, Code::kOk);
+  fake().fail_after(1, 3);
+  EXPECT_EQ(get_all(), 10u);
+  for (const auto& node : nodes_) {
+    std::string why;
+    EXPECT_TRUE(node->server->store().check(&why)) << why;
+    EXPECT_EQ(node->server->store().stats().reservations, 0u);
+  }
+}
+
+TEST_F(RdmaPool, AFlippedBitIsAMissAndTheOtherCopyIsRead) {
+  if (rdma_is_real()) GTEST_SKIP();
+  open(1, 2);
+  put(1, 2);
+  fake().flip_bits(1);
+  EXPECT_EQ(get_all(), 1u);
+  EXPECT_GE(stat_of(*client_, "miss_checksum"), 1u);
+}
+
+TEST_F(RdmaPool, NoMemoryToRegisterIsTcp) {
+  if (rdma_is_real()) GTEST_SKIP();
+  open(1, 1);
+  put(3);
+  fake().fail("ibv_reg_mr_iova", ENOMEM, -1);
+  EXPECT_EQ(get_all(), 3u);
+  fake().reset(1);
+}
+
+TEST_F(RdmaPool, CancelsAtAnyMoment) {
+  if (rdma_is_real()) GTEST_SKIP();
+  open(2, 1);
+  put(4);
+  for (uint32_t i = 0; i < 2; ++i) fake().set_latency_us(i, 200);
+  for (int round = 0; round < 40; ++round) {
+    CancelToken token;
+    std::thread cancel([&] {
+      std::this_thread::sleep_for(std::chrono::microseconds(300 * round));
+      token.cancel();
+    });
+    auto copies = std::make_unique<std::vector<std::vector<std::byte>>>();
+    std::vector<Slice> slices;
+    std::vector<GetBlock> items;
+    for (const auto& block : blocks_) copies->emplace_back(block.size());
+    for (auto& copy : *copies) slices.push_back({copy.data(), copy.size()});
+    for (size_t i = 0; i < slices.size(); ++i) items.push_back({key_of(i), std::span(&slices[i], 1)});
+    std::vector<GetOutcome> outcomes(items.size());
+    CallOptions options;
+    options.cancel = &token;
+    (void)client_->get(items, {}, options, outcomes);
+    for (size_t i = 0; i < outcomes.size(); ++i) {
+      if (outcomes[i].code == Code::kOk) EXPECT_TRUE((*copies)[i] == blocks_[i]);
+    }
+    copies.reset();  // whatever still moved would move into freed memory
+    cancel.join();
+  }
+}
+
+TEST_F(RdmaPool, ACancelledGetLeavesTheCallersMemoryAlone) {
+  if (rdma_is_real()) GTEST_SKIP();
+  open(1, 1);
+  put(32);
+  fake().set_latency_us(0, 20'000);
+  CancelToken token;
+  std::thread cancel([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    token.cancel();
+  });
+  std::vector<std::byte> copy(blocks_[3].size());
+  CallOptions options;
+  options.cancel = &token;
+  std::vector<Slice> slices(32, Slice{copy.data(), copy.size()});
+  std::vector<GetBlock> items;
+  for (size_t i = 0; i < 32; ++i) items.push_back({key_of(i % 4), std::span(&slices[i], 1)});
+  std::vector<GetOutcome> outcomes(items.size());
+  (void)client_->get(items, {}, options, outcomes);
+  cancel.join();
+  std::fill(copy.begin(), copy.end(), std::byte{0xee});
+  std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  EXPECT_TRUE(std::all_of(copy.begin(), copy.end(), [](std::byte b) { return b == std::byte{0xee}; }));
+  EXPECT_EQ(outcomes.back().code, Code::kCancelled);
+  // what the node had granted is free again
+  for (int i = 0; i < 500 && nodes_[0]->server->store().stats().pins > 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_EQ(nodes_[0]->server->store().stats().pins, 0u);
+}
+
+#endif
+
+}  // namespace
+}  // namespace mooncache::testing

@@ -1,0 +1,361 @@
+// A pretended libibverbs: the calls that the data path binds, over the network in network.h. It keeps the
+// rules that matter (keys, domains, ranges, access, states, queue depths) and can break in every way a test
+// asks for.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "rdma/fake/network.h"
+
+using namespace mooncache::testing;  // NOLINT: this file is the library
+
+namespace {
+
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+int fail_with(int error) {
+  errno = error;
+  return error;
+}
+
+template <typename T>
+T* refuse(int error) {
+  errno = error;
+  return nullptr;
+}
+
+void make_pipe(int* ends) {
+  (void)!::pipe2(ends, O_CLOEXEC);
+  (void)fcntl(ends[1], F_SETFL, O_NONBLOCK);
+}
+
+void fill_gid(uint32_t index, bool infiniband, ibv_gid& gid) {
+  std::memset(&gid, 0, sizeof gid);
+  if (infiniband) {
+    gid.raw[0] = 0xfe;
+    gid.raw[1] = 0x80;
+    gid.raw[15] = static_cast<uint8_t>(index + 1);
+    return;
+  }
+  gid.raw[10] = gid.raw[11] = 0xff;
+  gid.raw[12] = 10;
+  gid.raw[13] = 77;
+  gid.raw[14] = static_cast<uint8_t>(index);
+  gid.raw[15] = 1;
+}
+
+int post_send(ibv_qp* handle, ibv_send_wr* requests, ibv_send_wr** bad) {
+  Network& net = network();
+  const Lock lock(net.mutex);
+  auto* qp = reinterpret_cast<FakeQp*>(handle);
+  const DeviceState& device = net.devices.at(qp->device);
+  for (ibv_send_wr* request = requests; request != nullptr; request = request->next) {
+    int error = net.fault("post_send");
+    if (error == 0 && device.removed) error = EIO;
+    if (error == 0 && qp->state != IBV_QPS_RTS && qp->state != IBV_QPS_ERR) error = EINVAL;
+    if (error == 0 && qp->pending.size() >= qp->depth) error = ENOMEM;
+    if (error != 0) {
+      *bad = request;
+      return error;
+    }
+    if (qp->state == IBV_QPS_ERR) {
+      net.complete(*qp, request->wr_id, IBV_WC_WR_FLUSH_ERR);
+      continue;
+    }
+    FakeQp::Pending pending;
+    pending.request = *request;
+    pending.piece = *request->sg_list;
+    if ((request->send_flags & IBV_SEND_INLINE) != 0) {
+      const auto* from = reinterpret_cast<const std::byte*>(pending.piece.addr);
+      pending.copy.assign(from, from + pending.piece.length);
+    }
+    pending.due = std::chrono::steady_clock::now() + std::chrono::microseconds(device.latency_us);
+    qp->pending.push_back(std::move(pending));
+  }
+  net.changed.notify_all();
+  return 0;
+}
+
+int poll_cq(ibv_cq* handle, int count, ibv_wc* found) {
+  Network& net = network();
+  const Lock lock(net.mutex);
+  if (net.fault("poll_cq") != 0) return -1;
+  auto* cq = reinterpret_cast<FakeCq*>(handle);
+  int got = 0;
+  while (got < count && !cq->entries.empty()) {
+    found[got++] = cq->entries.front();
+    cq->entries.pop_front();
+  }
+  return got;
+}
+
+int req_notify_cq(ibv_cq* handle, int) {
+  Network& net = network();
+  const Lock lock(net.mutex);
+  if (const int error = net.fault("req_notify_cq")) return error;
+  reinterpret_cast<FakeCq*>(handle)->armed = true;
+  return 0;
+}
+
+}  // namespace
+
+extern "C" {
+
+FakeVerbs* mooncache_fake_verbs() {
+  return &network();
+}
+
+ibv_device** ibv_get_device_list(int* count) {
+  Network& net = network();
+  const Lock lock(net.mutex);
+  if (const int error = net.fault("ibv_get_device_list")) return refuse<ibv_device*>(error);
+  auto** list = static_cast<ibv_device**>(calloc(net.devices.size() + 1, sizeof(ibv_device*)));
+  for (size_t i = 0; i < net.devices.size(); ++i) {
+    auto* device = new FakeDevice();
+    device->index = static_cast<uint32_t>(i);
+    (void)snprintf(device->device.name, sizeof device->device.name, "fake%zu", i);
+    list[i] = &device->device;
+  }
+  *count = static_cast<int>(net.devices.size());
+  return list;
+}
+
+void ibv_free_device_list(ibv_device** list) {
+  for (size_t i = 0; list[i] != nullptr; ++i) {
+    delete reinterpret_cast<FakeDevice*>(list[i]);
+  }
+  free(list);
+}
+
+const char* ibv_get_device_name(ibv_device* device) {
+  return device->name;
+}
+
+ibv_context* ibv_open_device(ibv_device* device) {
+  Network& net = network();
+  const Lock lock(net.mutex);
+  if (const int error = net.fault("ibv_open_device")) return refuse<ibv_context>(error);
+  auto* opened = new FakeContext();
+  opened->index = reinterpret_cast<FakeDevice*>(device)->index;
+  opened->context.device = new ibv_device(*device);
+  make_pipe(opened->event_pipe);
+  opened->context.async_fd = opened->event_pipe[0];
+  opened->context.ops.post_send = post_send;
+  opened->context.ops.poll_cq = poll_cq;
+  opened->context.ops.req_notify_cq = req_notify_cq;
+  net.contexts.insert(opened);
+  return &opened->context;
+}
+
+int ibv_close_device(ibv_context* context) {
+  Network& net = network();
+  const Lock lock(net.mutex);
+  auto* opened = reinterpret_cast<FakeContext*>(context);
+  net.contexts.erase(opened);
+  (void)::close(opened->event_pipe[0]);
+  (void)::close(opened->event_pipe[1]);
+  delete opened->context.device;
+  delete opened;
+  return 0;
+}
+
+int ibv_query_device(ibv_context*, ibv_device_attr* facts) {
+  Network& net = network();
+  const Lock lock(net.mutex);
+  if (const int error = net.fault("ibv_query_device")) return fail_with(error);
+  std::memset(facts, 0, sizeof *facts);
+  facts->phys_port_cnt = 1;
+  facts->max_qp_rd_atom = facts->max_qp_init_rd_atom = 16;
+  return 0;
+}
+
+int(ibv_query_port)(ibv_context* context, uint8_t, _compat_ibv_port_attr* out) {
+  Network& net = network();
+  const Lock lock(net.mutex);
+  if (const int error = net.fault("ibv_query_port")) return fail_with(error);
+  auto* port = reinterpret_cast<ibv_port_attr*>(out);
+  const DeviceState& device = net.state(context);
+  port->state = device.active ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
+  port->active_mtu = IBV_MTU_4096;
+  port->max_msg_sz = 8 << 20;
+  port->gid_tbl_len = 2;
+  port->lid =
+      static_cast<uint16_t>(device.infiniband ? reinterpret_cast<FakeContext*>(context)->index + 1 : 0);
+  port->link_layer = device.infiniband ? IBV_LINK_LAYER_INFINIBAND : IBV_LINK_LAYER_ETHERNET;
+  port->active_speed = 32;
+  port->active_width = 2;
+  return 0;
+}
+
+int _ibv_query_gid_ex(ibv_context* context, uint32_t port, uint32_t index, ibv_gid_entry* entry, uint32_t,
+                      size_t) {
+  Network& net = network();
+  const Lock lock(net.mutex);
+  if (const int error = net.fault("ibv_query_gid_ex")) return fail_with(error);
+  const bool infiniband = net.state(context).infiniband;
+  if (index != (infiniband ? 0u : 1u)) return ENODATA;
+  fill_gid(reinterpret_cast<FakeContext*>(context)->index, infiniband, entry->gid);
+  entry->gid_index = index;
+  entry->port_num = port;
+  entry->gid_type = infiniband ? IBV_GID_TYPE_IB : IBV_GID_TYPE_ROCE_V2;
+  return 0;
+}
+
+int ibv_get_async_event(ibv_context* context, ibv_async_event* event) {
+  return ::read(context->async_fd, event, sizeof *event) == static_cast<ssize_t>(sizeof *event) ? 0 : -1;
+}
+
+void ibv_ack_async_event(ibv_async_event*) {}
+
+ibv_pd* ibv_alloc_pd(ibv_context* context) {
+  Network& net = network();
+  const Lock lock(net.mutex);
+  if (const int error = net.fault("ibv_alloc_pd")) return refuse<ibv_pd>(error);
+  ++net.objects;
+  auto* pd = new ibv_pd();
+  pd->context = context;
+  return pd;
+}
+
+int ibv_dealloc_pd(ibv_pd* pd) {
+  Network& net = network();
+  const Lock lock(net.mutex);
+  --net.objects;
+  delete pd;
+  return 0;
+}
+
+ibv_mr*(ibv_reg_mr_iova)(ibv_pd* pd, void* memory, size_t length, uint64_t iova, int access) {
+  Network& net = network();
+  const Lock lock(net.mutex);
+  int error = net.fault("ibv_reg_mr_iova");
+  if (error == 0 && net.state(pd->context).removed) error = EIO;
+  if (error == 0 && (access & IBV_ACCESS_REMOTE_WRITE) != 0 && (access & IBV_ACCESS_LOCAL_WRITE) == 0)
+    error = EINVAL;
+  if (error == 0 && ((reinterpret_cast<uintptr_t>(memory) ^ iova) & 4095) != 0) error = EINVAL;
+  if (error != 0) return refuse<ibv_mr>(error);
+  ++net.objects;
+  auto* made = new FakeMr();
+  made->mr.context = pd->context;
+  made->mr.pd = pd;
+  made->mr.addr = memory;
+  made->mr.length = length;
+  made->mr.lkey = made->mr.rkey = net.next_key;
+  net.next_key += 0x101;
+  made->iova = iova;
+  made->access = access;
+  net.by_key[made->mr.rkey] = made;
+  return &made->mr;
+}
+
+int ibv_dereg_mr(ibv_mr* mr) {
+  Network& net = network();
+  const Lock lock(net.mutex);
+  --net.objects;
+  net.by_key.erase(mr->rkey);
+  delete reinterpret_cast<FakeMr*>(mr);
+  return 0;
+}
+
+ibv_comp_channel* ibv_create_comp_channel(ibv_context* context) {
+  Network& net = network();
+  const Lock lock(net.mutex);
+  if (const int error = net.fault("ibv_create_comp_channel")) return refuse<ibv_comp_channel>(error);
+  ++net.objects;
+  auto* made = new FakeChannel();
+  int ends[2];
+  make_pipe(ends);
+  made->channel.context = context;
+  made->channel.fd = ends[0];
+  made->write_fd = ends[1];
+  return &made->channel;
+}
+
+int ibv_destroy_comp_channel(ibv_comp_channel* channel) {
+  Network& net = network();
+  const Lock lock(net.mutex);
+  --net.objects;
+  auto* made = reinterpret_cast<FakeChannel*>(channel);
+  (void)::close(made->channel.fd);
+  (void)::close(made->write_fd);
+  delete made;
+  return 0;
+}
+
+ibv_cq* ibv_create_cq(ibv_context* context, int, void* cq_context, ibv_comp_channel* channel, int) {
+  Network& net = network();
+  const Lock lock(net.mutex);
+  if (const int error = net.fault("ibv_create_cq")) return refuse<ibv_cq>(error);
+  ++net.objects;
+  auto* made = new FakeCq();
+  made->cq.context = context;
+  made->cq.channel = channel;
+  made->cq.cq_context = cq_context;
+  return &made->cq;
+}
+
+int ibv_destroy_cq(ibv_cq* cq) {
+  Network& net = network();
+  const Lock lock(net.mutex);
+  --net.objects;
+  delete reinterpret_cast<FakeCq*>(cq);
+  return 0;
+}
+
+int ibv_get_cq_event(ibv_comp_channel* channel, ibv_cq** cq, void** context) {
+  if (::read(channel->fd, cq, sizeof *cq) != static_cast<ssize_t>(sizeof *cq)) return -1;
+  *context = (*cq)->cq_context;
+  return 0;
+}
+
+void ibv_ack_cq_events(ibv_cq*, unsigned) {}
+
+ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* wish) {
+  Network& net = network();
+  const Lock lock(net.mutex);
+  if (const int error = net.fault("ibv_create_qp")) return refuse<ibv_qp>(error);
+  ++net.objects;
+  auto* made = new FakeQp();
+  made->qp.context = pd->context;
+  made->qp.pd = pd;
+  made->qp.send_cq = wish->send_cq;
+  made->qp.recv_cq = wish->recv_cq;
+  made->qp.qp_num = net.next_number++;
+  made->device = reinterpret_cast<FakeContext*>(pd->context)->index;
+  made->depth = wish->cap.max_send_wr;
+  net.queue_pairs[made->qp.qp_num] = made;
+  return &made->qp;
+}
+
+int ibv_modify_qp(ibv_qp* handle, ibv_qp_attr* wish, int mask) {
+  Network& net = network();
+  const Lock lock(net.mutex);
+  int error = net.fault("ibv_modify_qp");
+  if (error == 0 && net.state(handle->context).removed) error = EIO;
+  auto* qp = reinterpret_cast<FakeQp*>(handle);
+  const ibv_qp_state to = wish->qp_state;
+  const bool in_order = to == IBV_QPS_ERR || (to == IBV_QPS_INIT && qp->state == IBV_QPS_RESET) ||
+                        (to == IBV_QPS_RTR && qp->state == IBV_QPS_INIT) ||
+                        (to == IBV_QPS_RTS && qp->state == IBV_QPS_RTR);
+  if (error == 0 && !in_order) error = EINVAL;
+  if (error != 0) return error;
+  if ((mask & IBV_QP_ACCESS_FLAGS) != 0) qp->access = static_cast<int>(wish->qp_access_flags);
+  if ((mask & IBV_QP_DEST_QPN) != 0) qp->peer = wish->dest_qp_num;
+  if ((mask & IBV_QP_RETRY_CNT) != 0) net.retry_count.store(wish->retry_cnt);
+  qp->state = to;
+  if (to == IBV_QPS_ERR) net.flush(*qp);
+  return 0;
+}
+
+int ibv_destroy_qp(ibv_qp* handle) {
+  Network& net = network();
+  const Lock lock(net.mutex);
+  --net.objects;
+  net.queue_pairs.erase(handle->qp_num);
+  delete reinterpret_cast<FakeQp*>(handle);
+  return 0;
+}
+
+}  // extern "C"

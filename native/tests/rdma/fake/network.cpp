@@ -1,0 +1,233 @@
+#include "rdma/fake/network.h"
+
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstring>
+
+namespace mooncache::testing {
+
+Network& network() {
+  static Network one;
+  return one;
+}
+
+Network::Network() {
+  devices.resize(1);
+  thread_ = std::thread([this] { run(); });
+}
+
+Network::~Network() {
+  {
+    const std::lock_guard lock(mutex);
+    stopping_ = true;
+  }
+  changed.notify_all();
+  thread_.join();
+}
+
+void Network::reset(uint32_t count) {
+  const std::lock_guard lock(mutex);
+  devices.assign(count, DeviceState{});
+  faults.clear();
+  flips = 0;
+}
+
+void Network::fail(const std::string& name, int error, int times, int skip) {
+  const std::lock_guard lock(mutex);
+  faults[name] = {error, times, skip};
+}
+
+int Network::fault(const std::string& name) {
+  const auto found = faults.find(name);
+  if (found == faults.end() || found->second.times == 0) return 0;
+  if (found->second.skip > 0) {
+    --found->second.skip;
+    return 0;
+  }
+  if (found->second.times > 0) --found->second.times;
+  return found->second.error;
+}
+
+void Network::set_infiniband(uint32_t device) {
+  const std::lock_guard lock(mutex);
+  devices.at(device).infiniband = true;
+}
+
+void Network::set_port_active(uint32_t device, bool active) {
+  const std::lock_guard lock(mutex);
+  devices.at(device).active = active;
+  ibv_async_event event{};
+  event.event_type = active ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR;
+  event.element.port_num = 1;
+  for (FakeContext* context : contexts) {
+    if (context->index == device) (void)!::write(context->event_pipe[1], &event, sizeof event);
+  }
+  changed.notify_all();
+}
+
+void Network::set_latency_us(uint32_t device, uint32_t us) {
+  const std::lock_guard lock(mutex);
+  devices.at(device).latency_us = us;
+}
+
+void Network::cut_path(uint32_t device, bool cut) {
+  const std::lock_guard lock(mutex);
+  devices.at(device).cut = cut;
+  changed.notify_all();
+}
+
+void Network::remove(uint32_t device) {
+  const std::lock_guard lock(mutex);
+  devices.at(device).removed = true;
+  ibv_async_event event{};
+  event.event_type = IBV_EVENT_DEVICE_FATAL;
+  for (FakeContext* context : contexts) {
+    if (context->index == device) (void)!::write(context->event_pipe[1], &event, sizeof event);
+  }
+  changed.notify_all();
+}
+
+void Network::flip_bits(uint32_t count) {
+  const std::lock_guard lock(mutex);
+  flips = count;
+}
+
+void Network::fail_after(uint32_t device, uint64_t requests_left) {
+  const std::lock_guard lock(mutex);
+  DeviceState& state = devices.at(device);
+  state.fail_after = requests_left == 0 ? 0 : state.requests + requests_left;
+}
+
+uint64_t Network::bytes_moved(uint32_t device) const {
+  const std::lock_guard lock(mutex);
+  return devices.at(device).bytes;
+}
+
+uint64_t Network::requests(uint32_t device) const {
+  const std::lock_guard lock(mutex);
+  return devices.at(device).requests;
+}
+
+uint64_t Network::live_objects() const {
+  const std::lock_guard lock(mutex);
+  return objects;
+}
+
+uint64_t Network::registrations() const {
+  const std::lock_guard lock(mutex);
+  return by_key.size();
+}
+
+DeviceState& Network::state(const ibv_context* context) {
+  return devices.at(reinterpret_cast<const FakeContext*>(context)->index);
+}
+
+void Network::complete(FakeQp& qp, uint64_t id, ibv_wc_status status) {
+  auto* cq = reinterpret_cast<FakeCq*>(qp.qp.send_cq);
+  ibv_wc entry{};
+  entry.wr_id = id;
+  entry.status = status;
+  entry.qp_num = qp.qp.qp_num;
+  cq->entries.push_back(entry);
+  if (!cq->armed || cq->cq.channel == nullptr) return;
+  cq->armed = false;
+  ibv_cq* which = &cq->cq;
+  (void)!::write(reinterpret_cast<FakeChannel*>(cq->cq.channel)->write_fd, &which, sizeof which);
+}
+
+void Network::flush(FakeQp& qp) {
+  for (const FakeQp::Pending& pending : qp.pending) complete(qp, pending.request.wr_id, IBV_WC_WR_FLUSH_ERR);
+  qp.pending.clear();
+}
+
+void Network::run() {
+  std::unique_lock lock(mutex);
+  while (!stopping_) {
+    const auto now = std::chrono::steady_clock::now();
+    if (execute_one(now)) {
+      lock.unlock();  // whoever waits for the lock gets it between two requests
+      std::this_thread::yield();
+      lock.lock();
+      continue;
+    }
+    auto next = now + std::chrono::milliseconds(20);
+    for (const auto& [number, qp] : queue_pairs) {
+      if (!qp->pending.empty() && !devices.at(qp->device).removed)
+        next = std::min(next, qp->pending.front().due);
+    }
+    changed.wait_until(lock, next);
+  }
+}
+
+bool Network::execute_one(std::chrono::steady_clock::time_point now) {
+  FakeQp* oldest = nullptr;
+  for (const auto& [number, qp] : queue_pairs) {
+    if (qp->pending.empty() || qp->pending.front().due > now || devices.at(qp->device).removed) continue;
+    if (oldest == nullptr || qp->pending.front().due < oldest->pending.front().due) oldest = qp;
+  }
+  if (oldest == nullptr) return false;
+  const FakeQp::Pending pending = std::move(oldest->pending.front());
+  oldest->pending.pop_front();
+  execute(*oldest, pending);
+  return true;
+}
+
+void Network::execute(FakeQp& qp, const FakeQp::Pending& pending) {
+  DeviceState& from = devices.at(qp.device);
+  ++from.requests;
+  if (from.fail_after != 0 && from.requests > from.fail_after) from.cut = true;
+  const auto found = queue_pairs.find(qp.peer);
+  ibv_wc_status status = IBV_WC_RETRY_EXC_ERR;
+  if (found != queue_pairs.end() && found->second->state == IBV_QPS_RTS) {
+    const DeviceState& to = devices.at(found->second->device);
+    if (!from.active) {
+      status = IBV_WC_LOC_QP_OP_ERR;
+    } else if (!from.cut && !to.cut && to.active && !to.removed) {
+      status = move(qp, *found->second, pending);
+    }
+  }
+  complete(qp, pending.request.wr_id, status);
+  if (status == IBV_WC_SUCCESS) return;
+  qp.state = IBV_QPS_ERR;
+  flush(qp);
+  if (status == IBV_WC_REM_ACCESS_ERR) found->second->state = IBV_QPS_ERR;
+}
+
+ibv_wc_status Network::move(FakeQp& from, FakeQp& to, const FakeQp::Pending& pending) {
+  const ibv_send_wr& request = pending.request;
+  const bool write = request.opcode == IBV_WR_RDMA_WRITE;
+  const uint64_t length = pending.piece.length;
+  const auto remote = by_key.find(request.wr.rdma.rkey);
+  const int needed = write ? IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_REMOTE_READ;
+  const uint64_t address = request.wr.rdma.remote_addr;
+  if (remote == by_key.end() || remote->second->mr.pd != to.qp.pd || (remote->second->access & needed) == 0 ||
+      (to.access & needed) == 0 || address < remote->second->iova || length > remote->second->mr.length ||
+      address - remote->second->iova > remote->second->mr.length - length) {
+    return IBV_WC_REM_ACCESS_ERR;
+  }
+  auto* far = static_cast<std::byte*>(remote->second->mr.addr) + (address - remote->second->iova);
+  auto* near = reinterpret_cast<std::byte*>(pending.piece.addr);
+  if (pending.copy.empty()) {
+    const auto local = by_key.find(pending.piece.lkey);
+    const uint64_t begin = pending.piece.addr;
+    if (local == by_key.end() || local->second->mr.pd != from.qp.pd || begin < local->second->iova ||
+        length > local->second->mr.length ||
+        begin - local->second->iova > local->second->mr.length - length ||
+        (!write && (local->second->access & IBV_ACCESS_LOCAL_WRITE) == 0)) {
+      return IBV_WC_LOC_PROT_ERR;
+    }
+    near = static_cast<std::byte*>(local->second->mr.addr) + (begin - local->second->iova);
+  }
+  const std::byte* source = write ? (pending.copy.empty() ? near : pending.copy.data()) : far;
+  std::byte* target = write ? far : near;
+  std::memcpy(target, source, length);
+  if (flips > 0 && length > 0) {
+    --flips;
+    target[length / 2] = target[length / 2] ^ std::byte{1};
+  }
+  devices.at(from.device).bytes += length;
+  return IBV_WC_SUCCESS;
+}
+
+}  // namespace mooncache::testing

@@ -1,0 +1,135 @@
+// The pretended devices and the network between them, behind the calls of fake_verbs.cpp. One lock guards
+// everything; the network's thread executes one request at a time under it, so whoever holds it finds no byte
+// under way.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "rdma/fake/fake_verbs.h"
+
+namespace mooncache::testing {
+
+struct Fault {
+  int error = 0;
+  int times = 0;
+  int skip = 0;
+};
+
+struct DeviceState {
+  bool infiniband = false;
+  bool active = true;
+  bool cut = false;
+  bool removed = false;
+  uint32_t latency_us = 0;
+  uint64_t fail_after = 0;
+  uint64_t bytes = 0;
+  uint64_t requests = 0;
+};
+
+struct FakeDevice {
+  ibv_device device{};
+  uint32_t index = 0;
+};
+
+struct FakeContext {
+  ibv_context context{};
+  uint32_t index = 0;
+  int event_pipe[2] = {-1, -1};
+};
+
+struct FakeMr {
+  ibv_mr mr{};
+  uint64_t iova = 0;
+  int access = 0;
+};
+
+struct FakeCq {
+  ibv_cq cq{};
+  std::deque<ibv_wc> entries;
+  bool armed = false;
+};
+
+struct FakeChannel {
+  ibv_comp_channel channel{};
+  int write_fd = -1;
+};
+
+struct FakeQp {
+  ibv_qp qp{};
+  uint32_t device = 0;
+  uint32_t peer = 0;
+  int access = 0;
+  uint32_t depth = 0;
+  ibv_qp_state state = IBV_QPS_RESET;
+  struct Pending {
+    ibv_send_wr request{};
+    ibv_sge piece{};
+    std::vector<std::byte> copy;  // of inline data
+    std::chrono::steady_clock::time_point due;
+  };
+  std::deque<Pending> pending;
+};
+
+class Network final : public FakeVerbs {
+ public:
+  Network();
+  ~Network() override;
+
+  void reset(uint32_t devices) override;
+  void fail(const std::string& name, int error, int times, int skip) override;
+  void set_infiniband(uint32_t device) override;
+  void set_port_active(uint32_t device, bool active) override;
+  void set_latency_us(uint32_t device, uint32_t us) override;
+  void cut_path(uint32_t device, bool cut) override;
+  void remove(uint32_t device) override;
+  void flip_bits(uint32_t count) override;
+  void fail_after(uint32_t device, uint64_t requests) override;
+  uint64_t bytes_moved(uint32_t device) const override;
+  uint64_t requests(uint32_t device) const override;
+  uint64_t live_objects() const override;
+  uint64_t registrations() const override;
+  int last_retry_count() const override { return retry_count.load(); }
+
+  // 0, or the errno that a test asked for.
+  int fault(const std::string& name);
+  void complete(FakeQp& qp, uint64_t id, ibv_wc_status status);
+  void flush(FakeQp& qp);
+  DeviceState& state(const ibv_context* context);
+
+  mutable std::recursive_mutex mutex;
+  std::condition_variable_any changed;
+  std::vector<DeviceState> devices;
+  std::vector<FakeDevice> handles;
+  std::map<std::string, Fault> faults;
+  std::map<uint32_t, FakeQp*> queue_pairs;
+  std::map<uint32_t, FakeMr*> by_key;
+  std::set<FakeContext*> contexts;
+  uint64_t objects = 0;
+  uint32_t next_number = 17;
+  uint32_t next_key = 0x1000;
+  uint32_t flips = 0;
+  std::atomic<int> retry_count{0};
+
+ private:
+  void run();
+  bool execute_one(std::chrono::steady_clock::time_point now);
+  void execute(FakeQp& qp, const FakeQp::Pending& pending);
+  ibv_wc_status move(FakeQp& from, FakeQp& to, const FakeQp::Pending& pending);
+
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+Network& network();
+
+}  // namespace mooncache::testing

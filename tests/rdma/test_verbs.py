@@ -1,0 +1,65 @@
+"""The native transport and client suites on real verbs, in the test machine: what they pass on the pretended
+library they must pass on a kernel driver and a libibverbs that we did not write.
+
+The suites are those of `make native-test` (build/release, or MOONCACHE_TEST_NATIVE_BUILD); without them,
+skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.rdma.vm.machine import Ended, Machine
+
+pytestmark = pytest.mark.timeout(900)
+MakeMachine = Callable[..., Machine]
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("MOONCACHE_TEST_NATIVE_BUILD", ROOT / "build" / "release"))
+PATIENCE_S = 400.0  # the processors are emulated, and the machine under them may be busy
+
+ON_THE_WIRE = "MOONCACHE_TEST_RDMA_CLIENT=rxa0,rxa1 MOONCACHE_TEST_RDMA_NODE=rxb0,rxb1"
+# Fails when no byte left by the named rail.
+CROSSED = 'for rail in {rails}; do test "$(cat /sys/class/net/$rail/statistics/tx_bytes)" -gt {bytes} || exit 55; done'
+
+
+def suite(machine: Machine, name: str, chosen: str, settings: str = "", after: str = "true") -> Ended:
+    binary = BUILD / name
+    if not binary.exists():
+        pytest.skip(f"{binary} is not built (make native-test)")
+    machine.folders = [BUILD]
+    command = f"{binary} --gtest_color=no --gtest_filter='{chosen}'"
+    run = f"MOONCACHE_TEST_RDMA=real {settings} timeout {PATIENCE_S:.0f} {command}"
+    return machine.run(f"{run} || exit 1\n{after}", timeout_s=PATIENCE_S)
+
+
+def passed(ended: Ended) -> int:
+    assert ended.ok, ended.output[-6000:]
+    found = re.search(r"\[ +PASSED +\] (\d+) test", ended.output)
+    assert found is not None and "SKIPPED" not in ended.output, ended.output[-3000:]
+    return int(found[1])
+
+
+def test_conformance_on_one_device(vm: MakeMachine) -> None:
+    assert passed(suite(vm(net="dummy"), "test_transport", "*Conformance*/rdma")) >= 9
+
+
+def test_conformance_over_a_wire_with_two_rails(vm: MakeMachine) -> None:
+    crossed = CROSSED.format(rails="va0 va1", bytes=1_000_000)
+    ended = suite(vm(net="wire", rails=2), "test_transport", "*Conformance*/rdma", ON_THE_WIRE, crossed)
+    assert passed(ended) >= 9
+
+
+def test_a_pool_moves_blocks_over_two_rails(vm: MakeMachine) -> None:
+    chosen = "RdmaPool.BlocksGoAndComeOverRdma:RdmaPool.ANodeThatIsGone*:RdmaPool.SmallBlocks*:RdmaPool.ManyThreads"
+    crossed = CROSSED.format(rails="va0 va1 vb0 vb1", bytes=2_000_000)
+    assert passed(suite(vm(net="wire", rails=2), "test_client", chosen, ON_THE_WIRE, crossed)) == 4
+
+
+def test_packet_loss_costs_time_and_no_byte(vm: MakeMachine) -> None:
+    machine = vm(net="wire", rails=2, loss_percent=1.0)
+    assert passed(suite(machine, "test_client", "RdmaPool.BlocksGoAndComeOverRdma", ON_THE_WIRE)) == 1
