@@ -62,6 +62,7 @@ class _Work:
     computing: bool = True
     fetching: bool = False
     generating: bool = False
+    source_generation: int = 0
     curve: Curve = field(default_factory=Curve)
 
 
@@ -240,6 +241,7 @@ class FleetBook:
                 self._begin(row, assignment.decision_id, now_s)
         if choice.fetch_tokens > 0:
             work.fetching = True
+            work.source_generation = self._generation[choice.source_row] if choice.source_row != NOBODY else 0
             self._read(choice.computer, choice.source_row, 1)
         row = choice.decode
         columns["own_sequences"][row] += request.sequences
@@ -304,10 +306,8 @@ class FleetBook:
         row, request = work.decoder, work.assignment.request
         if work.decoder_generation == self._generation[row]:
             if work.generating:
-                self._columns["batch_sequences"][row] -= request.sequences
-                self._columns["batch_kv_tokens"][row] -= _mean_kv_tokens(request)
-            self._columns["own_sequences"][row] -= request.sequences
-            self._columns["own_kv_tokens"][row] -= request.kv_tokens
+                self._leave("batch", row, request.sequences, _mean_kv_tokens(request))
+            self._leave("own", row, request.sequences, request.kv_tokens)
             self._settle(row)
             self._ahead.drop(work.curve)
         return work.assignment
@@ -315,13 +315,19 @@ class FleetBook:
     def move(self, decision_id: Name, decode_row: int, now_s: float) -> None:
         """The request is decoded elsewhere than was decided."""
         work = self._work[decision_id]
-        request = work.assignment.request
-        for row, sign in ((work.decoder, -1), (decode_row, 1)):
-            if sign > 0 or work.decoder_generation == self._generation[row]:
-                self._columns["own_sequences"][row] += sign * request.sequences
-                self._columns["own_kv_tokens"][row] += sign * request.kv_tokens
-                self._settle(row)
-        self._ahead.drop(work.curve)
+        request, mean_kv_tokens = work.assignment.request, _mean_kv_tokens(work.assignment.request)
+        if work.decoder_generation == self._generation[work.decoder]:
+            if work.generating:
+                self._leave("batch", work.decoder, request.sequences, mean_kv_tokens)
+            self._leave("own", work.decoder, request.sequences, request.kv_tokens)
+            self._settle(work.decoder)
+            self._ahead.drop(work.curve)
+        if work.generating:
+            self._columns["batch_sequences"][decode_row] += request.sequences
+            self._columns["batch_kv_tokens"][decode_row] += mean_kv_tokens
+        self._columns["own_sequences"][decode_row] += request.sequences
+        self._columns["own_kv_tokens"][decode_row] += request.kv_tokens
+        self._settle(decode_row)
         work.decoder, work.decoder_generation = decode_row, self._generation[decode_row]
         self._look_ahead(work, now_s, 0.0)
 
@@ -408,6 +414,14 @@ class FleetBook:
         own, reported = columns["own_kv_tokens"][row], columns["reported_kv_tokens"][row]
         columns["kv_tokens"][row] = own if own > reported else reported
 
+    def _leave(self, part: str, row: int, sequences: int, kv_tokens: float) -> None:
+        """Take a request's decoding off; what nobody is left in holds exactly nothing, whatever was rounded."""
+        columns = self._columns
+        columns[f"{part}_sequences"][row] -= sequences
+        columns[f"{part}_kv_tokens"][row] -= kv_tokens
+        if columns[f"{part}_sequences"][row] <= 0:
+            columns[f"{part}_kv_tokens"][row] = 0.0
+
     def _begin(self, row: int, decision_id: Name, now_s: float) -> None:
         self._running[row] = decision_id
         self._columns["running_s"][row] = self._pending[row][decision_id]
@@ -445,7 +459,7 @@ class FleetBook:
         if work.generations[0] == self._generation[work.computers[0]]:
             self._columns["fetching"][work.computers[0]] -= 1
             self._share(work.computers[0])
-        if choice.source_row != NOBODY and self._columns["reading"][choice.source_row] > 0:
+        if choice.source_row != NOBODY and work.source_generation == self._generation[choice.source_row]:
             self._columns["reading"][choice.source_row] -= 1
 
     def _look_ahead(self, work: _Work, now_s: float, join_s: float) -> None:

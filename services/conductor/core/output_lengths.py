@@ -82,7 +82,7 @@ class OutputLengths:
 
     def survival(self, name: str, limit: float = 0.0) -> Callable[[Floats], Floats]:
         """Return the function: tokens -> share of the class's answers that are longer."""
-        left = 1.0 - np.concatenate(([0.0], np.cumsum(self._shares(name))))
+        left = np.maximum(1.0 - np.concatenate(([0.0], np.cumsum(self._shares(name)))), 0.0)
 
         def longer(tokens: Floats) -> Floats:
             share: Floats = np.interp(tokens, _EDGES, left)

@@ -42,7 +42,7 @@ def price(request: Request, fleet: Fleet, at_s: float, handover_s: Floats | floa
     full = (over > 0) & (fleet.kv_tokens > 0)
     if full.any():
         there = np.maximum(kv_tokens - request.kv_tokens, 1e-9)
-        wait_s = np.maximum(wait_s, np.where(full, over / there * fleet.stay_s, 0.0))
+        wait_s = np.maximum(wait_s, np.where(full, np.minimum(over / there, 1.0) * fleet.stay_s, 0.0))
     tbt_s = fleet.tbt_s(sequences, kv_tokens)
     score_s = (
         wait_s + handover_s + request.output_tokens * tbt_s + np.where(tbt_s > request.tbt_slo_s, LATE_S, 0.0)
