@@ -15,11 +15,13 @@ async def run_once(state: ConductorState) -> None:
     """Plan once and give the orders to the master. An order that fails is planned again."""
     if state.copies is None or not state.section.replicate_bytes_per_s or not state.pool.connected:
         return
-    for order in state.hot.plan(speeds(state), state.pool.node_count, state.clock.now_s()):
+    orders = state.hot.plan(speeds(state), state.pool.node_count, state.clock.now_s())
+    for at, order in enumerate(orders):
         try:
             task_id = await state.copies.order(order.keys, order.copies)
         except MooncacheError as error:
-            state.hot.failed(order)
+            for left in orders[at:]:  # those behind it are not given either
+                state.hot.failed(left)
             state.instruments.copy_orders.labels(error.name).inc()
             log.warning(Event.PREFIX_NOT_REPLICATED, code=error.name, reason=error.message)
             return

@@ -6,7 +6,7 @@ entries instead of one for each block. How many copies a segment deserves is the
 its rate of reading over what one reader was observed to load. Copies are asked for within a budget of bytes that
 fills at an even rate. There is no order to remove: copies that nobody reads are evicted by their nodes as any block
 that is not used, and an order is only repeated when a prefix has been cold in between or its copies may be gone.
-Invariant: at most KEY_BYTES_MAX of keys are kept.
+Invariant: at most KNOWN_MAX segments with KEY_BYTES_MAX of keys are kept.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from mooncache.conductor.core.cache_index import KEY_BYTES
-from mooncache.conductor.core.policy.replication import COPIES_AT_ONCE, Demand, copies_wanted
+from mooncache.conductor.core.policy.replication import COPIES_AT_ONCE, PREFIXES_MAX, Demand, copies_wanted
 
 KEY_BYTES_MAX: Final = 32 << 20
+KNOWN_MAX: Final = 2 * PREFIXES_MAX
+ORDER_KEYS_MAX: Final = 65_536  # a master takes no more in one call
+ORDER_COPIES_MAX: Final = 64  # nor more copies
 SEGMENTS_MAX: Final = 256  # that one plan looks at
 BUDGET_S: Final = 10.0  # of the rate may be saved up
 ASK_AGAIN_S: Final = 300.0
@@ -85,7 +88,7 @@ class HotPrefixes:
                 self._key_bytes += len(part)
             self._demand.use(name, (end - begin) * block_tokens, now_s)
             begin = end
-        if self._key_bytes > KEY_BYTES_MAX:
+        if self._key_bytes > KEY_BYTES_MAX or len(self._segments) > KNOWN_MAX:
             self._forget(now_s)
 
     def plan(self, speeds: dict[str, Speed], nodes: int, now_s: float) -> list[Order]:
@@ -103,14 +106,14 @@ class HotPrefixes:
             if segment is None or speed is None:
                 continue
             wanted = copies_wanted(prefix, speed.tokens_per_s, max(nodes, POOL_NODES_FEW), now_s)
-            wanted = min(nodes, wanted)
+            wanted = min(nodes, wanted, ORDER_COPIES_MAX)
             known = segment.copies if now_s - segment.asked_s < ASK_AGAIN_S else 1
             if 2 * wanted <= known:
                 segment.copies = max(1, wanted)
             if wanted <= known:
                 continue
             each = max(1, speed.bytes_per_token * speed.block_tokens * (wanted - known))
-            count = min(len(segment.keys) // KEY_BYTES, int(limit // each))
+            count = min(len(segment.keys) // KEY_BYTES, int(limit // each), ORDER_KEYS_MAX)
             if count == 0 or count * each > self._budget_bytes or len(orders) >= COPIES_AT_ONCE:
                 break  # the hottest one waits for the budget; a colder one must not eat it
             self._budget_bytes -= count * each
