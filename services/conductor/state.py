@@ -144,18 +144,21 @@ class ConductorState:
                 jobs = list(self._jobs)
                 self._jobs.clear()
                 self._job_bytes = 0
-                await asyncio.to_thread(self._do_all, jobs)
+                for decision_id, packed in await asyncio.to_thread(self._do_all, jobs):
+                    self.core.snapshots.keep(decision_id, packed)
 
-    def _do_all(self, jobs: list[Job]) -> None:
+    def _do_all(self, jobs: list[Job]) -> list[tuple[str, bytes]]:
+        """Return snapshots to be kept: decisions keep theirs meanwhile, so that is for the event loop."""
+        found = []
         for job in jobs:
-            self._do(job)
-
-    def _do(self, job: Job) -> None:
-        if job.record is not None and job.ask is not None and job.pool is not None:
-            self.core.settle(job.record)
-            self.core.explain(job.record, job.ask, job.pool, job.group, job.block_tokens)
-        else:
-            self.core.seen.learn(job.keys, job.content_keys, job.group)
+            if job.record is not None and job.ask is not None and job.pool is not None:
+                packed = self.core.prepared(job.record)
+                if packed:
+                    found.append((job.record.decision_id, packed))
+                self.core.explain(job.record, job.ask, job.pool, job.group, job.block_tokens)
+            else:
+                self.core.seen.learn(job.keys, job.content_keys, job.group)
+        return found
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pytest
 
+from mooncache import errors
+from mooncache.conductor.background import replicate_prefixes
+from mooncache.conductor.core.asks import Ask, PoolAnswer, Settings
 from mooncache.conductor.core.fleet_book import Assignment, FleetBook, Shape
+from mooncache.conductor.core.hot_prefixes import HotPrefixes, Speed
 from mooncache.conductor.core.policy.fleet import DECODE
 from mooncache.conductor.core.policy.types import Choice, Request
+from mooncache.conductor.core.registry import READY, Instance, InstanceInfo, Load
+from mooncache.conductor.core.scheduler import Scheduler
+from mooncache.conductor.state import native_index
 from tests.conductor.fleets import Row, choose
+from tests.conductor.support import BLOCK, chain
 
 NOTHING = np.zeros(2, dtype=np.int64)
 
@@ -77,3 +89,114 @@ def test_a_late_end_of_a_fetch_does_not_free_the_links_of_another_source() -> No
     book.assign(assignment("2", branch="fetch", fetch_tokens=10, source_row=2), 0.0)
     book.started("1", 1.0)
     assert book.send_rate(2) == 600.0, "the second reader is still there"
+
+
+# --- copies of hot prefixes ---------------------------------------------------------------------------------------
+
+
+def test_prompts_of_one_block_do_not_fill_the_memory() -> None:
+    hot = HotPrefixes(1e6)
+    for number in range(20_000):
+        hot.use("m", number.to_bytes(32, "little"), 1, BLOCK, 0.0)
+    hot.check()
+    assert len(hot) <= 10_000, "keys are counted in bytes, but what is around them is not"
+
+
+def test_all_orders_of_a_plan_that_could_not_be_given_are_planned_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = {"m": Speed(tokens_per_s=5.0, bytes_per_token=1, block_tokens=BLOCK)}
+    monkeypatch.setattr(replicate_prefixes, "speeds", lambda _state: slow)
+    hot, asked = HotPrefixes(1e9), []
+
+    async def order(keys: bytes, copies: int) -> str:
+        asked.append(keys)
+        raise errors.MasterUnavailable("gone")
+
+    for name in "abc":
+        for _ in range(100):
+            hot.use("m", chain(name, 1), 1, BLOCK, 0.0)
+    clock = SimpleNamespace(now_s=lambda: 0.0)
+    state: Any = SimpleNamespace(
+        copies=SimpleNamespace(order=order),
+        section=SimpleNamespace(replicate_bytes_per_s=1e9),
+        pool=SimpleNamespace(connected=True, node_count=8),
+        hot=hot,
+        clock=clock,
+        instruments=SimpleNamespace(
+            copy_orders=SimpleNamespace(labels=lambda name: SimpleNamespace(inc=lambda: None))
+        ),
+    )
+    asyncio.run(replicate_prefixes.run_once(state))
+    assert len(asked) == 1, "a master that does not answer is not asked again and again"
+    assert len(hot.plan(slow, 8, 1.0)) == 3
+
+
+def test_an_order_is_never_larger_than_a_master_takes() -> None:
+    hot = HotPrefixes(1e12)
+    for _ in range(300):
+        hot.use("m", bytes(32 * 262_144), 262_144, BLOCK, 0.0)
+    for order in hot.plan({"m": Speed(1.0, 1, BLOCK)}, 1000, 0.0):
+        assert order.copies <= 64
+        assert len(order.keys) <= 32 * 65_536
+
+
+# --- snapshots ----------------------------------------------------------------------------------------------------
+
+
+def crowd(core: Scheduler, count: int) -> None:
+    for number in range(count):
+        core.register(InstanceInfo(f"i{number}", 1, "both", "m", group=5), READY, 0.0)
+
+
+def ask(number: int, keys: bytes = b"", **more: Any) -> Ask:
+    return Ask(f"r{number}", "m", **{"prompt_tokens": 640, "keys": keys, "group": 5, **more})
+
+
+def test_what_settles_beside_the_event_loop_touches_no_snapshots() -> None:
+    """A duty settles records in a thread while decisions settle others: only the event loop counts their bytes."""
+    core = Scheduler(Settings(snapshot_bytes_max=60_000), random.Random(1), native_index)
+    crowd(core, 40)
+    record = core.schedule(ask(1), PoolAnswer(), 0.0, 0.0).record
+    packed = core.prepared(record)
+    assert packed and record.candidates and record.seen is None
+    assert (len(core.snapshots), core.snapshots.size_bytes) == (0, 0)
+    core.snapshots.keep(record.decision_id, packed)
+    assert core.snapshots.find(record.decision_id) is not None
+
+
+# --- instances come, change and go --------------------------------------------------------------------------------
+
+
+def test_an_instance_that_is_gone_leaves_no_cost_models_behind() -> None:
+    core = Scheduler(Settings(suspect_after_s=1, lease_s=2), random.Random(1), native_index)
+    info = InstanceInfo("a", 1, "both", "m", group=5, kv_bytes_per_token=1000)
+    core.register(info, READY, 0.0)
+    decision = core.schedule(ask(1), PoolAnswer(), 0.0, 0.0)
+    core.expire(10.0)
+    told = {"loaded_bytes": 1 << 20, "load_ms": 10.0}
+    legs = {"legs": [{"leg": "decode", "told": told}]}
+    core.update(decision.decision_id, "finished", 1.0, 5, legs, 11.0)
+    assert "a" not in core.models.of("m").transfers
+
+
+def test_an_engine_that_was_started_again_has_nothing_of_others() -> None:
+    core = Scheduler(Settings(), random.Random(1), native_index)
+    info = InstanceInfo("a", 1, "both", "m", group=5, kv_capacity_tokens=1000)
+    engine: Instance = core.register(info, READY, 0.0)
+    for now_s in (0.1, 0.2, 0.3):
+        core.report(engine, READY, Load(running=9, waiting=9, kv_usage=1.0), "", now_s)
+    assert core.models.of("m").book.view(0.3).sequences.tolist() == [18.0]
+    core.register(replace(info, incarnation=2), READY, 0.4)
+    seen = core.models.of("m").book.view(0.4)
+    assert [seen.sequences[0], seen.kv_tokens[0], seen.queue_s[0]] == [0.0, 0.0, 0.0]
+
+
+def test_an_instance_with_larger_blocks_does_not_hold_more_than_the_prompt() -> None:
+    core = Scheduler(Settings(), random.Random(1), native_index)
+    engine = core.register(InstanceInfo("a", 1, "both", "m", group=5, block_tokens=64), READY, 0.0)
+    keys = chain("x", 40)
+    core.cache.apply(engine, full=True, stored=keys, removed=b"", sequence=1, keys_max=100)
+    decision = core.schedule(ask(1, keys), PoolAnswer(), 0.0, 0.0)
+    assert decision.computed_tokens >= 0
+    assert core.models.of("m").book.view(0.0).queue_tokens[0] >= 0

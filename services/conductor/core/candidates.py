@@ -131,9 +131,13 @@ class Snapshots:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, decision_id: str, snapshot: Snapshot) -> None:
+    @staticmethod
+    def packed(snapshot: Snapshot) -> bytes:
+        """Return a snapshot as it is kept."""
+        return zlib.compress(msgspec.msgpack.encode(snapshot), 1)
+
+    def keep(self, decision_id: str, packed: bytes) -> None:
         """Keep one; the oldest go when there are too many bytes."""
-        packed = zlib.compress(msgspec.msgpack.encode(snapshot), 1)
         self.size_bytes -= len(self._kept.pop(decision_id, b""))
         self._kept[decision_id] = packed
         self.size_bytes += len(packed)

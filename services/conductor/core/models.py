@@ -12,7 +12,7 @@ from mooncache.conductor.core.fleet_shape import Shape
 from mooncache.conductor.core.learning import DecodeLearner, Follower, TransferLearner
 from mooncache.conductor.core.output_lengths import OutputLengths
 from mooncache.conductor.core.policy.fleet import ROLES
-from mooncache.conductor.core.policy.types import DecodeCost, TransferCost
+from mooncache.conductor.core.policy.types import NOBODY, DecodeCost, TransferCost
 from mooncache.conductor.core.prefill_learner import PrefillLearner
 from mooncache.conductor.core.registry import Instance, InstanceInfo, Load, Registry
 
@@ -106,7 +106,7 @@ class ServedModel:
 
     def observed_load(self, name: str, loaded_bytes: float, seconds: float, registry: Registry) -> None:
         """An instance loaded KV from the pool."""
-        for known in ("", name):
+        for known in ("", name) if self.book.row(name) != NOBODY else ("",):
             self.transfers.setdefault(known, TransferLearner()).observe(loaded_bytes, seconds)
         # Instances that loaded nothing yet are believed to be like the others.
         for instance in registry.of_model(self.name):
@@ -149,8 +149,9 @@ class ServedModel:
             assert self.book.names[row], "a number in the index of caches points at an instance that is gone"
 
     def restarted(self, name: str) -> None:
-        """Another engine of that name: what was learnt of its decoding is void."""
+        """Another engine of that name: what was learnt of its decoding is void, and nobody else uses it yet."""
         self.decodes.pop(name, None)
+        self.book.report(name, foreign_sequences=0.0, foreign_queue_s=0.0, kv_tokens=0.0)
         self.book.set(name, decode=self._decode(name))
 
     def _decode(self, name: str) -> DecodeCost:

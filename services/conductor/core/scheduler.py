@@ -210,7 +210,7 @@ class Scheduler:
             for holder, held in self.cache.leading(ask.keys).items():
                 row = model.row_of_holder.get(holder)
                 if row is not None:
-                    local[row] = held * block_tokens
+                    local[row] = min(held * block_tokens, cacheable)
         settings = self.settings
         self._number += 1
         return pool_tokens, Request(
@@ -294,15 +294,18 @@ class Scheduler:
 
     def settle(self, record: Record) -> None:
         """Make of what the policy saw the record's candidates, which are small; done after the answer."""
+        packed = self.prepared(record)
+        if packed:
+            self.snapshots.keep(record.decision_id, packed)
+
+    def prepared(self, record: Record) -> bytes:
+        """Settle the record; return its whole snapshot packed, to be kept, b"" without one. Touches the record only."""
         seen, record.seen = record.seen, None
-        if seen is None:
-            return
-        kept = Candidates.of(*seen)
-        if kept is None:
-            return
+        kept = Candidates.of(*seen) if seen is not None else None
+        if seen is None or kept is None:
+            return b""
         record.candidates = kept.packed()
-        if not kept.whole:
-            self.snapshots.keep(record.decision_id, take(seen.fleet, seen.request, seen.choice.total_s))
+        return b"" if kept.whole else Snapshots.packed(take(seen.fleet, seen.request, seen.choice.total_s))
 
     def _refuse(
         self, ask: Ask, pool: PoolAnswer, reason: str, message: str, now_s: float, wall_s: float
