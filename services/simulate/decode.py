@@ -45,7 +45,9 @@ class Sequence:
         self.reserved_tokens = kv_tokens + steps
         self.first_step = self.last_step = -1
         self.joined_s = 0.0
-        self.first_gap_s = 0.0  # what its first gap is longer than the step (hand-over, waiting)
+        self.first_gap_s = (
+            0.0  # what its first gap is longer than the step (hand-over, waiting; less: stalls before)
+        )
 
 
 class Batch:
@@ -179,6 +181,7 @@ class Batch:
         sequence.first_step = self.step
         sequence.last_step = self.step + sequence.steps
         sequence.joined_s = now_s
+        sequence.first_gap_s = -self._stall_s  # the batch stood still before it came: no gap of its own
         self.running[number] = sequence
         self.kv_tokens += sequence.kv_tokens
         self.reserved_tokens += sequence.reserved_tokens

@@ -112,17 +112,19 @@ class Decoding:
         now_s = self.world.now_s
         node.batch.join(sequence, life.order, now_s)
         life.state = DECODING
-        sequence.first_gap_s = now_s - (life.arrival_s + life.ttft_s) if self._early else 0.0
+        if self._early:
+            sequence.first_gap_s += now_s - (life.arrival_s + life.ttft_s)
         self.scheduler.joined(life)
 
     def _answered(self, sequence: Sequence, node: Node) -> None:
         life: Life = sequence.owner
         gaps = node.batch.gaps(sequence)
         if not self._early:
-            life.ttft_s = sequence.joined_s + float(gaps[0]) - life.arrival_s
+            life.ttft_s = sequence.joined_s + float(gaps[0]) + sequence.first_gap_s - life.arrival_s
             self.world.record.first_token(life)
-            gaps = gaps[1:]
-        tbt_s, mean_s = worst_gaps_mean(gaps, sequence.first_gap_s)
+        tbt_s, mean_s = (
+            worst_gaps_mean(gaps, sequence.first_gap_s) if self._early else worst_gaps_mean(gaps[1:], 0.0)
+        )
         node.answers += 1
         self._over(life, DONE, "", tbt_s, mean_s)
 

@@ -205,10 +205,15 @@ class Prefilling:
             member.take_off(life, choice.compute_s)
             member.computing = life
         self.scheduler.started(life)
-        if node.role == PREFILL or len(nodes) > 1:
+        if not self._inside_batch(life, node):
             self._stream(life, node, life.compute_s)
             world.push(world.now_s + life.compute_s, self._computed, life, life.attempt)
         return life.compute_s
+
+    @staticmethod
+    def _inside_batch(life: Life, node: Node) -> bool:
+        """The prompt is computed between or in the steps of the node's batch, whose time it then is."""
+        return node.role != PREFILL and not life.members
 
     def _stream(self, life: Life, node: Node, compute_s: float) -> None:
         """Hand the KV over layer by layer, not faster than it is made."""
@@ -254,7 +259,8 @@ class Prefilling:
         for row in life.members or (life.prefill,):
             member = world.nodes[row]
             member.computing = None
-            member.busy_s += life.compute_s
+            if not self._inside_batch(life, member):
+                member.busy_s += life.compute_s
         node = world.nodes[life.prefill]
         node.prompts += 1
         node.computed_tokens += life.input_tokens - life.cached_tokens

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mooncache.conductor.core.policy.fleet import PREFILL, ROLE_NAMES
+from mooncache.conductor.core.policy.fleet import ROLE_NAMES
 from mooncache.simulate.life import FAILED, REJECTED, REJECTED_AFTER_PREFILL, UNDECIDED, Life
 from mooncache.simulate.result import Instances, Result, Series, Totals
 
@@ -135,7 +135,7 @@ class Record:
         elif outcome != FAILED:
             self.done += 1
         if outcome == REJECTED_AFTER_PREFILL:
-            self.totals.wasted_prefill_s += life.compute_s
+            self.totals.wasted_prefill_s += life.compute_s * max(1, len(life.members))
 
     def sample(self, now_s: float, index: BlockIndex) -> None:
         """Take a sample of every series."""
@@ -161,9 +161,7 @@ class Record:
         instances = Instances(
             names=[node.name for node in nodes],
             role=[ROLE_NAMES.get(node.role, "none") for node in nodes],
-            busy_s=np.array(
-                [node.busy_s + (0.0 if node.role == PREFILL else node.batch.busy_s) for node in nodes]
-            ),
+            busy_s=np.array([node.busy_s + node.batch.busy_s for node in nodes]),
             requests=np.array([node.prompts + node.answers for node in nodes], dtype=np.int64),
             computed_tokens=np.array([node.computed_tokens for node in nodes], dtype=np.int64),
             sequences_mean=np.array([_mean_sequences(node) for node in nodes]),

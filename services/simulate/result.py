@@ -57,7 +57,11 @@ class Series:
 
 @dataclass(slots=True)
 class Totals:
-    """Sums of the run. *_s are seconds of instances, wall_s is what the run took here (not deterministic)."""
+    """Sums of the run. *_s are seconds of instances, wall_s is what the run took here (not deterministic).
+
+    decode_s: of batches, with the prompts that were computed inside them (which are in prefill_s too).
+    wasted_prefill_s: of prompts that the decode instance refused afterwards.
+    """
 
     requests: int = 0
     span_s: float = 0.0
@@ -90,8 +94,9 @@ class Result:
     """See the module's text. Row i is request i of the trace; times of requests that never got there are NaN.
 
     outcome: number of OUTCOMES in life.py; reason: number of `reasons`; branch: number of BRANCHES. Rows of
-    instances are -1 for none. fetch_s: from the decision until the prefix was there; queue_s: from then, or from
-    the decision, until the prompt was being computed; prefill_s: computing it.
+    instances are -1 for none. All times are of the last attempt, except ttft_s, which counts from the arrival.
+    fetch_s: from the decision until the prefix was there; queue_s: from the decision until the prompt was being
+    computed, so fetching is part of it; prefill_s: computing it, however many instances do so together.
     """
 
     policy: str
@@ -176,6 +181,8 @@ class Result:
         return float(np.quantile(got, share)) if len(got) else float("nan")
 
     def prefill_gpu_s(self) -> float:
-        """Return the mean computing time of a prefill over the prompts that were computed (FAST'25, Fig. 8)."""
-        got = self.prefill_s[~np.isnan(self.prefill_s)]
-        return float(got.mean()) if len(got) else 0.0
+        """Return the seconds of instances for a prompt that was computed (FAST'25, Fig. 8): all members of a
+        pipeline count, and so does what was computed again.
+        """
+        prompts = int(np.count_nonzero(~np.isnan(self.prefill_s)))
+        return self.totals.prefill_s / prompts if prompts else 0.0

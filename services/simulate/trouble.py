@@ -112,7 +112,8 @@ class Trouble:
                 member.take_off(life, choice.compute_s)
             elif member.computing is life:
                 member.computing = None
-                member.busy_s += world.now_s - life.compute_from_s
+                if member.role == PREFILL or life.members:  # else it was the batch's time
+                    member.busy_s += world.now_s - life.compute_from_s
                 if member.alive and member.chunk_from:
                     member.chunk_from = 0
                     self.prefilling.decoding.wake(member)

@@ -175,6 +175,19 @@ def test_coupled_instances_stall_their_batch(inline: str) -> None:
         assert result.prefill_s[1] == pytest.approx(prompt_s + 64 * PROFILE.chunk_overhead_s)
 
 
+@pytest.mark.parametrize("first", ["prefill", "decode"])
+def test_a_prompt_that_stops_the_batch_is_counted_once(first: str) -> None:
+    group = InstanceGroup("both", 1, dram_blocks=0)
+    trace = trace_of([(0.0, 8192, 200, list(range(16))), (5.0, 8192, 100, list(range(20, 36)))])
+    result = run(trace, ClusterSpec(instances=(group,), first_token=first), spread_tick_s=0)
+    step_s = PROFILE.decode.tbt_s(2, 2 * 8192 + 300)
+    assert result.ttft_s[1] < PROFILE.prefill.seconds(8192, 0) + 2 * step_s, (
+        "not its own prompt a second time"
+    )
+    assert result.tbt_s[1] < 1.05 * step_s, "its gaps do not contain its own prompt"
+    assert result.instances.busy_s[0] <= result.end_s.max() - result.arrival_s[0] + 1e-6
+
+
 def test_coupled_instances_lose_nobody() -> None:
     for inline in ("whole", "chunked"):
         group = InstanceGroup("both", 3, dram_blocks=200, inline=inline, kv_capacity_tokens=40_000)
@@ -264,6 +277,7 @@ def test_pipelines_share_a_long_prompt() -> None:
     together = run(trace, cluster(prefill=4, group_pipeline_size=4), "mooncache")
     assert together.ttft_s[0] < alone.ttft_s[0] / 2.5
     assert together.instances.busy_s[:4] == pytest.approx(np.full(4, together.prefill_s[0]))
+    assert together.prefill_gpu_s() == pytest.approx(4 * together.prefill_s[0])
 
 
 def test_pipelines_never_block_each_other() -> None:

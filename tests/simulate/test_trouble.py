@@ -89,6 +89,14 @@ def test_a_switched_instance_drains_and_works_in_its_new_role() -> None:
     assert not (result.prefill_row[result.arrival_s >= 8.0] == 0).any()
 
 
+def test_work_before_a_switch_is_still_work() -> None:
+    trace = conversations(120, 3.0, seed=3)
+    result = run(trace, cluster(prefill=2, decode=2, events=events((8.0, "role", "decode-0", "prefill"))))
+    assert result.instances.role[2] == "prefill"
+    worked_s = result.totals.prefill_s + result.totals.decode_s
+    assert result.instances.busy_s.sum() == pytest.approx(worked_s)
+
+
 def test_roles_follow_the_load() -> None:
     """Prompts without answers: the planner makes prefill instances of decode instances, and queues get shorter."""
     trace = conversations(300, 6.0, seed=4).with_outputs(2)

@@ -117,7 +117,7 @@ def _report(
     error = abs(_of(predicted, None) / _of(ttft, None) - 1) * 100
     report.add(bar_row("error of the predicted mean ttft", error, "%", at_most=ERROR_MAX_PERCENT))
     prefill, decode = calibration.profile.prefill, calibration.profile.decode
-    busy = (np.nansum(expected.prefill_s) + expected.totals.decode_s) / max(1e-9, played.span_s)
+    busy = float(expected.instances.busy_s.mean()) / max(1e-9, played.span_s)
     report.notes += [
         f"played {speed:.1f} times as fast; the simulator has the engines busy for {busy:.0%} of the time",
         (
