@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from array import array
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -17,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncache.cli.app import run
+from mooncache.config.serving import GatewaySection
 from mooncache.errors import ConfigInvalid
 from mooncache.gateway.core.capture import DIGEST_BYTES, Numbering, Prompt, block_digests
 from mooncache.gateway.shell import capture as shell
@@ -310,3 +313,87 @@ def test_tenants_share_what_is_public_and_nothing_else() -> None:
     assert not set(digests("a", 0)) & set(digests("b", 0))
     assert not set(one) & set(digests("a", 20, b"t" * 32))
     assert digests("a", 7) == digests("a", 0)
+
+
+# --- the writer alone ---------------------------------------------------------------------------------------------
+
+
+class Counts(dict[str, float]):
+    """Stands for the metrics."""
+
+    def counter(self, name: str) -> Any:
+        def inc(count: float = 1) -> None:
+            self[name] = self.get(name, 0) + count
+
+        return SimpleNamespace(inc=inc, labels=self.counter)
+
+
+def writer(path: Path, **more: Any) -> tuple[shell.Capture, Counts]:
+    counts = Counts()
+    stats: Any = SimpleNamespace(capture_rows=counts.counter("rows"), capture_dropped=counts.counter(""))
+    section = GatewaySection(capture_file=path, capture_block_tokens=1, **more)
+    return shell.Capture(section, stats), counts
+
+
+def begin(capture: shell.Capture) -> shell.Ticket | None:
+    prompt = Prompt(array("I", range(16)), "scope")
+    return capture.begin([prompt], tenant="a", session="", now_s=1.0)
+
+
+def test_a_file_that_could_not_be_closed_does_not_close_somebody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of a closed file is given to the next one that is opened: a connection, perhaps."""
+    capture, counts = writer(tmp_path / "trace.jsonl", capture_file_bytes_max=1024)
+    others: list[int] = []
+    real_close, real_write = os.close, os.write
+
+    def close(descriptor: int) -> None:
+        real_close(descriptor)
+        others.append(os.open("/dev/null", os.O_RDONLY))
+
+    def write(descriptor: int, data: bytes) -> int:
+        if bytes(data[:2]) == b'{"':
+            raise OSError(28, "No space left on device")
+        return real_write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(os, "close", close)
+    for _ in range(20):
+        ticket = begin(capture)
+        assert ticket is not None
+        capture.end(ticket, 1)
+    capture.close()
+    monkeypatch.undo()
+    assert len(others) == 1, "it was closed once"
+    os.close(others[0])
+    assert counts == {"write_failed": 20.0}, "rows that waited in the buffer were lost too"
+
+
+def test_prompts_that_are_hashed_take_room_until_their_row_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "_WAITING_BYTES_MAX", 4096)
+    capture, counts = writer(tmp_path / "trace.jsonl")
+    tickets = []
+    for _ in range(100):
+        ticket = begin(capture)
+        if ticket is None:
+            break
+        tickets.append(ticket)
+        for _ in range(500):
+            if ticket.digests:
+                break
+            time.sleep(0.01)
+    assert len(tickets) <= 4096 // 256 + 1, "16 hashes of 16 bytes each wait in memory"
+    for ticket in tickets:
+        capture.end(ticket, 1)
+    for _ in range(500):
+        if counts.get("rows"):
+            break
+        time.sleep(0.01)
+    again = begin(capture)
+    assert again is not None, "room is given back"
+    capture.end(again, 1)
+    capture.close()
+    assert counts["rows"] == len(rows_of(tmp_path / "trace.jsonl")) == len(tickets) + 1

@@ -17,7 +17,7 @@ import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -44,7 +44,10 @@ log = get_logger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request on its way into the file. `output_tokens` is known once it has ended."""
+    """One request on its way into the file. `output_tokens` is known once it has ended.
+
+    size_bytes: memory that its tokens take, later that its hashes take.
+    """
 
     at_s: float
     prompts: list[Prompt]
@@ -72,7 +75,7 @@ class Capture:
         self._inbox: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
         # Written by one side each, so that neither needs a lock.
         self._begun = self._begun_bytes = 0
-        self._settled = self._hashed_bytes = 0
+        self._settled = self._released_bytes = 0
         self._last_s = 0.0
         self._order: deque[Ticket] = deque()
         self._file: _File | None = None
@@ -102,7 +105,7 @@ class Capture:
         size_bytes = sum(prompt.size_bytes for prompt in prompts)
         if (
             self._begun - self._settled >= self._queue_max
-            or self._begun_bytes - self._hashed_bytes + size_bytes > _WAITING_BYTES_MAX
+            or self._begun_bytes - self._released_bytes + size_bytes > _WAITING_BYTES_MAX
         ):
             self._refuse("queue_full")
             return None
@@ -161,13 +164,18 @@ class Capture:
 
     def _hash(self, ticket: Ticket) -> None:
         prompts, ticket.prompts = ticket.prompts, []
-        self._hashed_bytes += ticket.size_bytes
-        ticket.lengths = [len(prompt.tokens) for prompt in prompts]
-        ticket.digests = [block_digests(prompt, self._block_tokens, self._salt) for prompt in prompts]
+        token_bytes, ticket.size_bytes = ticket.size_bytes, 0
+        try:
+            ticket.lengths = [len(prompt.tokens) for prompt in prompts]
+            ticket.digests = [block_digests(prompt, self._block_tokens, self._salt) for prompt in prompts]
+            ticket.size_bytes = sum(map(len, ticket.digests))
+        finally:
+            self._released_bytes += token_bytes - ticket.size_bytes
 
     def _write(self, ticket: Ticket) -> None:
         self._settled += 1
-        rows = len(ticket.lengths)
+        self._released_bytes += ticket.size_bytes
+        rows, added = len(ticket.lengths), 0
         if self._file is None and time.monotonic() < self._retry_at_s:
             self._lose("write_failed", rows)
             return
@@ -177,13 +185,13 @@ class Capture:
             assert self._file is not None
             output_tokens = (ticket.output_tokens or 0) // max(1, rows)
             for length, digests in zip(ticket.lengths, ticket.digests, strict=True):
+                added += 1  # from here on the file counts it
                 self._file.add(ticket, length, digests, output_tokens)
-            self._stats.capture_rows.inc(rows)
             if self._file.size_bytes >= self._bytes_max or self._file.numbering.count >= _NUMBERS_MAX:
                 self._file.close()
                 self._open()
         except (OSError, ConfigInvalid) as error:
-            self._give_up(error, rows)
+            self._give_up(error, rows - added)
 
     def _open(self) -> None:
         """Begin a file; the one that is there moves on. Raises ConfigInvalid."""
@@ -191,13 +199,19 @@ class Capture:
         try:
             _rotate(self._path, self._files)
             numbering = Numbering(self._salt, is_lasting=self._lasting)
-            self._file = _File(self._path, numbering, has_names=self._has_names)
+            self._file = _File(self._path, numbering, self._flushed, has_names=self._has_names)
         except OSError as error:
             raise ConfigInvalid(
                 f"gateway.capture_file {self._path} cannot be written: {error.strerror}. Choose a file in a folder "
                 "that is there and may be written."
             ) from None
         log.info(Event.CAPTURE_STARTED, path=str(self._path), block_tokens=self._block_tokens)
+
+    def _flushed(self, rows: int, *, is_written: bool) -> None:
+        if is_written:
+            self._stats.capture_rows.inc(rows)
+        else:
+            self._lose("write_failed", rows)
 
     def _give_up(self, error: Exception, rows: int) -> None:
         """Close the file and try again later with a new one."""
@@ -230,9 +244,12 @@ class Capture:
 
 
 class _File:
-    """One file that is being written, readable by its owner only."""
+    """One file that is being written, readable by its owner only. `flushed` is told what became of rows."""
 
-    def __init__(self, path: Path, numbering: Numbering, *, has_names: bool) -> None:
+    def __init__(
+        self, path: Path, numbering: Numbering, flushed: Callable[..., None], *, has_names: bool
+    ) -> None:
+        self._flushed = flushed
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._rows: list[bytes] = []
         self._rows_bytes = 0
@@ -264,7 +281,8 @@ class _File:
 
     def flush(self) -> None:
         """Write whole lines; what a full disk took of them is taken back. Raises OSError."""
-        data, self._rows, self._rows_bytes = b"".join(self._rows), [], 0
+        count, data = len(self._rows), b"".join(self._rows)
+        self._rows, self._rows_bytes = [], 0
         rest = memoryview(data)
         try:
             while rest:
@@ -272,15 +290,21 @@ class _File:
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self._written_bytes)
+            self._flushed(count, is_written=False)
             raise
         self._written_bytes += len(data)
+        self._flushed(count, is_written=True)
 
     def close(self) -> None:
-        """Write what is left. Raises OSError; the file is closed in any case."""
+        """Write what is left. Raises OSError; the file is closed in any case, and only once."""
+        if self._descriptor < 0:
+            return
         try:
             self.flush()
         finally:
-            os.close(self._descriptor)
+            # The number may belong to somebody else as soon as it is free.
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
 
 
 def _rotate(path: Path, count: int) -> None:
