@@ -9,7 +9,7 @@ from typing import Any
 
 from cyclopts import App, CycloptsError, Group
 
-from mooncache.cli import cluster, data, instances, local, services, top, topology
+from mooncache.cli import cluster, data, instances, local, services, top, topology, trace
 from mooncache.cli import up as up_and_down
 from mooncache.cli.doctor import doctor
 from mooncache.cli.output import (
@@ -21,6 +21,9 @@ from mooncache.cli.output import (
     print_json,
     report_error,
 )
+from mooncache.cli.plan import plan
+from mooncache.cli.reproduce import reproduce
+from mooncache.cli.simulate import simulate
 from mooncache.cli.why import why
 from mooncache.errors import MooncacheError
 
@@ -37,7 +40,7 @@ Begin with `mooncache up`: it starts everything on this machine and prints a lin
 
 
 def build() -> App:
-    """The command tree. Groups that are heavy are imported when they are called."""
+    """The command tree. Commands import what is heavy when they run; one named by a string has no help in lists."""
     from mooncache._version import __version__
 
     app = App(
@@ -86,8 +89,8 @@ def build() -> App:
     config_app.command(local.explain, name="explain")
     app.command(config_app)
     trace_app = App(name="trace", help="Check, describe or make up traces of requests.", group=TOOLS)
-    for verb in ("check", "stats", "generate"):
-        trace_app.command(f"mooncache.cli.trace:{verb}", name=verb)
+    for verb in (trace.check, trace.stats, trace.generate):
+        trace_app.command(verb)
     app.command(trace_app)
     app.command(local.token, group=TOOLS)
     app.command(local.version, group=TOOLS)
@@ -98,9 +101,9 @@ def build() -> App:
     bench.command("mooncache.bench.gateway.command:gateway", name="gateway")
     bench.command("mooncache.bench.replay.command:replay", name="replay")
     app.command(bench)
-    app.command("mooncache.cli.simulate:simulate", name="simulate", group=TOOLS)
-    app.command("mooncache.cli.plan:plan", name="plan", group=TOOLS)
-    app.command("mooncache.cli.reproduce:reproduce", name="reproduce", group=TOOLS)
+    app.command(simulate, group=TOOLS)
+    app.command(plan, group=TOOLS)
+    app.command(reproduce, group=TOOLS)
     return app
 
 

@@ -7,14 +7,16 @@ reached (trying again may help), 4 not allowed, 5 no space, 70 a defect, 130 int
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from mooncache.errors import MooncacheError
+from mooncache.errors import InvalidArgument, MooncacheError
 
 EXIT_OK = 0
 EXIT_MISS = 1
@@ -101,3 +103,18 @@ def human_age(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def check_writable(path: Path | None, option: str) -> None:
+    """Refuse a file that could not be written, before the work whose result it is to hold.
+
+    Raises: InvalidArgument, naming option, path and reason.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise InvalidArgument(f"{option}: {path} cannot be written: Is a directory.")
+    if not path.parent.is_dir():
+        raise InvalidArgument(f"{option}: {path} cannot be written: there is no folder {path.parent}.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InvalidArgument(f"{option}: {path} cannot be written: Permission denied.")

@@ -14,6 +14,7 @@ from mooncache.cli.common import AsJson
 from mooncache.cli.output import (
     EXIT_OK,
     EXIT_USAGE,
+    check_writable,
     console,
     error_console,
     print_json,
@@ -162,6 +163,7 @@ def _plan(
     from mooncache.plan.answer import document_of
     from mooncache.plan.run import Effort, Planner
 
+    check_writable(results[0], "--html")
     question = loading.read(spec_path, overrides)
     finalists, seeds, requests = effort
     if finalists < 0 or seeds < 1 or requests < 100:
@@ -191,7 +193,10 @@ def _workload(path: Path | None, workload: Any) -> tuple[Trace, str]:
             "A trace and a [workload] (or --rate, --input-tokens, ...) contradict each other: give one."
         )
     if path is not None:
-        return read(path), path.name
+        try:
+            return read(path), path.name
+        except OSError as error:
+            raise PlanInvalid(f"--trace: {path} cannot be read: {error.strerror}.") from None
     if workload is None:
         raise PlanInvalid(
             "Nothing to plan for: give --trace FILE, or --rate with --input-tokens and --output-tokens."

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from mooncache.cli.output import EXIT_MISS, EXIT_OK, console, error_console, print_table
+from mooncache.cli.output import EXIT_MISS, EXIT_OK, check_writable, console, error_console, print_table
+from mooncache.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from mooncache.reproduce.lab import Progress
@@ -56,6 +57,13 @@ def reproduce(
         columns = ("name", "what", "from", "takes")
         print_table("scenarios", columns, [(one.name, one.title, one.source, one.work) for one in chosen])
         return EXIT_OK
+    check_writable(markdown, "--markdown")
+    files = {"--trace": trace, "--trace-toolagent": trace_toolagent, "--trace-synthetic": trace_synthetic}
+    for option, path in files.items():
+        if path is not None and not path.is_file():
+            raise InvalidArgument(f"{option}: there is no file {path}.")
+    if jobs < 0:
+        raise InvalidArgument(f"--jobs: {jobs} processes; 0 for one on each core, or more.")
     sources = Sources(trace, trace_toolagent, trace_synthetic, QUICK_REQUESTS if quick else 0)
     for name in ("conversation", "toolagent", "synthetic"):
         if sources.path(name) is None and not json:

@@ -13,6 +13,7 @@ from cyclopts import Group, Parameter
 from mooncache.cli.output import (
     EXIT_OK,
     EXIT_USAGE,
+    check_writable,
     console,
     error_console,
     print_json,
@@ -128,6 +129,8 @@ def simulate(
         if example:
             print(_example(), end="")
             return EXIT_OK
+        check_writable(html, "--html")
+        check_writable(Path(json) if json not in (None, "-") else None, "--json")
         requests = _workload(trace, generate, first, speed, seed)
         spec = _cluster(cluster, {"prefill": prefill, "decode": decode}, memory_tokens, roles=roles)
         spec = _promised(spec, ttft, tbt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from dataclasses import asdict, replace
@@ -112,6 +113,10 @@ def generate(
     options = PRESETS[kind](block_tokens=block_tokens, tenants=tenants)
     if kind != "single-turn":
         options = replace(options, returning=returning)
+    elif returning != 1.0:
+        raise InvalidArgument(
+            f"--returning {returning:g}: requests of --kind single-turn stand alone; leave it out, or take another kind"
+        )
     if requests or seconds:
         options = replace(options, requests=requests or None, duration_s=seconds or None)
     if rate:
@@ -121,6 +126,8 @@ def generate(
         options = replace(options, first_tokens=Lengths.lognormal(input_mean, 1.0, most_tokens=most))
     if output_mean:
         options = replace(options, output_tokens=Lengths.lognormal(output_mean, 0.9))
+    if not math.isfinite(tick) or (tick < 0 and tick != -1):
+        raise InvalidArgument(f"--tick: {tick:g} s has to be 0 or more, or -1 for that of the kind")
     if tick >= 0:
         options = replace(options, tick_s=tick)
     trace = make(options, random.Random(seed))

@@ -254,6 +254,7 @@ _LIMITS: Final[dict[str, tuple[str, float | None, float | None]]] = {
 
 # Values beyond these are another unit, not a large machine.
 _LIKELY: Final[dict[str, tuple[float, str]]] = {
+    "count": (100_000.0, "a number of blocks or tokens"),
     "ttft_s": (10_000.0, "milliseconds"),
     "tbt_s": (10.0, "milliseconds"),
     "switch_s": (100_000.0, "milliseconds"),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mooncache.traces import Trace
 
 _PROGRESS_CALLS = 100
+_SAMPLES_MAX = 50_000  # of a trace; a stamp of another decade makes samples rare, not the run endless
 
 
 def simulate(
@@ -73,7 +74,7 @@ class Simulation:
         count = len(arrivals)
         inputs, outputs = world.trace.input_tokens.tolist(), world.trace.output_tokens.tolist()
         every = max(1, count // _PROGRESS_CALLS)
-        sample_s = world.options.sample_s
+        sample_s = max(world.options.sample_s, world.trace.span_s / _SAMPLES_MAX)
         next_sample_s = arrivals[0] if count else 0.0
         at = 0
         while at < count or queue:

@@ -100,6 +100,9 @@ def test_example_is_a_cluster_file(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--generate", "10", "--first", "0"], "--first"),
         (["--generate", "10", "--html", "/nowhere/page.html"], "cannot be written"),
         (["--generate", "10", "--decisions", "/nowhere/log.jsonl"], "cannot be written"),
+        (["--generate", "10", "--json", "/nowhere/rows.json"], "cannot be written"),
+        (["--generate", "10", "--html", "."], "cannot be written"),
+        (["--generate", "10", "--prefill", "100000000"], "looks like"),
         (["--trace", "/nowhere/trace.jsonl"], "trace.jsonl"),
     ],
 )
@@ -121,3 +124,34 @@ def test_a_broken_trace_names_its_line(tmp_path: Path, capsys: pytest.CaptureFix
     error = capsys.readouterr().err
     assert "TRACE_INVALID (720)" in error
     assert ":2" in error or "line 2" in error
+
+
+def test_what_cannot_be_written_is_said_before_the_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mooncache.simulate.simulate", lambda *_, **__: pytest.fail("it was simulated"))
+    assert run(["simulate", "--generate", "10", "--html", "/nowhere/page.html"]) == 2
+    assert run(["reproduce", "table2", "--markdown", "/nowhere/page.md"]) == 2
+    assert "there is no folder /nowhere" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_stamp_of_another_decade_does_not_run_forever(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    row = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
+    trace.write_text(json.dumps(row) + "\n" + json.dumps({**row, "timestamp": 1_700_000_000_000}) + "\n")
+    assert run(["simulate", "--trace", str(trace), "--prefill", "1", "--decode", "1"]) == 0
+    assert "2 requests" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("group", [[], ["trace"]])
+def test_lists_of_commands_say_what_each_does(group: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*group, "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for words in (
+        ["Find the cheapest", "Measure the published", "Run requests through"]
+        if not group
+        else ["Say whether a file", "Describe a trace", "Make up a trace"]
+    ):
+        assert words in text

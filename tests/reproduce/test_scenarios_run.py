@@ -144,3 +144,14 @@ def test_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli(["reproduce", "--list"]) == 0
     assert "fig5-scheduling" in capsys.readouterr().out
     assert cli(["reproduce", "nonsense"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(["--trace", "/nowhere/x"], "--trace: there is no file"), (["--jobs", "-1"], "--jobs")],
+)
+def test_what_cannot_be_is_said_in_one_line(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli(["reproduce", "table2", *options]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())

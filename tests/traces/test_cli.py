@@ -67,3 +67,14 @@ def test_what_cannot_be_made_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert run(["trace", "generate", str(tmp_path / "no" / "t.jsonl"), "--requests", "5"]) == 2
     assert "cannot be written" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(["--tick", "nan"], "--tick"), (["--kind", "single-turn", "--returning", "0.5"], "--returning")],
+)
+def test_options_that_mean_nothing_are_refused(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["trace", "generate", str(tmp_path / "made.jsonl"), "--requests", "5", *options]) == 2
+    assert said in capsys.readouterr().err

@@ -176,6 +176,13 @@ def limiting(summary: Summary) -> str:
             f"Requests are refused (most of them: {worst}) because they could not keep the promise: "
             "add instances or promise less."
         )
+    failed = summary.outcomes.get("failed", 0)
+    if failed > 0.5 * lost * summary.requests:
+        worst = next(iter(summary.reasons), "")
+        return (
+            f"Requests fail (most of them: {worst}), whatever is promised: too_large needs instances with more memory "
+            "for KV, the rest instances that stay."
+        )
     if summary.ttft_within < summary.tbt_within:
         return "Prompts wait too long: more --prefill, more cache, or roles that follow the load."
     return "Tokens come too slowly: more --decode, or a looser --tbt."

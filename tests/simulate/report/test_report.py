@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -167,3 +168,10 @@ def test_tables_fit_a_terminal(
 
 def test_what_holds_it_back_follows_the_numbers(summaries: list[Summary]) -> None:
     assert any(word in limiting(summaries[1]) for word in ("refused", "Prompts wait", "Tokens come"))
+
+
+def test_failures_are_not_called_slow_tokens(summaries: list[Summary]) -> None:
+    lost = replace(
+        summaries[0], attainment=0.0, outcomes={"failed": summaries[0].requests}, reasons={"too_large": 9}
+    )
+    assert "too_large" in limiting(lost)
