@@ -349,7 +349,9 @@ class ScenarioUnknown(MooncacheError, code=735, status=grpc.StatusCode.NOT_FOUND
 
 
 class TraceInvalid(MooncacheError, code=720, status=grpc.StatusCode.INVALID_ARGUMENT):
-    hint = "The file is not a usable trace; the message names the line and the field, docs/traces.md the format."
+    hint = (
+        "The file is not a usable trace; the message names the line and the field, docs/traces.md the format."
+    )
 
 
 class TraceTooLarge(MooncacheError, code=721, status=grpc.StatusCode.RESOURCE_EXHAUSTED):

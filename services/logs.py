@@ -74,9 +74,9 @@ class Event(enum.StrEnum):
     INSTANCE_APART = "instance.apart"  # engines of one model have passports that differ: they share no blocks
     INSTANCE_FORGOTTEN = "instance.forgotten"  # an engine was silent for longer than its lease
     INSTANCE_SET = "instance.set"  # an operator changed the role of an engine, or drains it
-    INSTANCE_REBALANCED = "instance.rebalanced"  # the load asked for another role of an engine; `needs_*` say why
+    INSTANCE_REBALANCED = "instance.rebalanced"  # the load asked for another role; `needs_*` say why
     PREFIX_REPLICATED = "prefix.replicated"  # a hot prefix gets more copies in the pool
-    PREFIX_NOT_REPLICATED = "prefix.not_replicated"  # the master did not take an order for copies; tried again
+    PREFIX_NOT_REPLICATED = "prefix.not_replicated"  # the master took no order for copies; tried again
     CACHE_REPORT_GAP = "cache.report_gap"  # changes of an engine's cache were missing; all of it is asked for
     POOL_CONNECTED = "pool.connected"  # the conductor can ask the pool
     POOL_ABSENT = "pool.absent"  # the conductor cannot reach the pool and goes on trying
@@ -101,7 +101,7 @@ class Event(enum.StrEnum):
     LEG_FAILED = "leg.failed"  # one leg of a request failed; `again` says whether another is tried
     KEYS_RELOADED = "keys.reloaded"  # the file of API keys was read again
     CAPTURE_STARTED = "capture.started"  # the gateway writes a trace of its requests into a new file
-    CAPTURE_FAILED = "capture.failed"  # requests are missing in the captured trace; `dropped` counts by reason
+    CAPTURE_FAILED = "capture.failed"  # requests are missing in the trace; `dropped` says why
     CONNECTOR_DEFECT = "connector.defect"  # an error inside of the connector; the engine goes on without it
 
 
