@@ -7,6 +7,7 @@ import math
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,3 +156,24 @@ def test_what_cannot_be_is_said_in_one_line(
 ) -> None:
     assert cli(["reproduce", "table2", *options]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("name", ["policies", "capacity", "table3", "overload"])
+def test_what_only_ours_has_is_said_and_ours_without_it_stands_beside(name: str) -> None:
+    runs: list[Run] = []
+
+    class Spy(Lab):
+        """Answers nothing: it notes which runs are compared."""
+
+        def map(self, _function: Any, items: Any) -> list[Any]:
+            runs.extend(getattr(item, "run", item) for item in items)
+            return [summary if isinstance(item, Run) else 2.0 for item in items]
+
+    summary = simulated(Sources(first=40), Run(speed=1.0))
+    with Spy(Sources()) as spy:
+        sheet = registry.run_one(spy, registry.choose([name])[0])
+    ours = [run for run in runs if run.policy == "mooncache"]
+    for part in {run.part for run in ours}:
+        assert {run.roles for run in ours if run.part == part} == {True, False}
+    assert not any(run.roles for run in runs if run.policy != "mooncache"), "then a row would have to say so"
+    assert any("DRAM" in note and "roles" in note for note in sheet.notes)
