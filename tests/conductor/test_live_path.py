@@ -141,6 +141,16 @@ def test_an_order_is_never_larger_than_a_master_takes() -> None:
         assert len(order.keys) <= 32 * 65_536
 
 
+def test_blocks_beyond_the_whole_budget_do_not_hold_up_those_of_other_models() -> None:
+    hot = HotPrefixes(1000.0)
+    for _ in range(300):
+        hot.use("huge", chain("a", 1), 1, BLOCK, 0.0)
+        hot.use("m", chain("b", 1), 1, BLOCK, 0.0)
+        hot.use("huge", chain("a", 1), 1, BLOCK, 0.0)
+    speeds = {"huge": Speed(1.0, 1 << 30, BLOCK), "m": Speed(1.0, 1, BLOCK)}
+    assert [order.model for order in hot.plan(speeds, 8, 0.0)] == ["m"]
+
+
 # --- snapshots ----------------------------------------------------------------------------------------------------
 
 
@@ -200,3 +210,18 @@ def test_an_instance_with_larger_blocks_does_not_hold_more_than_the_prompt() -> 
     decision = core.schedule(ask(1, keys), PoolAnswer(), 0.0, 0.0)
     assert decision.computed_tokens >= 0
     assert core.models.of("m").book.view(0.0).queue_tokens[0] >= 0
+
+
+def test_an_engine_that_was_started_again_generates_nothing_of_before() -> None:
+    """Its gateway may have died with it: then nobody tells of the end."""
+    core = Scheduler(Settings(), random.Random(1), native_index)
+    info = InstanceInfo("a", 1, "both", "m", group=5)
+    engine = core.register(info, READY, 0.0)
+    decision = core.schedule(ask(1), PoolAnswer(), 0.0, 0.0)
+    core.register(info, READY, 0.1)
+    assert core.assigned(engine) == 1, "the same engine told again who it is"
+    core.register(replace(info, incarnation=2), READY, 0.2)
+    assert core.assigned(engine) == 0
+    assert decision.record.state == "lost"
+    assert not core.update(decision.decision_id, "failed", 1.0, 0, {}, 0.3).known
+    core.check()

@@ -114,7 +114,9 @@ class HotPrefixes:
                 continue
             each = max(1, speed.bytes_per_token * speed.block_tokens * (wanted - known))
             count = min(len(segment.keys) // KEY_BYTES, int(limit // each), ORDER_KEYS_MAX)
-            if count == 0 or count * each > self._budget_bytes or len(orders) >= COPIES_AT_ONCE:
+            if count == 0:
+                continue  # no budget would ever do
+            if count * each > self._budget_bytes or len(orders) >= COPIES_AT_ONCE:
                 break  # the hottest one waits for the budget; a colder one must not eat it
             self._budget_bytes -= count * each
             segment.copies, segment.asked_s = wanted, now_s

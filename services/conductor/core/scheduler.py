@@ -82,6 +82,11 @@ class Scheduler:
         if lost is not None:
             self._lose(instance, now_s)
             self.models.restarted(instance)
+            for active in self.work.touching(
+                info.instance_id
+            ):  # what it generated ended with the former engine
+                if active.decoder == info.instance_id:
+                    self.close(active.decision_id, "lost", now_s)
         return instance
 
     def report(self, instance: Instance, state: str, load: Load, reason: str, now_s: float) -> None:
