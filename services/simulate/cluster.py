@@ -173,6 +173,11 @@ class ClusterSpec:
             raise ClusterInvalid(
                 f"{where}.pipeline_size is {group.pipeline_size} instances, but the group has {group.count}"
             )
+        if group.pipeline_size > 1 and group.role != "prefill":
+            raise ClusterInvalid(
+                f"{where}.pipeline_size is {group.pipeline_size} instances, but only prefill instances compute "
+                f"a prompt together: role {group.role} needs 1"
+            )
         for name in ("eviction", "ssd_eviction"):
             try:
                 make(getattr(group, name), 1)

@@ -116,13 +116,14 @@ class Network:
         self._remove(flow, now_s)
         return True
 
-    def cancel(self, flow: Flow, now_s: float) -> None:
-        """Stop a flow; what it has not moved yet is not counted."""
+    def cancel(self, flow: Flow, now_s: float) -> float:
+        """Stop a flow; returns the bytes that it has not moved, which are not counted either."""
         if flow.version < 0:
-            return
+            return 0.0
         self._settle(flow, now_s)
         self.moved_bytes -= flow.bytes_left
         self._remove(flow, now_s)
+        return flow.bytes_left
 
     def _remove(self, flow: Flow, now_s: float) -> None:
         tight = False

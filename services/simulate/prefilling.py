@@ -48,7 +48,7 @@ class Prefilling:
         life.planned_from_s = world.now_s
         life.expected_s = world.now_s + choice.ttft_s
         life.awaits, life.ready, life.flows = 0, False, []
-        life.fetch_s = 0.0
+        life.fetch_s, life.fetched_tokens = 0.0, 0
         prefix = min(choice.prefix_tokens, life.input_tokens)
         life.planned = self._whole_blocks(prefix, life)
         for row in life.members or (life.prefill,):

@@ -182,7 +182,7 @@ class Result:
 
     def prefill_gpu_s(self) -> float:
         """Return the seconds of instances for a prompt that was computed (FAST'25, Fig. 8): all members of a
-        pipeline count, and so does what was computed again.
+        pipeline count, and so does what was computed again. NaN when none was.
         """
         prompts = int(np.count_nonzero(~np.isnan(self.prefill_s)))
-        return self.totals.prefill_s / prompts if prompts else 0.0
+        return self.totals.prefill_s / prompts if prompts else float("nan")

@@ -100,11 +100,9 @@ class Trouble:
         """Take a request off everything that it occupies."""
         world, choice = self.world, life.choice
         assert choice is not None, "only decided requests occupy anything"
-        for flow in life.flows:
-            world.network.cancel(flow, world.now_s)
-        life.flows = []
+        self._stop_reading(life)
         if life.stream is not None:
-            world.network.cancel(life.stream, world.now_s)
+            world.record.totals.bytes_handed_over -= world.network.cancel(life.stream, world.now_s)
             life.stream = None
         for row in life.members or (life.prefill,):
             member = world.nodes[row]
@@ -125,6 +123,17 @@ class Trouble:
                 waiting.remove(life.sequence)
         self.scheduler.ended(life)
 
+    def _stop_reading(self, life: Life) -> None:
+        """Cancel its fetches and SSD reads; bytes that were not moved were not read."""
+        world, totals = self.world, self.world.record.totals
+        for flow in life.flows:
+            left = world.network.cancel(flow, world.now_s)
+            if len(flow.links) != 2:  # SSD alone, or SSD and both NICs
+                totals.bytes_ssd -= left
+            if len(flow.links) > 1:
+                totals.bytes_fetched -= left
+        life.flows = []
+
     def _again(self, life: Life, node: Node) -> None:
         """Place the request again, or let it break off."""
         world = self.world
@@ -144,9 +153,8 @@ class Trouble:
     def _read_in_vain(self, life: Life) -> None:
         """Its source is gone: compute what is not here."""
         world = self.world
-        for flow in life.flows:
-            world.network.cancel(flow, world.now_s)
-        life.flows = []
+        self._stop_reading(life)
+        life.fetched_tokens = 0
         life.planned = world.index.leading_on(life.blocks, life.prefill, 0)
         life.awaits = 0
         self.prefilling.be_ready(life)

@@ -332,6 +332,10 @@ def _problems(options: GenerateOptions) -> list[str]:
         (not 1 <= (options.requests or 1) <= _REQUESTS_MAX, f"requests is 1 to {_REQUESTS_MAX:,}"),
         (options.duration_s is not None and not 0 < options.duration_s < math.inf, "duration_s is above 0"),
         (not 0 < options.rate_per_s < math.inf, f"rate_per_s is above 0, here {options.rate_per_s}"),
+        (
+            options.requests is None and (options.duration_s or 0.0) * options.rate_per_s > _REQUESTS_MAX,
+            f"duration_s times rate_per_s is more than {_REQUESTS_MAX:,} requests",
+        ),
         (not 0 <= options.tick_s < math.inf, f"tick_s is 0 (exact times) or more, here {options.tick_s}"),
         (options.block_tokens < 1, f"block_tokens is 1 or more, here {options.block_tokens}"),
         (

@@ -91,6 +91,7 @@ BOTH = '[[instances]]\nrole = "both"\ncount = 2\n'
         (BOTH + 'dram_blocks = "1"', "has to be a whole number"),
         (BOTH + 'eviction = "clairvoyant"', "eviction"),
         (BOTH + "pipeline_size = 4", "the group has 2"),
+        (BOTH + "pipeline_size = 2", "only prefill instances"),
         (BOTH + BOTH, "two groups are called both"),
         ('[[instances]]\nrole = "prefill"\ncount = 2\n', "nobody decodes"),
         ('[[instances]]\nrole = "decoder"\ncount = 2\n', "role is 'decoder'"),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mooncache.conductor.core.policy.types import Choice
 from mooncache.simulate import Happening, InstanceGroup
 from mooncache.simulate.cluster import ClusterSpec, RoleSwitching
 from mooncache.simulate.life import DONE, FAILED, REJECTED
@@ -87,6 +88,41 @@ def test_a_switched_instance_drains_and_works_in_its_new_role() -> None:
     assert (result.decode_row == 0).any()
     assert result.arrival_s[result.decode_row == 0].min() >= switched
     assert not (result.prefill_row[result.arrival_s >= 8.0] == 0).any()
+
+
+def test_a_fetch_that_broke_off_is_not_counted_as_read() -> None:
+    """The second request reads 4 blocks from prefill-0, which fails in the middle of that."""
+    trace = trace_of([(0.0, 2048, 5, [0, 1, 2, 3]), (10.0, 2560, 5, [0, 1, 2, 3, 4])])
+    spec = cluster(prefill=2, decode=1, group_nic_out_gbps=1.0, events=events((10.2, "fail", "prefill-0")))
+
+    class Fetching:
+        """Sends the first request to prefill-0 and lets the second one fetch to prefill-1."""
+
+        name = "fetching"
+
+        def choose(self, request: Any, fleet: Any, rules: Any, rng: Any) -> Choice:
+            first = request.number == 1
+            return Choice(
+                admitted=True,
+                reason="",
+                prefill=0 if first else 1,
+                decode=2,
+                branch="local" if first else "fetch",
+                prefix_tokens=0 if first else 2048,
+                fetch_tokens=0 if first else 2048,
+                source_row=-1 if first else 0,
+                compute_s=0.5,
+                ttft_s=1.0,
+            )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mooncache.simulate.scheduling.find", lambda _name: Fetching())
+        result = run(trace, spec, spread_tick_s=0)
+    assert result.outcome.tolist() == [DONE, DONE]
+    assert result.cached_tokens[1] == 0
+    assert result.fetched_tokens[1] == 0
+    whole = 2048 * spec.profile.kv_bytes_per_token
+    assert 0 < result.totals.bytes_fetched < whole
 
 
 def test_work_before_a_switch_is_still_work() -> None:

@@ -130,3 +130,8 @@ def test_lengths_keep_their_quantiles_and_refuse_nonsense() -> None:
             Lengths(points)
     with pytest.raises(InvalidArgument):
         Lengths.lognormal(float("nan"))
+
+
+def test_more_requests_than_memory_holds_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="duration_s times rate_per_s"):
+        GenerateOptions(requests=None, duration_s=1e12)

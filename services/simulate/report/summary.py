@@ -172,6 +172,10 @@ def limiting(summary: Summary) -> str:
     refused = summary.outcomes.get("rejected", 0) + summary.outcomes.get("rejected_after_prefill", 0)
     if refused > 0.5 * lost * summary.requests:
         worst = next(iter(summary.reasons), "")
+        if worst == "no_instance":
+            return (
+                "Requests are refused because no instance was ready for them: see events, roles and failures."
+            )
         return (
             f"Requests are refused (most of them: {worst}) because they could not keep the promise: "
             "add instances or promise less."
