@@ -178,3 +178,19 @@ def test_a_running_conductor_tells_the_worker_its_new_role(tmp_path: Path) -> No
     assert DECODE in told.values()
     told = asyncio.run(scenario(enabled=False))
     assert [told[name] for name in ("p", "d0", "d1", "d2")] == [PREFILL, DECODE, DECODE, DECODE]
+
+
+def test_prompts_that_decode_instances_compute_themselves_need_no_prefill_instances() -> None:
+    world = World(2, 4)
+    model = world.core.models.of("m")
+    for _ in range(6):
+        for one in world.core.registry:
+            world.core.report(one, READY, Load(), "", world.now_s)
+        for number in range(100):
+            ask = Ask(f"s{number}", "m", 100, "t", max_output_tokens=1, keys=chain("s", 4))
+            decision = world.core.schedule(ask, PoolAnswer("ok", 4), world.now_s, 0.0)
+            assert decision.prefill == "", "short: computed where it is decoded"
+            world.core.close(decision.decision_id, "finished", world.now_s)
+        world.now_s += EVERY_S / 10
+        assert world.keeper.plan(model, world.core.registry, world.pinned, world.now_s) == []
+    assert world.keeper.needs("m")[0] < 0.1

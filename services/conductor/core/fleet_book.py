@@ -78,7 +78,7 @@ class FleetBook:
         self._pending: list[dict[Name, float]] = []
         self._running: list[Name | None] = []  # of each row's prompts, the one that is believed to run
         self._work: dict[Name, _Work] = {}
-        self.arrived_s = 0.0  # of computing, all prompts together
+        self.arrived_s = 0.0  # of computing, all prompts that prefill instances were given
         self.generating_s = 0.0  # that all answers together add to steps
         self._columns: dict[str, np.ndarray] = {}
         self._sliced: tuple[int, dict[str, Any]] = (-1, {})
@@ -230,7 +230,8 @@ class FleetBook:
         )
         self._work[assignment.decision_id] = work
         columns = self._columns
-        self.arrived_s += choice.compute_s * len(computers)
+        if choice.prefill != NOBODY:
+            self.arrived_s += choice.compute_s * len(computers)
         for row in computers:
             pending = self._pending[row]
             pending[assignment.decision_id] = choice.compute_s

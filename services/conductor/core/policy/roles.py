@@ -64,7 +64,7 @@ class RolePlanner:
     def plan(self, fleet: Fleet, arrived_s: float, tbt_slo_s: float, now_s: float) -> tuple[Switch, ...]:
         """Return the switches that should be made now, none most of the time.
 
-        arrived_s: seconds of computing that all prompts so far needed together (`FleetBook.arrived_s`).
+        arrived_s: seconds of computing that prefill instances were given so far (`FleetBook.arrived_s`).
         """
         self._measure(arrived_s, fleet.generating_s, now_s)
         givers = {role: fleet.ready & (fleet.role == role) for role in (PREFILL, DECODE)}
