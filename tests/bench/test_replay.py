@@ -7,12 +7,14 @@ import contextlib
 import json
 import random
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from aiohttp import web
 
+from mooncache.bench.replay import command
 from mooncache.bench.replay.calibrate import Points, fit, middle_mean
 from mooncache.bench.replay.client import Endpoint, Planned, replay
 from mooncache.bench.replay.predict import Serving, predict, speed_for
@@ -239,3 +241,17 @@ def test_load_sets_the_speed_and_prediction_follows_it(trace: Trace) -> None:
     assert slow.ttft_s.min() > calibration.overhead_s
     divided = predict(small.speed(5.0), Serving(prefill=1, decode=1), calibration, 1)
     assert divided.count(0) == len(small)
+
+
+@pytest.mark.parametrize("wrong", [{"decode": 0}, {"prefill": -1}, {"batch_max": 0}, {"chunk_tokens": 0}])
+def test_clusters_that_cannot_be_are_refused_before_anything_is_sent(wrong: dict[str, int]) -> None:
+    with pytest.raises(InvalidArgument, match=str(next(iter(wrong.values())))):
+        Serving(**wrong)
+
+
+def test_a_report_that_cannot_be_written_is_said_before_the_replay(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mooncache.bench.replay.command._report", lambda *_: pytest.fail("it was played"))
+    assert command.replay(markdown=Path("/nowhere/page.md")) == 1
+    assert "there is no folder" in " ".join(capsys.readouterr().out.split())

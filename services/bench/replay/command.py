@@ -69,9 +69,12 @@ def replay(
     from mooncache.bench.replay.predict import Serving
     from mooncache.bench.replay.run import ReplayOptions
     from mooncache.bench.replay.workload import Shape
+    from mooncache.cli.output import check_writable
 
     console = Console()
     try:
+        check_writable(json, "--json")
+        check_writable(markdown, "--markdown")
         options = ReplayOptions(
             requests=requests,
             shape=Shape(tokens_per_block, context, vocab),

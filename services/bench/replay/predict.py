@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mooncache.conductor.core.policy.types import Rules
+from mooncache.errors import InvalidArgument
 from mooncache.simulate import ClusterSpec, InstanceGroup, Result, SimOptions, Slo, simulate
 from mooncache.traces.stats import hit_blocks
 
@@ -31,6 +32,13 @@ class Serving:
     batch_max: int = 16
     chunk_tokens: int = 512
     cache_blocks: int = BLOCKS_PLENTY
+
+    def __post_init__(self) -> None:
+        if self.prefill < 0 or min(self.decode, self.batch_max, self.chunk_tokens) < 1:
+            raise InvalidArgument(
+                f"a replay has at least 1 decode instance (here {self.decode}) and no negative number for prefill "
+                f"(here {self.prefill}); batch ({self.batch_max}) and chunk tokens ({self.chunk_tokens}) are at least 1"
+            )
 
 
 def describe(serving: Serving, calibration: Calibration, block_tokens: int) -> ClusterSpec:

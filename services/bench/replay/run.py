@@ -106,7 +106,7 @@ def _report(
     gaps = np.array([gap for each in kept for gap in each.gaps_s]) * 1e3
     steps = played.output_tokens[good] - 1
     step_ms = expected.tbt_mean_s[good] * 1e3
-    mean_step = float(np.nansum(step_ms * steps) / max(1, steps.sum()))
+    mean_step = float(np.nansum(step_ms * steps) / max(1, steps[np.isfinite(step_ms)].sum()))
     _pair(report, "tbt, mean", float(gaps.mean()) if len(gaps) else 0.0, mean_step, "ms")
     worst = [worst_gaps_mean(np.array(each.gaps_s), 0.0)[0] * 1e3 for each in kept if each.gaps_s]
     worst_expected = expected.tbt_s[good][steps > 0] * 1e3
