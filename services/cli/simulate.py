@@ -132,7 +132,9 @@ def simulate(
         check_writable(html, "--html")
         check_writable(Path(json) if json not in (None, "-") else None, "--json")
         requests = _workload(trace, generate, first, speed, seed)
-        spec = _cluster(cluster, {"prefill": prefill, "decode": decode}, memory_tokens, roles=roles)
+        block_tokens = requests.block_tokens
+        counts = {"prefill": prefill, "decode": decode}
+        spec = _cluster(cluster, counts, memory_tokens, roles=roles, block_tokens=block_tokens)
         spec = _promised(spec, ttft, tbt)
         names = _policies(policy)
         options = _Options(seed, admission, speed, decisions)
@@ -215,7 +217,12 @@ def _seconds(text: str, option: str) -> float:
 
 
 def _cluster(
-    path: Path | None, counts: dict[str, int | None], memory_tokens: int | None, *, roles: bool
+    path: Path | None,
+    counts: dict[str, int | None],
+    memory_tokens: int | None,
+    *,
+    roles: bool,
+    block_tokens: int,
 ) -> ClusterSpec:
     from mooncache.simulate import paper_cluster
     from mooncache.simulate.cluster import RoleSwitching
@@ -233,7 +240,10 @@ def _cluster(
         if count < 0:
             raise InvalidArgument(f"--{name}: {count} instances; at least 0.")
     tokens = 3_000_000 if memory_tokens is None else memory_tokens
-    return paper_cluster(wanted["prefill"], wanted["decode"], tokens, roles=RoleSwitching(enabled=roles))
+    switching = RoleSwitching(enabled=roles)
+    return paper_cluster(
+        wanted["prefill"], wanted["decode"], tokens, roles=switching, block_tokens=block_tokens
+    )
 
 
 def _promised(spec: ClusterSpec, ttft: str | None, tbt: str | None) -> ClusterSpec:

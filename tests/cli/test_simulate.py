@@ -155,3 +155,12 @@ def test_lists_of_commands_say_what_each_does(group: list[str], capsys: pytest.C
         else ["Say whether a file", "Describe a trace", "Make up a trace"]
     ):
         assert words in text
+
+
+def test_the_cluster_takes_blocks_of_the_traces_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = str(tmp_path / "trace.jsonl")
+    assert run(["trace", "generate", trace, "--requests", "20", "--block-tokens", "64"]) == 0
+    assert run(["simulate", "--trace", trace, "--json", "-"]) == 0
+    assert "SIMULATION_INVALID" not in capsys.readouterr().out
