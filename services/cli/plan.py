@@ -21,7 +21,7 @@ from mooncache.cli.output import (
     print_table,
     report_error,
 )
-from mooncache.errors import InvalidArgument, PlanInvalid, Unsupported
+from mooncache.errors import InvalidArgument, PlanInvalid, ProfileInvalid, TraceInvalid, Unsupported
 
 if TYPE_CHECKING:
     from mooncache.plan.answer import Answer
@@ -145,7 +145,7 @@ def plan(
     }
     try:
         return _plan(trace, spec, overrides, (finalists, seeds, simulate_requests), (html, out), as_json=json)
-    except PlanInvalid as error:
+    except (PlanInvalid, ProfileInvalid, TraceInvalid) as error:
         report_error(error, as_json=json)
         return EXIT_USAGE
 

@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from mooncache.cli.output import EXIT_MISS, EXIT_OK, check_writable, console, error_console, print_table
-from mooncache.errors import InvalidArgument
+from mooncache.cli.output import (
+    EXIT_MISS,
+    EXIT_OK,
+    EXIT_USAGE,
+    check_writable,
+    console,
+    error_console,
+    print_table,
+    report_error,
+)
+from mooncache.errors import InvalidArgument, ScenarioUnknown
 
 if TYPE_CHECKING:
     from mooncache.reproduce.lab import Progress
@@ -52,16 +61,17 @@ def reproduce(
     from mooncache.reproduce.setting import QUICK_REQUESTS
     from mooncache.reproduce.workloads import Sources
 
-    chosen = registry.choose(scenarios)
+    try:
+        chosen = registry.choose(scenarios)
+    except ScenarioUnknown as error:
+        report_error(error, as_json=json)
+        return EXIT_USAGE  # 1 would be a missed bar
     if list_:
         columns = ("name", "what", "from", "takes")
         print_table("scenarios", columns, [(one.name, one.title, one.source, one.work) for one in chosen])
         return EXIT_OK
     check_writable(markdown, "--markdown")
-    files = {"--trace": trace, "--trace-toolagent": trace_toolagent, "--trace-synthetic": trace_synthetic}
-    for option, path in files.items():
-        if path is not None and not path.is_file():
-            raise InvalidArgument(f"{option}: there is no file {path}.")
+    _readable({"--trace": trace, "--trace-toolagent": trace_toolagent, "--trace-synthetic": trace_synthetic})
     if jobs < 0:
         raise InvalidArgument(f"--jobs: {jobs} processes; 0 for one on each core, or more.")
     sources = Sources(trace, trace_toolagent, trace_synthetic, QUICK_REQUESTS if quick else 0)
@@ -85,6 +95,13 @@ def reproduce(
     if missed and not json:
         error_console.print(f"[red]{len(missed)} bars missed[/]: {'; '.join(missed)}", soft_wrap=True)
     return EXIT_MISS if missed else EXIT_OK
+
+
+def _readable(files: dict[str, Path | None]) -> None:
+    """Raises: InvalidArgument for an option that names no file."""
+    for option, path in files.items():
+        if path is not None and not path.is_file():
+            raise InvalidArgument(f"{option}: there is no file {path}.")
 
 
 @contextmanager

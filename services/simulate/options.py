@@ -25,7 +25,8 @@ class SimOptions:
     around the model. output_tokens: how the conductor expects answers: "learned" while it runs, "mean" of the
     trace, or "oracle" (each request's own, which no real conductor knows). double_check: the decode instance
     checks its own TBT when a request joins; None does so when the rules refuse at all. retries_max: times that a
-    request goes elsewhere when its instance fails. sample_s: time between samples of the series. watched: block
+    request goes elsewhere when its instance fails. sample_s: time between samples of the series (longer in a
+    trace that would have more than 50,000 of them). watched: block
     ids whose copies are counted; None watches the blocks of hit rank 1, 10, 100, 1,000 and 10,000.
     on_decision: called with (request, Request, Fleet, Choice, now_s) for each decision; do not keep the Fleet.
     """

@@ -205,6 +205,7 @@ def test_the_command_writes_everything(tmp_path: Path, capsys: pytest.CaptureFix
         (["plan", "--rate", "nan"], 2, "workload.rate_per_s"),
         (["plan", "--trace", "x.jsonl", "--rate", "2"], 2, "contradict"),
         (["plan", "--trace", "/nowhere/x.jsonl"], 2, "cannot be read"),
+        (["plan", "--rate", "2", "--profile", "none", "--finalists", "0"], 2, "no model profile"),
         (["plan", "--rate", "2", "--html", "/nowhere/x.html"], 2, "cannot be written"),
         (["plan", "--rate", "2", "--budget", "1", "--finalists", "0"], 1, "The budget of 1 per hour binds"),
     ],

@@ -155,6 +155,7 @@ def test_what_cannot_be_is_said_in_one_line(
     options: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli(["reproduce", "table2", *options]) == 2
+    assert cli(["reproduce", "tabel2"]) == 2, "1 is a missed bar"
     assert said in " ".join(capsys.readouterr().err.split())
 
 
