@@ -144,7 +144,7 @@ def test_command_prints_one_json_document(capsys: pytest.CaptureFixture[str], tm
 def test_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli(["reproduce", "--list"]) == 0
     assert "fig5-scheduling" in capsys.readouterr().out
-    assert cli(["reproduce", "nonsense"]) == 1
+    assert cli(["reproduce", "nonsense"]) == 2
 
 
 @pytest.mark.parametrize(
