@@ -46,6 +46,7 @@ class Event(enum.StrEnum):
     NODE_REGISTERED = "node.registered"  # a store node registered with the master
     NODE_STATE_CHANGED = "node.state_changed"  # the master changed its mind about a node
     NODE_REGISTRATION_FAILED = "node.registration_failed"  # a node could not register
+    NODE_DATA_PLANE = "node.data_plane"  # the native server tells something; `what` names it
     NODE_MASTER_LOST = "node.master_lost"  # a node cannot reach a leading master
     REPORT_FULL_STARTED = "report.full_started"  # a node sends all its blocks
     REPORT_FULL_FINISHED = "report.full_finished"  # the directory has all blocks of a node

@@ -1,16 +1,17 @@
-"""Duty: write the native server's events into the service's log, under their own stable codes."""
+"""Duty: write the native server's events into the service's log; `what` is their own stable name."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-import structlog
-
 from mooncache.clock import Clock
+from mooncache.logs import Event, get_logger
 
 INTERVAL_S = 0.5
 _BATCH = 256
-_LEVELS = {10: "debug", 20: "info", 30: "warning", 40: "error"}
+
+log = get_logger(__name__)
+_WRITE = {10: log.debug, 20: log.info, 30: log.warning, 40: log.error}
 
 
 class NativeLog(Protocol):
@@ -26,8 +27,7 @@ async def run(core: NativeLog, clock: Clock) -> None:
 
 def relay(core: NativeLog) -> int:
     """Write what is there now; returns the number of lines."""
-    log = structlog.get_logger(logger_name="mooncache.native")
     events = core.drain_log(_BATCH)
     for level, event, message in events:
-        getattr(log, _LEVELS.get(level, "info"))(event, message=message)
+        _WRITE.get(level, log.info)(Event.NODE_DATA_PLANE, what=event, message=message)
     return len(events)
