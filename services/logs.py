@@ -77,7 +77,8 @@ class Event(enum.StrEnum):
     INSTANCE_SET = "instance.set"  # an operator changed the role of an engine, or drains it
     INSTANCE_REBALANCED = "instance.rebalanced"  # the load asked for another role; `needs_*` say why
     PREFIX_REPLICATED = "prefix.replicated"  # a hot prefix gets more copies in the pool
-    PREFIX_NOT_REPLICATED = "prefix.not_replicated"  # the master took no order for copies; tried again
+    PREFIX_TRIMMED = "prefix.trimmed"  # a prefix that fewer read lost copies in the pool
+    PREFIX_NOT_REPLICATED = "prefix.not_replicated"  # the master took no order about copies; tried again
     CACHE_REPORT_GAP = "cache.report_gap"  # changes of an engine's cache were missing; all of it is asked for
     POOL_CONNECTED = "pool.connected"  # the conductor can ask the pool
     POOL_ABSENT = "pool.absent"  # the conductor cannot reach the pool and goes on trying

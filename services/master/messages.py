@@ -13,6 +13,7 @@ from mooncache.proto.v1 import common_pb2, master_pb2
 from mooncache.rpc import CallContext
 
 NAME_CHARS_MAX = 255
+REPLICAS_MAX = 64
 SEGMENTS_MAX = 4096
 
 # A joining node serves already, hence clients see it as active; its weight makes it start slowly.
@@ -41,6 +42,13 @@ def check_name(text: str, what: str) -> str:
     if not text or len(text) > NAME_CHARS_MAX or not text.isprintable():
         raise errors.InvalidArgument(f"{what} must have 1 to {NAME_CHARS_MAX} printable characters")
     return text
+
+
+def check_replicas(count: int) -> int:
+    """Return a number of copies that can be asked for. Raises InvalidArgument."""
+    if not 1 <= count <= REPLICAS_MAX:
+        raise errors.InvalidArgument(f"replica_count must be in 1..{REPLICAS_MAX}, not {count}")
+    return count
 
 
 def registration_of(request: master_pb2.RegisterNodeRequest) -> Registration:

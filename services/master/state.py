@@ -65,6 +65,7 @@ class MasterState:
         self.leader_id = ""
         self.masters: tuple[tuple[str, str], ...] = ()
         self.watchers = 0
+        self.trimming = asyncio.Lock()
         self.membership = Membership(config.membership_rules(), config.placement_rules())
         self.ledger = TenantLedger(tenant_id, config.tenant_quotas_bytes)
         self._make_index = make_index

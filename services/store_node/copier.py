@@ -138,11 +138,19 @@ class NativeCopier:
         codes = [DeadlineExceeded.code] * len(wanted)
         copied_bytes = 0
         try:
+            own = call_native(client.stat, keys, _left_s(deadline_s), None, _SELF_INDEX)
+            held = [item is not None and item["code"] == OK for item in own]
+            if all(held):
+                return [ALREADY_EXISTS] * len(wanted), 0
             stats = call_native(client.stat, keys, _left_s(deadline_s), None, index)
         except DeadlineExceeded:
             return codes, 0
         sizes: list[int | None] = []
         for position, item in enumerate(stats):
+            if held[position]:
+                codes[position] = ALREADY_EXISTS
+                sizes.append(None)
+                continue
             codes[position] = NOT_FOUND if item is None else item["code"]
             sizes.append(item["size_bytes"] if item is not None and item["code"] == OK else None)
         if any(code in _UNREACHABLE for code in codes):

@@ -1,4 +1,4 @@
-"""Prefixes that many read get more copies in a real pool, within a budget; cold ones get none."""
+"""Prefixes that many read get more copies in a real pool, within a budget, and lose them again; cold ones get none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import mooncache
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.conductor.background import replicate_prefixes
 from mooncache.conductor.core.hot_prefixes import ASK_AGAIN_S, BUDGET_S, HotPrefixes, Speed
-from mooncache.conductor.core.policy.replication import FADES_IN_S
+from mooncache.conductor.core.policy.replication import FADES_IN_S, Demand
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.conductor.support import (
     BLOCK,
@@ -80,6 +80,63 @@ def test_an_order_is_repeated_when_its_copies_may_be_gone_or_it_failed() -> None
     assert {order.name for order in hot.plan(SLOW, 4, now_s)} == {order.name for order in first}
 
 
+def _hot_prefix(copies: int) -> tuple[HotPrefixes, float]:
+    """A prefix that has `copies` copies by the demand at 0.0; a moment at which its demand has fallen below half."""
+    hot = HotPrefixes(RATE)
+    for _ in range(240):
+        hot.use("m", chain("a", 1), 1, 16, 0.0)
+    (order,) = hot.plan(SLOW, 2 * copies, 0.0)
+    assert order.copies == copies
+    assert (order.before, hot.copied) == (1, 1)
+    return hot, FADES_IN_S * 2
+
+
+def test_copies_go_when_half_of_the_demand_is_gone_and_not_before() -> None:
+    hot, later_s = _hot_prefix(2)
+    assert hot.plan_removals(SLOW, 1.0) == []
+    assert hot.plan_removals(SLOW, later_s) == [], "one copy is still worth having, and that is half of two"
+    assert hot.plan_removals({}, later_s) == [], "its model is away for a moment"
+    (gone,) = hot.plan_removals(SLOW, FADES_IN_S * 8)
+    assert (gone.copies, gone.before, gone.keys) == (1, 2, chain("a", 1))
+    assert hot.copied == 0
+    assert hot.plan_removals(SLOW, FADES_IN_S * 8) == [], "an order was repeated at once"
+    hot.failed(gone)
+    assert hot.plan_removals(SLOW, FADES_IN_S * 8 + 1) == [gone], "a failed order is planned again"
+    hot.check()
+
+
+def test_what_is_read_again_is_copied_again() -> None:
+    hot, _ = _hot_prefix(2)
+    later_s = FADES_IN_S * 8
+    assert hot.plan_removals(SLOW, later_s)
+    for _ in range(240):
+        hot.use("m", chain("a", 1), 1, 16, later_s)
+    assert [order.copies for order in hot.plan(SLOW, 4, later_s)] == [2]
+    assert hot.plan_removals(SLOW, later_s) == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60), st.floats(0.0, 200.0)), max_size=40),
+    st.integers(2, 40),
+)
+def test_copies_neither_flap_nor_fall_below_one(uses: list[tuple[int, int, float]], nodes: int) -> None:
+    hot, now_s = HotPrefixes(1e9), 0.0
+    there: dict[int, int] = {}
+    for which, count, pause_s in uses:
+        now_s += pause_s
+        for _ in range(count):
+            hot.use("m", chain(f"c{which}", 2), 2, 16, now_s)
+        for order in hot.plan(SLOW, nodes, now_s):
+            assert order.copies <= nodes
+            there[order.name] = order.copies
+        for order in hot.plan_removals(SLOW, now_s):
+            assert 1 <= order.copies < there[order.name] == order.before
+            there[order.name] = order.copies
+        assert hot.plan(SLOW, nodes, now_s) == [], "a copy that was just given back is wanted again"
+        assert hot.copied == sum(copies > 1 for copies in there.values())
+        hot.check()
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40), st.floats(0.0, 5.0)), max_size=60),
     st.floats(1e3, 1e7),
@@ -102,7 +159,7 @@ def pool(tmp_path: Path) -> Iterator[EmbeddedCluster]:
         yield cluster
 
 
-def test_a_hot_prefix_gets_a_second_replica_in_a_real_pool(
+def test_a_hot_prefix_gets_a_second_replica_in_a_real_pool_and_loses_it_again(
     pool: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys, cold = chain("hot", 8), chain("cold", 8)
@@ -137,7 +194,21 @@ def test_a_hot_prefix_gets_a_second_replica_in_a_real_pool(
             await eventually(copied)
             found = await asyncio.to_thread(copies, client)
             assert [found[key] for key in split(cold)] == [1] * 8, "a cold prefix was copied"
-            assert c.service.state.hot.copied > 0
+            state = c.service.state
+            assert state.hot.copied > 0
+
+            # Nobody reads it any more: the demand of the past hour is gone in one step.
+            monkeypatch.setattr(state.hot, "_demand", Demand())
+
+            async def trimmed() -> bool:
+                found = await asyncio.to_thread(copies, client)
+                return [found[key] for key in split(keys)] == [1] * 8
+
+            await eventually(trimmed)
+            assert state.hot.copied == 0
+            assert state.instruments.trimmed_blocks._value.get() >= 8
+            values = await asyncio.to_thread(client.get_many, split(keys))
+            assert list(values) == [b"x" * 64] * 8, "a block was lost with its copies"
 
     with mooncache.connect(**pool.client_settings()) as client:
         for packed in (keys, cold):

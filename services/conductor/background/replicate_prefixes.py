@@ -1,9 +1,11 @@
-"""Duty: give prefixes that many read more copies in the pool, within the budget of bytes."""
+"""Duty: give prefixes that many read more copies in the pool, within the budget of bytes, and take them back later."""
 
 from __future__ import annotations
 
-from mooncache.conductor.core.hot_prefixes import Speed
+from mooncache.conductor.core.cache_index import KEY_BYTES
+from mooncache.conductor.core.hot_prefixes import Order, Speed
 from mooncache.conductor.core.learning import TransferLearner
+from mooncache.conductor.shell.copies import Copies
 from mooncache.conductor.state import ConductorState
 from mooncache.errors import MooncacheError
 from mooncache.logs import Event, get_logger
@@ -15,26 +17,55 @@ async def run_once(state: ConductorState) -> None:
     """Plan once and give the orders to the master. An order that fails is planned again."""
     if state.copies is None or not state.section.replicate_bytes_per_s or not state.pool.connected:
         return
-    orders = state.hot.plan(speeds(state), state.pool.node_count, state.clock.now_s())
+    found, now_s = speeds(state), state.clock.now_s()
+    await _copy(state, state.copies, state.hot.plan(found, state.pool.node_count, now_s))
+    await _trim(state, state.copies, state.hot.plan_removals(found, now_s))
+
+
+async def _copy(state: ConductorState, copies: Copies, orders: list[Order]) -> None:
     for at, order in enumerate(orders):
         try:
-            task_id = await state.copies.order(order.keys, order.copies)
+            task_id = await copies.order(order.keys, order.copies)
         except MooncacheError as error:
-            for left in orders[at:]:  # those behind it are not given either
-                state.hot.failed(left)
-            state.instruments.copy_orders.labels(error.name).inc()
-            log.warning(Event.PREFIX_NOT_REPLICATED, code=error.name, reason=error.message)
+            _refused(state, orders[at:], error)
             return
-        state.instruments.copy_orders.labels("ok").inc()
+        state.instruments.copy_orders.labels("copy", "ok").inc()
         state.instruments.copied_bytes.inc(order.size_bytes)
         log.info(
             Event.PREFIX_REPLICATED,
             model=order.model,
             copies=order.copies,
-            blocks=len(order.keys) // 32,
+            blocks=len(order.keys) // KEY_BYTES,
             size_bytes=order.size_bytes,
             task_id=task_id,
         )
+
+
+async def _trim(state: ConductorState, copies: Copies, orders: list[Order]) -> None:
+    for at, order in enumerate(orders):
+        try:
+            dropped = await copies.trim(order.keys, order.copies)
+        except MooncacheError as error:
+            _refused(state, orders[at:], error)
+            return
+        state.instruments.copy_orders.labels("trim", "ok").inc()
+        state.instruments.trimmed_blocks.inc(dropped)
+        log.info(
+            Event.PREFIX_TRIMMED,
+            model=order.model,
+            copies=order.copies,
+            blocks=len(order.keys) // KEY_BYTES,
+            dropped=dropped,
+        )
+
+
+def _refused(state: ConductorState, orders: list[Order], error: MooncacheError) -> None:
+    """The first order was refused; those behind it are not given either."""
+    for order in orders:
+        state.hot.failed(order)
+    kind = "trim" if orders[0].copies < orders[0].before else "copy"
+    state.instruments.copy_orders.labels(kind, error.name).inc()
+    log.warning(Event.PREFIX_NOT_REPLICATED, kind=kind, code=error.name, reason=error.message)
 
 
 def speeds(state: ConductorState) -> dict[str, Speed]:

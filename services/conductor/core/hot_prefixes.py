@@ -4,8 +4,9 @@ A prompt's leading blocks in the pool are counted in segments of doubling length
 rest), so that a shared beginning is counted once for all prompts that share it, and a request costs a few dictionary
 entries instead of one for each block. How many copies a segment deserves is the policy's (`policy/replication.py`):
 its rate of reading over what one reader was observed to load. Copies are asked for within a budget of bytes that
-fills at an even rate. There is no order to remove: copies that nobody reads are evicted by their nodes as any block
-that is not used, and an order is only repeated when a prefix has been cold in between or its copies may be gone.
+fills at an even rate; an order is only repeated when its copies may be gone. Copies that were ordered here, and only
+those, are given back when demand has fallen below half of what justified them; what a restart forgets is evicted by
+its nodes as any block that is not used.
 Invariant: at most KNOWN_MAX segments with KEY_BYTES_MAX of keys are kept.
 """
 
@@ -15,7 +16,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from mooncache.conductor.core.cache_index import KEY_BYTES
-from mooncache.conductor.core.policy.replication import COPIES_AT_ONCE, PREFIXES_MAX, Demand, copies_wanted
+from mooncache.conductor.core.policy.replication import (
+    COPIES_AT_ONCE,
+    PREFIXES_MAX,
+    Demand,
+    copies_kept,
+    copies_wanted,
+)
 
 KEY_BYTES_MAX: Final = 32 << 20
 KNOWN_MAX: Final = 2 * PREFIXES_MAX
@@ -32,17 +39,22 @@ class _Segment:
     keys: bytes
     model: str
     copies: int = 1
+    ordered_bytes: int = 0  # of keys: what there are copies of
     asked_s: float = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Blocks that should be there `copies` times. size_bytes: what will be moved at most."""
+    """Blocks that should be there `copies` times instead of `before` times.
+
+    size_bytes: what will be moved at most; 0 for copies that are given back.
+    """
 
     name: int
     keys: bytes
     model: str
     copies: int
+    before: int
     size_bytes: int
 
 
@@ -64,6 +76,7 @@ class HotPrefixes:
         self._filled_s: float | None = None
         self._demand = Demand()
         self._segments: dict[int, _Segment] = {}
+        self._copied: set[int] = set()  # names of segments with copies
         self._key_bytes = 0
 
     def __len__(self) -> int:
@@ -72,7 +85,7 @@ class HotPrefixes:
     @property
     def copied(self) -> int:
         """Segments that were given more than one copy."""
-        return sum(1 for segment in self._segments.values() if segment.copies > 1)
+        return len(self._copied)
 
     def use(self, model: str, keys: bytes, blocks: int, block_tokens: int, now_s: float) -> None:
         """A prompt that begins with `blocks` blocks of the pool was scheduled."""
@@ -108,10 +121,10 @@ class HotPrefixes:
             wanted = copies_wanted(prefix, speed.tokens_per_s, max(nodes, POOL_NODES_FEW), now_s)
             wanted = min(nodes, wanted, ORDER_COPIES_MAX)
             known = segment.copies if now_s - segment.asked_s < ASK_AGAIN_S else 1
-            if 2 * wanted <= known:
-                segment.copies = max(1, wanted)
-            if wanted <= known:
+            if wanted <= max(known, segment.copies // 2):
                 continue
+            before = segment.copies
+            wanted = max(wanted, before)
             each = max(1, speed.bytes_per_token * speed.block_tokens * (wanted - known))
             count = min(len(segment.keys) // KEY_BYTES, int(limit // each), ORDER_KEYS_MAX)
             if count == 0:
@@ -119,30 +132,64 @@ class HotPrefixes:
             if count * each > self._budget_bytes or len(orders) >= COPIES_AT_ONCE:
                 break  # the hottest one waits for the budget; a colder one must not eat it
             self._budget_bytes -= count * each
-            segment.copies, segment.asked_s = wanted, now_s
-            orders.append(Order(name, segment.keys[: count * KEY_BYTES], segment.model, wanted, count * each))
+            segment.asked_s, segment.ordered_bytes = now_s, max(segment.ordered_bytes, count * KEY_BYTES)
+            self._set_copies(name, segment, wanted)
+            keys = segment.keys[: count * KEY_BYTES]
+            orders.append(Order(name, keys, segment.model, wanted, before, count * each))
+        return orders
+
+    def plan_removals(self, speeds: dict[str, Speed], now_s: float) -> list[Order]:
+        """Return which copies may go now that fewer read them; the orders count as given."""
+        orders: list[Order] = []
+        for name in sorted(self._copied):
+            segment, prefix = self._segments[name], self._demand.of(name)
+            speed = speeds.get(segment.model)
+            wanted = 0
+            if prefix is not None and speed is not None:
+                wanted = copies_wanted(prefix, speed.tokens_per_s, 2 * ORDER_COPIES_MAX, now_s)
+            elif prefix is not None and prefix.uses_at(now_s) >= 1.0:
+                continue  # its readers are away for a moment
+            before, stay = segment.copies, copies_kept(wanted)
+            if before <= stay:
+                continue
+            orders.append(Order(name, segment.keys[: segment.ordered_bytes], segment.model, stay, before, 0))
+            self._set_copies(name, segment, stay)
+            if len(orders) == COPIES_AT_ONCE:
+                break
         return orders
 
     def failed(self, order: Order) -> None:
-        """An order could not be given: it may be asked for again."""
+        """An order could not be given: it may be planned again."""
         segment = self._segments.get(order.name)
         if segment is not None:
-            segment.copies = 1
+            segment.asked_s = float("-inf")
+            self._set_copies(order.name, segment, order.before)
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
         held = sum(len(segment.keys) for segment in self._segments.values())
         assert held == self._key_bytes, "bytes of kept keys are wrong"
+        copied = {name for name, segment in self._segments.items() if segment.copies > 1}
+        assert copied == self._copied, "it is not known which segments have copies"
         assert 0 <= self._budget_bytes <= self._bytes_per_s * BUDGET_S, "the budget is beyond its limit"
 
+    def _set_copies(self, name: int, segment: _Segment, copies: int) -> None:
+        segment.copies = copies
+        if copies > 1:
+            self._copied.add(name)
+        else:
+            self._copied.discard(name)
+
     def _forget(self, now_s: float) -> None:
-        """Keep the hottest half."""
+        """Keep the hottest half, and first those that have copies to be given back."""
         kept: dict[int, _Segment] = {}
         self._key_bytes = 0
-        for name, _ in self._demand.hottest(len(self._demand), now_s):
+        hottest = [name for name, _ in self._demand.hottest(len(self._demand), now_s)]
+        for name in dict.fromkeys([*sorted(self._copied), *hottest]):
             segment = self._segments.get(name)
             if segment is None or self._key_bytes + len(segment.keys) > KEY_BYTES_MAX // 2:
                 continue
             kept[name] = segment
             self._key_bytes += len(segment.keys)
         self._segments = kept
+        self._copied &= kept.keys()

@@ -1,4 +1,4 @@
-"""Asking the master to bring blocks to a number of copies. The master chooses nodes and carries it out as a task."""
+"""Asking the master to bring blocks to a number of copies: more as a task of its own, fewer at once."""
 
 from __future__ import annotations
 
@@ -28,18 +28,27 @@ class Copies:
 
     async def order(self, keys: bytes, copies: int) -> str:
         """Have packed keys on `copies` nodes; return the master's task. Raises MooncacheError."""
-        if self._link is None:
-            targets = parse_targets(self._config.cluster.master_targets)
-            self._link = MasterLink(targets, self._channel, self._clock, random.Random())
         request = master_pb2.ReplicateBlocksRequest(keys=keys, replica_count=copies)
-        answer = await self._link.call("ReplicateBlocks", request, _TIMEOUT_S, attempt_s=_ATTEMPT_S)
+        answer = await self._call("ReplicateBlocks", request)
         return str(answer.task_id)
+
+    async def trim(self, keys: bytes, copies: int) -> int:
+        """Leave `copies` copies of packed keys; return how many were dropped. Raises MooncacheError."""
+        request = master_pb2.TrimBlocksRequest(keys=keys, replica_count=copies)
+        answer = await self._call("TrimBlocks", request)
+        return int(answer.dropped_count)
 
     async def close(self) -> None:
         """Let go of the line."""
         link, self._link = self._link, None
         if link is not None:
             await link.close()
+
+    async def _call(self, method: str, request: Any) -> Any:
+        if self._link is None:
+            targets = parse_targets(self._config.cluster.master_targets)
+            self._link = MasterLink(targets, self._channel, self._clock, random.Random())
+        return await self._link.call(method, request, _TIMEOUT_S, attempt_s=_ATTEMPT_S)
 
     def _channel(self, target: str) -> Channel:
         return GrpcChannel(

@@ -61,10 +61,15 @@ class Instruments:
             "role_switches", "Instances that were given another role by the load.", ("role",)
         )
         self.copy_orders = metrics.counter(
-            "copy_orders", "Hot prefixes that the master was asked to copy, by outcome.", ("outcome",)
+            "copy_orders",
+            "Prefixes that the master was asked to copy or to trim again, by outcome.",
+            ("kind", "outcome"),
         )
         self.copied_bytes = metrics.counter(
             "ordered_copy_bytes", "Bytes that these copies move at most, as ordered."
+        )
+        self.trimmed_blocks = metrics.counter(
+            "trimmed_block_copies", "Copies of blocks that were dropped because fewer read them."
         )
         self.broken_invariants = metrics.counter("broken_invariants", "Invariant checks that failed.")
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from mooncache import errors
 from mooncache.logs import Event, get_logger
 from mooncache.master.core.directory import split_keys
-from mooncache.master.messages import tenant_of
+from mooncache.master.messages import REPLICAS_MAX, check_replicas, tenant_of
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2
 from mooncache.rpc import CallContext
-
-REPLICAS_MAX = 64
 
 log = get_logger(__name__)
 
@@ -27,17 +25,13 @@ async def handle(
     keys = split_keys(request.keys, state.config.keys_per_call_max)
     if not keys:
         raise errors.InvalidArgument("name at least one key to replicate")
-    if not 1 <= request.replica_count <= REPLICAS_MAX:
-        raise errors.InvalidArgument(
-            f"replica_count must be in 1..{REPLICAS_MAX}, not {request.replica_count}"
-        )
+    count = check_replicas(request.replica_count)
     if len(request.target_node_ids) > REPLICAS_MAX:
         raise errors.InvalidArgument(f"at most {REPLICAS_MAX} target nodes can be preferred")
     preferred = [state.membership.require(node_id).index for node_id in request.target_node_ids]
     state.ledger.learn(tenant_id, tenant)
     if state.ledger.quotas_bytes:
         state.ledger.refuse_over_quota(tenant_id, state.directory.tenant_usage())
-    count = request.replica_count
     task = state.tasks.replicate(tenant_id, tenant, keys, count, preferred, context.now_s)
     log.info(Event.TASK_STARTED, task_id=task.task_id, kind=task.kind.value, block_count=task.block_count)
     return master_pb2.ReplicateBlocksResponse(task_id=task.task_id)

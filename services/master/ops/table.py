@@ -17,6 +17,7 @@ from mooncache.master.ops import (
     remove_blocks,
     replicate_blocks,
     report_blocks,
+    trim_blocks,
     unpin_blocks,
     watch_cluster_map,
 )
@@ -41,6 +42,7 @@ def master_table(state: MasterState) -> RpcTable:
         "UnpinBlocks": unpin_blocks.handle,
         "RemoveBlocks": remove_blocks.handle,
         "ReplicateBlocks": replicate_blocks.handle,
+        "TrimBlocks": trim_blocks.handle,
         "DrainNode": drain_node.handle,
         "GetTask": get_task.handle,
         "ListTasks": list_tasks.handle,

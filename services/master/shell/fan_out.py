@@ -39,12 +39,7 @@ async def to_holders(
 
     async def ask(node: Node, where: list[int]) -> list[int]:
         request = make_request(b"".join(keys[position] for position in where))
-        try:
-            response: Any = await state.nodes.call(node, method, request, timeout_s)
-        except errors.MooncacheError as error:
-            return [error.code] * len(where)
-        codes = [int(code) for code in response.codes]
-        return codes if len(codes) == len(where) else [errors.ProtocolError.code] * len(where)
+        return await ask_node(state, node, method, request, len(where), timeout_s)
 
     answers = await asyncio.gather(*(ask(node, where) for node, where in living))
     merged: list[list[int]] = [[] for _ in keys]
@@ -52,6 +47,18 @@ async def to_holders(
         for position, code in zip(where, codes, strict=True):
             merged[position].append(code)
     return merged
+
+
+async def ask_node(
+    state: MasterState, node: Node, method: str, request: Message, count: int, timeout_s: float
+) -> list[int]:
+    """Return a code for each of the request's `count` keys; a node that does not answer gives its error's code."""
+    try:
+        response: Any = await state.nodes.call(node, method, request, timeout_s)
+    except errors.MooncacheError as error:
+        return [error.code] * count
+    codes = [int(code) for code in response.codes]
+    return codes if len(codes) == count else [errors.ProtocolError.code] * count
 
 
 def any_ok(codes: Sequence[int]) -> int:

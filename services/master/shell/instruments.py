@@ -28,6 +28,9 @@ class Instruments:
         self.node_deaths = metrics.counter("node_deaths", "Nodes that lost their lease.")
         self.steps = metrics.counter("task_steps", "Steps of tasks by outcome.", ("kind", "code"))
         self.copied_bytes = metrics.counter("task_copied_bytes", "Bytes that tasks copied.")
+        self.trimmed = metrics.counter(
+            "trimmed_copies", "Copies that were dropped because fewer were wanted."
+        )
         self.broken_invariants = metrics.counter("broken_invariants", "Invariant checks that failed.")
 
     def watch(self, state: MasterState) -> None:

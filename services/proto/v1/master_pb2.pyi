@@ -303,6 +303,24 @@ class ReplicateBlocksResponse(_message.Message):
     task_id: str
     def __init__(self, task_id: _Optional[str] = ...) -> None: ...
 
+class TrimBlocksRequest(_message.Message):
+    __slots__ = ("keys", "replica_count", "tenant")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    keys: bytes
+    replica_count: int
+    tenant: str
+    def __init__(self, keys: _Optional[bytes] = ..., replica_count: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class TrimBlocksResponse(_message.Message):
+    __slots__ = ("codes", "dropped_count")
+    CODES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    codes: _containers.RepeatedScalarFieldContainer[int]
+    dropped_count: int
+    def __init__(self, codes: _Optional[_Iterable[int]] = ..., dropped_count: _Optional[int] = ...) -> None: ...
+
 class DrainNodeRequest(_message.Message):
     __slots__ = ("node_id", "cancel", "move_blocks")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]

@@ -62,9 +62,11 @@ async def trouble(seed: int, make_index: Callable[[], BlockIndex] = ModelIndex) 
 
 
 async def attempt(world: World, node_id: str | None, keys: bytes = b"") -> None:
-    """Start or cancel a drain, or replicate; refusals and losses are part of the game."""
+    """Start or cancel a drain, or trim and replicate; refusals and losses are part of the game."""
     try:
         if node_id is None:
+            if world.rng.random() < 0.5:
+                await world.call("TrimBlocks", master_pb2.TrimBlocksRequest(keys=keys, replica_count=1))
             await world.call("ReplicateBlocks", master_pb2.ReplicateBlocksRequest(keys=keys, replica_count=2))
         else:
             cancel, move = world.rng.random() < 0.6, world.rng.random() < 0.8

@@ -66,6 +66,10 @@ class Demand:
             return
         found.uses, found.at_s = found.uses_at(now_s) + 1.0, now_s
 
+    def of(self, key: int) -> Prefix | None:
+        """Return what is known of a prefix; None when nothing is (any more)."""
+        return self._known.get(key)
+
     def hottest(self, count: int, now_s: float) -> list[tuple[int, Prefix]]:
         """Return the prefixes of which most tokens are read, most first."""
         order = sorted(
@@ -76,6 +80,11 @@ class Demand:
     def _forget(self, now_s: float) -> None:
         keep = self.hottest(PREFIXES_MAX // 2, now_s)
         self._known = dict(keep)
+
+
+def copies_kept(wanted: int) -> int:
+    """Return how many copies stay when `wanted` are: demand has to halve, so that copies do not come and go."""
+    return max(1, 2 * wanted)
 
 
 def copies_wanted(prefix: Prefix, send_tokens_per_s: float, instances: int, now_s: float) -> int:
@@ -109,7 +118,7 @@ def plan_replicas(
         if there and len(there) < wanted and len(makes) < COPIES_AT_ONCE:
             free = [row for row in order if row not in there]
             makes += [Copy(key, row, prefix.tokens) for row in free[: wanted - len(there)]]
-        elif len(there) > max(1, 2 * wanted):
+        elif len(there) > copies_kept(wanted):
             busiest = sorted(there, key=lambda row: -float(fleet.queue_s[row]))
-            drops += [Copy(key, row, prefix.tokens) for row in busiest[: len(there) - max(1, 2 * wanted)]]
+            drops += [Copy(key, row, prefix.tokens) for row in busiest[: len(there) - copies_kept(wanted)]]
     return makes[:COPIES_AT_ONCE], drops

@@ -1,0 +1,130 @@
+"""TrimBlocks: drop copies beyond a number.
+
+The directory may lag behind the nodes, so a copy only goes after those that stay were confirmed: their nodes are told
+to fetch the block from the one that will lose it, which moves nothing when they have it. Trims run one after the
+other, or two with different views could each take the other's last copy. A pinned copy stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from google.protobuf.message import Message
+
+from mooncache import errors
+from mooncache.master.core.directory import split_keys
+from mooncache.master.core.membership import Node
+from mooncache.master.core.trimming import Trim, plan_trims
+from mooncache.master.messages import check_replicas, node_info, tenant_of
+from mooncache.master.shell.fan_out import ask_node
+from mooncache.master.state import MasterState
+from mooncache.proto.v1 import master_pb2, store_node_pb2
+from mooncache.rpc import CallContext
+
+_THERE = (errors.OK, errors.AlreadyExists.code)
+_GONE = (errors.OK, errors.NotFound.code)
+
+
+async def handle(
+    state: MasterState, request: master_pb2.TrimBlocksRequest, context: CallContext
+) -> master_pb2.TrimBlocksResponse:
+    """Trim; one code for each key. Raises NotLeader, InvalidArgument, TooLarge, PermissionDenied."""
+    state.require_leading()
+    tenant, tenant_id = tenant_of(request.tenant, context)
+    count = check_replicas(request.replica_count)
+    keys = split_keys(request.keys, state.config.keys_per_call_max)
+    async with state.trimming:
+        state.require_leading()
+        holders = state.holders(tenant_id, keys)
+        lasting = [[index for index in where if state.lasting(index)] for where in holders]
+        codes = [errors.OK if where else errors.NotFound.code for where in holders]
+        work = _Trimming(state, tenant, tenant_id, keys, codes, context)
+        await work.confirm(trims := plan_trims(keys, lasting, state.candidates(), count))
+        dropped = await work.drop([trim for trim in trims if codes[trim.position] == errors.OK])
+    state.instruments.trimmed.inc(dropped)
+    return master_pb2.TrimBlocksResponse(codes=codes, dropped_count=dropped)
+
+
+class _Trimming:
+    """One call at work. `codes` gets the first refusal for each key."""
+
+    def __init__(
+        self,
+        state: MasterState,
+        tenant: str,
+        tenant_id: int,
+        keys: Sequence[bytes],
+        codes: list[int],
+        context: CallContext,
+    ) -> None:
+        self._state, self._tenant, self._tenant_id = state, tenant, tenant_id
+        self._keys, self._codes, self._deadline_s = keys, codes, context.deadline_s
+
+    async def confirm(self, trims: Sequence[Trim]) -> None:
+        """Make sure that those that stay have the block now."""
+        routes: dict[tuple[int, int], list[int]] = {}
+        for trim in trims:
+            for index in trim.stay:
+                routes.setdefault((index, trim.go[0]), []).append(trim.position)
+
+        def make(source: Node, packed: bytes, timeout_s: float) -> Message:
+            return store_node_pb2.CopyBlocksRequest(
+                tenant_id=self._tenant_id,
+                tenant=self._tenant,
+                keys=packed,
+                source=node_info(source),
+                timeout_ms=round(timeout_s * 1000),
+            )
+
+        calls = []
+        for (target, giver), where in routes.items():
+            node = self._state.membership.by_index(giver)
+            if node is None:
+                self._refuse(where, errors.NodeUnavailable.code)
+                continue
+            calls.append(self._ask(target, "CopyBlocks", where, partial(make, node), _THERE))
+        await asyncio.gather(*calls)
+
+    async def drop(self, trims: Sequence[Trim]) -> int:
+        """Drop what may go; return how many copies went."""
+        routes: dict[int, list[int]] = {}
+        for trim in trims:
+            for index in trim.go:
+                routes.setdefault(index, []).append(trim.position)
+
+        def make(packed: bytes, _timeout_s: float) -> Message:
+            return store_node_pb2.DropBlocksRequest(
+                tenant_id=self._tenant_id, keys=packed, reason=store_node_pb2.DROP_REASON_REMOVED
+            )
+
+        answers = [self._ask(index, "DropBlocks", where, make, _GONE) for index, where in routes.items()]
+        return sum(codes.count(errors.OK) for codes in await asyncio.gather(*answers))
+
+    async def _ask(
+        self,
+        index: int,
+        method: str,
+        where: Sequence[int],
+        make: Callable[[bytes, float], Message],
+        good: Sequence[int],
+    ) -> list[int]:
+        state = self._state
+        left_s = max(0.0, self._deadline_s - state.clock.now_s())
+        timeout_s = min(state.config.copy_timeout_s, left_s / 2)  # the answer has to be in time as well
+        node = state.membership.by_index(index)
+        if node is None or not node.alive:
+            codes = [errors.NodeUnavailable.code] * len(where)
+        else:
+            request = make(b"".join(self._keys[position] for position in where), timeout_s)
+            codes = await ask_node(state, node, method, request, len(where), timeout_s)
+        for position, code in zip(where, codes, strict=True):
+            if code not in good:
+                self._refuse((position,), code)
+        return codes
+
+    def _refuse(self, where: Iterable[int], code: int) -> None:
+        for position in where:
+            if self._codes[position] == errors.OK:
+                self._codes[position] = code

@@ -1,0 +1,120 @@
+"""Copies beyond a number go, the last one never; whatever the directory believes and whoever asks at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncache import errors, virtual_time
+from mooncache.auth import Token, derive_tenant_key
+from mooncache.master.core.placement import Candidate, rank_nodes
+from mooncache.master.core.trimming import plan_trims
+from mooncache.proto.v1 import master_pb2
+from tests.master.simulation.world import BLOCK_BYTES, CLUSTER, KNOWN_KEYS, World
+
+KEYS = sorted(KNOWN_KEYS)[:10]
+PACKED = b"".join(KEYS)
+NODES = [Candidate(f"n{index}", f"h{index}", float(index), index) for index in range(6)]
+
+
+@given(st.lists(st.lists(st.integers(0, 7), unique=True, max_size=8), max_size=10), st.integers(1, 4))
+def test_enough_copies_stay_and_those_that_placement_names_first(
+    holders: list[list[int]], count: int
+) -> None:
+    keys = [bytes([number]) * 32 for number in range(len(holders))]
+    trims = {trim.position: trim for trim in plan_trims(keys, holders, NODES, count)}
+    for position, (key, where) in enumerate(zip(keys, holders, strict=True)):
+        if len(where) <= count:
+            assert position not in trims
+            continue
+        trim = trims[position]
+        assert len(trim.stay) == count
+        assert sorted(trim.stay + trim.go) == sorted(where)
+        ranked = [node.index for node in rank_nodes(key, NODES) if node.index in where]
+        assert trim.stay[: len(ranked)] == tuple(ranked[:count]), "clients would look elsewhere first"
+
+
+async def _world(nodes: int = 4) -> World:
+    world = World(5)
+    for number in range(nodes):
+        node = world.add_node(f"node-{number}")
+        for key in KEYS:
+            node.put(key)
+    await world.converge()
+    return world
+
+
+def _trim(count: int) -> master_pb2.TrimBlocksRequest:
+    return master_pb2.TrimBlocksRequest(keys=PACKED, replica_count=count)
+
+
+def test_copies_beyond_the_number_go() -> None:
+    async def scenario() -> None:
+        world = await _world()
+        done = await world.call("TrimBlocks", _trim(2))
+        assert (list(done.codes), done.dropped_count) == ([errors.OK] * 10, 20)
+        await world.converge()
+        assert len(world.truth()) == 20
+        usage = await world.call("GetUsage", master_pb2.GetUsageRequest())
+        assert [row.used_bytes for row in usage.tenants] == [20 * BLOCK_BYTES]
+        again = await world.call("TrimBlocks", _trim(2))
+        assert again.dropped_count == 0
+        unknown = await world.call(
+            "TrimBlocks", master_pb2.TrimBlocksRequest(keys=b"\xfe" * 32, replica_count=1)
+        )
+        assert list(unknown.codes) == [errors.NotFound.code]
+        for count in (0, 65):
+            with pytest.raises(errors.InvalidArgument):
+                await world.call("TrimBlocks", _trim(count))
+        mine = Token("other", admin=False, key=derive_tenant_key(CLUSTER.key, "other")).text
+        other = await world.call("TrimBlocks", _trim(1), token=mine)
+        assert set(other.codes) == {errors.NotFound.code}, "blocks of another tenant"
+        await world.stop()
+
+    virtual_time.run(scenario(), seed=1)
+
+
+def test_a_directory_that_is_behind_costs_no_block() -> None:
+    """The copies that should stay were evicted a moment ago: they are fetched again before the others go."""
+
+    async def scenario() -> None:
+        world = await _world()
+        for key in KEYS:
+            stays = rank_nodes(key, world.master.state.candidates())[0]
+            world.nodes[stays.node_id].drop(key)
+        done = await world.call("TrimBlocks", _trim(1))
+        assert list(done.codes) == [errors.OK] * 10
+        await world.converge()
+        assert sorted(key for _, key in world.truth()) == KEYS
+        await world.stop()
+
+    virtual_time.run(scenario(), seed=1)
+
+
+def test_two_at_once_leave_a_copy() -> None:
+    async def scenario() -> None:
+        world = await _world(6)
+        await asyncio.gather(*(world.call("TrimBlocks", _trim(count)) for count in (1, 2, 1, 3)))
+        await world.converge()
+        assert {key for _, key in world.truth()} == set(KEYS)
+        await world.stop()
+
+    virtual_time.run(scenario(), seed=1)
+
+
+def test_a_node_that_cannot_be_asked_keeps_everybody_elses_copies() -> None:
+    async def scenario() -> None:
+        world = await _world(2)
+        silent = next(iter(world.nodes.values()))
+        world.network.partition({silent.node_id}, {world.leader})
+        done = await world.call("TrimBlocks", _trim(1), timeout_s=1.0)
+        assert any(done.codes), "a node did not answer"
+        world.network.heal()
+        await world.converge()
+        assert {key for _, key in world.truth()} == set(KEYS)
+        await world.stop()
+
+    virtual_time.run(scenario(), seed=1)
