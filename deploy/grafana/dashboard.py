@@ -323,6 +323,24 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "short",
             (("sum by (state, role) (mooncache_conductor_instances) > 0", "{{role}} {{state}}"),),
         ),
+        Panel(
+            "Role switches",
+            "Instances that the load gave another role, by new role; none unless conductor.rebalance_roles is set.",
+            "short",
+            ((f"sum by (role) (increase(mooncache_conductor_role_switches_total{_RATE}))", "to {{role}}"),),
+        ),
+        Panel(
+            "Copies of hot prefixes",
+            "Orders to the master by kind and outcome, and parts of prefixes that have further copies now.",
+            "short",
+            (
+                (
+                    f"sum by (kind, outcome) (increase(mooncache_conductor_copy_orders_total{_RATE}))",
+                    "{{kind}} {{outcome}}",
+                ),
+                ("sum(mooncache_conductor_copied_segments)", "with copies"),
+            ),
+        ),
     ),
     "Processes": (
         Panel(

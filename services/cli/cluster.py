@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from mooncache.cli.common import HERE, AsJson, Where
+from mooncache.cli.conductor_view import conductor_lines
 from mooncache.cli.output import EXIT_MISS, EXIT_OK, console, human_age, human_bytes, print_json, print_table
 
 _POLL_S = 0.2
@@ -94,7 +95,11 @@ def status(*, where: Where = HERE, json: AsJson = False) -> int:
     if conductor_target:
         document["serving"] = {
             "gateway": {"url": gateway_url, "reason": look.gateway_reason} if gateway_url else None,
-            "conductor": {"target": conductor_target, "reason": look.conductor_error},
+            "conductor": {
+                "target": conductor_target,
+                "reason": look.conductor_error,
+                **(look.conductor or {}),
+            },
             "instances": look.instances or [],
         }
     if json:
@@ -113,6 +118,9 @@ def _show_serving(serving: dict[str, Any]) -> None:
         _say_ready(gateway["reason"])
     console.print(f"conductor {conductor['target']} ", end="")
     _say_ready(conductor["reason"])
+    if "policy" in conductor:
+        for line in conductor_lines(conductor):
+            console.print(f"          {line}", style="dim", markup=False, highlight=False)
     rows = [
         (
             row["instance_id"],

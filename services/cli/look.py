@@ -6,12 +6,14 @@ Whoever does not answer is missing from the picture, with the reason; the look n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from mooncache.cli.common import Where
+from mooncache.cli.conductor_view import conductor_row
 from mooncache.cli.core.samples import Samples, parse
 from mooncache.cli.instances import instance_row
 from mooncache.client.master_link import MasterLink
@@ -33,6 +35,7 @@ class Look:
     status: Any = None
     master_error: MooncacheError | None = None
     instances: list[dict[str, Any]] | None = None
+    conductor: dict[str, Any] | None = None
     conductor_error: str = ""
     metrics: dict[str, Samples] = field(default_factory=dict)
     gateway_reason: str | None = None
@@ -72,6 +75,7 @@ class Looker:
         await asyncio.gather(
             self._master(found),
             self._instances(found),
+            self._conductor_status(found),
             self._gateway(found, known.get("gateway", "")),
             *(self._metrics(found, name, address) for name, address in addresses.items()),
         )
@@ -98,6 +102,15 @@ class Looker:
             found.conductor_error = error.message
             return
         found.instances = [instance_row(view) for view in answer.instances]
+
+    async def _conductor_status(self, found: Look) -> None:
+        if self._conductor is None:
+            return
+        request = conductor_pb2.GetConductorStatusRequest()
+        # A conductor of an earlier version has no such call; what is wrong with it is told by its instances.
+        with contextlib.suppress(MooncacheError):
+            answer = await self._conductor.call("GetConductorStatus", request, min(2.0, self._timeout_s))
+            found.conductor = conductor_row(answer)
 
     async def _gateway(self, found: Look, address: str) -> None:
         if not address:

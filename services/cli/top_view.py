@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mooncache.cli.cluster import status_document
+from mooncache.cli.conductor_view import conductor_lines
 from mooncache.cli.core.activity import gateway_activity, instance_activity, node_activity
 from mooncache.cli.look import Look
 from mooncache.cli.output import human_age, human_bytes
@@ -30,6 +31,7 @@ def frame_document(now: Look, before: Look, gateway_url: str) -> dict[str, Any]:
         "gateway": None
         if gateway is None
         else gateway_activity(gateway, before.metrics.get("gateway", {}), interval_s),
+        "conductor": now.conductor,
         "instances": instance_activity(now.instances or [], before.instances or [], interval_s),
         "master": status["master"],
         "nodes": [
@@ -67,6 +69,8 @@ def frame(document: dict[str, Any], width: int) -> RenderableType:
     parts: list[RenderableType] = [_head(document)]
     if document["gateway"] is not None:
         parts += [Text(), _gateway(document["gateway"])]
+    if document["conductor"] is not None:
+        parts += [Text(), *(Text(line, style="dim") for line in conductor_lines(document["conductor"]))]
     if document["instances"]:
         parts += [Text(), _instances(document["instances"], wide=wide)]
     if document["nodes"]:

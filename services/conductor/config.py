@@ -30,6 +30,7 @@ LEASE_MS_MIN: Final = 1
 def settings_of(section: ConductorSection) -> Settings:
     """Return the scheduler's settings."""
     return Settings(
+        policy=section.policy,
         rules=Rules(
             admission="ours" if section.admission_enabled else "none",
             inline_tokens_max=section.inline_tokens_max,

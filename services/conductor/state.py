@@ -71,6 +71,7 @@ class ConductorState:
         self.config = config
         self.section = config.conductor
         self.clock = clock
+        self.started_s = clock.now_s()
         self.pool = pool
         self.copies = copies
         # Versions grow over restarts too, so that a watcher of the former process is answered at once.

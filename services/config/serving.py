@@ -9,6 +9,20 @@ from pydantic import Field
 from mooncache.config.base import OptionalPath, Port, Section, Words
 from mooncache.config.units import DurationS, SizeBytes
 
+PolicyName = Literal[
+    "mooncache",
+    "algorithm1",
+    "local",
+    "random",
+    "round_robin",
+    "least_load",
+    "longest_prefix",
+    "dynamo",
+    "lmetric",
+    "dualmap",
+    "preble",
+]
+
 
 class ConductorSection(Section):
     """The global scheduler."""
@@ -31,6 +45,8 @@ class ConductorSection(Section):
     """Time to the first token that is promised when a request names none."""
     tbt_slo_s: DurationS = Field(default=1.0, gt=0, le=60)
     """Time between two tokens that is promised when a request names none."""
+    policy: PolicyName = "mooncache"
+    """Which policy decides, see docs/scheduling.md; all but mooncache are there to be compared with."""
     admission_enabled: bool = True
     """Refuse requests whose predicted TTFT or TBT is beyond the SLO."""
     inline_tokens_max: int = Field(default=256, ge=0)

@@ -107,11 +107,22 @@ def test_the_printed_python_lines_work(up: Up, capsys: pytest.CaptureFixture[str
 def test_status_knows_what_serves(up: Up) -> None:
     serving = up.json("status")["serving"]
     assert serving["gateway"]["reason"] == ""
-    assert serving["conductor"]["reason"] == ""
+    conductor = serving["conductor"]
+    assert conductor["reason"] == ""
+    assert (conductor["policy"], conductor["roles"]) == ("mooncache", {"decode": 1, "prefill": 1})
     rows = {row["instance_id"]: row for row in serving["instances"]}
     assert {name: row["state"] for name, row in rows.items()} == {"decode-1": "ready", "prefill-1": "ready"}
     human = up.run("status").stdout.decode()
-    for word in ("gateway", "conductor", "prefill-1", "decode-1", "node-1", "leading since"):
+    for word in (
+        "gateway",
+        "conductor",
+        "prefill-1",
+        "decode-1",
+        "node-1",
+        "leading since",
+        "policy mooncache",
+        "roles now",
+    ):
         assert word in human
     assert not re.search(r"\d{15}", human), "nobody reads such numbers"
 
@@ -122,6 +133,7 @@ def test_top(up: Up) -> None:
         "interval_s",
         "gateway_url",
         "gateway",
+        "conductor",
         "instances",
         "master",
         "nodes",

@@ -24,7 +24,7 @@ async def run_once(state: ConductorState) -> None:
             instance = core.registry.get(instance_id)
             was = instance.role if instance is not None else ""
             core.registry.set(instance_id, role, None, now_s)
-            state.instruments.role_switches.labels(role).inc()
+            state.instruments.switched(role)
             prefill, decode = state.roles.needs(name)
             log.info(
                 Event.INSTANCE_REBALANCED,

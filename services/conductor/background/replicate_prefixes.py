@@ -29,8 +29,7 @@ async def _copy(state: ConductorState, copies: Copies, orders: list[Order]) -> N
         except MooncacheError as error:
             _refused(state, orders[at:], error)
             return
-        state.instruments.copy_orders.labels("copy", "ok").inc()
-        state.instruments.copied_bytes.inc(order.size_bytes)
+        state.instruments.copied(order.size_bytes)
         log.info(
             Event.PREFIX_REPLICATED,
             model=order.model,
@@ -48,8 +47,7 @@ async def _trim(state: ConductorState, copies: Copies, orders: list[Order]) -> N
         except MooncacheError as error:
             _refused(state, orders[at:], error)
             return
-        state.instruments.copy_orders.labels("trim", "ok").inc()
-        state.instruments.trimmed_blocks.inc(dropped)
+        state.instruments.trimmed(dropped)
         log.info(
             Event.PREFIX_TRIMMED,
             model=order.model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mooncache.conductor.ops import (
+    get_conductor_status,
     get_decision,
     list_instances,
     register_instance,
@@ -23,6 +24,7 @@ ADMIN_ONLY = (
     "GetDecision",
     "ListInstances",
     "SetInstance",
+    "GetConductorStatus",
 )
 
 
@@ -36,5 +38,6 @@ def conductor_table(state: ConductorState) -> RpcTable:
         "GetDecision": get_decision.handle,
         "ListInstances": list_instances.handle,
         "SetInstance": set_instance.handle,
+        "GetConductorStatus": get_conductor_status.handle,
     }
     return RpcTable(CONDUCTOR_SERVICE, state, handlers, admin_only=ADMIN_ONLY)

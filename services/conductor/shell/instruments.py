@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,11 +21,23 @@ _DECISION_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02
 _ERROR_BUCKETS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.33, 2.0, 4.0, 10.0)
 
 
+@dataclass(slots=True)
+class Done:
+    """What `mooncache status` tells, counted since the start; metrics may be switched off."""
+
+    decisions: Counter[str] = field(default_factory=Counter)  # by reason
+    role_switches: Counter[str] = field(default_factory=Counter)  # by new role
+    copied_prefixes: int = 0
+    trimmed_prefixes: int = 0
+    trimmed_blocks: int = 0
+
+
 class Instruments:
     """All metrics of one conductor."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self.done = Done()
         self.decisions = metrics.counter("decisions", "Scheduled requests by outcome.", ("reason",))
         self.branches = metrics.counter(
             "branches",
@@ -73,9 +87,15 @@ class Instruments:
         )
         self.broken_invariants = metrics.counter("broken_invariants", "Invariant checks that failed.")
 
+        for role in ROLES:
+            self.role_switches.labels(role)  # there from the start: a first change is growth, not a new line
+        for kind in ("copy", "trim"):
+            self.copy_orders.labels(kind, "ok")
+
     def decided(self, decision: Decision, elapsed_s: float) -> None:
         """Count a decision."""
         choice = decision.choice
+        self.done.decisions[choice.reason] += 1
         self.decisions.labels(choice.reason).inc()
         self.decision_seconds.observe(elapsed_s)
         self.pool_lookups.labels(decision.pool.state).inc()
@@ -100,6 +120,24 @@ class Instruments:
         self.observed_tokens.labels("local").inc(learned.local_tokens)
         self.observed_tokens.labels("pool").inc(learned.loaded_tokens)
         self.observed_tokens.labels("computed").inc(learned.computed_tokens)
+
+    def switched(self, role: str) -> None:
+        """An instance was given another role by the load."""
+        self.done.role_switches[role] += 1
+        self.role_switches.labels(role).inc()
+
+    def copied(self, size_bytes: int) -> None:
+        """The master took an order to copy a prefix."""
+        self.done.copied_prefixes += 1
+        self.copy_orders.labels("copy", "ok").inc()
+        self.copied_bytes.inc(size_bytes)
+
+    def trimmed(self, blocks: int) -> None:
+        """The master dropped copies of a prefix."""
+        self.done.trimmed_prefixes += 1
+        self.done.trimmed_blocks += blocks
+        self.copy_orders.labels("trim", "ok").inc()
+        self.trimmed_blocks.inc(blocks)
 
     def watch(self, state: ConductorState) -> None:
         """Add the gauges that show `state`."""

@@ -321,3 +321,62 @@ class SetInstanceResponse(_message.Message):
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     instance: Instance
     def __init__(self, instance: _Optional[_Union[Instance, _Mapping]] = ...) -> None: ...
+
+class GetConductorStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetConductorStatusResponse(_message.Message):
+    __slots__ = ("software_version", "uptime_ms", "policy", "admission", "rebalance_roles", "replicate_bytes_per_s", "pool_connected", "active_request_count", "decisions", "roles", "role_switches", "copied_prefix_count", "trimmed_prefix_count", "trimmed_block_count", "copied_segment_count")
+    class DecisionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class RolesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class RoleSwitchesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_MS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    ADMISSION_FIELD_NUMBER: _ClassVar[int]
+    REBALANCE_ROLES_FIELD_NUMBER: _ClassVar[int]
+    REPLICATE_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    POOL_CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_REQUEST_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    ROLE_SWITCHES_FIELD_NUMBER: _ClassVar[int]
+    COPIED_PREFIX_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TRIMMED_PREFIX_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TRIMMED_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    COPIED_SEGMENT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    software_version: str
+    uptime_ms: int
+    policy: str
+    admission: bool
+    rebalance_roles: bool
+    replicate_bytes_per_s: int
+    pool_connected: bool
+    active_request_count: int
+    decisions: _containers.ScalarMap[str, int]
+    roles: _containers.ScalarMap[str, int]
+    role_switches: _containers.ScalarMap[str, int]
+    copied_prefix_count: int
+    trimmed_prefix_count: int
+    trimmed_block_count: int
+    copied_segment_count: int
+    def __init__(self, software_version: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., policy: _Optional[str] = ..., admission: _Optional[bool] = ..., rebalance_roles: _Optional[bool] = ..., replicate_bytes_per_s: _Optional[int] = ..., pool_connected: _Optional[bool] = ..., active_request_count: _Optional[int] = ..., decisions: _Optional[_Mapping[str, int]] = ..., roles: _Optional[_Mapping[str, int]] = ..., role_switches: _Optional[_Mapping[str, int]] = ..., copied_prefix_count: _Optional[int] = ..., trimmed_prefix_count: _Optional[int] = ..., trimmed_block_count: _Optional[int] = ..., copied_segment_count: _Optional[int] = ...) -> None: ...

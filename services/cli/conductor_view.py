@@ -1,0 +1,57 @@
+"""What `mooncache status` and `mooncache top` tell of the conductor: how it decides, and what it has done so far."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mooncache.cli.output import human_bytes
+
+
+def conductor_row(answer: Any) -> dict[str, Any]:
+    """GetConductorStatusResponse as a plain document; counts go back to the start of the conductor."""
+    decisions = dict(sorted(answer.decisions.items()))
+    admitted = decisions.pop("admitted", 0)
+    return {
+        "software_version": answer.software_version,
+        "uptime_s": answer.uptime_ms / 1e3,
+        "policy": answer.policy,
+        "admission": answer.admission,
+        "rebalance_roles": answer.rebalance_roles,
+        "replicate_bytes_per_s": answer.replicate_bytes_per_s,
+        "pool_connected": answer.pool_connected,
+        "requests_active": answer.active_request_count,
+        "admitted_total": admitted,
+        "refused_total": sum(decisions.values()),
+        "refused": decisions,
+        "roles": dict(sorted(answer.roles.items())),
+        "role_switches": dict(sorted(answer.role_switches.items())),
+        "copied_prefixes_total": answer.copied_prefix_count,
+        "trimmed_prefixes_total": answer.trimmed_prefix_count,
+        "trimmed_blocks_total": answer.trimmed_block_count,
+        "copied_segments": answer.copied_segment_count,
+    }
+
+
+def conductor_lines(row: dict[str, Any]) -> list[str]:
+    """The same in words: how it decides, then what it did."""
+    rate = row["replicate_bytes_per_s"]
+    how = [
+        f"policy {row['policy']}",
+        "admission on" if row["admission"] else "admission off: nothing is refused",
+        "roles follow the load" if row["rebalance_roles"] else "roles fixed",
+        f"hot prefixes copied, at most {human_bytes(rate)}/s" if rate else "hot prefixes not copied",
+    ]
+    reasons = ", ".join(f"{reason} {count}" for reason, count in row["refused"].items())
+    refused = f"refused {row['refused_total']}" + (f" ({reasons})" if reasons else "")
+    roles = ", ".join(f"{count} {role}" for role, count in row["roles"].items()) or "none ready"
+    switches = sum(row["role_switches"].values())
+    done = [
+        f"admitted {row['admitted_total']}, {refused}",
+        f"roles now: {roles}" + (f", switched {switches}" if switches or row["rebalance_roles"] else ""),
+    ]
+    if row["copied_prefixes_total"] or row["trimmed_prefixes_total"]:
+        done.append(
+            f"prefixes copied {row['copied_prefixes_total']}, given back {row['trimmed_prefixes_total']}, "
+            f"{row['copied_segments']} with copies now"
+        )
+    return ["; ".join(how), "; ".join(done)]
