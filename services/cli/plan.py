@@ -233,7 +233,7 @@ def _write(
 def show(answer: Answer) -> None:
     """The answer for people."""
     from mooncache.plan import words
-    from mooncache.plan.files import up_command
+    from mooncache.plan.files import beyond, up_command
 
     console.print(words.asked(answer), markup=False, soft_wrap=True)
     for note in answer.notes:
@@ -244,6 +244,8 @@ def show(answer: Answer) -> None:
     print_table("\nprices of the best plan", words.PRICE_COLUMNS, prices)
     pareto = [words.pareto_row(finalist) for finalist in answer.frontier]
     print_table("\nnothing is both cheaper and better (statistical model)", words.PARETO_COLUMNS, pareto)
+    if words.overloaded(answer):
+        console.print(words.OVERLOAD_NOTE, style="dim", markup=False, highlight=False, soft_wrap=True)
     if answer.certainty is None:
         console.print("\nnot simulated: the statistical model alone", style="yellow")
     else:
@@ -253,6 +255,8 @@ def show(answer: Answer) -> None:
         print_table("", ("", ""), lines)
         for doubt in answer.certainty.doubts:
             console.print(f"- {doubt}", style="yellow", markup=False, soft_wrap=True)
+    for line in beyond(answer.best.plan.layout):
+        console.print(f"not in the services' settings: {line}", style="yellow", markup=False, soft_wrap=True)
     console.print(f"\nto try it small: {up_command(answer.best.plan.layout)}", markup=False, soft_wrap=True)
 
 

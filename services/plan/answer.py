@@ -53,6 +53,7 @@ def rows_of(layout: Layout) -> dict[str, Any]:
         "decode": _role(
             layout.decode.name, layout.decode_nodes, layout.decode_instances, layout.decode.measured
         ),
+        "arrangement": layout.arrangement,
         "pipeline_stages": layout.stages,
         "dram_gb_per_machine": layout.dram.gb,
         "ssd_gb_per_machine": layout.ssd.gb,
@@ -71,7 +72,11 @@ def finalist_document(finalist: Finalist) -> dict[str, Any]:
         "layout": rows_of(finalist.plan.layout),
         "cost_per_hour": finalist.plan.cost_per_hour,
         "cost_per_million": asdict(finalist.prices),
-        "model": {**asdict(finalist.estimate), "binding": finalist.estimate.binding},
+        "model": {
+            **asdict(finalist.estimate),
+            "binding": finalist.estimate.binding,
+            "overloaded": finalist.estimate.overloaded,
+        },
         "simulator": [asdict(run) for run in finalist.runs],
     }
 

@@ -27,7 +27,13 @@ def settings_of(answer: Answer) -> dict[str, dict[str, Any]]:
     layout, slo = answer.best.plan.layout, answer.spec.slo
     gpus = max(layout.prefill.gpus, layout.decode.gpus)
     settings: dict[str, dict[str, Any]] = {
-        "conductor": {"ttft_slo_s": slo.ttft_s, "tbt_slo_s": slo.tbt_s, "admission_enabled": True},
+        "conductor": {
+            "policy": simulation.POLICY,
+            "ttft_slo_s": slo.ttft_s,
+            "tbt_slo_s": slo.tbt_s,
+            "admission_enabled": True,
+            "rebalance_roles": layout.arrangement == "switching",
+        },
         "store_node": {"capacity_bytes": math.floor(layout.dram.gb * GB)},
     }
     if gpus > 1 and layout.prefill.gpus == layout.decode.gpus:
@@ -53,10 +59,13 @@ def config_toml(answer: Answer) -> str:
 
 def _where(layout: Layout) -> list[str]:
     lines = []
-    for role, engine, machines in (
+    parts = [
         ("prefill", layout.prefill, layout.prefill_nodes),
         ("decode", layout.decode, layout.decode_nodes),
-    ):
+    ]
+    if layout.arrangement == "both":
+        parts = [("both", layout.prefill, layout.nodes)]
+    for role, engine, machines in parts:
         lines.append(
             f"{role}: {machines} x {engine.node.name}, {engine.per_node} per machine with {engine.gpus} GPUs each: "
             f"MOONCACHE_WORKER_ROLE={role} mooncache worker"
@@ -65,17 +74,32 @@ def _where(layout: Layout) -> list[str]:
             lines.append(f"  with MOONCACHE_VLLM_EXTRA_ARGS=--tensor-parallel-size,{engine.gpus}")
     lines.append("One store node on every machine (mooncache store-node); one master, conductor and gateway.")
     lines.append(f"Everything on one machine, to try: {up_command(layout)}")
+    return lines + [f"NOT SET HERE: {line}" for line in beyond(layout)]
+
+
+def beyond(layout: Layout) -> list[str]:
+    """What the plan counts on and no setting of the services can bring about: it is in cluster.toml only."""
+    lines = []
     if layout.stages > 1:
-        lines.append(f"Long prompts are computed by pipelines of {layout.stages} prefill instances.")
+        lines.append(
+            f"pipelines of {layout.stages} prefill instances for long prompts; engines of this version compute a "
+            "prompt alone. Plan with search.pipeline_stages = [1] for what runs as it is."
+        )
     if layout.ssd.gb:
-        lines.append(f"Disks of {layout.ssd.gb:g} GB per machine are part of the plan's pool.")
+        lines.append(
+            f"disks of {layout.ssd.gb:g} GB per machine in the pool; store nodes of this version keep blocks in memory "
+            "only. Plan without [[ssd]] for what runs as it is."
+        )
     return lines
 
 
 def up_command(layout: Layout) -> str:
     """The whole layout with `mooncache up`."""
+    prefill, decode = layout.prefill_instances, layout.decode_instances
+    if layout.arrangement == "both":
+        prefill, decode = 0, prefill + decode
     return (
-        f"mooncache up --prefill {layout.prefill_instances} --decode {layout.decode_instances} "
+        f"mooncache up --prefill {prefill} --decode {decode} "
         f"--nodes {min(layout.nodes, 64)} --capacity {math.floor(layout.dram.gb)}GB"
     )
 

@@ -55,6 +55,7 @@ def page(answer: Answer, config: str) -> str:
         f'<div class="plots">{_frontier_plot(answer)}{_breakdown_plot(answer)}</div>',
         _table(words.PARETO_COLUMNS, (("", words.pareto_row(finalist)) for finalist in answer.frontier)),
         '<p class="muted">No other configuration is both cheaper and better, by the statistical model.</p>',
+        f'<p class="muted">{_text(words.OVERLOAD_NOTE)}.</p>' if words.overloaded(answer) else "",
         "<h2>The best plan, request by request</h2>",
         f'<div class="plots">{_cdf_plot(answer, "ttft")}{_cdf_plot(answer, "tbt")}{_hits_plot(answer)}</div>',
         "<h2>Configuration</h2>",
@@ -80,8 +81,13 @@ def _sentence(answer: Answer) -> str:
     pipes = f" (pipelines of {layout.stages})" if layout.stages > 1 else ""
     pool = f"{words.size(layout.dram.gb)} of memory"
     pool += f" and {words.size(layout.ssd.gb)} of disks" if layout.ssd.gb else ""
+    machines = f"{prefill} for prefill{pipes} and {decode} for decoding"
+    if layout.arrangement == "both":
+        machines = f"{prefill} prefill and decoding"
+    elif layout.arrangement == "switching":
+        machines += ", with roles that follow the load"
     return (
-        f"{prefill} for prefill{pipes} and {decode} for decoding, each with {pool} "
+        f"{machines}, each with {pool} "
         f"for the pool and {layout.nic.gbps:g} Gbit/s: {words.price(answer.best.plan.cost_per_hour)} per hour."
     )
 

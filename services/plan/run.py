@@ -11,10 +11,10 @@ import numpy as np
 from mooncache.errors import PlanUnconfirmed
 from mooncache.plan import loading, simulation, workload
 from mooncache.plan.answer import Answer, Finalist
-from mooncache.plan.core import limits, machine
+from mooncache.plan.core import limits, machine, variants
 from mooncache.plan.core.certainty import SPAN_FINE_S, Certainty, Run, judge, load_margin
 from mooncache.plan.core.confirm import Confirmed, confirm
-from mooncache.plan.core.estimate import Demand, Estimator, Layout
+from mooncache.plan.core.estimate import FIXED, Demand, Estimator, Layout
 from mooncache.plan.core.prices import token_prices
 from mooncache.plan.core.search import Plan, Searcher, allowed, pareto
 from mooncache.plan.core.spec import GB, Spec
@@ -80,21 +80,22 @@ class Planner:
         return searcher, plans, pareto([*frontier, plans[0]])
 
     def confirm(self, searcher: Searcher, plans: list[Plan], effort: Effort) -> Confirmed:
-        """Simulate finalists, cheapest first."""
+        """Simulate finalists, cheapest first, and then other uses of their machines."""
         sample = workload.busiest(self.trace, effort.requests_max)
         if len(sample) < len(self.trace):
             self.notes.append(f"Finalists are simulated on the busiest {len(sample):,} requests.")
             demand = workload.demand_of(sample)
             self.sampled = Estimator(demand, self.spec.slo, self.estimator.block_bytes)
-        count = 0
+        tried = self.spec.search.arrangements
+        count, most = 0, effort.runs_max + variants.RUNS_EACH * len(tried)
 
         def simulate(layout: Layout) -> float:
             nonlocal count
             count += 1
-            begin = (count - 1) / effort.runs_max
+            begin = (count - 1) / most
             what = f"Simulator, plan {count}"
             run, result = self.simulate(
-                layout, sample, 1, "whole", lambda share: self.tell(what, begin + share / effort.runs_max)
+                layout, sample, 1, "whole", lambda share: self.tell(what, begin + share / most)
             )
             self.results[layout.key] = (run, result)
             return run.attainment
@@ -112,13 +113,19 @@ class Planner:
             at_most=effort.runs_max,
         )
         if found.best is None:
-            tried = max(found.simulated, key=lambda item: item[1])
+            closest = max(found.simulated, key=lambda item: item[1])
             wanted = self.spec.slo.attainment
             raise PlanUnconfirmed(
-                f"The simulator was asked about {len(found.simulated)} plans; the best of them keeps {tried[1]:.1%} of "
-                f"the requests within the SLOs, {wanted:.1%} are wanted ({tried[0].layout.name})."
+                f"The simulator was asked about {len(found.simulated)} plans; the best of them keeps {closest[1]:.1%} "
+                f"of the requests within the SLOs, {wanted:.1%} are wanted ({closest[0].layout.name})."
             )
-        return found
+        target = self.spec.slo.attainment
+        more = variants.explore(tried, plans, found.best, target, plan_of, simulate)
+        if tried and not more:
+            self.notes.append(
+                "Switching roles and instances that do both were not tried: no plan at this price has equal machines."
+            )
+        return Confirmed((*found.simulated, *more), variants.cheapest(found.best, more, target))
 
     def simulate(
         self, layout: Layout, trace: Trace, seed: int, part: str, tell: Callable[[float], None] | None = None
@@ -197,6 +204,11 @@ class Planner:
         layout, slo = plan.layout, self.spec.slo
         scaled = sorted({engine.name for engine in (layout.prefill, layout.decode) if not engine.measured})
         facts = []
+        modelled = layout.arrangement == FIXED
+        if not modelled:
+            facts.append(
+                "the statistical model knows fixed roles only: this plan is the simulator's word alone"
+            )
         if scaled:
             base = self.bases[layout.prefill.node.name].name
             facts.append(f"{' and '.join(scaled)}: scaled from {base}, not measured")
@@ -204,7 +216,8 @@ class Planner:
             facts.append(f"the workload is {self.demand.span_s:,.0f} s long, 15 min or more would say more")
         margin = load_margin(self.sampled, layout, slo.attainment)
         estimate = self.sampled.estimate(layout)
-        return judge(estimate, runs, slo.attainment, (slo.ttft_s, slo.tbt_s), margin, facts)
+        promises = (slo.ttft_s, slo.tbt_s)
+        return judge(estimate, runs, slo.attainment, promises, margin, facts, modelled=modelled)
 
     def curves(self, best: Plan) -> dict[str, list[float]]:
         """What plots need: hit ratio by pool size, and the distributions of the best plan in model and simulator."""

@@ -18,7 +18,7 @@ from mooncache.plan.core.certainty import Run
 from mooncache.plan.core.estimate import Layout
 from mooncache.plan.core.machine import Engine, Floats
 from mooncache.plan.core.spec import GB, Slo
-from mooncache.simulate.cluster import ClusterSpec, InstanceGroup
+from mooncache.simulate.cluster import ClusterSpec, InstanceGroup, RoleSwitching
 from mooncache.simulate.cluster import Slo as ClusterSlo
 from mooncache.simulate.options import SimOptions
 from mooncache.simulate.profile import ModelProfile
@@ -53,20 +53,21 @@ def profile_of(engine: Engine, base: ModelProfile, memory_share: float) -> Model
 
 def cluster_of(layout: Layout, bases: dict[str, ModelProfile], slo: Slo, block_tokens: int) -> ClusterSpec:
     """A layout as the simulator takes it. bases: the profile of each machine type, by its name."""
-    groups = tuple(
-        _group(role, engine, count, layout, bases[engine.node.name], block_tokens)
-        for role, engine, count in (
-            ("prefill", layout.prefill, layout.prefill_instances),
-            ("decode", layout.decode, layout.decode_instances),
-        )
-    )
+    prefill, decode = layout.prefill_instances, layout.decode_instances
+    parts = [("prefill", layout.prefill, prefill), ("decode", layout.decode, decode)]
+    if layout.arrangement == "both":
+        parts = [("both", layout.prefill, prefill + decode)]
     return ClusterSpec(
-        instances=groups,
-        name=f"{layout.prefill_instances}P+{layout.decode_instances}D",
+        instances=tuple(
+            _group(role, engine, count, layout, bases[engine.node.name], block_tokens)
+            for role, engine, count in parts
+        ),
+        name=f"{prefill + decode} both" if layout.arrangement == "both" else f"{prefill}P+{decode}D",
         profile=bases[layout.prefill.node.name],
         block_tokens=block_tokens,
         first_token="decode",  # noqa: S106 - no password
         slo=ClusterSlo(slo.ttft_s, slo.tbt_s),
+        roles=RoleSwitching(enabled=layout.arrangement == "switching"),
     )
 
 
@@ -84,6 +85,7 @@ def _group(
         nic_in_gbps=layout.nic.gbps * share,
         nic_out_gbps=layout.nic.gbps * share,
         nic_efficiency=layout.nic.efficiency,
+        inline="chunked" if role == "both" else "whole",  # as engines do it
         pipeline_size=layout.stages if role == "prefill" else 1,
         profile=None if profile == base else profile,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mooncache.plan.answer import Answer, Finalist
 from mooncache.plan.core.certainty import Certainty
-from mooncache.plan.core.estimate import Layout
+from mooncache.plan.core.estimate import FIXED, Layout
 
 FINALIST_COLUMNS = (
     "",
@@ -19,6 +19,10 @@ FINALIST_COLUMNS = (
     "hits*",
 )
 PRICE_COLUMNS = ("", "/hour*", "1M input*", "1M cached*", "1M output*")
+OVERLOAD_NOTE = (
+    "~ overloaded: requests are refused there, and the statistical model, which refuses evenly, can be far off in "
+    "both directions"
+)
 PARETO_COLUMNS = ("/hour*", "within SLOs*", "goodput/s*", "prefill", "decode", "each with")
 
 
@@ -26,11 +30,16 @@ def machines(finalist: Finalist) -> tuple[str, str]:
     """What does prefill and what decodes: "4 H800", or "8 on 4 H800" when a machine holds two instances."""
     layout = finalist.plan.layout
     prefill, decode = counts(layout)
+    if layout.arrangement == "switching":
+        decode += ", roles follow the load"
     return prefill + (f", in pipes of {layout.stages}" if layout.stages > 1 else ""), decode
 
 
 def counts(layout: Layout) -> tuple[str, str]:
     """Machines for prefill and for decoding."""
+    if layout.arrangement == "both":
+        instances = layout.prefill_instances + layout.decode_instances
+        return _count(instances, layout.nodes, layout.prefill.node.name) + " for both", "the same"
     return (
         _count(layout.prefill_instances, layout.prefill_nodes, layout.prefill.node.name),
         _count(layout.decode_instances, layout.decode_nodes, layout.decode.node.name),
@@ -67,6 +76,13 @@ def price(value: float | None) -> str:
     return f"{value:.3f}" if value < 1 else f"{value:,.2f}"
 
 
+def modelled(finalist: Finalist) -> str:
+    """The model's share within the SLOs; a dash where it knows nothing, ~ where it is no more than a hint."""
+    if finalist.plan.layout.arrangement != FIXED:
+        return "-"
+    return f"{'~' if finalist.estimate.overloaded else ''}{finalist.estimate.attainment:.1%}"
+
+
 def finalist_row(finalist: Finalist, mark: str) -> tuple[str, ...]:
     """One line of the table of finalists: what the simulator saw where it was asked, else the model."""
     prefill, decode = machines(finalist)
@@ -77,7 +93,7 @@ def finalist_row(finalist: Finalist, mark: str) -> tuple[str, ...]:
         decode,
         equipment(finalist),
         price(finalist.plan.cost_per_hour),
-        f"{finalist.estimate.attainment:.1%}",
+        modelled(finalist),
         "-" if run is None else f"{run.attainment:.1%}",
         seconds(finalist.estimate.ttft_p99_s if run is None else run.ttft_p99_s),
         seconds(finalist.estimate.tbt_p90_s if run is None else run.tbt_p90_s),
@@ -90,7 +106,7 @@ def pareto_row(finalist: Finalist) -> tuple[str, ...]:
     prefill, decode = machines(finalist)
     return (
         price(finalist.plan.cost_per_hour),
-        f"{finalist.estimate.attainment:.1%}",
+        modelled(finalist),
         f"{finalist.estimate.goodput_per_s:.2f}",
         prefill,
         decode,
@@ -108,6 +124,11 @@ def price_row(finalist: Finalist, name: str) -> tuple[str, ...]:
         price(prices.cached),
         price(prices.output),
     )
+
+
+def overloaded(answer: Answer) -> bool:
+    """Whether a number of the statistical model is shown that is for an overloaded cluster."""
+    return any(finalist.estimate.overloaded for finalist in (*answer.finalists, *answer.frontier))
 
 
 def ordered(answer: Answer) -> list[tuple[str, Finalist]]:
@@ -139,14 +160,18 @@ def certainty_lines(certainty: Certainty, target: float) -> list[tuple[str, str]
     """(what, finding) of how sure the best plan is."""
     halves = " and ".join(f"{share:.1%}" for share in certainty.halves) or "not simulated"
     gap = f"{certainty.attainment_gap:+.1%} attainment, mean TTFT x{certainty.ttft_ratio:.2f}"
+    gap += f", mean TBT x{certainty.tbt_ratio:.2f}"
+    load = f"{certainty.load_margin:+.0%} before the target is missed (statistical model)"
+    if not certainty.modelled:
+        gap = load = "not said: the statistical model knows fixed roles only"
     margins = f"TTFT {certainty.ttft_margin:.0%}, TBT {certainty.tbt_margin:.0%}"
     return [
-        ("model against simulator", f"{gap}, mean TBT x{certainty.tbt_ratio:.2f}"),
+        ("model against simulator", gap),
         (
             "seeds",
             f"{certainty.seeds_low:.1%} to {certainty.seeds_high:.1%} within the SLOs, {target:.1%} wanted",
         ),
         ("halves of the trace alone", halves),
         ("margin to the SLOs", f"{margins} at the share that is wanted"),
-        ("more load", f"{certainty.load_margin:+.0%} before the target is missed (statistical model)"),
+        ("more load", load),
     ]

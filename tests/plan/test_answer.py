@@ -10,13 +10,18 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mooncache.cli.app import run
+from mooncache.cli.plan import show
 from mooncache.config import explain, load
-from mooncache.plan import files, loading, simulation
+from mooncache.plan import files, loading, simulation, words
 from mooncache.plan.answer import Answer, document_of
+from mooncache.plan.core import variants
 from mooncache.plan.core.estimate import Layout
 from mooncache.plan.core.prices import cost_per_hour, token_prices
+from mooncache.plan.core.search import Plan
 from mooncache.plan.core.spec import Dram, Search, Slo, Spec, Ssd
 from mooncache.plan.example import toml
 from mooncache.plan.page import page
@@ -125,6 +130,91 @@ def test_the_best_plan_is_confirmed_and_its_certainty_has_numbers() -> None:
     assert len(certainty.halves) == 2
     assert any("15 min" in doubt for doubt in certainty.doubts)
     assert [run.part for run in answer.best.runs] == ["whole", "whole", "first half", "second half"]
+
+
+def _plan(nodes: tuple[int, int], engine: str = "same", cost: float | None = None) -> Plan:
+    finder = searcher(question(), demand_of(trace(50)))
+    family = finder.families[0]
+    other = replace(family.decode, node=node(engine)) if engine != "same" else family.decode
+    layout = replace(family, prefill_nodes=nodes[0], decode_nodes=nodes[1], decode=other)
+    return Plan(layout, float(sum(nodes)) if cost is None else cost, 1.0)
+
+
+@given(st.integers(2, 8), st.integers(1, 4), st.floats(2.0, 12.0))
+def test_variants_are_never_dearer_and_end_at_the_first_that_misses(
+    prefill: int, decode: int, needed: float
+) -> None:
+    best = _plan((prefill, decode))
+    plans = [_plan((prefill + 2, decode + 1)), best]
+    tried: list[Layout] = []
+
+    def simulate(layout: Layout) -> float:
+        tried.append(layout)
+        return 1.0 if layout.nodes >= needed else 0.0
+
+    def plan_of(layout: Layout) -> Plan:
+        return Plan(layout, float(layout.nodes), 0.0)
+
+    done = variants.explore(("switching", "both"), plans, best, 0.9, plan_of, simulate)
+    assert [plan.layout for plan, _ in done] == tried
+    for kind in ("switching", "both"):
+        nodes = [layout.nodes for layout in tried if layout.arrangement == kind]
+        assert nodes == list(range(best.layout.nodes, best.layout.nodes - len(nodes), -1))
+        assert 1 <= len(nodes) <= variants.RUNS_EACH
+        assert all(count >= needed for count in nodes[:-1]), "it went on behind one that missed"
+    chosen = variants.cheapest(best, done, 0.9)
+    assert chosen.cost_per_hour <= best.cost_per_hour
+    assert chosen is best or chosen.layout.nodes >= needed
+
+
+def test_machines_of_two_kinds_cannot_change_places() -> None:
+    best = _plan((2, 1), engine="H20")
+    assert variants.explore(("switching",), [best], best, 0.9, lambda _: None, lambda _: 1.0) == []
+
+
+@pytest.mark.parametrize("arrangement", ["switching", "both"])
+def test_a_variant_is_a_cluster_a_configuration_and_words(arrangement: str) -> None:
+    planner, answer = answered()
+    seen = {finalist.plan.layout.arrangement for finalist in answer.finalists}
+    assert seen == {"fixed", "switching", "both"}
+    layout = replace(answer.best.plan.layout, arrangement=arrangement)
+    cluster = simulation.cluster_of(layout, planner.bases, planner.spec.slo, 512)
+    assert cluster.count == layout.prefill_instances + layout.decode_instances
+    assert cluster.roles.enabled == (arrangement == "switching")
+    assert {group.role for group in cluster.instances} == (
+        {"both"} if arrangement == "both" else {"prefill", "decode"}
+    )
+    finalist = next(f for f in answer.finalists if f.plan.layout.arrangement == arrangement)
+    chosen = replace(answer, best=finalist)
+    config = files.check(files.config_toml(chosen))
+    assert config.conductor.rebalance_roles == (arrangement == "switching")
+    assert words.finalist_row(finalist, "2")[5] == "-", "a number of the model, which knows fixed roles only"
+    assert ("role=both" in files.config_toml(chosen).lower()) == (arrangement == "both")
+    assert page(chosen, "").count("<svg") == 5
+
+
+def test_what_no_service_can_do_is_said() -> None:
+    _, answer = answered()
+    assert "NOT SET HERE" not in files.config_toml(answer)
+    disk = Ssd(gb=4000, read_gb_per_s=6, price_per_hour=0.3)
+    layout = replace(answer.best.plan.layout, ssd=disk, stages=2)
+    best = replace(answer.best, plan=replace(answer.best.plan, layout=layout))
+    text = files.config_toml(replace(answer, best=best))
+    assert text.count("NOT SET HERE") == 2
+    cluster = simulation.cluster_of(layout, BASES, answer.spec.slo, 512)
+    told = to_toml(cluster)
+    assert "ssd_blocks" in told
+    assert "pipeline_size = 2" in told
+
+
+def test_numbers_of_an_overloaded_cluster_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    _, answer = answered()
+    fixed = answer.frontier[-1]
+    over = replace(fixed, estimate=replace(fixed.estimate, admitted=0.7))
+    assert words.pareto_row(over)[1].startswith("~")
+    assert document_of(replace(answer, best=over))["best"]["model"]["overloaded"]
+    show(replace(answer, frontier=(over,)))
+    assert "can be far off" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_same_question_has_the_same_answer() -> None:

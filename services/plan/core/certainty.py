@@ -51,6 +51,7 @@ class Certainty:
     ttft_margin: float
     tbt_margin: float
     load_margin: float
+    modelled: bool = True  # whether the statistical model knows this arrangement
 
 
 def load_margin(estimator: Estimator, layout: Layout, target: float) -> float:
@@ -83,8 +84,14 @@ def judge(
     slo: tuple[float, float],
     more_load: float,
     facts: list[str],
+    *,
+    modelled: bool = True,
 ) -> Certainty:
-    """How sure a layout is. Args: slo: (TTFT, TBT) seconds; facts: doubts that are known beforehand."""
+    """How sure a layout is.
+
+    Args: slo: (TTFT, TBT) seconds; facts: doubts that are known beforehand; modelled: whether the statistical model
+    knows this arrangement, so that its numbers say something.
+    """
     whole = [run for run in runs if run.part == "whole"]
     first = whole[0]
     shares = [run.attainment for run in whole]
@@ -93,7 +100,7 @@ def judge(
     ttft_margin = 1 - max(run.ttft_at_target_s for run in whole) / slo[0]
     tbt_margin = 1 - max(run.tbt_at_target_s for run in whole) / slo[1]
     doubts = list(facts)
-    if abs(gap) > GAP_FINE:
+    if modelled and abs(gap) > GAP_FINE:
         doubts.append(f"model and simulator differ by {abs(gap):.1%} in attainment")
     if min(shares) < target:
         doubts.append(f"with another seed only {min(shares):.1%} are within the SLOs")
@@ -103,7 +110,7 @@ def judge(
         doubts.append(f"TTFT has {max(ttft_margin, 0):.0%} to spare")
     if tbt_margin < MARGIN_FINE:
         doubts.append(f"TBT has {max(tbt_margin, 0):.0%} to spare")
-    if more_load < MARGIN_FINE:
+    if modelled and more_load < MARGIN_FINE:
         doubts.append(f"{max(more_load, 0):.0%} more load would be too much")
     return Certainty(
         word="high" if not doubts else "fair" if len(doubts) <= 2 and min(shares) >= target else "low",
@@ -117,6 +124,7 @@ def judge(
         ttft_margin=ttft_margin,
         tbt_margin=tbt_margin,
         load_margin=more_load,
+        modelled=modelled,
     )
 
 

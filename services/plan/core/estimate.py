@@ -31,6 +31,7 @@ Bools = NDArray[np.bool_]
 Rows = NDArray[np.intp]
 ADMITTED: Final = (1.0, 0.99, 0.97, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)  # shares that may be let in
 _GOLDEN: Final = 0.6180339887498949
+FIXED: Final = "fixed"  # the arrangement that this model knows
 LEVELS_PER_DOUBLING: Final = 4  # pool sizes are rounded down to these steps: 19 % apart
 
 
@@ -64,7 +65,11 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One configuration: machines of each role, what an instance is, and what every machine is given."""
+    """One configuration: machines of each role, what an instance is, and what every machine is given.
+
+    arrangement: "fixed" roles; "switching" roles that follow the load and only begin like this; or "both", where
+    every instance does both and the two counts only add up.
+    """
 
     prefill: Engine
     decode: Engine
@@ -74,6 +79,7 @@ class Layout:
     dram: Dram
     ssd: Ssd
     nic: Nic
+    arrangement: str = FIXED
 
     @property
     def prefill_instances(self) -> int:
@@ -93,10 +99,14 @@ class Layout:
     @property
     def name(self) -> str:
         """Such as "8P (A800 x8) + 4D (A800 x8), 1000 GB DRAM, 800 Gbit/s"."""
-        parts = [
-            f"{self.prefill_instances}P ({self.prefill.name}) + {self.decode_instances}D ({self.decode.name})",
-            f"{self.dram.gb:g} GB DRAM",
-        ]
+        roles = (
+            f"{self.prefill_instances}P ({self.prefill.name}) + {self.decode_instances}D ({self.decode.name})"
+        )
+        if self.arrangement == "both":
+            roles = f"{self.prefill_instances + self.decode_instances} of both roles ({self.prefill.name})"
+        elif self.arrangement != FIXED:
+            roles += ", roles follow the load"
+        parts = [roles, f"{self.dram.gb:g} GB DRAM"]
         if self.ssd.gb:
             parts.append(f"{self.ssd.gb:g} GB SSD")
         parts.append(f"{self.nic.gbps:g} Gbit/s")
@@ -116,6 +126,7 @@ class Layout:
             self.dram.gb,
             self.ssd.gb,
             self.nic.gbps,
+            self.arrangement,
         )
 
 
@@ -145,9 +156,14 @@ class Estimate:
     goodput_per_s: float
 
     @property
+    def overloaded(self) -> bool:
+        """Whether requests have to be refused: there the model, which refuses evenly, can be far off."""
+        return self.admitted < 1
+
+    @property
     def binding(self) -> str:
         """The limit that most of the requests outside of the SLOs ran into."""
-        if self.admitted < 1:
+        if self.overloaded:
             return "capacity"
         lost = {"TTFT": 1 - self.ttft_met, "TBT": 1 - self.tbt_met, "KV memory": 1 - self.kv_fits}
         worst = max(lost, key=lambda name: lost[name])

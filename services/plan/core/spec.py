@@ -14,6 +14,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]*$")]
 Role = Literal["prefill", "decode"]
+Arrangement = Literal["switching", "both"]
 GB: Final = 10**9
 OPTIONS_MAX: Final = 16  # of one kind; the search is their product
 
@@ -156,6 +157,8 @@ class Search(Table):
     """GPUs of one instance (tensor parallel); empty: the GPUs of the profile, and all GPUs of a machine."""
     pipeline_stages: tuple[Annotated[int, Field(ge=1, le=16)], ...] = Field(default=(1, 4), min_length=1)
     """Prefill instances that compute one long prompt together (chunked pipeline); 1 is none."""
+    arrangements: tuple[Arrangement, ...] = ("switching", "both")
+    """What the simulator tries besides fixed roles: roles that follow the load, instances that do both."""
     nodes_max: int = Field(default=64, ge=2, le=100_000)
     """Machines of one plan."""
     price_per_hour_max: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
