@@ -80,7 +80,6 @@ class World:
                 sequences_max=group.sequences_max,
                 kv_capacity_tokens=int(capacity) if capacity != inf else 0,
                 pipeline=pipeline,
-                send_tokens_per_s=self.network.offer(node.nic_out) / kv,
                 handover=TransferCost(0.0, inf if early else profile.load_bytes_per_s / kv),
                 tail=False,
             ),

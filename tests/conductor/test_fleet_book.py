@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mooncache.conductor.core.decode_ahead import BUCKETS, Curve, DecodeAhead
 from mooncache.conductor.core.fairness import FairShares
 from mooncache.conductor.core.fleet_book import Assignment, FleetBook, Shape
 from mooncache.conductor.core.output_lengths import OutputLengths
-from mooncache.conductor.core.policy.fleet import DECODE, PREFILL
+from mooncache.conductor.core.policy.fleet import DECODE, PREFILL, Standing
 from mooncache.conductor.core.policy.replication import Demand, copies_wanted, plan_replicas
 from mooncache.conductor.core.policy.roles import RolePlanner
-from mooncache.conductor.core.policy.types import NOBODY, Choice, Request, TransferCost
+from mooncache.conductor.core.policy.types import NOBODY, Choice, PrefillCost, Request, TransferCost
 from tests.conductor.fleets import Row, fleet
 
 NOTHING = np.zeros(2, dtype=np.int64)
@@ -57,13 +58,11 @@ def test_queue_is_what_is_left_of_pending_prefills() -> None:
 def test_who_fetches_shares_the_links() -> None:
     book = pair()
     book.set("p", transfer=TransferCost(0.0, 900.0))
-    book.add("s", Shape(send_tokens_per_s=1200.0))
+    book.add("s", Shape())
     book.assign(assignment("1", branch="fetch", fetch_tokens=10, source_row=2), 0.0)
     assert book.view(0.0).fetch_tokens_per_s[0] == pytest.approx(450.0)
-    assert book.send_rate(2) == pytest.approx(600.0)
     book.started("1", 1.0)
     assert book.view(1.0).fetch_tokens_per_s[0] == pytest.approx(900.0)
-    assert book.send_rate(2) == pytest.approx(1200.0)
 
 
 def test_members_of_a_pipeline_are_busy_together() -> None:
@@ -98,6 +97,56 @@ def test_the_decode_load_ahead_joins_and_leaves() -> None:
     assert float(book.view(15.0).decode_at(0.0)[0][1]) == 0.0
 
 
+class PlainAhead:
+    """The decode load ahead with a dict and loops, for one instance."""
+
+    def __init__(self) -> None:
+        self.load: dict[int, float] = {}
+
+    def change(self, begin: int, share: list[float], sign: float, bucket: int) -> None:
+        for later, part in enumerate(share):
+            if begin + later >= bucket:
+                self.load[begin + later] = self.load.get(begin + later, 0.0) + sign * part
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 200), st.floats(0, 200), st.booleans(), st.lists(st.floats(0, 1), max_size=9)),
+        max_size=30,
+    )
+)
+def test_the_table_of_the_load_ahead_is_a_sum_of_curves(
+    moves: list[tuple[float, float, bool, list[float]]],
+) -> None:
+    """Requests come and go while time passes, by steps longer than the table too."""
+    ahead, plain, now_s = DecodeAhead(), PlainAhead(), 0.0
+    ahead.room(2)
+    there: list[tuple[Curve, int, list[float]]] = []
+    for passes_s, join_s, ends, share in moves:
+        now_s += passes_s
+        ahead.roll(now_s)
+        if ends and there:
+            curve, begin, gone = there.pop(0)
+            ahead.drop(curve)
+            plain.change(begin, gone, -1.0, int(now_s))
+        else:
+            curve = Curve(
+                row=1, weights=(1.0, 100.0), share=np.array([*share, *[0.0] * (BUCKETS - len(share))])
+            )
+            ahead.add(curve, now_s, join_s)
+            begin = int(now_s) + min(int(now_s + join_s) - int(now_s), BUCKETS - 1)
+            kept = share[: int(now_s) + BUCKETS - begin]
+            plain.change(begin, kept, 1.0, int(now_s))
+            there.append((curve, begin, kept))
+        for after_s in (0.0, 1.0, 50.0, 127.0):
+            sequences, kv_tokens = ahead.at(now_s, after_s, np.zeros((2, 2)), None, 1.0)
+            at = min(int(now_s + after_s), int(now_s) + BUCKETS - 1)
+            assert sequences[1] == pytest.approx(max(0.0, plain.load.get(at, 0.0)), abs=1e-9)
+            assert kv_tokens[1] == pytest.approx(100.0 * sequences[1], abs=1e-6)
+            assert sequences[0] == 0.0
+
+
 def test_rows_are_used_again_and_late_words_of_the_old_one_change_nothing() -> None:
     book = pair()
     book.assign(assignment("1"), 0.0)
@@ -110,7 +159,14 @@ def test_rows_are_used_again_and_late_words_of_the_old_one_change_nothing() -> N
     book.check()
 
 
-MOVES = ("assign", "started", "computed", "first_token", "ended", "leave", "move")
+def plain(value: object) -> object:
+    """Arrays as lists, so that values can be compared."""
+    if isinstance(value, tuple):
+        return [plain(part) for part in value]
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+MOVES = ("assign", "started", "computed", "first_token", "ended", "leave", "change")
 
 
 @settings(max_examples=100)
@@ -128,13 +184,15 @@ def test_the_book_stays_whole(moves: list[tuple[int, str]]) -> None:
             there.discard(name)
         elif move == "leave":
             book.remove("d")
-            book.add("d", Shape(role=DECODE))
-        elif move == "move" and name in there:
-            book.move(name, 1, now_s)
+            book.add("d", Shape(role=DECODE, group=number % 2))
+        elif move == "change":
+            book.set("p", ready=number % 2 == 0, prefill=PrefillCost(0.0, 1e-4 * number, 0.0, 0.0))
         elif move in ("started", "computed", "first_token"):
             getattr(book, move)(name, now_s)
         book.check()
-        assert (book.view(now_s).queue_s >= 0).all()
+        view = book.view(now_s)
+        assert (view.queue_s >= 0).all()
+        assert plain(view.standing) == plain(Standing.of(view)), "the book kept what is not true any more"
     for name in there:
         book.ended(name, 99.0)
     assert book.view(99.0).sequences.tolist() == pytest.approx([0.0, 0.0])

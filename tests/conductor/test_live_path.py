@@ -16,8 +16,8 @@ from mooncache.conductor.background import replicate_prefixes
 from mooncache.conductor.core.asks import Ask, PoolAnswer, Settings
 from mooncache.conductor.core.fleet_book import Assignment, FleetBook, Shape
 from mooncache.conductor.core.hot_prefixes import HotPrefixes, Speed
-from mooncache.conductor.core.policy.fleet import DECODE
-from mooncache.conductor.core.policy.types import Choice, Request
+from mooncache.conductor.core.policy.fleet import DECODE, PREFILL
+from mooncache.conductor.core.policy.types import Choice, Request, TransferCost
 from mooncache.conductor.core.registry import READY, Instance, InstanceInfo, Load
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.state import native_index
@@ -57,38 +57,15 @@ def test_a_prompt_beyond_the_memory_waits_for_what_runs_there_not_for_ever() -> 
     assert choose(rows, 4096).wait_s <= 10.0
 
 
-def test_what_generates_is_moved_as_a_whole() -> None:
+def test_a_late_end_of_a_fetch_does_not_free_the_links_of_whom_comes_after() -> None:
     book = pair()
-    book.add("e", Shape(role=DECODE))
-    book.assign(assignment("1"), 0.0)
-    book.first_token("1", 1.0)
-    book.move("1", 2, 2.0)
-    assert book.view(2.0).batch_sequences.tolist() == [0.0, 0.0, 3.0]
-    book.ended("1", 3.0)
-    assert book.view(3.0).batch_sequences.tolist() == [0.0, 0.0, 0.0]
-
-
-def test_a_move_away_from_a_row_that_was_used_again_leaves_the_new_one_alone() -> None:
-    book = pair()
-    book.add("e", Shape(role=DECODE))
-    book.assign(assignment("1"), 0.0)
-    book.remove("d")
-    assert book.add("f", Shape(role=DECODE)) == 1
-    book.assign(assignment("2"), 0.0)
-    before = book.view(0.0).decode_at(2.0)[0][1]
-    book.move("1", 2, 0.0)
-    assert book.view(0.0).decode_at(2.0)[0][1] == before
-
-
-def test_a_late_end_of_a_fetch_does_not_free_the_links_of_another_source() -> None:
-    book = pair()
-    book.add("s", Shape(send_tokens_per_s=1200.0))
-    book.assign(assignment("1", branch="fetch", fetch_tokens=10, source_row=2), 0.0)
-    book.remove("s")
-    assert book.add("t", Shape(send_tokens_per_s=1200.0)) == 2
-    book.assign(assignment("2", branch="fetch", fetch_tokens=10, source_row=2), 0.0)
+    book.add("e", Shape(role=PREFILL, transfer=TransferCost(0.0, 900.0)))
+    book.assign(assignment("1", prefill=2, branch="fetch", fetch_tokens=10), 0.0)
+    book.remove("e")
+    assert book.add("f", Shape(role=PREFILL, transfer=TransferCost(0.0, 900.0))) == 2
+    book.assign(assignment("2", prefill=2, branch="fetch", fetch_tokens=10), 0.0)
     book.started("1", 1.0)
-    assert book.send_rate(2) == 600.0, "the second reader is still there"
+    assert book.view(1.0).fetch_tokens_per_s[2] == 450.0, "the newcomer's fetch is still there"
 
 
 # --- copies of hot prefixes ---------------------------------------------------------------------------------------

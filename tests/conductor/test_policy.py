@@ -22,7 +22,7 @@ from mooncache.conductor.core.policy.types import (
     Source,
     TransferCost,
 )
-from tests.conductor.fleets import COST, OPEN, Row, choose, fleet, names, near, request
+from tests.conductor.fleets import COST, FAST, OPEN, Row, choose, fleet, names, near, request
 
 RULES = Rules()
 seconds = st.floats(0, 100)
@@ -122,6 +122,9 @@ def test_what_the_same_instance_computes_is_waited_for_without_transfer() -> Non
 # --- the whole choice ---------------------------------------------------------------------------------------------
 
 
+SLOW = PrefillCost(0.05, 4e-4, 3e-9, 2e-6)
+
+
 @st.composite
 def clusters(draw: Any) -> tuple[Row, ...]:
     count = draw(st.integers(1, 8))
@@ -133,7 +136,10 @@ def clusters(draw: Any) -> tuple[Row, ...]:
             group=draw(st.integers(0, 2)),
             pool=draw(st.booleans()),
             local_tokens=draw(tokens),
+            prefill=draw(st.sampled_from((COST, COST, SLOW))),
+            transfer=draw(st.sampled_from((FAST, FAST, TransferCost(0.1, 1e4)))),
             queue_s=draw(seconds),
+            queue_prompts=draw(st.integers(0, 9)),
             sequences=draw(st.integers(0, 300)),
             sequences_max=draw(st.integers(0, 256)),
             kv_tokens=draw(tokens),
@@ -184,6 +190,30 @@ def test_every_choice_is_allowed(
         assert rows[member].name in usable
         assert rows[member].pipeline == rows[choice.members[0]].pipeline != -1
     assert len(set(choice.members)) == len(choice.members) != 1
+
+
+holders = st.lists(st.tuples(st.integers(0, 7), tokens, st.sampled_from((1e4, 1e5, 1e6))), max_size=4)
+
+
+@settings(max_examples=300)
+@given(clusters(), st.integers(1, 200_000), asks, holders)
+def test_columns_price_every_row_as_its_ways_in_plain_numbers(
+    rows: tuple[Row, ...], n: int, fields: dict[str, Any], held: list[tuple[int, int, float]]
+) -> None:
+    found = tuple(Source(*source) for source in held if source[0] < len(rows))
+    # As much as one holder has, others have too: the fastest of them counts.
+    found += tuple(Source(NOBODY, source.tokens, 5e4) for source in found[:1])
+    asked, seen = request(rows, n, sources=found, **fields), fleet(*rows)
+    priced = branches.scores(asked, seen, OPEN)
+    for row in range(len(rows)):
+        ways = branches.ways(asked, seen, OPEN, row)
+        assert near(float(priced.score_s[row]), branches.cheapest(ways).score_s)
+        assert any(
+            near(float(priced.score_s[row]), way.score_s)
+            and near(float(priced.total_s[row]), way.total_s)
+            and near(float(priced.compute_s[row]), way.compute_s)
+            for way in ways
+        )
 
 
 @settings(max_examples=200)

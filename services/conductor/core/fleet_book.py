@@ -17,7 +17,7 @@ import numpy as np
 
 from mooncache.conductor.core.decode_ahead import LATER_S, Curve, DecodeAhead
 from mooncache.conductor.core.fleet_shape import BOOLS, FLOATS, INTS, Shape
-from mooncache.conductor.core.policy.fleet import NO_ROLE, Fleet
+from mooncache.conductor.core.policy.fleet import NO_ROLE, Even, Fleet, Standing
 from mooncache.conductor.core.policy.types import (
     NOBODY,
     Bools,
@@ -32,7 +32,7 @@ from mooncache.conductor.core.policy.types import (
 __all__ = ["Assignment", "FleetBook", "Shape"]
 
 Name = int | str
-_OWN = ("now_s", "names", "queue_s", "generating_s", "predict")
+_OWN = ("now_s", "names", "queue_s", "generating_s", "predict", "known")
 _SHARED = tuple(field.name for field in fields(Fleet) if field.name not in _OWN)
 STAY_PRIOR_S = 10.0
 _GROWTH = 16
@@ -50,7 +50,7 @@ class Assignment:
 
 @dataclass(slots=True)
 class _Work:
-    """What an assignment added to the columns.."""
+    """What an assignment added to the columns."""
 
     assignment: Assignment
     computers: tuple[int, ...]
@@ -62,7 +62,6 @@ class _Work:
     computing: bool = True
     fetching: bool = False
     generating: bool = False
-    source_generation: int = 0
     curve: Curve = field(default_factory=Curve)
 
 
@@ -81,7 +80,11 @@ class FleetBook:
         self.arrived_s = 0.0  # of computing, all prompts that prefill instances were given
         self.generating_s = 0.0  # that all answers together add to steps
         self._columns: dict[str, np.ndarray] = {}
-        self._sliced: tuple[int, dict[str, Any]] = (-1, {})
+        self._sliced: dict[str, Any] = {}  # the columns without the room behind them
+        self._shared: dict[str, Any] = {}  # those of them that a fleet shows as they are
+        self._standing: Standing | None = None
+        self._stay_s: float | None = None  # None: not the same in all rows
+        self._reports = False
         self._curves = curves
         self._ahead = DecodeAhead()
         self._room(_GROWTH)
@@ -107,10 +110,11 @@ class FleetBook:
                 self._generation.append(0)
                 self._pending.append({})
                 self._running.append(None)
+                self._slice()
             self.names[row] = name
             self._rows[name] = row
-            self._column("since_s")[row] = np.inf
-            self._column("stay_s")[row] = STAY_PRIOR_S
+            self._columns["since_s"][row] = np.inf
+            self.set(name, stay_s=STAY_PRIOR_S)
         self.set(
             name,
             role=shape.role,
@@ -123,7 +127,6 @@ class FleetBook:
             sequences_max=shape.sequences_max,
             kv_capacity_tokens=shape.kv_capacity_tokens,
             pipeline=shape.pipeline,
-            send_tokens_per_s=shape.send_tokens_per_s,
             handover=shape.handover,
             tail=shape.tail,
             kind=shape.kind,
@@ -140,14 +143,16 @@ class FleetBook:
         self._running[row] = None
         for column in self._columns.values():
             column[row] = 0
-        self._column("role")[row] = NO_ROLE
-        self._column("since_s")[row] = np.inf
+        self._columns["role"][row] = NO_ROLE
+        self._columns["since_s"][row] = np.inf
+        self._standing = self._stay_s = None
         self._ahead.clear(row)
         self._free.append(row)
 
     def set(self, name: str, **values: object) -> None:
         """Change what an instance is: any field of `Shape`, by name, and `stay_s`."""
         row = self._rows[name]
+        self._standing = self._stay_s = None
         for field_name, value in values.items():
             if field_name == "prefill":
                 assert isinstance(value, PrefillCost)
@@ -172,6 +177,7 @@ class FleetBook:
 
     def learnt(self, kind: int, prefill: PrefillCost) -> None:
         """All instances of a type compute as fast as this."""
+        self._standing = None
         mask = self._columns["kind"] == kind
         for column, part in zip("abcd", prefill, strict=True):
             self._columns[f"prefill_{column}"][mask] = part
@@ -179,6 +185,7 @@ class FleetBook:
     def stays(self, stay_s: float) -> None:
         """A sequence stays in a batch for so long, on the mean."""
         self._columns["stay_s"][: len(self.names)] = stay_s
+        self._stay_s = stay_s
 
     def takes(self, prompt_tokens: int) -> Bools:
         """Return which instances have room for a prompt of this length at all."""
@@ -208,6 +215,7 @@ class FleetBook:
     ) -> None:
         """Take in what an engine has beside what was sent there from here (conductor only)."""
         row = self._rows[name]
+        self._reports = True
         self._columns["foreign_sequences"][row] = foreign_sequences
         self._columns["foreign_s"][row] = foreign_queue_s
         self._columns["reported_kv_tokens"][row] = kv_tokens
@@ -242,8 +250,8 @@ class FleetBook:
                 self._begin(row, assignment.decision_id, now_s)
         if choice.fetch_tokens > 0:
             work.fetching = True
-            work.source_generation = self._generation[choice.source_row] if choice.source_row != NOBODY else 0
-            self._read(choice.computer, choice.source_row, 1)
+            columns["fetching"][choice.computer] += 1
+            self._share(choice.computer)
         row = choice.decode
         columns["own_sequences"][row] += request.sequences
         columns["own_kv_tokens"][row] += request.kv_tokens
@@ -313,30 +321,6 @@ class FleetBook:
             self._ahead.drop(work.curve)
         return work.assignment
 
-    def move(self, decision_id: Name, decode_row: int, now_s: float) -> None:
-        """The request is decoded elsewhere than was decided."""
-        work = self._work[decision_id]
-        request, mean_kv_tokens = work.assignment.request, _mean_kv_tokens(work.assignment.request)
-        if work.decoder_generation == self._generation[work.decoder]:
-            if work.generating:
-                self._leave("batch", work.decoder, request.sequences, mean_kv_tokens)
-            self._leave("own", work.decoder, request.sequences, request.kv_tokens)
-            self._settle(work.decoder)
-            self._ahead.drop(work.curve)
-        if work.generating:
-            self._columns["batch_sequences"][decode_row] += request.sequences
-            self._columns["batch_kv_tokens"][decode_row] += mean_kv_tokens
-        self._columns["own_sequences"][decode_row] += request.sequences
-        self._columns["own_kv_tokens"][decode_row] += request.kv_tokens
-        self._settle(decode_row)
-        work.decoder, work.decoder_generation = decode_row, self._generation[decode_row]
-        self._look_ahead(work, now_s, 0.0)
-
-    def send_rate(self, row: int) -> float:
-        """Return the tokens per second that one more reader would get from the instance."""
-        columns = self._columns
-        return float(columns["send_tokens_per_s"][row] / (1 + columns["reading"][row]))
-
     # --- what policies see
 
     def view(self, now_s: float, fetch_tokens_per_s: Floats | None = None) -> Fleet:
@@ -346,34 +330,56 @@ class FleetBook:
         of the fetches.
         """
         self._ahead.roll(now_s)
-        column = self._slices()
-        ran_s = np.minimum(np.maximum(now_s - column["since_s"], 0.0), column["running_s"])
-        shared = {name: column[name] for name in _SHARED}
-        if fetch_tokens_per_s is not None:
-            shared["fetch_tokens_per_s"] = fetch_tokens_per_s
-        return Fleet(
+        column = self._sliced
+        queue_s = now_s - column["since_s"]
+        np.maximum(queue_s, 0.0, out=queue_s)
+        np.minimum(queue_s, column["running_s"], out=queue_s)  # what the running prompts have computed
+        np.subtract(column["pending_s"], queue_s, out=queue_s)
+        np.maximum(queue_s, 0.0, out=queue_s)
+        if self._reports:
+            queue_s += column["foreign_s"]
+        fleet = Fleet(
             now_s=now_s,
             names=self.names,
-            queue_s=np.maximum(column["pending_s"] - ran_s, 0.0) + column["foreign_s"],
+            queue_s=queue_s,
             generating_s=self.generating_s,
             predict=lambda after_s: self._predict(now_s, after_s),
-            **shared,
+            **self._shared,
         )
+        if fetch_tokens_per_s is not None:
+            fleet.fetch_tokens_per_s = fetch_tokens_per_s
+        if self._standing is None:
+            self._standing = fleet.standing
+        fleet.known = self._standing
+        return fleet
 
-    def _slices(self) -> dict[str, Any]:
-        """Return the columns without the room behind them; made anew only when there are more rows."""
-        if self._sliced[0] != len(self.names):
-            count = len(self.names)
-            self._sliced = count, {name: values[:count] for name, values in self._columns.items()}
-        return self._sliced[1]
+    def _slice(self) -> None:
+        """Cut the columns to the rows that there are."""
+        count = len(self.names)
+        self._sliced = {name: values[:count] for name, values in self._columns.items()}
+        self._sliced["batch"] = self._batch[:, :count]
+        self._shared = {name: self._sliced[name] for name in _SHARED}
+        self._standing = self._stay_s = None
 
     def _predict(self, now_s: float, after_s: float) -> tuple[Floats, Floats]:
-        column = self._slices()
+        column = self._sliced
         if not self._curves:
             return column["sequences"], column["kv_tokens"]
-        extra = np.maximum(column["reported_kv_tokens"] - column["own_kv_tokens"], 0.0)
-        batch = column["batch_sequences"], column["batch_kv_tokens"]
-        return self._ahead.at(now_s, after_s, batch, (column["foreign_sequences"], extra), column["stay_s"])
+        foreign = None
+        if self._reports:
+            extra = np.maximum(column["reported_kv_tokens"] - column["own_kv_tokens"], 0.0)
+            foreign = np.stack((column["foreign_sequences"], extra))
+        return self._ahead.at(now_s, after_s, column["batch"], foreign, self._stays())
+
+    def _stays(self) -> Even:
+        """Return the mean stay of each row, one number when all have the same."""
+        if self._stay_s is None:
+            column = self._sliced["stay_s"]
+            if not (column == column[0]).all():
+                even: Even = column
+                return even
+            self._stay_s = float(column[0])
+        return self._stay_s
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
@@ -394,20 +400,20 @@ class FleetBook:
 
     # --- inside
 
-    def _column(self, name: str) -> np.ndarray:
-        return self._columns[name]
-
     def _room(self, rows: int) -> None:
         """Make the columns so long."""
         for names, kind in ((FLOATS, np.float64), (INTS, np.int64), (BOOLS, np.bool_)):
-            for name in names:
-                longer = np.zeros(rows, dtype=kind)
+            table = np.zeros((len(names), rows), dtype=kind)
+            for name, longer in zip(names, table, strict=True):
                 known = self._columns.get(name)
                 if known is not None:
                     longer[: len(known)] = known
                 self._columns[name] = longer
+            if kind is np.float64:
+                at = FLOATS.index("batch_sequences")
+                self._batch = table[at : at + 2]  # these two columns are looked at together
         self._ahead.room(rows)
-        self._sliced = (-1, {})
+        self._slice()
 
     def _settle(self, row: int) -> None:
         columns = self._columns
@@ -446,35 +452,32 @@ class FleetBook:
             1 + columns["fetching"][row]
         )
 
-    def _read(self, row: int, source_row: int, count: int) -> None:
-        self._columns["fetching"][row] += count
-        self._share(row)
-        if source_row != NOBODY:
-            self._columns["reading"][source_row] += count
-
     def _fetched(self, work: _Work) -> None:
         if not work.fetching:
             return
         work.fetching = False
-        choice = work.assignment.choice
         if work.generations[0] == self._generation[work.computers[0]]:
             self._columns["fetching"][work.computers[0]] -= 1
             self._share(work.computers[0])
-        if choice.source_row != NOBODY and work.source_generation == self._generation[choice.source_row]:
-            self._columns["reading"][choice.source_row] -= 1
 
     def _look_ahead(self, work: _Work, now_s: float, join_s: float) -> None:
         """Add the request to the decode load that is expected, joining in `join_s` seconds."""
         if not self._curves:
             return
-        choice, request, survival = work.assignment.choice, work.assignment.request, work.assignment.survival
-        tokens = LATER_S / max(choice.tbt_s, 1e-4)
-        share = (
-            survival(tokens) if survival is not None else np.exp(-tokens / max(1.0, request.output_tokens))
-        )
-        work.curve.row = work.decoder
-        work.curve.sequences, work.curve.kv_tokens = float(request.sequences), _mean_kv_tokens(request)
-        self._ahead.add(work.curve, share, now_s, join_s)
+        request, curve = work.assignment.request, work.curve
+        if curve.share is None:
+            curve.share = _share(work.assignment)
+        curve.row, curve.weights = work.decoder, (float(request.sequences), _mean_kv_tokens(request))
+        self._ahead.add(curve, now_s, join_s)
+
+
+def _share(assignment: Assignment) -> Floats:
+    """Return how many of a request's answers are expected to last longer than each bucket of time."""
+    tokens = LATER_S / max(assignment.choice.tbt_s, 1e-4)
+    if assignment.survival is not None:
+        return assignment.survival(tokens)
+    share: Floats = np.exp(-tokens / max(1.0, assignment.request.output_tokens))
+    return share
 
 
 def _mean_kv_tokens(request: Request) -> float:

@@ -37,17 +37,16 @@ FLOATS = (
     "own_kv_tokens",
     "link_tokens_per_s",
     "max_model_tokens",
-    "send_tokens_per_s",
 )
-INTS = ("role", "group", "kind", "queue_prompts", "pipeline", "fetching", "reading")
+INTS = ("role", "group", "kind", "queue_prompts", "pipeline", "fetching")
 BOOLS = ("ready", "pool", "tail")
 
 
 class Shape(NamedTuple):
     """What an instance is, as far as requests do not change it.
 
-    transfer: into the instance; send_tokens_per_s: out of it, when others read from it. handover: from the end
-    of a prefill elsewhere to the first decode step; tail: it computes what is behind the last complete block.
+    transfer: into the instance. handover: from the end of a prefill elsewhere to the first decode step; tail: it
+    computes what is behind the last complete block.
     kind: number of the type of instance, those of one compute equally fast. Limits of 0 are none.
     """
 
@@ -60,7 +59,6 @@ class Shape(NamedTuple):
     sequences_max: int = 0
     kv_capacity_tokens: int = 0
     pipeline: int = -1
-    send_tokens_per_s: float = float("inf")
     handover: TransferCost = TransferCost(0.0, float("inf"))
     tail: bool = False
     ready: bool = True

@@ -27,15 +27,19 @@ _REFRESH = 32  # observations after which curves are made anew
 
 
 class _Counts:
-    """Fading counts of one class, and the shares that were made of them last."""
+    """Fading counts of one class, and the shares that were made of them last.
 
-    __slots__ = ("counts", "shares", "since", "total")
+    left: share of the answers that are longer than each edge.
+    """
+
+    __slots__ = ("counts", "left", "shares", "since", "total")
 
     def __init__(self) -> None:
         self.counts = np.zeros(_BUCKETS)
         self.total = 0.0
         self.since = _REFRESH
         self.shares = np.zeros(_BUCKETS)
+        self.left = np.zeros(_BUCKETS + 1)
 
     def observe(self, tokens: float) -> None:
         fade = 1.0 - 1.0 / MEMORY
@@ -78,11 +82,11 @@ class OutputLengths:
     def mean(self, name: str, limit: float = 0.0) -> float:
         """Return the expected length of an answer of the class, at most `limit` tokens (0: no limit)."""
         middles = np.minimum(_MIDDLES, limit) if limit > 0 else _MIDDLES
-        return max(1.0, float(np.dot(self._shares(name), middles)))
+        return max(1.0, float(np.dot(self._counts(name).shares, middles)))
 
     def survival(self, name: str, limit: float = 0.0) -> Callable[[Floats], Floats]:
         """Return the function: tokens -> share of the class's answers that are longer."""
-        left = np.maximum(1.0 - np.concatenate(([0.0], np.cumsum(self._shares(name)))), 0.0)
+        left = self._counts(name).left
 
         def longer(tokens: Floats) -> Floats:
             share: Floats = np.interp(tokens, _EDGES, left)
@@ -92,18 +96,20 @@ class OutputLengths:
 
         return longer
 
-    def _shares(self, name: str) -> Floats:
+    def _counts(self, name: str) -> _Counts:
+        """Return the counts of the class, or of all when it was never seen, with fresh shares."""
         whole = _blend(self._all, self._prior)
         found = self._classes.get(name)
-        return _blend(found, whole) if found is not None else whole
+        return _blend(found, whole.shares) if found is not None else whole
 
 
-def _blend(counts: _Counts, prior: Floats) -> Floats:
-    """Return the class's shares, leaning on the prior as far as little was seen."""
+def _blend(counts: _Counts, prior: Floats) -> _Counts:
+    """Make the class's shares anew, leaning on the prior as far as little was seen."""
     if counts.since >= _REFRESH or counts.total < _REFRESH:
         counts.shares = (counts.counts + TRUST * prior) / (counts.total + TRUST)
+        counts.left = np.maximum(1.0 - np.concatenate(([0.0], np.cumsum(counts.shares))), 0.0)
         counts.since = 0
-    return counts.shares
+    return counts
 
 
 def _exponential(mean_tokens: float) -> Floats:

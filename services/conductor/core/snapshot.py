@@ -17,7 +17,7 @@ import numpy as np
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import NOBODY, Awaited, Floats, Ints, Request, Source
 
-_SKIPPED = ("now_s", "names", "predict", "generating_s")
+_SKIPPED = ("now_s", "names", "predict", "generating_s", "known")
 _COLUMNS = tuple(field.name for field in fields(Fleet) if field.name not in _SKIPPED)
 _WHOLE = ("role", "queue_prompts", "pipeline")
 _FLAGS = ("ready", "pool", "tail")

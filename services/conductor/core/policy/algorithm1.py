@@ -107,7 +107,7 @@ def paired(
     """
     prefillers, decoders = candidates(request, fleet)
     prefix, fetch, ready_s = (column[row] for column in prefix_fetch_ready)
-    compute_s = fleet.prefill_row_s(row, request.prompt_tokens, int(prefix))
+    compute_s = fleet.prefill_cost(row).seconds(request.prompt_tokens, int(prefix))
     queue_s = float(fleet.queue_s[row])
     tbt_s = fleet.tbt_s(fleet.sequences + request.sequences, fleet.kv_tokens + request.kv_tokens)
     inline = not prefillers[row]

@@ -21,7 +21,6 @@ from mooncache.conductor.core.policy.types import (
     NOBODY,
     WAIT,
     Awaited,
-    Bools,
     Floats,
     Ints,
     PrefillCost,
@@ -47,12 +46,6 @@ class Way(NamedTuple):
     chunk_tokens: int = 0
 
 
-def shares(request: Request, fleet: Fleet) -> Bools:
-    """Return the rows that can read the blocks which the request's keys name."""
-    mask: Bools = fleet.pool & (fleet.group == request.group)
-    return mask
-
-
 class Scores(NamedTuple):
     """The cheapest way of every row that computes alone: what is compared, when the KV is there, the computing."""
 
@@ -62,64 +55,90 @@ class Scores(NamedTuple):
 
 
 def scores(request: Request, fleet: Fleet, rules: Rules) -> Scores:
-    """Return the cheapest way of every row, as columns; `ways` has the same in full for one row."""
-    compute_s = fleet.prefill_s(request.prompt_tokens, request.local)
-    total_s = fleet.queue_s + compute_s
+    """Return the cheapest way of every row, as columns; `ways` has the same in full for one row.
+
+    The three columns are rows of one table, so that a cheaper way is taken with one masked copy.
+    """
+    table = np.empty((3, len(fleet)))
+    score_s, total_s, compute_s = table
     weight = weights(fleet, rules)
-    found = Scores(total_s + weight * compute_s, total_s, compute_s)
-    readers = shares(request, fleet)
-    for source in request.sources:
-        rate = np.minimum(fleet.fetch_tokens_per_s, source.tokens_per_s)
-        found = _with_longer(found, request, fleet, weight, source.tokens, rate, 0.0, readers, source.row)
+    compute_s[:] = fleet.prefill_s(request.prompt_tokens, request.local)
+    np.add(fleet.queue_s, compute_s, out=total_s)
+    np.multiply(weight, compute_s, out=score_s)
+    score_s += total_s
+    for source in _fastest(request):
+        rate = source.tokens_per_s
+        _take_longer(table, request, fleet, weight, source.tokens, rate, 0.0, source.row)
     for awaited in request.awaited if rules.waits else ():
         if awaited.pool:
-            rate, ready_in_s = fleet.fetch_tokens_per_s, awaited.ready_in_s
-            found = _with_longer(
-                found, request, fleet, weight, awaited.tokens, rate, ready_in_s, readers, awaited.row
+            _take_longer(
+                table, request, fleet, weight, awaited.tokens, np.inf, awaited.ready_in_s, awaited.row
             )
-        found = _at_home(found, request, fleet, weight, awaited)
+        _take_at_home(table, request, fleet, weight, awaited)
+    return Scores(score_s, total_s, compute_s)
+
+
+def _fastest(request: Request) -> list[Source]:
+    """Return the sources that can be the best one of some row.
+
+    Of sources of equally many tokens it is the fastest, for all rows but itself; and that one has the tokens.
+    """
+    found: list[Source] = []
+    for source in request.sources:
+        at = next((at for at, other in enumerate(found) if other.tokens == source.tokens), -1)
+        if at < 0 or not _has(found[at], request) or not _has(source, request):
+            found.append(source)
+        elif source.tokens_per_s > found[at].tokens_per_s:
+            found[at] = source
     return found
 
 
-def _with_longer(
-    found: Scores,
+def _has(source: Source, request: Request) -> bool:
+    return source.row == NOBODY or int(request.local[source.row]) >= source.tokens
+
+
+def _take_longer(
+    table: Floats,
     request: Request,
     fleet: Fleet,
     weight: Floats,
     tokens: int,
-    rate: Floats,
+    tokens_per_s: float,
     ready_in_s: float,
-    readers: Bools,
     owner: int,
-) -> Scores:
+) -> None:
     """Take the way over a longer prefix, which is read from elsewhere, where that is cheaper."""
+    standing = fleet.standing
     gain = tokens - request.local
+    rate = fleet.fetch_tokens_per_s
+    if tokens_per_s < np.inf:
+        rate = np.minimum(rate, tokens_per_s)
+    longer = np.empty_like(table)
+    score_s, total_s, compute_s = longer
     # All who gain compute the same rest: one prefix for the whole column.
-    compute_s = fleet.prefill_same_s(request.prompt_tokens, tokens)
-    total_s = np.maximum(fleet.queue_s, ready_in_s + fleet.fetch_latency_s + gain / rate) + compute_s
-    score_s = total_s + weight * compute_s
-    wins = readers & (gain > 0) & (score_s < found.score_s)
+    compute_s[:] = fleet.prefill_same_s(request.prompt_tokens, tokens)
+    np.divide(gain, rate, out=total_s)
+    total_s += ready_in_s + standing.fetch_latency_s
+    np.maximum(fleet.queue_s, total_s, out=total_s)
+    total_s += compute_s
+    np.multiply(weight, compute_s, out=score_s)
+    score_s += total_s
+    wins = (score_s < table[0]) & (gain > 0) & standing.readers(request.group, fleet)
     if owner != NOBODY:
         wins[owner] = False
-    return Scores(
-        *(np.where(wins, new, old) for new, old in zip((score_s, total_s, compute_s), found, strict=True))
-    )
+    np.copyto(table, longer, where=wins)
 
 
-def _at_home(found: Scores, request: Request, fleet: Fleet, weight: Floats, awaited: Awaited) -> Scores:
+def _take_at_home(table: Floats, request: Request, fleet: Fleet, weight: Floats, awaited: Awaited) -> None:
     """Where the other request runs, its blocks are in the engine's own cache: nothing is fetched."""
     row = awaited.row
     if not 0 <= row < len(fleet) or awaited.tokens <= request.local[row]:
-        return found
-    compute_s = fleet.prefill_row_s(row, request.prompt_tokens, awaited.tokens)
+        return
+    compute_s = fleet.prefill_cost(row).seconds(request.prompt_tokens, awaited.tokens)
     total_s = max(float(fleet.queue_s[row]), awaited.ready_in_s) + compute_s
-    values = total_s + float(weight[row]) * compute_s, total_s, compute_s
-    if not values[0] < found.score_s[row]:
-        return found
-    columns = tuple(column.copy() for column in found)
-    for column, value in zip(columns, values, strict=True):
-        column[row] = value
-    return Scores(*columns)
+    score_s = total_s + float(weight[row]) * compute_s
+    if score_s < table[0, row]:
+        table[:, row] = score_s, total_s, compute_s
 
 
 def weights(fleet: Fleet, rules: Rules) -> Floats:
@@ -135,11 +154,12 @@ def ways(request: Request, fleet: Fleet, rules: Rules, row: int) -> list[Way]:
     """Return all ways of one row, the local one first: what `scores` takes the least of, in full."""
     n, have, queue_s = request.prompt_tokens, int(request.local[row]), float(fleet.queue_s[row])
     weight = rules.work_weight + rules.queue_weight * float(fleet.queue_prompts[row])
+    cost = fleet.prefill_cost(row)
 
     def way(
         branch: str, prefix: int, fetch: int, source: int, ready_s: float, awaited: Awaited | None
     ) -> Way:
-        compute_s = fleet.prefill_row_s(row, n, prefix)
+        compute_s = cost.seconds(n, prefix)
         total_s = max(queue_s, ready_s) + compute_s
         score_s = total_s + weight * compute_s
         return Way(branch, prefix, fetch, source, ready_s, compute_s, total_s, score_s, awaited)
@@ -170,15 +190,16 @@ def _transfer_s(fleet: Fleet, row: int, tokens: int, rate: float) -> float:
     return float(fleet.fetch_latency_s[row] + tokens / min(float(fleet.fetch_tokens_per_s[row]), rate))
 
 
-def together(request: Request, fleet: Fleet, rules: Rules, mask: Bools, alone: Way) -> Way | None:
+def together(request: Request, fleet: Fleet, rules: Rules, scores_s: Floats, alone: Way) -> Way | None:
     """Return the best way of computing the prompt as a chunked pipeline, None when none beats `alone`.
 
-    Of every pipeline group the least busy instances are taken, two and more of them; the first reads the prefix. All
-    groups are compared by their queues and one cost for each number of stages; only the best is priced in full.
+    scores_s: infinite for rows that are no candidates. Of every pipeline group the least busy instances are taken,
+    two and more of them; the first reads the prefix. All groups are compared by their queues and one cost for each
+    number of stages; only the best is priced in full.
     """
     if not rules.pipelines or alone.compute_s < rules.pipeline_worth_s:
         return None
-    rows: Ints = np.flatnonzero(mask & (fleet.pipeline >= 0))
+    rows: Ints = np.flatnonzero((scores_s < np.inf) & (fleet.pipeline >= 0))
     if len(rows) < 2:
         return None
     rows = rows[np.lexsort((fleet.queue_s[rows], fleet.pipeline[rows]))]

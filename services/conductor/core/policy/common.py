@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from mooncache.conductor.core.policy.fleet import BOTH, DECODE, PREFILL, Fleet
+from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import NOBODY, Bools, Choice, Floats, Ints, Request, Rules
 
 if TYPE_CHECKING:
@@ -47,11 +47,15 @@ def candidates(request: Request, fleet: Fleet) -> tuple[Bools, Bools]:
 
     Better a wrong role than no answer: any engine can do both, so without decode instances all generate.
     """
-    mask = usable(request, fleet)
-    decoders: Bools = mask & ((fleet.role == DECODE) | (fleet.role == BOTH))
-    if not decoders.any():
-        return np.zeros(len(fleet), dtype=np.bool_), _kept(request, mask)
-    prefillers: Bools = mask & (fleet.role == PREFILL) & fleet.pool
+    standing = fleet.standing
+    prefillers, decoders = standing.prefillers, standing.decoders
+    can_generate = standing.can_generate
+    if request.exclude:
+        mask = usable(request, fleet)
+        prefillers, decoders = prefillers & mask, decoders & mask
+        can_generate = bool(decoders.any())
+    if not can_generate:
+        return np.zeros(len(fleet), dtype=np.bool_), _kept(request, usable(request, fleet))
     if request.no_prefill:
         prefillers = np.zeros(len(fleet), dtype=np.bool_)
     return prefillers, _kept(request, decoders)
@@ -69,19 +73,20 @@ def _kept(request: Request, decoders: Bools) -> Bools:
 
 def cleaned(scores: Floats, mask: Bools) -> tuple[Floats, int]:
     """Return the scores with infinity outside the mask and for what is no number, and how many were none."""
-    odd: Bools = np.isnan(scores) & mask
-    count = int(np.count_nonzero(odd))
-    if count:
-        mask = mask & ~odd
     found: Floats = np.where(mask, scores, np.inf)
-    return found, count
+    # What is no number comes first: one look at the least tells whether there is any.
+    if not len(found) or not np.isnan(found[found.argmin()]):
+        return found, 0
+    odd = np.isnan(found)
+    found[odd] = np.inf
+    return found, int(np.count_nonzero(odd))
 
 
 def least(scores: Floats, rng: random.Random) -> int:
     """Return the row of the least score, one of the equals at random, NOBODY when all are infinite."""
     if not len(scores):
         return NOBODY
-    first = int(np.argmin(scores))
+    first = int(scores.argmin())
     low = float(scores[first])
     if not low < np.inf:
         return NOBODY
@@ -113,9 +118,12 @@ def handovers_s(request: Request, fleet: Fleet) -> Floats:
     What the decode instance does not hold is loaded; the tail behind the last complete block is computed where
     KV travels in blocks.
     """
-    missing = np.maximum(request.cacheable_tokens - request.local, 0)
-    seconds: Floats = np.where(missing > 0, fleet.handover_s + missing / fleet.handover_tokens_per_s, 0.0)
-    if fleet.tail.any():
+    standing = fleet.standing
+    seconds = standing.nothing
+    if standing.hands_over:
+        missing = np.maximum(request.cacheable_tokens - request.local, 0)
+        seconds = np.where(missing > 0, fleet.handover_s + missing / fleet.handover_tokens_per_s, 0.0)
+    if standing.tails:
         prefix = np.maximum(request.local, request.cacheable_tokens)
         seconds = seconds + np.where(fleet.tail, fleet.prefill_s(request.prompt_tokens, prefix), 0.0)
     return seconds

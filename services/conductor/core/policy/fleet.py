@@ -1,21 +1,101 @@
 """The instances of one model at one moment, a column for each property and a row for each instance.
 
 Policies compute with whole columns: one formula for one instance and for a thousand. They never write to a
-column: `FleetBook.view` hands out its own arrays.
+column: `FleetBook.view` hands out its own arrays. Masks and costs that no request changes are in `Standing`, made
+once and used by all decisions until an instance changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from mooncache.conductor.core.policy.types import Bools, Floats, Ints
+from mooncache.conductor.core.policy.types import Bools, Floats, Ints, PrefillCost
 
 PREFILL, DECODE, BOTH, NO_ROLE = 0, 1, 2, -1
 ROLES = {"prefill": PREFILL, "decode": DECODE, "both": BOTH}
 ROLE_NAMES = {number: name for name, number in ROLES.items()}
+
+
+Even = Floats | float  # a column, or the one number that it holds in all rows: formulas are the same for both
+
+
+class Standing(NamedTuple):
+    """What follows from the columns that requests do not change.
+
+    prefillers: who may compute prompts for others; decoders: who may generate; both: who has both roles. groups: of
+    each passport group (its number, its rows, those of them that share the pool). prefill_a to d, fetch_latency_s,
+    decode_*: as the columns of `Fleet`. nothing: a column of zeros. hands_over: some hand-over takes time. tails:
+    some row computes the tail.
+    """
+
+    prefillers: Bools
+    decoders: Bools
+    both: Bools
+    groups: tuple[tuple[int, Bools, Bools], ...]
+    prefill_a: Even
+    prefill_b: Even
+    prefill_c: Even
+    prefill_d: Even
+    fetch_latency_s: Even
+    decode_base_s: Even
+    decode_per_sequence_s: Even
+    decode_per_token_s: Even
+    nothing: Floats
+    can_generate: bool
+    any_both: bool
+    hands_over: bool
+    tails: bool
+
+    @classmethod
+    def of(cls, fleet: Fleet) -> Standing:
+        """Return what follows from a fleet's columns."""
+        role, ready = fleet.role, fleet.ready
+        both: Bools = role == BOTH
+        decoders = ready & ((role == DECODE) | both)
+        here = role != NO_ROLE
+        groups = []
+        for group in np.unique(fleet.group[ready]).tolist():
+            members = fleet.group == group
+            groups.append((group, members, members & fleet.pool))
+        prefillers: Bools = ready & (role == PREFILL) & fleet.pool
+        delays: Bools = here & ((fleet.handover_s != 0.0) | (fleet.handover_tokens_per_s != np.inf))
+        return cls(
+            prefillers=prefillers,
+            decoders=decoders,
+            both=both,
+            groups=tuple(groups),
+            prefill_a=_even(fleet.prefill_a, here),
+            prefill_b=_even(fleet.prefill_b, here),
+            prefill_c=_even(fleet.prefill_c, here),
+            prefill_d=_even(fleet.prefill_d, here),
+            fetch_latency_s=_even(fleet.fetch_latency_s, here),
+            decode_base_s=_even(fleet.decode_base_s, here),
+            decode_per_sequence_s=_even(fleet.decode_per_sequence_s, here),
+            decode_per_token_s=_even(fleet.decode_per_token_s, here),
+            nothing=np.zeros(len(fleet)),
+            can_generate=bool(decoders.any()),
+            any_both=bool(both.any()),
+            hands_over=bool(delays.any()),
+            tails=bool(fleet.tail.any()),
+        )
+
+    def readers(self, group: int, fleet: Fleet) -> Bools:
+        """Return the rows that can read the blocks of a passport group."""
+        for number, _, sharing in self.groups:
+            if number == group:
+                return sharing
+        others: Bools = fleet.pool & (fleet.group == group)
+        return others
+
+
+def _even(column: Floats, here: Bools) -> Even:
+    """Return the number that all rows with an instance have, or the column when they differ."""
+    values = column[here]
+    return float(values[0]) if len(values) and bool((values == values[0]).all()) else column
 
 
 @dataclass(slots=True)
@@ -63,9 +143,17 @@ class Fleet:
     pipeline: Ints
     predict: Callable[[float], tuple[Floats, Floats]]
     generating_s: float = 0.0
+    known: Standing | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.role)
+
+    @property
+    def standing(self) -> Standing:
+        """What follows from the columns that requests do not change."""
+        if self.known is None:
+            self.known = Standing.of(self)
+        return self.known
 
     def decode_at(self, after_s: float) -> tuple[Floats, Floats]:
         """Return the sequences and their KV tokens that each row will decode in `after_s` seconds."""
@@ -73,36 +161,42 @@ class Fleet:
 
     def prefill_s(self, n: int, p: Ints) -> Floats:
         """Return the time of a prompt of n tokens of which each row has p; at least one is computed."""
+        standing = self.standing
         have = np.minimum(p, n - 1).astype(np.float64)
-        return (
-            self.prefill_a
-            + self.prefill_b * (n - have)
-            + self.prefill_c * (float(n) * n - have * have)
-            + self.prefill_d * have
+        seconds: Floats = (
+            standing.prefill_a
+            + standing.prefill_b * (n - have)
+            + standing.prefill_c * (float(n) * n - have * have)
+            + standing.prefill_d * have
         )
+        return seconds
 
-    def prefill_same_s(self, n: int, p: int) -> Floats:
-        """Return the same for one prefix that all rows have."""
+    def prefill_same_s(self, n: int, p: int) -> Even:
+        """Return the same for one prefix that all rows have: one number where all rows compute equally fast."""
+        standing = self.standing
         have = float(max(0, min(p, n - 1)))
         return (
-            self.prefill_a
-            + self.prefill_b * (n - have)
-            + self.prefill_c * (float(n) * n - have * have)
-            + self.prefill_d * have
+            standing.prefill_a
+            + standing.prefill_b * (n - have)
+            + standing.prefill_c * (float(n) * n - have * have)
+            + standing.prefill_d * have
         )
 
-    def prefill_row_s(self, row: int, n: int, p: int) -> float:
-        """Return the same for one row."""
-        have = float(max(0, min(p, n - 1)))
-        return float(
-            self.prefill_a[row]
-            + self.prefill_b[row] * (n - have)
-            + self.prefill_c[row] * (float(n) * n - have * have)
-            + self.prefill_d[row] * have
+    def prefill_cost(self, row: int) -> PrefillCost:
+        """Return the cost model of one row."""
+        return PrefillCost(
+            float(self.prefill_a[row]),
+            float(self.prefill_b[row]),
+            float(self.prefill_c[row]),
+            float(self.prefill_d[row]),
         )
 
     def tbt_s(self, sequences: Floats, kv_tokens: Floats) -> Floats:
         """Return the step time of each row with such a batch."""
-        return (
-            self.decode_base_s + self.decode_per_sequence_s * sequences + self.decode_per_token_s * kv_tokens
+        standing = self.standing
+        seconds: Floats = (
+            standing.decode_base_s
+            + standing.decode_per_sequence_s * sequences
+            + standing.decode_per_token_s * kv_tokens
         )
+        return seconds

@@ -16,7 +16,7 @@ import numpy as np
 from mooncache.conductor.core.policy import branches, overload, placement
 from mooncache.conductor.core.policy.branches import Way
 from mooncache.conductor.core.policy.common import NO_INSTANCE, QUIET, candidates, cleaned, handovers_s, least
-from mooncache.conductor.core.policy.fleet import BOTH, Fleet
+from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.placement import Placements
 from mooncache.conductor.core.policy.types import ADMITTED, NOBODY, Bools, Choice, Floats, Request, Rules
 
@@ -74,21 +74,17 @@ class Mooncache:
     ) -> _Pair | None:
         """Return the best prefill instance (or pipeline) with the best decode instance that can read its blocks."""
         best: _Pair | None = None
-        finite = scores < np.inf
-        if not finite.any():
-            return None
         handover_s = handovers_s(request, fleet)
-        groups = fleet.group[finite]
-        for group in [groups[0]] if (groups == groups[0]).all() else np.unique(groups):
-            members = fleet.group == group
-            takers = decoders & members & fleet.pool
-            row = least(np.where(members, scores, np.inf), rng)
-            if row == NOBODY or not takers.any():
+        groups = fleet.standing.groups
+        for _, members, sharing in groups:
+            own = scores if len(groups) == 1 else np.where(members, scores, np.inf)
+            row = least(own, rng)
+            if row == NOBODY:
                 continue
             way = branches.cheapest(branches.ways(request, fleet, rules, row))
-            way = branches.together(request, fleet, rules, finite & members, way) or way
+            way = branches.together(request, fleet, rules, own, way) or way
             placed = placement.price(request, fleet, way.total_s, handover_s)
-            measured, _ = cleaned(placed.score_s, takers)
+            measured, _ = cleaned(placed.score_s, decoders & sharing)
             decode = least(measured, rng)
             if decode == NOBODY:
                 continue
@@ -116,9 +112,10 @@ class Mooncache:
         """
         mask = decoders
         if paired:
-            reach = np.maximum(request.local, max((source.tokens for source in request.sources), default=0))
-            short = request.prompt_tokens - reach <= rules.inline_tokens_max
-            mask = mask & (short | (fleet.role == BOTH))
+            enough = request.prompt_tokens - rules.inline_tokens_max
+            if all(source.tokens < enough for source in request.sources):
+                short = request.local >= enough
+                mask = mask & (short | fleet.standing.both if fleet.standing.any_both else short)
             if not mask.any():
                 return None
         placed = placement.price(request, fleet, float(np.min(priced.total_s[mask])), 0.0)
