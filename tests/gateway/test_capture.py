@@ -340,6 +340,25 @@ def begin(capture: shell.Capture) -> shell.Ticket | None:
     return capture.begin([prompt], tenant="a", session="", now_s=1.0)
 
 
+def test_two_gateways_cannot_have_one_file(tmp_path: Path) -> None:
+    """The second is refused at its start, and what the first one writes stays where it is."""
+    path = tmp_path / "trace.jsonl"
+    first, counts = writer(path, capture_file_bytes_max=1024)
+    with pytest.raises(ConfigInvalid, match="another gateway writes it"):
+        writer(path)
+    for _ in range(30):  # it renames its own files all the same
+        ticket = begin(first)
+        assert ticket is not None
+        first.end(ticket, 1)
+    first.close()
+    assert counts == {"rows": 30.0}
+    assert len(files_of(tmp_path)) > 1
+    rows = sum(len(rows_of(tmp_path / name)) for name in files_of(tmp_path))
+    assert 0 < rows <= 30
+    second, _ = writer(path)
+    second.close()
+
+
 def test_a_file_that_could_not_be_closed_does_not_close_somebody_elses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,13 +3,15 @@
 The event loop only puts a ticket into a queue. One thread hashes prompts in the order of their arrival, waits for the
 end of each request (its row has the length of the answer), and writes rows in that order. Whatever goes wrong - a full
 queue, a full disk - costs rows, which are counted and logged, never a request. A file that is full is renamed
-(FILE.1 is the one before, FILE.2 before that) and a new one is begun; each is a trace of its own from time 0.
+(FILE.1 is the one before, FILE.2 before that) and a new one is begun; each is a trace of its own from time 0. The one
+that is written is locked: a second gateway with the same file is refused instead of renaming it away.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import queue
 import secrets
@@ -203,7 +205,7 @@ class Capture:
         except OSError as error:
             raise ConfigInvalid(
                 f"gateway.capture_file {self._path} cannot be written: {error.strerror}. Choose a file in a folder "
-                "that is there and may be written."
+                "that is there and may be written, another one for each gateway."
             ) from None
         log.info(Event.CAPTURE_STARTED, path=str(self._path), block_tokens=self._block_tokens)
 
@@ -251,6 +253,8 @@ class _File:
     ) -> None:
         self._flushed = flushed
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with contextlib.suppress(OSError):  # a file system without locks is no reason to capture nothing
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._rows: list[bytes] = []
         self._rows_bytes = 0
         self._written_bytes = 0
@@ -311,6 +315,8 @@ def _rotate(path: Path, count: int) -> None:
     """FILE becomes FILE.1, that FILE.2, and so on; no more than `count` files are left with the new one."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is there and not a regular file")
+    if path.exists() and _is_written(path):
+        raise OSError(errno.EBUSY, "another gateway writes it")
     if not path.exists() or path.stat().st_size == 0:
         path.unlink(missing_ok=True)
         return
@@ -322,6 +328,20 @@ def _rotate(path: Path, count: int) -> None:
             older.rename(path.with_name(f"{path.name}.{number + 1}"))
     if count > 1:
         path.rename(path.with_name(f"{path.name}.1"))
+
+
+def _is_written(path: Path) -> bool:
+    """Whether somebody holds the lock of the file. Raises OSError when it cannot be opened."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # a file system without locks
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _salt_of(path: Path | None) -> bytes:
