@@ -79,7 +79,7 @@ class Record:
         self.totals = Totals(requests=count, span_s=trace.span_s)
         self.arrived = self.rejected = self.done = 0
         self._at_s: list[float] = []
-        self._samples: dict[str, list[list[float]]] = {name: [] for name in _SERIES_KINDS}
+        self._samples: dict[str, list[NDArray[Any]]] = {name: [] for name in _SERIES_KINDS}
         self._replicas: list[list[int]] = []
         self._counts: list[tuple[int, int, int, int, int]] = []
         self._watched, self._ranks = watched_blocks(trace, options.watched)
@@ -149,7 +149,7 @@ class Record:
             rows["role"].append(node.role if node.alive else -1)
             rows["used_blocks"].append(len(node.dram) + (len(node.ssd) if node.ssd is not None else 0))
         for name, row in rows.items():
-            self._samples[name].append(row)
+            self._samples[name].append(np.array(row, dtype=_SERIES_KINDS[name]))
         self._at_s.append(now_s)
         self._replicas.append([index.holders(block).bit_count() for block in self._watched])
         totals = self.totals
@@ -207,7 +207,7 @@ def _mean_sequences(node: Node) -> float:
     return node.batch.tokens / node.batch.step if node.batch.step else 0.0
 
 
-def _square(rows: list[list[float]], columns: int, kind: type) -> NDArray[Any]:
+def _square(rows: list[NDArray[Any]], columns: int, kind: type) -> NDArray[Any]:
     """Samples as an array; instances that joined later were not there before."""
     array: NDArray[Any] = np.zeros((len(rows), columns), dtype=kind)
     for at, row in enumerate(rows):

@@ -131,9 +131,8 @@ def test_the_table_of_the_load_ahead_is_a_sum_of_curves(
             ahead.drop(curve)
             plain.change(begin, gone, -1.0, int(now_s))
         else:
-            curve = Curve(
-                row=1, weights=(1.0, 100.0), share=np.array([*share, *[0.0] * (BUCKETS - len(share))])
-            )
+            later = np.array([*share, *[0.0] * (BUCKETS - len(share))])
+            curve = Curve(row=1, whole=np.multiply.outer(later, (1.0, 100.0)))
             ahead.add(curve, now_s, join_s)
             begin = int(now_s) + min(int(now_s + join_s) - int(now_s), BUCKETS - 1)
             kept = share[: int(now_s) + BUCKETS - begin]

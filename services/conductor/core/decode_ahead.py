@@ -25,15 +25,15 @@ _NOTHING = np.zeros((0, 2))
 
 @dataclass(slots=True)
 class Curve:
-    """What a request adds to the instance `row`: `share` of its (sequences, kv tokens), bucket by bucket.
+    """What a request adds to the instance `row`: `whole` has (sequences, kv tokens) that are still there k buckets
+    after it joined.
 
-    load: what was added, from bucket `at` on; empty when nothing is left of it.
+    load: what of it was added, from bucket `at` on; empty when nothing is left of it.
     """
 
     row: int = 0
     at: int = 0
-    weights: tuple[float, float] = (0.0, 0.0)
-    share: Floats | None = None
+    whole: Floats = field(default_factory=lambda: _NOTHING)
     load: Floats = field(default_factory=lambda: _NOTHING)
 
 
@@ -70,13 +70,11 @@ class DecodeAhead:
         self._begin = bucket
 
     def add(self, curve: Curve, now_s: float, join_s: float) -> None:
-        """Add a request that joins in `join_s` seconds; its share[k]: of its answers, how many last longer than k
-        buckets."""
+        """Add a request that joins in `join_s` seconds."""
         self.roll(now_s)
-        assert curve.share is not None, "a curve is given its shares before it is added"
         ahead = min(int((now_s + join_s) / BUCKET_S) - self._bucket, BUCKETS - 1)
         curve.at = self._bucket + ahead
-        curve.load = np.multiply.outer(curve.share[: BUCKETS - ahead], curve.weights)
+        curve.load = curve.whole[: BUCKETS - ahead]
         at = curve.at - self._begin
         there = self._table[at : at + len(curve.load), :, curve.row]
         np.add(there, curve.load, out=there)

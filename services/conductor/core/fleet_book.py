@@ -464,20 +464,21 @@ class FleetBook:
         """Add the request to the decode load that is expected, joining in `join_s` seconds."""
         if not self._curves:
             return
-        request, curve = work.assignment.request, work.curve
-        if curve.share is None:
-            curve.share = _share(work.assignment)
-        curve.row, curve.weights = work.decoder, (float(request.sequences), _mean_kv_tokens(request))
-        self._ahead.add(curve, now_s, join_s)
+        work.curve.row = work.decoder
+        if not len(work.curve.whole):
+            work.curve.whole = _generating(work.assignment)
+        self._ahead.add(work.curve, now_s, join_s)
 
 
-def _share(assignment: Assignment) -> Floats:
-    """Return how many of a request's answers are expected to last longer than each bucket of time."""
-    tokens = LATER_S / max(assignment.choice.tbt_s, 1e-4)
+def _generating(assignment: Assignment) -> Floats:
+    """Return (sequences, kv tokens) of a request that will still be generated each bucket of time after it began."""
+    request, tokens = assignment.request, LATER_S / max(assignment.choice.tbt_s, 1e-4)
     if assignment.survival is not None:
-        return assignment.survival(tokens)
-    share: Floats = np.exp(-tokens / max(1.0, assignment.request.output_tokens))
-    return share
+        share = assignment.survival(tokens)
+    else:
+        share = np.exp(-tokens / max(1.0, request.output_tokens))
+    found: Floats = np.multiply.outer(share, (float(request.sequences), _mean_kv_tokens(request)))
+    return found
 
 
 def _mean_kv_tokens(request: Request) -> float:

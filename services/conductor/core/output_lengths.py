@@ -9,6 +9,7 @@ decode last equally long (arXiv 2407.00079, section 7), this says when it will e
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -22,6 +23,7 @@ CLASSES_MAX = 4096
 _STEPS = 4  # buckets for each doubling
 _BUCKETS = 22 * _STEPS
 _EDGES = 2.0 ** (np.arange(_BUCKETS + 1) / _STEPS)  # of bucket i: from edge i to edge i + 1
+_LOWEST = _EDGES.tolist()
 _MIDDLES = (_EDGES[:-1] + _EDGES[1:]) / 2
 _REFRESH = 32  # observations after which curves are made anew
 
@@ -52,8 +54,7 @@ class _Counts:
 
 
 def _bucket(tokens: float) -> int:
-    at = int(np.searchsorted(_EDGES, max(1.0, tokens), side="right")) - 1
-    return min(_BUCKETS - 1, max(0, at))
+    return min(_BUCKETS - 1, bisect_right(_LOWEST, max(1.0, tokens)) - 1)
 
 
 class OutputLengths:

@@ -9,6 +9,7 @@ what the next requests queue for. Instances of a pipeline group can also compute
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -78,23 +79,17 @@ def scores(request: Request, fleet: Fleet, rules: Rules) -> Scores:
     return Scores(score_s, total_s, compute_s)
 
 
-def _fastest(request: Request) -> list[Source]:
-    """Return the sources that can be the best one of some row.
+def _fastest(request: Request) -> Iterable[Source]:
+    """Return of the sources with equally many tokens the fastest: it is the best one for all rows but itself.
 
-    Of sources of equally many tokens it is the fastest, for all rows but itself; and that one has the tokens.
+    And that one needs none of them: it has the tokens.
     """
-    found: list[Source] = []
+    found: dict[int, Source] = {}
     for source in request.sources:
-        at = next((at for at, other in enumerate(found) if other.tokens == source.tokens), -1)
-        if at < 0 or not _has(found[at], request) or not _has(source, request):
-            found.append(source)
-        elif source.tokens_per_s > found[at].tokens_per_s:
-            found[at] = source
-    return found
-
-
-def _has(source: Source, request: Request) -> bool:
-    return source.row == NOBODY or int(request.local[source.row]) >= source.tokens
+        known = found.get(source.tokens)
+        if known is None or source.tokens_per_s > known.tokens_per_s:
+            found[source.tokens] = source
+    return found.values()
 
 
 def _take_longer(
