@@ -37,10 +37,20 @@ _HELP = """LLM serving around a verified, shared KV cache.
 Begin with `mooncache up`: it starts everything on this machine and prints a line to try. Every command understands
 `--json`; exit codes: 0 done, 1 a miss or a failed part, 2 wrong arguments, 3 unreachable, 4 not allowed, 5 no space.
 """
+_BENCHMARKS = {  # not imported before one of them runs; the lists say this of them
+    "store": "This machine's pool: bytes, small blocks, chains of keys, the index, a rebuild, memory.",
+    "conductor": "How long a decision takes, alone and as a whole call.",
+    "serving": "A whole cluster on this machine: gateway, conductor, engines, pool.",
+    "gateway": "What a gateway adds: time to the first token, tokenising, requests and events per second.",
+    "replay": "A trace against a live cluster, and what the simulator predicts beside it.",
+}
 
 
-def build() -> App:
-    """The command tree. Commands import what is heavy when they run; one named by a string has no help in lists."""
+def build(chosen: str = "") -> App:
+    """The command tree. Commands import what is heavy when they run.
+
+    chosen: the benchmark that is about to run; its own text is its help then, instead of its line in the list.
+    """
     from mooncache._version import __version__
 
     app = App(
@@ -95,11 +105,9 @@ def build() -> App:
     app.command(local.token, group=TOOLS)
     app.command(local.version, group=TOOLS)
     bench = App(name="bench", help="Measure: every benchmark prints ratios within one run.", group=TOOLS)
-    bench.command("mooncache.bench.store.command:store", name="store")
-    bench.command("mooncache.bench.conductor.command:conductor", name="conductor")
-    bench.command("mooncache.bench.serving.command:serving", name="serving")
-    bench.command("mooncache.bench.gateway.command:gateway", name="gateway")
-    bench.command("mooncache.bench.replay.command:replay", name="replay")
+    for name, what in _BENCHMARKS.items():
+        listed = {} if name == chosen else {"help": what}
+        bench.command(f"mooncache.bench.{name}.command:{name}", name=name, **listed)
     app.command(bench)
     app.command(simulate, group=TOOLS)
     app.command(plan, group=TOOLS)
@@ -112,7 +120,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in tokens
     try:
-        result: Any = build()(
+        result: Any = build(tokens[1] if tokens[:1] == ["bench"] and len(tokens) > 1 else "")(
             tokens, exit_on_error=False, print_error=False, result_action="return_value", help_on_error=False
         )
     except CycloptsError as error:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,12 +13,12 @@ from mooncache.cli.output import (
     EXIT_USAGE,
     check_writable,
     console,
-    error_console,
     print_json,
     print_table,
     report_error,
 )
-from mooncache.errors import InvalidArgument, PlanInvalid, ProfileInvalid, TraceInvalid, Unsupported
+from mooncache.cli.workload import PUBLIC_FORMAT, TraceFormat, need_packages, progress
+from mooncache.errors import InvalidArgument, PlanInvalid, ProfileInvalid, TraceInvalid
 
 if TYPE_CHECKING:
     from mooncache.plan.answer import Answer
@@ -99,6 +96,7 @@ def plan(
     output_tokens: Tokens = None,
     reuse: Reuse = None,
     speed: Speed = None,
+    form: TraceFormat = PUBLIC_FORMAT,
     ttft: Ttft = None,
     tbt: Tbt = None,
     attainment: Share = None,
@@ -124,8 +122,7 @@ def plan(
 
         mooncache plan --rate 5 --input-tokens 8000 --output-tokens 300 --reuse 0.4
     """
-    if find_spec("numpy") is None:
-        raise Unsupported('Planning needs NumPy: pip install "mooncache[simulate]".')
+    need_packages("numpy", *(("matplotlib",) if html is not None else ()))
     if example:
         from mooncache.plan.example import toml
 
@@ -144,14 +141,15 @@ def plan(
         "speed": speed,
     }
     try:
-        return _plan(trace, spec, overrides, (finalists, seeds, simulate_requests), (html, out), as_json=json)
+        effort = (finalists, seeds, simulate_requests)
+        return _plan((trace, form), spec, overrides, effort, (html, out), as_json=json)
     except (PlanInvalid, ProfileInvalid, TraceInvalid) as error:
         report_error(error, as_json=json)
         return EXIT_USAGE
 
 
 def _plan(
-    trace_path: Path | None,
+    source: tuple[Path | None, TraceFormat],
     spec_path: Path | None,
     overrides: dict[str, Any],
     effort: tuple[int, int, int],
@@ -170,9 +168,9 @@ def _plan(
         raise InvalidArgument(
             "--finalists is at least 0, --seeds at least 1 and --simulate-requests at least 100."
         )
-    requested, source = _workload(trace_path, question.spec.workload)
-    with _progress(quiet=as_json) as tell:
-        planner = Planner(requested, question, source, tell)
+    requested, name = _workload(*source, question.spec.workload)
+    with progress(quiet=as_json) as tell:
+        planner = Planner(requested, question, name, lambda what, share: tell(what, share, 1.0))
         answer = planner.answer(Effort(finalists=finalists, seeds=seeds, requests_max=requests))
     written = _write(answer, planner.bases, requested.block_tokens, *results)
     if as_json:
@@ -184,19 +182,15 @@ def _plan(
     return EXIT_OK
 
 
-def _workload(path: Path | None, workload: Any) -> tuple[Trace, str]:
+def _workload(path: Path | None, form: TraceFormat, workload: Any) -> tuple[Trace, str]:
     from mooncache.plan.workload import made
-    from mooncache.traces import read
 
     if path is not None and workload is not None:
         raise PlanInvalid(
             "A trace and a [workload] (or --rate, --input-tokens, ...) contradict each other: give one."
         )
     if path is not None:
-        try:
-            return read(path), path.name
-        except OSError as error:
-            raise PlanInvalid(f"--trace: {path} cannot be read: {error.strerror}.") from None
+        return form.read(path), path.name
     if workload is None:
         raise PlanInvalid(
             "Nothing to plan for: give --trace FILE, or --rate with --input-tokens and --output-tokens."
@@ -258,17 +252,3 @@ def show(answer: Answer) -> None:
     for line in beyond(answer.best.plan.layout):
         console.print(f"not in the services' settings: {line}", style="yellow", markup=False, soft_wrap=True)
     console.print(f"\nto try it small: {up_command(answer.best.plan.layout)}", markup=False, soft_wrap=True)
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[Callable[[str, float], None]]:
-    """A bar on a terminal's error stream; silence elsewhere."""
-    if quiet or not error_console.is_terminal:
-        yield lambda _what, _share: None
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description:<22}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-    with Progress(*columns, TimeElapsedColumn(), console=error_console, transient=True) as bar:
-        task = bar.add_task("Reading", total=1.0)
-        yield lambda what, share: bar.update(task, description=what, completed=min(share, 1.0))

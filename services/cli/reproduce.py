@@ -21,6 +21,7 @@ from mooncache.cli.output import (
     print_table,
     report_error,
 )
+from mooncache.cli.workload import need_packages, progress
 from mooncache.errors import InvalidArgument, ScenarioUnknown
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def reproduce(
 
         mooncache reproduce table1 break-even --trace conversation_trace.jsonl
     """
+    need_packages("numpy")
     from mooncache.reproduce import registry
     from mooncache.reproduce.lab import Lab
     from mooncache.reproduce.setting import QUICK_REQUESTS
@@ -78,7 +80,7 @@ def reproduce(
     for name in ("conversation", "toolagent", "synthetic"):
         if sources.path(name) is None and not json:
             error_console.print(f"[dim]no {name} trace: a generated stand-in is used (rows with a star)[/]")
-    with _progress() as tell, Lab(sources, jobs or os.cpu_count() or 1, tell) as lab:
+    with _progress(quiet=json) as tell, Lab(sources, jobs or os.cpu_count() or 1, tell) as lab:
         sheets = []
         for number, scenario in enumerate(chosen, start=1):
             tell(f"{scenario.name} ({number} of {len(chosen)})", 0, 0)
@@ -105,19 +107,15 @@ def _readable(files: dict[str, Path | None]) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
-    """A line on the terminal's error stream that says what is simulated; silence where nobody looks."""
-    if not error_console.is_terminal:
-        yield lambda _what, _done, _total: None
-        return
-    scenario = ""
-    with error_console.status("starting") as status:
+def _progress(*, quiet: bool) -> Iterator[Progress]:
+    """A bar that says which scenario is under way, and what it simulates."""
+    scenario = "starting"
+    with progress("simulations", quiet=quiet) as bar:
 
         def tell(what: str, done: int, total: int) -> None:
             nonlocal scenario
             if total == 0:
                 scenario = what
-            count = f": {what} {done}/{total}" if total else ""
-            status.update(f"{scenario}{count}")
+            bar(f"{scenario}: {what}" if total else scenario, done, total)
 
         yield tell

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,11 +15,12 @@ from mooncache.cli.output import (
     EXIT_USAGE,
     check_writable,
     console,
-    error_console,
     print_json,
     report_error,
 )
-from mooncache.errors import InvalidArgument, MooncacheError, Unsupported
+from mooncache.cli.workload import PUBLIC_FORMAT, TraceFormat, need_packages, progress
+from mooncache.errors import InvalidArgument, MooncacheError
+from mooncache.small_files import nearest
 
 if TYPE_CHECKING:
     from mooncache.simulate import ClusterSpec, Result
@@ -97,6 +98,7 @@ def simulate(
     generate: Generate = None,
     speed: Speed = 1.0,
     first: First = None,
+    form: TraceFormat = PUBLIC_FORMAT,
     cluster: ClusterPath = None,
     prefill: Prefill = None,
     decode: Decode = None,
@@ -126,12 +128,14 @@ def simulate(
     try:
         if json is not None and json != "-" and json.startswith("-"):
             raise InvalidArgument("--json needs a file, or - for the output.")
+        need_packages("numpy", *(("matplotlib",) if html is not None else ()))
         if example:
             print(_example(), end="")
             return EXIT_OK
         check_writable(html, "--html")
         check_writable(Path(json) if json not in (None, "-") else None, "--json")
-        requests = _workload(trace, generate, first, speed, seed)
+        check_writable(decisions, "--decisions")
+        requests = _workload(trace, form, generate, first, speed, seed)
         block_tokens = requests.block_tokens
         counts = {"prefill": prefill, "decode": decode}
         spec = _cluster(cluster, counts, memory_tokens, roles=roles, block_tokens=block_tokens)
@@ -143,11 +147,6 @@ def simulate(
     except MooncacheError as error:
         code = report_error(error, as_json=json == "-")
         return EXIT_USAGE if 720 <= error.code <= 729 else code
-    except ImportError as error:
-        missing = Unsupported(
-            f'The simulator needs {error.name}: pip install "mooncache[simulate]" brings it.'
-        )
-        return report_error(missing, as_json=json == "-")
     return EXIT_OK
 
 
@@ -178,10 +177,12 @@ def _example() -> str:
     return to_toml(paper_cluster())
 
 
-def _workload(path: Path | None, generated: int | None, first: int | None, speed: float, seed: int) -> Trace:
+def _workload(
+    path: Path | None, form: TraceFormat, generated: int | None, first: int | None, speed: float, seed: int
+) -> Trace:
     import random
 
-    from mooncache.traces import GenerateOptions, read
+    from mooncache.traces import GenerateOptions
     from mooncache.traces import generate as make_up
 
     if (path is None) == (generated is None):
@@ -189,10 +190,7 @@ def _workload(path: Path | None, generated: int | None, first: int | None, speed
     if not math.isfinite(speed) or speed <= 0:
         raise InvalidArgument(f"--speed: {speed:g} has to be a finite number above 0; 2 is twice as fast.")
     if path is not None:
-        try:
-            trace = read(path)
-        except OSError as error:
-            raise InvalidArgument(f"--trace: {path} cannot be read: {error.strerror}.") from None
+        trace = form.read(path)
     else:
         if generated is None or not 1 <= generated <= REQUESTS_MAX:
             raise InvalidArgument(f"--generate: {generated} requests; 1 to {REQUESTS_MAX:,} are possible.")
@@ -258,8 +256,6 @@ def _promised(spec: ClusterSpec, ttft: str | None, tbt: str | None) -> ClusterSp
 
 
 def _policies(names: list[str] | None) -> list[str]:
-    import difflib
-
     from mooncache.conductor.core.policy import NAMES
 
     wanted = list(dict.fromkeys(names or ["mooncache"]))
@@ -267,9 +263,7 @@ def _policies(names: list[str] | None) -> list[str]:
         return list(NAMES)
     for name in wanted:
         if name not in NAMES:
-            near = difflib.get_close_matches(name, NAMES, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(NAMES)}."
-            raise InvalidArgument(f"--policy: {name} is unknown; {hint}")
+            raise InvalidArgument(f"--policy: {name} is unknown; {nearest(name, (*NAMES, 'all'))}")
     return wanted
 
 
@@ -282,13 +276,13 @@ def _run(
 
     rules = options.rules()
     results = []
-    with _open(options.decisions) as file, _progress(names, quiet=quiet) as tell:
+    with _open(options.decisions) as file, progress("requests", quiet=quiet) as tell:
         for name in names:
             log = DecisionLog(file, name) if file is not None else None
             chosen = SimOptions(
                 policy=name, rules=rules, seed=options.seed, on_decision=log.write if log else None
             )
-            results.append(run(trace, spec, chosen, progress=tell(name)))
+            results.append(run(trace, spec, chosen, progress=lambda done, total, _s: tell(name, done, total)))  # noqa: B023
             options.lines += log.lines if log else 0
     return results
 
@@ -304,27 +298,6 @@ def _open(path: Path | None) -> Iterator[Any]:
         raise InvalidArgument(f"--decisions: {path} cannot be written: {error.strerror}.") from None
     with file:
         yield file
-
-
-@contextmanager
-def _progress(
-    names: list[str], *, quiet: bool
-) -> Iterator[Callable[[str], Callable[[int, int, float], None] | None]]:
-    """A bar for each policy on a terminal's error stream; silence elsewhere."""
-    if quiet or not error_console.is_terminal:
-        yield lambda _name: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("requests"))
-    width = max(len(name) for name in names)
-    with Progress(*columns, TimeElapsedColumn(), console=error_console, transient=True) as bar:
-
-        def of(name: str) -> Callable[[int, int, float], None]:
-            task = bar.add_task(f"{name:<{width}}", total=None)
-            return lambda done, total, _now_s: bar.update(task, total=total, completed=done)
-
-        yield of
 
 
 def _deliver(

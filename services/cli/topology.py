@@ -16,6 +16,7 @@ from rich.tree import Tree
 from mooncache.cli.common import AsJson
 from mooncache.cli.output import EXIT_MISS, EXIT_OK, console, print_json
 from mooncache.errors import InvalidArgument
+from mooncache.small_files import read_small
 from mooncache.topology import machine
 from mooncache.topology.core import choose, findings
 from mooncache.topology.core.distance import Distance, between
@@ -110,15 +111,7 @@ class _Saved(msgspec.Struct):
 
 def _read_peer(path: Path) -> Host:
     """Read what another host printed. Raises InvalidArgument."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(PEER_BYTES_MAX + 1)
-    except OSError as error:
-        raise InvalidArgument(f"--peer: {path} cannot be read: {error.strerror}") from error
-    if len(data) > PEER_BYTES_MAX:
-        raise InvalidArgument(
-            f"--peer: {path} is larger than {PEER_BYTES_MAX >> 20} MiB: not a host's topology"
-        )
+    data = read_small(path, "--peer file", InvalidArgument, PEER_BYTES_MAX)
     try:
         return msgspec.json.decode(data, type=_Saved).host
     except msgspec.DecodeError as error:

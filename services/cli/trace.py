@@ -12,26 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from mooncache.cli.output import EXIT_OK, console, human_age, print_json
-from mooncache.errors import InvalidArgument, TraceInvalid
+from mooncache.cli.workload import PUBLIC_FORMAT, TraceFormat
+from mooncache.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from mooncache.traces import Trace
     from mooncache.traces.stats import TraceStats
 
-BlockTokens = Annotated[
-    int, Parameter(help="Tokens of a block; 0 takes 512, or what fits the file when 512 does not.")
-]
-TimeUnit = Annotated[
-    Literal["", "ms", "s"], Parameter(help="Unit of the timestamps; the format has milliseconds.")
-]
 AsJson = Annotated[bool, Parameter(name="--json", help="Print one JSON document.")]
 
 
 def check(
     file: Annotated[Path, Parameter(help="A trace in the JSONL format, plain or gzipped.")],
     *,
-    block_tokens: BlockTokens = 0,
-    time_unit: TimeUnit = "",
+    form: TraceFormat = PUBLIC_FORMAT,
     as_json: AsJson = False,
 ) -> int:
     """Say whether a file is a usable trace; if not, which line and field is wrong.
@@ -39,7 +32,7 @@ def check(
     For example: `mooncache trace check conversation_trace.jsonl`
     """
     began_s = time.perf_counter()
-    trace = load(file, block_tokens, time_unit)
+    trace = form.read(file, "FILE")
     seconds = time.perf_counter() - began_s
     if as_json:
         print_json(
@@ -63,8 +56,7 @@ def check(
 def stats(
     file: Annotated[Path, Parameter(help="A trace in the JSONL format, plain or gzipped.")],
     *,
-    block_tokens: BlockTokens = 0,
-    time_unit: TimeUnit = "",
+    form: TraceFormat = PUBLIC_FORMAT,
     as_json: AsJson = False,
 ) -> int:
     """Describe a trace: rate, lengths, shared blocks, and the hit ratio that an unlimited cache would reach.
@@ -73,7 +65,7 @@ def stats(
     """
     from mooncache.traces.stats import stats as figures_of
 
-    _show(figures_of(load(file, block_tokens, time_unit)), str(file), as_json=as_json)
+    _show(figures_of(form.read(file, "FILE")), str(file), as_json=as_json)
     return EXIT_OK
 
 
@@ -139,16 +131,6 @@ def generate(
         raise InvalidArgument(f"{file} cannot be written: {error.strerror}") from None
     _show(figures_of(trace), str(file), as_json=as_json)
     return EXIT_OK
-
-
-def load(file: Path, block_tokens: int, time_unit: str) -> Trace:
-    """The trace of a command line. TraceInvalid also when the file cannot be opened."""
-    from mooncache.traces import read
-
-    try:
-        return read(file, block_tokens=block_tokens or None, time_unit=time_unit)
-    except OSError as error:
-        raise TraceInvalid(f"{file} cannot be read: {error.strerror}") from None
 
 
 def _show(figures: TraceStats, name: str, *, as_json: bool) -> None:

@@ -6,9 +6,7 @@ error that tells the nearest one that does: a typo must never silently mean "def
 
 from __future__ import annotations
 
-import difflib
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -19,6 +17,7 @@ from pydantic.fields import FieldInfo
 from mooncache.config.base import Section
 from mooncache.config.schema import Config
 from mooncache.errors import ConfigInvalid
+from mooncache.small_files import nearest, read_toml
 
 ENV_PREFIX: Final = "MOONCACHE_"
 ENV_CONFIG: Final = "MOONCACHE_CONFIG"
@@ -26,7 +25,6 @@ ENV_STATE_DIR: Final = "MOONCACHE_STATE_DIR"
 # Names that mean something to the build and the tests; they are nobody's setting.
 _ENV_FOREIGN: Final = ("MOONCACHE_BUILD_", "MOONCACHE_TEST_", "MOONCACHE_WHEEL", "MOONCACHE_SANITIZE")
 _SECRETS: Final = frozenset({"client.token", "coordination.etcd_password"})
-_FILE_BYTES_MAX: Final = 1 << 20
 
 
 class Row(NamedTuple):
@@ -57,23 +55,12 @@ _ENV_NAMES: Final = {ENV_PREFIX + name.replace(".", "_").upper(): name for name 
 
 
 def _unknown(name: str, known: list[str], source: str) -> ConfigInvalid:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    advice = f"did you mean {near[0]}?" if near else "`mooncache config explain` lists all settings."
+    advice = nearest(name, known, "`mooncache config explain` lists all settings.")
     return ConfigInvalid(f"There is no setting {name} ({source}); {advice}")
 
 
 def _from_file(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            data = file.read(_FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigInvalid(f"The configuration file {path} cannot be read: {error.strerror}.") from None
-    if len(data) > _FILE_BYTES_MAX:
-        raise ConfigInvalid(f"The configuration file {path} is larger than 1 MiB.")
-    try:
-        tables = tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigInvalid(f"The configuration file {path} is not TOML: {error}.") from None
+    tables = read_toml(path, "configuration file", ConfigInvalid)
     values: dict[str, Any] = {}
     for section, table in tables.items():
         if section not in Config.model_fields:

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from mooncache import _native
 from mooncache.errors import ConfigInvalid
+from mooncache.small_files import read_small
 
 CACHE_FILE: Final = "model-digests.json"
 NO_TOKENIZER: Final = "none"
@@ -204,14 +205,7 @@ def _file_digest(path: Path) -> str:
 
 
 def _read_small(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            data = file.read(_SMALL_FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigInvalid(f"{path} cannot be read: {error.strerror}.") from None
-    if len(data) > _SMALL_FILE_BYTES_MAX:
-        raise ConfigInvalid(f"{path} is larger than {_SMALL_FILE_BYTES_MAX} bytes.")
-    return data
+    return read_small(path, "model's file", ConfigInvalid, _SMALL_FILE_BYTES_MAX)
 
 
 # --- the memory of digests ---------------------------------------------------------------------------------------

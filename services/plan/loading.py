@@ -6,8 +6,6 @@ pass for prices.
 
 from __future__ import annotations
 
-import difflib
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +18,8 @@ from mooncache.plan import example
 from mooncache.plan.core.machine import Measured
 from mooncache.plan.core.spec import Dram, GpuNode, Model, Nic, Search, Slo, Spec, Ssd, Workload, implausible
 from mooncache.simulate import profile as profiles
+from mooncache.small_files import nearest, read_toml
 
-_FILE_BYTES_MAX: Final = 1 << 20
 _TABLES: Final[dict[str, type[BaseModel]]] = {
     "slo": Slo, "model": Model, "search": Search, "workload": Workload,
     "gpu_node": GpuNode, "dram": Dram, "ssd": Ssd, "nic": Nic,
@@ -44,7 +42,9 @@ def read(path: Path | str | None, overrides: Mapping[str, Any] | None = None) ->
     Raises PlanInvalid: every wrong value with its place, its unit and what was probably meant.
     """
     where = str(path) if path is not None else "the example"
-    tables = _tables(Path(path).expanduser()) if path is not None else {}
+    tables: dict[str, Any] = {}
+    if path is not None:
+        tables = read_toml(Path(path).expanduser(), "plan's input", PlanInvalid)
     for name, value in (overrides or {}).items():
         if value is None:
             continue
@@ -76,26 +76,12 @@ def read(path: Path | str | None, overrides: Mapping[str, Any] | None = None) ->
         raise PlanInvalid(f"{where}: " + " ".join(_sentences(error))) from None
 
 
-def _tables(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            data = file.read(_FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise PlanInvalid(f"The plan's input {path} cannot be read: {error.strerror}.") from None
-    if len(data) > _FILE_BYTES_MAX:
-        raise PlanInvalid(f"The plan's input {path} is larger than 1 MiB.")
-    try:
-        return tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PlanInvalid(f"The plan's input {path} is not TOML: {error}.") from None
-
-
 def _check_names(tables: dict[str, Any], where: str) -> None:
     for name, table in tables.items():
         if name == _SPEED:
             continue
         if name not in _TABLES:
-            raise PlanInvalid(f"{where}: there is no table {name}; {_near(name, [*_TABLES, _SPEED])}")
+            raise PlanInvalid(f"{where}: there is no table {name}; {nearest(name, [*_TABLES, _SPEED])}")
         if name in _LISTS and not isinstance(table, list):
             raise PlanInvalid(f"{where}: {name} is a list of options: write [[{name}]].")
         if name not in _LISTS and not isinstance(table, dict):
@@ -106,12 +92,7 @@ def _check_names(tables: dict[str, Any], where: str) -> None:
                 raise PlanInvalid(f"{where}: {name} number {number} is not a table: write [[{name}]].")
             for field in row:
                 if field not in fields:
-                    raise PlanInvalid(f"{where}: {name} has no field {field}; {_near(field, fields)}")
-
-
-def _near(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}."
+                    raise PlanInvalid(f"{where}: {name} has no field {field}; {nearest(field, fields)}")
 
 
 def _implausible(tables: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -6,10 +6,8 @@ names the nearest one, and a value of the wrong type names the field, the value 
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
-import tomllib
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Final
@@ -17,8 +15,8 @@ from typing import Any, Final
 from mooncache.errors import ClusterInvalid
 from mooncache.simulate import profile as profiles
 from mooncache.simulate.cluster import ClusterSpec, Happening, InstanceGroup, Replication, RoleSwitching, Slo
+from mooncache.small_files import nearest, parse_toml, read_toml
 
-_FILE_BYTES_MAX: Final = 1 << 20
 _TABLES: Final[dict[str, type]] = {"slo": Slo, "roles": RoleSwitching, "replication": Replication}
 _LISTS: Final[dict[str, type]] = {"instances": InstanceGroup, "events": Happening}
 _PLAIN: Final = ("name", "pool", "block_tokens", "first_token")
@@ -28,26 +26,15 @@ _TOP: Final = (*_PLAIN, "profile", *_TABLES, *_LISTS)
 def read(path: Path | str) -> ClusterSpec:
     """Read and check a cluster description. Raises CLUSTER_INVALID, PROFILE_INVALID or MODEL_TOO_LARGE."""
     where = Path(path).expanduser()
-    try:
-        with where.open("rb") as file:
-            data = file.read(_FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ClusterInvalid(f"The cluster description {where} cannot be read: {error.strerror}.") from None
-    if len(data) > _FILE_BYTES_MAX:
-        raise ClusterInvalid(f"The cluster description {where} is larger than 1 MiB.")
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise ClusterInvalid(f"The cluster description {where} is not text: {error}.") from None
-    return parse(text, str(where), where.parent)
+    return _spec(read_toml(where, "cluster description", ClusterInvalid), str(where), where.parent)
 
 
 def parse(text: str, where: str = "cluster", folder: Path | None = None) -> ClusterSpec:
     """Make a spec of TOML text; `folder` is where profile files are looked for."""
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ClusterInvalid(f"{where} is not TOML: {error}.") from None
+    return _spec(parse_toml(text, where, ClusterInvalid), where, folder)
+
+
+def _spec(tables: dict[str, Any], where: str, folder: Path | None) -> ClusterSpec:
     for key in tables:
         if key not in _TOP:
             raise _unknown(where, key, _TOP)
@@ -75,9 +62,7 @@ def parse(text: str, where: str = "cluster", folder: Path | None = None) -> Clus
 
 
 def _unknown(where: str, key: str, known: tuple[str, ...]) -> ClusterInvalid:
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-    return ClusterInvalid(f"{where}: there is no field {key}; {advice}")
+    return ClusterInvalid(f"{where}: there is no field {key}; {nearest(key, known)}")
 
 
 def _make(kind: type, table: Any, where: str, folder: Path | None) -> Any:

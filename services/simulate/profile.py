@@ -8,9 +8,7 @@ Invariant: a profile that exists is usable: all numbers finite, time grows with 
 
 from __future__ import annotations
 
-import difflib
 import math
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -20,10 +18,10 @@ import numpy as np
 
 from mooncache.conductor.core.policy.types import DecodeCost, PrefillCost
 from mooncache.errors import ModelTooLarge, ProfileInvalid
+from mooncache.small_files import nearest, read_toml
 
 MEMORY_USABLE: Final = 0.9  # the share of GPU memory that engines take for weights and KV
 FIT_ERROR_MAX: Final = 0.35  # a fit that misses a measured point by more explains nothing
-_FILE_BYTES_MAX: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +136,7 @@ def find(name: str) -> ModelProfile:
     """Return a built-in profile, or raise PROFILE_INVALID with the nearest name."""
     if name in BUILT_IN:
         return BUILT_IN[name]
-    near = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.4)
-    advice = f"did you mean {near[0]}?" if near else f"built in: {', '.join(sorted(BUILT_IN))}."
+    advice = nearest(name, BUILT_IN, f"built in: {', '.join(sorted(BUILT_IN))}.", cutoff=0.4)
     raise ProfileInvalid(f"There is no model profile {name}; {advice} Others are read from a TOML file.")
 
 
@@ -225,14 +222,7 @@ def _least_squares(
 def read(path: Path | str) -> ModelProfile:
     """Read a profile from a TOML file; see docs/simulator.md. Raises PROFILE_INVALID or MODEL_TOO_LARGE."""
     where = Path(path).expanduser()
-    try:
-        data = where.read_bytes()
-        tables = tomllib.loads(data[: _FILE_BYTES_MAX + 1].decode())
-    except OSError as error:
-        raise ProfileInvalid(f"The model profile {where} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ProfileInvalid(f"The model profile {where} is not TOML: {error}.") from None
-    return from_table(tables, str(where))
+    return from_table(read_toml(where, "model profile", ProfileInvalid), str(where))
 
 
 _NUMBERS: Final = tuple(f.name for f in fields(ModelProfile) if f.name not in ("name", "prefill", "decode"))
@@ -243,9 +233,7 @@ def from_table(table: dict[str, Any], where: str = "profile") -> ModelProfile:
     known = ("name", "base", "prefill", "decode", *_NUMBERS)
     for key in table:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-            raise ProfileInvalid(f"{where}: there is no field {key}; {advice}")
+            raise ProfileInvalid(f"{where}: there is no field {key}; {nearest(key, known)}")
     for key in _NUMBERS:
         value = table.get(key, 0)
         if isinstance(value, bool) or not isinstance(value, (int, float)):

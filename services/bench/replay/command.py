@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
+from mooncache.cli.workload import PUBLIC_FORMAT, TraceFormat
 from mooncache.errors import InvalidArgument, MooncacheError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def replay(
     trace: Annotated[
         Path | None, Parameter(help="A trace; without one an hour of conversations is made up.")
     ] = None,
+    form: TraceFormat = PUBLIC_FORMAT,
     endpoint: Annotated[
         str,
         Parameter(help="Base URL of a running gateway or engine; empty starts a cluster on hf engines here."),
@@ -84,7 +86,7 @@ def replay(
             seed=seed,
         )
         with console.status("reading the trace") as status:
-            report = _report(trace, endpoint, key, model, options, status.update)
+            report = _report(trace, form, endpoint, key, model, options, status.update)
     except MooncacheError as error:
         console.print(f"The benchmark could not finish: {error}", style="red", markup=False)
         return _EXIT_FAILED
@@ -94,6 +96,7 @@ def replay(
 
 def _report(
     trace: Path | None,
+    form: TraceFormat,
     endpoint: str,
     key: str,
     model: str,
@@ -103,7 +106,7 @@ def _report(
     """The replay, against the endpoint or a cluster of its own. Raises MooncacheError."""
     from mooncache.bench.replay.run import run, workload
 
-    small = workload(_trace(trace, options.seed), options)
+    small = workload(_trace(trace, form, options.seed), options)
     if endpoint:
         where = asyncio.run(_endpoint(endpoint.rstrip("/").removesuffix("/v1"), key, model))
         return asyncio.run(run(small, where, options, tell))
@@ -111,15 +114,14 @@ def _report(
         return asyncio.run(run(small, where, options, tell))
 
 
-def _trace(path: Path | None, seed: int) -> Trace:
+def _trace(path: Path | None, form: TraceFormat, seed: int) -> Trace:
     """The trace of the command line, or one that is made up."""
     import random
 
-    from mooncache.cli.trace import load as load_trace
     from mooncache.traces import generate
     from mooncache.traces.generator import conversation
 
-    return load_trace(path, 0, "") if path is not None else generate(conversation(), random.Random(seed))
+    return form.read(path) if path is not None else generate(conversation(), random.Random(seed))
 
 
 async def _endpoint(url: str, key: str, model: str) -> Endpoint:

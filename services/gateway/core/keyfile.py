@@ -10,13 +10,13 @@ tokens_per_minute = 100000 # optional
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass
 from typing import Any, Final
 
 from mooncache.auth import check_tenant_name
 from mooncache.errors import ConfigInvalid, InvalidArgument
 from mooncache.gateway.core.rate_limit import Limits
+from mooncache.small_files import parse_toml
 
 FILE_BYTES_MAX: Final = 16 << 20
 KEY_COUNT_MAX: Final = 100_000
@@ -34,10 +34,7 @@ class ApiKey:
 
 def parse(text: str, defaults: Limits) -> dict[str, ApiKey]:
     """Keys by the hash of their text. Raises ConfigInvalid that names the entry, never a key."""
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigInvalid(f"gateway.keys_file is not TOML: {error}.") from None
+    tables = parse_toml(text, "gateway.keys_file", ConfigInvalid)
     entries = tables.pop("key", [])
     if tables or not isinstance(entries, list):
         raise ConfigInvalid("gateway.keys_file may hold [[key]] tables and nothing else.")

@@ -1,0 +1,61 @@
+"""Files that people write and hand over: read with a cap, decoded, and what is wrong said in a sentence with its line.
+
+Nothing but the caller's own error leaves these functions. `what` names the kind of file ("configuration file"), so
+that a sentence reads "The configuration file PATH is not TOML: ... (at line 3, column 7)."
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from mooncache.errors import MooncacheError
+
+BYTES_MAX: Final = 1 << 20
+
+
+def read_small(path: Path, what: str, error: type[MooncacheError], bytes_max: int = BYTES_MAX) -> bytes:
+    """Return the bytes of a file of at most `bytes_max`. Raises `error`."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(bytes_max + 1)
+    except OSError as refused:
+        raise error(f"The {what} {path} cannot be read: {refused.strerror}.") from None
+    if len(data) > bytes_max:
+        raise error(f"The {what} {path} is larger than {_size(bytes_max)}.")
+    return data
+
+
+def read_toml(path: Path, what: str, error: type[MooncacheError]) -> dict[str, Any]:
+    """Return the tables of a TOML file. Raises `error`."""
+    data = read_small(path, what, error)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as refused:
+        line = data.count(b"\n", 0, refused.start) + 1
+        raise error(
+            f"The {what} {path} is not text in UTF-8: byte 0x{data[refused.start]:02x} on line {line}."
+        ) from None
+    return parse_toml(text, f"The {what} {path}", error)
+
+
+def parse_toml(text: str, where: str, error: type[MooncacheError]) -> dict[str, Any]:
+    """Return the tables of a TOML text; `where` begins the sentence. Raises `error`."""
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as refused:
+        raise error(f"{where} is not TOML: {refused}.") from None
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str = "", cutoff: float = 0.5) -> str:
+    """Return "did you mean NAME?" when something known is near, else `otherwise` (default: all that is known)."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
+    return f"did you mean {near[0]}?" if near else otherwise or f"known are {', '.join(names)}."
+
+
+def _size(size: int) -> str:
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size} bytes"
