@@ -100,6 +100,7 @@ def build() -> App:
     bench.command("mooncache.bench.serving.command:serving", name="serving")
     bench.command("mooncache.bench.gateway.command:gateway", name="gateway")
     bench.command("mooncache.bench.replay.command:replay", name="replay")
+    bench.command("mooncache.bench.transfer.command:transfer", name="transfer")
     app.command(bench)
     app.command(simulate, group=TOOLS)
     app.command(plan, group=TOOLS)
