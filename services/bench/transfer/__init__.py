@@ -34,7 +34,7 @@ def run(
     asked = options.transports or TRANSPORTS
     if peer is not None:
         report.notes.append("another host: processor time is that of this side only")
-        asked = tuple(name for name in asked if name not in {"loopback", "shm"})
+        asked = tuple(name for name in asked if name not in {"loopback", "shm", "nixl"})
         samples = measure_all(options, asked, peer, None, report, progress)
     else:
         progress("starting a node")

@@ -18,6 +18,7 @@ from typing import Any
 from mooncache import _native
 from mooncache.bench.rows import Report, bar_row
 from mooncache.bench.transfer import references
+from mooncache.bench.transfer.nixl_lane import measure_nixl
 from mooncache.bench.transfer.options import KIB, MIB, TransferOptions
 from mooncache.client.engine import call_native
 from mooncache.errors import MooncacheError
@@ -70,18 +71,17 @@ def measure(
 ) -> Samples:
     """One round of one case. Raises MooncacheError with the reason when it cannot run."""
     before = node_cpu() if node_cpu else 0.0
-    result = call_native(
-        _native.transfer_probe,
-        {
-            **peer,
-            "transport": case.transport,
-            "write": case.direction == "write",
-            "block_bytes": case.block_bytes,
-            "batch": case.batch,
-            "threads": case.threads,
-            "duration_ms": duration_ms,
-        },
-    )
+    shape: dict[str, Any] = {
+        "write": case.direction == "write",
+        "block_bytes": case.block_bytes,
+        "batch": case.batch,
+        "threads": case.threads,
+        "duration_ms": duration_ms,
+    }
+    if case.transport == "nixl":
+        result = measure_nixl(**shape)
+    else:
+        result = call_native(_native.transfer_probe, {**peer, **shape, "transport": case.transport})
     cpu_s = result["cpu_seconds"] + (node_cpu() - before if node_cpu else 0.0)
     gigabytes = result["bytes"] / 1e9
     return Samples([gigabytes / result["seconds"]], [cpu_s / gigabytes], result["batch_us"])
@@ -153,11 +153,11 @@ def reference_rows(
         used = {case.transport for case in mine}
         label = f"{size_text(size)} x{batch}"
         found: dict[tuple[str, str], tuple[str, float]] = {}
-        if used & {"shm", "loopback"}:
+        if used & {"shm", "loopback", "nixl"}:
             progress(f"memcpy {label}")
             rate = references.memcpy(size, batch, options.duration_ms / 1e3)
             report.add(bar_row(f"memcpy {label}", rate, "GB/s"))
-            for transport, way in itertools.product(("shm", "loopback"), options.directions):
+            for transport, way in itertools.product(("shm", "loopback", "nixl"), options.directions):
                 found[transport, way] = (f"memcpy {label}", rate)
         if "tcp" in used:
             progress(f"raw socket {label}")

@@ -11,7 +11,9 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
+from mooncache.bench.rows import Report
 from mooncache.bench.transfer import TransferOptions, run
+from mooncache.bench.transfer.cases import Case, Samples
 from mooncache.bench.transfer.node import serve_forever
 from mooncache.bench.transfer.options import DIRECTIONS, SIZES_HINT, TRANSPORTS, parse_size
 from mooncache.bench.worker import WorkerError
@@ -80,13 +82,7 @@ def transfer(
             report.print(console)
             return _EXIT_FAILED
         report.deliver(console, json, markdown)
-        if svg is not None or html is not None:
-            from mooncache.bench.transfer import plot
-
-            if svg is not None:
-                plot.write_svg(samples, svg)
-            if html is not None:
-                plot.write_html(samples, report.to_markdown(), html)
+        _draw(report, samples, svg, html)
     except ValueError as error:
         console.print(str(error), style="red", markup=False)
         return _EXIT_USAGE
@@ -94,6 +90,15 @@ def transfer(
         console.print(f"The benchmark could not finish: {error}", style="red", markup=False)
         return _EXIT_FAILED
     return 0
+
+
+def _draw(report: Report, samples: dict[Case, Samples], svg: Path | None, html: Path | None) -> None:
+    from mooncache.bench.transfer import plot
+
+    if svg is not None:
+        plot.write_svg(samples, svg)
+    if html is not None:
+        plot.write_html(samples, report.to_markdown(), html)
 
 
 def _options(

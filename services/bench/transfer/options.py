@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 KIB = 1 << 10
 MIB = 1 << 20
-TRANSPORTS = ("loopback", "shm", "tcp", "rdma")
+TRANSPORTS = ("loopback", "shm", "tcp", "rdma", "nixl")
 DIRECTIONS = ("read", "write")
 SIZES_HINT = "1048576, 1M, 64K"
 

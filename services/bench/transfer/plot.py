@@ -11,7 +11,7 @@ from mooncache.simulate.report import figures
 
 
 def throughput_plot(samples: dict[Case, Samples]) -> tuple[figures.Plot, str]:
-    """The plot and its text: the first batch size and thread count of the run. Raises Unsupported without matplotlib."""
+    """The plot and its message, for the first batch size and thread count. Raises Unsupported without matplotlib."""
     first = next(iter(samples))
     shown = [case for case in samples if (case.batch, case.threads) == (first.batch, first.threads)]
     plot = figures.new_figure(
