@@ -253,3 +253,8 @@ class Client:
         """
 
     def close(self) -> None: ...
+
+def transfer_probe(options: dict) -> dict:
+    """
+    One measurement of a transport against a node: bytes, seconds, cpu_seconds of the moving threads, batch_us of each batch. Raises RuntimeError(code, name, message).
+    """

@@ -20,4 +20,7 @@ NB_MODULE(_native, m) {
 #ifdef MOONCACHE_BIND_CLIENT
   mooncache::python::bind_client(m);
 #endif
+#ifdef MOONCACHE_BIND_PROBE
+  mooncache::python::bind_probe(m);
+#endif
 }

@@ -1,0 +1,72 @@
+// The native half of `mooncache bench transfer` for Python: one call runs one measurement without the GIL.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "client_arguments.h"
+#include "module.h"
+#include "mooncache/probe.h"
+#include "rdma_arguments.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace mooncache::python {
+namespace {
+
+bool set_probe_field(const std::string& name, nb::handle value, ProbeOptions& options) {
+  if (name == "transport") return nb::try_cast(value, options.transport);
+  if (name == "tcp_host") return nb::try_cast(value, options.peer.tcp_host);
+  if (name == "tcp_port") return nb::try_cast(value, options.peer.tcp_port);
+  if (name == "unix_path") return nb::try_cast(value, options.peer.unix_path);
+  if (name == "block_bytes") return nb::try_cast(value, options.block_bytes);
+  if (name == "batch") return nb::try_cast(value, options.batch);
+  if (name == "threads") return nb::try_cast(value, options.threads);
+  if (name == "duration_ms") return nb::try_cast(value, options.duration_ms);
+  if (name == "warm_up_batches") return nb::try_cast(value, options.warm_up_batches);
+  if (name == "write") {
+    bool write = false;
+    if (!nb::try_cast(value, write)) return false;
+    options.direction = write ? Direction::kWrite : Direction::kRead;
+    return true;
+  }
+  if (name == "token") {
+    std::string token;
+    if (!nb::try_cast(value, token)) return false;
+    auto credentials = credentials_from_token(token);
+    if (!credentials) raise(credentials.status());
+    options.peer.credentials = std::move(*credentials);
+    return true;
+  }
+  return set_rdma_field(name, value, options.rdma);
+}
+
+nb::dict transfer_probe(const nb::dict& values) {
+  ProbeOptions options;
+  for (const auto& [key, value] : values) {
+    const auto name = nb::cast<std::string>(key);
+    if (!set_probe_field(name, value, options))
+      refuse(name + " is no setting of the transfer benchmark, or has the wrong type");
+  }
+  auto result = [&] {
+    const nb::gil_scoped_release release;
+    return probe_transfers(options);
+  }();
+  if (!result) raise(result.status());
+  nb::dict out;
+  out["bytes"] = result->bytes;
+  out["seconds"] = result->seconds;
+  out["cpu_seconds"] = result->cpu_seconds;
+  out["batch_us"] = result->batch_us;
+  return out;
+}
+
+}  // namespace
+
+void bind_probe(nb::module_& m) {
+  m.def("transfer_probe", &transfer_probe, "options"_a,
+        "One measurement of a transport against a node: bytes, seconds, cpu_seconds of the moving threads, "
+        "batch_us of each batch. Raises RuntimeError(code, name, message).");
+}
+
+}  // namespace mooncache::python

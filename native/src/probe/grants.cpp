@@ -1,0 +1,186 @@
+#include "probe/grants.h"
+
+#include <cstring>
+#include <deque>
+#include <random>
+
+#include "transport/session.h"
+
+namespace mooncache::probe {
+namespace {
+
+constexpr int64_t kAnswerTimeoutMs = 30'000;
+
+// One request and its answer, whose meta (behind the status) is kept.
+class OneAnswer final : public Program {
+ public:
+  OneAnswer(wire::Opcode opcode, Writer meta, uint16_t flags)
+      : opcode_(opcode), flags_(flags), meta_(meta.take()) {}
+  bool next(Request& request) override {
+    if (sent_) return false;
+    sent_ = true;
+    request.opcode = opcode_;
+    request.flags = flags_;
+    request.meta.raw(meta_);
+    return true;
+  }
+  bool finished() const override { return answered_; }
+  Status on_response(const wire::FrameHeader&, const Status& status, Reader& in, PayloadSink&) override {
+    answered_ = true;
+    status_ = status;
+    const auto rest = in.take(in.remaining());
+    answer_.assign(rest.begin(), rest.end());
+    return Status::ok();
+  }
+  const Status& status() const { return status_; }
+  std::span<const std::byte> answer() const { return answer_; }
+
+ private:
+  wire::Opcode opcode_;
+  uint16_t flags_;
+  std::vector<std::byte> meta_;
+  std::vector<std::byte> answer_;
+  Status status_;
+  bool sent_ = false;
+  bool answered_ = false;
+};
+
+class NodeGrants final : public Grants {
+ public:
+  NodeGrants(Link& link, bool expose, uint32_t seed)
+      : session_(*link.session()), expose_(expose), random_(std::random_device{}() + seed) {}
+
+  Result<std::vector<RemoteExtent>> reserve(uint32_t count, uint64_t size) override {
+    wire::ReserveRequest request;
+    keys_.clear();
+    for (uint32_t i = 0; i < count; ++i) {
+      Key key;
+      for (size_t word = 0; word < kKeyBytes / 8; ++word) {
+        const uint64_t value = random_();
+        std::memcpy(key.bytes.data() + 8 * word, &value, 8);
+      }
+      keys_.push_back(key);
+      request.items.push_back({key, size});
+    }
+    Writer meta;
+    request.encode(meta);
+    return ask<wire::ReserveResult>(wire::Opcode::kReserve, std::move(meta), count);
+  }
+
+  Result<std::vector<RemoteExtent>> publish(std::span<const RemoteExtent> written,
+                                            std::span<const uint32_t> crcs) override {
+    std::vector<wire::CommitItem> items;
+    for (size_t i = 0; i < written.size(); ++i)
+      items.push_back({written[i].grant, crcs[i],
+                       expose_ || session_.route() == Route::kUnix ? wire::CommitItem::kFlagOneSided : 0});
+    Writer commit;
+    wire::encode_items<wire::CommitItem>(commit, items);
+    if (Status status = codes(wire::Opcode::kCommit, std::move(commit)); !status) return status;
+    Writer lookup;
+    wire::encode_keys(lookup, keys_);
+    return ask<wire::LookupResult>(wire::Opcode::kLookup, std::move(lookup), written.size());
+  }
+
+  Status give_up(std::span<const RemoteExtent> reserved) override {
+    std::vector<uint64_t> grants;
+    for (const RemoteExtent& extent : reserved) grants.push_back(extent.grant);
+    Writer meta;
+    wire::encode_grants(meta, grants);
+    return codes(wire::Opcode::kAbort, std::move(meta));
+  }
+
+ private:
+  template <typename Item>
+  Result<std::vector<RemoteExtent>> ask(wire::Opcode opcode, Writer meta, size_t count) {
+    OneAnswer program(opcode, std::move(meta), expose_ ? wire::kFlagExpose : 0);
+    if (Status status = run(program); !status) return status;
+    Reader in(program.answer());
+    const auto items = wire::decode_items<Item>(in);
+    std::optional<std::vector<wire::Exposure>> shown;
+    if (expose_) shown = wire::decode_items<wire::Exposure>(in);
+    if (!items || items->size() != count || (expose_ && (!shown || shown->size() != count)))
+      return {Code::kProtocolError, "the node's answer is no list of extents"};
+    std::vector<RemoteExtent> extents;
+    for (size_t i = 0; i < count; ++i) {
+      const Item& item = (*items)[i];
+      if (item.code != Code::kOk)
+        return {item.code, "the node granted no extent: " + std::string(code_name(item.code))};
+      RemoteExtent& extent = extents.emplace_back();
+      extent.grant = item.extent.grant;
+      extent.segment = item.extent.segment;
+      extent.slot = item.extent.slot;
+      extent.generation = item.extent.generation;
+      extent.offset = item.extent.offset;
+      extent.size = item.extent.size;
+      if (!expose_) continue;
+      if ((*shown)[i].code != Code::kOk)
+        return {(*shown)[i].code, "the node does not show an extent to its device: " +
+                                      std::string(code_name((*shown)[i].code))};
+      extent.exposed = true;
+      extent.address = (*shown)[i].address;
+      extent.keys = (*shown)[i].keys;
+    }
+    return extents;
+  }
+
+  Status codes(wire::Opcode opcode, Writer meta) {
+    OneAnswer program(opcode, std::move(meta), 0);
+    if (Status status = run(program); !status) return status;
+    Reader in(program.answer());
+    const auto all = wire::decode_codes(in);
+    if (!all) return {Code::kProtocolError, "the node's answer is no list of codes"};
+    for (const Code code : *all)
+      if (code != Code::kOk) return {code, "the node refused: " + std::string(code_name(code))};
+    return Status::ok();
+  }
+
+  Status run(OneAnswer& program) {
+    if (Status status = session_.run(program, Deadline::after_ms(kAnswerTimeoutMs)); !status) return status;
+    return program.status();
+  }
+
+  Session& session_;
+  const bool expose_;
+  std::mt19937_64 random_;
+  std::vector<Key> keys_;
+};
+
+class LoopbackGrants final : public Grants {
+ public:
+  explicit LoopbackGrants(std::unique_ptr<Link>& link) {
+    auto made = make_loopback_transport(peer_)->connect({}, Deadline::after_ms(kAnswerTimeoutMs));
+    if (made) link = std::move(*made);
+  }
+  Result<std::vector<RemoteExtent>> reserve(uint32_t count, uint64_t size) override {
+    std::vector<RemoteExtent> extents;
+    for (uint32_t i = 0; i < count; ++i) {
+      memory_.emplace_back(size);
+      extents.push_back(peer_->grant(peer_->add_segment(memory_.back()), 0, size, true));
+    }
+    return extents;
+  }
+  Result<std::vector<RemoteExtent>> publish(std::span<const RemoteExtent> written,
+                                            std::span<const uint32_t>) override {
+    std::vector<RemoteExtent> extents;
+    for (const RemoteExtent& extent : written)
+      extents.push_back(peer_->grant(extent.segment, extent.offset, extent.size, false));
+    return extents;
+  }
+  Status give_up(std::span<const RemoteExtent>) override { return Status::ok(); }
+
+ private:
+  std::deque<std::vector<std::byte>> memory_;
+  std::shared_ptr<LoopbackPeer> peer_ = make_loopback_peer();
+};
+
+}  // namespace
+
+std::unique_ptr<Grants> node_grants(Link& link, bool expose, uint32_t seed) {
+  return std::make_unique<NodeGrants>(link, expose, seed);
+}
+
+std::unique_ptr<Grants> loopback_grants(std::unique_ptr<Link>& link) {
+  return std::make_unique<LoopbackGrants>(link);
+}
+
+}  // namespace mooncache::probe

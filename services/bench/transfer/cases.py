@@ -1,0 +1,216 @@
+"""Runs the measurements of `mooncache bench transfer` and makes rows of them.
+
+A case is one combination of transport, direction, block size, batch and threads. Every round goes once over all
+cases, so a noisy moment of the machine falls on all alike; rows are medians over the rounds, latencies come from all
+batches of all rounds together.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mooncache import _native
+from mooncache.bench.rows import Report, bar_row
+from mooncache.bench.transfer import references
+from mooncache.bench.transfer.nixl_lane import measure_nixl
+from mooncache.bench.transfer.options import KIB, MIB, TransferOptions
+from mooncache.client.engine import call_native
+from mooncache.errors import MooncacheError
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One measurement's coordinates."""
+
+    transport: str
+    direction: str
+    block_bytes: int
+    batch: int
+    threads: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.transport} {self.direction} {size_text(self.block_bytes)} x{self.batch} t{self.threads}"
+        )
+
+
+@dataclass(slots=True)
+class Samples:
+    """What the rounds of one case gave."""
+
+    gb_per_s: list[float] = field(default_factory=list)
+    cpu_s_per_gb: list[float] = field(default_factory=list)
+    batch_us: list[float] = field(default_factory=list)
+
+
+def size_text(size_bytes: int) -> str:
+    """1 MiB, 16 KiB, 100 B."""
+    if size_bytes % MIB == 0:
+        return f"{size_bytes // MIB} MiB"
+    return f"{size_bytes // KIB} KiB" if size_bytes % KIB == 0 else f"{size_bytes} B"
+
+
+def cases(options: TransferOptions, transports: tuple[str, ...]) -> Iterator[Case]:
+    """All combinations, the transports innermost, so that those that are compared run one after the other."""
+    for size, batch, threads, direction, transport in itertools.product(
+        options.block_bytes, options.batches, options.threads, options.directions, transports
+    ):
+        yield Case(transport, direction, size, batch, threads)
+
+
+def measure(
+    case: Case, peer: dict[str, Any], duration_ms: int, node_cpu: Callable[[], float] | None
+) -> Samples:
+    """One round of one case. Raises MooncacheError with the reason when it cannot run."""
+    before = node_cpu() if node_cpu else 0.0
+    shape: dict[str, Any] = {
+        "write": case.direction == "write",
+        "block_bytes": case.block_bytes,
+        "batch": case.batch,
+        "threads": case.threads,
+        "duration_ms": duration_ms,
+    }
+    if case.transport == "nixl":
+        result = measure_nixl(**shape)
+    else:
+        result = call_native(_native.transfer_probe, {**peer, **shape, "transport": case.transport})
+    cpu_s = result["cpu_seconds"] + (node_cpu() - before if node_cpu else 0.0)
+    gigabytes = result["bytes"] / 1e9
+    return Samples([gigabytes / result["seconds"]], [cpu_s / gigabytes], result["batch_us"])
+
+
+def measure_all(
+    options: TransferOptions,
+    transports: tuple[str, ...],
+    peer: dict[str, Any],
+    node_cpu: Callable[[], float] | None,
+    report: Report,
+    progress: Progress,
+) -> dict[Case, Samples]:
+    """All rounds of all cases; a case that cannot run is left out and noted."""
+    samples: dict[Case, Samples] = defaultdict(Samples)
+    refused: set[str] = set()
+    for number in range(options.rounds):
+        for case in cases(options, transports):
+            if case.transport in refused:
+                continue
+            progress(f"round {number + 1} of {options.rounds}: {case}")
+            try:
+                got = measure(case, peer, options.duration_ms, node_cpu)
+            except MooncacheError as error:
+                refused.add(case.transport)
+                report.notes.append(f"{case.transport} was left out: {error}")
+                continue
+            known = samples[case]
+            known.gb_per_s += got.gb_per_s
+            known.cpu_s_per_gb += got.cpu_s_per_gb
+            known.batch_us += got.batch_us
+    return samples
+
+
+def percentile_us(values: list[float], percent: int) -> float:
+    """The nearest-rank percentile; of few values the highest."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, -(-len(ordered) * percent // 100) - 1))]
+
+
+def add_rows(report: Report, samples: dict[Case, Samples], yardsticks: dict[Case, tuple[str, float]]) -> None:
+    """Four rows for each case; throughput stands against the case's yardstick where there is one."""
+    for case, known in samples.items():
+        against, reference = yardsticks.get(case, (None, None))
+        at_least = 0.85 if against and against.startswith("ib_") else None
+        report.add(
+            bar_row(
+                str(case),
+                statistics.median(known.gb_per_s),
+                "GB/s",
+                against=against,
+                reference=reference,
+                at_least=at_least,
+            ),
+            bar_row(f"{case} batch p50", percentile_us(known.batch_us, 50), "us"),
+            bar_row(f"{case} batch p99", percentile_us(known.batch_us, 99), "us"),
+            bar_row(f"{case} processor", statistics.median(known.cpu_s_per_gb), "CPU s/GB"),
+        )
+
+
+def reference_rows(
+    report: Report, options: TransferOptions, measured: list[Case], progress: Progress
+) -> dict[Case, tuple[str, float]]:
+    """Runs the yardsticks, adds their rows, and says which case stands against which."""
+    yardsticks: dict[Case, tuple[str, float]] = {}
+    shapes = dict.fromkeys((case.block_bytes, case.batch) for case in measured)
+    for size, batch in shapes:
+        mine = [case for case in measured if (case.block_bytes, case.batch) == (size, batch)]
+        used = {case.transport for case in mine}
+        label = f"{size_text(size)} x{batch}"
+        found: dict[tuple[str, str], tuple[str, float]] = {}
+        if used & {"shm", "loopback", "nixl"}:
+            progress(f"memcpy {label}")
+            rate = references.memcpy(size, batch, options.duration_ms / 1e3)
+            report.add(bar_row(f"memcpy {label}", rate, "GB/s"))
+            for transport, way in itertools.product(("shm", "loopback", "nixl"), options.directions):
+                found[transport, way] = (f"memcpy {label}", rate)
+        if "tcp" in used:
+            progress(f"raw socket {label}")
+            figures = references.raw_socket(size, batch, options.duration_ms / 1e3)
+            _note(report, found, "tcp", "raw socket", label, figures)
+            _original(report, mine, label, progress)
+        if "rdma" in used and (device := rdma_device()):
+            progress(f"perftest {label}")
+            for way, rate in _figures(report, references.perftest(device, size)).items():
+                name = f"ib_{way}_bw {label}"
+                report.add(bar_row(name, rate, "GB/s"))
+                found["rdma", way] = (name, rate)
+        for case in mine:
+            if case.threads == 1 and (case.transport, case.direction) in found:
+                yardsticks[case] = found[case.transport, case.direction]
+    if any(case.transport == "tcp" for case in measured):
+        progress("iperf3")
+        for way, rate in _figures(report, references.iperf3()).items():
+            report.add(bar_row(f"iperf3 {way}, one stream", rate, "GB/s"))
+    return yardsticks
+
+
+def _note(
+    report: Report,
+    found: dict[tuple[str, str], tuple[str, float]],
+    transport: str,
+    tool: str,
+    label: str,
+    figures: dict[str, float],
+) -> None:
+    for way, rate in figures.items():
+        name = f"{tool} {way} {label}"
+        report.add(bar_row(name, rate, "GB/s"))
+        found[transport, way] = (name, rate)
+
+
+def _original(report: Report, mine: list[Case], label: str, progress: Progress) -> None:
+    for threads in dict.fromkeys(case.threads for case in mine):
+        progress(f"transfer_engine_bench {label} t{threads}")
+        answer = references.original_engine(mine[0].block_bytes, mine[0].batch, threads)
+        for way, rate in _figures(report, answer).items():
+            report.add(bar_row(f"original transfer_engine_bench tcp {way} {label} t{threads}", rate, "GB/s"))
+
+
+def _figures(report: Report, answer: dict[str, float] | str) -> dict[str, float]:
+    if isinstance(answer, dict):
+        return answer
+    if answer not in report.notes:
+        report.notes.append(answer)
+    return {}
+
+
+def rdma_device() -> str | None:
+    """The first device of this host, as the kernel lists them."""
+    folder = Path("/sys/class/infiniband")
+    return min((path.name for path in folder.iterdir()), default=None) if folder.is_dir() else None

@@ -1,0 +1,170 @@
+"""The command `mooncache bench transfer`."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from mooncache.bench.rows import Report
+from mooncache.bench.transfer import TransferOptions, run
+from mooncache.bench.transfer.cases import Case, Samples
+from mooncache.bench.transfer.node import serve_forever
+from mooncache.bench.transfer.options import DIRECTIONS, SIZES_HINT, TRANSPORTS, parse_size
+from mooncache.bench.worker import WorkerError
+from mooncache.errors import MooncacheError
+
+_EXIT_FAILED = 1
+_EXIT_USAGE = 2
+
+
+def transfer(
+    *,
+    transport: Annotated[
+        tuple[str, ...], Parameter(help=f"Only these: {', '.join(TRANSPORTS)}.", negative=())
+    ] = (),
+    direction: Annotated[
+        tuple[str, ...], Parameter(help="Only read or only write.", negative=())
+    ] = DIRECTIONS,
+    block: Annotated[
+        tuple[str, ...], Parameter(help=f"Block sizes, such as {SIZES_HINT}.", negative=())
+    ] = (),
+    batch: Annotated[tuple[int, ...], Parameter(help="Blocks under way per thread.", negative=())] = (8,),
+    threads: Annotated[tuple[int, ...], Parameter(help="Threads, each with its own link.", negative=())] = (
+        1,
+    ),
+    memory: Annotated[str, Parameter(help="Where the bytes are on this side: host.")] = "host",
+    rounds: Annotated[int, Parameter(help="Rounds over all cases; medians are printed.")] = 3,
+    references: Annotated[
+        bool, Parameter(help="Also run memcpy, raw sockets and each wire's own tool.")
+    ] = True,
+    serve: Annotated[str | None, Parameter(help="Only be the other host: listen on this HOST:PORT.")] = None,
+    connect: Annotated[str | None, Parameter(help="HOST:PORT of a --serve on another host.")] = None,
+    token_file: Annotated[
+        Path | None, Parameter(help="The secret of both hosts; --serve makes it when it is missing.")
+    ] = None,
+    json: Annotated[Path | None, Parameter(help="Also write the rows to this file.")] = None,
+    markdown: Annotated[Path | None, Parameter(help="Also write the rows as a Markdown table.")] = None,
+    svg: Annotated[Path | None, Parameter(help="Also draw the throughput to this file.")] = None,
+    html: Annotated[Path | None, Parameter(help="Also write a page with plot and table.")] = None,
+    quick: Annotated[bool, Parameter(negative=(), help="One short round of one size: seconds.")] = False,
+) -> int:
+    """Measure what the transports move: two processes here, or this host and another one.
+
+    Each transport reads and writes blocks of a store node that runs in a process of its own; throughput, latency of a
+    batch, and processor time of both processes per GB. Beside it memcpy, a raw socket, and, when they are
+    installed, iperf3, perftest and the original's transfer_engine_bench.
+
+    For example:
+
+        mooncache bench transfer --block 64K --block 1M --batch 1 --batch 16 --json transfer.json --svg transfer.svg
+
+        mooncache bench transfer --serve 0.0.0.0:7400 --token-file bench.token
+
+        mooncache bench transfer --connect 10.0.0.2:7400 --token-file bench.token
+    """
+    console = Console()
+    try:
+        options = _options(transport, direction, block, batch, threads, memory, rounds, references)
+        if quick:
+            options = options.quick()
+        if serve is not None:
+            return _serve(console, serve, token_file, options)
+        peer = None if connect is None else _peer(connect, token_file)
+        with console.status("starting") as status:
+            report, samples = run(options, status.update, peer)
+        if not samples:
+            report.print(console)
+            return _EXIT_FAILED
+        report.deliver(console, json, markdown)
+        _draw(report, samples, svg, html)
+    except ValueError as error:
+        console.print(str(error), style="red", markup=False)
+        return _EXIT_USAGE
+    except (WorkerError, MooncacheError, OSError) as error:
+        console.print(f"The benchmark could not finish: {error}", style="red", markup=False)
+        return _EXIT_FAILED
+    return 0
+
+
+def _draw(report: Report, samples: dict[Case, Samples], svg: Path | None, html: Path | None) -> None:
+    from mooncache.bench.transfer import plot
+
+    if svg is not None:
+        plot.write_svg(samples, svg)
+    if html is not None:
+        plot.write_html(samples, report.to_markdown(), html)
+
+
+def _options(
+    transport: tuple[str, ...],
+    direction: tuple[str, ...],
+    block: tuple[str, ...],
+    batch: tuple[int, ...],
+    threads: tuple[int, ...],
+    memory: str,
+    rounds: int,
+    references: bool,
+) -> TransferOptions:
+    """What was asked for, checked. Raises ValueError with a sentence."""
+    for kind, names, known in (("transport", transport, TRANSPORTS), ("direction", direction, DIRECTIONS)):
+        for name in names:
+            if name not in known:
+                raise ValueError(f"There is no {kind} {name!r}; choose from: {', '.join(known)}.")
+    if memory != "host":
+        raise ValueError(f"Memory kind {memory!r} cannot be measured; this build measures host memory.")
+    if any(not 1 <= count <= 1024 for count in batch):
+        raise ValueError("--batch must be 1 to 1024.")
+    if any(not 1 <= count <= 64 for count in threads):
+        raise ValueError("--threads must be 1 to 64.")
+    if rounds < 1:
+        raise ValueError("--rounds must be at least 1.")
+    sizes = tuple(parse_size(text) for text in block) or TransferOptions().block_bytes
+    need = 4 * max(sizes) * max(batch) * max(threads)
+    return TransferOptions(
+        transport,
+        direction,
+        sizes,
+        batch,
+        threads,
+        rounds,
+        references=references,
+        arena_bytes=max(1 << 28, need),
+    )
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"{text!r} is no HOST:PORT.")
+    return host.strip("[]"), int(port)
+
+
+def _peer(connect: str, token_file: Path | None) -> dict[str, object]:
+    host, port = _address(connect)
+    if token_file is None:
+        raise ValueError("--connect needs --token-file with what --serve wrote.")
+    token = token_file.read_text(encoding="utf-8").strip()
+    return {"tcp_host": host, "tcp_port": port, "unix_path": "", "token": token}
+
+
+def _serve(console: Console, address: str, token_file: Path | None, options: TransferOptions) -> int:
+    host, port = _address(address)
+    if token_file is None:
+        raise ValueError("--serve needs --token-file, to be copied to the other host.")
+    if not token_file.exists():
+        token_file.touch(mode=0o600)
+        token_file.write_text(f"mcc1.{secrets.token_bytes(32).hex()}\n", encoding="utf-8")
+    token = token_file.read_text(encoding="utf-8").strip()
+    if not token.startswith("mcc1.") or len(token) != 5 + 64:
+        raise ValueError(f"{token_file} holds no cluster token; remove it and a new one is made.")
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    console.print(f"token in {token_file}; end with Ctrl-C", markup=False)
+    return serve_forever(host, port, bytes.fromhex(token.removeprefix("mcc1.")), options.arena_bytes, stop)

@@ -1,0 +1,87 @@
+"""NIXL as a measured transport: a process that registers memory, and this process's link to it (one thread)."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from mooncache import _native
+from mooncache.bench.worker import Worker, serve
+from mooncache.errors import InvalidArgument, TransportUnavailable
+from mooncache.fabrics.contract import Extent, Transfer
+from mooncache.fabrics.nixl import NixlLink, NixlNode, make_agent, unavailable_reason
+
+_WARM_UP_BATCHES = 2
+_BATCH_TIMEOUT_S = 60.0
+_QUIET = {"NIXL_LOG_LEVEL": "ERROR"}
+
+
+def measure_nixl(
+    *, write: bool, block_bytes: int, batch: int, threads: int, duration_ms: int
+) -> dict[str, Any]:
+    """As _native.transfer_probe: bytes, seconds, cpu_seconds (of both processes), batch_us.
+
+    Raises TransportUnavailable without NIXL, InvalidArgument for more than one thread.
+    """
+    if reason := unavailable_reason():
+        raise TransportUnavailable(reason)
+    if threads != 1:
+        raise InvalidArgument("NIXL is measured with one thread; its own threads move the bytes.")
+    sizes = [str(block_bytes), str(batch)]
+    with Worker("mooncache.bench.transfer.nixl_lane", sizes, env=_QUIET) as node:
+        agent = make_agent(f"bench-client-{time.monotonic_ns()}")
+        link = NixlLink(agent, bytes.fromhex(node.hello["metadata"]))
+        try:
+            return _run(link, node, write, block_bytes, batch, duration_ms / 1e3)
+        finally:
+            link.release()
+
+
+def _run(
+    link: NixlLink, node: Worker, write: bool, block_bytes: int, batch: int, duration_s: float
+) -> dict[str, Any]:
+    whole = Extent(node.hello["address"], block_bytes * batch, writable=True)
+    memory = memoryview(bytearray(block_bytes * batch))
+    expected = _native.crc32c(memory[:block_bytes])
+    transfers = [
+        Transfer(i, write, whole, [memory[i * block_bytes :][:block_bytes]], i * block_bytes)
+        for i in range(batch)
+    ]
+    for _ in range(_WARM_UP_BATCHES):
+        _batch(link, transfers, expected)
+    batch_us: list[float] = []
+    cpu_s = time.process_time() + node.ask("cpu")["seconds"]
+    begun = now = time.perf_counter()
+    while not batch_us or now - begun < duration_s:
+        _batch(link, transfers, expected)
+        before, now = now, time.perf_counter()
+        batch_us.append((now - before) * 1e6)
+    return {
+        "bytes": len(batch_us) * batch * block_bytes,
+        "seconds": now - begun,
+        "cpu_seconds": time.process_time() + node.ask("cpu")["seconds"] - cpu_s,
+        "batch_us": batch_us,
+    }
+
+
+def _batch(link: NixlLink, transfers: list[Transfer], expected: int) -> None:
+    end_s = time.monotonic() + _BATCH_TIMEOUT_S
+    link.submit(transfers)
+    done = 0
+    while done < len(transfers):
+        completions = link.poll(end_s)
+        if not completions or any(item.code or item.crc32c != expected for item in completions):
+            raise TransportUnavailable("a NIXL transfer of the benchmark failed or moved other bytes")
+        done += len(completions)
+
+
+def _child(block_bytes: int, batch: int) -> None:
+    node = NixlNode(make_agent(f"bench-node-{time.monotonic_ns()}"))
+    extent = node.register(memoryview(bytearray(block_bytes * batch)))
+    hello = {"metadata": node.metadata.hex(), "address": extent.address}
+    serve(hello, {"cpu": lambda: {"seconds": time.process_time()}})
+
+
+if __name__ == "__main__":
+    _child(int(sys.argv[1]), int(sys.argv[2]))

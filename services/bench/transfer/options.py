@@ -1,0 +1,51 @@
+"""What `mooncache bench transfer` can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1 << 10
+MIB = 1 << 20
+TRANSPORTS = ("loopback", "shm", "tcp", "rdma", "nixl")
+DIRECTIONS = ("read", "write")
+SIZES_HINT = "1048576, 1M, 64K"
+
+
+@dataclass(frozen=True, slots=True)
+class TransferOptions:
+    """Sizes in bytes. Every combination of the tuples is one measurement, repeated in `rounds` rounds over all."""
+
+    transports: tuple[str, ...] = ()  # empty: all that this machine and the peer have
+    directions: tuple[str, ...] = DIRECTIONS
+    block_bytes: tuple[int, ...] = (16 * KIB, 256 * KIB, MIB)
+    batches: tuple[int, ...] = (8,)
+    threads: tuple[int, ...] = (1,)
+    rounds: int = 3
+    duration_ms: int = 400
+    references: bool = True
+    arena_bytes: int = 1 << 30
+
+    def quick(self) -> TransferOptions:
+        """One short round; its figures say that it works, not how fast."""
+        return TransferOptions(
+            self.transports,
+            self.directions,
+            self.block_bytes[-1:],
+            self.batches[:1],
+            self.threads[:1],
+            rounds=1,
+            duration_ms=100,
+            references=self.references,
+            arena_bytes=256 * MIB,
+        )
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "4096", "64K", "1M" or "1G" (powers of 1,024). Raises ValueError with a sentence."""
+    factors = {"K": KIB, "M": MIB, "G": 1 << 30}
+    digits, factor = text.strip().upper().removesuffix("IB").removesuffix("B"), 1
+    if digits and digits[-1] in factors:
+        digits, factor = digits[:-1], factors[digits[-1]]
+    if not digits.isdigit() or not int(digits):
+        raise ValueError(f"{text!r} is no size; write for example {SIZES_HINT}.")
+    return int(digits) * factor

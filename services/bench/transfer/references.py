@@ -1,0 +1,215 @@
+"""The yardsticks of the transfer benchmark: each wire's own tool, and the original's benchmark, when installed.
+
+Every function returns GB/s by row name, or the sentence why there is nothing. They are other people's programs: each
+runs as processes of its own with a time limit, and its last lines are parsed, nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from mooncache.bench.store.raw_socket import RawSocket
+
+_DURATION_S = 2
+_TIMEOUT_S = 30.0
+Figures = dict[str, float]
+
+
+def raw_socket(block_bytes: int, batch: int, duration_s: float) -> Figures:
+    """A batch of blocks over one plain socket of two Python processes: `read` and `write` in GB/s."""
+    total = block_bytes * batch
+    memory = memoryview(bytearray(total))
+    raw = RawSocket(block_bytes, batch, min(block_bytes, 64 << 10))
+    figures: Figures = {}
+    try:
+        for name, once in (("read", raw.get_s), ("write", raw.put_s)):
+            once(memory)
+            moved, spent, end = 0, 0.0, time.perf_counter() + duration_s
+            while not moved or time.perf_counter() < end:
+                spent += once(memory)
+                moved += total
+            figures[name] = moved / spent / 1e9
+    finally:
+        raw.close()
+    return figures
+
+
+def memcpy(block_bytes: int, batch: int, duration_s: float) -> float:
+    """GB/s of copying the same bytes inside this process."""
+    source, target = memoryview(bytearray(block_bytes * batch)), memoryview(bytearray(block_bytes * batch))
+    target[:] = source
+    moved, begun = 0, time.perf_counter()
+    while not moved or time.perf_counter() - begun < duration_s:
+        target[:] = source
+        moved += len(source)
+    return moved / (time.perf_counter() - begun) / 1e9
+
+
+def iperf3() -> Figures | str:
+    """TCP over loopback with one stream, as iperf3 does it: `read` (its -R) and `write`."""
+    if shutil.which("iperf3") is None:
+        return "iperf3 is not installed (Debian package iperf3)"
+    port = free_port()
+    figures: Figures = {}
+    for name, extra in (("write", []), ("read", ["-R"])):
+        server = _start(["iperf3", "-s", "-1", "-p", str(port)])
+        try:
+            text = _client(
+                ["iperf3", "-c", "127.0.0.1", "-p", str(port), "-t", str(_DURATION_S), "-J", *extra]
+            )
+            figures[name] = parse_iperf3(text)
+        except (RuntimeError, ValueError, KeyError) as error:
+            return f"iperf3 gave no figure: {error}"
+        finally:
+            _end(server)
+    return figures
+
+
+def parse_iperf3(text: str) -> float:
+    """GB/s that arrived, from `iperf3 -J`."""
+    return float(json.loads(text)["end"]["sum_received"]["bits_per_second"]) / 8e9
+
+
+def perftest(device: str, block_bytes: int) -> Figures | str:
+    """`ib_write_bw` and `ib_read_bw` between two processes here, over `device`."""
+    figures: Figures = {}
+    for name in ("read", "write"):
+        tool = f"ib_{name}_bw"
+        if shutil.which(tool) is None:
+            return f"{tool} is not installed (Debian package perftest)"
+        common = [
+            tool,
+            "-d",
+            device,
+            "-s",
+            str(block_bytes),
+            "-D",
+            str(_DURATION_S),
+            "-p",
+            str(free_port()),
+            "-F",
+        ]
+        server = _start(common)
+        try:
+            figures[name] = parse_perftest(_client([*common, "127.0.0.1"]))
+        except (RuntimeError, ValueError) as error:
+            return f"{tool} gave no figure: {error}"
+        finally:
+            _end(server)
+    return figures
+
+
+def parse_perftest(text: str) -> float:
+    """GB/s (average) from perftest's table, whose columns are bytes, iterations, peak, average, rate; in MiB/s."""
+    rows = [line.split() for line in text.splitlines() if re.match(r"^\s*\d+\s+\d+\s+[\d.]+\s+[\d.]+", line)]
+    if not rows:
+        raise ValueError("its output has no row of figures")
+    return float(rows[-1][3]) * (1 << 20) / 1e9
+
+
+def original_engine(block_bytes: int, batch: int, threads: int) -> Figures | str:
+    """The original's own `transfer_engine_bench` over TCP between two processes here."""
+    tool = shutil.which(
+        "transfer_engine_bench", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    )
+    if tool is None:
+        return "transfer_engine_bench is not installed (the extra called bench brings it)"
+    buffer_bytes = max(256 << 20, 2 * block_bytes * batch * threads)
+    common = [
+        tool,
+        "--metadata_server=P2PHANDSHAKE",
+        "--protocol=tcp",
+        f"--buffer_size={buffer_bytes}",
+    ]
+    target = _start([*common, "--mode=target", f"--local_server_name=127.0.0.1:{free_port()}"])
+    figures: Figures = {}
+    try:
+        segment = _segment(target)
+        for name in ("read", "write"):
+            text = _client(
+                [
+                    *common,
+                    "--mode=initiator",
+                    f"--local_server_name=127.0.0.1:{free_port()}",
+                    f"--segment_id={segment}",
+                    f"--operation={name}",
+                    f"--block_size={block_bytes}",
+                    f"--batch_size={batch}",
+                    f"--threads={threads}",
+                    f"--duration={_DURATION_S}",
+                    "--report_precision=4",
+                ]
+            )
+            figures[name] = parse_original(text)
+    except (RuntimeError, ValueError) as error:
+        return f"transfer_engine_bench gave no figure: {error}"
+    finally:
+        _end(target)
+    return figures
+
+
+def parse_original(text: str) -> float:
+    """GB/s from the last "throughput ..." of its log."""
+    found = re.findall(r"throughput ([\d.]+) GB/s", text)
+    if not found:
+        raise ValueError("its log has no throughput")
+    return float(found[-1])
+
+
+def _segment(target: subprocess.Popen[str]) -> str:
+    """Waits until the target says where it listens (it logs to stderr, which _start joins to stdout)."""
+    assert target.stdout is not None
+    deadline_s = time.monotonic() + _TIMEOUT_S
+    for line in target.stdout:
+        if found := re.search(r"listening on ([\d.]+:\d+)", line):
+            return found[1]
+        if time.monotonic() > deadline_s:
+            break
+    raise RuntimeError("the target did not start")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _start(command: Sequence[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _client(command: Sequence[str]) -> str:
+    """Runs until it succeeds: the server may need a moment to listen."""
+    deadline_s = time.monotonic() + _TIMEOUT_S
+    while True:
+        try:
+            done = subprocess.run(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise RuntimeError(str(error)) from error
+        if done.returncode == 0:
+            return done.stdout
+        if time.monotonic() > deadline_s - _TIMEOUT_S / 2:
+            raise RuntimeError(done.stdout.strip()[-200:] or f"exit code {done.returncode}")
+        time.sleep(0.2)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

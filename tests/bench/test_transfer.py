@@ -1,0 +1,147 @@
+"""The transfer benchmark moves bytes over each transport, reads other tools' output, and says what it lacks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from mooncache.bench.transfer import TransferOptions, references, run
+from mooncache.bench.transfer.cases import Case, Samples, percentile_us
+from mooncache.bench.transfer.command import transfer
+from mooncache.bench.transfer.node import start_server
+from mooncache.bench.transfer.options import parse_size
+
+TINY = TransferOptions(
+    transports=("loopback", "shm", "tcp"),
+    block_bytes=(4096, 70_001),
+    batches=(3,),
+    threads=(2,),
+    rounds=1,
+    duration_ms=5,
+    references=False,
+    arena_bytes=64 << 20,
+)
+
+
+def test_every_transport_gives_throughput_latency_and_processor_time() -> None:
+    report, samples = run(TINY, lambda _: None)
+    assert len(samples) == 3 * 2 * 2, report.notes
+    for case in samples:
+        mine = {row.unit for row in report.rows if row.name == str(case) or row.name.startswith(f"{case} ")}
+        assert mine == {"GB/s", "us", "CPU s/GB"}
+    assert all(row.value > 0 for row in report.rows if row.unit in {"GB/s", "us"})
+
+
+def test_yardsticks_stand_beside_the_rows() -> None:
+    options = TransferOptions(
+        ("shm", "tcp"), ("read",), (8192,), (2,), (1,), rounds=1, duration_ms=5, arena_bytes=64 << 20
+    )
+    report, _ = run(options, lambda _: None)
+    rows = {row.name: row for row in report.rows}
+    assert rows["shm read 8 KiB x2 t1"].against == "memcpy 8 KiB x2"
+    assert rows["tcp read 8 KiB x2 t1"].against == "raw socket read 8 KiB x2"
+    assert rows["tcp read 8 KiB x2 t1"].ratio is not None
+
+
+def test_a_transport_that_cannot_run_is_a_note() -> None:
+    peer = {"tcp_host": "127.0.0.1", "tcp_port": 1, "unix_path": "", "token": f"mcc1.{'00' * 32}"}
+    report, samples = run(TINY, lambda _: None, peer)
+    assert not samples
+    assert any(note.startswith("tcp was left out:") for note in report.notes)
+
+
+def test_two_hosts_share_a_token_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secret = bytes(range(32))
+    server = start_server("127.0.0.1", 0, "", secret, 64 << 20)
+    token_file = tmp_path / "token"
+    token_file.write_text(f"mcc1.{secret.hex()}\n")
+    address = f"127.0.0.1:{server.endpoints()['tcp_port']}"
+    wanted = {"transport": ("tcp",), "block": ("4K",), "quick": True, "json": tmp_path / "rows.json"}
+    try:
+        assert transfer(connect=address, token_file=token_file, **wanted) == 0  # type: ignore[arg-type]
+        token_file.write_text(f"mcc1.{'00' * 32}\n")
+        assert transfer(connect=address, token_file=token_file, **wanted) == 1  # type: ignore[arg-type]
+    finally:
+        server.stop(1.0)
+    assert "tcp read 4 KiB x8 t1" in (tmp_path / "rows.json").read_text()
+    assert "UNAUTHENTICATED" in capsys.readouterr().out
+
+
+def test_serving_prints_where_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    from mooncache.bench.transfer.node import serve_forever
+
+    stop = threading.Event()
+    stop.set()
+    begun = time.monotonic()
+    assert serve_forever("127.0.0.1", 0, bytes(32), 16 << 20, stop) == 0
+    assert time.monotonic() - begun < 30
+    assert capsys.readouterr().out.startswith("listening on 127.0.0.1 port ")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"transport": ("pigeon",)},
+        {"direction": ("sideways",)},
+        {"block": ("many",)},
+        {"batch": (0,)},
+        {"threads": (65,)},
+        {"rounds": 0},
+        {"memory": "tape"},
+        {"connect": "nowhere"},
+        {"connect": "127.0.0.1:1"},
+        {"serve": "127.0.0.1:1"},
+    ],
+)
+def test_wrong_arguments_are_told(wrong: dict[str, object]) -> None:
+    assert transfer(**wrong) == 2  # type: ignore[arg-type]
+
+
+def test_sizes() -> None:
+    assert [parse_size(text) for text in ("4096", "64k", "1M", "2MiB", "1G")] == [
+        4096,
+        65_536,
+        1 << 20,
+        2 << 20,
+        1 << 30,
+    ]
+    for wrong in ("", "0", "-1", "1.5M", "M"):
+        with pytest.raises(ValueError, match="is no size"):
+            parse_size(wrong)
+
+
+def test_percentiles_are_nearest_rank() -> None:
+    values = [float(value) for value in range(100, 0, -1)]
+    assert (percentile_us(values, 50), percentile_us(values, 99)) == (50.0, 99.0)
+    assert percentile_us([7.0], 99) == 7.0
+
+
+def test_other_tools_output_is_read() -> None:
+    table = (
+        " #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]\n"
+        " 1048576    5000             1200.00            1000.00             0.001\n"
+    )
+    assert references.parse_perftest(table) == pytest.approx(1.048576)
+    with pytest.raises(ValueError, match="no row"):
+        references.parse_perftest("Couldn't connect")
+    assert references.parse_iperf3('{"end": {"sum_received": {"bits_per_second": 8e9}}}') == 1.0
+    assert references.parse_original("duration 3.01, batch count 143, throughput 0.4012 GB/s") == 0.4012
+    with pytest.raises(ValueError, match="no throughput"):
+        references.parse_original("")
+
+
+def test_plot_and_page(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from mooncache.bench.transfer import plot
+
+    samples = {
+        Case("tcp", "read", size, 8, 1): Samples([rate], [0.5], [100.0])
+        for size, rate in ((1024, 0.5), (1 << 20, 2.0))
+    }
+    plot.write_svg(samples, tmp_path / "t.svg")
+    plot.write_html(samples, "| what |", tmp_path / "t.html")
+    assert "The fastest is tcp read at 1 MiB: 2.00 GB/s" in (tmp_path / "t.svg").read_text()
+    assert "<svg" in (tmp_path / "t.html").read_text()
