@@ -80,6 +80,7 @@ class FleetBook:
         self.arrived_s = 0.0  # of computing, all prompts that prefill instances were given
         self.generating_s = 0.0  # that all answers together add to steps
         self._columns: dict[str, np.ndarray] = {}
+        self._floats: Floats = np.zeros((len(FLOATS), 0))  # the table that columns of floats are rows of
         self._sliced: dict[str, Any] = {}  # the columns without the room behind them
         self._shared: dict[str, Any] = {}  # those of them that a fleet shows as they are
         self._standing: Standing | None = None
@@ -401,8 +402,8 @@ class FleetBook:
     def _room(self, rows: int) -> None:
         """Make the columns so long."""
         for names, kind in ((FLOATS, np.float64), (INTS, np.int64), (BOOLS, np.bool_)):
-            table = np.zeros((len(names), rows), dtype=kind)
-            if kind is np.float64:
+            table: np.ndarray = np.zeros((len(names), rows), dtype=kind)
+            if names is FLOATS:
                 self._floats = table
             for name, longer in zip(names, table, strict=True):
                 known = self._columns.get(name)
@@ -416,7 +417,8 @@ class FleetBook:
         """Return two columns that are looked at together as one table."""
         at = FLOATS.index(first)
         assert FLOATS[at + 1] == second, "columns that are looked at together are neighbours"
-        return self._floats[at : at + 2]
+        pair: Floats = self._floats[at : at + 2]
+        return pair
 
     def _settle(self, row: int) -> None:
         columns = self._columns
