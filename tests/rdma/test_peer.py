@@ -42,11 +42,18 @@ def test_a_foreign_peer_reaches_what_it_was_granted_and_only_while(vm: MakeMachi
     assert ended.ok, ended.output[-6000:]
     said = dict(line.split(": ", 1) for line in ended.output.splitlines() if ": " in line)
     expected = {
-        "read": "success", "read the block's bytes": "True",
-        "write": "success", "commit": "0", "stored what was written": "True",
-        "write to what may be read": REFUSED, "read behind the end": REFUSED,
-        "read before the begin": REFUSED, "write after the commit": REFUSED,
-        "the grant still reads": "success", "read by another connection": REFUSED,
-        "read after the release": REFUSED, "a new grant reads": "True",
+        "read": "success",
+        "read the block's bytes": "True",
+        "write": "success",
+        "commit": "0",
+        "stored what was written": "True",
+        "write to what may be read": REFUSED,
+        "read behind the end": REFUSED,
+        "read before the begin": REFUSED,
+        "write after the commit": REFUSED,
+        "the grant still reads": "success",
+        "read by another connection": REFUSED,
+        "read after the release": REFUSED,
+        "a new grant reads": "True",
     }
     assert {what: said.get(what) for what in expected} == expected, ended.output[-6000:]

@@ -50,8 +50,14 @@ def test_blocks_go_and_come_over_both_rails(acts: Acts) -> None:
 
 def test_nothing_is_ever_wrong_or_late(acts: Acts) -> None:
     assert all(act.get("wrong", 0) == 0 for act in acts.values())
-    assert all(act["took_s"] < DEADLINE_S for name, act in acts.items() if name != "start")
+    assert all(act.get("took_s", 0) < DEADLINE_S for name, act in acts.items() if name != "start")
     assert all(act.get("miss_checksum", 0) == 0 for act in acts.values())
+
+
+def test_the_map_tells_which_rails_are_up(acts: Acts) -> None:
+    assert acts["start"]["rails"] == ["rxb0:1", "rxb1:1"]
+    assert acts["one rail goes down, in the map"]["rails"] == ["rxb1:1"]
+    assert acts["both are down, in the map"]["rails"] == []
 
 
 def test_a_rail_that_goes_down_leaves_the_other(acts: Acts) -> None:

@@ -128,6 +128,16 @@ def link(rail: str, state: str) -> None:
     subprocess.run(["/usr/bin/ip", "link", "set", rail, state], check=True)
 
 
+def rails_in_map(client: mooncache.Client, expected: set[str]) -> list[str]:
+    """Rails of all nodes as the map has them; waits a little for what is expected."""
+    until_s = time.monotonic() + 15
+    while True:
+        found = sorted({rail for node in client.nodes() for rail in node.rails})
+        if set(found) == expected or time.monotonic() > until_s:
+            return found
+        time.sleep(0.2)
+
+
 def rails_fail(client: mooncache.Client, blocks: dict[str, bytes]) -> None:
     for name, rail in (("one rail goes down", "va0"), ("both are down", "va1")):
         with Act(name, client) as act:
@@ -136,6 +146,8 @@ def rails_fail(client: mooncache.Client, blocks: dict[str, bytes]) -> None:
             strike.join()
         with Act(f"{name}, afterwards", client) as act:
             act.read(blocks)
+        left = {"va0": {"rxb1:1"}, "va1": set()}[rail]
+        print(json.dumps({"act": f"{name}, in the map", "rails": rails_in_map(client, left)}), flush=True)
     for rail in ("va0", "va1"):
         link(rail, "up")
     until_s = time.monotonic() + 40
@@ -161,7 +173,11 @@ def main() -> None:
     begin_s = time.monotonic()
     pids = start()
     client = connect()
-    print(json.dumps({"act": "start", "took_s": round(time.monotonic() - begin_s, 2)}), flush=True)
+    started = {
+        "took_s": round(time.monotonic() - begin_s, 2),
+        "rails": rails_in_map(client, {"rxb0:1", "rxb1:1"}),
+    }
+    print(json.dumps({"act": "start", **started}), flush=True)
     blocks = {f"block-{i}": os.urandom(BLOCK_BYTES) for i in range(BLOCKS)}
     copies = {f"copied-{i}": os.urandom(BLOCK_BYTES) for i in range(8)}
     with Act("put", client) as act:
