@@ -22,7 +22,7 @@ from mooncache.cli.output import (
     report_error,
 )
 from mooncache.cli.workload import need_packages, progress
-from mooncache.errors import InvalidArgument, ScenarioUnknown
+from mooncache.errors import InvalidArgument, ScenarioUnknown, TraceInvalid, TraceTooLarge
 
 if TYPE_CHECKING:
     from mooncache.reproduce.lab import Progress
@@ -80,14 +80,18 @@ def reproduce(
     for name in ("conversation", "toolagent", "synthetic"):
         if sources.path(name) is None and not json:
             error_console.print(f"[dim]no {name} trace: a generated stand-in is used (rows with a star)[/]")
-    with _progress(quiet=json) as tell, Lab(sources, jobs or os.cpu_count() or 1, tell) as lab:
-        sheets = []
-        for number, scenario in enumerate(chosen, start=1):
-            tell(f"{scenario.name} ({number} of {len(chosen)})", 0, 0)
-            sheet = registry.run_one(lab, scenario)
-            sheets.append(sheet)
-            if not json:
-                sheet.print(console)
+    try:
+        with _progress(quiet=json) as tell, Lab(sources, jobs or os.cpu_count() or 1, tell) as lab:
+            sheets = []
+            for number, scenario in enumerate(chosen, start=1):
+                tell(f"{scenario.name} ({number} of {len(chosen)})", 0, 0)
+                sheet = registry.run_one(lab, scenario)
+                sheets.append(sheet)
+                if not json:
+                    sheet.print(console)
+    except (TraceInvalid, TraceTooLarge) as error:
+        report_error(error, as_json=json)
+        return EXIT_USAGE
     told = registry.report(lab, sheets)
     if markdown is not None:
         markdown.write_text(registry.page(told, sheets), encoding="utf-8")

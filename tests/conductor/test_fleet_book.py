@@ -241,9 +241,11 @@ def test_shares_of_tenants_fade() -> None:
     shares.use("b", 1000.0, 0.0)
     assert shares.share("a", 0.0) == pytest.approx(1.8)
     assert shares.share("b", 0.0) == 1.0
-    shares.use("b", 9000.0, 300.0)
-    assert shares.share("a", 300.0) == 1.0
-    assert shares.share("b", 300.0) > 1.5
+    shares.use("b", 9000.0, 120.0)
+    assert shares.share("a", 120.0) == 1.0
+    assert shares.share("b", 120.0) > 1.5
+    shares.use("b", 9000.0, 360.0)
+    assert shares.share("b", 360.0) == 1.0, "who left minutes ago takes part in the mean"
 
 
 # --- roles and replicas -------------------------------------------------------------------------------------------
