@@ -239,6 +239,7 @@ class Scheduler:
             keep_decode=model.book.row(kept),
             priority=ask.priority,
             tenant_share=self.shares.share(ask.tenant, now_s),
+            comes_later=model.lateness.value,
             number=self._number,
             affinity=affinity(ask.keys),
         )
@@ -348,6 +349,8 @@ class Scheduler:
                 content_keys=ask.content_keys,
                 group=request.group,
                 lengths_class=ask.lengths_class,
+                waiting_s=choice.waiting_s,
+                promised_ttft_s=request.ttft_slo_s,
             )
         )
         if choice.prefix_tokens < request.cacheable_tokens:
