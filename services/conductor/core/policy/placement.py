@@ -12,12 +12,13 @@ ended, which corrects itself where the curves of what generates later (`Fleet.de
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mooncache.conductor.core.policy.common import QUIET
-from mooncache.conductor.core.policy.fleet import Fleet
+from mooncache.conductor.core.policy.fleet import Even, Fleet
 from mooncache.conductor.core.policy.types import Floats, Request
 
 LATE_S = 1e6  # behind everybody who keeps the promise
@@ -34,6 +35,10 @@ class Placements(NamedTuple):
     score_s: Floats
 
 
+# What of a batch (sequences, KV tokens: columns or numbers) a limit is about.
+Need = Callable[[Any, Any, Fleet], Any]
+
+
 @QUIET
 def price(
     request: Request, fleet: Fleet, at_s: float, handover_s: Floats | float, *, holds: bool = False
@@ -45,7 +50,7 @@ def price(
     sequences, kv_tokens = fleet.decode_at(at_s)
     wait_s, share = _waits(request, fleet, at_s, holds=holds)
     if wait_s is None:
-        wait_s = np.zeros(len(fleet))
+        wait_s = fleet.standing.nothing
     else:
         # Who waits comes into a full batch.
         waits = wait_s > 0
@@ -53,11 +58,9 @@ def price(
         kv_tokens = np.where(waits, fleet.kv_tokens * share, kv_tokens)
     tbt_s = fleet.tbt_s(sequences + request.sequences, kv_tokens + request.kv_tokens)
     if holds:
-        alone_s = fleet.decode_base_s + _work_s(fleet, request.sequences, request.kv_tokens)
+        alone_s = fleet.standing.decode_base_s + _work_s(request.sequences, request.kv_tokens, fleet)
         tbt_s = np.minimum(tbt_s, np.maximum(alone_s, HELD_AT * request.tbt_slo_s))
-    score_s = (
-        wait_s + handover_s + request.output_tokens * tbt_s + np.where(tbt_s > request.tbt_slo_s, LATE_S, 0.0)
-    )
+    score_s = wait_s + handover_s + request.output_tokens * tbt_s + LATE_S * (tbt_s > request.tbt_slo_s)
     return Placements(tbt_s, wait_s, score_s)
 
 
@@ -65,25 +68,24 @@ def _waits(
     request: Request, fleet: Fleet, at_s: float, *, holds: bool
 ) -> tuple[Floats | None, Floats | float]:
     """Return how long a place is waited for, None where nobody waits, and the share of what was sent that fits."""
-    limits: list[tuple[Floats, Floats | float, Floats, Floats]] = [
-        (fleet.sequences, request.sequences, fleet.batch_sequences, fleet.sequences_max),
-        (fleet.kv_tokens, request.kv_tokens, fleet.batch_kv_tokens, fleet.kv_capacity_tokens),
-    ]
+    standing = fleet.standing
+    limits: list[tuple[Need, Even]] = []
+    if standing.limits_sequences:
+        limits.append((_sequences, fleet.sequences_max))
+    if standing.limits_kv:
+        limits.append((_kv_tokens, fleet.kv_capacity_tokens))
     if holds:
-        limits.append(
-            (
-                _work_s(fleet, fleet.sequences, fleet.kv_tokens),
-                _work_s(fleet, request.sequences, request.kv_tokens),
-                _work_s(fleet, fleet.batch_sequences, fleet.batch_kv_tokens),
-                HELD_AT * request.tbt_slo_s - fleet.decode_base_s,
-            )
-        )
-    over: list[tuple[Floats, Floats, Floats]] = []
+        limits.append((_work_s, HELD_AT * request.tbt_slo_s - standing.decode_base_s))
+    over: list[tuple[Floats, Need, Even]] = []
     share: Floats | float = 1.0
-    for sent, own, batch, limit in limits:
-        full = (limit > 0) & (sent > 0) & (sent + own > limit)
+    for need, limit in limits:
+        sent = need(fleet.sequences, fleet.kv_tokens, fleet)
+        own = need(request.sequences, request.kv_tokens, fleet)
+        full = (sent + own > limit) & (limit > 0)
         if full.any():
-            over.append((np.where(full, np.minimum(sent + own - limit, sent), 0.0), batch, limit))
+            full &= sent > 0
+        if full.any():
+            over.append((np.where(full, np.minimum(sent + own - limit, sent), 0.0), need, limit))
             share = np.minimum(np.where(full, limit / (sent + own), 1.0), share)
     if not over:
         return None, 1.0
@@ -91,14 +93,23 @@ def _waits(
     full_step_s = fleet.tbt_s(fleet.sequences * share, fleet.kv_tokens * share)
     stay_s = np.maximum(fleet.stay_s, request.output_tokens * full_step_s)
     wait_s = np.zeros(len(fleet))
-    for excess, batch, limit in over:
+    for excess, need, limit in over:
         # Until then the batch fills: less comes free than of a full one.
+        batch = need(fleet.batch_sequences, fleet.batch_kv_tokens, fleet)
         freed_s = at_s * (1 + np.minimum(batch / limit, 1.0)) / 2
         wait_s = np.maximum(wait_s, np.where(excess > 0, excess / limit * stay_s - freed_s, 0.0))
     return wait_s, share
 
 
-def _work_s(fleet: Fleet, sequences: Floats | float, kv_tokens: Floats | float) -> Floats:
+def _sequences(sequences: Any, kv_tokens: Any, fleet: Fleet) -> Any:
+    return sequences
+
+
+def _kv_tokens(sequences: Any, kv_tokens: Any, fleet: Fleet) -> Any:
+    return kv_tokens
+
+
+def _work_s(sequences: Any, kv_tokens: Any, fleet: Fleet) -> Any:
     """Return what so much adds to a step."""
-    found: Floats = fleet.decode_per_sequence_s * sequences + fleet.decode_per_token_s * kv_tokens
-    return found
+    standing = fleet.standing
+    return standing.decode_per_sequence_s * sequences + standing.decode_per_token_s * kv_tokens
