@@ -188,7 +188,7 @@ def test_worths_are_positive_and_continuous_in_age() -> None:
         (single_turn(requests=1_500), 0.001),
         # Answers much quicker, or more of them, than the prior expects.
         (conversation(requests=2_500, tick_s=0.0, pause_median_s=30.0), 0.002),
-        (conversation(requests=1_500, tick_s=0.0, pause_median_s=10.0), 0.002),
+        (conversation(requests=2_500, tick_s=0.0, pause_median_s=10.0), 0.002),
         # The one known kind where worths lose for some time; longer runs are above LRU again.
         (conversation(requests=2_500, return_first=0.8, return_later=0.8), 0.02),
     ],
