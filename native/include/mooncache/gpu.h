@@ -22,7 +22,7 @@ struct GpuLibraries {
 
 // Device memory: an address of the GPU, never to be read by the processor.
 struct DeviceSlice {
-  uint64_t address = 0;
+  uint64_t address = 0;  // 0: a gap, so many bytes of the packed side are left out (and out of the CRC)
   uint64_t size = 0;
 };
 

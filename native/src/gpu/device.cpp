@@ -262,7 +262,7 @@ class Stager final : public GpuStager {
     auto pieces = cut(slices, blocks, packed, into);
     if (!pieces) return pieces.status();
     uint64_t total = 0;
-    for (const Piece& piece : *pieces) total += piece.size;
+    for (const DeviceSlice& slice : slices) total += slice.size;  // cut() found that it fits into 64 bits
     if (total > bytes_) return {Code::kInvalidArgument, "the slices do not fit into the staging buffer"};
     slot.busy = true;
     slot.sizes.clear();
@@ -277,7 +277,10 @@ class Stager final : public GpuStager {
   Status enqueue_copies(Slot& slot, std::span<const DeviceSlice> slices, bool into) {
     std::byte* at = slot.memory;
     for (const DeviceSlice& slice : slices) {
-      if (slice.size == 0) continue;
+      if (slice.size == 0 || slice.address == 0) {
+        at += slice.size;
+        continue;
+      }
       const CuResult code = into ? d_.copy_in(slice.address, at, slice.size, slot.stream)
                                  : d_.copy_out(at, slice.address, slice.size, slot.stream);
       if (Status s = d_.check(code, into ? "cuMemcpyHtoDAsync" : "cuMemcpyDtoHAsync"); !s) return s;

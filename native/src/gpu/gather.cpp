@@ -92,6 +92,7 @@ Result<std::vector<Piece>> cut(std::span<const DeviceSlice> slices, std::span<co
                                uint64_t packed, bool into) {
   std::vector<Piece> pieces;
   size_t next = 0;
+  uint64_t all = 0;
   for (size_t block = 0; block < blocks.size(); ++block) {
     if (blocks[block] > slices.size() - next)
       return {Code::kInvalidArgument, "the blocks have more slices than there are"};
@@ -99,10 +100,16 @@ Result<std::vector<Piece>> cut(std::span<const DeviceSlice> slices, std::span<co
     next += blocks[block];
     uint64_t behind = 0;
     for (const DeviceSlice& slice : mine) {
-      if (slice.size > UINT64_MAX - behind) return {Code::kInvalidArgument, "the slices are too long"};
+      if (slice.size > UINT64_MAX - all) return {Code::kInvalidArgument, "the slices are too long"};
+      all += slice.size;
       behind += slice.size;
     }
     for (const DeviceSlice& slice : mine) {
+      if (slice.address == 0) {  // a gap
+        behind -= slice.size;
+        packed += slice.size;
+        continue;
+      }
       for (uint64_t at = 0; at < slice.size;) {
         const auto size = static_cast<uint32_t>(std::min<uint64_t>(kPieceBytes, slice.size - at));
         behind -= size;

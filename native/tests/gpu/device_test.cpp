@@ -85,6 +85,14 @@ TEST_F(Gpu, TwoBuffersTakeTurns) {
     EXPECT_EQ(std::memcmp(now.data() + 100'000, other.data(), 200'000), 0);
     EXPECT_EQ(std::memcmp(now.data(), other.data() + 200'000, 100'000), 0);
 
+    const DeviceSlice gap[] = {{0, 1000}, {*memory, 10}};
+    std::memcpy((*stager)->slot(0).data, other.data(), other.size());
+    ASSERT_TRUE((*stager)->start_in(0, gap, std::span(blocks, 1)));
+    ASSERT_TRUE((*stager)->wait(0));
+    ASSERT_EQ(peek(*memory, now.data(), 20), 0);
+    EXPECT_EQ(std::memcmp(now.data(), other.data() + 1000, 10), 0);
+    EXPECT_EQ(std::memcmp(now.data() + 10, other.data() + 200'010, 10), 0);
+
     const DeviceSlice large[] = {{*memory, (1 << 20) + 1}};
     const uint32_t one[] = {1};
     EXPECT_EQ((*stager)->start_out(0, large, one).code, Code::kInvalidArgument);
