@@ -161,6 +161,8 @@ constexpr Target kTargets[] = {
     items<wire::StatResult>,
     items<wire::ListItem>,
     items<wire::SegmentInfo>,
+    items<wire::RdmaAddress>,
+    items<wire::Exposure>,
 };
 
 }  // namespace

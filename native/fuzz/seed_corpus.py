@@ -74,6 +74,8 @@ SEEDS: list[tuple[str, bytes]] = [
     ("stat_results", counted(struct.pack("<HBBIQIIQ", 0, 1, 0, 5, 4096, 1, 2, 30))),
     ("list_items", counted(KEY + struct.pack("<QB3xI", 4096, 1, 2))),
     ("segment_infos", counted(struct.pack("<IIQ", 0, 0, 1 << 20))),
+    ("rdma_addresses", counted(struct.pack("<HHBBBBII", 0, 0, 2, 5, 16, 0, 17, 99) + KEY[:16])),
+    ("exposures", counted(struct.pack("<HHIQ8I", 0, 0, 0, 512, *range(8)))),
 ]
 
 

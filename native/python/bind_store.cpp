@@ -170,6 +170,26 @@ nb::dict stats(const StoreServer& server) {
   return out;
 }
 
+nb::list rails(const StoreServer& server) {
+  nb::list out;
+  for (const RailView& rail : without_gil([&] { return server.rails(); })) {
+    nb::dict item;
+    item["device"] = rail.device;
+    item["port"] = rail.port;
+    item["address"] = rail.address;
+    item["link_layer"] = rail.link_layer;
+    item["mtu_bytes"] = rail.mtu_bytes;
+    item["numa_node"] = rail.numa_node;
+    item["megabits_per_s"] = rail.megabits_per_s;
+    item["up"] = rail.up;
+    item["connections"] = rail.connections;
+    item["grants"] = rail.grants;
+    item["granted_bytes"] = rail.granted_bytes;
+    out.append(item);
+  }
+  return out;
+}
+
 nb::dict latency_histograms(const StoreServer& server) {
   const auto histograms = without_gil([&] { return server.latency_histograms(); });
   nb::list opcodes;
@@ -271,6 +291,7 @@ void bind_store(nb::module_& m) {
       .def("endpoints", &endpoints)
       .def("stats", &stats)
       .def("latency_histograms", &latency_histograms)
+      .def("rails", &rails)
       .def("drain_log", &drain_log, "max_events"_a = 256)
       .def("drain_events", &drain_events, "max_events"_a)
       .def("event_seq", [](StoreServer& server) { return server.store().event_seq(); })

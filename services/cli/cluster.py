@@ -40,6 +40,21 @@ def _node_row(item: Any) -> dict[str, Any]:
         "heartbeat_age_s": item.heartbeat_age_ms / 1000.0,
         "full_report_pending": item.full_report_pending,
         "software_version": node.software_version,
+        "rails": [
+            {
+                "device": f"{rail.device}:{rail.port}",
+                "address": rail.address,
+                "link_layer": rail.link_layer,
+                "numa_node": rail.numa_node if rail.numa_node >= 0 else None,
+                "gbit_per_s": rail.megabits_per_s / 1000.0,
+                "mtu_bytes": rail.mtu_bytes,
+                "up": rail.up,
+                "connections": rail.connections,
+                "grants": rail.grants,
+                "granted_bytes": rail.granted_bytes,
+            }
+            for rail in node.rails
+        ],
     }
 
 
@@ -182,6 +197,24 @@ def _show_pool(document: dict[str, Any]) -> None:
             for node in document["nodes"]
         ],
     )
+    rails = [
+        (
+            node["node_id"],
+            rail["device"],
+            "up" if rail["up"] else "down",
+            f"{rail['link_layer']} {rail['address']}",
+            f"{rail['gbit_per_s']:g} Gbit/s",
+            "" if rail["numa_node"] is None else rail["numa_node"],
+            rail["connections"],
+            human_bytes(rail["granted_bytes"]),
+        )
+        for node in document["nodes"]
+        for rail in node["rails"]
+    ]
+    if rails:
+        print_table(
+            "", ("node", "rail", "state", "address", "speed", "NUMA", "connections", "granted"), rails
+        )
     if not document["nodes"]:
         console.print("no store nodes; start one with `mooncache store-node`", style="yellow")
 

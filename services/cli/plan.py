@@ -162,6 +162,7 @@ def _plan(
     from mooncache.plan.run import Effort, Planner
 
     check_writable(results[0], "--html")
+    _check_folder(results[1])
     question = loading.read(spec_path, overrides)
     finalists, seeds, requests = effort
     if finalists < 0 or seeds < 1 or requests < 100:
@@ -180,6 +181,17 @@ def _plan(
         for path in written:
             console.print(f"wrote {path}", markup=False, soft_wrap=True)
     return EXIT_OK
+
+
+def _check_folder(out: Path | None) -> None:
+    """Make the folder of the results before the work. Raises InvalidArgument."""
+    if out is None:
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgument(f"--out: {out} cannot be made a folder: {error.strerror}.") from None
+    check_writable(out / "mooncache.toml", "--out")
 
 
 def _workload(path: Path | None, form: TraceFormat, workload: Any) -> tuple[Trace, str]:
@@ -209,7 +221,6 @@ def _write(
         if out is not None:
             from mooncache.simulate.description import to_toml
 
-            out.mkdir(parents=True, exist_ok=True)
             cluster = files.cluster(answer, bases, block_tokens)
             for name, text in ((files.CONFIG_NAME, config), (files.CLUSTER_NAME, to_toml(cluster))):
                 (out / name).write_text(text, encoding="utf-8")

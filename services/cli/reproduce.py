@@ -22,10 +22,11 @@ from mooncache.cli.output import (
     report_error,
 )
 from mooncache.cli.workload import need_packages, progress
-from mooncache.errors import InvalidArgument, ScenarioUnknown
+from mooncache.errors import InvalidArgument, ScenarioUnknown, TraceInvalid, TraceTooLarge
 
 if TYPE_CHECKING:
-    from mooncache.reproduce.lab import Progress
+    from mooncache.reproduce.lab import Lab, Progress
+    from mooncache.reproduce.registry import Scenario
 
 
 def reproduce(
@@ -80,21 +81,34 @@ def reproduce(
     for name in ("conversation", "toolagent", "synthetic"):
         if sources.path(name) is None and not json:
             error_console.print(f"[dim]no {name} trace: a generated stand-in is used (rows with a star)[/]")
-    with _progress(quiet=json) as tell, Lab(sources, jobs or os.cpu_count() or 1, tell) as lab:
-        sheets = []
-        for number, scenario in enumerate(chosen, start=1):
-            tell(f"{scenario.name} ({number} of {len(chosen)})", 0, 0)
-            sheet = registry.run_one(lab, scenario)
-            sheets.append(sheet)
-            if not json:
-                sheet.print(console)
+    try:
+        with _progress(quiet=json) as tell, Lab(sources, jobs or os.cpu_count() or 1, tell) as lab:
+            return _measure(lab, chosen, tell, markdown, as_json=json)
+    except (TraceInvalid, TraceTooLarge) as error:
+        report_error(error, as_json=json)
+        return EXIT_USAGE
+
+
+def _measure(
+    lab: Lab, chosen: list[Scenario], tell: Progress, markdown: Path | None, *, as_json: bool
+) -> int:
+    """Run the scenarios, show each as it ends, and return the exit code."""
+    from mooncache.reproduce import registry
+
+    sheets = []
+    for number, scenario in enumerate(chosen, start=1):
+        tell(f"{scenario.name} ({number} of {len(chosen)})", 0, 0)
+        sheet = registry.run_one(lab, scenario)
+        sheets.append(sheet)
+        if not as_json:
+            sheet.print(console)
     told = registry.report(lab, sheets)
     if markdown is not None:
         markdown.write_text(registry.page(told, sheets), encoding="utf-8")
-    if json:
+    if as_json:
         sys.stdout.write(told.to_json() + "\n")
     missed = [row.name for row in told.rows if row.met is False]
-    if missed and not json:
+    if missed and not as_json:
         error_console.print(f"[red]{len(missed)} bars missed[/]: {'; '.join(missed)}", soft_wrap=True)
     return EXIT_MISS if missed else EXIT_OK
 

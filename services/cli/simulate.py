@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +31,8 @@ POLICIES = Group("Policies", sort_key=13)
 RESULTS = Group("Results", sort_key=14)
 
 REQUESTS_MAX = 5_000_000
+SPEED_MAX = 10_000.0
+MEMORY_TOKENS_MAX = 1_000_000_000_000
 
 TracePath = Annotated[Path | None, Parameter(group=WORKLOAD, help="Requests (JSONL, Mooncake's format).")]
 Generate = Annotated[
@@ -187,8 +188,10 @@ def _workload(
 
     if (path is None) == (generated is None):
         raise InvalidArgument("Say which requests: --trace FILE, or --generate N to make up N of them.")
-    if not math.isfinite(speed) or speed <= 0:
-        raise InvalidArgument(f"--speed: {speed:g} has to be a finite number above 0; 2 is twice as fast.")
+    if not 1 / SPEED_MAX <= speed <= SPEED_MAX:
+        raise InvalidArgument(
+            f"--speed: {speed:g} has to be between {1 / SPEED_MAX:g} and {SPEED_MAX:g}; 2 is twice as fast."
+        )
     if path is not None:
         trace = form.read(path)
     else:
@@ -238,6 +241,8 @@ def _cluster(
         if count < 0:
             raise InvalidArgument(f"--{name}: {count} instances; at least 0.")
     tokens = 3_000_000 if memory_tokens is None else memory_tokens
+    if not 0 <= tokens <= MEMORY_TOKENS_MAX:
+        raise InvalidArgument(f"--memory-tokens: {tokens} tokens; 0 to {MEMORY_TOKENS_MAX:,} are possible.")
     switching = RoleSwitching(enabled=roles)
     return paper_cluster(
         wanted["prefill"], wanted["decode"], tokens, roles=switching, block_tokens=block_tokens

@@ -48,6 +48,7 @@ def view_of_node(node: common_pb2.NodeInfo) -> NodeView:
         grpc_target=node.endpoints.grpc_target,
         tls=node.endpoints.tls,
         software_version=node.software_version,
+        rails=tuple(f"{rail.device}:{rail.port}" for rail in node.rails if rail.up),
     )
 
 

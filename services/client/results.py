@@ -147,6 +147,8 @@ class NodeView:
     software_version: str = ""
     named: bool = True
     """False for a static node given by address only: `node_id` is that address, and its real name is not checked."""
+    rails: tuple[str, ...] = ()
+    """RDMA ports that the node answers on and that are up, as device:port; none: its bytes go over TCP."""
 
 
 TIER_NAMES: Sequence[str] = ("hbm", "dram", "ssd", "shared")

@@ -34,6 +34,7 @@ def settings_of(section: ConductorSection) -> Settings:
         rules=Rules(
             admission="ours" if section.admission_enabled else "none",
             inline_tokens_max=section.inline_tokens_max,
+            holds=False,  # engines take in whatever has room
         ),
         suspect_after_s=section.suspect_after_s,
         lease_s=section.lease_s,

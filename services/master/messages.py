@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 
 from mooncache import errors
 from mooncache.auth import tenant_id
-from mooncache.master.core.membership import Endpoints, Node, NodeState, Registration, Segment
+from mooncache.master.core.membership import Endpoints, Node, NodeState, Rail, Registration, Segment
 from mooncache.master.core.task_types import TaskKind, TaskState
 from mooncache.master.core.tasks import Task
 from mooncache.proto.v1 import common_pb2, master_pb2
@@ -15,6 +16,7 @@ from mooncache.rpc import CallContext
 NAME_CHARS_MAX = 255
 REPLICAS_MAX = 64
 SEGMENTS_MAX = 4096
+RAILS_MAX = 64
 
 # A joining node serves already, hence clients see it as active; its weight makes it start slowly.
 NODE_STATES = {
@@ -77,6 +79,26 @@ def registration_of(request: master_pb2.RegisterNodeRequest) -> Registration:
     )
 
 
+def rails_of(rails: Iterable[common_pb2.RdmaRail]) -> tuple[Rail, ...]:
+    """Return a node's RDMA ports, the first RAILS_MAX of them."""
+    return tuple(
+        Rail(
+            device=rail.device[:NAME_CHARS_MAX],
+            port=rail.port,
+            address=rail.address[:NAME_CHARS_MAX],
+            link_layer=rail.link_layer[:NAME_CHARS_MAX],
+            numa_node=rail.numa_node,
+            megabits_per_s=rail.megabits_per_s,
+            mtu_bytes=rail.mtu_bytes,
+            up=rail.up,
+            connections=rail.connections,
+            grants=rail.grants,
+            granted_bytes=rail.granted_bytes,
+        )
+        for rail, _ in zip(rails, range(RAILS_MAX), strict=False)
+    )
+
+
 def node_info(node: Node) -> common_pb2.NodeInfo:
     """Return a node as the cluster map shows it."""
     ends = node.info.endpoints
@@ -97,6 +119,7 @@ def node_info(node: Node) -> common_pb2.NodeInfo:
         free_bytes=node.published_free_bytes,
         weight=node.weight,
         software_version=node.info.software_version,
+        rails=[common_pb2.RdmaRail(**dataclasses.asdict(rail)) for rail in node.rails],
     )
 
 

@@ -23,6 +23,7 @@ SEED: Final = 20250225
 _ROUNDS: Final = 8
 _SPREAD: Final = 1.0  # of the logarithm of lengths: what public traces have
 _TICK_S: Final = 3.0
+_MADE_MAX: Final = 40_000  # requests; a high rate gets a shorter stretch of time
 
 
 def busiest(trace: Trace, requests_max: int) -> Trace:
@@ -88,7 +89,7 @@ def _generated(workload: Workload, first_mean: float, returning: float) -> Trace
     options = GenerateOptions(
         system_prompts=(SystemPrompt(shared),) if shared else (),
         requests=None,
-        duration_s=workload.duration_s,
+        duration_s=min(workload.duration_s, _MADE_MAX / workload.rate_per_s),
         rate_per_s=workload.rate_per_s,
         tick_s=0.0,
         first_tokens=Lengths.lognormal(first_mean, _SPREAD),

@@ -64,6 +64,7 @@ class Batch:
         "busy_s",
         "capacity_tokens",
         "cost",
+        "held_at_s",
         "kv_tokens",
         "reserved_tokens",
         "running",
@@ -91,12 +92,14 @@ class Batch:
         self._gaps_end = 0
         self.busy_s = 0.0
         self.tokens = 0
+        self.held_at_s = math.inf  # newcomers are held while a step would be longer
 
     def fits(self, sequence: Sequence) -> bool:
         """There is room now."""
         return (
             self.reserved_tokens + sequence.reserved_tokens <= self.capacity_tokens
             and len(self.running) < self.sequences_max
+            and (not self.running or self.tbt_with(sequence) <= self.held_at_s)
         )
 
     def never_fits(self, sequence: Sequence) -> bool:
@@ -105,12 +108,12 @@ class Batch:
 
     def tbt_with(self, sequence: Sequence) -> float:
         """Return the length of a step once the sequence has joined."""
-        cost = self.cost
-        return (
-            cost.base_s
-            + cost.per_sequence_s * (len(self.running) + 1)
-            + cost.per_token_s * (self.kv_tokens + sequence.kv_tokens)
-        )
+        return self.cost.tbt_s(len(self.running) + 1, self.kv_tokens + sequence.kv_tokens)
+
+    def tbt_after_all(self, sequence: Sequence) -> float:
+        """Return the length of a step once the sequence, and all that wait for a place, have joined."""
+        kv_tokens = self.kv_tokens + sum(other.kv_tokens for other in self.waiting)
+        return self.cost.tbt_s(len(self.running) + len(self.waiting) + 1, kv_tokens + sequence.kv_tokens)
 
     def tbt_now(self) -> float:
         """Return the length of a step of the batch as it is; 0 when nothing runs."""

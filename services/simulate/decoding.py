@@ -52,8 +52,27 @@ class Decoding:
         if node.batch.never_fits(sequence):
             self._over(life, FAILED, "too_large")
             return
-        node.batch.waiting.append(sequence)
+        if self._refused(sequence, node):
+            return
+        self._queue(sequence, node)
         self.wake(node)
+
+    @staticmethod
+    def _queue(sequence: Sequence, node: Node) -> None:
+        """Places are given in the order of the decisions: an engine knows of a request before its KV is there."""
+        waiting, order = node.batch.waiting, sequence.owner.order
+        at = len(waiting)
+        while at and waiting[at - 1].owner.order > order:
+            at -= 1
+        waiting.insert(at, sequence)
+
+    def _refused(self, sequence: Sequence, node: Node) -> bool:
+        """The double check: when all its KV is there, a request is judged once more, with all that came before it."""
+        batch = node.batch
+        if not self.scheduler.double_check or batch.tbt_after_all(sequence) <= self.world.tbt_slo_s:
+            return False
+        self._over(sequence.owner, REJECTED_AFTER_PREFILL, "tbt")
+        return True
 
     # --- the batch
 
@@ -106,9 +125,6 @@ class Decoding:
 
     def _join(self, sequence: Sequence, node: Node) -> None:
         life: Life = sequence.owner
-        if self.scheduler.double_check and node.batch.tbt_with(sequence) > self.world.tbt_slo_s:
-            self._over(life, REJECTED_AFTER_PREFILL, "tbt")
-            return
         now_s = self.world.now_s
         node.batch.join(sequence, life.order, now_s)
         life.state = DECODING
@@ -213,7 +229,9 @@ class Decoding:
         sequence = life.sequence = Sequence(life, life.input_tokens, life.steps)
         if node.batch.never_fits(sequence):
             self._over(life, FAILED, "too_large")
+        elif self._refused(sequence, node):
+            return
         elif node.batch.fits(sequence):
             self._join(sequence, node)
         else:
-            node.batch.waiting.append(sequence)
+            self._queue(sequence, node)

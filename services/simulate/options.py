@@ -24,7 +24,7 @@ class SimOptions:
     ttft_slo_s, tbt_slo_s: None takes the cluster's. noise: relative standard deviation of actual prefill times
     around the model. output_tokens: how the conductor expects answers: "learned" while it runs, "mean" of the
     trace, or "oracle" (each request's own, which no real conductor knows). double_check: the decode instance
-    checks its own TBT when a request joins; None does so when the rules refuse at all. retries_max: times that a
+    checks its own TBT when a request's KV has come; None does so in the paper's modes. retries_max: times that a
     request goes elsewhere when its instance fails. sample_s: time between samples of the series (longer in a
     trace that would have more than 50,000 of them). watched: block
     ids whose copies are counted; None watches the blocks of hit rank 1, 10, 100, 1,000 and 10,000.

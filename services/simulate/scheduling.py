@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mooncache.conductor.core.fairness import FairShares
-from mooncache.conductor.core.fleet_book import Assignment
+from mooncache.conductor.core.fleet_book import STAY_PRIOR_S, Assignment
+from mooncache.conductor.core.lateness import Lateness
+from mooncache.conductor.core.learning import FadingMean
 from mooncache.conductor.core.output_lengths import OutputLengths
-from mooncache.conductor.core.policy import find
+from mooncache.conductor.core.policy import find, overload
 from mooncache.conductor.core.policy.types import Awaited, Choice, Floats, Ints, Request, Source
 from mooncache.errors import SimulationInvalid
 from mooncache.simulate.index import FEW, rows_of
@@ -40,7 +42,7 @@ class Scheduler:
             self.policy = find(options.policy)
         except ValueError as error:
             raise SimulationInvalid(f"policy: {error}") from None
-        self._rules = options.rules
+        self._rules = world.rules
         self._first = 1 if world.cluster.first_token == "prefill" else 0  # noqa: S105
         self._oracle = options.output_tokens == "oracle"
         self._learns = options.output_tokens == "learned"
@@ -50,8 +52,10 @@ class Scheduler:
         self._mean = float(world.trace.output_tokens.mean()) if len(world.trace) else _LENGTH_PRIOR_TOKENS
         self._expected: dict[str, tuple[int, float]] = {}  # tenant -> (answers seen, expectation)
         self._shares = FairShares() if world.trace.tenant is not None else None
+        self._stay = FadingMean(STAY_PRIOR_S)
+        self._lateness = Lateness()
         self.double_check = (
-            options.rules.admission not in ("none", "ours")
+            options.rules.admission in overload.PAPERS
             if options.double_check is None
             else options.double_check
         )
@@ -69,9 +73,12 @@ class Scheduler:
         return expected
 
     def answered(self, life: Life, tokens: int) -> None:
-        """Learn from an answer that ended."""
+        """Learn from an answer that ended: its length, and how long it stayed."""
+        world = self.world
         if self._learns:
             self._lengths.observe(self._tenant(life), float(tokens))
+        if life.sequence is not None and self._stay.observe(world.now_s - life.sequence.joined_s):
+            world.book.stays(self._stay.value)
 
     def _tenant(self, life: Life) -> str:
         tenants = self.world.trace.tenant
@@ -97,6 +104,7 @@ class Scheduler:
             exclude=exclude,
             priority=0 if trace.priority is None else int(trace.priority[life.index]),
             tenant_share=1.0 if self._shares is None else self._shares.share(tenant, world.now_s),
+            comes_later=self._lateness.value,
             number=life.decision,
             affinity=tuple(life.blocks[at - 1] for at in _AFFINITY_DEPTHS if at <= len(life.blocks)),
         )
@@ -115,7 +123,7 @@ class Scheduler:
     def _survival(self, choice: Choice, tenant: str) -> Callable[[Floats], Floats] | None:
         """Return the share of answers longer than so many tokens; the paper's prediction lets all last equally."""
         if self._rules.admission == "predicted":
-            steps = self._rules.decode_stay_s / max(choice.tbt_s, 1e-4)
+            steps = self._stay.value / max(choice.tbt_s, 1e-4)
             return lambda tokens: (tokens < steps).astype(np.float64)
         if self.world.looks_ahead and self._learns and self._lengths.count:
             return self._lengths.survival(tenant)
@@ -174,7 +182,11 @@ class Scheduler:
         self.world.book.computed(life.index, self.world.now_s)
 
     def joined(self, life: Life) -> None:
-        """It generates."""
+        """It generates; how late that is teaches what waiting comes to."""
+        world, choice = self.world, life.choice
+        assert choice is not None, "only decided requests generate"
+        late_s = world.now_s - life.planned_from_s - choice.ttft_s
+        self._lateness.observe(choice.ttft_s, choice.wait_s, late_s, world.ttft_slo_s)
         self.world.book.first_token(life.index, self.world.now_s)
 
     def ended(self, life: Life) -> None:

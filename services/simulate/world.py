@@ -9,12 +9,15 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mooncache.conductor.core.fleet_book import FleetBook, Shape
+from mooncache.conductor.core.policy import overload
+from mooncache.conductor.core.policy.placement import HELD_AT
 from mooncache.conductor.core.policy.types import TransferCost
 from mooncache.simulate.cluster import ROLES, ClusterSpec, InstanceGroup
 from mooncache.simulate.index import BlockIndex
@@ -33,6 +36,9 @@ class World:
 
     def __init__(self, trace: Trace, cluster: ClusterSpec, options: SimOptions) -> None:
         self.trace, self.cluster, self.options = trace, cluster, options
+        # Where the first token comes before the hand-over, waiting for a place is a gap between tokens: nobody is held.
+        holds = options.rules.holds and cluster.first_token == "decode"  # noqa: S105
+        self.rules = replace(options.rules, holds=holds)
         self.now_s = 0.0
         self.queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.pushed = 0
@@ -69,6 +75,8 @@ class World:
         kv = profile.kv_bytes_per_token
         node = Node(len(self.nodes), name, group, profile, pipeline, self.network)
         capacity = node.batch.capacity_tokens
+        if overload.holds(self.rules):
+            node.batch.held_at_s = HELD_AT * self.tbt_slo_s
         early = self.cluster.first_token == "prefill"  # noqa: S105  (the hand-over is then behind the first token)
         row = self.book.add(
             name,

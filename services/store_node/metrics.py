@@ -113,6 +113,7 @@ class NodeCollector(Collector):
         stats = self._core.stats()
         yield from families(stats)
         yield from latency_families(self._core.latency_histograms())
+        yield from rail_families(self._core.rails())
         yield from self._service()
 
     def _service(self) -> Iterator[Metric]:
@@ -151,6 +152,27 @@ def families(stats: dict[str, int]) -> Iterator[Metric]:
             yield GaugeMetricFamily(f"{_PREFIX}{native}", text, value=number)
         else:
             yield CounterMetricFamily(f"{_PREFIX}{native.removesuffix('_total')}", text, value=number)
+
+
+def rail_families(rails: list[dict[str, Any]]) -> Iterator[Metric]:
+    """RDMA ports: health, connections and what was opened to clients on each."""
+    up = GaugeMetricFamily(f"{_PREFIX}rail_up", "1 while the RDMA port is active.", labels=["rail"])
+    users = GaugeMetricFamily(
+        f"{_PREFIX}rail_connections", "Connections with a queue pair on the RDMA port.", labels=["rail"]
+    )
+    grants = CounterMetricFamily(
+        f"{_PREFIX}rail_grants", "Extents opened to clients on the RDMA port.", labels=["rail"]
+    )
+    granted = CounterMetricFamily(
+        f"{_PREFIX}rail_granted_bytes", "Sizes of the extents opened on the RDMA port.", labels=["rail"]
+    )
+    for rail in rails:
+        name = [f"{rail['device']}:{rail['port']}"]
+        up.add_metric(name, float(rail["up"]))
+        users.add_metric(name, rail["connections"])
+        grants.add_metric(name, rail["grants"])
+        granted.add_metric(name, rail["granted_bytes"])
+    yield from (up, users, grants, granted)
 
 
 def latency_families(histograms: dict[str, Any]) -> Iterator[Metric]:

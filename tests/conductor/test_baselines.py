@@ -123,13 +123,14 @@ def test_modes_of_admission_look_at_what_they_say() -> None:
         reason("x", *soon)
 
 
-def test_the_double_check_is_the_batch_as_it_is() -> None:
-    rules = Rules(admission="baseline")
-    asked = request((D,), 4096, tbt_slo_s=0.1)
-    assert overload.accepted_at_decode(asked, fleet(D), rules, 0)
-    crowd = fleet(D.but(sequences=200.0))
-    assert not overload.accepted_at_decode(asked, crowd, rules, 0)
-    assert overload.accepted_at_decode(asked, crowd, Rules(admission="none"), 0)
+def test_the_newcomer_counts_in_the_load_that_it_is_judged_by() -> None:
+    """A cluster that the double check keeps full to the brim is full at arrival too."""
+    cost = D.decode
+    brim = int((0.1 - cost.base_s) / cost.per_sequence_s) if cost.per_sequence_s else 100
+    rows = (Row("p"), D.but(sequences=float(brim), stay_s=1e9))
+    seen = fleet(*rows)
+    asked = request(rows, 4096, tbt_slo_s=float(seen.tbt_s(seen.sequences, seen.kv_tokens)[1]))
+    assert overload.decode_load(seen, seen.batch_sequences, seen.batch_kv_tokens, asked) > 1
 
 
 def test_who_uses_more_than_a_share_is_refused_first() -> None:

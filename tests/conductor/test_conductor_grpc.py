@@ -167,7 +167,7 @@ def test_one_request_id_for_many_requests(tmp_path: Path) -> None:
 
     async def scenario(c: Conductor) -> None:
         await c.register(*pair())
-        plans = [await c.schedule("same", chain(f"k{i}", 100), tenant=f"t{i % 2}") for i in range(40)]
+        plans = [await c.schedule("same", chain(f"k{i}", 60), tenant=f"t{i % 2}") for i in range(40)]
         assert len(c.service.state.core.work) == 40
         other = await c.schedule("same", chain("x", 100), tenant="t2", attempt=2)
         assert len(c.service.state.core.work) == 41, "another tenant's attempt ends nothing"

@@ -169,7 +169,9 @@ def test_a_running_conductor_tells_the_worker_its_new_role(tmp_path: Path) -> No
                 await rebalance_roles.run_once(c.service.state)
             told = {name: (await c.report(name)).role for name in names}
             text = c.service.metrics.render().decode()
-            assert ('role_switches_total{role="prefill"}' in text) is enabled
+            assert ('role_switches_total{role="prefill"} 0.0' in text) is not enabled
+            status = await c.call("GetConductorStatus", pb.GetConductorStatusRequest())
+            assert bool(status.role_switches["prefill"]) is enabled
             return told
 
     told = asyncio.run(scenario(enabled=True))

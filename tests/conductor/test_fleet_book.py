@@ -13,9 +13,10 @@ from mooncache.conductor.core.decode_ahead import BUCKETS, Curve, DecodeAhead
 from mooncache.conductor.core.fairness import FairShares
 from mooncache.conductor.core.fleet_book import Assignment, FleetBook, Shape
 from mooncache.conductor.core.output_lengths import OutputLengths
+from mooncache.conductor.core.policy import roles
 from mooncache.conductor.core.policy.fleet import DECODE, PREFILL, Standing
 from mooncache.conductor.core.policy.replication import Demand, copies_wanted, plan_replicas
-from mooncache.conductor.core.policy.roles import RolePlanner
+from mooncache.conductor.core.policy.roles import NO_SIDE, Needs, RolePlanner
 from mooncache.conductor.core.policy.types import NOBODY, Choice, PrefillCost, Request, TransferCost
 from tests.conductor.fleets import Row, fleet
 
@@ -241,9 +242,11 @@ def test_shares_of_tenants_fade() -> None:
     shares.use("b", 1000.0, 0.0)
     assert shares.share("a", 0.0) == pytest.approx(1.8)
     assert shares.share("b", 0.0) == 1.0
-    shares.use("b", 9000.0, 300.0)
-    assert shares.share("a", 300.0) == 1.0
-    assert shares.share("b", 300.0) > 1.5
+    shares.use("b", 9000.0, 120.0)
+    assert shares.share("a", 120.0) == 1.0
+    assert shares.share("b", 120.0) > 1.5
+    shares.use("b", 9000.0, 360.0)
+    assert shares.share("b", 360.0) == 1.0, "who left minutes ago takes part in the mean"
 
 
 # --- roles and replicas -------------------------------------------------------------------------------------------
@@ -270,6 +273,21 @@ def test_roles_follow_a_lasting_load_and_do_not_go_to_and_fro() -> None:
     assert DECODE not in roles_after(planner, crowd, 4.5, 45.0, 3), "not at once the other way"
     busy = tuple(row.but(queue_s=60.0) for row in crowd)
     assert roles_after(RolePlanner(), busy, 9.0, 0.0, 9) == [], "nobody has anything to give"
+
+
+def test_when_both_sides_lack_the_slower_one_gets_more() -> None:
+    prefill = tuple(Row(f"p{i}", queue_s=60.0) for i in range(6))
+    full = tuple(Row(f"d{i}", role="decode", sequences=340.0) for i in range(2))
+    planner = RolePlanner()
+    assert roles_after(planner, (*prefill, *full), 5.0, 0.0, 4) == [], "not in the first minute"
+    assert roles_after(planner, (*prefill, *full), 5.0, 60.0, 3)[:1] == [DECODE]
+    counts = {PREFILL: 8, DECODE: 8}
+    assert roles.split(Needs(20.0, 12.0, 12.0, 4.0), counts) == (PREFILL, 1)
+    assert roles.split(Needs(20.0, 20.0, 8.0, 8.0), counts) == (NO_SIDE, 0), "nothing is gained"
+    assert roles.split(Needs(20.0, 20.0), counts) == (NO_SIDE, 0), "not known yet"
+    assert roles.split(Needs(4.0, 12.0, 12.0, 4.0), counts) == (DECODE, 3), (
+        "who has more than is needed gives first"
+    )
 
 
 def test_hot_prefixes_get_copies_and_lose_them() -> None:

@@ -20,7 +20,9 @@ from mooncache.conductor.core.policy.fleet import DECODE, PREFILL
 from mooncache.conductor.core.policy.types import Choice, Request, TransferCost
 from mooncache.conductor.core.registry import READY, Instance, InstanceInfo, Load
 from mooncache.conductor.core.scheduler import Scheduler
+from mooncache.conductor.shell.instruments import Instruments
 from mooncache.conductor.state import native_index
+from mooncache.metrics import Metrics
 from tests.conductor.fleets import Row, choose
 from tests.conductor.support import BLOCK, chain
 
@@ -100,9 +102,7 @@ def test_all_orders_of_a_plan_that_could_not_be_given_are_planned_again(
         pool=SimpleNamespace(connected=True, node_count=8),
         hot=hot,
         clock=clock,
-        instruments=SimpleNamespace(
-            copy_orders=SimpleNamespace(labels=lambda name: SimpleNamespace(inc=lambda: None))
-        ),
+        instruments=Instruments(Metrics("conductor")),
     )
     asyncio.run(replicate_prefixes.run_once(state))
     assert len(asked) == 1, "a master that does not answer is not asked again and again"

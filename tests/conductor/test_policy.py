@@ -351,7 +351,42 @@ def test_a_full_decode_instance_makes_wait() -> None:
     assert placement.price(request(rows, 100), fleet(*rows), 0.0, 0.0).wait_s[0] == pytest.approx(2.0)
     rows = (Row(role="decode", sequences=4, kv_tokens=1000, kv_capacity_tokens=1100, stay_s=10.0),)
     waits = placement.price(request(rows, 100, output_tokens=100), fleet(*rows), 0.0, 0.0).wait_s
-    assert waits[0] == pytest.approx(1.0)
+    assert waits[0] == pytest.approx(10.0 * 100 / 1100), "what is too much has to end first"
+    later = placement.price(request(rows, 100, output_tokens=100), fleet(*rows), 5.0, 0.0).wait_s
+    assert later[0] == 0.0, "it has ended when the prompt is computed"
+
+
+def test_all_that_was_sent_comes_before_a_newcomer_whether_it_generates_or_not() -> None:
+    sent = tuple(
+        Row("d", role="decode", sequences=count, sequences_max=10, stay_s=20.0) for count in (9, 15, 30)
+    )
+    waits = [placement.price(request((row,), 100), fleet(row), 0.0, 0.0).wait_s[0] for row in sent]
+    assert waits == pytest.approx([0.0, 12.0, 42.0])
+
+
+@given(st.integers(1, 400), st.floats(0.0, 60.0), st.floats(0.03, 1.0))
+def test_held_newcomers_come_into_a_batch_that_keeps_the_promise(
+    sequences: int, at_s: float, promised_s: float
+) -> None:
+    row = Row("d", role="decode", sequences=sequences, kv_tokens=1000.0 * sequences, stay_s=20.0)
+    asked = request((row,), 1000, tbt_slo_s=promised_s)
+    priced = placement.price(asked, fleet(row), at_s, 0.0, holds=True)
+    free = placement.price(asked, fleet(row), at_s, 0.0)
+    assert priced.tbt_s[0] <= promised_s
+    assert free.wait_s[0] == 0.0, "without a promise that is kept there is always room"
+    assert priced.wait_s[0] >= 0.0
+    work_s = row.decode.tbt_s(sequences + 1, row.kv_tokens + asked.kv_tokens)
+    assert (priced.wait_s[0] > 0) <= (work_s > placement.HELD_AT * promised_s)
+
+
+def test_waiting_that_may_take_longer_is_counted_against_the_promise() -> None:
+    rows = (Row("p", queue_s=24.0), Row("d", role="decode"))
+    assert choose(rows, 2048, rules=RULES, ttft_slo_s=30.0).admitted
+    late = choose(rows, 2048, rules=RULES, ttft_slo_s=30.0, comes_later=0.5)
+    assert late.reason == "ttft"
+    idle = (Row("p"), Row("d", role="decode"))
+    strict = choose(idle, 2048, rules=RULES, ttft_slo_s=1.0, comes_later=0.9, ttft_strict=True)
+    assert strict.admitted == (strict.ttft_s <= 1.0), "nothing is waited for"
 
 
 def test_long_prompts_are_computed_together_and_short_ones_alone() -> None:

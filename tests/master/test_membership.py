@@ -15,6 +15,7 @@ from mooncache.master.core.membership import (
     Membership,
     MembershipRules,
     NodeState,
+    Rail,
     Registration,
     Segment,
     Usage,
@@ -53,6 +54,19 @@ def test_a_node_joins_becomes_active_suspect_dead_and_is_forgotten() -> None:
         membership.heartbeat("a", 1, Usage(GIB), 15.0)
     assert [t.after for t in membership.expire(104.0)] == [None]
     assert not membership.nodes
+
+
+def test_a_rail_that_changes_its_state_makes_a_new_map_and_one_that_counts_does_not() -> None:
+    membership = make()
+    node, _ = membership.register(info(), 0.0)
+    membership.note_rails(node, (Rail("mlx5_0", 1),))
+    epoch = membership.epoch
+    membership.note_rails(node, (Rail("mlx5_0", 1, connections=3, granted_bytes=9),))
+    assert membership.epoch == epoch and node.rails[0].granted_bytes == 9
+    membership.note_rails(node, (Rail("mlx5_0", 1, up=False),))
+    assert membership.epoch == epoch + 1
+    membership.note_rails(node, ())
+    assert membership.epoch == epoch + 2
 
 
 def test_every_visible_change_grows_the_epoch_and_repeats_do_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -65,17 +66,5 @@ def run(trace: Trace, spec: ClusterSpec, policy: str = "algorithm1", **options: 
 
 def columns(result: Result) -> dict[str, Any]:
     """Everything of a result that has to be equal in equal runs."""
-    names = (
-        "outcome",
-        "reason",
-        "branch",
-        "ttft_s",
-        "tbt_s",
-        "tbt_mean_s",
-        "queue_s",
-        "prefill_s",
-        "fetch_s",
-        "end_s",
-    )
-    names += ("cached_tokens", "fetched_tokens", "prefill_row", "decode_row", "attempts")
-    return {name: getattr(result, name) for name in names}
+    values = {field.name: getattr(result, field.name) for field in fields(result)}
+    return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}

@@ -371,3 +371,23 @@ def test_an_empty_trace() -> None:
     assert len(result) == 0
     assert result.attainment() == 0.0
     assert result.count(FAILED) == 0
+
+
+def test_a_full_batch_holds_newcomers_back_and_keeps_the_promise() -> None:
+    trace = conversations(150, 30.0, seed=4)
+    few = cluster(prefill=6, decode=1, first_token="decode")
+    held = run(trace, few, "mooncache", rules=Rules(admission="ours"), tbt_slo_s=0.0275)
+    free = run(trace, few, "mooncache", rules=Rules(admission="ours", holds=False), tbt_slo_s=0.0275)
+    served = held.outcome == DONE
+    assert held.count(REJECTED_AFTER_PREFILL) == 0, "no prompt is computed in vain"
+    assert np.nanmean(held.tbt_s[served] <= 0.0275) > 0.95
+    assert held.attainment() >= free.attainment()
+
+
+def test_places_are_given_in_the_order_of_decisions() -> None:
+    """A long prompt's KV comes after that of a short one, which was decided later: the long one is before it."""
+    first = (0.0, 4096, 400, list(range(8)))
+    rows = [first, (0.1, 65_536, 10, list(range(1000, 1128))), (0.2, 4096, 10, list(range(2000, 2008)))]
+    result = run(trace_of(rows), cluster(prefill=3, group_sequences_max=1), "mooncache", sample_s=1.0)
+    assert (result.outcome == DONE).all()
+    assert result.end_s[1] < result.end_s[2]

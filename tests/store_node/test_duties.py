@@ -85,6 +85,9 @@ class FakeCore:
     def tenants(self) -> dict[int, str]:
         return {7: "default"}
 
+    def rails(self) -> list[dict[str, Any]]:
+        return [{"device": "mlx5_0", "port": 1, "up": True, "granted_bytes": 9}]
+
     def event_seq(self) -> int:
         return self.seq
 

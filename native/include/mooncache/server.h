@@ -67,6 +67,21 @@ struct Endpoints {
   bool tls = false;
 };
 
+// One RDMA port that the server answers on, at one moment.
+struct RailView {
+  std::string device;
+  uint32_t port = 1;
+  std::string address;     // its GID as people write it
+  std::string link_layer;  // "InfiniBand" or "RoCE v2"
+  uint32_t mtu_bytes = 0;
+  int numa_node = -1;  // -1 = not known
+  uint64_t megabits_per_s = 0;
+  bool up = false;
+  uint64_t connections = 0;    // that have a queue pair on it now
+  uint64_t grants = 0;         // extents opened on it so far
+  uint64_t granted_bytes = 0;  // their sizes; what of it was moved only the peers know
+};
+
 struct ServerLogEvent {
   uint8_t level = 20;  // 10 debug, 20 info, 30 warning, 40 error
   std::string event;   // stable code
@@ -102,6 +117,8 @@ class StoreServer {
   // All counters of the server (prefix-free names) and of the store ("store_" before its names).
   std::vector<std::pair<std::string, uint64_t>> stats() const;
   LatencyHistograms latency_histograms() const;
+  // Empty without RDMA; the log says why.
+  std::vector<RailView> rails() const;
   std::vector<ServerLogEvent> drain_log(size_t max_events);
   // Tenants that have authenticated since the start.
   std::map<TenantId, std::string> tenants() const;

@@ -277,6 +277,20 @@ NamedValues Client::stats() const {
   uint64_t open = 0;
   for (const auto& node : map->nodes) open += node->breaker_open(steady_ms()) ? 1 : 0;
   values.emplace_back("breakers_open", open);
+  // Rails that are in use here: "rdma_rail_mlx5_0:1_bytes" and so on.
+  if (RdmaTransport* transport = impl_->rdma->opened(); transport != nullptr && transport->availability()) {
+    for (const auto& rail : transport->shared()->rails) {
+      const rdma::RailInfo& info = rail->rail->info();
+      const std::string name = "rdma_rail_" + info.device + ":" + std::to_string(info.port);
+      values.emplace_back(name + "_bytes", rail->bytes.load(std::memory_order_relaxed));
+      values.emplace_back(name + "_failures", rail->failures.load(std::memory_order_relaxed));
+      values.emplace_back(name + "_up", rail->rail->up() ? 1 : 0);
+    }
+  }
+  for (const auto& node : map->nodes) {
+    if (node->rdma_bytes() > 0)
+      values.emplace_back("rdma_peer_" + node->info().node_id + "_bytes", node->rdma_bytes());
+  }
   values.emplace_back("nodes", map->nodes.size());
   values.emplace_back("map_epoch", map->epoch);
   return values;

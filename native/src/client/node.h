@@ -19,10 +19,15 @@ class RdmaAccess {
  public:
   RdmaAccess(RdmaConfig config, uint64_t staging_bytes)
       : config_(std::move(config)), staging_bytes_(staging_bytes) {}
+  // The transport once somebody asked for it, whether or not it can be used; else null.
+  RdmaTransport* opened() { return opened_.load(std::memory_order_acquire); }
   // Null: switched off, or unavailable on this machine.
   RdmaTransport* get() {
     if (!config_.enabled) return nullptr;
-    std::call_once(once_, [this] { transport_ = std::make_unique<RdmaTransport>(config_, staging_bytes_); });
+    std::call_once(once_, [this] {
+      transport_ = std::make_unique<RdmaTransport>(config_, staging_bytes_);
+      opened_.store(transport_.get(), std::memory_order_release);
+    });
     return transport_->availability() ? transport_.get() : nullptr;
   }
 
@@ -31,6 +36,7 @@ class RdmaAccess {
   const uint64_t staging_bytes_;
   std::once_flag once_;
   std::unique_ptr<RdmaTransport> transport_;
+  std::atomic<RdmaTransport*> opened_{nullptr};
 };
 
 struct Lane {
@@ -52,6 +58,8 @@ class Node {
   // To use on this session now; null when RDMA is impossible, or failed to this node in the last seconds.
   RdmaTransport* rdma_for(const Session& session, uint64_t now_ms);
   void rdma_failed(uint64_t now_ms);
+  void rdma_moved(uint64_t bytes) { rdma_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
+  uint64_t rdma_bytes() const { return rdma_bytes_.load(std::memory_order_relaxed); }
   void one_sided_writes_failed() { one_sided_writes_ = false; }
   bool one_sided_writes() const { return one_sided_writes_; }
 
@@ -94,6 +102,7 @@ class Node {
   uint64_t segments_incarnation_ = 0;
   std::atomic<uint64_t> unix_again_ms_{0};
   std::atomic<uint64_t> rdma_again_ms_{0};
+  std::atomic<uint64_t> rdma_bytes_{0};
   std::atomic<bool> one_sided_writes_{true};
 };
 

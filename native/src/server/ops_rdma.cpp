@@ -21,7 +21,7 @@ void Connection::do_endpoint(Meta meta) {
   if (peers->empty() || peers->size() > wire::kMaxRails) {
     return respond_status({Code::kInvalidArgument, "ENDPOINT names 1 to 8 queue pairs"});
   }
-  if (!rdma_) rdma_ = std::make_unique<RdmaPeer>(loop_.shared().fabric);
+  if (!rdma_) rdma_ = std::make_unique<RdmaPeer>(loop_.shared().fabric, loop_.shared().rail_counters);
   const std::vector<wire::RdmaAddress> answers = rdma_->meet(*peers);
   Writer& writer = begin_response();
   wire::encode_items<wire::RdmaAddress>(writer, answers);

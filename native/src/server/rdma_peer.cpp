@@ -18,6 +18,15 @@ std::vector<wire::RdmaAddress> RdmaPeer::meet(std::span<const wire::RdmaAddress>
   return answers;
 }
 
+RdmaPeer::~RdmaPeer() {
+  for (End& end : ends_) leave(end);
+}
+
+void RdmaPeer::leave(End& end) {
+  if (end.rail) counters_[end.number].connections.fetch_sub(1, std::memory_order_relaxed);
+  end.rail.reset();
+}
+
 Status RdmaPeer::answer(End& end, const wire::RdmaAddress& peer, std::vector<uint32_t>& used) {
   end.endpoint.reset();
   const auto address = wire::from_wire<rdma::EndpointAddress>(peer);
@@ -29,7 +38,10 @@ Status RdmaPeer::answer(End& end, const wire::RdmaAddress& peer, std::vector<uin
     ++used[chosen];
     // keys belong to a domain and die with it; the peer's device is refused then
     end.domain.reset();
+    leave(end);
     end.rail = fabric_->rails()[chosen];
+    end.number = chosen;
+    counters_[chosen].connections.fetch_add(1, std::memory_order_relaxed);
     auto domain = end.rail->make_domain();
     if (!domain) return domain.status();
     end.domain = std::move(*domain);
@@ -53,6 +65,8 @@ wire::Exposure RdmaPeer::expose(uint64_t grant, Slice memory, bool writable) {
     exposure.code = Code::kOk;
     exposure.address = (*exposed)->remote_address();
     exposure.keys[i] = (*exposed)->remote_key();
+    counters_[ends_[i].number].grants.fetch_add(1, std::memory_order_relaxed);
+    counters_[ends_[i].number].granted_bytes.fetch_add(memory.size, std::memory_order_relaxed);
     memories.push_back(std::move(*exposed));
   }
   if (memories.empty()) return exposure;

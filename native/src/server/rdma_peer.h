@@ -12,13 +12,17 @@
 
 #include "mooncache/bytes.h"
 #include "rdma/fabric.h"
+#include "server/shared.h"
 #include "wire/messages.h"
 
 namespace mooncache::server {
 
 class RdmaPeer {
  public:
-  explicit RdmaPeer(std::shared_ptr<rdma::Fabric> fabric) : fabric_(std::move(fabric)) {}
+  // `counters`: one for each rail of the fabric.
+  RdmaPeer(std::shared_ptr<rdma::Fabric> fabric, std::deque<RailCounters>& counters)
+      : fabric_(std::move(fabric)), counters_(counters) {}
+  ~RdmaPeer();
 
   // Answers the peer's endpoints with one of ours each. May be called again when the old ones have failed:
   // what is exposed stays exposed under the same keys.
@@ -35,14 +39,17 @@ class RdmaPeer {
   using Table = std::unordered_map<uint64_t, Memories>;
   struct End {
     std::shared_ptr<rdma::Rail> rail;
+    size_t number = 0;  // of the rail in the fabric
     std::unique_ptr<rdma::Domain> domain;
     std::unique_ptr<rdma::Endpoint> endpoint;
   };
 
+  void leave(End& end);
   Status answer(End& end, const wire::RdmaAddress& peer, std::vector<uint32_t>& used);
   const Table& table(bool writable) const { return writable ? writable_ : readable_; }
 
   const std::shared_ptr<rdma::Fabric> fabric_;
+  std::deque<RailCounters>& counters_;
   std::vector<End> ends_;
   Table readable_, writable_;  // after ends_: the keys go before their domains
 };

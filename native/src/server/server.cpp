@@ -169,6 +169,7 @@ void StoreServer::Impl::open_fabric() {
   auto fabric = rdma::open_fabric(shared.config.rdma);
   if (fabric) {
     shared.fabric = std::move(*fabric);
+    shared.rail_counters.resize(shared.fabric->rails().size());
     for (const auto& rail : shared.fabric->rails()) {
       const rdma::RailInfo& info = rail->info();
       shared.log.push(20, "rdma_rail",
@@ -298,6 +299,31 @@ std::vector<std::pair<std::string, uint64_t>> StoreServer::Impl::stats() const {
     values.emplace_back("store_" + std::string(name), value);
   }
   return values;
+}
+
+std::vector<RailView> StoreServer::rails() const {
+  std::vector<RailView> views;
+  const server::Shared& shared = impl_->shared;
+  if (shared.fabric == nullptr) return views;
+  for (size_t i = 0; i < shared.fabric->rails().size(); ++i) {
+    const rdma::Rail& rail = *shared.fabric->rails()[i];
+    const rdma::RailInfo& info = rail.info();
+    const server::RailCounters& counters = shared.rail_counters[i];
+    RailView view;
+    view.device = info.device;
+    view.port = info.port;
+    view.address = rdma::gid_text(info.gid);
+    view.link_layer = info.layer == rdma::LinkLayer::kInfiniband ? "InfiniBand" : "RoCE v2";
+    view.mtu_bytes = 128u << info.mtu;
+    view.numa_node = info.numa_node;
+    view.megabits_per_s = info.megabits_per_s;
+    view.up = rail.up();
+    view.connections = counters.connections.load(std::memory_order_relaxed);
+    view.grants = counters.grants.load(std::memory_order_relaxed);
+    view.granted_bytes = counters.granted_bytes.load(std::memory_order_relaxed);
+    views.push_back(std::move(view));
+  }
+  return views;
 }
 
 LatencyHistograms StoreServer::latency_histograms() const {

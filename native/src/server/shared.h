@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -38,6 +39,11 @@ class TenantTable {
   std::map<TenantId, std::string> names_;
 };
 
+// What the connections of all loops have on one rail.
+struct RailCounters {
+  std::atomic<uint64_t> connections{0}, grants{0}, granted_bytes{0};
+};
+
 struct Shared {
   explicit Shared(ServerConfig config_in)
       : config(std::move(config_in)), tenants(config.max_tenants), log(config.log_capacity) {}
@@ -46,6 +52,7 @@ struct Shared {
   std::unique_ptr<Store> store;
   std::shared_ptr<rdma::Fabric> fabric;  // null: fabric_reason says why
   std::string fabric_reason;
+  std::deque<RailCounters> rail_counters;  // one for each rail of the fabric
   TenantTable tenants;
   EventRing log;
   std::atomic<uint32_t> connections{0};  // open or lingering

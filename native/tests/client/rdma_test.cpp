@@ -96,6 +96,41 @@ TEST_F(RdmaPool, BlocksGoAndComeOverRdma) {
   EXPECT_EQ(stat_of(*client_, "rdma_fallbacks"), 0u);
 }
 
+TEST_F(RdmaPool, BothSidesCountByRailAndByPeer) {
+  open(2);
+  put(12);
+  EXPECT_EQ(get_all(), 12u);
+  uint64_t by_rail = 0, by_peer = 0, granted = 0, connections = 0;
+  for (const auto& [name, value] : client_->stats()) {
+    if (name.starts_with("rdma_rail_") && name.ends_with("_bytes")) by_rail += value;
+    if (name.starts_with("rdma_peer_") && name.ends_with("_bytes")) by_peer += value;
+    if (name.starts_with("rdma_rail_") && name.ends_with("_up")) EXPECT_EQ(value, 1u) << name;
+  }
+  EXPECT_EQ(by_rail, stat_of(*client_, "rdma_bytes"));
+  EXPECT_EQ(by_peer, stat_of(*client_, "rdma_bytes"));
+  for (const auto& node : nodes_) {
+    const auto rails = node->server->rails();
+    EXPECT_GE(rails.size(), 2u);
+    for (const RailView& rail : rails) {
+      EXPECT_TRUE(rail.up) << rail.device;
+      EXPECT_GE(rail.mtu_bytes, 256u);
+      granted += rail.granted_bytes;
+      connections += rail.connections;
+    }
+  }
+  EXPECT_GE(granted, by_peer);
+  EXPECT_GE(connections, 2u);
+  client_.reset();
+  const auto patience = Deadline::after_ms(10'000);
+  for (const auto& node : nodes_) {
+    for (size_t i = 0; i < node->server->rails().size(); ++i) {
+      while (node->server->rails()[i].connections > 0 && !patience.expired())
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      EXPECT_EQ(node->server->rails()[i].connections, 0u);
+    }
+  }
+}
+
 TEST_F(RdmaPool, SmallBlocksAndRangesGoOverTcp) {
   open(1, 1);
   const auto small = bytes_of(1, 4096);
@@ -130,6 +165,21 @@ TEST_F(RdmaPool, ManyThreads) {
 }
 
 #ifdef MOONCACHE_FAKE_VERBS
+
+TEST_F(RdmaPool, EightRailsShareABatchAndSevenMayFail) {
+  if (rdma_is_real()) GTEST_SKIP();
+  open(8, 1);
+  put(16);
+  size_t used = 0;
+  for (uint32_t device = 0; device < 8; ++device) used += fake().bytes_moved(device) > 0 ? 1 : 0;
+  EXPECT_EQ(used, RdmaConfig{}.rails_max);
+  for (uint32_t device = 1; device < 8; ++device) fake().set_port_active(device, false);
+  const uint64_t before = stat_of(*client_, "rdma_bytes");
+  EXPECT_EQ(get_all(), 16u);
+  EXPECT_GT(stat_of(*client_, "rdma_bytes"), before);
+  for (const RailView& rail : nodes_[0]->server->rails())
+    EXPECT_EQ(rail.up, rail.device == nodes_[0]->server->rails()[0].device);
+}
 
 TEST_F(RdmaPool, WithoutAPathItIsTcp) {
   if (rdma_is_real()) GTEST_SKIP();

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
+from mooncache.cli.output import EXIT_USAGE, check_writable, report_error
 from mooncache.cli.workload import PUBLIC_FORMAT, TraceFormat
-from mooncache.errors import InvalidArgument, MooncacheError
+from mooncache.errors import InvalidArgument, MooncacheError, TraceInvalid, TraceTooLarge
 
 if TYPE_CHECKING:
     from mooncache.bench.replay.client import Endpoint
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from mooncache.bench.rows import Report
     from mooncache.traces import Trace
 
-_EXIT_FAILED = 1
 _MODEL_NAME = "replay"
 _START_TIMEOUT_S = 600.0
 _BYTES_PER_TOKEN_MOST = 32 << 10
@@ -71,7 +71,6 @@ def replay(
     from mooncache.bench.replay.predict import Serving
     from mooncache.bench.replay.run import ReplayOptions
     from mooncache.bench.replay.workload import Shape
-    from mooncache.cli.output import check_writable
 
     console = Console()
     try:
@@ -88,8 +87,8 @@ def replay(
         with console.status("reading the trace") as status:
             report = _report(trace, form, endpoint, key, model, options, status.update)
     except MooncacheError as error:
-        console.print(f"The benchmark could not finish: {error}", style="red", markup=False)
-        return _EXIT_FAILED
+        code = report_error(error, as_json=False)
+        return EXIT_USAGE if isinstance(error, TraceInvalid | TraceTooLarge) else code
     report.deliver(console, json, markdown)
     return 0
 
@@ -143,7 +142,8 @@ async def _endpoint(url: str, key: str, model: str) -> Endpoint:
         return Endpoint(url, key, found["data"][0]["id"])
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
         raise InvalidArgument(
-            f"{url}/v1/models names no model ({error!r:.200}); give --model and --key"
+            f"{url}/v1/models names no model ({type(error).__name__}: {error!s:.120}); is a gateway there? "
+            "Give its --key, or the --model."
         ) from None
 
 

@@ -166,7 +166,7 @@ def reference_rows(
             _original(report, mine, label, progress)
         if "rdma" in used and (device := rdma_device()):
             progress(f"perftest {label}")
-            for way, rate in _figures(report, references.perftest(device, size)).items():
+            for way, rate in _figures(report, references.perftest(device, size, batch)).items():
                 name = f"ib_{way}_bw {label}"
                 report.add(bar_row(name, rate, "GB/s"))
                 found["rdma", way] = (name, rate)

@@ -93,6 +93,8 @@ def transfer(
 
 
 def _draw(report: Report, samples: dict[Case, Samples], svg: Path | None, html: Path | None) -> None:
+    if svg is None and html is None:
+        return  # plots need numpy, which figures do not
     from mooncache.bench.transfer import plot
 
     if svg is not None:

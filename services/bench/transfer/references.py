@@ -20,6 +20,7 @@ from pathlib import Path
 from mooncache.bench.store.raw_socket import RawSocket
 
 _DURATION_S = 2
+_MARGIN_S = 1
 _TIMEOUT_S = 30.0
 Figures = dict[str, float]
 
@@ -79,7 +80,7 @@ def parse_iperf3(text: str) -> float:
     return float(json.loads(text)["end"]["sum_received"]["bits_per_second"]) / 8e9
 
 
-def perftest(device: str, block_bytes: int) -> Figures | str:
+def perftest(device: str, block_bytes: int, batch: int) -> Figures | str:
     """`ib_write_bw` and `ib_read_bw` between two processes here, over `device`."""
     figures: Figures = {}
     for name in ("read", "write"):
@@ -92,8 +93,14 @@ def perftest(device: str, block_bytes: int) -> Figures | str:
             device,
             "-s",
             str(block_bytes),
-            "-D",
-            str(_DURATION_S),
+            *(
+                "-D",
+                str(_DURATION_S + 2 * _MARGIN_S),
+                "-f",
+                str(_MARGIN_S),
+            ),  # by itself it leaves 2 s out at each end
+            *("-t", str(max(2, batch))),  # messages under way, as many as ours
+            *("-x", str(_routable_gid(device))),
             "-p",
             str(free_port()),
             "-F",
@@ -106,6 +113,20 @@ def perftest(device: str, block_bytes: int) -> Figures | str:
         finally:
             _end(server)
     return figures
+
+
+def _routable_gid(device: str) -> int:
+    """The entry of the first port's GID table that RoCE v2 over IPv4 uses; 0 when there is none, as on InfiniBand."""
+    folder = Path("/sys/class/infiniband") / device / "ports" / "1"
+    for index in range(16):
+        try:
+            kind = (folder / "gid_attrs" / "types" / str(index)).read_text()
+            gid = (folder / "gids" / str(index)).read_text()
+        except OSError:
+            continue
+        if "RoCE v2" in kind and gid.startswith("0000:0000:0000:0000:0000:ffff:"):
+            return index
+    return 0
 
 
 def parse_perftest(text: str) -> float:

@@ -13,6 +13,8 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from mooncache import errors
 from mooncache.conductor.core.registry import Instance
 
@@ -53,13 +55,10 @@ def records(keys: bytes, *, remove: bool = False, tenant: int = TENANT, size_byt
     """Return packed block records for the native index, made without a loop over the keys."""
     count = len(keys) // KEY_BYTES
     head = struct.pack("<BBBBIQQ", _REMOVE if remove else _ADD, _TIER_DRAM, 0, 0, 0, tenant, size_bytes)
-    packed = bytearray(count * _RECORD_BYTES)
-    for at, value in enumerate(head):  # byte by byte of the record, each for all records at once
-        if value:
-            packed[at::_RECORD_BYTES] = bytes((value,)) * count
-    for at in range(KEY_BYTES):
-        packed[_HEAD_BYTES + at :: _RECORD_BYTES] = keys[at::KEY_BYTES]
-    return bytes(packed)
+    packed = np.empty((count, _RECORD_BYTES), dtype=np.uint8)
+    packed[:, :_HEAD_BYTES] = np.frombuffer(head, dtype=np.uint8)
+    packed[:, _HEAD_BYTES:] = np.frombuffer(keys, dtype=np.uint8).reshape(count, KEY_BYTES)
+    return packed.tobytes()
 
 
 class CacheIndex:
@@ -107,8 +106,7 @@ class CacheIndex:
         count = len(keys) // KEY_BYTES
         if count <= EXACT_KEYS_MAX:
             return dict(self._index.match(TENANT, keys)) if count else {}
-        step = STRIDE * KEY_BYTES
-        sampled = b"".join([keys[at : at + KEY_BYTES] for at in range(0, count * KEY_BYTES, step)])
+        sampled = np.frombuffer(keys, dtype=f"V{KEY_BYTES}")[::STRIDE].tobytes()
         found: dict[int, int] = {}
         ends: dict[int, set[int]] = {}
         for holder, samples in self._index.match(TENANT, sampled):
@@ -116,9 +114,8 @@ class CacheIndex:
         for samples, holders in ends.items():
             start = (samples - 1) * STRIDE
             part = keys[start * KEY_BYTES : (start + STRIDE) * KEY_BYTES]
-            for holder, run in self._index.match(TENANT, part):
-                if holder in holders:
-                    found[holder] = start + run
+            runs = dict(self._index.match(TENANT, part))
+            found.update((holder, start + runs[holder]) for holder in holders if holder in runs)
         return found
 
     def blocks(self) -> dict[int, int]:

@@ -2,7 +2,8 @@
 
 Tokens that were cached cost little, so what counts is what had to be computed. Each tenant's sum fades with a time
 constant; the fair share is the mean over the tenants that were active lately. A policy sees the ratio, 1.0 when a
-tenant has its share or less than two tenants are there.
+tenant has its share or less than two tenants are there. Who left is forgotten when a twentieth of the mean is left
+of its sum, after three minutes if it used its share; a tenant that used ten times as much is remembered for five.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import OrderedDict
 
 FADES_IN_S = 60.0
 TENANTS_MAX = 10_000
-_FORGOTTEN = 1e-3
+FORGOTTEN = 0.05  # of the mean: who left counts as active for three time constants, not longer
 
 
 class FairShares:
@@ -33,7 +34,7 @@ class FairShares:
         while self._used:
             oldest, (tokens_then, then_s) = next(iter(self._used.items()))
             faded = self._faded(tokens_then, then_s, now_s)
-            if len(self._used) <= TENANTS_MAX and faded > _FORGOTTEN * self._sum / len(self._used):
+            if len(self._used) <= TENANTS_MAX and faded > FORGOTTEN * self._sum / len(self._used):
                 break
             if oldest == tenant:
                 break

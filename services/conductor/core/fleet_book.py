@@ -80,6 +80,7 @@ class FleetBook:
         self.arrived_s = 0.0  # of computing, all prompts that prefill instances were given
         self.generating_s = 0.0  # that all answers together add to steps
         self._columns: dict[str, np.ndarray] = {}
+        self._floats: Floats = np.zeros((len(FLOATS), 0))  # the table that columns of floats are rows of
         self._sliced: dict[str, Any] = {}  # the columns without the room behind them
         self._shared: dict[str, Any] = {}  # those of them that a fleet shows as they are
         self._standing: Standing | None = None
@@ -357,7 +358,8 @@ class FleetBook:
         """Cut the columns to the rows that there are."""
         count = len(self.names)
         self._sliced = {name: values[:count] for name, values in self._columns.items()}
-        self._sliced["batch"] = self._batch[:, :count]
+        self._sliced["batch"] = self._pair("batch_sequences", "batch_kv_tokens")[:, :count]
+        self._sliced["foreign"] = self._pair("foreign_sequences", "foreign_kv_tokens")[:, :count]
         self._shared = {name: self._sliced[name] for name in _SHARED}
         self._standing = self._stay_s = None
 
@@ -365,10 +367,7 @@ class FleetBook:
         column = self._sliced
         if not self._curves:
             return column["sequences"], column["kv_tokens"]
-        foreign = None
-        if self._reports:
-            extra = np.maximum(column["reported_kv_tokens"] - column["own_kv_tokens"], 0.0)
-            foreign = np.stack((column["foreign_sequences"], extra))
+        foreign = column["foreign"] if self._reports else None
         return self._ahead.at(now_s, after_s, column["batch"], foreign, self._stays())
 
     def _stays(self) -> Even:
@@ -403,23 +402,30 @@ class FleetBook:
     def _room(self, rows: int) -> None:
         """Make the columns so long."""
         for names, kind in ((FLOATS, np.float64), (INTS, np.int64), (BOOLS, np.bool_)):
-            table = np.zeros((len(names), rows), dtype=kind)
+            table: np.ndarray = np.zeros((len(names), rows), dtype=kind)
+            if names is FLOATS:
+                self._floats = table
             for name, longer in zip(names, table, strict=True):
                 known = self._columns.get(name)
                 if known is not None:
                     longer[: len(known)] = known
                 self._columns[name] = longer
-            if kind is np.float64:
-                at = FLOATS.index("batch_sequences")
-                self._batch = table[at : at + 2]  # these two columns are looked at together
         self._ahead.room(rows)
         self._slice()
+
+    def _pair(self, first: str, second: str) -> Floats:
+        """Return two columns that are looked at together as one table."""
+        at = FLOATS.index(first)
+        assert FLOATS[at + 1] == second, "columns that are looked at together are neighbours"
+        pair: Floats = self._floats[at : at + 2]
+        return pair
 
     def _settle(self, row: int) -> None:
         columns = self._columns
         columns["sequences"][row] = columns["own_sequences"][row] + columns["foreign_sequences"][row]
         own, reported = columns["own_kv_tokens"][row], columns["reported_kv_tokens"][row]
         columns["kv_tokens"][row] = own if own > reported else reported
+        columns["foreign_kv_tokens"][row] = reported - own if reported > own else 0.0
 
     def _leave(self, part: str, row: int, sequences: int, kv_tokens: float) -> None:
         """Take a request's decoding off; what nobody is left in holds exactly nothing, whatever was rounded."""

@@ -32,6 +32,7 @@ FLOATS = (
     "since_s",
     "foreign_s",
     "foreign_sequences",
+    "foreign_kv_tokens",
     "reported_kv_tokens",
     "own_sequences",
     "own_kv_tokens",

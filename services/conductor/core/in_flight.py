@@ -48,10 +48,12 @@ def checkpoints(count: int) -> list[int]:
     return found
 
 
-def chained_blocks(mine: bytes, theirs: bytes) -> int:
+def chained_blocks(mine: bytes, theirs: bytes, least: int = 0, most: int | None = None) -> int:
     """Return how many leading keys two packed chains share, taking for granted that equal keys have equal
-    prefixes."""
-    low, high = 0, min(len(mine), len(theirs)) // KEY_BYTES
+    prefixes. least, most: what is known already."""
+    low, high = least, min(len(mine), len(theirs)) // KEY_BYTES
+    if most is not None:
+        high = min(high, most)
     while low < high:
         middle = (low + high + 1) // 2
         at = (middle - 1) * KEY_BYTES
@@ -112,7 +114,10 @@ class InFlight:
             return []
         best: dict[tuple[int, str], Overlap] = {}
         seen: set[str] = set()
-        for at in reversed(checkpoints(len(keys) // KEY_BYTES)):
+        count = len(keys) // KEY_BYTES
+        deeper = None  # blocks up to a checkpoint that all long enough chains have too: who is not there ends before
+        for at in reversed(checkpoints(count)):
+            most, deeper = deeper, at if (at + 1) & at == 0 else None
             there = self._at.get(keys[at * KEY_BYTES : (at + 1) * KEY_BYTES])
             if there is None:
                 continue
@@ -120,7 +125,7 @@ class InFlight:
                 if running.decision_id in seen or len(seen) >= LOOKED_AT_MAX:
                     continue
                 seen.add(running.decision_id)
-                blocks = chained_blocks(keys, running.keys)
+                blocks = chained_blocks(keys, running.keys, at + 1, most)
                 place = (blocks, running.instance_id)
                 known = best.get(place)
                 if blocks and (known is None or running.end_s < known.running.end_s):

@@ -45,6 +45,23 @@ class Follower:
         return True
 
 
+class FadingMean:
+    """The mean of about the last `memory` observations; `value` is the prior before the first one."""
+
+    __slots__ = ("_memory", "count", "value")
+
+    def __init__(self, prior: float, memory: int = 200) -> None:
+        self.value, self.count, self._memory = prior, 0, memory
+
+    def observe(self, seen: float) -> bool:
+        """Take in one observation; return False for what cannot be."""
+        if not 0 <= seen <= _SECONDS_MAX:
+            return False
+        self.count = min(self.count + 1, self._memory)
+        self.value += (seen - self.value) / self.count
+        return True
+
+
 def prefill_prior(engine: str) -> PrefillCost:
     """Return what is believed of an engine before anything was observed."""
     return PREFILL_PRIOR_HF if engine == "hf" else PREFILL_PRIOR

@@ -7,9 +7,10 @@ models, and what they say now is written into the book's columns, so that a deci
 from __future__ import annotations
 
 from mooncache.conductor.core import learning
-from mooncache.conductor.core.fleet_book import FleetBook
+from mooncache.conductor.core.fleet_book import STAY_PRIOR_S, FleetBook
 from mooncache.conductor.core.fleet_shape import Shape
-from mooncache.conductor.core.learning import DecodeLearner, Follower, TransferLearner
+from mooncache.conductor.core.lateness import Lateness
+from mooncache.conductor.core.learning import DecodeLearner, FadingMean, TransferLearner
 from mooncache.conductor.core.output_lengths import OutputLengths
 from mooncache.conductor.core.policy.fleet import ROLES
 from mooncache.conductor.core.policy.types import NOBODY, DecodeCost, TransferCost
@@ -33,7 +34,8 @@ class ServedModel:
         self.transfers: dict[str, TransferLearner] = {}  # by instance, "" for all of them
         self.decodes: dict[str, DecodeLearner] = {}  # by instance
         self.lengths = OutputLengths()
-        self.turnover: Follower | None = None
+        self.stay = FadingMean(STAY_PRIOR_S)
+        self.lateness = Lateness()
         self._kinds: dict[str, int] = {}
         self._groups: tuple[int, dict[int, tuple[int, int]]] = (-1, {})
 
@@ -60,8 +62,7 @@ class ServedModel:
             ),
         )
         self.row_of_holder[instance.holder] = row
-        if self.turnover is not None:
-            self.book.set(info.instance_id, stay_s=self.turnover.value)
+        self.book.set(info.instance_id, stay_s=self.stay.value)
 
     def leave(self, instance: Instance) -> None:
         """The instance is gone, or serves another model now."""
@@ -118,10 +119,8 @@ class ServedModel:
     def observed_answer(self, lengths_class: str, tokens: float, stayed_s: float) -> None:
         """A sequence was generated."""
         self.lengths.observe(lengths_class, tokens)
-        if self.turnover is None:
-            self.turnover = Follower(stayed_s, 0.05)
-        self.turnover.observe(stayed_s)
-        self.book.stays(self.turnover.value)
+        if self.stay.observe(stayed_s):
+            self.book.stays(self.stay.value)
 
     # --- what decisions ask
 

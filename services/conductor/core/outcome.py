@@ -98,6 +98,9 @@ def take_in(
         record.observed["ttft_ms"] = round(observed_s * 1e3, 3)
         if active.expected_ttft_s > 0:
             learned.ttft_error = observed_s / active.expected_ttft_s
+            late_s = observed_s - active.expected_ttft_s
+            model = scheduler.models.of(active.model)
+            model.lateness.observe(active.expected_ttft_s, active.waiting_s, late_s, active.promised_ttft_s)
     if phase in ENDS:
         for leg in _decode_legs(detail)[-1:]:
             if active.computer == active.decoder and active.compute_seen_s:

@@ -31,7 +31,7 @@ _REFRESH = 32  # observations after which curves are made anew
 class _Counts:
     """Fading counts of one class, and the shares that were made of them last.
 
-    left: share of the answers that are longer than each edge.
+    left: share of the answers that are longer than each edge, made when it is asked for.
     """
 
     __slots__ = ("counts", "left", "shares", "since", "total")
@@ -41,7 +41,7 @@ class _Counts:
         self.total = 0.0
         self.since = _REFRESH
         self.shares = np.zeros(_BUCKETS)
-        self.left = np.zeros(_BUCKETS + 1)
+        self.left: Floats | None = None
 
     def observe(self, tokens: float) -> None:
         fade = 1.0 - 1.0 / MEMORY
@@ -87,7 +87,10 @@ class OutputLengths:
 
     def survival(self, name: str, limit: float = 0.0) -> Callable[[Floats], Floats]:
         """Return the function: tokens -> share of the class's answers that are longer."""
-        left = self._counts(name).left
+        counts = self._counts(name)
+        if counts.left is None:
+            counts.left = np.maximum(1.0 - np.concatenate(([0.0], np.cumsum(counts.shares))), 0.0)
+        left = counts.left
 
         def longer(tokens: Floats) -> Floats:
             share: Floats = np.interp(tokens, _EDGES, left)
@@ -108,7 +111,7 @@ def _blend(counts: _Counts, prior: Floats) -> _Counts:
     """Make the class's shares anew, leaning on the prior as far as little was seen."""
     if counts.since >= _REFRESH or counts.total < _REFRESH:
         counts.shares = (counts.counts + TRUST * prior) / (counts.total + TRUST)
-        counts.left = np.maximum(1.0 - np.concatenate(([0.0], np.cumsum(counts.shares))), 0.0)
+        counts.left = None
         counts.since = 0
     return counts
 

@@ -212,10 +212,13 @@ class Scheduler:
         pool_tokens = min(pool.blocks * block_tokens, cacheable)
         local = np.zeros(len(model.book), dtype=np.int64)
         if ask.keys:
-            for holder, held in self.cache.leading(ask.keys).items():
-                row = model.row_of_holder.get(holder)
-                if row is not None:
-                    local[row] = min(held * block_tokens, cacheable)
+            known = model.row_of_holder
+            held = {
+                known[holder]: blocks
+                for holder, blocks in self.cache.leading(ask.keys).items()
+                if holder in known
+            }
+            local[list(held)] = np.minimum(np.array(list(held.values()), np.int64) * block_tokens, cacheable)
         settings = self.settings
         self._number += 1
         return pool_tokens, Request(
@@ -236,6 +239,7 @@ class Scheduler:
             keep_decode=model.book.row(kept),
             priority=ask.priority,
             tenant_share=self.shares.share(ask.tenant, now_s),
+            comes_later=model.lateness.value,
             number=self._number,
             affinity=affinity(ask.keys),
         )
@@ -345,6 +349,8 @@ class Scheduler:
                 content_keys=ask.content_keys,
                 group=request.group,
                 lengths_class=ask.lengths_class,
+                waiting_s=choice.waiting_s,
+                promised_ttft_s=request.ttft_slo_s,
             )
         )
         if choice.prefix_tokens < request.cacheable_tokens:

@@ -102,7 +102,9 @@ def copied(fleet: Fleet, at_s: float) -> Fleet:
     """
     middle_s = min(max(at_s, 0.0), 2 * _LAST_S)
     moments = (0.0, middle_s, max(_LAST_S, middle_s))
-    ahead = np.array([fleet.decode_at(moment_s) for moment_s in moments])
+    ahead = np.empty((3, 2, len(fleet)))
+    for at, moment_s in enumerate(moments):
+        ahead[at, 0], ahead[at, 1] = fleet.decode_at(moment_s)
     columns = {name: getattr(fleet, name).copy() for name in _COLUMNS}
     return Fleet(now_s=fleet.now_s, names=list(fleet.names), predict=between(moments, ahead), **columns)
 

@@ -33,6 +33,8 @@ class Active:
     content_keys: bytes = b""
     group: int = 0
     lengths_class: str = ""
+    waiting_s: float = 0.0  # of its expected TTFT, and what was promised
+    promised_ttft_s: float = 0.0
     phase: str = COMPUTING
     first_token_s: float = 0.0
     compute_seen_s: float = 0.0  # how long the prompt took, as observed

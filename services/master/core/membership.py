@@ -82,6 +82,23 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Rail:
+    """An RDMA port that a node answers on. The counters do not make a new map, health and addresses do."""
+
+    device: str
+    port: int
+    address: str = ""
+    link_layer: str = ""
+    numa_node: int = -1
+    megabits_per_s: int = 0
+    mtu_bytes: int = 0
+    up: bool = True
+    connections: int = field(default=0, compare=False)
+    grants: int = field(default=0, compare=False)
+    granted_bytes: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Registration:
     """What a node says of itself when it starts or meets a new master."""
 
@@ -114,6 +131,7 @@ class Node:
     registered_s: float
     heard_s: float
     usage: Usage = Usage()
+    rails: tuple[Rail, ...] = ()
     drain_wanted: bool = False
     undrain_pending: bool = False
     own_drain_reports: int = 0
@@ -224,6 +242,13 @@ class Membership:
         node.heard_s = now_s
         node.usage = usage
         return node, self._recover(node)
+
+    def note_rails(self, node: Node, rails: tuple[Rail, ...]) -> None:
+        """Note a node's RDMA ports; a port that came, went or changed its state makes a new map."""
+        changed = rails != node.rails
+        node.rails = rails
+        if changed:
+            self._bump()
 
     def fence(self, node_id: str, incarnation: int, now_s: float) -> Node:
         """Return the living node that this message is from.

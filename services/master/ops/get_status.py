@@ -53,6 +53,8 @@ def _node(state: MasterState, node: Node, listed: int, context: CallContext) -> 
     info = node_info(node)
     if not context.admin:
         info.ClearField("endpoints")
+        for rail in info.rails:
+            rail.ClearField("address")
     return master_pb2.NodeStatus(
         node=info,
         used_bytes=node.usage.used_bytes,

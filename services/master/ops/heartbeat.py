@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mooncache.master.core.membership import Node, Usage
+from mooncache.master.messages import rails_of
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import common_pb2, master_pb2
 from mooncache.rpc import CallContext
@@ -18,6 +19,7 @@ async def handle(
     usage = Usage(request.capacity_bytes, request.used_bytes, request.pinned_bytes, request.block_count)
     members = state.membership
     node, transitions = members.heartbeat(request.node_id, request.incarnation, usage, context.now_s)
+    members.note_rails(node, rails_of(request.rails))
     node.last_seq = max(node.last_seq, request.last_seq)
     draining = request.state == common_pb2.NODE_STATE_DRAINING
     transitions += members.note_own_drain(node, draining, context.now_s)

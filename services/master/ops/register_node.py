@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mooncache import errors
 from mooncache.logs import Event, get_logger
-from mooncache.master.messages import registration_of
+from mooncache.master.messages import rails_of, registration_of
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2
 from mooncache.rpc import CallContext
@@ -27,6 +27,7 @@ async def handle(
             "upgrade the master first"
         )
     node, transitions = state.membership.register(info, context.now_s)
+    state.membership.note_rails(node, rails_of(request.rails))
     state.apply(transitions)
     if transitions:
         log.info(Event.NODE_REGISTERED, node_id=node.node_id, index=node.index, host_id=info.host_id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from mooncache.plan.core.estimate import Estimate, Estimator, Layout
+from mooncache.plan.core.estimate import Estimate, Estimator, Layout, Seen
 
 GAP_FINE: Final = 0.02  # difference in attainment between model and simulator
 MARGIN_FINE: Final = 0.1  # distance to an SLO or of the load, relative
@@ -16,22 +16,12 @@ SPAN_FINE_S: Final = 900.0
 _FASTEST: Final = 8.0
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(Seen):
     """One simulation of a layout. part: "whole", "first half" or "second half" of the trace."""
 
     part: str
     seed: int
-    attainment: float
-    ttft_mean_s: float
-    ttft_p90_s: float
-    ttft_p99_s: float
-    ttft_at_target_s: float
-    tbt_mean_s: float
-    tbt_p90_s: float
-    tbt_at_target_s: float
-    hit_ratio: float
-    goodput_per_s: float
     refused: float
     wall_s: float
 

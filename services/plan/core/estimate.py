@@ -130,17 +130,15 @@ class Layout:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """What the statistical model expects of a layout. Shares are of all requests; loads are mean use, 1 is all."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What model and simulator both say of a layout. Shares are of all requests, times of those that are let in.
+
+    *_at_target_s: the quantile over all requests at the share that is wanted, refused ones being infinitely late.
+    """
 
     attainment: float
-    admitted: float
-    ttft_met: float
-    tbt_met: float
-    kv_fits: float
     ttft_mean_s: float
-    ttft_p50_s: float
     ttft_p90_s: float
     ttft_p99_s: float
     ttft_at_target_s: float
@@ -148,12 +146,23 @@ class Estimate:
     tbt_p90_s: float
     tbt_at_target_s: float
     hit_ratio: float
+    goodput_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate(Seen):
+    """What the statistical model expects of a layout; loads are mean use, 1 is all."""
+
+    admitted: float
+    ttft_met: float
+    tbt_met: float
+    kv_fits: float
+    ttft_p50_s: float
     compute_load: float
     network_load: float
     disk_load: float
     kv_load_max: float
     sequences_mean: float
-    goodput_per_s: float
 
     @property
     def overloaded(self) -> bool:

@@ -24,23 +24,25 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fmooncache/proto/v1/common.proto\x12\x0cmooncache.v1\"d\n\tEndpoints\x12\x13\n\x0bgrpc_target\x18\x01 \x01(\t\x12\x10\n\x08tcp_host\x18\x02 \x01(\t\x12\x10\n\x08tcp_port\x18\x03 \x01(\r\x12\x11\n\tunix_path\x18\x04 \x01(\t\x12\x0b\n\x03tls\x18\x05 \x01(\x08\"O\n\x07Segment\x12\n\n\x02id\x18\x01 \x01(\r\x12 \n\x04tier\x18\x02 \x01(\x0e\x32\x12.mooncache.v1.Tier\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x04\"\xfa\x01\n\x08NodeInfo\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12*\n\tendpoints\x18\x05 \x01(\x0b\x32\x17.mooncache.v1.Endpoints\x12&\n\x05state\x18\x06 \x01(\x0e\x32\x17.mooncache.v1.NodeState\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x07 \x01(\x04\x12\x12\n\nfree_bytes\x18\x08 \x01(\x04\x12\x0e\n\x06weight\x18\t \x01(\x01\x12\x18\n\x10software_version\x18\n \x01(\t\"`\n\nClusterMap\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0e\n\x06leader\x18\x03 \x01(\t\x12%\n\x05nodes\x18\x04 \x03(\x0b\x32\x16.mooncache.v1.NodeInfo*X\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0c\n\x08TIER_HBM\x10\x01\x12\r\n\tTIER_DRAM\x10\x02\x12\x0c\n\x08TIER_SSD\x10\x03\x12\x0f\n\x0bTIER_SHARED\x10\x04*\x84\x01\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11NODE_STATE_ACTIVE\x10\x01\x12\x16\n\x12NODE_STATE_SUSPECT\x10\x02\x12\x17\n\x13NODE_STATE_DRAINING\x10\x03\x12\x13\n\x0fNODE_STATE_DEAD\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fmooncache/proto/v1/common.proto\x12\x0cmooncache.v1\"d\n\tEndpoints\x12\x13\n\x0bgrpc_target\x18\x01 \x01(\t\x12\x10\n\x08tcp_host\x18\x02 \x01(\t\x12\x10\n\x08tcp_port\x18\x03 \x01(\r\x12\x11\n\tunix_path\x18\x04 \x01(\t\x12\x0b\n\x03tls\x18\x05 \x01(\x08\"O\n\x07Segment\x12\n\n\x02id\x18\x01 \x01(\r\x12 \n\x04tier\x18\x02 \x01(\x0e\x32\x12.mooncache.v1.Tier\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x04\"\xd3\x01\n\x08RdmaRail\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x12\n\nlink_layer\x18\x04 \x01(\t\x12\x11\n\tnuma_node\x18\x05 \x01(\x05\x12\x16\n\x0emegabits_per_s\x18\x06 \x01(\x04\x12\x11\n\tmtu_bytes\x18\x07 \x01(\r\x12\n\n\x02up\x18\x08 \x01(\x08\x12\x13\n\x0b\x63onnections\x18\t \x01(\x04\x12\x0e\n\x06grants\x18\n \x01(\x04\x12\x15\n\rgranted_bytes\x18\x0b \x01(\x04\"\xa1\x02\n\x08NodeInfo\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12*\n\tendpoints\x18\x05 \x01(\x0b\x32\x17.mooncache.v1.Endpoints\x12&\n\x05state\x18\x06 \x01(\x0e\x32\x17.mooncache.v1.NodeState\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x07 \x01(\x04\x12\x12\n\nfree_bytes\x18\x08 \x01(\x04\x12\x0e\n\x06weight\x18\t \x01(\x01\x12\x18\n\x10software_version\x18\n \x01(\t\x12%\n\x05rails\x18\x0b \x03(\x0b\x32\x16.mooncache.v1.RdmaRail\"`\n\nClusterMap\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0e\n\x06leader\x18\x03 \x01(\t\x12%\n\x05nodes\x18\x04 \x03(\x0b\x32\x16.mooncache.v1.NodeInfo*X\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0c\n\x08TIER_HBM\x10\x01\x12\r\n\tTIER_DRAM\x10\x02\x12\x0c\n\x08TIER_SSD\x10\x03\x12\x0f\n\x0bTIER_SHARED\x10\x04*\x84\x01\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11NODE_STATE_ACTIVE\x10\x01\x12\x16\n\x12NODE_STATE_SUSPECT\x10\x02\x12\x17\n\x13NODE_STATE_DRAINING\x10\x03\x12\x13\n\x0fNODE_STATE_DEAD\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'mooncache.proto.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TIER']._serialized_start=583
-  _globals['_TIER']._serialized_end=671
-  _globals['_NODESTATE']._serialized_start=674
-  _globals['_NODESTATE']._serialized_end=806
+  _globals['_TIER']._serialized_start=836
+  _globals['_TIER']._serialized_end=924
+  _globals['_NODESTATE']._serialized_start=927
+  _globals['_NODESTATE']._serialized_end=1059
   _globals['_ENDPOINTS']._serialized_start=49
   _globals['_ENDPOINTS']._serialized_end=149
   _globals['_SEGMENT']._serialized_start=151
   _globals['_SEGMENT']._serialized_end=230
-  _globals['_NODEINFO']._serialized_start=233
-  _globals['_NODEINFO']._serialized_end=483
-  _globals['_CLUSTERMAP']._serialized_start=485
-  _globals['_CLUSTERMAP']._serialized_end=581
+  _globals['_RDMARAIL']._serialized_start=233
+  _globals['_RDMARAIL']._serialized_end=444
+  _globals['_NODEINFO']._serialized_start=447
+  _globals['_NODEINFO']._serialized_end=736
+  _globals['_CLUSTERMAP']._serialized_start=738
+  _globals['_CLUSTERMAP']._serialized_end=834
 # @@protoc_insertion_point(module_scope)

@@ -57,8 +57,34 @@ class Segment(_message.Message):
     capacity_bytes: int
     def __init__(self, id: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., capacity_bytes: _Optional[int] = ...) -> None: ...
 
+class RdmaRail(_message.Message):
+    __slots__ = ("device", "port", "address", "link_layer", "numa_node", "megabits_per_s", "mtu_bytes", "up", "connections", "grants", "granted_bytes")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LINK_LAYER_FIELD_NUMBER: _ClassVar[int]
+    NUMA_NODE_FIELD_NUMBER: _ClassVar[int]
+    MEGABITS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    MTU_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UP_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    GRANTS_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    port: int
+    address: str
+    link_layer: str
+    numa_node: int
+    megabits_per_s: int
+    mtu_bytes: int
+    up: bool
+    connections: int
+    grants: int
+    granted_bytes: int
+    def __init__(self, device: _Optional[str] = ..., port: _Optional[int] = ..., address: _Optional[str] = ..., link_layer: _Optional[str] = ..., numa_node: _Optional[int] = ..., megabits_per_s: _Optional[int] = ..., mtu_bytes: _Optional[int] = ..., up: _Optional[bool] = ..., connections: _Optional[int] = ..., grants: _Optional[int] = ..., granted_bytes: _Optional[int] = ...) -> None: ...
+
 class NodeInfo(_message.Message):
-    __slots__ = ("index", "node_id", "host_id", "incarnation", "endpoints", "state", "capacity_bytes", "free_bytes", "weight", "software_version")
+    __slots__ = ("index", "node_id", "host_id", "incarnation", "endpoints", "state", "capacity_bytes", "free_bytes", "weight", "software_version", "rails")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +95,7 @@ class NodeInfo(_message.Message):
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RAILS_FIELD_NUMBER: _ClassVar[int]
     index: int
     node_id: str
     host_id: str
@@ -79,7 +106,8 @@ class NodeInfo(_message.Message):
     free_bytes: int
     weight: float
     software_version: str
-    def __init__(self, index: _Optional[int] = ..., node_id: _Optional[str] = ..., host_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., endpoints: _Optional[_Union[Endpoints, _Mapping]] = ..., state: _Optional[_Union[NodeState, str]] = ..., capacity_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., weight: _Optional[float] = ..., software_version: _Optional[str] = ...) -> None: ...
+    rails: _containers.RepeatedCompositeFieldContainer[RdmaRail]
+    def __init__(self, index: _Optional[int] = ..., node_id: _Optional[str] = ..., host_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., endpoints: _Optional[_Union[Endpoints, _Mapping]] = ..., state: _Optional[_Union[NodeState, str]] = ..., capacity_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., weight: _Optional[float] = ..., software_version: _Optional[str] = ..., rails: _Optional[_Iterable[_Union[RdmaRail, _Mapping]]] = ...) -> None: ...
 
 class ClusterMap(_message.Message):
     __slots__ = ("epoch", "term", "leader", "nodes")

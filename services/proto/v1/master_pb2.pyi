@@ -55,7 +55,7 @@ TASK_STATE_FAILED: TaskState
 TASK_STATE_CANCELLED: TaskState
 
 class RegisterNodeRequest(_message.Message):
-    __slots__ = ("node_id", "incarnation", "host_id", "software_version", "protocol_minor", "endpoints", "segments", "started_ms")
+    __slots__ = ("node_id", "incarnation", "host_id", "software_version", "protocol_minor", "endpoints", "segments", "started_ms", "rails")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class RegisterNodeRequest(_message.Message):
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     STARTED_MS_FIELD_NUMBER: _ClassVar[int]
+    RAILS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: int
     host_id: str
@@ -72,7 +73,8 @@ class RegisterNodeRequest(_message.Message):
     endpoints: _common_pb2.Endpoints
     segments: _containers.RepeatedCompositeFieldContainer[_common_pb2.Segment]
     started_ms: int
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., host_id: _Optional[str] = ..., software_version: _Optional[str] = ..., protocol_minor: _Optional[int] = ..., endpoints: _Optional[_Union[_common_pb2.Endpoints, _Mapping]] = ..., segments: _Optional[_Iterable[_Union[_common_pb2.Segment, _Mapping]]] = ..., started_ms: _Optional[int] = ...) -> None: ...
+    rails: _containers.RepeatedCompositeFieldContainer[_common_pb2.RdmaRail]
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., host_id: _Optional[str] = ..., software_version: _Optional[str] = ..., protocol_minor: _Optional[int] = ..., endpoints: _Optional[_Union[_common_pb2.Endpoints, _Mapping]] = ..., segments: _Optional[_Iterable[_Union[_common_pb2.Segment, _Mapping]]] = ..., started_ms: _Optional[int] = ..., rails: _Optional[_Iterable[_Union[_common_pb2.RdmaRail, _Mapping]]] = ...) -> None: ...
 
 class RegisterNodeResponse(_message.Message):
     __slots__ = ("node_index", "master_id", "term", "epoch", "heartbeat_interval_ms", "lease_ms", "want_full_report")
@@ -93,7 +95,7 @@ class RegisterNodeResponse(_message.Message):
     def __init__(self, node_index: _Optional[int] = ..., master_id: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., want_full_report: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "incarnation", "master_term", "capacity_bytes", "used_bytes", "pinned_bytes", "block_count", "state", "tenant_names", "last_seq")
+    __slots__ = ("node_id", "incarnation", "master_term", "capacity_bytes", "used_bytes", "pinned_bytes", "block_count", "state", "tenant_names", "last_seq", "rails")
     class TenantNamesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +113,7 @@ class HeartbeatRequest(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     TENANT_NAMES_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    RAILS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: int
     master_term: int
@@ -121,7 +124,8 @@ class HeartbeatRequest(_message.Message):
     state: _common_pb2.NodeState
     tenant_names: _containers.ScalarMap[int, str]
     last_seq: int
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., master_term: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., state: _Optional[_Union[_common_pb2.NodeState, str]] = ..., tenant_names: _Optional[_Mapping[int, str]] = ..., last_seq: _Optional[int] = ...) -> None: ...
+    rails: _containers.RepeatedCompositeFieldContainer[_common_pb2.RdmaRail]
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., master_term: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., state: _Optional[_Union[_common_pb2.NodeState, str]] = ..., tenant_names: _Optional[_Mapping[int, str]] = ..., last_seq: _Optional[int] = ..., rails: _Optional[_Iterable[_Union[_common_pb2.RdmaRail, _Mapping]]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("epoch", "want_full_report", "commands", "lease_ms", "term")

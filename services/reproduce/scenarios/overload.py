@@ -73,30 +73,29 @@ def table_3(lab: Lab, sheet: Sheet) -> None:
 
 
 def overload(lab: Lab, sheet: Sheet) -> None:
-    """Twice the speed at which the cluster is full."""
-    run = Run(CONVERSATION, speed=2 * setting.FULL_SPEED)
-    for part in PARTS if not lab.quick else (WHOLE,):
-        got = _gates(lab, dataclasses.replace(run, part=part))
-        suffix = "" if part == WHOLE else f", {part}"
-        found: list[Finding] = []
-        for name, one in got.items():
-            found += _gate_rows(name + suffix, one, ANTIPHASE if name == EARLY and part == WHOLE else None)
-        found += _against_predicted(got[OURS], got[PREDICTED], suffix)
-        sheet.findings += lab.mark(CONVERSATION, found)
-    both = Run(
-        CONVERSATION,
+    """Twice the speed at which the cluster is full, for a split where prefill is, and for one where both sides are."""
+    one = Run(CONVERSATION, speed=2 * setting.FULL_SPEED)
+    both = dataclasses.replace(
+        one,
         speed=2 * setting.BOTH_FULL_SPEED,
         prefill=setting.BOTH_FULL_PREFILL,
         decode=setting.NODES - setting.BOTH_FULL_PREFILL,
     )
-    split = f"{both.prefill}P+{both.decode}D"
-    for name, one in _gates(lab, both).items():
-        rows = _gate_rows(f"{split}: {name}", one, ANTIPHASE if name == EARLY else None)
-        sheet.findings += lab.mark(CONVERSATION, rows)
+    for run, prefix in ((one, ""), (both, f"{both.prefill}P+{both.decode}D: ")):
+        for part in PARTS if not lab.quick else (WHOLE,):
+            got = _gates(lab, dataclasses.replace(run, part=part))
+            suffix = "" if part == WHOLE else f", {part}"
+            found: list[Finding] = []
+            for name, summary in got.items():
+                paper = ANTIPHASE if name == EARLY and part == WHOLE else None
+                found += _gate_rows(prefix + name + suffix, summary, paper)
+            found += _against_predicted(got[OURS], got[PREDICTED], prefix, suffix)
+            sheet.findings += lab.mark(CONVERSATION, found)
     sheet.notes.append(MEANS)
     sheet.notes.append(
-        f"{run.prefill}P+{run.decode}D at {run.speed:g}x the trace's speed, {split} at {both.speed:g}x. Loads are "
-        "sampled each 15 s: prefill the expected queueing over 30 s, decode the step time over 0.1 s, means over nodes"
+        f"{one.prefill}P+{one.decode}D at {one.speed:g}x the trace's speed, {both.prefill}P+{both.decode}D at "
+        f"{both.speed:g}x. Loads are sampled each 15 s: prefill the expected queueing over 30 s, decode the step time "
+        "over 0.1 s, means over nodes"
     )
 
 
@@ -118,11 +117,11 @@ def _gate_rows(name: str, one: Summary, paper: float | None) -> list[Finding]:
     ]
 
 
-def _against_predicted(ours: Summary, predicted: Summary, suffix: str) -> list[Finding]:
+def _against_predicted(ours: Summary, predicted: Summary, prefix: str, suffix: str) -> list[Finding]:
     return [
         Finding(
             bar_row(
-                f"{OURS} / prediction: refused{suffix}",
+                f"{prefix}{OURS} / prediction: refused{suffix}",
                 refused(ours),
                 "",
                 against=PREDICTED,
@@ -132,7 +131,7 @@ def _against_predicted(ours: Summary, predicted: Summary, suffix: str) -> list[F
         ),
         Finding(
             bar_row(
-                f"{OURS} / prediction: effective{suffix}",
+                f"{prefix}{OURS} / prediction: effective{suffix}",
                 ours.attained,
                 "",
                 against=PREDICTED,
@@ -142,7 +141,7 @@ def _against_predicted(ours: Summary, predicted: Summary, suffix: str) -> list[F
         ),
         Finding(
             bar_row(
-                f"{OURS}, size of the correlation{suffix}",
+                f"{prefix}{OURS}, size of the correlation{suffix}",
                 abs(ours.load_correlation),
                 "",
                 at_most=CORRELATION_BAR,

@@ -4,18 +4,20 @@ Idea: chains that look alike when they are used (`Signals`) share a class; a cla
 per second, in each of 16 bands of age (time since last use). The classes are a grid: the time between the last
 two uses of the session (a shape over age) times a score (turn of the session, length of the chain, blocks that
 were new), in steps of 5 %. The hazard starts at a prior and is corrected by what happens: first by band of
-age, then by score, by shape and by class, each with a few imagined events, so that a class nobody has seen
-follows the others. What was counted fades, so that other traffic is learnt anew.
+age, then by score, by shape and by class, each with imagined events, so that a class nobody has seen follows the
+others. By band they are many while the prior is about right and few when traffic is unlike it (`_trust`). What was
+counted fades, so that other traffic is learnt anew.
 The worth of a block that has not been used for some time is the most hits per second of residence that it can
 still bring over any horizon (Gittins' index): it rises until the usual time of an answer and falls after it.
 
-Only + - * / and comparisons, in a fixed order: native/src/store/reuse_hazard.h computes the same bits.
+Only + - * / and comparisons, in a fixed order, so that another implementation can compute the same bits.
 The prior was fitted (Poisson regression, ridge) on the first half of the public conversation trace.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -82,7 +84,9 @@ _LEFT_FACTOR: Final = 0.03
 _PARTIAL_FACTOR: Final = 0.03
 
 LATE: Final = 11  # from this band on only the band's own correction counts
-_EVENTS_BAND: Final = 100.0  # imagined events of each correction
+_EVENTS_BAND: Final = 200.0  # imagined events of each correction
+_EVENTS_BAND_MIN: Final = 1.0
+_TRUST: Final = 10.0
 _EVENTS_SCORE: Final = 40.0
 _EVENTS_SHAPE: Final = 40.0
 _EVENTS_CLASS: Final = 40.0
@@ -141,6 +145,21 @@ def _total(values: NDArray[np.float64]) -> float:
     return float(np.cumsum(values)[-1])
 
 
+def _trust(seen: Sequence[float], expected: Sequence[float]) -> float:
+    """Imagined events of the prior's bands: few when what is seen is far from it.
+
+    A gamma prior of mean 1 for each band's correction has the variance 1 / events; the variance is estimated by
+    moments, as what the squared differences have beyond the Poisson noise.
+    """
+    excess, weight = 0.0, 0.0
+    for count, mean in zip(seen, expected, strict=True):
+        excess += (count - mean) * (count - mean) - mean
+        weight += mean * mean
+    if excess * _EVENTS_BAND <= weight * _TRUST:
+        return _EVENTS_BAND
+    return max(weight * _TRUST / excess, _EVENTS_BAND_MIN)
+
+
 class Hazard:
     """Counts of reuses and of seconds without, per band and class, and what follows from them."""
 
@@ -180,9 +199,11 @@ class Hazard:
         events = self.events
         rate = self._prior.copy()
         live = slice(0, LEFT)
+        seen_b = [_total(events[band, live]) for band in range(BANDS)]
+        expected_b = [_total(self.exposure_s[band, live] * rate[band, live]) for band in range(BANDS)]
+        trust = _trust(seen_b, expected_b)
         for band in range(BANDS):
-            expected = _total(self.exposure_s[band, live] * rate[band, live])
-            rate[band] *= (_total(events[band, live]) + _EVENTS_BAND) / (expected + _EVENTS_BAND)
+            rate[band] *= (seen_b[band] + trust) / (expected_b[band] + trust)
         for axis, imagined in ((0, _EVENTS_SCORE), (1, _EVENTS_SHAPE)):
             seen, expected_c = self._by_class(events), self._by_class(self.exposure_s * rate)
             grid = (SHAPES, SCORES)

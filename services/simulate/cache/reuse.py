@@ -8,21 +8,24 @@ last, partly filled blocks of prompts (the next turn fills them, which changes t
 left behind when it went on with another chain. Beginnings that several sessions share (system prompts) are
 chains of their own: what is left behind and used after all shows where sessions part (`_forks`).
 New blocks get no better treatment: a chain that is worth less than all the others is its own victim, which is
-admission. Known are sessions, not only resident blocks: the last full block of each chain is remembered after its
-eviction while the chain's age is learnt from, so turns, gaps and reuses are seen although the blocks are gone.
-Where traffic is unlike anything that was learnt, LRU may do better: `Duel` follows it then.
+admission. Known are sessions, not only the blocks that are here: the last full block of each chain is remembered
+after its eviction while the chain's age is learnt from, so turns, gaps and reuses are seen although blocks are gone.
+Until something is learnt of the traffic, plain age (LRU) decides.
+A store node sees chains before it stores blocks of them, and stores only those that are placed there. It uses the
+four moves below `use`: `seen` (a chain was asked for), `stored`, `discard` and `victim`, one block at a time.
 Cost: O(1) per block and O(log chains) per use. Memory: O(capacity + `chains_max`).
 
-Invariant: a resident block is owned by exactly one chain and lies in its [start, end); every chain with blocks has
-an entry in the heap.
+Invariant: a block that is here is owned by at most one chain, at a position below its `end`, and counted in its
+`here` (a store node also holds blocks of no known chain; those are not known here); every chain with blocks here
+has an entry in the heap.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Final
+from typing import Final, NamedTuple
 
 from mooncache.simulate.cache.base import NO_INFO, UseInfo, leading_run
 from mooncache.simulate.cache.hazard import (
@@ -38,31 +41,37 @@ from mooncache.simulate.cache.hazard import (
     class_of,
     shared_class,
 )
-from mooncache.simulate.cache.recency import Lru
 
 _REFRESH_USES: Final = 128
 _CHAINS_MAX: Final = 1 << 16
 _EXTENDS_BLOCKS: Final = 2  # a chain that keeps all but so many blocks of the one before it extends it
 # Sessions that drop part of their history still use its beginning, so the first blocks are worth more.
 _HEAD_BLOCKS: Final = 10
-_HEAD_FACTOR: Final = 1.2
-_DUEL_USES: Final = 512  # worths are judged after so many uses
-_DUEL_KEEP: Final = 0.998
-_DUEL_MARGIN: Final = 0.025
-_DUEL_PAUSE_USES: Final = 1024
-_DUEL_PAUSE_MAX_USES: Final = 16_384
+_HEAD_FACTOR: Final = 1.15
+_START_USES: Final = 512
+_EXPECTED_MAX: Final = 1 << 13
 _FORKS_MAX: Final = 1024
 _VALUE_USES: Final = 16
 _HEAP_MIN: Final = 1024
 
 
+NO_BLOCK: Final = -1
+
+
+class Victim(NamedTuple):
+    """What goes next, and the hits per second that it may still bring (while age decides: its last use)."""
+
+    block: int
+    worth: float
+
+
 class Chain:
     """One use of a chain, or of a part of it that begins at position `first`.
 
-    `start` and `end` are positions in the whole chain: between them blocks are resident and its own.
+    `here` counts the blocks that are here and its own; all lie before position `end` of the whole chain.
     """
 
-    __slots__ = ("blocks", "end", "first", "fork", "klass", "number", "start", "turn", "used_s", "waits")
+    __slots__ = ("blocks", "end", "first", "fork", "here", "klass", "number", "turn", "used_s", "waits")
 
     def __init__(
         self, number: int, first: int, blocks: Sequence[int], used_s: float, turn: int, klass: int
@@ -72,83 +81,99 @@ class Chain:
         self.used_s = used_s
         self.turn = turn
         self.klass = klass
-        self.first = self.start = first
+        self.first = first
+        self.here = 0
         self.end = first + len(blocks)
         self.waits = True  # not used again yet
         self.fork = -1  # the block after which the session went another way
 
 
-class Duel:
-    """Whether plain age (LRU) would hit more now: then it decides for a while, and worths are tried again.
-
-    A second LRU cache of ids, as large as this one, tells what LRU would have hit.
-    """
-
-    def __init__(self, capacity_blocks: int) -> None:
-        self.by_age = False
-        self._lru = Lru(capacity_blocks)
-        self._lead = self._references = 0.0  # hits of LRU beyond ours, and all blocks; both fade
-        self._uses_left = _DUEL_USES
-        self._pause_uses = _DUEL_PAUSE_USES
-
-    def judge(self, references: int, hits: int, blocks: Sequence[int], now_s: float) -> bool:
-        """One more use, before it happens. True when the order of victims changes."""
-        self._lead = self._lead * _DUEL_KEEP + self._lru.leading(blocks, now_s) - hits
-        self._references = self._references * _DUEL_KEEP + references
-        self._lru.use(blocks, now_s)
-        self._uses_left -= 1
-        if self._uses_left > 0:
-            return False
-        if self.by_age:
-            self.by_age, self._uses_left = False, _DUEL_USES
-            self._lead = self._references = 0.0
-            return True
-        if self._lead <= self._references * _DUEL_MARGIN:
-            return False
-        self.by_age, self._uses_left = True, self._pause_uses
-        self._pause_uses = min(2 * self._pause_uses, _DUEL_PAUSE_MAX_USES)
-        return True
+_Place = tuple[Chain, int]  # the chain that used a block last, and the block's position in it
 
 
 class Reuse:
-    """See the module's text. `chains_max`: chains that are learnt from at one time."""
+    """See the module's text.
 
-    def __init__(self, capacity_blocks: int, chains_max: int = _CHAINS_MAX) -> None:
+    `chains_max`: chains that are learnt from at one time. `start_uses`: uses during which age alone decides.
+    """
+
+    def __init__(
+        self, capacity_blocks: int, chains_max: int = _CHAINS_MAX, start_uses: int = _START_USES
+    ) -> None:
         self.capacity_blocks = capacity_blocks
+        self._start_uses = start_uses
         self._chains_max = chains_max
-        self._owner: dict[int, Chain] = {}
+        self._owner: dict[int, _Place] = {}
         self._remembered: dict[int, Chain] = {}  # last full block of chains that are learnt from
         self._ageing: list[deque[Chain]] = [deque() for _ in range(BANDS)]
         self._ageing_count = 0
         self._forks: dict[int, None] = {}  # blocks after which several sessions go on
         self._hazard = Hazard()
-        self._duel = Duel(capacity_blocks)
         self._uses = 0
         # (worth, number of the chain, class, chain), worth least first; some entries are out of date.
         self._heap: list[tuple[float, int, int, Chain]] = []
         self._value_at = 0
         self._heap_max = _HEAP_MIN
-        self._fresh: set[int] = set()  # blocks that this use brought
+        self._expected: dict[int, _Place] = {}  # blocks that are not here, used last by the chain
 
     def use(self, blocks: Sequence[int], now_s: float, info: UseInfo = NO_INFO) -> list[int]:
+        self.seen(blocks, now_s, info)
+        fresh = {block for block in blocks if block not in self._owner}
+        for block in blocks:
+            self.stored(block, now_s)
+        gone: list[int] = []
+        while len(self._owner) > self.capacity_blocks:
+            victim = self.victim(now_s)
+            if victim is None:
+                break
+            self.discard(victim.block)
+            gone.append(victim.block)
+        return [block for block in gone if block not in fresh]
+
+    def seen(
+        self,
+        blocks: Sequence[int],
+        now_s: float,
+        info: UseInfo = NO_INFO,
+        here: Container[int] = (),
+    ) -> None:
+        """A chain was asked for. `here`: blocks that are stored although no chain of theirs was known."""
         self._uses += 1
-        if self._duel.judge(len(blocks), self.leading(blocks, now_s), blocks, now_s):
+        if self._uses == self._start_uses:
             self._value_at = 0  # another order
         if self._uses % _REFRESH_USES == 0:
             self._hazard.refresh()
         self._age(now_s)
-        self._fresh.clear()
         whole = blocks[:-1] if info.last_partial else blocks
         if info.last_partial:
             self._use_partial(blocks[-1], now_s)
         if whole:
             self._use_chain(whole, now_s, info)
+        for block in blocks:
+            if block in here:
+                self.stored(block, now_s)
+        while len(self._expected) > _EXPECTED_MAX:
+            del self._expected[next(iter(self._expected))]
         if len(self._heap) > self._heap_max:
             self._value_anew(now_s)
-        return self._evict(now_s)
+
+    def stored(self, block: int, now_s: float) -> bool:
+        """The block is here now. False when no chain of it was seen lately: then it stays unknown."""
+        if block in self._owner:
+            return True
+        expected = self._expected.pop(block, None)
+        if expected is None:
+            return False
+        chain, at = expected
+        self._owner[block] = expected
+        chain.here += 1
+        if chain.here == 1 or at >= chain.end:  # it had none, or had lost its end
+            chain.end = max(chain.end, at + 1)
+            self._note(chain, now_s)
+        return True
 
     def _use_partial(self, block: int, now_s: float) -> None:
-        before = self._owner.get(block) or self._remembered.get(block)
+        before = self._last_use(block)
         if before is not None:
             self._reused(before, now_s)
         self._own(Chain(3 * self._uses, 0, (block,), now_s, 1, PARTIAL))
@@ -168,7 +193,7 @@ class Reuse:
             self._own(Chain(3 * self._uses + 2, shared, blocks[shared:], now_s, turn, klass))
 
     def _use_shared(self, blocks: Sequence[int], now_s: float) -> None:
-        before = self._owner.get(blocks[-1]) or self._remembered.get(blocks[-1])
+        before = self._last_use(blocks[-1])
         gap_s = SHARED_GAP_BEGIN_S[-1]
         if before is not None:
             gap_s = now_s - before.used_s
@@ -182,7 +207,7 @@ class Reuse:
         """How many leading blocks are known, and the chain that used the last of them last."""
         for known in range(len(blocks), 0, -1):
             block = blocks[known - 1]
-            chain = self._owner.get(block) or self._remembered.get(block)
+            chain = self._last_use(block)
             if chain is not None:
                 return known, chain
         return 0, None
@@ -208,7 +233,7 @@ class Reuse:
             before.waits = True  # for a use of what it left behind
         if before.klass != LEFT:
             before.klass = LEFT
-            if before.start < before.end:
+            if before.here > 0:
                 self._note(before, now_s)
         return before.turn + 1 if extends else max(before.turn, 2)
 
@@ -251,30 +276,24 @@ class Reuse:
     # --- blocks ---
 
     def _own(self, chain: Chain) -> None:
-        """Makes the chain's blocks resident, its own and in their queue."""
-        owner, previous = self._owner, None
+        """Makes the chain's blocks its own: those that are here, and the others when they come."""
+        owner = self._owner
         for at, block in enumerate(chain.blocks, start=chain.first):
-            was = owner.get(block)
-            if was is not previous:
-                if previous is not None:
-                    self._lose_front(previous, at)
-                previous = was
-            if was is None:
-                self._fresh.add(block)
-            owner[block] = chain
-        if previous is not None:
-            self._lose_front(previous, chain.end)
-        self._note(chain, chain.used_s)
+            place = owner.get(block)
+            if place is None:
+                self._expect(block, (chain, at))
+            else:
+                place[0].here -= 1
+                chain.here += 1
+                owner[block] = (chain, at)
+        if chain.here > 0:
+            self._note(chain, chain.used_s)
         self._remember(chain)
-
-    def _lose_front(self, chain: Chain, start: int) -> None:
-        """Its blocks before `start` belong to a newer chain now."""
-        chain.start = start
 
     # --- victims ---
 
     def _worth(self, chain: Chain, now_s: float) -> float:
-        if self._duel.by_age:
+        if self._uses < self._start_uses:
             return chain.used_s
         worth = self._hazard.worth_of(chain.klass, now_s - chain.used_s)
         return worth * _HEAD_FACTOR if chain.end - chain.first <= _HEAD_BLOCKS else worth
@@ -284,45 +303,71 @@ class Reuse:
 
     def _value_anew(self, now_s: float) -> None:
         """Worths move with age; often enough when it is done once in a sixteenth of the chains' number of uses."""
-        live = (
-            entry[3] for entry in self._heap if entry[2] == entry[3].klass and entry[3].start < entry[3].end
-        )
+        live = (entry[3] for entry in self._heap if entry[2] == entry[3].klass and entry[3].here > 0)
         self._heap = [(self._worth(chain, now_s), chain.number, chain.klass, chain) for chain in live]
         heapify(self._heap)
         self._value_at = self._uses + max(_VALUE_USES, len(self._heap) // 16)
         self._heap_max = 2 * len(self._heap) + _HEAP_MIN
 
-    def _victim(self, now_s: float) -> Chain:
-        """The chain with blocks that is worth least; the older one of equals."""
+    def victim(self, now_s: float, incoming: int = NO_BLOCK) -> Victim | None:
+        """The last block of the chain that is worth least (of equals the older one); it stays until `discard`.
+
+        `incoming`: the block that room is made for. Its own chain gives nothing unless no other can.
+        """
         if self._uses >= self._value_at:
             self._value_anew(now_s)
-        while True:
-            _, _, klass, chain = self._heap[0]
-            if chain.start < chain.end and klass == chain.klass:
-                return chain
-            heappop(self._heap)
-
-    def _evict(self, now_s: float) -> list[int]:
-        gone: list[int] = []
-        surplus = len(self._owner) - self.capacity_blocks
-        while surplus > 0:
-            chain = self._victim(now_s)
-            head_end = chain.first + _HEAD_BLOCKS
-            start = max(chain.start, chain.end - surplus, head_end if chain.end > head_end else 0)
-            for at in range(chain.end - 1, start - 1, -1):
-                block = chain.blocks[at - chain.first]
-                if self._owner.get(block) is chain:
-                    del self._owner[block]
-                    gone.append(block)
-                    surplus -= 1
-            chain.end = start
-            if chain.start < start == head_end:  # what is left is worth more
+        place = self._expected.get(incoming)
+        own = place[0] if place is not None else None
+        aside: tuple[float, int, int, Chain] | None = None
+        found: Victim | None = None
+        while self._heap and found is None:
+            worth, _, klass, chain = self._heap[0]
+            if chain.here == 0 or klass != chain.klass:
                 heappop(self._heap)
-                self._note(chain, now_s)
-        return [block for block in gone if block not in self._fresh]
+            elif chain is own and aside is None:
+                aside = heappop(self._heap)
+            elif chain is not own:
+                found = self._last_of(chain, worth, now_s)
+            else:  # a second entry of the same chain
+                heappop(self._heap)
+        if aside is None:
+            return found
+        heappush(self._heap, aside)
+        return found or self._last_of(aside[3], aside[0], now_s)
+
+    def _last_of(self, chain: Chain, worth: float, now_s: float) -> Victim | None:
+        """The chain's last block; None when it has none behind its head, which is worth more, or none at all."""
+        head_end = chain.first + _HEAD_BLOCKS
+        floor = head_end if chain.end > head_end else chain.first
+        while chain.end > floor:
+            block = chain.blocks[chain.end - 1 - chain.first]
+            place = self._owner.get(block)
+            if place is not None and place[0] is chain:
+                return Victim(block, worth)
+            chain.end -= 1
+        if chain.here > 0:
+            self._note_anew(chain, now_s)
+        return None
+
+    def _note_anew(self, chain: Chain, now_s: float) -> None:
+        """What is left of the chain is worth more than its entry says, which is on top."""
+        if self._heap and self._heap[0][3] is chain:
+            heappop(self._heap)
+        self._note(chain, now_s)
 
     def discard(self, block: int) -> None:
-        self._owner.pop(block, None)
+        place = self._owner.pop(block, None)
+        if place is not None:
+            place[0].here -= 1
+
+    def _expect(self, block: int, place: _Place) -> None:
+        self._expected.pop(block, None)  # newest last
+        self._expected[block] = place
+
+    def _last_use(self, block: int) -> Chain | None:
+        """The chain that used the block last, as far as that is known."""
+        place = self._owner.get(block) or self._expected.get(block)
+        return place[0] if place is not None else self._remembered.get(block)
 
     def leading(self, blocks: Sequence[int], now_s: float) -> int:
         return leading_run(self._owner, blocks)

@@ -109,6 +109,14 @@ def _over_time(
     return plot, tuple(rows)
 
 
+def _timeline(
+    results: Sequence[Result], over_time: tuple[Plot, tuple[tuple[str, ...], ...]], alt: str, caption: str
+) -> Drawing:
+    """What `_over_time` drew, with its words."""
+    plot, rows = over_time
+    return Drawing(plot, alt, caption, ("minute", *_names(results)), rows)
+
+
 def _picked(count: int) -> list[int]:
     """A few places, evenly spread, from the first to the last."""
     steps = min(count, _TABLE_ROWS)
@@ -127,34 +135,32 @@ def load(results: Sequence[Result], *, decode: bool) -> Drawing:
     for result in results:
         column = result.series.decode_load if decode else result.series.prefill_load
         lines.append((result.series.at_s, 100 * pool_mean(result, column, decode=decode)))
-    plot, rows = _over_time(results, f"{pool} load", f"% of the promised {promise}", lines)
+    drawn = _over_time(results, f"{pool} load", f"% of the promised {promise}", lines)
     if any(np.nanmax(values, initial=0.0) > 90.0 for _, values in lines):
-        figures.limit_line(plot, 100.0, "limit", vertical=False)
+        figures.limit_line(drawn[0], 100.0, "limit", vertical=False)
     told = ", ".join(
         f"{r.policy} {_mean(values):.0f} % on average, {np.nanmax(values, initial=0.0):.0f} % at most"
         for r, (_, values) in zip(results, lines, strict=True)
     )
     meaning = "step time over the promised TBT" if decode else "expected queueing over the promised TTFT"
-    return Drawing(
-        plot,
+    return _timeline(
+        results,
+        drawn,
         f"{pool} load over time: {told}.",
         f"Mean over the instances of the pool: {meaning}.",
-        ("minute", *_names(results)),
-        rows,
     )
 
 
 def queue(results: Sequence[Result]) -> Drawing:
     """Requests that wait for their prompt to be computed."""
     lines = [(r.series.at_s, r.series.queue_requests.sum(axis=1).astype(np.float64)) for r in results]
-    plot, rows = _over_time(results, "Queue", "prompts waiting", lines)
+    drawn = _over_time(results, "Queue", "prompts waiting", lines)
     told = ", ".join(f"{r.policy} {v.max(initial=0.0):.0f}" for r, (_, v) in zip(results, lines, strict=True))
-    return Drawing(
-        plot,
+    return _timeline(
+        results,
+        drawn,
         f"Prompts that wait over time; most at once: {told}.",
         "Prompts that are assigned and not yet being computed, all instances together.",
-        ("minute", *_names(results)),
-        rows,
     )
 
 
@@ -164,14 +170,13 @@ def hit_ratio(results: Sequence[Result], summaries: Sequence[Summary]) -> Drawin
     for result in results:
         at_s, ratio = windowed_hit_ratio(result)
         lines.append((at_s, 100 * _smooth(ratio)))
-    plot, rows = _over_time(results, "Hit ratio", "% of prompt tokens", lines)
+    drawn = _over_time(results, "Hit ratio", "% of prompt tokens", lines)
     told = ", ".join(f"{s.policy} {percent(s.hit_ratio)}" for s in summaries)
-    return Drawing(
-        plot,
+    return _timeline(
+        results,
+        drawn,
         f"Hit ratio over time. Whole run: {told}.",
         "Prompt tokens whose KV somebody held, in the last minute or so. It climbs while caches fill.",
-        ("minute", *_names(results)),
-        rows,
     )
 
 
@@ -190,16 +195,15 @@ def goodput(results: Sequence[Result], summaries: Sequence[Summary]) -> Drawing:
     """Requests that kept both promises, by when they arrived, beside all that arrived."""
     windows = [per_window(result) for result in results]
     lines = [(at_s, kept) for at_s, _, kept in windows]
-    plot, rows = _over_time(results, "Goodput", "requests per second", lines)
-    figures.line(plot, windows[0][0], windows[0][1], "arrived", faint=True)
-    plot.axes.set_ylim(0.0, 1.08 * max([0.1, *windows[0][1].tolist()]))
+    drawn = _over_time(results, "Goodput", "requests per second", lines)
+    figures.line(drawn[0], windows[0][0], windows[0][1], "arrived", faint=True)
+    drawn[0].axes.set_ylim(0.0, 1.08 * max([0.1, *windows[0][1].tolist()]))
     told = ", ".join(f"{s.policy} {percent(s.attainment)}" for s in summaries)
-    return Drawing(
-        plot,
+    return _timeline(
+        results,
+        drawn,
         f"Requests per second that kept both promises. Of all requests: {told}.",
         "Served within both promises, by time of arrival. The distance to the grey line is what was lost.",
-        ("minute", *_names(results)),
-        rows,
     )
 
 
@@ -234,14 +238,13 @@ def roles(results: Sequence[Result]) -> Drawing | None:
     if not any(result.totals.role_switches for result in results):
         return None
     lines = [(r.series.at_s, (r.series.role == 0).sum(axis=1).astype(np.float64)) for r in results]
-    plot, rows = _over_time(results, "Prefill instances", "instances", lines)
+    drawn = _over_time(results, "Prefill instances", "instances", lines)
     told = ", ".join(f"{r.policy} {r.totals.role_switches}" for r in results)
-    return Drawing(
-        plot,
+    return _timeline(
+        results,
+        drawn,
         f"Prefill instances over time; role switches: {told}.",
         "Instances change between prefill and decode as the load asks for it.",
-        ("minute", *_names(results)),
-        rows,
     )
 
 

@@ -81,6 +81,7 @@ async def register(state: NodeState) -> None:
             endpoints=state.endpoints,
             segments=state.segments,
             started_ms=identity.started_wall_ms,
+            rails=state.rails(),
         ),
         state.call_timeout_s,
     )
@@ -123,6 +124,7 @@ async def heartbeat(state: NodeState) -> None:
             state=state.node_state,
             tenant_names=state.core.tenants(),
             last_seq=state.core.event_seq(),
+            rails=state.rails(),
         ),
         min(state.call_timeout_s, max(1.0, state.membership.heartbeat_interval_s * 2)),
     )

@@ -18,10 +18,10 @@ class Archive:
         self._bytes = bytearray()
         self._names: set[str] = set()
 
-    def _entry(self, name: str, mode: int, data: bytes) -> None:
+    def _entry(self, name: str, mode: int, data: bytes, time_s: int = 0) -> None:
         encoded = name.encode() + b"\0"
         inode = len(self._names) + 1
-        fields = (inode, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(encoded), 0)
+        fields = (inode, mode, 0, 0, 1, time_s, len(data), 0, 0, 0, 0, len(encoded), 0)
         self._bytes += MAGIC + b"".join(b"%08X" % field for field in fields) + encoded
         self._pad()
         self._bytes += data
@@ -38,11 +38,11 @@ class Archive:
                 self._names.add(walked)
                 self._entry(walked, stat.S_IFDIR | 0o755, b"")
 
-    def file(self, path: str, data: bytes, mode: int = 0o644) -> None:
+    def file(self, path: str, data: bytes, mode: int = 0o644, time_s: int = 0) -> None:
         if "/" in path:
             self.folder(path.rsplit("/", 1)[0])
         self._names.add(path)
-        self._entry(path, stat.S_IFREG | mode, data)
+        self._entry(path, stat.S_IFREG | mode, data, time_s)
 
     def link(self, path: str, target: str) -> None:
         self._names.add(path)

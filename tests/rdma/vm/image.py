@@ -18,7 +18,7 @@ from tests.rdma.vm.kernel import load_order, module_name, read_module, unpack_im
 
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parents[2] / "build" / "vm"
-STAMP = "made-1"  # raise the number when what is made here changes
+STAMP = "made-2"  # raise the number when what is made here changes
 
 USER_SPACE = [
     *("busybox-static", "iproute2", "libibverbs1", "ibverbs-providers", "librdmacm1", "ibverbs-utils"),
@@ -31,6 +31,7 @@ USER_SPACE = [
         "libnl-3-200",
         "libnl-route-3-200",
     ),
+    *("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib"),  # what pyverbs is built for
 ]
 # crc32_generic: rxe asks the kernel's crypto interface for it by name, so no dependency line names it.
 MODULES = [

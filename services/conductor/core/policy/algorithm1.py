@@ -145,4 +145,4 @@ def paired(
         odd_rows=odd + more,
     )
     reason, retry_s = overload.judged(request, fleet, rules, choice)
-    return replace(choice, admitted=not reason, reason=reason or ADMITTED, retry_after_s=retry_s)
+    return replace(choice, admitted=False, reason=reason, retry_after_s=retry_s) if reason else choice

@@ -70,12 +70,12 @@ def scores(request: Request, fleet: Fleet, rules: Rules) -> Scores:
     for source in _fastest(request):
         rate = source.tokens_per_s
         _take_longer(table, request, fleet, weight, source.tokens, rate, 0.0, source.row)
-    for awaited in request.awaited if rules.waits else ():
-        if awaited.pool:
-            _take_longer(
-                table, request, fleet, weight, awaited.tokens, np.inf, awaited.ready_in_s, awaited.row
-            )
-        _take_at_home(table, request, fleet, weight, awaited)
+    if rules.waits:
+        for awaited in _soonest(request):
+            ready_in_s = awaited.ready_in_s
+            _take_longer(table, request, fleet, weight, awaited.tokens, np.inf, ready_in_s, awaited.row)
+        for awaited in request.awaited:
+            _take_at_home(table, request, fleet, weight, awaited)
     return Scores(score_s, total_s, compute_s)
 
 
@@ -89,6 +89,17 @@ def _fastest(request: Request) -> Iterable[Source]:
         known = found.get(source.tokens)
         if known is None or source.tokens_per_s > known.tokens_per_s:
             found[source.tokens] = source
+    return found.values()
+
+
+def _soonest(request: Request) -> Iterable[Awaited]:
+    """Return of the requests that make equally many tokens readable the first: it is the best one for all rows but
+    its own, which has them even sooner."""
+    found: dict[int, Awaited] = {}
+    for awaited in request.awaited:
+        known = found.get(awaited.tokens)
+        if awaited.pool and (known is None or awaited.ready_in_s < known.ready_in_s):
+            found[awaited.tokens] = awaited
     return found.values()
 
 

@@ -29,7 +29,7 @@ class Standing(NamedTuple):
     prefillers: who may compute prompts for others; decoders: who may generate; both: who has both roles. groups: of
     each passport group (its number, its rows, those of them that share the pool). prefill_a to d, fetch_latency_s,
     decode_*: as the columns of `Fleet`. nothing: a column of zeros. hands_over: some hand-over takes time. tails:
-    some row computes the tail.
+    some row computes the tail. limits_*: some row has a limit.
     """
 
     prefillers: Bools
@@ -49,6 +49,8 @@ class Standing(NamedTuple):
     any_both: bool
     hands_over: bool
     tails: bool
+    limits_sequences: bool
+    limits_kv: bool
 
     @classmethod
     def of(cls, fleet: Fleet) -> Standing:
@@ -81,6 +83,8 @@ class Standing(NamedTuple):
             any_both=bool(both.any()),
             hands_over=bool(delays.any()),
             tails=bool(fleet.tail.any()),
+            limits_sequences=bool((fleet.sequences_max > 0).any()),
+            limits_kv=bool((fleet.kv_capacity_tokens > 0).any()),
         )
 
     def readers(self, group: int, fleet: Fleet) -> Bools:

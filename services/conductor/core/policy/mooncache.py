@@ -83,7 +83,7 @@ class Mooncache:
                 continue
             way = branches.cheapest(branches.ways(request, fleet, rules, row))
             way = branches.together(request, fleet, rules, own, way) or way
-            placed = placement.price(request, fleet, way.total_s, handover_s)
+            placed = placement.price(request, fleet, way.total_s, handover_s, holds=overload.holds(rules))
             measured, _ = cleaned(placed.score_s, decoders & sharing)
             decode = least(measured, rng)
             if decode == NOBODY:
@@ -118,7 +118,9 @@ class Mooncache:
                 mask = mask & (short | fleet.standing.both if fleet.standing.any_both else short)
             if not mask.any():
                 return None
-        placed = placement.price(request, fleet, float(np.min(priced.total_s[mask])), 0.0)
+        placed = placement.price(
+            request, fleet, float(np.min(priced.total_s[mask])), 0.0, holds=overload.holds(rules)
+        )
         if paired:
             stalls = (fleet.sequences > 0) & (priced.compute_s + placed.tbt_s > request.tbt_slo_s)
             mask = mask & ~stalls

@@ -1,18 +1,20 @@
 """Overload: refuse at arrival what would miss its promise, and say when it is worth coming back.
 
 Source: Mooncake (arXiv 2407.00079, section 7). Load is a share of the promise: predicted TTFT over its limit,
-predicted time between tokens over its limit. The modes (Rules.admission):
+predicted time between tokens over its limit, the newcomer counted. The modes (Rules.admission):
 
 none       nobody is refused
 ttft_tbt   Algorithm 1, line 23: the chosen pair would miss a promise
 baseline   the prefill load at arrival; the decode load only when the prompt is computed, whose work is wasted then
 early      both at arrival, the decode load as it is now: stale by the prefill's time, which makes load swing
 predicted  both at arrival, the decode load predicted for the end of this prefill, every answer lasting equally long
-ours       as predicted, for the chosen instance, with learnt answer lengths (they are in `Fleet.decode_at`),
-           priorities and fair shares; a promise that an idle instance could not keep either is no reason to
-           refuse, unless the caller made it: waiting would not help
+ours       both at arrival for the chosen instances, with learnt answer lengths (they are in `Fleet.decode_at`) and
+           what predictions of waiting were late by so far, priorities and fair shares; a promise that an idle
+           instance could not keep either is no reason to refuse, unless the caller made it: waiting would not help
 
-`accepted_at_decode` is the second look when the prompt is computed (the double check).
+When a prompt is computed, the paper's modes look at its decode instance again (`PAPERS`, the double check) and refuse
+it there. In `ours` the decode instance holds it back instead while steps would be longer than
+promised (`holds`): the excess is little, its time was counted at arrival, and the prompt's work is not wasted.
 """
 
 from __future__ import annotations
@@ -24,7 +26,13 @@ from mooncache.conductor.core.policy.fleet import BOTH, DECODE, Fleet
 from mooncache.conductor.core.policy.types import Choice, Floats, Request, Rules
 
 MODES = ("none", "ttft_tbt", "baseline", "early", "predicted", "ours")
+PAPERS = ("ttft_tbt", "baseline", "early", "predicted")
 _SHARE_MAX = 4.0
+
+
+def holds(rules: Rules) -> bool:
+    """Return whether decode instances hold newcomers while steps would be longer than promised."""
+    return rules.holds and rules.admission == "ours"
 
 
 def judged(request: Request, fleet: Fleet, rules: Rules, choice: Choice) -> tuple[str, float]:
@@ -53,37 +61,25 @@ def judged(request: Request, fleet: Fleet, rules: Rules, choice: Choice) -> tupl
 
 
 def decode_load(fleet: Fleet, sequences: Floats, kv_tokens: Floats, request: Request) -> float:
-    """Return the mean over decode instances of the time between tokens, as a share of the promise."""
+    """Return the mean over decode instances of the time between tokens with the request, over the promise."""
     mask = fleet.ready & ((fleet.role == DECODE) | (fleet.role == BOTH))
     if not mask.any():
         return 0.0
-    tbt_s = fleet.tbt_s(sequences, kv_tokens)
+    tbt_s = fleet.tbt_s(sequences + request.sequences, kv_tokens + request.prompt_tokens)
     return float(np.mean(tbt_s[mask])) / request.tbt_slo_s
-
-
-def accepted_at_decode(request: Request, fleet: Fleet, rules: Rules, row: int) -> bool:
-    """Return whether the decode instance takes the computed prompt now: its batch keeps the promise and has room."""
-    if rules.admission in ("none", "ours"):
-        return True
-    sequences = fleet.batch_sequences[row] + request.sequences
-    kv_tokens = fleet.batch_kv_tokens[row] + request.prompt_tokens
-    tbt_s = (
-        fleet.decode_base_s[row]
-        + fleet.decode_per_sequence_s[row] * sequences
-        + fleet.decode_per_token_s[row] * kv_tokens
-    )
-    return bool(tbt_s <= request.tbt_slo_s)
 
 
 def _ours(request: Request, fleet: Fleet, rules: Rules, choice: Choice) -> tuple[str, float]:
     factor = headroom(request.priority, rules) / min(_SHARE_MAX, max(1.0, request.tenant_share))
     ttft_limit_s = request.ttft_slo_s * factor
-    waiting_s = choice.queue_s + choice.wait_s
+    waiting_s = choice.waiting_s
+    # Nothing is later than predicted where nothing is waited for.
+    ttft_s = choice.ttft_s * (1 + request.comes_later) if waiting_s > 0 else choice.ttft_s
     if not request.ttft_strict:
         ttft_limit_s = max(ttft_limit_s, rules.patience * max(0.0, choice.ttft_s - waiting_s))
-    if choice.ttft_s > ttft_limit_s and (waiting_s > 0 or request.ttft_strict):
+    if ttft_s > ttft_limit_s and (waiting_s > 0 or request.ttft_strict):
         reason = "capacity" if choice.wait_s > choice.queue_s else "ttft"
-        return reason, clamp_retry(min(choice.ttft_s - ttft_limit_s, waiting_s), rules)
+        return reason, clamp_retry(min(ttft_s - ttft_limit_s, waiting_s), rules)
     tbt_limit_s = request.tbt_slo_s * factor
     row = choice.decode
     if not request.tbt_strict:

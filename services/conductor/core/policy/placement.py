@@ -3,19 +3,28 @@
 Source: Mooncake (arXiv 2407.00079, section 7): the load that counts is the one when the prefill ends. The score is
 the time to the end of the answer (waiting for a place, hand-over, every expected token at the predicted time
 between tokens); candidates beyond the promised time between tokens come behind all others.
+
+Waiting: an instance has places, memory for KV, and the time of a step that the promise leaves. While all that was
+sent there needs more than one of these, places are taken in order and come free as answers end, the whole of it once
+every `stay_s`. So a newcomer's place is there when the excess has ended: a fact of what was sent and has not
+ended, which corrects itself where the curves of what generates later (`Fleet.decode_at`) would add up their errors.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mooncache.conductor.core.policy.common import QUIET
-from mooncache.conductor.core.policy.fleet import Fleet
+from mooncache.conductor.core.policy.fleet import Even, Fleet
 from mooncache.conductor.core.policy.types import Floats, Request
 
 LATE_S = 1e6  # behind everybody who keeps the promise
+HELD_AT = (
+    0.98  # share of the promised time between tokens at which newcomers are held: steps grow with answers
+)
 
 
 class Placements(NamedTuple):
@@ -26,25 +35,81 @@ class Placements(NamedTuple):
     score_s: Floats
 
 
+# What of a batch (sequences, KV tokens: columns or numbers) a limit is about.
+Need = Callable[[Any, Any, Fleet], Any]
+
+
 @QUIET
-def price(request: Request, fleet: Fleet, at_s: float, handover_s: Floats | float) -> Placements:
-    """Return every row priced for `at_s` seconds from now, which is when the KV is there."""
+def price(
+    request: Request, fleet: Fleet, at_s: float, handover_s: Floats | float, *, holds: bool = False
+) -> Placements:
+    """Return every row priced for `at_s` seconds from now, which is when the KV is there.
+
+    holds: newcomers are held where steps would be longer than promised (`Rules.holds`).
+    """
     sequences, kv_tokens = fleet.decode_at(at_s)
-    sequences = sequences + request.sequences
-    kv_tokens = kv_tokens + request.kv_tokens
-    wait_s = np.zeros(len(fleet))
-    over = sequences - np.where(fleet.sequences_max > 0, fleet.sequences_max, np.inf)
-    full = over > 0
-    if full.any():
-        there = np.maximum(sequences - request.sequences, 1e-9)
-        wait_s = np.where(full, np.minimum(over / there, 1.0) * fleet.stay_s, 0.0)
-    over = kv_tokens - np.where(fleet.kv_capacity_tokens > 0, fleet.kv_capacity_tokens, np.inf)
-    full = (over > 0) & (fleet.kv_tokens > 0)
-    if full.any():
-        there = np.maximum(kv_tokens - request.kv_tokens, 1e-9)
-        wait_s = np.maximum(wait_s, np.where(full, np.minimum(over / there, 1.0) * fleet.stay_s, 0.0))
-    tbt_s = fleet.tbt_s(sequences, kv_tokens)
-    score_s = (
-        wait_s + handover_s + request.output_tokens * tbt_s + np.where(tbt_s > request.tbt_slo_s, LATE_S, 0.0)
-    )
+    wait_s, share = _waits(request, fleet, at_s, holds=holds)
+    if wait_s is None:
+        wait_s = fleet.standing.nothing
+    else:
+        # Who waits comes into a full batch.
+        waits = wait_s > 0
+        sequences = np.where(waits, fleet.sequences * share, sequences)
+        kv_tokens = np.where(waits, fleet.kv_tokens * share, kv_tokens)
+    tbt_s = fleet.tbt_s(sequences + request.sequences, kv_tokens + request.kv_tokens)
+    if holds:
+        alone_s = fleet.standing.decode_base_s + _work_s(request.sequences, request.kv_tokens, fleet)
+        tbt_s = np.minimum(tbt_s, np.maximum(alone_s, HELD_AT * request.tbt_slo_s))
+    score_s = wait_s + handover_s + request.output_tokens * tbt_s + LATE_S * (tbt_s > request.tbt_slo_s)
     return Placements(tbt_s, wait_s, score_s)
+
+
+def _waits(
+    request: Request, fleet: Fleet, at_s: float, *, holds: bool
+) -> tuple[Floats | None, Floats | float]:
+    """Return how long a place is waited for, None where nobody waits, and the share of what was sent that fits."""
+    standing = fleet.standing
+    limits: list[tuple[Need, Even]] = []
+    if standing.limits_sequences:
+        limits.append((_sequences, fleet.sequences_max))
+    if standing.limits_kv:
+        limits.append((_kv_tokens, fleet.kv_capacity_tokens))
+    if holds:
+        limits.append((_work_s, HELD_AT * request.tbt_slo_s - standing.decode_base_s))
+    over: list[tuple[Floats, Need, Even]] = []
+    share: Floats | float = 1.0
+    for need, limit in limits:
+        sent = need(fleet.sequences, fleet.kv_tokens, fleet)
+        own = need(request.sequences, request.kv_tokens, fleet)
+        full = (sent + own > limit) & (limit > 0)
+        if full.any():
+            full &= sent > 0
+        if full.any():
+            over.append((np.where(full, np.minimum(sent + own - limit, sent), 0.0), need, limit))
+            share = np.minimum(np.where(full, limit / (sent + own), 1.0), share)
+    if not over:
+        return None, 1.0
+    # What stayed so far was in emptier batches, and long answers have not ended yet.
+    full_step_s = fleet.tbt_s(fleet.sequences * share, fleet.kv_tokens * share)
+    stay_s = np.maximum(fleet.stay_s, request.output_tokens * full_step_s)
+    wait_s = np.zeros(len(fleet))
+    for excess, need, limit in over:
+        # Until then the batch fills: less comes free than of a full one.
+        batch = need(fleet.batch_sequences, fleet.batch_kv_tokens, fleet)
+        freed_s = at_s * (1 + np.minimum(batch / limit, 1.0)) / 2
+        wait_s = np.maximum(wait_s, np.where(excess > 0, excess / limit * stay_s - freed_s, 0.0))
+    return wait_s, share
+
+
+def _sequences(sequences: Any, kv_tokens: Any, fleet: Fleet) -> Any:
+    return sequences
+
+
+def _kv_tokens(sequences: Any, kv_tokens: Any, fleet: Fleet) -> Any:
+    return kv_tokens
+
+
+def _work_s(sequences: Any, kv_tokens: Any, fleet: Fleet) -> Any:
+    """Return what so much adds to a step."""
+    standing = fleet.standing
+    return standing.decode_per_sequence_s * sequences + standing.decode_per_token_s * kv_tokens

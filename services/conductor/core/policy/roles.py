@@ -4,8 +4,10 @@ Mooncake (FAST'25, section 4.4) keeps the ratio fixed, watches both pools and sw
 algorithm is published. Here both sides are measured in instances: prompts need as many as the seconds of computing
 that arrive each second (at a target use, and to work off what is queued), generating needs as many as keep the batch
 within a share of the promised time between tokens and the KV within a share of the memory. The side that lacks takes
-from the side that has more than it needs. Against going to and fro: needs are smoothed, they have to last for some
-plans, a switch the other way has to wait, and the giver keeps a reserve.
+from the side that has more than it needs. When both lack, requests are refused or late whatever is done, and what
+counts is the slower side: then the split is taken at which both sides, used to the full, carry most of what arrives.
+Against going to and fro: needs are smoothed, they have to last for some plans, a switch the other way has to wait, and
+the giver keeps a reserve.
 """
 
 from __future__ import annotations
@@ -28,8 +30,11 @@ RESERVE = 0.25  # instances of its need that a giver keeps on top
 LASTS_PLANS = 2
 URGENT = 1.3  # times what there is: not waited for
 TURN_BACK_S = 120.0
+BLIND_S = 60.0  # in the first minute caches fill, and answers that ended were short ones
 NO_SIDE = -1
 AT_ONCE_MAX = 0.5  # share of the givers that may leave in one plan
+FULL_TOKEN_TIME = 0.8  # share of the promised time between tokens that is planned for when both sides lack
+WORTH = 1.03  # times what is carried now: what a switch has to gain then
 
 
 class Switch(NamedTuple):
@@ -41,10 +46,12 @@ class Switch(NamedTuple):
 
 @dataclass(slots=True)
 class Needs:
-    """How many instances each side needs, in instances with fractions."""
+    """How many instances each side needs, in instances with fractions; least: when they are used to the full."""
 
     prefill: float
     decode: float
+    prefill_least: float = 0.0
+    decode_least: float = 0.0
 
 
 class RolePlanner:
@@ -72,7 +79,7 @@ class RolePlanner:
         if min(counts.values()) == 0:
             return ()
         self.needs = self._needs(fleet, tbt_slo_s)
-        side, number = _lacking(self.needs, counts)
+        side, number = split(self.needs, counts)
         known, times = self._wanted
         self._wanted = (side, times + 1 if side == known else 1)
         urgent = self.needs.prefill > URGENT * counts[PREFILL] or self.needs.decode > URGENT * counts[DECODE]
@@ -118,11 +125,18 @@ class RolePlanner:
         capacity = float(np.mean(fleet.kv_capacity_tokens[generating]))
         if capacity > 0:
             decode = max(decode, kv_tokens / (MEMORY_USE * capacity))
-        return Needs(prefill, decode)
+        if self._passed_s < BLIND_S:
+            return Needs(prefill, decode)
+        full_s = max(FULL_TOKEN_TIME * tbt_slo_s, base_s + 1e-3)
+        batch_s = float(np.sum(fleet.batch_sequences[generating] * fleet.decode_per_sequence_s[generating]))
+        batch_s += float(np.sum(fleet.batch_kv_tokens[generating] * fleet.decode_per_token_s[generating]))
+        return Needs(
+            prefill, decode, self._rate, max(batch_s, self._generating_rate * full_s) / (full_s - base_s)
+        )
 
 
-def _lacking(needs: Needs, counts: dict[int, int]) -> tuple[int, int]:
-    """Return the side that needs more instances than it has, and how many the other one can give."""
+def split(needs: Needs, counts: dict[int, int]) -> tuple[int, int]:
+    """Return the side that should get instances, and how many: who lacks takes what the other has too many."""
     spare_decode = counts[DECODE] - max(1, math.ceil(needs.decode * (1 + RESERVE)))
     spare_prefill = counts[PREFILL] - max(1, math.ceil(needs.prefill * (1 + RESERVE)))
     short_prefill = math.ceil(needs.prefill) - counts[PREFILL]
@@ -131,4 +145,23 @@ def _lacking(needs: Needs, counts: dict[int, int]) -> tuple[int, int]:
         return DECODE, min(short_decode, spare_prefill)
     if short_prefill > 0 and spare_decode > 0:
         return PREFILL, min(short_prefill, spare_decode)
+    if short_decode > 0 or short_prefill > 0:
+        return _balanced(needs, counts)
     return NO_SIDE, 0
+
+
+def _balanced(needs: Needs, counts: dict[int, int]) -> tuple[int, int]:
+    """Return the side that should have one more when nobody has more than it needs."""
+    if min(needs.prefill_least, needs.decode_least) <= 0:
+        return NO_SIDE, 0  # not known yet
+
+    def carried(prefill: int, decode: int) -> float:
+        return min(prefill / needs.prefill_least, decode / needs.decode_least)
+
+    prefill, decode = counts[PREFILL], counts[DECODE]
+    more = {
+        DECODE: carried(prefill - 1, decode + 1) if prefill > 1 else 0.0,
+        PREFILL: carried(prefill + 1, decode - 1) if decode > 1 else 0.0,
+    }
+    side = max(more, key=lambda role: more[role])
+    return (side, 1) if more[side] > WORTH * carried(prefill, decode) else (NO_SIDE, 0)

@@ -90,7 +90,8 @@ class Request:
     cacheable_tokens: tokens of complete blocks. local: leading tokens that each row of the fleet holds itself.
     group: passport group under which the keys were made. keep_decode: the row that already has the decode leg.
     ttft_strict and tbt_strict: the caller named the promise itself, so it is kept even on idle instances.
-    tenant_share: the tenant's recent uncached tokens over its fair share. number: running number (round robin).
+    tenant_share: the tenant's recent uncached tokens over its fair share. comes_later: share by which first tokens
+    that wait may come later than predicted, as learnt. number: running number (round robin).
     affinity: numbers that name the prefix after 1, 2, 4, 8, ... blocks (DualMap).
     """
 
@@ -111,6 +112,7 @@ class Request:
     keep_decode: int = NOBODY
     priority: int = 0
     tenant_share: float = 1.0
+    comes_later: float = 0.0
     number: int = 0
     affinity: tuple[int, ...] = ()
 
@@ -125,14 +127,15 @@ class Rules:
     """Settings of all policies. They are the same for every scenario and cluster.
 
     admission: none, baseline (decode is looked at only when the prompt is computed), early (decode load now),
-    predicted (decode load when the prompt will be computed, every answer lasting `decode_stay_s`), ours.
+    predicted (decode load when the prompt will be computed, every answer lasting equally long), ours.
     threshold: Algorithm 1's balancing threshold. inline_tokens_max: what a decode instance may compute itself
     while prefill instances are there. work_weight: seconds of delay that one second of computing saved is worth,
     since the next requests queue for it, and queue_weight more for each prompt that queues already.
     waits, pipelines: whether these ways are looked at; pipeline_worth_s: a prompt that one instance computes sooner
     is not divided. patience: an idle instance's time, times this, is the least limit of a promise that nobody asked
     for. overlap_weight: Dynamo's weight of computing. affinity_depth: which of a request's `affinity` hashes DualMap
-    takes (the one of two blocks).
+    takes (the one of two blocks). holds: decode instances let a newcomer wait while their steps would be longer than
+    promised; without it they take in whatever has room.
     """
 
     admission: str = "ours"
@@ -143,13 +146,13 @@ class Rules:
     waits: bool = True
     pipelines: bool = True
     pipeline_worth_s: float = 2.0
-    decode_stay_s: float = 17.0
     patience: float = 2.0
     priority_step: float = 0.25
     retry_after_min_s: float = 0.25
     retry_after_max_s: float = 60.0
     overlap_weight: float = 1.0
     affinity_depth: int = 1
+    holds: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +195,11 @@ class Choice:
     def computer(self) -> int:
         """The row that computes the prompt (the first of a pipeline)."""
         return self.prefill if self.prefill != NOBODY else self.decode
+
+    @property
+    def waiting_s(self) -> float:
+        """What of `ttft_s` is waiting for others."""
+        return self.queue_s + self.wait_s
 
     @property
     def total_s(self) -> float:

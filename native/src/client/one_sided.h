@@ -1,0 +1,249 @@
+// What reading and writing blocks through a Link share: ask the node where (LOOKUP or RESERVE), move the
+// bytes by the link, tell the node (RELEASE or COMMIT). The link is shared memory on a unix socket and RDMA
+// on TCP; any one-sided link would do.
+#pragma once
+
+#include <algorithm>
+#include <array>
+
+#include "client/batch.h"
+#include "mooncache/crc32c.h"
+
+namespace mooncache {
+
+inline constexpr size_t kOneSidedItems = 256;
+inline constexpr uint64_t kOneSidedBytes = 256 << 20;
+inline constexpr auto kOneSidedSpan =
+    std::chrono::milliseconds(2);  // copying between two looks at the cancel token
+
+inline RemoteExtent remote_extent(const wire::WireExtent& from, const wire::Exposure& exposure) {
+  RemoteExtent extent;
+  extent.grant = from.grant;
+  extent.segment = from.segment;
+  extent.slot = from.slot;
+  extent.generation = from.generation;
+  extent.offset = from.offset;
+  extent.size = from.size;
+  extent.exposed = exposure.code == Code::kOk;
+  extent.address = exposure.address;
+  extent.keys = exposure.keys;
+  return extent;
+}
+
+// The parts that both directions share: attaching, one chunk of items at a time, the link.
+class OneSided : public Program {
+ public:
+  OneSided(Work& work, Node& node, Session& session)
+      : work_(work),
+        node_(node),
+        session_(session),
+        rdma_(session.route() == Route::kTcp),
+        begin_(work.answered),
+        end_(work.answered) {
+    if (rdma_) {
+      Link* kept = session.rdma_link().get();
+      if (kept != nullptr && kept->healthy()) link_ = kept;
+    } else if (auto segments = node.segments(session.node().incarnation)) {
+      use_memory(std::move(segments));
+    }
+  }
+
+  // A program that ends early leaves no transfer behind: the link, which lives on with its session, would
+  // complete it into slices that are gone.
+  ~OneSided() override {
+    if (rdma_ && link_ != nullptr && open_ > 0) link_->close();
+  }
+
+  bool next(Request& request) override {
+    if (link_ == nullptr && !unavailable_) return rdma_ ? open_rdma(request) : open_memory(request);
+    if (unavailable_) return false;
+    switch (phase_) {
+      case Phase::kAsk:
+        if (work_.answered == work_.items.size()) return false;
+        phase_ = Phase::kAsked;
+        begin_ = end_ = work_.answered;
+        ask(request);
+        if (rdma_) request.flags |= wire::kFlagExpose;
+        return true;
+      case Phase::kTell:
+        return tell(request);
+      default:
+        return false;
+    }
+  }
+
+  bool finished() const override {
+    return unavailable_ || (work_.answered == work_.items.size() && phase_ == Phase::kAsk);
+  }
+
+  Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in,
+                     PayloadSink& sink) override {
+    if (header.opcode == wire::Opcode::kAttach) {
+      if (Status handled = attach_->on_response(header, status, in, sink); !handled) return handled;
+      if (attach_->segments()) {
+        node_.set_segments(*attach_->segments(), session_.node().incarnation);
+        use_memory(*attach_->segments());
+      } else {
+        no_link();
+      }
+      return Status::ok();
+    }
+    if (header.opcode == wire::Opcode::kEndpoint) {
+      if (Status handled = endpoint_->on_response(header, status, in, sink); !handled) return handled;
+      if (endpoint_->status())
+        link_ = session_.rdma_link().get();
+      else
+        no_link();
+      return Status::ok();
+    }
+    return answer(header, status, in);
+  }
+
+  bool work() override {
+    if (phase_ != Phase::kMove) return false;
+    // A device moves bytes on its own: look what has landed, and do not wait for more here.
+    const Deadline until = rdma_ ? Deadline::after_ms(0) : Deadline::after(kOneSidedSpan);
+    const uint64_t landed_before = link_->bytes_moved();
+    std::array<Completion, 64> completions;
+    for (;;) {
+      submit();
+      const size_t count = link_->poll(completions, until);
+      for (size_t i = 0; i < count; ++i) completed(completions[i]);
+      if (open_ == 0 && next_move_ == moves_.size()) {
+        phase_ = Phase::kTell;
+        return true;
+      }
+      if (rdma_ && count == 0) return link_->bytes_moved() != landed_before;
+      if (until.expired()) return true;
+    }
+  }
+
+  int wait_for(std::vector<int>& fds) override {
+    if (phase_ != Phase::kMove || !rdma_) return -1;
+    if (session_.idle() && session_.stale()) link_->close();  // the node is gone: nothing will be answered
+    return link_->wait_for(fds);
+  }
+
+ protected:
+  enum class Phase : uint8_t { kAsk, kAsked, kMove, kTell, kTold };
+  struct Move {
+    uint32_t item = 0;
+    RemoteExtent extent;
+    uint64_t offset = 0;
+    uint64_t size = 0;
+    uint32_t crc = 0;  // expected (get), computed (put)
+    Code code = Code::kOk;
+    size_t first_slice = 0;
+    size_t slice_count = 0;
+  };
+
+  virtual void ask(Request& request) = 0;
+  virtual bool tell(Request& request) = 0;
+  virtual Status answer(const wire::FrameHeader& header, const Status& status, Reader& in) = 0;
+  virtual void completed(const Completion& completion) = 0;
+  virtual Direction direction() const = 0;
+  // This connection cannot move bytes by itself: the items from `first` on need another way.
+  virtual void give_up(size_t first) = 0;
+
+  void no_link() {
+    unavailable_ = true;
+    if (rdma_) {
+      session_.rdma_link().reset();
+      node_.rdma_failed(steady_ms());
+    }
+    give_up(work_.answered);
+  }
+
+  void use_memory(std::shared_ptr<ShmSegments> segments) {
+    memory_ = std::make_unique<ShmLink>(std::move(segments), &session_);
+    link_ = memory_.get();
+  }
+
+  bool open_memory(Request& request) {
+    if (!attach_) attach_ = std::make_unique<AttachProgram>(session_);
+    return attach_->next(request);
+  }
+
+  bool open_rdma(Request& request) {
+    if (!endpoint_) {
+      RdmaTransport* transport = node_.rdma_for(session_, steady_ms());
+      auto made = transport != nullptr ? transport->make_link(session_)
+                                       : Result<std::unique_ptr<RdmaLink>>(Code::kTransportUnavailable,
+                                                                           "RDMA was switched off");
+      if (!made) return no_link(), false;
+      endpoint_ = std::make_unique<EndpointProgram>(**made);
+      session_.rdma_link() = std::move(*made);
+    }
+    if (endpoint_->next(request)) return true;
+    if (endpoint_->finished()) no_link();  // no queue pair could be made here
+    return false;
+  }
+
+  // Behind the results of LOOKUP and RESERVE; as many as results.
+  bool take_exposures(Reader& in, size_t count) {
+    exposures_.clear();
+    if (!rdma_) {
+      exposures_.resize(count);
+      return true;
+    }
+    auto exposures = wire::decode_items<wire::Exposure>(in);
+    if (!exposures || exposures->size() != count) return false;
+    exposures_ = std::move(*exposures);
+    return true;
+  }
+
+  // What a transfer's end means to the call.
+  Code outcome(Code code) {
+    if (rdma_ && code == Code::kTransportUnavailable) node_.rdma_failed(steady_ms());
+    return rdma_ && code == Code::kClosed ? Code::kConnectionLost : code;
+  }
+  void count_bytes(Counters& counters, uint64_t bytes) {
+    counters.add(rdma_ ? Counter::kRdmaBytes : Counter::kShmBytes, bytes);
+    if (rdma_) node_.rdma_moved(bytes);
+  }
+
+  void submit() {
+    while (next_move_ < moves_.size()) {
+      Move& move = moves_[next_move_];
+      if (move.code != Code::kOk) {
+        ++next_move_;
+        continue;
+      }
+      Transfer transfer;
+      transfer.id = next_move_;
+      transfer.direction = direction();
+      transfer.remote = move.extent;
+      transfer.offset = move.offset;
+      transfer.local = std::span(slices_).subspan(move.first_slice, move.slice_count);
+      if (link_->submit(std::span(&transfer, 1)) == 0) return;
+      ++next_move_;
+      ++open_;
+    }
+  }
+
+  void start_moves() {
+    next_move_ = 0;
+    open_ = 0;
+    phase_ = Phase::kMove;
+  }
+
+  Work& work_;
+  Node& node_;
+  Session& session_;
+  const bool rdma_;
+  Link* link_ = nullptr;
+  std::unique_ptr<ShmLink> memory_;
+  std::unique_ptr<AttachProgram> attach_;
+  std::unique_ptr<EndpointProgram> endpoint_;
+  std::vector<wire::Exposure> exposures_;  // of the chunk
+  Phase phase_ = Phase::kAsk;
+  bool unavailable_ = false;
+  size_t begin_;  // the chunk: items [begin_, end_) of the work
+  size_t end_;
+  std::vector<Move> moves_;
+  std::vector<Slice> slices_;
+  size_t next_move_ = 0;
+  size_t open_ = 0;
+};
+
+}  // namespace mooncache

@@ -1,0 +1,140 @@
+// Blocks out of a node through a Link: pinned by LOOKUP, read and checked here, given back by RELEASE.
+#include "client/one_sided.h"
+
+namespace mooncache {
+
+namespace {
+
+class OneSidedGet final : public OneSided {
+ public:
+  OneSidedGet(const GetBatch& batch, Work& work, Node& node, Session& session)
+      : OneSided(work, node, session), batch_(batch) {}
+
+ protected:
+  Direction direction() const override { return Direction::kRead; }
+
+  void ask(Request& request) override {
+    end_ = std::min(work_.items.size(), begin_ + kOneSidedItems);
+    request.opcode = wire::Opcode::kLookup;
+    request.meta.u32(static_cast<uint32_t>(end_ - begin_));
+    for (size_t i = begin_; i < end_; ++i) request.meta.key(batch_.blocks[work_.items[i]].key);
+  }
+
+  Status answer(const wire::FrameHeader&, const Status& status, Reader& in) override {
+    moves_.clear();
+    slices_.clear();
+    grants_.clear();
+    const size_t count = end_ - begin_;
+    if (status.is_ok() && in.u32() != count)
+      return {Code::kProtocolError, "LOOKUP answered another number of items"};
+    std::vector<wire::LookupResult> found(count);
+    for (wire::LookupResult& one : found) {
+      if (status.is_ok())
+        one = wire::LookupResult::decode(in);
+      else
+        one.code = status.code;
+    }
+    if (status.is_ok() && !take_exposures(in, count))
+      return {Code::kProtocolError, "malformed LOOKUP answer"};
+    if (!status.is_ok()) exposures_.assign(count, {});
+    for (size_t i = 0; i < count; ++i) plan(work_.items[begin_ + i], found[i], exposures_[i]);
+    if (status.is_ok() && !in.done()) return {Code::kProtocolError, "malformed LOOKUP answer"};
+    start_moves();
+    return Status::ok();
+  }
+
+  void completed(const Completion& completion) override {
+    --open_;
+    Move& move = moves_[completion.id];
+    Code code = outcome(completion.code);
+    if (code == Code::kOk && whole(move) && completion.crc32c != move.crc) code = Code::kChecksumMismatch;
+    if (code == Code::kOk && !whole(move)) code = verify_block(move);
+    batch_.settle(move.item, code, move.size, node_);
+    if (code == Code::kOk) count_bytes(*batch_.counters, move.size);
+  }
+
+  bool tell(Request& request) override {
+    work_.answered = end_;
+    phase_ = Phase::kAsk;
+    if (grants_.empty()) return OneSided::next(request);
+    request.opcode = wire::Opcode::kRelease;
+    request.flags = wire::kFlagNoReply;
+    wire::encode_grants(request.meta, grants_);
+    return true;
+  }
+
+  void give_up(size_t first) override {
+    for (size_t i = first; i < work_.items.size(); ++i) {
+      batch_.outcomes[work_.items[i]] = {Code::kTransportUnavailable, 0, node_.info().index};
+    }
+    work_.answered = work_.items.size();
+  }
+
+ private:
+  bool whole(const Move& move) const { return move.offset == 0 && move.size == move.extent.size; }
+
+  // A range has no CRC of its own here: the whole block is checked where it lies, like the node would.
+  Code verify_block(const Move& move) const {
+    const auto segments = node_.segments(session_.node().incarnation);
+    const std::byte* memory =
+        segments ? segments->readable(move.extent.segment, move.extent.offset, move.extent.size) : nullptr;
+    if (memory == nullptr) return Code::kInvalidArgument;
+    const uint32_t crc = crc32c({memory, static_cast<size_t>(move.extent.size)});
+    if (segments->generation(move.extent.slot) != move.extent.generation) return Code::kGenerationChanged;
+    return crc == move.crc ? Code::kOk : Code::kChecksumMismatch;
+  }
+
+  void plan(uint32_t item, const wire::LookupResult& found, const wire::Exposure& exposure) {
+    if (found.code == Code::kOk) grants_.push_back(found.extent.grant);
+    const GetBlock& block = batch_.blocks[item];
+    Code code = found.code;
+    uint64_t size = 0;
+    const uint64_t capacity = batch_.capacity(item);
+    if (code == Code::kOk) {
+      const uint64_t block_size = found.extent.size;
+      if (block.offset > block_size)
+        code = Code::kInvalidArgument;
+      else
+        size = std::min(capacity, block_size - block.offset);
+      if (code == Code::kOk && batch_.how->whole && size < block_size - block.offset) {
+        code = Code::kBufferTooSmall;
+        size = block_size;
+      }
+    }
+    if (rdma_ && code == Code::kOk && (exposure.code != Code::kOk || size != found.extent.size)) {
+      code = Code::kTransportUnavailable;  // only a whole block can be verified here
+      size = 0;
+    }
+    Move move{
+        item, remote_extent(found.extent, exposure), block.offset, size, found.crc32c, code, slices_.size(),
+        0};
+    if (code == Code::kOk) {
+      PayloadSink parts;
+      if (batch_.how->allocate) {
+        const Slice slice{batch_.how->allocate(item, size), static_cast<size_t>(size)};
+        if (slice.data == nullptr)
+          code = Code::kLimitExceeded;
+        else
+          parts.add_item(std::span(&slice, 1), 0, size);
+      } else {
+        parts.add_item(block.slices, 0, size);
+      }
+      slices_.insert(slices_.end(), parts.slices.begin(), parts.slices.end());
+      move.slice_count = parts.slices.size();
+      move.code = code;
+    }
+    if (code != Code::kOk) batch_.settle(item, code, code == Code::kBufferTooSmall ? size : 0, node_);
+    moves_.push_back(move);
+  }
+
+  const GetBatch& batch_;
+  std::vector<uint64_t> grants_;
+};
+
+}  // namespace
+
+std::unique_ptr<Program> make_one_sided_get(const GetBatch& batch, Work& work, Node& node, Session& session) {
+  return std::make_unique<OneSidedGet>(batch, work, node, session);
+}
+
+}  // namespace mooncache

@@ -1,0 +1,252 @@
+// How an RDMA link moves one transfer: cut into pieces, each posted on the rail that will be through soonest,
+// each landed with its CRC. rdma_link.cpp has the rest of the link's life.
+#include <algorithm>
+
+#include "mooncache/crc32c.h"
+#include "transport/queued_link.h"
+#include "transport/rdma.h"
+
+namespace mooncache {
+
+namespace {
+
+constexpr uint32_t kDirectBytes = 1 << 20;
+
+}  // namespace
+
+// Cutting ------------------------------------------------------------------------------------------------
+
+// The usable end that would be through soonest; SIZE_MAX: all are full; ends_.size(): none reaches the
+// extent.
+size_t RdmaLink::pick_end(const Pending& pending, uint32_t length) const {
+  size_t best = ends_.size();
+  uint64_t best_time = UINT64_MAX;
+  for (size_t i = 0; i < ends_.size(); ++i) {
+    const End& end = ends_[i];
+    if (!end.usable() || pending.transfer.remote.keys[i] == 0) continue;
+    if (best == ends_.size()) best = SIZE_MAX;
+    if (end.endpoint->room() == 0) continue;
+    const uint64_t time =
+        (end.bytes + length) / std::max<uint64_t>(end.rail->rail->info().megabits_per_s / 1000, 1);
+    if (time >= best_time) continue;
+    best = i;
+    best_time = time;
+  }
+  return best;
+}
+
+// The next piece of a transfer, with its place in registered memory. False: no staging slot is free.
+bool RdmaLink::cut_slice(Pending& pending, Piece& piece) {
+  const auto local = pending.transfer.local;
+  while (pending.local_offset == local[pending.local_slice].size) {
+    ++pending.local_slice;
+    pending.local_offset = 0;
+  }
+  uint64_t take = pending.length - pending.cut;
+  piece.local_slice = pending.local_slice;
+  piece.local_offset = pending.local_offset;
+  if (pending.region) {
+    const Slice& slice = local[pending.local_slice];
+    take = std::min<uint64_t>({take, slice.size - pending.local_offset, kDirectBytes});
+    piece.direct = slice.data + pending.local_offset;
+  } else {
+    const auto slot = shared_->staging->take();
+    if (!slot) return false;
+    piece.slot = *slot;
+    take = std::min<uint64_t>(take, RdmaStaging::kSlotBytes);
+  }
+  piece.serial = pending.serial;
+  piece.offset = pending.cut;
+  piece.length = static_cast<uint32_t>(take);
+  piece.index = static_cast<uint32_t>(pending.crcs.size());
+  uint32_t crc = 0;
+  if (pending.transfer.direction == Direction::kWrite) {
+    crc = piece.direct != nullptr ? crc32c({piece.direct, piece.length}) : gather(pending, piece);
+  }
+  pending.crcs.emplace_back(take, crc);
+  pending.cut += take;
+  ++pending.open;
+  skip(pending, take);
+  return true;
+}
+
+// Moves the cursor over the caller's slices.
+void RdmaLink::skip(Pending& pending, uint64_t bytes) {
+  while (bytes > 0) {
+    const size_t left = pending.transfer.local[pending.local_slice].size - pending.local_offset;
+    if (bytes < left) {
+      pending.local_offset += static_cast<size_t>(bytes);
+      return;
+    }
+    bytes -= left;
+    if (bytes == 0 && pending.local_slice + 1 == pending.transfer.local.size()) {
+      pending.local_offset += left;
+      return;
+    }
+    ++pending.local_slice;
+    pending.local_offset = 0;
+  }
+}
+
+// From the caller's slices into the slot; the CRC of what was copied.
+uint32_t RdmaLink::gather(const Pending& pending, const Piece& piece) {
+  std::byte* to = shared_->staging->at(piece.slot);
+  uint32_t crc = 0;
+  size_t at = piece.local_offset;
+  uint64_t left = piece.length;
+  for (size_t i = piece.local_slice; left > 0; ++i, at = 0) {
+    const Slice& slice = pending.transfer.local[i];
+    const size_t take = static_cast<size_t>(std::min<uint64_t>(left, slice.size - at));
+    if (take > 0) crc = copy_crc32c(to, slice.data + at, take, crc);
+    to += take;
+    left -= take;
+  }
+  return crc;
+}
+
+uint32_t RdmaLink::scatter(const Pending& pending, const Piece& piece) {
+  const std::byte* from = shared_->staging->at(piece.slot);
+  uint32_t crc = 0;
+  size_t at = piece.local_offset;
+  uint64_t left = piece.length;
+  for (size_t i = piece.local_slice; left > 0; ++i, at = 0) {
+    const Slice& slice = pending.transfer.local[i];
+    const size_t take = static_cast<size_t>(std::min<uint64_t>(left, slice.size - at));
+    if (take > 0) crc = copy_crc32c(slice.data + at, from, take, crc);
+    from += take;
+    left -= take;
+  }
+  return crc;
+}
+
+// Posting ------------------------------------------------------------------------------------------------
+
+bool RdmaLink::post_some() {
+  bool moved = false;
+  starved_ = false;
+  while (!again_.empty()) {
+    const uint32_t number = again_.front();
+    Pending* pending = find(pieces_[number].serial);
+    if (pending != nullptr && pending->code == Code::kOk) {
+      const size_t end = pick_end(*pending, pieces_[number].length);
+      if (end == SIZE_MAX) return moved;
+      if (end < ends_.size()) {
+        again_.pop_front();
+        post(number, end);
+        moved = true;
+        continue;
+      }
+      if (!any_usable()) return moved;  // a repair may follow
+      pending->code = Code::kTransportUnavailable;
+    }
+    again_.pop_front();
+    if (pending != nullptr) --pending->open;
+    give_back(number);
+    moved = true;
+  }
+  for (Pending& pending : queue_) {
+    while (pending.code == Code::kOk && pending.cut < pending.length) {
+      const size_t end = pick_end(pending, kDirectBytes);
+      if (end == SIZE_MAX) return moved;
+      if (end == ends_.size()) {
+        if (!any_usable()) return moved;
+        pending.code = Code::kTransportUnavailable;
+        break;
+      }
+      Piece piece;
+      if (!cut_slice(pending, piece)) {
+        starved_ = true;
+        return moved;
+      }
+      uint32_t number;
+      if (free_.empty()) {
+        number = static_cast<uint32_t>(pieces_.size());
+        pieces_.push_back(piece);
+      } else {
+        number = free_.back();
+        free_.pop_back();
+        pieces_[number] = piece;
+      }
+      post(number, end);
+      moved = true;
+    }
+  }
+  return moved;
+}
+
+void RdmaLink::post(uint32_t number, size_t end_number) {
+  Piece& piece = pieces_[number];
+  End& end = ends_[end_number];
+  const Pending& pending = *find(piece.serial);
+  const RemoteExtent& remote = pending.transfer.remote;
+  rdma::Post post;
+  post.id = number;
+  post.write = pending.transfer.direction == Direction::kWrite;
+  post.local = piece.direct != nullptr ? piece.direct : shared_->staging->at(piece.slot);
+  post.length = piece.length;
+  post.local_key = piece.direct != nullptr ? pending.region->by_rail[end.number]->local_key()
+                                           : end.rail->staging->local_key();
+  post.remote_address = remote.address + pending.transfer.offset + piece.offset;
+  post.remote_key = remote.keys[end_number];
+  if (end.endpoint->post(std::span(&post, 1)) == 0) {
+    again_.push_back(number);
+    return;
+  }
+  piece.end = end_number;
+  piece.flying = true;
+  end.bytes += piece.length;
+}
+
+// Landing ------------------------------------------------------------------------------------------------
+
+bool RdmaLink::reap() {
+  bool moved = false;
+  std::array<rdma::Reaped, 16> reaped;
+  for (End& end : ends_) {
+    if (!end.endpoint || end.endpoint->outstanding() == 0) continue;
+    const size_t count = end.endpoint->poll(reaped);
+    for (size_t i = 0; i < count; ++i) landed(static_cast<uint32_t>(reaped[i].id), reaped[i].outcome);
+    moved = moved || count > 0;
+  }
+  return moved;
+}
+
+void RdmaLink::landed(uint32_t number, rdma::Outcome outcome) {
+  Piece& piece = pieces_[number];
+  End& end = ends_[piece.end];
+  piece.flying = false;
+  end.bytes -= piece.length;
+  Pending* pending = find(piece.serial);
+  if (outcome == rdma::Outcome::kDone || outcome == rdma::Outcome::kRefused) repairs_ = 0;  // the path works
+  if (pending == nullptr) return give_back(number);
+  if (pending->code != Code::kOk) {  // it is over for its caller, whose slices may be gone
+    --pending->open;
+    return give_back(number);
+  }
+  if (outcome == rdma::Outcome::kDone) {
+    end.rail->bytes.fetch_add(piece.length, std::memory_order_relaxed);
+    if (pending->transfer.direction == Direction::kRead) {
+      pending->crcs[piece.index].second =
+          piece.direct != nullptr ? crc32c({piece.direct, piece.length}) : scatter(*pending, piece);
+    }
+    pending->moved += piece.length;
+    bytes_moved_ += piece.length;
+    --pending->open;
+    return give_back(number);
+  }
+  if (outcome == rdma::Outcome::kRefused) {
+    // No other rail would be let in: this transfer is over, the others on this rail go on elsewhere.
+    pending->code = Code::kTransportUnavailable;
+    --pending->open;
+    return give_back(number);
+  }
+  again_.push_back(number);
+}
+
+void RdmaLink::give_back(uint32_t number) {
+  if (pieces_[number].slot != kNoSlot) shared_->staging->give(pieces_[number].slot);
+  pieces_[number] = {};
+  free_.push_back(number);
+}
+
+}  // namespace mooncache

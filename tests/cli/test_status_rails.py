@@ -1,0 +1,47 @@
+"""What `mooncache status` makes of the rails that nodes told, and what Prometheus gets of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from mooncache.cli import cluster
+from mooncache.cli.output import console
+from mooncache.proto.v1 import common_pb2, master_pb2
+from mooncache.store_node.metrics import rail_families
+
+RAIL = {"device": "mlx5_0", "port": 1, "up": True, "connections": 2, "grants": 5, "granted_bytes": 4096}
+
+
+def answer(*rails: common_pb2.RdmaRail) -> master_pb2.GetStatusResponse:
+    node = common_pb2.NodeInfo(node_id="node-1", state=common_pb2.NODE_STATE_ACTIVE, rails=rails)
+    return master_pb2.GetStatusResponse(master_id="m", leading=True, nodes=[master_pb2.NodeStatus(node=node)])
+
+
+def test_rails_are_in_the_document_and_in_the_table() -> None:
+    up = common_pb2.RdmaRail(
+        **RAIL, address="10.9.0.2", link_layer="RoCE v2", numa_node=1, megabits_per_s=100_000, mtu_bytes=4096
+    )
+    down = common_pb2.RdmaRail(device="mlx5_1", port=1, numa_node=-1)
+    document = cluster.status_document(answer(up, down))
+    first, second = document["nodes"][0]["rails"]
+    assert (first["device"], first["up"], first["granted_bytes"]) == ("mlx5_0:1", True, 4096)
+    assert (first["gbit_per_s"], first["numa_node"], second["numa_node"]) == (100.0, 1, None)
+    with console.capture() as capture:
+        cluster._show_pool(document)
+    lines = [line for line in capture.get().splitlines() if "mlx5_" in line]
+    assert "up" in lines[0] and "4.0 KiB" in lines[0] and "down" in lines[1]
+
+
+def test_without_rails_there_is_no_table() -> None:
+    with console.capture() as capture:
+        cluster._show_pool(cluster.status_document(answer()))
+    assert "rail" not in capture.get()
+
+
+@pytest.mark.parametrize(("up", "value"), [(True, 1.0), (False, 0.0)])
+def test_metrics_have_a_series_for_each_rail(up: bool, value: float) -> None:
+    families = {family.name: family for family in rail_families([RAIL | {"up": up}])}
+    by_name = {name: family.samples[0] for name, family in families.items()}
+    assert by_name["mooncache_store_node_rail_up"].labels == {"rail": "mlx5_0:1"}
+    assert by_name["mooncache_store_node_rail_up"].value == value
+    assert by_name["mooncache_store_node_rail_granted_bytes"].value == 4096

@@ -1,0 +1,197 @@
+"""Runs inside the test machine: a master, two store nodes and a client on the two rails, and what befalls them.
+
+All processes are forks of this one, because importing is what costs time on an emulated processor. Prints
+one line of JSON for each act: what came back, over what, in what time. The bytes are compared here; what is
+expected of the numbers, the test says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import mooncache
+import mooncache.master.__main__ as master
+import mooncache.master.service  # imported here, so that the forks need not
+import mooncache.store_node.__main__ as store_node
+import mooncache.store_node.service
+from mooncache.auth import load_or_create_cluster_token
+
+FOLDER = Path("/tmp/pool")
+BLOCK_BYTES, BLOCKS = 1 << 20, 32
+DEADLINE_S, STRIKE_WITHIN_S = 30.0, 5.0
+NODES = ("b0", "b1")
+RAILS = ("va0", "va1", "vb0", "vb1")
+
+
+def fork(name: str, main: Callable[[], int], **env: str) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    log = os.open(f"/share/{name}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.environ.update({f"MOONCACHE_{key}": value for key, value in env.items()})
+    os._exit(main())
+
+
+def start() -> dict[str, int]:
+    FOLDER.mkdir(mode=0o700)
+    load_or_create_cluster_token(FOLDER / "token")
+    # Everything is slow here; a node that is late must not count as dead before a test says so.
+    patient = {"MASTER_HEARTBEAT_INTERVAL_S": "2", "MASTER_SUSPECT_AFTER_S": "20", "MASTER_LEASE_S": "40"}
+    common = {"CLUSTER_TOKEN_FILE": str(FOLDER / "token"), **patient}
+    pids = {"master": fork("master", master.main, CLUSTER_STATE_DIR=str(FOLDER / "m"), **common)}
+    for name in NODES:
+        own = {"STORE_NODE_NODE_ID": name, "STORE_NODE_UNIX_ENABLED": "false", "RDMA_DEVICES": "rxb0,rxb1"}
+        sizes = {"STORE_NODE_CAPACITY_BYTES": "128MiB", "CLUSTER_STATE_DIR": str(FOLDER / name)}
+        pids[name] = fork(name, store_node.main, **own, **sizes, **common)
+    os.environ["MOONCACHE_RDMA_DEVICES"] = "rxa0,rxa1"
+    return pids
+
+
+def connect() -> mooncache.Client:
+    """A client, once both nodes are active."""
+    until_s = time.monotonic() + 60
+    while True:
+        try:
+            client = mooncache.connect(
+                master="127.0.0.1:7700", token_file=str(FOLDER / "token"), shm=False, timeout_s=DEADLINE_S
+            )
+        except mooncache.MooncacheError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.5)
+            continue
+        while sum(node.state == "active" for node in client.nodes()) < len(NODES):
+            assert time.monotonic() < until_s, client.nodes()
+            time.sleep(0.2)
+        return client
+
+
+def sent_bytes() -> dict[str, int]:
+    folder = Path("/sys/class/net")
+    return {rail: int((folder / rail / "statistics" / "tx_bytes").read_text()) for rail in RAILS}
+
+
+class Act:
+    """One step: counts what moved in it and over what, and prints that."""
+
+    def __init__(self, name: str, client: mooncache.Client) -> None:
+        self.name, self.client = name, client
+        self.said: dict[str, object] = {"act": name}
+
+    def __enter__(self) -> Act:
+        self._rails, self._stats, self._begin_s = sent_bytes(), self.client.stats(), time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        stats = self.client.stats()
+        moved = {key: stats[key] - self._stats[key] for key in ("rdma_bytes", "tcp_bytes", "miss_checksum")}
+        rails = {rail: after - self._rails[rail] for rail, after in sent_bytes().items()}
+        self.said |= {"took_s": round(time.monotonic() - self._begin_s, 2), **moved, "rails": rails}
+        print(json.dumps(self.said), flush=True)
+
+    def when_moving(self, do: Callable[[], object], bytes_moved: int = 4 << 20) -> threading.Thread:
+        """Does it in mid-transfer: once this many bytes went over the cables since the act began."""
+
+        def wait() -> None:
+            until_s = time.monotonic() + STRIKE_WITHIN_S
+            while sum(sent_bytes().values()) - sum(self._rails.values()) < bytes_moved:
+                if time.monotonic() > until_s:
+                    break
+                time.sleep(0.001)
+            else:
+                self.said["struck"] = True  # in mid-transfer, as it should be
+            do()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        return thread
+
+    def read(self, blocks: dict[str, bytes]) -> None:
+        into = [bytearray(BLOCK_BYTES) for _ in blocks]
+        codes = self.client.get_many_into(list(blocks), into).codes
+        equal = [got == block for got, block in zip(into, blocks.values(), strict=True)]
+        self.said["right"] = sum(code == 0 and same for code, same in zip(codes, equal, strict=True))
+        self.said["wrong"] = sum(code == 0 and not same for code, same in zip(codes, equal, strict=True))
+        self.said["codes"] = sorted(set(codes))
+
+
+def link(rail: str, state: str) -> None:
+    subprocess.run(["/usr/bin/ip", "link", "set", rail, state], check=True)
+
+
+def rails_in_map(client: mooncache.Client, expected: set[str]) -> list[str]:
+    """Rails of all nodes as the map has them; waits a little for what is expected."""
+    until_s = time.monotonic() + 15
+    while True:
+        found = sorted({rail for node in client.nodes() for rail in node.rails})
+        if set(found) == expected or time.monotonic() > until_s:
+            return found
+        time.sleep(0.2)
+
+
+def rails_fail(client: mooncache.Client, blocks: dict[str, bytes]) -> None:
+    for name, rail in (("one rail goes down", "va0"), ("both are down", "va1")):
+        with Act(name, client) as act:
+            strike = act.when_moving(lambda rail=rail: link(rail, "down"))  # type: ignore[misc]
+            act.read(blocks)
+            strike.join()
+        with Act(f"{name}, afterwards", client) as act:
+            act.read(blocks)
+        left = {"va0": {"rxb1:1"}, "va1": set()}[rail]
+        print(json.dumps({"act": f"{name}, in the map", "rails": rails_in_map(client, left)}), flush=True)
+    for rail in ("va0", "va1"):
+        link(rail, "up")
+    until_s = time.monotonic() + 40
+    moved = client.stats()["rdma_bytes"]
+    while client.stats()["rdma_bytes"] == moved and time.monotonic() < until_s:
+        time.sleep(1)
+        client.get_many_into(list(blocks)[:4], [bytearray(BLOCK_BYTES) for _ in range(4)])
+    with Act("both are up again", client) as act:
+        act.read(blocks)
+
+
+def node_dies(client: mooncache.Client, pid: int, blocks: dict[str, bytes], copies: dict[str, bytes]) -> None:
+    with Act("a node is killed", client) as act:
+        strike = act.when_moving(lambda: os.kill(pid, signal.SIGKILL))
+        act.read(blocks | copies)
+        strike.join()
+        os.waitpid(pid, 0)
+    with Act("the node is gone", client) as act:
+        act.read(copies)
+
+
+def main() -> None:
+    begin_s = time.monotonic()
+    pids = start()
+    client = connect()
+    started = {
+        "took_s": round(time.monotonic() - begin_s, 2),
+        "rails": rails_in_map(client, {"rxb0:1", "rxb1:1"}),
+    }
+    print(json.dumps({"act": "start", **started}), flush=True)
+    blocks = {f"block-{i}": os.urandom(BLOCK_BYTES) for i in range(BLOCKS)}
+    copies = {f"copied-{i}": os.urandom(BLOCK_BYTES) for i in range(8)}
+    with Act("put", client) as act:
+        client.put_many(list(blocks), list(blocks.values())).raise_for_errors()
+        client.put_many(list(copies), list(copies.values()), replicas=2).raise_for_errors()
+    with Act("get", client) as act:
+        act.read(blocks | copies)
+    rails_fail(client, blocks)
+    node_dies(client, pids["b1"], blocks, copies)
+    client.close()
+    for name in ("b0", "master"):
+        os.kill(pids[name], signal.SIGKILL)
+        os.waitpid(pids[name], 0)
+
+
+if __name__ == "__main__":
+    main()
