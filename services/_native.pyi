@@ -256,6 +256,53 @@ class Client:
 
     def close(self) -> None: ...
 
+class GpuStager:
+    """Pinned buffers with a copy stream each. Not thread-safe."""
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def how(self) -> str: ...
+
+    def slot(self, number: int) -> tuple:
+        """(address, bytes) of a pinned buffer, valid as long as this object."""
+
+    def start_out(self, slot: int, slices: Sequence[tuple[int, int]], blocks: Sequence[int]) -> None: ...
+
+    def start_in(self, slot: int, slices: Sequence[tuple[int, int]], blocks: Sequence[int]) -> None: ...
+
+    def wait(self, slot: int) -> list[int]:
+        """CRC-32C of each block, or an empty list."""
+
+class GpuDevice:
+    """A CUDA device, opened at run time."""
+
+    def __init__(self, ordinal: int = 0, driver: str = '', nvrtc: str = '') -> None: ...
+
+    @property
+    def name(self) -> str: ...
+
+    def synchronize(self) -> None: ...
+
+    def make_stager(self, slot_bytes: int, slots: int = 2) -> GpuStager: ...
+
+    def allocate(self, size: int) -> int: ...
+
+    def release(self, address: int) -> None: ...
+
+    def share(self, address: int, size: int) -> tuple:
+        """(handle, offset) for attach() in another process of this host."""
+
+    def attach(self, handle: bytes, offset: int) -> int: ...
+
+    def detach(self, address: int) -> None: ...
+
+    def export_dma_buf(self, address: int, size: int) -> tuple:
+        """
+        (fd, offset, length) for a device on the same bus; the caller closes fd.
+        """
+
 def transfer_probe(options: dict) -> dict:
     """
     One measurement of a transport against a node: bytes, seconds, cpu_seconds of the moving threads, batch_us of each batch. Raises RuntimeError(code, name, message).

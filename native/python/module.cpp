@@ -20,6 +20,9 @@ NB_MODULE(_native, m) {
 #ifdef MOONCACHE_BIND_CLIENT
   mooncache::python::bind_client(m);
 #endif
+#ifdef MOONCACHE_BIND_GPU
+  mooncache::python::bind_gpu(m);
+#endif
 #ifdef MOONCACHE_BIND_PROBE
   mooncache::python::bind_probe(m);
 #endif

@@ -8,6 +8,7 @@ void bind_hash(nanobind::module_& m);
 void bind_index(nanobind::module_& m);
 void bind_store(nanobind::module_& m);
 void bind_client(nanobind::module_& m);
+void bind_gpu(nanobind::module_& m);
 void bind_probe(nanobind::module_& m);
 
 }  // namespace mooncache::python

@@ -1,7 +1,9 @@
 """Anything that holds bytes becomes something the native core can read or fill without a copy.
 
-Accepted: objects with the buffer protocol (bytes, bytearray, memoryview, NumPy arrays, mmap, array), objects with
-`__dlpack__` (torch, JAX and friends, on the host), and lists of those (scatter/gather: one block, many slices).
+GPU memory is taken too (mooncache.client.device).
+
+Accepted on the host: objects with the buffer protocol (bytes, bytearray, memoryview, NumPy arrays, mmap, array),
+objects with `__dlpack__` (torch, JAX and friends, on the host), and lists of those (one block, many slices).
 """
 
 from __future__ import annotations
@@ -9,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from mooncache.client.device import Part, device_view, in_device, parts_of
 from mooncache.client.dlpack import dlpack_view
 from mooncache.errors import InvalidArgument
 
 MAX_SLICES = 65_536
+_HOST_TYPES = (bytes, bytearray, memoryview, str)
 
 Buffer = Any
 """A bytes-like object, a NumPy array or a tensor with DLPack."""
@@ -48,9 +52,15 @@ def to_view(buffer: Buffer, *, writable: bool) -> memoryview:
     return view.cast("B")
 
 
-def to_slices(buffers: Iterable[Buffer], *, writable: bool) -> list[memoryview]:
+def to_part(buffer: Buffer, *, writable: bool) -> Part:
+    """A view of bytes over host memory, or the range of GPU memory. Raises InvalidArgument as to_view does."""
+    found = None if isinstance(buffer, _HOST_TYPES) else device_view(buffer, writable=writable)
+    return to_view(buffer, writable=writable) if found is None else found
+
+
+def to_slices(buffers: Iterable[Buffer], *, writable: bool) -> list[Part]:
     """Views over the slices of one block, in order."""
-    slices = [to_view(buffer, writable=writable) for buffer in buffers]
+    slices = [to_part(buffer, writable=writable) for buffer in buffers]
     if not slices:
         raise InvalidArgument("A list of slices must not be empty.")
     if len(slices) > MAX_SLICES:
@@ -58,20 +68,28 @@ def to_slices(buffers: Iterable[Buffer], *, writable: bool) -> list[memoryview]:
     return slices
 
 
-def to_source(value: Buffer) -> memoryview | list[memoryview]:
+def to_source(value: Buffer) -> Part | list[Part]:
     """One value of a put: a buffer, or a list or tuple of buffers that follow each other."""
     if isinstance(value, (list, tuple)):
         return to_slices(value, writable=False)
-    return to_view(value, writable=False)
+    return to_part(value, writable=False)
 
 
-def to_destination(value: Buffer) -> memoryview | list[memoryview]:
+def to_host_source(value: Buffer) -> Part | list[Part]:
+    """As to_source, where GPU memory cannot be taken (writes into a reservation). Raises InvalidArgument for it."""
+    source = to_source(value)
+    if in_device([source]):
+        raise InvalidArgument("A reservation is written from host memory; use put, which takes GPU memory.")
+    return source
+
+
+def to_destination(value: Buffer) -> Part | list[Part]:
     """One destination of a get: a writable buffer, or a list or tuple of them."""
     if isinstance(value, (list, tuple)):
         return to_slices(value, writable=True)
-    return to_view(value, writable=True)
+    return to_part(value, writable=True)
 
 
-def size_bytes(value: memoryview | Sequence[memoryview]) -> int:
+def size_bytes(value: Part | Sequence[Part]) -> int:
     """Bytes of a prepared source or destination."""
-    return value.nbytes if isinstance(value, memoryview) else sum(piece.nbytes for piece in value)
+    return sum(piece.nbytes for piece in parts_of(value))

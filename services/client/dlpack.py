@@ -53,22 +53,14 @@ def _is_contiguous(shape: list[int], strides: list[int] | None) -> bool:
     return True
 
 
-def dlpack_view(tensor: Any) -> memoryview:
-    """The bytes of `tensor` as a flat, writable memoryview that shares its memory and keeps it alive.
-
-    Raises:
-        InvalidArgument: the tensor is not in host memory, not contiguous, or refuses to be exported.
-    """
+def _tensor(tensor: Any) -> tuple[Any, Any, int]:
+    """(the capsule, its structure, bytes) of a contiguous tensor."""
     try:
         capsule = tensor.__dlpack__()
         address = _get_pointer(capsule, b"dltensor")
     except Exception as error:
         raise InvalidArgument(f"{type(tensor).__name__} cannot be exported by DLPack: {error}") from error
     view = _Tensor.from_address(address)
-    if view.device.device_type not in _HOST_DEVICES:
-        raise InvalidArgument(
-            "The tensor is not in host memory. Copy it to the CPU first (for example tensor.cpu())."
-        )
     if not 0 <= view.dimension_count <= _MAX_DIMENSIONS:
         raise InvalidArgument(f"The tensor claims {view.dimension_count} dimensions.")
     shape = [view.shape[i] for i in range(view.dimension_count)]
@@ -80,9 +72,28 @@ def dlpack_view(tensor: Any) -> memoryview:
     bit_count = view.dtype.bits * view.dtype.lanes
     for length in shape:
         bit_count *= length
-    size_bytes = (bit_count + 7) // 8
+    return capsule, view, (bit_count + 7) // 8
+
+
+def dlpack_range(tensor: Any) -> tuple[int, int, Any]:
+    """(address, bytes, what keeps them alive) of a contiguous tensor, wherever it is. Raises InvalidArgument."""
+    capsule, view, size_bytes = _tensor(tensor)
+    return (view.data or 0) + view.byte_offset, size_bytes, capsule
+
+
+def dlpack_view(tensor: Any) -> memoryview:
+    """The bytes of `tensor` as a flat, writable memoryview that shares its memory and keeps it alive.
+
+    Raises:
+        InvalidArgument: the tensor is not in host memory, not contiguous, or refuses to be exported.
+    """
+    capsule, view, size_bytes = _tensor(tensor)
+    if view.device.device_type not in _HOST_DEVICES:
+        raise InvalidArgument(
+            "The tensor is not in host memory. Copy it to the CPU first (for example tensor.cpu())."
+        )
     if size_bytes == 0:
         return memoryview(bytearray())
-    array = (ctypes.c_uint8 * size_bytes).from_address(view.data + view.byte_offset)
+    array: Any = (ctypes.c_uint8 * size_bytes).from_address(view.data + view.byte_offset)
     array._mooncache_owner = (capsule, tensor)  # the bytes live as long as the view does
     return memoryview(array).cast("B")

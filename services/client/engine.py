@@ -13,8 +13,10 @@ from typing import Any, Protocol
 
 from mooncache.client import buffers as buf
 from mooncache.client import results as res
+from mooncache.client.device import DeviceStaging, in_device
 from mooncache.client.keys import Key, pack_keys, to_block_key, to_block_keys
-from mooncache.errors import Closed, InvalidArgument, MooncacheError, error_for
+from mooncache.client.native_call import call_native
+from mooncache.errors import Closed, InvalidArgument, MooncacheError
 
 MAX_BATCH = 65_536
 MAX_TIMEOUT_S = 3_600.0
@@ -28,27 +30,6 @@ Locate = Callable[[bytes, float], bytes]
 
 class CancelTokenLike(Protocol):
     def cancel(self) -> None: ...
-
-
-def call_native(call: Callable[..., Any], *args: Any) -> Any:
-    """Call the native core and type what it refuses: ValueError(sentence), RuntimeError(code, name, message)."""
-    try:
-        return call(*args)
-    except ValueError as error:
-        raise InvalidArgument(_sentence(str(error))) from None
-    except RuntimeError as error:
-        if len(error.args) != 3 or not isinstance(error.args[0], int):
-            raise
-        code, _, message = error.args
-        raise error_for(code, _sentence(message)) from None
-
-
-def _sentence(text: str) -> str:
-    """Native messages begin small and end open; people read sentences."""
-    text = text.strip()
-    if not text:
-        return ""
-    return text[0].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 def check_timeout(timeout_s: float) -> float:
@@ -91,6 +72,7 @@ class Engine:
         self._closed = False
         self._view = res.ClusterView()
         self._map_version = 0
+        self._staging = DeviceStaging()
 
     # --- membership ------------------------------------------------------------------------------------------
 
@@ -204,9 +186,16 @@ class Engine:
         _check_count("replicas", replicas, 1, MAX_REPLICAS)
         if not block_keys:
             return res.PutResult(())
-        answer = call_native(
-            self._core().put, block_keys, sources, replicas, self._timeout(timeout_s), cancel, node
-        )
+        core = self._core()
+
+        def put(begin: int, end: int, parts: Sequence[Any], limit_s: float) -> Any:
+            return call_native(core.put, block_keys[begin:end], parts, replicas, limit_s, cancel, node)
+
+        limit_s = self._timeout(timeout_s)
+        if in_device(sources):
+            answer = self._staging.put(sources, limit_s, put)
+        else:
+            answer = put(0, len(block_keys), sources, limit_s)
         created = tuple(code == res.OK for code, _ in answer)
         codes = tuple(res.OK if code == res.ALREADY_EXISTS else code for code, _ in answer)
         names = tuple(self._view.node_name(index) for _, index in answer)
@@ -236,7 +225,33 @@ class Engine:
         ranges = (
             None if offsets is None else [_check_count("offset", offset, 0, 1 << 62) for offset in offsets]
         )
-        answer = call_native(self._core().get, block_keys, targets, limit_s, cancel, ranges)
+
+        def get(begin: int, end: int, parts: Sequence[Any], left_s: float) -> Any:
+            part = None if ranges is None else ranges[begin:end]
+            return self._get_located(block_keys[begin:end], parts, left_s, cancel, part)
+
+        if in_device(targets):
+            answer = self._staging.get(
+                targets, limit_s, get, lambda item: item[1] if item[0] == res.OK else 0
+            )
+        else:
+            answer = get(0, len(block_keys), targets, limit_s)
+        return res.GetResult(
+            tuple(code for code, _, _ in answer),
+            tuple(size if code == res.OK else 0 for code, size, _ in answer),
+            tuple(self._view.node_name(index) if code == res.OK else "" for code, _, index in answer),
+        )
+
+    def _get_located(
+        self,
+        block_keys: list[bytes],
+        targets: Sequence[Any],
+        limit_s: float,
+        cancel: CancelTokenLike | None,
+        ranges: list[int] | None,
+    ) -> list[Any]:
+        """A native get, and once more for those that the master can locate."""
+        answer: list[Any] = call_native(self._core().get, block_keys, targets, limit_s, cancel, ranges)
         missed = [i for i, item in enumerate(answer) if item[0] == res.NOT_FOUND]
         if missed and self._learn([block_keys[i] for i in missed], limit_s):
             again = call_native(
@@ -249,11 +264,7 @@ class Engine:
             )
             for i, item in zip(missed, again, strict=True):
                 answer[i] = item
-        return res.GetResult(
-            tuple(code for code, _, _ in answer),
-            tuple(size if code == res.OK else 0 for code, size, _ in answer),
-            tuple(self._view.node_name(index) if code == res.OK else "" for code, _, index in answer),
-        )
+        return answer
 
     def get_many(
         self, keys: Iterable[Key], timeout_s: float | None, cancel: CancelTokenLike | None = None

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
 
-from mooncache.client.buffers import Buffer, to_source
-from mooncache.client.engine import call_native
+from mooncache.client.buffers import Buffer, to_host_source
+from mooncache.client.native_call import call_native
 from mooncache.errors import Closed, InvalidArgument
 
 
@@ -36,7 +36,7 @@ class _Core:
             raise Closed("The reservation is finished. Reserve again.")
         if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < self._size_bytes:
             raise InvalidArgument(f"offset must be between 0 and {self._size_bytes - 1}; got {offset!r}.")
-        call_native(self._native.write, offset, to_source(data), timeout_s or self._timeout_s)
+        call_native(self._native.write, offset, to_host_source(data), timeout_s or self._timeout_s)
 
     def _commit(self, timeout_s: float | None) -> None:
         if self._finished:

@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from mooncache.client.engine import call_native
 from mooncache.client.map_keeper import view_of_node
+from mooncache.client.native_call import call_native
 from mooncache.client.results import NodeView
 from mooncache.errors import ConnectionLost, DeadlineExceeded, InvalidArgument, NodeUnavailable
 from mooncache.proto.v1 import common_pb2

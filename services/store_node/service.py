@@ -18,10 +18,10 @@ from typing import Any
 from mooncache._version import __version__
 from mooncache.auth import derive_tenant_key
 from mooncache.channel import Channel, GrpcChannel
-from mooncache.client.engine import call_native
 from mooncache.client.host import host_id
 from mooncache.client.map_keeper import view_of_node
 from mooncache.client.master_link import MasterLink, parse_targets
+from mooncache.client.native_call import call_native
 from mooncache.config import Config
 from mooncache.duties import Duty
 from mooncache.errors import ConfigInvalid, MasterUnavailable, MooncacheError

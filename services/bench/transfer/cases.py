@@ -20,7 +20,7 @@ from mooncache.bench.rows import Report, bar_row
 from mooncache.bench.transfer import references
 from mooncache.bench.transfer.nixl_lane import measure_nixl
 from mooncache.bench.transfer.options import KIB, MIB, TransferOptions
-from mooncache.client.engine import call_native
+from mooncache.client.native_call import call_native
 from mooncache.errors import MooncacheError
 
 Progress = Callable[[str], None]

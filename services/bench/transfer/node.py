@@ -16,7 +16,7 @@ from typing import Any
 
 from mooncache import _native
 from mooncache.bench.worker import Worker, serve
-from mooncache.client.engine import call_native
+from mooncache.client.native_call import call_native
 
 
 def start_server(host: str, port: int, unix_path: str, secret: bytes, arena_bytes: int) -> Any:

@@ -1,0 +1,127 @@
+// GpuDevice and GpuStager for Python. Waiting and copying release the GIL; slices are lists of (address,
+// size).
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "client_arguments.h"
+#include "module.h"
+#include "mooncache/gpu.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace mooncache::python {
+namespace {
+
+using Pairs = std::vector<std::pair<uint64_t, uint64_t>>;
+
+template <typename Work>
+auto without_gil(Work work) {
+  const nb::gil_scoped_release release;
+  return work();
+}
+
+template <typename T>
+T value_or_raise(Result<T> result) {
+  if (!result) raise(result.status());
+  return std::move(*result);
+}
+
+std::vector<DeviceSlice> slices_of(const Pairs& pairs) {
+  std::vector<DeviceSlice> slices;
+  slices.reserve(pairs.size());
+  for (const auto& [address, size] : pairs) slices.push_back({address, size});
+  return slices;
+}
+
+void begin(GpuStager& stager, size_t slot, const Pairs& pairs, const std::vector<uint32_t>& blocks,
+           bool into) {
+  if (slot >= stager.slots()) refuse("there is no such staging buffer");
+  const auto slices = slices_of(pairs);
+  check(without_gil(
+      [&] { return into ? stager.start_in(slot, slices, blocks) : stager.start_out(slot, slices, blocks); }));
+}
+
+}  // namespace
+
+void bind_gpu(nb::module_& m) {
+  nb::class_<GpuStager>(m, "GpuStager", "Pinned buffers with a copy stream each. Not thread-safe.")
+      .def_prop_ro("slots", &GpuStager::slots)
+      .def_prop_ro("how", &GpuStager::how)
+      .def(
+          "slot",
+          [](const GpuStager& stager, size_t number) {
+            if (number >= stager.slots()) refuse("there is no such staging buffer");
+            const Slice slot = stager.slot(number);
+            return nb::make_tuple(reinterpret_cast<uint64_t>(slot.data), slot.size);
+          },
+          "number"_a, "(address, bytes) of a pinned buffer, valid as long as this object.")
+      .def(
+          "start_out",
+          [](GpuStager& s, size_t slot, const Pairs& slices, const std::vector<uint32_t>& blocks) {
+            begin(s, slot, slices, blocks, false);
+          },
+          "slot"_a, "slices"_a, "blocks"_a)
+      .def(
+          "start_in",
+          [](GpuStager& s, size_t slot, const Pairs& slices, const std::vector<uint32_t>& blocks) {
+            begin(s, slot, slices, blocks, true);
+          },
+          "slot"_a, "slices"_a, "blocks"_a)
+      .def(
+          "wait",
+          [](GpuStager& s, size_t slot) {
+            if (slot >= s.slots()) refuse("there is no such staging buffer");
+            return value_or_raise(without_gil([&] { return s.wait(slot); }));
+          },
+          "slot"_a, "CRC-32C of each block, or an empty list.");
+  nb::class_<GpuDevice>(m, "GpuDevice", "A CUDA device, opened at run time.")
+      .def(nb::new_([](int ordinal, const std::string& driver, const std::string& nvrtc) {
+             return value_or_raise(without_gil([&] { return GpuDevice::open(ordinal, {driver, nvrtc}); }));
+           }),
+           "ordinal"_a = 0, "driver"_a = "", "nvrtc"_a = "")
+      .def_prop_ro("name", &GpuDevice::name)
+      .def("synchronize", [](GpuDevice& d) { check(without_gil([&] { return d.synchronize(); })); })
+      .def(
+          "make_stager",
+          [](GpuDevice& d, uint64_t slot_bytes, size_t slots) {
+            return value_or_raise(without_gil([&] { return d.make_stager(slot_bytes, slots); }));
+          },
+          "slot_bytes"_a, "slots"_a = 2)
+      .def(
+          "allocate", [](GpuDevice& d, uint64_t size) { return value_or_raise(d.allocate(size)); }, "size"_a)
+      .def(
+          "release", [](GpuDevice& d, uint64_t address) { check(d.release(address)); }, "address"_a)
+      .def(
+          "share",
+          [](GpuDevice& d, uint64_t address, uint64_t size) {
+            const GpuIpcHandle handle = value_or_raise(d.share({address, size}));
+            return nb::make_tuple(nb::bytes(handle.bytes.data(), handle.bytes.size()), handle.offset);
+          },
+          "address"_a, "size"_a, "(handle, offset) for attach() in another process of this host.")
+      .def(
+          "attach",
+          [](GpuDevice& d, nb::bytes handle, uint64_t offset) {
+            GpuIpcHandle out;
+            if (handle.size() != out.bytes.size()) refuse("a handle of device memory has 64 bytes");
+            std::memcpy(out.bytes.data(), handle.data(), out.bytes.size());
+            out.offset = offset;
+            return value_or_raise(d.attach(out));
+          },
+          "handle"_a, "offset"_a)
+      .def(
+          "detach", [](GpuDevice& d, uint64_t address) { check(d.detach(address)); }, "address"_a)
+      .def(
+          "export_dma_buf",
+          [](GpuDevice& d, uint64_t address, uint64_t size) {
+            const DmaBuf out = value_or_raise(d.export_dma_buf({address, size}));
+            return nb::make_tuple(out.fd, out.offset, out.length);
+          },
+          "address"_a, "size"_a, "(fd, offset, length) for a device on the same bus; the caller closes fd.");
+}
+
+}  // namespace mooncache::python

@@ -1,0 +1,302 @@
+"""Buffers in GPU memory as sources and destinations of the client, through pinned host memory.
+
+Anything with `__cuda_array_interface__` (cupy, numba, torch) or DLPack on a CUDA device is taken. A batch is cut into
+groups that fit a pinned buffer, and there are two: while the native core moves one group, the device copies the next
+one. How the copies are made (all slices in one launch, or one by one) is logged when a device is used first.
+
+The invariant: a pinned buffer is handed on only when the device is through with it, also after an error; device memory
+of a get is written only for blocks that came back whole and verified. Work that other streams have enqueued
+on the device is waited for before the first copy.
+
+One stager per thread and device, since a stager is not thread-safe.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mooncache import _native
+from mooncache.client.dlpack import dlpack_range
+from mooncache.client.native_call import call_native
+from mooncache.errors import DeadlineExceeded, InvalidArgument
+from mooncache.logs import Event, get_logger
+
+_log = get_logger(__name__)
+SLOT_BYTES = 32 << 20
+_CUDA, _CUDA_MANAGED = 2, 13  # DLPack's numbers of devices
+
+Native = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """A contiguous range of GPU memory; `owner` keeps it alive."""
+
+    address: int
+    nbytes: int
+    ordinal: int
+    owner: Any
+
+
+Part = memoryview | DeviceView
+Parts = Part | Sequence[Part]
+
+
+def device_view(buffer: Any, *, writable: bool) -> DeviceView | None:
+    """The GPU memory of a buffer, None for what is not in GPU memory.
+
+    Raises:
+        InvalidArgument: it is not contiguous, or read-only where bytes must be written.
+    """
+    try:
+        interface = getattr(buffer, "__cuda_array_interface__", None)
+    except Exception:  # noqa: BLE001 - torch raises for its host tensors, with classes of its own
+        interface = None
+    if interface is not None:
+        return _from_interface(buffer, interface, writable)
+    ask = getattr(buffer, "__dlpack_device__", None)
+    if ask is None or int(ask()[0]) not in {_CUDA, _CUDA_MANAGED}:
+        return None
+    address, size, keep = dlpack_range(buffer)
+    return DeviceView(address, size, int(ask()[1]), (keep, buffer))
+
+
+def _from_interface(buffer: Any, interface: dict[str, Any], writable: bool) -> DeviceView:
+    try:
+        address, readonly = interface["data"]
+        shape = tuple(int(length) for length in interface["shape"])
+        item_bytes = int(interface["typestr"][2:])
+        strides = interface.get("strides")
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise InvalidArgument(f"{type(buffer).__name__} has a malformed __cuda_array_interface__.") from error
+    if writable and readonly:
+        raise InvalidArgument("The destination is read-only. Pass a writable array.")
+    size = item_bytes * math.prod(shape)
+    expected = item_bytes
+    for length, stride in zip(reversed(shape), reversed(strides or ()), strict=False):
+        if size and length != 1 and stride != expected:
+            raise InvalidArgument(
+                "The array is not contiguous. Pass a contiguous copy, or its slices one by one."
+            )
+        expected *= length
+    device = getattr(buffer, "device", None)
+    ordinal = getattr(device, "index", None)  # torch; cupy calls it id
+    if ordinal is None or callable(ordinal):
+        ordinal = getattr(device, "id", 0)
+    return DeviceView(int(address or 0), size, int(ordinal or 0), buffer)
+
+
+def in_device(values: Sequence[Parts]) -> bool:
+    """Whether any part of any value is in GPU memory."""
+    return any(isinstance(part, DeviceView) for value in values for part in parts_of(value))
+
+
+def parts_of(value: Parts) -> Sequence[Part]:
+    return (value,) if isinstance(value, (memoryview, DeviceView)) else value
+
+
+def open_device(ordinal: int) -> Any:
+    """The device by its ordinal, as the native core opens it."""
+    return call_native(_native.GpuDevice, ordinal)
+
+
+@dataclass(slots=True)
+class _Group:
+    """Blocks that fit a pinned buffer: their positions, parts with views into the buffer, the device's slices."""
+
+    begin: int
+    end: int
+    parts: list[Sequence[Part]] = field(default_factory=list)
+    host: list[list[memoryview]] = field(default_factory=list)
+    slices: list[list[tuple[int, int]]] = field(default_factory=list)
+
+
+class DeviceStaging:
+    """Stagers of this process' threads. Used by one client; nothing is opened before the first device buffer."""
+
+    def __init__(self) -> None:
+        self._devices: dict[int, Any] = {}
+        self._lock = threading.Lock()
+        self._local = threading.local()
+
+    def _device(self, ordinal: int) -> Any:
+        with self._lock:
+            if ordinal not in self._devices:
+                self._devices[ordinal] = open_device(ordinal)
+            return self._devices[ordinal]
+
+    def _stager(self, ordinal: int, need_bytes: int) -> Any:
+        kept: dict[int, tuple[int, Any]] = self._local.__dict__.setdefault("stagers", {})
+        size, stager = kept.get(ordinal, (0, None))
+        if stager is None or size < need_bytes:
+            first = stager is None
+            kept.pop(ordinal, None)
+            size = max(SLOT_BYTES, need_bytes)
+            device = self._device(ordinal)
+            stager = call_native(device.make_stager, size, 2)
+            kept[ordinal] = (size, stager)
+            if first:
+                _log.info(Event.CLIENT_GPU_STAGING, device=device.name, how=stager.how)
+        return stager
+
+    def put(self, sources: Sequence[Parts], limit_s: float, call: Native) -> list[Any]:
+        """`call(begin, end, host_parts, limit_s)` puts those blocks; the answers of all, in order."""
+        return self._run(sources, limit_s, call, None)
+
+    def get(
+        self, targets: Sequence[Parts], limit_s: float, call: Native, sizes: Callable[[Any], int]
+    ) -> list[Any]:
+        """As put, for a get. `sizes(answer)` is how many bytes of a block came, 0 for none."""
+        return self._run(targets, limit_s, call, sizes)
+
+    def _run(
+        self, values: Sequence[Parts], limit_s: float, call: Native, sizes: Callable[[Any], int] | None
+    ) -> list[Any]:
+        ordinals = {
+            part.ordinal for value in values for part in parts_of(value) if isinstance(part, DeviceView)
+        }
+        if len(ordinals) != 1:
+            raise InvalidArgument("The buffers of one call must lie on one GPU; make one call for each.")
+        need = max(sum(p.nbytes for p in parts_of(value) if isinstance(p, DeviceView)) for value in values)
+        (ordinal,) = ordinals
+        stager = self._stager(ordinal, need)
+        call_native(self._device(ordinal).synchronize)
+        end_s = time.monotonic() + limit_s
+        groups = self._groups(values, stager)
+        move = _Putting(stager, call) if sizes is None else _Getting(stager, call, sizes)
+        answers: list[Any] = []
+        try:
+            for number, group in enumerate(groups):
+                following = (number + 1, groups[number + 1]) if number + 1 < len(groups) else None
+                left_s = end_s - time.monotonic()
+                if left_s <= 0:
+                    raise DeadlineExceeded(f"The call did not end within its {limit_s:g} s.")
+                answers += move.group(number, group, following, left_s)
+        finally:
+            move.quiet()
+        return answers
+
+    def _groups(self, values: Sequence[Parts], stager: Any) -> list[_Group]:
+        slot_bytes = stager.slot(0)[1]
+        groups: list[_Group] = []
+        used = slot_bytes + 1
+        for position, value in enumerate(values):
+            parts = parts_of(value)
+            need = sum(part.nbytes for part in parts if isinstance(part, DeviceView))
+            if used + need > slot_bytes:
+                groups.append(_Group(position, position))
+                used = 0
+            group = groups[-1]
+            pinned = _pinned(stager, (len(groups) - 1) % 2)
+            host: list[memoryview] = []
+            for part in parts:
+                if isinstance(part, DeviceView):
+                    host.append(pinned[used : used + part.nbytes])
+                    used += part.nbytes
+                else:
+                    host.append(part)
+            group.parts.append(parts)
+            group.host.append(host)
+            group.slices.append([(p.address, p.nbytes) for p in parts if isinstance(p, DeviceView)])
+            group.end = position + 1
+        return groups
+
+
+def _pinned(stager: Any, slot: int) -> memoryview:
+    address, size = stager.slot(slot)
+    array: Any = (ctypes.c_uint8 * size).from_address(address)
+    array._mooncache_owner = stager  # the buffer lives as long as a view of it
+    return memoryview(array).cast("B")
+
+
+class _Moving:
+    """What both directions share: which pinned buffers the device may still touch."""
+
+    def __init__(self, stager: Any) -> None:
+        self.stager = stager
+        self.busy: set[int] = set()
+
+    def start(self, slot: int, slices: list[list[tuple[int, int]]], *, into: bool) -> None:
+        self.busy.add(slot)  # also when it fails: some copies may be under way
+        begin = self.stager.start_in if into else self.stager.start_out
+        flat = [piece for block in slices for piece in block]
+        call_native(begin, slot, flat, [len(block) for block in slices])
+
+    def wait(self, slot: int) -> None:
+        if slot in self.busy:
+            self.busy.discard(slot)
+            call_native(self.stager.wait, slot)
+
+    def quiet(self) -> None:
+        """Until no buffer is in use; errors of what was given up say nothing new."""
+        first: Exception | None = None
+        for slot in sorted(self.busy):
+            try:
+                self.wait(slot)
+            except Exception as error:  # noqa: BLE001 - all buffers are waited for, then it is raised
+                first = first or error
+        if first is not None:
+            raise first
+
+
+class _Putting(_Moving):
+    """Group n is put while the device copies group n + 1 out."""
+
+    def __init__(self, stager: Any, call: Native) -> None:
+        super().__init__(stager)
+        self._call = call
+
+    def group(
+        self, number: int, group: _Group, following: tuple[int, _Group] | None, left_s: float
+    ) -> list[Any]:
+        if number == 0:
+            self.start(0, group.slices, into=False)
+        self.wait(number % 2)
+        if following is not None:
+            self.start(following[0] % 2, following[1].slices, into=False)
+        return list(self._call(group.begin, group.end, group.host, left_s))
+
+
+class _Getting(_Moving):
+    """Group n + 1 is fetched while the device copies group n in."""
+
+    def __init__(self, stager: Any, call: Native, sizes: Callable[[Any], int]) -> None:
+        super().__init__(stager)
+        self._call = call
+        self._sizes = sizes
+
+    def group(
+        self, number: int, group: _Group, following: tuple[int, _Group] | None, left_s: float
+    ) -> list[Any]:
+        slot = number % 2
+        self.wait(slot)
+        answers = list(self._call(group.begin, group.end, group.host, left_s))
+        self.start(
+            slot,
+            [
+                _arrived(parts, self._sizes(answer))
+                for parts, answer in zip(group.parts, answers, strict=True)
+            ],
+            into=True,
+        )
+        if following is None:
+            self.quiet()
+        return answers
+
+
+def _arrived(parts: Sequence[Part], size: int) -> list[tuple[int, int]]:
+    """The device's slices of a block of which `size` bytes came; what did not come is a gap (address 0)."""
+    slices: list[tuple[int, int]] = []
+    for part in parts:
+        came = min(part.nbytes, max(size, 0))
+        size -= came
+        if isinstance(part, DeviceView):
+            slices.append((part.address, came))
+            slices.append((0, part.nbytes - came))
+    return [piece for piece in slices if piece[1]]

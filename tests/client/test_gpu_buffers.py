@@ -1,0 +1,159 @@
+"""GPU memory as source and destination, over a pretended CUDA driver; the parts that need a real GPU are in
+tests/gpu. Device addresses of the pretended driver cannot be read by the processor: a slip is a crash."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mooncache
+from mooncache import _native
+from mooncache.bench.transfer.node import start_server
+from mooncache.client import device
+from mooncache.errors import InvalidArgument, NoSpace, TransportUnavailable
+
+FAKE = Path(__file__).resolve().parents[2] / "native/tests/gpu/fake/fake_cuda.cpp"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("cuda") / "libfake_cuda.so"
+    subprocess.run(["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-o", str(out), str(FAKE)], check=True)
+    return str(out)
+
+
+class Fake:
+    """The pretended GPU, and arrays in its memory."""
+
+    def __init__(self, path: str) -> None:
+        self.lib = ctypes.CDLL(path)
+        self.lib.fake_cuda_peek.argtypes = (ctypes.c_ulonglong, ctypes.c_void_p, ctypes.c_size_t)
+        self.lib.fake_cuda_poke.argtypes = (ctypes.c_ulonglong, ctypes.c_char_p, ctypes.c_size_t)
+        self.device = _native.GpuDevice(0, path, "none")
+
+    def fail(self, name: str, code: int, after: int = 0) -> None:
+        self.lib.fake_cuda_fail(name.encode(), code, after)
+
+    def array(self, content: bytes, **interface: Any) -> Array:
+        address = self.device.allocate(max(len(content), 1))
+        assert self.lib.fake_cuda_poke(address, content, len(content)) == 0
+        return Array(self, address, len(content), interface)
+
+
+class Array:
+    def __init__(self, fake: Fake, address: int, size: int, interface: dict[str, Any]) -> None:
+        self.fake, self.address, self.size = fake, address, size
+        self.__cuda_array_interface__ = {
+            "data": (address, False),
+            "shape": (size,),
+            "typestr": "|u1",
+            "version": 3,
+            **interface,
+        }
+
+    def read(self) -> bytes:
+        out = ctypes.create_string_buffer(self.size)
+        assert self.fake.lib.fake_cuda_peek(self.address, out, self.size) == 0
+        return out.raw
+
+
+@pytest.fixture
+def fake(library: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+    made = Fake(library)
+    monkeypatch.setattr(device, "open_device", lambda _ordinal: made.device)
+    monkeypatch.setattr(device, "SLOT_BYTES", 100_000)
+    yield made
+    made.fail("", 0)
+
+
+@pytest.fixture
+def client() -> Iterator[mooncache.Client]:
+    secret = os.urandom(32)
+    server = start_server("127.0.0.1", 0, "", secret, 64 << 20)
+    address = f"127.0.0.1:{server.endpoints()['tcp_port']}"
+    with mooncache.connect(nodes=[address], token=f"mcc1.{secret.hex()}") as made:
+        yield made
+    server.stop(1.0)
+
+
+def keys(count: int) -> list[bytes]:
+    return [os.urandom(32) for _ in range(count)]
+
+
+def test_blocks_go_out_of_and_into_the_gpu(fake: Fake, client: mooncache.Client) -> None:
+    contents = [
+        random.Random(i).randbytes(size) for i, size in enumerate((1, 40_000, 90_000, 150_000, 70_000, 5))
+    ]
+    names = keys(len(contents))
+    client.put_many(names, [fake.array(content) for content in contents]).raise_for_errors()
+    assert list(client.get_many(names).values) == contents
+    targets = [fake.array(bytes(len(content))) for content in contents]
+    client.get_many_into(names, targets).raise_for_errors()
+    assert [target.read() for target in targets] == contents
+
+
+def test_slices_of_both_kinds_make_one_block(fake: Fake, client: mooncache.Client) -> None:
+    (name,) = keys(1)
+    client.put_many([name], [[fake.array(b"abc"), b"defg", fake.array(b"hi")]]).raise_for_errors()
+    assert client.get(name) == b"abcdefghi"
+    first, middle, last = fake.array(b"...."), bytearray(3), fake.array(b"....")
+    assert client.get_many_into([name], [[first, middle, last]]).hits == 1
+    assert (first.read(), bytes(middle), last.read()) == (b"abcd", b"efg", b"hi..")
+
+
+def test_what_did_not_come_leaves_device_memory_alone(fake: Fake, client: mooncache.Client) -> None:
+    names = keys(3)
+    client.put(names[1], b"there")
+    targets = [fake.array(b"xxxxxxxx") for _ in names]
+    result = client.get_many_into(names, targets)
+    assert result.hits == 1
+    assert [target.read() for target in targets] == [b"xxxxxxxx", b"therexxx", b"xxxxxxxx"]
+
+
+def test_failing_copies_are_errors_and_the_next_call_works(fake: Fake, client: mooncache.Client) -> None:
+    names = keys(4)
+    content = b"y" * 60_000
+    sources = [fake.array(content) for _ in names]
+    for name, code, error in (
+        ("cuMemcpyDtoHAsync", 700, TransportUnavailable),
+        ("cuStreamSynchronize", 700, TransportUnavailable),
+        ("cuCtxSynchronize", 2, NoSpace),
+    ):
+        for after in (0, 1):
+            if name == "cuCtxSynchronize" and after:
+                continue
+            fake.fail(name, code, after)
+            with pytest.raises(error, match=f"\\({code}\\)"):
+                client.put_many(names, sources)
+    fake.fail("", 0)
+    client.put_many(names, sources).raise_for_errors()
+    assert client.get(names[3]) == content
+
+
+def test_what_cannot_be_taken_is_told(fake: Fake, client: mooncache.Client) -> None:
+    (name,) = keys(1)
+    with pytest.raises(InvalidArgument, match="read-only"):
+        client.get_many_into([name], [fake.array(b"abcd", data=(1 << 62, True))])
+    with pytest.raises(InvalidArgument, match="not contiguous"):
+        client.put_many([name], [fake.array(b"abcd", shape=(2,), strides=(2,))])
+    with pytest.raises(InvalidArgument, match="malformed"):
+        client.put_many([name], [fake.array(b"abcd", typestr=None)])
+    other = fake.array(b"abcd")
+    other.device = type("Device", (), {"index": 1})()  # type: ignore[attr-defined]
+    with pytest.raises(InvalidArgument, match="one GPU"):
+        client.put_many(keys(2), [fake.array(b"abcd"), other])
+    with pytest.raises(InvalidArgument, match="at least one byte"):
+        client.put_many([name], [fake.array(b"")])
+
+
+def test_without_a_driver_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "open_device", device.open_device)
+    with pytest.raises(RuntimeError, match="CUDA unavailable, because"):
+        _native.GpuDevice(0, "libcuda-that-is-not-there.so", "")
