@@ -64,7 +64,13 @@ def device_view(buffer: Any, *, writable: bool) -> DeviceView | None:
     if ask is None or int(ask()[0]) not in {_CUDA, _CUDA_MANAGED}:
         return None
     address, size, keep = dlpack_range(buffer)
-    return DeviceView(address, size, int(ask()[1]), (keep, buffer))
+    return _view(address, size, int(ask()[1]), (keep, buffer))
+
+
+def _view(address: int, size: int, ordinal: int, owner: Any) -> DeviceView:
+    if size and not address:  # to the native core address 0 is a gap: whatever was staged before would be put
+        raise InvalidArgument(f"The array has {size} bytes at address 0.")
+    return DeviceView(address, size, ordinal, owner)
 
 
 def _from_interface(buffer: Any, interface: dict[str, Any], writable: bool) -> DeviceView:
@@ -89,7 +95,7 @@ def _from_interface(buffer: Any, interface: dict[str, Any], writable: bool) -> D
     ordinal = getattr(device, "index", None)  # torch; cupy calls it id
     if ordinal is None or callable(ordinal):
         ordinal = getattr(device, "id", 0)
-    return DeviceView(int(address or 0), size, int(ordinal or 0), buffer)
+    return _view(int(address or 0), size, int(ordinal or 0), buffer)
 
 
 def in_device(values: Sequence[Parts]) -> bool:

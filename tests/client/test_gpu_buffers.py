@@ -143,6 +143,8 @@ def test_what_cannot_be_taken_is_told(fake: Fake, client: mooncache.Client) -> N
         client.get_many_into([name], [fake.array(b"abcd", data=(1 << 62, True))])
     with pytest.raises(InvalidArgument, match="not contiguous"):
         client.put_many([name], [fake.array(b"abcd", shape=(2,), strides=(2,))])
+    with pytest.raises(InvalidArgument, match="address 0"):
+        client.put_many([name], [fake.array(b"abcd", data=(0, False))])
     with pytest.raises(InvalidArgument, match="malformed"):
         client.put_many([name], [fake.array(b"abcd", typestr=None)])
     other = fake.array(b"abcd")
