@@ -102,11 +102,10 @@ Result<std::vector<Piece>> cut(std::span<const DeviceSlice> slices, std::span<co
     for (const DeviceSlice& slice : mine) {
       if (slice.size > UINT64_MAX - all) return {Code::kInvalidArgument, "the slices are too long"};
       all += slice.size;
-      behind += slice.size;
+      if (slice.address != 0) behind += slice.size;  // a gap has no place in the checksum
     }
     for (const DeviceSlice& slice : mine) {
       if (slice.address == 0) {  // a gap
-        behind -= slice.size;
         packed += slice.size;
         continue;
       }

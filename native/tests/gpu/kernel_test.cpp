@@ -117,6 +117,30 @@ TEST(GatherKernel, EmptySlicesAndBlocks) {
   round_trip({{0, 16, 0}, {}, {0}, {5}}, 0, 3);
 }
 
+// What is left out counts for nothing: neither its bytes nor that it lies between others.
+TEST(GatherKernel, GapsAreNotInTheChecksum) {
+  for (const bool into : {false, true}) {
+    SCOPED_TRACE(into);
+    std::vector<std::byte> memory(600), packed(1000, std::byte{0});
+    for (size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<std::byte>(i * 7 + 1);
+    const auto at = reinterpret_cast<uint64_t>(memory.data());
+    const DeviceSlice slices[] = {{0, 48}, {at, 160},       {0, 80}, {at + 160, 33},
+                                  {0, 16}, {at + 200, 400}, {0, 7}};
+    const uint32_t blocks[] = {5, 2};
+    auto pieces = cut(slices, blocks, reinterpret_cast<uint64_t>(packed.data()), into);
+    ASSERT_TRUE(pieces);
+    if (into) {
+      std::copy_n(memory.begin(), 160, packed.begin() + 48);
+      std::copy_n(memory.begin() + 160, 33, packed.begin() + 288);
+      std::copy_n(memory.begin() + 200, 400, packed.begin() + 337);
+    }
+    std::vector<uint32_t> sums(2);
+    launch(*pieces, sums);
+    EXPECT_EQ(finish_crc(sums[0], 193), crc32c(std::span(memory).first(193)));
+    EXPECT_EQ(finish_crc(sums[1], 400), crc32c(std::span(memory).subspan(200)));
+  }
+}
+
 TEST(GatherKernel, RandomShapes) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 10; ++round) {
