@@ -1,5 +1,7 @@
 // GpuDevice and GpuStager over the driver. Each call makes the device's primary context current for its own
 // length, so that it works on any thread and leaves the caller's context (torch's, say) as it was.
+#include <unistd.h>
+
 #include <cstring>
 
 #include "gpu/driver.h"
@@ -77,11 +79,7 @@ class Device final : public GpuDevice, public std::enable_shared_from_this<Devic
     CuIpcHandle handle{};
     const Status status = in_context([&] {
       CuPointer base = 0;
-      size_t size = 0;
-      Status s = driver.check(driver.address_range(&base, &size, slice.address), "cuMemGetAddressRange");
-      if (!s) return s;
-      if (slice.size > size || slice.address - base > size - slice.size)
-        return Status(Code::kInvalidArgument, "the slice reaches beyond its allocation");
+      if (Status s = find_base(slice, base); !s) return s;
       out.offset = slice.address - base;
       return driver.check(driver.ipc_get(&handle, base), "cuIpcGetMemHandle");
     });
@@ -93,8 +91,17 @@ class Device final : public GpuDevice, public std::enable_shared_from_this<Devic
     CuIpcHandle raw;
     std::memcpy(raw.bytes, handle.bytes.data(), sizeof raw.bytes);
     CuPointer base = 0;
-    const Status status = in_context(
-        [&] { return driver.check(driver.ipc_open(&base, raw, kIpcLazyPeerAccess), "cuIpcOpenMemHandle"); });
+    const Status status = in_context([&] {
+      Status s = driver.check(driver.ipc_open(&base, raw, kIpcLazyPeerAccess), "cuIpcOpenMemHandle");
+      if (!s) return s;
+      CuPointer begin = 0;
+      size_t size = 0;
+      s = driver.check(driver.address_range(&begin, &size, base), "cuMemGetAddressRange");
+      if (s && handle.offset >= size)  // the other process says where it is
+        s = Status(Code::kInvalidArgument, "the offset lies beyond the allocation");
+      if (!s) (void)driver.ipc_close(base);
+      return s;
+    });
     return status ? Result<uint64_t>(base + handle.offset) : Result<uint64_t>(status);
   }
   Status detach(uint64_t address) override {
@@ -107,15 +114,17 @@ class Device final : public GpuDevice, public std::enable_shared_from_this<Devic
   }
 
   Result<DmaBuf> export_dma_buf(DeviceSlice slice) override {
-    constexpr uint64_t kPage = 65'536;  // what the driver exports begins and ends at pages of the processor
+    static const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
     if (driver.dma_buf == nullptr)
       return {Code::kTransportUnavailable, "dma-buf unavailable, because the driver is older than CUDA 11.7"};
-    if (slice.size == 0 || slice.size > UINT64_MAX - slice.address - kPage)
-      return {Code::kInvalidArgument, "no range of device memory"};
-    const uint64_t begin = slice.address / kPage * kPage;
-    const uint64_t end = (slice.address + slice.size + kPage - 1) / kPage * kPage;
+    if (slice.size == 0) return {Code::kInvalidArgument, "no range of device memory"};
+    // what the driver exports begins and ends at pages of the processor
+    const uint64_t begin = slice.address / page * page;
     int fd = -1;
     const Status status = in_context([&] {
+      CuPointer base = 0;
+      if (Status s = find_base(slice, base); !s) return s;
+      const uint64_t end = (slice.address + slice.size + page - 1) / page * page;
       return driver.check(driver.dma_buf(&fd, begin, end - begin, kHandleDmaBuf, 0),
                           "cuMemGetHandleForAddressRange");
     });
@@ -135,6 +144,15 @@ class Device final : public GpuDevice, public std::enable_shared_from_this<Devic
   std::string why_no_kernel;
 
  private:
+  // The allocation that the whole slice lies in. INVALID_ARGUMENT: it reaches beyond.
+  Status find_base(DeviceSlice slice, CuPointer& base) const {
+    size_t size = 0;
+    Status s = driver.check(driver.address_range(&base, &size, slice.address), "cuMemGetAddressRange");
+    if (s && (slice.size > size || slice.address - base > size - slice.size))
+      s = Status(Code::kInvalidArgument, "the slice reaches beyond its allocation");
+    return s;
+  }
+
   Status load_kernel(const std::string& nvrtc) {
     int major = 0, minor = 0;
     Status s =
@@ -258,12 +276,14 @@ class Stager final : public GpuStager {
                bool into) {
     Slot& slot = slots_.at(number);
     if (slot.busy) return {Code::kInvalidArgument, "the staging buffer is in use: wait() for it first"};
+    uint64_t left = bytes_;
+    for (const DeviceSlice& slice : slices) {  // before they are cut: that many pieces fit into memory
+      if (slice.size > left) return {Code::kInvalidArgument, "the slices do not fit into the staging buffer"};
+      left -= slice.size;
+    }
     const auto packed = reinterpret_cast<uint64_t>(slot.memory);
     auto pieces = cut(slices, blocks, packed, into);
     if (!pieces) return pieces.status();
-    uint64_t total = 0;
-    for (const DeviceSlice& slice : slices) total += slice.size;  // cut() found that it fits into 64 bits
-    if (total > bytes_) return {Code::kInvalidArgument, "the slices do not fit into the staging buffer"};
     slot.busy = true;
     slot.sizes.clear();
     const bool launch = device_->kernel != nullptr && pieces->size() <= pieces_max_ &&

@@ -2,6 +2,7 @@
 // leaks.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 
@@ -96,6 +97,8 @@ TEST_F(Gpu, TwoBuffersTakeTurns) {
     const DeviceSlice large[] = {{*memory, (1 << 20) + 1}};
     const uint32_t one[] = {1};
     EXPECT_EQ((*stager)->start_out(0, large, one).code, Code::kInvalidArgument);
+    const DeviceSlice huge[] = {{*memory, 1ull << 60}};  // its pieces alone would not fit into memory
+    EXPECT_EQ((*stager)->start_out(0, huge, one).code, Code::kInvalidArgument);
     EXPECT_TRUE((*device)->release(*memory));
   }
   EXPECT_EQ(live(), before);
@@ -143,6 +146,7 @@ TEST_F(Gpu, EveryFailingCallIsToldAndNothingLeaks) {
 }
 
 TEST_F(Gpu, HandlesForOtherProcessesAndDevices) {
+  const long before = live();
   const auto device = open();
   ASSERT_TRUE(device);
   const auto memory = (*device)->allocate(1 << 20);
@@ -155,13 +159,23 @@ TEST_F(Gpu, HandlesForOtherProcessesAndDevices) {
   EXPECT_EQ(*attached, *memory + 4096);
   EXPECT_TRUE((*device)->detach(*attached));
   EXPECT_EQ((*device)->share({*memory + 4096, 1 << 20}).status().code, Code::kInvalidArgument);
+  // an offset that another process made up does not name memory of anybody else, and nothing stays open
+  for (const uint64_t offset : {1ull << 20, 1ull << 50, ~0ull}) {
+    GpuIpcHandle hostile = *handle;
+    hostile.offset = offset;
+    EXPECT_EQ((*device)->attach(hostile).status().code, Code::kInvalidArgument) << offset;
+  }
+  EXPECT_EQ(live(), before + 2);  // the context, the memory
 
   const auto exported = (*device)->export_dma_buf({*memory + 70'000, 5000});
   ASSERT_TRUE(exported);
   EXPECT_EQ(exported->fd, 1000);
-  EXPECT_EQ(exported->offset, (*memory + 70'000) % 65'536);
+  EXPECT_EQ(exported->offset, (*memory + 70'000) % static_cast<uint64_t>(sysconf(_SC_PAGESIZE)));
   EXPECT_EQ(exported->length, 5000u);
-  EXPECT_FALSE((*device)->export_dma_buf({*memory, 0}));
+  EXPECT_TRUE((*device)->export_dma_buf({*memory, 10}));  // not a page of somebody else
+  EXPECT_TRUE((*device)->export_dma_buf({*memory, 1 << 20}));
+  for (const uint64_t size : {uint64_t{0}, uint64_t{(1 << 20) + 1}, UINT64_MAX - *memory, UINT64_MAX})
+    EXPECT_EQ((*device)->export_dma_buf({*memory, size}).status().code, Code::kInvalidArgument) << size;
   fail("cuMemGetHandleForAddressRange", 801, 0);
   EXPECT_EQ((*device)->export_dma_buf({*memory, 10}).status().code, Code::kTransportUnavailable);
   fail("", 0, 0);

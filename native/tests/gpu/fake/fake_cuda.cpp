@@ -1,6 +1,8 @@
 // A pretended CUDA driver, opened by path. Its device memory lies at addresses that the processor cannot
 // read, its copies happen when somebody waits for the stream and not before, and each function can be told to
 // fail.
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -180,10 +182,14 @@ API int cuIpcGetMemHandle(IpcHandle* handle, unsigned long long memory) {
 API int cuIpcOpenMemHandle_v2(unsigned long long* memory, IpcHandle handle, unsigned) {
   VERDICT("cuIpcOpenMemHandle");
   std::memcpy(memory, handle.bytes, sizeof *memory);
-  return known(*memory, 0) ? 0 : 400;
+  if (!known(*memory, 0)) return 400;
+  ++live;
+  return 0;
 }
 API int cuIpcCloseMemHandle(unsigned long long) {
-  return verdict("cuIpcCloseMemHandle");
+  VERDICT("cuIpcCloseMemHandle");
+  --live;
+  return 0;
 }
 API int cuMemGetAddressRange_v2(unsigned long long* base, size_t* size, unsigned long long inside) {
   VERDICT("cuMemGetAddressRange");
@@ -191,6 +197,7 @@ API int cuMemGetAddressRange_v2(unsigned long long* base, size_t* size, unsigned
   auto found = allocations.upper_bound(inside);
   if (found == allocations.begin()) return 1;
   --found;
+  if (inside - found->first >= found->second) return 1;
   *base = found->first;
   *size = found->second;
   return 0;
@@ -198,7 +205,16 @@ API int cuMemGetAddressRange_v2(unsigned long long* base, size_t* size, unsigned
 API int cuMemGetHandleForAddressRange(void* fd, unsigned long long address, size_t size, int type,
                                       unsigned long long) {
   VERDICT("cuMemGetHandleForAddressRange");
-  if (type != 1 || address % 65536 != 0 || size % 65536 != 0) return 1;
+  const auto page = static_cast<unsigned long long>(sysconf(_SC_PAGESIZE));
+  if (type != 1 || address % page != 0 || size % page != 0) return 1;
+  {  // whole pages that this allocation has a part of
+    const std::lock_guard lock(mutex);
+    auto found = allocations.upper_bound(address + page - 1);
+    if (found == allocations.begin()) return 1;
+    --found;
+    const auto end = (found->first + found->second + page - 1) / page * page;
+    if (address < found->first / page * page || address + size > end) return 1;
+  }
   *static_cast<int*>(fd) = 1000;
   return 0;
 }
