@@ -1,5 +1,5 @@
-// GpuDevice and GpuStager for Python. Waiting and copying release the GIL; slices are lists of (address,
-// size).
+// GpuDevice and GpuStager for Python. What calls the driver releases the GIL: it may wait for work of the
+// device that itself waits for Python. Slices are lists of (address, size).
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -93,13 +93,19 @@ void bind_gpu(nb::module_& m) {
           },
           "slot_bytes"_a, "slots"_a = 2)
       .def(
-          "allocate", [](GpuDevice& d, uint64_t size) { return value_or_raise(d.allocate(size)); }, "size"_a)
+          "allocate",
+          [](GpuDevice& d, uint64_t size) {
+            return value_or_raise(without_gil([&] { return d.allocate(size); }));
+          },
+          "size"_a)
       .def(
-          "release", [](GpuDevice& d, uint64_t address) { check(d.release(address)); }, "address"_a)
+          "release",
+          [](GpuDevice& d, uint64_t address) { check(without_gil([&] { return d.release(address); })); },
+          "address"_a)
       .def(
           "share",
           [](GpuDevice& d, uint64_t address, uint64_t size) {
-            const GpuIpcHandle handle = value_or_raise(d.share({address, size}));
+            const GpuIpcHandle handle = value_or_raise(without_gil([&] { return d.share({address, size}); }));
             return nb::make_tuple(nb::bytes(handle.bytes.data(), handle.bytes.size()), handle.offset);
           },
           "address"_a, "size"_a, "(handle, offset) for attach() in another process of this host.")
@@ -110,11 +116,13 @@ void bind_gpu(nb::module_& m) {
             if (handle.size() != out.bytes.size()) refuse("a handle of device memory has 64 bytes");
             std::memcpy(out.bytes.data(), handle.data(), out.bytes.size());
             out.offset = offset;
-            return value_or_raise(d.attach(out));
+            return value_or_raise(without_gil([&] { return d.attach(out); }));
           },
           "handle"_a, "offset"_a)
       .def(
-          "detach", [](GpuDevice& d, uint64_t address) { check(d.detach(address)); }, "address"_a)
+          "detach",
+          [](GpuDevice& d, uint64_t address) { check(without_gil([&] { return d.detach(address); })); },
+          "address"_a)
       .def(
           "export_dma_buf",
           [](GpuDevice& d, uint64_t address, uint64_t size) {
