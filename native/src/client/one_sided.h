@@ -8,6 +8,7 @@
 
 #include "client/batch.h"
 #include "mooncache/crc32c.h"
+#include "transport/remote_extent.h"
 
 namespace mooncache {
 
@@ -15,20 +16,6 @@ inline constexpr size_t kOneSidedItems = 256;
 inline constexpr uint64_t kOneSidedBytes = 256 << 20;
 inline constexpr auto kOneSidedSpan =
     std::chrono::milliseconds(2);  // copying between two looks at the cancel token
-
-inline RemoteExtent remote_extent(const wire::WireExtent& from, const wire::Exposure& exposure) {
-  RemoteExtent extent;
-  extent.grant = from.grant;
-  extent.segment = from.segment;
-  extent.slot = from.slot;
-  extent.generation = from.generation;
-  extent.offset = from.offset;
-  extent.size = from.size;
-  extent.exposed = exposure.code == Code::kOk;
-  extent.address = exposure.address;
-  extent.keys = exposure.keys;
-  return extent;
-}
 
 // The parts that both directions share: attaching, one chunk of items at a time, the link.
 class OneSided : public Program {

@@ -4,46 +4,13 @@
 #include <deque>
 #include <random>
 
-#include "transport/session.h"
+#include "transport/ask.h"
+#include "transport/remote_extent.h"
 
 namespace mooncache::probe {
 namespace {
 
 constexpr int64_t kAnswerTimeoutMs = 30'000;
-
-// One request and its answer, whose meta (behind the status) is kept.
-class OneAnswer final : public Program {
- public:
-  OneAnswer(wire::Opcode opcode, Writer meta, uint16_t flags)
-      : opcode_(opcode), flags_(flags), meta_(meta.take()) {}
-  bool next(Request& request) override {
-    if (sent_) return false;
-    sent_ = true;
-    request.opcode = opcode_;
-    request.flags = flags_;
-    request.meta.raw(meta_);
-    return true;
-  }
-  bool finished() const override { return answered_; }
-  Status on_response(const wire::FrameHeader&, const Status& status, Reader& in, PayloadSink&) override {
-    answered_ = true;
-    status_ = status;
-    const auto rest = in.take(in.remaining());
-    answer_.assign(rest.begin(), rest.end());
-    return Status::ok();
-  }
-  const Status& status() const { return status_; }
-  std::span<const std::byte> answer() const { return answer_; }
-
- private:
-  wire::Opcode opcode_;
-  uint16_t flags_;
-  std::vector<std::byte> meta_;
-  std::vector<std::byte> answer_;
-  Status status_;
-  bool sent_ = false;
-  bool answered_ = false;
-};
 
 class NodeGrants final : public Grants {
  public:
@@ -64,7 +31,7 @@ class NodeGrants final : public Grants {
     }
     Writer meta;
     request.encode(meta);
-    return ask<wire::ReserveResult>(wire::Opcode::kReserve, std::move(meta), count);
+    return extents<wire::ReserveResult>(wire::Opcode::kReserve, std::move(meta), count);
   }
 
   Result<std::vector<RemoteExtent>> publish(std::span<const RemoteExtent> written,
@@ -78,7 +45,7 @@ class NodeGrants final : public Grants {
     if (Status status = codes(wire::Opcode::kCommit, std::move(commit)); !status) return status;
     Writer lookup;
     wire::encode_keys(lookup, keys_);
-    return ask<wire::LookupResult>(wire::Opcode::kLookup, std::move(lookup), written.size());
+    return extents<wire::LookupResult>(wire::Opcode::kLookup, std::move(lookup), written.size());
   }
 
   Status give_up(std::span<const RemoteExtent> reserved) override {
@@ -91,52 +58,38 @@ class NodeGrants final : public Grants {
 
  private:
   template <typename Item>
-  Result<std::vector<RemoteExtent>> ask(wire::Opcode opcode, Writer meta, size_t count) {
-    OneAnswer program(opcode, std::move(meta), expose_ ? wire::kFlagExpose : 0);
-    if (Status status = run(program); !status) return status;
-    Reader in(program.answer());
+  Result<std::vector<RemoteExtent>> extents(wire::Opcode opcode, Writer meta, size_t count) {
+    const auto answer = ask(session_, opcode, std::move(meta), expose_ ? wire::kFlagExpose : 0,
+                            Deadline::after_ms(kAnswerTimeoutMs));
+    if (!answer) return answer.status();
+    Reader in(*answer);
     const auto items = wire::decode_items<Item>(in);
     std::optional<std::vector<wire::Exposure>> shown;
     if (expose_) shown = wire::decode_items<wire::Exposure>(in);
     if (!items || items->size() != count || (expose_ && (!shown || shown->size() != count)))
       return {Code::kProtocolError, "the node's answer is no list of extents"};
-    std::vector<RemoteExtent> extents;
+    std::vector<RemoteExtent> granted;
     for (size_t i = 0; i < count; ++i) {
       const Item& item = (*items)[i];
       if (item.code != Code::kOk)
         return {item.code, "the node granted no extent: " + std::string(code_name(item.code))};
-      RemoteExtent& extent = extents.emplace_back();
-      extent.grant = item.extent.grant;
-      extent.segment = item.extent.segment;
-      extent.slot = item.extent.slot;
-      extent.generation = item.extent.generation;
-      extent.offset = item.extent.offset;
-      extent.size = item.extent.size;
-      if (!expose_) continue;
-      if ((*shown)[i].code != Code::kOk)
+      if (expose_ && (*shown)[i].code != Code::kOk)
         return {(*shown)[i].code, "the node does not show an extent to its device: " +
                                       std::string(code_name((*shown)[i].code))};
-      extent.exposed = true;
-      extent.address = (*shown)[i].address;
-      extent.keys = (*shown)[i].keys;
+      granted.push_back(expose_ ? remote_extent(item.extent, (*shown)[i]) : remote_extent(item.extent));
     }
-    return extents;
+    return granted;
   }
 
   Status codes(wire::Opcode opcode, Writer meta) {
-    OneAnswer program(opcode, std::move(meta), 0);
-    if (Status status = run(program); !status) return status;
-    Reader in(program.answer());
+    const auto answer = ask(session_, opcode, std::move(meta), 0, Deadline::after_ms(kAnswerTimeoutMs));
+    if (!answer) return answer.status();
+    Reader in(*answer);
     const auto all = wire::decode_codes(in);
     if (!all) return {Code::kProtocolError, "the node's answer is no list of codes"};
     for (const Code code : *all)
       if (code != Code::kOk) return {code, "the node refused: " + std::string(code_name(code))};
     return Status::ok();
-  }
-
-  Status run(OneAnswer& program) {
-    if (Status status = session_.run(program, Deadline::after_ms(kAnswerTimeoutMs)); !status) return status;
-    return program.status();
   }
 
   Session& session_;

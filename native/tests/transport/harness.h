@@ -5,8 +5,9 @@
 
 #include "client/pool.h"
 #include "mooncache/crc32c.h"
+#include "transport/ask.h"
 #include "transport/rdma.h"
-#include "transport/session.h"
+#include "transport/remote_extent.h"
 
 namespace mooncache::testing {
 
@@ -40,47 +41,6 @@ class LoopbackHarness final : public Peer {
   std::vector<std::unique_ptr<std::vector<std::byte>>> memory_;
   std::shared_ptr<LoopbackPeer> peer_ = make_loopback_peer();
 };
-
-class OneAnswer final : public Program {
- public:
-  OneAnswer(wire::Opcode opcode, std::vector<std::byte> meta, uint16_t flags = 0)
-      : opcode_(opcode), flags_(flags), meta_(std::move(meta)) {}
-  bool next(Request& request) override {
-    if (sent_) return false;
-    sent_ = true;
-    request.opcode = opcode_;
-    request.flags = flags_;
-    request.meta.raw(meta_);
-    return true;
-  }
-  bool finished() const override { return answered_; }
-  Status on_response(const wire::FrameHeader&, const Status& status, Reader& in, PayloadSink&) override {
-    answered_ = true;
-    if (!status) return status;
-    const auto rest = in.take(in.remaining());
-    answer.assign(rest.begin(), rest.end());
-    return Status::ok();
-  }
-  std::vector<std::byte> answer;
-
- private:
-  wire::Opcode opcode_;
-  uint16_t flags_;
-  std::vector<std::byte> meta_;
-  bool sent_ = false;
-  bool answered_ = false;
-};
-
-inline RemoteExtent remote(const wire::WireExtent& e) {
-  RemoteExtent extent;
-  extent.grant = e.grant;
-  extent.segment = e.segment;
-  extent.slot = e.slot;
-  extent.generation = e.generation;
-  extent.offset = e.offset;
-  extent.size = e.size;
-  return extent;
-}
 
 class NodeHarness final : public Peer {
  public:
@@ -117,20 +77,14 @@ class NodeHarness final : public Peer {
     EXPECT_TRUE(store.commit(reservation->id, crc32c(bytes), 0));
     Writer meta;
     wire::encode_keys(meta, std::span(&key, 1));
-    OneAnswer lookup(wire::Opcode::kLookup, meta.take(), expose());
-    EXPECT_TRUE(link.session()->run(lookup, Deadline::after_ms(5000)));
-    Reader in(lookup.answer);
-    return extent_of<wire::LookupResult>(in);
+    return extent_of<wire::LookupResult>(link, wire::Opcode::kLookup, std::move(meta));
   }
   RemoteExtent writable(Link& link, size_t size) override {
     wire::ReserveRequest request;
     request.items.push_back({key_of(next_++), size});
     Writer meta;
     request.encode(meta);
-    OneAnswer reserve(wire::Opcode::kReserve, meta.take(), expose());
-    EXPECT_TRUE(link.session()->run(reserve, Deadline::after_ms(5000)));
-    Reader in(reserve.answer);
-    return extent_of<wire::ReserveResult>(in);
+    return extent_of<wire::ReserveResult>(link, wire::Opcode::kReserve, std::move(meta));
   }
   void kill() override { node_.stop(); }
 
@@ -140,16 +94,15 @@ class NodeHarness final : public Peer {
     config.enabled = name == "rdma";
     return config;
   }
-  uint16_t expose() const { return rdma_ ? wire::kFlagExpose : 0; }
   template <typename Item>
-  RemoteExtent extent_of(Reader& in) const {
-    RemoteExtent extent = remote(wire::decode_items<Item>(in)->front().extent);
-    if (!rdma_) return extent;
-    const wire::Exposure exposure = wire::decode_items<wire::Exposure>(in)->front();
-    extent.exposed = exposure.code == Code::kOk;
-    extent.address = exposure.address;
-    extent.keys = exposure.keys;
-    return extent;
+  RemoteExtent extent_of(Link& link, wire::Opcode opcode, Writer meta) const {
+    const auto answer = ask(*link.session(), opcode, std::move(meta), rdma_ ? wire::kFlagExpose : 0,
+                            Deadline::after_ms(5000));
+    EXPECT_TRUE(answer) << answer.status().message;
+    Reader in(*answer);
+    const wire::WireExtent extent = wire::decode_items<Item>(in)->front().extent;
+    if (!rdma_) return remote_extent(extent);
+    return remote_extent(extent, wire::decode_items<wire::Exposure>(in)->front());
   }
 
   std::string name_;

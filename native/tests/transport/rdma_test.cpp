@@ -242,8 +242,7 @@ TEST_F(RdmaTest, AnExtentIsOpenOnlyWhileItsGrantIsHeld) {
   Writer meta;
   const uint64_t grant = extent.grant;
   wire::encode_grants(meta, std::span(&grant, 1));
-  OneAnswer release(wire::Opcode::kRelease, meta.take());
-  ASSERT_TRUE(link_->session()->run(release, Deadline::after_ms(5000)));
+  ASSERT_TRUE(ask(*link_->session(), wire::Opcode::kRelease, std::move(meta), 0, Deadline::after_ms(5000)));
   EXPECT_EQ(fake().registrations(), before);
   std::vector<std::byte> copy(source.size(), std::byte{1});
   EXPECT_EQ(read(extent, copy).code, Code::kTransportUnavailable);
