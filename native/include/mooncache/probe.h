@@ -24,7 +24,7 @@ struct ProbeOptions {
   uint64_t block_bytes = 1 << 20;
   uint32_t batch = 8;          // blocks under way at a time, per thread
   uint32_t threads = 1;        // 64 at most
-  uint64_t duration_ms = 500;  // no batch begins after this
+  uint64_t duration_ms = 500;  // no batch begins after this; an hour at most
   uint64_t warm_up_batches = 2;
 };
 

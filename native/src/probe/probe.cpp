@@ -18,6 +18,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr uint64_t kTotalBytesMax = 8ull << 30;  // of one side's buffers, over all threads
 constexpr int64_t kStepTimeoutMs = 60'000;
+constexpr uint64_t kDurationMaxMs = 3'600'000;
 
 double thread_cpu_s() {
   timespec now{};
@@ -177,6 +178,8 @@ Status check(const ProbeOptions& options) {
     return {Code::kInvalidArgument, "threads must be 1 to 64"};
   if (options.block_bytes > kTotalBytesMax / options.batch / options.threads)
     return {Code::kInvalidArgument, "block size x batch x threads is at most 8 GiB"};
+  if (options.duration_ms > kDurationMaxMs)
+    return {Code::kInvalidArgument, "a measurement takes an hour at most"};
   return Status::ok();
 }
 

@@ -63,6 +63,9 @@ TEST(ProbeRefuses, WhatCannotBeMeasured) {
   EXPECT_EQ(probe_transfers(options).status().code, Code::kInvalidArgument);
   options.batch = 1;
   options.block_bytes = 10;
+  options.duration_ms = UINT64_MAX;
+  EXPECT_EQ(probe_transfers(options).status().code, Code::kInvalidArgument);
+  options.duration_ms = 500;
   options.transport = "tcp";
   options.peer.tcp_host = "127.0.0.1";
   options.peer.tcp_port = 1;
