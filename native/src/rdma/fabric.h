@@ -153,7 +153,7 @@ Result<std::shared_ptr<Fabric>> open_fabric(const Options& options);
 Result<std::vector<RailReport>> look_for_rails(const Options& options);
 
 // The rail to answer `peer` with: the same link layer, then the longest common prefix of the GIDs (the same
-// subnet), then the one used least. `used` counts how often each was given already. SIZE_MAX: none fits.
+// subnet), then the one used least, as `used` weighs them. SIZE_MAX: none fits.
 size_t choose_rail(std::span<const std::shared_ptr<Rail>> rails, const EndpointAddress& peer,
                    std::span<const uint32_t> used);
 

@@ -1,15 +1,22 @@
 #include "server/rdma_peer.h"
 
+#include <algorithm>
+
 #include "wire/rdma_address.h"
 
 namespace mooncache::server {
 
+namespace {
+
+constexpr unsigned kOwnShift = 24;  // own queue pairs on a rail weigh more than any number of connections
+
+}  // namespace
+
 std::vector<wire::RdmaAddress> RdmaPeer::meet(std::span<const wire::RdmaAddress> peers) {
   std::vector<wire::RdmaAddress> answers;
-  std::vector<uint32_t> used(fabric_->rails().size(), 0);
   if (ends_.size() < peers.size()) ends_.resize(peers.size());
   for (size_t i = 0; i < peers.size(); ++i) {
-    const Status met = answer(ends_[i], peers[i], used);
+    const Status met = answer(ends_[i], peers[i]);
     wire::RdmaAddress mine;
     if (met) mine = wire::to_wire(ends_[i].endpoint->address());
     mine.code = met.code;
@@ -19,29 +26,44 @@ std::vector<wire::RdmaAddress> RdmaPeer::meet(std::span<const wire::RdmaAddress>
 }
 
 RdmaPeer::~RdmaPeer() {
-  for (End& end : ends_) leave(end);
+  for (End& end : ends_) hang_up(end);
 }
 
-void RdmaPeer::leave(End& end) {
-  if (end.rail) counters_[end.number].connections.fetch_sub(1, std::memory_order_relaxed);
-  end.rail.reset();
+size_t RdmaPeer::ends_on(size_t rail) const {
+  return static_cast<size_t>(std::count_if(ends_.begin(), ends_.end(), [rail](const End& end) {
+    return end.endpoint != nullptr && end.number == rail;
+  }));
 }
 
-Status RdmaPeer::answer(End& end, const wire::RdmaAddress& peer, std::vector<uint32_t>& used) {
+void RdmaPeer::hang_up(End& end) {
+  if (!end.endpoint) return;
   end.endpoint.reset();
+  if (ends_on(end.number) == 0) counters_[end.number].connections.fetch_sub(1, std::memory_order_relaxed);
+}
+
+// First the ports that this connection does not use yet, then those with the fewest connections.
+std::vector<uint32_t> RdmaPeer::load_of_rails() const {
+  std::vector<uint32_t> load;
+  for (size_t i = 0; i < fabric_->rails().size(); ++i) {
+    const uint64_t others = counters_[i].connections.load(std::memory_order_relaxed);
+    load.push_back(
+        static_cast<uint32_t>((ends_on(i) << kOwnShift) + std::min<uint64_t>(others, (1u << kOwnShift) - 1)));
+  }
+  return load;
+}
+
+Status RdmaPeer::answer(End& end, const wire::RdmaAddress& peer) {
+  hang_up(end);
   const auto address = wire::from_wire<rdma::EndpointAddress>(peer);
   if (!end.rail || !end.rail->up()) {
-    const size_t chosen = rdma::choose_rail(fabric_->rails(), address, used);
+    const size_t chosen = rdma::choose_rail(fabric_->rails(), address, load_of_rails());
     if (chosen == SIZE_MAX) {
       return {Code::kTransportUnavailable, "RDMA unavailable, because no port here reaches that of the peer"};
     }
-    ++used[chosen];
     // keys belong to a domain and die with it; the peer's device is refused then
     end.domain.reset();
-    leave(end);
     end.rail = fabric_->rails()[chosen];
     end.number = chosen;
-    counters_[chosen].connections.fetch_add(1, std::memory_order_relaxed);
     auto domain = end.rail->make_domain();
     if (!domain) return domain.status();
     end.domain = std::move(*domain);
@@ -50,6 +72,7 @@ Status RdmaPeer::answer(End& end, const wire::RdmaAddress& peer, std::vector<uin
   auto endpoint = end.domain->make_endpoint(0);
   if (!endpoint) return endpoint.status();
   if (Status connected = (*endpoint)->connect(address); !connected) return connected;
+  if (ends_on(end.number) == 0) counters_[end.number].connections.fetch_add(1, std::memory_order_relaxed);
   end.endpoint = std::move(*endpoint);
   return Status::ok();
 }
@@ -65,9 +88,13 @@ wire::Exposure RdmaPeer::expose(uint64_t grant, Slice memory, bool writable) {
     exposure.code = Code::kOk;
     exposure.address = (*exposed)->remote_address();
     exposure.keys[i] = (*exposed)->remote_key();
-    counters_[ends_[i].number].grants.fetch_add(1, std::memory_order_relaxed);
-    counters_[ends_[i].number].granted_bytes.fetch_add(memory.size, std::memory_order_relaxed);
     memories.push_back(std::move(*exposed));
+    const size_t rail = ends_[i].number;
+    if (std::any_of(ends_.begin(), ends_.begin() + static_cast<std::ptrdiff_t>(i),
+                    [rail](const End& end) { return end.domain && end.number == rail; }))
+      continue;  // open on this rail already, for another queue pair
+    counters_[rail].grants.fetch_add(1, std::memory_order_relaxed);
+    counters_[rail].granted_bytes.fetch_add(memory.size, std::memory_order_relaxed);
   }
   if (memories.empty()) return exposure;
   (writable ? writable_ : readable_)[grant] = std::move(memories);

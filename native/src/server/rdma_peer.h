@@ -44,8 +44,11 @@ class RdmaPeer {
     std::unique_ptr<rdma::Endpoint> endpoint;
   };
 
-  void leave(End& end);
-  Status answer(End& end, const wire::RdmaAddress& peer, std::vector<uint32_t>& used);
+  void hang_up(End& end);
+  Status answer(End& end, const wire::RdmaAddress& peer);
+  // Queue pairs of this connection on a rail of the fabric.
+  size_t ends_on(size_t rail) const;
+  std::vector<uint32_t> load_of_rails() const;
   const Table& table(bool writable) const { return writable ? writable_ : readable_; }
 
   const std::shared_ptr<rdma::Fabric> fabric_;

@@ -181,6 +181,72 @@ TEST_F(RdmaPool, EightRailsShareABatchAndSevenMayFail) {
     EXPECT_EQ(rail.up, rail.device == nodes_[0]->server->rails()[0].device);
 }
 
+// Ports of a node that are alike for the client: connections spread over them, and one connection's queue
+// pairs too.
+class RdmaPorts : public RdmaPool {
+ protected:
+  // One node on `ports` of eight devices; the others are the clients'.
+  void open_node(uint32_t ports) {
+    if (rdma_is_real()) GTEST_SKIP();
+    fake().reset(8);
+    RdmaConfig rdma = test_rdma(false);
+    for (uint32_t i = 0; i < ports; ++i) rdma.devices.push_back("fake" + std::to_string(i));
+    nodes_.push_back(std::make_unique<TestNode>(0, 256 << 20, "host-0", false, rdma));
+  }
+  // A client of its own that has moved a block.
+  std::unique_ptr<Client> client_on(std::vector<std::string> devices) {
+    ClientConfig config = client_config(false);
+    config.rdma = test_rdma(true);
+    config.rdma.devices = std::move(devices);
+    auto client = client_for({nodes_[0]->info}, config);
+    const auto bytes = bytes_of(blocks_put_, kBlockBytes);
+    EXPECT_EQ(put_one(*client, key_of(blocks_put_++), bytes).code, Code::kOk);
+    return client;
+  }
+  std::vector<uint64_t> connections() {
+    std::vector<uint64_t> counts;
+    for (const RailView& rail : nodes_[0]->server->rails()) counts.push_back(rail.connections);
+    return counts;
+  }
+  void wait_for_connections(const std::vector<uint64_t>& wanted) {
+    const auto patience = Deadline::after_ms(10'000);
+    while (connections() != wanted && !patience.expired())
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    EXPECT_EQ(connections(), wanted);
+  }
+  uint64_t blocks_put_ = 0;
+};
+
+TEST_F(RdmaPorts, ClientsSpreadOverPortsThatAreAlike) {
+  open_node(2);
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int i = 0; i < 4; ++i) clients.push_back(client_on({"fake4"}));
+  EXPECT_EQ(connections(), (std::vector<uint64_t>{2, 2}));
+  clients.erase(clients.begin() + 1);
+  clients.erase(clients.begin() + 2);
+  wait_for_connections({2, 0});
+  clients.push_back(client_on({"fake4", "fake5"}));  // both of its ports do not meet at the idle one
+  EXPECT_EQ(connections(), (std::vector<uint64_t>{3, 1}));
+}
+
+TEST_F(RdmaPorts, ConnectionsAndGrantsCountOnceWhereTwoQueuePairsMeet) {
+  open_node(1);
+  const auto client = client_on({"fake4", "fake5"});
+  EXPECT_GE(stat_of(*client, "rdma_bytes"), kBlockBytes);
+  const RailView rail = nodes_[0]->server->rails()[0];
+  EXPECT_EQ(rail.connections, 1u);
+  EXPECT_EQ(rail.grants, 1u);
+  EXPECT_EQ(rail.granted_bytes, kBlockBytes);
+}
+
+TEST_F(RdmaPorts, WhatHasNoQueuePairIsNoConnection) {
+  open_node(1);
+  fake().fail("ibv_create_qp", ENOMEM, 1, 1);  // the node's; the client's came first
+  const auto client = client_on({"fake4"});
+  EXPECT_EQ(stat_of(*client, "rdma_bytes"), 0u);
+  EXPECT_EQ(connections(), (std::vector<uint64_t>{0}));
+}
+
 TEST_F(RdmaPool, WithoutAPathItIsTcp) {
   if (rdma_is_real()) GTEST_SKIP();
   open(2);
