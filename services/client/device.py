@@ -61,10 +61,16 @@ def device_view(buffer: Any, *, writable: bool) -> DeviceView | None:
     if interface is not None:
         return _from_interface(buffer, interface, writable)
     ask = getattr(buffer, "__dlpack_device__", None)
-    if ask is None or int(ask()[0]) not in {_CUDA, _CUDA_MANAGED}:
+    if ask is None:
+        return None
+    try:
+        kind, ordinal = map(int, ask())
+    except Exception:  # noqa: BLE001 - as above; who takes it as a host buffer says what is wrong
+        return None
+    if kind not in {_CUDA, _CUDA_MANAGED}:
         return None
     address, size, keep = dlpack_range(buffer)
-    return DeviceView(address, size, int(ask()[1]), (keep, buffer))
+    return DeviceView(address, size, ordinal, (keep, buffer))
 
 
 def _from_interface(buffer: Any, interface: dict[str, Any], writable: bool) -> DeviceView:

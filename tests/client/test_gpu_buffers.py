@@ -17,6 +17,7 @@ import mooncache
 from mooncache import _native
 from mooncache.bench.transfer.node import start_server
 from mooncache.client import device
+from mooncache.client.buffers import to_part
 from mooncache.errors import InvalidArgument, NoSpace, TransportUnavailable
 
 FAKE = Path(__file__).resolve().parents[2] / "native/tests/gpu/fake/fake_cuda.cpp"
@@ -151,6 +152,20 @@ def test_what_cannot_be_taken_is_told(fake: Fake, client: mooncache.Client) -> N
         client.put_many(keys(2), [fake.array(b"abcd"), other])
     with pytest.raises(InvalidArgument, match="at least one byte"):
         client.put_many([name], [fake.array(b"")])
+
+
+def test_who_cannot_say_where_it_is_is_refused_by_name() -> None:
+    """torch raises for its tensors on \"meta\", each kind with errors of its own."""
+
+    class Nowhere:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            raise ValueError("Unknown device type meta for Dlpack")
+
+        def __dlpack__(self) -> object:
+            raise BufferError("no storage")
+
+    with pytest.raises(InvalidArgument, match="Nowhere"):
+        to_part(Nowhere(), writable=False)
 
 
 def test_without_a_driver_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
