@@ -46,7 +46,7 @@ def parse_toml(text: str, where: str, error: type[MooncacheError]) -> dict[str, 
     """Return the tables of a TOML text; `where` begins the sentence. Raises `error`."""
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as refused:
+    except (ValueError, RecursionError) as refused:  # int() itself refuses numbers of thousands of digits
         raise error(f"{where} is not TOML: {refused}.") from None
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from mooncache.errors import InvalidArgument, MooncacheError
@@ -59,7 +60,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
         numeric = column.endswith(("*", "size", "blocks", "used", "free", "pins", "hits", "age"))
         table.add_column(column.rstrip("*"), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*[str(cell) for cell in row])
+        table.add_row(*[escape(str(cell)) for cell in row])
     console.print(table)
 
 

@@ -112,7 +112,7 @@ def _instances(rows: list[dict[str, Any]], *, wide: bool) -> Table:
     table = _table(*columns, *(("blocks", "role") if wide else ()), left=3)
     for row in rows:
         cells: list[str | Text] = [
-            row["instance_id"],
+            Text(row["instance_id"]),
             Text(row["state"], style=_STATE_STYLES.get(row["state"], "red")),
             _bar(row["kv_usage"], wide=wide),
             str(row["running"]),
@@ -133,7 +133,7 @@ def _nodes(rows: list[dict[str, Any]], *, wide: bool) -> Table:
     )
     for row in rows:
         table.add_row(
-            row["node_id"],
+            Text(row["node_id"]),
             Text(row["state"], style=_STATE_STYLES.get(row["state"], "red")),
             _bar(row["used_bytes"] / row["capacity_bytes"] if row["capacity_bytes"] else 0.0, wide=wide),
             human_bytes(row["capacity_bytes"]),

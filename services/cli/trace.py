@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from mooncache.cli.output import EXIT_OK, console, human_age, print_json
-from mooncache.cli.workload import PUBLIC_FORMAT, TraceFormat
+from mooncache.cli.workload import PUBLIC_FORMAT, TraceFormat, need_packages
 from mooncache.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def stats(
 
     For example: `mooncache trace stats conversation_trace.jsonl --json`
     """
+    need_packages("numpy")
     from mooncache.traces.stats import stats as figures_of
 
     _show(figures_of(form.read(file, "FILE")), str(file), as_json=as_json)
@@ -96,6 +97,7 @@ def generate(
 
     For example: `mooncache trace generate my.jsonl --requests 2000 --rate 5`
     """
+    need_packages("numpy")
     from mooncache.traces import generate as make
     from mooncache.traces import write
     from mooncache.traces.generator import PRESETS

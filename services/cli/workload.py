@@ -41,8 +41,10 @@ class TraceFormat:
         """The trace of a command line.
 
         Raises:
-            InvalidArgument: the file cannot be opened. TraceInvalid, TraceTooLarge: what is wrong, with its line.
+            InvalidArgument: the file cannot be opened. Unsupported: NumPy is not installed.
+            TraceInvalid, TraceTooLarge: what is wrong, with its line.
         """
+        need_packages("numpy")
         from mooncache.traces import read
 
         if self.block_tokens < 0:

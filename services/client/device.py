@@ -61,10 +61,16 @@ def device_view(buffer: Any, *, writable: bool) -> DeviceView | None:
     if interface is not None:
         return _from_interface(buffer, interface, writable)
     ask = getattr(buffer, "__dlpack_device__", None)
-    if ask is None or int(ask()[0]) not in {_CUDA, _CUDA_MANAGED}:
+    if ask is None:
+        return None
+    try:
+        kind, ordinal = map(int, ask())
+    except Exception:  # noqa: BLE001 - as above; who takes it as a host buffer says what is wrong
+        return None
+    if kind not in {_CUDA, _CUDA_MANAGED}:
         return None
     address, size, keep = dlpack_range(buffer)
-    return _view(address, size, int(ask()[1]), (keep, buffer))
+    return _view(address, size, ordinal, (keep, buffer))
 
 
 def _view(address: int, size: int, ordinal: int, owner: Any) -> DeviceView:
@@ -152,7 +158,10 @@ class DeviceStaging:
         return stager
 
     def put(self, sources: Sequence[Parts], limit_s: float, call: Native) -> list[Any]:
-        """`call(begin, end, host_parts, limit_s)` puts those blocks; the answers of all, in order."""
+        """`call(begin, end, host_parts, limit_s)` puts those blocks; the answers of all, in order.
+
+        Blocks that were not begun within `limit_s` have DEADLINE_EXCEEDED, as in a batch of host buffers.
+        """
         return self._run(sources, limit_s, call, None)
 
     def get(
@@ -169,11 +178,11 @@ class DeviceStaging:
         }
         if len(ordinals) != 1:
             raise InvalidArgument("The buffers of one call must lie on one GPU; make one call for each.")
+        end_s = time.monotonic() + limit_s
         need = max(sum(p.nbytes for p in parts_of(value) if isinstance(p, DeviceView)) for value in values)
         (ordinal,) = ordinals
         stager = self._stager(ordinal, need)
         call_native(self._device(ordinal).synchronize)
-        end_s = time.monotonic() + limit_s
         groups = self._groups(values, stager)
         move = _Putting(stager, call) if sizes is None else _Getting(stager, call, sizes)
         answers: list[Any] = []
@@ -182,11 +191,12 @@ class DeviceStaging:
                 following = (number + 1, groups[number + 1]) if number + 1 < len(groups) else None
                 left_s = end_s - time.monotonic()
                 if left_s <= 0:
-                    raise DeadlineExceeded(f"The call did not end within its {limit_s:g} s.")
+                    break
                 answers += move.group(number, group, following, left_s)
         finally:
             move.quiet()
-        return answers
+        late = (DeadlineExceeded.code, None) if sizes is None else (DeadlineExceeded.code, 0, None)
+        return answers + [late] * (len(values) - len(answers))
 
     def _groups(self, values: Sequence[Parts], stager: Any) -> list[_Group]:
         slot_bytes = stager.slot(0)[1]

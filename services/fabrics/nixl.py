@@ -38,6 +38,7 @@ MAX_IN_FLIGHT = 1024
 MAX_SLICES = 65_536
 _PAUSE_S = 20e-6
 _UNDER_WAY = "PROC"
+_left_behind: list[mmap.mmap] = []  # slots that NIXL never let go of
 
 
 def unavailable_reason() -> str | None:
@@ -159,7 +160,9 @@ class NixlLink:
                 break
             size = sum(piece.nbytes for piece in transfer.local)
             pending = _Pending(transfer, size)
-            if (
+            if self._closed:
+                pending.code = Closed.code
+            elif (
                 not 0 <= transfer.offset <= transfer.remote.size_bytes - size
                 or len(transfer.local) > MAX_SLICES
             ):
@@ -206,10 +209,13 @@ class NixlLink:
         self.close()
         end_s = time.monotonic() + timeout_s
         while self._pieces and time.monotonic() < end_s:
-            self._reap()
-        if not self._pieces and self._region is not None:
-            self._agent.deregister_memory(self._region)
-            self._region = None
+            if not self._reap():
+                time.sleep(_PAUSE_S)
+        region, self._region = self._region, None
+        if self._pieces and region is not None:
+            _left_behind.append(self._memory)
+        elif region is not None:
+            self._agent.deregister_memory(region)
         with contextlib.suppress(Exception):
             self._agent.remove_remote_agent(self._peer)
 
@@ -239,6 +245,7 @@ class NixlLink:
             pending.crcs[begin] = (_native.crc32c(memory), size)
         here = self._base + number * SLOT_BYTES
         there = transfer.remote.address + transfer.offset + begin
+        handle = None
         try:
             handle = self._agent.initialize_xfer(
                 "WRITE" if transfer.write else "READ",
@@ -248,6 +255,8 @@ class NixlLink:
             )
             self._agent.transfer(handle)
         except Exception as error:  # noqa: BLE001 - its exceptions have no common base but this
+            if handle is not None:
+                self._let_go(handle)
             self._free.append(number)
             self._fail(pending, error)
             return
@@ -255,8 +264,13 @@ class NixlLink:
         pending.open_pieces += 1
         self._pieces.append(_Piece(pending, number, begin, size, handle))
 
-    def _fail(self, pending: _Pending | None, error: Exception) -> None:
-        lost = "Disconnect" in type(error).__name__ or "Backend" in type(error).__name__
+    def _let_go(self, handle: Any) -> None:
+        with contextlib.suppress(Exception):  # of a transfer that is over: its outcome is known already
+            self._agent.release_xfer_handle(handle)
+
+    def _fail(self, pending: _Pending | None, error: Exception | None) -> None:
+        """error: what NIXL raised, None for a transfer that ended in an error: its fabric does not work."""
+        lost = error is None or any(word in type(error).__name__ for word in ("Disconnect", "Backend"))
         self._dead = self._dead or lost
         if pending is not None:
             pending.code = pending.code or (ConnectionLost.code if lost else InvalidArgument.code)
@@ -277,12 +291,12 @@ class NixlLink:
             if pending is not None:
                 pending.open_pieces -= 1
             if state != "DONE":
-                self._fail(pending, error or ConnectionError("Disconnected"))
+                self._fail(pending, error)
             elif pending is not None and not pending.transfer.write and not pending.code:
                 memory = self._slot(piece.slot, piece.size_bytes)
                 _copy(pending.transfer.local, piece.begin, memory, into_slot=False)
                 pending.crcs[piece.begin] = (_native.crc32c(memory), piece.size_bytes)
-            self._agent.release_xfer_handle(piece.handle)
+            self._let_go(piece.handle)
             self._free.append(piece.slot)
         moved = len(still) < len(self._pieces)
         self._pieces = still

@@ -83,10 +83,10 @@ def rails_of(rails: Iterable[common_pb2.RdmaRail]) -> tuple[Rail, ...]:
     """Return a node's RDMA ports, the first RAILS_MAX of them."""
     return tuple(
         Rail(
-            device=rail.device[:NAME_CHARS_MAX],
+            device=_shown(rail.device),
             port=rail.port,
-            address=rail.address[:NAME_CHARS_MAX],
-            link_layer=rail.link_layer[:NAME_CHARS_MAX],
+            address=_shown(rail.address),
+            link_layer=_shown(rail.link_layer),
             numa_node=rail.numa_node,
             megabits_per_s=rail.megabits_per_s,
             mtu_bytes=rail.mtu_bytes,
@@ -97,6 +97,11 @@ def rails_of(rails: Iterable[common_pb2.RdmaRail]) -> tuple[Rail, ...]:
         )
         for rail, _ in zip(rails, range(RAILS_MAX), strict=False)
     )
+
+
+def _shown(text: str) -> str:
+    """Return what terminals and pages can show of a text."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text[:NAME_CHARS_MAX])
 
 
 def node_info(node: Node) -> common_pb2.NodeInfo:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from mooncache.bench.transfer import TransferOptions, references, run
+from mooncache.bench.rows import Report
+from mooncache.bench.transfer import TransferOptions, cases, nixl_lane, references, run
 from mooncache.bench.transfer.cases import Case, Samples, percentile_us
 from mooncache.bench.transfer.command import transfer
 from mooncache.bench.transfer.node import start_server
 from mooncache.bench.transfer.options import parse_size
+from mooncache.bench.worker import WorkerError
+from mooncache.errors import InvalidArgument, TransportUnavailable
 
 TINY = TransferOptions(
     transports=("loopback", "shm", "tcp"),
@@ -51,6 +55,40 @@ def test_a_transport_that_cannot_run_is_a_note() -> None:
     report, samples = run(TINY, lambda _: None, peer)
     assert not samples
     assert any(note.startswith("tcp was left out:") for note in report.notes)
+
+
+def test_what_one_number_of_threads_refuses_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(case: Case, *_: object) -> Samples:
+        if case.threads == 2:
+            raise InvalidArgument("one thread only")
+        return Samples([1.0], [1.0], [1.0])
+
+    monkeypatch.setattr(cases, "measure", measure)
+    options = TransferOptions(("nixl",), ("read",), (4096, 8192), (1,), (1, 2), rounds=2, references=False)
+    report = Report("bench")
+    samples = cases.measure_all(options, ("nixl",), {}, None, report, lambda _: None)
+    assert {case.block_bytes: len(found.gb_per_s) for case, found in samples.items()} == {4096: 2, 8192: 2}
+    assert report.notes == ["nixl with 2 threads was left out: INVALID_ARGUMENT (100): one thread only"]
+
+
+def test_a_node_of_nixl_that_does_not_start_leaves_out_nixl_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*_: object, **__: object) -> None:
+        raise WorkerError("ended")
+
+    monkeypatch.setattr(nixl_lane, "unavailable_reason", lambda: None)
+    monkeypatch.setattr(nixl_lane, "Worker", dies)
+    with pytest.raises(TransportUnavailable, match="ended"):
+        nixl_lane.measure_nixl(write=False, block_bytes=4096, batch=1, threads=1, duration_ms=1)
+
+
+def test_a_tool_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(references, "_TIMEOUT_S", 0.2)
+    silent = references._start([sys.executable, "-c", "import time; time.sleep(20)"])
+    begun_s = time.monotonic()
+    with pytest.raises(RuntimeError, match="did not start"):
+        references._segment(silent)
+    references._end(silent)
+    assert time.monotonic() - begun_s < 15
 
 
 def test_two_hosts_share_a_token_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

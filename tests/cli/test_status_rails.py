@@ -6,6 +6,7 @@ import pytest
 
 from mooncache.cli import cluster
 from mooncache.cli.output import console
+from mooncache.master.messages import rails_of
 from mooncache.proto.v1 import common_pb2, master_pb2
 from mooncache.store_node.metrics import rail_families
 
@@ -30,6 +31,18 @@ def test_rails_are_in_the_document_and_in_the_table() -> None:
         cluster._show_pool(document)
     lines = [line for line in capture.get().splitlines() if "mlx5_" in line]
     assert "up" in lines[0] and "4.0 KiB" in lines[0] and "down" in lines[1]
+
+
+def test_what_a_node_says_is_shown_and_does_nothing() -> None:
+    """Names are neither markup, whose mistakes are exceptions, nor orders to the terminal."""
+    (said,) = rails_of(
+        [common_pb2.RdmaRail(device="[/x]\x1b[2J", port=1, address="[red]", link_layer="a\nb")]
+    )
+    told = common_pb2.RdmaRail(device=said.device, port=1, address=said.address, link_layer=said.link_layer)
+    with console.capture() as capture:
+        cluster._show_pool(cluster.status_document(answer(told)))
+    (line,) = (line for line in capture.get().splitlines() if "[/x]" in line)
+    assert "[/x]?[2J:1" in line and "a?b [red]" in line
 
 
 def test_without_rails_there_is_no_table() -> None:

@@ -7,6 +7,7 @@ import ctypes
 import os
 import random
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ import mooncache
 from mooncache import _native
 from mooncache.bench.transfer.node import start_server
 from mooncache.client import device
-from mooncache.errors import InvalidArgument, NoSpace, TransportUnavailable
+from mooncache.client.buffers import to_part
+from mooncache.errors import DeadlineExceeded, InvalidArgument, NoSpace, TransportUnavailable
 
 FAKE = Path(__file__).resolve().parents[2] / "native/tests/gpu/fake/fake_cuda.cpp"
 
@@ -137,6 +139,21 @@ def test_failing_copies_are_errors_and_the_next_call_works(fake: Fake, client: m
     assert client.get(names[3]) == content
 
 
+@pytest.mark.parametrize("gets", [False, True])
+def test_blocks_behind_the_deadline_have_its_code_and_the_others_their_own(fake: Fake, gets: bool) -> None:
+    arrays = [to_part(fake.array(b"y" * 60_000), writable=True) for _ in range(3)]
+    staging = device.DeviceStaging()
+
+    def slow(begin: int, end: int, _parts: Any, limit_s: float) -> list[tuple[int, ...]]:
+        time.sleep(limit_s)
+        return [(0, 60_000, 7) if gets else (0, 7)] * (end - begin)
+
+    sizes = lambda item: item[1]  # noqa: E731
+    answers = staging.get(arrays, 0.2, slow, sizes) if gets else staging.put(arrays, 0.2, slow)
+    assert [item[0] for item in answers] == [0, DeadlineExceeded.code, DeadlineExceeded.code]
+    assert [item[-1] for item in answers] == [7, None, None]
+
+
 def test_what_cannot_be_taken_is_told(fake: Fake, client: mooncache.Client) -> None:
     (name,) = keys(1)
     with pytest.raises(InvalidArgument, match="read-only"):
@@ -153,6 +170,20 @@ def test_what_cannot_be_taken_is_told(fake: Fake, client: mooncache.Client) -> N
         client.put_many(keys(2), [fake.array(b"abcd"), other])
     with pytest.raises(InvalidArgument, match="at least one byte"):
         client.put_many([name], [fake.array(b"")])
+
+
+def test_who_cannot_say_where_it_is_is_refused_by_name() -> None:
+    """torch raises for its tensors on \"meta\", each kind with errors of its own."""
+
+    class Nowhere:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            raise ValueError("Unknown device type meta for Dlpack")
+
+        def __dlpack__(self) -> object:
+            raise BufferError("no storage")
+
+    with pytest.raises(InvalidArgument, match="Nowhere"):
+        to_part(Nowhere(), writable=False)
 
 
 def test_without_a_driver_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,6 +147,16 @@ def test_the_table_of_the_load_ahead_is_a_sum_of_curves(
             assert sequences[0] == 0.0
 
 
+def test_who_read_the_clock_before_the_present_moved_joins_now() -> None:
+    ahead, curve = DecodeAhead(), Curve(row=1, whole=np.ones((BUCKETS, 2)))
+    ahead.room(2)
+    ahead.roll(1000.1)
+    ahead.add(curve, 999.9, 0.0)
+    assert ahead.at(1000.1, 0.0, np.zeros((2, 2)), None, 1.0)[0].tolist() == [0.0, 1.0]
+    ahead.drop(curve)
+    assert ahead.at(1000.1, 0.0, np.zeros((2, 2)), None, 1.0)[0].tolist() == [0.0, 0.0]
+
+
 def test_rows_are_used_again_and_late_words_of_the_old_one_change_nothing() -> None:
     book = pair()
     book.assign(assignment("1"), 0.0)

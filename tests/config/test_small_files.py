@@ -39,6 +39,7 @@ READERS = {
         (b"a = 1\n# fine\nb = '\xff'\n", "is not text in UTF-8: byte 0xff on line 3"),
         (b"#" * (BYTES_MAX + 1), "is larger than 1 MiB"),
         (b"a = " + b"[" * 3000 + b"]" * 3000, "is not TOML"),
+        (b"a = " + b"1" * 5000, "is not TOML"),
     ],
 )
 def test_every_reader_says_what_is_wrong_and_where(

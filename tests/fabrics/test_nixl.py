@@ -4,11 +4,13 @@ where it is installed, and in one process over a pretended agent, which can hang
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import os
 import random
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,8 @@ class PretendedAgent:
         self.regions: list[tuple[int, int]] = []
         self.hold = False
         self.dead = False
+        self.state = "DONE"  # of what is over
+        self.refuses = ""  # the name of a call that raises
         self.handles = 0
 
     def register_memory(self, regions: list[tuple[int, int, int, str]], _kind: str) -> list[tuple[int, int]]:
@@ -77,6 +81,8 @@ class PretendedAgent:
         return [way, here, there, False]
 
     def transfer(self, _handle: Any) -> str:
+        if self.refuses == "transfer":
+            raise KeyError("NIXL_ERR_INVALID_PARAM")
         return "PROC"
 
     def check_xfer_state(self, handle: Any) -> str:
@@ -89,10 +95,12 @@ class PretendedAgent:
             target, source = (here, there) if way == "READ" else (there, here)
             ctypes.memmove(target[0], source[0], here[1])
             handle[3] = True
-        return "DONE"
+        return self.state
 
     def release_xfer_handle(self, _handle: Any) -> None:
         self.handles -= 1
+        if self.refuses == "release":
+            raise PretendedDisconnectError
 
 
 class PretendedPeer:
@@ -326,6 +334,54 @@ def test_a_transfer_that_hangs_keeps_its_slots_and_nothing_else() -> None:
     assert peer.agent.handles == 0
     peer.close()
     assert peer.agent.regions == []
+
+
+def test_an_error_state_is_a_lost_connection() -> None:
+    peer = PretendedPeer()
+    (extent,) = peer.add(4096)
+    peer.agent.state = "ERR"
+    peer.link.submit([Transfer(1, False, extent, [memoryview(bytearray(4096))])])
+    assert [item.code for item in drain(peer.link, 1)] == [ConnectionLost.code]
+    assert not peer.link.healthy
+    peer.close()
+
+
+def test_a_closed_link_takes_nothing_on() -> None:
+    peer = PretendedPeer()
+    (extent,) = peer.add(4096)
+    peer.link.close()
+    peer.link.submit([Transfer(1, False, extent, [memoryview(bytearray(4096))])])
+    assert [item.code for item in drain(peer.link, 1)] == [Closed.code]
+    peer.close()
+
+
+@pytest.mark.parametrize(("call", "code"), [("transfer", InvalidArgument.code), ("release", 0)])
+def test_calls_that_fail_leave_no_handle_and_no_slot_behind(call: str, code: int) -> None:
+    peer = PretendedPeer()
+    (extent,) = peer.add(8 * SLOT_BYTES, seed=3)
+    copy = bytearray(8 * SLOT_BYTES)
+    for _ in range(3):
+        peer.agent.refuses = call
+        peer.link.submit([Transfer(1, False, extent, [memoryview(copy)])])
+        assert [item.code for item in drain(peer.link, 1)] == [code]
+    assert peer.agent.handles == 0
+    peer.agent.refuses = ""
+    peer.link.submit([Transfer(2, False, extent, [memoryview(copy)])])
+    assert [item.code for item in drain(peer.link, 1)] == [0]
+    peer.close()
+
+
+def test_slots_that_never_come_back_outlive_their_link() -> None:
+    peer = PretendedPeer()
+    (extent,) = peer.add(4096, seed=3)
+    peer.agent.hold = True
+    peer.link.submit([Transfer(1, False, extent, [memoryview(bytearray(4096))])])
+    peer.link.poll(time.monotonic())
+    slots = weakref.ref(peer.link._memory)
+    peer.link.release(timeout_s=0.01)
+    del peer.link
+    gc.collect()
+    assert slots() is not None, "a device that writes late writes into memory that is gone"
 
 
 def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import time
@@ -357,6 +358,30 @@ def test_two_gateways_cannot_have_one_file(tmp_path: Path) -> None:
     assert 0 < rows <= 30
     second, _ = writer(path)
     second.close()
+
+
+@pytest.mark.parametrize("moment", ["it looks at the empty file", "it has taken it away"])
+def test_two_gateways_that_start_at_once_cannot_have_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The other one comes between the making of the file and its lock."""
+    path = tmp_path / "trace.jsonl"
+    real, others = fcntl.flock, []
+
+    def flock(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(shell.fcntl, "flock", real)
+        if moment == "it has taken it away":
+            others.append(writer(path)[0])
+        else:
+            others.append(path.open("rb"))
+            real(others[0], fcntl.LOCK_EX)
+        real(descriptor, operation)
+
+    monkeypatch.setattr(shell.fcntl, "flock", flock)
+    with pytest.raises(ConfigInvalid, match="another gateway writes it"):
+        writer(path)
+    others[0].close()
+    assert path.exists()
 
 
 def test_a_file_that_could_not_be_closed_does_not_close_somebody_elses(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,8 +13,9 @@ from mooncache import errors, virtual_time
 from mooncache.auth import Token, derive_tenant_key
 from mooncache.master.core.placement import Candidate, rank_nodes
 from mooncache.master.core.trimming import plan_trims
+from mooncache.master.ops import trim_blocks
 from mooncache.proto.v1 import master_pb2
-from tests.master.simulation.world import BLOCK_BYTES, CLUSTER, KNOWN_KEYS, World
+from tests.master.simulation.world import BLOCK_BYTES, CLUSTER, KNOWN_KEYS, SimNode, World
 
 KEYS = sorted(KNOWN_KEYS)[:10]
 PACKED = b"".join(KEYS)
@@ -77,6 +79,20 @@ def test_copies_beyond_the_number_go() -> None:
     virtual_time.run(scenario(), seed=1)
 
 
+def test_many_keys_are_trimmed_in_parts_and_answered_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trim_blocks, "KEYS_AT_ONCE", 3)
+
+    async def scenario() -> None:
+        world = await _world(2)
+        request = master_pb2.TrimBlocksRequest(keys=PACKED[:32] + b"\xfe" * 32 + PACKED[32:], replica_count=1)
+        done = await world.call("TrimBlocks", request)
+        assert list(done.codes) == [errors.OK, errors.NotFound.code, *[errors.OK] * 9]
+        assert done.dropped_count == 10
+        await world.stop()
+
+    virtual_time.run(scenario(), seed=1)
+
+
 def test_a_directory_that_is_behind_costs_no_block() -> None:
     """The copies that should stay were evicted a moment ago: they are fetched again before the others go."""
 
@@ -113,6 +129,34 @@ def test_a_node_that_cannot_be_asked_keeps_everybody_elses_copies() -> None:
         done = await world.call("TrimBlocks", _trim(1), timeout_s=1.0)
         assert any(done.codes), "a node did not answer"
         world.network.heal()
+        await world.converge()
+        assert {key for _, key in world.truth()} == set(KEYS)
+        await world.stop()
+
+    virtual_time.run(scenario(), seed=1)
+
+
+def test_a_node_that_lost_its_memory_after_it_confirmed_costs_no_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One node confirms and is started again, empty, while another one is still asked."""
+    real = SimNode._copy_blocks
+
+    async def slow(self: SimNode, state: object, request: Any, context: object) -> object:
+        if self.node_id == "node-1":
+            await asyncio.sleep(0.1)
+            other = self.world.nodes["node-0"]
+            await other.restart()
+            await asyncio.sleep(1.5)
+            assert other.registered
+        return await real(self, state, request, context)
+
+    monkeypatch.setattr(SimNode, "_copy_blocks", slow)
+
+    async def scenario() -> None:
+        world = await _world(2)
+        done = await world.call("TrimBlocks", _trim(1), timeout_s=10.0)
+        assert set(done.codes) == {errors.OK, errors.NodeUnavailable.code}
         await world.converge()
         assert {key for _, key in world.truth()} == set(KEYS)
         await world.stop()

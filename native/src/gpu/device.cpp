@@ -98,7 +98,7 @@ class Device final : public GpuDevice, public std::enable_shared_from_this<Devic
       size_t size = 0;
       s = driver.check(driver.address_range(&begin, &size, base), "cuMemGetAddressRange");
       if (s && handle.offset >= size)  // the other process says where it is
-        s = Status(Code::kInvalidArgument, "the offset lies beyond the allocation");
+        s = Status{Code::kInvalidArgument, "the offset lies beyond the allocation"};
       if (!s) (void)driver.ipc_close(base);
       return s;
     });
@@ -149,7 +149,7 @@ class Device final : public GpuDevice, public std::enable_shared_from_this<Devic
     size_t size = 0;
     Status s = driver.check(driver.address_range(&base, &size, slice.address), "cuMemGetAddressRange");
     if (s && (slice.size > size || slice.address - base > size - slice.size))
-      s = Status(Code::kInvalidArgument, "the slice reaches beyond its allocation");
+      s = Status{Code::kInvalidArgument, "the slice reaches beyond its allocation"};
     return s;
   }
 

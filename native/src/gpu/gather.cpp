@@ -78,7 +78,7 @@ Status open(const std::string& path, Nvrtc& t) {
       bind(t.library, "nvrtcDestroyProgram", t.destroy) && bind(t.library, "nvrtcGetPTXSize", t.ptx_size) &&
       bind(t.library, "nvrtcGetPTX", t.ptx) && bind(t.library, "nvrtcGetProgramLogSize", t.log_size) &&
       bind(t.library, "nvrtcGetProgramLog", t.log);
-  return whole ? Status::ok() : Status(Code::kTransportUnavailable, "this libnvrtc lacks a function");
+  return whole ? Status::ok() : Status{Code::kTransportUnavailable, "this libnvrtc lacks a function"};
 }
 
 }  // namespace
@@ -154,7 +154,7 @@ Result<std::string> compile_gather(const std::string& nvrtc, int major, int mino
   const bool read = got && t.ptx(program, text.data()) == 0;
   t.destroy(&program);
   return read ? Result<std::string>(text)
-              : Result<std::string>(Status(Code::kTransportUnavailable, "no PTX"));
+              : Result<std::string>(Status{Code::kTransportUnavailable, "no PTX"});
 }
 
 }  // namespace mooncache::gpu

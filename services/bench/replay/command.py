@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from mooncache.cli.output import EXIT_USAGE, check_writable, report_error
-from mooncache.cli.workload import PUBLIC_FORMAT, TraceFormat
+from mooncache.cli.workload import PUBLIC_FORMAT, TraceFormat, need_packages
 from mooncache.errors import InvalidArgument, MooncacheError, TraceInvalid, TraceTooLarge
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def replay(
 
         mooncache bench replay --trace mine.jsonl --endpoint http://10.0.0.1:8000 --key mct1... --tokens-per-block 512
     """
+    need_packages("numpy")
     from mooncache.bench.replay.predict import Serving
     from mooncache.bench.replay.run import ReplayOptions
     from mooncache.bench.replay.workload import Shape

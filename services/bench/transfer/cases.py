@@ -97,17 +97,18 @@ def measure_all(
 ) -> dict[Case, Samples]:
     """All rounds of all cases; a case that cannot run is left out and noted."""
     samples: dict[Case, Samples] = defaultdict(Samples)
-    refused: set[str] = set()
+    refused: set[tuple[str, int]] = set()  # NIXL refuses threads, not all of its cases
     for number in range(options.rounds):
         for case in cases(options, transports):
-            if case.transport in refused:
+            if (case.transport, case.threads) in refused:
                 continue
             progress(f"round {number + 1} of {options.rounds}: {case}")
             try:
                 got = measure(case, peer, options.duration_ms, node_cpu)
             except MooncacheError as error:
-                refused.add(case.transport)
-                report.notes.append(f"{case.transport} was left out: {error}")
+                refused.add((case.transport, case.threads))
+                threads = f" with {case.threads} threads" if len(options.threads) > 1 else ""
+                report.notes.append(f"{case.transport}{threads} was left out: {error}")
                 continue
             known = samples[case]
             known.gb_per_s += got.gb_per_s

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from mooncache import _native
-from mooncache.bench.worker import Worker, serve
+from mooncache.bench.worker import Worker, WorkerError, serve
 from mooncache.errors import InvalidArgument, TransportUnavailable
 from mooncache.fabrics.contract import Extent, Transfer
 from mooncache.fabrics.nixl import NixlLink, NixlNode, make_agent, unavailable_reason
@@ -22,20 +22,23 @@ def measure_nixl(
 ) -> dict[str, Any]:
     """As _native.transfer_probe: bytes, seconds, cpu_seconds (of both processes), batch_us.
 
-    Raises TransportUnavailable without NIXL, InvalidArgument for more than one thread.
+    Raises TransportUnavailable without NIXL or when its process ends, InvalidArgument for more than one thread.
     """
     if reason := unavailable_reason():
         raise TransportUnavailable(reason)
     if threads != 1:
         raise InvalidArgument("NIXL is measured with one thread; its own threads move the bytes.")
     sizes = [str(block_bytes), str(batch)]
-    with Worker("mooncache.bench.transfer.nixl_lane", sizes, env=_QUIET) as node:
-        agent = make_agent(f"bench-client-{time.monotonic_ns()}")
-        link = NixlLink(agent, bytes.fromhex(node.hello["metadata"]))
-        try:
-            return _run(link, node, write, block_bytes, batch, duration_ms / 1e3)
-        finally:
-            link.release()
+    try:
+        with Worker("mooncache.bench.transfer.nixl_lane", sizes, env=_QUIET) as node:
+            agent = make_agent(f"bench-client-{time.monotonic_ns()}")
+            link = NixlLink(agent, bytes.fromhex(node.hello["metadata"]))
+            try:
+                return _run(link, node, write, block_bytes, batch, duration_ms / 1e3)
+            finally:
+                link.release()
+    except WorkerError as error:
+        raise TransportUnavailable(str(error)) from error
 
 
 def _run(

@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -189,12 +190,14 @@ def parse_original(text: str) -> float:
 def _segment(target: subprocess.Popen[str]) -> str:
     """Waits until the target says where it listens (it logs to stderr, which _start joins to stdout)."""
     assert target.stdout is not None
-    deadline_s = time.monotonic() + _TIMEOUT_S
-    for line in target.stdout:
-        if found := re.search(r"listening on ([\d.]+:\d+)", line):
-            return found[1]
-        if time.monotonic() > deadline_s:
-            break
+    alarm = threading.Timer(_TIMEOUT_S, target.kill)  # ends the loop whatever the target says, or does not
+    alarm.start()
+    try:
+        for line in target.stdout:
+            if found := re.search(r"listening on ([\d.]+:\d+)", line):
+                return found[1]
+    finally:
+        alarm.cancel()
     raise RuntimeError("the target did not start")
 
 

@@ -72,7 +72,8 @@ class DecodeAhead:
     def add(self, curve: Curve, now_s: float, join_s: float) -> None:
         """Add a request that joins in `join_s` seconds."""
         self.roll(now_s)
-        ahead = min(int((now_s + join_s) / BUCKET_S) - self._bucket, BUCKETS - 1)
+        # Who read the clock before others moved the present joins now: lines behind it may be gone.
+        ahead = max(0, min(int((now_s + join_s) / BUCKET_S) - self._bucket, BUCKETS - 1))
         curve.at = self._bucket + ahead
         curve.load = curve.whole[: BUCKETS - ahead]
         at = curve.at - self._begin

@@ -253,8 +253,11 @@ class _File:
     ) -> None:
         self._flushed = flushed
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with contextlib.suppress(OSError):  # a file system without locks is no reason to capture nothing
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            _lock(self._descriptor, path)
+        except OSError:
+            os.close(self._descriptor)
+            raise
         self._rows: list[bytes] = []
         self._rows_bytes = 0
         self._written_bytes = 0
@@ -315,10 +318,19 @@ def _rotate(path: Path, count: int) -> None:
     """FILE becomes FILE.1, that FILE.2, and so on; no more than `count` files are left with the new one."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is there and not a regular file")
-    if path.exists() and _is_written(path):
-        raise OSError(errno.EBUSY, "another gateway writes it")
-    if not path.exists() or path.stat().st_size == 0:
-        path.unlink(missing_ok=True)
+    if not path.exists():
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _lock(descriptor, path)
+        _move_on(path, count)
+    finally:
+        os.close(descriptor)
+
+
+def _move_on(path: Path, count: int) -> None:
+    if path.stat().st_size == 0:
+        path.unlink()
         return
     oldest = path.with_name(f"{path.name}.{count - 1}") if count > 1 else path
     oldest.unlink(missing_ok=True)
@@ -330,18 +342,16 @@ def _rotate(path: Path, count: int) -> None:
         path.rename(path.with_name(f"{path.name}.1"))
 
 
-def _is_written(path: Path) -> bool:
-    """Whether somebody holds the lock of the file. Raises OSError when it cannot be opened."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _lock(descriptor: int, path: Path) -> None:
+    """Lock an open file that is still the one at `path`. Raises OSError when another gateway has or had it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
+        raise OSError(errno.EBUSY, "another gateway writes it") from None
     except OSError:
-        return False  # a file system without locks
-    finally:
-        os.close(descriptor)
-    return False
+        return  # a file system without locks is no reason to capture nothing
+    if not path.exists() or not os.path.samestat(os.fstat(descriptor), path.stat()):
+        raise OSError(errno.EBUSY, "another gateway writes it")
 
 
 def _salt_of(path: Path | None) -> bytes:

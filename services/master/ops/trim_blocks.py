@@ -1,8 +1,9 @@
 """TrimBlocks: drop copies beyond a number.
 
 The directory may lag behind the nodes, so a copy only goes after those that stay were confirmed: their nodes are told
-to fetch the block from the one that will lose it, which moves nothing when they have it. Trims run one after the
-other, or two with different views could each take the other's last copy. A pinned copy stays.
+to fetch the block from the one that will lose it, which moves nothing when they have it. Who confirmed has to be the
+same living process when the others lose theirs. Trims run one after the other, or two with different views could each
+take the other's last copy. A pinned copy stays.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2, store_node_pb2
 from mooncache.rpc import CallContext
 
+KEYS_AT_ONCE = 4096  # ranking holders is a loop, and nobody else is served meanwhile
 _THERE = (errors.OK, errors.AlreadyExists.code)
 _GONE = (errors.OK, errors.NotFound.code)
 
@@ -37,12 +39,19 @@ async def handle(
     keys = split_keys(request.keys, state.config.keys_per_call_max)
     async with state.trimming:
         state.require_leading()
-        holders = state.holders(tenant_id, keys)
-        lasting = [[index for index in where if state.lasting(index)] for where in holders]
-        codes = [errors.OK if where else errors.NotFound.code for where in holders]
-        work = _Trimming(state, tenant, tenant_id, keys, codes, context)
-        await work.confirm(trims := plan_trims(keys, lasting, state.candidates(), count))
-        dropped = await work.drop([trim for trim in trims if codes[trim.position] == errors.OK])
+        codes: list[int] = []
+        dropped = 0
+        for begin in range(0, len(keys), KEYS_AT_ONCE):
+            part = keys[begin : begin + KEYS_AT_ONCE]
+            holders = state.holders(tenant_id, part)
+            lasting = [[index for index in where if state.lasting(index)] for where in holders]
+            found = [errors.OK if where else errors.NotFound.code for where in holders]
+            work = _Trimming(state, tenant, tenant_id, part, found, context)
+            await work.confirm(trims := plan_trims(part, lasting, state.candidates(), count))
+            state.require_leading()  # another leader may trim by now, by a view of its own
+            dropped += await work.drop(work.confirmed(trims))
+            codes += found
+            await asyncio.sleep(0)
     state.instruments.trimmed.inc(dropped)
     return master_pb2.TrimBlocksResponse(codes=codes, dropped_count=dropped)
 
@@ -61,6 +70,7 @@ class _Trimming:
     ) -> None:
         self._state, self._tenant, self._tenant_id = state, tenant, tenant_id
         self._keys, self._codes, self._deadline_s = keys, codes, context.deadline_s
+        self._asked: dict[int, int] = {}  # incarnation of each node that was told to have blocks
 
     async def confirm(self, trims: Sequence[Trim]) -> None:
         """Make sure that those that stay have the block now."""
@@ -85,7 +95,24 @@ class _Trimming:
                 self._refuse(where, errors.NodeUnavailable.code)
                 continue
             calls.append(self._ask(target, "CopyBlocks", where, partial(make, node), _THERE))
+        for target, _ in routes:
+            asked = self._state.membership.by_index(target)
+            self._asked[target] = asked.incarnation if asked is not None else 0
         await asyncio.gather(*calls)
+
+    def confirmed(self, trims: Iterable[Trim]) -> list[Trim]:
+        """Return what may be dropped: all that stay confirmed, and none of them was lost while others were asked."""
+        found = []
+        for trim in trims:
+            if not all(self._lasts(index) for index in trim.stay):
+                self._refuse((trim.position,), errors.NodeUnavailable.code)
+            if self._codes[trim.position] == errors.OK:
+                found.append(trim)
+        return found
+
+    def _lasts(self, index: int) -> bool:
+        node = self._state.membership.by_index(index)
+        return node is not None and self._state.lasting(index) and node.incarnation == self._asked[index]
 
     async def drop(self, trims: Sequence[Trim]) -> int:
         """Drop what may go; return how many copies went."""
