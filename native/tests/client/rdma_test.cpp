@@ -104,7 +104,9 @@ TEST_F(RdmaPool, BothSidesCountByRailAndByPeer) {
   for (const auto& [name, value] : client_->stats()) {
     if (name.starts_with("rdma_rail_") && name.ends_with("_bytes")) by_rail += value;
     if (name.starts_with("rdma_peer_") && name.ends_with("_bytes")) by_peer += value;
-    if (name.starts_with("rdma_rail_") && name.ends_with("_up")) EXPECT_EQ(value, 1u) << name;
+    if (name.starts_with("rdma_rail_") && name.ends_with("_up")) {
+      EXPECT_EQ(value, 1u) << name;
+    }
   }
   EXPECT_EQ(by_rail, stat_of(*client_, "rdma_bytes"));
   EXPECT_EQ(by_peer, stat_of(*client_, "rdma_bytes"));
@@ -315,7 +317,9 @@ TEST_F(RdmaPool, CancelsAtAnyMoment) {
     options.cancel = &token;
     (void)client_->get(items, {}, options, outcomes);
     for (size_t i = 0; i < outcomes.size(); ++i) {
-      if (outcomes[i].code == Code::kOk) EXPECT_TRUE((*copies)[i] == blocks_[i]);
+      if (outcomes[i].code == Code::kOk) {
+        EXPECT_TRUE((*copies)[i] == blocks_[i]);
+      }
     }
     copies.reset();  // whatever still moved would move into freed memory
     cancel.join();
