@@ -253,5 +253,5 @@ def test_a_report_that_cannot_be_written_is_said_before_the_replay(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mooncache.bench.replay.command._report", lambda *_: pytest.fail("it was played"))
-    assert command.replay(markdown=Path("/nowhere/page.md")) == 1
+    assert command.replay(markdown=Path("/nowhere/page.md")) == 2
     assert "there is no folder" in " ".join(capsys.readouterr().out.split())
