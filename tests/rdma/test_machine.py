@@ -20,7 +20,8 @@ def test_an_exit_code_comes_back(vm: MakeMachine) -> None:
 
 
 def test_a_machine_that_dies_is_no_success(vm: MakeMachine) -> None:
-    assert vm(net="none").run("echo c >/proc/sysrq-trigger; sleep 60").code == DIED
+    ended = vm(net="none").run("echo c >/proc/sysrq-trigger; sleep 600", timeout_s=300)
+    assert ended.code == DIED, ended.output
 
 
 def test_a_command_that_hangs_is_ended(vm: MakeMachine) -> None:
