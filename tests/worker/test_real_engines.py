@@ -90,11 +90,11 @@ async def check_load(service: WorkerService, found: Conductor, prompt_tokens: in
 
     def told() -> bool:
         load = found.reports[-1].load
-        return load.output_tokens_total >= 16 and (load.running, load.waiting) == (0, 0)
+        counted = load.prompt_tokens_total >= prompt_tokens and load.output_tokens_total >= 16
+        return counted and (load.running, load.waiting) == (0, 0)
 
     await until(told, "tokens were counted")
     load_now = found.reports[-1].load
-    assert load_now.prompt_tokens_total >= prompt_tokens
     assert load_now.ttft_ms > 0
     assert load_now.tbt_ms > 0
     assert 0 <= load_now.kv_usage <= 1
