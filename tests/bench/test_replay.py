@@ -254,4 +254,4 @@ def test_a_report_that_cannot_be_written_is_said_before_the_replay(
 ) -> None:
     monkeypatch.setattr("mooncache.bench.replay.command._report", lambda *_: pytest.fail("it was played"))
     assert command.replay(markdown=Path("/nowhere/page.md")) == 2
-    assert "there is no folder" in " ".join(capsys.readouterr().out.split())
+    assert "there is no folder" in " ".join(capsys.readouterr().err.split())
