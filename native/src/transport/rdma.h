@@ -146,8 +146,7 @@ class RdmaLink final : public Link {
   size_t pick_end(const Pending& pending, uint32_t length) const;
   bool cut_slice(Pending& pending, Piece& piece);
   static void skip(Pending& pending, uint64_t bytes);
-  uint32_t gather(const Pending& pending, const Piece& piece);
-  uint32_t scatter(const Pending& pending, const Piece& piece);
+  uint32_t checksum(const Pending& pending, const Piece& piece);
   bool reap();
   void landed(uint32_t number, rdma::Outcome outcome);
   void give_back(uint32_t number);

@@ -59,11 +59,8 @@ bool RdmaLink::cut_slice(Pending& pending, Piece& piece) {
   piece.offset = pending.cut;
   piece.length = static_cast<uint32_t>(take);
   piece.index = static_cast<uint32_t>(pending.crcs.size());
-  uint32_t crc = 0;
-  if (pending.transfer.direction == Direction::kWrite) {
-    crc = piece.direct != nullptr ? crc32c({piece.direct, piece.length}) : gather(pending, piece);
-  }
-  pending.crcs.emplace_back(take, crc);
+  const bool writes = pending.transfer.direction == Direction::kWrite;
+  pending.crcs.emplace_back(take, writes ? checksum(pending, piece) : 0);
   pending.cut += take;
   ++pending.open;
   skip(pending, take);
@@ -88,32 +85,21 @@ void RdmaLink::skip(Pending& pending, uint64_t bytes) {
   }
 }
 
-// From the caller's slices into the slot; the CRC of what was copied.
-uint32_t RdmaLink::gather(const Pending& pending, const Piece& piece) {
-  std::byte* to = shared_->staging->at(piece.slot);
+// The CRC of a piece's bytes; those that go through a slot are copied between it and the caller's slices on
+// the way.
+uint32_t RdmaLink::checksum(const Pending& pending, const Piece& piece) {
+  if (piece.direct != nullptr) return crc32c({piece.direct, piece.length});
+  const bool into_slices = pending.transfer.direction == Direction::kRead;
+  std::byte* slot = shared_->staging->at(piece.slot);
   uint32_t crc = 0;
   size_t at = piece.local_offset;
   uint64_t left = piece.length;
   for (size_t i = piece.local_slice; left > 0; ++i, at = 0) {
     const Slice& slice = pending.transfer.local[i];
     const size_t take = static_cast<size_t>(std::min<uint64_t>(left, slice.size - at));
-    if (take > 0) crc = copy_crc32c(to, slice.data + at, take, crc);
-    to += take;
-    left -= take;
-  }
-  return crc;
-}
-
-uint32_t RdmaLink::scatter(const Pending& pending, const Piece& piece) {
-  const std::byte* from = shared_->staging->at(piece.slot);
-  uint32_t crc = 0;
-  size_t at = piece.local_offset;
-  uint64_t left = piece.length;
-  for (size_t i = piece.local_slice; left > 0; ++i, at = 0) {
-    const Slice& slice = pending.transfer.local[i];
-    const size_t take = static_cast<size_t>(std::min<uint64_t>(left, slice.size - at));
-    if (take > 0) crc = copy_crc32c(slice.data + at, from, take, crc);
-    from += take;
+    std::byte* own = slice.data + at;
+    if (take > 0) crc = into_slices ? copy_crc32c(own, slot, take, crc) : copy_crc32c(slot, own, take, crc);
+    slot += take;
     left -= take;
   }
   return crc;
@@ -226,8 +212,7 @@ void RdmaLink::landed(uint32_t number, rdma::Outcome outcome) {
   if (outcome == rdma::Outcome::kDone) {
     end.rail->bytes.fetch_add(piece.length, std::memory_order_relaxed);
     if (pending->transfer.direction == Direction::kRead) {
-      pending->crcs[piece.index].second =
-          piece.direct != nullptr ? crc32c({piece.direct, piece.length}) : scatter(*pending, piece);
+      pending->crcs[piece.index].second = checksum(*pending, piece);
     }
     pending->moved += piece.length;
     bytes_moved_ += piece.length;
