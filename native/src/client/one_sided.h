@@ -166,6 +166,22 @@ class OneSided : public Program {
     return false;
   }
 
+  // One result for each item that was asked for, and `exposures_`; a request that was refused gives each its
+  // code.
+  template <typename Item>
+  Result<std::vector<Item>> results(const Status& status, Reader& in, const std::string& name) {
+    std::vector<Item> items(end_ - begin_);
+    if (!status.is_ok()) {
+      for (Item& item : items) item.code = status.code;
+      exposures_.assign(items.size(), {});
+      return items;
+    }
+    if (in.u32() != items.size()) return {Code::kProtocolError, name + " answered another number of items"};
+    for (Item& item : items) item = Item::decode(in);
+    if (!take_exposures(in, items.size())) return {Code::kProtocolError, "malformed " + name + " answer"};
+    return items;
+  }
+
   // Behind the results of LOOKUP and RESERVE; as many as results.
   bool take_exposures(Reader& in, size_t count) {
     exposures_.clear();

@@ -24,20 +24,9 @@ class OneSidedGet final : public OneSided {
     moves_.clear();
     slices_.clear();
     grants_.clear();
-    const size_t count = end_ - begin_;
-    if (status.is_ok() && in.u32() != count)
-      return {Code::kProtocolError, "LOOKUP answered another number of items"};
-    std::vector<wire::LookupResult> found(count);
-    for (wire::LookupResult& one : found) {
-      if (status.is_ok())
-        one = wire::LookupResult::decode(in);
-      else
-        one.code = status.code;
-    }
-    if (status.is_ok() && !take_exposures(in, count))
-      return {Code::kProtocolError, "malformed LOOKUP answer"};
-    if (!status.is_ok()) exposures_.assign(count, {});
-    for (size_t i = 0; i < count; ++i) plan(work_.items[begin_ + i], found[i], exposures_[i]);
+    const auto found = results<wire::LookupResult>(status, in, "LOOKUP");
+    if (!found) return found.status();
+    for (size_t i = 0; i < found->size(); ++i) plan(work_.items[begin_ + i], (*found)[i], exposures_[i]);
     if (status.is_ok() && !in.done()) return {Code::kProtocolError, "malformed LOOKUP answer"};
     start_moves();
     return Status::ok();

@@ -86,21 +86,10 @@ class OneSidedPut final : public OneSided {
   Status reserved(const Status& status, Reader& in) {
     moves_.clear();
     slices_.clear();
-    const size_t count = end_ - begin_;
-    if (status.is_ok() && in.u32() != count)
-      return {Code::kProtocolError, "RESERVE answered another number of items"};
-    std::vector<wire::ReserveResult> results(count);
-    for (wire::ReserveResult& result : results) {
-      if (status.is_ok())
-        result = wire::ReserveResult::decode(in);
-      else
-        result.code = status.code;
-    }
-    if (status.is_ok() && !take_exposures(in, count))
-      return {Code::kProtocolError, "malformed RESERVE answer"};
-    if (!status.is_ok()) exposures_.assign(count, {});
-    for (size_t i = 0; i < count; ++i) {
-      const wire::ReserveResult& result = results[i];
+    const auto places = results<wire::ReserveResult>(status, in, "RESERVE");
+    if (!places) return places.status();
+    for (size_t i = 0; i < places->size(); ++i) {
+      const wire::ReserveResult& result = (*places)[i];
       const uint32_t item = work_.items[begin_ + i];
       const PutBlock& block = batch_.blocks[item];
       Move move{item,
