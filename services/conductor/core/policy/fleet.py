@@ -165,26 +165,22 @@ class Fleet:
 
     def prefill_s(self, n: int, p: Ints) -> Floats:
         """Return the time of a prompt of n tokens of which each row has p; at least one is computed."""
-        standing = self.standing
         have = np.minimum(p, n - 1).astype(np.float64)
-        seconds: Floats = (
+        return np.asarray(self._computing_s(n, have))
+
+    def prefill_same_s(self, n: int, p: int) -> Even:
+        """Return the same for one prefix that all rows have: one number where all rows compute equally fast."""
+        return self._computing_s(n, float(max(0, min(p, n - 1))))
+
+    def _computing_s(self, n: int, have: Even) -> Even:
+        standing = self.standing
+        seconds: Even = (
             standing.prefill_a
             + standing.prefill_b * (n - have)
             + standing.prefill_c * (float(n) * n - have * have)
             + standing.prefill_d * have
         )
         return seconds
-
-    def prefill_same_s(self, n: int, p: int) -> Even:
-        """Return the same for one prefix that all rows have: one number where all rows compute equally fast."""
-        standing = self.standing
-        have = float(max(0, min(p, n - 1)))
-        return (
-            standing.prefill_a
-            + standing.prefill_b * (n - have)
-            + standing.prefill_c * (float(n) * n - have * have)
-            + standing.prefill_d * have
-        )
 
     def prefill_cost(self, row: int) -> PrefillCost:
         """Return the cost model of one row."""
