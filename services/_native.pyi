@@ -112,6 +112,11 @@ def index_benchmark(blocks: int, holders: int, operations: int = 4000000) -> dic
     Block operations per second of one core for apply, locate and match, with `blocks` blocks on `holders` holders, and bytes of index per block. ValueError for zeros or sizes beyond the limits.
     """
 
+def replay_chains(eviction: str, capacity_blocks: int, chains: Sequence[Sequence[int]], times_ms: Sequence[int]) -> list[int]:
+    """
+    Leading blocks found of each chain by a store with the policy: each chain is asked for, then what is missing is put. ValueError for a policy or capacity that the store refuses.
+    """
+
 class Reuse:
     """
     The store nodes' eviction policy "mooncache", for tests: one thread, ids for blocks.

@@ -1,15 +1,18 @@
-// The store's policy "mooncache" alone, so that tests hold it against the simulator's.
+// The store's policy "mooncache" alone, and a store without network or clock, so that both are held against
+// the simulator.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "buffer_view.h"
 #include "module.h"
+#include "mooncache/store.h"
 #include "store/reuse.h"
 
 namespace nb = nanobind;
@@ -34,6 +37,41 @@ nb::object victim(Reuse& policy, double now_s, std::optional<uint64_t> incoming)
   return nb::make_tuple(found->id, found->worth);
 }
 
+// Requests of one client on a real store without network or clock: match, then put what is missing.
+std::vector<uint32_t> replay_chains(const std::string& eviction, uint64_t capacity_blocks,
+                                    const std::vector<std::vector<uint64_t>>& chains,
+                                    const std::vector<uint64_t>& times_ms) {
+  if (times_ms.size() != chains.size()) throw nb::value_error("times_ms must have one time for each chain");
+  const nb::gil_scoped_release release;
+  StoreConfig config;
+  config.eviction = eviction;
+  config.shards = 1;  // slots of one shard suffice for any keys
+  config.quantum_bytes = 64;
+  config.expected_block_bytes = 64;
+  config.capacity_bytes = capacity_blocks * config.quantum_bytes;
+  config.event_log_capacity = 16;
+  auto store = Store::open(config);
+  if (!store) {
+    const nb::gil_scoped_acquire acquire;
+    throw nb::value_error(store.status().message.c_str());
+  }
+  std::vector<uint32_t> hits;
+  std::vector<Key> keys;
+  for (size_t request = 0; request < chains.size(); ++request) {
+    keys.assign(chains[request].size(), Key{});
+    for (size_t at = 0; at < keys.size(); ++at)
+      std::memcpy(keys[at].bytes.data(), &chains[request][at], sizeof(uint64_t));
+    const MatchResult match = (*store)->match(0, keys, true, times_ms[request]);
+    hits.push_back(match.leading_run);
+    for (size_t at = 0; at < keys.size(); ++at) {
+      if (((match.bitmap[at / 8] >> (at % 8)) & 1) != 0) continue;
+      const auto place = (*store)->reserve(0, keys[at], config.quantum_bytes, times_ms[request]);
+      if (place) (void)(*store)->commit(place->id, 0, times_ms[request]);
+    }
+  }
+  return hits;
+}
+
 std::string check(const Reuse& policy) {
   std::string why;
   return policy.check(&why) ? std::string() : why;
@@ -42,6 +80,10 @@ std::string check(const Reuse& policy) {
 }  // namespace
 
 void bind_reuse(nb::module_& m) {
+  m.def(
+      "replay_chains", &replay_chains, "eviction"_a, "capacity_blocks"_a, "chains"_a, "times_ms"_a,
+      "Leading blocks found of each chain by a store with the policy: each chain is asked for, then what is "
+      "missing is put. ValueError for a policy or capacity that the store refuses.");
   nb::class_<Reuse>(m, "Reuse",
                     "The store nodes' eviction policy \"mooncache\", for tests: one thread, ids for blocks.")
       .def(

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncache import _native
+from mooncache.simulate.cache import make
 from mooncache.simulate.cache.hazard import BAND_BEGIN_S
 from mooncache.simulate.cache.reuse import NO_BLOCK, Reuse
 from mooncache.traces import Trace, generate
@@ -191,3 +192,41 @@ def test_what_is_asked_for_and_never_stored_takes_bounded_memory() -> None:
 def test_no_chains_to_learn_from_is_refused() -> None:
     with pytest.raises(ValueError, match="chains_max"):
         _native.Reuse(chains_max=0)
+
+
+def prediction(trace: Trace, times_s: Sequence[float], capacity_blocks: int) -> list[int]:
+    """Leading blocks found by the simulator's policy, moved as a store moves it."""
+    policy, stored, hits = Reuse(capacity_blocks), set[int](), []
+    for request, now_s in enumerate(times_s):
+        chain = trace.blocks(request)
+        missing = [block for block in chain if block not in stored]
+        hits.append(next((at for at, block in enumerate(chain) if block not in stored), len(chain)))
+        policy.seen(chain, now_s, here=stored)
+        for block in missing:
+            while len(stored) >= capacity_blocks:
+                victim = policy.victim(now_s, block)
+                assert victim is not None
+                policy.discard(victim.block)
+                stored.remove(victim.block)
+            policy.stored(block, now_s)
+            stored.add(block)
+    return hits
+
+
+@pytest.mark.parametrize("capacity_blocks", [300, 1_000, 4_000])
+def test_a_store_hits_what_the_simulator_says(capacity_blocks: int) -> None:
+    trace = generate(conversation(requests=2_500), random.Random(21))
+    times_ms = [round(arrival_s * 1000) for arrival_s in trace.arrival_s.tolist()]
+    chains = [trace.blocks(request) for request in range(len(trace))]
+    expected = prediction(trace, [time_ms / 1000 for time_ms in times_ms], capacity_blocks)
+    hits = {
+        name: _native.replay_chains(name, capacity_blocks, chains, times_ms)
+        for name in ("lru", "2q", "mooncache")
+    }
+    assert hits["mooncache"] == expected
+    lru = make("lru", capacity_blocks)
+    for chain, now_ms, found in zip(chains, times_ms, hits["lru"], strict=True):
+        assert lru.leading(chain, now_ms / 1000) == found
+        lru.use(chain, now_ms / 1000)
+    if capacity_blocks == 1_000:
+        assert sum(hits["mooncache"]) > max(sum(hits["lru"]), sum(hits["2q"]))
