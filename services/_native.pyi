@@ -112,6 +112,45 @@ def index_benchmark(blocks: int, holders: int, operations: int = 4000000) -> dic
     Block operations per second of one core for apply, locate and match, with `blocks` blocks on `holders` holders, and bytes of index per block. ValueError for zeros or sizes beyond the limits.
     """
 
+def replay_chains(eviction: str, capacity_blocks: int, chains: Sequence[Sequence[int]], times_ms: Sequence[int]) -> list[int]:
+    """
+    Leading blocks found of each chain by a store with the policy: each chain is asked for, then what is missing is put. ValueError for a policy or capacity that the store refuses.
+    """
+
+class Reuse:
+    """
+    The store nodes' eviction policy "mooncache", for tests: one thread, ids for blocks.
+    """
+
+    def __init__(self, chains_max: int = 65536, start_uses: int = 512) -> None: ...
+
+    def seen(self, blocks: Sequence[int], now_s: float, here: object = ...) -> None:
+        """
+        A chain was asked for. Bit at % 8 of byte at / 8 of here: blocks[at] is stored.
+        """
+
+    def stored(self, block: int, now_s: float) -> bool: ...
+
+    def discard(self, block: int) -> None: ...
+
+    def set_aside(self, block: int) -> None: ...
+
+    def victim(self, now_s: float, incoming: int | None = None) -> tuple[int, float] | None:
+        """(block, worth) of what should go next, None when no block is known."""
+
+    def __contains__(self, block: int) -> bool: ...
+
+    def __len__(self) -> int: ...
+
+    @property
+    def chains(self) -> int: ...
+
+    @property
+    def memory_bytes(self) -> int: ...
+
+    def check(self) -> str:
+        """Empty when every invariant holds, else the first broken one."""
+
 class StoreServer:
     """
     Data-plane server of a store node and its store. Calls that fail as a whole raise RuntimeError(code, name, message); batches report one code per key.

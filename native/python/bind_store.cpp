@@ -105,6 +105,7 @@ bool set_store_field(const std::string& name, nb::handle value, StoreConfig& con
   MOONCACHE_NUMBER(shards)
   MOONCACHE_NUMBER(huge_pages)
   MOONCACHE_NUMBER(probation_percent)
+  MOONCACHE_NUMBER(eviction_speed)
   MOONCACHE_NUMBER(ghost_factor)
   MOONCACHE_NUMBER(correlated_ms)
   MOONCACHE_NUMBER(max_victims)

@@ -14,6 +14,9 @@ NB_MODULE(_native, m) {
 #ifdef MOONCACHE_BIND_INDEX
   mooncache::python::bind_index(m);
 #endif
+#ifdef MOONCACHE_BIND_REUSE
+  mooncache::python::bind_reuse(m);
+#endif
 #ifdef MOONCACHE_BIND_STORE
   mooncache::python::bind_store(m);
 #endif

@@ -108,7 +108,7 @@ class StoreNodeSection(Section):
     huge_pages: bool = True
     """Ask for huge pages where the machine has them."""
     eviction: str = ""
-    """Eviction policy by name; empty means the built-in default."""
+    """Which blocks go first: 2q, lru, or mooncache (learns from the chains asked for); empty means 2q."""
     event_log_capacity: int = Field(default=1 << 18, ge=1024, le=1 << 28)
     """Block changes kept for the master; more in one go lead to a full report."""
     io_threads: int = Field(default=2, ge=1, le=64)

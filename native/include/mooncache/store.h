@@ -41,7 +41,11 @@ struct StoreConfig {
   uint64_t max_block_bytes = 1ull << 30;
   uint32_t shards = 64;  // power of two, 1..256
   bool huge_pages = false;
-  std::string eviction = "2q";  // "2q" (probation, ghosts, protected) or "lru"
+  // "2q" (probation, ghosts, protected), "lru", or "mooncache" (what chains are still worth, learnt from
+  // match()).
+  std::string eviction = "2q";
+  // "mooncache": how many times as fast as the clock its time goes; for replays of traces.
+  uint32_t eviction_speed = 1;
   // "2q": share of the capacity kept for blocks not read again since their commit, in percent.
   uint32_t probation_percent = 50;
   // "2q": keys remembered after their eviction, as a multiple of the resident blocks.
@@ -159,7 +163,8 @@ struct StoreStats {
   uint64_t evictable_bytes = 0;  // of used: could be evicted now
   uint64_t pinned_bytes = 0;    // of used: under a live pin or a retention pin (expired ones may still count)
   uint64_t reserved_bytes = 0;  // of used: not committed yet
-  uint64_t probation_bytes = 0;  // of evictable: not read again since commit ("2q")
+  uint64_t probation_bytes =
+      0;  // of evictable: not read again since commit ("2q"), of no known chain ("mooncache")
   uint64_t largest_free_bytes = 0;
   uint64_t free_extents = 0;
   uint64_t fragmentation_ppm = 0;  // 1 - largest free / free, parts per million
@@ -230,7 +235,8 @@ class Store {
   void quarantine(PinId pin);
 
   // Which keys are here. With `touch`, present blocks count as used, the last key first, so that the
-  // head of a chain is always younger than its tail and chains are evicted from their end.
+  // head of a chain is always younger than its tail and chains are evicted from their end. Policy "mooncache"
+  // learns from it what sessions do: ask for whole chains, also on nodes that hold a part.
   MatchResult match(TenantId tenant, std::span<const Key> keys, bool touch, uint64_t now_ms);
   // Does not count as a use. NOT_FOUND.
   Result<BlockInfo> stat(TenantId tenant, const Key& key, uint64_t now_ms) const;

@@ -60,6 +60,7 @@ bool Store::Core::check_shard(const Shard& shard, Census& census, std::string* w
       return fail(why, "a block is in a queue that may not, or not in one that must");
     if (entry.retained_until_ms != 0 && entry.in_heap == 0)
       return fail(why, "a retention pin without an end");
+    if (entry.aside != 0 && entry.linked != 0) return fail(why, "a block is aside that can go");
     if (entry.state == State::kVisible) ++use.blocks;
   }
   uint64_t live = 0;
@@ -169,6 +170,7 @@ bool Store::check(std::string* why) const {
   for (uint32_t number = 0; number < core_->config.shards; ++number) {
     if (!core_->check_shard(core_->shards[number], census, why)) return false;
   }
+  if (core_->advisor && !core_->advisor->check(why)) return false;
   return core_->check_totals(census, why);
 }
 

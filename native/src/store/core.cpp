@@ -36,8 +36,10 @@ Status validate(const StoreConfig& config) {
   }
   if (config.arena_bytes != 0 && config.arena_bytes < config.quantum_bytes)
     return invalid("arena_bytes is below one quantum");
-  if (config.eviction != "2q" && config.eviction != "lru")
-    return invalid("eviction must be \"2q\" or \"lru\"");
+  if (config.eviction != "2q" && config.eviction != "lru" && config.eviction != "mooncache")
+    return invalid("eviction must be \"2q\", \"lru\" or \"mooncache\"");
+  if (config.eviction_speed == 0 || config.eviction_speed > 100'000)
+    return invalid("eviction_speed must be from 1 to 100000");
   if (config.probation_percent > 100) return invalid("probation_percent must be at most 100");
   if (config.ghost_factor > 64) return invalid("ghost_factor must be at most 64");
   if (config.expected_block_bytes == 0 || config.max_block_bytes == 0)
@@ -55,7 +57,9 @@ Status validate(const StoreConfig& config) {
 }  // namespace
 
 Store::Core::Core(StoreConfig config_in) : config(std::move(config_in)) {
-  rules.two_queues = config.eviction == "2q";
+  rules.policy = config.eviction == "2q"    ? store::Policy::kTwoQueues
+                 : config.eviction == "lru" ? store::Policy::kLru
+                                            : store::Policy::kChains;
   rules.probation_percent = config.probation_percent;
   rules.correlated_ms = config.correlated_ms;
 }
@@ -103,6 +107,8 @@ Status Store::Core::start() {
     retention_next[number] = kNever;
     for (auto& row : cold) row[number] = kNever;
   }
+  if (rules.policy == store::Policy::kChains)
+    advisor = std::make_unique<store::Advisor>(config.eviction_speed);
   events = std::make_unique<store::EventLog>(config.event_log_capacity);
   if (!events->ok()) return {Code::kNoSpace, "no memory for the event log"};
   for (uint32_t id = 0; id < arenas.size(); ++id) {
@@ -210,19 +216,24 @@ void Store::Core::unlink(Shard& shard, uint32_t index) {
 }
 
 void Store::Core::settle(Shard& shard, uint32_t index) {
-  const Entry& entry = shard.entries[index];
-  if (entry.state == State::kVisible && entry.pins == 0 && entry.retained_until_ms == 0 &&
-      entry.linked == 0) {
-    link(shard, index);
+  Entry& entry = shard.entries[index];
+  if (entry.state != State::kVisible || entry.pins != 0 || entry.retained_until_ms != 0 || entry.linked != 0)
+    return;
+  if (entry.aside != 0) {
+    entry.aside = 0;
+    const bool in_chain =
+        advisor->stored(hash_of(entry.tenant, entry.key), 0);  // at the time of its last call
+    entry.queue = in_chain ? Queue::kProtected : Queue::kProbation;
   }
+  link(shard, index);
 }
 
-void Store::Core::touch(Shard& shard, uint32_t index, uint64_t now_ms) {
+void Store::Core::touch(Shard& shard, uint32_t index, uint64_t now_ms, bool in_chain) {
   Entry& entry = shard.entries[index];
   const bool was_linked = entry.linked != 0;
   if (was_linked) unlink(shard, index);
-  entry.queue =
-      store::queue_on_hit(rules, entry.queue, now_ms > entry.committed_ms ? now_ms - entry.committed_ms : 0);
+  const uint64_t age_ms = now_ms > entry.committed_ms ? now_ms - entry.committed_ms : 0;
+  entry.queue = store::queue_on_hit(rules, entry.queue, age_ms, in_chain);
   if (was_linked) link(shard, index);
 }
 
@@ -237,7 +248,9 @@ void Store::Core::hide(Shard& shard, uint32_t index, RemoveReason reason) {
     entry.retained_until_ms = 0;
     --shard.count.retained;
   }
-  shard.index.erase(hash_of(entry.tenant, entry.key), index,
+  const uint64_t hash = hash_of(entry.tenant, entry.key);
+  if (advisor) advisor->discard(hash);
+  shard.index.erase(hash, index,
                     [&](uint32_t at) { return hash_of(shard.entries[at].tenant, shard.entries[at].key); });
   append_event(entry, RecordKind::kRemove, reason);
   tenants.count_block(entry.tenant, false);
@@ -287,7 +300,8 @@ Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t
   entry.state = State::kVisible;
   entry.crc = crc;
   entry.committed_ms = now_ms;
-  entry.queue = store::queue_on_commit(rules, evicted_recently);
+  const bool in_chain = advisor && advisor->stored(hash, now_ms);
+  entry.queue = store::queue_on_commit(rules, evicted_recently, in_chain);
   set_generation(slot_of(shard, index), generation(slot_of(shard, index)) + 1);
   shard.index.insert(hash, index,
                      [&](uint32_t at) { return hash_of(shard.entries[at].tenant, shard.entries[at].key); });

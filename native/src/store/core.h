@@ -1,8 +1,8 @@
 // Everything behind class Store.
 //
 // Lock order: reserve_gate (shared by reserve, exclusive by check) -> one shard mutex (check takes all, in
-// ascending order) -> one leaf: an arena's mutex, the tenants, the event log. No leaf is taken under another
-// leaf, and outside check() no thread holds two shards. The space callback runs without locks.
+// ascending order) -> one leaf: an arena's mutex, the tenants, the event log, the advisor. No leaf is taken
+// under another leaf, and outside check() no thread holds two shards. The space callback runs without locks.
 #pragma once
 
 #include <atomic>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "mooncache/store.h"
+#include "store/advisor.h"
 #include "store/event_log.h"
 #include "store/extent_allocator.h"
 #include "store/memfd.h"
@@ -39,10 +40,12 @@ struct Store::Core {
     uint32_t node = store::kNone;
     uint32_t offset = 0;
   };
-  // What one reserve() may still evict, and what it evicted.
+  // What one reserve() may still evict, what it evicted, and what for.
   struct Pressure {
     uint32_t victims_left = 0;
     uint64_t evicted_bytes = 0;
+    uint64_t incoming = 0;  // hash
+    uint64_t now_ms = 0;
   };
   static constexpr uint64_t kNever = ~uint64_t{0};
 
@@ -74,7 +77,7 @@ struct Store::Core {
   void link(Shard& shard, uint32_t entry);  // hottest of its queue
   void unlink(Shard& shard, uint32_t entry);
   void settle(Shard& shard, uint32_t entry);  // links the entry if nothing holds it
-  void touch(Shard& shard, uint32_t entry, uint64_t now_ms);
+  void touch(Shard& shard, uint32_t entry, uint64_t now_ms, bool in_chain);
   void hide(Shard& shard, uint32_t entry, RemoveReason reason);  // visible -> zombie or free
   void free_entry(Shard& shard, uint32_t entry);
   void end_reservation(Shard& shard, uint32_t entry);
@@ -88,7 +91,9 @@ struct Store::Core {
   bool allocate(uint64_t size, Space* space);
   void give_back(const Space& space);
   bool make_room(uint64_t size, uint64_t now_ms, Pressure& pressure, Space* space);
+  bool evict_advised(Pressure& pressure);
   bool evict_coldest(Pressure& pressure);
+  std::pair<uint64_t, uint32_t> coldest(size_t queue) const;  // tick and shard; kNever: the queue is empty
   bool evict_tail(Shard& shard, Queue queue, Pressure& pressure);
   bool evict_of_tenant(TenantId tenant, Pressure& pressure);
   bool clear_neighbourhood(uint64_t size, Pressure& pressure, Space* space);
@@ -126,6 +131,7 @@ struct Store::Core {
   std::unique_ptr<std::atomic<uint64_t>[]> retention_next;  // per shard: earliest end, kNever = none
   std::unique_ptr<store::EventLog> events;
   store::Tenants tenants;
+  std::unique_ptr<store::Advisor> advisor;  // policy "mooncache" only
 
   std::shared_mutex reserve_gate;
   std::atomic<uint64_t> ticks{1};

@@ -13,6 +13,10 @@
 //   2q, 25 % probation  .0573    .2050    .3061    .3442
 //   2q, 50 % probation  .0558    .2242    .3251    .3526   <- default, with 4 ghosts per block
 // "lru": all blocks in one queue, the least recently used one goes.
+// "mooncache": the protected queue holds the blocks of chains that clients asked for; which of those goes
+// first the advisor says (advisor.h). Probation holds the blocks of no known chain. Its least recently used
+// one goes when it is older than the advisor's victim, so a store that is never asked for chains works as
+// with "lru".
 #pragma once
 
 #include <array>
@@ -27,24 +31,43 @@ namespace mooncache::store {
 inline constexpr size_t kQueues = 2;
 enum class Queue : uint8_t { kProbation = 0, kProtected = 1 };
 
+enum class Policy : uint8_t { kTwoQueues, kLru, kChains };
+
 struct EvictionRules {
-  bool two_queues = true;
+  Policy policy = Policy::kTwoQueues;
   uint32_t probation_percent = 50;
   uint64_t correlated_ms = 2000;
 };
 
-inline Queue queue_on_commit(const EvictionRules& rules, bool evicted_recently) {
-  return !rules.two_queues || evicted_recently ? Queue::kProtected : Queue::kProbation;
+// `in_chain`: a chain of the block is known (kChains only).
+inline Queue queue_on_commit(const EvictionRules& rules, bool evicted_recently, bool in_chain) {
+  switch (rules.policy) {
+    case Policy::kTwoQueues:
+      return evicted_recently ? Queue::kProtected : Queue::kProbation;
+    case Policy::kChains:
+      return in_chain ? Queue::kProtected : Queue::kProbation;
+    default:
+      return Queue::kProtected;
+  }
 }
 
-inline Queue queue_on_hit(const EvictionRules& rules, Queue current, uint64_t age_ms) {
-  return age_ms >= rules.correlated_ms || !rules.two_queues ? Queue::kProtected : current;
+// `in_chain`: it was asked for as a part of a chain.
+inline Queue queue_on_hit(const EvictionRules& rules, Queue current, uint64_t age_ms, bool in_chain) {
+  switch (rules.policy) {
+    case Policy::kTwoQueues:
+      return age_ms >= rules.correlated_ms ? Queue::kProtected : current;
+    case Policy::kChains:
+      return in_chain ? Queue::kProtected : current;
+    default:
+      return Queue::kProtected;
+  }
 }
 
 // Bytes are those that can be evicted now.
 inline Queue victim_queue(const EvictionRules& rules, uint64_t probation_bytes, uint64_t protected_bytes) {
   if (protected_bytes == 0) return Queue::kProbation;
   if (probation_bytes == 0) return Queue::kProtected;
+  if (rules.policy == Policy::kChains) return Queue::kProbation;
   const uint64_t share = (probation_bytes + protected_bytes) / 100 * rules.probation_percent;
   return probation_bytes > share ? Queue::kProbation : Queue::kProtected;
 }

@@ -51,6 +51,43 @@ bool Store::Core::evict_tail(Shard& shard, Queue queue, Pressure& pressure) {
   return true;
 }
 
+// The published ticks may be stale by the time that anybody acts on them.
+std::pair<uint64_t, uint32_t> Store::Core::coldest(size_t queue) const {
+  std::pair<uint64_t, uint32_t> found{kNever, kNone};
+  for (uint32_t number = 0; number < config.shards; ++number) {
+    const uint64_t seen = cold[queue][number].load(std::memory_order_relaxed);
+    if (seen < found.first) found = {seen, number};
+  }
+  return found;
+}
+
+// The advisor's victim; false when it has none that can go, or a block of no known chain is older.
+bool Store::Core::evict_advised(Pressure& pressure) {
+  constexpr int kAskedMax = 64;
+  for (int asked = 0; asked < kAskedMax; ++asked) {
+    const auto id = advisor->victim(pressure.incoming, pressure.now_ms);
+    if (!id) return false;
+    Shard& shard = shard_of(*id);
+    const Lock lock(shard.mutex);
+    const uint32_t index = shard.index.find(
+        *id, [&](uint32_t at) { return hash_of(shard.entries[at].tenant, shard.entries[at].key) == *id; });
+    if (index == kNone) {  // it left between a chain's look at the shards and its report
+      advisor->discard(*id);
+      continue;
+    }
+    Entry& entry = shard.entries[index];
+    if (entry.linked == 0) {
+      advisor->set_aside(*id);
+      entry.aside = 1;
+      continue;
+    }
+    if (coldest(static_cast<size_t>(Queue::kProbation)).first < entry.tick) return false;
+    evict_entry(shard, index, pressure);
+    return true;
+  }
+  return false;
+}
+
 // The published ticks may be stale by the time the shard is locked; then its tail is still a cold block
 // of that shard, or the scan is repeated.
 bool Store::Core::evict_coldest(Pressure& pressure) {
@@ -59,21 +96,11 @@ bool Store::Core::evict_coldest(Pressure& pressure) {
     auto queue =
         static_cast<size_t>(store::victim_queue(rules, queue_bytes[0].load(std::memory_order_relaxed),
                                                 queue_bytes[1].load(std::memory_order_relaxed)));
-    uint32_t coldest = kNone;
-    for (size_t tried = 0; tried < store::kQueues && coldest == kNone; ++tried, queue = 1 - queue) {
-      uint64_t tick = kNever;
-      for (uint32_t number = 0; number < config.shards; ++number) {
-        const uint64_t seen = cold[queue][number].load(std::memory_order_relaxed);
-        if (seen < tick) {
-          tick = seen;
-          coldest = number;
-        }
-      }
-      if (coldest != kNone) break;
-    }
-    if (coldest == kNone) return false;
-    const Lock lock(shards[coldest].mutex);
-    if (evict_tail(shards[coldest], static_cast<Queue>(queue), pressure)) return true;
+    uint32_t number = coldest(queue).second;
+    if (number == kNone) number = coldest(queue = 1 - queue).second;
+    if (number == kNone) return false;
+    const Lock lock(shards[number].mutex);
+    if (evict_tail(shards[number], static_cast<Queue>(queue), pressure)) return true;
   }
   return false;
 }
@@ -146,7 +173,7 @@ bool Store::Core::make_room(uint64_t size, uint64_t now_ms, Pressure& pressure, 
     const uint64_t evictable =
         queue_bytes[0].load(std::memory_order_relaxed) + queue_bytes[1].load(std::memory_order_relaxed);
     if (used_bytes.load(std::memory_order_relaxed) + needed > config.capacity_bytes + evictable) return false;
-    if (!evict_coldest(pressure)) return false;
+    if (!(advisor && evict_advised(pressure)) && !evict_coldest(pressure)) return false;
     if (allocate(size, space)) return true;
     if (pressure.evicted_bytes >= clear_at) {
       if (clear_neighbourhood(size, pressure, space)) return true;
@@ -226,7 +253,7 @@ Result<Reservation> Store::Core::reserve(TenantId tenant, const Key& key, uint64
     if (find(shard, hash, tenant, key) != kNone) return {Code::kAlreadyExists, {}};
   }
   const std::shared_lock gate(reserve_gate);
-  Pressure pressure{config.max_victims, 0};
+  Pressure pressure{config.max_victims, 0, hash, now_ms};
   if (const Code code = charge(tenant, size, now_ms, pressure); code != Code::kOk) {
     if (code == Code::kNoSpace) {
       no_space.fetch_add(1, std::memory_order_relaxed);

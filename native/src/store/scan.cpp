@@ -108,6 +108,7 @@ StoreStats Store::stats() const {
                                shard.retention_ends.capacity() * sizeof(store::Shard::RetentionEnd);
   }
   stats.bookkeeping_bytes += core_->generations.resident_bytes();
+  if (core_->advisor) stats.bookkeeping_bytes += core_->advisor->memory_bytes();
   stats.used_bytes = stats.capacity_bytes - stats.free_bytes;
   const uint64_t probation = core_->queue_bytes[0].load(std::memory_order_relaxed);
   stats.probation_bytes = probation;

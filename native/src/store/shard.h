@@ -50,6 +50,7 @@ struct Entry {
   Queue queue : 2 = Queue::kProbation;
   uint8_t linked : 1 = 0;   // in its queue: can be evicted
   uint8_t in_heap : 1 = 0;  // the retention heap has an element for it
+  uint8_t aside : 1 = 0;    // the advisor named it while it could not go
 };
 static_assert(sizeof(Entry) == 112);
 

@@ -142,7 +142,7 @@ Result<Pinned> Store::acquire(TenantId tenant, const Key& key, uint64_t now_ms) 
   pin.live = 1;
   store::Entry& entry = shard.entries[index];
   if (entry.linked != 0) core_->unlink(shard, index);
-  core_->touch(shard, index, now_ms);
+  core_->touch(shard, index, now_ms, false);
   ++entry.pins;
   if (entry.hits != ~0u) ++entry.hits;
   ++shard.count.hits;
@@ -205,8 +205,11 @@ void Store::quarantine(PinId id) {
 MatchResult Store::match(TenantId tenant, std::span<const Key> keys, bool touch, uint64_t now_ms) {
   MatchResult result;
   result.bitmap.resize((keys.size() + 7) / 8);
+  store::Advisor* const advisor = touch ? core_->advisor.get() : nullptr;
+  std::vector<uint64_t> hashes(advisor != nullptr ? keys.size() : 0);
   for (size_t at = keys.size(); at-- > 0;) {
     const uint64_t hash = core_->hash_of(tenant, keys[at]);
+    if (advisor != nullptr) hashes[at] = hash;
     Core::Shard& shard = core_->shard_of(hash);
     const Core::Lock lock(shard.mutex);
     const uint32_t index = core_->find(shard, hash, tenant, keys[at]);
@@ -217,8 +220,9 @@ MatchResult Store::match(TenantId tenant, std::span<const Key> keys, bool touch,
     ++shard.count.match_present;
     ++result.present;
     result.bitmap[at / 8] = static_cast<uint8_t>(result.bitmap[at / 8] | (1u << (at % 8)));
-    if (touch) core_->touch(shard, index, now_ms);
+    if (touch) core_->touch(shard, index, now_ms, true);
   }
+  if (advisor != nullptr) advisor->seen(hashes, result.bitmap, now_ms);
   while (result.leading_run < keys.size() &&
          ((result.bitmap[result.leading_run / 8] >> (result.leading_run % 8)) & 1) != 0) {
     ++result.leading_run;

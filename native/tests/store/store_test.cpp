@@ -180,6 +180,15 @@ TEST(Store, QuarantineHidesAndChangesTheGeneration) {
   EXPECT_SOUND(*store);
 }
 
+TEST(Store, UnknownPoliciesAreRefused) {
+  auto config = small_config(64 * 100);
+  config.eviction = "fifo";
+  EXPECT_EQ(Store::open(config).code(), Code::kConfigInvalid);
+  config.eviction = "mooncache";
+  config.eviction_speed = 0;
+  EXPECT_EQ(Store::open(config).code(), Code::kConfigInvalid);
+}
+
 TEST(Store, LruEvictsTheColdestAndTailsBeforeHeads) {
   auto config = small_config(64 * 100);
   config.eviction = "lru";
@@ -196,6 +205,100 @@ TEST(Store, LruEvictsTheColdestAndTailsBeforeHeads) {
   EXPECT_EQ(after.leading_run, 70u);
   EXPECT_EQ(after.present, 70u);
   EXPECT_SOUND(*store);
+}
+
+std::vector<Key> keys_of(uint64_t first, uint64_t count) {
+  std::vector<Key> keys;
+  for (uint64_t number = first; number < first + count; ++number) keys.push_back(key_of(number));
+  return keys;
+}
+
+std::unique_ptr<Store> open_for_chains(uint64_t blocks) {
+  auto config = small_config(64 * blocks);
+  config.eviction = "mooncache";
+  config.shards = 1;
+  return open_store(config);
+}
+
+void ask_and_put(Store& store, uint64_t first, uint64_t count, uint64_t now_ms) {
+  (void)store.match(kTenant, keys_of(first, count), true, now_ms);
+  for (uint64_t number = first; number < first + count; ++number) (void)put(store, number, 64, now_ms);
+}
+
+TEST(StoreChains, TheOldestChainGoesFromItsEnd) {
+  auto store = open_for_chains(30);
+  ask_and_put(*store, 100, 15, 1'000);
+  ask_and_put(*store, 200, 15, 2'000);
+  EXPECT_EQ(store->stats().probation_bytes, 0u);
+  ask_and_put(*store, 300, 6, 3'000);
+  EXPECT_EQ(store->match(kTenant, keys_of(100, 15), false, 3'000).leading_run, 9u);
+  EXPECT_EQ(store->match(kTenant, keys_of(200, 15), false, 3'000).leading_run, 15u);
+  EXPECT_SOUND(*store);
+}
+
+TEST(StoreChains, WithoutChainsTheLeastRecentlyUsedGoes) {
+  auto store = open_for_chains(100);
+  for (uint64_t number = 0; number < 100; ++number) ASSERT_EQ(put(*store, number, 64, 0), Code::kOk);
+  for (uint64_t number = 0; number < 50; ++number)
+    store->release(store->acquire(kTenant, key_of(number), 1)->id);
+  for (uint64_t number = 1000; number < 1050; ++number) ASSERT_EQ(put(*store, number, 64, 2), Code::kOk);
+  for (uint64_t number = 0; number < 100; ++number) EXPECT_EQ(present(*store, number), number < 50);
+  EXPECT_EQ(store->stats().probation_bytes, 64u * 100);
+  EXPECT_SOUND(*store);
+}
+
+TEST(StoreChains, BlocksOfNoChainGoWhenTheyAreOlderThanTheVictim) {
+  auto store = open_for_chains(20);
+  for (uint64_t number = 0; number < 5; ++number) ASSERT_EQ(put(*store, number, 64, 0), Code::kOk);
+  ask_and_put(*store, 100, 10, 1'000);
+  for (uint64_t number = 5; number < 10; ++number) ASSERT_EQ(put(*store, number, 64, 2'000), Code::kOk);
+  ask_and_put(*store, 200, 8, 3'000);
+  for (uint64_t number = 0; number < 10; ++number) EXPECT_EQ(present(*store, number), number >= 5);
+  EXPECT_EQ(store->match(kTenant, keys_of(100, 10), false, 3'000).leading_run, 7u);
+  EXPECT_SOUND(*store);
+}
+
+TEST(StoreChains, WhatIsReadOrRetainedStaysAndMayGoLater) {
+  auto store = open_for_chains(20);
+  ask_and_put(*store, 100, 10, 1'000);
+  ask_and_put(*store, 200, 10, 2'000);
+  const PinId pin = store->acquire(kTenant, key_of(109), 2'000)->id;
+  ASSERT_EQ(store->pin(kTenant, key_of(108), 10'000, 2'000), Code::kOk);
+  ask_and_put(*store, 300, 4, 3'000);
+  for (uint64_t number = 100; number < 110; ++number)
+    EXPECT_EQ(present(*store, number), number < 104 || number >= 108) << number;
+  EXPECT_SOUND(*store);
+  store->release(pin);
+  ASSERT_EQ(store->unpin(kTenant, key_of(108)), Code::kOk);
+  EXPECT_SOUND(*store);
+  ask_and_put(*store, 400, 2, 4'000);
+  EXPECT_FALSE(present(*store, 109));
+  EXPECT_FALSE(present(*store, 108));
+  EXPECT_EQ(store->match(kTenant, keys_of(100, 10), false, 3'000).leading_run, 4u);
+  EXPECT_SOUND(*store);
+}
+
+TEST(StoreChains, AChainMakesNoRoomForItself) {
+  auto store = open_for_chains(20);
+  ask_and_put(*store, 100, 10, 1'000);
+  ask_and_put(*store, 200, 10, 2'000);
+  ask_and_put(*store, 100, 20, 3'000);
+  EXPECT_EQ(store->match(kTenant, keys_of(100, 20), false, 3'000).leading_run, 20u);
+  ask_and_put(*store, 500, 25, 4'000);  // larger than the store: its own end goes when nothing else is there
+  EXPECT_EQ(store->stats().blocks, 20u);
+  EXPECT_SOUND(*store);
+}
+
+TEST(StoreChains, TenantsWithEqualKeysAreApart) {
+  auto store = open_for_chains(20);
+  for (const TenantId tenant : {TenantId{1}, TenantId{2}}) {
+    (void)store->match(tenant, keys_of(100, 10), true, 1'000 * tenant);
+    for (uint64_t number = 100; number < 110; ++number)
+      ASSERT_EQ(put(*store, number, 64, 1'000 * tenant, tenant), Code::kOk);
+  }
+  ASSERT_EQ(put(*store, 1, 64, 3'000, 2), Code::kOk);
+  EXPECT_EQ(store->match(1, keys_of(100, 10), false, 3'000).leading_run, 9u);
+  EXPECT_EQ(store->match(2, keys_of(100, 10), false, 3'000).leading_run, 10u);
 }
 
 TEST(Store, FloodOfSingleUseBlocksLeavesReusedOnesAlone) {

@@ -42,9 +42,12 @@ void churn(Store& store, uint64_t seed, int steps, std::atomic<uint64_t>& wrong)
   }
 }
 
-TEST(StoreThreads, ReadersNeverSeeForeignBytes) {
+class StoreThreads : public testing::TestWithParam<const char*> {};
+
+TEST_P(StoreThreads, ReadersNeverSeeForeignBytes) {
   auto config = small_config(64 * 1024);
   config.correlated_ms = 3;
+  config.eviction = GetParam();
   auto store = open_store(config);
   std::atomic<uint64_t> wrong{0};
   std::vector<std::thread> threads;
@@ -60,8 +63,53 @@ TEST(StoreThreads, ReadersNeverSeeForeignBytes) {
   EXPECT_SOUND(*store);
 }
 
-TEST(StoreThreads, SnapshotPlusEventsConverges) {
+// Sessions that grow on several threads, while blocks are pinned, removed and evicted under them.
+void talk(Store& store, uint64_t seed, int turns) {
+  std::mt19937_64 random(seed);
+  std::vector<Key> chain;
+  std::vector<PinId> pins;
+  for (int turn = 0; turn < turns; ++turn) {
+    const uint64_t now_ms = static_cast<uint64_t>(turn) * 700;
+    if (chain.size() > 40 || random() % 9 == 0) chain.clear();
+    if (chain.empty()) chain.push_back(key_of(random() % 3));  // beginnings that all threads share
+    for (uint64_t grown = random() % 6; grown-- > 0;) chain.push_back(key_of(random() % 1500));
+    const MatchResult match = store.match(kTenant, chain, true, now_ms);
+    for (uint32_t at = 0; at < match.leading_run; ++at) {
+      if (auto pinned = store.acquire(kTenant, chain[at], now_ms)) pins.push_back(pinned->id);
+    }
+    for (const Key& key : chain) {
+      const auto reservation = store.reserve(kTenant, key, 64 + random() % 200, now_ms);
+      if (reservation)
+        (void)store.commit(reservation->id, fill(store.writable(reservation->id), seed), now_ms);
+    }
+    if (random() % 4 == 0) (void)store.remove(kTenant, chain.back(), RemoveReason::kRemoved, now_ms);
+    if (random() % 4 == 0) (void)store.pin(kTenant, chain[0], 2'000, now_ms);
+    while (pins.size() > random() % 30) {
+      store.release(pins.back());
+      pins.pop_back();
+    }
+  }
+  for (const PinId pin : pins) store.release(pin);
+}
+
+TEST_P(StoreThreads, ChainsOfManySessions) {
   auto config = small_config(64 * 1024);
+  config.eviction = GetParam();
+  auto store = open_store(config);
+  std::vector<std::thread> threads;
+  for (uint64_t seed = 0; seed < 4; ++seed) threads.emplace_back([&, seed] { talk(*store, seed, 1500); });
+  for (int round = 0; round < 20; ++round) {
+    EXPECT_SOUND(*store);
+    (void)store->stats();
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GT(store->stats().removed[1], 1000u);
+  EXPECT_SOUND(*store);
+}
+
+TEST_P(StoreThreads, SnapshotPlusEventsConverges) {
+  auto config = small_config(64 * 1024);
+  config.eviction = GetParam();
   config.event_log_capacity = 1 << 18;
   auto store = open_store(config);
   for (uint64_t number = 0; number < 50; ++number) ASSERT_EQ(put(*store, number, 100, 0), Code::kOk);
@@ -100,6 +148,9 @@ TEST(StoreThreads, SnapshotPlusEventsConverges) {
   EXPECT_EQ(believed, real);
   EXPECT_EQ(real.size(), store->stats().blocks);
 }
+
+INSTANTIATE_TEST_SUITE_P(Policies, StoreThreads, testing::Values("2q", "lru", "mooncache"),
+                         [](const auto& info) { return std::string("policy_") + info.param; });
 
 }  // namespace
 }  // namespace mooncache::test

@@ -12,7 +12,8 @@ admission. Known are sessions, not only the blocks that are here: the last full 
 after its eviction while the chain's age is learnt from, so turns, gaps and reuses are seen although blocks are gone.
 Until something is learnt of the traffic, plain age (LRU) decides.
 A store node sees chains before it stores blocks of them, and stores only those that are placed there. It uses the
-four moves below `use`: `seen` (a chain was asked for), `stored`, `discard` and `victim`, one block at a time.
+moves below `use`: `seen` (a chain was asked for), `stored`, `discard`, `victim` and `set_aside`, one block at a
+time. native/src/store/reuse.cpp is the same policy for the nodes, with the same decisions to the bit.
 Cost: O(1) per block and O(log chains) per use. Memory: O(capacity + `chains_max`).
 
 Invariant: a block that is here is owned by at most one chain, at a position below its `end`, and counted in its
@@ -303,8 +304,12 @@ class Reuse:
 
     def _value_anew(self, now_s: float) -> None:
         """Worths move with age; often enough when it is done once in a sixteenth of the chains' number of uses."""
-        live = (entry[3] for entry in self._heap if entry[2] == entry[3].klass and entry[3].here > 0)
-        self._heap = [(self._worth(chain, now_s), chain.number, chain.klass, chain) for chain in live]
+        live = {
+            number: chain for _, number, klass, chain in self._heap if klass == chain.klass and chain.here > 0
+        }
+        self._heap = [
+            (self._worth(chain, now_s), chain.number, chain.klass, chain) for chain in live.values()
+        ]
         heapify(self._heap)
         self._value_at = self._uses + max(_VALUE_USES, len(self._heap) // 16)
         self._heap_max = 2 * len(self._heap) + _HEAP_MIN
@@ -359,6 +364,13 @@ class Reuse:
         place = self._owner.pop(block, None)
         if place is not None:
             place[0].here -= 1
+
+    def set_aside(self, block: int) -> None:
+        """The block cannot go now (somebody reads it): it counts as gone until `stored`."""
+        place = self._owner.pop(block, None)
+        if place is not None:
+            place[0].here -= 1
+            self._expect(block, place)
 
     def _expect(self, block: int, place: _Place) -> None:
         self._expected.pop(block, None)  # newest last
