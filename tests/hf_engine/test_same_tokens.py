@@ -132,7 +132,7 @@ def test_stop_tokens_and_minimum(lab: Lab) -> None:
 
 
 def test_staged_memory_moves_the_same_bytes(lab: Lab) -> None:
-    """The way of a GPU, on the CPU: blocks pass through host memory."""
+    """The way of devices that are neither CPU nor CUDA: blocks pass through host memory."""
     from mooncache.hf_engine.kv_memory import KvMemory
 
     made = {"blocks": 8, "layers": 2, "block_tokens": 4, "kv_heads": 1, "head_dim": 8}
@@ -140,16 +140,16 @@ def test_staged_memory_moves_the_same_bytes(lab: Lab) -> None:
     staged = KvMemory(**made, dtype=torch.float32, device="cpu", staged=True)
     plain.cells.copy_(torch.randn(plain.cells.shape))
     blocks = [5, 0, 3]
-    data = plain.show(blocks, lambda views: [bytes(view) for view in views])
+    data = plain.show(blocks, lambda views: [bytes(view) for view in views], 0.0)
 
     def fill(views: list[memoryview]) -> int:
         for view, content in zip(views, data, strict=True):
             view[:] = content
         return len(views)
 
-    assert staged.fill(blocks, fill) == 3
+    assert staged.fill(blocks, fill, 0.0) == 3
     assert all(torch.equal(plain.cells[block], staged.cells[block]) for block in blocks)
-    assert staged.show(blocks, lambda views: [bytes(view) for view in views]) == data
+    assert staged.show(blocks, lambda views: [bytes(view) for view in views], 0.0) == data
     staged.clear([5])
     assert not staged.cells[5].any() and staged.cells[0].any()
 
