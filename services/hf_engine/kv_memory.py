@@ -123,18 +123,27 @@ class KvMemory:
         return stage[:count]
 
     def _gpu_blocks(self) -> GpuBlocks:
-        """Copies begin behind all that the model's stream was given so far: a step in the middle of a prompt is not
-        waited for by anybody else, and its blocks are saved, or given back and loaded into, while it may still write
-        them."""
-
-        def record() -> tuple[Any, int]:
-            event = torch.cuda.Event()
-            event.record(torch.cuda.default_stream(self.device))
-            return event, int(event.cuda_event)
-
+        device = self.device
+        ordinal = device.index if device.index is not None else torch.cuda.current_device()
         ranges = Ranges(self._raw.data_ptr(), self.block_bytes, ((0, self.block_bytes),))
-        ordinal = self.device.index if self.device.index is not None else torch.cuda.current_device()
-        return GpuBlocks([ranges], self.blocks, ordinal=ordinal, owner=self._raw, record=record)
+        return GpuBlocks(
+            [ranges],
+            self.blocks,
+            ordinal=ordinal,
+            owner=self._raw,
+            record=lambda: behind_the_model(device),
+        )
+
+
+def behind_the_model(device: Any) -> tuple[Any, int]:
+    """An event behind all that the model's stream was given so far, and its handle.
+
+    A step in the middle of a prompt is not waited for by anybody else, and its blocks are saved, or given back and
+    loaded into, while it may still write them: copies begin behind it.
+    """
+    event = torch.cuda.Event()
+    event.record(torch.cuda.default_stream(device))
+    return event, int(event.cuda_event)
 
 
 def _views(stage: Tensor) -> list[Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -175,32 +174,14 @@ def test_copies_on_a_gpu_begin_behind_the_models_own_work(monkeypatch: pytest.Mo
     """A step in the middle of a prompt is not waited for by anybody, and its blocks are saved all the same."""
     did: list[Any] = []
 
-    class Stream:
-        def __init__(self, device: Any) -> None:
-            did.append(("made", device))
+    class Event:
+        cuda_event = 0x77
 
-        def wait_stream(self, other: Any) -> None:
-            did.append(("waits for", other))
+        def record(self, stream: Any) -> None:
+            did.append(stream)
 
-        def synchronize(self) -> None:
-            did.append("synchronized")
-
-    @contextlib.contextmanager
-    def entered(stream: Any) -> Iterator[None]:
-        did.append("entered")
-        yield
-        did.append("left")
-
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "default_stream", lambda device: f"the model's on {device}")
-    monkeypatch.setattr(torch.cuda, "stream", entered)
-    device = torch.device("cuda", 1)
-    with kv_memory._stream(device) as finish:
-        finish()
-    assert did == [
-        ("made", device),
-        ("waits for", "the model's on cuda:1"),
-        "entered",
-        "synchronized",
-        "left",
-    ]
+    event, handle = kv_memory.behind_the_model(torch.device("cuda", 1))
+    assert isinstance(event, Event) and handle == 0x77
+    assert did == ["the model's on cuda:1"]
