@@ -62,7 +62,8 @@ def test_a_pool_moves_blocks_over_two_rails(vm: MakeMachine) -> None:
 
 def test_devices_use_registered_and_lent_memory_in_place(vm: MakeMachine) -> None:
     """Real registrations pin pages: what was mapped anew at an address would show the old bytes."""
-    chosen = "Book.*:Lending.BlocksOf*:Lending.SmallBlocks*:Lending.Registered*:Lending.MemoryMapped*:Lending.MoreBuffers*"
+    lent = ("BlocksOf*", "SmallBlocks*", "Registered*", "MemoryMapped*", "MoreBuffers*")
+    chosen = ":".join(("Book.*", *(f"Lending.{name}" for name in lent)))
     assert passed(suite(vm(net="wire", rails=2), "test_client", chosen, ON_THE_WIRE)) == 10
 
 
