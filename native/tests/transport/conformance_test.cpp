@@ -229,10 +229,10 @@ TEST_P(Staged, ADeviceThatHangsHoldsNoPollAndNothingIsLost) {
 
 TEST_P(Staged, ACopyThatFailsIsTheTransfersErrorAndOthersGoOn) {
   auto source = bytes_of(6, 50'000);
-  const RemoteExtent extent = peer_->writable(*link_, source.size());
   const Slice all{source.data(), source.size()};
-  const Transfer writes = transfer(1, Direction::kWrite, extent, std::span(&all, 1));
   for (const char* call : {"", "cuLaunchKernel", "", "cuStreamQuery"}) {
+    const RemoteExtent extent = peer_->writable(*link_, source.size());
+    const Transfer writes = transfer(1, Direction::kWrite, extent, std::span(&all, 1));
     gpu_->fail(call, 700, 0);
     ASSERT_EQ(link_->submit(std::span(&writes, 1)), 1u);
     const auto done = drain(1);
