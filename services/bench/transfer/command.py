@@ -58,7 +58,8 @@ def transfer(
 
     Each transport reads and writes blocks of a store node that runs in a process of its own; throughput, latency of a
     batch, and processor time of both processes per GB. Beside it memcpy, a raw socket, and, when they are
-    installed, iperf3, perftest and the original's transfer_engine_bench.
+    installed, iperf3, perftest and the original's transfer_engine_bench. With --memory cuda the copies between a GPU
+    and pinned memory instead, contiguous and gathered, beside the driver's own.
 
     For example:
 
@@ -67,17 +68,13 @@ def transfer(
         mooncache bench transfer --serve 0.0.0.0:7400 --token-file bench.token
 
         mooncache bench transfer --connect 10.0.0.2:7400 --token-file bench.token
-
-    With --memory cuda it measures what lies between a GPU and every transport: staging through pinned memory and
-    gathering of small slices with their checksums, against the driver's own copies.
     """
     console = Console()
     try:
         if memory == "cuda":
             return _device_copies(console, rounds, json, markdown)
         options = _options(transport, direction, block, batch, threads, memory, rounds, references)
-        if quick:
-            options = options.quick()
+        options = options.quick() if quick else options
         if serve is not None:
             return _serve(console, serve, token_file, options)
         peer = None if connect is None else _peer(connect, token_file)
