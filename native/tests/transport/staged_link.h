@@ -172,6 +172,7 @@ class StagedLink final : public Link {
 
   bool failed(const Item& item, const Status& status) {
     if (status.code == Code::kDeadlineExceeded) return false;
+    quiet(item);  // the driver's answer is an error, its copies may go on
     return finish({item.transfer.id, status.code, 0, 0});
   }
   bool finish(Completion completion) {
