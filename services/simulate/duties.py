@@ -1,7 +1,9 @@
 """What the conductor does from time to time: plan the roles of the instances, and copies of hot prefixes.
 
 Duties go on as long as requests come or are under way. A copy is a flow like any other; it is stored when its last
-byte is there. What may go (the planner's second answer) is left to the caches: cold copies are evicted anyway.
+byte is there. Of the copies that may go only those are dropped that were made here, as the conductor's own duty does,
+and of them only the blocks that came with the copy.
+Invariant: the last copy of a block is never dropped here.
 """
 
 from __future__ import annotations
@@ -33,6 +35,9 @@ class Duties:
         self._demand = Demand()
         self._chains: dict[int, list[int]] = {}  # key of a prefix -> its blocks
         self._copying: set[tuple[int, int]] = set()  # (key, row) under way
+        self._made: dict[
+            tuple[int, int], list[int]
+        ] = {}  # (key, row) -> the blocks that the copy brought there
         self.replicates = world.cluster.replication.enabled and world.cluster.pool == "global"
         if not len(world.trace):
             return
@@ -85,9 +90,11 @@ class Duties:
         kv_bytes = world.cluster.profile.kv_bytes_per_token
         send_tokens_per_s = float(np.mean(sends)) / kv_bytes if sends else 0.0
         fleet = world.book.view(world.now_s)
-        makes, _ = plan_replicas(self._demand, holders, fleet, send_tokens_per_s, world.now_s)
+        makes, drops = plan_replicas(self._demand, holders, fleet, send_tokens_per_s, world.now_s)
         for key, row, tokens in makes:
             self._copy(key, world.nodes[row], tokens * kv_bytes)
+        for key, row, _ in drops:
+            self._drop(self._made.pop((key, row), []), world.nodes[row])
         if self._goes_on():
             world.push(world.now_s + world.cluster.replication.every_s, self._plan_copies)
 
@@ -109,5 +116,13 @@ class Duties:
     def _copied(self, flow: Flow, now_s: float) -> None:
         key, chain, target = flow.owner
         self._copying.discard((key, target.row))
-        if target.alive:
-            target.store(chain, now_s, self.world.index)
+        if not target.alive:
+            return
+        index = self.world.index
+        self._made[key, target.row] = [block for block in chain if not index.holders(block) >> target.row & 1]
+        target.store(chain, now_s, index)
+
+    def _drop(self, blocks: list[int], node: Node) -> None:
+        """Take the blocks of a copy away again, except those of which it is the last one."""
+        index = self.world.index
+        node.discard([block for block in blocks if index.holders(block).bit_count() > 1], index)

@@ -118,6 +118,14 @@ class Node:
             lost += ssd.use((block,), now_s, NO_INFO)
         return [block for block in (*lost, *gone) if block not in ssd and block not in self.dram]
 
+    def discard(self, blocks: list[int], index: BlockIndex) -> None:
+        """These blocks are taken out of all tiers."""
+        for block in blocks:
+            self.dram.discard(block)
+            if self.ssd is not None:
+                self.ssd.discard(block)
+        index.remove(blocks, self.row)
+
     def on_ssd(self, blocks: list[int], begin: int, end: int) -> int:
         """Return how many of the blocks [begin, end) of a chain are here on SSD only."""
         if self.ssd is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -13,12 +15,20 @@ from mooncache.conductor.core.decode_ahead import BUCKETS, Curve, DecodeAhead
 from mooncache.conductor.core.fairness import FairShares
 from mooncache.conductor.core.fleet_book import Assignment, FleetBook, Shape
 from mooncache.conductor.core.output_lengths import OutputLengths
-from mooncache.conductor.core.policy import roles
+from mooncache.conductor.core.policy import find, placement, roles
 from mooncache.conductor.core.policy.fleet import DECODE, PREFILL, Standing
 from mooncache.conductor.core.policy.replication import Demand, copies_wanted, plan_replicas
 from mooncache.conductor.core.policy.roles import NO_SIDE, Needs, RolePlanner
-from mooncache.conductor.core.policy.types import NOBODY, Choice, PrefillCost, Request, TransferCost
-from tests.conductor.fleets import Row, fleet
+from mooncache.conductor.core.policy.types import (
+    NOBODY,
+    Choice,
+    DecodeCost,
+    PrefillCost,
+    Request,
+    Rules,
+    TransferCost,
+)
+from tests.conductor.fleets import Row, fleet, request
 
 NOTHING = np.zeros(2, dtype=np.int64)
 
@@ -315,3 +325,46 @@ def test_hot_prefixes_get_copies_and_lose_them() -> None:
     assert len(drops) < 6, "one is left"
     for prefix in (demand.hottest(1, 60.0)[0][1],):
         assert copies_wanted(prefix, 1e3, 6, 60.0) == 3, "at most half of the instances"
+
+
+BAD = (math.nan, math.inf, -math.inf, -1.0)
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("policy", ["mooncache", "algorithm1", "least_load"])
+def test_costs_that_cannot_be_are_passed_over(bad: float, policy: str) -> None:
+    """One of them in the decode load ahead would stay there, and no decision could be made any more."""
+    book = pair()
+    known = book.view(0.0).prefill_cost(0), book.view(0.0).standing.decode_base_s
+    book.learnt(0, PrefillCost(bad, bad, bad, bad))
+    book.set("d", prefill=PrefillCost(bad, 1e-4, 0.0, 0.0), decode=DecodeCost(bad, bad, bad))
+    book.set("p", transfer=TransferCost(bad, math.nan), handover=TransferCost(bad, math.nan))
+    book.stays(bad)
+    book.report("d", foreign_sequences=bad, foreign_queue_s=bad, kv_tokens=bad)
+    assert (book.view(0.0).prefill_cost(0), book.view(0.0).standing.decode_base_s) == known
+    asked = Request(prompt_tokens=1000, local=NOTHING, cacheable_tokens=1000)
+    for number in range(3):
+        choice = find(policy).choose(asked, book.view(float(number)), Rules(), random.Random(1))
+        assert choice.admitted
+        assert choice.odd_rows == 0
+        book.assign(Assignment(str(number), choice, asked), float(number))
+        book.first_token(str(number), number + 0.5)
+    book.check()
+    assert all(np.isfinite(column).all() for column in book.view(3.0).decode_at(2.0))
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_newcomer_with_impossible_costs_gets_the_usual_ones(bad: float) -> None:
+    book = FleetBook()
+    row = book.add("new", Shape(prefill=PrefillCost(bad, bad, bad, bad), decode=DecodeCost(0.02, bad, 0.0)))
+    assert book.view(0.0).prefill_cost(row) == Shape().prefill
+    assert book.view(0.0).decode_per_sequence_s[row] == Shape().decode.per_sequence_s
+
+
+def test_a_limit_is_found_however_few_instances_are_over_it() -> None:
+    """Prices look at the sums first and at the rows only when somebody could be over a limit."""
+    roomy = Row("d", role="decode", sequences=1.0, sequences_max=8.0, kv_tokens=500.0)
+    full = roomy.but(name="f", sequences=8.0)
+    asked = request((roomy, full), 100)
+    assert placement.price(asked, fleet(roomy, full), 0.0, 0.0).wait_s.tolist()[0] == 0.0
+    assert placement.price(asked, fleet(roomy, full), 0.0, 0.0).wait_s[1] > 0.0

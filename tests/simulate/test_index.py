@@ -40,6 +40,8 @@ def test_leading_runs_equal_sets(changes: list[tuple[int, int, bool]], length: i
     counts, depth, mask = index.leading(chain, 70)
     expected = naive(held, chain)
     assert counts.tolist() == expected
+    tokens, _, _ = index.leading(chain, 70, 512, 512 * length - 5)
+    assert tokens.tolist() == [min(512 * count, 512 * length - 5) if count else 0 for count in expected]
     assert depth == max(expected)
     assert rows_of(mask) == [row for row, count in enumerate(expected) if count == depth > 0]
     for row in (0, 3, 69):

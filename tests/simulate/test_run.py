@@ -295,6 +295,17 @@ def test_hot_prefixes_are_copied_ahead_of_demand() -> None:
     finished(trace, spec, policy="mooncache")
 
 
+def test_a_copy_that_may_go_leaves_the_last_one_of_each_block() -> None:
+    made = run_module.Simulation(conversations(5, 1.0, seed=6), cluster(prefill=2), SimOptions())
+    index, (here, there) = made.world.index, made.world.nodes[:2]
+    here.store([1, 2, 3], 0.0, index)
+    there.store([1, 2], 0.0, index)
+    made.duties._drop([1, 2, 3], here)
+    assert index.holders(1) == index.holders(2) == index.bit(there.row)
+    assert index.holders(3) == index.bit(here.row)
+    assert here.dram.held([1, 2, 3]) == [3]
+
+
 def test_tenants_have_their_own_lengths_and_shares() -> None:
     trace = conversations(80, 4.0, seed=6)
     tenants = np.arange(80, dtype=np.int32) % 3

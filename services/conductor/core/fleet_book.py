@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mooncache.conductor.core.decode_ahead import LATER_S, Curve, DecodeAhead
-from mooncache.conductor.core.fleet_shape import BOOLS, FLOATS, INTS, Shape
+from mooncache.conductor.core.fleet_shape import BOOLS, FLOATS, INTS, Shape, believed, possible
 from mooncache.conductor.core.policy.fleet import NO_ROLE, Even, Fleet, Standing
 from mooncache.conductor.core.policy.types import (
     NOBODY,
@@ -104,6 +104,7 @@ class FleetBook:
 
     def add(self, name: str, shape: Shape) -> int:
         """Take an instance in (or change a known one); return its row."""
+        shape = believed(shape)
         row = self._rows.get(name)
         if row is None:
             row = self._free.pop() if self._free else len(self.names)
@@ -154,10 +155,12 @@ class FleetBook:
         self._free.append(row)
 
     def set(self, name: str, **values: object) -> None:
-        """Change what an instance is: any field of `Shape`, by name, and `stay_s`."""
+        """Change what an instance is: any field of `Shape`, by name, and `stay_s`; what cannot be is passed over."""
         row = self._rows[name]
         self._standing = self._stay_s = None
         for field_name, value in values.items():
+            if not possible(value):
+                continue
             if field_name == "prefill":
                 assert isinstance(value, PrefillCost)
                 for column, part in zip("abcd", value, strict=True):
@@ -180,14 +183,18 @@ class FleetBook:
                 self._columns[field_name][row] = value
 
     def learnt(self, kind: int, prefill: PrefillCost) -> None:
-        """All instances of a type compute as fast as this."""
+        """All instances of a type compute as fast as this; what cannot be is passed over."""
+        if not possible(prefill):
+            return
         self._standing = None
         mask = self._columns["kind"] == kind
         for column, part in zip("abcd", prefill, strict=True):
             self._columns[f"prefill_{column}"][mask] = part
 
     def stays(self, stay_s: float) -> None:
-        """A sequence stays in a batch for so long, on the mean."""
+        """A sequence stays in a batch for so long, on the mean; what cannot be is passed over."""
+        if not possible(stay_s):
+            return
         self._columns["stay_s"][: len(self.names)] = stay_s
         self._stay_s = stay_s
 
@@ -220,9 +227,9 @@ class FleetBook:
         """Take in what an engine has beside what was sent there from here (conductor only)."""
         row = self._rows[name]
         self._reports = True
-        self._columns["foreign_sequences"][row] = foreign_sequences
-        self._columns["foreign_s"][row] = foreign_queue_s
-        self._columns["reported_kv_tokens"][row] = kv_tokens
+        self._columns["foreign_sequences"][row] = foreign_sequences if possible(foreign_sequences) else 0.0
+        self._columns["foreign_s"][row] = foreign_queue_s if possible(foreign_queue_s) else 0.0
+        self._columns["reported_kv_tokens"][row] = kv_tokens if possible(kv_tokens) else 0.0
         self._settle(row)
 
     # --- requests

@@ -1,7 +1,12 @@
-"""What an instance is in the book of instances, and the names of the book's columns."""
+"""What an instance is in the book of instances, and the names of the book's columns.
+
+Costs are learnt from what engines report. What cannot be a cost is stopped at the book's door (`possible`): one NaN in
+the load that is expected would stay there until the last request that it was added with has ended.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from mooncache.conductor.core.policy.fleet import PREFILL
@@ -65,3 +70,23 @@ class Shape(NamedTuple):
     ready: bool = True
     kind: int = 0
     max_model_tokens: int = 0
+
+
+def possible(value: object) -> bool:
+    """Return whether it can be: numbers of costs are finite and not negative; only a rate may be infinite, not 0."""
+    if isinstance(value, TransferCost):
+        return possible(value.latency_s) and value.tokens_per_s > 0
+    if isinstance(value, PrefillCost | DecodeCost):
+        return all(possible(float(part)) for part in value)
+    return not isinstance(value, float) or 0.0 <= value < math.inf
+
+
+def believed(shape: Shape) -> Shape:
+    """Return the shape with the usual costs in place of those that cannot be."""
+    usual = Shape()
+    return shape._replace(
+        prefill=shape.prefill if possible(shape.prefill) else usual.prefill,
+        transfer=shape.transfer if possible(shape.transfer) else usual.transfer,
+        decode=shape.decode if possible(shape.decode) else usual.decode,
+        handover=shape.handover if possible(shape.handover) else usual.handover,
+    )
