@@ -307,12 +307,20 @@ class GpuStager:
     def slot(self, number: int) -> tuple:
         """(address, bytes) of a pinned buffer, valid as long as this object."""
 
-    def start_out(self, slot: int, slices: Sequence[tuple[int, int]], blocks: Sequence[int]) -> None: ...
+    def follow(self, slot: int, event: int) -> None:
+        """
+        What is started next in the slot begins behind this CUDA event (its handle).
+        """
 
-    def start_in(self, slot: int, slices: Sequence[tuple[int, int]], blocks: Sequence[int]) -> None: ...
+    def start_out(self, slot: int, slices: Sequence[tuple[int, int]], blocks: Sequence[int], crc: bool = True) -> None: ...
 
-    def wait(self, slot: int) -> list[int]:
+    def start_in(self, slot: int, slices: Sequence[tuple[int, int]], blocks: Sequence[int], crc: bool = True) -> None: ...
+
+    def wait(self, slot: int, timeout_s: float) -> list[int]:
         """CRC-32C of each block, or an empty list."""
+
+    def settled(self, slot: int) -> bool:
+        """Whether the device has nothing more to do in the slot. Never waits."""
 
 class GpuDevice:
     """A CUDA device, opened at run time."""
@@ -322,7 +330,9 @@ class GpuDevice:
     @property
     def name(self) -> str: ...
 
-    def synchronize(self) -> None: ...
+    def synchronize(self, timeout_s: float) -> None: ...
+
+    def quarantined_bytes(self) -> int: ...
 
     def make_stager(self, slot_bytes: int, slots: int = 2) -> GpuStager: ...
 

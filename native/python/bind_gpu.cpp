@@ -38,12 +38,24 @@ std::vector<DeviceSlice> slices_of(const Pairs& pairs) {
   return slices;
 }
 
-void begin(GpuStager& stager, size_t slot, const Pairs& pairs, const std::vector<uint32_t>& blocks,
-           bool into) {
+Deadline deadline_in(double timeout_s) {
+  if (!(timeout_s >= 0)) refuse("timeout_s must be a number of seconds, 0 or more");
+  if (timeout_s > 1e8) return Deadline::never();
+  return Deadline::after(std::chrono::nanoseconds(static_cast<int64_t>(timeout_s * 1e9)));
+}
+
+GpuStager& with(GpuStager& stager, size_t slot) {
   if (slot >= stager.slots()) refuse("there is no such staging buffer");
+  return stager;
+}
+
+void begin(GpuStager& stager, size_t slot, const Pairs& pairs, const std::vector<uint32_t>& blocks, bool crc,
+           bool into) {
+  with(stager, slot);
   const auto slices = slices_of(pairs);
-  check(without_gil(
-      [&] { return into ? stager.start_in(slot, slices, blocks) : stager.start_out(slot, slices, blocks); }));
+  check(without_gil([&] {
+    return into ? stager.start_in(slot, slices, blocks, crc) : stager.start_out(slot, slices, blocks, crc);
+  }));
 }
 
 }  // namespace
@@ -61,31 +73,50 @@ void bind_gpu(nb::module_& m) {
           },
           "number"_a, "(address, bytes) of a pinned buffer, valid as long as this object.")
       .def(
-          "start_out",
-          [](GpuStager& s, size_t slot, const Pairs& slices, const std::vector<uint32_t>& blocks) {
-            begin(s, slot, slices, blocks, false);
+          "follow",
+          [](GpuStager& s, size_t slot, uint64_t event) {
+            with(s, slot);
+            check(without_gil([&] { return s.follow(slot, event); }));
           },
-          "slot"_a, "slices"_a, "blocks"_a)
+          "slot"_a, "event"_a, "What is started next in the slot begins behind this CUDA event (its handle).")
+      .def(
+          "start_out",
+          [](GpuStager& s, size_t slot, const Pairs& slices, const std::vector<uint32_t>& blocks, bool crc) {
+            begin(s, slot, slices, blocks, crc, false);
+          },
+          "slot"_a, "slices"_a, "blocks"_a, "crc"_a = true)
       .def(
           "start_in",
-          [](GpuStager& s, size_t slot, const Pairs& slices, const std::vector<uint32_t>& blocks) {
-            begin(s, slot, slices, blocks, true);
+          [](GpuStager& s, size_t slot, const Pairs& slices, const std::vector<uint32_t>& blocks, bool crc) {
+            begin(s, slot, slices, blocks, crc, true);
           },
-          "slot"_a, "slices"_a, "blocks"_a)
+          "slot"_a, "slices"_a, "blocks"_a, "crc"_a = true)
       .def(
           "wait",
-          [](GpuStager& s, size_t slot) {
-            if (slot >= s.slots()) refuse("there is no such staging buffer");
-            return value_or_raise(without_gil([&] { return s.wait(slot); }));
+          [](GpuStager& s, size_t slot, double timeout_s) {
+            with(s, slot);
+            const Deadline deadline = deadline_in(timeout_s);
+            return value_or_raise(without_gil([&] { return s.wait(slot, deadline); }));
           },
-          "slot"_a, "CRC-32C of each block, or an empty list.");
+          "slot"_a, "timeout_s"_a, "CRC-32C of each block, or an empty list.")
+      .def(
+          "settled", [](GpuStager& s, size_t slot) { return with(s, slot).settled(slot); }, "slot"_a,
+          "Whether the device has nothing more to do in the slot. Never waits.");
   nb::class_<GpuDevice>(m, "GpuDevice", "A CUDA device, opened at run time.")
       .def(nb::new_([](int ordinal, const std::string& driver, const std::string& nvrtc) {
              return value_or_raise(without_gil([&] { return GpuDevice::open(ordinal, {driver, nvrtc}); }));
            }),
            "ordinal"_a = 0, "driver"_a = "", "nvrtc"_a = "")
       .def_prop_ro("name", &GpuDevice::name)
-      .def("synchronize", [](GpuDevice& d) { check(without_gil([&] { return d.synchronize(); })); })
+      .def(
+          "synchronize",
+          [](GpuDevice& d, double timeout_s) {
+            const Deadline deadline = deadline_in(timeout_s);
+            check(without_gil([&] { return d.synchronize(deadline); }));
+          },
+          "timeout_s"_a)
+      .def("quarantined_bytes",
+           [](GpuDevice& d) { return without_gil([&] { return d.quarantined_bytes(); }); })
       .def(
           "make_stager",
           [](GpuDevice& d, uint64_t slot_bytes, size_t slots) {

@@ -6,29 +6,25 @@ one. How the copies are made (all slices in one launch, or one by one) is logged
 
 The invariant: a pinned buffer is handed on only when the device is through with it, also after an error; device memory
 of a get is written only for blocks that came back whole and verified. Work that other streams have enqueued
-on the device is waited for before the first copy.
-
-One stager per thread and device, since a stager is not thread-safe.
+on the device is waited for before the first copy. No wait for the device is longer than the call's time limit; buffers
+and arrays that it may still touch then are kept (mooncache.client.staging).
 """
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import math
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mooncache import _native
+from mooncache.client import staging
 from mooncache.client.dlpack import dlpack_range
 from mooncache.client.native_call import call_native
-from mooncache.errors import DeadlineExceeded, InvalidArgument
-from mooncache.logs import Event, get_logger
+from mooncache.client.staging import Stagers
+from mooncache.errors import DeadlineExceeded, InvalidArgument, MooncacheError
 
-_log = get_logger(__name__)
-SLOT_BYTES = 32 << 20
 _CUDA, _CUDA_MANAGED = 2, 13  # DLPack's numbers of devices
 
 Native = Callable[..., Any]
@@ -113,11 +109,6 @@ def parts_of(value: Parts) -> Sequence[Part]:
     return (value,) if isinstance(value, (memoryview, DeviceView)) else value
 
 
-def open_device(ordinal: int) -> Any:
-    """The device by its ordinal, as the native core opens it."""
-    return call_native(_native.GpuDevice, ordinal)
-
-
 @dataclass(slots=True)
 class _Group:
     """Blocks that fit a pinned buffer: their positions, parts with views into the buffer, the device's slices."""
@@ -130,32 +121,10 @@ class _Group:
 
 
 class DeviceStaging:
-    """Stagers of this process' threads. Used by one client; nothing is opened before the first device buffer."""
+    """Groups of blocks through the stager of the calling thread. Used by one client."""
 
     def __init__(self) -> None:
-        self._devices: dict[int, Any] = {}
-        self._lock = threading.Lock()
-        self._local = threading.local()
-
-    def _device(self, ordinal: int) -> Any:
-        with self._lock:
-            if ordinal not in self._devices:
-                self._devices[ordinal] = open_device(ordinal)
-            return self._devices[ordinal]
-
-    def _stager(self, ordinal: int, need_bytes: int) -> Any:
-        kept: dict[int, tuple[int, Any]] = self._local.__dict__.setdefault("stagers", {})
-        size, stager = kept.get(ordinal, (0, None))
-        if stager is None or size < need_bytes:
-            first = stager is None
-            kept.pop(ordinal, None)
-            size = max(SLOT_BYTES, need_bytes)
-            device = self._device(ordinal)
-            stager = call_native(device.make_stager, size, 2)
-            kept[ordinal] = (size, stager)
-            if first:
-                _log.info(Event.CLIENT_GPU_STAGING, device=device.name, how=stager.how)
-        return stager
+        self._stagers = Stagers()
 
     def put(self, sources: Sequence[Parts], limit_s: float, call: Native) -> list[Any]:
         """`call(begin, end, host_parts, limit_s)` puts those blocks; the answers of all, in order.
@@ -181,10 +150,10 @@ class DeviceStaging:
         end_s = time.monotonic() + limit_s
         need = max(sum(p.nbytes for p in parts_of(value) if isinstance(p, DeviceView)) for value in values)
         (ordinal,) = ordinals
-        stager = self._stager(ordinal, need)
-        call_native(self._device(ordinal).synchronize)
+        stager = self._stagers.take(ordinal, need)
+        call_native(self._stagers.device(ordinal).synchronize, max(end_s - time.monotonic(), 0.0))
         groups = self._groups(values, stager)
-        move = _Putting(stager, call) if sizes is None else _Getting(stager, call, sizes)
+        move = _Putting(stager, call, end_s) if sizes is None else _Getting(stager, call, end_s, sizes)
         answers: list[Any] = []
         try:
             for number, group in enumerate(groups):
@@ -193,8 +162,10 @@ class DeviceStaging:
                 if left_s <= 0:
                     break
                 answers += move.group(number, group, following, left_s)
+            move.end()
         finally:
-            move.quiet()
+            if in_doubt := move.give_up():
+                self._stagers.give_up(ordinal, stager, in_doubt, values)
         late = (DeadlineExceeded.code, None) if sizes is None else (DeadlineExceeded.code, 0, None)
         return answers + [late] * (len(values) - len(answers))
 
@@ -209,7 +180,7 @@ class DeviceStaging:
                 groups.append(_Group(position, position))
                 used = 0
             group = groups[-1]
-            pinned = _pinned(stager, (len(groups) - 1) % 2)
+            pinned = staging.pinned(stager, (len(groups) - 1) % 2)
             host: list[memoryview] = []
             for part in parts:
                 if isinstance(part, DeviceView):
@@ -224,49 +195,45 @@ class DeviceStaging:
         return groups
 
 
-def _pinned(stager: Any, slot: int) -> memoryview:
-    address, size = stager.slot(slot)
-    array: Any = (ctypes.c_uint8 * size).from_address(address)
-    array._mooncache_owner = stager  # the buffer lives as long as a view of it
-    return memoryview(array).cast("B")
-
-
 class _Moving:
     """What both directions share: which pinned buffers the device may still touch."""
 
-    def __init__(self, stager: Any) -> None:
+    def __init__(self, stager: Any, call: Native, end_s: float) -> None:
         self.stager = stager
         self.busy: set[int] = set()
+        self.call = call
+        self._end_s = end_s
+
+    def group(
+        self, number: int, group: _Group, following: tuple[int, _Group] | None, left_s: float
+    ) -> list[Any]:
+        """Move group `number`; the answers of its blocks."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Until what was moved has arrived."""
 
     def start(self, slot: int, slices: list[list[tuple[int, int]]], *, into: bool) -> None:
         self.busy.add(slot)  # also when it fails: some copies may be under way
-        begin = self.stager.start_in if into else self.stager.start_out
-        flat = [piece for block in slices for piece in block]
-        call_native(begin, slot, flat, [len(block) for block in slices])
+        staging.start(self.stager, slot, slices, into=into, crc=False)  # the native core computes its own
 
     def wait(self, slot: int) -> None:
         if slot in self.busy:
+            staging.wait(self.stager, slot, self._end_s)
             self.busy.discard(slot)
-            call_native(self.stager.wait, slot)
 
-    def quiet(self) -> None:
-        """Until no buffer is in use; errors of what was given up say nothing new."""
-        first: Exception | None = None
+    def give_up(self) -> list[int]:
+        """The buffers that the device did not end with. Their errors say nothing new."""
         for slot in sorted(self.busy):
-            try:
-                self.wait(slot)
-            except Exception as error:  # noqa: BLE001 - all buffers are waited for, then it is raised
-                first = first or error
-        if first is not None:
-            raise first
+            with contextlib.suppress(MooncacheError):
+                staging.wait(self.stager, slot, self._end_s)
+        left = [slot for slot in sorted(self.busy) if not self.stager.settled(slot)]
+        self.busy.clear()
+        return left
 
 
 class _Putting(_Moving):
     """Group n is put while the device copies group n + 1 out."""
-
-    def __init__(self, stager: Any, call: Native) -> None:
-        super().__init__(stager)
-        self._call = call
 
     def group(
         self, number: int, group: _Group, following: tuple[int, _Group] | None, left_s: float
@@ -276,23 +243,26 @@ class _Putting(_Moving):
         self.wait(number % 2)
         if following is not None:
             self.start(following[0] % 2, following[1].slices, into=False)
-        return list(self._call(group.begin, group.end, group.host, left_s))
+        return list(self.call(group.begin, group.end, group.host, left_s))
 
 
 class _Getting(_Moving):
     """Group n + 1 is fetched while the device copies group n in."""
 
-    def __init__(self, stager: Any, call: Native, sizes: Callable[[Any], int]) -> None:
-        super().__init__(stager)
-        self._call = call
+    def __init__(self, stager: Any, call: Native, end_s: float, sizes: Callable[[Any], int]) -> None:
+        super().__init__(stager, call, end_s)
         self._sizes = sizes
+
+    def end(self) -> None:
+        for slot in sorted(self.busy):
+            self.wait(slot)
 
     def group(
         self, number: int, group: _Group, following: tuple[int, _Group] | None, left_s: float
     ) -> list[Any]:
         slot = number % 2
         self.wait(slot)
-        answers = list(self._call(group.begin, group.end, group.host, left_s))
+        answers = list(self.call(group.begin, group.end, group.host, left_s))
         self.start(
             slot,
             [
@@ -301,8 +271,6 @@ class _Getting(_Moving):
             ],
             into=True,
         )
-        if following is None:
-            self.quiet()
         return answers
 
 

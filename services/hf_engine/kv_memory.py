@@ -1,7 +1,8 @@
 """The memory of KV blocks: one tensor in which a block of all layers is one run of bytes.
 
 Idea: `[blocks, layers, K and V, tokens, kv heads, head size]`. A block of the pool is then exactly one slice, so it is
-put and got without a copy on the host; on a GPU it goes through pinned memory. For attention the same memory is seen as
+put and got without a copy on the host; on a GPU it goes through pinned memory (mooncache.kvcache.gpu_blocks). For
+attention the same memory is seen as
 rows, one for each (block, layer, K or V), and a sequence's context is a selection of rows.
 """
 
@@ -13,13 +14,15 @@ from typing import Any, TypeVar
 
 import torch
 
+from mooncache.kvcache.gpu_blocks import GpuBlocks, Ranges
+
 Tensor = Any
 Result = TypeVar("Result")
 _STAGED_BLOCKS = 64
 
 
 class KvMemory:
-    """See the module's text. `staged` moves bytes through (pinned) host memory; None: for every device but the CPU."""
+    """See the module's text. `staged` moves bytes through host memory; None: for every device but CPU and CUDA."""
 
     def __init__(
         self,
@@ -43,9 +46,10 @@ class KvMemory:
         self._rows = typed.view(blocks * layers * 2, row)
         self.cells = typed.view(blocks, layers, 2, block_tokens, kv_heads, head_dim)
         self._scratch = self._rows.new_empty((0, row))
-        self._staged = self.device.type != "cpu" if staged is None else staged
+        self._staged = self.device.type not in {"cpu", "cuda"} if staged is None else staged
+        self._gpu = self._gpu_blocks() if self.device.type == "cuda" else None
         self._local = threading.local()
-        self._views = None if self._staged else _views(self._raw)
+        self._views = None if self._staged or self._gpu else _views(self._raw)
 
     def layout(self) -> str:
         """Text that is equal exactly when blocks of two engines have the same shape."""
@@ -77,37 +81,69 @@ class KvMemory:
         for block in block_ids:
             self._raw[block].zero_()
 
-    def fill(self, block_ids: Sequence[int], get: Callable[[list[Any]], Result]) -> Result:
-        """Let `get` write into the blocks' bytes; what it returns. Called from loader threads."""
+    def fill(self, block_ids: Sequence[int], get: Callable[[list[Any]], Result], deadline_s: float) -> Result:
+        """Let `get` write into the blocks' bytes; what it returns. Called from loader threads.
+
+        Raises:
+            InDoubt: a copy of the GPU may still write into the blocks at `deadline_s` (of time.monotonic()).
+        """
+        if self._gpu is not None:
+            with self._gpu.writing(block_ids, self._gpu.fence(), deadline_s) as places:
+                return get(places)
         if self._views is not None:
             return get([self._views[block] for block in block_ids])
         stage = self._stage(len(block_ids))
         result = get(_views(stage))
-        with _stream(self.device) as finish:
-            index = torch.tensor(list(block_ids), dtype=torch.int64, device=self.device)
-            self._raw.index_copy_(0, index, stage.to(self.device, non_blocking=True))
-            finish()
+        index = torch.tensor(list(block_ids), dtype=torch.int64, device=self.device)
+        self._raw.index_copy_(0, index, stage.to(self.device))
         return result
 
-    def show(self, block_ids: Sequence[int], put: Callable[[list[Any]], Result]) -> Result:
-        """Let `put` read the blocks' bytes; what it returns. Called from saver threads."""
+    def show(self, block_ids: Sequence[int], put: Callable[[list[Any]], Result], deadline_s: float) -> Result:
+        """Let `put` read the blocks' bytes; what it returns. Called from saver threads.
+
+        Raises:
+            DeadlineExceeded: the GPU did not bring them in time.
+        """
+        if self._gpu is not None:
+            with self._gpu.reading(block_ids, self._gpu.fence(), deadline_s) as values:
+                return put(values)
         if self._views is not None:
             return put([self._views[block] for block in block_ids])
         stage = self._stage(len(block_ids))
-        with _stream(self.device) as finish:
-            index = torch.tensor(list(block_ids), dtype=torch.int64, device=self.device)
-            stage.copy_(self._raw.index_select(0, index), non_blocking=True)
-            finish()
+        index = torch.tensor(list(block_ids), dtype=torch.int64, device=self.device)
+        stage.copy_(self._raw.index_select(0, index))
         return put(_views(stage))
 
     def _stage(self, count: int) -> Tensor:
-        """Host memory of this thread for `count` blocks, pinned where there is a GPU."""
+        """Host memory of this thread for `count` blocks."""
         stage = getattr(self._local, "stage", None)
         if stage is None or stage.shape[0] < count:
-            pinned = self.device.type == "cuda"
             shape = (max(count, _STAGED_BLOCKS), self.block_bytes)
-            stage = self._local.stage = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
+            stage = self._local.stage = torch.empty(shape, dtype=torch.uint8)
         return stage[:count]
+
+    def _gpu_blocks(self) -> GpuBlocks:
+        device = self.device
+        ordinal = device.index if device.index is not None else torch.cuda.current_device()
+        ranges = Ranges(self._raw.data_ptr(), self.block_bytes, ((0, self.block_bytes),))
+        return GpuBlocks(
+            [ranges],
+            self.blocks,
+            ordinal=ordinal,
+            owner=self._raw,
+            record=lambda: behind_the_model(device),
+        )
+
+
+def behind_the_model(device: Any) -> tuple[Any, int]:
+    """An event behind all that the model's stream was given so far, and its handle.
+
+    A step in the middle of a prompt is not waited for by anybody else, and its blocks are saved, or given back and
+    loaded into, while it may still write them: copies begin behind it.
+    """
+    event = torch.cuda.Event()
+    event.record(torch.cuda.default_stream(device))
+    return event, int(event.cuda_event)
 
 
 def _views(stage: Tensor) -> list[Any]:
@@ -115,30 +151,3 @@ def _views(stage: Tensor) -> list[Any]:
     count, size = stage.shape
     whole = memoryview(stage.reshape(-1).numpy())
     return [whole[number * size : (number + 1) * size] for number in range(count)]
-
-
-class _stream:  # noqa: N801  (used as a statement)
-    """A GPU stream of its own for copies, so that they run beside the model; nothing on other devices.
-
-    It begins behind all that the model's stream was given so far: a step in the middle of a prompt is not waited for by
-    anybody else, and its blocks are saved, or given back and loaded into, while it may still write them.
-    """
-
-    def __init__(self, device: Any) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.default_stream(device))
-        self._context = torch.cuda.stream(self._stream) if self._stream else None
-
-    def __enter__(self) -> Callable[[], None]:
-        if self._context is not None:
-            self._context.__enter__()
-        return self._finish
-
-    def _finish(self) -> None:
-        if self._stream is not None:
-            self._stream.synchronize()
-
-    def __exit__(self, *error: object) -> None:
-        if self._context is not None:
-            self._context.__exit__(*error)

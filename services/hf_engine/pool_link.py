@@ -29,6 +29,7 @@ from mooncache.errors import (
 )
 from mooncache.hf_engine.kv_memory import KvMemory
 from mooncache.hf_engine.metrics import HfMetrics
+from mooncache.kvcache.memory import InDoubt
 from mooncache.logs import Event, get_logger
 
 _RECONNECT_FIRST_S, _RECONNECT_MAX_S = 0.5, 10.0
@@ -182,6 +183,9 @@ class PoolLink:
                 with _span("kvcache.load", trace, len(blocks)) as span:
                     good = self._fetch(keys, blocks, started_s + self._section.load_timeout_s)
                     span.set(kvcache__loaded_blocks=good, kvcache__bytes=good * self._memory.block_bytes)
+            except InDoubt as doubt:
+                self._trouble("load", doubt.error)
+                doubt.wait(self._closing.wait)  # nothing may be written into blocks that were given away
             except Exception as error:  # noqa: BLE001  (whatever happened, the sequence goes on and computes)
                 self._trouble("load", error)
             finally:
@@ -306,7 +310,7 @@ class PoolLink:
         if timeout_s <= 0 or not self._usable():
             return 0
         result = self._memory.fill(
-            blocks, lambda views: self._client.get_many_into(keys, views, timeout_s=timeout_s)
+            blocks, lambda views: self._client.get_many_into(keys, views, timeout_s=timeout_s), until_s
         )
         for number, (code, size) in enumerate(zip(result.codes, result.sizes_bytes, strict=True)):
             if code != 0 or size != self._memory.block_bytes:
@@ -336,7 +340,9 @@ class PoolLink:
             # Blocks of several requests may be saved together; the trace of the first has the span.
             with _span("kvcache.save", batch[0].trace, len(batch)) as span:
                 result = self._memory.show(
-                    blocks, lambda views: self._client.put_many(keys, views, timeout_s=timeout_s)
+                    blocks,
+                    lambda views: self._client.put_many(keys, views, timeout_s=timeout_s),
+                    time.monotonic() + timeout_s,
                 )
                 span.set(kvcache__bytes=result.codes.count(0) * self._memory.block_bytes)
         except Exception as error:  # noqa: BLE001  (the blocks have to be let go of)

@@ -11,14 +11,15 @@ a device needs staging and offers the same interface (`BlockMemory`).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mooncache.errors import InvalidArgument
+from mooncache.errors import InvalidArgument, MooncacheError
 
 SEGMENTS_MAX = 4096
+_POLL_S = 0.01
 
 
 class BlockMemory(Protocol):
@@ -27,13 +28,36 @@ class BlockMemory(Protocol):
     block_bytes: int
 
     def fence(self) -> Any:
-        """Called on the engine's thread after a step: what has to be waited for before its blocks may be read."""
+        """Called on the engine's thread: what has to be waited for before the blocks may be read, or written."""
 
-    def reading(self, blocks: Sequence[int], fence: Any) -> AbstractContextManager[list[list[memoryview]]]:
-        """Bytes of the blocks, one list of slices for each."""
+    def reading(
+        self, blocks: Sequence[int], fence: Any, deadline_s: float
+    ) -> AbstractContextManager[list[list[memoryview]]]:
+        """Bytes of the blocks, one list of slices for each. `deadline_s` is a time of time.monotonic()."""
 
-    def writing(self, blocks: Sequence[int]) -> AbstractContextManager[list[list[memoryview]]]:
-        """Places for the blocks' bytes; what was written has arrived when the context is left."""
+    def writing(
+        self, blocks: Sequence[int], fence: Any, deadline_s: float
+    ) -> AbstractContextManager[list[list[memoryview]]]:
+        """Places for the blocks' bytes; what was written has arrived when the context is left.
+
+        Raises:
+            InDoubt: on leaving; a copy into the blocks may still be under way.
+        """
+
+
+class InDoubt(Exception):  # noqa: N818  (a state, and never the caller's: whoever moves blocks waits for its end)
+    """A copy into blocks failed with `error` and may still go on until `settled()`: they must not be given away."""
+
+    def __init__(self, error: MooncacheError, settled: Callable[[], bool]) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.settled = settled
+
+    def wait(self, given_up: Callable[[float], bool]) -> None:
+        """Until the copy has ended; `given_up(pause_s)` pauses, and says True when nobody waits any more."""
+        while not self.settled():
+            if given_up(_POLL_S):
+                return
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +161,13 @@ class HostMemory:
         """Host memory is written by the engine's own thread: nothing to wait for."""
 
     @contextmanager
-    def reading(self, blocks: Sequence[int], fence: Any = None) -> Iterator[list[list[memoryview]]]:
+    def reading(
+        self, blocks: Sequence[int], fence: Any = None, deadline_s: float = 0.0
+    ) -> Iterator[list[list[memoryview]]]:
         yield [self.slices(block) for block in blocks]
 
     @contextmanager
-    def writing(self, blocks: Sequence[int]) -> Iterator[list[list[memoryview]]]:
+    def writing(
+        self, blocks: Sequence[int], fence: Any = None, deadline_s: float = 0.0
+    ) -> Iterator[list[list[memoryview]]]:
         yield [self.slices(block) for block in blocks]

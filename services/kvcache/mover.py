@@ -3,7 +3,8 @@
 Idea: the engine hands over jobs (keys and block numbers) and later takes reports; in between, threads move the bytes
 straight between the engine's memory and the pool. The rules that keep it safe:
 
-- A load is reported only after the native call that may write into its blocks has returned, whatever became of it.
+- A load is reported only after the last write into its blocks, whatever became of it: also when a copy of the GPU
+  outlives its time limit.
 - A save is reported only after the last read of its blocks; the engine keeps them unchanged until then.
 - Waiting saves are bounded in bytes; what does not fit is reported as dropped at once.
 - A block counts as loaded only when the client checked its checksum and its size is exactly one block.
@@ -30,11 +31,12 @@ from mooncache.errors import (
     NotFound,
     QuotaExceeded,
 )
-from mooncache.kvcache.memory import BlockMemory
+from mooncache.kvcache.memory import BlockMemory, InDoubt
 from mooncache.kvcache.pool_link import PoolClient, PoolLink
 
 OK = 0
 BATCH_BYTES = 32 << 20
+_TIMEOUT_MIN_S = 1e-3
 
 # Reasons of failures: a fixed set, because they are labels of metrics.
 MISSING, CHECKSUM, TIMEOUT, UNAVAILABLE, WRONG_SIZE, ABSENT, CANCELLED, FULL = REASONS = (
@@ -106,6 +108,7 @@ class SaveReport:
 @dataclass(slots=True)
 class _Load:
     job: Job
+    fence: Any
     started_s: float
     cancelled: bool = False
 
@@ -161,7 +164,7 @@ class Mover:
 
     def load(self, job: Job) -> None:
         """Begin to fill the job's blocks."""
-        load = _Load(job, time.monotonic())
+        load = _Load(job, self._memory.fence(), time.monotonic())
         with self._lock:
             self._loading[job.name] = load
             self._loads.append(load)
@@ -239,6 +242,10 @@ class Mover:
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
+    def _ending(self, pause_s: float) -> bool:
+        with self._lock:
+            return self._lock.wait_for(lambda: self._closed, pause_s)
+
     # --- loads -----------------------------------------------------------------------------------------------
 
     def _run_loads(self) -> None:
@@ -288,17 +295,26 @@ class Mover:
             if client is None:
                 return at, ABSENT
             blocks = job.blocks[at : at + step]
-            came, reason = self._load_batch(client, job.keys[at : at + step], blocks, left_s)
+            came, reason = self._load_batch(client, job.keys[at : at + step], blocks, load.fence, deadline_s)
             if reason:
                 return at + came, reason
         return len(job.keys), ""
 
     def _load_batch(
-        self, client: PoolClient, keys: Sequence[bytes], blocks: Sequence[int], timeout_s: float
+        self,
+        client: PoolClient,
+        keys: Sequence[bytes],
+        blocks: Sequence[int],
+        fence: Any,
+        deadline_s: float,
     ) -> tuple[int, str]:
         try:
-            with self._memory.writing(blocks) as places:
+            with self._memory.writing(blocks, fence, deadline_s) as places:
+                timeout_s = max(deadline_s - time.monotonic(), _TIMEOUT_MIN_S)
                 result = client.get_many_into(list(keys), places, timeout_s=timeout_s)
+        except InDoubt as doubt:
+            doubt.wait(self._ending)
+            return 0, reason_of(doubt.error.code)
         except MooncacheError as error:
             self._link.failed()
             return 0, reason_of(error.code)
@@ -380,14 +396,17 @@ class Mover:
         """Indices that the pool did not have, and what became of each."""
         job = save.job
         wanted = indices
+        begun_s = time.monotonic()
         try:
             there = client.exists_many([job.keys[i] for i in indices], timeout_s=timeout_s)
             wanted = [index for index, known in zip(indices, there, strict=True) if not known]
             if not wanted:
                 self._link.succeeded()
                 return [], []
-            with self._memory.reading([job.blocks[i] for i in wanted], save.fence) as values:
-                result = client.put_many([job.keys[i] for i in wanted], values, timeout_s=timeout_s)
+            deadline_s = begun_s + timeout_s
+            with self._memory.reading([job.blocks[i] for i in wanted], save.fence, deadline_s) as values:
+                left_s = max(deadline_s - time.monotonic(), _TIMEOUT_MIN_S)
+                result = client.put_many([job.keys[i] for i in wanted], values, timeout_s=left_s)
         except MooncacheError as error:
             self._link.failed()
             return wanted, [error.code] * len(wanted)

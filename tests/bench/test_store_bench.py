@@ -20,6 +20,9 @@ TINY = StoreBenchOptions(
     rebuild_nodes=2,
     memory_blocks=5_000,
     memory_block_bytes=512,
+    eviction_requests=40,
+    eviction_blocks=(100,),
+    eviction_repeats=1,
 )
 
 

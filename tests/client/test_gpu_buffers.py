@@ -3,13 +3,11 @@ tests/gpu. Device addresses of the pretended driver cannot be read by the proces
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
-import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,62 +15,23 @@ import pytest
 import mooncache
 from mooncache import _native
 from mooncache.bench.transfer.node import start_server
-from mooncache.client import device
+from mooncache.client import device, staging
 from mooncache.client.buffers import to_part
-from mooncache.errors import DeadlineExceeded, InvalidArgument, NoSpace, TransportUnavailable
-
-FAKE = Path(__file__).resolve().parents[2] / "native/tests/gpu/fake/fake_cuda.cpp"
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    out = tmp_path_factory.mktemp("cuda") / "libfake_cuda.so"
-    subprocess.run(["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-o", str(out), str(FAKE)], check=True)
-    return str(out)
+from mooncache.errors import BackPressure, DeadlineExceeded, InvalidArgument, NoSpace, TransportUnavailable
+from tests.gpu.pretended import PretendedGpu
 
 
-class Fake:
-    """The pretended GPU, and arrays in its memory."""
-
-    def __init__(self, path: str) -> None:
-        self.lib = ctypes.CDLL(path)
-        self.lib.fake_cuda_peek.argtypes = (ctypes.c_ulonglong, ctypes.c_void_p, ctypes.c_size_t)
-        self.lib.fake_cuda_poke.argtypes = (ctypes.c_ulonglong, ctypes.c_char_p, ctypes.c_size_t)
-        self.device = _native.GpuDevice(0, path, "none")
-
-    def fail(self, name: str, code: int, after: int = 0) -> None:
-        self.lib.fake_cuda_fail(name.encode(), code, after)
-
-    def array(self, content: bytes, **interface: Any) -> Array:
-        address = self.device.allocate(max(len(content), 1))
-        assert self.lib.fake_cuda_poke(address, content, len(content)) == 0
-        return Array(self, address, len(content), interface)
-
-
-class Array:
-    def __init__(self, fake: Fake, address: int, size: int, interface: dict[str, Any]) -> None:
-        self.fake, self.address, self.size = fake, address, size
-        self.__cuda_array_interface__ = {
-            "data": (address, False),
-            "shape": (size,),
-            "typestr": "|u1",
-            "version": 3,
-            **interface,
-        }
-
-    def read(self) -> bytes:
-        out = ctypes.create_string_buffer(self.size)
-        assert self.fake.lib.fake_cuda_peek(self.address, out, self.size) == 0
-        return out.raw
-
-
-@pytest.fixture
-def fake(library: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
-    made = Fake(library)
-    monkeypatch.setattr(device, "open_device", lambda _ordinal: made.device)
-    monkeypatch.setattr(device, "SLOT_BYTES", 100_000)
+@pytest.fixture(params=[True, False], ids=["kernel", "copies"])
+def fake(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
+    made = PretendedGpu(kernel=request.param)
+    monkeypatch.setattr(staging, "open_device", lambda _ordinal: made.device)
+    monkeypatch.setattr(staging, "SLOT_BYTES", 100_000)
+    monkeypatch.setattr(staging, "GRACE_S", 0.05)
     yield made
-    made.fail("", 0)
+    made.restore()
+    deadline_s = time.monotonic() + 10
+    while staging.KEEPING.size_bytes():
+        assert time.monotonic() < deadline_s, "the device is through and a buffer is kept"
 
 
 @pytest.fixture
@@ -89,7 +48,7 @@ def keys(count: int) -> list[bytes]:
     return [os.urandom(32) for _ in range(count)]
 
 
-def test_blocks_go_out_of_and_into_the_gpu(fake: Fake, client: mooncache.Client) -> None:
+def test_blocks_go_out_of_and_into_the_gpu(fake: PretendedGpu, client: mooncache.Client) -> None:
     contents = [
         random.Random(i).randbytes(size) for i, size in enumerate((1, 40_000, 90_000, 150_000, 70_000, 5))
     ]
@@ -101,7 +60,7 @@ def test_blocks_go_out_of_and_into_the_gpu(fake: Fake, client: mooncache.Client)
     assert [target.read() for target in targets] == contents
 
 
-def test_slices_of_both_kinds_make_one_block(fake: Fake, client: mooncache.Client) -> None:
+def test_slices_of_both_kinds_make_one_block(fake: PretendedGpu, client: mooncache.Client) -> None:
     (name,) = keys(1)
     client.put_many([name], [[fake.array(b"abc"), b"defg", fake.array(b"hi")]]).raise_for_errors()
     assert client.get(name) == b"abcdefghi"
@@ -110,7 +69,7 @@ def test_slices_of_both_kinds_make_one_block(fake: Fake, client: mooncache.Clien
     assert (first.read(), bytes(middle), last.read()) == (b"abcd", b"efg", b"hi..")
 
 
-def test_what_did_not_come_leaves_device_memory_alone(fake: Fake, client: mooncache.Client) -> None:
+def test_what_did_not_come_leaves_device_memory_alone(fake: PretendedGpu, client: mooncache.Client) -> None:
     names = keys(3)
     client.put(names[1], b"there")
     targets = [fake.array(b"xxxxxxxx") for _ in names]
@@ -119,13 +78,15 @@ def test_what_did_not_come_leaves_device_memory_alone(fake: Fake, client: moonca
     assert [target.read() for target in targets] == [b"xxxxxxxx", b"therexxx", b"xxxxxxxx"]
 
 
-def test_failing_copies_are_errors_and_the_next_call_works(fake: Fake, client: mooncache.Client) -> None:
+def test_failing_copies_are_errors_and_the_next_call_works(
+    fake: PretendedGpu, client: mooncache.Client
+) -> None:
     names = keys(4)
     content = b"y" * 60_000
     sources = [fake.array(content) for _ in names]
     for name, code, error in (
         ("cuMemcpyDtoHAsync", 700, TransportUnavailable),
-        ("cuStreamSynchronize", 700, TransportUnavailable),
+        ("cuStreamQuery", 700, TransportUnavailable),
         ("cuCtxSynchronize", 2, NoSpace),
     ):
         for after in (0, 1):
@@ -140,21 +101,23 @@ def test_failing_copies_are_errors_and_the_next_call_works(fake: Fake, client: m
 
 
 @pytest.mark.parametrize("gets", [False, True])
-def test_blocks_behind_the_deadline_have_its_code_and_the_others_their_own(fake: Fake, gets: bool) -> None:
+def test_blocks_behind_the_deadline_have_its_code_and_the_others_their_own(
+    fake: PretendedGpu, gets: bool
+) -> None:
     arrays = [to_part(fake.array(b"y" * 60_000), writable=True) for _ in range(3)]
-    staging = device.DeviceStaging()
+    moving = device.DeviceStaging()
 
     def slow(begin: int, end: int, _parts: Any, limit_s: float) -> list[tuple[int, ...]]:
         time.sleep(limit_s)
         return [(0, 60_000, 7) if gets else (0, 7)] * (end - begin)
 
     sizes = lambda item: item[1]  # noqa: E731
-    answers = staging.get(arrays, 0.2, slow, sizes) if gets else staging.put(arrays, 0.2, slow)
+    answers = moving.get(arrays, 0.2, slow, sizes) if gets else moving.put(arrays, 0.2, slow)
     assert [item[0] for item in answers] == [0, DeadlineExceeded.code, DeadlineExceeded.code]
     assert [item[-1] for item in answers] == [7, None, None]
 
 
-def test_what_cannot_be_taken_is_told(fake: Fake, client: mooncache.Client) -> None:
+def test_what_cannot_be_taken_is_told(fake: PretendedGpu, client: mooncache.Client) -> None:
     (name,) = keys(1)
     with pytest.raises(InvalidArgument, match="read-only"):
         client.get_many_into([name], [fake.array(b"abcd", data=(1 << 62, True))])
@@ -186,7 +149,49 @@ def test_who_cannot_say_where_it_is_is_refused_by_name() -> None:
         to_part(Nowhere(), writable=False)
 
 
-def test_without_a_driver_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "open_device", device.open_device)
+def test_without_a_driver_the_reason_is_told() -> None:
     with pytest.raises(RuntimeError, match="CUDA unavailable, because"):
         _native.GpuDevice(0, "libcuda-that-is-not-there.so", "")
+
+
+@pytest.mark.parametrize("gets", [False, True])
+def test_a_gpu_that_hangs_ends_the_call_and_keeps_what_it_may_touch(
+    fake: PretendedGpu, client: mooncache.Client, monkeypatch: pytest.MonkeyPatch, gets: bool
+) -> None:
+    names = keys(2)
+    arrays = [fake.array(bytes([value]) * 60_000) for value in (1, 2)]
+    client.put_many(names, arrays).raise_for_errors()
+    quick = SimpleNamespace(
+        synchronize=lambda _limit_s: None, make_stager=fake.device.make_stager, name="GPU"
+    )
+    monkeypatch.setattr(staging.Stagers, "device", lambda *_: quick)  # it hangs only afterwards
+    fake.hang(True)
+    begun_s = time.monotonic()
+    move, named = (client.get_many_into, names) if gets else (client.put_many, keys(2))
+    with pytest.raises(DeadlineExceeded, match="did not end the copies"):
+        move(named, arrays, timeout_s=0.1)
+    assert time.monotonic() - begun_s < 5
+    assert staging.KEEPING.size_bytes() == 200_000
+    with pytest.raises(DeadlineExceeded):
+        client.put_many(keys(2), arrays, timeout_s=0.1)  # with buffers of its own
+    assert staging.KEEPING.size_bytes() == 400_000
+    monkeypatch.setattr(staging, "KEPT_BYTES_MAX", 300_000)
+    with pytest.raises(BackPressure, match="400000 bytes"):
+        client.put_many(keys(2), arrays, timeout_s=0.1)
+    fake.hang(False)
+    while staging.KEEPING.size_bytes():
+        time.sleep(0.001)
+    assert client.get_many_into(names, arrays).hits == 2
+    assert [array.read()[:2] for array in arrays] == [b"\x01\x01", b"\x02\x02"]
+
+
+def test_work_of_others_is_waited_for_no_longer_than_the_limit(
+    fake: PretendedGpu, client: mooncache.Client
+) -> None:
+    (name,) = keys(1)
+    fake.hang(True)
+    with pytest.raises(DeadlineExceeded, match="not through with its work"):
+        client.put_many([name], [fake.array(b"abc")], timeout_s=0.05)
+    fake.hang(False)
+    client.put_many([name], [fake.array(b"abc")]).raise_for_errors()
+    assert client.get(name) == b"abc"

@@ -56,7 +56,9 @@ class Harness:
         blocks: int = 64,
         max_tokens_step: int = 512,
         hooks: bool = False,
+        shown: Callable[[dict[str, Any]], dict[str, Any]] = dict,
     ) -> None:
+        """`shown`: the KV tensors as the connector sees them."""
         from vllm.config import KVTransferConfig, set_current_vllm_config
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
         from vllm.engine.arg_utils import EngineArgs
@@ -94,7 +96,7 @@ class Harness:
         self.hasher = get_request_block_hasher(BLOCK_TOKENS, hash_fn)
         with set_current_vllm_config(config):
             self.worker = MooncacheConnector(config, KVConnectorRole.WORKER, self.cache)
-            self.worker.register_kv_caches(self.tensors)
+            self.worker.register_kv_caches(shown(self.tensors))
             self.scheduler = Scheduler(
                 vllm_config=config,
                 kv_cache_config=self.cache,

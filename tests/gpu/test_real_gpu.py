@@ -20,6 +20,7 @@ from mooncache import _native
 
 pytestmark = pytest.mark.gpu
 SIZE = 256 << 20
+WAIT_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def seconds(run: Callable[[], None]) -> float:
 
 def staged(stager: Any, slices: list[tuple[int, int]], blocks: list[int], *, out: bool) -> list[int]:
     (stager.start_out if out else stager.start_in)(0, slices, blocks)
-    return list(stager.wait(0))
+    return list(stager.wait(0, WAIT_S))
 
 
 def test_gather_brings_the_bytes_and_their_crc(gpu: Any) -> None:
@@ -116,7 +117,7 @@ def test_ipc_between_processes(gpu: Any) -> None:
         code = (
             "import ctypes, sys\nfrom mooncache import _native\n"
             "gpu = _native.GpuDevice(0)\nat = gpu.attach(bytes.fromhex(sys.argv[1]), int(sys.argv[2]))\n"
-            "stager = gpu.make_stager(4096, 1)\nstager.start_out(0, [(at, 4096)], [1])\nstager.wait(0)\n"
+            "stager = gpu.make_stager(4096, 1)\nstager.start_out(0, [(at, 4096)], [1])\nstager.wait(0, 10.0)\n"
             "print(bytes((ctypes.c_uint8 * 4096).from_address(stager.slot(0)[0])) == b'\\x5a' * 4096)\n"
             "del stager\ngpu.detach(at)\n"
         )

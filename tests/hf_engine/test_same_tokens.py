@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +131,7 @@ def test_stop_tokens_and_minimum(lab: Lab) -> None:
 
 
 def test_staged_memory_moves_the_same_bytes(lab: Lab) -> None:
-    """The way of a GPU, on the CPU: blocks pass through host memory."""
+    """The way of devices that are neither CPU nor CUDA: blocks pass through host memory."""
     from mooncache.hf_engine.kv_memory import KvMemory
 
     made = {"blocks": 8, "layers": 2, "block_tokens": 4, "kv_heads": 1, "head_dim": 8}
@@ -140,16 +139,16 @@ def test_staged_memory_moves_the_same_bytes(lab: Lab) -> None:
     staged = KvMemory(**made, dtype=torch.float32, device="cpu", staged=True)
     plain.cells.copy_(torch.randn(plain.cells.shape))
     blocks = [5, 0, 3]
-    data = plain.show(blocks, lambda views: [bytes(view) for view in views])
+    data = plain.show(blocks, lambda views: [bytes(view) for view in views], 0.0)
 
     def fill(views: list[memoryview]) -> int:
         for view, content in zip(views, data, strict=True):
             view[:] = content
         return len(views)
 
-    assert staged.fill(blocks, fill) == 3
+    assert staged.fill(blocks, fill, 0.0) == 3
     assert all(torch.equal(plain.cells[block], staged.cells[block]) for block in blocks)
-    assert staged.show(blocks, lambda views: [bytes(view) for view in views]) == data
+    assert staged.show(blocks, lambda views: [bytes(view) for view in views], 0.0) == data
     staged.clear([5])
     assert not staged.cells[5].any() and staged.cells[0].any()
 
@@ -175,32 +174,14 @@ def test_copies_on_a_gpu_begin_behind_the_models_own_work(monkeypatch: pytest.Mo
     """A step in the middle of a prompt is not waited for by anybody, and its blocks are saved all the same."""
     did: list[Any] = []
 
-    class Stream:
-        def __init__(self, device: Any) -> None:
-            did.append(("made", device))
+    class Event:
+        cuda_event = 0x77
 
-        def wait_stream(self, other: Any) -> None:
-            did.append(("waits for", other))
+        def record(self, stream: Any) -> None:
+            did.append(stream)
 
-        def synchronize(self) -> None:
-            did.append("synchronized")
-
-    @contextlib.contextmanager
-    def entered(stream: Any) -> Iterator[None]:
-        did.append("entered")
-        yield
-        did.append("left")
-
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "default_stream", lambda device: f"the model's on {device}")
-    monkeypatch.setattr(torch.cuda, "stream", entered)
-    device = torch.device("cuda", 1)
-    with kv_memory._stream(device) as finish:
-        finish()
-    assert did == [
-        ("made", device),
-        ("waits for", "the model's on cuda:1"),
-        "entered",
-        "synchronized",
-        "left",
-    ]
+    event, handle = kv_memory.behind_the_model(torch.device("cuda", 1))
+    assert isinstance(event, Event) and handle == 0x77
+    assert did == ["the model's on cuda:1"]

@@ -12,6 +12,7 @@
 
 #include "mooncache/bytes.h"
 #include "mooncache/status.h"
+#include "mooncache/types.h"
 
 namespace mooncache {
 
@@ -41,22 +42,30 @@ struct GpuIpcHandle {
 // Two or more pinned buffers, each with a copy stream of its own: while one is on its way to the network,
 // another one is filled. Not thread-safe.
 //
-// The invariant: a buffer may be touched by the device from start_out() or start_in() until wait() returned,
-// also when that says an error, and never afterwards.
+// The invariant: a buffer may be touched by the device from start_out() or start_in() until wait() returned
+// anything but DEADLINE_EXCEEDED or an error of the device, and never afterwards. A stager that goes earlier
+// leaves such buffers to the device's quarantine: they are freed when their copies are through, or never.
+// The slices' own memory is the caller's: after a wait() that failed, settled() says when it is free again.
 class GpuStager {
  public:
   virtual ~GpuStager() = default;
   virtual size_t slots() const = 0;
   virtual Slice slot(size_t number) const = 0;  // pinned host memory
-  // Copies slices one behind the other into the slot's first bytes, or out of them. `kernel`: all in one
-  // launch, and wait() tells the CRC-32C of each of `blocks` (slice counts per block); without a kernel copy
-  // by copy.
+  // What is started next in the slot begins behind this CUDA event (a CUevent of the device's primary
+  // context).
+  virtual Status follow(size_t number, uint64_t event) = 0;
+  // Copies slices one behind the other into the slot's first bytes, or out of them. All in one launch, and
+  // wait() tells the CRC-32C of each of `blocks` (slice counts per block); without a kernel copy by copy.
+  // Without `crc` slices that are long enough for the copy engines are left to them.
   virtual Status start_out(size_t number, std::span<const DeviceSlice> slices,
-                           std::span<const uint32_t> blocks) = 0;
+                           std::span<const uint32_t> blocks, bool crc = true) = 0;
   virtual Status start_in(size_t number, std::span<const DeviceSlice> slices,
-                          std::span<const uint32_t> blocks) = 0;
+                          std::span<const uint32_t> blocks, bool crc = true) = 0;
   // Until the slot's copies are through. The CRCs are those of the blocks, empty when they were not computed.
-  virtual Result<std::vector<uint32_t>> wait(size_t number) = 0;
+  // DEADLINE_EXCEEDED: the copies may still be under way; wait again, or let the stager go.
+  virtual Result<std::vector<uint32_t>> wait(size_t number, Deadline deadline) = 0;
+  // Whether the device has nothing more to do in the slot. Never waits.
+  virtual bool settled(size_t number) = 0;
   // "one launch with CRC-32C", or "copies, because …".
   virtual std::string how() const = 0;
 };
@@ -67,15 +76,19 @@ class GpuDevice {
   static Result<std::shared_ptr<GpuDevice>> open(int ordinal, const GpuLibraries& libraries = {});
   virtual ~GpuDevice() = default;
   virtual std::string name() const = 0;
-  // Waits until everything that was enqueued on this device so far is through.
-  virtual Status synchronize() = 0;
+  // Waits until everything that was enqueued on this device so far is through. DEADLINE_EXCEEDED: it is not.
+  virtual Status synchronize(Deadline deadline) = 0;
+  // BACK_PRESSURE: the device has not ended the copies of too many buffers that were given up.
   virtual Result<std::unique_ptr<GpuStager>> make_stager(uint64_t slot_bytes, size_t slots) = 0;
+  // Of buffers that were given up while the device may still copy from or to them.
+  virtual uint64_t quarantined_bytes() = 0;
   virtual Result<uint64_t> allocate(uint64_t size) = 0;
   virtual Status release(uint64_t address) = 0;
   virtual Result<GpuIpcHandle> share(DeviceSlice slice) = 0;
   virtual Result<uint64_t> attach(const GpuIpcHandle& handle) = 0;  // the slice's address in this process
   virtual Status detach(uint64_t address) = 0;                      // as attach() returned it
-  // TRANSPORT_UNAVAILABLE when driver or device cannot; the memory must outlive the descriptor.
+  // TRANSPORT_UNAVAILABLE when driver or device cannot; the memory must outlive the descriptor. From then on
+  // the driver orders its own synchronous copies of the allocation before what other devices do to it.
   virtual Result<DmaBuf> export_dma_buf(DeviceSlice slice) = 0;
 };
 

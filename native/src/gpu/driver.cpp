@@ -38,7 +38,8 @@ Status load(const std::string& path, Driver& t) {
   bind(library, "cuCtxPopCurrent_v2", t.pop, &why);
   bind(library, "cuStreamCreate", t.stream_create, &why);
   bind(library, "cuStreamDestroy_v2", t.stream_destroy, &why);
-  bind(library, "cuStreamSynchronize", t.stream_synchronize, &why);
+  bind(library, "cuStreamQuery", t.stream_query, &why);
+  bind(library, "cuStreamWaitEvent", t.stream_wait_event, &why);
   bind(library, "cuCtxSynchronize", t.context_synchronize, &why);
   bind(library, "cuMemHostAlloc", t.host_alloc, &why);
   bind(library, "cuMemFreeHost", t.host_free, &why);
@@ -55,6 +56,7 @@ Status load(const std::string& path, Driver& t) {
   bind(library, "cuModuleGetFunction", t.module_function, &why);
   bind(library, "cuLaunchKernel", t.launch, &why);
   bind(library, "cuMemGetHandleForAddressRange", t.dma_buf, nullptr);
+  bind(library, "cuPointerSetAttribute", t.pointer_set_attribute, nullptr);
   if (!why.empty()) return unavailable(why);
   int count = 0;
   if (Status status = t.check(t.init(0), "cuInit"); !status) return status;

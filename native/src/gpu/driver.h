@@ -11,6 +11,7 @@
 namespace mooncache::gpu {
 
 using CuResult = int;  // 0 = success
+inline constexpr CuResult kNotReady = 600;
 using CuPointer = unsigned long long;
 using CuHandle = void*;  // contexts, streams, modules, functions
 struct CuIpcHandle {
@@ -22,6 +23,7 @@ inline constexpr int kHostAllocMapped = 2;
 inline constexpr int kStreamNonBlocking = 1;
 inline constexpr int kIpcLazyPeerAccess = 1;
 inline constexpr int kHandleDmaBuf = 1;
+inline constexpr int kPointerSyncMemops = 6;
 inline constexpr int kAttributeMajor = 75;
 inline constexpr int kAttributeMinor = 76;
 
@@ -38,7 +40,8 @@ struct Driver {
   CuResult (*pop)(CuHandle* context);
   CuResult (*stream_create)(CuHandle* stream, unsigned flags);
   CuResult (*stream_destroy)(CuHandle stream);
-  CuResult (*stream_synchronize)(CuHandle stream);
+  CuResult (*stream_query)(CuHandle stream);
+  CuResult (*stream_wait_event)(CuHandle stream, CuHandle event, unsigned flags);
   CuResult (*context_synchronize)();
   CuResult (*host_alloc)(void** host, size_t size, unsigned flags);
   CuResult (*host_free)(void* host);
@@ -58,6 +61,9 @@ struct Driver {
                      void** arguments, void** extra);
   // Null before driver 515 (CUDA 11.7): no dma-buf.
   CuResult (*dma_buf)(void* fd, CuPointer memory, size_t size, int type, unsigned long long flags);
+
+  // Null in drivers without it.
+  CuResult (*pointer_set_attribute)(const void* value, int attribute, CuPointer memory);
 
   // OK, or NO_SPACE (out of memory) / TRANSPORT_UNAVAILABLE with what failed and the driver's name of the
   // reason.

@@ -10,7 +10,7 @@ from mooncache.bench.store.options import StoreBenchOptions
 
 __all__ = ["CASES", "StoreBenchOptions", "run"]
 
-CASES = ("memory", "batch", "small", "chain", "index", "rebuild", "membership", "footprint")
+CASES = ("memory", "batch", "small", "chain", "index", "rebuild", "membership", "footprint", "eviction")
 """Names for `--only`, in the order in which they run."""
 
 _DISTRIBUTIONS = ("mooncache", "mooncake-transfer-engine-non-cuda", "grpcio", "protobuf", "nanobind")
@@ -26,7 +26,7 @@ def run(
     Raises:
         WorkerError: a measured process did not start or gave a wrong answer.
     """
-    from mooncache.bench.store import byte_cases, membership_case, metadata_cases
+    from mooncache.bench.store import byte_cases, eviction_case, membership_case, metadata_cases
 
     report = Report(
         "mooncache bench store", machine=describe_machine(), versions=describe_versions(_DISTRIBUTIONS)
@@ -54,4 +54,6 @@ def run(
         membership_case.membership_rows(report, options, progress)
     if "footprint" in only:
         metadata_cases.memory_rows(report, options, progress)
+    if "eviction" in only:
+        eviction_case.eviction_rows(report, options, progress)
     return report

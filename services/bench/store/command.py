@@ -29,7 +29,7 @@ def store(
     ] = (),
     quick: Annotated[bool, Parameter(negative=(), help="Less data: about a minute, not comparable.")] = False,
 ) -> int:
-    """Measure this machine's pool: bytes, small blocks, chains of keys, the index, a rebuild, memory.
+    """Measure this machine's pool: bytes, small blocks, chains of keys, the index, a rebuild, memory, eviction.
 
     A client process and store-node processes on loopback, beside a raw socket copy, memcpy and, with --peer, the
     original's store. What matters are the ratios. Takes several minutes.

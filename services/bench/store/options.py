@@ -26,6 +26,9 @@ class StoreBenchOptions:
     rebuild_nodes: int = 4
     memory_blocks: int = 1_000_000
     memory_block_bytes: int = 512
+    eviction_requests: int = 4_000
+    eviction_blocks: tuple[int, ...] = (3_000, 10_000)
+    eviction_repeats: int = 5
 
     def quick(self) -> StoreBenchOptions:
         """The same cases over less data: a minute instead of several."""
@@ -37,4 +40,7 @@ class StoreBenchOptions:
             index_blocks=(10_000, 100_000),
             rebuild_blocks=(10_000, 100_000),
             memory_blocks=100_000,
+            eviction_requests=1_500,
+            eviction_blocks=(1_000, 3_000),
+            eviction_repeats=1,
         )

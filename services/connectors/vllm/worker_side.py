@@ -20,7 +20,7 @@ from mooncache.connectors.vllm.core.idle import IdleWait
 from mooncache.connectors.vllm.engine_passport import engine_version, read_passport, write_passport
 from mooncache.connectors.vllm.messages import Handshake, LoadEnd, SaveEnd, StepOrders, StepReport
 from mooncache.connectors.vllm.settings import Settings
-from mooncache.connectors.vllm.staging import DeviceMemory
+from mooncache.connectors.vllm.staging import device_memory
 from mooncache.connectors.vllm.stats import ConnectorStats
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.kvcache.layerwise import LayerSaver
@@ -79,7 +79,7 @@ class WorkerSide:
         if first.device.type == "cpu":
             memory: Any = HostMemory([(layers[n], region_of(t)) for n, t in tensors.items()], count)
         else:
-            memory = DeviceMemory([(layers[n], t) for n, t in tensors.items()], count)
+            memory = device_memory([(layers[n], t) for n, t in tensors.items()], count)
         self._block_bytes = memory.block_bytes
         self._passport = passport_to_json(passport)
         self._shard = passport.pp_rank * passport.tp_size + passport.tp_rank

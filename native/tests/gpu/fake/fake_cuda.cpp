@@ -1,14 +1,19 @@
-// A pretended CUDA driver, opened by path. Its device memory lies at addresses that the processor cannot
-// read, its copies happen when somebody waits for the stream and not before, and each function can be told to
-// fail.
+// A pretended CUDA driver and NVRTC, opened by path. Its device memory lies at addresses that the processor
+// cannot read, its work happens when somebody asks for the stream and not before, one piece for each
+// question, a launch runs the kernel's own source, each function can be told to fail, and the whole device
+// can be told to hang.
 #include <unistd.h>
 
 #include <atomic>
+#include <condition_variable>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,10 +28,39 @@ std::string fail_name;
 int fail_code = 0;
 int fail_after = 0;
 std::map<unsigned long long, size_t> allocations;  // device addresses
-std::atomic<long> live{0};                         // pinned buffers, streams, contexts, device memory
+std::atomic<bool> fake_wrong_kernel{false};
+std::atomic<long> live{0};  // pinned buffers, streams, contexts, device memory
 
+std::set<void*> reachable;  // what is never freed because the device hung is no leak of the tests
+
+void keep(void* made) {
+  ++live;
+  const std::lock_guard lock(mutex);
+  reachable.insert(made);
+}
+void let_go(void* made) {
+  --live;
+  const std::lock_guard lock(mutex);
+  reachable.erase(made);
+}
+
+std::mutex hang_mutex;
+std::condition_variable hang_ended;
+bool hangs = false;
+
+struct Event {
+  std::atomic<bool> complete{false};
+};
 struct Stream {
-  std::vector<std::function<void()>> work;
+  std::mutex mutex;
+  std::deque<std::function<bool()>> work;  // false: it cannot be done yet
+  void add(std::function<void()> step) {
+    const std::lock_guard lock(mutex);
+    work.emplace_back([step = std::move(step)] {
+      step();
+      return true;
+    });
+  }
 };
 
 int verdict(const char* name) {
@@ -47,6 +81,49 @@ bool known(unsigned long long address, size_t size) {
   return address - found->first <= found->second && size <= found->second - (address - found->first);
 }
 
+namespace kernel {
+
+struct Index {
+  unsigned x = 0;
+};
+struct uint4 {  // NOLINT(readability-identifier-naming)
+  unsigned x, y, z, w;
+};
+thread_local Index threadIdx, blockIdx, blockDim;
+
+inline void atomicXor(unsigned* at, unsigned value) {
+  *at ^= value;
+}
+
+#define __device__
+#define __global__
+#define __shared__ static thread_local
+#define __syncthreads() (void)0
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wshadow"
+#pragma GCC diagnostic ignored "-Wconversion"
+#include "../../../src/gpu/gather.cu"
+#pragma GCC diagnostic pop
+
+// One thread of the kernel after the other. The first round has no pieces: it only fills the shared tables,
+// for which real threads wait at their barrier.
+void run(unsigned grid, unsigned block, std::vector<Piece> pieces, unsigned count, const unsigned* constants,
+         unsigned* sums) {
+  for (Piece& piece : pieces) {
+    piece.from &= ~kDeviceBit;
+    piece.to &= ~kDeviceBit;
+  }
+  blockDim.x = block;
+  for (const bool fill : {true, false}) {
+    for (blockIdx.x = 0; blockIdx.x < (fill ? 1 : grid); ++blockIdx.x) {
+      for (threadIdx.x = 0; threadIdx.x < block; ++threadIdx.x)
+        gather_crc(pieces.data(), fill ? 0 : count, constants, sums);
+    }
+  }
+}
+
+}  // namespace kernel
+
 }  // namespace
 
 #define VERDICT(name) \
@@ -60,6 +137,13 @@ API void fake_cuda_fail(const char* name, int code, int after) {
 }
 API long fake_cuda_live() {
   return live;
+}
+// Takes memory of the test as device memory; its address for the driver.
+API unsigned long long fake_cuda_adopt(void* memory, size_t size) {
+  const std::lock_guard lock(mutex);
+  const auto address = reinterpret_cast<unsigned long long>(memory) | kDeviceBit;
+  allocations[address] = size;
+  return address;
 }
 API int fake_cuda_peek(unsigned long long address, void* to, size_t size) {
   if (!known(address, size)) return 1;
@@ -113,33 +197,65 @@ API int cuCtxPushCurrent_v2(void*) {
 API int cuCtxPopCurrent_v2(void**) {
   return 0;
 }
+API void fake_cuda_hang(int on) {
+  {
+    const std::lock_guard lock(hang_mutex);
+    hangs = on != 0;
+  }
+  hang_ended.notify_all();
+}
+API void* fake_cuda_event() {
+  auto* event = new Event;
+  const std::lock_guard lock(mutex);
+  reachable.insert(event);
+  return event;
+}
+API void fake_cuda_complete(void* event) {
+  static_cast<Event*>(event)->complete = true;
+}
 API int cuCtxSynchronize() {
+  std::unique_lock lock(hang_mutex);
+  hang_ended.wait(lock, [] { return !hangs; });
   return verdict("cuCtxSynchronize");
 }
 API int cuStreamCreate(void** stream, unsigned) {
   VERDICT("cuStreamCreate");
   *stream = new Stream;
-  ++live;
+  keep(*stream);
   return 0;
 }
-API int cuStreamSynchronize(void* stream) {
-  for (auto& work : std::exchange(static_cast<Stream*>(stream)->work, {})) work();
-  return verdict("cuStreamSynchronize");
+API int cuStreamQuery(void* handle) {
+  VERDICT("cuStreamQuery");
+  {
+    const std::lock_guard lock(hang_mutex);
+    if (hangs) return 600;
+  }
+  auto* stream = static_cast<Stream*>(handle);
+  const std::lock_guard lock(stream->mutex);
+  if (!stream->work.empty() && stream->work.front()()) stream->work.pop_front();
+  return stream->work.empty() ? 0 : 600;
+}
+API int cuStreamWaitEvent(void* stream, void* event, unsigned) {
+  VERDICT("cuStreamWaitEvent");
+  auto* to = static_cast<Stream*>(stream);
+  const std::lock_guard lock(to->mutex);
+  to->work.emplace_back([event] { return static_cast<Event*>(event)->complete.load(); });
+  return 0;
 }
 API int cuStreamDestroy_v2(void* stream) {
+  let_go(stream);
   delete static_cast<Stream*>(stream);
-  --live;
   return 0;
 }
 API int cuMemHostAlloc(void** host, size_t size, unsigned) {
   VERDICT("cuMemHostAlloc");
   *host = std::aligned_alloc(4096, (size + 4095) / 4096 * 4096);
-  ++live;
+  keep(*host);
   return 0;
 }
 API int cuMemFreeHost(void* host) {
+  let_go(host);
   std::free(host);
-  --live;
   return 0;
 }
 API int cuMemAlloc_v2(unsigned long long* memory, size_t size) {
@@ -161,13 +277,13 @@ API int cuMemFree_v2(unsigned long long memory) {
 API int cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, size_t size, void* stream) {
   VERDICT("cuMemcpyHtoDAsync");
   if (!known(to, size)) return 1;
-  static_cast<Stream*>(stream)->work.push_back([=] { std::memcpy(real(to), from, size); });
+  static_cast<Stream*>(stream)->add([=] { std::memcpy(real(to), from, size); });
   return 0;
 }
 API int cuMemcpyDtoHAsync_v2(void* to, unsigned long long from, size_t size, void* stream) {
   VERDICT("cuMemcpyDtoHAsync");
   if (!known(from, size)) return 1;
-  static_cast<Stream*>(stream)->work.push_back([=] { std::memcpy(to, real(from), size); });
+  static_cast<Stream*>(stream)->add([=] { std::memcpy(to, real(from), size); });
   return 0;
 }
 struct IpcHandle {
@@ -218,16 +334,68 @@ API int cuMemGetHandleForAddressRange(void* fd, unsigned long long address, size
   *static_cast<int*>(fd) = 1000;
   return 0;
 }
-API int cuModuleLoadData(void**, const void*) {
-  return 218;
+API int cuPointerSetAttribute(const void*, int attribute, unsigned long long memory) {
+  VERDICT("cuPointerSetAttribute");
+  return attribute == 6 && known(memory, 0) ? 0 : 1;
 }
-API int cuModuleUnload(void*) {
+API int cuModuleLoadData(void** module, const void*) {
+  VERDICT("cuModuleLoadData");
+  *module = &mutex;
+  ++live;
   return 0;
 }
-API int cuModuleGetFunction(void**, void*, const char*) {
-  return 500;
+API int cuModuleUnload(void*) {
+  --live;
+  return 0;
 }
-API int cuLaunchKernel(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
-                       void**, void**) {
-  return 719;
+API int cuModuleGetFunction(void** function, void*, const char* name) {
+  VERDICT("cuModuleGetFunction");
+  *function = &mutex;
+  return std::strcmp(name, "gather_crc") == 0 ? 0 : 500;
+}
+API int cuLaunchKernel(void*, unsigned grid, unsigned, unsigned, unsigned block, unsigned, unsigned, unsigned,
+                       void* stream, void** arguments, void**) {
+  VERDICT("cuLaunchKernel");
+  const auto count = *static_cast<uint32_t*>(arguments[1]);
+  const auto* first = reinterpret_cast<const kernel::Piece*>(*static_cast<uint64_t*>(arguments[0]));
+  const auto* constants = static_cast<const unsigned*>(real(*static_cast<uint64_t*>(arguments[2])));
+  auto* sums = static_cast<unsigned*>(real(*static_cast<uint64_t*>(arguments[3])));
+  const bool wrong = fake_wrong_kernel;
+  static_cast<Stream*>(stream)->add([=] {
+    kernel::run(grid, block, {first, first + count}, count, constants, sums);
+    if (wrong) sums[0] ^= 1;
+  });
+  return 0;
+}
+API void fake_cuda_wrong_kernel(int on) {
+  fake_wrong_kernel = on != 0;
+}
+
+API int nvrtcCreateProgram(void** program, const char*, const char*, int, const char* const*,
+                           const char* const*) {
+  VERDICT("nvrtcCreateProgram");
+  *program = &mutex;
+  return 0;
+}
+API int nvrtcCompileProgram(void*, int, const char* const*) {
+  return verdict("nvrtcCompileProgram");
+}
+API int nvrtcDestroyProgram(void**) {
+  return 0;
+}
+API int nvrtcGetPTXSize(void*, size_t* size) {
+  *size = 5;
+  return 0;
+}
+API int nvrtcGetPTX(void*, char* text) {
+  std::memcpy(text, "none", 5);
+  return 0;
+}
+API int nvrtcGetProgramLogSize(void*, size_t* size) {
+  *size = 5;
+  return 0;
+}
+API int nvrtcGetProgramLog(void*, char* text) {
+  std::memcpy(text, "why?", 5);
+  return 0;
 }

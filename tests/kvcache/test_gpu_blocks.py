@@ -1,0 +1,246 @@
+"""Blocks in GPU memory, over a pretended driver: all layers of a block arrive, behind the engine's step, and neither a
+wait without end nor a block that is given away while a copy may still write into it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mooncache.client import staging
+from mooncache.errors import ChecksumMismatch, DeadlineExceeded, InvalidArgument, TransportUnavailable
+from mooncache.kvcache import mover as mv
+from mooncache.kvcache.gpu_blocks import GpuBlocks, Ranges
+from mooncache.kvcache.memory import InDoubt
+from mooncache.kvcache.pool_link import PoolLink
+from tests.gpu.pretended import PretendedGpu
+from tests.kvcache.faulty import FaultyPool
+
+BLOCKS, STEP = 8, 3_000
+SEGMENTS = ((0, 1_000), (1_024, 512), (2_001, 77))  # the last one is aligned to nothing
+BLOCK_BYTES = 2 * sum(length for _, length in SEGMENTS)
+LATER_S = 10.0
+
+
+class Engine:
+    """Two layers in the memory of the pretended GPU."""
+
+    def __init__(self, gpu: PretendedGpu) -> None:
+        self.gpu = gpu
+        self.layers = [gpu.array(bytes(BLOCKS * STEP)) for _ in range(2)]
+        self.events: list[Any] = []
+        self.memory = GpuBlocks(
+            [Ranges(layer.address, STEP, SEGMENTS) for layer in self.layers],
+            BLOCKS,
+            ordinal=0,
+            owner=self.layers,
+            record=self._record,
+        )
+        self.lazy = False
+
+    def _record(self) -> Any:
+        event = self.gpu.event()
+        self.events.append(event)
+        if not self.lazy:
+            self.gpu.complete(event)
+        return event
+
+    def write(self, block: int, value: int) -> None:
+        for number, layer in enumerate(self.layers):
+            for offset, length in SEGMENTS:
+                content = bytes([value + number]) * length
+                self.gpu.lib.fake_cuda_poke(layer.address + block * STEP + offset, content, length)
+
+    def read(self, block: int) -> bytes:
+        parts = [layer.read()[block * STEP : (block + 1) * STEP] for layer in self.layers]
+        return b"".join(part[offset : offset + length] for part in parts for offset, length in SEGMENTS)
+
+
+def expected(value: int) -> bytes:
+    return b"".join(bytes([value + number]) * (BLOCK_BYTES // 2) for number in range(2))
+
+
+def soon() -> float:
+    return time.monotonic() + LATER_S
+
+
+@pytest.fixture(params=[True, False], ids=["kernel", "copies"])
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
+    made = PretendedGpu(kernel=request.param)
+    monkeypatch.setattr(staging, "open_device", lambda _ordinal: made.device)
+    monkeypatch.setattr(staging, "GRACE_S", 0.02)
+    yield made
+    made.restore()
+    deadline_s = soon()
+    while staging.KEEPING.size_bytes():
+        assert time.monotonic() < deadline_s
+
+
+@pytest.fixture
+def engine(gpu: PretendedGpu) -> Engine:
+    return Engine(gpu)
+
+
+def test_blocks_are_gathered_and_scattered(engine: Engine) -> None:
+    assert engine.memory.block_bytes == BLOCK_BYTES
+    for block in range(BLOCKS):
+        engine.write(block, 10 * block + 1)
+    with engine.memory.reading([5, 0, 7], engine.memory.fence(), soon()) as values:
+        assert [b"".join(value) for value in values] == [expected(51), expected(1), expected(71)]
+    with engine.memory.writing([2, 3], engine.memory.fence(), soon()) as places:
+        for place, value in zip(places, (101, 201), strict=True):
+            place[0][:] = expected(value)
+    assert [engine.read(block) for block in (1, 2, 3, 4)] == [
+        expected(11),
+        expected(101),
+        expected(201),
+        expected(41),
+    ]
+    between = engine.layers[0].read()[2 * STEP + 1_000 : 2 * STEP + 1_024]
+    assert between == bytes(24)  # what lies between the ranges is nobody's
+
+
+def test_copies_wait_for_the_step_on_the_device(engine: Engine, gpu: PretendedGpu) -> None:
+    engine.lazy = True
+    fence = engine.memory.fence()
+    with (
+        pytest.raises(DeadlineExceeded),
+        engine.memory.reading([1], fence, time.monotonic() + 0.03),
+    ):
+        raise AssertionError("the step has not ended")
+    engine.write(1, 9)
+    gpu.complete(fence)
+    with engine.memory.reading([1], fence, soon()) as values:
+        assert bytes(values[0][0]) == expected(9)
+
+
+def test_a_block_that_is_written_too_long_is_in_doubt(engine: Engine, gpu: PretendedGpu) -> None:
+
+    def write() -> None:
+        with engine.memory.writing([4], engine.memory.fence(), time.monotonic() + 0.05) as places:
+            places[0][0][:] = expected(3)
+            gpu.hang(True)
+
+    with pytest.raises(InDoubt) as caught:
+        write()
+    doubt = caught.value
+    assert doubt.error.code == DeadlineExceeded.code
+    assert not doubt.settled() and staging.KEEPING.size_bytes()
+    doubt.wait(lambda _pause_s: True)  # the engine ends
+    gpu.hang(False)
+    doubt.wait(lambda pause_s: bool(time.sleep(pause_s)))
+    assert doubt.settled() and engine.read(4) == expected(3)
+    assert not staging.KEEPING.size_bytes()
+
+
+def test_failing_copies_are_errors_and_the_next_ones_work(engine: Engine, gpu: PretendedGpu) -> None:
+    gpu.fail("cuMemcpyDtoHAsync", 700)
+    with pytest.raises(TransportUnavailable, match="700"), engine.memory.reading([1], None, soon()):
+        pass
+    gpu.fail("cuMemcpyHtoDAsync", 700)
+    with pytest.raises(TransportUnavailable, match="700"), engine.memory.writing([1], None, soon()):
+        pass
+    gpu.fail("cuStreamWaitEvent", 400)
+    with (
+        pytest.raises(TransportUnavailable, match="400"),
+        engine.memory.writing([1], engine.memory.fence(), soon()),
+    ):
+        pass
+    with pytest.raises(InvalidArgument, match="no block 8"), engine.memory.reading([8], None, soon()):
+        pass
+    engine.write(1, 5)
+    with engine.memory.reading([1], None, soon()) as values:
+        assert bytes(values[0][0]) == expected(5)
+
+
+def test_bytes_that_change_on_the_way_are_noticed(engine: Engine, gpu: PretendedGpu) -> None:
+    with engine.memory.reading([0], None, soon()):
+        pass
+    gpu.wrong_kernel(True)
+    if not staging.call_native(gpu.device.make_stager, 4_096, 1).how.startswith("one launch"):
+        pytest.skip("there are no checksums without the kernel")
+    with pytest.raises(ChecksumMismatch), engine.memory.reading([0], None, soon()):
+        pass
+    with pytest.raises(ChecksumMismatch), engine.memory.writing([0], None, soon()):
+        pass
+
+
+@pytest.fixture
+def mover(faulty_link: PoolLink, engine: Engine) -> Iterator[mv.Mover]:
+    made = mv.Mover(
+        faulty_link,
+        engine.memory,
+        load_threads=1,
+        save_threads=1,
+        load_timeout_s=0.2,
+        save_timeout_s=0.2,
+        save_queue_bytes_max=1 << 20,
+    )
+    yield made
+    made.close()
+
+
+def take(mover: mv.Mover, reports: Any) -> Any:
+    deadline_s = soon()
+    while time.monotonic() < deadline_s:
+        if found := reports():
+            return found[0]
+        mover.changed.wait(0.05)
+    raise AssertionError("no report")
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def test_a_mover_moves_blocks_of_a_gpu(engine: Engine, mover: mv.Mover, faulty: FaultyPool) -> None:
+    for block in range(4):
+        engine.write(block, block + 1)
+    names = tuple(key(number) for number in range(4))
+    mover.save(mv.Job("save", names, (0, 1, 2, 3)))
+    assert take(mover, mover.take_saves).stored == (0, 1, 2, 3)
+    assert faulty.blocks[key(2)] == expected(3)
+    mover.load(mv.Job("load", names, (7, 6, 5, 4)))
+    report = take(mover, mover.take_loads)
+    assert (report.loaded, report.reason) == (4, "")
+    assert [engine.read(block) for block in (7, 6, 5, 4)] == [expected(value) for value in (1, 2, 3, 4)]
+
+
+def test_a_load_is_reported_when_the_gpu_is_through_with_its_blocks(
+    engine: Engine, mover: mv.Mover, faulty: FaultyPool, gpu: PretendedGpu
+) -> None:
+    faulty.blocks[key(1)] = expected(8)
+    gpu.hang(True)
+    mover.load(mv.Job("load", (key(1),), (6,)))
+    time.sleep(0.5)
+    assert not mover.take_loads() and mover.loading == 1  # the time limit has passed, the copy has not ended
+    gpu.hang(False)
+    report = take(mover, mover.take_loads)
+    assert (report.loaded, report.reason) == (0, mv.TIMEOUT)
+
+
+def test_a_save_of_a_gpu_that_hangs_ends_at_its_limit(
+    engine: Engine, mover: mv.Mover, faulty: FaultyPool, gpu: PretendedGpu
+) -> None:
+    gpu.hang(True)
+    mover.save(mv.Job("save", (key(1),), (6,)))
+    report = take(mover, mover.take_saves)
+    assert (report.stored, report.lost) == ((), {mv.TIMEOUT: 1})
+    assert not faulty.blocks
+    assert math.isclose(report.seconds, 0.2, abs_tol=2.0)
+
+
+def test_an_engine_may_end_while_a_gpu_hangs(
+    engine: Engine, mover: mv.Mover, faulty: FaultyPool, gpu: PretendedGpu
+) -> None:
+    faulty.blocks[key(1)] = expected(8)
+    gpu.hang(True)
+    mover.load(mv.Job("load", (key(1),), (6,)))
+    time.sleep(0.4)
+    begun_s = time.monotonic()
+    mover.close()
+    assert time.monotonic() - begun_s < 4
+    assert take(mover, mover.take_loads).loaded == 0
