@@ -23,7 +23,7 @@ constexpr auto kSpin = std::chrono::microseconds(30);
 constexpr int kNapMs = 5;
 constexpr uint32_t kRepairsMax = 3;  // in a row without a sign of life
 constexpr auto kRepairPause = std::chrono::milliseconds(5);
-constexpr auto kRepairPatience = std::chrono::milliseconds(250);
+constexpr auto kRepairPatience = std::chrono::seconds(1);
 constexpr int kNoHurryMs = 100;
 constexpr int kStarvedMs = 1;
 
@@ -205,8 +205,9 @@ bool RdmaLink::may_repair() const {
   return owned_ && repairs_ < kRepairsMax && !peer_lost();
 }
 
-// Waits for the node's answer, which is the one wait here that is not for the device: not at all when the
-// caller has no time, and not long. A session whose answer is late is lost.
+// Waits for the node's answer, the one wait here that is not for a device, and only in poll(): links that own
+// their connection do this (conformance tests, benchmark), those of a client never. A session whose answer is
+// late is lost.
 void RdmaLink::repair(Deadline deadline) {
   if (deadline.expired() || Clock::now() < repair_at_) return;
   repair_at_ = Clock::now() + kRepairPause * (1 << repairs_++);
