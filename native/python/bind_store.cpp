@@ -114,6 +114,7 @@ bool set_store_field(const std::string& name, nb::handle value, StoreConfig& con
   MOONCACHE_NUMBER(max_pins)
   MOONCACHE_NUMBER(max_pin_ttl_ms)
 #undef MOONCACHE_NUMBER
+  if (name == "arena_path") return set_text("arena_path", value, config.arena_path), true;
   if (name == "eviction") return set_text("eviction", value, config.eviction), true;
   return false;
 }
@@ -161,6 +162,17 @@ nb::dict endpoints(const StoreServer& server) {
   out["tcp_port"] = endpoints.tcp_port;
   out["unix_path"] = endpoints.unix_path;
   out["tls"] = endpoints.tls;
+  return out;
+}
+
+nb::dict arena(StoreServer& server) {
+  const ArenaInfo info = server.store().arena();
+  nb::dict out;
+  out["kind"] = info.kind;
+  out["description"] = info.description;
+  out["why_not_shared"] = info.why_not_shared;
+  out["size_bytes"] = info.size_bytes;
+  out["page_bytes"] = info.page_bytes;
   return out;
 }
 
@@ -290,6 +302,7 @@ void bind_store(nb::module_& m) {
       .def("start", &start)
       .def("stop", &stop, "timeout_s"_a = 5.0)
       .def("endpoints", &endpoints)
+      .def("arena", &arena)
       .def("stats", &stats)
       .def("latency_histograms", &latency_histograms)
       .def("rails", &rails)

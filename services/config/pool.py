@@ -98,7 +98,9 @@ class StoreNodeSection(Section):
     metrics_port: Port = 0
     """Port for /metrics, /health and /ready; 0 takes a free one."""
     capacity_bytes: SizeBytes = 0
-    """Memory for blocks; 0 takes a quarter of the memory that is available at start."""
+    """Memory for blocks; 0 takes all of arena_path, else a quarter of the memory available at start."""
+    arena_path: OptionalPath = None
+    """DAX device or file that blocks lie in, or a folder for a file without a name; empty means host memory."""
     max_block_bytes: SizeBytes = Field(default=1 << 30, ge=1, le=1 << 30)
     """Size of the largest block."""
     expected_block_bytes: SizeBytes = Field(default=4096, ge=64, le=1 << 30)

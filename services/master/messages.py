@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import cast
 
 from mooncache import errors
 from mooncache.auth import tenant_id
@@ -75,7 +76,7 @@ def registration_of(request: master_pb2.RegisterNodeRequest) -> Registration:
         ),
         software_version=request.software_version[:NAME_CHARS_MAX],
         protocol_minor=request.protocol_minor,
-        segments=tuple(Segment(s.id, s.tier, s.capacity_bytes) for s in request.segments),
+        segments=tuple(Segment(s.id, s.tier, s.capacity_bytes, _shown(s.kind)) for s in request.segments),
     )
 
 
@@ -125,6 +126,15 @@ def node_info(node: Node) -> common_pb2.NodeInfo:
         weight=node.weight,
         software_version=node.info.software_version,
         rails=[common_pb2.RdmaRail(**dataclasses.asdict(rail)) for rail in node.rails],
+        segments=[
+            common_pb2.Segment(
+                id=s.segment_id,
+                tier=cast("common_pb2.Tier", s.tier),
+                capacity_bytes=s.capacity_bytes,
+                kind=s.kind,
+            )
+            for s in node.info.segments
+        ],
     )
 
 

@@ -132,14 +132,16 @@ class Batch:
         """Return the fewest steps of this segment that take at least so long."""
         if seconds <= 0:
             return 0
-        half, growth = self.step_s - self._growth_s / 2, self._growth_s
-        guess = seconds / self.step_s
+        step_s, growth = self.step_s, self._growth_s
+        guess = seconds / step_s
         if growth > 0:
+            half = step_s - growth / 2
             guess = (math.sqrt(half * half + 2 * growth * seconds) - half) / growth
         steps = max(0, math.ceil(guess))
-        while steps > 0 and self._after(steps - 1) >= seconds:
+        # The formula of `_after`, written out: this is asked for at every event of a batch.
+        while steps > 0 and (steps - 1) * step_s + growth * ((steps - 1) * (steps - 2) / 2) >= seconds:
             steps -= 1
-        while self._after(steps) < seconds:
+        while steps * step_s + growth * (steps * (steps - 1) / 2) < seconds:
             steps += 1
         return steps
 
@@ -254,9 +256,9 @@ def worst_gaps_mean(gaps: NDArray[np.float64], first_extra_s: float) -> tuple[fl
         return 0.0, 0.0
     own = gaps.copy()
     own[0] += first_extra_s
-    mean = float(own.sum()) / count
+    mean = float(np.add.reduce(own)) / count
     worst = max(1, math.ceil(count * WORST_SHARE - 1e-9))
     if worst < count:
         own.partition(count - worst)
         own = own[count - worst :]
-    return float(own.sum()) / worst, mean
+    return float(np.add.reduce(own)) / worst, mean

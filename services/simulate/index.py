@@ -9,6 +9,7 @@ Invariant: a bit is set exactly while some tier of that row holds the block.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -27,15 +28,15 @@ def rows_of(mask: int) -> list[int]:
     return rows
 
 
-def _write(counts: NDArray[np.int64], mask: int, depth: int) -> None:
+def _write(counts: NDArray[np.int64], mask: int, count: int) -> None:
     """Set the counts of the rows whose bits are set."""
     if mask.bit_count() > FEW:
         raw = np.frombuffer(mask.to_bytes((len(counts) + 7) // 8, "little"), dtype=np.uint8)
         flags = np.unpackbits(raw, count=len(counts), bitorder="little")
-        counts[flags.view(np.bool_)] = depth
+        counts[flags.view(np.bool_)] = count
         return
     for row in rows_of(mask):
-        counts[row] = depth
+        counts[row] = count
 
 
 class BlockIndex:
@@ -86,8 +87,13 @@ class BlockIndex:
         self.remove(lost, row)
         return len(lost)
 
-    def leading(self, blocks: Sequence[int], rows: int) -> tuple[NDArray[np.int64], int, int]:
-        """Return (leading blocks on each row, the longest of them, mask of the rows that have the longest)."""
+    def leading(
+        self, blocks: Sequence[int], rows: int, block_tokens: int = 1, tokens_max: int = sys.maxsize
+    ) -> tuple[NDArray[np.int64], int, int]:
+        """Return (leading tokens on each row, the longest run in blocks, mask of the rows that have it).
+
+        Without block_tokens they are blocks. tokens_max: of the prompt, whose last block may not be full.
+        """
         counts = np.zeros(rows, dtype=np.int64)
         holders = self._holders
         mask = -1
@@ -97,13 +103,13 @@ class BlockIndex:
             both = mask & held
             if both != mask:
                 if depth:
-                    _write(counts, mask ^ both, depth)
+                    _write(counts, mask ^ both, min(depth * block_tokens, tokens_max))
                 if not both:
                     return counts, depth, mask if depth else 0
                 mask = both
             depth += 1
         if depth:
-            _write(counts, mask, depth)
+            _write(counts, mask, min(depth * block_tokens, tokens_max))
         return counts, depth, mask if depth else 0
 
     def leading_on(self, blocks: Sequence[int], row: int, begin: int) -> int:

@@ -104,8 +104,9 @@ class Node:
         gone = dram.use(blocks, now_s, _PARTIAL if partial else NO_INFO)
         if self.ssd is not None:
             gone = self._demote(self.ssd, blocks, gone, now_s)
-        index.remove(gone, row)
-        index.add([block for block in blocks if block in dram], row)
+        if gone:
+            index.remove(gone, row)
+        index.add(dram.held(blocks), row)
 
     def _demote(self, ssd: NodeCache, blocks: list[int], gone: list[int], now_s: float) -> list[int]:
         """Move what left the DRAM to the SSD; returns what is in neither any more."""

@@ -76,6 +76,11 @@ class Record:
         self._row: dict[str, NDArray[Any]] = {
             name: np.full(count, -1, dtype=np.int32) for name in ("prefill_row", "decode_row")
         }
+        named = {name: getattr(self, name) for name in ("outcome", "reason", "branch", "attempts")}
+        # The same memory: one value is read and written much faster so.
+        self._cells = {
+            name: column.data for name, column in (named | self._float | self._int | self._row).items()
+        }
         self.totals = Totals(requests=count, span_s=trace.span_s)
         self.arrived = self.rejected = self.done = 0
         self._at_s: list[float] = []
@@ -89,20 +94,20 @@ class Record:
         choice = life.choice
         assert choice is not None, "a decision has a choice"
         at = life.index
-        self.branch[at] = _BRANCH["inline" if choice.prefill < 0 else choice.branch]
-        self._row["prefill_row"][at] = life.prefill
-        self._row["decode_row"][at] = life.decode
-        self._float["predicted_ttft_s"][at] = choice.ttft_s
-        self._float["predicted_tbt_s"][at] = choice.tbt_s
+        self._cells["branch"][at] = _BRANCH["inline" if choice.prefill < 0 else choice.branch]
+        self._cells["prefill_row"][at] = life.prefill
+        self._cells["decode_row"][at] = life.decode
+        self._cells["predicted_ttft_s"][at] = choice.ttft_s
+        self._cells["predicted_tbt_s"][at] = choice.tbt_s
 
     def computed(self, life: Life) -> None:
         """The prompt is computed."""
         at = life.index
-        self._float["queue_s"][at] = life.queue_s
-        self._float["prefill_s"][at] = life.compute_s
-        self._float["fetch_s"][at] = life.fetch_s
-        self._int["cached_tokens"][at] = life.cached_tokens
-        self._int["fetched_tokens"][at] = life.fetched_tokens
+        self._cells["queue_s"][at] = life.queue_s
+        self._cells["prefill_s"][at] = life.compute_s
+        self._cells["fetch_s"][at] = life.fetch_s
+        self._cells["cached_tokens"][at] = life.cached_tokens
+        self._cells["fetched_tokens"][at] = life.fetched_tokens
         self.totals.prompt_tokens += life.input_tokens
         self.totals.hit_tokens += life.cached_tokens
         self.totals.computed_tokens += life.input_tokens - life.cached_tokens
@@ -110,7 +115,7 @@ class Record:
 
     def first_token(self, life: Life) -> None:
         """The first token is there."""
-        self._float["ttft_s"][life.index] = life.ttft_s
+        self._cells["ttft_s"][life.index] = life.ttft_s
 
     def over(
         self,
@@ -123,13 +128,13 @@ class Record:
     ) -> None:
         """The request ended; each does so exactly once."""
         at = life.index
-        assert self.outcome[at] == UNDECIDED, f"request {at} ended twice"
-        self.outcome[at] = outcome
-        self.reason[at] = self._reasons.setdefault(reason, len(self._reasons))
-        self.attempts[at] = life.attempt + 1
-        self._float["end_s"][at] = now_s
-        self._float["tbt_s"][at] = tbt_s
-        self._float["tbt_mean_s"][at] = mean_s
+        assert self._cells["outcome"][at] == UNDECIDED, f"request {at} ended twice"
+        self._cells["outcome"][at] = outcome
+        self._cells["reason"][at] = self._reasons.setdefault(reason, len(self._reasons))
+        self._cells["attempts"][at] = life.attempt + 1
+        self._cells["end_s"][at] = now_s
+        self._cells["tbt_s"][at] = tbt_s
+        self._cells["tbt_mean_s"][at] = mean_s
         if outcome in (REJECTED, REJECTED_AFTER_PREFILL):
             self.rejected += 1
         elif outcome != FAILED:

@@ -87,14 +87,16 @@ class Scheduler:
     def decide(self, life: Life, exclude: frozenset[int] = frozenset()) -> Choice:
         """Ask the policy; an admitted choice is counted in the conductor's book."""
         world = self.world
-        counts, depth, mask = world.index.leading(life.blocks, len(world.nodes))
-        local = np.minimum(counts * self._block_tokens, life.input_tokens)
+        blocks = life.blocks
+        local, depth, mask = world.index.leading(
+            blocks, len(world.nodes), self._block_tokens, life.input_tokens
+        )
         trace, tenant = world.trace, self._tenant(life)
         request = Request(
             prompt_tokens=life.input_tokens,
             cacheable_tokens=life.input_tokens,
             local=local,
-            sources=self._sources(life, counts, depth, mask) if self._global and depth else (),
+            sources=self._sources(life, local, depth, mask) if self._global and depth else (),
             awaited=self._awaited(life, depth),
             output_tokens=self.expected_tokens(life, tenant),
             ttft_slo_s=world.ttft_slo_s,
@@ -106,7 +108,7 @@ class Scheduler:
             tenant_share=1.0 if self._shares is None else self._shares.share(tenant, world.now_s),
             comes_later=self._lateness.value,
             number=life.decision,
-            affinity=tuple(life.blocks[at - 1] for at in _AFFINITY_DEPTHS if at <= len(life.blocks)),
+            affinity=tuple([blocks[at - 1] for at in _AFFINITY_DEPTHS[: len(blocks).bit_length()]]),
         )
         fleet = world.book.view(world.now_s)
         choice = self.policy.choose(request, fleet, self._rules, world.rng)
@@ -129,7 +131,7 @@ class Scheduler:
             return self._lengths.survival(tenant)
         return None
 
-    def _sources(self, life: Life, counts: Ints, depth: int, mask: int) -> tuple[Source, ...]:
+    def _sources(self, life: Life, local: Ints, depth: int, mask: int) -> tuple[Source, ...]:
         """Return the holders of the longest prefix from which one more reader would get most."""
         world = self.world
         tokens = min(depth * self._block_tokens, life.input_tokens)
@@ -139,7 +141,7 @@ class Scheduler:
         if mask.bit_count() <= FEW:
             offers = sorted((-float(rates[row]), row) for row in rows_of(mask))
             return tuple(Source(row, tokens, -rate / kv_bytes) for rate, row in offers[:count])
-        rows = np.flatnonzero(counts == depth)
+        rows = (local == tokens).nonzero()[0]
         offered = rates[rows]
         found = []
         for _ in range(min(count, len(rows))):

@@ -78,6 +78,7 @@ _GAUGES = frozenset(
         "pins_held",
         "reservations_held",
         "reserved_bytes",
+        "arena_lost_bytes",
         "store_capacity_bytes",
         "store_used_bytes",
         "store_free_bytes",

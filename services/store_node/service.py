@@ -23,6 +23,7 @@ from mooncache.client.map_keeper import view_of_node
 from mooncache.client.master_link import MasterLink, parse_targets
 from mooncache.client.native_call import call_native
 from mooncache.config import Config
+from mooncache.config.pool import StoreNodeSection
 from mooncache.duties import Duty
 from mooncache.errors import ConfigInvalid, MasterUnavailable, MooncacheError
 from mooncache.proto.v1 import common_pb2
@@ -95,10 +96,7 @@ class StoreNodeService(Service):
             software_version=__version__,
             started_wall_ms=int(self.clock.wall_s() * 1000),
         )
-        capacity_bytes = node.capacity_bytes or quarter_of_memory_bytes()
-        if capacity_bytes < _MIN_CAPACITY_BYTES:
-            raise ConfigInvalid(f"store_node.capacity_bytes must be at least 1 MiB; it is {capacity_bytes}.")
-        settings = server_settings(self.config, identity, capacity_bytes, self.token.key)
+        settings = server_settings(self.config, identity, wanted_bytes(node), self.token.key)
         self._server = call_native(_native.StoreServer, settings)
         call_native(self._server.start)
         self._credentials = channel_credentials(self.config.tls)
@@ -108,7 +106,7 @@ class StoreNodeService(Service):
             identity=identity,
             core=self._server,
             endpoints=self._endpoints(),
-            segments=[common_pb2.Segment(id=0, tier=common_pb2.TIER_DRAM, capacity_bytes=capacity_bytes)],
+            segments=[segment_of(self._server.arena())],
             clock=clock,
             rng=rng,
             link=MasterLink(targets, self._master_channel, clock, rng),
@@ -210,6 +208,31 @@ class StoreNodeService(Service):
         return call_native(_native.Client, settings)
 
 
+def wanted_bytes(node: StoreNodeSection) -> int:
+    """The capacity to ask the native server for; 0 means all of `arena_path`.
+
+    Raises:
+        ConfigInvalid: it is too small, or nothing says how large a file in a folder shall be.
+    """
+    if node.arena_path is not None and not node.capacity_bytes:
+        if node.arena_path.is_dir():
+            raise ConfigInvalid(
+                f"store_node.arena_path is the folder {node.arena_path}. Set store_node.capacity_bytes too."
+            )
+        return 0
+    wanted = node.capacity_bytes or quarter_of_memory_bytes()
+    if wanted < _MIN_CAPACITY_BYTES:
+        raise ConfigInvalid(f"store_node.capacity_bytes must be at least 1 MiB; it is {wanted}.")
+    return wanted
+
+
+def segment_of(arena: dict[str, Any]) -> common_pb2.Segment:
+    """What the native server says of its arena, as the master is told."""
+    return common_pb2.Segment(
+        id=0, tier=common_pb2.TIER_DRAM, capacity_bytes=arena["size_bytes"], kind=arena["kind"]
+    )
+
+
 def server_settings(config: Config, identity: Identity, capacity_bytes: int, secret: bytes) -> dict[str, Any]:
     """The native server's configuration."""
     node = config.store_node
@@ -233,6 +256,8 @@ def server_settings(config: Config, identity: Identity, capacity_bytes: int, sec
         "event_log_capacity": node.event_log_capacity,
         **config.rdma.native(),
     }
+    if node.arena_path is not None:
+        settings["arena_path"] = str(node.arena_path)
     if node.eviction:
         settings["eviction"] = node.eviction
     if config.tls.enabled:

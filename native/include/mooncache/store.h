@@ -30,7 +30,11 @@
 namespace mooncache {
 
 struct StoreConfig {
-  uint64_t capacity_bytes = 256ull << 20;
+  uint64_t capacity_bytes = 256ull << 20;  // 0 with an arena_path: all of it
+  // Where the blocks lie. "" = anonymous memory of this process. Else a DAX character device, a file, or a
+  // folder in which an unnamed file is made; rounded down to the pages of its mapping. Its contents are never
+  // read back: a node starts empty.
+  std::string arena_path;
   // The capacity is cut into arenas of at most this size; 0 = one arena. A block lies in one arena.
   uint64_t arena_bytes = 0;
   // Allocation quantum: extents start at and are rounded up to multiples of it. Power of two, 64..65536.
@@ -149,6 +153,17 @@ struct SegmentFd {
   int fd_rw = -1;
 };
 
+// What the memory behind the arenas is.
+struct ArenaInfo {
+  std::string kind;         // "memory", "dax", "fsdax", "hugetlbfs", "tmpfs", "file"
+  std::string description;  // where it is
+  std::string warning;      // what its owner should know; "" = nothing
+  // Why processes of this host cannot map it; "" = they can.
+  std::string why_not_shared;
+  uint64_t size_bytes = 0;
+  uint64_t page_bytes = 0;  // of its mapping; 0 = the system's
+};
+
 struct TenantUsage {
   TenantId tenant = 0;
   uint64_t bytes = 0;        // of reservations and blocks, as requested (not rounded)
@@ -265,7 +280,13 @@ class Store {
   bool draining() const;
   void set_quota(TenantId tenant, uint64_t bytes);  // 0 = no quota; never evicts by itself
   const std::vector<SegmentFd>& segments() const;
-  const StoreConfig& config() const;
+  const StoreConfig& config() const;  // as it is in force: capacity and quantum are those of the memory
+  ArenaInfo arena() const;
+  // The first bytes of the first arena, to try what else may be done with such memory; they may be in use.
+  Slice sample() const;
+  // Looks whether the arena's memory is still all there; call it now and then. Bytes lost since the start (a
+  // truncated file, failed pages): their blocks fail their checksums, the store goes on.
+  uint64_t lost_bytes();
   // Called without locks, on the thread that freed, after a reserve() answered NO_SPACE and space may
   // have become free since. The end of a retention pin does not call it: who waits also retries on a timer.
   // Set it before the store is shared. It may call the store.

@@ -30,7 +30,7 @@ Connection::Connection(Loop& loop, std::unique_ptr<net::Stream> stream, bool is_
       is_unix_(is_unix),
       state_(stream_->is_tls() ? State::kTls : State::kFrame),
       watched_(EPOLLIN),
-      may_write_memory_(is_unix && same_user(stream_->fd())),
+      may_write_memory_(is_unix && loop.shared().shares_memory && same_user(stream_->fd())),
       opened_ms_(loop.now_ms()),
       active_ms_(loop.now_ms()) {}
 

@@ -282,6 +282,18 @@ void Loop::retry_parked() {
 void Loop::tick() {
   next_tick_ms_ = now_ms_ + kTickMs;
   for (const auto& connection : connections_) connection->on_tick();
+  if (shared_.store->lost_bytes() > shared_.lost_bytes.load(std::memory_order_relaxed)) tell_loss();
+}
+
+// One loop tells it, whichever sees it first.
+void Loop::tell_loss() {
+  const uint64_t lost = shared_.store->lost_bytes();
+  if (shared_.lost_bytes.exchange(lost) >= lost) return;
+  shared_.log.push(
+      40, "arena_damaged",
+      std::to_string(lost) + " bytes of " + shared_.store->arena().description +
+          " are gone (truncated, or failed memory); their blocks become misses, anonymous memory "
+          "takes their place until the node is started again");
 }
 
 void Loop::bury() {

@@ -87,6 +87,7 @@ class Loop {
   void run_runnable();
   void retry_parked();
   void tick();
+  void tell_loss();
   void bury();
   void advance_stop();
   void wake();

@@ -86,6 +86,9 @@ void Connection::do_attach(Meta meta) {
   if (!attach_fds_.empty()) {
     return respond_status({Code::kLimitExceeded, "an ATTACH is on its way already"});
   }
+  if (const ArenaInfo arena = store().arena(); !arena.why_not_shared.empty()) {
+    return respond_status({Code::kUnsupported, arena.why_not_shared});
+  }
   const auto& segments = store().segments();
   std::vector<wire::SegmentInfo> infos;
   for (const SegmentFd& segment : segments) {

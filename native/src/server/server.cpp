@@ -104,7 +104,9 @@ struct StoreServer::Impl {
     return total;
   }
   void unlink_socket();
+  void describe_arena();
   void open_fabric();
+  Status try_arena() const;
 
   server::Shared shared;
   std::vector<std::unique_ptr<Loop>> loops;
@@ -139,14 +141,16 @@ Result<std::unique_ptr<StoreServer>> StoreServer::create(ServerConfig config) {
   }
   if (config.io_threads == 0) config.io_threads = std::thread::hardware_concurrency() <= 2 ? 1 : 2;
   if (config.io_threads > 64) return {Code::kConfigInvalid, "io_threads must be 64 at most"};
-  if (config.max_reserved_bytes_per_connection == 0) {
-    config.max_reserved_bytes_per_connection = config.store.capacity_bytes;
-  }
   if (Status rdma = rdma::check(config.rdma); !rdma) return rdma;
   auto store = Store::open(config.store);
   if (!store) return store.status();
+  config.store = (*store)->config();
+  if (config.max_reserved_bytes_per_connection == 0) {
+    config.max_reserved_bytes_per_connection = config.store.capacity_bytes;
+  }
   auto impl = std::make_unique<Impl>(std::move(config));
   impl->shared.store = std::move(*store);
+  impl->describe_arena();
   impl->open_fabric();
   for (uint32_t i = 0; i < impl->shared.config.io_threads; ++i) {
     impl->loops.push_back(std::make_unique<Loop>(impl->shared));
@@ -160,6 +164,37 @@ Result<std::unique_ptr<StoreServer>> StoreServer::create(ServerConfig config) {
   return std::unique_ptr<StoreServer>(new StoreServer(std::move(impl)));
 }
 
+// What is said once, so that nobody takes the arena for a place that keeps blocks.
+void StoreServer::Impl::describe_arena() {
+  const ArenaInfo arena = shared.store->arena();
+  shared.shares_memory = arena.why_not_shared.empty();
+  if (arena.kind == "memory") return;
+  shared.log.push(20, "arena_opened",
+                  arena.kind + " " + arena.description + ", " + std::to_string(arena.size_bytes) +
+                      " bytes; what it held before is not used, the node starts empty");
+  if (!arena.warning.empty()) shared.log.push(30, "arena_slow", arena.description + ": " + arena.warning);
+  if (!arena.why_not_shared.empty()) {
+    shared.log.push(
+        20, "arena_not_shared",
+        "processes of this host reach the blocks over TCP or RDMA, because " + arena.why_not_shared);
+  }
+}
+
+// File systems may refuse devices long-term access to their pages: better known at once than at every block.
+Status StoreServer::Impl::try_arena() const {
+  Slice piece = shared.store->sample();
+  if (piece.data == nullptr) return Status::ok();
+  Status last;
+  for (const auto& rail : shared.fabric->rails()) {
+    auto domain = rail->make_domain();
+    if (!domain) continue;
+    auto memory = (*domain)->expose(piece, true);
+    if (memory) return Status::ok();
+    last = memory.status();
+  }
+  return last;
+}
+
 // Without RDMA the node is whole: peers use TCP, and the log says why.
 void StoreServer::Impl::open_fabric() {
   if (!shared.config.rdma.enabled) {
@@ -169,6 +204,14 @@ void StoreServer::Impl::open_fabric() {
   auto fabric = rdma::open_fabric(shared.config.rdma);
   if (fabric) {
     shared.fabric = std::move(*fabric);
+    const ArenaInfo arena = shared.store->arena();
+    if (Status tried = arena.kind == "memory" ? Status::ok() : try_arena(); !tried) {
+      shared.fabric.reset();
+      shared.fabric_reason =
+          "RDMA unavailable, because the devices refuse " + arena.description + ": " + tried.message;
+      shared.log.push(30, "rdma_unavailable", shared.fabric_reason);
+      return;
+    }
     shared.rail_counters.resize(shared.fabric->rails().size());
     for (const auto& rail : shared.fabric->rails()) {
       const rdma::RailInfo& info = rail->info();
@@ -295,6 +338,7 @@ std::vector<std::pair<std::string, uint64_t>> StoreServer::Impl::stats() const {
     for (const auto& loop : loops) total += loop->metrics.requests[opcode].get();
     values.emplace_back("requests_" + lower(opcode_text(opcode)), total);
   }
+  values.emplace_back("arena_lost_bytes", shared.lost_bytes.load(std::memory_order_relaxed));
   for (const auto& [name, value] : shared.store->stats().named()) {
     values.emplace_back("store_" + std::string(name), value);
   }

@@ -50,6 +50,8 @@ struct Shared {
 
   ServerConfig config;
   std::unique_ptr<Store> store;
+  bool shares_memory = true;             // with processes of this host
+  std::atomic<uint64_t> lost_bytes{0};   // of the arena, as they were last looked at
   std::shared_ptr<rdma::Fabric> fabric;  // null: fabric_reason says why
   std::string fabric_reason;
   std::deque<RailCounters> rail_counters;  // one for each rail of the fabric

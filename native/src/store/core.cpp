@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "store/mapped_file.h"
+
 namespace mooncache {
 
 using store::kNone;
@@ -19,6 +21,8 @@ uint64_t fold(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
 }
 
+constexpr uint64_t kArenaQuantaMax = 0x7fffffff;
+
 Status invalid(const char* what) {
   return {Code::kConfigInvalid, what};
 }
@@ -31,9 +35,12 @@ Status validate(const StoreConfig& config) {
   if (config.shards < 1 || config.shards > 256 || !std::has_single_bit(config.shards)) {
     return invalid("shards must be a power of two from 1 to 256");
   }
-  if (config.capacity_bytes < config.quantum_bytes || config.capacity_bytes > (1ull << 45)) {
+  const bool all_of_it = config.capacity_bytes == 0 && !config.arena_path.empty();
+  if ((config.capacity_bytes < config.quantum_bytes && !all_of_it) || config.capacity_bytes > (1ull << 45)) {
     return invalid("capacity_bytes must be at least one quantum and at most 32 TiB");
   }
+  if (config.arena_bytes != 0 && !config.arena_path.empty())
+    return invalid("arena_bytes cuts anonymous memory, not an arena_path");
   if (config.arena_bytes != 0 && config.arena_bytes < config.quantum_bytes)
     return invalid("arena_bytes is below one quantum");
   if (config.eviction != "2q" && config.eviction != "lru" && config.eviction != "mooncache")
@@ -69,19 +76,7 @@ Status Store::Core::start() {
 #if defined(__SANITIZE_THREAD__)  // it follows at most 64 locks per thread, and check() takes them all
   config.shards = std::min(config.shards, 32u);
 #endif
-  const uint64_t arena_max = std::min<uint64_t>(config.arena_bytes == 0 ? ~uint64_t{0} : config.arena_bytes,
-                                                uint64_t{0x7fffffff} * config.quantum_bytes);
-  uint64_t left = config.capacity_bytes / config.quantum_bytes;
-  const uint64_t arena_quanta_max = arena_max / config.quantum_bytes;
-  if ((left + arena_quanta_max - 1) / arena_quanta_max > 1024) return invalid("more than 1024 arenas");
-  config.capacity_bytes = left * config.quantum_bytes;
-  while (left > 0) {
-    const uint64_t quanta = std::min(left, arena_quanta_max);
-    auto file = store::Memfd::create("mooncache-arena", quanta * config.quantum_bytes, config.huge_pages);
-    if (!file) return file.status();
-    arenas.push_back(std::make_unique<Arena>(std::move(*file), static_cast<uint32_t>(quanta)));
-    left -= quanta;
-  }
+  if (Status status = make_arenas(); !status) return status;
   shard_bits = static_cast<uint32_t>(std::countr_zero(config.shards));
   shard_mask = config.shards - 1;
   // Keys spread unevenly over the shards, hence the slack.
@@ -112,11 +107,39 @@ Status Store::Core::start() {
   events = std::make_unique<store::EventLog>(config.event_log_capacity);
   if (!events->ok()) return {Code::kNoSpace, "no memory for the event log"};
   for (uint32_t id = 0; id < arenas.size(); ++id) {
-    const store::Memfd& file = arenas[id]->memory;
-    segment_fds.push_back({id, SegmentKind::kArena, file.size_bytes(), file.fd_ro(), file.fd_rw()});
+    const store::ArenaMemory& memory = *arenas[id]->memory;
+    segment_fds.push_back({id, SegmentKind::kArena, memory.size_bytes(), memory.fd_ro(), memory.fd_rw()});
   }
   segment_fds.push_back({static_cast<uint32_t>(arenas.size()), SegmentKind::kGenerationTable,
                          generations.size_bytes(), generations.fd_ro(), generations.fd_rw()});
+  return Status::ok();
+}
+
+Status Store::Core::make_arenas() {
+  if (!config.arena_path.empty()) {
+    auto file = store::MappedFile::open({config.arena_path, config.capacity_bytes, config.huge_pages});
+    if (!file) return file.status();
+    // one mapping is one arena: larger quanta where 32 bits would not number them
+    while ((*file)->size_bytes() / config.quantum_bytes > kArenaQuantaMax) config.quantum_bytes *= 2;
+    const uint64_t quanta = (*file)->size_bytes() / config.quantum_bytes;
+    config.capacity_bytes = quanta * config.quantum_bytes;
+    arenas.push_back(std::make_unique<Arena>(std::move(*file), static_cast<uint32_t>(quanta)));
+    return Status::ok();
+  }
+  const uint64_t arena_max = std::min<uint64_t>(config.arena_bytes == 0 ? ~uint64_t{0} : config.arena_bytes,
+                                                kArenaQuantaMax * config.quantum_bytes);
+  uint64_t left = config.capacity_bytes / config.quantum_bytes;
+  const uint64_t arena_quanta_max = arena_max / config.quantum_bytes;
+  if ((left + arena_quanta_max - 1) / arena_quanta_max > 1024) return invalid("more than 1024 arenas");
+  config.capacity_bytes = left * config.quantum_bytes;
+  while (left > 0) {
+    const uint64_t quanta = std::min(left, arena_quanta_max);
+    auto file = store::Memfd::create("mooncache-arena", quanta * config.quantum_bytes, config.huge_pages);
+    if (!file) return file.status();
+    arenas.push_back(std::make_unique<Arena>(std::make_unique<store::AnonymousMemory>(std::move(*file)),
+                                             static_cast<uint32_t>(quanta)));
+    left -= quanta;
+  }
   return Status::ok();
 }
 
@@ -126,7 +149,7 @@ uint64_t Store::Core::hash_of(TenantId tenant, const Key& key) const {
 }
 
 std::byte* Store::Core::bytes_of(const Entry& entry) const {
-  return arenas[entry.arena]->memory.data() + uint64_t{entry.offset} * config.quantum_bytes;
+  return arenas[entry.arena]->memory->data() + uint64_t{entry.offset} * config.quantum_bytes;
 }
 
 // The table is shared with other processes, so it is plain memory accessed atomically.

@@ -14,6 +14,7 @@
 
 #include "mooncache/store.h"
 #include "store/advisor.h"
+#include "store/arena_memory.h"
 #include "store/event_log.h"
 #include "store/extent_allocator.h"
 #include "store/memfd.h"
@@ -29,8 +30,9 @@ struct Store::Core {
   using Lock = std::unique_lock<std::mutex>;
 
   struct Arena {
-    Arena(store::Memfd file, uint32_t quanta) : memory(std::move(file)), extents(quanta) {}
-    store::Memfd memory;
+    Arena(std::unique_ptr<store::ArenaMemory> memory_in, uint32_t quanta)
+        : memory(std::move(memory_in)), extents(quanta) {}
+    const std::unique_ptr<store::ArenaMemory> memory;
     mutable std::mutex mutex;
     store::ExtentAllocator extents;
   };
@@ -51,6 +53,7 @@ struct Store::Core {
 
   explicit Core(StoreConfig config_in);
   Status start();
+  Status make_arenas();
 
   // --- where things are (core.cpp) ---
   uint64_t hash_of(TenantId tenant, const Key& key) const;

@@ -328,6 +328,21 @@ const std::vector<SegmentFd>& Store::segments() const {
 const StoreConfig& Store::config() const {
   return core_->config;
 }
+ArenaInfo Store::arena() const {
+  ArenaInfo info = core_->arenas.front()->memory->info();
+  info.size_bytes = core_->config.capacity_bytes;
+  return info;
+}
+Slice Store::sample() const {
+  constexpr uint64_t kSampleBytes = 2 << 20;
+  const auto& memory = *core_->arenas.front()->memory;
+  return {memory.data(), static_cast<size_t>(std::min(kSampleBytes, core_->config.capacity_bytes))};
+}
+uint64_t Store::lost_bytes() {
+  uint64_t lost = 0;
+  for (const auto& arena : core_->arenas) lost += arena->memory->lost_bytes();
+  return lost;
+}
 void Store::set_space_callback(std::function<void()> callback) {
   core_->space_callback = std::move(callback);
 }

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,14 +16,25 @@ namespace {
 
 constexpr size_t kMaxSegments = 200;
 
+// CXL or persistent memory: a device cannot shrink, and mmap checks its size.
+bool is_dax_device(const struct stat& facts) {
+  if (!S_ISCHR(facts.st_mode)) return false;
+  const std::string about = "/sys/dev/char/" + std::to_string(major(facts.st_rdev)) + ":" +
+                            std::to_string(minor(facts.st_rdev)) + "/subsystem";
+  char target[512];
+  const ssize_t length = readlink(about.c_str(), target, sizeof target);
+  return length > 4 && std::string_view(target, static_cast<size_t>(length)).ends_with("/dax");
+}
+
 Result<std::byte*> map_fd(int fd, uint64_t size, bool writable) {
   struct stat facts {};
-  if (size == 0 || fstat(fd, &facts) != 0 || facts.st_size < 0 ||
-      static_cast<uint64_t>(facts.st_size) < size) {
+  const bool found = size != 0 && fstat(fd, &facts) == 0;
+  const bool device = found && is_dax_device(facts);
+  if (!found || (!device && (facts.st_size < 0 || static_cast<uint64_t>(facts.st_size) < size))) {
     return {Code::kTransportUnavailable,
             "shared memory unavailable, because the node passed a segment shorter than it says"};
   }
-  const int seals = fcntl(fd, F_GET_SEALS);
+  const int seals = device ? F_SEAL_SHRINK : fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     return {Code::kTransportUnavailable,
             "shared memory unavailable, because the node's segment is not sealed against shrinking"};

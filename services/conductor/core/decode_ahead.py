@@ -20,6 +20,8 @@ from mooncache.conductor.core.policy.types import Floats
 BUCKET_S = 1.0
 BUCKETS = 128
 LATER_S = np.arange(BUCKETS, dtype=np.float64) * BUCKET_S
+# Lines of a power of two would put all of an instance's column into the same few places of the processor's caches.
+_PAD = 8
 _NOTHING = np.zeros((0, 2))
 
 
@@ -47,7 +49,7 @@ class DecodeAhead:
 
     def room(self, rows: int) -> None:
         """Make space for so many instances."""
-        wider = np.zeros((2 * BUCKETS, 2, rows))
+        wider = np.zeros((2 * BUCKETS, 2, rows + _PAD))
         wider[:, :, : self._table.shape[2]] = self._table
         self._table = wider
 
@@ -104,7 +106,8 @@ class DecodeAhead:
         np.maximum(overdue, 0.0, out=overdue)
         if foreign is not None:
             overdue += foreign
-        overdue *= np.exp(-after_s / np.maximum(stay_s, 1e-3))
+        least_s = max(stay_s, 1e-3) if isinstance(stay_s, float) else np.maximum(stay_s, 1e-3)
+        overdue *= np.exp(-after_s / least_s)
         found = np.maximum(self._table[here + min(ahead, BUCKETS - 1), :, :rows], 0.0)
         found += overdue
         return found[0], found[1]

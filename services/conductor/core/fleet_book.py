@@ -58,6 +58,8 @@ class _Work:
     decoder: int
     decoder_generation: int
     uncached_tokens: float
+    kv_tokens: float
+    mean_kv_tokens: float
     assigned_s: float
     computing: bool = True
     fetching: bool = False
@@ -80,9 +82,10 @@ class FleetBook:
         self.arrived_s = 0.0  # of computing, all prompts that prefill instances were given
         self.generating_s = 0.0  # that all answers together add to steps
         self._columns: dict[str, np.ndarray] = {}
+        self._cells: dict[str, Any] = {}  # memoryviews of the columns: for single values they are much faster
         self._floats: Floats = np.zeros((len(FLOATS), 0))  # the table that columns of floats are rows of
         self._sliced: dict[str, Any] = {}  # the columns without the room behind them
-        self._shared: dict[str, Any] = {}  # those of them that a fleet shows as they are
+        self._fleet: Fleet  # shows those of them that policies see
         self._standing: Standing | None = None
         self._stay_s: float | None = None  # None: not the same in all rows
         self._reports = False
@@ -235,30 +238,32 @@ class FleetBook:
             choice.decode,
             self._generation[choice.decode],
             float(request.prompt_tokens - choice.prefix_tokens),
+            request.kv_tokens,
+            _mean_kv_tokens(request),
             now_s,
         )
         self._work[assignment.decision_id] = work
-        columns = self._columns
+        cells = self._cells
         if choice.prefill != NOBODY:
             self.arrived_s += choice.compute_s * len(computers)
         for row in computers:
             pending = self._pending[row]
             pending[assignment.decision_id] = choice.compute_s
-            columns["pending_s"][row] += choice.compute_s
-            columns["queue_tokens"][row] += work.uncached_tokens
-            columns["queue_prompts"][row] += 1
+            cells["pending_s"][row] += choice.compute_s
+            cells["queue_tokens"][row] += work.uncached_tokens
+            cells["queue_prompts"][row] += 1
             if len(pending) == 1:
                 self._begin(row, assignment.decision_id, now_s)
         if choice.fetch_tokens > 0:
             work.fetching = True
-            columns["fetching"][choice.computer] += 1
+            cells["fetching"][choice.computer] += 1
             self._share(choice.computer)
         row = choice.decode
-        columns["own_sequences"][row] += request.sequences
-        columns["own_kv_tokens"][row] += request.kv_tokens
-        step_s = columns["decode_per_sequence_s"][row] * request.sequences
-        step_s += columns["decode_per_token_s"][row] * _mean_kv_tokens(request)
-        self.generating_s += float(step_s) * request.output_tokens
+        cells["own_sequences"][row] += request.sequences
+        cells["own_kv_tokens"][row] += work.kv_tokens
+        step_s = cells["decode_per_sequence_s"][row] * request.sequences
+        step_s += cells["decode_per_token_s"][row] * work.mean_kv_tokens
+        self.generating_s += step_s * request.output_tokens
         self._settle(row)
         self._look_ahead(work, now_s, choice.ttft_s)
 
@@ -285,7 +290,7 @@ class FleetBook:
         self._fetched(work)
         began_s = work.assigned_s
         if work.generations[0] == self._generation[work.computers[0]]:
-            began_s = max(began_s, float(self._columns["since_s"][work.computers[0]]))
+            began_s = max(began_s, self._cells["since_s"][work.computers[0]])
         for row, generation in zip(work.computers, work.generations, strict=True):
             if generation == self._generation[row]:
                 self._take_off(row, decision_id, work.uncached_tokens, now_s)
@@ -296,13 +301,13 @@ class FleetBook:
         work = self._work.get(decision_id)
         if work is None or work.generating:
             return
-        self.computed(decision_id, now_s)
+        if work.computing:
+            self.computed(decision_id, now_s)
         work.generating = True
         if work.decoder_generation != self._generation[work.decoder]:
             return
-        request = work.assignment.request
-        self._columns["batch_sequences"][work.decoder] += request.sequences
-        self._columns["batch_kv_tokens"][work.decoder] += _mean_kv_tokens(request)
+        self._cells["batch_sequences"][work.decoder] += work.assignment.request.sequences
+        self._cells["batch_kv_tokens"][work.decoder] += work.mean_kv_tokens
         self._ahead.drop(work.curve)
         self._look_ahead(work, now_s, 0.0)
 
@@ -311,13 +316,14 @@ class FleetBook:
         work = self._work.get(decision_id)
         if work is None:
             return None
-        self.computed(decision_id, now_s)
+        if work.computing:
+            self.computed(decision_id, now_s)
         del self._work[decision_id]
-        row, request = work.decoder, work.assignment.request
+        row, sequences = work.decoder, work.assignment.request.sequences
         if work.decoder_generation == self._generation[row]:
             if work.generating:
-                self._leave("batch", row, request.sequences, _mean_kv_tokens(request))
-            self._leave("own", row, request.sequences, request.kv_tokens)
+                self._leave("batch_sequences", "batch_kv_tokens", row, sequences, work.mean_kv_tokens)
+            self._leave("own_sequences", "own_kv_tokens", row, sequences, work.kv_tokens)
             self._settle(row)
             self._ahead.drop(work.curve)
         return work.assignment
@@ -325,7 +331,7 @@ class FleetBook:
     # --- what policies see
 
     def view(self, now_s: float, fetch_tokens_per_s: Floats | None = None) -> Fleet:
-        """Return the columns as they are now. They are the book's own: look, and do not keep them.
+        """Return the columns as they are now. They and the fleet are the book's own: look, and do not keep them.
 
         fetch_tokens_per_s: what one more fetch into each row would get, when that is known better than by the count
         of the fetches.
@@ -339,19 +345,13 @@ class FleetBook:
         np.maximum(queue_s, 0.0, out=queue_s)
         if self._reports:
             queue_s += column["foreign_s"]
-        fleet = Fleet(
-            now_s=now_s,
-            names=self.names,
-            queue_s=queue_s,
-            generating_s=self.generating_s,
-            predict=lambda after_s: self._predict(now_s, after_s),
-            **self._shared,
-        )
-        if fetch_tokens_per_s is not None:
-            fleet.fetch_tokens_per_s = fetch_tokens_per_s
+        fleet = self._fleet
+        fleet.now_s, fleet.queue_s, fleet.generating_s = now_s, queue_s, self.generating_s
+        here = column["fetch_tokens_per_s"]
+        fleet.fetch_tokens_per_s = here if fetch_tokens_per_s is None else fetch_tokens_per_s
         if self._standing is None:
+            fleet.known = None
             self._standing = fleet.standing
-        fleet.known = self._standing
         return fleet
 
     def _slice(self) -> None:
@@ -360,11 +360,12 @@ class FleetBook:
         self._sliced = {name: values[:count] for name, values in self._columns.items()}
         self._sliced["batch"] = self._pair("batch_sequences", "batch_kv_tokens")[:, :count]
         self._sliced["foreign"] = self._pair("foreign_sequences", "foreign_kv_tokens")[:, :count]
-        self._shared = {name: self._sliced[name] for name in _SHARED}
+        shared = {name: self._sliced[name] for name in _SHARED}
+        self._fleet = Fleet(0.0, self.names, queue_s=np.zeros(count), predict=self._predict, **shared)
         self._standing = self._stay_s = None
 
-    def _predict(self, now_s: float, after_s: float) -> tuple[Floats, Floats]:
-        column = self._sliced
+    def _predict(self, after_s: float) -> tuple[Floats, Floats]:
+        now_s, column = self._fleet.now_s, self._sliced
         if not self._curves:
             return column["sequences"], column["kv_tokens"]
         foreign = column["foreign"] if self._reports else None
@@ -410,6 +411,7 @@ class FleetBook:
                 if known is not None:
                     longer[: len(known)] = known
                 self._columns[name] = longer
+                self._cells[name] = longer.data
         self._ahead.room(rows)
         self._slice()
 
@@ -421,49 +423,45 @@ class FleetBook:
         return pair
 
     def _settle(self, row: int) -> None:
-        columns = self._columns
-        columns["sequences"][row] = columns["own_sequences"][row] + columns["foreign_sequences"][row]
-        own, reported = columns["own_kv_tokens"][row], columns["reported_kv_tokens"][row]
-        columns["kv_tokens"][row] = own if own > reported else reported
-        columns["foreign_kv_tokens"][row] = reported - own if reported > own else 0.0
+        cells = self._cells
+        cells["sequences"][row] = cells["own_sequences"][row] + cells["foreign_sequences"][row]
+        own, reported = cells["own_kv_tokens"][row], cells["reported_kv_tokens"][row]
+        cells["kv_tokens"][row] = own if own > reported else reported
+        cells["foreign_kv_tokens"][row] = reported - own if reported > own else 0.0
 
-    def _leave(self, part: str, row: int, sequences: int, kv_tokens: float) -> None:
+    def _leave(self, counts: str, sizes: str, row: int, sequences: int, kv_tokens: float) -> None:
         """Take a request's decoding off; what nobody is left in holds exactly nothing, whatever was rounded."""
-        columns = self._columns
-        columns[f"{part}_sequences"][row] -= sequences
-        columns[f"{part}_kv_tokens"][row] -= kv_tokens
-        if columns[f"{part}_sequences"][row] <= 0:
-            columns[f"{part}_kv_tokens"][row] = 0.0
+        count, size = self._cells[counts], self._cells[sizes]
+        count[row] -= sequences
+        size[row] = size[row] - kv_tokens if count[row] > 0 else 0.0
 
     def _begin(self, row: int, decision_id: Name, now_s: float) -> None:
         self._running[row] = decision_id
-        self._columns["running_s"][row] = self._pending[row][decision_id]
-        self._columns["since_s"][row] = now_s
+        self._cells["running_s"][row] = self._pending[row][decision_id]
+        self._cells["since_s"][row] = now_s
 
     def _take_off(self, row: int, decision_id: Name, uncached_tokens: float, now_s: float) -> None:
-        pending, columns = self._pending[row], self._columns
-        columns["pending_s"][row] -= pending.pop(decision_id)
-        columns["queue_tokens"][row] -= uncached_tokens
-        columns["queue_prompts"][row] -= 1
+        pending, cells = self._pending[row], self._cells
+        cells["pending_s"][row] -= pending.pop(decision_id)
+        cells["queue_tokens"][row] -= uncached_tokens
+        cells["queue_prompts"][row] -= 1
         if not pending:
-            columns["pending_s"][row] = columns["running_s"][row] = columns["queue_tokens"][row] = 0.0
-            columns["since_s"][row] = np.inf
+            cells["pending_s"][row] = cells["running_s"][row] = cells["queue_tokens"][row] = 0.0
+            cells["since_s"][row] = np.inf
             self._running[row] = None
         elif self._running[row] == decision_id:
             self._begin(row, next(iter(pending)), now_s)
 
     def _share(self, row: int) -> None:
-        columns = self._columns
-        columns["fetch_tokens_per_s"][row] = columns["link_tokens_per_s"][row] / (
-            1 + columns["fetching"][row]
-        )
+        cells = self._cells
+        cells["fetch_tokens_per_s"][row] = cells["link_tokens_per_s"][row] / (1 + cells["fetching"][row])
 
     def _fetched(self, work: _Work) -> None:
         if not work.fetching:
             return
         work.fetching = False
         if work.generations[0] == self._generation[work.computers[0]]:
-            self._columns["fetching"][work.computers[0]] -= 1
+            self._cells["fetching"][work.computers[0]] -= 1
             self._share(work.computers[0])
 
     def _look_ahead(self, work: _Work, now_s: float, join_s: float) -> None:
@@ -472,18 +470,20 @@ class FleetBook:
             return
         work.curve.row = work.decoder
         if not len(work.curve.whole):
-            work.curve.whole = _generating(work.assignment)
+            work.curve.whole = _generating(work.assignment, work.mean_kv_tokens)
         self._ahead.add(work.curve, now_s, join_s)
 
 
-def _generating(assignment: Assignment) -> Floats:
+def _generating(assignment: Assignment, mean_kv_tokens: float) -> Floats:
     """Return (sequences, kv tokens) of a request that will still be generated each bucket of time after it began."""
     request, tokens = assignment.request, LATER_S / max(assignment.choice.tbt_s, 1e-4)
     if assignment.survival is not None:
         share = assignment.survival(tokens)
     else:
         share = np.exp(-tokens / max(1.0, request.output_tokens))
-    found: Floats = np.multiply.outer(share, (float(request.sequences), _mean_kv_tokens(request)))
+    found = np.empty((len(share), 2))
+    np.multiply(share, float(request.sequences), out=found[:, 0])
+    np.multiply(share, mean_kv_tokens, out=found[:, 1])
     return found
 
 

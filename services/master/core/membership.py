@@ -79,6 +79,7 @@ class Segment:
     segment_id: int
     tier: int
     capacity_bytes: int
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

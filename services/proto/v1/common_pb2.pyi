@@ -48,14 +48,16 @@ class Endpoints(_message.Message):
     def __init__(self, grpc_target: _Optional[str] = ..., tcp_host: _Optional[str] = ..., tcp_port: _Optional[int] = ..., unix_path: _Optional[str] = ..., tls: _Optional[bool] = ...) -> None: ...
 
 class Segment(_message.Message):
-    __slots__ = ("id", "tier", "capacity_bytes")
+    __slots__ = ("id", "tier", "capacity_bytes", "kind")
     ID_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     id: int
     tier: Tier
     capacity_bytes: int
-    def __init__(self, id: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., capacity_bytes: _Optional[int] = ...) -> None: ...
+    kind: str
+    def __init__(self, id: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., capacity_bytes: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class RdmaRail(_message.Message):
     __slots__ = ("device", "port", "address", "link_layer", "numa_node", "megabits_per_s", "mtu_bytes", "up", "connections", "grants", "granted_bytes")
@@ -84,7 +86,7 @@ class RdmaRail(_message.Message):
     def __init__(self, device: _Optional[str] = ..., port: _Optional[int] = ..., address: _Optional[str] = ..., link_layer: _Optional[str] = ..., numa_node: _Optional[int] = ..., megabits_per_s: _Optional[int] = ..., mtu_bytes: _Optional[int] = ..., up: _Optional[bool] = ..., connections: _Optional[int] = ..., grants: _Optional[int] = ..., granted_bytes: _Optional[int] = ...) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("index", "node_id", "host_id", "incarnation", "endpoints", "state", "capacity_bytes", "free_bytes", "weight", "software_version", "rails")
+    __slots__ = ("index", "node_id", "host_id", "incarnation", "endpoints", "state", "capacity_bytes", "free_bytes", "weight", "software_version", "rails", "segments")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +98,7 @@ class NodeInfo(_message.Message):
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     RAILS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     index: int
     node_id: str
     host_id: str
@@ -107,7 +110,8 @@ class NodeInfo(_message.Message):
     weight: float
     software_version: str
     rails: _containers.RepeatedCompositeFieldContainer[RdmaRail]
-    def __init__(self, index: _Optional[int] = ..., node_id: _Optional[str] = ..., host_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., endpoints: _Optional[_Union[Endpoints, _Mapping]] = ..., state: _Optional[_Union[NodeState, str]] = ..., capacity_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., weight: _Optional[float] = ..., software_version: _Optional[str] = ..., rails: _Optional[_Iterable[_Union[RdmaRail, _Mapping]]] = ...) -> None: ...
+    segments: _containers.RepeatedCompositeFieldContainer[Segment]
+    def __init__(self, index: _Optional[int] = ..., node_id: _Optional[str] = ..., host_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., endpoints: _Optional[_Union[Endpoints, _Mapping]] = ..., state: _Optional[_Union[NodeState, str]] = ..., capacity_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., weight: _Optional[float] = ..., software_version: _Optional[str] = ..., rails: _Optional[_Iterable[_Union[RdmaRail, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ...) -> None: ...
 
 class ClusterMap(_message.Message):
     __slots__ = ("epoch", "term", "leader", "nodes")

@@ -47,6 +47,10 @@ class NodeCache(Protocol):
         """How many of the first blocks can be read now without a gap; changes nothing."""
         ...
 
+    def held(self, blocks: Sequence[int]) -> list[int]:
+        """Those of the blocks that are here, in their order; changes nothing."""
+        ...
+
     def discard(self, block: int) -> None:
         """The block is gone for a reason of its own; unknown ids are ignored."""
         ...

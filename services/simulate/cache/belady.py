@@ -58,6 +58,10 @@ class Belady:
     def discard(self, block: int) -> None:
         self._next_use.pop(block, None)
 
+    def held(self, blocks: Sequence[int]) -> list[int]:
+        here = self._next_use
+        return [block for block in blocks if block in here]
+
     def __contains__(self, block: int, /) -> bool:
         return block in self._next_use
 

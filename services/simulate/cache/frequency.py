@@ -70,6 +70,10 @@ class Lfu:
         if self._number.pop(block, None) is not None and not self._history:
             del self._uses[block]
 
+    def held(self, blocks: Sequence[int]) -> list[int]:
+        here = self._number
+        return [block for block in blocks if block in here]
+
     def __contains__(self, block: int, /) -> bool:
         return block in self._number
 

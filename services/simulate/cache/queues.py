@@ -72,6 +72,9 @@ class TwoQueues:
         self._probation.pop(block, None)
         self._protected.pop(block, None)
 
+    def held(self, blocks: Sequence[int]) -> list[int]:
+        return [block for block in blocks if block in self]
+
     def __contains__(self, block: int, /) -> bool:
         return block in self._protected or block in self._probation
 
@@ -127,6 +130,9 @@ class S3Fifo:
     def discard(self, block: int) -> None:
         self._small.pop(block, None)
         self._main.pop(block, None)
+
+    def held(self, blocks: Sequence[int]) -> list[int]:
+        return [block for block in blocks if block in self]
 
     def __contains__(self, block: int, /) -> bool:
         return block in self._small or block in self._main

@@ -37,6 +37,10 @@ class Lru:
     def discard(self, block: int) -> None:
         self._queue.pop(block, None)
 
+    def held(self, blocks: Sequence[int]) -> list[int]:
+        here = self._queue
+        return [block for block in blocks if block in here]
+
     def __contains__(self, block: int, /) -> bool:
         return block in self._queue
 

@@ -384,6 +384,10 @@ class Reuse:
     def leading(self, blocks: Sequence[int], now_s: float) -> int:
         return leading_run(self._owner, blocks)
 
+    def held(self, blocks: Sequence[int]) -> list[int]:
+        here = self._owner
+        return [block for block in blocks if block in here]
+
     def __contains__(self, block: int, /) -> bool:
         return block in self._owner
 

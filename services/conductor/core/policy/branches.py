@@ -51,32 +51,34 @@ class Scores(NamedTuple):
     """The cheapest way of every row that computes alone: what is compared, when the KV is there, the computing."""
 
     score_s: Floats
-    total_s: Floats
-    compute_s: Floats
+    total_s: Floats | None
+    compute_s: Floats | None
 
 
-def scores(request: Request, fleet: Fleet, rules: Rules) -> Scores:
+def scores(request: Request, fleet: Fleet, rules: Rules, *, full: bool = True) -> Scores:
     """Return the cheapest way of every row, as columns; `ways` has the same in full for one row.
 
-    The three columns are rows of one table, so that a cheaper way is taken with one masked copy.
+    full: with the times behind the score, which most requests have no use for.
     """
-    table = np.empty((3, len(fleet)))
-    score_s, total_s, compute_s = table
+    local = request.local.astype(np.float64)
     weight = weights(fleet, rules)
-    compute_s[:] = fleet.prefill_s(request.prompt_tokens, request.local)
-    np.add(fleet.queue_s, compute_s, out=total_s)
-    np.multiply(weight, compute_s, out=score_s)
+    compute_s = fleet.prefill_s(request.prompt_tokens, local)
+    total_s = fleet.queue_s + compute_s
+    score_s = weight * compute_s
     score_s += total_s
+    found = Scores(score_s, total_s, compute_s) if full else Scores(score_s, None, None)
     for source in _fastest(request):
         rate = source.tokens_per_s
-        _take_longer(table, request, fleet, weight, source.tokens, rate, 0.0, source.row)
+        _take_longer(found, local, request, fleet, weight, source.tokens, rate, 0.0, source.row)
     if rules.waits:
         for awaited in _soonest(request):
             ready_in_s = awaited.ready_in_s
-            _take_longer(table, request, fleet, weight, awaited.tokens, np.inf, ready_in_s, awaited.row)
+            _take_longer(
+                found, local, request, fleet, weight, awaited.tokens, np.inf, ready_in_s, awaited.row
+            )
         for awaited in request.awaited:
-            _take_at_home(table, request, fleet, weight, awaited)
-    return Scores(score_s, total_s, compute_s)
+            _take_at_home(found, request, fleet, weight, awaited)
+    return found
 
 
 def _fastest(request: Request) -> Iterable[Source]:
@@ -104,7 +106,8 @@ def _soonest(request: Request) -> Iterable[Awaited]:
 
 
 def _take_longer(
-    table: Floats,
+    found: Scores,
+    local: Floats,
     request: Request,
     fleet: Fleet,
     weight: Floats,
@@ -115,27 +118,30 @@ def _take_longer(
 ) -> None:
     """Take the way over a longer prefix, which is read from elsewhere, where that is cheaper."""
     standing = fleet.standing
-    gain = tokens - request.local
+    gain = tokens - local
     rate = fleet.fetch_tokens_per_s
     if tokens_per_s < np.inf:
         rate = np.minimum(rate, tokens_per_s)
-    longer = np.empty_like(table)
-    score_s, total_s, compute_s = longer
     # All who gain compute the same rest: one prefix for the whole column.
-    compute_s[:] = fleet.prefill_same_s(request.prompt_tokens, tokens)
-    np.divide(gain, rate, out=total_s)
+    compute_s = fleet.prefill_same_s(request.prompt_tokens, tokens)
+    total_s = gain / rate
     total_s += ready_in_s + standing.fetch_latency_s
     np.maximum(fleet.queue_s, total_s, out=total_s)
     total_s += compute_s
-    np.multiply(weight, compute_s, out=score_s)
+    score_s = weight * compute_s
     score_s += total_s
-    wins = (score_s < table[0]) & (gain > 0) & standing.readers(request.group, fleet)
+    wins = score_s < found.score_s
+    wins &= gain > 0
+    wins &= standing.readers(request.group, fleet)
     if owner != NOBODY:
         wins[owner] = False
-    np.copyto(table, longer, where=wins)
+    np.copyto(found.score_s, score_s, where=wins)
+    if found.total_s is not None and found.compute_s is not None:
+        np.copyto(found.total_s, total_s, where=wins)
+        np.copyto(found.compute_s, compute_s, where=wins)
 
 
-def _take_at_home(table: Floats, request: Request, fleet: Fleet, weight: Floats, awaited: Awaited) -> None:
+def _take_at_home(found: Scores, request: Request, fleet: Fleet, weight: Floats, awaited: Awaited) -> None:
     """Where the other request runs, its blocks are in the engine's own cache: nothing is fetched."""
     row = awaited.row
     if not 0 <= row < len(fleet) or awaited.tokens <= request.local[row]:
@@ -143,8 +149,10 @@ def _take_at_home(table: Floats, request: Request, fleet: Fleet, weight: Floats,
     compute_s = fleet.prefill_cost(row).seconds(request.prompt_tokens, awaited.tokens)
     total_s = max(float(fleet.queue_s[row]), awaited.ready_in_s) + compute_s
     score_s = total_s + float(weight[row]) * compute_s
-    if score_s < table[0, row]:
-        table[:, row] = score_s, total_s, compute_s
+    if score_s < found.score_s[row]:
+        found.score_s[row] = score_s
+        if found.total_s is not None and found.compute_s is not None:
+            found.total_s[row], found.compute_s[row] = total_s, compute_s
 
 
 def weights(fleet: Fleet, rules: Rules) -> Floats:
@@ -203,7 +211,7 @@ def together(request: Request, fleet: Fleet, rules: Rules, scores_s: Floats, alo
     two and more of them; the first reads the prefix. All groups are compared by their queues and one cost for each
     number of stages; only the best is priced in full.
     """
-    if not rules.pipelines or alone.compute_s < rules.pipeline_worth_s:
+    if not rules.pipelines or not fleet.standing.any_pipeline or alone.compute_s < rules.pipeline_worth_s:
         return None
     rows: Ints = np.flatnonzero((scores_s < np.inf) & (fleet.pipeline >= 0))
     if len(rows) < 2:

@@ -6,11 +6,12 @@ choice, so that a broken cost model shows up instead of attracting all requests.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from mooncache.conductor.core.policy.fleet import Fleet
+from mooncache.conductor.core.policy.fleet import Fleet, Standing
 from mooncache.conductor.core.policy.types import NOBODY, Bools, Choice, Floats, Ints, Request, Rules
 
 if TYPE_CHECKING:
@@ -71,15 +72,28 @@ def _kept(request: Request, decoders: Bools) -> Bools:
     return only
 
 
-def cleaned(scores: Floats, mask: Bools) -> tuple[Floats, int]:
-    """Return the scores with infinity outside the mask and for what is no number, and how many were none."""
-    found: Floats = np.where(mask, scores, np.inf)
-    # What is no number comes first: one look at the least tells whether there is any.
-    if not len(found) or not np.isnan(found[found.argmin()]):
+def cleaned(scores: Floats, mask: Bools, standing: Standing | None = None) -> tuple[Floats, int]:
+    """Return the scores with infinity outside the mask and for what is no number, and how many were none.
+
+    standing: of the fleet that the mask is of; adding its column costs a fraction of looking at the mask.
+    """
+    away = standing.outside(mask) if standing is not None else None
+    if away is not None and len(scores):
+        found: Floats = scores + away
+        # What is no number comes first: one look at the least tells whether there is any.
+        if not math.isnan(found[found.argmin()]):
+            return found, 0
+    found = np.where(mask, scores, np.inf)
+    if not len(found) or not math.isnan(found[found.argmin()]):
         return found, 0
     odd = np.isnan(found)
     found[odd] = np.inf
     return found, int(np.count_nonzero(odd))
+
+
+def most(column: Floats | Ints) -> float:
+    """Return the largest of a column, 0 of an empty one; this way is twice as fast as `max`."""
+    return float(column[column.argmax()]) if len(column) else 0.0
 
 
 def least(scores: Floats, rng: random.Random) -> int:
@@ -90,11 +104,8 @@ def least(scores: Floats, rng: random.Random) -> int:
     low = float(scores[first])
     if not low < np.inf:
         return NOBODY
-    equal = scores <= low + abs(low) * 1e-9 + 1e-12
-    count = int(np.count_nonzero(equal))
-    if count == 1:
-        return first
-    return int(np.flatnonzero(equal)[rng.randrange(count)])
+    equal = (scores <= low + abs(low) * 1e-9 + 1e-12).nonzero()[0]
+    return first if len(equal) == 1 else int(equal[rng.randrange(len(equal))])
 
 
 def held(request: Request) -> Ints:

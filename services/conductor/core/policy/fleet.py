@@ -28,13 +28,17 @@ class Standing(NamedTuple):
 
     prefillers: who may compute prompts for others; decoders: who may generate; both: who has both roles. groups: of
     each passport group (its number, its rows, those of them that share the pool). prefill_a to d, fetch_latency_s,
-    decode_*: as the columns of `Fleet`. nothing: a column of zeros. hands_over: some hand-over takes time. tails:
-    some row computes the tail. limits_*: some row has a limit.
+    decode_*: as the columns of `Fleet`. nothing: a column of zeros. computers: prefillers and decoders. away: for each
+    of these three masks a column of zeros, infinite outside of the mask. hands_over: some hand-over takes time.
+    tails: some row computes the tail. all_share: all ready rows share one pool. *_least: the least limit that some
+    row has, infinite when none has one.
     """
 
     prefillers: Bools
     decoders: Bools
+    computers: Bools
     both: Bools
+    away: tuple[tuple[Bools, Floats], ...]
     groups: tuple[tuple[int, Bools, Bools], ...]
     prefill_a: Even
     prefill_b: Even
@@ -47,10 +51,12 @@ class Standing(NamedTuple):
     nothing: Floats
     can_generate: bool
     any_both: bool
+    any_pipeline: bool
     hands_over: bool
     tails: bool
-    limits_sequences: bool
-    limits_kv: bool
+    all_share: bool
+    sequences_least: float
+    kv_tokens_least: float
 
     @classmethod
     def of(cls, fleet: Fleet) -> Standing:
@@ -64,11 +70,14 @@ class Standing(NamedTuple):
             members = fleet.group == group
             groups.append((group, members, members & fleet.pool))
         prefillers: Bools = ready & (role == PREFILL) & fleet.pool
+        computers: Bools = prefillers | decoders
         delays: Bools = here & ((fleet.handover_s != 0.0) | (fleet.handover_tokens_per_s != np.inf))
         return cls(
             prefillers=prefillers,
             decoders=decoders,
+            computers=computers,
             both=both,
+            away=tuple((mask, np.where(mask, 0.0, np.inf)) for mask in (prefillers, decoders, computers)),
             groups=tuple(groups),
             prefill_a=_even(fleet.prefill_a, here),
             prefill_b=_even(fleet.prefill_b, here),
@@ -81,11 +90,20 @@ class Standing(NamedTuple):
             nothing=np.zeros(len(fleet)),
             can_generate=bool(decoders.any()),
             any_both=bool(both.any()),
+            any_pipeline=bool((fleet.pipeline >= 0).any()),
             hands_over=bool(delays.any()),
             tails=bool(fleet.tail.any()),
-            limits_sequences=bool((fleet.sequences_max > 0).any()),
-            limits_kv=bool((fleet.kv_capacity_tokens > 0).any()),
+            all_share=len(groups) == 1 and not (ready & ~groups[0][2]).any(),
+            sequences_least=_least_limit(fleet.sequences_max),
+            kv_tokens_least=_least_limit(fleet.kv_capacity_tokens),
         )
+
+    def outside(self, mask: Bools) -> Floats | None:
+        """Return zeros, infinite outside of the mask; None for a mask that is none of this object's own."""
+        for known, column in self.away:
+            if known is mask:
+                return column
+        return None
 
     def readers(self, group: int, fleet: Fleet) -> Bools:
         """Return the rows that can read the blocks of a passport group."""
@@ -94,6 +112,11 @@ class Standing(NamedTuple):
                 return sharing
         others: Bools = fleet.pool & (fleet.group == group)
         return others
+
+
+def _least_limit(column: Floats) -> float:
+    """Return the least limit; 0 is none."""
+    return float(column[column > 0].min(initial=np.inf))
 
 
 def _even(column: Floats, here: Bools) -> Even:
@@ -163,17 +186,25 @@ class Fleet:
         """Return the sequences and their KV tokens that each row will decode in `after_s` seconds."""
         return self.predict(after_s)
 
-    def prefill_s(self, n: int, p: Ints) -> Floats:
+    def prefill_s(self, n: int, p: Ints | Floats) -> Floats:
         """Return the time of a prompt of n tokens of which each row has p; at least one is computed."""
-        have = np.minimum(p, n - 1).astype(np.float64)
-        return np.asarray(self._computing_s(n, have))
+        have = np.minimum(p, n - 1).astype(np.float64, copy=False)
+        standing = self.standing
+        # The formula of `prefill_same_s` with as few columns made on the way as possible.
+        seconds: Floats = n - have
+        seconds *= standing.prefill_b
+        seconds += standing.prefill_a
+        part = have * have
+        np.subtract(float(n) * n, part, out=part)
+        part *= standing.prefill_c
+        seconds += part
+        np.multiply(standing.prefill_d, have, out=part)
+        seconds += part
+        return seconds
 
     def prefill_same_s(self, n: int, p: int) -> Even:
         """Return the same for one prefix that all rows have: one number where all rows compute equally fast."""
-        return self._computing_s(n, float(max(0, min(p, n - 1))))
-
-    def _computing_s(self, n: int, have: Even) -> Even:
-        standing = self.standing
+        standing, have = self.standing, float(max(0, min(p, n - 1)))
         seconds: Even = (
             standing.prefill_a
             + standing.prefill_b * (n - have)
@@ -194,9 +225,7 @@ class Fleet:
     def tbt_s(self, sequences: Floats, kv_tokens: Floats) -> Floats:
         """Return the step time of each row with such a batch."""
         standing = self.standing
-        seconds: Floats = (
-            standing.decode_base_s
-            + standing.decode_per_sequence_s * sequences
-            + standing.decode_per_token_s * kv_tokens
-        )
+        seconds: Floats = standing.decode_per_sequence_s * sequences
+        seconds += standing.decode_base_s
+        seconds += standing.decode_per_token_s * kv_tokens
         return seconds

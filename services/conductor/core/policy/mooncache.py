@@ -15,7 +15,15 @@ import numpy as np
 
 from mooncache.conductor.core.policy import branches, overload, placement
 from mooncache.conductor.core.policy.branches import Way
-from mooncache.conductor.core.policy.common import NO_INSTANCE, QUIET, candidates, cleaned, handovers_s, least
+from mooncache.conductor.core.policy.common import (
+    NO_INSTANCE,
+    QUIET,
+    candidates,
+    cleaned,
+    handovers_s,
+    least,
+    most,
+)
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.placement import Placements
 from mooncache.conductor.core.policy.types import ADMITTED, NOBODY, Bools, Choice, Floats, Request, Rules
@@ -45,12 +53,16 @@ class Mooncache:
     def choose(self, request: Request, fleet: Fleet, rules: Rules, rng: random.Random) -> Choice:
         """See `Policy.choose`."""
         prefillers, decoders = candidates(request, fleet)
-        if not decoders.any():
+        standing = fleet.standing
+        all_there = prefillers is standing.prefillers and decoders is standing.decoders
+        if not (standing.can_generate if all_there else decoders.any()):
             return NO_INSTANCE
-        priced = branches.scores(request, fleet, rules)
-        scores, odd = cleaned(priced.score_s, prefillers | decoders)
-        pair = self._paired(request, fleet, rules, rng, np.where(prefillers, scores, np.inf), decoders)
-        inline = self._inline(request, fleet, rules, rng, priced, decoders, paired=pair is not None)
+        computers = standing.computers if all_there else prefillers | decoders
+        priced = branches.scores(request, fleet, rules, full=False)
+        scores, odd = cleaned(priced.score_s, computers, standing)
+        alone, _ = cleaned(scores, prefillers, standing)
+        pair = self._paired(request, fleet, rules, rng, alone, decoders)
+        inline = self._inline(request, fleet, rules, rng, decoders, paired=pair is not None)
         best = pair
         if inline is not None and (pair is None or inline.end_s <= pair.end_s):
             best = inline
@@ -84,7 +96,8 @@ class Mooncache:
             way = branches.cheapest(branches.ways(request, fleet, rules, row))
             way = branches.together(request, fleet, rules, own, way) or way
             placed = placement.price(request, fleet, way.total_s, handover_s, holds=overload.holds(rules))
-            measured, _ = cleaned(placed.score_s, decoders & sharing)
+            mask = decoders if fleet.standing.all_share else decoders & sharing
+            measured, _ = cleaned(placed.score_s, mask, fleet.standing)
             decode = least(measured, rng)
             if decode == NOBODY:
                 continue
@@ -100,7 +113,6 @@ class Mooncache:
         fleet: Fleet,
         rules: Rules,
         rng: random.Random,
-        priced: branches.Scores,
         decoders: Bools,
         *,
         paired: bool,
@@ -114,10 +126,15 @@ class Mooncache:
         if paired:
             enough = request.prompt_tokens - rules.inline_tokens_max
             if all(source.tokens < enough for source in request.sources):
+                if not fleet.standing.any_both and most(request.local) < enough:
+                    return None
                 short = request.local >= enough
                 mask = mask & (short | fleet.standing.both if fleet.standing.any_both else short)
             if not mask.any():
                 return None
+        priced = branches.scores(request, fleet, rules)
+        assert priced.total_s is not None, "it was asked for"
+        assert priced.compute_s is not None, "it was asked for"
         placed = placement.price(
             request, fleet, float(np.min(priced.total_s[mask])), 0.0, holds=overload.holds(rules)
         )

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mooncache.conductor.core.policy.common import QUIET
+from mooncache.conductor.core.policy.common import QUIET, most
 from mooncache.conductor.core.policy.fleet import Even, Fleet
 from mooncache.conductor.core.policy.types import Floats, Request
 
@@ -39,7 +39,6 @@ class Placements(NamedTuple):
 Need = Callable[[Any, Any, Fleet], Any]
 
 
-@QUIET
 def price(
     request: Request, fleet: Fleet, at_s: float, handover_s: Floats | float, *, holds: bool = False
 ) -> Placements:
@@ -49,9 +48,7 @@ def price(
     """
     sequences, kv_tokens = fleet.decode_at(at_s)
     wait_s, share = _waits(request, fleet, at_s, holds=holds)
-    if wait_s is None:
-        wait_s = fleet.standing.nothing
-    else:
+    if wait_s is not None:
         # Who waits comes into a full batch.
         waits = wait_s > 0
         sequences = np.where(waits, fleet.sequences * share, sequences)
@@ -59,8 +56,17 @@ def price(
     tbt_s = fleet.tbt_s(sequences + request.sequences, kv_tokens + request.kv_tokens)
     if holds:
         alone_s = fleet.standing.decode_base_s + _work_s(request.sequences, request.kv_tokens, fleet)
-        tbt_s = np.minimum(tbt_s, np.maximum(alone_s, HELD_AT * request.tbt_slo_s))
-    score_s = wait_s + handover_s + request.output_tokens * tbt_s + LATE_S * (tbt_s > request.tbt_slo_s)
+        np.minimum(tbt_s, np.maximum(alone_s, HELD_AT * request.tbt_slo_s), out=tbt_s)
+    nothing = fleet.standing.nothing
+    score_s = request.output_tokens * tbt_s
+    if wait_s is None:
+        wait_s = nothing
+        if handover_s is not nothing:
+            score_s += handover_s
+    else:
+        score_s += wait_s + handover_s
+    if not most(tbt_s) <= request.tbt_slo_s:
+        score_s += LATE_S * (tbt_s > request.tbt_slo_s)
     return Placements(tbt_s, wait_s, score_s)
 
 
@@ -68,14 +74,7 @@ def _waits(
     request: Request, fleet: Fleet, at_s: float, *, holds: bool
 ) -> tuple[Floats | None, Floats | float]:
     """Return how long a place is waited for, None where nobody waits, and the share of what was sent that fits."""
-    standing = fleet.standing
-    limits: list[tuple[Need, Even]] = []
-    if standing.limits_sequences:
-        limits.append((_sequences, fleet.sequences_max))
-    if standing.limits_kv:
-        limits.append((_kv_tokens, fleet.kv_capacity_tokens))
-    if holds:
-        limits.append((_work_s, HELD_AT * request.tbt_slo_s - standing.decode_base_s))
+    limits = _limits(request, fleet, holds=holds)
     over: list[tuple[Floats, Need, Even]] = []
     share: Floats | float = 1.0
     for need, limit in limits:
@@ -89,6 +88,14 @@ def _waits(
             share = np.minimum(np.where(full, limit / (sent + own), 1.0), share)
     if not over:
         return None, 1.0
+    return _waiting_s(request, fleet, at_s, over, share), share
+
+
+@QUIET
+def _waiting_s(
+    request: Request, fleet: Fleet, at_s: float, over: list[tuple[Floats, Need, Even]], share: Floats | float
+) -> Floats:
+    """Return how long a place is waited for; over: what is beyond each limit."""
     # What stayed so far was in emptier batches, and long answers have not ended yet.
     full_step_s = fleet.tbt_s(fleet.sequences * share, fleet.kv_tokens * share)
     stay_s = np.maximum(fleet.stay_s, request.output_tokens * full_step_s)
@@ -98,7 +105,29 @@ def _waits(
         batch = need(fleet.batch_sequences, fleet.batch_kv_tokens, fleet)
         freed_s = at_s * (1 + np.minimum(batch / limit, 1.0)) / 2
         wait_s = np.maximum(wait_s, np.where(excess > 0, excess / limit * stay_s - freed_s, 0.0))
-    return wait_s, share
+    return wait_s
+
+
+def _limits(request: Request, fleet: Fleet, *, holds: bool) -> list[tuple[Need, Even]]:
+    """Return the limits that somebody could be over with the request.
+
+    Where even the most of everything that any row was sent would be within the least limit, nobody is over it.
+    """
+    standing = fleet.standing
+    sequences, kv_tokens = most(fleet.sequences), most(fleet.kv_tokens)
+    limits: list[tuple[Need, Even]] = []
+    if not sequences + request.sequences <= standing.sequences_least:
+        limits.append((_sequences, fleet.sequences_max))
+    if not kv_tokens + request.kv_tokens <= standing.kv_tokens_least:
+        limits.append((_kv_tokens, fleet.kv_capacity_tokens))
+    if holds:
+        limit = HELD_AT * request.tbt_slo_s - standing.decode_base_s
+        sent = _work_s(sequences, kv_tokens, fleet)
+        own = _work_s(request.sequences, request.kv_tokens, fleet)
+        within = sent + own <= limit
+        if within is not True and not np.all(within):
+            limits.append((_work_s, limit))
+    return limits
 
 
 def _sequences(sequences: Any, kv_tokens: Any, fleet: Fleet) -> Any:

@@ -1,0 +1,64 @@
+// Memory for blocks, wherever it is: anonymous memory of the host, a mapping of a file or of a DAX device, or
+// memory of a GPU. The store hands out offsets; who moves bytes asks here how.
+//
+// Either the processor can address it (data() is its first byte, and the copies are plain ones), or it cannot
+// (data() is null, and bytes go through copy_in and copy_out). Nothing else about the kind matters to the
+// store: metadata, eviction and checksums are the same.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "mooncache/bytes.h"
+#include "mooncache/status.h"
+#include "mooncache/store.h"
+#include "store/memfd.h"
+
+namespace mooncache::store {
+
+class ArenaMemory {
+ public:
+  virtual ~ArenaMemory() = default;
+  virtual std::byte* data() const = 0;
+  virtual uint64_t size_bytes() const = 0;
+  // From any thread. The range lies inside; an error leaves the bytes of `to` (or of the range) unspecified.
+  virtual Status copy_in(uint64_t offset, ConstSlice from) {
+    std::memcpy(data() + offset, from.data, from.size);
+    return Status::ok();
+  }
+  virtual Status copy_out(uint64_t offset, Slice to) {
+    std::memcpy(to.data, data() + offset, to.size);
+    return Status::ok();
+  }
+  // For processes of this host; -1: see ArenaInfo::why_not_shared.
+  virtual int fd_ro() const { return -1; }
+  virtual int fd_rw() const { return -1; }
+  virtual ArenaInfo info() const = 0;
+  // Looks whether the memory is still all there. Bytes that were lost since the start: they read as zeros, so
+  // their blocks no longer match their checksums.
+  virtual uint64_t lost_bytes() { return 0; }
+};
+
+class AnonymousMemory final : public ArenaMemory {
+ public:
+  explicit AnonymousMemory(Memfd file) : file_(std::move(file)) {}
+  std::byte* data() const override { return file_.data(); }
+  uint64_t size_bytes() const override { return file_.size_bytes(); }
+  int fd_ro() const override { return file_.fd_ro(); }
+  int fd_rw() const override { return file_.fd_rw(); }
+  ArenaInfo info() const override {
+    ArenaInfo info;
+    info.kind = "memory";
+    info.description = "anonymous memory of the host";
+    info.size_bytes = size_bytes();
+    return info;
+  }
+
+ private:
+  Memfd file_;
+};
+
+}  // namespace mooncache::store

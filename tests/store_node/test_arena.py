@@ -1,0 +1,77 @@
+"""Where a node's blocks lie: what the configuration asks for, and a pool whose arenas are files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import mooncache
+from mooncache.cli import cluster as view
+from mooncache.cli.output import console
+from mooncache.config.pool import StoreNodeSection
+from mooncache.errors import ConfigInvalid
+from mooncache.proto.v1 import common_pb2, master_pb2
+from mooncache.store_node.service import quarter_of_memory_bytes, segment_of, wanted_bytes
+from tests.client.conftest import make_cluster, wait_until
+
+MIB = 1 << 20
+
+
+def test_the_capacity_that_the_native_server_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "arena"
+    file.touch()
+    assert wanted_bytes(StoreNodeSection(capacity_bytes=5 * MIB)) == 5 * MIB
+    assert wanted_bytes(StoreNodeSection()) == pytest.approx(quarter_of_memory_bytes(), rel=0.5)
+    assert wanted_bytes(StoreNodeSection(arena_path=file)) == 0, "all of it"
+    assert wanted_bytes(StoreNodeSection(arena_path=file, capacity_bytes=2 * MIB)) == 2 * MIB
+    with pytest.raises(ConfigInvalid, match="capacity_bytes too"):
+        wanted_bytes(StoreNodeSection(arena_path=tmp_path))
+    with pytest.raises(ConfigInvalid, match="at least 1 MiB"):
+        wanted_bytes(StoreNodeSection(arena_path=file, capacity_bytes=1))
+
+
+def test_a_wrong_path_is_a_sentence_at_start(tmp_path: Path) -> None:
+    from mooncache import _native
+    from mooncache.client.native_call import call_native
+
+    settings = {"node_id": "n", "secret": bytes(32), "incarnation": 1, "arena_path": str(tmp_path / "none")}
+    with pytest.raises(ConfigInvalid, match="does not exist; make it"):
+        call_native(_native.StoreServer, settings)
+
+
+def test_status_shows_the_kind_of_each_arena() -> None:
+    segment = segment_of({"size_bytes": MIB, "kind": "dax"})
+    assert (segment.tier, segment.capacity_bytes) == (common_pb2.TIER_DRAM, MIB)
+    nodes = [
+        master_pb2.NodeStatus(node=common_pb2.NodeInfo(node_id=name, segments=segments))
+        for name, segments in (("new", [segment]), ("old", []))
+    ]
+    document = view.status_document(master_pb2.GetStatusResponse(master_id="m", nodes=nodes))
+    assert [node["arena"] for node in document["nodes"]] == ["dax", ""]
+    with console.capture() as capture:
+        view._show_pool(document)
+    assert "dax" in capture.get()
+
+
+def test_a_pool_in_files(tmp_path: Path) -> None:
+    """Two nodes, each with a file of its own without a name; clients on the host use TCP."""
+    folder = tmp_path / "arenas"
+    folder.mkdir(mode=0o700)
+    cluster = make_cluster(tmp_path / "state", MOONCACHE_STORE_NODE_ARENA_PATH=str(folder))
+    cluster.start()
+    try:
+        with mooncache.connect(**cluster.client_settings()) as client:
+            blocks = {f"block-{number}": bytes([number]) * 300_000 for number in range(40)}
+            for key, value in blocks.items():
+                client.put(key, value)
+            assert {key: bytes(client.get(key)) for key in blocks} == blocks
+            nodes = wait_until(lambda: client.cluster().nodes, "the map")
+            assert all(node.capacity_bytes == 64 * MIB for node in nodes)
+        assert list(folder.iterdir()) == []
+        logs = "".join(path.read_text() for path in (tmp_path / "state").rglob("*.log"))
+        assert "the node starts empty" in logs
+        assert "could be truncated under its readers" in logs
+    finally:
+        killed = cluster.stop()
+    assert not killed
