@@ -18,6 +18,7 @@ from mooncache._version import __version__
 
 if TYPE_CHECKING:
     from mooncache.client.aio import AsyncClient
+    from mooncache.client.registered import RegisteredBuffer
     from mooncache.client.reservation import AsyncReservation, Reservation
     from mooncache.client.results import (
         BatchResult,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         ClusterView,
         GetResult,
         GetValues,
+        GetViews,
         MatchResult,
         NodeView,
         PutResult,
@@ -43,10 +45,12 @@ __all__ = [
     "ClusterView",
     "GetResult",
     "GetValues",
+    "GetViews",
     "MatchResult",
     "MooncacheError",
     "NodeView",
     "PutResult",
+    "RegisteredBuffer",
     "Reservation",
     "__version__",
     "connect",
@@ -64,10 +68,12 @@ _HOMES = {
     "ClusterView": "mooncache.client.results",
     "GetResult": "mooncache.client.results",
     "GetValues": "mooncache.client.results",
+    "GetViews": "mooncache.client.results",
     "MatchResult": "mooncache.client.results",
     "MooncacheError": "mooncache.errors",
     "NodeView": "mooncache.client.results",
     "PutResult": "mooncache.client.results",
+    "RegisteredBuffer": "mooncache.client.registered",
     "Reservation": "mooncache.client.reservation",
 }
 

@@ -256,6 +256,13 @@ class Client:
     def get_bytes(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list:
         """-> list of bytes, or of the code (int) where there is no block"""
 
+    def get_lent(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list:
+        """
+        -> list of ReceivedBlock, of bytes where no memory was left to lend, of the code (int) where there is no block
+        """
+
+    def register_buffer(self, buffer: object) -> Registration: ...
+
     def match(self, keys: object, timeout_s: float = 30.0, touch: bool = True, cancel: CancelToken | None = None, node: int | None = None) -> tuple:
         """-> (leading_run, bitmap, unreachable_nodes)"""
 
@@ -296,6 +303,22 @@ class Client:
         """
 
     def close(self) -> None: ...
+
+class ReceivedBlock:
+    """
+    A block in memory that the client lends, read-only; it goes back with the object.
+    """
+
+class Registration:
+    """A buffer that devices may use in place, until close()."""
+
+    def close(self) -> None:
+        """
+        Twice is harmless; a call that uses the buffer keeps it registered until it ends.
+        """
+
+    @property
+    def size_bytes(self) -> int: ...
 
 class GpuStager:
     """Pinned buffers with a copy stream each. Not thread-safe."""

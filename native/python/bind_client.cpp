@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "client_arguments.h"
+#include "client_buffers.h"
 #include "module.h"
 #include "mooncache/client.h"
 #include "rdma_arguments.h"
@@ -86,6 +87,9 @@ ClientConfig to_config(const nb::dict& from) {
   take(from, "retry_burst", config.retry_burst, known);
   take(from, "fanout_nodes_max", config.fanout_nodes_max, known);
   take(from, "location_cache_keys", config.location_cache_keys, known);
+  take(from, "receive_pool_bytes", config.receive_pool_bytes, known);
+  take(from, "registered_bytes_max", config.registered_bytes_max, known);
+  take(from, "registered_buffers_max", config.registered_buffers_max, known);
   for (const auto& [name, value] : from) {
     const auto text = nb::cast<std::string>(name);
     if (set_rdma_field(text, value, config.rdma)) continue;
@@ -196,17 +200,20 @@ nb::list get(Client& client, nb::handle keys_in, nb::handle destinations, double
   return result;
 }
 
-// Bytes objects of the right size, made once the node told the size; an int (the code) where there is no
-// block.
-nb::list get_bytes(Client& client, nb::handle keys_in, double timeout_s, const CancelToken* cancel,
-                   std::optional<uint32_t> node) {
+// Memory of the right size, made once the node told the size: lent by the client (a ReceivedBlock) if that is
+// asked for and there is some, else a bytes object. An int (the code) where there is no block.
+nb::list get_sized(Client& client, nb::handle keys_in, double timeout_s, const CancelToken* cancel,
+                   std::optional<uint32_t> node, bool lend) {
   const auto keys = to_keys(keys_in);
+  std::vector<std::unique_ptr<LentBuffer>> lent(keys.size());
   const CallOptions options = to_options(timeout_s, cancel, node);
   std::vector<nb::object> made(keys.size());
   std::vector<GetBlock> blocks(keys.size());
   for (size_t i = 0; i < keys.size(); ++i) blocks[i] = {keys[i], {}, 0};
   GetOptions how;
-  how.allocate = [&made](size_t item, uint64_t size) -> std::byte* {
+  how.allocate = [&](size_t item, uint64_t size) -> std::byte* {
+    lent[item] = lend ? client.receive_buffer(size) : nullptr;
+    if (lent[item]) return lent[item]->data();
     const nb::gil_scoped_acquire held;
     PyObject* bytes = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size));
     if (bytes == nullptr) {
@@ -225,7 +232,9 @@ nb::list get_bytes(Client& client, nb::handle keys_in, double timeout_s, const C
   check(status);
   nb::list result;
   for (size_t i = 0; i < keys.size(); ++i) {
-    if (outcomes[i].code == Code::kOk && made[i].is_valid())
+    if (outcomes[i].code == Code::kOk && lent[i])
+      result.append(std::make_unique<Received>(std::move(lent[i])));
+    else if (outcomes[i].code == Code::kOk && made[i].is_valid())
       result.append(made[i]);
     else
       result.append(static_cast<int>(outcomes[i].code));
@@ -479,8 +488,20 @@ void bind_client(nb::module_& m) {
         nb::arg("timeout_s") = 30.0, cancel, node, "-> [(code, node_index)]");
   c.def("get", &get, nb::arg("keys"), nb::arg("destinations"), nb::arg("timeout_s") = 30.0, cancel,
         nb::arg("offsets").none() = nb::none(), node, "-> [(code, size_bytes, node_index)]");
-  c.def("get_bytes", &get_bytes, nb::arg("keys"), nb::arg("timeout_s") = 30.0, cancel, node,
-        "-> list of bytes, or of the code (int) where there is no block");
+  c.def(
+      "get_bytes",
+      [](Client& client, nb::handle keys, double timeout_s, const CancelToken* token,
+         std::optional<uint32_t> on) { return get_sized(client, keys, timeout_s, token, on, false); },
+      nb::arg("keys"), nb::arg("timeout_s") = 30.0, cancel, node,
+      "-> list of bytes, or of the code (int) where there is no block");
+  c.def(
+      "get_lent",
+      [](Client& client, nb::handle keys, double timeout_s, const CancelToken* token,
+         std::optional<uint32_t> on) { return get_sized(client, keys, timeout_s, token, on, true); },
+      nb::arg("keys"), nb::arg("timeout_s") = 30.0, cancel, node,
+      "-> list of ReceivedBlock, of bytes where no memory was left to lend, of the code (int) where there is "
+      "no block");
+  bind_buffers(m, c);
   bind_control(c);
   c.def(
       "reserve",

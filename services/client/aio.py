@@ -21,6 +21,7 @@ from mooncache.client.control import Control
 from mooncache.client.engine import Engine
 from mooncache.client.keys import Key
 from mooncache.client.options import Options, new_native
+from mooncache.client.registered import RegisteredBuffer
 from mooncache.client.reservation import AsyncReservation
 from mooncache.client.sync import _missed, _raise_single
 from mooncache.errors import BufferTooSmall, Closed
@@ -151,6 +152,16 @@ class AsyncClient:
         result: res.GetValues = await self._run_cancellable(self._engine.get_many, keys, timeout_s)
         return result
 
+    async def get_view(self, key: Key, *, timeout_s: float | None = None) -> memoryview | None:
+        """See `Client.get_view`."""
+        result = await self.get_many_views([key], timeout_s=timeout_s)
+        return None if _missed(result.codes[0], "get_view") else result.values[0]
+
+    async def get_many_views(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.GetViews:
+        """See `Client.get_many_views`."""
+        result: res.GetViews = await self._run_cancellable(self._engine.get_many_views, keys, timeout_s)
+        return result
+
     async def get_into(
         self, key: Key, destination: Buffer, *, offset: int | None = None, timeout_s: float | None = None
     ) -> int | None:
@@ -181,6 +192,10 @@ class AsyncClient:
     ) -> int | None:
         """See `Client.get_iov`."""
         return await self.get_into(key, list(slices), timeout_s=timeout_s)
+
+    def register_buffer(self, buffer: Buffer) -> RegisteredBuffer:
+        """See `Client.register_buffer`. It waits for nothing."""
+        return self._engine.register_buffer(buffer)
 
     async def reserve(self, key: Key, size_bytes: int, *, timeout_s: float | None = None) -> AsyncReservation:
         """See `Client.reserve`: `async with await client.reserve(...) as block`."""

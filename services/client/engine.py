@@ -16,6 +16,7 @@ from mooncache.client import results as res
 from mooncache.client.device import DeviceStaging, in_device
 from mooncache.client.keys import Key, pack_keys, to_block_key, to_block_keys
 from mooncache.client.native_call import call_native
+from mooncache.client.registered import RegisteredBuffer
 from mooncache.errors import Closed, InvalidArgument, MooncacheError
 
 MAX_BATCH = 65_536
@@ -59,6 +60,10 @@ def _bits(bitmap: bytes, count: int) -> tuple[bool, ...]:
     for byte in bitmap:
         flags += _BITS_OF_BYTE[byte]
     return tuple(flags[:count])
+
+
+def _codes(answer: list[Any]) -> tuple[int, ...]:
+    return tuple(item if isinstance(item, int) else res.OK for item in answer)
 
 
 class Engine:
@@ -269,21 +274,41 @@ class Engine:
     def get_many(
         self, keys: Iterable[Key], timeout_s: float | None, cancel: CancelTokenLike | None = None
     ) -> res.GetValues:
+        answer = self._get_sized("get_bytes", keys, timeout_s, cancel)
+        return res.GetValues(
+            _codes(answer), tuple(item if isinstance(item, bytes) else None for item in answer)
+        )
+
+    def get_many_views(
+        self, keys: Iterable[Key], timeout_s: float | None, cancel: CancelTokenLike | None = None
+    ) -> res.GetViews:
+        answer = self._get_sized("get_lent", keys, timeout_s, cancel)
+        return res.GetViews(
+            _codes(answer), tuple(None if isinstance(item, int) else memoryview(item) for item in answer)
+        )
+
+    def _get_sized(
+        self, name: str, keys: Iterable[Key], timeout_s: float | None, cancel: CancelTokenLike | None
+    ) -> list[Any]:
+        """A native get into memory made once the size is known: for each key what holds the bytes, or the code."""
         block_keys = self._batch(keys)
         if not block_keys:
-            return res.GetValues(())
+            return []
         limit_s = self._timeout(timeout_s)
-        answer = call_native(self._core().get_bytes, block_keys, limit_s, cancel)
-        missed = [i for i, item in enumerate(answer) if item == res.NOT_FOUND]
+        call = getattr(self._core(), name)
+        answer: list[Any] = call_native(call, block_keys, limit_s, cancel)
+        missed = [i for i, item in enumerate(answer) if isinstance(item, int) and item == res.NOT_FOUND]
         if missed and self._learn([block_keys[i] for i in missed], limit_s):
-            again = call_native(self._core().get_bytes, [block_keys[i] for i in missed], limit_s, cancel)
+            again = call_native(call, [block_keys[i] for i in missed], limit_s, cancel)
             for i, item in zip(missed, again, strict=True):
                 answer[i] = item
-        codes = [res.OK if isinstance(item, bytes) else int(item) for item in answer]
-        return res.GetValues(
-            tuple(codes),
-            tuple(item if isinstance(item, bytes) else None for item in answer),
-        )
+        return answer
+
+    def register_buffer(self, buffer: buf.Buffer) -> RegisteredBuffer:
+        core = self._core()
+        if isinstance(buffer, (str, list, tuple)):
+            raise InvalidArgument(f"One buffer is registered at a time; got {type(buffer).__name__}.")
+        return RegisteredBuffer(call_native(core.register_buffer, buffer))
 
     def reserve(
         self, key: Key, size_bytes: int, timeout_s: float | None, cancel: CancelTokenLike | None = None

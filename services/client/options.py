@@ -85,6 +85,9 @@ class Options:
     shm: bool
     lanes_per_node: int
     fanout_nodes_max: int
+    receive_pool_bytes: int
+    registered_bytes_max: int
+    registered_buffers_max: int
     host_id: str
     tls: TlsSection
     rdma: dict[str, Any]
@@ -146,6 +149,9 @@ class Options:
             shm=client.shm_enabled if shm is None else shm,
             lanes_per_node=lanes_per_node or client.lanes_per_node,
             fanout_nodes_max=client.fanout_nodes_max,
+            receive_pool_bytes=client.receive_pool_bytes,
+            registered_bytes_max=client.registered_bytes_max,
+            registered_buffers_max=client.registered_buffers_max,
             host_id=client.host_id or host_id(),
             tls=tls,
             rdma=config.rdma.native(),
@@ -253,6 +259,9 @@ def new_native(options: Options) -> Any:
         "connect_timeout_s": min(options.connect_timeout_s, CONNECT_TIMEOUT_S),
         "shm_enabled": options.shm,
         "fanout_nodes_max": options.fanout_nodes_max,
+        "receive_pool_bytes": options.receive_pool_bytes,
+        "registered_bytes_max": options.registered_bytes_max,
+        "registered_buffers_max": options.registered_buffers_max,
         **options.rdma,
     }
     if options.tls.enabled:

@@ -92,6 +92,24 @@ class GetValues(BatchResult):
 
 
 @dataclass(frozen=True, slots=True)
+class GetViews(BatchResult):
+    """Outcome of a batch get into memory that the client lends: `values[i]` is None for a miss or a failure."""
+
+    values: tuple[memoryview | None, ...] = ()
+
+    @property
+    def hits(self) -> int:
+        """Number of keys that were found."""
+        return self.codes.count(OK)
+
+    def __iter__(self) -> Iterator[memoryview | None]:
+        return iter(self.values)
+
+    def __getitem__(self, position: int) -> memoryview | None:
+        return self.values[position]
+
+
+@dataclass(frozen=True, slots=True)
 class MatchResult:
     """How much of a key chain the pool holds."""
 

@@ -17,6 +17,7 @@ from mooncache.client.control import Control
 from mooncache.client.engine import Engine
 from mooncache.client.keys import Key
 from mooncache.client.options import Options, new_native
+from mooncache.client.registered import RegisteredBuffer
 from mooncache.client.reservation import Reservation
 from mooncache.errors import BufferTooSmall, NotFound, error_for
 
@@ -165,6 +166,19 @@ class Client:
         """The bytes of a batch: `.values[i]` is None for a miss or a failure, `.codes[i]` says which."""
         return self._engine.get_many(keys, timeout_s)
 
+    def get_view(self, key: Key, *, timeout_s: float | None = None) -> memoryview | None:
+        """As `get`, without the copy into an object of its own: a read-only view of memory that the client lends.
+
+        The memory goes back when the view and all that was made of it are gone; it may outlive the client, but not
+        a fork. With nothing left to lend (`client.receive_pool_bytes`) it is a view of a bytes object.
+        """
+        result = self._engine.get_many_views([key], timeout_s)
+        return None if _missed(result.codes[0], "get_view") else result.values[0]
+
+    def get_many_views(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.GetViews:
+        """`get_view` for a batch: `.values[i]` is None for a miss or a failure, `.codes[i]` says which."""
+        return self._engine.get_many_views(keys, timeout_s)
+
     def get_into(
         self, key: Key, destination: Buffer, *, offset: int | None = None, timeout_s: float | None = None
     ) -> int | None:
@@ -202,6 +216,22 @@ class Client:
     def get_iov(self, key: Key, slices: Sequence[Buffer], *, timeout_s: float | None = None) -> int | None:
         """Read one block scattered over `slices`, filled from the first on. Returns bytes written, None on a miss."""
         return self.get_into(key, list(slices), timeout_s=timeout_s)
+
+    def register_buffer(self, buffer: Buffer) -> RegisteredBuffer:
+        """Let RDMA devices read and write this memory in place, in puts out of it and gets into it or parts of it.
+
+        Worth it for memory that is used many times, such as an arena of KV blocks: what is not registered goes
+        through memory of the client. Nothing is registered before the first use, and the registrations used longest
+        ago make room (`client.registered_bytes_max`, `client.registered_buffers_max`); without RDMA it has no effect.
+
+        Args:
+            buffer: one writable object with the buffer protocol (NumPy array, bytearray, mmap; of a host tensor
+                `tensor.numpy()`). It cannot be freed, resized or closed until the result is closed.
+
+        Raises:
+            InvalidArgument: read-only, empty, no buffer, or it overlaps one that is registered.
+        """
+        return self._engine.register_buffer(buffer)
 
     # --- reserve, write, commit ------------------------------------------------------------------------------
 

@@ -154,6 +154,12 @@ class ClientSection(Section):
     """Name of this machine; empty means the machine's own id."""
     fanout_nodes_max: int = Field(default=8, ge=1, le=64)
     """Up to this many nodes are asked directly for a block whose place is unknown; the master is asked beyond."""
+    receive_pool_bytes: SizeBytes = Field(default=256 << 20, le=1 << 40)
+    """Memory that gets without a destination lend to the caller (`get_view`); 0 lends none, values are copied then."""
+    registered_bytes_max: SizeBytes = 16 << 30
+    """Bytes that are registered with RDMA devices at a time, of buffers of the caller and of the receive pool."""
+    registered_buffers_max: int = Field(default=256, ge=0, le=65_536)
+    """Buffers that are registered with RDMA devices at a time; the one used longest ago makes room."""
 
 
 class RdmaSection(Section):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mooncache.client import staging
+from mooncache.client.native_call import call_native
 from mooncache.errors import ChecksumMismatch, DeadlineExceeded, InvalidArgument, TransportUnavailable
 from mooncache.kvcache import mover as mv
 from mooncache.kvcache.gpu_blocks import GpuBlocks, Ranges
@@ -160,7 +161,7 @@ def test_bytes_that_change_on_the_way_are_noticed(engine: Engine, gpu: Pretended
     with engine.memory.reading([0], None, soon()):
         pass
     gpu.wrong_kernel(True)
-    if not staging.call_native(gpu.device.make_stager, 4_096, 1).how.startswith("one launch"):
+    if not call_native(gpu.device.make_stager, 4_096, 1).how.startswith("one launch"):
         pytest.skip("there are no checksums without the kernel")
     with pytest.raises(ChecksumMismatch), engine.memory.reading([0], None, soon()):
         pass

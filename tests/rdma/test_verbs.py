@@ -60,6 +60,13 @@ def test_a_pool_moves_blocks_over_two_rails(vm: MakeMachine) -> None:
     assert passed(suite(vm(net="wire", rails=2), "test_client", chosen, ON_THE_WIRE, crossed)) == 4
 
 
+def test_devices_use_registered_and_lent_memory_in_place(vm: MakeMachine) -> None:
+    """Real registrations pin pages: what was mapped anew at an address would show the old bytes."""
+    lent = ("BlocksOf*", "SmallBlocks*", "Registered*", "MemoryMapped*", "MoreBuffers*")
+    chosen = ":".join(("Book.*", *(f"Lending.{name}" for name in lent)))
+    assert passed(suite(vm(net="wire", rails=2), "test_client", chosen, ON_THE_WIRE)) == 10
+
+
 def test_packet_loss_costs_time_and_no_byte(vm: MakeMachine) -> None:
     machine = vm(net="wire", rails=2, loss_percent=1.0)
     assert passed(suite(machine, "test_client", "RdmaPool.BlocksGoAndComeOverRdma", ON_THE_WIRE)) == 1

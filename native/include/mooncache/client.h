@@ -72,10 +72,15 @@ struct ClientConfig {
   bool shm_enabled = true;
   uint64_t shm_min_bytes = 128 << 10;  // batches below go fused over the unix socket
   RdmaConfig rdma;
-  uint64_t rdma_min_bytes = 256 << 10;       // batches below go fused over TCP
-  uint64_t rdma_min_block_bytes = 64 << 10;  // so do batches whose blocks are smaller on average
-  uint64_t rdma_staging_bytes = 32 << 20;    // registered memory of the client, once it uses RDMA
-  uint64_t frame_bytes = 1 << 20;            // payload per PUT/GET frame
+  uint64_t rdma_min_bytes = 256 << 10;          // batches below go fused over TCP
+  uint64_t rdma_min_block_bytes = 64 << 10;     // so do batches whose blocks are smaller on average
+  uint64_t rdma_staging_bytes = 32 << 20;       // registered memory of the client, once it uses RDMA
+  uint64_t rdma_direct_slice_bytes = 16 << 10;  // slices smaller than this on average are copied to staging
+  // Registrations of buffers of the caller (register_buffer) and of the receive pool that are kept at a time.
+  uint64_t registered_bytes_max = 16ull << 30;
+  uint32_t registered_buffers_max = 256;
+  uint64_t receive_pool_bytes = 256 << 20;  // memory that receive_buffer() lends; 0 = none
+  uint64_t frame_bytes = 1 << 20;           // payload per PUT/GET frame
   uint32_t frame_items = 256;
   uint32_t window_frames = 6;     // frames in flight per lane
   uint32_t spin_us = 20;          // busy wait for a small answer before sleeping; 0 on one core
@@ -130,7 +135,8 @@ struct GetOptions {
   // range is read: as many bytes from `offset` on as the destination holds and the block has.
   bool whole = true;
   // When set, slices are ignored and the destination is asked for once the size is known. Called on the
-  // calling thread, no lock held; may be called again for an item that is retried. null = LIMIT_EXCEEDED.
+  // calling thread, no lock held; may be called again for an item that is retried, which leaves the earlier
+  // memory to the caller. null = LIMIT_EXCEEDED.
   std::function<std::byte*(size_t item, uint64_t size_bytes)> allocate;
 };
 
@@ -196,6 +202,14 @@ class BlockReservation {
   virtual uint64_t size() const = 0;
 };
 
+// Memory that a client lends for received blocks. Goes back when the object does; may outlive the client.
+class LentBuffer {
+ public:
+  virtual ~LentBuffer() = default;
+  virtual std::byte* data() const = 0;
+  virtual size_t size() const = 0;
+};
+
 class Client {
  public:
   // CONFIG_INVALID with a sentence.
@@ -228,6 +242,15 @@ class Client {
 
   Result<std::unique_ptr<BlockReservation>> reserve(const Key& key, uint64_t size_bytes,
                                                     const CallOptions& options);
+
+  // From now on, until as many unregister_buffer() with the same range, puts out of this memory and gets into
+  // it may be carried out by a device directly, where RDMA is used; the caller leaves it mapped as it is so
+  // long. Nothing is registered before it is used. INVALID_ARGUMENT: empty, or overlaps another range.
+  Status register_buffer(Slice memory);
+  // NOT_FOUND when it is not registered. Works on a closed client too.
+  Status unregister_buffer(Slice memory);
+  // For GetOptions::allocate. Null when the pool has no such room left.
+  std::unique_ptr<LentBuffer> receive_buffer(uint64_t size);
 
   // Positions of keys whose place only the directory can tell (not cached, cluster too big to ask all).
   std::vector<uint32_t> unlocated(std::span<const Key> keys) const;

@@ -4,6 +4,7 @@
 // ended.
 #pragma once
 
+#include "client/buffer_book.h"
 #include "client/node.h"
 
 namespace mooncache {
@@ -19,6 +20,9 @@ struct GetBatch {
   std::span<GetOutcome> outcomes;
   Counters* counters = nullptr;
   const ClientConfig* config = nullptr;
+  BufferBook* buffers = nullptr;
+  // With GetOptions::allocate, per block: its size once a node told it, 0 before.
+  std::span<uint64_t> known_bytes;
 
   uint64_t capacity(uint32_t item) const;
   void settle(uint32_t item, Code code, uint64_t size, const Node& node) const;
@@ -32,12 +36,16 @@ struct PutBatch {
   Deadline deadline;
   Counters* counters = nullptr;
   const ClientConfig* config = nullptr;
+  BufferBook* buffers = nullptr;
 
   uint32_t wait_ms() const;
 };
 
-// Sizes of the batch's frames: bytes and items, whichever fills first; at least one item.
-std::unique_ptr<Program> make_fused_get(const GetBatch& batch, Work& work, const Node& node);
+// Sizes of the batch's frames: bytes and items, whichever fills first; at least one item. Of blocks whose
+// size is not known, those above `unsized_max` are not sent: they have BUFFER_TOO_SMALL, and their size is
+// known then (known_bytes).
+std::unique_ptr<Program> make_fused_get(const GetBatch& batch, Work& work, const Node& node,
+                                        uint64_t unsized_max = UINT64_MAX);
 std::unique_ptr<Program> make_fused_put(PutBatch& batch, Work& work, std::span<Code> codes);
 // Whether a batch for one node is large enough, in large enough blocks, for two round trips and a
 // registration per block to be less than what the node's processor would cost.

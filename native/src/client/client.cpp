@@ -27,6 +27,8 @@ Status check_config(const ClientConfig& config) {
     return bad("frame_items must be 1 to 4096");
   if (config.frame_bytes < 4096 || config.frame_bytes > (64 << 20))
     return bad("frame_bytes must be 4096 to 67108864");
+  if (config.registered_buffers_max > 65'536) return bad("registered_buffers_max must be at most 65536");
+  if (config.receive_pool_bytes > (1ull << 40)) return bad("receive_pool_bytes must be at most 1 TiB");
   if (config.connect_timeout_ms < 1) return bad("connect_timeout must be positive");
   if (config.breaker_failures < 1) return bad("breaker_failures must be at least 1");
   if (config.location_cache_keys > (1ull << 28)) return bad("location_cache_keys must be at most 268435456");
@@ -63,6 +65,9 @@ Client::Impl::Impl(ClientConfig config_in)
     : config(std::move(config_in)),
       locations(config.location_cache_keys),
       rdma(std::make_shared<RdmaAccess>(config.rdma, config.rdma_staging_bytes)),
+      buffers(std::make_shared<BufferBook>(
+          rdma, BufferBook::Limits{config.registered_bytes_max, config.registered_buffers_max}, counters)),
+      receive_pool(std::make_shared<ReceivePool>(buffers, config.receive_pool_bytes)),
       fork_generation(fork_generation_now()),
       current(std::make_shared<NodeMap>()),
       retries(config.retry_percent, config.retry_burst) {
@@ -236,6 +241,23 @@ Result<MatchReport> Client::match(std::span<const Key> keys, bool touch, const C
   return report;
 }
 
+Status Client::register_buffer(Slice memory) {
+  if (Status status = impl_->usable(); !status) return status;
+  return impl_->buffers->add(memory);
+}
+
+Status Client::unregister_buffer(Slice memory) {
+  if (impl_->fork_generation != fork_generation_now()) return Status::ok();  // it is the parent's
+  return impl_->buffers->remove(memory);
+}
+
+std::unique_ptr<LentBuffer> Client::receive_buffer(uint64_t size) {
+  if (!impl_->usable()) return nullptr;
+  auto lent = impl_->receive_pool->take(size);
+  impl_->counters.add(lent ? Counter::kReceivePoolBlocks : Counter::kReceivePoolMisses);
+  return lent;
+}
+
 std::vector<uint32_t> Client::unlocated(std::span<const Key> keys) const {
   std::vector<uint32_t> positions;
   const auto map = impl_->map();
@@ -291,6 +313,10 @@ NamedValues Client::stats() const {
     if (node->rdma_bytes() > 0)
       values.emplace_back("rdma_peer_" + node->info().node_id + "_bytes", node->rdma_bytes());
   }
+  values.emplace_back("registered_buffers", impl_->buffers->buffers());
+  values.emplace_back("registered_bytes", impl_->buffers->registered_bytes());
+  values.emplace_back("receive_pool_mapped_bytes", impl_->receive_pool->mapped_bytes());
+  values.emplace_back("receive_pool_lent_bytes", impl_->receive_pool->lent_bytes());
   values.emplace_back("nodes", map->nodes.size());
   values.emplace_back("map_epoch", map->epoch);
   return values;

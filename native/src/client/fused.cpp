@@ -9,7 +9,7 @@
 namespace mooncache {
 
 uint64_t GetBatch::capacity(uint32_t item) const {
-  if (how->allocate) return wire::kMaxPayloadBytes;
+  if (how->allocate) return known_bytes[item] > 0 ? known_bytes[item] : wire::kMaxPayloadBytes;
   uint64_t total = 0;
   for (const Slice& slice : blocks[item].slices) total += slice.size;
   return total;
@@ -17,6 +17,10 @@ uint64_t GetBatch::capacity(uint32_t item) const {
 
 void GetBatch::settle(uint32_t item, Code code, uint64_t size, const Node& node) const {
   outcomes[item] = {code, size, node.info().index};
+  if (how->allocate && (code == Code::kOk || code == Code::kBufferTooSmall)) {
+    known_bytes[item] = size;
+    if (code == Code::kBufferTooSmall) return;  // no answer yet: it is asked for again
+  }
   switch (code) {
     case Code::kOk:
       counters->add(Counter::kGetHits);
@@ -47,16 +51,18 @@ constexpr size_t kUnsizedItems = 16;
 
 class FusedGet final : public Program {
  public:
-  FusedGet(const GetBatch& batch, Work& work, const Node& node)
-      : batch_(batch), work_(work), node_(node), sent_(work.answered) {}
+  FusedGet(const GetBatch& batch, Work& work, const Node& node, uint64_t unsized_max)
+      : batch_(batch), work_(work), node_(node), unsized_max_(unsized_max), sent_(work.answered) {}
 
   bool next(Request& request) override {
     if (sent_ == work_.items.size()) return false;
     const size_t begin = sent_;
-    const size_t most = batch_.how->allocate ? kUnsizedItems : batch_.config->frame_items;
     uint64_t bytes = 0;
-    while (sent_ < work_.items.size() && sent_ - begin < most) {
-      const uint64_t capacity = batch_.how->allocate ? 0 : batch_.capacity(work_.items[sent_]);
+    size_t unsized = 0;
+    while (sent_ < work_.items.size() && sent_ - begin < batch_.config->frame_items) {
+      const uint32_t item = work_.items[sent_];
+      if (!sized(item) && ++unsized > kUnsizedItems) break;
+      const uint64_t capacity = sized(item) ? batch_.capacity(item) : 0;
       if (sent_ > begin && bytes + capacity > batch_.config->frame_bytes) break;
       bytes += capacity;
       ++sent_;
@@ -66,8 +72,7 @@ class FusedGet final : public Program {
     request.meta.u32(static_cast<uint32_t>(sent_ - begin));
     for (size_t i = begin; i < sent_; ++i) {
       const uint32_t item = work_.items[i];
-      wire::GetItem{batch_.blocks[item].key, batch_.blocks[item].offset, batch_.capacity(item)}.encode(
-          request.meta);
+      wire::GetItem{batch_.blocks[item].key, batch_.blocks[item].offset, asked(item)}.encode(request.meta);
     }
     frames_.push_back(sent_ - begin);
     return true;
@@ -90,7 +95,7 @@ class FusedGet final : public Program {
       if (result.code != Code::kOk && result.length != 0)
         return {Code::kProtocolError, "bytes for a failed item"};
       const uint32_t item = work_.items[work_.answered + i];
-      if (result.length > batch_.capacity(item)) return {Code::kProtocolError, "more bytes than asked for"};
+      if (result.length > asked(item)) return {Code::kProtocolError, "more bytes than asked for"};
       total += result.length;
       if (total > header.payload_bytes) return {Code::kProtocolError, "GET's lengths do not fit its payload"};
       if (result.code == Code::kOk) take_destination(item, result, sink);
@@ -126,6 +131,12 @@ class FusedGet final : public Program {
   }
 
  private:
+  bool sized(uint32_t item) const { return !batch_.how->allocate || batch_.known_bytes[item] > 0; }
+  // Not for what is known already: a size never changes between question and answer.
+  uint64_t asked(uint32_t item) const {
+    return sized(item) ? batch_.capacity(item) : std::min(batch_.capacity(item), unsized_max_);
+  }
+
   // The node had no room for this item behind the others of its frame: it goes to the end of the queue. The
   // first item of a frame is never asked for twice, so each frame settles at least one.
   void ask_again() {
@@ -145,6 +156,7 @@ class FusedGet final : public Program {
   const GetBatch& batch_;
   Work& work_;
   const Node& node_;
+  const uint64_t unsized_max_;
   size_t sent_;
   std::deque<size_t> frames_;  // items in each frame in flight
   std::vector<wire::GetResult> results_;
@@ -211,8 +223,9 @@ class FusedPut final : public Program {
 
 }  // namespace
 
-std::unique_ptr<Program> make_fused_get(const GetBatch& batch, Work& work, const Node& node) {
-  return std::make_unique<FusedGet>(batch, work, node);
+std::unique_ptr<Program> make_fused_get(const GetBatch& batch, Work& work, const Node& node,
+                                        uint64_t unsized_max) {
+  return std::make_unique<FusedGet>(batch, work, node, unsized_max);
 }
 
 std::unique_ptr<Program> make_fused_put(PutBatch& batch, Work& work, std::span<Code> codes) {

@@ -36,7 +36,12 @@ class GetCall {
     std::vector<uint32_t> open(batch_.blocks.size());
     for (uint32_t i = 0; i < open.size(); ++i) open[i] = i;
     for (size_t round = 0; round < kMaxRounds && !open.empty(); ++round) {
-      if (round > 0 && options_.deadline.expired()) break;
+      if (round > 0 && options_.deadline.expired()) {
+        for (const uint32_t item : open) {
+          if (fresh(item)) best_[item].code = Code::kDeadlineExceeded;
+        }
+        break;
+      }
       std::vector<uint32_t> lost;
       assign(open, lost, round == 0);
       if (!lost.empty() && searches_ < kMaxSearches && !options_.node && map_->nodes.size() > 1) search(lost);
@@ -50,6 +55,7 @@ class GetCall {
       batch_.outcomes[i] = best_[i];
       if (is_unreachable(best_[i].code)) impl_.counters.add(Counter::kMissUnreachable);
     }
+    if (batch_.how->allocate) learn_usual_size();
   }
 
  private:
@@ -154,6 +160,34 @@ class GetCall {
   // Going on after a miss is part of a get; going on after failures is a retry and has a budget.
   bool pay_for_failures() { return failures_ == 0 || impl_.take_retries(failures_) == failures_; }
 
+  // What a block comes to, as far as that is known; 0 = not at all.
+  uint64_t expected_bytes(uint32_t item) const {
+    if (!batch_.how->allocate) return batch_.capacity(item);
+    return batch_.known_bytes[item] > 0 ? batch_.known_bytes[item] : usual_bytes_;
+  }
+
+  // Blocks of a batch that allocates have no size before somebody told it, and the way depends on the size.
+  // The guess is what blocks measured lately. A block above this limit is not sent where there is a better
+  // way for large ones: the node tells its size, and it is asked for again.
+  uint64_t unsized_max(Node& node, Session& session) const {
+    if (!batch_.how->allocate || !batch_.how->whole || no_one_sided_) return UINT64_MAX;
+    if (session.route() == Route::kUnix) return std::max(impl_.config.shm_min_bytes, 2 * usual_bytes_);
+    if (node.rdma_for(session, steady_ms()) == nullptr) return UINT64_MAX;
+    return std::max(impl_.config.rdma_min_block_bytes, 2 * usual_bytes_);
+  }
+
+  void learn_usual_size() {
+    uint64_t bytes = 0, blocks = 0;
+    for (const GetOutcome& outcome : best_) {
+      if (outcome.code != Code::kOk) continue;
+      bytes += outcome.size;
+      ++blocks;
+    }
+    if (blocks == 0) return;
+    const uint64_t mean = bytes / blocks;
+    impl_.usual_bytes.store(usual_bytes_ == 0 ? mean : (usual_bytes_ + mean) / 2, std::memory_order_relaxed);
+  }
+
   void fetch() {
     std::vector<LaneTask> tasks(works_.size());
     uint64_t bytes = 0;
@@ -161,20 +195,20 @@ class GetCall {
       auto& [position, work] = works_[i];
       uint64_t work_bytes = 0;
       for (const uint32_t item : work->items) {
-        work_bytes += batch_.how->allocate ? impl_.config.frame_bytes : batch_.capacity(item);
+        const uint64_t expected = expected_bytes(item);
+        work_bytes += expected;
+        bytes += expected > 0 ? expected : impl_.config.frame_bytes;
       }
-      bytes += work_bytes;
       Node& node = *map_->nodes[position];
       tasks[i].node = map_->nodes[position];
       tasks[i].has_alternative = map_->nodes.size() > 1 && !options_.node;
-      const bool one_sided =
-          !batch_.how->allocate && work_bytes >= impl_.config.shm_min_bytes && !no_one_sided_;
+      const bool one_sided = work_bytes >= impl_.config.shm_min_bytes && !no_one_sided_;
       const bool rdma =
           one_sided && batch_.how->whole && worth_rdma(impl_.config, work_bytes, work->items.size());
       tasks[i].make_program = [this, &node, work = work.get(), one_sided, rdma](Session& session) {
         if ((one_sided && session.route() == Route::kUnix) || (rdma && node.rdma_for(session, steady_ms())))
           return make_one_sided_get(batch_, *work, node, session);
-        return make_fused_get(batch_, *work, node);
+        return make_fused_get(batch_, *work, node, unsized_max(node, session));
       };
     }
     impl_.run(tasks, options_, bytes <= impl_.config.frame_bytes);
@@ -223,6 +257,12 @@ class GetCall {
       for (const uint32_t item : work->items) {
         const GetOutcome& outcome = batch_.outcomes[item];
         const Key& key = batch_.blocks[item].key;
+        if (batch_.how->allocate && outcome.code == Code::kBufferTooSmall) {  // now its size is known
+          if (map_->nodes.size() > 1) impl_.locations.learn(key, outcome.node_index);
+          tried_[item].pop_back();
+          still_open.push_back(item);
+          continue;
+        }
         if (outcome.code ==
             Code::kTransportUnavailable) {  // no shared memory after all: same node, other way
           no_one_sided_ = true;
@@ -264,6 +304,7 @@ class GetCall {
   std::vector<uint8_t> asked_;
   std::vector<std::pair<uint32_t, uint32_t>> damaged_;  // position of the node, item
   uint64_t failures_ = 0;
+  uint64_t usual_bytes_ = impl_.usual_bytes.load(std::memory_order_relaxed);
   size_t searches_ = 0;
   bool no_one_sided_ = false;
 };
@@ -278,7 +319,8 @@ Status Client::Impl::get(std::span<const GetBlock> blocks, const GetOptions& how
   if (map()->nodes.empty()) return {Code::kNoNodes, "the cluster map has no node; is the master reachable?"};
   counters.add(Counter::kGetItems, blocks.size());
   ran_operations(blocks.size());
-  GetBatch batch{blocks, &how, outcomes, &counters, &config};
+  std::vector<uint64_t> known_bytes(how.allocate ? blocks.size() : 0);
+  GetBatch batch{blocks, &how, outcomes, &counters, &config, buffers.get(), known_bytes};
   for (GetOutcome& outcome : outcomes) outcome = {};
   GetCall(*this, batch, options).run();
   return Status::ok();

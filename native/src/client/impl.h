@@ -11,6 +11,7 @@
 #include "client/batch.h"
 #include "client/lane_loop.h"
 #include "client/location_cache.h"
+#include "client/receive_pool.h"
 
 namespace mooncache {
 
@@ -79,6 +80,10 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   LocationCache locations;
   std::atomic<bool> closed{false};
   std::shared_ptr<RdmaAccess> rdma;
+  std::shared_ptr<BufferBook> buffers;
+  std::shared_ptr<ReceivePool> receive_pool;
+  // What blocks that were got without a known size measured lately, in bytes; 0 = not known yet.
+  std::atomic<uint64_t> usual_bytes{0};
   uint64_t fork_generation = 0;
 
   std::mutex mutex;  // map, retries, reservation lanes

@@ -20,10 +20,12 @@ inline constexpr auto kOneSidedSpan =
 // The parts that both directions share: attaching, one chunk of items at a time, the link.
 class OneSided : public Program {
  public:
-  OneSided(Work& work, Node& node, Session& session)
+  OneSided(Work& work, Node& node, Session& session, BufferBook& buffers, const ClientConfig& config)
       : work_(work),
         node_(node),
         session_(session),
+        buffers_(buffers),
+        direct_slice_bytes_(config.rdma_direct_slice_bytes),
         rdma_(session.route() == Route::kTcp),
         begin_(work.answered),
         end_(work.answered) {
@@ -122,6 +124,7 @@ class OneSided : public Program {
     Code code = Code::kOk;
     size_t first_slice = 0;
     size_t slice_count = 0;
+    bool direct = false;  // between the node and the caller's own memory, without a copy
   };
 
   virtual void ask(Request& request) = 0;
@@ -200,9 +203,17 @@ class OneSided : public Program {
     if (rdma_ && code == Code::kTransportUnavailable) node_.rdma_failed(steady_ms());
     return rdma_ && code == Code::kClosed ? Code::kConnectionLost : code;
   }
-  void count_bytes(Counters& counters, uint64_t bytes) {
-    counters.add(rdma_ ? Counter::kRdmaBytes : Counter::kShmBytes, bytes);
-    if (rdma_) node_.rdma_moved(bytes);
+  void count_bytes(Counters& counters, const Move& move) {
+    counters.add(rdma_ ? Counter::kRdmaBytes : Counter::kShmBytes, move.size);
+    if (rdma_) node_.rdma_moved(move.size);
+    if (move.direct) counters.add(Counter::kRdmaDirectBytes, move.size);
+  }
+
+  // Of the buffer that the caller, or the receive pool, keeps in place. Many small slices are cheaper to copy
+  // than to post one by one.
+  RegionHandle region_of(const Move& move, std::span<const Slice> local) {
+    if (!rdma_ || move.size == 0 || move.size / local.size() < direct_slice_bytes_) return 0;
+    return buffers_.cover(local);
   }
 
   void submit() {
@@ -218,6 +229,8 @@ class OneSided : public Program {
       transfer.remote = move.extent;
       transfer.offset = move.offset;
       transfer.local = std::span(slices_).subspan(move.first_slice, move.slice_count);
+      transfer.region = region_of(move, transfer.local);
+      move.direct = transfer.region != 0;
       if (link_->submit(std::span(&transfer, 1)) == 0) return;
       ++next_move_;
       ++open_;
@@ -233,6 +246,8 @@ class OneSided : public Program {
   Work& work_;
   Node& node_;
   Session& session_;
+  BufferBook& buffers_;
+  const uint64_t direct_slice_bytes_;
   const bool rdma_;
   Link* link_ = nullptr;
   std::unique_ptr<ShmLink> memory_;

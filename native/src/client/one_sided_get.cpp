@@ -8,7 +8,7 @@ namespace {
 class OneSidedGet final : public OneSided {
  public:
   OneSidedGet(const GetBatch& batch, Work& work, Node& node, Session& session)
-      : OneSided(work, node, session), batch_(batch) {}
+      : OneSided(work, node, session, *batch.buffers, *batch.config), batch_(batch) {}
 
  protected:
   Direction direction() const override { return Direction::kRead; }
@@ -39,7 +39,7 @@ class OneSidedGet final : public OneSided {
     if (code == Code::kOk && whole(move) && completion.crc32c != move.crc) code = Code::kChecksumMismatch;
     if (code == Code::kOk && !whole(move)) code = verify_block(move);
     batch_.settle(move.item, code, move.size, node_);
-    if (code == Code::kOk) count_bytes(*batch_.counters, move.size);
+    if (code == Code::kOk) count_bytes(*batch_.counters, move);
   }
 
   bool tell(Request& request) override {

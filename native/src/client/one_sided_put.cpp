@@ -8,7 +8,7 @@ namespace {
 class OneSidedPut final : public OneSided {
  public:
   OneSidedPut(PutBatch& batch, Work& work, std::span<Code> codes, Node& node, Session& session)
-      : OneSided(work, node, session), batch_(batch), codes_(codes) {}
+      : OneSided(work, node, session, *batch.buffers, *batch.config), batch_(batch), codes_(codes) {}
 
  protected:
   Direction direction() const override { return Direction::kWrite; }
@@ -39,7 +39,7 @@ class OneSidedPut final : public OneSided {
     Move& move = moves_[completion.id];
     move.code = outcome(completion.code);
     move.crc = completion.crc32c;
-    if (move.code == Code::kOk) count_bytes(*batch_.counters, move.size);
+    if (move.code == Code::kOk) count_bytes(*batch_.counters, move);
     if (!rdma_ && move.code == Code::kTransportUnavailable) node_.one_sided_writes_failed();
   }
 

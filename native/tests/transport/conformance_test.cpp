@@ -1,7 +1,9 @@
-// One suite for all transports: loopback, shm, tcp and rdma must behave alike.
+// One suite for all transports: loopback, shm, tcp and rdma must behave alike, with the caller's bytes in
+// this process or in the memory of a GPU (cuda_…).
 #include <thread>
 
 #include "transport/harness.h"
+#include "transport/staged_link.h"
 
 namespace mooncache::testing {
 namespace {
@@ -9,13 +11,19 @@ namespace {
 class Conformance : public ::testing::TestWithParam<const char*> {
  protected:
   Conformance() {
-    if (std::string(GetParam()) == "loopback")
+    std::string name = GetParam();
+    const bool staged = name.starts_with("cuda_");
+    if (staged) name = name.substr(5);
+    if (name == "loopback")
       peer_ = std::make_unique<LoopbackHarness>();
-    else if (std::string(GetParam()) == "rdma" && !rdma_can_be_tested())
+    else if (name == "rdma" && !rdma_can_be_tested())
       return;
     else
-      peer_ = std::make_unique<NodeHarness>(GetParam());
+      peer_ = std::make_unique<NodeHarness>(name);
     link_ = peer_->connect();
+    if (!staged) return;
+    gpu_ = std::make_unique<PretendedGpu>();
+    link_ = std::make_unique<StagedLink>(std::move(link_), *gpu_);
   }
   void SetUp() override {
     if (!link_) GTEST_SKIP() << "no RDMA here: neither a device nor the pretended library";
@@ -41,6 +49,7 @@ class Conformance : public ::testing::TestWithParam<const char*> {
     return t;
   }
   std::unique_ptr<Peer> peer_;
+  std::unique_ptr<PretendedGpu> gpu_;  // with the caller's memory in it
   std::unique_ptr<Link> link_;
 };
 
@@ -194,7 +203,45 @@ TEST_P(Conformance, PollKeepsItsDeadline) {
   EXPECT_EQ(link_->poll(std::span(&done, 1), Deadline::after_ms(1)), 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, Conformance, ::testing::Values("loopback", "shm", "tcp", "rdma"),
+INSTANTIATE_TEST_SUITE_P(Transports, Conformance,
+                         ::testing::Values("loopback", "shm", "tcp", "rdma", "cuda_loopback", "cuda_shm",
+                                           "cuda_tcp", "cuda_rdma"),
+                         [](const auto& test) { return std::string(test.param); });
+
+class Staged : public Conformance {};
+
+TEST_P(Staged, ADeviceThatHangsHoldsNoPollAndNothingIsLost) {
+  const auto source = bytes_of(5, 300'000);
+  const RemoteExtent extent = peer_->readable(*link_, source);
+  std::vector<std::byte> copy(source.size());
+  const Slice all{copy.data(), copy.size()};
+  const Transfer t = transfer(1, Direction::kRead, extent, std::span(&all, 1));
+  gpu_->hang(1);
+  ASSERT_EQ(link_->submit(std::span(&t, 1)), 1u);
+  EXPECT_TRUE(drain(1, 200).empty());
+  EXPECT_EQ(copy[7], std::byte{0});
+  gpu_->hang(0);
+  const auto done = drain(1);
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].code, Code::kOk);
+  EXPECT_TRUE(copy == source);
+}
+
+TEST_P(Staged, ACopyThatFailsIsTheTransfersErrorAndOthersGoOn) {
+  auto source = bytes_of(6, 50'000);
+  const Slice all{source.data(), source.size()};
+  for (const char* call : {"", "cuLaunchKernel", "", "cuStreamQuery"}) {
+    const RemoteExtent extent = peer_->writable(*link_, source.size());
+    const Transfer writes = transfer(1, Direction::kWrite, extent, std::span(&all, 1));
+    gpu_->fail(call, 700, 0);
+    ASSERT_EQ(link_->submit(std::span(&writes, 1)), 1u);
+    const auto done = drain(1);
+    ASSERT_EQ(done.size(), 1u);
+    EXPECT_EQ(done[0].code, *call == 0 ? Code::kOk : Code::kTransportUnavailable) << call;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, Staged, ::testing::Values("cuda_loopback", "cuda_tcp"),
                          [](const auto& test) { return std::string(test.param); });
 
 TEST(Loopback, SeededFaultsRepeat) {

@@ -11,13 +11,13 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from mooncache.bench.rows import Report
+from mooncache.bench.rows import Report, describe_machine
 from mooncache.bench.transfer import TransferOptions, run
 from mooncache.bench.transfer.cases import Case, Samples
 from mooncache.bench.transfer.node import serve_forever
 from mooncache.bench.transfer.options import DIRECTIONS, SIZES_HINT, TRANSPORTS, parse_size
 from mooncache.bench.worker import WorkerError
-from mooncache.errors import MooncacheError
+from mooncache.errors import MooncacheError, TransportUnavailable
 
 _EXIT_FAILED = 1
 _EXIT_USAGE = 2
@@ -38,7 +38,7 @@ def transfer(
     threads: Annotated[tuple[int, ...], Parameter(help="Threads, each with its own link.", negative=())] = (
         1,
     ),
-    memory: Annotated[str, Parameter(help="Where the bytes are on this side: host.")] = "host",
+    memory: Annotated[str, Parameter(help="Where the bytes are on this side: host or cuda.")] = "host",
     rounds: Annotated[int, Parameter(help="Rounds over all cases; medians are printed.")] = 3,
     references: Annotated[
         bool, Parameter(help="Also run memcpy, raw sockets and each wire's own tool.")
@@ -58,7 +58,8 @@ def transfer(
 
     Each transport reads and writes blocks of a store node that runs in a process of its own; throughput, latency of a
     batch, and processor time of both processes per GB. Beside it memcpy, a raw socket, and, when they are
-    installed, iperf3, perftest and the original's transfer_engine_bench.
+    installed, iperf3, perftest and the original's transfer_engine_bench. With --memory cuda the copies between a GPU
+    and pinned memory instead, contiguous and gathered, beside the driver's own.
 
     For example:
 
@@ -70,9 +71,10 @@ def transfer(
     """
     console = Console()
     try:
+        if memory == "cuda":
+            return _device_copies(console, rounds, json, markdown)
         options = _options(transport, direction, block, batch, threads, memory, rounds, references)
-        if quick:
-            options = options.quick()
+        options = options.quick() if quick else options
         if serve is not None:
             return _serve(console, serve, token_file, options)
         peer = None if connect is None else _peer(connect, token_file)
@@ -89,6 +91,23 @@ def transfer(
     except (WorkerError, MooncacheError, OSError) as error:
         console.print(f"The benchmark could not finish: {error}", style="red", markup=False)
         return _EXIT_FAILED
+    return 0
+
+
+def _device_copies(console: Console, rounds: int, json: Path | None, markdown: Path | None) -> int:
+    from mooncache.bench.gpu import copies
+
+    if rounds < 1:
+        raise ValueError("--rounds must be at least 1.")
+    report = Report("mooncache bench transfer --memory cuda", machine=describe_machine())
+    try:
+        with console.status("starting") as status:
+            copies.measure(report, copies.CopyOptions(rounds=rounds), status.update)
+    except TransportUnavailable as error:
+        report.notes.append(error.message)
+        report.deliver(console, json, markdown)
+        return _EXIT_FAILED
+    report.deliver(console, json, markdown)
     return 0
 
 
@@ -119,7 +138,7 @@ def _options(
             if name not in known:
                 raise ValueError(f"There is no {kind} {name!r}; choose from: {', '.join(known)}.")
     if memory != "host":
-        raise ValueError(f"Memory kind {memory!r} cannot be measured; this build measures host memory.")
+        raise ValueError(f"There is no memory kind {memory!r}; choose from: host, cuda.")
     if any(not 1 <= count <= 1024 for count in batch):
         raise ValueError("--batch must be 1 to 1024.")
     if any(not 1 <= count <= 64 for count in threads):

@@ -31,7 +31,8 @@ std::map<unsigned long long, size_t> allocations;  // device addresses
 std::atomic<bool> fake_wrong_kernel{false};
 std::atomic<long> live{0};  // pinned buffers, streams, contexts, device memory
 
-std::set<void*> reachable;  // what is never freed because the device hung is no leak of the tests
+// what is never freed because the device hung is no leak of the tests
+std::set<void*>& reachable = *new std::set<void*>;
 
 void keep(void* made) {
   ++live;
@@ -235,6 +236,11 @@ API int cuStreamQuery(void* handle) {
   if (!stream->work.empty() && stream->work.front()()) stream->work.pop_front();
   return stream->work.empty() ? 0 : 600;
 }
+API int cuStreamSynchronize(void* stream) {
+  while (cuStreamQuery(stream) == 600) {
+  }
+  return verdict("cuStreamSynchronize");
+}
 API int cuStreamWaitEvent(void* stream, void* event, unsigned) {
   VERDICT("cuStreamWaitEvent");
   auto* to = static_cast<Stream*>(stream);
@@ -284,6 +290,12 @@ API int cuMemcpyDtoHAsync_v2(void* to, unsigned long long from, size_t size, voi
   VERDICT("cuMemcpyDtoHAsync");
   if (!known(from, size)) return 1;
   static_cast<Stream*>(stream)->add([=] { std::memcpy(to, real(from), size); });
+  return 0;
+}
+API int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t size, void* stream) {
+  VERDICT("cuMemcpyDtoDAsync");
+  if (!known(to, size) || !known(from, size)) return 1;
+  static_cast<Stream*>(stream)->add([=] { std::memcpy(real(to), real(from), size); });
   return 0;
 }
 struct IpcHandle {

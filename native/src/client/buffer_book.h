@@ -1,0 +1,77 @@
+// Memory that stays where it is, listed by who owns it, and its registrations with the devices of RDMA.
+//
+// Registering is dear, so a registration is made at the first transfer that can use it and kept in an LRU
+// that is bounded in bytes and in number. The invariant: a registration is found only for memory whose owner
+// promises right now that it stays mapped as it is (add() until remove()); an address alone proves nothing,
+// because memory that was freed and mapped anew has the same one. What is not listed here, or is not covered
+// by one buffer as a whole, goes through staging memory.
+//
+// A transfer under way keeps its registration alive, whatever becomes of it here. Thread-safe.
+#pragma once
+
+#include <condition_variable>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "client/counters.h"
+#include "mooncache/transport.h"
+
+namespace mooncache {
+
+class RdmaAccess;
+
+class BufferBook {
+ public:
+  struct Limits {
+    uint64_t bytes_max = 0;  // registered at a time
+    uint32_t count_max = 0;
+  };
+
+  BufferBook(std::shared_ptr<RdmaAccess> rdma, Limits limits, Counters& counters);
+  ~BufferBook();
+  BufferBook(const BufferBook&) = delete;
+  BufferBook& operator=(const BufferBook&) = delete;
+
+  // Until as many remove() with the same range, the owner leaves the memory mapped as it is. INVALID_ARGUMENT
+  // when it is empty or overlaps another range that is listed.
+  Status add(Slice memory);
+  // After this the memory is not registered any more, save for transfers under way (whose callers own it
+  // too). NOT_FOUND when it is not listed.
+  Status remove(Slice memory);
+  // The registration of the one buffer in which all bytes of `slices` lie; 0 when there is none, or it cannot
+  // be registered now. May register.
+  RegionHandle cover(std::span<const Slice> slices);
+
+  uint64_t buffers() const;
+  uint64_t registered_bytes() const;
+  uint64_t registered_count() const;
+
+ private:
+  enum class State : uint8_t { kIdle, kMaking, kReady };
+  struct Buffer {
+    size_t size = 0;
+    uint32_t owners = 0;
+    State state = State::kIdle;
+    RegionHandle handle = 0;
+    uint64_t refused_until_ms = 0;
+    std::list<uintptr_t>::iterator at;  // in recent_, while it has bytes of the limit
+  };
+  using Buffers = std::map<uintptr_t, Buffer>;
+
+  Buffers::iterator find(std::span<const Slice> slices);
+  bool make_room(uint64_t bytes);
+  void drop(Buffer& buffer);
+
+  const std::shared_ptr<RdmaAccess> rdma_;
+  const Limits limits_;
+  Counters& counters_;
+  mutable std::mutex mutex_;
+  std::condition_variable made_;
+  Buffers buffers_;              // by address; ranges never overlap
+  std::list<uintptr_t> recent_;  // the one used last in front
+  uint64_t registered_bytes_ = 0;
+};
+
+}  // namespace mooncache

@@ -1,0 +1,441 @@
+// Memory that a device may touch on its own: registered buffers and the receive pool. What must hold: a
+// registration is used for memory that is listed now, and for no other, however its address was used before.
+#include <sys/mman.h>
+
+#include <thread>
+
+#include "client/buffer_book.h"
+#include "client/node.h"
+#include "client/rdma_pool.h"
+#include "client/receive_pool.h"
+
+namespace mooncache::testing {
+namespace {
+
+Slice slice_of(std::vector<std::byte>& bytes, size_t at = 0, size_t size = SIZE_MAX) {
+  return {bytes.data() + at, std::min(size, bytes.size() - at)};
+}
+
+// A book over one pretended device, or over real ones.
+class Book : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!rdma_can_be_tested()) GTEST_SKIP() << "no RDMA here: neither a device nor the pretended library";
+#ifdef MOONCACHE_FAKE_VERBS
+    if (!rdma_is_real()) fake_verbs(MOONCACHE_FAKE_VERBS).reset(1);
+#endif
+    rdma_ = std::make_shared<RdmaAccess>(test_rdma(true), 1 << 20);
+  }
+  std::unique_ptr<BufferBook> book(uint64_t bytes_max, uint32_t count_max) {
+    return std::make_unique<BufferBook>(rdma_, BufferBook::Limits{bytes_max, count_max}, counters_);
+  }
+  static RegionHandle cover(BufferBook& book, Slice slice) {
+    return book.cover(std::span(&slice, 1));
+  }
+  Counters counters_;
+  std::shared_ptr<RdmaAccess> rdma_;
+};
+
+TEST_F(Book, FindsWhatIsInsideOneBufferAndNothingElse) {
+  const auto book = this->book(1 << 20, 8);
+  std::vector<std::byte> bytes(100'000);
+  ASSERT_TRUE(book->add(slice_of(bytes, 1000, 50'000)));
+  const RegionHandle handle = cover(*book, slice_of(bytes, 1000, 50'000));
+  EXPECT_NE(handle, 0u);
+  EXPECT_EQ(cover(*book, slice_of(bytes, 50'999, 1)), handle);
+  EXPECT_EQ(cover(*book, slice_of(bytes, 999, 2)), 0u);
+  EXPECT_EQ(cover(*book, slice_of(bytes, 50'999, 2)), 0u);
+  EXPECT_EQ(cover(*book, slice_of(bytes, 51'000, 1)), 0u);
+  EXPECT_EQ(cover(*book, slice_of(bytes, 0, 1)), 0u);
+  const Slice scattered[] = {slice_of(bytes, 40'000, 10), {nullptr, 0}, slice_of(bytes, 1000, 10)};
+  EXPECT_EQ(book->cover(scattered), handle);
+  const Slice leaving[] = {slice_of(bytes, 40'000, 10), slice_of(bytes, 60'000, 10)};
+  EXPECT_EQ(book->cover(leaving), 0u);
+  EXPECT_EQ(book->cover({}), 0u);
+}
+
+TEST_F(Book, TheSameBufferTwiceEndsWithTheSecondRemovalAndOverlapsAreRefused) {
+  const auto book = this->book(1 << 20, 8);
+  std::vector<std::byte> bytes(100'000);
+  const Slice all = slice_of(bytes);
+  EXPECT_EQ(book->add({nullptr, 5}).code, Code::kInvalidArgument);
+  EXPECT_EQ(book->add({bytes.data(), 0}).code, Code::kInvalidArgument);
+  ASSERT_TRUE(book->add(all));
+  ASSERT_TRUE(book->add(all));
+  EXPECT_EQ(book->add(slice_of(bytes, 10)).code, Code::kInvalidArgument);
+  EXPECT_EQ(book->add(slice_of(bytes, 0, 10)).code, Code::kInvalidArgument);
+  EXPECT_EQ(book->remove(slice_of(bytes, 0, 10)).code, Code::kNotFound);
+  EXPECT_NE(cover(*book, all), 0u);
+  ASSERT_TRUE(book->remove(all));
+  EXPECT_NE(cover(*book, all), 0u);
+  ASSERT_TRUE(book->remove(all));
+  EXPECT_EQ(cover(*book, all), 0u);
+  EXPECT_EQ(book->remove(all).code, Code::kNotFound);
+  EXPECT_EQ(book->registered_bytes(), 0u);
+  EXPECT_EQ(book->buffers(), 0u);
+}
+
+TEST_F(Book, KeepsTheRegistrationsUsedLastWithinItsLimits) {
+  const auto book = this->book(300'000, 2);
+  std::vector<std::vector<std::byte>> buffers(4, std::vector<std::byte>(100'000));
+  buffers.push_back(std::vector<std::byte>(250'000));
+  buffers.push_back(std::vector<std::byte>(300'001));
+  for (auto& buffer : buffers) ASSERT_TRUE(book->add(slice_of(buffer)));
+  EXPECT_EQ(book->registered_bytes(), 0u) << "nothing is registered before it is used";
+  const RegionHandle first = cover(*book, slice_of(buffers[0]));
+  const RegionHandle second = cover(*book, slice_of(buffers[1]));
+  EXPECT_EQ(cover(*book, slice_of(buffers[0])), first);
+  EXPECT_NE(cover(*book, slice_of(buffers[2])), 0u);  // pushes out the second one
+  EXPECT_EQ(counters_.get(Counter::kRegistrationEvictions), 1u);
+  EXPECT_EQ(cover(*book, slice_of(buffers[0])), first);
+  EXPECT_NE(cover(*book, slice_of(buffers[1])), second) << "a handle that went comes never back";
+  EXPECT_EQ(book->registered_count(), 2u);
+  EXPECT_NE(cover(*book, slice_of(buffers[4])), 0u);  // both go: bytes
+  EXPECT_EQ(book->registered_count(), 1u);
+  EXPECT_EQ(book->registered_bytes(), 250'000u);
+  EXPECT_EQ(cover(*book, slice_of(buffers[5])), 0u) << "larger than all that may be registered";
+  EXPECT_EQ(counters_.get(Counter::kRegistrationFailures), 1u);
+  EXPECT_EQ(book->registered_count(), 1u);
+}
+
+TEST_F(Book, ManyThreadsAddUseAndRemove) {
+  const auto book = this->book(150'000, 2);
+  std::vector<std::vector<std::byte>> buffers(3, std::vector<std::byte>(60'000));
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (size_t i = 0; i < 300; ++i) {
+        auto& mine = buffers[(t + i) % buffers.size()];
+        ASSERT_TRUE(book->add(slice_of(mine)));
+        (void)cover(*book, slice_of(mine, 100, 1000));
+        ASSERT_TRUE(book->remove(slice_of(mine)));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(book->buffers(), 0u);
+  EXPECT_EQ(book->registered_bytes(), 0u);
+  EXPECT_EQ(book->registered_count(), 0u);
+}
+
+TEST_F(Book, TheReceivePoolIsBoundedAndUsesItsMemoryAgain) {
+  const auto pool = std::make_shared<ReceivePool>(book(64 << 20, 64), 16 << 20);
+  EXPECT_EQ(pool->take(0), nullptr);
+  EXPECT_EQ(pool->take((16 << 20) + 1), nullptr);
+  for (const uint64_t size : {1ull, 4096ull, 4097ull, 70'000ull, (1ull << 20) + 1, 9'000'000ull}) {
+    const uint64_t taken = ReceivePool::class_of(size);
+    EXPECT_GE(taken, size);
+    EXPECT_LE(taken, std::max<uint64_t>(size + size / 4 + 4096, 4096));
+    EXPECT_EQ(taken % 4096, 0u);
+  }
+  std::vector<std::unique_ptr<ReceiveBuffer>> lent;
+  while (auto buffer = pool->take(1 << 20)) {
+    std::fill_n(buffer->data(), buffer->size(), static_cast<std::byte>(lent.size()));
+    lent.push_back(std::move(buffer));
+  }
+  EXPECT_EQ(lent.size(), 16u);
+  for (size_t i = 0; i < lent.size(); ++i) EXPECT_EQ(lent[i]->data()[12345], static_cast<std::byte>(i));
+  EXPECT_EQ(pool->lent_bytes(), 16u << 20);
+  EXPECT_EQ(pool->take(4096), nullptr);
+  lent.erase(lent.begin() + 3);
+  EXPECT_EQ(pool->take(4096), nullptr) << "its slab is of another class, and not empty";
+  EXPECT_NE(pool->take(1'000'000), nullptr);
+  lent.clear();
+  EXPECT_NE(pool->take(4096), nullptr) << "an empty slab makes room";
+  EXPECT_LE(pool->mapped_bytes(), 16u << 20);
+  EXPECT_EQ(pool->lent_bytes(), 0u);
+}
+
+// Gets that learn the size from the node, into memory of the pool or of the heap.
+class Lending : public RdmaPool {
+ protected:
+  struct Got {
+    std::vector<std::unique_ptr<LentBuffer>> lent;
+    std::vector<std::vector<std::byte>> own;
+    std::vector<GetOutcome> outcomes;
+    const std::byte* at(size_t i) const { return lent[i] ? lent[i]->data() : own[i].data(); }
+  };
+  Got get_lent(const std::vector<Key>& keys, bool pool = true) {
+    Got got;
+    got.lent.resize(keys.size());
+    got.own.resize(keys.size());
+    got.outcomes.resize(keys.size());
+    std::vector<GetBlock> items;
+    for (const Key& key : keys) items.push_back({key, {}});
+    GetOptions how;
+    how.allocate = [&](size_t item, uint64_t size) {
+      got.lent[item] = pool ? client_->receive_buffer(size) : nullptr;
+      if (got.lent[item]) return got.lent[item]->data();
+      got.own[item].resize(size);
+      return got.own[item].data();
+    };
+    EXPECT_TRUE(client_->get(items, how, {}, got.outcomes));
+    return got;
+  }
+  // All blocks of put() that came whole; a wrong byte fails the test.
+  size_t whole(const Got& got) {
+    size_t count = 0;
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+      if (got.outcomes[i].code != Code::kOk) continue;
+      EXPECT_EQ(got.outcomes[i].size, blocks_[i].size());
+      EXPECT_TRUE(std::equal(blocks_[i].begin(), blocks_[i].end(), got.at(i))) << i;
+      ++count;
+    }
+    return count;
+  }
+  std::vector<Key> keys() const {
+    std::vector<Key> all;
+    for (size_t i = 0; i < blocks_.size(); ++i) all.push_back(key_of(i));
+    return all;
+  }
+  uint64_t stat(const std::string& name) { return stat_of(*client_, name); }
+};
+
+TEST_F(Lending, BlocksOfUnknownSizeComeOverRdmaIntoThePool) {
+  open(2);
+  put(12);
+  const uint64_t before = stat("rdma_bytes"), tcp = stat("tcp_bytes");
+  {
+    const Got got = get_lent(keys());
+    EXPECT_EQ(whole(got), 12u);
+    EXPECT_GE(stat("rdma_bytes") - before, 12 * kBlockBytes) << "also the first time";
+    EXPECT_GE(stat("rdma_direct_bytes"), 12 * kBlockBytes);
+    EXPECT_LT(stat("tcp_bytes") - tcp, kBlockBytes);
+    EXPECT_EQ(stat("receive_pool_misses"), 0u);
+  }
+  EXPECT_EQ(stat("receive_pool_lent_bytes"), 0u);
+  const uint64_t registrations = stat("registrations");
+  EXPECT_EQ(whole(get_lent(keys())), 12u);
+  EXPECT_EQ(stat("registrations"), registrations) << "slabs stay registered";
+}
+
+TEST_F(Lending, MemoryOfTheCallersOwnIsFilledThroughStaging) {
+  open(1);
+  put(6);
+  const uint64_t before = stat("rdma_bytes");
+  EXPECT_EQ(whole(get_lent(keys(), false)), 6u);
+  EXPECT_GE(stat("rdma_bytes") - before, 6 * kBlockBytes);
+  EXPECT_EQ(stat("rdma_direct_bytes"), 0u);
+}
+
+TEST_F(Lending, APoolThatIsLentOutIsTheCallersTurn) {
+  ClientConfig config = client_config(false);
+  config.receive_pool_bytes = 4 << 20;
+  open(1, 1, config);
+  put(8);
+  const Got got = get_lent(keys());
+  EXPECT_EQ(whole(got), 8u);
+  EXPECT_GE(stat("receive_pool_misses"), 5u);
+  EXPECT_LE(stat("receive_pool_mapped_bytes"), 4u << 20);
+}
+
+TEST_F(Lending, SmallBlocksTakeOneRoundOverTcpAndMixturesArrive) {
+  open(1, 1);
+  put(3);
+  std::vector<Key> small;
+  const auto bytes = bytes_of(77, 5000);
+  for (uint64_t i = 0; i < 20; ++i) {
+    small.push_back(key_of(1000 + i));
+    EXPECT_EQ(put_one(*client_, small.back(), bytes).code, Code::kOk);
+  }
+  const uint64_t before = stat("rdma_bytes");
+  const Got got = get_lent(small);
+  for (size_t i = 0; i < small.size(); ++i) {
+    ASSERT_EQ(got.outcomes[i].code, Code::kOk);
+    EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), got.at(i)));
+  }
+  EXPECT_EQ(stat("rdma_bytes"), before);
+  std::vector<Key> mixed = keys();
+  mixed.insert(mixed.end(), small.begin(), small.end());
+  mixed.push_back(key_of(999'999));
+  for (int round = 0; round < 3; ++round) {  // whatever the guess is by then
+    const Got both = get_lent(mixed);
+    EXPECT_EQ(whole(both), 3u);
+    for (size_t i = 3; i < 3 + small.size(); ++i) EXPECT_EQ(both.outcomes[i].code, Code::kOk);
+    EXPECT_EQ(both.outcomes.back().code, Code::kNotFound);
+    EXPECT_EQ(whole(get_lent(keys())), 3u);
+  }
+  EXPECT_EQ(stat("miss_too_small"), 0u);
+}
+
+TEST_F(Lending, RegisteredMemoryIsWrittenAndReadInPlace) {
+  open(2, 1);
+  std::vector<std::byte> arena(8 << 20);
+  const Slice all = slice_of(arena);
+  ASSERT_TRUE(client_->register_buffer(all));
+  const auto block = bytes_of(5, 3 << 20);
+  std::copy(block.begin(), block.end(), arena.begin() + 100);
+  EXPECT_EQ(put_one(*client_, key_of(1), std::span(arena).subspan(100, block.size())).code, Code::kOk);
+  EXPECT_EQ(stat("rdma_direct_bytes"), block.size());
+  const std::span<std::byte> into = std::span(arena).subspan(4 << 20, block.size());
+  EXPECT_EQ(get_one(*client_, key_of(1), into).code, Code::kOk);
+  EXPECT_TRUE(std::equal(block.begin(), block.end(), into.begin()));
+  EXPECT_EQ(stat("rdma_direct_bytes"), 2 * block.size());
+  EXPECT_EQ(stat("registrations"), 1u);
+  ASSERT_TRUE(client_->unregister_buffer(all));
+  EXPECT_EQ(stat("registered_bytes"), 0u);
+  EXPECT_EQ(get_one(*client_, key_of(1), into).code, Code::kOk);
+  EXPECT_EQ(stat("rdma_direct_bytes"), 2 * block.size());
+}
+
+// Pages that were freed and mapped anew at the same address: what a device still has of the old ones must not
+// be used. On a real device the old registration would move the old pages.
+TEST_F(Lending, MemoryMappedAnewAtTheSameAddressHasNoRegistration) {
+  open(1, 1);
+  const size_t size = 2 << 20;
+  const auto map_at = [&](void* where) {
+    void* memory = mmap(where, size, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | (where != nullptr ? MAP_FIXED : 0), -1, 0);
+    EXPECT_NE(memory, MAP_FAILED);
+    return static_cast<std::byte*>(memory);
+  };
+  std::byte* memory = map_at(nullptr);
+  uint64_t number = 0;
+  for (int round = 0; round < 3; ++round) {
+    const auto direct_before = stat("rdma_direct_bytes");
+    ASSERT_TRUE(client_->register_buffer({memory, size}));
+    const auto block = bytes_of(++number, size);
+    std::copy(block.begin(), block.end(), memory);
+    EXPECT_EQ(put_one(*client_, key_of(number), {memory, size}).code, Code::kOk);
+    EXPECT_EQ(stat("rdma_direct_bytes") - direct_before, size);
+    ASSERT_TRUE(client_->unregister_buffer({memory, size}));
+    EXPECT_EQ(map_at(memory), memory);  // the same address, other pages
+    for (const bool listed : {false, true}) {
+      if (listed) ASSERT_TRUE(client_->register_buffer({memory, size}));
+      const uint64_t before = stat("rdma_direct_bytes");
+      const auto other = bytes_of(++number, size);
+      std::copy(other.begin(), other.end(), memory);
+      EXPECT_EQ(put_one(*client_, key_of(number), {memory, size}).code, Code::kOk);
+      std::fill_n(memory, size, std::byte{0});
+      EXPECT_EQ(get_one(*client_, key_of(number), {memory, size}).code, Code::kOk);
+      EXPECT_TRUE(std::equal(other.begin(), other.end(), memory));
+      EXPECT_EQ(stat("rdma_direct_bytes") - before, listed ? 2 * size : 0);
+      if (listed) ASSERT_TRUE(client_->unregister_buffer({memory, size}));
+    }
+    EXPECT_EQ(map_at(memory), memory);
+  }
+  EXPECT_EQ(stat("miss_checksum"), 0u);
+  munmap(memory, size);
+}
+
+TEST_F(Lending, MoreBuffersThanMayBeRegisteredTakeTurns) {
+  ClientConfig config = client_config(false);
+  config.registered_buffers_max = 2;
+  open(1, 1, config);
+  std::vector<std::vector<std::byte>> buffers;
+  for (uint64_t i = 0; i < 5; ++i) {
+    buffers.push_back(bytes_of(i, kBlockBytes));
+    ASSERT_TRUE(client_->register_buffer(slice_of(buffers.back())));
+  }
+  for (int round = 0; round < 2; ++round) {
+    for (uint64_t i = 0; i < buffers.size(); ++i) {
+      const auto key = key_of(i + 100 * static_cast<uint64_t>(round));
+      EXPECT_EQ(put_one(*client_, key, buffers[i]).code, Code::kOk);
+    }
+  }
+  EXPECT_EQ(stat("rdma_direct_bytes"), 10 * kBlockBytes);
+  EXPECT_EQ(stat("registrations"), 10u);
+  EXPECT_EQ(stat("registration_evictions"), 8u);
+  EXPECT_LE(stat("registered_bytes"), 2 * kBlockBytes);
+}
+
+#ifdef MOONCACHE_FAKE_VERBS
+
+TEST_F(Lending, WithoutAPathUnknownSizesComeOverTcp) {
+  if (rdma_is_real()) GTEST_SKIP();
+  open(2);
+  put(6);
+  EXPECT_EQ(whole(get_lent(keys())), 6u);
+  fake().cut_path(0, true);
+  fake().cut_path(1, true);
+  const uint64_t tcp = stat("tcp_bytes");
+  EXPECT_EQ(whole(get_lent(keys())), 6u);
+  EXPECT_GE(stat("rdma_fallbacks"), 1u);
+  EXPECT_GE(stat("tcp_bytes") - tcp, 6 * kBlockBytes);
+}
+
+TEST_F(Lending, ABufferThatCannotBeRegisteredGoesThroughStaging) {
+  if (rdma_is_real()) GTEST_SKIP();
+  open(1, 1);
+  put(2);  // what the node and the staging register is done
+  std::vector<std::byte> arena(2 << 20);
+  ASSERT_TRUE(client_->register_buffer(slice_of(arena)));
+  fake().fail("ibv_reg_mr_iova", ENOMEM, 1, 1);  // the node's own comes first
+  EXPECT_EQ(get_one(*client_, key_of(0), std::span(arena).first(blocks_[0].size())).code, Code::kOk);
+  EXPECT_TRUE(std::equal(blocks_[0].begin(), blocks_[0].end(), arena.begin()));
+  EXPECT_EQ(stat("rdma_direct_bytes"), 0u);
+  EXPECT_EQ(stat("registration_failures"), 1u);
+  EXPECT_EQ(stat("rdma_fallbacks"), 0u);
+}
+
+TEST_F(Lending, ACancelledGetLeavesRegisteredMemoryAlone) {
+  if (rdma_is_real()) GTEST_SKIP();
+  open(1, 1);
+  put(4);
+  std::vector<std::byte> arena(8 << 20);
+  ASSERT_TRUE(client_->register_buffer(slice_of(arena)));
+  fake().set_latency_us(0, 20'000);
+  CancelToken token;
+  std::thread cancel([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    token.cancel();
+  });
+  std::vector<Slice> slices;
+  std::vector<GetBlock> items;
+  for (size_t i = 0; i < 4; ++i) slices.push_back(slice_of(arena, i << 21, 2 << 20));
+  for (size_t i = 0; i < 4; ++i) items.push_back({key_of(i), std::span(&slices[i], 1)});
+  std::vector<GetOutcome> outcomes(items.size());
+  CallOptions options;
+  options.cancel = &token;
+  (void)client_->get(items, {}, options, outcomes);
+  cancel.join();
+  std::fill(arena.begin(), arena.end(), std::byte{0xee});
+  std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  EXPECT_TRUE(std::all_of(arena.begin(), arena.end(), [](std::byte b) { return b == std::byte{0xee}; }));
+}
+
+TEST_F(Lending, AFlippedBitIsAMissInThePoolToo) {
+  if (rdma_is_real()) GTEST_SKIP();
+  open(1, 2);
+  put(1, 2);
+  fake().flip_bits(1);
+  EXPECT_EQ(whole(get_lent(keys())), 1u);
+  EXPECT_GE(stat("miss_checksum"), 1u);
+}
+
+#endif
+
+// The same decision for shared memory: blocks of unknown size are copied out of the arena.
+TEST(LendingShm, LargeBlocksOfUnknownSizeComeOverSharedMemory) {
+  TestNode node(0, 64 << 20, "host-a", true);
+  const auto client = client_for({node.info}, client_config(true));
+  const auto bytes = bytes_of(3, 1 << 20);
+  EXPECT_EQ(put_one(*client, key_of(3), bytes).code, Code::kOk);
+  for (int round = 0; round < 2; ++round) {
+    const uint64_t before = stat_of(*client, "shm_bytes");
+    std::unique_ptr<LentBuffer> lent;
+    GetOptions how;
+    how.allocate = [&](size_t, uint64_t size) {
+      lent = client->receive_buffer(size);
+      return lent->data();
+    };
+    const GetBlock block{key_of(3), {}};
+    GetOutcome outcome;
+    EXPECT_TRUE(client->get(std::span(&block, 1), how, {}, std::span(&outcome, 1)));
+    EXPECT_EQ(outcome.code, Code::kOk);
+    EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), lent->data()));
+    EXPECT_EQ(stat_of(*client, "shm_bytes") - before, bytes.size());
+  }
+}
+
+TEST(LendingShm, ALentBufferOutlivesItsClient) {
+  TestNode node(0);
+  auto client = client_for({node.info}, client_config(false));
+  auto lent = client->receive_buffer(100'000);
+  ASSERT_NE(lent, nullptr);
+  client.reset();
+  std::fill_n(lent->data(), lent->size(), std::byte{1});
+}
+
+}  // namespace
+}  // namespace mooncache::testing
