@@ -377,6 +377,11 @@ class GpuDevice:
         (fd, offset, length) for a device on the same bus; the caller closes fd.
         """
 
+def rdma_ports(settings: dict) -> list:
+    """
+    The RDMA ports as libibverbs shows them: device, port, usable, reason (why not), gpu_direct (how it would reach GPU memory, and why not better). Raises RuntimeError(code, name, message).
+    """
+
 def transfer_probe(options: dict) -> dict:
     """
     One measurement of a transport against a node: bytes, seconds, cpu_seconds of the moving threads, batch_us of each batch. Raises RuntimeError(code, name, message).

@@ -1,4 +1,5 @@
-// The native half of `mooncache bench transfer` for Python: one call runs one measurement without the GIL.
+// The native half of `mooncache bench transfer` for Python: one call runs one measurement without the GIL;
+// and what `mooncache doctor rdma` asks of libibverbs itself.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -6,6 +7,7 @@
 #include "client_arguments.h"
 #include "module.h"
 #include "mooncache/probe.h"
+#include "rdma/fabric.h"
 #include "rdma_arguments.h"
 
 namespace nb = nanobind;
@@ -24,6 +26,8 @@ bool set_probe_field(const std::string& name, nb::handle value, ProbeOptions& op
   if (name == "threads") return nb::try_cast(value, options.threads);
   if (name == "duration_ms") return nb::try_cast(value, options.duration_ms);
   if (name == "warm_up_batches") return nb::try_cast(value, options.warm_up_batches);
+  if (name == "continuous") return nb::try_cast(value, options.continuous);
+  if (name == "verify") return nb::try_cast(value, options.verify);
   if (name == "write") {
     bool write = false;
     if (!nb::try_cast(value, write)) return false;
@@ -61,9 +65,37 @@ nb::dict transfer_probe(const nb::dict& values) {
   return out;
 }
 
+nb::list rdma_ports(const nb::dict& values) {
+  RdmaConfig config;
+  for (const auto& [key, value] : values) {
+    const auto name = nb::cast<std::string>(key);
+    if (!set_rdma_field(name, value, config)) refuse(name + " is no setting of RDMA");
+  }
+  auto found = [&] {
+    const nb::gil_scoped_release release;
+    return rdma::look_for_rails(config);
+  }();
+  if (!found) raise(found.status());
+  nb::list out;
+  for (const rdma::RailReport& report : *found) {
+    nb::dict port;
+    port["device"] = report.info.device;
+    port["port"] = report.info.port;
+    port["usable"] = report.usable;
+    port["reason"] = report.reason;
+    port["gpu_direct"] = report.gpu_direct;
+    out.append(port);
+  }
+  return out;
+}
+
 }  // namespace
 
 void bind_probe(nb::module_& m) {
+  m.def("rdma_ports", &rdma_ports, "settings"_a,
+        "The RDMA ports as libibverbs shows them: device, port, usable, reason (why not), gpu_direct (how it "
+        "would "
+        "reach GPU memory, and why not better). Raises RuntimeError(code, name, message).");
   m.def("transfer_probe", &transfer_probe, "options"_a,
         "One measurement of a transport against a node: bytes, seconds, cpu_seconds of the moving threads, "
         "batch_us of each batch. Raises RuntimeError(code, name, message).");

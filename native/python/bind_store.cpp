@@ -113,7 +113,9 @@ bool set_store_field(const std::string& name, nb::handle value, StoreConfig& con
   MOONCACHE_NUMBER(max_ranges)
   MOONCACHE_NUMBER(max_pins)
   MOONCACHE_NUMBER(max_pin_ttl_ms)
+  MOONCACHE_NUMBER(arena_gpu)
 #undef MOONCACHE_NUMBER
+  if (name == "arena_gpu_driver") return set_text("arena_gpu_driver", value, config.gpu_driver), true;
   if (name == "arena_path") return set_text("arena_path", value, config.arena_path), true;
   if (name == "eviction") return set_text("eviction", value, config.eviction), true;
   return false;

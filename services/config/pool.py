@@ -101,6 +101,8 @@ class StoreNodeSection(Section):
     """Memory for blocks; 0 takes all of arena_path, else a quarter of the memory available at start."""
     arena_path: OptionalPath = None
     """DAX device or file that blocks lie in, or a folder for a file without a name; empty means host memory."""
+    arena_device: str = Field(default="", pattern=r"^(cuda:[0-9]{1,3})?$")
+    """GPU that blocks lie on, like cuda:0, with capacity_bytes of its memory; empty means host memory."""
     max_block_bytes: SizeBytes = Field(default=1 << 30, ge=1, le=1 << 30)
     """Size of the largest block."""
     expected_block_bytes: SizeBytes = Field(default=4096, ge=64, le=1 << 30)

@@ -173,7 +173,9 @@ class Decoding:
         return life
 
     def _stand_still(self, life: Life, node: Node) -> None:
-        """The whole prompt is computed before the next step."""
+        """The whole prompt is computed before the next step: a boundary that somebody asked for meanwhile is none."""
+        node.batch_event_s = math.inf
+        node.batch_version += 1
         node.chunk_from = -1
         node.batch.stall(life.compute_s)
         self.world.push(self.world.now_s + life.compute_s, self._stood, node, life, life.attempt)

@@ -214,6 +214,10 @@ def wanted_bytes(node: StoreNodeSection) -> int:
     Raises:
         ConfigInvalid: it is too small, or nothing says how large a file in a folder shall be.
     """
+    if node.arena_device and (node.arena_path is not None or not node.capacity_bytes):
+        raise ConfigInvalid(
+            "store_node.arena_device needs store_node.capacity_bytes (how much of the GPU's memory) and no arena_path."
+        )
     if node.arena_path is not None and not node.capacity_bytes:
         if node.arena_path.is_dir():
             raise ConfigInvalid(
@@ -228,9 +232,8 @@ def wanted_bytes(node: StoreNodeSection) -> int:
 
 def segment_of(arena: dict[str, Any]) -> common_pb2.Segment:
     """What the native server says of its arena, as the master is told."""
-    return common_pb2.Segment(
-        id=0, tier=common_pb2.TIER_DRAM, capacity_bytes=arena["size_bytes"], kind=arena["kind"]
-    )
+    tier = common_pb2.TIER_HBM if arena["kind"] == "gpu" else common_pb2.TIER_DRAM
+    return common_pb2.Segment(id=0, tier=tier, capacity_bytes=arena["size_bytes"], kind=arena["kind"])
 
 
 def server_settings(config: Config, identity: Identity, capacity_bytes: int, secret: bytes) -> dict[str, Any]:
@@ -256,6 +259,8 @@ def server_settings(config: Config, identity: Identity, capacity_bytes: int, sec
         "event_log_capacity": node.event_log_capacity,
         **config.rdma.native(),
     }
+    if node.arena_device:
+        settings["arena_gpu"] = int(node.arena_device.partition(":")[2])
     if node.arena_path is not None:
         settings["arena_path"] = str(node.arena_path)
     if node.eviction:

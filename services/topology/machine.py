@@ -9,6 +9,7 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
+from mooncache import _native
 from mooncache.topology import sysfs
 from mooncache.topology.core.model import Host, RdmaDevice
 
@@ -25,7 +26,7 @@ def look(root: Path = Path("/")) -> Host:
     return Host(
         name=socket.gethostname() if own else files.text("proc", "sys", "kernel", "hostname") or root.name,
         numa=tuple(sysfs.numa_nodes(files)),
-        devices=tuple(_openable(device) if own else device for device in devices),
+        devices=_asked([_openable(device) for device in devices]) if own else tuple(devices),
         gpus=tuple(sysfs.gpus(files)),
         memlock_bytes=_memlock_bytes() if own else None,
         privileged=own and _may_lock(files),
@@ -35,6 +36,18 @@ def look(root: Path = Path("/")) -> Host:
         dmabuf_missing=why_not,
         kernel=files.text("proc", "sys", "kernel", "osrelease"),
     )
+
+
+def _asked(devices: list[RdmaDevice]) -> tuple[RdmaDevice, ...]:
+    """Add what libibverbs says about GPU memory; nothing when it cannot be asked, which other lines explain."""
+    if not devices:
+        return ()
+    try:
+        ports = _native.rdma_ports({})
+    except RuntimeError:
+        return tuple(devices)
+    said = {port["device"]: port["gpu_direct"] for port in ports if port["gpu_direct"]}
+    return tuple(replace(device, gpu_direct=said.get(device.name, "")) for device in devices)
 
 
 def _openable(device: RdmaDevice) -> RdmaDevice:

@@ -50,6 +50,25 @@ def test_yardsticks_stand_beside_the_rows() -> None:
     assert rows["tcp read 8 KiB x2 t1"].ratio is not None
 
 
+def test_over_rdma_batches_and_streams_stand_beside_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {"batch": 1.0, "stream": 3.0, "stream unchecked": 3.6}
+    monkeypatch.setattr(cases, "measure", lambda case, *_: Samples([rates[case.flow]], [1.0], [1.0]))
+    monkeypatch.setattr(cases, "rdma_device", lambda: "rxe0")
+    tool = iter([2.0, 4.0, 9.0])
+    monkeypatch.setattr(references, "perftest", lambda *_: {"read": next(tool)})
+    options = TransferOptions(("rdma",), ("read",), (1 << 20,), (8,), (1,), rounds=3)
+    report, rounds = Report("bench"), {}
+    samples = cases.measure_all(options, ("rdma",), {}, None, report, lambda _: None, rounds)
+    yardsticks = cases.reference_rows(report, options, list(samples), lambda _: None, rounds)
+    cases.add_rows(report, samples, yardsticks)
+    rows = {row.name: row for row in report.rows}
+    assert rows["ib_read_bw 1 MiB x8"].value == 4.0  # the median of the rounds
+    name = "rdma read 1 MiB x8 t1"
+    assert (rows[name].ratio, rows[name].met) == (0.25, None)
+    assert (rows[f"{name} stream"].ratio, rows[f"{name} stream"].met) == (0.75, False)
+    assert (rows[f"{name} stream unchecked"].ratio, rows[f"{name} stream unchecked"].met) == (0.9, True)
+
+
 def test_a_transport_that_cannot_run_is_a_note() -> None:
     peer = {"tcp_host": "127.0.0.1", "tcp_port": 1, "unix_path": "", "token": f"mcc1.{'00' * 32}"}
     report, samples = run(TINY, lambda _: None, peer)

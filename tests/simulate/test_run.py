@@ -295,6 +295,13 @@ def test_hot_prefixes_are_copied_ahead_of_demand() -> None:
     finished(trace, spec, policy="mooncache")
 
 
+@pytest.mark.parametrize("inline", ["whole", "chunked"])
+def test_who_waits_for_a_prompt_inside_the_batch_does_not_begin_it_twice(inline: str) -> None:
+    """The end of one prompt wakes those that wait for it, while the next one stops the batch already."""
+    spec = ClusterSpec(instances=(InstanceGroup("both", 2, dram_blocks=300, inline=inline),))
+    assert (run(conversations(60, 4.0, seed=1), spec, "mooncache").outcome == DONE).all()
+
+
 def test_a_copy_that_may_go_leaves_the_last_one_of_each_block() -> None:
     made = run_module.Simulation(conversations(5, 1.0, seed=6), cluster(prefill=2), SimOptions())
     index, (here, there) = made.world.index, made.world.nodes[:2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ import mooncache
 from mooncache.cli import cluster as view
 from mooncache.cli.output import console
 from mooncache.config.pool import StoreNodeSection
-from mooncache.errors import ConfigInvalid
+from mooncache.errors import ConfigInvalid, TransportUnavailable
 from mooncache.proto.v1 import common_pb2, master_pb2
 from mooncache.store_node.service import quarter_of_memory_bytes, segment_of, wanted_bytes
 from tests.client.conftest import make_cluster, wait_until
@@ -31,12 +32,27 @@ def test_the_capacity_that_the_native_server_is_asked_for(tmp_path: Path) -> Non
         wanted_bytes(StoreNodeSection(arena_path=file, capacity_bytes=1))
 
 
+def test_an_arena_on_a_gpu_says_how_much(tmp_path: Path) -> None:
+    assert wanted_bytes(StoreNodeSection(arena_device="cuda:0", capacity_bytes=3 * MIB)) == 3 * MIB
+    for wrong in ({"arena_device": "cuda:0"}, {"arena_device": "cuda:0", "arena_path": tmp_path / "a"}):
+        with pytest.raises(ConfigInvalid, match="needs store_node"):
+            wanted_bytes(StoreNodeSection.model_validate(wrong))
+    with pytest.raises(ValueError, match="arena_device"):
+        StoreNodeSection(arena_device="gpu0")
+    assert segment_of({"size_bytes": MIB, "kind": "gpu"}).tier == common_pb2.TIER_HBM
+
+
 def test_a_wrong_path_is_a_sentence_at_start(tmp_path: Path) -> None:
     from mooncache import _native
     from mooncache.client.native_call import call_native
 
-    settings = {"node_id": "n", "secret": bytes(32), "incarnation": 1, "arena_path": str(tmp_path / "none")}
+    settings: dict[str, Any] = {"node_id": "n", "secret": bytes(32), "incarnation": 1}
+    settings["arena_path"] = str(tmp_path / "none")
     with pytest.raises(ConfigInvalid, match="does not exist; make it"):
+        call_native(_native.StoreServer, settings)
+    del settings["arena_path"]
+    settings |= {"arena_gpu": 0, "arena_gpu_driver": str(tmp_path / "libcuda.so.1")}
+    with pytest.raises(TransportUnavailable, match="CUDA unavailable, because"):
         call_native(_native.StoreServer, settings)
 
 

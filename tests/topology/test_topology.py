@@ -114,6 +114,28 @@ def test_dmabuf_wants_the_open_driver_and_a_new_kernel(tmp_path: Path) -> None:
     assert machine.look(tree.root).peermem
 
 
+def test_a_device_says_itself_how_it_reaches_gpu_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = machine.look(two_socket_server(tmp_path / "server").root)
+    why = "none, because mlx5_1 and its driver cannot register a dma-buf"
+    said = [("mlx5_0", "dma-buf"), ("mlx5_1", why), ("mlx5_2", "")]
+    ports = [{"device": device, "gpu_direct": how} for device, how in said]
+    monkeypatch.setattr(machine._native, "rdma_ports", lambda _: ports)
+    asked = replace(host, devices=machine._asked(list(host.devices)))
+    lines = [(f.grade, f.what, f.found) for f in findings.of_host(asked) if "GPU memory by" in f.found]
+    assert lines == [
+        ("ok", "mlx5_0", "reaches GPU memory by: dma-buf"),
+        ("warn", "mlx5_1", f"reaches GPU memory by: {why}"),
+    ]
+
+    def refuse(_: object) -> None:
+        raise RuntimeError(300, "TRANSPORT_UNAVAILABLE", "RDMA unavailable, because of a test")
+
+    monkeypatch.setattr(machine._native, "rdma_ports", refuse)
+    assert machine._asked(list(host.devices)) == host.devices
+
+
 def test_hosts_pair_their_rails_and_name_the_smaller_mtu(tmp_path: Path) -> None:
     here = machine.look(two_socket_server(tmp_path / "here").root)
     tree = two_socket_server(tmp_path / "there")

@@ -17,7 +17,7 @@ uint32_t crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b);
 // Copies `size` bytes and returns their CRC in one pass over memory. Ranges must not overlap.
 uint32_t copy_crc32c(std::byte* destination, const std::byte* source, size_t size, uint32_t seed = 0);
 
-// The version that this processor runs: "portable", "sse42", "avx512" or "armv8".
+// The version in use, the fastest that this processor runs: "portable", "sse42", "avx512" or "armv8".
 std::string_view crc32c_implementation();
 
 }  // namespace mooncache

@@ -2,8 +2,9 @@
 // benchmark.
 //
 // Each thread has a link of its own and one batch in flight: so many blocks, submitted together and polled
-// until the last completion. A batch counts only when every transfer came back OK, and for reads with the
-// checksum of the bytes that were put there: a benchmark of wrong bytes says nothing.
+// until the last completion; or, continuously, always so many blocks. A batch counts only when every transfer
+// came back OK, and for reads with the checksum of the bytes that were put there: a benchmark of wrong bytes
+// says nothing.
 #pragma once
 
 #include <cstdint>
@@ -26,13 +27,17 @@ struct ProbeOptions {
   uint32_t threads = 1;        // 64 at most
   uint64_t duration_ms = 500;  // no batch begins after this; an hour at most
   uint64_t warm_up_batches = 2;
+  // Each block that is through is followed by another one at once, as the wires' own tools do it: nothing is
+  // waited for but a place among the `batch` under way. Needs extents that may be written again (one-sided).
+  bool continuous = false;
+  bool verify = true;  // false: leave out checksums where the transport can; shows what they cost
 };
 
 struct ProbeResult {
   uint64_t bytes = 0;            // moved in the batches that count
   double seconds = 0;            // from the common start until the last thread's last batch was through
   double cpu_seconds = 0;        // processor time of the moving threads in that span
-  std::vector<double> batch_us;  // of each batch, unsorted
+  std::vector<double> batch_us;  // of each batch (continuous: of each block), unsorted
 };
 
 // INVALID_ARGUMENT for sizes out of range, TRANSPORT_UNAVAILABLE with the reason, or what a transfer ended

@@ -35,6 +35,9 @@ struct StoreConfig {
   // folder in which an unnamed file is made; rounded down to the pages of its mapping. Its contents are never
   // read back: a node starts empty.
   std::string arena_path;
+  // Blocks lie in the memory of this GPU; -1 = they do not. Their tier is HBM then.
+  int arena_gpu = -1;
+  std::string gpu_driver;  // "" = the system's
   // The capacity is cut into arenas of at most this size; 0 = one arena. A block lies in one arena.
   uint64_t arena_bytes = 0;
   // Allocation quantum: extents start at and are rounded up to multiples of it. Power of two, 64..65536.
@@ -155,13 +158,14 @@ struct SegmentFd {
 
 // What the memory behind the arenas is.
 struct ArenaInfo {
-  std::string kind;         // "memory", "dax", "fsdax", "hugetlbfs", "tmpfs", "file"
+  std::string kind;         // "memory", "dax", "fsdax", "hugetlbfs", "tmpfs", "file", "gpu"
   std::string description;  // where it is
   std::string warning;      // what its owner should know; "" = nothing
   // Why processes of this host cannot map it; "" = they can.
   std::string why_not_shared;
   uint64_t size_bytes = 0;
   uint64_t page_bytes = 0;  // of its mapping; 0 = the system's
+  bool addressable = true;  // by the processor: else only write() and read() move bytes
 };
 
 struct TenantUsage {
@@ -233,16 +237,24 @@ class Store {
   Status commit_written(ReservationId reservation, uint32_t crc, uint64_t now_ms);
   // Gives the space back; an unknown (already ended) reservation is ignored.
   void abort(ReservationId reservation);
-  // The bytes of a live reservation; empty when it is unknown. Valid until commit or abort.
+  // The bytes of a live reservation; empty when it is unknown, or its memory is not addressable. Valid until
+  // commit or abort.
   Slice writable(ReservationId reservation);
+  // Puts bytes of a live reservation in their place, whatever the memory; through when it returns.
+  // RESERVATION_UNKNOWN, INVALID_ARGUMENT (outside the block), and what the device answers.
+  Status write(ReservationId reservation, uint64_t offset, ConstSlice from);
   Result<Extent> reservation_extent(ReservationId reservation) const;
 
   // Finds and pins. NOT_FOUND, LIMIT_EXCEEDED (max_pins).
   Result<Pinned> acquire(TenantId tenant, const Key& key, uint64_t now_ms);
   // Unknown (already released) pins are ignored.
   void release(PinId pin);
-  // The bytes under a live pin; empty when it is unknown.
+  // The bytes under a live pin; empty when it is unknown, or its memory is not addressable.
   ConstSlice readable(PinId pin) const;
+  // A copy of bytes under a live pin. PIN_UNKNOWN, INVALID_ARGUMENT, and what the device answers.
+  Status read(PinId pin, uint64_t offset, Slice to) const;
+  // Whether writable() and readable() give anything.
+  bool addressable() const;
   // PIN_UNKNOWN; works for a block that was removed under the pin.
   Result<BlockInfo> pin_info(PinId pin, uint64_t now_ms) const;
   // The reader saw wrong bytes: the block becomes a miss now (event reason kCorrupt), its generation
@@ -282,7 +294,8 @@ class Store {
   const std::vector<SegmentFd>& segments() const;
   const StoreConfig& config() const;  // as it is in force: capacity and quantum are those of the memory
   ArenaInfo arena() const;
-  // The first bytes of the first arena, to try what else may be done with such memory; they may be in use.
+  // The first bytes of the first arena (none when it is not addressable), to try what else may be done with
+  // such memory; they may be in use.
   Slice sample() const;
   // Looks whether the arena's memory is still all there; call it now and then. Bytes lost since the start (a
   // truncated file, failed pages): their blocks fail their checksums, the store goes on.

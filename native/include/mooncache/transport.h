@@ -77,8 +77,13 @@ struct Capabilities {
 };
 
 struct Region {
-  Slice memory;
+  Slice memory;  // kDevice: an address of the GPU, which the processor never reads
   MemoryKind kind = MemoryKind::kHost;
+  // kDevice: a dma-buf and where in it the memory begins (GpuDevice::export_dma_buf), open until the region
+  // was registered. -1: there is none, because of `no_dma_buf`.
+  int dma_buf_fd = -1;
+  uint64_t dma_buf_offset = 0;
+  std::string no_dma_buf{};
 };
 // Index and generation, never a pointer. 0 = no region.
 using RegionHandle = uint64_t;
@@ -107,6 +112,7 @@ struct Transfer {
   uint64_t offset = 0;           // inside the extent; the length is the sum of the slices
   std::span<const Slice> local;  // valid until the completion was polled; a WRITE only reads them
   RegionHandle region = 0;
+  bool wants_crc = true;  // false: a link may leave the checksum out. Only for measurements of the wire
 };
 
 struct Completion {
@@ -114,6 +120,7 @@ struct Completion {
   Code code = Code::kOk;
   uint64_t bytes = 0;
   uint32_t crc32c = 0;  // of the bytes moved, computed in the pass that moved them
+  bool checked = true;  // false: nobody computed crc32c; so it is for device memory that is moved in place
 };
 
 // One connection to one peer. Not thread-safe: one thread at a time.

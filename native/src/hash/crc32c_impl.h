@@ -43,8 +43,12 @@ struct Crc32cImplementation {
                        bool stream);
 };
 
-// Those that this processor can run, slowest first; the last one is used. Never empty.
+// Those that this processor can run, the plainest first. Never empty.
 std::span<const Crc32cImplementation> crc32c_implementations();
+
+// Which of `all` to use when each takes `cost` (in any unit) for the same bytes: the last one, unless another
+// is much faster. Then instructions are emulated, which makes the processor's own the slowest way of all.
+size_t pick_crc32c(std::span<const Crc32cImplementation> all, std::span<const double> cost);
 
 // Per architecture: appends what the processor supports to `list` (room for 4) and returns how many.
 size_t detect_accelerated_crc32c(Crc32cImplementation* list);

@@ -81,6 +81,35 @@ class Lane {
     return Status::ok();
   }
 
+  // Blocks one after the other, always a batch of them under way, until `end` or `stop`.
+  Status stream(Clock::time_point end, const std::atomic<bool>& stop, std::vector<double>& block_us) {
+    if (!reusable_) return {Code::kInvalidArgument, "continuous transfers need a one-sided transport"};
+    const Direction direction = options_.direction;
+    if (extents_.empty()) {
+      if (Status status = reserve(); !status) return status;
+    }
+    std::vector<Clock::time_point> begun(options_.batch, Clock::now());
+    transfers_.resize(options_.batch);
+    for (uint32_t i = 0; i < options_.batch; ++i) prepare(i, direction);
+    size_t under_way = link_->submit(transfers_);
+    std::array<Completion, 64> some;
+    while (under_way > 0) {
+      const size_t got = link_->poll(some, Deadline::after_ms(kStepTimeoutMs));
+      if (got == 0) return late();
+      const auto now = Clock::now();
+      for (size_t i = 0; i < got; ++i) {
+        if (Status status = judge(some[i], direction); !status) return status;
+        const size_t block = some[i].id - 1;
+        block_us.push_back(std::chrono::duration<double, std::micro>(now - begun[block]).count());
+        --under_way;
+        if (now >= end || stop.load(std::memory_order_relaxed)) continue;
+        begun[block] = now;
+        under_way += link_->submit(std::span(&transfers_[block], 1));
+      }
+    }
+    return Status::ok();
+  }
+
  private:
   // Blocks with known bytes on the node, and a pin on each.
   Status open_reads() {
@@ -99,35 +128,44 @@ class Lane {
     return Status::ok();
   }
 
+  void prepare(uint32_t block, Direction direction) {
+    Transfer& transfer = transfers_[block];
+    transfer.id = block + 1;
+    transfer.direction = direction;
+    transfer.remote = extents_[block];
+    transfer.local = std::span(&slices_[block], 1);
+    transfer.region = region_;
+    transfer.wants_crc = options_.verify;
+  }
+
+  Status judge(const Completion& completion, Direction direction) const {
+    if (completion.code != Code::kOk)
+      return {completion.code,
+              "a transfer of the benchmark ended with " + std::string(code_name(completion.code))};
+    if (direction == Direction::kRead && completion.checked && completion.crc32c != crcs_[completion.id - 1])
+      return {Code::kChecksumMismatch, "a transfer of the benchmark moved other bytes than it should"};
+    return Status::ok();
+  }
+
   Status move(Direction direction) {
-    transfers_.clear();
-    for (uint32_t i = 0; i < options_.batch; ++i) {
-      Transfer& transfer = transfers_.emplace_back();
-      transfer.id = i + 1;
-      transfer.direction = direction;
-      transfer.remote = extents_[i];
-      transfer.local = std::span(&slices_[i], 1);
-      transfer.region = region_;
-    }
+    transfers_.resize(options_.batch);
+    for (uint32_t i = 0; i < options_.batch; ++i) prepare(i, direction);
     const Deadline deadline = Deadline::after_ms(kStepTimeoutMs);
     size_t sent = 0, done = 0;
     std::array<Completion, 64> some;
     while (done < transfers_.size()) {
       sent += link_->submit(std::span(transfers_).subspan(sent));
       const size_t got = link_->poll(some, deadline);
-      if (got == 0) return {Code::kDeadlineExceeded, "a batch did not end within a minute"};
+      if (got == 0) return late();
       for (size_t i = 0; i < got; ++i) {
-        const Completion& completion = some[i];
-        if (completion.code != Code::kOk)
-          return {completion.code,
-                  "a transfer of the benchmark ended with " + std::string(code_name(completion.code))};
-        if (direction == Direction::kRead && completion.crc32c != crcs_[completion.id - 1])
-          return {Code::kChecksumMismatch, "a transfer of the benchmark moved other bytes than it should"};
+        if (Status status = judge(some[i], direction); !status) return status;
       }
       done += got;
     }
     return Status::ok();
   }
+
+  static Status late() { return {Code::kDeadlineExceeded, "a batch did not end within a minute"}; }
 
   const ProbeOptions& options_;
   const uint32_t number_;
@@ -144,7 +182,7 @@ class Lane {
 
 struct Outcome {
   Status status;
-  uint64_t batches = 0;
+  uint64_t blocks = 0;
   double cpu_seconds = 0;
   Clock::time_point begun, ended;
   std::vector<double> batch_us;
@@ -158,12 +196,17 @@ void run_lane(const ProbeOptions& options, Lane& lane, std::barrier<>& start, st
   const double cpu_begun = thread_cpu_s();
   const auto end = begun + std::chrono::milliseconds(options.duration_ms);
   outcome.ended = begun;
-  while (outcome.status && !stop.load(std::memory_order_relaxed)) {
+  if (options.continuous && outcome.status) {
+    outcome.status = lane.stream(end, stop, outcome.batch_us);
+    outcome.blocks = outcome.batch_us.size();
+    outcome.ended = Clock::now();
+  }
+  while (!options.continuous && outcome.status && !stop.load(std::memory_order_relaxed)) {
     const auto from = outcome.ended;
     outcome.status = lane.batch();
     outcome.ended = Clock::now();
     if (!outcome.status) break;
-    ++outcome.batches;
+    outcome.blocks += options.batch;
     outcome.batch_us.push_back(std::chrono::duration<double, std::micro>(outcome.ended - from).count());
     if (outcome.ended >= end) break;
   }
@@ -210,7 +253,7 @@ Result<ProbeResult> probe_transfers(const ProbeOptions& options) {
   Clock::time_point begun = Clock::time_point::max(), ended{};
   for (Outcome& outcome : outcomes) {
     if (!outcome.status) return outcome.status;
-    result.bytes += outcome.batches * options.batch * options.block_bytes;
+    result.bytes += outcome.blocks * options.block_bytes;
     result.cpu_seconds += outcome.cpu_seconds;
     begun = std::min(begun, outcome.begun);
     ended = std::max(ended, outcome.ended);

@@ -6,25 +6,46 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 
 namespace mooncache::rdma {
 
 namespace {
 
+constexpr uint32_t kGidsMax = 256;
+
 class Registration final : public Memory {
  public:
-  Registration(std::shared_ptr<Protection> protection, ibv_mr* mr, uint64_t address)
-      : protection_(std::move(protection)), mr_(mr), address_(address) {}
+  Registration(std::shared_ptr<Protection> protection, ibv_mr* mr, uint64_t address, std::string how)
+      : protection_(std::move(protection)), mr_(mr), address_(address), how_(std::move(how)) {}
   ~Registration() override { (void)protection_->verbs().dereg_mr(mr_); }
   uint32_t local_key() const override { return mr_->lkey; }
   uint32_t remote_key() const override { return mr_->rkey; }
   uint64_t remote_address() const override { return address_; }
+  std::string how() const override { return how_; }
 
  private:
   const std::shared_ptr<Protection> protection_;
   ibv_mr* const mr_;
   const uint64_t address_;
+  const std::string how_;
 };
+
+// Whether the kernel module is loaded that lets devices register addresses of a GPU as if they were pages.
+bool has_peer_memory(const Options& options) {
+  return access((options.modules_folder + "/nvidia_peermem").c_str(), F_OK) == 0 ||
+         access((options.modules_folder + "/nv_peer_mem").c_str(), F_OK) == 0;
+}
+
+const char* const kNoPeerMemory = "nvidia-peermem is not loaded (modprobe nvidia-peermem)";
+const char* const kOldLibrary = "this libibverbs lacks ibv_reg_dmabuf_mr (rdma-core 34 or newer is needed)";
+
+// What an errno of ibv_reg_dmabuf_mr says. A device that cannot do it at all answers EOPNOTSUPP.
+std::string why_no_dma_buf(const std::string& device, int error) {
+  if (error == EOPNOTSUPP || error == EPROTONOSUPPORT || error == ENOSYS)
+    return device + " and its driver cannot register a dma-buf";
+  return "ibv_reg_dmabuf_mr on " + device + " failed: " + std::strerror(error);
+}
 
 class ProtectionDomain final : public Domain {
  public:
@@ -38,6 +59,28 @@ class ProtectionDomain final : public Domain {
   Result<std::unique_ptr<Memory>> attach(Slice memory) override {
     // requests of this side name their memory by where it lies
     return enroll(memory, IBV_ACCESS_LOCAL_WRITE, reinterpret_cast<uintptr_t>(memory.data));
+  }
+  Result<std::unique_ptr<Memory>> attach_device(const DeviceMemory& memory) override {
+    const Verbs& verbs = protection_->verbs();
+    const std::string& device = protection_->port->info().device;
+    std::string why = memory.no_dma_buf.empty() ? "no dma-buf was exported" : memory.no_dma_buf;
+    if (memory.dma_buf_fd >= 0 && verbs.reg_dmabuf_mr == nullptr) {
+      why = kOldLibrary;
+    } else if (memory.dma_buf_fd >= 0) {
+      errno = 0;
+      ibv_mr* mr = verbs.reg_dmabuf_mr(protection_->pd, memory.dma_buf_offset, memory.size, memory.address,
+                                       memory.dma_buf_fd, IBV_ACCESS_LOCAL_WRITE);
+      if (mr != nullptr) return enrolled(mr, memory.address, "dma-buf");
+      why = why_no_dma_buf(device, errno);
+    }
+    if (!has_peer_memory(protection_->port->options()))
+      return unavailable("no device memory can be registered: " + why + "; " + kNoPeerMemory);
+    errno = 0;
+    ibv_mr* mr = verbs.reg_mr_iova(protection_->pd, reinterpret_cast<void*>(memory.address), memory.size,
+                                   memory.address, IBV_ACCESS_LOCAL_WRITE);
+    if (mr != nullptr) return enrolled(mr, memory.address, "nvidia-peermem, because " + why);
+    return unavailable("no device memory can be registered: " + why + "; through nvidia-peermem on " +
+                       device + " it failed: " + std::strerror(errno));
   }
   Result<std::unique_ptr<Endpoint>> make_endpoint(uint32_t depth) override {
     return make_queue_pair(protection_, depth);
@@ -61,7 +104,11 @@ class ProtectionDomain final : public Domain {
       }
       return refused("ibv_reg_mr_iova of " + std::to_string(memory.size) + " bytes", error);
     }
-    return std::unique_ptr<Memory>(std::make_unique<Registration>(protection_, mr, address));
+    return enrolled(mr, address, "pages");
+  }
+
+  std::unique_ptr<Memory> enrolled(ibv_mr* mr, uint64_t address, std::string how) {
+    return std::make_unique<Registration>(protection_, mr, address, std::move(how));
   }
 
   const std::shared_ptr<Protection> protection_;
@@ -72,9 +119,42 @@ class ProtectionDomain final : public Domain {
 Result<std::unique_ptr<Domain>> Port::make_domain() {
   errno = 0;
   ibv_pd* pd = device_->verbs.alloc_pd(device_->context);
-  if (pd == nullptr) return refused("ibv_alloc_pd on " + info_.device, errno);
+  if (pd == nullptr) return refused("ibv_alloc_pd on " + info().device, errno);
   return std::unique_ptr<Domain>(
       std::make_unique<ProtectionDomain>(std::make_shared<Protection>(shared_from_this(), pd)));
+}
+
+void Port::read_gids() {
+  RailInfo now = info();
+  std::string why;
+  const bool found = choose_gid(*device_, options_, kGidsMax, now, why);
+  if (found && (now.gid != info().gid || now.gid_index != info().gid_index)) {
+    infos_.push_back(std::move(now));
+    info_.store(&infos_.back());
+  }
+  addressed_.store(found);
+}
+
+std::string gpu_direct_of(const Device& device, const Options& options) {
+  std::string why = kOldLibrary;
+  if (device.verbs.reg_dmabuf_mr != nullptr) {
+    errno = 0;
+    ibv_pd* pd = device.verbs.alloc_pd(device.context);
+    if (pd == nullptr) {
+      why = std::string("ibv_alloc_pd failed: ") + std::strerror(errno);
+    } else {
+      constexpr size_t kSomeBytes = 4096;
+      errno = 0;
+      ibv_mr* mr = device.verbs.reg_dmabuf_mr(pd, 0, kSomeBytes, 0, -1, IBV_ACCESS_LOCAL_WRITE);
+      const int error = errno;
+      if (mr != nullptr) (void)device.verbs.dereg_mr(mr);
+      (void)device.verbs.dealloc_pd(pd);
+      if (mr != nullptr || error == EBADF) return "dma-buf";
+      why = why_no_dma_buf(device.name, error);
+    }
+  }
+  if (has_peer_memory(options)) return "nvidia-peermem, because " + why;
+  return "none, because " + why + ", and " + kNoPeerMemory;
 }
 
 Watcher::Watcher(std::vector<std::shared_ptr<Device>> devices, std::vector<std::shared_ptr<Port>> ports)
@@ -114,11 +194,13 @@ void Watcher::take_events(Device& device) {
   ibv_async_event event{};
   while (device.verbs.get_async_event(device.context, &event) == 0) {
     const bool down = event.event_type == IBV_EVENT_PORT_ERR;
-    if (down || event.event_type == IBV_EVENT_PORT_ACTIVE) {
+    const bool readdressed = event.event_type == IBV_EVENT_GID_CHANGE;
+    if (down || readdressed || event.event_type == IBV_EVENT_PORT_ACTIVE) {
       for (const auto& port : ports_) {
-        const bool same =
-            &port->device() == &device && static_cast<int>(port->info().port) == event.element.port_num;
-        if (same) port->set_active(!down);
+        if (&port->device() != &device || static_cast<int>(port->info().port) != event.element.port_num)
+          continue;
+        if (!down) port->read_gids();  // an address may have come or gone while the port was down
+        if (!readdressed) port->set_active(!down);
       }
     } else if (event.event_type == IBV_EVENT_DEVICE_FATAL) {
       device.dead.store(true);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <list>
 #include <thread>
 
 #include "rdma/fabric.h"
@@ -26,22 +27,37 @@ struct Device {
 class Port final : public Rail, public std::enable_shared_from_this<Port> {
  public:
   Port(std::shared_ptr<Device> device, RailInfo info, const Options& options)
-      : device_(std::move(device)), info_(std::move(info)), options_(options) {}
+      : device_(std::move(device)), options_(options) {
+    infos_.push_back(std::move(info));
+    info_.store(&infos_.back());
+  }
 
-  const RailInfo& info() const override { return info_; }
-  bool up() const override { return active_.load() && !device_->dead.load(); }
+  const RailInfo& info() const override { return *info_.load(); }
+  bool up() const override { return active_.load() && addressed_.load() && !device_->dead.load(); }
   Result<std::unique_ptr<Domain>> make_domain() override;
 
   Device& device() const { return *device_; }
   const Options& options() const { return options_; }
   void set_active(bool active) { active_.store(active); }
+  // The table of addresses changed. Connections made from now on use what is best in it now; a port without
+  // any usable address is down.
+  void read_gids();
 
  private:
   const std::shared_ptr<Device> device_;
-  const RailInfo info_;
   const Options options_;
+  std::list<RailInfo> infos_;  // appended to by the watcher only; who holds an old one may go on reading it
+  std::atomic<const RailInfo*> info_{nullptr};
   std::atomic<bool> active_{true};
+  std::atomic<bool> addressed_{true};
 };
+
+// Puts the best address of the port into `info`. False and a reason when there is none that can be used.
+bool choose_gid(const Device& device, const Options& options, uint32_t table_length, RailInfo& info,
+                std::string& why);
+
+// RailReport::gpu_direct, asked of the device itself with a dma-buf that does not exist.
+std::string gpu_direct_of(const Device& device, const Options& options);
 
 // A protection domain; kept by what was made in it.
 struct Protection {

@@ -63,7 +63,8 @@ Candidate rate(const ibv_gid_entry& entry, LinkLayer layer) {
   return one;
 }
 
-// False and a reason when the port has no GID that can be used.
+}  // namespace
+
 bool choose_gid(const Device& device, const Options& options, uint32_t table_length, RailInfo& info,
                 std::string& why) {
   Candidate best;
@@ -87,6 +88,8 @@ bool choose_gid(const Device& device, const Options& options, uint32_t table_len
   return true;
 }
 
+namespace {
+
 bool wanted(const Options& options, const std::string& device, uint32_t port) {
   if (options.devices.empty()) return true;
   const std::string with_port = device + ":" + std::to_string(port);
@@ -94,8 +97,10 @@ bool wanted(const Options& options, const std::string& device, uint32_t port) {
                      [&](const std::string& name) { return name == device || name == with_port; });
 }
 
+enum class Depth : uint8_t { kToUse, kToReport };
+
 RailReport look_at(const Device& device, const ibv_device_attr& facts, const Options& options,
-                   uint32_t number) {
+                   uint32_t number, Depth depth) {
   RailReport report;
   RailInfo& info = report.info;
   info.device = device.name;
@@ -122,6 +127,7 @@ RailReport look_at(const Device& device, const ibv_device_attr& facts, const Opt
     report.reason = "not used, because the port is not active (cable, switch or `ip link set ... up`)";
     return report;
   }
+  if (depth == Depth::kToReport) report.gpu_direct = gpu_direct_of(device, options);
   report.usable =
       choose_gid(device, options, static_cast<uint32_t>(std::max(port.gid_tbl_len, 0)), info, report.reason);
   return report;
@@ -133,7 +139,7 @@ struct Found {
   std::vector<RailReport> reports;
 };
 
-Status look_into(const Verbs& verbs, ibv_device* which, const Options& options, Found& found) {
+Status look_into(const Verbs& verbs, ibv_device* which, const Options& options, Depth depth, Found& found) {
   const char* name = verbs.get_device_name(which);
   errno = 0;
   ibv_context* context = verbs.open_device(which);
@@ -154,7 +160,7 @@ Status look_into(const Verbs& verbs, ibv_device* which, const Options& options, 
   }
   bool used = false;
   for (uint32_t number = 1; number <= facts.phys_port_cnt; ++number) {
-    RailReport port = look_at(*device, facts, options, number);
+    RailReport port = look_at(*device, facts, options, number, depth);
     if (port.usable) found.ports.push_back(std::make_shared<Port>(device, port.info, options));
     used = used || port.usable;
     found.reports.push_back(std::move(port));
@@ -163,7 +169,7 @@ Status look_into(const Verbs& verbs, ibv_device* which, const Options& options, 
   return Status::ok();
 }
 
-Result<Found> look(const Options& options) {
+Result<Found> look(const Options& options, Depth depth) {
   if (Status status = check(options); !status) return status;
   auto verbs = load_verbs(options.library);
   if (!verbs) return verbs.status();
@@ -173,7 +179,7 @@ Result<Found> look(const Options& options) {
   if (list == nullptr) return refused("ibv_get_device_list", errno);
   Found found;
   Status status;
-  for (int i = 0; i < count && status; ++i) status = look_into(**verbs, list[i], options, found);
+  for (int i = 0; i < count && status; ++i) status = look_into(**verbs, list[i], options, depth, found);
   (*verbs)->free_device_list(list);
   if (!status) return status;
   return found;
@@ -197,7 +203,7 @@ class OpenFabric final : public Fabric {
 }  // namespace
 
 Result<std::shared_ptr<Fabric>> open_fabric(const Options& options) {
-  auto found = look(options);
+  auto found = look(options, Depth::kToUse);
   if (!found) return found.status();
   if (found->ports.empty()) {
     if (found->reports.empty()) return unavailable("this machine has no RDMA device");
@@ -212,7 +218,7 @@ Result<std::shared_ptr<Fabric>> open_fabric(const Options& options) {
 }
 
 Result<std::vector<RailReport>> look_for_rails(const Options& options) {
-  auto found = look(options);
+  auto found = look(options, Depth::kToReport);
   if (!found) return found.status();
   return std::move(found->reports);
 }

@@ -54,7 +54,8 @@ struct RailInfo {
 struct RailReport {
   RailInfo info;
   bool usable = false;
-  std::string reason;  // "…, because …" when it is not used
+  std::string reason;      // "…, because …" when it is not used
+  std::string gpu_direct;  // how it would reach GPU memory: "dma-buf", "nvidia-peermem, …" or "none, …"
 };
 
 // How to reach an endpoint. Goes over the authenticated connection.
@@ -77,6 +78,7 @@ struct Post {
   uint32_t local_key = 0;
   uint64_t remote_address = 0;
   uint32_t remote_key = 0;
+  bool device = false;  // `local` is an address of a GPU
 };
 
 enum class Outcome : uint8_t {
@@ -92,9 +94,20 @@ struct Reaped {
   uint32_t detail = 0;
 };
 
+// Memory of a GPU, by its device address. The dma-buf may be closed when it was attached.
+struct DeviceMemory {
+  uint64_t address = 0;
+  uint64_t size = 0;
+  int dma_buf_fd = -1;
+  uint64_t dma_buf_offset = 0;  // of `address` in it
+  std::string no_dma_buf;       // why there is none
+};
+
 class Memory {
  public:
   virtual ~Memory() = default;  // nobody reaches the memory by its keys any more
+  // How the device gets at it: "pages", "dma-buf", or "nvidia-peermem, because ...".
+  virtual std::string how() const = 0;
   virtual uint32_t local_key() const = 0;
   virtual uint32_t remote_key() const = 0;
   // What the peer names the first byte by; tells nothing about where it lies in this process.
@@ -127,6 +140,9 @@ class Domain {
   virtual Result<std::unique_ptr<Memory>> expose(Slice memory, bool writable) = 0;
   // For this side's own requests.
   virtual Result<std::unique_ptr<Memory>> attach(Slice memory) = 0;
+  // The same of a GPU's memory: by dma-buf, else by nvidia-peermem, else TRANSPORT_UNAVAILABLE with both
+  // reasons.
+  virtual Result<std::unique_ptr<Memory>> attach_device(const DeviceMemory& memory) = 0;
   // `depth` requests at a time; 0 = it only answers.
   virtual Result<std::unique_ptr<Endpoint>> make_endpoint(uint32_t depth) = 0;
 };
@@ -134,6 +150,7 @@ class Domain {
 class Rail {
  public:
   virtual ~Rail() = default;
+  // As long as the rail; when the port gets another address, later calls answer with another object.
   virtual const RailInfo& info() const = 0;
   // The port is active and the device is there. Changes when the device says so.
   virtual bool up() const = 0;

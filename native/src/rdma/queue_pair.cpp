@@ -1,8 +1,10 @@
 // A reliable connection (RC) with one completion queue of its own.
 //
-// The invariant: outstanding_ is the number of requests of which the device may still move bytes. It falls
-// only by completions, and after the queue pair was destroyed it does not matter any more: a destroyed queue
-// pair touches no memory.
+// The invariant: posted_ holds, oldest first, the requests of which the device may still move bytes, and
+// those that are through and not yet fetched. Requests of one connection end in the order in which they were
+// posted, so the device reports only every fourth of a list and the last (those that fail it reports always):
+// a report that one is through says the same of all before it. After the queue pair was destroyed nothing of
+// it matters any more: a destroyed queue pair touches no memory.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/random.h>
@@ -10,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <deque>
 #include <thread>
 
 #include "rdma/device.h"
@@ -20,9 +23,10 @@ namespace {
 
 constexpr size_t kPostsPerCall = 16;
 constexpr size_t kReapsPerCall = 16;
+constexpr size_t kReportEvery = 4;
 constexpr uint32_t kInlineBytes = 64;
 constexpr uint32_t kPacketNumberMask = 0xffffff;
-constexpr auto kDrainPatience = std::chrono::seconds(3);
+constexpr auto kDrainPatience = std::chrono::milliseconds(100);  // a device that is well needs microseconds
 constexpr uint8_t kRoutedHops = 64;
 
 Outcome outcome_of(ibv_wc_status status) {
@@ -46,7 +50,10 @@ Outcome outcome_of(ibv_wc_status status) {
 class QueuePair final : public Endpoint {
  public:
   QueuePair(std::shared_ptr<Protection> protection, uint32_t depth)
-      : protection_(std::move(protection)), verbs_(protection_->verbs()), depth_(depth) {}
+      : protection_(std::move(protection)),
+        verbs_(protection_->verbs()),
+        info_(protection_->port->info()),
+        depth_(depth) {}
   ~QueuePair() override;
   Status open();
 
@@ -54,8 +61,8 @@ class QueuePair final : public Endpoint {
   Status connect(const EndpointAddress& peer) override;
   size_t post(std::span<const Post> posts) override;
   size_t poll(std::span<Reaped> reaped) override;
-  size_t room() const override { return failed_ || !connected_ ? 0 : depth_ - outstanding_; }
-  size_t outstanding() const override { return outstanding_; }
+  size_t room() const override { return failed_ || !connected_ ? 0 : depth_ - posted_.size(); }
+  size_t outstanding() const override { return posted_.size(); }
   bool failed() const override { return failed_; }
   void stop() override;
   int fd() const override { return channel_ == nullptr ? -1 : channel_->fd; }
@@ -63,21 +70,32 @@ class QueuePair final : public Endpoint {
 
  private:
   Status create();
+  void mark_end();
+  size_t hand_out(std::span<Reaped> reaped);
+  bool take_report(uint64_t number, ibv_wc_status status);
   Status make_ready_to_receive(const EndpointAddress& peer, uint8_t mtu);
   Status make_ready_to_send(const EndpointAddress& peer);
   Status modify(ibv_qp_attr& attributes, int mask, const char* what);
 
   const std::shared_ptr<Protection> protection_;
   const Verbs& verbs_;
+  const RailInfo& info_;  // as it was when this was made: the address that the peer was told
   const uint32_t depth_;
   ibv_comp_channel* channel_ = nullptr;
   ibv_cq* cq_ = nullptr;
   ibv_qp* qp_ = nullptr;
   uint32_t first_packet_ = 0;
   uint32_t inline_bytes_ = 0;
-  size_t outstanding_ = 0;
+  std::deque<uint64_t> posted_;  // ids
+  uint64_t first_ = 0;           // the device's number for the front of posted_
+  uint64_t through_ = 0;         // all before this one succeeded
+  uint64_t failed_number_ = 0;   // this one, at or behind through_, did not
+  Reaped failure_;
+  bool has_failure_ = false;
+  bool has_marker_ = false;  // behind posted_
   bool connected_ = false;
   bool stopped_ = false;
+  std::chrono::steady_clock::time_point stopped_at_;
   bool failed_ = false;
   bool lost_ = false;
 };
@@ -86,14 +104,14 @@ Status QueuePair::modify(ibv_qp_attr& attributes, int mask, const char* what) {
   const int error = verbs_.modify_qp(qp_, &attributes, mask);
   if (error == 0) return Status::ok();
   failed_ = true;
-  return refused(std::string("ibv_modify_qp (") + what + ") on " + protection_->port->info().device, error);
+  return refused(std::string("ibv_modify_qp (") + what + ") on " + info_.device, error);
 }
 
 Status QueuePair::create() {
   ibv_qp_init_attr wish{};
   wish.send_cq = wish.recv_cq = cq_;
   wish.qp_type = IBV_QPT_RC;
-  wish.cap.max_send_wr = std::max(depth_, 1u);
+  wish.cap.max_send_wr = depth_ + 1;  // and a marker
   wish.cap.max_recv_wr = 1;
   wish.cap.max_send_sge = wish.cap.max_recv_sge = 1;
   wish.cap.max_inline_data = depth_ > 0 ? kInlineBytes : 0;
@@ -105,7 +123,7 @@ Status QueuePair::create() {
     wish.cap.max_inline_data = 0;
     qp_ = verbs_.create_qp(protection_->pd, &wish);
   }
-  if (qp_ == nullptr) return refused("ibv_create_qp on " + protection_->port->info().device, errno);
+  if (qp_ == nullptr) return refused("ibv_create_qp on " + info_.device, errno);
   inline_bytes_ = std::min(wish.cap.max_inline_data, kInlineBytes);
   return Status::ok();
 }
@@ -116,11 +134,11 @@ Status QueuePair::open() {
   errno = 0;
   if (depth_ > 0) {
     channel_ = verbs_.create_comp_channel(context);
-    if (channel_ == nullptr) return refused("ibv_create_comp_channel on " + port.info().device, errno);
+    if (channel_ == nullptr) return refused("ibv_create_comp_channel on " + info_.device, errno);
     (void)fcntl(channel_->fd, F_SETFL, fcntl(channel_->fd, F_GETFL) | O_NONBLOCK);
   }
-  cq_ = verbs_.create_cq(context, static_cast<int>(depth_) + 1, nullptr, channel_, 0);
-  if (cq_ == nullptr) return refused("ibv_create_cq on " + port.info().device, errno);
+  cq_ = verbs_.create_cq(context, static_cast<int>(depth_) + 2, nullptr, channel_, 0);
+  if (cq_ == nullptr) return refused("ibv_create_cq on " + info_.device, errno);
   if (Status status = create(); !status) return status;
   if (getrandom(&first_packet_, sizeof first_packet_, 0) != sizeof first_packet_) {
     return {Code::kInternal, "no randomness for a packet number"};
@@ -128,14 +146,14 @@ Status QueuePair::open() {
   first_packet_ &= kPacketNumberMask;
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_INIT;
-  attributes.port_num = static_cast<uint8_t>(port.info().port);
+  attributes.port_num = static_cast<uint8_t>(info_.port);
   // An endpoint that asks is never asked: its own memory stays its own.
   attributes.qp_access_flags = depth_ > 0 ? 0 : IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
   return modify(attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "to INIT");
 }
 
 EndpointAddress QueuePair::address() const {
-  const RailInfo& info = protection_->port->info();
+  const RailInfo& info = info_;
   EndpointAddress address;
   address.gid = info.gid;
   address.queue_pair = qp_->qp_num;
@@ -148,7 +166,7 @@ EndpointAddress QueuePair::address() const {
 }
 
 Status QueuePair::connect(const EndpointAddress& peer) {
-  const RailInfo& info = protection_->port->info();
+  const RailInfo& info = info_;
   if (peer.layer != info.layer || peer.mtu < 1 || peer.mtu > 5 || peer.outstanding_reads == 0) {
     failed_ = true;
     return {Code::kProtocolError, "the peer described an RDMA endpoint that cannot be"};
@@ -166,16 +184,16 @@ Status QueuePair::make_ready_to_receive(const EndpointAddress& peer, uint8_t mtu
   attributes.path_mtu = static_cast<ibv_mtu>(mtu);
   attributes.dest_qp_num = peer.queue_pair;
   attributes.rq_psn = peer.first_packet & kPacketNumberMask;
-  attributes.max_dest_rd_atomic = static_cast<uint8_t>(port.info().max_outstanding_reads);
+  attributes.max_dest_rd_atomic = static_cast<uint8_t>(info_.max_outstanding_reads);
   attributes.min_rnr_timer = 12;
-  attributes.ah_attr.port_num = static_cast<uint8_t>(port.info().port);
+  attributes.ah_attr.port_num = static_cast<uint8_t>(info_.port);
   attributes.ah_attr.sl = port.options().service_level;
   attributes.ah_attr.dlid = peer.lid;
-  attributes.ah_attr.is_global = port.info().layer == LinkLayer::kRoceV2 ? 1 : 0;
+  attributes.ah_attr.is_global = info_.layer == LinkLayer::kRoceV2 ? 1 : 0;
   if (attributes.ah_attr.is_global != 0) {
     std::copy_n(reinterpret_cast<const uint8_t*>(peer.gid.data()), peer.gid.size(),
                 attributes.ah_attr.grh.dgid.raw);
-    attributes.ah_attr.grh.sgid_index = static_cast<uint8_t>(port.info().gid_index);
+    attributes.ah_attr.grh.sgid_index = static_cast<uint8_t>(info_.gid_index);
     attributes.ah_attr.grh.hop_limit = kRoutedHops;
     attributes.ah_attr.grh.traffic_class = port.options().traffic_class;
   }
@@ -194,7 +212,7 @@ Status QueuePair::make_ready_to_send(const EndpointAddress& peer) {
   attributes.rnr_retry = 6;
   attributes.sq_psn = first_packet_;
   attributes.max_rd_atomic =
-      static_cast<uint8_t>(std::min<uint32_t>(port.info().max_outstanding_reads, peer.outstanding_reads));
+      static_cast<uint8_t>(std::min<uint32_t>(info_.max_outstanding_reads, peer.outstanding_reads));
   return modify(attributes,
                 IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
                     IBV_QP_MAX_QP_RD_ATOMIC,
@@ -211,13 +229,13 @@ size_t QueuePair::post(std::span<const Post> posts) {
       const Post& post = posts[taken + i];
       pieces[i] = {reinterpret_cast<uintptr_t>(post.local), post.length, post.local_key};
       ibv_send_wr& request = requests[i];
-      request.wr_id = post.id;
+      request.wr_id = first_ + posted_.size() + i;
       request.next = i + 1 < count ? &requests[i + 1] : nullptr;
       request.sg_list = &pieces[i];
       request.num_sge = 1;
       request.opcode = post.write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
-      request.send_flags = IBV_SEND_SIGNALED;
-      if (post.write && post.length <= inline_bytes_) request.send_flags |= IBV_SEND_INLINE;
+      request.send_flags = i + 1 == count || (i + 1) % kReportEvery == 0 ? unsigned{IBV_SEND_SIGNALED} : 0u;
+      if (post.write && !post.device && post.length <= inline_bytes_) request.send_flags |= IBV_SEND_INLINE;
       request.wr.rdma.remote_addr = post.remote_address;
       request.wr.rdma.rkey = post.remote_key;
     }
@@ -226,31 +244,79 @@ size_t QueuePair::post(std::span<const Post> posts) {
     const size_t accepted = error == 0       ? count
                             : bad == nullptr ? 0
                                              : static_cast<size_t>(bad - requests.data());
-    outstanding_ += accepted;
+    for (size_t i = 0; i < accepted; ++i) posted_.push_back(posts[taken + i].id);
     taken += accepted;
     if (error != 0) {
-      failed_ = true;
+      const bool reported = accepted == 0 || (requests[accepted - 1].send_flags & IBV_SEND_SIGNALED) != 0;
+      stop();
+      if (!reported) mark_end();
       break;
     }
   }
   return taken;
 }
 
-size_t QueuePair::poll(std::span<Reaped> reaped) {
+// The last requests were to be reported by one that the device did not take: this one says when they are
+// over.
+void QueuePair::mark_end() {
+  ibv_send_wr marker{};
+  marker.wr_id = first_ + posted_.size();
+  marker.opcode = IBV_WR_RDMA_WRITE;
+  marker.send_flags = IBV_SEND_SIGNALED;
+  ibv_send_wr* bad = nullptr;
+  has_marker_ = ibv_post_send(qp_, &marker, &bad) == 0;
+  if (!has_marker_) lost_ = true;
+}
+
+// The next requests that are known to be over, in the order in which they were posted.
+size_t QueuePair::hand_out(std::span<Reaped> reaped) {
   size_t count = 0;
-  while (count < reaped.size() && outstanding_ > 0) {
-    std::array<ibv_wc, kReapsPerCall> found;
-    const int wanted = static_cast<int>(std::min(reaped.size() - count, kReapsPerCall));
-    const int got = ibv_poll_cq(cq_, wanted, found.data());
+  while (count < reaped.size() && !posted_.empty()) {
+    if (first_ < through_) {
+      reaped[count++] = {posted_.front(), Outcome::kDone, 0};
+    } else if (has_failure_ && first_ == failed_number_) {
+      failure_.id = posted_.front();
+      reaped[count++] = failure_;
+      has_failure_ = false;
+    } else {
+      break;
+    }
+    posted_.pop_front();
+    ++first_;
+  }
+  return count;
+}
+
+// A report about request `number`. False: it names none that is under way.
+bool QueuePair::take_report(uint64_t number, ibv_wc_status status) {
+  if (has_marker_ && number == first_ + posted_.size()) {
+    has_marker_ = false;
+    through_ = number;
+    return true;
+  }
+  if (number - first_ >= posted_.size()) return false;
+  const Outcome outcome = outcome_of(status);
+  if (outcome == Outcome::kDone) {
+    through_ = number + 1;
+    return true;
+  }
+  failed_ = true;
+  through_ = number;  // those before it went well, or would have been reported
+  failed_number_ = number;
+  failure_ = {0, outcome, static_cast<uint32_t>(status)};
+  has_failure_ = true;
+  return true;
+}
+
+size_t QueuePair::poll(std::span<Reaped> reaped) {
+  size_t count = hand_out(reaped);
+  while (count < reaped.size() && !posted_.empty()) {
+    ibv_wc found;
+    const int got = ibv_poll_cq(cq_, 1, &found);
     if (got < 0) failed_ = true;
     if (got <= 0) break;
-    for (int i = 0; i < got; ++i) {
-      const ibv_wc& one = found[static_cast<size_t>(i)];
-      const Outcome outcome = outcome_of(one.status);
-      if (outcome != Outcome::kDone) failed_ = true;
-      reaped[count++] = {one.wr_id, outcome, static_cast<uint32_t>(one.status)};
-      outstanding_ -= std::min<size_t>(outstanding_, 1);
-    }
+    if (!take_report(found.wr_id, found.status)) failed_ = true;
+    count += hand_out(reaped.subspan(count));
   }
   return count;
 }
@@ -271,13 +337,14 @@ void QueuePair::stop() {
   attributes.qp_state = IBV_QPS_ERR;
   // A device that refuses this is gone and finishes nothing any more.
   lost_ = verbs_.modify_qp(qp_, &attributes, IBV_QP_STATE) != 0;
+  stopped_at_ = std::chrono::steady_clock::now();
 }
 
 QueuePair::~QueuePair() {
   stop();
-  const auto patience = std::chrono::steady_clock::now() + kDrainPatience;
+  const auto patience = stopped_at_ + kDrainPatience;
   std::array<Reaped, kReapsPerCall> reaped;
-  while (outstanding_ > 0 && !lost_ && std::chrono::steady_clock::now() < patience) {
+  while (!posted_.empty() && !lost_ && std::chrono::steady_clock::now() < patience) {
     if (poll(reaped) == 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   if (qp_ != nullptr) (void)verbs_.destroy_qp(qp_);

@@ -59,6 +59,7 @@ Loaded load(const std::string& path) {
   MOONCACHE_BIND(destroy_qp);
 #undef MOONCACHE_BIND
   bind(library, "_ibv_query_gid_ex", t.query_gid_ex, why);
+  t.reg_dmabuf_mr = reinterpret_cast<decltype(t.reg_dmabuf_mr)>(dlsym(library, "ibv_reg_dmabuf_mr"));
   return loaded;
 }
 

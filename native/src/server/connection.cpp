@@ -214,6 +214,7 @@ void Connection::discard_output() {
   for (size_t i = out_at_; i < out_.size(); ++i) release_hold(out_[i]);
   out_.clear();
   heads_.clear();
+  window_.piece = Window::kNoPiece;
   out_at_ = out_piece_sent_ = 0;
   out_bytes_ = 0;
 }

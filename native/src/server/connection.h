@@ -26,8 +26,10 @@
 
 namespace mooncache::server {
 
-// Part of a payload on its way in. at == nullptr: the bytes are read and dropped.
+// Part of a payload on its way in. Not kept: the bytes are read and dropped. Kept without an address: they go
+// to the store by way of the connection's staging buffer.
 struct Piece {
+  bool kept = false;
   std::byte* at = nullptr;
   uint64_t size = 0;
   uint64_t offset = 0;  // WRITE: inside the reservation
@@ -57,14 +59,24 @@ struct ReserveOp {
 
 struct OutPiece {
   enum class Hold : uint8_t { kNone, kPin, kGrant };
-  const std::byte* data = nullptr;  // null: at head_at in the head buffer
+  const std::byte* data = nullptr;  // null: at head_at in the head buffer, or staged
   size_t head_at = 0;
+  uint64_t block_offset = 0;  // staged: where it begins in the block under hold_id
   size_t size = 0;
   uint64_t hold_id = 0;
   uint64_t start_ns = 0;
   Hold hold = Hold::kNone;
   uint8_t opcode = 0;  // not 0: the last piece of a response to this opcode
   bool with_fds = false;
+  bool staged = false;  // the processor cannot address the block: it is sent window by window
+};
+
+// The part of a staged piece that is in host memory.
+struct Window {
+  static constexpr size_t kNoPiece = SIZE_MAX;
+  std::unique_ptr<std::byte[]> memory;
+  size_t piece = kNoPiece;  // number in the output queue
+  size_t begin = 0, size = 0;
 };
 
 // A GET, or a READ under a grant, whose results are being put together.
@@ -131,6 +143,8 @@ class Connection : public Watched {
   bool can_read() const;
   void settle();  // send what is queued, read on if possible, tell epoll what to watch
   bool flush();   // false: the connection broke
+  bool flush_heads_with_fds(bool& moved);
+  ConstSlice sendable(size_t number, size_t skip, bool may_fill);
   void sent(size_t bytes);
   void release_hold(const OutPiece& piece);
   void update_interest();
@@ -166,6 +180,7 @@ class Connection : public Watched {
   void do_abort(Meta meta);
   size_t gather(std::span<Slice> slices, uint64_t chunk_bytes, bool& read_ahead);
   void received(uint64_t bytes, const std::byte* from);
+  uint64_t keep(Piece& piece, uint64_t at, uint64_t bytes, const std::byte* from);
   bool advance_inbound();  // prepares, finishes; false: parked
   bool prepare_pieces();
   Code reserve_piece(Piece& piece, const wire::PutItem& item);
@@ -183,6 +198,7 @@ class Connection : public Watched {
   bool start_item(GetOp& op, const wire::GetItem& item);
   bool range_of(GetOp& op, const wire::GetItem& item, wire::GetResult& result);
   bool verify_some(GetOp& op, uint64_t& budget);  // false: budget used up
+  ConstSlice bytes_at(PinId pin, uint64_t offset, uint64_t length);
   void finish_item(GetOp& op, const wire::GetItem& item);
   void send_part(GetOp& op, uint64_t offset, uint64_t length);
   void remember_sound(GetOp& op);
@@ -195,6 +211,7 @@ class Connection : public Watched {
   void do_match(Meta meta);
   void count_result(Code code);
   void corrupt_block(const GetOp& op);
+  void unreadable_block(PinId pin, const Status& why);
 
   // ops_admin.cpp
   void do_remove(Meta meta);
@@ -257,6 +274,10 @@ class Connection : public Watched {
   size_t out_at_ = 0;          // first piece not sent completely
   size_t out_piece_sent_ = 0;  // of that piece
   uint64_t out_bytes_ = 0;
+  Window window_;
+  // Bytes of the current piece that the store does not have yet; null: the blocks are addressable.
+  std::unique_ptr<std::byte[]> stage_;
+  size_t staged_ = 0;
   std::vector<int> attach_fds_;
 
   // what the peer holds

@@ -25,6 +25,8 @@ constexpr size_t kPartialStepBytes = 64 << 10;
 constexpr size_t kMaxHeadBytes = 1 << 20;
 constexpr size_t kMaxOutPieces = 8192;
 constexpr size_t kKeptOutPieces = 64;
+// Of a block that the processor cannot address: so much of it is in host memory while it is sent.
+constexpr size_t kWindowBytes = 256 << 10;
 constexpr size_t kKeptHeadBytes = 8 << 10;
 // After the last word: how long the peer has to take it, and to close its side.
 constexpr uint64_t kClosingMs = 5000;
@@ -239,6 +241,30 @@ void Connection::settle() {
   update_interest();
 }
 
+// Bytes of a queued piece from `skip` on that lie in host memory; empty: not now.
+ConstSlice Connection::sendable(size_t number, size_t skip, bool may_fill) {
+  const OutPiece& piece = out_[number];
+  if (!piece.staged) {
+    const std::byte* data = piece.data != nullptr ? piece.data : heads_.data() + piece.head_at;
+    return {data + skip, piece.size - skip};
+  }
+  if (window_.piece == number && skip >= window_.begin && skip < window_.begin + window_.size)
+    return {window_.memory.get() + (skip - window_.begin), window_.size - (skip - window_.begin)};
+  if (!may_fill) return {};
+  if (!window_.memory) window_.memory = std::make_unique_for_overwrite<std::byte[]>(kWindowBytes);
+  window_.piece = Window::kNoPiece;
+  const Slice part{window_.memory.get(), std::min(kWindowBytes, piece.size - skip)};
+  const PinId pin{piece.hold_id};
+  if (Status got = store().read(pin, piece.block_offset + skip, part); !got) {
+    unreadable_block(pin, got);
+    return {};
+  }
+  window_.piece = number;
+  window_.begin = skip;
+  window_.size = part.size;
+  return {part.data, part.size};
+}
+
 bool Connection::flush() {
   uint64_t budget = kWriteBudgetBytes;
   while (out_at_ < out_.size() && budget > 0) {
@@ -256,14 +282,18 @@ bool Connection::flush() {
       sent(*result);
       continue;
     }
+    bool window_used = false;
     for (size_t i = out_at_; i < out_.size() && count < kWriteSlices && !out_[i].with_fds; ++i) {
-      const OutPiece& piece = out_[i];
-      const std::byte* data = piece.data != nullptr ? piece.data : heads_.data() + piece.head_at;
       const size_t skip = i == out_at_ ? out_piece_sent_ : 0;
-      slices[count++] = {data + skip, piece.size - skip};
-      wanted += piece.size - skip;
-      if (wanted >= kWriteBudgetBytes) break;
+      const ConstSlice bytes = sendable(i, skip, !window_used);
+      if (bytes.size == 0) break;
+      window_used = window_used || out_[i].staged;
+      slices[count++] = bytes;
+      wanted += bytes.size;
+      if (wanted >= kWriteBudgetBytes || bytes.size < out_[i].size - skip) break;
     }
+    // what was announced cannot be sent: only the end of the connection says that
+    if (count == 0) return broke(), false;
     const net::IoResult result = stream_->write_some(std::span(slices).first(count));
     metrics().write_calls.add();
     if (result.state == net::IoState::kEnd || result.state == net::IoState::kFailed) {
@@ -301,6 +331,7 @@ void Connection::sent(size_t bytes) {
   out_at_ = 0;
   out_.clear();
   heads_.clear();
+  window_.piece = Window::kNoPiece;
   if (out_.capacity() > kKeptOutPieces) out_ = {};
   if (heads_.capacity() > kKeptHeadBytes) heads_ = {};
 }
@@ -432,6 +463,11 @@ void Connection::on_tick() {
   }
   if (frame_ms_ != 0 && now - frame_ms_ > config().frame_timeout_ms) return destroy(CloseReason::kSlow);
   if (too_slow()) return destroy(CloseReason::kSlow);
+  if (!busy()) {
+    stage_.reset();
+    window_.memory.reset();
+    window_.piece = Window::kNoPiece;
+  }
   if (config().idle_timeout_ms != 0 && !busy() && now - active_ms_ > config().idle_timeout_ms) {
     destroy(CloseReason::kIdle);
   }

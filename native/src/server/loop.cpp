@@ -285,6 +285,11 @@ void Loop::tick() {
   if (shared_.store->lost_bytes() > shared_.lost_bytes.load(std::memory_order_relaxed)) tell_loss();
 }
 
+std::span<std::byte> Loop::look_at() {
+  if (look_at_.empty()) look_at_.resize(RangeCheck::kStepBytes);
+  return look_at_;
+}
+
 // One loop tells it, whichever sees it first.
 void Loop::tell_loss() {
   const uint64_t lost = shared_.store->lost_bytes();
@@ -292,8 +297,10 @@ void Loop::tell_loss() {
   shared_.log.push(
       40, "arena_damaged",
       std::to_string(lost) + " bytes of " + shared_.store->arena().description +
-          " are gone (truncated, or failed memory); their blocks become misses, anonymous memory "
-          "takes their place until the node is started again");
+          " are gone (truncated, or failed memory); their blocks become misses, " +
+          (shared_.store->addressable() ? "anonymous memory takes their place" : "new ones are refused") +
+          " until the node is started again");
+  if (!shared_.store->addressable()) shared_.store->set_draining(true);
 }
 
 void Loop::bury() {

@@ -61,6 +61,8 @@ class Loop {
   void dead(Connection& connection);       // deleted at the end of the turn
   std::span<std::byte> scratch() { return scratch_; }
   std::span<std::byte> discard() { return discard_; }
+  // For a look at a block that the processor cannot address: RangeCheck::kStepBytes.
+  std::span<std::byte> look_at();
   Writer& writer() {
     writer_.bytes().clear();
     return writer_;
@@ -109,6 +111,7 @@ class Loop {
   uint64_t parked_retry_ms_ = 0;
 
   std::vector<std::byte> scratch_, discard_;
+  std::vector<std::byte> look_at_;
   Writer writer_;
 
   std::atomic<bool> woken_{false};

@@ -79,7 +79,7 @@ struct LoopMetrics {
   std::array<Histogram, kOpcodeSlots> latency;
   Counter hits, miss_not_found, miss_checksum, miss_limit, miss_other;
   Counter put_blocks, put_exists, put_no_space, put_other;
-  Counter crc_failures_in, crc_failures_stored;
+  Counter crc_failures_in, crc_failures_stored, blocks_unreadable;
   Counter protocol_errors, auth_failures, version_skews;
   Counter connections_accepted, connections_open, connections_lingering, unauthenticated_open;
   std::array<Counter, static_cast<size_t>(CloseReason::kCount)> closed;

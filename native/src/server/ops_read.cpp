@@ -36,6 +36,22 @@ void Connection::corrupt_block(const GetOp& op) {
                               " bytes does not match its CRC any more; it is a miss now");
 }
 
+// A damaged device: what it does not give back is as good as damaged.
+void Connection::unreadable_block(PinId pin, const Status& why) {
+  metrics().blocks_unreadable.add();
+  store().quarantine(pin);
+  loop_.shared().log.push(40, "block_unreadable", why.message + "; the block is a miss now");
+}
+
+// Part of a pinned block in host memory, valid until the next call; empty when the device does not give it.
+ConstSlice Connection::bytes_at(PinId pin, uint64_t offset, uint64_t length) {
+  if (const ConstSlice whole = store().readable(pin); whole.data != nullptr)
+    return {whole.data + offset, static_cast<size_t>(length)};
+  const Slice part{loop_.look_at().data(), static_cast<size_t>(length)};
+  if (Status got = store().read(pin, offset, part); !got) return unreadable_block(pin, got), ConstSlice{};
+  return part;
+}
+
 // GET and READ ------------------------------------------------------------------------------------------
 
 void Connection::do_get(Meta meta) {
@@ -132,7 +148,8 @@ void Connection::let_go(GetOp& op) {
 }
 
 bool Connection::verify_some(GetOp& op, uint64_t& budget) {
-  return !op.verify || op.check.advance(store().readable(op.pinned.id), budget);
+  const auto part = [&](uint64_t offset, uint64_t length) { return bytes_at(op.pinned.id, offset, length); };
+  return !op.verify || op.check.advance(part, budget);
 }
 
 void Connection::finish_item(GetOp& op, const wire::GetItem& item) {
@@ -143,7 +160,7 @@ void Connection::finish_item(GetOp& op, const wire::GetItem& item) {
   result.block_size = size;
   if (op.verify && !op.check.sound()) {
     result.code = Code::kChecksumMismatch;
-    corrupt_block(op);
+    if (!op.check.unreadable()) corrupt_block(op);
     let_go(op);
   } else {
     if (op.verify) remember_sound(op);
@@ -177,7 +194,10 @@ void Connection::remember_sound(GetOp& op) {
 // Queues a range of the block in hand for sending, which takes the pin along.
 void Connection::send_part(GetOp& op, uint64_t offset, uint64_t length) {
   OutPiece part;
-  part.data = store().readable(op.pinned.id).data + offset;
+  const ConstSlice bytes = store().readable(op.pinned.id);
+  part.staged = bytes.data == nullptr;
+  if (!part.staged) part.data = bytes.data + offset;
+  part.block_offset = offset;
   part.size = static_cast<size_t>(length);
   part.hold = op.read_grant != 0 ? OutPiece::Hold::kGrant : OutPiece::Hold::kPin;
   part.hold_id = static_cast<uint64_t>(op.pinned.id);

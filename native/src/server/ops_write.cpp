@@ -13,6 +13,8 @@ namespace {
 // hold space that it will only need later.
 constexpr uint64_t kWindowBytes = 1 << 20;
 constexpr size_t kWindowPieces = 64;
+// Blocks that the processor cannot address are handed to the store in pieces of this size.
+constexpr size_t kStageBytes = 256 << 10;
 
 wire::WireExtent wire_extent(uint64_t grant, const Extent& extent) {
   return {grant, extent.segment, extent.slot, extent.generation, extent.offset, extent.size};
@@ -99,6 +101,7 @@ Code Connection::reserve_piece(Piece& piece, const wire::PutItem& item) {
   if (!reservation) return reservation.code();
   piece.reservation = reservation->id;
   piece.at = store().writable(reservation->id).data;
+  piece.kept = true;
   return Code::kOk;
 }
 
@@ -158,10 +161,14 @@ size_t Connection::gather(std::span<Slice> slices, uint64_t chunk_bytes, bool& r
     const Piece& piece = inbound.pieces[i];
     const uint64_t left = piece.size - skip;
     uint64_t take = std::min(left, chunk_bytes);
+    const bool staged = piece.kept && piece.at == nullptr;
+    if (staged && i > inbound.current) break;  // one piece at a time goes through the staging buffer
+    if (staged && stage_ == nullptr) stage_ = std::make_unique_for_overwrite<std::byte[]>(kStageBytes);
+    if (staged) take = std::min<uint64_t>(take, kStageBytes - staged_);
     // Dropped bytes share one small buffer: several slices may name it.
-    if (piece.at == nullptr) take = std::min<uint64_t>(take, loop_.discard().size());
+    if (!piece.kept) take = std::min<uint64_t>(take, loop_.discard().size());
     if (take > 0) {
-      std::byte* at = piece.at != nullptr ? piece.at + skip : loop_.discard().data();
+      std::byte* at = staged ? stage_.get() + staged_ : piece.kept ? piece.at + skip : loop_.discard().data();
       slices[count++] = {at, static_cast<size_t>(take)};
       chunk_bytes -= take;
     }
@@ -178,14 +185,11 @@ void Connection::received(uint64_t bytes, const std::byte* from) {
   while (bytes > 0) {
     auto& inbound = std::get<Inbound>(op_);
     Piece& piece = inbound.pieces[inbound.current];
-    const uint64_t take = std::min(bytes, piece.size - inbound.received);
-    if (piece.at != nullptr) {
-      std::byte* at = piece.at + inbound.received;
-      piece.crc = from != nullptr ? copy_crc32c(at, from, static_cast<size_t>(take), piece.crc)
-                                  : crc32c({at, static_cast<size_t>(take)}, piece.crc);
-    }
+    uint64_t take = std::min(bytes, piece.size - inbound.received);
+    if (piece.kept) take = keep(piece, inbound.received, take, from);
     inbound.received += take;
     bytes -= take;
+    if (from != nullptr) from += take;
     if (inbound.received < piece.size) continue;
     // Bytes behind the piece that came with the same read already lie in the places prepared before.
     finish_piece(piece);
@@ -195,12 +199,35 @@ void Connection::received(uint64_t bytes, const std::byte* from) {
   advance_inbound();
 }
 
+// Bytes of the piece from `at` on: in their place already (from == nullptr) or to be copied. Returns how many
+// of them were taken.
+uint64_t Connection::keep(Piece& piece, uint64_t at, uint64_t bytes, const std::byte* from) {
+  const bool staged = piece.at == nullptr;
+  if (staged) bytes = std::min<uint64_t>(bytes, kStageBytes - staged_);
+  if (staged && stage_ == nullptr) stage_ = std::make_unique_for_overwrite<std::byte[]>(kStageBytes);
+  std::byte* const to = staged ? stage_.get() + staged_ : piece.at + at;
+  piece.crc = from != nullptr ? copy_crc32c(to, from, static_cast<size_t>(bytes), piece.crc)
+                              : crc32c({to, static_cast<size_t>(bytes)}, piece.crc);
+  if (!staged) return bytes;
+  staged_ += static_cast<size_t>(bytes);
+  if (staged_ < kStageBytes && at + bytes < piece.size) return bytes;
+  const uint64_t offset = piece.offset + at + bytes - staged_;
+  if (Status put = store().write(piece.reservation, offset, {stage_.get(), staged_}); !put) {
+    loop_.shared().log.push(40, "block_unwritable", put.message);
+    piece.code = Code::kNodeUnavailable;
+  }
+  staged_ = 0;
+  return bytes;
+}
+
 void Connection::finish_piece(Piece& piece) {
-  if (piece.at == nullptr) return;
+  if (!piece.kept) return;
   auto& inbound = std::get<Inbound>(op_);
-  const bool intact = piece.crc == piece.want_crc;
-  if (!intact) metrics().crc_failures_in.add();
-  piece.code = intact ? Code::kOk : Code::kChecksumMismatch;
+  const bool matches = piece.crc == piece.want_crc;
+  if (!matches) metrics().crc_failures_in.add();
+  const bool intact = matches && piece.code == Code::kOk;
+  if (!matches) piece.code = Code::kChecksumMismatch;
+  piece.kept = false;
   piece.at = nullptr;
   if (header_.opcode == wire::Opcode::kWrite) {
     if (intact) {
@@ -229,6 +256,7 @@ void Connection::finish_piece(Piece& piece) {
 
 void Connection::finish_inbound() {
   const auto& inbound = std::get<Inbound>(op_);
+  staged_ = 0;
   Writer& writer = begin_response();
   writer.u32(static_cast<uint32_t>(inbound.pieces.size()));
   for (const Piece& piece : inbound.pieces) writer.u16(static_cast<uint16_t>(piece.code));
@@ -241,11 +269,13 @@ void Connection::finish_inbound() {
 // The request will not be completed. What a PUT has reserved goes back; a WRITE's reservation stays with
 // the connection.
 void Connection::abort_inbound() {
+  staged_ = 0;
   auto* inbound = std::get_if<Inbound>(&op_);
   if (inbound == nullptr || inbound->items.empty()) return;
   for (size_t i = inbound->current; i < inbound->prepared; ++i) {
     Piece& piece = inbound->pieces[i];
-    if (piece.at == nullptr) continue;
+    if (!piece.kept) continue;
+    piece.kept = false;
     piece.at = nullptr;
     uncount_reservation(piece.size);
     store().abort(piece.reservation);
@@ -306,7 +336,8 @@ void Connection::do_write(Meta meta) {
   }
   const bool known = reservation_grants_.find(request->reservation) != nullptr;
   const ReservationId id{request->reservation};
-  const Slice place = known ? store().writable(id) : Slice{};
+  const auto extent = known ? store().reservation_extent(id) : Result<Extent>(Code::kReservationUnknown, {});
+  std::byte* const place = known ? store().writable(id).data : nullptr;
   Inbound inbound;
   inbound.pieces.resize(request->ranges.size());
   for (size_t i = 0; i < request->ranges.size(); ++i) {
@@ -316,12 +347,14 @@ void Connection::do_write(Meta meta) {
     piece.offset = range.offset;
     piece.want_crc = range.crc32c;
     piece.reservation = id;
-    if (place.data == nullptr) {
+    if (!extent) {
       piece.code = Code::kReservationUnknown;
-    } else if (range.length == 0 || range.length > place.size || range.offset > place.size - range.length) {
+    } else if (range.length == 0 || range.length > extent->size ||
+               range.offset > extent->size - range.length) {
       piece.code = Code::kInvalidArgument;
     } else {
-      piece.at = place.data + range.offset;
+      piece.kept = true;
+      if (place != nullptr) piece.at = place + range.offset;
     }
   }
   inbound.prepared = inbound.pieces.size();

@@ -52,6 +52,16 @@ class RangeCheck {
 
   // Goes on for at most about `budget` bytes, which are taken off it. False: not finished.
   bool advance(ConstSlice block, uint64_t& budget) {
+    return advance(
+        [&](uint64_t offset, uint64_t length) {
+          return ConstSlice{block.data + offset, static_cast<size_t>(length)};
+        },
+        budget);
+  }
+  // `bytes_at(offset, length)`: that part of the block, kStepBytes at most, valid until the next call; empty
+  // when it cannot be read, and the block is not sound then.
+  template <typename BytesAt>
+  bool advance(const BytesAt& bytes_at, uint64_t& budget) {
     while (at_ < end_) {
       if (budget == 0) return false;
       const uint64_t chunk_end = std::min(block_bytes_, (at_ / chunk_bytes_ + 1) * chunk_bytes_);
@@ -60,7 +70,13 @@ class RangeCheck {
       if (at_ < range_from_) to = std::min(to, range_from_);
       if (inside) to = std::min(to, range_to_);
       const uint64_t step = to - at_;
-      const uint32_t crc = crc32c({block.data + at_, static_cast<size_t>(step)});
+      const ConstSlice bytes = bytes_at(at_, step);
+      if (bytes.size != step) {
+        unreadable_ = true;
+        at_ = end_;
+        return true;
+      }
+      const uint32_t crc = crc32c({bytes.data, bytes.size});
       chunk_crc_ = chunk_have_ == 0 ? crc : crc32c_combine(chunk_crc_, crc, step);
       chunk_have_ += step;
       if (inside) range_crc_ = at_ == range_from_ ? crc : crc32c_combine(range_crc_, crc, step);
@@ -72,7 +88,8 @@ class RangeCheck {
   }
 
   // After advance() was true.
-  bool sound() const { return by_chunk_ ? intact_ : whole_crc_ == block_crc_; }
+  bool sound() const { return !unreadable_ && (by_chunk_ ? intact_ : whole_crc_ == block_crc_); }
+  bool unreadable() const { return unreadable_; }
   uint32_t range_crc() const { return range_crc_; }
   // Of a sound traversal of the whole block that has more than one chunk; else empty.
   std::vector<uint32_t> take_chunks() {
@@ -97,7 +114,7 @@ class RangeCheck {
   uint64_t at_ = 0, end_ = 0;
   uint64_t chunk_have_ = 0;
   uint32_t block_crc_ = 0, whole_crc_ = 0, range_crc_ = 0, chunk_crc_ = 0;
-  bool by_chunk_ = false, intact_ = true;
+  bool by_chunk_ = false, intact_ = true, unreadable_ = false;
   size_t seen_ = 0;
   std::vector<uint32_t> known_, chunks_;
 };

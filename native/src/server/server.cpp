@@ -43,6 +43,7 @@ constexpr NamedCounter kCounters[] = {
     {"put_other", &LoopMetrics::put_other},
     {"crc_failures_in", &LoopMetrics::crc_failures_in},
     {"crc_failures_stored", &LoopMetrics::crc_failures_stored},
+    {"blocks_unreadable", &LoopMetrics::blocks_unreadable},
     {"protocol_errors", &LoopMetrics::protocol_errors},
     {"auth_failures", &LoopMetrics::auth_failures},
     {"version_skews", &LoopMetrics::version_skews},
@@ -199,6 +200,11 @@ Status StoreServer::Impl::try_arena() const {
 void StoreServer::Impl::open_fabric() {
   if (!shared.config.rdma.enabled) {
     shared.fabric_reason = "RDMA unavailable, because the node's configuration switches it off";
+    return;
+  }
+  if (!shared.store->addressable()) {
+    shared.fabric_reason = "RDMA unavailable, because " + shared.store->arena().why_not_shared;
+    shared.log.push(20, "rdma_unavailable", shared.fabric_reason);
     return;
   }
   auto fabric = rdma::open_fabric(shared.config.rdma);

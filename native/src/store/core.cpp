@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "store/device_memory.h"
 #include "store/mapped_file.h"
 
 namespace mooncache {
@@ -39,8 +40,10 @@ Status validate(const StoreConfig& config) {
   if ((config.capacity_bytes < config.quantum_bytes && !all_of_it) || config.capacity_bytes > (1ull << 45)) {
     return invalid("capacity_bytes must be at least one quantum and at most 32 TiB");
   }
-  if (config.arena_bytes != 0 && !config.arena_path.empty())
-    return invalid("arena_bytes cuts anonymous memory, not an arena_path");
+  if (config.arena_bytes != 0 && (!config.arena_path.empty() || config.arena_gpu >= 0))
+    return invalid("arena_bytes cuts anonymous memory, no other");
+  if (!config.arena_path.empty() && config.arena_gpu >= 0)
+    return invalid("an arena lies in a file or on a GPU, not in both");
   if (config.arena_bytes != 0 && config.arena_bytes < config.quantum_bytes)
     return invalid("arena_bytes is below one quantum");
   if (config.eviction != "2q" && config.eviction != "lru" && config.eviction != "mooncache")
@@ -115,16 +118,25 @@ Status Store::Core::start() {
   return Status::ok();
 }
 
+// One mapping, or one allocation, is one arena: larger quanta where 32 bits would not number them.
+void Store::Core::make_arena(std::unique_ptr<store::ArenaMemory> memory) {
+  while (memory->size_bytes() / config.quantum_bytes > kArenaQuantaMax) config.quantum_bytes *= 2;
+  const uint64_t quanta = memory->size_bytes() / config.quantum_bytes;
+  config.capacity_bytes = quanta * config.quantum_bytes;
+  arenas.push_back(std::make_unique<Arena>(std::move(memory), static_cast<uint32_t>(quanta)));
+}
+
 Status Store::Core::make_arenas() {
   if (!config.arena_path.empty()) {
     auto file = store::MappedFile::open({config.arena_path, config.capacity_bytes, config.huge_pages});
-    if (!file) return file.status();
-    // one mapping is one arena: larger quanta where 32 bits would not number them
-    while ((*file)->size_bytes() / config.quantum_bytes > kArenaQuantaMax) config.quantum_bytes *= 2;
-    const uint64_t quanta = (*file)->size_bytes() / config.quantum_bytes;
-    config.capacity_bytes = quanta * config.quantum_bytes;
-    arenas.push_back(std::make_unique<Arena>(std::move(*file), static_cast<uint32_t>(quanta)));
-    return Status::ok();
+    if (file) make_arena(std::move(*file));
+    return file.status();
+  }
+  if (config.arena_gpu >= 0) {
+    auto memory = store::DeviceMemory::open(config.arena_gpu, config.capacity_bytes, config.gpu_driver);
+    if (memory) make_arena(std::move(*memory));
+    config.tier = Tier::kHbm;
+    return memory.status();
   }
   const uint64_t arena_max = std::min<uint64_t>(config.arena_bytes == 0 ? ~uint64_t{0} : config.arena_bytes,
                                                 kArenaQuantaMax * config.quantum_bytes);
@@ -149,7 +161,13 @@ uint64_t Store::Core::hash_of(TenantId tenant, const Key& key) const {
 }
 
 std::byte* Store::Core::bytes_of(const Entry& entry) const {
-  return arenas[entry.arena]->memory->data() + uint64_t{entry.offset} * config.quantum_bytes;
+  std::byte* const base = arenas[entry.arena]->memory->data();
+  return base == nullptr ? nullptr : base + offset_of(entry);
+}
+
+Slice Store::Core::slice_of(const Entry& entry) const {
+  std::byte* const at = bytes_of(entry);
+  return at == nullptr ? Slice{} : Slice{at, entry.size};
 }
 
 // The table is shared with other processes, so it is plain memory accessed atomically.

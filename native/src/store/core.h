@@ -54,6 +54,7 @@ struct Store::Core {
   explicit Core(StoreConfig config_in);
   Status start();
   Status make_arenas();
+  void make_arena(std::unique_ptr<store::ArenaMemory> memory);
 
   // --- where things are (core.cpp) ---
   uint64_t hash_of(TenantId tenant, const Key& key) const;
@@ -63,7 +64,9 @@ struct Store::Core {
     return (size + config.quantum_bytes - 1) / config.quantum_bytes;
   }
   uint64_t extent_bytes(uint64_t size) const { return quanta_for(size) * config.quantum_bytes; }
-  std::byte* bytes_of(const Entry& entry) const;
+  std::byte* bytes_of(const Entry& entry) const;  // null: not addressable
+  uint64_t offset_of(const Entry& entry) const { return uint64_t{entry.offset} * config.quantum_bytes; }
+  Slice slice_of(const Entry& entry) const;
   uint64_t generation(uint32_t slot) const;
   void set_generation(uint32_t slot, uint64_t value);
   Extent extent_of(const Shard& shard, uint32_t entry) const;

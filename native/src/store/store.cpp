@@ -107,7 +107,46 @@ Slice Store::writable(ReservationId id) {
   const Core::Lock lock(shard.mutex);
   const uint32_t index = core_->reserved_entry(shard, id);
   if (index == kNone) return {};
-  return {core_->bytes_of(shard.entries[index]), shard.entries[index].size};
+  return core_->slice_of(shard.entries[index]);
+}
+
+// The extent is the caller's as long as the reservation lives: the copy needs no lock.
+Status Store::write(ReservationId id, uint64_t offset, ConstSlice from) {
+  store::ArenaMemory* memory = nullptr;
+  uint64_t at = 0;
+  {
+    const Core::Shard& shard = core_->shard_of(id);
+    const Core::Lock lock(shard.mutex);
+    const uint32_t index = core_->reserved_entry(shard, id);
+    if (index == kNone) return {Code::kReservationUnknown, {}};
+    const store::Entry& entry = shard.entries[index];
+    if (offset > entry.size || from.size > entry.size - offset)
+      return {Code::kInvalidArgument, "range outside the block"};
+    memory = core_->arenas[entry.arena]->memory.get();
+    at = core_->offset_of(entry) + offset;
+  }
+  return memory->copy_in(at, from);
+}
+
+Status Store::read(PinId id, uint64_t offset, Slice to) const {
+  store::ArenaMemory* memory = nullptr;
+  uint64_t at = 0;
+  {
+    const Core::Shard& shard = core_->shard_of(id);
+    const Core::Lock lock(shard.mutex);
+    const uint32_t index = core_->pinned_entry(shard, id);
+    if (index == kNone) return {Code::kPinUnknown, {}};
+    const store::Entry& entry = shard.entries[index];
+    if (offset > entry.size || to.size > entry.size - offset)
+      return {Code::kInvalidArgument, "range outside the block"};
+    memory = core_->arenas[entry.arena]->memory.get();
+    at = core_->offset_of(entry) + offset;
+  }
+  return memory->copy_out(at, to);
+}
+
+bool Store::addressable() const {
+  return core_->arenas.front()->memory->data() != nullptr;
 }
 
 Result<Extent> Store::reservation_extent(ReservationId id) const {
@@ -179,7 +218,8 @@ ConstSlice Store::readable(PinId id) const {
   const Core::Lock lock(shard.mutex);
   const uint32_t index = core_->pinned_entry(shard, id);
   if (index == kNone) return {};
-  return {core_->bytes_of(shard.entries[index]), shard.entries[index].size};
+  const Slice bytes = core_->slice_of(shard.entries[index]);
+  return {bytes.data, bytes.size};
 }
 
 Result<BlockInfo> Store::pin_info(PinId id, uint64_t now_ms) const {
@@ -299,9 +339,14 @@ Code Store::flip_bit(TenantId tenant, const Key& key, uint64_t bit) {
   const uint32_t index = core_->find(shard, hash, tenant, key);
   if (index == kNone) return Code::kNotFound;
   if (bit / 8 >= shard.entries[index].size) return Code::kInvalidArgument;
-  std::byte& byte = core_->bytes_of(shard.entries[index])[bit / 8];
+  const store::Entry& entry = shard.entries[index];
+  store::ArenaMemory& memory = *core_->arenas[entry.arena]->memory;
+  const uint64_t at = core_->offset_of(entry) + bit / 8;
+  std::byte byte{};
+  Status moved = memory.copy_out(at, {&byte, 1});
   byte ^= static_cast<std::byte>(1u << (bit % 8));
-  return Code::kOk;
+  if (moved) moved = memory.copy_in(at, {&byte, 1});
+  return moved.code;
 }
 
 EventBatch Store::drain_events(uint64_t max_events) {
@@ -336,6 +381,7 @@ ArenaInfo Store::arena() const {
 Slice Store::sample() const {
   constexpr uint64_t kSampleBytes = 2 << 20;
   const auto& memory = *core_->arenas.front()->memory;
+  if (memory.data() == nullptr) return {};
   return {memory.data(), static_cast<size_t>(std::min(kSampleBytes, core_->config.capacity_bytes))};
 }
 uint64_t Store::lost_bytes() {

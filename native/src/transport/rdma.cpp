@@ -13,6 +13,7 @@ const Capabilities& rdma_capabilities() {
     Capabilities facts;
     facts.name = "rdma";
     facts.one_sided = true;
+    facts.memory_kinds |= static_cast<uint8_t>(MemoryKind::kDevice);
     facts.max_slices = 65'536;
     facts.max_in_flight = 1024;
     return facts;
@@ -128,24 +129,45 @@ Status RdmaTransport::open(const RdmaConfig& config, uint64_t staging_bytes) {
 
 Result<RegionHandle> RdmaTransport::register_region(const Region& region) {
   if (!availability_) return availability_;
-  if (region.kind != MemoryKind::kHost) {
-    return {Code::kTransportUnavailable,
-            "device memory over RDMA is unavailable, because this version copies it through host memory"};
-  }
   if (region.memory.data == nullptr || region.memory.size == 0) {
     return {Code::kInvalidArgument, "a region has at least one byte"};
   }
   auto made = std::make_shared<RdmaRegion>();
-  made->memory = region.memory;
-  for (const auto& rail : shared_->rails) {
-    auto memory = rail->domain->attach(region.memory);
-    if (!memory) return memory.status();
-    made->by_rail.push_back(std::move(*memory));
-  }
+  if (Status status = attach(region, *made); !status) return status;
   const std::lock_guard lock(shared_->mutex);
-  const RegionHandle handle = shared_->next_region++;
+  const RegionHandle handle = shared_->next_region++ | (made->device ? RdmaRegion::kDevice : 0);
   shared_->regions[handle] = std::move(made);
   return handle;
+}
+
+// Host memory on every rail or none; device memory on the rails that reach it, which must be one at least.
+Status RdmaTransport::attach(const Region& region, RdmaRegion& made) {
+  made.memory = region.memory;
+  made.device = region.kind == MemoryKind::kDevice;
+  const rdma::DeviceMemory device{reinterpret_cast<uint64_t>(region.memory.data), region.memory.size,
+                                  region.dma_buf_fd, region.dma_buf_offset, region.no_dma_buf};
+  bool reached = false;
+  Status last;
+  for (const auto& rail : shared_->rails) {
+    auto memory = made.device ? rail->domain->attach_device(device) : rail->domain->attach(region.memory);
+    if (!memory && !made.device) return memory.status();
+    if (!memory) last = memory.status();
+    reached = reached || memory;
+    made.by_rail.push_back(memory ? std::move(*memory) : nullptr);
+  }
+  return reached ? Status::ok() : last;
+}
+
+std::string RdmaTransport::describe(RegionHandle handle) const {
+  const auto region = availability_ ? shared_->region(handle) : nullptr;
+  std::string text;
+  for (size_t i = 0; region && i < region->by_rail.size(); ++i) {
+    const rdma::RailInfo& info = shared_->rails[i]->rail->info();
+    const auto& memory = region->by_rail[i];
+    text += (text.empty() ? "" : "; ") + info.device + ":" + std::to_string(info.port) +
+            (memory ? " by " + memory->how() : " not at all");
+  }
+  return text;
 }
 
 Status RdmaTransport::unregister_region(RegionHandle handle) {

@@ -6,12 +6,16 @@
 // that stays taken until the device let go of it. Memory of a registered region is read and written in place;
 // cancelling such a transfer stops the queue pairs that work on it and waits until they are drained.
 //
+// The device is never kept waiting for a checksum: what landed or was posted queues up to be checked, piece
+// by piece, after the free places of the queue pairs were filled again.
+//
 // A transfer is cut into slices; each goes to the healthy rail that will be through soonest. A rail that
 // fails is stopped and its slices go to the others (writing the same bytes to the same place twice does no
 // harm while the grant is held). With no rail left transfers end with TRANSPORT_UNAVAILABLE, and the caller
 // goes over TCP.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <map>
@@ -60,8 +64,11 @@ class RdmaStaging {
 };
 
 struct RdmaRegion {
+  // Handles of device memory, so that one that is gone is never taken for memory that the processor can copy.
+  static constexpr RegionHandle kDevice = 1ull << 63;
   Slice memory;
-  std::vector<std::unique_ptr<rdma::Memory>> by_rail;
+  bool device = false;
+  std::vector<std::unique_ptr<rdma::Memory>> by_rail;  // null: that rail cannot reach this device memory
 };
 
 // State of one transport: shared with its links, which may outlive it.
@@ -100,17 +107,20 @@ class RdmaLink final : public Link {
 
  private:
   static constexpr uint32_t kNoSlot = UINT32_MAX;
-  static constexpr size_t kDepth = 32;  // slices on one rail at a time
+  static constexpr size_t kDepth = 128;  // slices on one rail at a time
 
   struct End {
     RdmaRail* rail = nullptr;
     size_t number = 0;  // of the rail in the transport
     std::unique_ptr<rdma::Endpoint> endpoint;
-    uint64_t bytes = 0;  // on their way
+    std::vector<rdma::Post> outbox;  // for the device's next doorbell; empty outside of post_some()
+    uint64_t outbox_bytes = 0;
+    uint64_t bytes = 0;  // on their way, or in the outbox
     std::chrono::steady_clock::time_point stopped_at;
     bool met = false;
     bool dead = false;
     bool usable() const { return met && !dead && endpoint && !endpoint->failed() && rail->rail->up(); }
+    size_t room() const { return endpoint->room() - std::min(endpoint->room(), outbox.size()); }
   };
   struct Pending {
     Transfer transfer;
@@ -123,6 +133,7 @@ class RdmaLink final : public Link {
     std::shared_ptr<const RdmaRegion> region;         // null: through staging
     std::vector<std::pair<uint64_t, uint32_t>> crcs;  // per piece: length, CRC
     uint32_t open = 0;                                // pieces cut and not done
+    bool counted = true;                              // the CRC of its bytes is computed
     Code code = Code::kOk;
     bool over() const { return open == 0 && (code != Code::kOk || cut == length); }
   };
@@ -134,29 +145,37 @@ class RdmaLink final : public Link {
     size_t local_slice = 0;  // where it begins in the caller's slices
     size_t local_offset = 0;
     uint32_t slot = kNoSlot;
-    std::byte* direct = nullptr;  // in the caller's registered memory, without a slot
+    std::byte* direct = nullptr;  // in the caller's registered memory (maybe a GPU's), without a slot
     size_t end = 0;               // the end it was posted on
     bool flying = false;
+    bool landed = false;
+    bool unchecked = false;  // in unchecked_
   };
 
   Pending* find(uint64_t serial);
-  bool pump();
+  bool pump(Deadline deadline);
   bool post_some();
+  bool fill_ends();
+  bool post_again();
   void post(uint32_t number, size_t end);
+  void ring(size_t end);
   size_t pick_end(const Pending& pending, uint32_t length) const;
   bool cut_slice(Pending& pending, Piece& piece);
   static void skip(Pending& pending, uint64_t bytes);
   uint32_t checksum(const Pending& pending, const Piece& piece);
   bool reap();
   void landed(uint32_t number, rdma::Outcome outcome);
+  void finish(uint32_t number);
+  bool check_one();
   void give_back(uint32_t number);
   bool any_usable() const;
-  void drop_end(End& end);
+  void drop_end(End& end, std::chrono::steady_clock::time_point patience);
+  void adopt_regions(Pending& pending);
   bool retire_ends();
   void end_all(Code code);
   bool peer_lost() const;
   bool may_repair() const;
-  void repair();
+  void repair(Deadline deadline);
   size_t take_done(std::span<Completion> completions);
   void nap(Deadline deadline);
 
@@ -167,8 +186,9 @@ class RdmaLink final : public Link {
   std::deque<Pending> queue_;
   std::deque<Completion> done_;  // cancelled ones
   std::vector<Piece> pieces_;
-  std::vector<uint32_t> free_;  // positions in pieces_
-  std::deque<uint32_t> again_;  // pieces that came back from a failed rail
+  std::vector<uint32_t> free_;      // positions in pieces_
+  std::deque<uint32_t> again_;      // pieces that came back from a failed rail
+  std::deque<uint32_t> unchecked_;  // reads that landed, writes in place: their CRC is to be computed
   uint64_t next_serial_ = 1;
   uint64_t bytes_moved_ = 0;
   uint32_t repairs_ = 0;
@@ -205,12 +225,16 @@ class RdmaTransport final : public Transport {
   Status unregister_region(RegionHandle handle) override;
   Result<std::unique_ptr<Link>> connect(const PeerDescription& peer, Deadline deadline) override;
 
+  // How the rails reach a region: "fake0:1 by dma-buf; fake1:1 not at all". Empty: no such region.
+  std::string describe(RegionHandle handle) const;
+
   // A link over a session that somebody else owns; prepare() and meet() are still to come.
   Result<std::unique_ptr<RdmaLink>> make_link(Session& session);
   const std::shared_ptr<RdmaShared>& shared() const { return shared_; }
 
  private:
   Status open(const RdmaConfig& config, uint64_t staging_bytes);
+  Status attach(const Region& region, RdmaRegion& made);
   std::shared_ptr<RdmaShared> shared_;
   Status availability_;
 };

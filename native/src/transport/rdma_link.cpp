@@ -1,5 +1,7 @@
-// A link over queue pairs: the life of a slice is cut -> posted -> landed -> done, or posted -> flushed ->
-// posted again on another rail. A slice is in exactly one of: flying on an end, waiting in again_, free.
+// A link over queue pairs: the life of a slice is cut -> posted -> landed -> checked -> done, or posted ->
+// flushed
+// -> posted again on another rail. A slice is in exactly one of: flying on an end, waiting in again_, landed,
+// free.
 #include <poll.h>
 
 #include <algorithm>
@@ -16,7 +18,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kDrainPatience = std::chrono::milliseconds(500);
+constexpr auto kDrainPatience = std::chrono::milliseconds(100);  // of all rails together
 constexpr auto kSpin = std::chrono::microseconds(30);
 constexpr int kNapMs = 5;
 constexpr uint32_t kRepairsMax = 3;  // in a row without a sign of life
@@ -37,7 +39,8 @@ RdmaLink::~RdmaLink() {
 // Set-up -------------------------------------------------------------------------------------------------
 
 Result<std::vector<wire::RdmaAddress>> RdmaLink::prepare() {
-  for (End& end : ends_) drop_end(end);
+  const auto patience = Clock::now() + kDrainPatience;
+  for (End& end : ends_) drop_end(end, patience);
   ends_.clear();
   std::vector<size_t> order;
   for (size_t i = 0; i < shared_->rails.size(); ++i) {
@@ -95,6 +98,7 @@ size_t RdmaLink::submit(std::span<const Transfer> transfers) {
     Pending pending;
     pending.transfer = transfer;
     pending.serial = next_serial_++;
+    pending.counted = transfer.wants_crc;
     if (!total_bytes(transfer.local, pending.length) ||
         transfer.local.size() > rdma_capabilities().max_slices ||
         !inside(transfer.offset, pending.length, transfer.remote.size)) {
@@ -102,20 +106,26 @@ size_t RdmaLink::submit(std::span<const Transfer> transfers) {
     } else if (pending.length > 0 && !transfer.remote.exposed) {
       pending.code = Code::kTransportUnavailable;
     }
-    if (transfer.region != 0) {
-      pending.region = shared_->region(transfer.region);
-      for (const Slice& slice : transfer.local) {
-        if (!pending.region || slice.size == 0) continue;
-        const auto begin = reinterpret_cast<uintptr_t>(pending.region->memory.data);
-        const auto at = reinterpret_cast<uintptr_t>(slice.data);
-        if (at < begin || !inside(at - begin, slice.size, pending.region->memory.size))
-          pending.region.reset();
-      }
-    }
+    if (transfer.region != 0) adopt_regions(pending);
     queue_.push_back(std::move(pending));
     ++taken;
   }
   return taken;
+}
+
+// In place when all slices lie in the region; else through staging, which device memory cannot take.
+void RdmaLink::adopt_regions(Pending& pending) {
+  const Transfer& transfer = pending.transfer;
+  pending.region = shared_->region(transfer.region);
+  for (const Slice& slice : transfer.local) {
+    if (!pending.region || slice.size == 0) continue;
+    const auto begin = reinterpret_cast<uintptr_t>(pending.region->memory.data);
+    const auto at = reinterpret_cast<uintptr_t>(slice.data);
+    if (at < begin || !inside(at - begin, slice.size, pending.region->memory.size)) pending.region.reset();
+  }
+  if ((transfer.region & RdmaRegion::kDevice) == 0) return;
+  pending.counted = false;
+  if (!pending.region && pending.code == Code::kOk) pending.code = Code::kInvalidArgument;
 }
 
 RdmaLink::Pending* RdmaLink::find(uint64_t serial) {
@@ -132,10 +142,9 @@ bool RdmaLink::any_usable() const {
 }
 
 // After this the device has let go of all memory that was posted on the end.
-void RdmaLink::drop_end(End& end) {
+void RdmaLink::drop_end(End& end, Clock::time_point patience) {
   if (!end.endpoint) return;
   end.endpoint->stop();
-  const auto patience = Clock::now() + kDrainPatience;
   std::array<rdma::Reaped, 16> reaped;
   while (end.endpoint->outstanding() > 0 && Clock::now() < patience && end.rail->rail->up()) {
     const size_t count = end.endpoint->poll(reaped);
@@ -162,7 +171,7 @@ bool RdmaLink::retire_ends() {
     }
     if (end.endpoint->outstanding() == 0 || Clock::now() - end.stopped_at > kDrainPatience ||
         !end.rail->rail->up()) {
-      drop_end(end);
+      drop_end(end, Clock::now());
       changed = true;
     }
   }
@@ -174,7 +183,11 @@ void RdmaLink::end_all(Code code) {
   for (Pending& pending : queue_) {
     if (!pending.over() && pending.code == Code::kOk) pending.code = code;  // before its pieces go
   }
-  for (End& end : ends_) drop_end(end);
+  for (End& end : ends_) {
+    if (end.endpoint) end.endpoint->stop();
+  }
+  const auto patience = Clock::now() + kDrainPatience;
+  for (End& end : ends_) drop_end(end, patience);
   again_.clear();
   for (uint32_t number = 0; number < pieces_.size(); ++number) {
     if (pieces_[number].serial == 0) continue;
@@ -192,14 +205,17 @@ bool RdmaLink::may_repair() const {
   return owned_ && repairs_ < kRepairsMax && !peer_lost();
 }
 
-void RdmaLink::repair() {
-  if (Clock::now() < repair_at_) return;
+// Waits for the node's answer, the one wait here that is not for a device, and only in poll(): links that own
+// their connection do this (conformance tests, benchmark), those of a client never. A session whose answer is
+// late is lost.
+void RdmaLink::repair(Deadline deadline) {
+  if (deadline.expired() || Clock::now() < repair_at_) return;
   repair_at_ = Clock::now() + kRepairPause * (1 << repairs_++);
   EndpointProgram endpoint(*this);
   (void)session_->run(endpoint, Deadline::after(kRepairPatience));
 }
 
-bool RdmaLink::pump() {
+bool RdmaLink::pump(Deadline deadline) {
   bool moved = reap();
   moved = retire_ends() || moved;
   const bool open =
@@ -207,12 +223,16 @@ bool RdmaLink::pump() {
   if (!open) return moved;
   const bool quiet =
       std::none_of(ends_.begin(), ends_.end(), [](const End& end) { return end.endpoint != nullptr; });
-  if (quiet && !may_repair()) {
+  if (quiet && unchecked_.empty() && !may_repair()) {
     end_all(peer_lost() ? Code::kConnectionLost : Code::kTransportUnavailable);
     return true;
   }
-  if (quiet) repair();
-  return post_some() || moved;
+  if (quiet) {
+    if (check_one()) return true;  // what has landed needs no rail any more
+    repair(deadline);
+  }
+  moved = post_some() || moved;
+  return check_one() || moved;
 }
 
 // The caller's side ----------------------------------------------------------------------------------------
@@ -228,7 +248,7 @@ size_t RdmaLink::take_done(std::span<Completion> completions) {
     assert(pending.code != Code::kOk || pending.moved == pending.length);
     uint32_t crc = 0;
     for (const auto& [length, part] : pending.crcs) crc = crc32c_combine(crc, part, length);
-    completions[count++] = {pending.transfer.id, pending.code, pending.moved, crc};
+    completions[count++] = {pending.transfer.id, pending.code, pending.moved, crc, pending.counted};
     queue_.pop_front();
   }
   return count;
@@ -238,7 +258,7 @@ size_t RdmaLink::poll(std::span<Completion> completions, Deadline deadline) {
   if (completions.empty()) return 0;
   auto idle_since = Clock::now();
   for (;;) {
-    const bool moved = !closed_ && pump();
+    const bool moved = !closed_ && pump(deadline);
     const size_t count = take_done(completions);
     if (count > 0 || queue_.empty() || deadline.expired()) return count;
     if (moved) {
@@ -265,7 +285,7 @@ int RdmaLink::wait_for(std::vector<int>& fds) {
     end.endpoint->arm();
     fds.push_back(end.endpoint->fd());
   }
-  if (!closed_ && pump()) return 0;
+  if (!closed_ && pump(Deadline::after_ms(0))) return 0;
   if (starved_) return kStarvedMs;
   return std::any_of(ends_.begin(), ends_.end(), [](const End& end) { return end.dead && end.endpoint; })
              ? kNapMs
@@ -282,17 +302,21 @@ Status RdmaLink::cancel(TransferId id) {
   for (const Piece& piece : pieces_) {
     if (piece.serial == serial && piece.flying && piece.direct != nullptr) touching.push_back(piece.end);
   }
+  const auto patience = Clock::now() + kDrainPatience;
   for (const size_t end : touching) {
     ends_[end].dead = true;
-    drop_end(ends_[end]);
+    drop_end(ends_[end], patience);
   }
   Pending* pending = find(serial);
-  done_.push_back({id, Code::kCancelled, pending->moved, 0});
+  done_.push_back({id, Code::kCancelled, pending->moved, 0, false});
   std::erase_if(again_, [&](uint32_t number) {
     if (pieces_[number].serial != serial) return false;
     give_back(number);
     return true;
   });
+  for (uint32_t number = 0; number < pieces_.size(); ++number) {
+    if (pieces_[number].serial == serial && pieces_[number].landed) give_back(number);
+  }
   // what still flies lands in staging memory, where nobody looks at it
   std::erase_if(queue_, [serial](const Pending& other) { return other.serial == serial; });
   return Status::ok();

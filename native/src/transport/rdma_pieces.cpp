@@ -1,6 +1,11 @@
 // How an RDMA link moves one transfer: cut into pieces, each posted on the rail that will be through soonest,
-// each landed with its CRC. rdma_link.cpp has the rest of the link's life.
+// each landed and checked. rdma_link.cpp has the rest of the link's life.
+//
+// A piece is done when it has landed and its CRC is known, in whichever order. The CRC of a read is computed
+// after it landed, that of a write in place after it was posted (both while other pieces fly), that of a
+// write through staging in the pass that fills the slot.
 #include <algorithm>
+#include <cstring>
 
 #include "mooncache/crc32c.h"
 #include "transport/queued_link.h"
@@ -10,7 +15,9 @@ namespace mooncache {
 
 namespace {
 
-constexpr uint32_t kDirectBytes = 1 << 20;
+constexpr uint32_t kDirectBytes = 256 << 10;
+constexpr size_t kListMax = 16;                // requests of one doorbell
+constexpr uint64_t kDoorbellBytes = 64 << 10;  // enough to keep a device busy while the next are prepared
 
 }  // namespace
 
@@ -24,8 +31,9 @@ size_t RdmaLink::pick_end(const Pending& pending, uint32_t length) const {
   for (size_t i = 0; i < ends_.size(); ++i) {
     const End& end = ends_[i];
     if (!end.usable() || pending.transfer.remote.keys[i] == 0) continue;
+    if (pending.region && pending.region->by_rail[end.number] == nullptr) continue;
     if (best == ends_.size()) best = SIZE_MAX;
-    if (end.endpoint->room() == 0) continue;
+    if (end.room() == 0) continue;
     const uint64_t time =
         (end.bytes + length) / std::max<uint64_t>(end.rail->rail->info().megabits_per_s / 1000, 1);
     if (time >= best_time) continue;
@@ -59,8 +67,8 @@ bool RdmaLink::cut_slice(Pending& pending, Piece& piece) {
   piece.offset = pending.cut;
   piece.length = static_cast<uint32_t>(take);
   piece.index = static_cast<uint32_t>(pending.crcs.size());
-  const bool writes = pending.transfer.direction == Direction::kWrite;
-  pending.crcs.emplace_back(take, writes ? checksum(pending, piece) : 0);
+  const bool fills_slot = pending.transfer.direction == Direction::kWrite && piece.direct == nullptr;
+  pending.crcs.emplace_back(take, fills_slot ? checksum(pending, piece) : 0);
   pending.cut += take;
   ++pending.open;
   skip(pending, take);
@@ -85,10 +93,11 @@ void RdmaLink::skip(Pending& pending, uint64_t bytes) {
   }
 }
 
-// The CRC of a piece's bytes; those that go through a slot are copied between it and the caller's slices on
-// the way.
+// The CRC of a piece's bytes, 0 when nobody wants it; those that go through a slot are copied between it and
+// the caller's slices on the way.
 uint32_t RdmaLink::checksum(const Pending& pending, const Piece& piece) {
-  if (piece.direct != nullptr) return crc32c({piece.direct, piece.length});
+  const bool wanted = pending.counted;
+  if (piece.direct != nullptr) return wanted ? crc32c({piece.direct, piece.length}) : 0;
   const bool into_slices = pending.transfer.direction == Direction::kRead;
   std::byte* slot = shared_->staging->at(piece.slot);
   uint32_t crc = 0;
@@ -98,7 +107,10 @@ uint32_t RdmaLink::checksum(const Pending& pending, const Piece& piece) {
     const Slice& slice = pending.transfer.local[i];
     const size_t take = static_cast<size_t>(std::min<uint64_t>(left, slice.size - at));
     std::byte* own = slice.data + at;
-    if (take > 0) crc = into_slices ? copy_crc32c(own, slot, take, crc) : copy_crc32c(slot, own, take, crc);
+    std::byte* to = into_slices ? own : slot;
+    const std::byte* from = into_slices ? slot : own;
+    if (take > 0 && wanted) crc = copy_crc32c(to, from, take, crc);
+    if (take > 0 && !wanted) std::memcpy(to, from, take);
     slot += take;
     left -= take;
   }
@@ -108,28 +120,40 @@ uint32_t RdmaLink::checksum(const Pending& pending, const Piece& piece) {
 // Posting ------------------------------------------------------------------------------------------------
 
 bool RdmaLink::post_some() {
-  bool moved = false;
-  starved_ = false;
+  const bool moved = fill_ends();
+  for (size_t i = 0; i < ends_.size(); ++i) ring(i);
+  return moved;
+}
+
+// False: a piece has to wait for a place, and so do all behind it.
+bool RdmaLink::post_again() {
   while (!again_.empty()) {
     const uint32_t number = again_.front();
     Pending* pending = find(pieces_[number].serial);
     if (pending != nullptr && pending->code == Code::kOk) {
       const size_t end = pick_end(*pending, pieces_[number].length);
-      if (end == SIZE_MAX) return moved;
+      if (end == SIZE_MAX) return false;
       if (end < ends_.size()) {
         again_.pop_front();
         post(number, end);
-        moved = true;
         continue;
       }
-      if (!any_usable()) return moved;  // a repair may follow
+      if (!any_usable()) return false;  // a repair may follow
       pending->code = Code::kTransportUnavailable;
     }
     again_.pop_front();
     if (pending != nullptr) --pending->open;
     give_back(number);
-    moved = true;
   }
+  return true;
+}
+
+bool RdmaLink::fill_ends() {
+  starved_ = false;
+  const size_t waited = again_.size();
+  const bool clear = post_again();
+  bool moved = again_.size() != waited;
+  if (!clear) return moved;
   for (Pending& pending : queue_) {
     while (pending.code == Code::kOk && pending.cut < pending.length) {
       const size_t end = pick_end(pending, kDirectBytes);
@@ -160,6 +184,7 @@ bool RdmaLink::post_some() {
   return moved;
 }
 
+// Puts a piece into the end's outbox, and rings when that holds enough.
 void RdmaLink::post(uint32_t number, size_t end_number) {
   Piece& piece = pieces_[number];
   End& end = ends_[end_number];
@@ -174,13 +199,36 @@ void RdmaLink::post(uint32_t number, size_t end_number) {
                                            : end.rail->staging->local_key();
   post.remote_address = remote.address + pending.transfer.offset + piece.offset;
   post.remote_key = remote.keys[end_number];
-  if (end.endpoint->post(std::span(&post, 1)) == 0) {
-    again_.push_back(number);
-    return;
-  }
+  post.device = piece.direct != nullptr && pending.region->device;
   piece.end = end_number;
-  piece.flying = true;
   end.bytes += piece.length;
+  end.outbox.push_back(post);
+  end.outbox_bytes += piece.length;
+  if (end.outbox.size() == kListMax || end.outbox_bytes >= kDoorbellBytes) ring(end_number);
+}
+
+// Gives the outbox to the device. What it does not take (the end has failed then) goes elsewhere.
+void RdmaLink::ring(size_t end_number) {
+  End& end = ends_[end_number];
+  if (end.outbox.empty()) return;
+  const size_t taken = end.endpoint->post(end.outbox);
+  for (size_t i = 0; i < end.outbox.size(); ++i) {
+    const auto number = static_cast<uint32_t>(end.outbox[i].id);
+    Piece& piece = pieces_[number];
+    if (i >= taken) {
+      end.bytes -= piece.length;
+      again_.push_back(number);
+      continue;
+    }
+    piece.flying = true;
+    const Pending& pending = *find(piece.serial);
+    const bool unknown = end.outbox[i].write && piece.direct != nullptr && pending.counted;
+    if (!unknown || piece.unchecked || pending.crcs[piece.index].second != 0) continue;
+    piece.unchecked = true;
+    unchecked_.push_back(number);
+  }
+  end.outbox.clear();
+  end.outbox_bytes = 0;
 }
 
 // Landing ------------------------------------------------------------------------------------------------
@@ -211,13 +259,16 @@ void RdmaLink::landed(uint32_t number, rdma::Outcome outcome) {
   }
   if (outcome == rdma::Outcome::kDone) {
     end.rail->bytes.fetch_add(piece.length, std::memory_order_relaxed);
-    if (pending->transfer.direction == Direction::kRead) {
-      pending->crcs[piece.index].second = checksum(*pending, piece);
-    }
     pending->moved += piece.length;
     bytes_moved_ += piece.length;
-    --pending->open;
-    return give_back(number);
+    piece.landed = true;
+    if (pending->transfer.direction == Direction::kRead) {
+      piece.unchecked = true;
+      unchecked_.push_back(number);
+    } else if (!piece.unchecked) {
+      finish(number);
+    }
+    return;
   }
   if (outcome == rdma::Outcome::kRefused) {
     // No other rail would be let in: this transfer is over, the others on this rail go on elsewhere.
@@ -228,7 +279,26 @@ void RdmaLink::landed(uint32_t number, rdma::Outcome outcome) {
   again_.push_back(number);
 }
 
+// The first of those whose CRC is missing. One at a time: completions are looked for in between.
+bool RdmaLink::check_one() {
+  if (unchecked_.empty()) return false;
+  const uint32_t number = unchecked_.front();
+  unchecked_.pop_front();
+  Piece& piece = pieces_[number];
+  piece.unchecked = false;
+  Pending& pending = *find(piece.serial);
+  if (pending.code == Code::kOk) pending.crcs[piece.index].second = checksum(pending, piece);
+  if (piece.landed) finish(number);
+  return true;
+}
+
+void RdmaLink::finish(uint32_t number) {
+  --find(pieces_[number].serial)->open;
+  give_back(number);
+}
+
 void RdmaLink::give_back(uint32_t number) {
+  if (pieces_[number].unchecked) std::erase(unchecked_, number);
   if (pieces_[number].slot != kNoSlot) shared_->staging->give(pieces_[number].slot);
   pieces_[number] = {};
   free_.push_back(number);

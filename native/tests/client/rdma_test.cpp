@@ -253,7 +253,7 @@ TEST_F(RdmaPool, ACancelledGetLeavesTheCallersMemoryAlone) {
   if (rdma_is_real()) GTEST_SKIP();
   open(1, 1);
   put(32);
-  fake().set_latency_us(0, 20'000);
+  fake().set_latency_us(0, 200'000);
   CancelToken token;
   std::thread cancel([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(30));
@@ -269,7 +269,7 @@ TEST_F(RdmaPool, ACancelledGetLeavesTheCallersMemoryAlone) {
   (void)client_->get(items, {}, options, outcomes);
   cancel.join();
   std::fill(copy.begin(), copy.end(), std::byte{0xee});
-  std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  std::this_thread::sleep_for(std::chrono::milliseconds(250));
   EXPECT_TRUE(std::all_of(copy.begin(), copy.end(), [](std::byte b) { return b == std::byte{0xee}; }));
   EXPECT_EQ(outcomes.back().code, Code::kCancelled);
   // what the node had granted is free again

@@ -40,7 +40,8 @@ TEST(Crc32c, VectorsOfRfc3720) {
 TEST(Crc32c, EveryImplementationAgrees) {
   const auto all = hash::crc32c_implementations();
   ASSERT_EQ(all.front().name, "portable");
-  EXPECT_EQ(all.back().name, crc32c_implementation());
+  EXPECT_TRUE(std::any_of(all.begin(), all.end(),
+                          [](const auto& one) { return one.name == crc32c_implementation(); }));
   std::mt19937_64 rng(7);
   const auto data = random_bytes(100'000, rng);
   for (int round = 0; round < 3000; ++round) {
@@ -54,6 +55,17 @@ TEST(Crc32c, EveryImplementationAgrees) {
           << implementation.name << " offset " << offset << " size " << size;
     }
   }
+}
+
+TEST(Crc32c, TheProcessorsOwnIsUsedUnlessItIsEmulated) {
+  const std::vector<hash::Crc32cImplementation> all = {
+      {"portable", nullptr, nullptr}, {"sse42", nullptr, nullptr}, {"avx512", nullptr, nullptr}};
+  const auto picked = [&](std::vector<double> cost) { return all[hash::pick_crc32c(all, cost)].name; };
+  EXPECT_EQ(picked({40, 2, 1}), "avx512");
+  EXPECT_EQ(picked({40, 2, 3}), "avx512") << "noise decides nothing";
+  EXPECT_EQ(picked({40, 300, 900}), "portable");
+  EXPECT_EQ(picked({40, 2, 50}), "sse42");
+  EXPECT_EQ(hash::pick_crc32c(std::span(all).first(1), std::vector<double>{7}), 0u);
 }
 
 TEST(Crc32c, EveryImplementationCopiesExactly) {

@@ -43,6 +43,23 @@ TEST_P(Probe, MovesWholeBatches) {
   EXPECT_TRUE(node_->server->store().check(&why)) << why;
 }
 
+TEST_P(Probe, MovesBlocksContinuously) {
+  ProbeOptions asked = options();
+  if (asked.transport == "rdma" && !rdma_can_be_tested()) GTEST_SKIP() << "no RDMA, not even a pretended one";
+  asked.continuous = true;
+  for (const bool verify : {true, false}) {
+    asked.verify = verify;
+    const auto result = probe_transfers(asked);
+    if (asked.transport == "tcp") {  // a node takes a range of a reservation only once
+      EXPECT_EQ(result.status().code, Code::kInvalidArgument);
+      continue;
+    }
+    ASSERT_TRUE(result) << result.status().message;
+    EXPECT_GE(result->batch_us.size(), 10u);  // a block per place and thread
+    EXPECT_EQ(result->bytes, result->batch_us.size() * 10'007);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Transports, Probe,
                          ::testing::Combine(::testing::Values("loopback", "shm", "tcp", "rdma"),
                                             ::testing::Values(Direction::kRead, Direction::kWrite)),

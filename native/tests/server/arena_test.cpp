@@ -1,4 +1,5 @@
 // A node whose arena is not anonymous memory of the host.
+#include <dlfcn.h>
 #include <fcntl.h>
 
 #include <fstream>
@@ -96,6 +97,102 @@ TEST_F(FileArenaTest, TheCapacityIsThatOfTheFile) {
   ASSERT_FALSE(made);
   EXPECT_EQ(made.status().code, Code::kConfigInvalid);
   EXPECT_NE(made.status().message.find("in use by another process"), std::string::npos);
+}
+
+class GpuArenaTest : public ArenaTest {
+ protected:
+  void SetUp() override {
+    ArenaTest::SetUp();
+    config.store.arena_gpu = 0;
+    config.store.gpu_driver = MOONCACHE_FAKE_CUDA;
+    void* const library = dlopen(MOONCACHE_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
+    fail = reinterpret_cast<decltype(fail)>(dlsym(library, "fake_cuda_fail"));
+  }
+  void (*fail)(const char*, int, int) = nullptr;
+};
+
+TEST_F(GpuArenaTest, BlocksOfEverySizeComeBack) {
+  start();
+  Peer peer(*server, true);
+  ASSERT_TRUE(peer.login());
+  std::vector<std::pair<Key, Bytes>> blocks;
+  for (const size_t size : {size_t{1}, size_t{4096}, size_t{300'000}, size_t{256} << 10, 3 * kMiB + 7})
+    blocks.emplace_back(key_of(size), block_of(size, size));
+  for (const Code code : peer.put(blocks)) EXPECT_EQ(code, Code::kOk);  // several in one frame
+  std::vector<wire::GetItem> all;
+  Bytes expected;
+  for (const auto& [key, block] : blocks) {
+    EXPECT_EQ(peer.get(key).second, block);
+    all.push_back({key, 0, UINT64_MAX});
+    expected.insert(expected.end(), block.begin(), block.end());
+  }
+  const auto answer = peer.call(Opcode::kGet, Peer::get_meta(all));
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->payload, expected);
+  for (const wire::GetResult& result : peer.get_results(answer)) EXPECT_EQ(result.tier, Tier::kHbm);
+  const auto attach = peer.call(Opcode::kAttach);
+  ASSERT_TRUE(attach);
+  EXPECT_EQ(attach->status.code, Code::kUnsupported);
+  EXPECT_NE(attach->status.message.find("cuda:0"), std::string::npos);
+  EXPECT_TRUE(logged("arena_opened", "gpu cuda:0 (Pretended GPU)"));
+  EXPECT_TRUE(logged("rdma_unavailable", "cuda:0"));
+}
+
+TEST_F(GpuArenaTest, RangesGrantsAndWritesAreCheckedAfterStaging) {
+  start();
+  Peer peer(*server);
+  ASSERT_TRUE(peer.login());
+  const Bytes block = block_of(1, 2 * kMiB);
+  const auto reserved = peer.reserve(key_of(1), block.size());
+  ASSERT_TRUE(reserved && reserved->code == Code::kOk);
+  const uint64_t grant = reserved->extent.grant;
+  const auto middle = block.begin() + kMiB;
+  EXPECT_EQ(peer.write(grant, kMiB, Bytes(middle, block.end())), Code::kOk);
+  EXPECT_EQ(peer.write(grant, 0, Bytes(block.begin(), middle), 1), Code::kChecksumMismatch);
+  EXPECT_EQ(peer.write(grant, 0, Bytes(block.begin(), middle)), Code::kOk);
+  EXPECT_EQ(peer.commit(grant, crc32c(block)), Code::kOk);
+  const auto range = peer.call(Opcode::kGet, Peer::get_meta({{key_of(1), 1000, 1'500'000}}));
+  ASSERT_TRUE(range);
+  EXPECT_TRUE(std::equal(range->payload.begin(), range->payload.end(), block.begin() + 1000));
+  const auto found = peer.lookup(key_of(1));
+  ASSERT_TRUE(found && found->code == Code::kOk);
+  ASSERT_EQ(server->store().flip_bit(wire::tenant_id("default"), key_of(1), 8 * 77), Code::kOk);
+  Writer meta;
+  wire::ReadRequest{found->extent.grant, 70, 100}.encode(meta);
+  const auto damaged = peer.call(Opcode::kRead, meta);
+  ASSERT_TRUE(damaged);
+  EXPECT_EQ(damaged->status.code, Code::kChecksumMismatch);
+  EXPECT_EQ(stat("crc_failures_stored"), 1u);
+}
+
+// The copy fails under a write, under a checked read, and in the middle of an answer.
+TEST_F(GpuArenaTest, DeviceErrorsCostTheBlockNotTheNode) {
+  start();
+  const Bytes block = block_of(1, 2 * kMiB);
+  {
+    Peer peer(*server);
+    ASSERT_TRUE(peer.login());
+    fail("cuMemcpyHtoDAsync", 700, 3);
+    EXPECT_EQ(peer.put(key_of(1), block), Code::kNodeUnavailable);
+    EXPECT_EQ(peer.get(key_of(1)).first, Code::kNotFound);
+    EXPECT_TRUE(logged("block_unwritable", "CUDA"));
+    ASSERT_EQ(peer.put(key_of(1), block), Code::kOk);
+    fail("cuMemcpyDtoHAsync", 700, 1);
+    const auto answer = peer.call(Opcode::kGet, Peer::get_meta({{key_of(1), 1, 10}}));
+    const auto results = peer.get_results(answer);
+    ASSERT_EQ(results.size(), 1u);
+    EXPECT_EQ(results[0].code, Code::kChecksumMismatch);
+    EXPECT_EQ(stat("blocks_unreadable"), 1u);
+    EXPECT_EQ(stat("crc_failures_stored"), 0u);
+    ASSERT_EQ(peer.put(key_of(2), block), Code::kOk);
+    fail("cuMemcpyDtoHAsync", 700, 5);
+    EXPECT_EQ(peer.get(key_of(2)).first, Code::kConnectionLost);
+  }
+  Peer again(*server);
+  ASSERT_TRUE(again.login());
+  EXPECT_EQ(again.get(key_of(2)).first, Code::kNotFound);
+  ASSERT_EQ(again.put(key_of(3), block), Code::kOk);
+  EXPECT_EQ(again.get(key_of(3)).second, block);
 }
 
 }  // namespace

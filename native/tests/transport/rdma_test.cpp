@@ -207,6 +207,108 @@ TEST_F(RdmaTest, ACancelledTransferLeavesRegisteredMemoryAlone) {
   EXPECT_TRUE(peer_->rdma().unregister_region(*region));
 }
 
+TEST_F(RdmaTest, NoChecksumIsComputedThatNobodyWants) {
+  open(1);
+  const auto source = bytes_of(5, 3 << 20);
+  const RemoteExtent extent = peer_->readable(*link_, source);
+  for (const bool in_place : {false, true}) {
+    std::vector<std::byte> copy(source.size());
+    const auto region =
+        in_place ? *peer_->rdma().register_region({{copy.data(), copy.size()}, MemoryKind::kHost}) : 0;
+    const Slice all{copy.data(), copy.size()};
+    Transfer one = transfer(1, Direction::kRead, extent, std::span(&all, 1), region);
+    one.wants_crc = false;
+    ASSERT_EQ(link_->submit(std::span(&one, 1)), 1u);
+    const auto done = drain(1);
+    ASSERT_EQ(done.size(), 1u);
+    EXPECT_EQ(done[0].code, Code::kOk);
+    EXPECT_FALSE(done[0].checked);
+    EXPECT_TRUE(copy == source);
+    EXPECT_TRUE(read(extent, copy, region).checked);
+    if (in_place) EXPECT_TRUE(peer_->rdma().unregister_region(region));
+  }
+}
+
+TEST_F(RdmaTest, CancelledBetweenLandingAndCheckNobodyLooksAtTheMemory) {
+  for (const bool write : {false, true}) {
+    open(1);
+    auto bytes = std::make_unique<std::vector<std::byte>>(bytes_of(6, 8 << 20));
+    const RemoteExtent extent =
+        write ? peer_->writable(*link_, bytes->size()) : peer_->readable(*link_, *bytes);
+    auto handle = peer_->rdma().register_region({{bytes->data(), bytes->size()}, MemoryKind::kHost});
+    ASSERT_TRUE(handle);
+    const Slice all{bytes->data(), bytes->size()};
+    const Transfer one =
+        transfer(1, write ? Direction::kWrite : Direction::kRead, extent, std::span(&all, 1), *handle);
+    ASSERT_EQ(link_->submit(std::span(&one, 1)), 1u);
+    std::vector<int> fds;
+    for (int i = 0; i < 5; ++i) (void)link_->wait_for(fds);  // posted, some of it landed, less of it checked
+    ASSERT_TRUE(link_->cancel(1));
+    EXPECT_TRUE(peer_->rdma().unregister_region(*handle));
+    bytes.reset();  // a sanitizer sees whoever still reads it
+    const auto done = drain(1);
+    ASSERT_EQ(done.size(), 1u);
+    EXPECT_EQ(done[0].code, Code::kCancelled);
+    TearDown();
+  }
+  open(1);
+}
+
+TEST_F(RdmaTest, DeviceMemoryGoesInPlaceOrNotAtAll) {
+  open(2);
+  constexpr int kFd = 2000;
+  const uint64_t size = 3 << 20;
+  std::vector<std::byte> vram(size + 4096);
+  auto* begin =
+      reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(vram.data()) + 4095) & ~uintptr_t{4095});
+  fake().set_dma_buf(kFd, begin, size);
+  Region region{{begin, size}, MemoryKind::kDevice};
+  EXPECT_EQ(peer_->rdma().register_region(region).status().code, Code::kTransportUnavailable);
+  region.dma_buf_fd = kFd;
+  fake().fail("ibv_reg_dmabuf_mr", EOPNOTSUPP);  // one rail cannot, the other one can
+  auto handle = peer_->rdma().register_region(region);
+  ASSERT_TRUE(handle) << handle.status().message;
+  EXPECT_EQ(peer_->rdma().describe(*handle), "fake0:1 not at all; fake1:1 by dma-buf");
+  const auto source = bytes_of(7, size);
+  const RemoteExtent extent = peer_->readable(*link_, source);
+  const Slice all{begin, size};
+  const uint64_t before = fake().bytes_moved(0);
+  Transfer one = transfer(1, Direction::kRead, extent, std::span(&all, 1), *handle);
+  ASSERT_EQ(link_->submit(std::span(&one, 1)), 1u);
+  auto done = drain(1);
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].code, Code::kOk);
+  EXPECT_FALSE(done[0].checked) << "the processor cannot read it";
+  EXPECT_TRUE(std::equal(source.begin(), source.end(), begin));
+  EXPECT_EQ(fake().bytes_moved(0), before);
+  // Without its registration, or beside it, it must never be taken for memory that can be copied.
+  const Slice beside{begin + 4096, size};
+  for (const bool gone : {false, true}) {
+    if (gone) EXPECT_TRUE(peer_->rdma().unregister_region(*handle));
+    one.local = std::span(gone ? &all : &beside, 1);
+    ASSERT_EQ(link_->submit(std::span(&one, 1)), 1u);
+    done = drain(1);
+    ASSERT_EQ(done.size(), 1u);
+    EXPECT_EQ(done[0].code, Code::kInvalidArgument);
+  }
+}
+
+TEST_F(RdmaTest, ClosingCostsHungPortsOnePatienceTogether) {
+  open(4);
+  std::vector<std::byte> copy(8 << 20);
+  const RemoteExtent extent = peer_->readable(*link_, bytes_of(8, copy.size()));
+  for (uint32_t i = 0; i < 4; ++i) fake().hang(i, true);
+  const Slice all{copy.data(), copy.size()};
+  const Transfer one = transfer(1, Direction::kRead, extent, std::span(&all, 1));
+  ASSERT_EQ(link_->submit(std::span(&one, 1)), 1u);
+  std::vector<int> fds;
+  (void)link_->wait_for(fds);
+  const auto before = std::chrono::steady_clock::now();
+  link_->close();
+  EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(2)) << "100 ms, not per port";
+  for (uint32_t i = 0; i < 4; ++i) fake().hang(i, false);
+}
+
 TEST_F(RdmaTest, AThousandRegions) {
   open(1);
   std::vector<std::byte> memory(1000 * 64);

@@ -7,7 +7,7 @@ from typing import Any
 
 from mooncache import _native
 from mooncache.bench.rows import Report, describe_machine, describe_versions
-from mooncache.bench.transfer.cases import Case, Samples, add_rows, measure_all, reference_rows
+from mooncache.bench.transfer.cases import Case, Samples, ToolRounds, add_rows, measure_all, reference_rows
 from mooncache.bench.transfer.node import TransferNode
 from mooncache.bench.transfer.options import TRANSPORTS, TransferOptions
 
@@ -28,10 +28,12 @@ def run(
         "mooncache bench transfer", machine=describe_machine(), versions=describe_versions(_DISTRIBUTIONS)
     )
     report.notes.append(
-        f"medians of {options.rounds} rounds; a batch is submitted whole and polled until its last block; checksums "
-        f"of all reads compared; CRC-32C implementation: {_native.crc32c_implementation()}"
+        f"medians of {options.rounds} rounds; a batch is submitted whole and polled until its last block; a stream "
+        "submits a block for each that is through; checksums of all reads compared, but where it says unchecked; "
+        f"CRC-32C implementation: {_native.crc32c_implementation()}"
     )
     asked = options.transports or TRANSPORTS
+    tool_rounds: ToolRounds = {}
     if peer is not None:
         report.notes.append("another host: processor time is that of this side only")
         asked = tuple(name for name in asked if name not in {"loopback", "shm", "nixl"})
@@ -40,11 +42,12 @@ def run(
         progress("starting a node")
         node = TransferNode(options.arena_bytes)
         try:
-            samples = measure_all(options, asked, node.peer, node.cpu_seconds, report, progress)
+            tool = tool_rounds if options.references else None
+            samples = measure_all(options, asked, node.peer, node.cpu_seconds, report, progress, tool)
         finally:
             node.close()
     yardsticks = {}
     if options.references and peer is None and samples:
-        yardsticks = reference_rows(report, options, list(samples), progress)
+        yardsticks = reference_rows(report, options, list(samples), progress, tool_rounds)
     add_rows(report, samples, yardsticks)
     return report, samples

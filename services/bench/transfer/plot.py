@@ -13,7 +13,11 @@ from mooncache.simulate.report import figures
 def throughput_plot(samples: dict[Case, Samples]) -> tuple[figures.Plot, str]:
     """The plot and its message, for the first batch size and thread count. Raises Unsupported without matplotlib."""
     first = next(iter(samples))
-    shown = [case for case in samples if (case.batch, case.threads) == (first.batch, first.threads)]
+    shown = [
+        case
+        for case in samples
+        if (case.batch, case.threads, case.flow) == (first.batch, first.threads, first.flow)
+    ]
     plot = figures.new_figure(
         f"Transfers: {first.batch} blocks at a time, {first.threads} thread(s)",
         x_label="block size",

@@ -153,6 +153,10 @@ def _gpus(host: Host) -> Iterator[Finding]:
         why = host.dmabuf_missing or "unknown"
         text = f"neither dma-buf ({why}) nor nvidia-peermem: bytes are staged in host memory"
         yield Finding("warn", "GPUDirect", text, advice)
+    for device in host.devices:
+        if device.gpu_direct:
+            grade: Grade = "ok" if device.gpu_direct == "dma-buf" else "warn"
+            yield Finding(grade, device.name, f"reaches GPU memory by: {device.gpu_direct}")
     ports = usable_ports(host)
     for gpu in host.gpus:
         yield from _link(f"GPU {gpu.index}", gpu.pci)

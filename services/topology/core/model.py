@@ -93,6 +93,9 @@ class RdmaDevice:
     uverbs: str = ""
     usable: bool = True
     why_not: str = ""
+    gpu_direct: str = (
+        ""  # as the device itself says: "dma-buf", or another way and why; "" when it was not asked
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ void make_pipe(int* ends) {
   (void)fcntl(ends[1], F_SETFL, O_NONBLOCK);
 }
 
-void fill_gid(uint32_t index, bool infiniband, ibv_gid& gid) {
+void fill_gid(uint32_t index, bool infiniband, uint8_t last, ibv_gid& gid) {
   std::memset(&gid, 0, sizeof gid);
   if (infiniband) {
     gid.raw[0] = 0xfe;
@@ -43,7 +43,22 @@ void fill_gid(uint32_t index, bool infiniband, ibv_gid& gid) {
   gid.raw[12] = 10;
   gid.raw[13] = 77;
   gid.raw[14] = static_cast<uint8_t>(index);
-  gid.raw[15] = 1;
+  gid.raw[15] = last;
+}
+
+ibv_mr* enroll(Network& net, ibv_pd* pd, void* memory, size_t length, uint64_t iova, int access) {
+  ++net.objects;
+  auto* made = new FakeMr();
+  made->mr.context = pd->context;
+  made->mr.pd = pd;
+  made->mr.addr = memory;
+  made->mr.length = length;
+  made->mr.lkey = made->mr.rkey = net.next_key;
+  net.next_key += 0x101;
+  made->iova = iova;
+  made->access = access;
+  net.by_key[made->mr.rkey] = made;
+  return &made->mr;
 }
 
 int post_send(ibv_qp* handle, ibv_send_wr* requests, ibv_send_wr** bad) {
@@ -66,7 +81,7 @@ int post_send(ibv_qp* handle, ibv_send_wr* requests, ibv_send_wr** bad) {
     }
     FakeQp::Pending pending;
     pending.request = *request;
-    pending.piece = *request->sg_list;
+    if (request->num_sge > 0) pending.piece = *request->sg_list;
     if ((request->send_flags & IBV_SEND_INLINE) != 0) {
       const auto* from = reinterpret_cast<const std::byte*>(pending.piece.addr);
       pending.copy.assign(from, from + pending.piece.length);
@@ -195,8 +210,9 @@ int _ibv_query_gid_ex(ibv_context* context, uint32_t port, uint32_t index, ibv_g
   const Lock lock(net.mutex);
   if (const int error = net.fault("ibv_query_gid_ex")) return fail_with(error);
   const bool infiniband = net.state(context).infiniband;
-  if (index != (infiniband ? 0u : 1u)) return ENODATA;
-  fill_gid(reinterpret_cast<FakeContext*>(context)->index, infiniband, entry->gid);
+  const uint8_t address = net.state(context).address;
+  if (index != (infiniband ? 0u : 1u) || address == 0) return ENODATA;
+  fill_gid(reinterpret_cast<FakeContext*>(context)->index, infiniband, address, entry->gid);
   entry->gid_index = index;
   entry->port_num = port;
   entry->gid_type = infiniband ? IBV_GID_TYPE_IB : IBV_GID_TYPE_ROCE_V2;
@@ -235,19 +251,22 @@ ibv_mr*(ibv_reg_mr_iova)(ibv_pd* pd, void* memory, size_t length, uint64_t iova,
   if (error == 0 && (access & IBV_ACCESS_REMOTE_WRITE) != 0 && (access & IBV_ACCESS_LOCAL_WRITE) == 0)
     error = EINVAL;
   if (error == 0 && ((reinterpret_cast<uintptr_t>(memory) ^ iova) & 4095) != 0) error = EINVAL;
+  return error != 0 ? refuse<ibv_mr>(error) : enroll(net, pd, memory, length, iova, access);
+}
+
+ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access) {
+  Network& net = network();
+  const Lock lock(net.mutex);
+  int error = net.fault("ibv_reg_dmabuf_mr");
+  if (error == 0 && net.state(pd->context).removed) error = EIO;
+  if (error == 0 && !net.state(pd->context).dma_buf) error = EOPNOTSUPP;
+  const auto found = net.dma_bufs.find(fd);
+  if (error == 0 && found == net.dma_bufs.end()) error = EBADF;
+  if (error == 0 && (offset > found->second.size || length > found->second.size - offset || length == 0))
+    error = EINVAL;
+  if (error == 0 && ((offset ^ iova) & 4095) != 0) error = EINVAL;
   if (error != 0) return refuse<ibv_mr>(error);
-  ++net.objects;
-  auto* made = new FakeMr();
-  made->mr.context = pd->context;
-  made->mr.pd = pd;
-  made->mr.addr = memory;
-  made->mr.length = length;
-  made->mr.lkey = made->mr.rkey = net.next_key;
-  net.next_key += 0x101;
-  made->iova = iova;
-  made->access = access;
-  net.by_key[made->mr.rkey] = made;
-  return &made->mr;
+  return enroll(net, pd, found->second.memory + offset, length, iova, access);
 }
 
 int ibv_dereg_mr(ibv_mr* mr) {

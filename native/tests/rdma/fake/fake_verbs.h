@@ -19,10 +19,19 @@ class FakeVerbs {
   // ones. Negative times: from then on always.
   virtual void fail(const std::string& name, int error, int times = 1, int skip = 0) = 0;
   virtual void set_infiniband(uint32_t device) = 0;  // link layer and GID type; before it is opened
-  virtual void set_port_active(uint32_t device, bool active) = 0;   // with the event that says so
-  virtual void set_latency_us(uint32_t device, uint32_t us) = 0;    // per request
-  virtual void cut_path(uint32_t device, bool cut) = 0;             // requests end with RETRY_EXC, no event
-  virtual void remove(uint32_t device) = 0;                         // surprise removal
+  virtual void set_port_active(uint32_t device, bool active) = 0;  // with the event that says so
+  virtual void set_latency_us(uint32_t device, uint32_t us) = 0;   // per request
+  virtual void cut_path(uint32_t device, bool cut) = 0;            // requests end with RETRY_EXC, no event
+  virtual void hang(uint32_t device, bool hung) = 0;               // moves, flushes and reports nothing
+  virtual void remove(uint32_t device) = 0;                        // surprise removal
+  // The port's GID becomes another one (0 = it has none), with the event that says so.
+  virtual void set_address(uint32_t device, uint8_t last) = 0;
+  // From now on `fd` is a dma-buf over this memory; null takes it back.
+  virtual void set_dma_buf(int fd, void* memory, uint64_t size) = 0;
+  // A device without dma-buf: EOPNOTSUPP for every one. Before anything is registered.
+  virtual void set_dma_buf_supported(uint32_t device, bool supported) = 0;
+  // Reports of different queue pairs overtake each other; those of one do not.
+  virtual void shuffle_reports(uint64_t seed) = 0;
   virtual void flip_bits(uint32_t count) = 0;                       // in that many of the next requests
   virtual void fail_after(uint32_t device, uint64_t requests) = 0;  // then as if the path were cut; 0 = never
 

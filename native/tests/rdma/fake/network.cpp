@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 
@@ -31,6 +32,8 @@ void Network::reset(uint32_t count) {
   devices.assign(count, DeviceState{});
   faults.clear();
   flips = 0;
+  dma_bufs.clear();
+  shuffled_ = false;
 }
 
 void Network::fail(const std::string& name, int error, int times, int skip) {
@@ -54,16 +57,43 @@ void Network::set_infiniband(uint32_t device) {
   devices.at(device).infiniband = true;
 }
 
-void Network::set_port_active(uint32_t device, bool active) {
-  const std::lock_guard lock(mutex);
-  devices.at(device).active = active;
+void Network::say(uint32_t device, ibv_event_type what) {
   ibv_async_event event{};
-  event.event_type = active ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR;
+  event.event_type = what;
   event.element.port_num = 1;
   for (FakeContext* context : contexts) {
     if (context->index == device) (void)!::write(context->event_pipe[1], &event, sizeof event);
   }
   changed.notify_all();
+}
+
+void Network::set_port_active(uint32_t device, bool active) {
+  const std::lock_guard lock(mutex);
+  devices.at(device).active = active;
+  say(device, active ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR);
+}
+
+void Network::set_address(uint32_t device, uint8_t last) {
+  const std::lock_guard lock(mutex);
+  devices.at(device).address = last;
+  say(device, IBV_EVENT_GID_CHANGE);
+}
+
+void Network::set_dma_buf(int fd, void* memory, uint64_t size) {
+  const std::lock_guard lock(mutex);
+  dma_bufs.erase(fd);
+  if (memory != nullptr) dma_bufs[fd] = {static_cast<std::byte*>(memory), size};
+}
+
+void Network::set_dma_buf_supported(uint32_t device, bool supported) {
+  const std::lock_guard lock(mutex);
+  devices.at(device).dma_buf = supported;
+}
+
+void Network::shuffle_reports(uint64_t seed) {
+  const std::lock_guard lock(mutex);
+  shuffled_ = true;
+  random_.seed(seed);
 }
 
 void Network::set_latency_us(uint32_t device, uint32_t us) {
@@ -77,15 +107,16 @@ void Network::cut_path(uint32_t device, bool cut) {
   changed.notify_all();
 }
 
+void Network::hang(uint32_t device, bool hung) {
+  const std::lock_guard lock(mutex);
+  devices.at(device).hung = hung;
+  changed.notify_all();
+}
+
 void Network::remove(uint32_t device) {
   const std::lock_guard lock(mutex);
   devices.at(device).removed = true;
-  ibv_async_event event{};
-  event.event_type = IBV_EVENT_DEVICE_FATAL;
-  for (FakeContext* context : contexts) {
-    if (context->index == device) (void)!::write(context->event_pipe[1], &event, sizeof event);
-  }
-  changed.notify_all();
+  say(device, IBV_EVENT_DEVICE_FATAL);
 }
 
 void Network::flip_bits(uint32_t count) {
@@ -137,6 +168,7 @@ void Network::complete(FakeQp& qp, uint64_t id, ibv_wc_status status) {
 }
 
 void Network::flush(FakeQp& qp) {
+  if (devices.at(qp.device).hung) return;
   for (const FakeQp::Pending& pending : qp.pending) complete(qp, pending.request.wr_id, IBV_WC_WR_FLUSH_ERR);
   qp.pending.clear();
 }
@@ -153,23 +185,34 @@ void Network::run() {
     }
     auto next = now + std::chrono::milliseconds(20);
     for (const auto& [number, qp] : queue_pairs) {
-      if (!qp->pending.empty() && !devices.at(qp->device).removed)
+      if (!qp->pending.empty() && !devices.at(qp->device).removed && !devices.at(qp->device).hung)
         next = std::min(next, qp->pending.front().due);
     }
     changed.wait_until(lock, next);
   }
 }
 
-bool Network::execute_one(std::chrono::steady_clock::time_point now) {
-  FakeQp* oldest = nullptr;
+// The queue pair whose first request is due longest; shuffled: any whose first request is due.
+FakeQp* Network::next_to_run(std::chrono::steady_clock::time_point now) {
+  std::vector<FakeQp*> ready;
   for (const auto& [number, qp] : queue_pairs) {
-    if (qp->pending.empty() || qp->pending.front().due > now || devices.at(qp->device).removed) continue;
-    if (oldest == nullptr || qp->pending.front().due < oldest->pending.front().due) oldest = qp;
+    if (qp->pending.empty() || qp->pending.front().due > now) continue;
+    if (devices.at(qp->device).removed || devices.at(qp->device).hung) continue;
+    ready.push_back(qp);
   }
-  if (oldest == nullptr) return false;
-  const FakeQp::Pending pending = std::move(oldest->pending.front());
-  oldest->pending.pop_front();
-  execute(*oldest, pending);
+  if (ready.empty()) return nullptr;
+  if (shuffled_) return ready[random_() % ready.size()];
+  return *std::min_element(ready.begin(), ready.end(), [](const FakeQp* a, const FakeQp* b) {
+    return a->pending.front().due < b->pending.front().due;
+  });
+}
+
+bool Network::execute_one(std::chrono::steady_clock::time_point now) {
+  FakeQp* chosen = next_to_run(now);
+  if (chosen == nullptr) return false;
+  const FakeQp::Pending pending = std::move(chosen->pending.front());
+  chosen->pending.pop_front();
+  execute(*chosen, pending);
   return true;
 }
 
@@ -187,7 +230,8 @@ void Network::execute(FakeQp& qp, const FakeQp::Pending& pending) {
       status = move(qp, *found->second, pending);
     }
   }
-  complete(qp, pending.request.wr_id, status);
+  const bool signalled = (pending.request.send_flags & IBV_SEND_SIGNALED) != 0;
+  if (signalled || status != IBV_WC_SUCCESS) complete(qp, pending.request.wr_id, status);
   if (status == IBV_WC_SUCCESS) return;
   qp.state = IBV_QPS_ERR;
   flush(qp);

@@ -11,6 +11,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <random>
 #include <set>
 #include <thread>
 #include <vector>
@@ -30,6 +31,9 @@ struct DeviceState {
   bool active = true;
   bool cut = false;
   bool removed = false;
+  bool hung = false;
+  bool dma_buf = true;
+  uint8_t address = 1;  // the last byte of its GID; 0 = it has none
   uint32_t latency_us = 0;
   uint64_t fail_after = 0;
   uint64_t bytes = 0;
@@ -91,7 +95,12 @@ class Network final : public FakeVerbs {
   void set_port_active(uint32_t device, bool active) override;
   void set_latency_us(uint32_t device, uint32_t us) override;
   void cut_path(uint32_t device, bool cut) override;
+  void hang(uint32_t device, bool hung) override;
   void remove(uint32_t device) override;
+  void set_address(uint32_t device, uint8_t last) override;
+  void set_dma_buf(int fd, void* memory, uint64_t size) override;
+  void set_dma_buf_supported(uint32_t device, bool supported) override;
+  void shuffle_reports(uint64_t seed) override;
   void flip_bits(uint32_t count) override;
   void fail_after(uint32_t device, uint64_t requests) override;
   uint64_t bytes_moved(uint32_t device) const override;
@@ -104,6 +113,7 @@ class Network final : public FakeVerbs {
   int fault(const std::string& name);
   void complete(FakeQp& qp, uint64_t id, ibv_wc_status status);
   void flush(FakeQp& qp);
+  void say(uint32_t device, ibv_event_type what);
   DeviceState& state(const ibv_context* context);
 
   mutable std::recursive_mutex mutex;
@@ -118,15 +128,23 @@ class Network final : public FakeVerbs {
   uint32_t next_number = 17;
   uint32_t next_key = 0x1000;
   uint32_t flips = 0;
+  struct DmaBuf {
+    std::byte* memory = nullptr;
+    uint64_t size = 0;
+  };
+  std::map<int, DmaBuf> dma_bufs;
   std::atomic<int> retry_count{0};
 
  private:
+  FakeQp* next_to_run(std::chrono::steady_clock::time_point now);
   void run();
   bool execute_one(std::chrono::steady_clock::time_point now);
   void execute(FakeQp& qp, const FakeQp::Pending& pending);
   ibv_wc_status move(FakeQp& from, FakeQp& to, const FakeQp::Pending& pending);
 
   bool stopping_ = false;
+  bool shuffled_ = false;
+  std::mt19937_64 random_;
   std::thread thread_;
 };
 

@@ -1,0 +1,134 @@
+#include "store/device_memory.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace mooncache::store {
+namespace {
+
+constexpr uint64_t kSlotBytes = 256 << 10;
+constexpr size_t kSlots = 2;
+constexpr const char* kNoKernel = "none";  // one extent is one copy: nothing is gathered
+// A copy of 256 KiB takes 20 us; a device that has not ended it by then is asked no more.
+constexpr int64_t kPatienceMs = 2000;
+
+}  // namespace
+
+Result<std::unique_ptr<DeviceMemory>> DeviceMemory::open(int ordinal, uint64_t size_bytes,
+                                                         const std::string& driver) {
+  std::unique_ptr<DeviceMemory> memory(new DeviceMemory);
+  auto device = GpuDevice::open(ordinal, {driver, kNoKernel});
+  if (!device) return device.status();
+  memory->device_ = std::move(*device);
+  const std::string where = "cuda:" + std::to_string(ordinal);
+  for (Lane& lane : memory->lanes_) {
+    auto stager = memory->device_->make_stager(kSlotBytes, kSlots);
+    if (!stager) return stager.status();
+    lane.stager = std::move(*stager);
+  }
+  auto address = memory->device_->allocate(size_bytes);
+  if (!address) {
+    return {address.code(), "the arena on " + where + ": " + std::to_string(size_bytes) +
+                                " bytes cannot be had: " + address.status().message};
+  }
+  memory->address_ = *address;
+  memory->info_.kind = "gpu";
+  memory->info_.description = where + " (" + memory->device_->name() + ")";
+  memory->info_.why_not_shared = "the node's arena lies on " + where;
+  memory->info_.size_bytes = size_bytes;
+  memory->info_.addressable = false;
+  return memory;
+}
+
+DeviceMemory::~DeviceMemory() {
+  for (Lane& lane : lanes_) lane.stager.reset();  // waits for what the device may still do
+  if (address_ != 0) (void)device_->release(address_);
+}
+
+std::unique_lock<std::mutex> DeviceMemory::take(Lane*& lane) {
+  const uint32_t first = next_.fetch_add(1, std::memory_order_relaxed);
+  for (uint32_t i = 0; i < kLanes; ++i) {
+    lane = &lanes_[(first + i) % kLanes];
+    std::unique_lock lock(lane->mutex, std::try_to_lock);
+    if (lock.owns_lock()) return lock;
+  }
+  lane = &lanes_[first % kLanes];
+  return std::unique_lock(lane->mutex);
+}
+
+// Calls start(slot, offset, length) and, when the slot's copy is through, finish(slot, offset, length), with
+// both slots under way. Returns when no slot is, also after an error.
+template <typename Start, typename Finish>
+Status DeviceMemory::pipeline(GpuStager& stager, uint64_t size, const Start& start, const Finish& finish) {
+  struct Flight {
+    uint64_t offset = 0, length = 0;
+  };
+  std::array<Flight, kSlots> flights;
+  Status first_error;
+  const Deadline deadline = Deadline::after_ms(kPatienceMs);
+  const auto land = [&](size_t slot) {
+    const Flight flight = std::exchange(flights[slot], {});
+    if (flight.length == 0) return;
+    Status status = stager.wait(slot, deadline).status();
+    if (status && first_error) finish(slot, flight.offset, flight.length);
+    if (!status && first_error) first_error = status;
+  };
+  size_t slot = 0;
+  for (uint64_t at = 0; at < size && first_error; slot = (slot + 1) % kSlots) {
+    land(slot);
+    if (!first_error) break;
+    const uint64_t length = std::min(size - at, kSlotBytes);
+    flights[slot] = {at, length};
+    if (Status status = start(slot, at, length); !status) first_error = status;
+    at += length;
+  }
+  for (size_t i = 0; i < kSlots; ++i) land((slot + i) % kSlots);
+  return first_error;
+}
+
+// A device that does not answer any more is asked once; then it counts as gone, with the buffers that it may
+// still write to. One that answers has ended all that it was told.
+Status DeviceMemory::judged(GpuStager& stager, Status status) {
+  if (status) return status;
+  bool answers =
+      status.code != Code::kDeadlineExceeded && device_->synchronize(Deadline::after_ms(kPatienceMs));
+  for (size_t slot = 0; answers && slot < kSlots; ++slot)
+    answers = stager.wait(slot, Deadline::after_ms(kPatienceMs)).is_ok();
+  if (!answers) failed_.store(true);
+  return {status.code, info_.description + ": " + status.message};
+}
+
+Status DeviceMemory::copy_in(uint64_t offset, ConstSlice from) {
+  if (failed_.load()) return {Code::kNodeUnavailable, info_.description + " has failed"};
+  Lane* lane = nullptr;
+  const auto lock = take(lane);
+  GpuStager& stager = *lane->stager;
+  static constexpr uint32_t kOne[] = {1};
+  return judged(stager, pipeline(
+                            stager, from.size,
+                            [&](size_t slot, uint64_t at, uint64_t length) {
+                              std::memcpy(stager.slot(slot).data, from.data + at, length);
+                              const DeviceSlice piece[] = {{address_ + offset + at, length}};
+                              return stager.start_in(slot, piece, kOne, false);
+                            },
+                            [](size_t, uint64_t, uint64_t) {}));
+}
+
+Status DeviceMemory::copy_out(uint64_t offset, Slice to) {
+  if (failed_.load()) return {Code::kNodeUnavailable, info_.description + " has failed"};
+  Lane* lane = nullptr;
+  const auto lock = take(lane);
+  GpuStager& stager = *lane->stager;
+  static constexpr uint32_t kOne[] = {1};
+  return judged(stager, pipeline(
+                            stager, to.size,
+                            [&](size_t slot, uint64_t at, uint64_t length) {
+                              const DeviceSlice piece[] = {{address_ + offset + at, length}};
+                              return stager.start_out(slot, piece, kOne, false);
+                            },
+                            [&](size_t slot, uint64_t at, uint64_t length) {
+                              std::memcpy(to.data + at, stager.slot(slot).data, length);
+                            }));
+}
+
+}  // namespace mooncache::store

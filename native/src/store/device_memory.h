@@ -1,0 +1,57 @@
+// An arena in the memory of a GPU that the processor cannot address. Every byte goes through pinned buffers:
+// while one half of a buffer is on its way over the bus, the other one is filled or emptied.
+//
+// What it promises: a copy that says OK is through when it returns, also for other threads; after a device
+// has failed for good, every copy fails at once, so that nobody waits for it twice.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "mooncache/gpu.h"
+#include "store/arena_memory.h"
+
+namespace mooncache::store {
+
+class DeviceMemory final : public ArenaMemory {
+ public:
+  // TRANSPORT_UNAVAILABLE with "CUDA unavailable, because …", NO_SPACE when the device has no room.
+  static Result<std::unique_ptr<DeviceMemory>> open(int ordinal, uint64_t size_bytes,
+                                                    const std::string& driver = "");
+  ~DeviceMemory() override;
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  std::byte* data() const override { return nullptr; }
+  uint64_t size_bytes() const override { return info_.size_bytes; }
+  Status copy_in(uint64_t offset, ConstSlice from) override;
+  Status copy_out(uint64_t offset, Slice to) override;
+  ArenaInfo info() const override { return info_; }
+  uint64_t lost_bytes() override { return failed_.load() ? info_.size_bytes : 0; }
+
+ private:
+  // A pinned pair of buffers; one copy at a time.
+  struct Lane {
+    std::mutex mutex;
+    std::unique_ptr<GpuStager> stager;
+  };
+  static constexpr size_t kLanes = 4;
+
+  DeviceMemory() = default;
+  std::unique_lock<std::mutex> take(Lane*& lane);
+  template <typename Start, typename Finish>
+  Status pipeline(GpuStager& stager, uint64_t size, const Start& start, const Finish& finish);
+  Status judged(GpuStager& stager, Status status);
+
+  ArenaInfo info_;
+  std::shared_ptr<GpuDevice> device_;
+  uint64_t address_ = 0;
+  std::array<Lane, kLanes> lanes_;
+  std::atomic<uint32_t> next_{0};
+  std::atomic<bool> failed_{false};
+};
+
+}  // namespace mooncache::store
