@@ -14,9 +14,9 @@ import mooncache
 from mooncache import _native
 from mooncache.auth import Token
 from mooncache.simulate.cache import make
-from mooncache.simulate.cache.reuse import Reuse
 from mooncache.traces import generate
 from mooncache.traces.generator import conversation
+from tests.reuse_prediction import predicted_hits
 
 SECRET = bytes(range(32))
 TOKEN = Token("default", admin=True, key=SECRET).text
@@ -31,20 +31,7 @@ def predicted(policy: str, chains: list[list[int]]) -> list[int]:
             hits.append(cache.leading(chain, number))
             cache.use(chain, number)
         return hits
-    reuse, stored, hits = Reuse(CAPACITY_BLOCKS), set[int](), []
-    for number, chain in enumerate(chains):
-        missing = [block for block in chain if block not in stored]
-        hits.append(next((at for at, block in enumerate(chain) if block not in stored), len(chain)))
-        reuse.seen(chain, number, here=stored)
-        for block in missing:
-            while len(stored) >= CAPACITY_BLOCKS:
-                victim = reuse.victim(number, block)
-                assert victim is not None
-                reuse.discard(victim.block)
-                stored.remove(victim.block)
-            reuse.stored(block, number)
-            stored.add(block)
-    return hits
+    return predicted_hits(chains, range(len(chains)), CAPACITY_BLOCKS)
 
 
 @pytest.mark.parametrize("policy", ["lru", "mooncache"])

@@ -19,6 +19,7 @@ from mooncache.simulate.cache.hazard import BAND_BEGIN_S
 from mooncache.simulate.cache.reuse import NO_BLOCK, Reuse
 from mooncache.traces import Trace, generate
 from mooncache.traces.generator import conversation, tool_agent
+from tests.reuse_prediction import predicted_hits
 
 
 class Both:
@@ -194,31 +195,12 @@ def test_no_chains_to_learn_from_is_refused() -> None:
         _native.Reuse(chains_max=0)
 
 
-def prediction(trace: Trace, times_s: Sequence[float], capacity_blocks: int) -> list[int]:
-    """Leading blocks found by the simulator's policy, moved as a store moves it."""
-    policy, stored, hits = Reuse(capacity_blocks), set[int](), []
-    for request, now_s in enumerate(times_s):
-        chain = trace.blocks(request)
-        missing = [block for block in chain if block not in stored]
-        hits.append(next((at for at, block in enumerate(chain) if block not in stored), len(chain)))
-        policy.seen(chain, now_s, here=stored)
-        for block in missing:
-            while len(stored) >= capacity_blocks:
-                victim = policy.victim(now_s, block)
-                assert victim is not None
-                policy.discard(victim.block)
-                stored.remove(victim.block)
-            policy.stored(block, now_s)
-            stored.add(block)
-    return hits
-
-
 @pytest.mark.parametrize("capacity_blocks", [300, 1_000, 4_000])
 def test_a_store_hits_what_the_simulator_says(capacity_blocks: int) -> None:
     trace = generate(conversation(requests=2_500), random.Random(21))
     times_ms = [round(arrival_s * 1000) for arrival_s in trace.arrival_s.tolist()]
     chains = [trace.blocks(request) for request in range(len(trace))]
-    expected = prediction(trace, [time_ms / 1000 for time_ms in times_ms], capacity_blocks)
+    expected = predicted_hits(chains, [time_ms / 1000 for time_ms in times_ms], capacity_blocks)
     hits = {
         name: _native.replay_chains(name, capacity_blocks, chains, times_ms)
         for name in ("lru", "2q", "mooncache")
