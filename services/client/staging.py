@@ -73,9 +73,16 @@ class Keeping:
 
     def size_bytes(self) -> int:
         """Pinned bytes that the device may still touch; what it is through with is let go of."""
+        ended: list[_Kept] = []
         with self._lock:
-            self._kept = [kept for kept in self._kept if not kept.settled()]
-            return sum(kept.size_bytes() for kept in self._kept)
+            kept, self._kept = self._kept, []
+            for one in kept:
+                (ended if one.settled() else self._kept).append(one)
+            held = sum(one.size_bytes() for one in self._kept)
+        # Outside of the lock: the driver may take its time to free memory while another copy hangs.
+        kept.clear()
+        ended.clear()
+        return held
 
 
 KEEPING = Keeping()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,20 +26,21 @@ TENANT = tenant_id("default")
 
 
 @contextlib.contextmanager
-def servers(count: int) -> Iterator[list[Any]]:
-    """Native store servers of 4 MiB, TCP on loopback only."""
+def servers(count: int, host_id: str = "", unix_paths: Sequence[str] = ()) -> Iterator[list[Any]]:
+    """Native store servers of 4 MiB on loopback, each on a host of its own unless one is named."""
     running = []
     try:
         for number in range(count):
             server = _native.StoreServer(
                 {
                     "node_id": f"n{number}",
-                    "host_id": f"h{number}",
+                    "host_id": host_id or f"h{number}",
                     "secret": SECRET,
                     "incarnation": number + 1,
                     "capacity_bytes": 4 << 20,
                     "io_threads": 1,
                     "huge_pages": False,
+                    **({"unix_path": unix_paths[number]} if unix_paths else {}),
                 }
             )
             server.start()
@@ -101,6 +103,44 @@ def make_engine(running: list[Any], locate: Any) -> Engine:
     )
     engine.apply_view(ClusterView(epoch=1, term=1, nodes=nodes))
     return engine
+
+
+def test_a_node_that_fails_takes_no_block_of_another_with_it(tmp_path: Path) -> None:
+    """A block of unknown size is asked for once more in a better way: that is no retry and needs no budget."""
+    paths = [str(tmp_path / f"{number}.sock") for number in range(2)]
+    data = bytes(1 << 20)
+    options = Options.gather(nodes=["127.0.0.1:1"], token=TOKEN)
+
+    def near(running: list[Any]) -> Engine:
+        config = {"key": options.key, "tenant": options.tenant, "host_id": "here", "retry_burst": 0}
+        engine = Engine(
+            _native.Client(config), default_timeout_s=10.0, locate=lambda keys, _: bytes(len(keys) // 16)
+        )
+        ports = [server.endpoints()["tcp_port"] for server in running]
+        engine.apply_view(
+            ClusterView(
+                epoch=1,
+                term=1,
+                nodes=tuple(
+                    NodeView(i, f"n{i}", "here", i + 1, "active", "127.0.0.1", ports[i], paths[i])
+                    for i in range(2)
+                ),
+            )
+        )
+        return engine
+
+    with servers(2, host_id="here", unix_paths=paths) as running:
+        writer, reader = near(running), near(running)
+        for number, key in enumerate("ab"):
+            assert writer.put_many([key], [data], 1, None, node=number).codes == (0,)
+        reader.exists_many(["a", "b"], None)  # connected, and no size is known yet
+        running[1].stop(1.0)
+        got = reader.get_many(["a", "b"], None)
+        assert got.codes[0] == 0
+        assert got.values[0] == data
+        assert got.codes[1] != 0
+        writer.close()
+        reader.close()
 
 
 def test_large_clusters_ask_the_directory_once_for_keys_without_a_place() -> None:

@@ -190,6 +190,24 @@ def test_what_is_asked_for_and_never_stored_takes_bounded_memory() -> None:
     assert sizes[-1] == sizes[5_000]
 
 
+def test_bids_do_not_pile_up_while_nothing_is_asked_for() -> None:
+    node = Both(3, start_uses=0)
+    node.seen([1, 2, 3], 0.0)
+    for block in (1, 2, 3):
+        node.put(block, 0.0)
+    node.seen([1, 2, 3], 0.0)
+    sizes = []
+    for _ in range(6_000):  # as with pinned blocks: named, set aside, back again
+        while (victim := node.victim(1.0)) is not None:
+            node.set_aside(victim)
+        for block in (1, 2, 3):
+            node.put(block, 1.0)
+        sizes.append(node.native.memory_bytes)
+    assert sizes[-1] == sizes[3_000]
+    assert len(node.simulated._heap) < 10_000
+    node.check()
+
+
 def test_no_chains_to_learn_from_is_refused() -> None:
     with pytest.raises(ValueError, match="chains_max"):
         _native.Reuse(chains_max=0)

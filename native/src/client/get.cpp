@@ -46,7 +46,8 @@ class GetCall {
       assign(open, lost, round == 0);
       if (!lost.empty() && searches_ < kMaxSearches && !options_.node && map_->nodes.size() > 1) search(lost);
       if (works_.empty()) break;
-      if (round > 0 && !pay_for_failures()) break;
+      if (round > 0 && !pay_for_failures()) keep_unfailed();
+      if (works_.empty()) break;
       fetch();
       open = sort_out();
     }
@@ -159,6 +160,17 @@ class GetCall {
 
   // Going on after a miss is part of a get; going on after failures is a retry and has a budget.
   bool pay_for_failures() { return failures_ == 0 || impl_.take_retries(failures_) == failures_; }
+
+  // Without a budget for retries only those go on that a node sent back to be asked for in another way.
+  void keep_unfailed() {
+    for (auto& [position, work] : works_) {
+      std::erase_if(work->items, [this](uint32_t item) {
+        const Code code = batch_.outcomes[item].code;
+        return code != Code::kBufferTooSmall && code != Code::kTransportUnavailable;
+      });
+    }
+    std::erase_if(works_, [](const auto& one) { return one.second->items.empty(); });
+  }
 
   // What a block comes to, as far as that is known; 0 = not at all.
   uint64_t expected_bytes(uint32_t item) const {

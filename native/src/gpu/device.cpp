@@ -58,8 +58,9 @@ Status Synchronizer::wait(CuHandle context, Deadline deadline) {
   {
     const std::lock_guard lock(mutex_);
     if (!state_) {
-      state_ = std::make_shared<State>();
-      std::thread([state = state_, &driver = driver_, context] { state->run(driver, context); }).detach();
+      auto made = std::make_shared<State>();
+      std::thread([made, &driver = driver_, context] { made->run(driver, context); }).detach();
+      state_ = std::move(made);  // only with a thread: it may not be had
     }
     state = state_;
   }

@@ -40,11 +40,15 @@ class Stream {
   virtual bool has_buffered() const { return false; }
   virtual bool is_tls() const { return false; }
 
+  // Memory may go away behind its mapping, and a processor that touches it puts other memory in its place
+  // (store/bus_guard.h). The kernel only answers EFAULT: then the memory is touched, and the call made again.
+  void touch_lost_memory() { touches_ = true; }
   int fd() const { return fd_.get(); }
   const Status& error() const { return error_; }
 
  protected:
   explicit Stream(UniqueFd fd) : fd_(std::move(fd)) {}
+  bool touches() const { return touches_; }
   IoResult fail(Code code, std::string message) {
     error_ = {code, std::move(message)};
     return {IoState::kFailed, 0};
@@ -53,6 +57,7 @@ class Stream {
  private:
   UniqueFd fd_;
   Status error_;
+  bool touches_ = false;
 };
 
 std::unique_ptr<Stream> make_plain_stream(UniqueFd fd);

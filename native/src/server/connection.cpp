@@ -32,7 +32,9 @@ Connection::Connection(Loop& loop, std::unique_ptr<net::Stream> stream, bool is_
       watched_(EPOLLIN),
       may_write_memory_(is_unix && loop.shared().shares_memory && same_user(stream_->fd())),
       opened_ms_(loop.now_ms()),
-      active_ms_(loop.now_ms()) {}
+      active_ms_(loop.now_ms()) {
+  if (loop.shared().memory_may_go) stream_->touch_lost_memory();
+}
 
 Connection::~Connection() = default;
 

@@ -293,7 +293,10 @@ std::span<std::byte> Loop::look_at() {
 // One loop tells it, whichever sees it first.
 void Loop::tell_loss() {
   const uint64_t lost = shared_.store->lost_bytes();
-  if (shared_.lost_bytes.exchange(lost) >= lost) return;
+  uint64_t told = shared_.lost_bytes.load();
+  do {  // only ever up: another loop may have seen more by now
+    if (told >= lost) return;
+  } while (!shared_.lost_bytes.compare_exchange_weak(told, lost));
   shared_.log.push(
       40, "arena_damaged",
       std::to_string(lost) + " bytes of " + shared_.store->arena().description +

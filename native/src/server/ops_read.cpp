@@ -38,6 +38,7 @@ void Connection::corrupt_block(const GetOp& op) {
 
 // A damaged device: what it does not give back is as good as damaged.
 void Connection::unreadable_block(PinId pin, const Status& why) {
+  if (why.code == Code::kPinUnknown) return;  // the pin ended: nothing is wrong with the block
   metrics().blocks_unreadable.add();
   store().quarantine(pin);
   loop_.shared().log.push(40, "block_unreadable", why.message + "; the block is a miss now");

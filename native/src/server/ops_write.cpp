@@ -212,9 +212,11 @@ uint64_t Connection::keep(Piece& piece, uint64_t at, uint64_t bytes, const std::
   staged_ += static_cast<size_t>(bytes);
   if (staged_ < kStageBytes && at + bytes < piece.size) return bytes;
   const uint64_t offset = piece.offset + at + bytes - staged_;
-  if (Status put = store().write(piece.reservation, offset, {stage_.get(), staged_}); !put) {
-    loop_.shared().log.push(40, "block_unwritable", put.message);
-    piece.code = Code::kNodeUnavailable;
+  if (piece.code == Code::kOk) {  // of a block that is lost already the rest is only read from the socket
+    const Status put = store().write(piece.reservation, offset, {stage_.get(), staged_});
+    const bool gone = put.code == Code::kReservationUnknown;  // the caller's doing, not the device's
+    if (!put && !gone) loop_.shared().log.push(40, "block_unwritable", put.message);
+    if (!put) piece.code = gone ? put.code : Code::kNodeUnavailable;
   }
   staged_ = 0;
   return bytes;

@@ -170,6 +170,7 @@ void StoreServer::Impl::describe_arena() {
   const ArenaInfo arena = shared.store->arena();
   shared.shares_memory = arena.why_not_shared.empty();
   if (arena.kind == "memory") return;
+  shared.memory_may_go = arena.addressable;
   shared.log.push(20, "arena_opened",
                   arena.kind + " " + arena.description + ", " + std::to_string(arena.size_bytes) +
                       " bytes; what it held before is not used, the node starts empty");

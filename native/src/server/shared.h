@@ -51,6 +51,7 @@ struct Shared {
   ServerConfig config;
   std::unique_ptr<Store> store;
   bool shares_memory = true;             // with processes of this host
+  bool memory_may_go = false;            // the arena is a mapping of a file or a device
   std::atomic<uint64_t> lost_bytes{0};   // of the arena, as they were last looked at
   std::shared_ptr<rdma::Fabric> fabric;  // null: fabric_reason says why
   std::string fabric_reason;

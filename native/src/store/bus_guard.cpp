@@ -50,10 +50,14 @@ void on_bus_error(int number, siginfo_t* info, void* context) {
   errno = saved;
   if ((before.sa_flags & SA_SIGINFO) != 0 && before.sa_sigaction != nullptr)
     return before.sa_sigaction(number, info, context);
-  if (before.sa_handler == SIG_IGN) return;
-  if (before.sa_handler != SIG_DFL) return before.sa_handler(number);
-  // the access is repeated, or the signal sent again, and ends the process as it would have
-  (void)::sigaction(SIGBUS, &before, nullptr);
+  const bool ignored = before.sa_handler == SIG_IGN;
+  if (ignored && !from_memory) return;
+  if (!ignored && before.sa_handler != SIG_DFL) return before.sa_handler(number);
+  // The access is repeated, or the signal sent again, and ends the process as it would have: a fault cannot
+  // be ignored.
+  struct sigaction ends {};
+  ends.sa_handler = SIG_DFL;
+  (void)::sigaction(SIGBUS, &ends, nullptr);
   if (!from_memory) (void)::raise(SIGBUS);
 }
 

@@ -119,24 +119,24 @@ Status Store::Core::start() {
 }
 
 // One mapping, or one allocation, is one arena: larger quanta where 32 bits would not number them.
-void Store::Core::make_arena(std::unique_ptr<store::ArenaMemory> memory) {
+Status Store::Core::make_arena(std::unique_ptr<store::ArenaMemory> memory) {
   while (memory->size_bytes() / config.quantum_bytes > kArenaQuantaMax) config.quantum_bytes *= 2;
   const uint64_t quanta = memory->size_bytes() / config.quantum_bytes;
+  if (quanta == 0) return invalid("the arena is smaller than one quantum");
   config.capacity_bytes = quanta * config.quantum_bytes;
   arenas.push_back(std::make_unique<Arena>(std::move(memory), static_cast<uint32_t>(quanta)));
+  return Status::ok();
 }
 
 Status Store::Core::make_arenas() {
   if (!config.arena_path.empty()) {
     auto file = store::MappedFile::open({config.arena_path, config.capacity_bytes, config.huge_pages});
-    if (file) make_arena(std::move(*file));
-    return file.status();
+    return file ? make_arena(std::move(*file)) : file.status();
   }
   if (config.arena_gpu >= 0) {
     auto memory = store::DeviceMemory::open(config.arena_gpu, config.capacity_bytes, config.gpu_driver);
-    if (memory) make_arena(std::move(*memory));
     config.tier = Tier::kHbm;
-    return memory.status();
+    return memory ? make_arena(std::move(*memory)) : memory.status();
   }
   const uint64_t arena_max = std::min<uint64_t>(config.arena_bytes == 0 ? ~uint64_t{0} : config.arena_bytes,
                                                 kArenaQuantaMax * config.quantum_bytes);

@@ -54,7 +54,7 @@ struct Store::Core {
   explicit Core(StoreConfig config_in);
   Status start();
   Status make_arenas();
-  void make_arena(std::unique_ptr<store::ArenaMemory> memory);
+  Status make_arena(std::unique_ptr<store::ArenaMemory> memory);
 
   // --- where things are (core.cpp) ---
   uint64_t hash_of(TenantId tenant, const Key& key) const;

@@ -11,6 +11,7 @@ constexpr size_t kSlots = 2;
 constexpr const char* kNoKernel = "none";  // one extent is one copy: nothing is gathered
 // A copy of 256 KiB takes 20 us; a device that has not ended it by then is asked no more.
 constexpr int64_t kPatienceMs = 2000;
+constexpr uint32_t kOnePiece[] = {1};
 
 }  // namespace
 
@@ -41,8 +42,9 @@ Result<std::unique_ptr<DeviceMemory>> DeviceMemory::open(int ordinal, uint64_t s
 }
 
 DeviceMemory::~DeviceMemory() {
-  for (Lane& lane : lanes_) lane.stager.reset();  // waits for what the device may still do
-  if (address_ != 0) (void)device_->release(address_);
+  for (Lane& lane : lanes_) lane.stager.reset();
+  // The driver frees memory only when the device is through with all work: one that hangs keeps it.
+  if (address_ != 0 && !failed_.load()) (void)device_->release(address_);
 }
 
 std::unique_lock<std::mutex> DeviceMemory::take(Lane*& lane) {
@@ -98,37 +100,44 @@ Status DeviceMemory::judged(GpuStager& stager, Status status) {
   return {status.code, info_.description + ": " + status.message};
 }
 
-Status DeviceMemory::copy_in(uint64_t offset, ConstSlice from) {
-  if (failed_.load()) return {Code::kNodeUnavailable, info_.description + " has failed"};
+// One copy through a lane: start(stager, slot, piece, at, length) and finish(stager, slot, at, length) as
+// above.
+template <typename Start, typename Finish>
+Status DeviceMemory::moved(uint64_t offset, uint64_t size, const Start& start, const Finish& finish) {
+  const auto gone = [this] { return Status{Code::kNodeUnavailable, info_.description + " has failed"}; };
+  if (failed_.load()) return gone();
   Lane* lane = nullptr;
   const auto lock = take(lane);
+  if (failed_.load()) return gone();  // while we waited: the device may still use the lane's buffers
   GpuStager& stager = *lane->stager;
-  static constexpr uint32_t kOne[] = {1};
-  return judged(stager, pipeline(
-                            stager, from.size,
-                            [&](size_t slot, uint64_t at, uint64_t length) {
-                              std::memcpy(stager.slot(slot).data, from.data + at, length);
-                              const DeviceSlice piece[] = {{address_ + offset + at, length}};
-                              return stager.start_in(slot, piece, kOne, false);
-                            },
-                            [](size_t, uint64_t, uint64_t) {}));
+  const auto begin = [&](size_t slot, uint64_t at, uint64_t length) {
+    const DeviceSlice piece[] = {{address_ + offset + at, length}};
+    return start(stager, slot, piece, at, length);
+  };
+  return judged(stager, pipeline(stager, size, begin, [&](size_t slot, uint64_t at, uint64_t length) {
+                  finish(stager, slot, at, length);
+                }));
+}
+
+Status DeviceMemory::copy_in(uint64_t offset, ConstSlice from) {
+  return moved(
+      offset, from.size,
+      [&](GpuStager& stager, size_t slot, const auto& piece, uint64_t at, uint64_t length) {
+        std::memcpy(stager.slot(slot).data, from.data + at, length);
+        return stager.start_in(slot, piece, kOnePiece, false);
+      },
+      [](GpuStager&, size_t, uint64_t, uint64_t) {});
 }
 
 Status DeviceMemory::copy_out(uint64_t offset, Slice to) {
-  if (failed_.load()) return {Code::kNodeUnavailable, info_.description + " has failed"};
-  Lane* lane = nullptr;
-  const auto lock = take(lane);
-  GpuStager& stager = *lane->stager;
-  static constexpr uint32_t kOne[] = {1};
-  return judged(stager, pipeline(
-                            stager, to.size,
-                            [&](size_t slot, uint64_t at, uint64_t length) {
-                              const DeviceSlice piece[] = {{address_ + offset + at, length}};
-                              return stager.start_out(slot, piece, kOne, false);
-                            },
-                            [&](size_t slot, uint64_t at, uint64_t length) {
-                              std::memcpy(to.data + at, stager.slot(slot).data, length);
-                            }));
+  return moved(
+      offset, to.size,
+      [](GpuStager& stager, size_t slot, const auto& piece, uint64_t, uint64_t) {
+        return stager.start_out(slot, piece, kOnePiece, false);
+      },
+      [&](GpuStager& stager, size_t slot, uint64_t at, uint64_t length) {
+        std::memcpy(to.data + at, stager.slot(slot).data, length);
+      });
 }
 
 }  // namespace mooncache::store

@@ -44,6 +44,8 @@ class DeviceMemory final : public ArenaMemory {
   std::unique_lock<std::mutex> take(Lane*& lane);
   template <typename Start, typename Finish>
   Status pipeline(GpuStager& stager, uint64_t size, const Start& start, const Finish& finish);
+  template <typename Start, typename Finish>
+  Status moved(uint64_t offset, uint64_t size, const Start& start, const Finish& finish);
   Status judged(GpuStager& stager, Status status);
 
   ArenaInfo info_;

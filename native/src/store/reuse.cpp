@@ -15,6 +15,7 @@ constexpr double kHeadFactor = 1.15;
 constexpr uint32_t kForksMax = 1024;
 constexpr uint64_t kValueUses = 16;
 constexpr size_t kHeapMin = 1024;
+constexpr size_t kHeapSlack = 4;
 constexpr uint32_t kPrevious = 0, kNext = 1;
 
 uint64_t mixed(uint64_t id) {
@@ -398,7 +399,8 @@ void Reuse::value_anew(double now_s) {
 }
 
 std::optional<Reuse::Victim> Reuse::victim(double now_s, std::optional<uint64_t> incoming) {
-  if (uses_ >= value_at_) value_anew(now_s);
+  // Without uses only bids pile up: of chains that were set aside and came back.
+  if (uses_ >= value_at_ || heap_.size() > kHeapSlack * heap_max_) value_anew(now_s);
   uint32_t own = kNone;
   if (incoming) {
     const uint32_t place = find_place(*incoming);

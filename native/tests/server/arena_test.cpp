@@ -86,6 +86,37 @@ TEST_F(FileArenaTest, ATruncatedFileCostsItsBlocks) {
   for (uint64_t number = 10; number < 14; ++number) EXPECT_EQ(peer.get(key_of(number)).second, block);
 }
 
+// At once, before the node has looked: the kernel answers EFAULT where the processor would get a signal.
+TEST_F(FileArenaTest, ATruncatedFileCostsNoConnection) {
+  start();
+  Peer peer(*server);
+  ASSERT_TRUE(peer.login());
+  const Bytes block = block_of(1, kMiB);
+  for (uint64_t number = 0; number < 7; ++number) ASSERT_EQ(peer.put(key_of(number), block), Code::kOk);
+  std::filesystem::resize_file(path, 4 * kMiB);
+  size_t whole = 0;
+  for (uint64_t number = 0; number < 7; ++number) {
+    const auto [code, bytes] = peer.get(key_of(number));
+    ASSERT_NE(code, Code::kConnectionLost);
+    whole += bytes == block ? 1 : 0;
+  }
+  EXPECT_EQ(whole, 4u);
+  std::filesystem::resize_file(path, 0);
+  ASSERT_EQ(peer.put(key_of(10), block), Code::kOk);
+  EXPECT_EQ(peer.get(key_of(10)).second, block);
+  EXPECT_EQ(server->check(), "");
+}
+
+TEST_F(FileArenaTest, AFileSmallerThanOneQuantumIsRefused) {
+  config.store.capacity_bytes = 0;
+  config.store.quantum_bytes = 64 << 10;
+  std::filesystem::resize_file(path, 4096);
+  const auto made = StoreServer::create(config);
+  ASSERT_FALSE(made);
+  EXPECT_NE(made.status().message.find("smaller than one quantum"), std::string::npos)
+      << made.status().message;
+}
+
 TEST_F(FileArenaTest, TheCapacityIsThatOfTheFile) {
   config.store.capacity_bytes = 0;
   std::filesystem::resize_file(path, 5 * kMiB);

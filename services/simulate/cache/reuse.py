@@ -54,6 +54,7 @@ _EXPECTED_MAX: Final = 1 << 13
 _FORKS_MAX: Final = 1024
 _VALUE_USES: Final = 16
 _HEAP_MIN: Final = 1024
+_HEAP_SLACK: Final = 4
 
 
 NO_BLOCK: Final = -1
@@ -319,7 +320,8 @@ class Reuse:
 
         `incoming`: the block that room is made for. Its own chain gives nothing unless no other can.
         """
-        if self._uses >= self._value_at:
+        # Without uses only entries pile up: of chains that were set aside and came back.
+        if self._uses >= self._value_at or len(self._heap) > _HEAP_SLACK * self._heap_max:
             self._value_anew(now_s)
         place = self._expected.get(incoming)
         own = place[0] if place is not None else None
