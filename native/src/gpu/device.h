@@ -2,7 +2,8 @@
 //
 // Waiting: nothing here blocks in the driver. A wait asks the driver again and again until it says "through"
 // or the deadline passed. What is still under way then stays where it is: a buffer goes back to the driver
-// only when its stream has said that it is empty. Giving it back is the one call that may wait for other streams.
+// only when its stream has said that it is empty. Giving it back is the one call that may wait for
+// other streams.
 #pragma once
 
 #include <algorithm>
