@@ -11,6 +11,7 @@ constexpr size_t kSlots = 2;
 constexpr const char* kNoKernel = "none";  // one extent is one copy: nothing is gathered
 // A copy of 256 KiB takes 20 us; a device that has not ended it by then is asked no more.
 constexpr int64_t kPatienceMs = 2000;
+constexpr int64_t kLastAskMs = 200;
 constexpr uint32_t kOnePiece[] = {1};
 
 }  // namespace
@@ -44,7 +45,8 @@ Result<std::unique_ptr<DeviceMemory>> DeviceMemory::open(int ordinal, uint64_t s
 DeviceMemory::~DeviceMemory() {
   for (Lane& lane : lanes_) lane.stager.reset();
   // The driver frees memory only when the device is through with all work: one that hangs keeps it.
-  if (address_ != 0 && !failed_.load()) (void)device_->release(address_);
+  const bool answers = !failed_.load() || device_->synchronize(Deadline::after_ms(kLastAskMs));
+  if (address_ != 0 && answers) (void)device_->release(address_);
 }
 
 std::unique_lock<std::mutex> DeviceMemory::take(Lane*& lane) {
