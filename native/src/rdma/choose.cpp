@@ -1,5 +1,8 @@
 // Decisions about rails that need no device: whether options make sense, which rail answers which, how a
 // GID is written.
+#include "rdma/choose.h"
+
+#include <algorithm>
 #include <bit>
 #include <cstdio>
 
@@ -9,6 +12,8 @@ namespace mooncache::rdma {
 
 namespace {
 
+constexpr uint64_t kPiecesPerRail = 4;
+constexpr uint64_t kPacketBytes = 4096;    // the largest there is
 constexpr size_t kMappedPrefixBytes = 12;  // ::ffff: before an IPv4 address
 
 size_t common_bits(const Gid& a, const Gid& b) {
@@ -59,6 +64,13 @@ std::string gid_text(const Gid& gid) {
     groups += text;
   }
   return groups;
+}
+
+uint32_t piece_bytes(uint64_t length, size_t rails, uint32_t max_message_bytes) {
+  const uint64_t share = length / (std::max<uint64_t>(rails, 1) * kPiecesPerRail);
+  const auto wanted = static_cast<uint32_t>(
+      std::clamp<uint64_t>(share / kPacketBytes * kPacketBytes, kPieceBytesMin, kPieceBytesMax));
+  return max_message_bytes == 0 ? wanted : std::min(wanted, max_message_bytes);
 }
 
 size_t choose_rail(std::span<const std::shared_ptr<Rail>> rails, const EndpointAddress& peer,

@@ -116,6 +116,10 @@ Status RdmaTransport::open(const RdmaConfig& config, uint64_t staging_bytes) {
       auto memory = used->domain->attach(shared_->staging->memory());
       if (memory) {
         used->staging = std::move(*memory);
+        if (const uint32_t most = rail->info().max_message_bytes; most != 0) {
+          uint32_t& common = shared_->max_message_bytes;
+          common = common == 0 ? most : std::min(common, most);
+        }
         shared_->rails.push_back(std::move(used));
         continue;
       }

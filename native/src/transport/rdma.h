@@ -42,7 +42,7 @@ struct RdmaRail {
 // Slots of registered memory, shared by the links of a transport.
 class RdmaStaging {
  public:
-  static constexpr uint64_t kSlotBytes = 256 << 10;
+  static constexpr uint32_t kSlotBytes = 256 << 10;
 
   // Its memory is not inherited by forks.
   static Result<std::unique_ptr<RdmaStaging>> create(uint64_t bytes);
@@ -51,7 +51,7 @@ class RdmaStaging {
   RdmaStaging& operator=(const RdmaStaging&) = delete;
 
   Slice memory() const { return {data_, static_cast<size_t>(slots_ * kSlotBytes)}; }
-  std::byte* at(uint32_t slot) const { return data_ + slot * kSlotBytes; }
+  std::byte* at(uint32_t slot) const { return data_ + uint64_t{slot} * kSlotBytes; }
   std::optional<uint32_t> take();
   void give(uint32_t slot);
 
@@ -77,6 +77,8 @@ struct RdmaShared {
   std::shared_ptr<rdma::Fabric> fabric;
   std::unique_ptr<RdmaStaging> staging;  // before the rails: registered in their domains
   std::vector<std::unique_ptr<RdmaRail>> rails;
+  uint32_t max_message_bytes =
+      0;  // that every rail takes: a piece may have to change over. 0: no limit known
   std::mutex mutex;
   std::map<RegionHandle, std::shared_ptr<const RdmaRegion>> regions;
   RegionHandle next_region = 1;
@@ -126,7 +128,8 @@ class RdmaLink final : public Link {
     Transfer transfer;
     uint64_t serial = 0;
     uint64_t length = 0;
-    uint64_t cut = 0;        // bytes before this one are in pieces
+    uint64_t cut = 0;  // bytes before this one are in pieces
+    uint32_t piece_bytes = 0;
     size_t local_slice = 0;  // where the next piece begins in the caller's slices
     size_t local_offset = 0;
     uint64_t moved = 0;
@@ -159,6 +162,7 @@ class RdmaLink final : public Link {
   bool post_again();
   void post(uint32_t number, size_t end);
   void ring(size_t end);
+  bool reaches(size_t number, const Pending& pending) const;
   size_t pick_end(const Pending& pending, uint32_t length) const;
   bool cut_slice(Pending& pending, Piece& piece);
   static void skip(Pending& pending, uint64_t bytes);
@@ -171,6 +175,7 @@ class RdmaLink final : public Link {
   bool any_usable() const;
   void drop_end(End& end, std::chrono::steady_clock::time_point patience);
   void adopt_regions(Pending& pending);
+  uint32_t piece_bytes(const Pending& pending) const;
   bool retire_ends();
   void end_all(Code code);
   bool peer_lost() const;

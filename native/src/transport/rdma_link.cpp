@@ -107,6 +107,7 @@ size_t RdmaLink::submit(std::span<const Transfer> transfers) {
       pending.code = Code::kTransportUnavailable;
     }
     if (transfer.region != 0) adopt_regions(pending);
+    pending.piece_bytes = piece_bytes(pending);
     queue_.push_back(std::move(pending));
     ++taken;
   }

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "mooncache/crc32c.h"
+#include "rdma/choose.h"
 #include "transport/queued_link.h"
 #include "transport/rdma.h"
 
@@ -15,13 +16,28 @@ namespace mooncache {
 
 namespace {
 
-constexpr uint32_t kDirectBytes = 256 << 10;
 constexpr size_t kListMax = 16;                // requests of one doorbell
 constexpr uint64_t kDoorbellBytes = 64 << 10;  // enough to keep a device busy while the next are prepared
 
 }  // namespace
 
 // Cutting ------------------------------------------------------------------------------------------------
+
+// Decided once for a transfer, by the rails that can be used when it comes.
+uint32_t RdmaLink::piece_bytes(const Pending& pending) const {
+  const uint32_t most = shared_->max_message_bytes;
+  if (!pending.region) return std::min(RdmaStaging::kSlotBytes, most == 0 ? RdmaStaging::kSlotBytes : most);
+  size_t rails = 0;
+  for (size_t i = 0; i < ends_.size(); ++i) rails += reaches(i, pending) ? 1 : 0;
+  return rdma::piece_bytes(pending.length, rails, most);
+}
+
+// The end can be used for this transfer: the node opened the extent to it, and its device knows the memory.
+bool RdmaLink::reaches(size_t number, const Pending& pending) const {
+  const End& end = ends_[number];
+  if (!end.usable() || pending.transfer.remote.keys[number] == 0) return false;
+  return !pending.region || pending.region->by_rail[end.number] != nullptr;
+}
 
 // The usable end that would be through soonest; SIZE_MAX: all are full; ends_.size(): none reaches the
 // extent.
@@ -30,8 +46,7 @@ size_t RdmaLink::pick_end(const Pending& pending, uint32_t length) const {
   uint64_t best_time = UINT64_MAX;
   for (size_t i = 0; i < ends_.size(); ++i) {
     const End& end = ends_[i];
-    if (!end.usable() || pending.transfer.remote.keys[i] == 0) continue;
-    if (pending.region && pending.region->by_rail[end.number] == nullptr) continue;
+    if (!reaches(i, pending)) continue;
     if (best == ends_.size()) best = SIZE_MAX;
     if (end.room() == 0) continue;
     const uint64_t time =
@@ -55,13 +70,13 @@ bool RdmaLink::cut_slice(Pending& pending, Piece& piece) {
   piece.local_offset = pending.local_offset;
   if (pending.region) {
     const Slice& slice = local[pending.local_slice];
-    take = std::min<uint64_t>({take, slice.size - pending.local_offset, kDirectBytes});
+    take = std::min<uint64_t>({take, slice.size - pending.local_offset, pending.piece_bytes});
     piece.direct = slice.data + pending.local_offset;
   } else {
     const auto slot = shared_->staging->take();
     if (!slot) return false;
     piece.slot = *slot;
-    take = std::min<uint64_t>(take, RdmaStaging::kSlotBytes);
+    take = std::min<uint64_t>(take, pending.piece_bytes);
   }
   piece.serial = pending.serial;
   piece.offset = pending.cut;
@@ -156,7 +171,7 @@ bool RdmaLink::fill_ends() {
   if (!clear) return moved;
   for (Pending& pending : queue_) {
     while (pending.code == Code::kOk && pending.cut < pending.length) {
-      const size_t end = pick_end(pending, kDirectBytes);
+      const size_t end = pick_end(pending, pending.piece_bytes);
       if (end == SIZE_MAX) return moved;
       if (end == ends_.size()) {
         if (!any_usable()) return moved;

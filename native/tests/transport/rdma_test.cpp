@@ -182,6 +182,40 @@ TEST_F(RdmaTest, RegisteredMemoryIsUsedInPlace) {
   EXPECT_EQ(peer_->rdma().unregister_region(*region).code, Code::kInvalidArgument);
 }
 
+TEST_F(RdmaTest, PiecesFitTheTransferItsRailsAndTheDevices) {
+  struct Case {
+    uint64_t size;
+    uint32_t rails;
+    uint32_t max_message_bytes;  // of the first device
+    bool in_place;
+    uint64_t requests;
+  };
+  const uint32_t usual = 8 << 20;
+  for (const Case& one : {Case{16 << 20, 1, usual, true, 16}, Case{1 << 20, 1, usual, true, 4},
+                          Case{1 << 20, 2, usual, true, 8}, Case{16 << 20, 2, 96 << 10, true, 171},
+                          Case{2 << 20, 1, usual, false, 8}, Case{2 << 20, 2, 96 << 10, false, 22}}) {
+    fake().reset(one.rails);
+    fake().set_max_message(0, one.max_message_bytes);
+    peer_ = std::make_unique<NodeHarness>("rdma");
+    link_ = peer_->connect();
+    ASSERT_NE(link_, nullptr);
+    const auto source = bytes_of(6, one.size);
+    const RemoteExtent extent = peer_->readable(*link_, source);
+    std::vector<std::byte> copy(source.size());
+    RegionHandle region = 0;
+    if (one.in_place)
+      region = *peer_->rdma().register_region({{copy.data(), copy.size()}, MemoryKind::kHost});
+    EXPECT_EQ(read(extent, copy, region).code, Code::kOk);
+    EXPECT_TRUE(copy == source);
+    uint64_t requests = 0;
+    for (uint32_t i = 0; i < one.rails; ++i) requests += fake().requests(i);
+    EXPECT_EQ(requests, one.requests) << one.size << " bytes over " << one.rails;
+    if (region != 0) EXPECT_TRUE(peer_->rdma().unregister_region(region));
+    link_.reset();
+    peer_.reset();
+  }
+}
+
 TEST_F(RdmaTest, ACancelledTransferLeavesRegisteredMemoryAlone) {
   open(1);
   fake().set_latency_us(0, 3'000);
