@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstdio>
+#include <numeric>
+#include <tuple>
 
 #include "rdma/fabric.h"
 
@@ -71,6 +73,22 @@ uint32_t piece_bytes(uint64_t length, size_t rails, uint32_t max_message_bytes) 
   const auto wanted = static_cast<uint32_t>(
       std::clamp<uint64_t>(share / kPacketBytes * kPacketBytes, kPieceBytesMin, kPieceBytesMax));
   return max_message_bytes == 0 ? wanted : std::min(wanted, max_message_bytes);
+}
+
+std::vector<size_t> order_rails(std::span<const RailLoad> rails, size_t turn) {
+  std::vector<size_t> order(rails.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  if (order.empty()) return order;
+  std::rotate(order.begin(), order.begin() + static_cast<ptrdiff_t>(turn % order.size()), order.end());
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return std::tuple(rails[b].megabits_per_s, rails[a].links, rails[a].in_flight_bytes) <
+           std::tuple(rails[a].megabits_per_s, rails[b].links, rails[b].in_flight_bytes);
+  });
+  return order;
+}
+
+uint64_t time_through(const RailLoad& rail, uint64_t bytes) {
+  return (rail.in_flight_bytes + bytes) / std::max<uint64_t>(rail.megabits_per_s / 1000, 1);
 }
 
 size_t choose_rail(std::span<const std::shared_ptr<Rail>> rails, const EndpointAddress& peer,

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 namespace mooncache::rdma {
 
@@ -15,5 +17,20 @@ inline constexpr uint32_t kPieceBytesMax = 1 << 20;
 // rail, so that one that is slower than it says ends with fewer of them. Whole packets, and never more than
 // a device takes in one message (0: it does not say).
 uint32_t piece_bytes(uint64_t length, size_t rails, uint32_t max_message_bytes);
+
+// What a process has on one of its rails, over all of its connections.
+struct RailLoad {
+  uint64_t megabits_per_s = 0;
+  uint64_t in_flight_bytes = 0;
+  uint32_t links = 0;  // with a queue pair on it
+};
+
+// Rails for a new connection, best first: the fastest; among those of one speed the one with the fewest
+// connections, then with the least under way; among equals they go round, beginning with the one that `turn`
+// names, so that neither the connections of a process nor the processes of a host all begin at the first.
+std::vector<size_t> order_rails(std::span<const RailLoad> rails, size_t turn);
+
+// A number for how late `bytes` more would be through: by what is under way on the rail, whoever posted it.
+uint64_t time_through(const RailLoad& rail, uint64_t bytes);
 
 }  // namespace mooncache::rdma

@@ -1,6 +1,7 @@
 #include "transport/rdma.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -89,6 +90,17 @@ Status EndpointProgram::on_response(const wire::FrameHeader&, const Status& stat
 
 // The transport ----------------------------------------------------------------------------------------
 
+rdma::RailLoad RdmaRail::load() const {
+  return {rail->info().megabits_per_s, in_flight_bytes.load(std::memory_order_relaxed),
+          links.load(std::memory_order_relaxed)};
+}
+
+// Another one for each process of a host and each transport of a process.
+static size_t next_turn() {
+  static std::atomic<size_t> transports{0};
+  return static_cast<size_t>(getpid()) + transports.fetch_add(1, std::memory_order_relaxed);
+}
+
 RdmaTransport::RdmaTransport(const RdmaConfig& config, uint64_t staging_bytes)
     : availability_(open(config, staging_bytes)) {
   if (!availability_) shared_.reset();
@@ -102,6 +114,7 @@ Status RdmaTransport::open(const RdmaConfig& config, uint64_t staging_bytes) {
   if (!fabric) return fabric.status();
   shared_ = std::make_shared<RdmaShared>();
   shared_->config = config;
+  shared_->turn = next_turn();
   shared_->fabric = std::move(*fabric);
   auto staging = RdmaStaging::create(staging_bytes);
   if (!staging) return staging.status();

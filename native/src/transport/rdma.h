@@ -23,6 +23,7 @@
 #include <optional>
 
 #include "mooncache/rdma_config.h"
+#include "rdma/choose.h"
 #include "rdma/fabric.h"
 #include "transport/session.h"
 
@@ -37,6 +38,11 @@ struct RdmaRail {
   std::unique_ptr<rdma::Memory> staging;
   std::atomic<uint64_t> bytes{0};
   std::atomic<uint64_t> failures{0};
+  // Of all links of the transport, so that its threads see each other's load.
+  std::atomic<uint64_t> in_flight_bytes{0};  // posted, or in an outbox
+  std::atomic<uint32_t> links{0};            // with a queue pair here
+
+  rdma::RailLoad load() const;
 };
 
 // Slots of registered memory, shared by the links of a transport.
@@ -78,7 +84,8 @@ struct RdmaShared {
   std::unique_ptr<RdmaStaging> staging;  // before the rails: registered in their domains
   std::vector<std::unique_ptr<RdmaRail>> rails;
   uint32_t max_message_bytes =
-      0;  // that every rail takes: a piece may have to change over. 0: no limit known
+      0;            // that every rail takes: a piece may have to change over. 0: no limit known
+  size_t turn = 0;  // the rail that comes first among equals
   std::mutex mutex;
   std::map<RegionHandle, std::shared_ptr<const RdmaRegion>> regions;
   RegionHandle next_region = 1;
@@ -117,7 +124,6 @@ class RdmaLink final : public Link {
     std::unique_ptr<rdma::Endpoint> endpoint;
     std::vector<rdma::Post> outbox;  // for the device's next doorbell; empty outside of post_some()
     uint64_t outbox_bytes = 0;
-    uint64_t bytes = 0;  // on their way, or in the outbox
     std::chrono::steady_clock::time_point stopped_at;
     bool met = false;
     bool dead = false;

@@ -42,17 +42,13 @@ Result<std::vector<wire::RdmaAddress>> RdmaLink::prepare() {
   const auto patience = Clock::now() + kDrainPatience;
   for (End& end : ends_) drop_end(end, patience);
   ends_.clear();
-  std::vector<size_t> order;
-  for (size_t i = 0; i < shared_->rails.size(); ++i) {
-    if (shared_->rails[i]->rail->up()) order.push_back(i);
-  }
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return shared_->rails[a]->rail->info().megabits_per_s > shared_->rails[b]->rail->info().megabits_per_s;
-  });
+  std::vector<rdma::RailLoad> loads;
+  for (const auto& rail : shared_->rails) loads.push_back(rail->load());
   Status last{Code::kTransportUnavailable, "RDMA unavailable, because no port is active any more"};
   std::vector<wire::RdmaAddress> addresses;
-  for (const size_t i : order) {
+  for (const size_t i : rdma::order_rails(loads, shared_->turn)) {
     if (ends_.size() == shared_->config.rails_max) break;
+    if (!shared_->rails[i]->rail->up()) continue;
     auto endpoint = shared_->rails[i]->domain->make_endpoint(kDepth);
     if (!endpoint) {
       last = endpoint.status();
@@ -62,6 +58,7 @@ Result<std::vector<wire::RdmaAddress>> RdmaLink::prepare() {
     end.rail = shared_->rails[i].get();
     end.number = i;
     end.endpoint = std::move(*endpoint);
+    end.rail->links.fetch_add(1, std::memory_order_relaxed);
     addresses.push_back(wire::to_wire(end.endpoint->address()));
     ends_.push_back(std::move(end));
   }
@@ -152,6 +149,7 @@ void RdmaLink::drop_end(End& end, Clock::time_point patience) {
     for (size_t i = 0; i < count; ++i) landed(static_cast<uint32_t>(reaped[i].id), reaped[i].outcome);
   }
   end.endpoint.reset();
+  end.rail->links.fetch_sub(1, std::memory_order_relaxed);
   const auto number = static_cast<size_t>(&end - ends_.data());
   for (uint32_t i = 0; i < pieces_.size(); ++i) {
     if (pieces_[i].flying && pieces_[i].end == number) landed(i, rdma::Outcome::kFlushed);

@@ -49,8 +49,7 @@ size_t RdmaLink::pick_end(const Pending& pending, uint32_t length) const {
     if (!reaches(i, pending)) continue;
     if (best == ends_.size()) best = SIZE_MAX;
     if (end.room() == 0) continue;
-    const uint64_t time =
-        (end.bytes + length) / std::max<uint64_t>(end.rail->rail->info().megabits_per_s / 1000, 1);
+    const uint64_t time = rdma::time_through(end.rail->load(), length);
     if (time >= best_time) continue;
     best = i;
     best_time = time;
@@ -216,7 +215,7 @@ void RdmaLink::post(uint32_t number, size_t end_number) {
   post.remote_key = remote.keys[end_number];
   post.device = piece.direct != nullptr && pending.region->device;
   piece.end = end_number;
-  end.bytes += piece.length;
+  end.rail->in_flight_bytes.fetch_add(piece.length, std::memory_order_relaxed);
   end.outbox.push_back(post);
   end.outbox_bytes += piece.length;
   if (end.outbox.size() == kListMax || end.outbox_bytes >= kDoorbellBytes) ring(end_number);
@@ -231,7 +230,7 @@ void RdmaLink::ring(size_t end_number) {
     const auto number = static_cast<uint32_t>(end.outbox[i].id);
     Piece& piece = pieces_[number];
     if (i >= taken) {
-      end.bytes -= piece.length;
+      end.rail->in_flight_bytes.fetch_sub(piece.length, std::memory_order_relaxed);
       again_.push_back(number);
       continue;
     }
@@ -264,7 +263,7 @@ void RdmaLink::landed(uint32_t number, rdma::Outcome outcome) {
   Piece& piece = pieces_[number];
   End& end = ends_[piece.end];
   piece.flying = false;
-  end.bytes -= piece.length;
+  end.rail->in_flight_bytes.fetch_sub(piece.length, std::memory_order_relaxed);
   Pending* pending = find(piece.serial);
   if (outcome == rdma::Outcome::kDone || outcome == rdma::Outcome::kRefused) repairs_ = 0;  // the path works
   if (pending == nullptr) return give_back(number);

@@ -91,13 +91,22 @@ TEST_F(RdmaPool, ManyThreads) {
 
 #ifdef MOONCACHE_FAKE_VERBS
 
-TEST_F(RdmaPool, EightRailsShareABatchAndSevenMayFail) {
+TEST_F(RdmaPool, EightRailsShareTheBatchesOfTwoThreadsAndSevenMayFail) {
   if (rdma_is_real()) GTEST_SKIP();
   open(8, 1);
   put(16);
-  size_t used = 0;
-  for (uint32_t device = 0; device < 8; ++device) used += fake().bytes_moved(device) > 0 ? 1 : 0;
-  EXPECT_EQ(used, RdmaConfig{}.rails_max);
+  const auto used = [] {
+    size_t count = 0;
+    for (uint32_t device = 0; device < 8; ++device) count += fake().bytes_moved(device) > 0 ? 1 : 0;
+    return count;
+  };
+  EXPECT_EQ(used(), RdmaConfig{}.rails_max);
+  for (uint32_t device = 0; device < 8; ++device) fake().set_latency_us(device, 30'000);
+  std::thread other([&] { EXPECT_EQ(get_all(), 16u); });
+  EXPECT_EQ(get_all(), 16u);
+  other.join();
+  EXPECT_EQ(used(), 8u) << "the second connection took the ports that the first one had left";
+  for (uint32_t device = 0; device < 8; ++device) fake().set_latency_us(device, 0);
   for (uint32_t device = 1; device < 8; ++device) fake().set_port_active(device, false);
   const uint64_t before = stat_of(*client_, "rdma_bytes");
   EXPECT_EQ(get_all(), 16u);

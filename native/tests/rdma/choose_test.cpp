@@ -32,5 +32,29 @@ TEST(Pieces, NeverExceedWhatADeviceTakes) {
   }
 }
 
+TEST(Order, FastestThenFewestConnectionsThenLeastUnderWay) {
+  const std::vector<RailLoad> rails = {
+      {100'000, 0, 2}, {200'000, 0, 9}, {100'000, 500, 1}, {100'000, 400, 1}, {25'000, 0, 0}};
+  EXPECT_EQ(order_rails(rails, 0), (std::vector<size_t>{1, 3, 2, 0, 4}));
+  EXPECT_EQ(order_rails(rails, 3), (std::vector<size_t>{1, 3, 2, 0, 4})) << "the turn is for equals alone";
+  EXPECT_TRUE(order_rails({}, 5).empty());
+}
+
+TEST(Order, EqualsGoRound) {
+  std::vector<RailLoad> rails(8, RailLoad{100'000, 0, 0});
+  EXPECT_EQ(order_rails(rails, 13)[0], 5u);
+  for (int connection = 0; connection < 4; ++connection) {  // four rails each
+    const std::vector<size_t> order = order_rails(rails, 3);
+    for (size_t i = 0; i < 4; ++i) ++rails[order[i]].links;
+  }
+  for (const RailLoad& rail : rails) EXPECT_EQ(rail.links, 2u);
+}
+
+TEST(Order, LoadIsEverybodys) {
+  EXPECT_LT(time_through({100'000, 0, 3}, 1 << 20), time_through({100'000, 1 << 20, 1}, 1 << 20));
+  EXPECT_LT(time_through({400'000, 1 << 20, 1}, 1 << 20), time_through({100'000, 0, 1}, 1 << 20));
+  EXPECT_GT(time_through({0, 0, 0}, 1), 0u) << "a speed that is not known";
+}
+
 }  // namespace
 }  // namespace mooncache::rdma
