@@ -110,6 +110,8 @@ class RdmaLink final : public Link {
   Status cancel(TransferId id) override;
   void close() override;
   bool healthy() const override;
+  // Nothing is under way, and more rails are up than it uses of those that it may.
+  bool wants_rails() const;
   Session* session() override { return session_; }
   uint64_t bytes_moved() const override { return bytes_moved_; }
   int wait_for(std::vector<int>& fds) override;

@@ -86,6 +86,14 @@ bool RdmaLink::healthy() const {
   return std::any_of(ends_.begin(), ends_.end(), [](const End& end) { return end.usable(); });
 }
 
+bool RdmaLink::wants_rails() const {
+  if (closed_ || !queue_.empty()) return false;
+  const auto usable = std::count_if(ends_.begin(), ends_.end(), [](const End& end) { return end.usable(); });
+  const auto up = std::count_if(shared_->rails.begin(), shared_->rails.end(),
+                                [](const auto& rail) { return rail->rail->up(); });
+  return usable < std::min<ptrdiff_t>(up, shared_->config.rails_max);
+}
+
 // Queueing -----------------------------------------------------------------------------------------------
 
 size_t RdmaLink::submit(std::span<const Transfer> transfers) {
