@@ -75,6 +75,8 @@ struct RdmaRegion {
   Slice memory;
   bool device = false;
   std::vector<std::unique_ptr<rdma::Memory>> by_rail;  // null: that rail cannot reach this device memory
+  std::vector<rdma::Distance> distances;               // of the rails to it
+  std::vector<uint32_t> slowness;                      // that they count with
 };
 
 // State of one transport: shared with its links, which may outlive it.
@@ -86,10 +88,14 @@ struct RdmaShared {
   uint32_t max_message_bytes =
       0;            // that every rail takes: a piece may have to change over. 0: no limit known
   size_t turn = 0;  // the rail that comes first among equals
+  std::vector<uint32_t> staging_slowness;  // of the rails, for staging memory
   std::mutex mutex;
   std::map<RegionHandle, std::shared_ptr<const RdmaRegion>> regions;
   RegionHandle next_region = 1;
+  std::vector<uint32_t> near_regions;  // by rail: regions of device memory that it is among the nearest to
 
+  // A connection is to have a queue pair there; at most as many as it may have.
+  std::vector<bool> near_rails();
   std::shared_ptr<const RdmaRegion> region(RegionHandle handle);
 };
 
@@ -248,6 +254,8 @@ class RdmaTransport final : public Transport {
  private:
   Status open(const RdmaConfig& config, uint64_t staging_bytes);
   Status attach(const Region& region, RdmaRegion& made);
+  void measure(const Region& region, RdmaRegion& made) const;
+  void count_near(const RdmaRegion& region, bool more);
   std::shared_ptr<RdmaShared> shared_;
   Status availability_;
 };

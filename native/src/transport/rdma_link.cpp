@@ -42,8 +42,14 @@ Result<std::vector<wire::RdmaAddress>> RdmaLink::prepare() {
   const auto patience = Clock::now() + kDrainPatience;
   for (End& end : ends_) drop_end(end, patience);
   ends_.clear();
+  const std::vector<bool> near = shared_->near_rails();
+  const bool any_near = std::find(near.begin(), near.end(), true) != near.end();
   std::vector<rdma::RailLoad> loads;
-  for (const auto& rail : shared_->rails) loads.push_back(rail->load());
+  for (size_t i = 0; i < shared_->rails.size(); ++i) {
+    rdma::RailLoad& load = loads.emplace_back(shared_->rails[i]->load());
+    load.far = any_near && !near[i];
+    load.links += shared_->staging_slowness[i] - 1;  // far from staging memory is as good as used once more
+  }
   Status last{Code::kTransportUnavailable, "RDMA unavailable, because no port is active any more"};
   std::vector<wire::RdmaAddress> addresses;
   for (const size_t i : rdma::order_rails(loads, shared_->turn)) {
@@ -91,7 +97,13 @@ bool RdmaLink::wants_rails() const {
   const auto usable = std::count_if(ends_.begin(), ends_.end(), [](const End& end) { return end.usable(); });
   const auto up = std::count_if(shared_->rails.begin(), shared_->rails.end(),
                                 [](const auto& rail) { return rail->rail->up(); });
-  return usable < std::min<ptrdiff_t>(up, shared_->config.rails_max);
+  if (usable < std::min<ptrdiff_t>(up, shared_->config.rails_max)) return true;
+  const std::vector<bool> near = shared_->near_rails();  // a GPU's memory was registered since
+  for (size_t i = 0; i < near.size(); ++i) {
+    const auto is_there = [i](const End& end) { return end.number == i; };
+    if (near[i] && std::none_of(ends_.begin(), ends_.end(), is_there)) return true;
+  }
+  return false;
 }
 
 // Queueing -----------------------------------------------------------------------------------------------

@@ -44,13 +44,16 @@ bool RdmaLink::reaches(size_t number, const Pending& pending) const {
 size_t RdmaLink::pick_end(const Pending& pending, uint32_t length) const {
   size_t best = ends_.size();
   uint64_t best_time = UINT64_MAX;
+  uint32_t best_slowness = UINT32_MAX;
   for (size_t i = 0; i < ends_.size(); ++i) {
     const End& end = ends_[i];
     if (!reaches(i, pending)) continue;
     if (best == ends_.size()) best = SIZE_MAX;
     if (end.room() == 0) continue;
-    const uint64_t time = rdma::time_through(end.rail->load(), length);
-    if (time >= best_time) continue;
+    const auto& slowness = pending.region ? pending.region->slowness : shared_->staging_slowness;
+    const uint64_t time = rdma::time_through(end.rail->load(), length, slowness[end.number]);
+    if (time > best_time || (time == best_time && slowness[end.number] >= best_slowness)) continue;
+    best_slowness = slowness[end.number];
     best = i;
     best_time = time;
   }

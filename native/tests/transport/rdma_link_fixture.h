@@ -10,9 +10,9 @@ namespace mooncache::testing {
 
 class RdmaTest : public ::testing::Test {
  protected:
-  void open(uint32_t rails) {
+  void open(uint32_t rails, const RdmaConfig& client = test_rdma(true)) {
     fake().reset(rails);
-    peer_ = std::make_unique<NodeHarness>("rdma");
+    peer_ = std::make_unique<NodeHarness>("rdma", client);
     link_ = peer_->connect();
     ASSERT_NE(link_, nullptr);
   }
