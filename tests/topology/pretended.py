@@ -21,6 +21,7 @@ void steer_reset(unsigned devices) { mooncache_fake_verbs()->reset(devices); }
 void steer_infiniband(unsigned device) { mooncache_fake_verbs()->set_infiniband(device); }
 void steer_active(unsigned device, int active) { mooncache_fake_verbs()->set_port_active(device, active != 0); }
 void steer_address(unsigned device, unsigned last) { mooncache_fake_verbs()->set_address(device, last); }
+void steer_cut(unsigned device, int cut) { mooncache_fake_verbs()->cut_path(device, cut != 0); }
 void steer_fail(const char* call, int error) { mooncache_fake_verbs()->fail(call, error); }
 }
 """
@@ -58,6 +59,10 @@ class PretendedVerbs:
     def address(self, device: int, last: int) -> None:
         """The last byte of the address; 0 = the port has none."""
         self._lib.steer_address(device, last)
+
+    def cut(self, device: int, on: bool) -> None:
+        """Requests of the device end as if the peer did not answer."""
+        self._lib.steer_cut(device, int(on))
 
     def fail(self, call: str, error: int) -> None:
         """That call fails once with an errno."""
