@@ -70,8 +70,11 @@ RdmaTransport* Node::rdma_for(const Session& session, uint64_t now_ms) {
 
 void Node::rdma_failed(uint64_t now_ms) {
   const std::lock_guard lock(mutex_);
-  if (rdma_detour_.failed(now_ms)) counters_.add(Counter::kRdmaFallbacks);
+  rdma_failures_.fetch_add(1, std::memory_order_relaxed);
   rdma_failed_lately_ = true;
+  if (!rdma_detour_.failed(now_ms)) return;
+  rdma_fallbacks_.fetch_add(1, std::memory_order_relaxed);
+  counters_.add(Counter::kRdmaFallbacks);
 }
 
 void Node::rdma_moved(uint64_t bytes) {
