@@ -19,6 +19,12 @@ namespace fs = std::filesystem;
 constexpr size_t kAddressLength = sizeof("0000:00:00.0") - 1;
 constexpr int kNodesMax = 1024;
 
+// "0000:3b:00.0"; a device may be shown below its PCI function, as a part of it.
+bool is_address(const std::string& name) {
+  return name.size() >= kAddressLength && std::count(name.begin(), name.end(), ':') == 2 &&
+         name[name.size() - 2] == '.';
+}
+
 }  // namespace
 
 PciPlace place_of_device(const std::string& folder) {
@@ -28,11 +34,10 @@ PciPlace place_of_device(const std::string& folder) {
   std::error_code error;
   const fs::path real = fs::canonical(folder, error);
   if (error) return place;
-  bool below_root = false;
   for (const fs::path& part : real) {
     const std::string name = part.string();
-    below_root = below_root || (name.starts_with("pci") && name.find(':') != std::string::npos);
-    if (below_root) place.path += (place.path.empty() ? "" : "/") + name;
+    const bool root = name.starts_with("pci") && name.find(':') != std::string::npos;
+    if (root || (!place.path.empty() && is_address(name))) place.path += (root ? "" : "/") + name;
   }
   return place;
 }

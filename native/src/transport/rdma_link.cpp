@@ -40,7 +40,11 @@ RdmaLink::~RdmaLink() {
 
 Result<std::vector<wire::RdmaAddress>> RdmaLink::prepare() {
   const auto patience = Clock::now() + kDrainPatience;
-  for (End& end : ends_) drop_end(end, patience);
+  std::vector<size_t> order;  // those it had stay in their order: the node's ports answer by position
+  for (End& end : ends_) {
+    drop_end(end, patience);
+    order.push_back(end.number);
+  }
   ends_.clear();
   const std::vector<bool> near = shared_->near_rails();
   const bool any_near = std::find(near.begin(), near.end(), true) != near.end();
@@ -53,6 +57,9 @@ Result<std::vector<wire::RdmaAddress>> RdmaLink::prepare() {
   Status last{Code::kTransportUnavailable, "RDMA unavailable, because no port is active any more"};
   std::vector<wire::RdmaAddress> addresses;
   for (const size_t i : rdma::order_rails(loads, shared_->turn)) {
+    if (std::find(order.begin(), order.end(), i) == order.end()) order.push_back(i);
+  }
+  for (const size_t i : order) {
     if (ends_.size() == shared_->config.rails_max) break;
     if (!shared_->rails[i]->rail->up()) continue;
     auto endpoint = shared_->rails[i]->domain->make_endpoint(kDepth);
