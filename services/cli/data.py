@@ -216,8 +216,7 @@ def stat(key: KeyText, /, *, where: Where = HERE, json: AsJson = False) -> int:
                     found.hits,
                     human_age(found.age_s),
                     ", ".join(
-                        f"{node} ({tier})"
-                        for node, tier in zip(found.node_ids, found.tiers, strict=True)
+                        f"{node} ({tier})" for node, tier in zip(found.node_ids, found.tiers, strict=True)
                     ),
                 )
             ],

@@ -36,7 +36,8 @@ enum class NodeHealth : uint8_t { kActive, kSuspect, kDraining, kDead };
 // persistent memory, a file on a disk.
 enum class Medium : uint8_t { kHbm, kDram, kDax, kFile };
 
-// Of the kind that a node tells of its arena ("memory", "gpu", "dax", ...); what is not known counts as kDram.
+// Of the kind that a node tells of its arena ("memory", "gpu", "dax", ...); what is not known counts as
+// kDram.
 Medium medium_of(std::string_view arena);
 // Whether processes on the node's host may map such an arena.
 bool mappable_arena(std::string_view arena);
@@ -64,13 +65,13 @@ struct NodeInfo {
 // change of one node's weight moves only that node's blocks.
 double placement_score(const Key& key, std::string_view node_id, double weight);
 
-// Whether new blocks of clients on `host_id` go to the node first because it is on their host. Memory of a GPU
-// is little, and its neighbours do not map it: it has its share by weight and no preference.
+// Whether new blocks of clients on `host_id` go to the node first because it is on their host. Memory of a
+// GPU is little, and its neighbours do not map it: it has its share by weight and no preference.
 bool takes_from_its_host(const NodeInfo& node, std::string_view host_id);
 
-// Positions in `nodes` that should hold the key, best first: a node on `host_id` (takes_from_its_host, active,
-// weight > 0) before all others, then by score; with several copies, hosts not used yet come first. At most
-// `count` positions; nodes that take no new blocks are left out.
+// Positions in `nodes` that should hold the key, best first: a node on `host_id` (takes_from_its_host,
+// active, weight > 0) before all others, then by score; with several copies, hosts not used yet come first.
+// At most `count` positions; nodes that take no new blocks are left out.
 std::vector<uint32_t> place(const Key& key, std::span<const NodeInfo> nodes, std::string_view host_id,
                             size_t count);
 

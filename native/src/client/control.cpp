@@ -222,7 +222,8 @@ void add_copy(BlockStat& stat, const wire::StatResult& found, const NodeMap& map
     place = copies.insert(place, {index, found.tier});
   }
   if (weight_of(found.code) > weight_of(stat.code) || (there && place == copies.begin()))
-    stat = {found.code, index, found.tier, found.crc32c, found.size, found.pins, found.hits, found.age_ms, {}};
+    stat = {found.code, index,        found.tier, found.crc32c, found.size, found.pins,
+            found.hits, found.age_ms, {}};
   stat.copies = std::move(copies);
 }
 

@@ -132,7 +132,8 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
 // The ranks of one call's nodes, each found out once.
 class ReadRanks {
  public:
-  ReadRanks(Client::Impl& impl, const NodeMap& map) : impl_(impl), map_(map), known_(map.nodes.size(), kNoNode) {}
+  ReadRanks(Client::Impl& impl, const NodeMap& map)
+      : impl_(impl), map_(map), known_(map.nodes.size(), kNoNode) {}
   uint32_t operator()(uint32_t position) {
     uint32_t& rank = known_[position];
     if (rank == kNoNode) rank = impl_.rank(map_, position);

@@ -1,5 +1,5 @@
-// Where blocks were seen last, up to two nodes for each: a hint, never a truth. Fixed memory: buckets of eight,
-// CLOCK inside a bucket.
+// Where blocks were seen last, up to two nodes for each: a hint, never a truth. Fixed memory: buckets of
+// eight, CLOCK inside a bucket.
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // Which holder of a block is read first. Pure: what is known of the nodes is passed in.
 //
-// The idea: a sound node before a failing one, then by the way its bytes take (mapped memory of the own host, the
-// own host, RDMA, TCP), and only among those with the same way by what the memory itself is. Memory of a GPU
-// never goes before mapped memory: nobody maps it here, its bytes go over a socket.
+// The idea: a sound node before a failing one, then by the way its bytes take (mapped memory of the own host,
+// the own host, RDMA, TCP), and only among those with the same way by what the memory itself is. Memory of a
+// GPU never goes before mapped memory: nobody maps it here, its bytes go over a socket.
 #pragma once
 
 #include <cstdint>

@@ -63,8 +63,8 @@ std::vector<uint32_t> place(const Key& key, std::span<const NodeInfo> nodes, std
   scored.reserve(nodes.size());
   for (uint32_t i = 0; i < nodes.size(); ++i) {
     if (!takes_new_blocks(nodes[i])) continue;
-    scored.push_back({i, takes_from_its_host(nodes[i], host_id),
-                      placement_score(key, nodes[i].node_id, nodes[i].weight)});
+    scored.push_back(
+        {i, takes_from_its_host(nodes[i], host_id), placement_score(key, nodes[i].node_id, nodes[i].weight)});
   }
   const auto better = [&](const Scored& a, const Scored& b) {
     if (a.score != b.score) return a.score > b.score;

@@ -1,9 +1,10 @@
 // Which holder is read first: the order itself, what the cache keeps, and clients over real nodes.
+#include "client/nearness.h"
+
 #include <algorithm>
 #include <random>
 
 #include "client/location_cache.h"
-#include "client/nearness.h"
 #include "client/pool.h"
 
 namespace mooncache::testing {
@@ -29,12 +30,19 @@ TEST(Nearness, SoundThenTheWayThenTheMemory) {
   NodeInfo over_rdma = node_at(4, "b", "dax");
   over_rdma.rdma = true;
   const std::vector<NodeInfo> sorted{
-      node_at(0, "a", "memory"), node_at(1, "a", "dax"),       node_at(2, "a", "gpu"),
-      node_at(3, "a", "file"),   over_rdma,                    node_at(5, "b", "gpu"),
-      node_at(6, "c", "tmpfs"),  node_at(7, "c", "something"), node_at(8, "b", "fsdax"),
+      node_at(0, "a", "memory"),
+      node_at(1, "a", "dax"),
+      node_at(2, "a", "gpu"),
+      node_at(3, "a", "file"),
+      over_rdma,
+      node_at(5, "b", "gpu"),
+      node_at(6, "c", "tmpfs"),
+      node_at(7, "c", "something"),
+      node_at(8, "b", "fsdax"),
       node_at(9, "b", "file"),
   };
-  for (size_t i = 1; i < sorted.size(); ++i) EXPECT_LE(rank_of(sorted[i - 1], here), rank_of(sorted[i], here));
+  for (size_t i = 1; i < sorted.size(); ++i)
+    EXPECT_LE(rank_of(sorted[i - 1], here), rank_of(sorted[i], here));
   EXPECT_EQ(rank_of(sorted[6], here), rank_of(sorted[7], here)) << "what is not known counts as memory";
   EXPECT_LT(rank_of(sorted[5], here), rank_of(sorted[6], here));
   EXPECT_LT(rank_of(sorted[9], here), rank_of(sorted[0], here, false)) << "a failing node is the last choice";
