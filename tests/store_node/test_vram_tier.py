@@ -147,6 +147,6 @@ def test_a_full_gpu_evicts_and_the_host_keeps_its_copy(pool: tuple[EmbeddedClust
             alone.put("alone", b"a" * MIB)
             for number in range(40):
                 alone.put(f"more-{number}", bytes([number]) * MIB)
-        assert client.node_stat(node.index)["store_removed_evicted"] > 20
+        assert 0 < client.node_stat(node.index)["store_blocks"] <= 16, "of 42"
         assert client.get("alone") is None
         assert client.get("kept") == b"k" * MIB
