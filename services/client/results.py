@@ -172,6 +172,18 @@ class NodeView:
     """Kind of memory that the blocks lie in: "memory", "gpu", "dax", ...; empty when the node did not say."""
 
 
+@dataclass(frozen=True, slots=True)
+class TransportView:
+    """A way that blocks may take, as this client sees it."""
+
+    name: str
+    """shm, rdma or tcp."""
+    state: str
+    """ready; idle: no node has offered it for a transfer yet; off: the configuration says so; unavailable."""
+    reason: str
+    """Why it is not ready; empty when it is."""
+
+
 TIER_NAMES: Sequence[str] = ("hbm", "dram", "ssd", "shared")
 
 
