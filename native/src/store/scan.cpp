@@ -129,7 +129,7 @@ StoreStats Store::stats() const {
   stats.event_overflows = core_->events->overflows();
   stats.events_pending = core_->events->pending();
   stats.event_log_bytes = core_->events->memory_bytes();
-  stats.draining = core_->is_draining.load(std::memory_order_relaxed) ? 1 : 0;
+  stats.draining = draining() ? 1 : 0;
   return stats;
 }
 

@@ -29,6 +29,8 @@ int fail_code = 0;
 int fail_after = 0;
 std::map<unsigned long long, size_t> allocations;  // device addresses
 std::atomic<bool> fake_wrong_kernel{false};
+std::atomic<void (*)(int, void*, size_t)> tell_dma_buf{nullptr};
+std::atomic<int> flushes{0};
 std::atomic<long> live{0};  // pinned buffers, streams, contexts, device memory
 
 // what is never freed because the device hung is no leak of the tests
@@ -145,6 +147,13 @@ API unsigned long long fake_cuda_adopt(void* memory, size_t size) {
   const auto address = reinterpret_cast<unsigned long long>(memory) | kDeviceBit;
   allocations[address] = size;
   return address;
+}
+// Who is told of each dma-buf: its descriptor, and the memory behind it as the processor sees it.
+API void fake_cuda_on_dma_buf(void (*tell)(int fd, void* memory, size_t size)) {
+  tell_dma_buf = tell;
+}
+API int fake_cuda_flushes() {
+  return flushes;
 }
 API int fake_cuda_peek(unsigned long long address, void* to, size_t size) {
   if (!known(address, size)) return 1;
@@ -344,6 +353,13 @@ API int cuMemGetHandleForAddressRange(void* fd, unsigned long long address, size
     if (address < found->first / page * page || address + size > end) return 1;
   }
   *static_cast<int*>(fd) = 1000;
+  if (const auto tell = tell_dma_buf.load()) tell(1000, real(address), size);
+  return 0;
+}
+API int cuFlushGPUDirectRDMAWrites(int target, int scope) {
+  VERDICT("cuFlushGPUDirectRDMAWrites");
+  if (target != 0 || scope != 100) return 1;
+  ++flushes;
   return 0;
 }
 API int cuPointerSetAttribute(const void*, int attribute, unsigned long long memory) {
