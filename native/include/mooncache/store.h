@@ -213,7 +213,8 @@ struct StoreStats {
   uint64_t event_seq = 0, event_overflows = 0, events_pending = 0;
   uint64_t bookkeeping_bytes = 0;  // entries, index, allocator, generations, ghosts, pins (not the event log)
   uint64_t event_log_bytes = 0;
-  uint64_t draining = 0;
+  uint64_t draining = 0;    // on demand, or because the arena is gone
+  uint64_t arena_gone = 0;  // see lost_bytes()
 
   std::vector<std::pair<std::string_view, uint64_t>> named() const;
 };
