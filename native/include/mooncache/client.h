@@ -66,6 +66,7 @@ struct ClientConfig {
   std::string host_id;          // of this process; equal ids mean shared memory may work
   uint32_t lanes_per_node = 4;  // connections per node for the calls of several threads
   uint32_t connect_timeout_ms = 2000;
+  uint32_t idle_timeout_ms = 600'000;  // a connection that no call used for so long is closed; 0 = never
   uint32_t stall_timeout_ms =
       1000;                     // a lane without a byte for so long is given up when there is an alternative
   uint32_t put_wait_ms = 1000;  // how long a full node may hold a put back before it answers NO_SPACE
@@ -202,6 +203,14 @@ class BlockReservation {
   virtual uint64_t size() const = 0;
 };
 
+// A way that blocks may take. `state`: ready, idle (not needed so far), off (the configuration says so) or
+// unavailable; `reason` says why it is not ready.
+struct ClientTransport {
+  std::string name;
+  std::string state;
+  std::string reason;
+};
+
 // Memory that a client lends for received blocks. Goes back when the object does; may outlive the client.
 class LentBuffer {
  public:
@@ -260,6 +269,8 @@ class Client {
   // Counters by name (stable names, see docs); latencies in microseconds.
   NamedValues stats() const;
   std::vector<LatencyHistogram> latencies() const;
+  // Best first. Opens nothing: RDMA is idle until a node offers it for a transfer that is large enough.
+  std::vector<ClientTransport> transports() const;
   // Later calls answer CLOSED; calls in flight end with CANCELLED or CLOSED.
   void close();
 

@@ -42,6 +42,8 @@ class RdmaAccess {
 struct Lane {
   std::unique_ptr<Session> session;
   bool reused = false;  // came out of the pool: may have died there
+  uint64_t idle_since_ms = 0;
+  RailRenewal renewal;  // of this lane and those that it took the place of
 };
 
 class Node {
@@ -58,7 +60,11 @@ class Node {
   // To use on this session now; null when RDMA is impossible, or failed to this node in the last seconds.
   RdmaTransport* rdma_for(const Session& session, uint64_t now_ms);
   void rdma_failed(uint64_t now_ms);
-  void rdma_moved(uint64_t bytes) { rdma_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
+  uint64_t rdma_failures() const { return rdma_failures_.load(std::memory_order_relaxed); }
+  // How often it was given up for the connections to this node for some seconds; of several failures at once
+  // one.
+  uint64_t rdma_fallbacks() const { return rdma_fallbacks_.load(std::memory_order_relaxed); }
+  void rdma_moved(uint64_t bytes);
   uint64_t rdma_bytes() const { return rdma_bytes_.load(std::memory_order_relaxed); }
   void one_sided_writes_failed() { one_sided_writes_ = false; }
   bool one_sided_writes() const { return one_sided_writes_; }
@@ -68,6 +74,8 @@ class Node {
   void release(Lane lane);  // idle lanes go back to the pool, others are closed
   void drop(Lane lane);
   void close_idle();
+  // Lanes that nobody used since then, with their queue pairs.
+  void close_idle_since(uint64_t before_ms);
 
   bool allow(uint64_t now_ms);
   bool breaker_open(uint64_t now_ms);
@@ -101,8 +109,9 @@ class Node {
   std::shared_ptr<ShmSegments> segments_;
   uint64_t segments_incarnation_ = 0;
   std::atomic<uint64_t> unix_again_ms_{0};
-  std::atomic<uint64_t> rdma_again_ms_{0};
-  std::atomic<uint64_t> rdma_bytes_{0};
+  Detour rdma_detour_;
+  std::atomic<bool> rdma_failed_lately_{false};  // as rdma_detour_ says, without the lock
+  std::atomic<uint64_t> rdma_bytes_{0}, rdma_failures_{0}, rdma_fallbacks_{0};
   std::atomic<bool> one_sided_writes_{true};
 };
 

@@ -50,6 +50,7 @@ class RdmaPeer {
   template <typename Open>
   wire::Exposure expose_by(uint64_t grant, uint64_t size, bool writable, const Open& open);
   void hang_up(End& end);
+  void count_failure(const End& end);
   Status answer(End& end, const wire::RdmaAddress& peer);
   // Queue pairs of this connection on a rail of the fabric.
   size_t ends_on(size_t rail) const;
