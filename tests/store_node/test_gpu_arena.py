@@ -36,7 +36,7 @@ def gpu_cluster(tmp_path: Path, hangs: Path) -> Iterator[EmbeddedCluster]:
         tmp_path / "state",
         nodes=1,
         MOONCACHE_STORE_NODE_ARENA_DEVICE="cuda:0",
-        MOONCACHE_FAKE_CUDA_HANGS=str(hangs),
+        FAKE_CUDA_HANGS=str(hangs),
         LD_LIBRARY_PATH=f"{drivers}:{os.environ.get('LD_LIBRARY_PATH', '')}",
     )
     cluster.start()

@@ -19,10 +19,10 @@ FakeVerbs& fake() {
   return fake_verbs(MOONCACHE_FAKE_VERBS);
 }
 
-rdma::Options options(const std::filesystem::path& modules) {
+rdma::Options options(const std::filesystem::path& sysfs) {
   rdma::Options options;
   options.library = MOONCACHE_FAKE_VERBS;
-  options.modules_folder = modules;
+  options.sysfs_folder = sysfs;
   return options;
 }
 
@@ -130,13 +130,13 @@ class GpuRdmaTest : public ServerTest {
   void SetUp() override {
     ServerTest::SetUp();
     fake().reset(1);
-    modules = folder / "modules";
-    std::filesystem::create_directories(modules);
+    sysfs = folder / "sys";
+    std::filesystem::create_directories(sysfs);
     config.unix_path.clear();
     config.store.arena_gpu = 0;
     config.store.gpu_driver = MOONCACHE_FAKE_CUDA;
     config.store.capacity_bytes = 8 * kMiB;
-    config.rdma = options(modules);
+    config.rdma = options(sysfs);
     void* const library = dlopen(MOONCACHE_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
     fail = reinterpret_cast<decltype(fail)>(dlsym(library, "fake_cuda_fail"));
     hang = reinterpret_cast<decltype(hang)>(dlsym(library, "fake_cuda_hang"));
@@ -159,7 +159,7 @@ class GpuRdmaTest : public ServerTest {
       return entry.event == event && entry.message.find(words) != std::string::npos;
     });
   }
-  std::filesystem::path modules;
+  std::filesystem::path sysfs;
   std::vector<ServerLogEvent> log;
   void (*fail)(const char*, int, int) = nullptr;
   void (*hang)(int) = nullptr;
@@ -252,7 +252,7 @@ TEST_F(GpuRdmaTest, WithoutDmaBufThroughPeerMemoryWithoutBothOverTcp) {
   server->stop(Deadline::after_ms(1000));
   server.reset();
   fake().set_dma_buf_supported(0, false);
-  std::filesystem::create_directories(modules / "nvidia_peermem");
+  std::filesystem::create_directories(sysfs / "module" / "nvidia_peermem");
   start();
   EXPECT_TRUE(logged("rdma_arena", "by nvidia-peermem, because fake0 and its driver cannot register"));
   Device reader(*server);

@@ -54,7 +54,7 @@ bool hangs = false;
 
 // A test in another process makes a file instead of a call.
 bool stuck() {
-  static const char* const file = std::getenv("MOONCACHE_FAKE_CUDA_HANGS");
+  static const char* const file = std::getenv("FAKE_CUDA_HANGS");
   return hangs || (file != nullptr && access(file, F_OK) == 0);
 }
 
