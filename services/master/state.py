@@ -213,7 +213,13 @@ class MasterState:
         """Nodes that may receive blocks."""
         nodes = self.membership.nodes.values()
         return [
-            Candidate(node.node_id, node.info.host_id, node.weight, node.index)
+            Candidate(
+                node.node_id,
+                node.info.host_id,
+                node.weight,
+                node.index,
+                all(segment.tier != common_pb2.TIER_HBM for segment in node.info.segments),
+            )
             for node in nodes
             if node.weight > 0.0
         ]

@@ -98,6 +98,7 @@ def test_status_shows_the_kind_of_each_arena() -> None:
     ]
     document = view.status_document(master_pb2.GetStatusResponse(master_id="m", nodes=nodes))
     assert [node["arena"] for node in document["nodes"]] == ["dax", ""]
+    assert [node["tier"] for node in document["nodes"]] == ["dram", ""]
     with console.capture() as capture:
         view._show_pool(document)
     assert "dax" in capture.get()
