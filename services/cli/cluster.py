@@ -33,6 +33,7 @@ def _node_row(item: Any) -> dict[str, Any]:
         "grpc_target": node.endpoints.grpc_target,
         "tcp": f"{node.endpoints.tcp_host}:{node.endpoints.tcp_port}",
         "unix_path": node.endpoints.unix_path,
+        "arena_gone": item.arena_gone,
         "arena": ", ".join(sorted({segment.kind or "memory" for segment in node.segments})),
         "tier": ", ".join(sorted({_TIERS.get(segment.tier, "dram") for segment in node.segments})),
         "capacity_bytes": node.capacity_bytes,
@@ -195,7 +196,7 @@ def _show_pool(document: dict[str, Any]) -> None:
             (
                 node["node_id"],
                 node["state"],
-                node["arena"],
+                f"{node['arena']} (gone)" if node["arena_gone"] else node["arena"],
                 node["tier"],
                 node["block_count"],
                 human_bytes(node["used_bytes"]),
