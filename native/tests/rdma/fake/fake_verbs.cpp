@@ -193,7 +193,7 @@ int(ibv_query_port)(ibv_context* context, uint8_t, _compat_ibv_port_attr* out) {
   auto* port = reinterpret_cast<ibv_port_attr*>(out);
   const DeviceState& device = net.state(context);
   port->state = device.active ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
-  port->active_mtu = IBV_MTU_4096;
+  port->active_mtu = device.mtu;
   port->max_msg_sz = 8 << 20;
   port->gid_tbl_len = 2;
   port->lid =

@@ -21,9 +21,10 @@ class FakeVerbs {
   virtual void set_infiniband(uint32_t device) = 0;  // link layer and GID type; before it is opened
   virtual void set_port_active(uint32_t device, bool active) = 0;  // with the event that says so
   virtual void set_latency_us(uint32_t device, uint32_t us) = 0;   // per request
-  virtual void cut_path(uint32_t device, bool cut) = 0;            // requests end with RETRY_EXC, no event
-  virtual void hang(uint32_t device, bool hung) = 0;               // moves, flushes and reports nothing
-  virtual void remove(uint32_t device) = 0;                        // surprise removal
+  virtual void set_mtu(uint32_t device, int mtu) = 0;    // as verbs number it; before the device is opened
+  virtual void cut_path(uint32_t device, bool cut) = 0;  // requests end with RETRY_EXC, no event
+  virtual void hang(uint32_t device, bool hung) = 0;     // moves, flushes and reports nothing
+  virtual void remove(uint32_t device) = 0;              // surprise removal
   // The port's GID becomes another one (0 = it has none), with the event that says so.
   virtual void set_address(uint32_t device, uint8_t last) = 0;
   // From now on `fd` is a dma-buf over this memory; null takes it back.

@@ -101,6 +101,11 @@ void Network::set_latency_us(uint32_t device, uint32_t us) {
   devices.at(device).latency_us = us;
 }
 
+void Network::set_mtu(uint32_t device, int mtu) {
+  const std::lock_guard lock(mutex);
+  devices.at(device).mtu = static_cast<ibv_mtu>(mtu);
+}
+
 void Network::cut_path(uint32_t device, bool cut) {
   const std::lock_guard lock(mutex);
   devices.at(device).cut = cut;

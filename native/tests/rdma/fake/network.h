@@ -35,6 +35,7 @@ struct DeviceState {
   bool dma_buf = true;
   uint8_t address = 1;  // the last byte of its GID; 0 = it has none
   uint32_t latency_us = 0;
+  ibv_mtu mtu = IBV_MTU_4096;
   uint64_t fail_after = 0;
   uint64_t bytes = 0;
   uint64_t requests = 0;
@@ -94,6 +95,7 @@ class Network final : public FakeVerbs {
   void set_infiniband(uint32_t device) override;
   void set_port_active(uint32_t device, bool active) override;
   void set_latency_us(uint32_t device, uint32_t us) override;
+  void set_mtu(uint32_t device, int mtu) override;
   void cut_path(uint32_t device, bool cut) override;
   void hang(uint32_t device, bool hung) override;
   void remove(uint32_t device) override;
