@@ -33,8 +33,8 @@ class Registration final : public Memory {
 
 // Whether the kernel module is loaded that lets devices register addresses of a GPU as if they were pages.
 bool has_peer_memory(const Options& options) {
-  return access((options.modules_folder + "/nvidia_peermem").c_str(), F_OK) == 0 ||
-         access((options.modules_folder + "/nv_peer_mem").c_str(), F_OK) == 0;
+  return access((options.sysfs_folder + "/module/nvidia_peermem").c_str(), F_OK) == 0 ||
+         access((options.sysfs_folder + "/module/nv_peer_mem").c_str(), F_OK) == 0;
 }
 
 const char* const kNoPeerMemory = "nvidia-peermem is not loaded (modprobe nvidia-peermem)";
@@ -181,8 +181,8 @@ void Watcher::run() {
     if (watched[0].revents != 0) return;
     for (size_t i = 0; i < devices_.size(); ++i) {
       const short seen = watched[i + 1].revents;
-      if ((seen & POLLIN) != 0) take_events(*devices_[i]);
-      if ((seen & (POLLERR | POLLHUP | POLLNVAL)) != 0) {
+      const bool lost = (seen & POLLIN) != 0 && !take_events(*devices_[i]);
+      if (lost || (seen & (POLLERR | POLLHUP | POLLNVAL)) != 0) {
         devices_[i]->dead.store(true);
         watched[i + 1].fd = -1;
       }
@@ -190,8 +190,10 @@ void Watcher::run() {
   }
 }
 
-void Watcher::take_events(Device& device) {
+// False: there will be no more events, as after a surprise removal.
+bool Watcher::take_events(Device& device) {
   ibv_async_event event{};
+  errno = 0;
   while (device.verbs.get_async_event(device.context, &event) == 0) {
     const bool down = event.event_type == IBV_EVENT_PORT_ERR;
     const bool readdressed = event.event_type == IBV_EVENT_GID_CHANGE;
@@ -206,7 +208,9 @@ void Watcher::take_events(Device& device) {
       device.dead.store(true);
     }
     device.verbs.ack_async_event(&event);
+    errno = 0;
   }
+  return errno == 0 || errno == EAGAIN || errno == EINTR;
 }
 
 }  // namespace mooncache::rdma

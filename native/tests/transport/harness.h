@@ -50,10 +50,10 @@ class LoopbackHarness final : public Peer {
 
 class NodeHarness final : public Peer {
  public:
-  explicit NodeHarness(std::string name)
+  explicit NodeHarness(std::string name, RdmaConfig client = test_rdma(true))
       : name_(std::move(name)), node_(0, 256 << 20, "host-a", true, rdma_for(name_)) {
     if (name_ == "rdma") {
-      transport_ = std::make_unique<RdmaTransport>(test_rdma(true));
+      transport_ = std::make_unique<RdmaTransport>(client);
     } else {
       auto made = make_transport(name_);
       EXPECT_TRUE(made);

@@ -31,8 +31,13 @@ class FakeVerbs {
   virtual void set_dma_buf(int fd, void* memory, uint64_t size) = 0;
   // A device without dma-buf: EOPNOTSUPP for every one. Before anything is registered.
   virtual void set_dma_buf_supported(uint32_t device, bool supported) = 0;
+  // What a port takes in one message; a longer one ends with LOC_LEN_ERR. Before it is opened.
+  virtual void set_max_message(uint32_t device, uint32_t bytes) = 0;
   // Reports of different queue pairs overtake each other; those of one do not.
   virtual void shuffle_reports(uint64_t seed) = 0;
+  // The next report appears twice, or is followed by one about a request that nobody posted.
+  virtual void repeat_report() = 0;
+  virtual void invent_report(uint64_t id) = 0;
   virtual void flip_bits(uint32_t count) = 0;                       // in that many of the next requests
   virtual void fail_after(uint32_t device, uint64_t requests) = 0;  // then as if the path were cut; 0 = never
 
@@ -41,6 +46,7 @@ class FakeVerbs {
   virtual uint64_t live_objects() const = 0;  // domains, registrations, queues, queue pairs, channels
   virtual uint64_t registrations() const = 0;
   virtual int last_retry_count() const = 0;
+  virtual int path_mtu(uint32_t device) const = 0;  // of the queue pair that was connected last
 };
 
 // The library that was built beside the tests; loaded once.
