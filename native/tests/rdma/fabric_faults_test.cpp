@@ -21,8 +21,8 @@ class FabricFaults : public FabricTest {
   static constexpr size_t kBytes = 4096;
   void connect(Rail& near, Rail& far) {
     ASSERT_TRUE(pair_.connect(near, far));
-    local_ = *pair_.near_domain->attach(slice(mine_));
-    exposed_ = *pair_.far_domain->expose(slice(theirs_), true);
+    local_ = std::move(*pair_.near_domain->attach(slice(mine_)));
+    exposed_ = std::move(*pair_.far_domain->expose(slice(theirs_), true));
   }
   void connect() { connect(rail(), rail()); }
   void disconnect() {
