@@ -100,8 +100,12 @@ class NodeState:
         return common_pb2.NODE_STATE_DRAINING if self.draining else common_pb2.NODE_STATE_ACTIVE
 
     def rails(self) -> list[common_pb2.RdmaRail]:
-        """The RDMA ports that the native server answers on, as they are now."""
-        return [common_pb2.RdmaRail(**rail) for rail in self.core.rails()]
+        """The RDMA ports that the native server answers on, as they are now. It counts more than the master is told."""
+        told = common_pb2.RdmaRail.DESCRIPTOR.fields_by_name
+        return [
+            common_pb2.RdmaRail(**{name: value for name, value in rail.items() if name in told})
+            for rail in self.core.rails()
+        ]
 
     def forget_master(self) -> None:
         """Register again as soon as possible; until then nothing is reported."""

@@ -86,7 +86,7 @@ class FakeCore:
         return {7: "default"}
 
     def rails(self) -> list[dict[str, Any]]:
-        return [{"device": "mlx5_0", "port": 1, "up": True, "granted_bytes": 9}]
+        return [{"device": "mlx5_0", "port": 1, "up": True, "granted_bytes": 9, "failures": 2}]
 
     def event_seq(self) -> int:
         return self.seq
