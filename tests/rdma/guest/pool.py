@@ -257,8 +257,8 @@ def node_dies(client: mooncache.Client, pid: int, blocks: dict[str, bytes], copi
         act.read(copies)
     with Act("the node is gone, what was put", client) as act:
         act.read(stored)
-    with Act("the node is gone, puts", client) as act:
-        act.read(act.write(fresh("last", BLOCKS // 4)))
+    with Act("the node is gone, the same puts", client) as act:
+        act.read(act.write(late))
 
 
 def main() -> None:
