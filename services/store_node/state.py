@@ -96,7 +96,7 @@ class NodeState:
 
     @property
     def node_state(self) -> common_pb2.NodeState:
-        """The node's own view of itself."""
+        """Whether somebody asked the node to take no new blocks."""
         return common_pb2.NODE_STATE_DRAINING if self.draining else common_pb2.NODE_STATE_ACTIVE
 
     def rails(self) -> list[common_pb2.RdmaRail]:
@@ -112,6 +112,11 @@ class NodeState:
         self.membership.registered = False
         self.planner.detach()
         self.wake_membership.set()
+
+
+def arena_gone(stats: dict[str, Any]) -> bool:
+    """Whether the memory of the blocks does not answer now (a GPU that hangs)."""
+    return stat(stats, "store_arena_gone") != 0
 
 
 def stat(stats: dict[str, Any], name: str) -> int:
