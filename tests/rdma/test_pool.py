@@ -69,23 +69,6 @@ def test_a_rail_that_goes_down_leaves_the_other(acts: Acts) -> None:
     assert after["rails"]["vb0"] < BLOCK_BYTES < after["rails"]["vb1"], after
 
 
-def test_puts_outlive_a_rail_and_one_that_comes_back_is_used_beside_the_other(acts: Acts) -> None:
-    struck, after, again = (
-        acts[name]
-        for name in ("puts, and a rail goes down", "puts, and a rail went down", "one rail is up again")
-    )
-    assert struck["struck"] and struck["stored"] == BLOCKS // 2, struck
-    assert after["right"] == BLOCKS // 2, after
-    assert again["right"] == BLOCKS // 2 and again["rdma_bytes"] == BLOCKS // 2 * BLOCK_BYTES, again
-    assert min(again["rails"]["vb0"], again["rails"]["vb1"]) > BLOCK_BYTES, again
-
-
-def test_a_client_that_is_killed_leaves_nothing_held(acts: Acts) -> None:
-    killed, after = acts["a client is killed"], acts["after the client's death"]
-    assert killed["struck"] and killed["held"] > 0 and killed["held_after"] == 0, killed
-    assert after["stored"] == after["right"] == 8, after
-
-
 def test_with_no_rail_left_tcp_carries_on_and_rdma_comes_back(acts: Acts) -> None:
     struck, after = acts["both are down"], acts["both are down, afterwards"]
     assert struck["struck"] and struck["right"] == BLOCKS and struck["tcp_bytes"] > 0, struck
@@ -109,11 +92,3 @@ def test_a_node_that_is_killed_costs_its_blocks_only(acts: Acts) -> None:
     struck, after = acts["a node is killed"], acts["the node is gone"]
     assert struck["struck"] and struck["right"] >= COPIED, struck
     assert after["right"] == COPIED and after["rdma_bytes"] > 0, after
-
-
-def test_a_node_that_is_killed_while_blocks_are_put_costs_another_try_at_most(acts: Acts) -> None:
-    """Of two replicas the one on the other node is there, where the pool said that it stored them."""
-    struck, read = acts["a node is killed, puts"], acts["the node is gone, what was put"]
-    assert read["right"] == struck["stored"], (struck, read)
-    again = acts["the node is gone, the same puts"]
-    assert again["right"] == again["stored"] == BLOCKS // 2, again
