@@ -170,6 +170,12 @@ Status Device::try_kernel() {
   expected.insert(expected.end(), last.begin(), last.end());
   if (*crcs != sums || std::memcmp(packed, expected.data(), expected.size()) != 0)
     return {Code::kTransportUnavailable, "the kernel moved wrong bytes in its trial"};
+  s = stager.start_crc(0, slices, blocks);
+  if (!s) return s;
+  const auto again = stager.wait(0, Deadline::after_ms(kTrialMs));
+  if (!again) return again.status();
+  if (*again != sums || std::memcmp(packed, expected.data(), expected.size()) != 0)
+    return {Code::kTransportUnavailable, "the kernel's checksums were wrong in its trial"};
   return Status::ok();
 }
 

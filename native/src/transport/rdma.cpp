@@ -153,6 +153,7 @@ Status RdmaTransport::attach(const Region& region, RdmaRegion& made) {
     if (!memory && !made.device) return memory.status();
     if (!memory) last = memory.status();
     reached = reached || memory;
+    made.why_not.push_back(memory ? "" : memory.status().message);
     made.by_rail.push_back(memory ? std::move(*memory) : nullptr);
   }
   return reached ? Status::ok() : last;
@@ -165,7 +166,7 @@ std::string RdmaTransport::describe(RegionHandle handle) const {
     const rdma::RailInfo& info = shared_->rails[i]->rail->info();
     const auto& memory = region->by_rail[i];
     text += (text.empty() ? "" : "; ") + info.device + ":" + std::to_string(info.port) +
-            (memory ? " by " + memory->how() : " not at all");
+            (memory ? " by " + memory->how() : " not at all, because " + region->why_not[i]);
   }
   return text;
 }
