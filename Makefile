@@ -59,6 +59,7 @@ $(VENV)/.up: $(INSTALLED_FROM) | $(BIN)/python
 $(VENV)/.dev: $(INSTALLED_FROM) | $(BIN)/python system-test
 	$(call heading,mooncache - developer tools and an engine into $(VENV) (editable))
 	$(call install,dev$(comma)etcd$(comma)serve)
+	@scripts/install_nixl.sh $(BIN)/python
 	@touch $(VENV)/.base $(VENV)/.up $@
 
 engine: | $(BIN)/python ## try again to install vLLM

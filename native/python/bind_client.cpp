@@ -24,10 +24,7 @@ namespace mooncache::python {
 
 CallOptions to_options(double timeout_s, const CancelToken* cancel, std::optional<uint32_t> node) {
   CallOptions options;
-  if (!(timeout_s >= 0)) refuse("timeout_s must be a number of seconds, 0 or more");
-  options.deadline = timeout_s > 1e8
-                         ? Deadline::never()
-                         : Deadline::after(std::chrono::nanoseconds(static_cast<int64_t>(timeout_s * 1e9)));
+  options.deadline = deadline_in(timeout_s);
   options.cancel = cancel;
   options.node = node;
   return options;
@@ -176,12 +173,7 @@ nb::list put(Client& client, nb::handle keys_in, nb::handle sources, uint32_t re
   std::vector<PutBlock> blocks(keys.size());
   for (size_t i = 0; i < keys.size(); ++i) blocks[i] = {keys[i], batch.of(i)};
   std::vector<PutOutcome> outcomes(keys.size());
-  Status status;
-  {
-    const nb::gil_scoped_release released;
-    status = client.put(blocks, replicas, options, outcomes);
-  }
-  check(status);
+  check(without_gil([&] { return client.put(blocks, replicas, options, outcomes); }));
   return answers(outcomes);
 }
 
@@ -203,12 +195,7 @@ nb::list get(Client& client, nb::handle keys_in, nb::handle destinations, double
     if (i != keys.size()) refuse("one offset per key is needed");
   }
   std::vector<GetOutcome> outcomes(keys.size());
-  Status status;
-  {
-    const nb::gil_scoped_release released;
-    status = client.get(blocks, how, options, outcomes);
-  }
-  check(status);
+  check(without_gil([&] { return client.get(blocks, how, options, outcomes); }));
   return answers(outcomes);
 }
 
@@ -236,12 +223,7 @@ nb::list get_sized(Client& client, nb::handle keys_in, double timeout_s, const C
     return static_cast<std::byte*>(static_cast<void*>(PyBytes_AS_STRING(bytes)));
   };
   std::vector<GetOutcome> outcomes(keys.size());
-  Status status;
-  {
-    const nb::gil_scoped_release released;
-    status = client.get(blocks, how, options, outcomes);
-  }
-  check(status);
+  check(without_gil([&] { return client.get(blocks, how, options, outcomes); }));
   nb::list result;
   for (size_t i = 0; i < keys.size(); ++i) {
     if (outcomes[i].code == Code::kOk && lent[i])
@@ -258,13 +240,7 @@ MatchReport run_match(Client& client, nb::handle keys_in, double timeout_s, bool
                       const CancelToken* cancel, std::optional<uint32_t> node) {
   const auto keys = to_keys(keys_in);
   const CallOptions options = to_options(timeout_s, cancel, node);
-  std::optional<Result<MatchReport>> report;
-  {
-    const nb::gil_scoped_release released;
-    report.emplace(client.match(keys, touch, options));
-  }
-  if (!*report) raise(report->status());
-  return std::move(**report);
+  return value_or_raise(without_gil([&] { return client.match(keys, touch, options); }));
 }
 
 nb::bytes bitmap_bytes(const MatchReport& report) {
@@ -275,12 +251,7 @@ template <typename Call>
 nb::list coded(nb::handle keys_in, Call call) {
   const auto keys = to_keys(keys_in);
   std::vector<Code> codes(keys.size(), Code::kNotFound);
-  Status status;
-  {
-    const nb::gil_scoped_release released;
-    status = call(keys, codes);
-  }
-  check(status);
+  check(without_gil([&] { return call(keys, codes); }));
   return codes_list(codes);
 }
 
@@ -289,12 +260,7 @@ nb::list stat(Client& client, nb::handle keys_in, double timeout_s, const Cancel
   const auto keys = to_keys(keys_in);
   const CallOptions options = to_options(timeout_s, cancel, node);
   std::vector<BlockStat> stats(keys.size());
-  Status status;
-  {
-    const nb::gil_scoped_release released;
-    status = client.stat(keys, options, stats);
-  }
-  check(status);
+  check(without_gil([&] { return client.stat(keys, options, stats); }));
   nb::list result;
   for (const BlockStat& stat : stats) {
     if (stat.code == Code::kNotFound) {
@@ -318,18 +284,14 @@ nb::list stat(Client& client, nb::handle keys_in, double timeout_s, const Cancel
 nb::tuple list_blocks(Client& client, uint32_t node, uint64_t cursor, uint32_t limit, double timeout_s,
                       const CancelToken* cancel) {
   const CallOptions options = to_options(timeout_s, cancel, std::nullopt);
-  std::optional<Result<ListedPage>> page;
-  {
-    const nb::gil_scoped_release released;
-    page.emplace(client.list(node, cursor, limit, options));
-  }
-  if (!*page) raise(page->status());
+  const ListedPage page =
+      value_or_raise(without_gil([&] { return client.list(node, cursor, limit, options); }));
   nb::list blocks;
-  for (const ListedBlock& block : (*page)->blocks) {
+  for (const ListedBlock& block : page.blocks) {
     blocks.append(nb::make_tuple(nb::bytes(block.key.bytes.data(), kKeyBytes), block.size,
                                  static_cast<int>(block.tier), block.hits));
   }
-  return nb::make_tuple((*page)->next_cursor, blocks);
+  return nb::make_tuple(page.next_cursor, blocks);
 }
 
 void write_range(BlockReservation& reservation, uint64_t offset, nb::handle source, double timeout_s,
@@ -338,12 +300,7 @@ void write_range(BlockReservation& reservation, uint64_t offset, nb::handle sour
   Buffers buffers;
   std::vector<ConstSlice> slices;
   add_slices(buffers, source, false, slices);
-  Status status;
-  {
-    const nb::gil_scoped_release released;
-    status = reservation.write(offset, slices, options);
-  }
-  check(status);
+  check(without_gil([&] { return reservation.write(offset, slices, options); }));
 }
 
 void bind_reservation(nb::module_& m) {
@@ -356,24 +313,12 @@ void bind_reservation(nb::module_& m) {
           "commit",
           [](BlockReservation& reservation, double timeout_s, const CancelToken* cancel) {
             const CallOptions options = to_options(timeout_s, cancel, std::nullopt);
-            Status status;
-            {
-              const nb::gil_scoped_release released;
-              status = reservation.commit(options);
-            }
-            check(status);
+            check(without_gil([&] { return reservation.commit(options); }));
           },
           nb::arg("timeout_s") = 30.0, nb::arg("cancel").none() = nb::none(),
           "Make the block visible; every byte must be written.")
       .def("abort",
-           [](BlockReservation& reservation) {
-             Status status;
-             {
-               const nb::gil_scoped_release released;
-               status = reservation.abort();
-             }
-             check(status);
-           })
+           [](BlockReservation& reservation) { check(without_gil([&] { return reservation.abort(); })); })
       .def_prop_ro("size_bytes", &BlockReservation::size)
       .def_prop_ro("node_index", &BlockReservation::node_index);
 }
@@ -428,26 +373,15 @@ void bind_control(nb::class_<Client>& c) {
       "node_stat",
       [](Client& client, uint32_t on, double timeout_s) {
         const CallOptions options = to_options(timeout_s, nullptr, std::nullopt);
-        std::optional<Result<NamedValues>> values;
-        {
-          const nb::gil_scoped_release released;
-          values.emplace(client.node_stat(on, options));
-        }
-        if (!*values) raise(values->status());
-        return values_dict(**values);
+        return values_dict(value_or_raise(without_gil([&] { return client.node_stat(on, options); })));
       },
       nb::arg("node"), timeout);
   c.def(
       "ping",
       [](Client& client, uint32_t on, double timeout_s) {
         const CallOptions options = to_options(timeout_s, nullptr, std::nullopt);
-        std::optional<Result<uint64_t>> us;
-        {
-          const nb::gil_scoped_release released;
-          us.emplace(client.ping(on, options));
-        }
-        if (!*us) raise(us->status());
-        return static_cast<double>(**us) / 1e6;
+        const uint64_t us = value_or_raise(without_gil([&] { return client.ping(on, options); }));
+        return static_cast<double>(us) / 1e6;
       },
       nb::arg("node"), timeout, "-> round trip in seconds");
 }
@@ -483,11 +417,7 @@ void bind_client(nb::module_& m) {
                        "one code per item.");
   const auto cancel = nb::arg("cancel").none() = nb::none();
   const auto node = nb::arg("node").none() = nb::none();
-  c.def(nb::new_([](const nb::dict& config) {
-          auto made = Client::create(to_config(config));
-          if (!made) raise(made.status());
-          return std::move(*made);
-        }),
+  c.def(nb::new_([](const nb::dict& config) { return value_or_raise(Client::create(to_config(config))); }),
         nb::arg("config"));
   c.def(
       "set_map",
@@ -522,13 +452,7 @@ void bind_client(nb::module_& m) {
         const auto keys = to_keys(key);
         if (keys.size() != 1) refuse("one key of 32 bytes is needed");
         const CallOptions options = to_options(timeout_s, token, on);
-        std::optional<Result<std::unique_ptr<BlockReservation>>> made;
-        {
-          const nb::gil_scoped_release released;
-          made.emplace(client.reserve(keys[0], size, options));
-        }
-        if (!*made) raise(made->status());
-        return std::move(**made);
+        return value_or_raise(without_gil([&] { return client.reserve(keys[0], size, options); }));
       },
       nb::arg("key"), nb::arg("size_bytes"), nb::arg("timeout_s") = 30.0, cancel, node);
   c.def(

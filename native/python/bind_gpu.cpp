@@ -7,7 +7,9 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include "client_arguments.h"
+#include <cstring>
+
+#include "calls.h"
 #include "module.h"
 #include "mooncache/gpu.h"
 
@@ -19,29 +21,11 @@ namespace {
 
 using Pairs = std::vector<std::pair<uint64_t, uint64_t>>;
 
-template <typename Work>
-auto without_gil(Work work) {
-  const nb::gil_scoped_release release;
-  return work();
-}
-
-template <typename T>
-T value_or_raise(Result<T> result) {
-  if (!result) raise(result.status());
-  return std::move(*result);
-}
-
 std::vector<DeviceSlice> slices_of(const Pairs& pairs) {
   std::vector<DeviceSlice> slices;
   slices.reserve(pairs.size());
   for (const auto& [address, size] : pairs) slices.push_back({address, size});
   return slices;
-}
-
-Deadline deadline_in(double timeout_s) {
-  if (!(timeout_s >= 0)) refuse("timeout_s must be a number of seconds, 0 or more");
-  if (timeout_s > 1e8) return Deadline::never();
-  return Deadline::after(std::chrono::nanoseconds(static_cast<int64_t>(timeout_s * 1e9)));
 }
 
 GpuStager& with(GpuStager& stager, size_t slot) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "buffer_view.h"
+#include "calls.h"
 #include "index/index_benchmark.h"
 #include "module.h"
 #include "mooncache/block_index.h"
@@ -32,12 +33,6 @@ template <typename T>
 T& value_of(Result<T>& result) {
   if (!result) refuse(result.status());
   return *result;
-}
-
-template <typename Work>
-auto without_gil(Work work) {
-  const nb::gil_scoped_release release;
-  return work();
 }
 
 uint64_t secret_seed() {

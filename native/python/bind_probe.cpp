@@ -4,7 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "client_arguments.h"
+#include "calls.h"
 #include "module.h"
 #include "mooncache/probe.h"
 #include "rdma/fabric.h"
@@ -37,9 +37,7 @@ bool set_probe_field(const std::string& name, nb::handle value, ProbeOptions& op
   if (name == "token") {
     std::string token;
     if (!nb::try_cast(value, token)) return false;
-    auto credentials = credentials_from_token(token);
-    if (!credentials) raise(credentials.status());
-    options.peer.credentials = std::move(*credentials);
+    options.peer.credentials = value_or_raise(credentials_from_token(token));
     return true;
   }
   return set_rdma_field(name, value, options.rdma);
@@ -52,16 +50,12 @@ nb::dict transfer_probe(const nb::dict& values) {
     if (!set_probe_field(name, value, options))
       refuse(name + " is no setting of the transfer benchmark, or has the wrong type");
   }
-  auto result = [&] {
-    const nb::gil_scoped_release release;
-    return probe_transfers(options);
-  }();
-  if (!result) raise(result.status());
+  const ProbeResult result = value_or_raise(without_gil([&] { return probe_transfers(options); }));
   nb::dict out;
-  out["bytes"] = result->bytes;
-  out["seconds"] = result->seconds;
-  out["cpu_seconds"] = result->cpu_seconds;
-  out["batch_us"] = result->batch_us;
+  out["bytes"] = result.bytes;
+  out["seconds"] = result.seconds;
+  out["cpu_seconds"] = result.cpu_seconds;
+  out["batch_us"] = result.batch_us;
   return out;
 }
 
@@ -71,13 +65,9 @@ nb::list rdma_ports(const nb::dict& values) {
     const auto name = nb::cast<std::string>(key);
     if (!set_rdma_field(name, value, config)) refuse(name + " is no setting of RDMA");
   }
-  auto found = [&] {
-    const nb::gil_scoped_release release;
-    return rdma::look_for_rails(config);
-  }();
-  if (!found) raise(found.status());
+  const auto found = value_or_raise(without_gil([&] { return rdma::look_for_rails(config); }));
   nb::list out;
-  for (const rdma::RailReport& report : *found) {
+  for (const rdma::RailReport& report : found) {
     nb::dict port;
     port["device"] = report.info.device;
     port["port"] = report.info.port;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "buffer_view.h"
+#include "calls.h"
 #include "module.h"
 #include "mooncache/server.h"
 #include "rdma_arguments.h"
@@ -24,21 +25,6 @@ using namespace nb::literals;
 
 namespace mooncache::python {
 namespace {
-
-// A call that failed as a whole: RuntimeError(code, name, message); the service turns it into its typed
-// error.
-[[noreturn]] void raise(const Status& status) {
-  const nb::tuple args =
-      nb::make_tuple(static_cast<int>(status.code), std::string(code_name(status.code)), status.message);
-  PyErr_SetObject(PyExc_RuntimeError, args.ptr());
-  throw nb::python_error();
-}
-
-template <typename Work>
-auto without_gil(Work work) {
-  const nb::gil_scoped_release release;
-  return work();
-}
 
 template <typename T>
 void set_number(const char* name, nb::handle value, T& out) {
@@ -140,14 +126,11 @@ ServerConfig parse_config(const nb::dict& values) {
 
 std::unique_ptr<StoreServer> create(const nb::dict& values) {
   ServerConfig config = parse_config(values);
-  auto made = without_gil([&] { return StoreServer::create(std::move(config)); });
-  if (!made) raise(made.status());
-  return std::move(*made);
+  return value_or_raise(without_gil([&] { return StoreServer::create(std::move(config)); }));
 }
 
 void start(StoreServer& server) {
-  const Status status = without_gil([&] { return server.start(); });
-  if (!status) raise(status);
+  check(without_gil([&] { return server.start(); }));
 }
 
 void stop(StoreServer& server, double timeout_s) {
@@ -241,8 +224,7 @@ nb::tuple snapshot(StoreServer& server, uint64_t cursor, uint32_t max_records) {
 }
 
 void set_quota(StoreServer& server, const std::string& tenant, uint64_t bytes) {
-  const Status status = without_gil([&] { return server.set_quota(tenant, bytes); });
-  if (!status) raise(status);
+  check(without_gil([&] { return server.set_quota(tenant, bytes); }));
 }
 
 std::vector<Key> parse_keys(const BufferView& view) {
@@ -281,7 +263,7 @@ std::vector<int> unpin(StoreServer& server, TenantId tenant, nb::handle keys) {
   return for_each_key(keys, [&](const Key& key) { return server.store().unpin(tenant, key); });
 }
 
-std::string check(const StoreServer& server) {
+std::string broken_invariant(const StoreServer& server) {
   return without_gil([&] {
     std::string why;
     return const_cast<StoreServer&>(server).store().check(&why) ? std::string() : why;
@@ -323,7 +305,8 @@ void bind_store(nb::module_& m) {
       .def("pin", &pin, "tenant_id"_a, "keys"_a, "ttl_ms"_a)
       .def("unpin", &unpin, "tenant_id"_a, "keys"_a)
       .def("tenants", [](const StoreServer& server) { return server.tenants(); })
-      .def("check", &check, "Empty when every invariant of the store holds, else the first broken one.")
+      .def("check", &broken_invariant,
+           "Empty when every invariant of the store holds, else the first broken one.")
       .def("corrupt", &corrupt, "tenant_id"_a, "key"_a, "bit"_a,
            "Fault injection for tests: flips one stored bit. Returns a code.");
 }

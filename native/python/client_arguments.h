@@ -12,27 +12,12 @@
 #include <string>
 #include <vector>
 
+#include "calls.h"
 #include "mooncache/bytes.h"
-#include "mooncache/status.h"
 
 namespace mooncache::python {
 
 namespace nb = nanobind;
-
-[[noreturn]] inline void refuse(const std::string& sentence) {
-  throw nb::value_error(sentence.c_str());
-}
-
-// A call that failed as a whole: RuntimeError(code, name, message); the SDK turns it into its typed error.
-[[noreturn]] inline void raise(const Status& status) {
-  const nb::tuple args =
-      nb::make_tuple(static_cast<int>(status.code), std::string(code_name(status.code)), status.message);
-  PyErr_SetObject(PyExc_RuntimeError, args.ptr());
-  throw nb::python_error();
-}
-inline void check(const Status& status) {
-  if (!status) raise(status);
-}
 
 // Exported buffers of one call.
 class Buffers {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from mooncache.errors import NotFound, error_for
 
@@ -15,6 +16,7 @@ NOT_FOUND = NotFound.code
 ALREADY_EXISTS = 201
 CHECKSUM_MISMATCH = 202
 _MISSES = frozenset({OK, NOT_FOUND})
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,39 +76,33 @@ class GetResult(BatchResult):
 
 
 @dataclass(frozen=True, slots=True)
-class GetValues(BatchResult):
+class _Fetched(BatchResult, Generic[Value]):
+    """Outcome of a batch get that brings its own memory: `values[i]` is None for a miss or a failure (see `codes`)."""
+
+    values: tuple[Value | None, ...] = ()
+
+    @property
+    def hits(self) -> int:
+        """Number of keys that were found."""
+        return self.codes.count(OK)
+
+    def __iter__(self) -> Iterator[Value | None]:
+        return iter(self.values)
+
+    def __getitem__(self, position: int) -> Value | None:
+        return self.values[position]
+
+
+class GetValues(_Fetched[bytes]):
     """Outcome of a batch get that allocates: `values[i]` is None for a miss or a failure (see `codes`)."""
 
-    values: tuple[bytes | None, ...] = ()
-
-    @property
-    def hits(self) -> int:
-        """Number of keys that were found."""
-        return self.codes.count(OK)
-
-    def __iter__(self) -> Iterator[bytes | None]:
-        return iter(self.values)
-
-    def __getitem__(self, position: int) -> bytes | None:
-        return self.values[position]
+    __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GetViews(BatchResult):
+class GetViews(_Fetched[memoryview]):
     """Outcome of a batch get into memory that the client lends: `values[i]` is None for a miss or a failure."""
 
-    values: tuple[memoryview | None, ...] = ()
-
-    @property
-    def hits(self) -> int:
-        """Number of keys that were found."""
-        return self.codes.count(OK)
-
-    def __iter__(self) -> Iterator[memoryview | None]:
-        return iter(self.values)
-
-    def __getitem__(self, position: int) -> memoryview | None:
-        return self.values[position]
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)

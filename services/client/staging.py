@@ -73,16 +73,11 @@ class Keeping:
 
     def size_bytes(self) -> int:
         """Pinned bytes that the device may still touch; what it is through with is let go of."""
-        ended: list[_Kept] = []
         with self._lock:
-            kept, self._kept = self._kept, []
-            for one in kept:
-                (ended if one.settled() else self._kept).append(one)
-            held = sum(one.size_bytes() for one in self._kept)
-        # Outside of the lock: the driver may take its time to free memory while another copy hangs.
-        kept.clear()
-        ended.clear()
-        return held
+            # Dropped at the end, outside of the lock: the driver may take its time to free memory.
+            before = self._kept
+            self._kept = [one for one in before if not one.settled()]
+            return sum(one.size_bytes() for one in self._kept)
 
 
 KEEPING = Keeping()

@@ -69,6 +69,37 @@ def test_over_rdma_batches_and_streams_stand_beside_the_tool(monkeypatch: pytest
     assert (rows[f"{name} stream unchecked"].ratio, rows[f"{name} stream unchecked"].met) == (0.9, True)
 
 
+def test_beside_the_tool_a_case_has_its_device_and_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str, int]] = []
+
+    def measure(case: Case, peer: dict[str, object], duration_ms: int, _: object) -> Samples:
+        asked.append((case.transport, str(peer.get("rdma_devices")), duration_ms))
+        return Samples([1.0], [1.0], [1.0])
+
+    monkeypatch.setattr(cases, "measure", measure)
+    monkeypatch.setattr(cases, "rdma_device", lambda: "rxe0")
+    monkeypatch.setattr(references, "perftest", lambda *_: "none")
+    options = TransferOptions((), ("read",), (4096,), (1,), (1,), rounds=1, duration_ms=5)
+    report = Report("bench")
+    cases.measure_all(options, ("tcp", "rdma"), {}, None, report, lambda _: None, {})
+    assert set(asked) == {("tcp", "None", 5), ("rdma", "['rxe0']", 2000)}
+    asked.clear()
+    cases.measure_all(options, ("rdma",), {}, None, report, lambda _: None, None)
+    assert set(asked) == {("rdma", "None", 5)}
+
+
+@pytest.mark.skipif(nixl_lane.unavailable_reason() is not None, reason="NIXL is not installed")
+def test_plain_nixl_is_the_yardstick_of_our_link_over_it() -> None:
+    options = TransferOptions(
+        ("nixl",), ("read", "write"), (8192,), (2,), (1,), rounds=1, duration_ms=5, arena_bytes=64 << 20
+    )
+    report, _ = run(options, lambda _: None)
+    rows = {row.name: row for row in report.rows}
+    for way in ("read", "write"):
+        assert rows[f"nixl {way} 8 KiB x2 t1"].against == f"NIXL over UCX {way} 8 KiB x2", report.notes
+        assert rows[f"NIXL over UCX {way} 8 KiB x2"].value > 0
+
+
 def test_a_transport_that_cannot_run_is_a_note() -> None:
     peer = {"tcp_host": "127.0.0.1", "tcp_port": 1, "unix_path": "", "token": f"mcc1.{'00' * 32}"}
     report, samples = run(TINY, lambda _: None, peer)

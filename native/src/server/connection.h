@@ -178,6 +178,7 @@ class Connection : public Watched {
   void do_reserve(Meta meta);
   void do_commit(Meta meta);
   void do_abort(Meta meta);
+  std::byte* stage();
   size_t gather(std::span<Slice> slices, uint64_t chunk_bytes, bool& read_ahead);
   void received(uint64_t bytes, const std::byte* from);
   uint64_t keep(Piece& piece, uint64_t at, uint64_t bytes, const std::byte* from);

@@ -150,6 +150,12 @@ bool Connection::advance_inbound() {
   }
 }
 
+// The buffer for bytes whose place the processor cannot address.
+std::byte* Connection::stage() {
+  if (stage_ == nullptr) stage_ = std::make_unique_for_overwrite<std::byte[]>(kStageBytes);
+  return stage_.get();
+}
+
 // Where the next bytes go: places of pieces, at most `chunk_bytes` in all. `read_ahead`: the end of the
 // payload is among them, so bytes behind it belong to the next frame.
 size_t Connection::gather(std::span<Slice> slices, uint64_t chunk_bytes, bool& read_ahead) {
@@ -163,12 +169,11 @@ size_t Connection::gather(std::span<Slice> slices, uint64_t chunk_bytes, bool& r
     uint64_t take = std::min(left, chunk_bytes);
     const bool staged = piece.kept && piece.at == nullptr;
     if (staged && i > inbound.current) break;  // one piece at a time goes through the staging buffer
-    if (staged && stage_ == nullptr) stage_ = std::make_unique_for_overwrite<std::byte[]>(kStageBytes);
     if (staged) take = std::min<uint64_t>(take, kStageBytes - staged_);
     // Dropped bytes share one small buffer: several slices may name it.
     if (!piece.kept) take = std::min<uint64_t>(take, loop_.discard().size());
     if (take > 0) {
-      std::byte* at = staged ? stage_.get() + staged_ : piece.kept ? piece.at + skip : loop_.discard().data();
+      std::byte* at = staged ? stage() + staged_ : piece.kept ? piece.at + skip : loop_.discard().data();
       slices[count++] = {at, static_cast<size_t>(take)};
       chunk_bytes -= take;
     }
@@ -204,8 +209,7 @@ void Connection::received(uint64_t bytes, const std::byte* from) {
 uint64_t Connection::keep(Piece& piece, uint64_t at, uint64_t bytes, const std::byte* from) {
   const bool staged = piece.at == nullptr;
   if (staged) bytes = std::min<uint64_t>(bytes, kStageBytes - staged_);
-  if (staged && stage_ == nullptr) stage_ = std::make_unique_for_overwrite<std::byte[]>(kStageBytes);
-  std::byte* const to = staged ? stage_.get() + staged_ : piece.at + at;
+  std::byte* const to = staged ? stage() + staged_ : piece.at + at;
   piece.crc = from != nullptr ? copy_crc32c(to, from, static_cast<size_t>(bytes), piece.crc)
                               : crc32c({to, static_cast<size_t>(bytes)}, piece.crc);
   if (!staged) return bytes;
@@ -213,7 +217,7 @@ uint64_t Connection::keep(Piece& piece, uint64_t at, uint64_t bytes, const std::
   if (staged_ < kStageBytes && at + bytes < piece.size) return bytes;
   const uint64_t offset = piece.offset + at + bytes - staged_;
   if (piece.code == Code::kOk) {  // of a block that is lost already the rest is only read from the socket
-    const Status put = store().write(piece.reservation, offset, {stage_.get(), staged_});
+    const Status put = store().write(piece.reservation, offset, {stage(), staged_});
     const bool gone = put.code == Code::kReservationUnknown;  // the caller's doing, not the device's
     if (!put && !gone) loop_.shared().log.push(40, "block_unwritable", put.message);
     if (!put) piece.code = gone ? put.code : Code::kNodeUnavailable;

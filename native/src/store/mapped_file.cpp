@@ -43,10 +43,6 @@ std::string text_of(uint64_t bytes) {
   return std::to_string(bytes) + " bytes";
 }
 
-bool starts_with_slash(const std::string& path) {
-  return !path.empty() && path.front() == '/';
-}
-
 // Where the kernel describes a character device.
 std::string about_device(const std::string& sysfs, dev_t device) {
   return sysfs + "/dev/char/" + std::to_string(major(device)) + ":" + std::to_string(minor(device));
@@ -95,7 +91,7 @@ MappedFile::~MappedFile() {
 
 Status MappedFile::open_path(const MappedFileOptions& options) {
   const std::string& path = options.path;
-  if (!starts_with_slash(path)) return wrong(path, "must be an absolute path");
+  if (!path.starts_with('/')) return wrong(path, "must be an absolute path");
   struct stat facts {};
   if (::lstat(path.c_str(), &facts) != 0) {
     if (errno != ENOENT && errno != ENOTDIR) return refused(path, "it cannot be looked at", errno);

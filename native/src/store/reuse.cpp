@@ -14,7 +14,6 @@ constexpr uint32_t kHeadBlocks = 10;
 constexpr double kHeadFactor = 1.15;
 constexpr uint32_t kForksMax = 1024;
 constexpr uint64_t kValueUses = 16;
-constexpr size_t kHeapMin = 1024;
 constexpr size_t kHeapSlack = 4;
 constexpr uint32_t kPrevious = 0, kNext = 1;
 

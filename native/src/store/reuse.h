@@ -162,7 +162,8 @@ class Reuse {
   std::vector<Bid> heap_;  // least worth on top; some are out of date
   uint64_t uses_ = 0;
   uint64_t value_at_ = 0;
-  size_t heap_max_ = 1024;
+  static constexpr size_t kHeapMin = 1024;
+  size_t heap_max_ = kHeapMin;
 };
 
 }  // namespace mooncache::store

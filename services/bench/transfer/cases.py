@@ -114,8 +114,9 @@ def measure_all(
             if (case.transport, case.threads) in refused:
                 continue
             progress(f"round {number + 1} of {options.rounds}: {case}")
+            beside = rdma_device() if case.transport == "rdma" and tool_rounds is not None else None
             try:
-                got = measure(case, peer, options.duration_ms, node_cpu)
+                got = measure(*_like_tool(case, peer, options, beside), node_cpu)
             except MooncacheError as error:
                 refused.add((case.transport, case.threads))
                 threads = f" with {case.threads} threads" if len(options.threads) > 1 else ""
@@ -128,6 +129,15 @@ def measure_all(
         if tool_rounds is not None:
             _tool_round(samples, report, progress, tool_rounds)
     return samples
+
+
+def _like_tool(
+    case: Case, peer: dict[str, Any], options: TransferOptions, device: str | None
+) -> tuple[Case, dict[str, Any], int]:
+    """Beside perftest: over the one device that it uses, and as long."""
+    if device is None:
+        return case, peer, options.duration_ms
+    return case, {**peer, "rdma_devices": [device]}, max(options.duration_ms, references.DURATION_S * 1000)
 
 
 def _tool_round(
@@ -183,12 +193,16 @@ def reference_rows(
         used = {case.transport for case in mine}
         label = f"{size_text(size)} x{batch}"
         found: dict[tuple[str, str], tuple[str, float]] = {}
-        if used & {"shm", "loopback", "nixl"}:
+        if used & {"shm", "loopback"}:
             progress(f"memcpy {label}")
             rate = references.memcpy(size, batch, options.duration_ms / 1e3)
             report.add(bar_row(f"memcpy {label}", rate, "GB/s"))
-            for transport, way in itertools.product(("shm", "loopback", "nixl"), options.directions):
+            for transport, way in itertools.product(("shm", "loopback"), options.directions):
                 found[transport, way] = (f"memcpy {label}", rate)
+        if "nixl" in used:
+            progress(f"NIXL itself {label}")
+            answer = references.nixl(size, batch, options.duration_ms / 1e3)
+            _note(report, found, "nixl", "NIXL over UCX", label, _figures(report, answer))
         if "tcp" in used:
             progress(f"raw socket {label}")
             figures = references.raw_socket(size, batch, options.duration_ms / 1e3)

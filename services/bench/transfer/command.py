@@ -23,23 +23,23 @@ _EXIT_FAILED = 1
 _EXIT_USAGE = 2
 
 
+def _names(help_text: str) -> Parameter:
+    return Parameter(help=help_text, negative=())
+
+
 def transfer(
     *,
-    transport: Annotated[
-        tuple[str, ...], Parameter(help=f"Only these: {', '.join(TRANSPORTS)}.", negative=())
-    ] = (),
-    direction: Annotated[
-        tuple[str, ...], Parameter(help="Only read or only write.", negative=())
-    ] = DIRECTIONS,
-    block: Annotated[
-        tuple[str, ...], Parameter(help=f"Block sizes, such as {SIZES_HINT}.", negative=())
-    ] = (),
-    batch: Annotated[tuple[int, ...], Parameter(help="Blocks under way per thread.", negative=())] = (8,),
-    threads: Annotated[tuple[int, ...], Parameter(help="Threads, each with its own link.", negative=())] = (
-        1,
-    ),
+    transport: Annotated[tuple[str, ...], _names(f"Only these: {', '.join(TRANSPORTS)}.")] = (),
+    direction: Annotated[tuple[str, ...], _names("Only read or only write.")] = DIRECTIONS,
+    block: Annotated[tuple[str, ...], _names(f"Block sizes, such as {SIZES_HINT}.")] = (),
+    batch: Annotated[tuple[int, ...], _names("Blocks under way per thread.")] = (8,),
+    threads: Annotated[tuple[int, ...], _names("Threads, each with its own link.")] = (1,),
     memory: Annotated[str, Parameter(help="Where the bytes are on this side: host or cuda.")] = "host",
     rounds: Annotated[int, Parameter(help="Rounds over all cases; medians are printed.")] = 3,
+    seconds: Annotated[
+        float,
+        Parameter(help="How long a case is measured in each round; beside perftest as long as that, 2 s."),
+    ] = 0.4,
     references: Annotated[
         bool, Parameter(help="Also run memcpy, raw sockets and each wire's own tool.")
     ] = True,
@@ -72,8 +72,8 @@ def transfer(
     console = Console()
     try:
         if memory == "cuda":
-            return _device_copies(console, rounds, json, markdown)
-        options = _options(transport, direction, block, batch, threads, memory, rounds, references)
+            return _device_copies(console, transport or block or serve or connect, rounds, json, markdown)
+        options = _options(transport, direction, block, batch, threads, memory, rounds, seconds, references)
         options = options.quick() if quick else options
         if serve is not None:
             return _serve(console, serve, token_file, options)
@@ -94,8 +94,16 @@ def transfer(
     return 0
 
 
-def _device_copies(console: Console, rounds: int, json: Path | None, markdown: Path | None) -> int:
+def _device_copies(
+    console: Console, other: object, rounds: int, json: Path | None, markdown: Path | None
+) -> int:
     from mooncache.bench.gpu import copies
+
+    if other:
+        raise ValueError(
+            "--memory cuda measures the copies between a GPU and host memory, which --transport, --block, --serve and "
+            "--connect say nothing about. Leave them out."
+        )
 
     if rounds < 1:
         raise ValueError("--rounds must be at least 1.")
@@ -130,6 +138,7 @@ def _options(
     threads: tuple[int, ...],
     memory: str,
     rounds: int,
+    seconds: float,
     references: bool,
 ) -> TransferOptions:
     """What was asked for, checked. Raises ValueError with a sentence."""
@@ -145,6 +154,8 @@ def _options(
         raise ValueError("--threads must be 1 to 64.")
     if rounds < 1:
         raise ValueError("--rounds must be at least 1.")
+    if not 0.001 <= seconds <= 3600:
+        raise ValueError("--seconds must be 0.001 to 3600.")
     sizes = tuple(parse_size(text) for text in block) or TransferOptions().block_bytes
     need = 4 * max(sizes) * max(batch) * max(threads)
     return TransferOptions(
@@ -154,6 +165,7 @@ def _options(
         batch,
         threads,
         rounds,
+        round(seconds * 1000),
         references=references,
         arena_bytes=max(1 << 28, need),
     )

@@ -1,4 +1,8 @@
-"""NIXL as a measured transport: a process that registers memory, and this process's link to it (one thread)."""
+"""NIXL as a measured transport: a process that registers memory, and this process's link to it (one thread).
+
+`measure_plain` is the yardstick beside it: NIXL's own requests between registered memory of both processes, without
+our staging, checksums and bounds.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +43,57 @@ def measure_nixl(
                 link.release()
     except WorkerError as error:
         raise TransportUnavailable(str(error)) from error
+
+
+def measure_plain(*, write: bool, block_bytes: int, batch: int, duration_s: float) -> float:
+    """GB/s of one NIXL request after another, each a list of `batch` blocks.
+
+    Raises TransportUnavailable without NIXL or when its process ends.
+    """
+    if reason := unavailable_reason():
+        raise TransportUnavailable(reason)
+    sizes = [str(block_bytes), str(batch)]
+    try:
+        with Worker("mooncache.bench.transfer.nixl_lane", sizes, env=_QUIET) as node:
+            agent = make_agent(f"bench-plain-{time.monotonic_ns()}")
+            peer = agent.add_remote_agent(bytes.fromhex(node.hello["metadata"]))
+            own = NixlNode(agent)
+            try:
+                here = own.register(memoryview(bytearray(block_bytes * batch))).address
+                ends = [
+                    agent.get_xfer_descs(
+                        [(start + i * block_bytes, block_bytes, 0) for i in range(batch)], "DRAM"
+                    )
+                    for start in (here, node.hello["address"])
+                ]
+                request = agent.initialize_xfer("WRITE" if write else "READ", *ends, peer)
+                try:
+                    rounds, seconds = _repeat(agent, request, duration_s)
+                finally:
+                    agent.release_xfer_handle(request)
+            finally:
+                own.close()
+                agent.remove_remote_agent(peer)
+    except WorkerError as error:
+        raise TransportUnavailable(str(error)) from error
+    return rounds * batch * block_bytes / 1e9 / seconds
+
+
+def _repeat(agent: Any, request: Any, duration_s: float) -> tuple[int, float]:
+    """How often the request went through, and in how many seconds."""
+    rounds = -_WARM_UP_BATCHES
+    begun = now = time.perf_counter()
+    while rounds < 1 or now - begun < duration_s:
+        state = agent.transfer(request)
+        while state == "PROC" and time.perf_counter() - now < _BATCH_TIMEOUT_S:
+            state = agent.check_xfer_state(request)
+        if state != "DONE":
+            raise TransportUnavailable(f"a plain NIXL request of the benchmark ended as {state}")
+        now = time.perf_counter()
+        rounds += 1
+        if rounds == 0:
+            begun = now
+    return rounds, now - begun
 
 
 def _run(

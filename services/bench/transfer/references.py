@@ -19,8 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mooncache.bench.store.raw_socket import RawSocket
+from mooncache.bench.transfer.nixl_lane import measure_plain
+from mooncache.errors import TransportUnavailable
 
-_DURATION_S = 2
+DURATION_S = 2
 _MARGIN_S = 1
 _TIMEOUT_S = 30.0
 Figures = dict[str, float]
@@ -66,7 +68,7 @@ def iperf3() -> Figures | str:
         server = _start(["iperf3", "-s", "-1", "-p", str(port)])
         try:
             text = _client(
-                ["iperf3", "-c", "127.0.0.1", "-p", str(port), "-t", str(_DURATION_S), "-J", *extra]
+                ["iperf3", "-c", "127.0.0.1", "-p", str(port), "-t", str(DURATION_S), "-J", *extra]
             )
             figures[name] = parse_iperf3(text)
         except (RuntimeError, ValueError, KeyError) as error:
@@ -79,6 +81,19 @@ def iperf3() -> Figures | str:
 def parse_iperf3(text: str) -> float:
     """GB/s that arrived, from `iperf3 -J`."""
     return float(json.loads(text)["end"]["sum_received"]["bits_per_second"]) / 8e9
+
+
+def nixl(block_bytes: int, batch: int, duration_s: float) -> Figures | str:
+    """NIXL's own requests over UCX between two processes here; the reason when there is none."""
+    try:
+        return {
+            name: measure_plain(
+                write=name == "write", block_bytes=block_bytes, batch=batch, duration_s=duration_s
+            )
+            for name in ("read", "write")
+        }
+    except TransportUnavailable as error:
+        return error.message
 
 
 def perftest(device: str, block_bytes: int, batch: int) -> Figures | str:
@@ -96,7 +111,7 @@ def perftest(device: str, block_bytes: int, batch: int) -> Figures | str:
             str(block_bytes),
             *(
                 "-D",
-                str(_DURATION_S + 2 * _MARGIN_S),
+                str(DURATION_S + 2 * _MARGIN_S),
                 "-f",
                 str(_MARGIN_S),
             ),  # by itself it leaves 2 s out at each end
@@ -167,7 +182,7 @@ def original_engine(block_bytes: int, batch: int, threads: int) -> Figures | str
                     f"--block_size={block_bytes}",
                     f"--batch_size={batch}",
                     f"--threads={threads}",
-                    f"--duration={_DURATION_S}",
+                    f"--duration={DURATION_S}",
                     "--report_precision=4",
                 ]
             )
