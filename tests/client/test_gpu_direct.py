@@ -36,6 +36,18 @@ BLOCK_BYTES = 700_001
 pytestmark = pytest.mark.skipif(not FAKE.exists(), reason=f"{FAKE} is not built (make native-test)")
 
 
+class Range:
+    """A part of an arena as cupy and torch show it."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (address, False),
+            "shape": (size,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
 class Arena:
     """GPU memory that the test can look at, as an array and in parts."""
 
@@ -44,11 +56,10 @@ class Arena:
         self._at = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self.address = gpu.adopt(self._at, ARENA_BYTES)
 
-    def array(self, begin: int = 0, size: int = ARENA_BYTES) -> Any:
-        interface = {"data": (self.address + begin, False), "shape": (size,), "typestr": "|u1", "version": 3}
-        return SimpleNamespace(__cuda_array_interface__=interface, arena=self)
+    def array(self, begin: int = 0, size: int = ARENA_BYTES) -> Range:
+        return Range(self.address + begin, size)
 
-    def fill(self, begin: int, content: bytes) -> Any:
+    def fill(self, begin: int, content: bytes) -> Range:
         self.memory[begin : begin + len(content)] = content
         return self.array(begin, len(content))
 
