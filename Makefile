@@ -20,7 +20,7 @@ heading = @printf '\n== %s\n' "$(1)"
 
 # ---- for people --------------------------------------------------------------------------------
 .PHONY: help up test check lint format pytest native-test asan-test tsan-test fuzz-smoke wheel wheel-test engine
-.PHONY: bench proto docs stub tidy develop clean distclean system-up system-test
+.PHONY: bench bench-rdma proto docs stub tidy develop clean distclean system-up system-test
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -137,6 +137,10 @@ wheel-test: build/dist/.built ## the wheel in a fresh environment outside of the
 bench: $(VENV)/.base ## store benchmark beside a raw socket, memcpy and, if it installs, the original
 	@$(PIP) install -q -e '.[bench]' || echo "extra [bench] did not install: the comparison is left out"
 	$(BIN)/mooncache bench store --peer mooncake $(BENCH_ARGS)
+
+bench-rdma: $(VENV)/.dev ## RDMA beside perftest in the test machine, into build/rdma.json and .md (quiet machine, 5 minutes)
+	@mkdir -p build
+	$(BIN)/python -m tests.rdma.bench build/rdma $(BENCH_ARGS)
 
 proto: $(VENV)/.dev ## regenerate services/proto from protos/
 	$(BIN)/python scripts/gen_protos.py
