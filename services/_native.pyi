@@ -232,8 +232,6 @@ class Reservation:
 def place(key: object, nodes: list, host_id: str, count: int) -> list:
     """Positions of the nodes for a block, best first."""
 
-def transport_report() -> list: ...
-
 class Client:
     """
     Cluster client. Failed calls raise RuntimeError(code, name, message); batches report one code per item.
@@ -308,6 +306,9 @@ class Client:
     def learn_locations(self, keys: object, packed: bytes) -> None: ...
 
     def stats(self) -> dict: ...
+
+    def transports(self) -> list:
+        """-> [(name, state, reason)], best first; opens nothing."""
 
     def latency_histograms(self) -> dict:
         """
@@ -391,7 +392,17 @@ class GpuDevice:
 
 def rdma_ports(settings: dict) -> list:
     """
-    The RDMA ports as libibverbs shows them: device, port, usable, reason (why not), gpu_direct (how it would reach GPU memory, and why not better). Raises RuntimeError(code, name, message).
+    The RDMA ports as a client or node with these settings sees them: device, port, usable, reason (why not), link_layer, gid, gid_index, gid_reason, mtu_bytes, megabits_per_s, gpu_direct (how it would reach GPU memory, and why not better). Raises RuntimeError(code, name, message).
+    """
+
+def rdma_address(link_layer: str, table: list, wanted: int) -> tuple:
+    """
+    Which address of a port is used: [(index, kind, GID)] -> (usable, index, why this one or why none). Kinds: InfiniBand, RoCE v1, RoCE v2; `wanted`: only this index, -1 = any.
+    """
+
+def rdma_answer(rails: list, peer: object, used: Sequence[int]) -> int | None:
+    """
+    Position of the rail (link layer, GID) that a node answers the peer's with; `used`: how much each has to do already. None: none reaches it.
     """
 
 def transfer_probe(options: dict) -> dict:

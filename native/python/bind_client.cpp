@@ -406,12 +406,6 @@ void bind_client(nb::module_& m) {
       },
       nb::arg("key"), nb::arg("nodes"), nb::arg("host_id"), nb::arg("count"),
       "Positions of the nodes for a block, best first.");
-  m.def("transport_report", [] {
-    nb::list list;
-    for (const TransportReport& report : transport_report())
-      list.append(nb::make_tuple(report.name, report.available, report.reason));
-    return list;
-  });
   nb::class_<Client> c(m, "Client",
                        "Cluster client. Failed calls raise RuntimeError(code, name, message); batches report "
                        "one code per item.");
@@ -470,6 +464,15 @@ void bind_client(nb::module_& m) {
       },
       nb::arg("keys"), nb::arg("packed"));
   c.def("stats", [](Client& client) { return values_dict(client.stats()); });
+  c.def(
+      "transports",
+      [](const Client& client) {
+        nb::list list;
+        for (const ClientTransport& way : client.transports())
+          list.append(nb::make_tuple(way.name, way.state, way.reason));
+        return list;
+      },
+      "-> [(name, state, reason)], best first; opens nothing.");
   c.def(
       "latency_histograms",
       [](Client& client) {

@@ -1,8 +1,14 @@
 // The native half of `mooncache bench transfer` for Python: one call runs one measurement without the GIL;
 // and what `mooncache doctor rdma` asks of libibverbs itself.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+
+#include <cstring>
 
 #include "calls.h"
 #include "module.h"
@@ -59,6 +65,13 @@ nb::dict transfer_probe(const nb::dict& values) {
   return out;
 }
 
+constexpr std::string_view kInfinibandName = "InfiniBand";
+constexpr std::string_view kRoceV2Name = "RoCE v2";
+
+std::string_view layer_name(rdma::LinkLayer layer) {
+  return layer == rdma::LinkLayer::kInfiniband ? kInfinibandName : kRoceV2Name;
+}
+
 nb::list rdma_ports(const nb::dict& values) {
   RdmaConfig config;
   for (const auto& [key, value] : values) {
@@ -74,18 +87,89 @@ nb::list rdma_ports(const nb::dict& values) {
     port["usable"] = report.usable;
     port["reason"] = report.reason;
     port["gpu_direct"] = report.gpu_direct;
+    port["link_layer"] = layer_name(report.info.layer);
+    port["gid"] = report.usable ? rdma::gid_text(report.info.gid) : "";
+    port["gid_index"] = report.info.gid_index;
+    port["gid_reason"] = report.info.gid_reason;
+    port["mtu_bytes"] = report.info.mtu == 0 ? 0 : 128u << report.info.mtu;
+    port["megabits_per_s"] = report.info.megabits_per_s;
     out.append(port);
   }
   return out;
+}
+
+// A rail as another host described it: it can be chosen, not used.
+class TakenDown final : public rdma::Rail {
+ public:
+  explicit TakenDown(rdma::RailInfo info) : info_(std::move(info)) {}
+  const rdma::RailInfo& info() const override { return info_; }
+  bool up() const override { return true; }
+  Result<std::unique_ptr<rdma::Domain>> make_domain() override {
+    return {Code::kTransportUnavailable, "RDMA unavailable, because this rail is on another host"};
+  }
+
+ private:
+  const rdma::RailInfo info_;
+};
+
+// (link layer, GID of 16 bytes)
+rdma::RailInfo to_rail(nb::handle described) {
+  rdma::RailInfo info;
+  const auto [layer, gid] = nb::cast<std::pair<std::string, nb::bytes>>(described);
+  if (gid.size() != info.gid.size()) refuse("a GID has 16 bytes");
+  if (layer != kInfinibandName && layer != kRoceV2Name) refuse("a link layer is InfiniBand or RoCE v2");
+  info.layer = layer == kInfinibandName ? rdma::LinkLayer::kInfiniband : rdma::LinkLayer::kRoceV2;
+  std::memcpy(info.gid.data(), gid.c_str(), info.gid.size());
+  return info;
+}
+
+rdma::GidKind to_kind(const std::string& name) {
+  if (name == kInfinibandName) return rdma::GidKind::kInfiniband;
+  return name == kRoceV2Name ? rdma::GidKind::kRoceV2 : rdma::GidKind::kRoceV1;
+}
+
+// (usable, index in the port's table, why this one or why none)
+nb::tuple rdma_address(const std::string& layer, const nb::list& table, int wanted) {
+  rdma::RailInfo info;
+  info.layer = layer == kInfinibandName ? rdma::LinkLayer::kInfiniband : rdma::LinkLayer::kRoceV2;
+  std::vector<rdma::GidEntry> entries;
+  for (const nb::handle item : table) {
+    const auto [index, kind, gid] = nb::cast<std::tuple<uint32_t, std::string, nb::bytes>>(item);
+    rdma::GidEntry& entry = entries.emplace_back(rdma::GidEntry{{}, index, to_kind(kind)});
+    if (gid.size() != entry.gid.size()) refuse("a GID has 16 bytes");
+    std::memcpy(entry.gid.data(), gid.c_str(), entry.gid.size());
+  }
+  std::string why;
+  const bool usable = rdma::choose_gid(entries, wanted, info, why);
+  return nb::make_tuple(usable, info.gid_index, usable ? info.gid_reason : why);
+}
+
+std::optional<size_t> rdma_answer(const nb::list& rails, nb::handle peer, const std::vector<uint32_t>& used) {
+  std::vector<std::shared_ptr<rdma::Rail>> ours;
+  for (const nb::handle rail : rails) ours.push_back(std::make_shared<TakenDown>(to_rail(rail)));
+  if (used.size() != ours.size()) refuse("each rail needs the number of its users");
+  const rdma::RailInfo theirs = to_rail(peer);
+  rdma::EndpointAddress address;
+  address.gid = theirs.gid;
+  address.layer = theirs.layer;
+  const size_t chosen = rdma::choose_rail(ours, address, used);
+  if (chosen == SIZE_MAX) return std::nullopt;
+  return chosen;
 }
 
 }  // namespace
 
 void bind_probe(nb::module_& m) {
   m.def("rdma_ports", &rdma_ports, "settings"_a,
-        "The RDMA ports as libibverbs shows them: device, port, usable, reason (why not), gpu_direct (how it "
-        "would "
+        "The RDMA ports as a client or node with these settings sees them: device, port, usable, reason (why "
+        "not), link_layer, gid, gid_index, gid_reason, mtu_bytes, megabits_per_s, gpu_direct (how it would "
         "reach GPU memory, and why not better). Raises RuntimeError(code, name, message).");
+  m.def("rdma_address", &rdma_address, "link_layer"_a, "table"_a, "wanted"_a,
+        "Which address of a port is used: [(index, kind, GID)] -> (usable, index, why this one or why none). "
+        "Kinds: InfiniBand, RoCE v1, RoCE v2; `wanted`: only this index, -1 = any.");
+  m.def("rdma_answer", &rdma_answer, "rails"_a, "peer"_a, "used"_a,
+        "Position of the rail (link layer, GID) that a node answers the peer's with; `used`: how much each "
+        "has to do already. None: none reaches it.");
   m.def("transfer_probe", &transfer_probe, "options"_a,
         "One measurement of a transport against a node: bytes, seconds, cpu_seconds of the moving threads, "
         "batch_us of each batch. Raises RuntimeError(code, name, message).");

@@ -183,6 +183,7 @@ nb::list rails(const StoreServer& server) {
     item["connections"] = rail.connections;
     item["grants"] = rail.grants;
     item["granted_bytes"] = rail.granted_bytes;
+    item["failures"] = rail.failures;
     out.append(item);
   }
   return out;

@@ -10,6 +10,8 @@ from cyclopts import Parameter
 from mooncache.cli.common import HERE, AsJson, Where
 from mooncache.cli.conductor_view import conductor_lines
 from mooncache.cli.output import EXIT_MISS, EXIT_OK, console, human_age, human_bytes, print_json, print_table
+from mooncache.topology import machine
+from mooncache.topology.core import choose
 
 _POLL_S = 0.2
 _STATES = {1: "active", 2: "suspect", 3: "draining", 4: "dead"}
@@ -108,6 +110,8 @@ def status(*, where: Where = HERE, json: AsJson = False) -> int:
     if look.status is None:
         raise look.master_error or MasterUnavailable("The master did not answer.")
     document = status_document(look.status)
+    if any(node["rails"] for node in document["nodes"]):
+        document["no_rdma_here"] = choose.why_none(machine.look())
     if conductor_target:
         document["serving"] = {
             "gateway": {"url": gateway_url, "reason": look.gateway_reason} if gateway_url else None,
@@ -217,6 +221,8 @@ def _show_pool(document: dict[str, Any]) -> None:
         print_table(
             "", ("node", "rail", "state", "address", "speed", "NUMA", "connections", "granted"), rails
         )
+    if reason := document.get("no_rdma_here", ""):
+        console.print(f"this host does without RDMA: {reason}", style="yellow", markup=False)
     if not document["nodes"]:
         console.print("no store nodes; start one with `mooncache store-node`", style="yellow")
 

@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple
 from mooncache.cli.common import AsJson, Where
 from mooncache.cli.look import Look, Looker
 from mooncache.cli.output import EXIT_MISS, EXIT_OK, console, print_json
+from mooncache.topology import machine
+from mooncache.topology.core import choose
 
 Grade = Literal["ok", "warn", "bad"]
 _SIGNS: dict[Grade, str] = {"ok": "[green]✓[/]", "warn": "[yellow]![/]", "bad": "[red]✗[/]"}
@@ -26,9 +28,11 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
-def findings(look: Look, *, conductor_target: str, gateway_url: str) -> list[Finding]:
-    """What one look says, the pool first."""
-    found = _pool(look)
+def findings(
+    look: Look, *, conductor_target: str, gateway_url: str, rdma_reason: str | None = None
+) -> list[Finding]:
+    """What one look says, the pool first. rdma_reason: why this host does without RDMA, "" when it does not."""
+    found = [*_pool(look), *_rdma(look, rdma_reason)]
     if not conductor_target:
         return [*found, Finding("ok", "serving", "a pool alone: no conductor is configured here")]
     if look.conductor_error:
@@ -64,6 +68,19 @@ def _pool(look: Look) -> list[Finding]:
     else:
         found.append(Finding("ok", "store nodes", f"{len(active)} active"))
     return found
+
+
+def _rdma(look: Look, reason: str | None) -> list[Finding]:
+    """Whether the RDMA that nodes offer is used from here; nothing where none offers it."""
+    nodes = [] if look.status is None or reason is None else look.status.nodes
+    offering = [node.node.node_id for node in nodes if any(rail.up for rail in node.node.rails)]
+    if not offering:
+        return []
+    offer = f"offered by {len(offering)} of {len(nodes)} nodes"
+    if not reason:
+        return [Finding("ok", "RDMA", f"{offer}, and this host has a port for it")]
+    advice = "`mooncache doctor rdma` on each host says what to fix"
+    return [Finding("warn", "RDMA", f"{offer}, but not used from this host: {reason}", advice)]
 
 
 def _instances(rows: list[dict[str, Any]]) -> list[Finding]:
@@ -112,7 +129,12 @@ def doctor(*, where: Where = Where(), json: AsJson = False) -> int:  # noqa: B00
             seen = await looker.look(with_metrics=False)
         finally:
             await looker.close()
-        return findings(seen, conductor_target=looker.conductor_target, gateway_url=looker.gateway_url)
+        return findings(
+            seen,
+            conductor_target=looker.conductor_target,
+            gateway_url=looker.gateway_url,
+            rdma_reason=choose.why_none(machine.look()),
+        )
 
     found = asyncio.run(look())
     if json:

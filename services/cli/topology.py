@@ -171,14 +171,16 @@ def _add_device(branch: Tree, device: RdmaDevice) -> None:
         text.append(f"  {device.why_not}", style="red")
     below = branch.add(text)
     for port in device.ports:
-        chosen = choose.gid_of(port)
+        verdict = choose.verdict_of(port)
         line = Text(f"port {port.number} ")
         line.append(port.state or "UNKNOWN", style="green" if port.active else "yellow")
         line.append(f" {port.rate_gbps:g} Gb/s {port.link_layer}")
         if port.netdev:
             line.append(f" over {port.netdev} (MTU {port.netdev_mtu_bytes}, path {port.mtu_bytes or '?'})")
-        if chosen.gid is not None:
-            line.append(f"  {chosen.gid.address} [{chosen.gid.index}] {chosen.gid.kind}")
+        if verdict.gid is not None:
+            line.append(f"  {verdict.gid.address} [{verdict.gid.index}]: {verdict.gid_reason}")
+        elif port.active:
+            line.append(f"  {verdict.reason}", style="yellow")
         below.add(line)
 
 
@@ -198,7 +200,7 @@ def _distances(host: Host) -> Group:
 
 def _choices(host: Host) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in ("bytes in", "would go by", "in reserve", "why"):
+    for name in ("bytes in", "would go by", "when those are busy", "why"):
         table.add_column(name, overflow="fold")
     for place in choose.places(host):
         preferred = ", ".join(f"{rail.device}/{rail.port}" for rail in place.preferred)

@@ -308,6 +308,10 @@ class AsyncClient:
         """Counters of this client's native core by name."""
         return self._engine.stats()
 
+    def transports(self) -> tuple[res.TransportView, ...]:
+        """See `Client.transports`."""
+        return self._engine.transports()
+
     async def close(self) -> None:
         """Close every connection and stop the threads. Calling it twice is harmless."""
         if self._control is not None:

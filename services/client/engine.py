@@ -20,7 +20,9 @@ from mooncache.client.keys import Key, pack_keys, to_block_key, to_block_keys
 from mooncache.client.native_call import call_native
 from mooncache.client.registered import RegisteredBuffer
 from mooncache.errors import Closed, InvalidArgument, MooncacheError
+from mooncache.logs import Event, get_logger
 
+_log = get_logger(__name__)
 MAX_BATCH = 65_536
 MAX_TIMEOUT_S = 3_600.0
 MAX_REPLICAS = 16
@@ -85,6 +87,8 @@ class Engine:
         self._view = res.ClusterView()
         self._map_version = 0
         self._direct = GpuDirect(DeviceStaging())
+        self._rdma_open = False  # a node offers RDMA, and it is not known yet whether it can be used here
+        self._rdma_told = False
 
     # --- membership ------------------------------------------------------------------------------------------
 
@@ -119,12 +123,17 @@ class Engine:
                 ],
             )
             self._view = view
+            self._rdma_open = not self._rdma_told and (
+                self._locate is None or any(node.rails for node in view.nodes)
+            )
 
     def close(self) -> None:
         with self._lock:
             if self._closed:
                 return
             self._closed = True
+        if self._rdma_open:
+            self._tell_rdma()
         self._native.close()
 
     @property
@@ -136,6 +145,8 @@ class Engine:
     def _core(self) -> Any:
         if self._closed:
             raise Closed("The client is closed. Make a new one with mooncache.connect().")
+        if self._rdma_open:
+            self._tell_rdma()
         return self._native
 
     def _timeout(self, timeout_s: float | None) -> float:
@@ -461,3 +472,18 @@ class Engine:
 
     def stats(self) -> dict[str, int]:
         return dict(self._core().stats())
+
+    # --- transports ------------------------------------------------------------------------------------------
+
+    def transports(self) -> tuple[res.TransportView, ...]:
+        return tuple(res.TransportView(*way) for way in self._core().transports())
+
+    def _tell_rdma(self) -> None:
+        """Log once why RDMA, which a node offers, is not used; wait while nothing has asked for it."""
+        _, state, reason = next(way for way in self._native.transports() if way[0] == "rdma")
+        if state == "idle":
+            return
+        with self._lock:
+            told, self._rdma_told, self._rdma_open = self._rdma_told, True, False
+        if not told and state == "unavailable":
+            _log.warning(Event.CLIENT_RDMA_UNAVAILABLE, reason=reason)

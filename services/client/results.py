@@ -165,6 +165,18 @@ class NodeView:
     """RDMA ports that the node answers on and that are up, as device:port; none: its bytes go over TCP."""
 
 
+@dataclass(frozen=True, slots=True)
+class TransportView:
+    """A way that blocks may take, as this client sees it."""
+
+    name: str
+    """shm, rdma or tcp."""
+    state: str
+    """ready; idle: no node has offered it for a transfer yet; off: the configuration says so; unavailable."""
+    reason: str
+    """Why it is not ready; empty when it is."""
+
+
 TIER_NAMES: Sequence[str] = ("hbm", "dram", "ssd", "shared")
 
 

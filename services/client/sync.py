@@ -356,6 +356,11 @@ class Client:
         """Counters of this client's native core by name."""
         return self._engine.stats()
 
+    def transports(self) -> tuple[res.TransportView, ...]:
+        """The ways that blocks may take, best first, and why one is not used. It opens nothing: RDMA is idle until a
+        node offers it for a transfer that is large enough."""
+        return self._engine.transports()
+
     def close(self) -> None:
         """Close every connection. Calls in flight end with an error; calling it twice is harmless."""
         if self._control is not None:

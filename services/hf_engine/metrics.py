@@ -13,6 +13,7 @@ mooncache_hf_pool_hits_total                 counter    prompt tokens loaded fro
 mooncache_hf_pool_loaded_bytes_total, _pool_load_seconds, _pool_load_failed_blocks_total
 mooncache_hf_pool_lookups_total{outcome}, _pool_saves_total{outcome}, _pool_errors_total{what,code}
 mooncache_hf_preemptions_total, _requests_finished_total{reason}, _steps_total
+mooncache_hf_client_…                        counter    the pool's client by way, RDMA port and node: client/figures.py
 mooncache_hf_kv_blocks_pinned                gauge      blocks held by saves under way
 """
 

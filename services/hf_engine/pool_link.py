@@ -133,6 +133,10 @@ class PoolLink:
             thread.start()
             self._threads.append(thread)
 
+    def current_client(self) -> Any:
+        """The SDK's client; None until the pool was found."""
+        return self._client
+
     @property
     def connected(self) -> bool:
         """True once the pool was found; the SDK itself copes with nodes that come and go."""

@@ -17,6 +17,7 @@ import uvicorn
 
 import mooncache
 from mooncache import logs, tracing
+from mooncache.client.figures import ClientCollector
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid, MooncacheError
 from mooncache.hf_engine import passport_file
@@ -114,6 +115,7 @@ def build(config: Config, options: Options, connect: Connect | None = None) -> P
     if config.connector.enabled:
         connect = connect or (lambda: mooncache.connect(client_name=f"hf-engine {limits.model}"))
         pool = PoolLink(config.connector, connect, runner.memory, engine.post, metrics)
+        metrics.registry.registry.register(ClientCollector("mooncache_hf_", pool.current_client))
     if options.passport_path is not None:
         passport_file.write(
             options.passport_path, passport, runner, tokens_max=tokens_max, pool=config.connector.enabled

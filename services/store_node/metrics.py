@@ -6,7 +6,7 @@ Names are mooncache_store_node_…; units are the end of the name. Counters that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from prometheus_client.core import (
@@ -18,6 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from mooncache.store_node.state import NodeState
+from mooncache.topology.counters import trouble_of
 
 _PREFIX = "mooncache_store_node_"
 # family -> (help, label, {native counter: label value})
@@ -155,8 +156,10 @@ def families(stats: dict[str, int]) -> Iterator[Metric]:
             yield CounterMetricFamily(f"{_PREFIX}{native.removesuffix('_total')}", text, value=number)
 
 
-def rail_families(rails: list[dict[str, Any]]) -> Iterator[Metric]:
-    """RDMA ports: health, connections and what was opened to clients on each."""
+def rail_families(
+    rails: list[dict[str, Any]], trouble: Callable[[str, int], dict[str, int]] = trouble_of
+) -> Iterator[Metric]:
+    """RDMA ports: health, connections, what was opened to clients on each, what failed, and the port's own counters."""
     up = GaugeMetricFamily(f"{_PREFIX}rail_up", "1 while the RDMA port is active.", labels=["rail"])
     users = GaugeMetricFamily(
         f"{_PREFIX}rail_connections", "Connections with a queue pair on the RDMA port.", labels=["rail"]
@@ -167,13 +170,26 @@ def rail_families(rails: list[dict[str, Any]]) -> Iterator[Metric]:
     granted = CounterMetricFamily(
         f"{_PREFIX}rail_granted_bytes", "Sizes of the extents opened on the RDMA port.", labels=["rail"]
     )
+    failures = CounterMetricFamily(
+        f"{_PREFIX}rail_failures",
+        "Queue pairs that could not be made or connected on the RDMA port, and extents that it refused.",
+        labels=["rail"],
+    )
+    counted = CounterMetricFamily(
+        f"{_PREFIX}rail_device_events",
+        "What the RDMA device itself counts of trouble on the port, of all programs of the host.",
+        labels=["rail", "counter"],
+    )
     for rail in rails:
         name = [f"{rail['device']}:{rail['port']}"]
         up.add_metric(name, float(rail["up"]))
         users.add_metric(name, rail["connections"])
         grants.add_metric(name, rail["grants"])
         granted.add_metric(name, rail["granted_bytes"])
-    yield from (up, users, grants, granted)
+        failures.add_metric(name, rail["failures"])
+        for counter, value in trouble(rail["device"], rail["port"]).items():
+            counted.add_metric([*name, counter], value)
+    yield from (up, users, grants, granted, failures, counted)
 
 
 def latency_families(histograms: dict[str, Any]) -> Iterator[Metric]:

@@ -1,53 +1,106 @@
-"""One look at a machine: the kernel's files, this process's limits, and whether libibverbs can be loaded."""
+"""One look at a machine: the kernel's files, this process's limits, and what the native engine makes of each port.
+
+Whether a port is used, under which address and why not is the engine's to say: it is asked with the configuration
+that clients and nodes here would have, and its words are kept as they are.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mooncache import _native
+from mooncache.config import Config, load
 from mooncache.topology import sysfs
-from mooncache.topology.core.model import Host, RdmaDevice
+from mooncache.topology.core.model import IB, INFINIBAND, ROCE_V2, Gid, Host, Port, RdmaDevice, Verdict
 
-LIBRARY = "libibverbs.so.1"
 _CAP_IPC_LOCK = 14
 
 
-def look(root: Path = Path("/")) -> Host:
-    """Return what this machine has. With another root, limits and library are left out: they are not its own."""
+def look(root: Path = Path("/"), config: Config | None = None) -> Host:
+    """Return what this machine has, judged with `config` (default: as it is loaded here).
+
+    With another root, limits, library and configuration are left out: they are not its own. Raises ConfigInvalid.
+    """
     files = sysfs.Sysfs(root)
-    devices = sysfs.rdma_devices(files)
+    devices = tuple(sysfs.rdma_devices(files))
     exported, why_not = sysfs.dmabuf(files)
-    own = root == Path("/")
-    return Host(
-        name=socket.gethostname() if own else files.text("proc", "sys", "kernel", "hostname") or root.name,
+    host = Host(
+        name=files.text("proc", "sys", "kernel", "hostname") or root.name,
         numa=tuple(sysfs.numa_nodes(files)),
-        devices=_asked([_openable(device) for device in devices]) if own else tuple(devices),
+        devices=devices,
         gpus=tuple(sysfs.gpus(files)),
-        memlock_bytes=_memlock_bytes() if own else None,
-        privileged=own and _may_lock(files),
-        verbs_missing=_verbs_missing() if own else "",
         peermem=sysfs.peermem(files),
         dmabuf=exported,
         dmabuf_missing=why_not,
         kernel=files.text("proc", "sys", "kernel", "osrelease"),
     )
+    if root != Path("/"):
+        return host
+    config = load() if config is None else config
+    judged, missing = _judged([_openable(device) for device in devices], config.rdma.native())
+    return replace(
+        host,
+        name=socket.gethostname(),
+        devices=judged,
+        memlock_bytes=_memlock_bytes(),
+        privileged=_may_lock(files),
+        verbs_missing=missing,
+        rdma_off=why_off(config),
+        rails_max=config.rdma.rails_max,
+    )
 
 
-def _asked(devices: list[RdmaDevice]) -> tuple[RdmaDevice, ...]:
-    """Add what libibverbs says about GPU memory; nothing when it cannot be asked, which other lines explain."""
-    if not devices:
-        return ()
+def why_off(config: Config) -> str:
+    """Why clients and nodes with this configuration do without RDMA; "" when they do not."""
+    if not config.rdma.enabled:
+        return "RDMA is switched off (rdma.enabled)"
+    if config.tls.enabled:
+        return "TLS is configured (tls.enabled), and RDMA is not encrypted"
+    return ""
+
+
+def _judged(devices: Sequence[RdmaDevice], settings: Mapping[str, Any]) -> tuple[tuple[RdmaDevice, ...], str]:
+    """The devices with what the engine says of each port; unchanged, and why, when it cannot ask libibverbs."""
     try:
-        ports = _native.rdma_ports({})
-    except RuntimeError:
-        return tuple(devices)
-    said = {port["device"]: port["gpu_direct"] for port in ports if port["gpu_direct"]}
-    return tuple(replace(device, gpu_direct=said.get(device.name, "")) for device in devices)
+        said = _native.rdma_ports(dict(settings))
+    except RuntimeError as error:
+        return tuple(devices), str(error.args[-1])
+    return tuple(
+        _with_verdicts(device, [port for port in said if port["device"] == device.name]) for device in devices
+    ), ""
+
+
+def _with_verdicts(device: RdmaDevice, said: Sequence[Mapping[str, Any]]) -> RdmaDevice:
+    by_number = {port["port"]: port for port in said}
+    # a device that could not be opened has one line for all of its ports
+    whole = (
+        said[0]["reason"]
+        if said
+        else "not used, because libibverbs does not list it: is its provider installed?"
+    )
+    ports = []
+    for port in device.ports:
+        told = by_number.get(port.number)
+        verdict = Verdict(False, whole) if told is None else _verdict(told, port)
+        mtu_bytes = told["mtu_bytes"] if told is not None else 0
+        ports.append(replace(port, verdict=verdict, mtu_bytes=mtu_bytes or port.mtu_bytes))
+    gpu_direct = next((port["gpu_direct"] for port in said if port["gpu_direct"]), "")
+    return replace(device, ports=tuple(ports), gpu_direct=gpu_direct)
+
+
+def _verdict(told: Mapping[str, Any], port: Port) -> Verdict:
+    if not told["usable"]:
+        return Verdict(False, told["reason"], megabits_per_s=told["megabits_per_s"])
+    kind = IB if told["link_layer"] == INFINIBAND else ROCE_V2
+    netdev = next((gid.netdev for gid in port.gids if gid.index == told["gid_index"]), "")
+    gid = Gid.read(told["gid_index"], told["gid"], kind, netdev)
+    return Verdict(True, "", gid, told["gid_reason"], told["megabits_per_s"])
 
 
 def _openable(device: RdmaDevice) -> RdmaDevice:
@@ -68,11 +121,3 @@ def _may_lock(files: sysfs.Sysfs) -> bool:
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> _CAP_IPC_LOCK & 1)
     return False
-
-
-def _verbs_missing() -> str:
-    try:
-        ctypes.CDLL(LIBRARY)
-    except OSError as error:
-        return f"{LIBRARY} cannot be loaded ({error})"
-    return ""

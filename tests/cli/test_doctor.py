@@ -73,3 +73,23 @@ def test_what_is_wrong_is_named_with_advice() -> None:
         assert [finding.what for finding in wrong] == [what], text
         assert text in wrong[0].found
         assert wrong[0].advice
+
+
+def test_rdma_that_is_offered_is_used_here_or_not() -> None:
+    look = seen()
+    look.status.nodes[0].node.rails.add(device="mlx5_0", port=1, up=True)
+    (used,) = (
+        f for f in findings(look, conductor_target="", gateway_url="", rdma_reason="") if f.what == "RDMA"
+    )
+    assert (used.grade, "offered by 1 of 1 nodes" in used.found) == ("ok", True)
+    (unused,) = (
+        f
+        for f in findings(look, conductor_target="", gateway_url="", rdma_reason="no RDMA port is usable")
+        if f.what == "RDMA"
+    )
+    assert (unused.grade, "no RDMA port is usable" in unused.found) == ("warn", True)
+    assert "doctor rdma" in unused.advice
+    look.status.nodes[0].node.rails[0].up = False
+    assert "RDMA" not in {
+        f.what for f in findings(look, conductor_target="", gateway_url="", rdma_reason="x")
+    }

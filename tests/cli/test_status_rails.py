@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from mooncache.cli import cluster
@@ -9,6 +11,7 @@ from mooncache.cli.output import console
 from mooncache.master.messages import rails_of
 from mooncache.proto.v1 import common_pb2, master_pb2
 from mooncache.store_node.metrics import rail_families
+from mooncache.topology import counters
 
 RAIL = {"device": "mlx5_0", "port": 1, "up": True, "connections": 2, "grants": 5, "granted_bytes": 4096}
 
@@ -53,8 +56,34 @@ def test_without_rails_there_is_no_table() -> None:
 
 @pytest.mark.parametrize(("up", "value"), [(True, 1.0), (False, 0.0)])
 def test_metrics_have_a_series_for_each_rail(up: bool, value: float) -> None:
-    families = {family.name: family for family in rail_families([RAIL | {"up": up}])}
+    rail = RAIL | {"up": up, "failures": 3}
+    families = {family.name: family for family in rail_families([rail], lambda device, port: {device: port})}
     by_name = {name: family.samples[0] for name, family in families.items()}
     assert by_name["mooncache_store_node_rail_up"].labels == {"rail": "mlx5_0:1"}
     assert by_name["mooncache_store_node_rail_up"].value == value
     assert by_name["mooncache_store_node_rail_granted_bytes"].value == 4096
+    assert by_name["mooncache_store_node_rail_failures"].value == 3
+    event = by_name["mooncache_store_node_rail_device_events"]
+    assert (event.labels, event.value) == ({"rail": "mlx5_0:1", "counter": "mlx5_0"}, 1.0)
+
+
+def test_the_ports_own_counters_are_the_known_ones_that_can_be_read(tmp_path: Path) -> None:
+    folder = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
+    for name, text in (
+        ("hw_counters/packet_seq_err", "12\n"),
+        ("hw_counters/made_up_by_a_driver", "5\n"),
+        ("hw_counters/out_of_buffer", "N/A (no PMA)\n"),
+        ("counters/link_downed", "1\n"),
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    assert counters.trouble_of("mlx5_0", 1, tmp_path) == {"packet_seq_err": 12, "link_downed": 1}
+    assert counters.trouble_of("none", 1, tmp_path) == {}
+
+
+def test_status_says_why_this_host_does_without(tmp_path: Path) -> None:
+    document = cluster.status_document(answer(common_pb2.RdmaRail(device="mlx5_0", port=1, up=True)))
+    with console.capture() as capture:
+        cluster._show_pool(document | {"no_rdma_here": "no RDMA port [is] usable"})
+        cluster._show_pool(document | {"no_rdma_here": ""})
+    assert capture.get().count("this host does without RDMA: no RDMA port [is] usable") == 1

@@ -60,6 +60,7 @@ METHODS = {
     "stat",
     "stat_many",
     "stats",
+    "transports",
     "tenant",
     "unpin",
     "unpin_many",

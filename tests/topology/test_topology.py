@@ -70,10 +70,10 @@ def test_a_port_that_is_down_is_never_chosen(tmp_path: Path) -> None:
 
 
 def test_the_address_is_rocev2_over_ipv4(server: Host) -> None:
-    chosen = choose.gid_of(server.devices[0].ports[0])
-    assert chosen.gid is not None
-    assert (chosen.gid.index, chosen.gid.address, chosen.gid.family) == (1, "10.9.0.1", "ipv4")
-    assert "RoCE v2 over ipv4" in chosen.reason
+    verdict = choose.verdict_of(server.devices[0].ports[0])
+    assert verdict.gid is not None
+    assert (verdict.gid.index, verdict.gid.address, verdict.gid.family) == (1, "10.9.0.1", "ipv4")
+    assert verdict.gid_reason == "RoCE v2 over IPv4"
 
 
 def test_old_roce_and_infiniband_are_told_apart(tmp_path: Path) -> None:
@@ -83,8 +83,11 @@ def test_old_roce_and_infiniband_are_told_apart(tmp_path: Path) -> None:
     tree.nic("ib_0", None, layer="InfiniBand", kind="IB/RoCE v1", number=2)
     host = machine.look(tree.root)
     by_name = {device.name: device.ports[0] for device in host.devices}
-    assert "RoCE v1" in choose.gid_of(by_name["old_0"]).reason
-    chosen = choose.gid_of(by_name["ib_0"])
+    old = choose.verdict_of(by_name["old_0"])
+    assert (old.usable, "has no RoCE v2 GID" in old.reason) == (False, True)
+    found = {finding.what: finding for finding in findings.of_host(host)}
+    assert "only RoCE v1" in found["old_0/1"].advice
+    chosen = choose.verdict_of(by_name["ib_0"])
     assert chosen.gid is not None
     assert (chosen.gid.index, chosen.gid.family) == (0, "ib")
     assert by_name["ib_0"].mtu_bytes == 0, "InfiniBand's MTU has nothing to do with the interface's"
@@ -114,26 +117,19 @@ def test_dmabuf_wants_the_open_driver_and_a_new_kernel(tmp_path: Path) -> None:
     assert machine.look(tree.root).peermem
 
 
-def test_a_device_says_itself_how_it_reaches_gpu_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_says_itself_how_it_reaches_gpu_memory(tmp_path: Path) -> None:
     host = machine.look(two_socket_server(tmp_path / "server").root)
     why = "none, because mlx5_1 and its driver cannot register a dma-buf"
-    said = [("mlx5_0", "dma-buf"), ("mlx5_1", why), ("mlx5_2", "")]
-    ports = [{"device": device, "gpu_direct": how} for device, how in said]
-    monkeypatch.setattr(machine._native, "rdma_ports", lambda _: ports)
-    asked = replace(host, devices=machine._asked(list(host.devices)))
+    ways = ("dma-buf", why, "")
+    asked = replace(
+        host,
+        devices=tuple(replace(d, gpu_direct=how) for d, how in zip(host.devices, ways, strict=True)),
+    )
     lines = [(f.grade, f.what, f.found) for f in findings.of_host(asked) if "GPU memory by" in f.found]
     assert lines == [
         ("ok", "mlx5_0", "reaches GPU memory by: dma-buf"),
         ("warn", "mlx5_1", f"reaches GPU memory by: {why}"),
     ]
-
-    def refuse(_: object) -> None:
-        raise RuntimeError(300, "TRANSPORT_UNAVAILABLE", "RDMA unavailable, because of a test")
-
-    monkeypatch.setattr(machine._native, "rdma_ports", refuse)
-    assert machine._asked(list(host.devices)) == host.devices
 
 
 def test_hosts_pair_their_rails_and_name_the_smaller_mtu(tmp_path: Path) -> None:
@@ -151,7 +147,7 @@ def test_hosts_pair_their_rails_and_name_the_smaller_mtu(tmp_path: Path) -> None
     assert any(f.grade == "warn" and "differ" in f.found for f in findings.between_hosts(here, there))
     assert choose.transport_between(here, here)[0] == "shm"
     alone = replace(there, devices=())
-    assert choose.transport_between(here, alone) == ("tcp", "there has no usable RDMA port")
+    assert choose.transport_between(here, alone) == ("tcp", "there: no RDMA port is usable")
     without = replace(here, verbs_missing="libibverbs.so.1 cannot be loaded")
     assert choose.transport_between(without, there)[0] == "tcp"
 

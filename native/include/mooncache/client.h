@@ -208,6 +208,14 @@ class BlockReservation {
   virtual uint64_t size() const = 0;
 };
 
+// A way that blocks may take. `state`: ready, idle (not needed so far), off (the configuration says so) or
+// unavailable; `reason` says why it is not ready.
+struct ClientTransport {
+  std::string name;
+  std::string state;
+  std::string reason;
+};
+
 // Memory that a client lends for received blocks. Goes back when the object does; may outlive the client.
 class LentBuffer {
  public:
@@ -272,6 +280,8 @@ class Client {
   // Counters by name (stable names, see docs); latencies in microseconds.
   NamedValues stats() const;
   std::vector<LatencyHistogram> latencies() const;
+  // Best first. Opens nothing: RDMA is idle until a node offers it for a transfer that is large enough.
+  std::vector<ClientTransport> transports() const;
   // Later calls answer CLOSED; calls in flight end with CANCELLED or CLOSED.
   void close();
 

@@ -80,6 +80,7 @@ struct RailView {
   uint64_t connections = 0;    // that have a queue pair on it now
   uint64_t grants = 0;         // extents opened on it so far
   uint64_t granted_bytes = 0;  // their sizes; what of it was moved only the peers know
+  uint64_t failures = 0;       // queue pairs that could not be made or connected, extents that it refused
 };
 
 struct ServerLogEvent {

@@ -321,8 +321,11 @@ NamedValues Client::stats() const {
     }
   }
   for (const auto& node : map->nodes) {
-    if (node->rdma_bytes() > 0)
-      values.emplace_back("rdma_peer_" + node->info().node_id + "_bytes", node->rdma_bytes());
+    if (node->rdma_bytes() == 0 && node->rdma_failures() == 0) continue;
+    const std::string name = "rdma_peer_" + node->info().node_id;
+    values.emplace_back(name + "_bytes", node->rdma_bytes());
+    values.emplace_back(name + "_failures", node->rdma_failures());
+    values.emplace_back(name + "_fallbacks", node->rdma_fallbacks());
   }
   values.emplace_back("registered_buffers", impl_->buffers->buffers());
   values.emplace_back("registered_bytes", impl_->buffers->registered_bytes());
@@ -331,6 +334,23 @@ NamedValues Client::stats() const {
   values.emplace_back("nodes", map->nodes.size());
   values.emplace_back("map_epoch", map->epoch);
   return values;
+}
+
+std::vector<ClientTransport> Client::transports() const {
+  const ClientConfig& config = impl_->config;
+  ClientTransport shm{"shm", "ready", ""};
+  if (!config.shm_enabled) shm = {"shm", "off", "shared memory is switched off (client.shm_enabled)"};
+  ClientTransport rdma{"rdma", "idle", "no node has offered RDMA for a transfer yet"};
+  RdmaTransport* transport = impl_->rdma->opened();
+  if (!config.rdma.enabled) {
+    rdma = {"rdma", "off", "RDMA is switched off (rdma.enabled)"};
+  } else if (impl_->tls != nullptr) {
+    rdma = {"rdma", "off", "this client speaks TLS, and RDMA is not encrypted"};
+  } else if (transport != nullptr) {
+    const Status status = transport->availability();
+    rdma = {"rdma", status ? "ready" : "unavailable", status.message};
+  }
+  return {shm, rdma, {"tcp", "ready", ""}};
 }
 
 std::vector<LatencyHistogram> Client::latencies() const {

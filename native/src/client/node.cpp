@@ -62,7 +62,10 @@ RdmaTransport* Node::rdma_for(const Session& session, uint64_t now_ms) {
 }
 
 void Node::rdma_failed(uint64_t now_ms) {
-  if (rdma_again_ms_.exchange(now_ms + kRdmaPauseMs) <= now_ms) counters_.add(Counter::kRdmaFallbacks);
+  rdma_failures_.fetch_add(1, std::memory_order_relaxed);
+  if (rdma_again_ms_.exchange(now_ms + kRdmaPauseMs) > now_ms) return;
+  rdma_fallbacks_.fetch_add(1, std::memory_order_relaxed);
+  counters_.add(Counter::kRdmaFallbacks);
 }
 
 Result<Lane> Node::acquire(Route route) {

@@ -58,6 +58,10 @@ class Node {
   // To use on this session now; null when RDMA is impossible, or failed to this node in the last seconds.
   RdmaTransport* rdma_for(const Session& session, uint64_t now_ms);
   void rdma_failed(uint64_t now_ms);
+  uint64_t rdma_failures() const { return rdma_failures_.load(std::memory_order_relaxed); }
+  // How often it was given up for the connections to this node for some seconds; of several failures at once
+  // one.
+  uint64_t rdma_fallbacks() const { return rdma_fallbacks_.load(std::memory_order_relaxed); }
   void rdma_moved(uint64_t bytes) { rdma_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
   uint64_t rdma_bytes() const { return rdma_bytes_.load(std::memory_order_relaxed); }
   void one_sided_writes_failed() { one_sided_writes_ = false; }
@@ -102,7 +106,7 @@ class Node {
   uint64_t segments_incarnation_ = 0;
   std::atomic<uint64_t> unix_again_ms_{0};
   std::atomic<uint64_t> rdma_again_ms_{0};
-  std::atomic<uint64_t> rdma_bytes_{0};
+  std::atomic<uint64_t> rdma_bytes_{0}, rdma_failures_{0}, rdma_fallbacks_{0};
   std::atomic<bool> one_sided_writes_{true};
 };
 

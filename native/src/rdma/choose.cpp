@@ -26,7 +26,42 @@ bool is_mapped(const Gid& gid) {
   return gid[10] == std::byte{0xff} && gid[11] == std::byte{0xff};
 }
 
+struct Candidate {
+  const GidEntry* entry = nullptr;
+  int rank = 0;  // higher is better; 0 = useless
+  const char* reason = "";
+};
+
+Candidate rate(const GidEntry& entry, LinkLayer layer) {
+  if (layer == LinkLayer::kInfiniband)
+    return {&entry, entry.kind == GidKind::kInfiniband ? 1 : 0, "first GID of an InfiniBand port"};
+  if (entry.kind != GidKind::kRoceV2) return {};
+  if (is_mapped(entry.gid)) return {&entry, 3, "RoCE v2 over IPv4"};
+  const bool local = entry.gid[0] == std::byte{0xfe} && entry.gid[1] == std::byte{0x80};
+  if (local) return {&entry, 1, "RoCE v2 over a link-local IPv6 address: there is no routable one"};
+  return {&entry, 2, "RoCE v2 over IPv6"};
+}
+
 }  // namespace
+
+bool choose_gid(std::span<const GidEntry> table, int wanted, RailInfo& info, std::string& why) {
+  Candidate best;
+  for (const GidEntry& entry : table) {
+    if (wanted >= 0 && entry.index != static_cast<uint32_t>(wanted)) continue;
+    const Candidate one = rate(entry, info.layer);
+    if (one.rank > best.rank) best = one;
+  }
+  if (best.rank == 0) {
+    why = wanted >= 0
+              ? "not used, because GID " + std::to_string(wanted) + " is empty or not routable (RoCE v2)"
+              : "not used, because the port has no RoCE v2 GID; give its network interface an IP address";
+    return false;
+  }
+  info.gid = best.entry->gid;
+  info.gid_index = best.entry->index;
+  info.gid_reason = wanted >= 0 ? "configured" : best.reason;
+  return true;
+}
 
 Status check(const Options& options) {
   if (options.retry_count == 0 || options.retry_count > 6) {

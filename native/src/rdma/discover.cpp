@@ -11,7 +11,6 @@ namespace mooncache::rdma {
 
 namespace {
 
-constexpr std::byte kLinkLocal[] = {std::byte{0xfe}, std::byte{0x80}};
 constexpr uint32_t kMaxGids = 256;
 
 uint64_t speed_of(const ibv_port_attr& port) {
@@ -37,55 +36,23 @@ int numa_node_of(const ibv_device& device) {
   return file >> node ? node : -1;
 }
 
-struct Candidate {
-  Gid gid{};
-  uint32_t index = 0;
-  int rank = 0;  // higher is better; 0 = useless
-  const char* reason = "";
-};
-
-Candidate rate(const ibv_gid_entry& entry, LinkLayer layer) {
-  Candidate one;
-  std::memcpy(one.gid.data(), entry.gid.raw, one.gid.size());
-  one.index = entry.gid_index;
-  if (layer == LinkLayer::kInfiniband) {
-    one.rank = entry.gid_type == IBV_GID_TYPE_IB ? 1 : 0;
-    one.reason = "first GID of an InfiniBand port";
-    return one;
-  }
-  if (entry.gid_type != IBV_GID_TYPE_ROCE_V2) return one;
-  const bool mapped = gid_text(one.gid).find('.') != std::string::npos;
-  const bool local = one.gid[0] == kLinkLocal[0] && one.gid[1] == kLinkLocal[1];
-  one.rank = mapped ? 3 : local ? 1 : 2;
-  one.reason = mapped  ? "RoCE v2 over IPv4"
-               : local ? "RoCE v2 over a link-local IPv6 address: there is no routable one"
-                       : "RoCE v2 over IPv6";
-  return one;
+GidKind kind_of(uint32_t type) {
+  if (type == IBV_GID_TYPE_ROCE_V2) return GidKind::kRoceV2;
+  return type == IBV_GID_TYPE_IB ? GidKind::kInfiniband : GidKind::kRoceV1;
 }
 
 }  // namespace
 
 bool choose_gid(const Device& device, const Options& options, uint32_t table_length, RailInfo& info,
                 std::string& why) {
-  Candidate best;
+  std::vector<GidEntry> table;
   for (uint32_t index = 0; index < std::min(table_length, kMaxGids); ++index) {
-    if (options.gid_index >= 0 && index != static_cast<uint32_t>(options.gid_index)) continue;
     ibv_gid_entry entry{};
     if (device.verbs.query_gid_ex(device.context, info.port, index, &entry, 0, sizeof entry) != 0) continue;
-    const Candidate one = rate(entry, info.layer);
-    if (one.rank > best.rank) best = one;
+    GidEntry& one = table.emplace_back(GidEntry{{}, entry.gid_index, kind_of(entry.gid_type)});
+    std::memcpy(one.gid.data(), entry.gid.raw, one.gid.size());
   }
-  if (best.rank == 0) {
-    why = options.gid_index >= 0
-              ? "not used, because GID " + std::to_string(options.gid_index) +
-                    " is empty or not routable (RoCE v2)"
-              : "not used, because the port has no RoCE v2 GID; give its network interface an IP address";
-    return false;
-  }
-  info.gid = best.gid;
-  info.gid_index = best.index;
-  info.gid_reason = options.gid_index >= 0 ? "configured" : best.reason;
-  return true;
+  return choose_gid(table, options.gid_index, info, why);
 }
 
 namespace {

@@ -35,6 +35,14 @@ using Gid = std::array<std::byte, 16>;
 // "::ffff:10.9.0.1" as 10.9.0.1, others in groups of four digits.
 std::string gid_text(const Gid& gid);
 
+enum class GidKind : uint8_t { kInfiniband, kRoceV1, kRoceV2 };
+// One entry of a port's table of addresses.
+struct GidEntry {
+  Gid gid{};
+  uint32_t index = 0;
+  GidKind kind = GidKind::kRoceV2;
+};
+
 struct RailInfo {
   std::string device;
   uint32_t port = 1;
@@ -168,6 +176,11 @@ class Fabric {
 Result<std::shared_ptr<Fabric>> open_fabric(const Options& options);
 // What was found, also when nothing can be used.
 Result<std::vector<RailReport>> look_for_rails(const Options& options);
+
+// Puts the address that a port is used under into `info`, whose link layer is set: the first of InfiniBand;
+// RoCE v2 over IPv4, then IPv6, then link-local, never v1, which no router and no other subnet takes.
+// `wanted`: only this entry; -1 = any. False and why when there is none.
+bool choose_gid(std::span<const GidEntry> table, int wanted, RailInfo& info, std::string& why);
 
 // The rail to answer `peer` with: the same link layer, then the longest common prefix of the GIDs (the same
 // subnet), then the one used least, as `used` weighs them. SIZE_MAX: none fits.

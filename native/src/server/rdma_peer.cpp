@@ -19,6 +19,7 @@ std::vector<wire::RdmaAddress> RdmaPeer::meet(std::span<const wire::RdmaAddress>
     const Status met = answer(ends_[i], peers[i]);
     wire::RdmaAddress mine;
     if (met) mine = wire::to_wire(ends_[i].endpoint->address());
+    if (!met && ends_[i].rail) count_failure(ends_[i]);
     mine.code = met.code;
     answers.push_back(mine);
   }
@@ -39,6 +40,10 @@ void RdmaPeer::hang_up(End& end) {
   if (!end.endpoint) return;
   end.endpoint.reset();
   if (ends_on(end.number) == 0) counters_[end.number].connections.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void RdmaPeer::count_failure(const End& end) {
+  counters_[end.number].failures.fetch_add(1, std::memory_order_relaxed);
 }
 
 // First the ports that this connection does not use yet, then those with the fewest connections.
@@ -84,7 +89,10 @@ wire::Exposure RdmaPeer::expose(uint64_t grant, Slice memory, bool writable) {
   for (size_t i = 0; i < ends_.size(); ++i) {
     if (!ends_[i].domain) continue;
     auto exposed = ends_[i].domain->expose(memory, writable);
-    if (!exposed) continue;
+    if (!exposed) {
+      count_failure(ends_[i]);
+      continue;
+    }
     exposure.code = Code::kOk;
     exposure.address = (*exposed)->remote_address();
     exposure.keys[i] = (*exposed)->remote_key();

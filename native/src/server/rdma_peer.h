@@ -45,6 +45,7 @@ class RdmaPeer {
   };
 
   void hang_up(End& end);
+  void count_failure(const End& end);
   Status answer(End& end, const wire::RdmaAddress& peer);
   // Queue pairs of this connection on a rail of the fabric.
   size_t ends_on(size_t rail) const;

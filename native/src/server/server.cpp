@@ -372,6 +372,7 @@ std::vector<RailView> StoreServer::rails() const {
     view.connections = counters.connections.load(std::memory_order_relaxed);
     view.grants = counters.grants.load(std::memory_order_relaxed);
     view.granted_bytes = counters.granted_bytes.load(std::memory_order_relaxed);
+    view.failures = counters.failures.load(std::memory_order_relaxed);
     views.push_back(std::move(view));
   }
   return views;

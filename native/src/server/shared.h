@@ -41,7 +41,7 @@ class TenantTable {
 
 // What the connections of all loops have on one rail.
 struct RailCounters {
-  std::atomic<uint64_t> connections{0}, grants{0}, granted_bytes{0};
+  std::atomic<uint64_t> connections{0}, grants{0}, granted_bytes{0}, failures{0};
 };
 
 struct Shared {

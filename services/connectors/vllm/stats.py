@@ -12,6 +12,8 @@ from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
+from mooncache.client.figures import FAMILIES, RAIL_UP
+
 PREFIX: Final = "mooncache_connector_"
 OBSERVATIONS_MAX: Final = 4096
 
@@ -28,6 +30,7 @@ COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     "dropped_blocks": ("Blocks that were not saved, by reason.", "reason"),
     "uncached_requests": ("Requests that do not use the pool, by reason.", "reason"),
     "defects": ("Errors inside of the connector that the engine was spared.", ""),
+    **{name: (family.text, family.label) for name, family in FAMILIES.items() if name != RAIL_UP},
 }
 HISTOGRAMS: Final[Mapping[str, str]] = {
     "load_seconds": "Time from the order to load a request's blocks until they are there.",

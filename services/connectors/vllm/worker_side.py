@@ -7,6 +7,7 @@ keeps the blocks of an aborted request until then, never gives away a block that
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mooncache import tracing
+from mooncache.client.figures import Figures, figures, growth
 from mooncache.config import load
 from mooncache.connectors.vllm.core.idle import IdleWait
 from mooncache.connectors.vllm.engine_passport import engine_version, read_passport, write_passport
@@ -22,6 +24,7 @@ from mooncache.connectors.vllm.messages import Handshake, LoadEnd, SaveEnd, Step
 from mooncache.connectors.vllm.settings import Settings
 from mooncache.connectors.vllm.staging import device_memory
 from mooncache.connectors.vllm.stats import ConnectorStats
+from mooncache.errors import Closed
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.kvcache.layerwise import LayerSaver
 from mooncache.kvcache.memory import HostMemory, LayerLayout, Region
@@ -32,6 +35,7 @@ from mooncache.passport import split_keys
 
 _log = get_logger(__name__)
 _FLUSH_S = 5.0
+_CLIENT_READ_S = 5.0
 
 
 @dataclass
@@ -65,6 +69,8 @@ class WorkerSide:
         self._bad_blocks: set[int] = set()
         self.stats = ConnectorStats()
         self._was_usable: bool | None = None
+        self._client_figures: Figures = {}
+        self._client_read_s = 0.0
 
     # --- start -----------------------------------------------------------------------------------------------
 
@@ -228,12 +234,25 @@ class WorkerSide:
         if self._link is not None and self._was_usable is not self._link.usable:
             self._was_usable = self._link.usable
             self.stats.gauge("pool_up", float(self._was_usable))
+        self._count_client(time.monotonic())
         if self.stats.is_empty():
             return None
         if self._mover is not None:
             self.stats.gauge("saving_bytes", float(self._mover.saving_bytes))
         taken, self.stats = self.stats, ConnectorStats()
         return taken
+
+    def _count_client(self, now_s: float) -> None:
+        """What the client moved and by which way, every few seconds: reading it costs more than a step may."""
+        client = self._link.client() if self._link is not None else None
+        if client is None or now_s < self._client_read_s + _CLIENT_READ_S:
+            return
+        self._client_read_s = now_s
+        with contextlib.suppress(Closed):
+            now = figures(client.stats())
+            for (name, label), amount in growth(self._client_figures, now).items():
+                self.stats.count(name, amount, label)
+            self._client_figures = now
 
     def close(self) -> None:
         """Let saves end for a moment, then end threads and connection. The tensors may go afterwards."""

@@ -1,24 +1,19 @@
-"""What would be used for which memory, and why: devices per memory place, an address per port, rails per pair of hosts.
+"""What would be used for which memory, and why: devices per memory place, rails per pair of hosts.
 
-A port that is not active or that may not be opened is never chosen. Among the others the nearest come first
-(`distance`); ports as near as the nearest are used together, the rest is kept for when those fail.
+Which ports are used, and under which address, the native engine has said (`Verdict`); which port of a node answers
+which of a client is its rule too (`_native.rdma_answer`), so nothing here can differ from what happens. What is added
+is the order: the fastest ports first, and for memory at a known place the nearest (`distance`).
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from mooncache import _native
 from mooncache.topology.core.distance import Distance, between, to_memory
-from mooncache.topology.core.model import ETHERNET, ROCE_V2, Gid, Host, Port, RdmaDevice
+from mooncache.topology.core.model import ETHERNET, IB, INFINIBAND, ROCE_V2, Host, Port, RdmaDevice, Verdict
 
-_GID_ORDER = {"ib": 0, "ipv4": 1, "ipv6": 2, "link-local": 3}
-
-
-class ChosenGid(NamedTuple):
-    """An address of a port and why this one; gid is None when there is none to use."""
-
-    gid: Gid | None
-    reason: str
+_NOT_ACTIVE = "not used, because the port is not active (cable, switch or `ip link set ... up`)"
 
 
 class Rail(NamedTuple):
@@ -30,7 +25,7 @@ class Rail(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where memory is (cpu:0, cuda:1), which ports serve it, which are kept in reserve."""
+    """Where memory is (cpu:0, cuda:1), which ports serve it, which help when those are busy or fail."""
 
     name: str
     preferred: tuple[Rail, ...]
@@ -47,101 +42,124 @@ class RailPair(NamedTuple):
     mtu_bytes: int
 
 
-def gid_of(port: Port) -> ChosenGid:
-    """Choose the address of a port: RoCE v2 before v1, IPv4 before IPv6 before link-local."""
-    if not port.gids:
-        return ChosenGid(None, "the port has no address")
-    if port.link_layer != ETHERNET:
-        return ChosenGid(port.gids[0], "InfiniBand uses the first")
-    modern = [gid for gid in port.gids if gid.kind == ROCE_V2]
-    if not modern:
-        return ChosenGid(
-            port.gids[0], "only RoCE v1 addresses are there: both ends must be in one Ethernet segment"
-        )
-    best = min(modern, key=lambda gid: (_GID_ORDER[gid.family], gid.index))
-    return ChosenGid(best, f"RoCE v2 over {best.family}, the best of {len(port.gids)} addresses")
+def verdict_of(port: Port) -> Verdict:
+    """What the engine said of a port; where it was not asked, what its rule about addresses says of the files."""
+    if port.verdict is not None:
+        return port.verdict
+    if not port.active:
+        return Verdict(False, _NOT_ACTIVE)
+    table = [(gid.index, INFINIBAND if gid.kind == IB else gid.kind, gid.packed) for gid in port.gids]
+    usable, index, why = _native.rdma_address(_layer(port), table, -1)
+    if not usable:
+        return Verdict(False, why)
+    return Verdict(True, "", next(gid for gid in port.gids if gid.index == index), why)
 
 
 def usable_ports(host: Host) -> list[tuple[RdmaDevice, Port]]:
-    """Return active ports of devices that may be opened and that have an address."""
+    """Return the ports that clients and nodes of a host use, in its order; none where RDMA is off."""
+    if host.rdma_off or host.verbs_missing:
+        return []
     return [
         (device, port)
         for device in host.devices
         if device.usable
         for port in device.ports
-        if port.active and gid_of(port).gid is not None
+        if verdict_of(port).usable
     ]
+
+
+def rails_of(host: Host) -> list[tuple[RdmaDevice, Port]]:
+    """Return the ports that one connection of a client takes, the fastest first, `rails_max` at most."""
+    return sorted(usable_ports(host), key=lambda item: -_speed(item[1]))[: host.rails_max]
+
+
+def why_none(host: Host) -> str:
+    """Why no port of a host is used; "" when one is."""
+    if usable_ports(host):
+        return ""
+    return host.rdma_off or host.verbs_missing or "no RDMA port is usable"
 
 
 def places(host: Host) -> list[Place]:
     """Return, for the memory of each NUMA node and each GPU, the ports that would carry its bytes."""
-    ports = usable_ports(host)
+    ports = rails_of(host)
     found = []
     for node in host.numa:
         rails = [Rail(d.name, p.number, to_memory(d.pci, d.numa_node, node.index)) for d, p in ports]
-        found.append(_place(f"cpu:{node.index}", rails))
+        found.append(_place(f"cpu:{node.index}", rails, host))
     for gpu in host.gpus:
         prefix = "cuda" if gpu.vendor == "nvidia" else "gpu"
         rails = [Rail(d.name, p.number, between(d.pci, gpu.pci)) for d, p in ports]
-        found.append(_place(f"{prefix}:{gpu.index}", rails))
+        found.append(_place(f"{prefix}:{gpu.index}", rails, host))
     return found
 
 
-def _place(name: str, rails: list[Rail]) -> Place:
+def _place(name: str, rails: list[Rail], host: Host) -> Place:
     if not rails:
-        return Place(name, (), (), "no RDMA port is usable: shared memory on this host, TCP to others")
+        return Place(name, (), (), f"{why_none(host)}: shared memory on this host, TCP to others")
     rails.sort(key=lambda rail: (rail.distance, rail.device, rail.port))
     nearest = rails[0].distance
     preferred = tuple(rail for rail in rails if rail.distance == nearest)
-    reserve = tuple(rail for rail in rails if rail.distance != nearest)
+    others = tuple(rail for rail in rails if rail.distance != nearest)
     many = f"{len(preferred)} ports together" if len(preferred) > 1 else "one port"
-    return Place(name, preferred, reserve, f"{many}, nearest by {nearest.words}")
+    near = "whose place is not known" if nearest is Distance.UNKNOWN else f"nearest by {nearest.words}"
+    return Place(name, preferred, others, f"{many}, {near}")
 
 
 def rails_between(here: Host, there: Host) -> list[RailPair]:
-    """Pair ports of two hosts: the n-th fastest with the n-th fastest of the same kind of address.
+    """Return the ports that a client here and a node there connect, as both choose them.
 
-    Ports can talk when their addresses are of one family (IPv4, IPv6, InfiniBand); link-local ones only by chance.
+    The client takes its fastest ports; the node answers each on the port nearest to it in the network (the longest
+    common prefix of the addresses), among equals on the one with the fewest.
     """
-    left = dict(_named(there))
+    theirs = usable_ports(there)
+    described = [_described(port) for _, port in theirs]
+    used = [0] * len(theirs)
     pairs = []
-    for name, port in _named(here):
-        mine = gid_of(port).gid
-        same = [
-            (key, other)
-            for key, other in left.items()
-            if other.link_layer == port.link_layer and _family(other) == (mine.family if mine else "")
-        ]
-        if not same or mine is None or mine.family == "link-local":
+    for device, port in rails_of(here):
+        chosen = _native.rdma_answer(described, _described(port), used)
+        if chosen is None:
             continue
-        key, other = max(same, key=lambda item: (item[1].rate_gbps, item[0] == name))
-        del left[key]
-        mtu = min(port.mtu_bytes, other.mtu_bytes) or max(port.mtu_bytes, other.mtu_bytes)
-        pairs.append(RailPair(name, key, min(port.rate_gbps, other.rate_gbps), mtu))
+        used[chosen] += 1
+        other, answer = theirs[chosen]
+        mtu = min(port.mtu_bytes, answer.mtu_bytes) or max(port.mtu_bytes, answer.mtu_bytes)
+        rate = min(_speed(port), _speed(answer))
+        pairs.append(RailPair(f"{device.name}/{port.number}", f"{other.name}/{answer.number}", rate, mtu))
     return pairs
+
+
+def _together_gbps(here: Host, there: Host, pairs: list[RailPair]) -> float:
+    """What the pairs carry together: several of them may share a port of the node."""
+    sums = []
+    for host, names in ((here, {pair.here for pair in pairs}), (there, {pair.there for pair in pairs})):
+        ports = {f"{device.name}/{port.number}": port for device, port in usable_ports(host)}
+        sums.append(sum(_speed(ports[name]) for name in names))
+    return min(*sums, sum(pair.rate_gbps for pair in pairs))
 
 
 def transport_between(here: Host, there: Host) -> tuple[str, str]:
     """Return the transport two hosts would use and why."""
     if here.name == there.name:
         return "shm", "both ends are on one host"
-    pairs = rails_between(here, there)
-    if pairs and not here.verbs_missing and not there.verbs_missing:
-        total = sum(pair.rate_gbps for pair in pairs)
-        return "rdma", f"{len(pairs)} rail(s), {total:g} Gb/s together; TCP when all of them fail"
     for host in (here, there):
-        if host.verbs_missing:
-            return "tcp", f"{host.name}: {host.verbs_missing}"
         if not usable_ports(host):
-            return "tcp", f"{host.name} has no usable RDMA port"
+            return "tcp", f"{host.name}: {why_none(host)}"
+    pairs = rails_between(here, there)
+    if pairs:
+        total = _together_gbps(here, there, pairs)
+        return "rdma", f"{len(pairs)} rail(s), {total:g} Gb/s together; TCP when all of them fail"
     return "tcp", "the ports of both hosts have no kind of address in common"
 
 
-def _named(host: Host) -> list[tuple[str, Port]]:
-    named = [(f"{device.name}/{port.number}", port) for device, port in usable_ports(host)]
-    return sorted(named, key=lambda item: (-item[1].rate_gbps, item[0]))
+def _layer(port: Port) -> str:
+    return ROCE_V2 if port.link_layer == ETHERNET else INFINIBAND
 
 
-def _family(port: Port) -> str:
-    gid = gid_of(port).gid
-    return gid.family if gid is not None else ""
+def _described(port: Port) -> tuple[str, bytes]:
+    gid = verdict_of(port).gid
+    return _layer(port), gid.packed if gid is not None else bytes(16)
+
+
+def _speed(port: Port) -> float:
+    """Gb/s, as the engine sees it where it was asked."""
+    return verdict_of(port).megabits_per_s / 1000 or port.rate_gbps

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from mooncache.topology.core.choose import gid_of, rails_between, transport_between, usable_ports
+from mooncache.topology.core.choose import (
+    rails_between,
+    transport_between,
+    usable_ports,
+    verdict_of,
+    why_none,
+)
 from mooncache.topology.core.distance import Distance, between
-from mooncache.topology.core.model import ETHERNET, ROCE_V2, Host, PciLocation, Port, RdmaDevice
+from mooncache.topology.core.model import ETHERNET, ROCE_V1, Host, PciLocation, Port, RdmaDevice
 
 Grade = Literal["ok", "warn", "bad"]
 MEMLOCK_WANTED_BYTES = 1 << 30
@@ -35,8 +41,12 @@ def of_host(host: Host) -> list[Finding]:
         ]
     for device in host.devices:
         found += _device(device)
-    if not usable_ports(host):
-        found.append(Finding("bad", "RDMA", "no port is usable: TCP is used instead", "see the lines above"))
+    if host.rdma_off:
+        text = f"{host.rdma_off}: TCP is used instead, whatever the ports can do"
+        found.append(Finding("warn", "RDMA", text, "change that setting when RDMA is wanted here"))
+    elif not usable_ports(host):
+        text = f"{why_none(host)}: TCP is used instead"
+        found.append(Finding("bad", "RDMA", text, "see the lines above"))
     return [*found, *_memory(host), *_gpus(host)]
 
 
@@ -105,26 +115,25 @@ def _of_port(name: str, port: Port) -> Iterator[Finding]:
             "warn", name, text, f"{where}check cable and switch; on InfiniBand a subnet manager must run"
         )
         return
-    chosen = gid_of(port)
-    if chosen.gid is None:
-        advice = f"give {port.netdev or 'its interface'} an IP address"
-        yield Finding("bad", name, chosen.reason, advice)
+    verdict = verdict_of(port)
+    if verdict.gid is None:
+        kinds = {gid.kind for gid in port.gids}
+        advice = f"give {port.netdev or 'its interface'} an IP address; see rdma.devices and rdma.gid_index"
+        if kinds == {ROCE_V1}:
+            advice = "only RoCE v1 is there: set RoCE v2 (cma_roce_mode), or update the device's firmware"
+        yield Finding("warn", name, f"is {verdict.reason}", advice)
         return
-    if port.link_layer == ETHERNET and chosen.gid.kind != ROCE_V2:
-        yield Finding(
-            "warn", name, chosen.reason, "set RoCE v2 (cma_roce_mode), or update the device's firmware"
-        )
-    if chosen.gid.family == "link-local":
+    if verdict.gid.family == "link-local" and port.link_layer == ETHERNET:
         advice = f"give {port.netdev or 'its interface'} an IPv4 address"
         yield Finding("warn", name, "has a link-local address only: other hosts may not be reachable", advice)
-    rate = f"{port.rate_gbps:g} Gb/s {port.link_layer}, {chosen.gid.address} (index {chosen.gid.index})"
+    rate = f"{port.rate_gbps:g} Gb/s {port.link_layer}, {verdict.gid.address} (index {verdict.gid.index})"
     if 0 < port.mtu_bytes < MTU_BYTES_MAX:
         command = f"ip link set {port.netdev or 'DEVICE'} mtu {NETDEV_MTU_WANTED_BYTES}"
         advice = f"`{command}`, or 9000, on both ends and switches"
         text = f"{rate}; path MTU is {port.mtu_bytes} of {MTU_BYTES_MAX}: interface {port.netdev_mtu_bytes}"
         yield Finding("warn", name, text, advice)
     else:
-        yield Finding("ok", name, f"{rate}; {chosen.reason}")
+        yield Finding("ok", name, f"{rate}: {verdict.gid_reason}")
 
 
 def _memory(host: Host) -> Iterator[Finding]:

@@ -40,6 +40,20 @@ class Gid:
     kind: str
     netdev: str = ""
 
+    @classmethod
+    def read(cls, index: int, text: str, kind: str, netdev: str = "") -> Gid:
+        """A GID as people write it, an IPv4 address or eight groups of four digits."""
+        if "." not in text:
+            return cls(index, text, kind, netdev)
+        high, low, *rest = (int(part) for part in text.split("."))
+        value = f"{'0000:' * 5}ffff:{high << 8 | low:04x}:{rest[0] << 8 | rest[1]:04x}"
+        return cls(index, value, kind, netdev)
+
+    @property
+    def packed(self) -> bytes:
+        """The 16 bytes on the wire."""
+        return bytes.fromhex(self.value.replace(":", ""))
+
     @property
     def family(self) -> str:
         """ipv4, ipv6, link-local, or ib."""
@@ -60,8 +74,23 @@ class Gid:
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """What clients and nodes make of a port: whether they use it, or why not; under which address, and why that one.
+
+    megabits_per_s: as the device says, 0 when it was not asked. The native engine gives it: for the machine itself by
+    looking, with its configuration; for files from elsewhere by its rule about addresses.
+    """
+
+    usable: bool
+    reason: str = ""
+    gid: Gid | None = None
+    gid_reason: str = ""
+    megabits_per_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Port:
-    """One port of an RDMA device. mtu_bytes: of the path on RoCE, as the interface allows; 0 when unknown."""
+    """One port of an RDMA device. mtu_bytes: of the path; on RoCE as the interface allows; 0 when unknown."""
 
     number: int
     state: str
@@ -73,6 +102,7 @@ class Port:
     netdev: str = ""
     netdev_mtu_bytes: int = 0
     gids: tuple[Gid, ...] = ()
+    verdict: Verdict | None = None
 
     @property
     def active(self) -> bool:
@@ -120,7 +150,11 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One machine at one moment. memlock_bytes: None is unlimited; verbs_missing: why libibverbs is not usable."""
+    """One machine at one moment.
+
+    memlock_bytes: None is unlimited. verbs_missing: why libibverbs is not usable. rdma_off: why the configuration
+    does without RDMA. rails_max: ports that one connection uses at most.
+    """
 
     name: str
     numa: tuple[NumaNode, ...] = ()
@@ -133,3 +167,5 @@ class Host:
     dmabuf: bool = False
     dmabuf_missing: str = ""
     kernel: str = ""
+    rdma_off: str = ""
+    rails_max: int = 4
