@@ -94,6 +94,7 @@ ClientConfig to_config(const nb::dict& from) {
   take(from, "tls_server_name", config.tls.server_name, known);
   take(from, "lanes_per_node", config.lanes_per_node, known);
   take_ms(from, "connect_timeout_s", config.connect_timeout_ms, known);
+  take_ms(from, "idle_timeout_s", config.idle_timeout_ms, known);
   take_ms(from, "stall_timeout_s", config.stall_timeout_ms, known);
   take_ms(from, "put_wait_s", config.put_wait_ms, known);
   take(from, "shm_enabled", config.shm_enabled, known);

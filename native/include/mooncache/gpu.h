@@ -83,6 +83,8 @@ class GpuDevice {
   static Result<std::shared_ptr<GpuDevice>> open(int ordinal, const GpuLibraries& libraries = {});
   virtual ~GpuDevice() = default;
   virtual std::string name() const = 0;
+  // Of the PCI function, "0000:3B:00.0"; empty where the driver does not say.
+  virtual std::string pci_address() const = 0;
   // Why this device computes no checksums; empty when it does.
   virtual std::string why_no_crc() const = 0;
   // Waits until everything that was enqueued on this device so far is through. DEADLINE_EXCEEDED: it is not.

@@ -10,8 +10,8 @@ namespace mooncache {
 
 struct RdmaConfig {
   bool enabled = true;
-  std::string library = "libibverbs.so.1";     // a soname, or the path of another one
-  std::string modules_folder = "/sys/module";  // where the kernel shows nvidia-peermem
+  std::string library = "libibverbs.so.1";  // a soname, or the path of another one
+  std::string sysfs_folder = "/sys";        // where the kernel shows modules and the places of devices
   // "mlx5_0" (all its ports) or "mlx5_0:1"; empty = every active port.
   std::vector<std::string> devices;
   uint32_t rails_max = 4;    // of one connection, 8 at most

@@ -84,6 +84,10 @@ struct Region {
   int dma_buf_fd = -1;
   uint64_t dma_buf_offset = 0;
   std::string no_dma_buf{};
+  // Where the memory is, so that the nearest rails carry it: kDevice: the GPU's PCI address, "0000:3b:00.0",
+  // empty = unknown; kHost: the NUMA node, -1 = the kernel is asked.
+  std::string pci_address{};
+  int numa_node = -1;
 };
 // Index and generation, never a pointer. 0 = no region.
 using RegionHandle = uint64_t;

@@ -43,6 +43,51 @@ class Breaker {
   uint64_t open_until_ms_ = 0;
 };
 
+// Of two ways to a peer, when the better one, that failed, is tried again: after a pause that doubles with
+// each failure until it has worked again. Unlike a breaker it books no probe: the other way works meanwhile,
+// so whoever comes after the pause tries.
+class Detour {
+ public:
+  static constexpr uint32_t kPauseMinMs = 5'000;
+  static constexpr uint32_t kPauseMaxMs = 60'000;
+  bool taken(uint64_t now_ms) const { return breaker_.is_open(now_ms); }
+  // False: the pause lasts already, so this failure began before it.
+  bool failed(uint64_t now_ms) {
+    if (taken(now_ms)) return false;
+    failed_ = true;
+    return breaker_.failure(now_ms);
+  }
+  // What still arrives during the pause says nothing about what comes after it.
+  void worked(uint64_t now_ms) {
+    if (taken(now_ms)) return;
+    failed_ = false;
+    breaker_.success();
+  }
+  bool failed_lately() const { return failed_; }
+
+ private:
+  Breaker breaker_{1, kPauseMinMs, kPauseMaxMs};
+  bool failed_ = false;
+};
+
+// When an idle connection that has lost rails is made anew to get them back: at once when it has lasted, and
+// after a pause that doubles while they do not stay.
+class RailRenewal {
+ public:
+  static constexpr uint64_t kPauseMinMs = 5'000;
+  static constexpr uint64_t kPauseMaxMs = 60'000;
+  bool due(uint64_t now_ms) const { return now_ms >= made_ms_ + pause_ms_; }
+  void made(uint64_t now_ms) {
+    const bool lasted = pause_ms_ == 0 || now_ms - made_ms_ >= 2 * kPauseMaxMs;
+    pause_ms_ = lasted ? kPauseMinMs : std::min(2 * pause_ms_, kPauseMaxMs);
+    made_ms_ = now_ms;
+  }
+
+ private:
+  uint64_t made_ms_ = 0;
+  uint64_t pause_ms_ = 0;
+};
+
 // Retries are a share of the operations, so that a failing cluster is not asked twice as much as a sound one.
 class RetryBudget {
  public:

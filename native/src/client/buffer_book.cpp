@@ -112,6 +112,7 @@ Result<RegionHandle> BufferBook::enroll(RdmaTransport& transport, Slice memory, 
   region.memory = memory;
   if (device == nullptr) return transport.register_region(region);
   region.kind = MemoryKind::kDevice;
+  region.pci_address = device->gpu().pci_address();
   const auto exported = device->gpu().export_dma_buf({reinterpret_cast<uint64_t>(memory.data), memory.size});
   if (exported) {
     region.dma_buf_fd = exported->fd;

@@ -125,6 +125,19 @@ void Client::Impl::run(std::span<LaneTask> tasks, const CallOptions& options, bo
   LoopLimits chosen = limits;
   if (!small) chosen.spin_us = 0;
   run_tasks(tasks, options, closed, chosen, counters);
+  close_unused();
+}
+
+// Calls to other nodes are what brings this about: there is no thread for it.
+void Client::Impl::close_unused() {
+  if (config.idle_timeout_ms == 0) return;
+  const uint64_t now_ms = steady_ms();
+  uint64_t due_ms = next_look_ms.load(std::memory_order_relaxed);
+  if (now_ms < due_ms ||
+      !next_look_ms.compare_exchange_strong(due_ms, now_ms + config.idle_timeout_ms / 4 + 1))
+    return;
+  if (now_ms < config.idle_timeout_ms) return;
+  for (const auto& node : map()->nodes) node->close_idle_since(now_ms - config.idle_timeout_ms);
 }
 
 uint32_t Client::Impl::guess(const NodeMap& map, const Key& key, std::span<const uint32_t> tried,

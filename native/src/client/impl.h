@@ -84,6 +84,7 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   std::shared_ptr<ReceivePool> receive_pool;
   // What blocks that were got without a known size measured lately, in bytes; 0 = not known yet.
   std::atomic<uint64_t> usual_bytes{0};
+  std::atomic<uint64_t> next_look_ms{0};  // at connections that nobody uses
   uint64_t fork_generation = 0;
 
   std::mutex mutex;  // map, retries, reservation lanes
@@ -101,6 +102,7 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   uint64_t take_retries(uint64_t wanted);
   void ran_operations(uint64_t count);
   void run(std::span<LaneTask> tasks, const CallOptions& options, bool small);
+  void close_unused();
 
   // Where a block may be, best guess first, without what was tried already; kNoNode when there is no guess
   // left.

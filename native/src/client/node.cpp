@@ -7,7 +7,6 @@ namespace mooncache {
 namespace {
 
 constexpr uint64_t kUnixPauseMs = 5000;
-constexpr uint64_t kRdmaPauseMs = 5000;
 
 PeerDescription describe(const NodeInfo& info, const ClientConfig& config) {
   PeerDescription peer;
@@ -19,6 +18,12 @@ PeerDescription describe(const NodeInfo& info, const ClientConfig& config) {
   peer.credentials = config.credentials;
   peer.tls = config.tls;
   return peer;
+}
+
+// More rails could be used than are, and nothing is under way.
+bool wants_rails(Lane& lane, uint64_t now_ms) {
+  const auto* link = static_cast<const RdmaLink*>(lane.session->rdma_link().get());  // no other kind is kept
+  return link != nullptr && lane.renewal.due(now_ms) && link->wants_rails();
 }
 
 }  // namespace
@@ -55,31 +60,49 @@ void Node::unix_failed(uint64_t now_ms) {
 
 RdmaTransport* Node::rdma_for(const Session& session, uint64_t now_ms) {
   const bool offered = (session.node().capabilities & wire::AuthResponse::kCanRdma) != 0;
-  if (!offered || session.route() != Route::kTcp || now_ms < rdma_again_ms_.load(std::memory_order_relaxed)) {
-    return nullptr;
+  if (!offered || session.route() != Route::kTcp) return nullptr;
+  if (rdma_failed_lately_.load(std::memory_order_relaxed)) {
+    const std::lock_guard lock(mutex_);
+    if (rdma_detour_.taken(now_ms)) return nullptr;
   }
   return rdma_->get();
 }
 
 void Node::rdma_failed(uint64_t now_ms) {
+  const std::lock_guard lock(mutex_);
   rdma_failures_.fetch_add(1, std::memory_order_relaxed);
-  if (rdma_again_ms_.exchange(now_ms + kRdmaPauseMs) > now_ms) return;
+  rdma_failed_lately_ = true;
+  if (!rdma_detour_.failed(now_ms)) return;
   rdma_fallbacks_.fetch_add(1, std::memory_order_relaxed);
   counters_.add(Counter::kRdmaFallbacks);
 }
 
+void Node::rdma_moved(uint64_t bytes) {
+  rdma_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  if (!rdma_failed_lately_.load(std::memory_order_relaxed)) return;
+  const std::lock_guard lock(mutex_);
+  rdma_detour_.worked(steady_ms());
+  rdma_failed_lately_ = rdma_detour_.failed_lately();
+}
+
 Result<Lane> Node::acquire(Route route) {
+  Lane made;  // may take the place of a lane that lost rails
   {
     const std::lock_guard lock(mutex_);
     if (closed_) return {Code::kClosed, "the client is closed"};
-    for (size_t i = idle_.size(); i-- > 0;) {
+    for (size_t i = idle_.size(); i-- > 0 && !made.session;) {
       if (idle_[i].session->route() != route) continue;
       Lane lane = std::move(idle_[i]);
       idle_.erase(idle_.begin() + static_cast<ptrdiff_t>(i));
+      if (wants_rails(lane, steady_ms())) {
+        made = std::move(lane);
+        continue;
+      }
       lane.reused = true;
       lane.session->begin_use();
       return lane;
     }
+    if (made.session) --open_;
     if (open_ >= lanes_max_) {
       if (idle_.empty()) return Lane{};
       idle_.pop_back();  // an idle lane of the other route makes room
@@ -87,6 +110,7 @@ Result<Lane> Node::acquire(Route route) {
     }
     ++open_;
   }
+  if (made.session) counters_.add(Counter::kLanesClosed);
   counters_.add(Counter::kConnects);
   auto session = Session::start(peer_, route, tls_, limits_);
   if (!session) {
@@ -95,7 +119,9 @@ Result<Lane> Node::acquire(Route route) {
     counters_.add(Counter::kConnectFailures);
     return session.status();
   }
-  return Lane{std::move(*session), false};
+  made.session = std::move(*session);
+  made.renewal.made(steady_ms());
+  return made;
 }
 
 void Node::count_bytes(Lane& lane) {
@@ -107,6 +133,7 @@ void Node::release(Lane lane) {
   if (!lane.session) return;
   count_bytes(lane);
   if (!lane.session->idle() || lane.session->broken()) return drop(std::move(lane));
+  lane.idle_since_ms = steady_ms();
   const std::lock_guard lock(mutex_);
   if (closed_) {
     --open_;
@@ -129,6 +156,19 @@ void Node::close_idle() {
   closed_ = true;
   open_ -= static_cast<uint32_t>(idle_.size());
   idle_.clear();
+}
+
+void Node::close_idle_since(uint64_t before_ms) {
+  std::vector<Lane> late;  // closing queue pairs takes time: without the lock
+  {
+    const std::lock_guard lock(mutex_);
+    for (Lane& lane : idle_) {
+      if (lane.idle_since_ms <= before_ms) late.push_back(std::move(lane));
+    }
+    std::erase_if(idle_, [](const Lane& lane) { return lane.session == nullptr; });
+    open_ -= static_cast<uint32_t>(late.size());
+  }
+  counters_.add(Counter::kLanesClosed, late.size());
 }
 
 bool Node::allow(uint64_t now_ms) {

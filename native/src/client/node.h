@@ -42,6 +42,8 @@ class RdmaAccess {
 struct Lane {
   std::unique_ptr<Session> session;
   bool reused = false;  // came out of the pool: may have died there
+  uint64_t idle_since_ms = 0;
+  RailRenewal renewal;  // of this lane and those that it took the place of
 };
 
 class Node {
@@ -62,7 +64,7 @@ class Node {
   // How often it was given up for the connections to this node for some seconds; of several failures at once
   // one.
   uint64_t rdma_fallbacks() const { return rdma_fallbacks_.load(std::memory_order_relaxed); }
-  void rdma_moved(uint64_t bytes) { rdma_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
+  void rdma_moved(uint64_t bytes);
   uint64_t rdma_bytes() const { return rdma_bytes_.load(std::memory_order_relaxed); }
   void one_sided_writes_failed() { one_sided_writes_ = false; }
   bool one_sided_writes() const { return one_sided_writes_; }
@@ -72,6 +74,8 @@ class Node {
   void release(Lane lane);  // idle lanes go back to the pool, others are closed
   void drop(Lane lane);
   void close_idle();
+  // Lanes that nobody used since then, with their queue pairs.
+  void close_idle_since(uint64_t before_ms);
 
   bool allow(uint64_t now_ms);
   bool breaker_open(uint64_t now_ms);
@@ -105,7 +109,8 @@ class Node {
   std::shared_ptr<ShmSegments> segments_;
   uint64_t segments_incarnation_ = 0;
   std::atomic<uint64_t> unix_again_ms_{0};
-  std::atomic<uint64_t> rdma_again_ms_{0};
+  Detour rdma_detour_;
+  std::atomic<bool> rdma_failed_lately_{false};  // as rdma_detour_ says, without the lock
   std::atomic<uint64_t> rdma_bytes_{0}, rdma_failures_{0}, rdma_fallbacks_{0};
   std::atomic<bool> one_sided_writes_{true};
 };

@@ -113,6 +113,8 @@ Status Device::start(const std::string& nvrtc) {
   }
   char text[128] = "";
   if (driver.device_get_name(text, sizeof text - 1, device_) == 0) name_ = text;
+  if (driver.device_pci_address != nullptr && driver.device_pci_address(text, sizeof text - 1, device_) == 0)
+    pci_address_ = text;
   Status s = load_kernel(nvrtc);
   if (s) s = try_kernel();
   if (!s) kernel = nullptr;

@@ -1,7 +1,12 @@
 // Decisions about rails that need no device: whether options make sense, which rail answers which, how a
 // GID is written.
+#include "rdma/choose.h"
+
+#include <algorithm>
 #include <bit>
 #include <cstdio>
+#include <numeric>
+#include <tuple>
 
 #include "rdma/fabric.h"
 
@@ -9,6 +14,10 @@ namespace mooncache::rdma {
 
 namespace {
 
+constexpr size_t kUnderOneSwitch = 2;  // a downstream port of the switch and the device itself
+constexpr uint32_t kFarSlowness = 2;
+constexpr uint64_t kPiecesPerRail = 4;
+constexpr uint64_t kPacketBytes = 4096;    // the largest there is
 constexpr size_t kMappedPrefixBytes = 12;  // ::ffff: before an IPv4 address
 
 size_t common_bits(const Gid& a, const Gid& b) {
@@ -17,6 +26,15 @@ size_t common_bits(const Gid& a, const Gid& b) {
     if (differ != 0) return i * 8 + static_cast<size_t>(std::countl_zero(differ));
   }
   return a.size() * 8;
+}
+
+std::vector<std::string_view> parts_of(std::string_view path) {
+  std::vector<std::string_view> parts;
+  for (size_t end = 0; end != std::string_view::npos; path.remove_prefix(std::min(end + 1, path.size()))) {
+    end = path.find('/');
+    parts.push_back(path.substr(0, end));
+  }
+  return parts;
 }
 
 bool is_mapped(const Gid& gid) {
@@ -94,6 +112,60 @@ std::string gid_text(const Gid& gid) {
     groups += text;
   }
   return groups;
+}
+
+uint32_t piece_bytes(uint64_t length, size_t rails, uint32_t max_message_bytes) {
+  const uint64_t share = length / (std::max<uint64_t>(rails, 1) * kPiecesPerRail);
+  const auto wanted = static_cast<uint32_t>(
+      std::clamp<uint64_t>(share / kPacketBytes * kPacketBytes, kPieceBytesMin, kPieceBytesMax));
+  return max_message_bytes == 0 ? wanted : std::min(wanted, max_message_bytes);
+}
+
+std::vector<size_t> order_rails(std::span<const RailLoad> rails, size_t turn) {
+  std::vector<size_t> order(rails.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  if (order.empty()) return order;
+  std::rotate(order.begin(), order.begin() + static_cast<ptrdiff_t>(turn % order.size()), order.end());
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return std::tuple(rails[a].far, rails[b].megabits_per_s, rails[a].links, rails[a].in_flight_bytes) <
+           std::tuple(rails[b].far, rails[a].megabits_per_s, rails[b].links, rails[b].in_flight_bytes);
+  });
+  return order;
+}
+
+uint64_t time_through(const RailLoad& rail, uint64_t bytes, uint32_t slowness) {
+  return (rail.in_flight_bytes + bytes) * slowness / std::max<uint64_t>(rail.megabits_per_s / 1000, 1);
+}
+
+const char* distance_name(Distance distance) {
+  static constexpr const char* kNames[] = {"", "PIX", "PXB", "PHB", "NODE", "SYS", "UNKNOWN"};
+  return kNames[static_cast<size_t>(distance)];
+}
+
+Distance distance(const PciPlace& one, const PciPlace& other) {
+  if (one.path.empty() || other.path.empty()) return Distance::kUnknown;
+  const std::vector<std::string_view> a = parts_of(one.path), b = parts_of(other.path);
+  if (a[0] != b[0]) {
+    return one.numa_node >= 0 && one.numa_node == other.numa_node ? Distance::kNode : Distance::kSys;
+  }
+  size_t shared = 0;  // bridges below the root and above both devices
+  while (shared + 2 < std::min(a.size(), b.size()) && a[shared + 1] == b[shared + 1]) ++shared;
+  if (shared == 0) return Distance::kPhb;
+  const size_t below = std::max(a.size(), b.size()) - 1 - shared;
+  return below <= kUnderOneSwitch ? Distance::kPix : Distance::kPxb;
+}
+
+Distance distance(int device_node, int memory_node) {
+  if (device_node < 0 || memory_node < 0) return Distance::kUnknown;
+  return device_node == memory_node ? Distance::kPhb : Distance::kSys;
+}
+
+std::vector<uint32_t> slowness(std::span<const Distance> rails) {
+  std::vector<uint32_t> factors;
+  if (rails.empty()) return factors;
+  const Distance nearest = *std::min_element(rails.begin(), rails.end());
+  for (const Distance one : rails) factors.push_back(one == nearest ? 1 : kFarSlowness);
+  return factors;
 }
 
 size_t choose_rail(std::span<const std::shared_ptr<Rail>> rails, const EndpointAddress& peer,

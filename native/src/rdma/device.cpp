@@ -33,8 +33,8 @@ class Registration final : public Memory {
 
 // Whether the kernel module is loaded that lets devices register addresses of a GPU as if they were pages.
 bool has_peer_memory(const Options& options) {
-  return access((options.modules_folder + "/nvidia_peermem").c_str(), F_OK) == 0 ||
-         access((options.modules_folder + "/nv_peer_mem").c_str(), F_OK) == 0;
+  return access((options.sysfs_folder + "/module/nvidia_peermem").c_str(), F_OK) == 0 ||
+         access((options.sysfs_folder + "/module/nv_peer_mem").c_str(), F_OK) == 0;
 }
 
 const char* const kNoPeerMemory = "nvidia-peermem is not loaded (modprobe nvidia-peermem)";

@@ -3,9 +3,9 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 
 #include "rdma/device.h"
+#include "rdma/place.h"
 
 namespace mooncache::rdma {
 
@@ -28,12 +28,6 @@ uint64_t speed_of(const ibv_port_attr& port) {
   if ((port.active_width & 8) != 0) width = 12;
   if ((port.active_width & 16) != 0) width = 2;
   return lane * width;
-}
-
-int numa_node_of(const ibv_device& device) {
-  std::ifstream file(std::string(device.ibdev_path) + "/device/numa_node");
-  int node = -1;
-  return file >> node ? node : -1;
 }
 
 GidKind kind_of(uint32_t type) {
@@ -89,7 +83,10 @@ RailReport look_at(const Device& device, const ibv_device_attr& facts, const Opt
   info.max_message_bytes = port.max_msg_sz;
   info.max_outstanding_reads = static_cast<uint32_t>(std::clamp(facts.max_qp_init_rd_atom, 1, 16));
   info.megabits_per_s = speed_of(port);
-  info.numa_node = numa_node_of(*device.context->device);
+  const PciPlace place =
+      place_of_device(options.sysfs_folder + "/class/infiniband/" + device.name + "/device");
+  info.numa_node = place.numa_node;
+  info.pci_path = place.path;
   if (port.state != IBV_PORT_ACTIVE) {
     report.reason = "not used, because the port is not active (cable, switch or `ip link set ... up`)";
     return report;

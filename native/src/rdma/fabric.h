@@ -55,6 +55,7 @@ struct RailInfo {
   uint32_t max_message_bytes = 0;
   uint32_t max_outstanding_reads = 1;
   int numa_node = -1;
+  std::string pci_path;  // PciPlace::path (choose.h); empty: no PCI device
   uint64_t megabits_per_s = 0;
 };
 

@@ -1,9 +1,11 @@
 #include "transport/rdma.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 
+#include "rdma/place.h"
 #include "wire/rdma_address.h"
 
 namespace mooncache {
@@ -89,6 +91,27 @@ Status EndpointProgram::on_response(const wire::FrameHeader&, const Status& stat
 
 // The transport ----------------------------------------------------------------------------------------
 
+rdma::RailLoad RdmaRail::load() const {
+  return {rail->info().megabits_per_s, in_flight_bytes.load(std::memory_order_relaxed),
+          links.load(std::memory_order_relaxed), false};
+}
+
+std::vector<bool> RdmaShared::near_rails() {
+  const std::lock_guard lock(mutex);
+  std::vector<bool> near(rails.size(), false);
+  uint32_t count = 0;
+  for (size_t i = 0; i < rails.size(); ++i) {
+    near[i] = near_regions[i] > 0 && rails[i]->rail->up() && ++count <= config.rails_max;
+  }
+  return near;
+}
+
+// Another one for each process of a host and each transport of a process.
+static size_t next_turn() {
+  static std::atomic<size_t> transports{0};
+  return static_cast<size_t>(getpid()) + transports.fetch_add(1, std::memory_order_relaxed);
+}
+
 RdmaTransport::RdmaTransport(const RdmaConfig& config, uint64_t staging_bytes)
     : availability_(open(config, staging_bytes)) {
   if (!availability_) shared_.reset();
@@ -102,10 +125,15 @@ Status RdmaTransport::open(const RdmaConfig& config, uint64_t staging_bytes) {
   if (!fabric) return fabric.status();
   shared_ = std::make_shared<RdmaShared>();
   shared_->config = config;
+  shared_->turn = next_turn();
   shared_->fabric = std::move(*fabric);
   auto staging = RdmaStaging::create(staging_bytes);
   if (!staging) return staging.status();
   shared_->staging = std::move(*staging);
+  const auto ports = shared_->fabric->rails();
+  int node = ports[shared_->turn % ports.size()]->info().numa_node;
+  if (!rdma::has_several_nodes(config.sysfs_folder)) node = -1;
+  (void)rdma::prefer_node(shared_->staging->memory(), node);
   Status last;
   for (const auto& rail : shared_->fabric->rails()) {
     auto used = std::make_unique<RdmaRail>();
@@ -116,6 +144,10 @@ Status RdmaTransport::open(const RdmaConfig& config, uint64_t staging_bytes) {
       auto memory = used->domain->attach(shared_->staging->memory());
       if (memory) {
         used->staging = std::move(*memory);
+        if (const uint32_t most = rail->info().max_message_bytes; most != 0) {
+          uint32_t& common = shared_->max_message_bytes;
+          common = common == 0 ? most : std::min(common, most);
+        }
         shared_->rails.push_back(std::move(used));
         continue;
       }
@@ -124,7 +156,13 @@ Status RdmaTransport::open(const RdmaConfig& config, uint64_t staging_bytes) {
       last = domain.status();
     }
   }
-  return shared_->rails.empty() ? last : Status::ok();
+  if (shared_->rails.empty()) return last;
+  std::vector<rdma::Distance> distances;
+  for (const auto& rail : shared_->rails)
+    distances.push_back(rdma::distance(rail->rail->info().numa_node, node));
+  shared_->staging_slowness = rdma::slowness(distances);
+  shared_->near_regions.assign(shared_->rails.size(), 0);
+  return Status::ok();
 }
 
 Result<RegionHandle> RdmaTransport::register_region(const Region& region) {
@@ -136,6 +174,7 @@ Result<RegionHandle> RdmaTransport::register_region(const Region& region) {
   if (Status status = attach(region, *made); !status) return status;
   const std::lock_guard lock(shared_->mutex);
   const RegionHandle handle = shared_->next_region++ | (made->device ? RdmaRegion::kDevice : 0);
+  count_near(*made, true);
   shared_->regions[handle] = std::move(made);
   return handle;
 }
@@ -156,7 +195,32 @@ Status RdmaTransport::attach(const Region& region, RdmaRegion& made) {
     made.why_not.push_back(memory ? "" : memory.status().message);
     made.by_rail.push_back(memory ? std::move(*memory) : nullptr);
   }
-  return reached ? Status::ok() : last;
+  if (!reached) return last;
+  measure(region, made);
+  return Status::ok();
+}
+
+// After attaching: pages that nobody had touched have got their place by then.
+void RdmaTransport::measure(const Region& region, RdmaRegion& made) const {
+  rdma::PciPlace gpu;
+  int node = region.numa_node;
+  if (made.device && !region.pci_address.empty())
+    gpu = rdma::place_of_address(shared_->config.sysfs_folder, region.pci_address);
+  if (!made.device && node < 0) node = rdma::node_of_memory(region.memory);
+  for (size_t i = 0; i < shared_->rails.size(); ++i) {
+    const rdma::RailInfo& info = shared_->rails[i]->rail->info();
+    const rdma::Distance known = made.device ? rdma::distance({info.pci_path, info.numa_node}, gpu)
+                                             : rdma::distance(info.numa_node, node);
+    made.distances.push_back(made.by_rail[i] ? known : rdma::Distance::kUnknown);
+  }
+  made.slowness = rdma::slowness(made.distances);
+}
+
+void RdmaTransport::count_near(const RdmaRegion& region, bool more) {
+  for (size_t i = 0; region.device && i < region.slowness.size(); ++i) {
+    if (region.slowness[i] == 1 && region.distances[i] != rdma::Distance::kUnknown)
+      shared_->near_regions[i] += more ? 1u : -1u;
+  }
 }
 
 std::string RdmaTransport::describe(RegionHandle handle) const {
@@ -167,6 +231,8 @@ std::string RdmaTransport::describe(RegionHandle handle) const {
     const auto& memory = region->by_rail[i];
     text += (text.empty() ? "" : "; ") + info.device + ":" + std::to_string(info.port) +
             (memory ? " by " + memory->how() : " not at all, because " + region->why_not[i]);
+    if (memory && region->distances[i] != rdma::Distance::kUnknown)
+      text += std::string(", ") + rdma::distance_name(region->distances[i]);
   }
   return text;
 }
@@ -174,7 +240,10 @@ std::string RdmaTransport::describe(RegionHandle handle) const {
 Status RdmaTransport::unregister_region(RegionHandle handle) {
   if (!availability_) return availability_;
   const std::lock_guard lock(shared_->mutex);
-  if (shared_->regions.erase(handle) == 0) return {Code::kInvalidArgument, "no such region"};
+  const auto found = shared_->regions.find(handle);
+  if (found == shared_->regions.end()) return {Code::kInvalidArgument, "no such region"};
+  count_near(*found->second, false);
+  shared_->regions.erase(found);
   return Status::ok();  // transfers under way keep it registered until they are over
 }
 

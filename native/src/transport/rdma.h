@@ -23,6 +23,7 @@
 #include <optional>
 
 #include "mooncache/rdma_config.h"
+#include "rdma/choose.h"
 #include "rdma/fabric.h"
 #include "transport/session.h"
 
@@ -37,12 +38,17 @@ struct RdmaRail {
   std::unique_ptr<rdma::Memory> staging;
   std::atomic<uint64_t> bytes{0};
   std::atomic<uint64_t> failures{0};
+  // Of all links of the transport, so that its threads see each other's load.
+  std::atomic<uint64_t> in_flight_bytes{0};  // posted, or in an outbox
+  std::atomic<uint32_t> links{0};            // with a queue pair here
+
+  rdma::RailLoad load() const;
 };
 
 // Slots of registered memory, shared by the links of a transport.
 class RdmaStaging {
  public:
-  static constexpr uint64_t kSlotBytes = 256 << 10;
+  static constexpr uint32_t kSlotBytes = 256 << 10;
 
   // Its memory is not inherited by forks.
   static Result<std::unique_ptr<RdmaStaging>> create(uint64_t bytes);
@@ -51,7 +57,7 @@ class RdmaStaging {
   RdmaStaging& operator=(const RdmaStaging&) = delete;
 
   Slice memory() const { return {data_, static_cast<size_t>(slots_ * kSlotBytes)}; }
-  std::byte* at(uint32_t slot) const { return data_ + slot * kSlotBytes; }
+  std::byte* at(uint32_t slot) const { return data_ + uint64_t{slot} * kSlotBytes; }
   std::optional<uint32_t> take();
   void give(uint32_t slot);
 
@@ -70,6 +76,8 @@ struct RdmaRegion {
   bool device = false;
   std::vector<std::unique_ptr<rdma::Memory>> by_rail;  // null: that rail cannot reach this device memory
   std::vector<std::string> why_not;                    // of each rail, empty where it can
+  std::vector<rdma::Distance> distances;               // of the rails to it
+  std::vector<uint32_t> slowness;                      // that they count with
 };
 
 // State of one transport: shared with its links, which may outlive it.
@@ -78,10 +86,17 @@ struct RdmaShared {
   std::shared_ptr<rdma::Fabric> fabric;
   std::unique_ptr<RdmaStaging> staging;  // before the rails: registered in their domains
   std::vector<std::unique_ptr<RdmaRail>> rails;
+  uint32_t max_message_bytes =
+      0;            // that every rail takes: a piece may have to change over. 0: no limit known
+  size_t turn = 0;  // the rail that comes first among equals
+  std::vector<uint32_t> staging_slowness;  // of the rails, for staging memory
   std::mutex mutex;
   std::map<RegionHandle, std::shared_ptr<const RdmaRegion>> regions;
   RegionHandle next_region = 1;
+  std::vector<uint32_t> near_regions;  // by rail: regions of device memory that it is among the nearest to
 
+  // A connection is to have a queue pair there; at most as many as it may have.
+  std::vector<bool> near_rails();
   std::shared_ptr<const RdmaRegion> region(RegionHandle handle);
 };
 
@@ -102,6 +117,8 @@ class RdmaLink final : public Link {
   Status cancel(TransferId id) override;
   void close() override;
   bool healthy() const override;
+  // Nothing is under way, and more rails are up than it uses of those that it may.
+  bool wants_rails() const;
   Session* session() override { return session_; }
   uint64_t bytes_moved() const override { return bytes_moved_; }
   int wait_for(std::vector<int>& fds) override;
@@ -116,7 +133,6 @@ class RdmaLink final : public Link {
     std::unique_ptr<rdma::Endpoint> endpoint;
     std::vector<rdma::Post> outbox;  // for the device's next doorbell; empty outside of post_some()
     uint64_t outbox_bytes = 0;
-    uint64_t bytes = 0;  // on their way, or in the outbox
     std::chrono::steady_clock::time_point stopped_at;
     bool met = false;
     bool dead = false;
@@ -127,7 +143,8 @@ class RdmaLink final : public Link {
     Transfer transfer;
     uint64_t serial = 0;
     uint64_t length = 0;
-    uint64_t cut = 0;        // bytes before this one are in pieces
+    uint64_t cut = 0;  // bytes before this one are in pieces
+    uint32_t piece_bytes = 0;
     size_t local_slice = 0;  // where the next piece begins in the caller's slices
     size_t local_offset = 0;
     uint64_t moved = 0;
@@ -160,6 +177,7 @@ class RdmaLink final : public Link {
   bool post_again();
   void post(uint32_t number, size_t end);
   void ring(size_t end);
+  bool reaches(size_t number, const Pending& pending) const;
   size_t pick_end(const Pending& pending, uint32_t length) const;
   bool cut_slice(Pending& pending, Piece& piece);
   static void skip(Pending& pending, uint64_t bytes);
@@ -172,6 +190,7 @@ class RdmaLink final : public Link {
   bool any_usable() const;
   void drop_end(End& end, std::chrono::steady_clock::time_point patience);
   void adopt_regions(Pending& pending);
+  uint32_t piece_bytes(const Pending& pending) const;
   bool retire_ends();
   void end_all(Code code);
   bool peer_lost() const;
@@ -236,6 +255,8 @@ class RdmaTransport final : public Transport {
  private:
   Status open(const RdmaConfig& config, uint64_t staging_bytes);
   Status attach(const Region& region, RdmaRegion& made);
+  void measure(const Region& region, RdmaRegion& made) const;
+  void count_near(const RdmaRegion& region, bool more);
   std::shared_ptr<RdmaShared> shared_;
   Status availability_;
 };

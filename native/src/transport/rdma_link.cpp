@@ -42,17 +42,19 @@ Result<std::vector<wire::RdmaAddress>> RdmaLink::prepare() {
   const auto patience = Clock::now() + kDrainPatience;
   for (End& end : ends_) drop_end(end, patience);
   ends_.clear();
-  std::vector<size_t> order;
+  const std::vector<bool> near = shared_->near_rails();
+  const bool any_near = std::find(near.begin(), near.end(), true) != near.end();
+  std::vector<rdma::RailLoad> loads;
   for (size_t i = 0; i < shared_->rails.size(); ++i) {
-    if (shared_->rails[i]->rail->up()) order.push_back(i);
+    rdma::RailLoad& load = loads.emplace_back(shared_->rails[i]->load());
+    load.far = any_near && !near[i];
+    load.links += shared_->staging_slowness[i] - 1;  // far from staging memory is as good as used once more
   }
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return shared_->rails[a]->rail->info().megabits_per_s > shared_->rails[b]->rail->info().megabits_per_s;
-  });
   Status last{Code::kTransportUnavailable, "RDMA unavailable, because no port is active any more"};
   std::vector<wire::RdmaAddress> addresses;
-  for (const size_t i : order) {
+  for (const size_t i : rdma::order_rails(loads, shared_->turn)) {
     if (ends_.size() == shared_->config.rails_max) break;
+    if (!shared_->rails[i]->rail->up()) continue;
     auto endpoint = shared_->rails[i]->domain->make_endpoint(kDepth);
     if (!endpoint) {
       last = endpoint.status();
@@ -62,6 +64,7 @@ Result<std::vector<wire::RdmaAddress>> RdmaLink::prepare() {
     end.rail = shared_->rails[i].get();
     end.number = i;
     end.endpoint = std::move(*endpoint);
+    end.rail->links.fetch_add(1, std::memory_order_relaxed);
     addresses.push_back(wire::to_wire(end.endpoint->address()));
     ends_.push_back(std::move(end));
   }
@@ -89,6 +92,20 @@ bool RdmaLink::healthy() const {
   return std::any_of(ends_.begin(), ends_.end(), [](const End& end) { return end.usable(); });
 }
 
+bool RdmaLink::wants_rails() const {
+  if (closed_ || !queue_.empty()) return false;
+  const auto usable = std::count_if(ends_.begin(), ends_.end(), [](const End& end) { return end.usable(); });
+  const auto up = std::count_if(shared_->rails.begin(), shared_->rails.end(),
+                                [](const auto& rail) { return rail->rail->up(); });
+  if (usable < std::min<ptrdiff_t>(up, shared_->config.rails_max)) return true;
+  const std::vector<bool> near = shared_->near_rails();  // a GPU's memory was registered since
+  for (size_t i = 0; i < near.size(); ++i) {
+    const auto is_there = [i](const End& end) { return end.number == i; };
+    if (near[i] && std::none_of(ends_.begin(), ends_.end(), is_there)) return true;
+  }
+  return false;
+}
+
 // Queueing -----------------------------------------------------------------------------------------------
 
 size_t RdmaLink::submit(std::span<const Transfer> transfers) {
@@ -107,6 +124,7 @@ size_t RdmaLink::submit(std::span<const Transfer> transfers) {
       pending.code = Code::kTransportUnavailable;
     }
     if (transfer.region != 0) adopt_regions(pending);
+    pending.piece_bytes = piece_bytes(pending);
     queue_.push_back(std::move(pending));
     ++taken;
   }
@@ -151,6 +169,7 @@ void RdmaLink::drop_end(End& end, Clock::time_point patience) {
     for (size_t i = 0; i < count; ++i) landed(static_cast<uint32_t>(reaped[i].id), reaped[i].outcome);
   }
   end.endpoint.reset();
+  end.rail->links.fetch_sub(1, std::memory_order_relaxed);
   const auto number = static_cast<size_t>(&end - ends_.data());
   for (uint32_t i = 0; i < pieces_.size(); ++i) {
     if (pieces_[i].flying && pieces_[i].end == number) landed(i, rdma::Outcome::kFlushed);

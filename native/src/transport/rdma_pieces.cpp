@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "mooncache/crc32c.h"
+#include "rdma/choose.h"
 #include "transport/queued_link.h"
 #include "transport/rdma.h"
 
@@ -15,7 +16,6 @@ namespace mooncache {
 
 namespace {
 
-constexpr uint32_t kDirectBytes = 256 << 10;
 constexpr size_t kListMax = 16;                // requests of one doorbell
 constexpr uint64_t kDoorbellBytes = 64 << 10;  // enough to keep a device busy while the next are prepared
 
@@ -23,20 +23,37 @@ constexpr uint64_t kDoorbellBytes = 64 << 10;  // enough to keep a device busy w
 
 // Cutting ------------------------------------------------------------------------------------------------
 
+// Decided once for a transfer, by the rails that can be used when it comes.
+uint32_t RdmaLink::piece_bytes(const Pending& pending) const {
+  const uint32_t most = shared_->max_message_bytes;
+  if (!pending.region) return std::min(RdmaStaging::kSlotBytes, most == 0 ? RdmaStaging::kSlotBytes : most);
+  size_t rails = 0;
+  for (size_t i = 0; i < ends_.size(); ++i) rails += reaches(i, pending) ? 1 : 0;
+  return rdma::piece_bytes(pending.length, rails, most);
+}
+
+// The end can be used for this transfer: the node opened the extent to it, and its device knows the memory.
+bool RdmaLink::reaches(size_t number, const Pending& pending) const {
+  const End& end = ends_[number];
+  if (!end.usable() || pending.transfer.remote.keys[number] == 0) return false;
+  return !pending.region || pending.region->by_rail[end.number] != nullptr;
+}
+
 // The usable end that would be through soonest; SIZE_MAX: all are full; ends_.size(): none reaches the
 // extent.
 size_t RdmaLink::pick_end(const Pending& pending, uint32_t length) const {
   size_t best = ends_.size();
   uint64_t best_time = UINT64_MAX;
+  uint32_t best_slowness = UINT32_MAX;
   for (size_t i = 0; i < ends_.size(); ++i) {
     const End& end = ends_[i];
-    if (!end.usable() || pending.transfer.remote.keys[i] == 0) continue;
-    if (pending.region && pending.region->by_rail[end.number] == nullptr) continue;
+    if (!reaches(i, pending)) continue;
     if (best == ends_.size()) best = SIZE_MAX;
     if (end.room() == 0) continue;
-    const uint64_t time =
-        (end.bytes + length) / std::max<uint64_t>(end.rail->rail->info().megabits_per_s / 1000, 1);
-    if (time >= best_time) continue;
+    const auto& slowness = pending.region ? pending.region->slowness : shared_->staging_slowness;
+    const uint64_t time = rdma::time_through(end.rail->load(), length, slowness[end.number]);
+    if (time > best_time || (time == best_time && slowness[end.number] >= best_slowness)) continue;
+    best_slowness = slowness[end.number];
     best = i;
     best_time = time;
   }
@@ -55,13 +72,13 @@ bool RdmaLink::cut_slice(Pending& pending, Piece& piece) {
   piece.local_offset = pending.local_offset;
   if (pending.region) {
     const Slice& slice = local[pending.local_slice];
-    take = std::min<uint64_t>({take, slice.size - pending.local_offset, kDirectBytes});
+    take = std::min<uint64_t>({take, slice.size - pending.local_offset, pending.piece_bytes});
     piece.direct = slice.data + pending.local_offset;
   } else {
     const auto slot = shared_->staging->take();
     if (!slot) return false;
     piece.slot = *slot;
-    take = std::min<uint64_t>(take, RdmaStaging::kSlotBytes);
+    take = std::min<uint64_t>(take, pending.piece_bytes);
   }
   piece.serial = pending.serial;
   piece.offset = pending.cut;
@@ -156,7 +173,7 @@ bool RdmaLink::fill_ends() {
   if (!clear) return moved;
   for (Pending& pending : queue_) {
     while (pending.code == Code::kOk && pending.cut < pending.length) {
-      const size_t end = pick_end(pending, kDirectBytes);
+      const size_t end = pick_end(pending, pending.piece_bytes);
       if (end == SIZE_MAX) return moved;
       if (end == ends_.size()) {
         if (!any_usable()) return moved;
@@ -201,7 +218,7 @@ void RdmaLink::post(uint32_t number, size_t end_number) {
   post.remote_key = remote.keys[end_number];
   post.device = piece.direct != nullptr && pending.region->device;
   piece.end = end_number;
-  end.bytes += piece.length;
+  end.rail->in_flight_bytes.fetch_add(piece.length, std::memory_order_relaxed);
   end.outbox.push_back(post);
   end.outbox_bytes += piece.length;
   if (end.outbox.size() == kListMax || end.outbox_bytes >= kDoorbellBytes) ring(end_number);
@@ -216,7 +233,7 @@ void RdmaLink::ring(size_t end_number) {
     const auto number = static_cast<uint32_t>(end.outbox[i].id);
     Piece& piece = pieces_[number];
     if (i >= taken) {
-      end.bytes -= piece.length;
+      end.rail->in_flight_bytes.fetch_sub(piece.length, std::memory_order_relaxed);
       again_.push_back(number);
       continue;
     }
@@ -249,7 +266,7 @@ void RdmaLink::landed(uint32_t number, rdma::Outcome outcome) {
   Piece& piece = pieces_[number];
   End& end = ends_[piece.end];
   piece.flying = false;
-  end.bytes -= piece.length;
+  end.rail->in_flight_bytes.fetch_sub(piece.length, std::memory_order_relaxed);
   Pending* pending = find(piece.serial);
   if (outcome == rdma::Outcome::kDone || outcome == rdma::Outcome::kRefused) repairs_ = 0;  // the path works
   if (pending == nullptr) return give_back(number);

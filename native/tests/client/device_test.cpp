@@ -11,6 +11,7 @@
 #include "client/node.h"
 #include "gpu/pretended_gpu.h"
 #include "mooncache/crc32c.h"
+#include "rdma/sockets.h"
 
 namespace mooncache::testing {
 namespace {
@@ -130,6 +131,15 @@ TEST_F(DevicePool, BlocksGoAndComeInPlace) {
   EXPECT_EQ(stat_of(*client_, "get_hits"), 24u);
 }
 
+TEST_F(DevicePool, TheRailBesideTheGpuIsKnown) {
+  const TwoSockets machine;
+  sysfs_folder_ = machine.folder();
+  open_device(4);
+  EXPECT_EQ(gpu_.device->pci_address(), "0000:3D:00.0");
+  EXPECT_EQ(codes(put_device(2)), all(2, Code::kOk));
+  EXPECT_EQ(said().find("fake0:1 by dma-buf, PIX; fake1:1 by dma-buf, PHB; "), 0u) << said();
+}
+
 TEST_F(DevicePool, CopiesHaveOneChecksumAndExistingBlocksAreTold) {
   open_device(1, 3);
   for (const PutOutcome& outcome : put_device(4, 2)) EXPECT_EQ(outcome.copies, 2u);
@@ -171,8 +181,8 @@ TEST_F(DevicePool, SmallBatchesAndUnlistedMemoryAreLeftToStaging) {
 
 TEST_F(DevicePool, WithoutDmaBufByPeerMemoryWithoutBothStaged) {
   const auto folder = std::filesystem::path(::testing::TempDir()) / ("modules-" + std::to_string(::getpid()));
-  std::filesystem::create_directories(folder / "nvidia_peermem");
-  modules_folder_ = folder;
+  std::filesystem::create_directories(folder / "module/nvidia_peermem");
+  sysfs_folder_ = folder;
   open_device(1);
   fake().set_dma_buf_supported(0, false);
   EXPECT_EQ(codes(put_device(3)), all(3, Code::kOk));

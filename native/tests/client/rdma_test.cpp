@@ -91,13 +91,22 @@ TEST_F(RdmaPool, ManyThreads) {
 
 #ifdef MOONCACHE_FAKE_VERBS
 
-TEST_F(RdmaPool, EightRailsShareABatchAndSevenMayFail) {
+TEST_F(RdmaPool, EightRailsShareTheBatchesOfTwoThreadsAndSevenMayFail) {
   if (rdma_is_real()) GTEST_SKIP();
   open(8, 1);
   put(16);
-  size_t used = 0;
-  for (uint32_t device = 0; device < 8; ++device) used += fake().bytes_moved(device) > 0 ? 1 : 0;
-  EXPECT_EQ(used, RdmaConfig{}.rails_max);
+  const auto used = [] {
+    size_t count = 0;
+    for (uint32_t device = 0; device < 8; ++device) count += fake().bytes_moved(device) > 0 ? 1 : 0;
+    return count;
+  };
+  EXPECT_EQ(used(), RdmaConfig{}.rails_max);
+  for (uint32_t device = 0; device < 8; ++device) fake().set_latency_us(device, 30'000);
+  std::thread other([&] { EXPECT_EQ(get_all(), 16u); });
+  EXPECT_EQ(get_all(), 16u);
+  other.join();
+  EXPECT_EQ(used(), 8u) << "the second connection took the ports that the first one had left";
+  for (uint32_t device = 0; device < 8; ++device) fake().set_latency_us(device, 0);
   for (uint32_t device = 1; device < 8; ++device) fake().set_port_active(device, false);
   const uint64_t before = stat_of(*client_, "rdma_bytes");
   EXPECT_EQ(get_all(), 16u);
@@ -170,6 +179,62 @@ TEST_F(RdmaPorts, WhatHasNoQueuePairIsNoConnection) {
   const auto client = client_on({"fake4"});
   EXPECT_EQ(stat_of(*client, "rdma_bytes"), 0u);
   EXPECT_EQ(connections(), (std::vector<uint64_t>{0}));
+}
+
+TEST_F(RdmaPool, ARailThatFellAndCameBackIsUsedAgain) {
+  if (rdma_is_real()) GTEST_SKIP();
+  open(2, 1);
+  put(8);
+  fake().set_port_active(0, false);
+  EXPECT_EQ(get_all(), 8u);
+  fake().set_port_active(0, true);
+  const uint64_t before = fake().bytes_moved(0);
+  const auto patience = Deadline::after_ms(30'000);  // a new connection is allowed after five seconds
+  while (fake().bytes_moved(0) == before && !patience.expired()) {
+    EXPECT_EQ(get_all(), 8u);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  EXPECT_GT(fake().bytes_moved(0), before);
+  EXPECT_EQ(stat_of(*client_, "rdma_fallbacks"), 0u);
+  EXPECT_EQ(stat_of(*client_, "connects"), 2u);
+}
+
+TEST_F(RdmaPorts, ARailThatNeverMeetsIsNoReasonToConnectEachTime) {
+  if (rdma_is_real()) GTEST_SKIP();
+  open_node(1);
+  fake().set_infiniband(5);  // the node has no such port
+  const auto client = client_on({"fake4", "fake5"});
+  std::vector<std::byte> copy(kBlockBytes);
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(get_one(*client, key_of(0), copy).code, Code::kOk);
+  EXPECT_GE(stat_of(*client, "rdma_bytes"), 20 * kBlockBytes);
+  EXPECT_EQ(stat_of(*client, "connects"), 1u);
+}
+
+TEST_F(RdmaPool, QueuePairsThatNobodyUsesAreGivenUp) {
+  if (rdma_is_real()) GTEST_SKIP();
+  ClientConfig config = client_config(false);
+  config.idle_timeout_ms = 300;
+  open(2, 4, config);
+  put(32);
+  const auto connections = [&] {
+    uint64_t sum = 0;
+    for (const auto& node : nodes_) {
+      for (const RailView& rail : node->server->rails()) sum += rail.connections;
+    }
+    return sum;
+  };
+  EXPECT_EQ(connections(), 8u);
+  const auto small = bytes_of(1, 4096);
+  EXPECT_EQ(put_one(*client_, key_of(1000), small).code, Code::kOk);
+  const auto patience = Deadline::after_ms(20'000);
+  while (connections() > 2 && !patience.expired()) {  // one node is used, the queue pairs to the others go
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    std::vector<std::byte> copy(small.size());
+    EXPECT_EQ(get_one(*client_, key_of(1000), copy).code, Code::kOk);
+  }
+  EXPECT_EQ(connections(), 2u);
+  EXPECT_EQ(get_all(), 32u);
+  EXPECT_EQ(connections(), 8u);
 }
 
 TEST_F(RdmaPool, WithoutAPathItIsTcp) {

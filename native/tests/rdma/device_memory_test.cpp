@@ -24,7 +24,7 @@ class DeviceMemoryTest : public FabricTest {
     FabricTest::SetUp();
     folder_ = std::filesystem::path(::testing::TempDir()) / ("modules-" + std::to_string(::getpid()));
     std::filesystem::create_directories(folder_);
-    options_.modules_folder = folder_;
+    options_.sysfs_folder = folder_;
     vram_.resize(64 << 10, std::byte{7});
     const auto at = reinterpret_cast<uintptr_t>(vram_.data());
     begin_ = (4096 - at % 4096) % 4096;
@@ -93,7 +93,7 @@ TEST_F(DeviceMemoryTest, WithoutDmaBufPeerMemoryWithoutBothAReason) {
     EXPECT_NE(why.find(words), std::string::npos) << why;
     EXPECT_NE(why.find("nvidia-peermem is not loaded"), std::string::npos) << why;
   }
-  std::filesystem::create_directories(folder_ / "nvidia_peermem");
+  std::filesystem::create_directories(folder_ / "module/nvidia_peermem");
   fake().fail("ibv_reg_dmabuf_mr", EOPNOTSUPP);
   EXPECT_EQ(how(memory()), "nvidia-peermem, because fake0 and its driver cannot register a dma-buf");
   DeviceMemory none = memory();
@@ -113,7 +113,7 @@ TEST_F(DeviceMemoryTest, ThePortReportSaysHow) {
   EXPECT_EQ(said(),
             "none, because fake0 and its driver cannot register a dma-buf, and nvidia-peermem is not loaded "
             "(modprobe nvidia-peermem)");
-  std::filesystem::create_directories(folder_ / "nvidia_peermem");
+  std::filesystem::create_directories(folder_ / "module/nvidia_peermem");
   EXPECT_EQ(said(), "nvidia-peermem, because fake0 and its driver cannot register a dma-buf");
   fake().fail("ibv_alloc_pd", ENOMEM);
   EXPECT_NE(said().find("Cannot allocate memory"), std::string::npos);

@@ -44,9 +44,9 @@ class LoopbackHarness final : public Peer {
 
 class NodeHarness final : public Peer {
  public:
-  explicit NodeHarness(std::string name)
+  explicit NodeHarness(std::string name, RdmaConfig client = test_rdma(true))
       : name_(std::move(name)), node_(0, 256 << 20, "host-a", true, rdma_for(name_)) {
-    if (name_ == "rdma") rdma_ = std::make_unique<RdmaTransport>(test_rdma(true));
+    if (name_ == "rdma") rdma_ = std::make_unique<RdmaTransport>(client);
   }
   RdmaTransport& rdma() { return *rdma_; }
   TestNode& node() { return node_; }

@@ -1,63 +1,12 @@
 // What only RDMA does: rails, fail-over, registered memory, staging. Over the pretended library.
 #include <thread>
 
-#include "transport/harness.h"
+#include "transport/rdma_link_fixture.h"
 
 #ifdef MOONCACHE_FAKE_VERBS
-#include "rdma/fake/fake_verbs.h"
 
 namespace mooncache::testing {
 namespace {
-
-class RdmaTest : public ::testing::Test {
- protected:
-  void open(uint32_t rails) {
-    fake().reset(rails);
-    peer_ = std::make_unique<NodeHarness>("rdma");
-    link_ = peer_->connect();
-    ASSERT_NE(link_, nullptr);
-  }
-  void SetUp() override {
-    if (rdma_is_real()) GTEST_SKIP() << "these break devices on demand";
-  }
-  void TearDown() override {
-    link_.reset();
-    peer_.reset();
-    EXPECT_EQ(fake().live_objects(), 0u);
-    fake().reset(1);
-  }
-  static FakeVerbs& fake() { return fake_verbs(MOONCACHE_FAKE_VERBS); }
-  std::vector<Completion> drain(size_t count, int timeout_ms = 20'000) {
-    std::vector<Completion> all;
-    const Deadline deadline = Deadline::after_ms(timeout_ms);
-    while (all.size() < count && !deadline.expired()) {
-      std::array<Completion, 8> some;
-      const size_t got = link_->poll(some, deadline);
-      all.insert(all.end(), some.begin(), some.begin() + static_cast<ptrdiff_t>(got));
-    }
-    return all;
-  }
-  Transfer transfer(TransferId id, Direction direction, const RemoteExtent& extent,
-                    std::span<const Slice> local, RegionHandle region = 0) {
-    Transfer made;
-    made.id = id;
-    made.direction = direction;
-    made.remote = extent;
-    made.local = local;
-    made.region = region;
-    return made;
-  }
-  Completion read(const RemoteExtent& extent, std::vector<std::byte>& into, RegionHandle region = 0) {
-    const Slice all{into.data(), into.size()};
-    const Transfer one = transfer(1, Direction::kRead, extent, std::span(&all, 1), region);
-    EXPECT_EQ(link_->submit(std::span(&one, 1)), 1u);
-    const auto done = drain(1);
-    EXPECT_EQ(done.size(), 1u);
-    return done.empty() ? Completion{} : done[0];
-  }
-  std::unique_ptr<NodeHarness> peer_;
-  std::unique_ptr<Link> link_;
-};
 
 TEST_F(RdmaTest, OneTransferUsesAllRails) {
   open(4);
@@ -180,6 +129,40 @@ TEST_F(RdmaTest, RegisteredMemoryIsUsedInPlace) {
   EXPECT_TRUE(peer_->rdma().unregister_region(*region));
   EXPECT_TRUE(peer_->rdma().unregister_region(*twice));
   EXPECT_EQ(peer_->rdma().unregister_region(*region).code, Code::kInvalidArgument);
+}
+
+TEST_F(RdmaTest, PiecesFitTheTransferItsRailsAndTheDevices) {
+  struct Case {
+    uint64_t size;
+    uint32_t rails;
+    uint32_t max_message_bytes;  // of the first device
+    bool in_place;
+    uint64_t requests;
+  };
+  const uint32_t usual = 8 << 20;
+  for (const Case& one : {Case{16 << 20, 1, usual, true, 16}, Case{1 << 20, 1, usual, true, 4},
+                          Case{1 << 20, 2, usual, true, 8}, Case{16 << 20, 2, 96 << 10, true, 171},
+                          Case{2 << 20, 1, usual, false, 8}, Case{2 << 20, 2, 96 << 10, false, 22}}) {
+    fake().reset(one.rails);
+    fake().set_max_message(0, one.max_message_bytes);
+    peer_ = std::make_unique<NodeHarness>("rdma");
+    link_ = peer_->connect();
+    ASSERT_NE(link_, nullptr);
+    const auto source = bytes_of(6, one.size);
+    const RemoteExtent extent = peer_->readable(*link_, source);
+    std::vector<std::byte> copy(source.size());
+    RegionHandle region = 0;
+    if (one.in_place)
+      region = *peer_->rdma().register_region({{copy.data(), copy.size()}, MemoryKind::kHost});
+    EXPECT_EQ(read(extent, copy, region).code, Code::kOk);
+    EXPECT_TRUE(copy == source);
+    uint64_t requests = 0;
+    for (uint32_t i = 0; i < one.rails; ++i) requests += fake().requests(i);
+    EXPECT_EQ(requests, one.requests) << one.size << " bytes over " << one.rails;
+    if (region != 0) EXPECT_TRUE(peer_->rdma().unregister_region(region));
+    link_.reset();
+    peer_.reset();
+  }
 }
 
 TEST_F(RdmaTest, ACancelledTransferLeavesRegisteredMemoryAlone) {

@@ -205,7 +205,7 @@ int(ibv_query_port)(ibv_context* context, uint8_t, _compat_ibv_port_attr* out) {
   const DeviceState& device = net.state(context);
   port->state = device.active ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
   port->active_mtu = IBV_MTU_4096;
-  port->max_msg_sz = 8 << 20;
+  port->max_msg_sz = device.max_message_bytes;
   port->gid_tbl_len = 2;
   port->lid =
       static_cast<uint16_t>(device.infiniband ? reinterpret_cast<FakeContext*>(context)->index + 1 : 0);

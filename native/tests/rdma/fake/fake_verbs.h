@@ -30,6 +30,8 @@ class FakeVerbs {
   virtual void set_dma_buf(int fd, void* memory, uint64_t size) = 0;
   // A device without dma-buf: EOPNOTSUPP for every one. Before anything is registered.
   virtual void set_dma_buf_supported(uint32_t device, bool supported) = 0;
+  // What a port takes in one message; a longer one ends with LOC_LEN_ERR. Before it is opened.
+  virtual void set_max_message(uint32_t device, uint32_t bytes) = 0;
   // Reports of different queue pairs overtake each other; those of one do not.
   virtual void shuffle_reports(uint64_t seed) = 0;
   virtual void flip_bits(uint32_t count) = 0;                       // in that many of the next requests

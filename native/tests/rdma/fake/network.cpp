@@ -107,6 +107,11 @@ void Network::cut_path(uint32_t device, bool cut) {
   changed.notify_all();
 }
 
+void Network::set_max_message(uint32_t device, uint32_t bytes) {
+  const std::lock_guard lock(mutex);
+  devices.at(device).max_message_bytes = bytes;
+}
+
 void Network::hang(uint32_t device, bool hung) {
   const std::lock_guard lock(mutex);
   devices.at(device).hung = hung;
@@ -226,6 +231,8 @@ void Network::execute(FakeQp& qp, const FakeQp::Pending& pending) {
     const DeviceState& to = devices.at(found->second->device);
     if (!from.active) {
       status = IBV_WC_LOC_QP_OP_ERR;
+    } else if (pending.piece.length > from.max_message_bytes) {
+      status = IBV_WC_LOC_LEN_ERR;
     } else if (!from.cut && !to.cut && to.active && !to.removed) {
       status = move(qp, *found->second, pending);
     }

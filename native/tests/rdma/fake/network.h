@@ -36,6 +36,7 @@ struct DeviceState {
   uint8_t address = 1;  // the last byte of its GID; 0 = it has none
   uint32_t latency_us = 0;
   uint64_t fail_after = 0;
+  uint32_t max_message_bytes = 8 << 20;
   uint64_t bytes = 0;
   uint64_t requests = 0;
 };
@@ -103,6 +104,7 @@ class Network final : public FakeVerbs {
   void shuffle_reports(uint64_t seed) override;
   void flip_bits(uint32_t count) override;
   void fail_after(uint32_t device, uint64_t requests) override;
+  void set_max_message(uint32_t device, uint32_t bytes) override;
   uint64_t bytes_moved(uint32_t device) const override;
   uint64_t requests(uint32_t device) const override;
   uint64_t live_objects() const override;
