@@ -400,6 +400,16 @@ def rdma_address(link_layer: str, table: list, wanted: int) -> tuple:
     Which address of a port is used: [(index, kind, GID)] -> (usable, index, why this one or why none). Kinds: InfiniBand, RoCE v1, RoCE v2; `wanted`: only this index, -1 = any.
     """
 
+def rdma_distance(one: tuple[str, int], other: tuple[str, int]) -> str:
+    """
+    How far apart two PCI devices (path from the host bridge down, NUMA node or -1) are: PIX, PXB, PHB, NODE, SYS, UNKNOWN.
+    """
+
+def rdma_order(rails: Sequence[tuple[int, bool]]) -> list[int]:
+    """
+    Positions of the rails (Mbit/s, far from the memory) in the order in which a client that is idle takes them for a connection.
+    """
+
 def rdma_answer(rails: list, peer: object, used: Sequence[int]) -> int | None:
     """
     Position of the rail (link layer, GID) that a node answers the peer's with; `used`: how much each has to do already. None: none reaches it.

@@ -13,6 +13,7 @@
 #include "calls.h"
 #include "module.h"
 #include "mooncache/probe.h"
+#include "rdma/choose.h"
 #include "rdma/fabric.h"
 #include "rdma_arguments.h"
 
@@ -144,6 +145,21 @@ nb::tuple rdma_address(const std::string& layer, const nb::list& table, int want
   return nb::make_tuple(usable, info.gid_index, usable ? info.gid_reason : why);
 }
 
+std::string rdma_distance(const std::pair<std::string, int>& one, const std::pair<std::string, int>& other) {
+  return rdma::distance_name(
+      rdma::distance(rdma::PciPlace{one.first, one.second}, rdma::PciPlace{other.first, other.second}));
+}
+
+std::vector<size_t> rdma_order(const std::vector<std::pair<uint64_t, bool>>& rails) {
+  std::vector<rdma::RailLoad> loads;
+  for (const auto& [megabits_per_s, far] : rails) {
+    rdma::RailLoad& load = loads.emplace_back();
+    load.megabits_per_s = megabits_per_s;
+    load.far = far;
+  }
+  return rdma::order_rails(loads, 0);
+}
+
 std::optional<size_t> rdma_answer(const nb::list& rails, nb::handle peer, const std::vector<uint32_t>& used) {
   std::vector<std::shared_ptr<rdma::Rail>> ours;
   for (const nb::handle rail : rails) ours.push_back(std::make_shared<TakenDown>(to_rail(rail)));
@@ -167,6 +183,12 @@ void bind_probe(nb::module_& m) {
   m.def("rdma_address", &rdma_address, "link_layer"_a, "table"_a, "wanted"_a,
         "Which address of a port is used: [(index, kind, GID)] -> (usable, index, why this one or why none). "
         "Kinds: InfiniBand, RoCE v1, RoCE v2; `wanted`: only this index, -1 = any.");
+  m.def("rdma_distance", &rdma_distance, "one"_a, "other"_a,
+        "How far apart two PCI devices (path from the host bridge down, NUMA node or -1) are: PIX, PXB, PHB, "
+        "NODE, SYS, UNKNOWN.");
+  m.def("rdma_order", &rdma_order, "rails"_a,
+        "Positions of the rails (Mbit/s, far from the memory) in the order in which a client that is idle "
+        "takes them for a connection.");
   m.def("rdma_answer", &rdma_answer, "rails"_a, "peer"_a, "used"_a,
         "Position of the rail (link layer, GID) that a node answers the peer's with; `used`: how much each "
         "has to do already. None: none reaches it.");

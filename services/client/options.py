@@ -84,6 +84,7 @@ class Options:
     client_name: str
     shm: bool
     lanes_per_node: int
+    idle_timeout_s: float
     fanout_nodes_max: int
     receive_pool_bytes: int
     registered_bytes_max: int
@@ -148,6 +149,7 @@ class Options:
             client_name=client_name or f"python-{os.getpid()}",
             shm=client.shm_enabled if shm is None else shm,
             lanes_per_node=lanes_per_node or client.lanes_per_node,
+            idle_timeout_s=client.idle_timeout_s,
             fanout_nodes_max=client.fanout_nodes_max,
             receive_pool_bytes=client.receive_pool_bytes,
             registered_bytes_max=client.registered_bytes_max,
@@ -256,6 +258,7 @@ def new_native(options: Options) -> Any:
         "host_id": options.host_id,
         "client_name": options.client_name,
         "lanes_per_node": options.lanes_per_node,
+        "idle_timeout_s": options.idle_timeout_s,
         "connect_timeout_s": min(options.connect_timeout_s, CONNECT_TIMEOUT_S),
         "shm_enabled": options.shm,
         "fanout_nodes_max": options.fanout_nodes_max,

@@ -148,6 +148,8 @@ class ClientSection(Section):
     """Time to open a connection to a node."""
     lanes_per_node: int = Field(default=2, ge=1, le=64)
     """TCP connections to each node."""
+    idle_timeout_s: DurationS = Field(default=600.0, ge=0, le=86400)
+    """A connection to a node, with its RDMA queue pairs, that no call used for this long is closed; 0 never."""
     replicas: int = Field(default=1, ge=1, le=16)
     """Copies that a put makes when the caller gives no number."""
     shm_enabled: bool = True

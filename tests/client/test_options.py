@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mooncache.auth import create_cluster_token, parse_token, tenant_token
-from mooncache.client.options import Options
+from mooncache.client.options import Options, new_native
 from mooncache.client.state_dir import read_cluster_file, remove_cluster_file, write_cluster_file
 from mooncache.errors import ConfigInvalid, InvalidArgument, Unauthenticated
 
@@ -86,6 +86,16 @@ def test_tenants_come_from_tokens(folder: Path) -> None:
 def test_arguments_are_refused_with_a_sentence(folder: Path, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         Options.gather(**arguments)
+
+
+def test_the_native_core_hears_when_unused_connections_are_closed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: dict[str, Any] = {}
+    monkeypatch.setattr("mooncache._native.Client", heard.update)
+    monkeypatch.setenv("MOONCACHE_CLIENT_IDLE_TIMEOUT_S", "90")
+    new_native(Options.gather(nodes=["a:1"]))
+    assert heard["idle_timeout_s"] == 90.0
 
 
 def test_token_files_are_checked(folder: Path) -> None:

@@ -14,7 +14,20 @@ from mooncache.cli import app
 from mooncache.config import load
 from mooncache.topology import machine
 from mooncache.topology.core import choose, findings
-from mooncache.topology.core.model import IB, ROCE_V1, ROCE_V2, Gid, Host, NumaNode, Port, RdmaDevice, Verdict
+from mooncache.topology.core.distance import Distance
+from mooncache.topology.core.model import (
+    IB,
+    ROCE_V1,
+    ROCE_V2,
+    Gid,
+    Gpu,
+    Host,
+    NumaNode,
+    PciLocation,
+    Port,
+    RdmaDevice,
+    Verdict,
+)
 from tests.topology.pretended import PretendedVerbs
 
 LINK_LOCAL = "fe80:0000:0000:0000:0000:0000:0000:0001"
@@ -154,6 +167,22 @@ def test_no_more_rails_than_configured_and_the_fastest_first() -> None:
     there = host("there", *((f"10.{subnet}.0.9", 400.0) for subnet in (1, 2, 3)))
     assert pairs(here, there) == [("nic1/1", "nic1/1"), ("nic2/1", "nic2/1")]
     assert {rail.device for rail in choose.places(here)[0].preferred} == {"nic1", "nic2"}
+
+
+def test_the_memory_of_a_gpu_takes_near_ports_before_fast_ones() -> None:
+    def at(slot: str) -> PciLocation:
+        return PciLocation(slot, "pci0000:3a", ("0000:3a:00.0", f"0000:3b:{slot}", f"0000:3c:{slot}"), 0)
+
+    far = PciLocation("0000:ba:00.0", "pci0000:ba", ("0000:ba:00.0",), 1)
+    here = host("here", ("10.1.0.1", 400), ("10.2.0.1", 100), rails_max=1)
+    fast, near = here.devices
+    here = replace(
+        here, devices=(replace(fast, pci=far), replace(near, pci=at("01.0"))), gpus=(Gpu(0, "x", at("02.0")),)
+    )
+    places = {place.name: place for place in choose.places(here)}
+    assert [rail.device for rail in places["cuda:0"].preferred] == ["nic1"]
+    assert places["cuda:0"].preferred[0].distance is Distance.PIX
+    assert [rail.device for rail in places["cpu:0"].preferred] == ["nic0"]
 
 
 def test_a_configuration_without_rdma_is_the_answer_for_everything() -> None:

@@ -11,7 +11,17 @@ from typing import NamedTuple
 
 from mooncache import _native
 from mooncache.topology.core.distance import Distance, between, to_memory
-from mooncache.topology.core.model import ETHERNET, IB, INFINIBAND, ROCE_V2, Host, Port, RdmaDevice, Verdict
+from mooncache.topology.core.model import (
+    ETHERNET,
+    IB,
+    INFINIBAND,
+    ROCE_V2,
+    Gpu,
+    Host,
+    Port,
+    RdmaDevice,
+    Verdict,
+)
 
 _NOT_ACTIVE = "not used, because the port is not active (cable, switch or `ip link set ... up`)"
 
@@ -68,9 +78,16 @@ def usable_ports(host: Host) -> list[tuple[RdmaDevice, Port]]:
     ]
 
 
-def rails_of(host: Host) -> list[tuple[RdmaDevice, Port]]:
-    """Return the ports that one connection of a client takes, the fastest first, `rails_max` at most."""
-    return sorted(usable_ports(host), key=lambda item: -_speed(item[1]))[: host.rails_max]
+def rails_of(host: Host, gpu: Gpu | None = None) -> list[tuple[RdmaDevice, Port]]:
+    """Return the ports that a connection of an idle client takes, best first, `rails_max` at most.
+
+    The fastest first; where the memory of a GPU is registered, those nearest to it before them.
+    """
+    ports = usable_ports(host)
+    far = [between(device.pci, gpu.pci) if gpu is not None else Distance.UNKNOWN for device, _ in ports]
+    nearest = min(far, default=Distance.UNKNOWN)
+    rails = [(int(_speed(port) * 1000), how != nearest) for (_, port), how in zip(ports, far, strict=True)]
+    return [ports[at] for at in _native.rdma_order(rails)][: host.rails_max]
 
 
 def why_none(host: Host) -> str:
@@ -88,6 +105,7 @@ def places(host: Host) -> list[Place]:
         rails = [Rail(d.name, p.number, to_memory(d.pci, d.numa_node, node.index)) for d, p in ports]
         found.append(_place(f"cpu:{node.index}", rails, host))
     for gpu in host.gpus:
+        ports = rails_of(host, gpu)
         prefix = "cuda" if gpu.vendor == "nvidia" else "gpu"
         rails = [Rail(d.name, p.number, between(d.pci, gpu.pci)) for d, p in ports]
         found.append(_place(f"{prefix}:{gpu.index}", rails, host))

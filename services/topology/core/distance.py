@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from mooncache import _native
 from mooncache.topology.core.model import PciLocation
 
 
@@ -36,25 +37,18 @@ _WORDS = {
     Distance.SYS: "the link between NUMA nodes",
     Distance.UNKNOWN: "not known",
 }
-_UNDER_ONE_SWITCH = 2  # a downstream port of the switch and the device itself
 
 
 def between(one: PciLocation | None, other: PciLocation | None) -> Distance:
-    """Return the distance of two devices; UNKNOWN when one of them is no PCI device."""
+    """Return the distance of two devices, as the engine sees it; UNKNOWN when one of them is no PCI device."""
     if one is None or other is None:
         return Distance.UNKNOWN
-    if one.root != other.root:
-        known = one.numa_node is not None and one.numa_node == other.numa_node
-        return Distance.NODE if known else Distance.SYS
-    shared = 0
-    for mine, theirs in zip(one.path[:-1], other.path[:-1], strict=False):
-        if mine != theirs:
-            break
-        shared += 1
-    if not shared:
-        return Distance.PHB
-    deepest = max(len(one.path), len(other.path)) - shared
-    return Distance.PIX if deepest <= _UNDER_ONE_SWITCH else Distance.PXB
+    return Distance[_native.rdma_distance(_place(one), _place(other))]
+
+
+def _place(location: PciLocation) -> tuple[str, int]:
+    node = -1 if location.numa_node is None else location.numa_node
+    return "/".join((location.root, *location.path)), node
 
 
 def to_memory(device: PciLocation | None, device_numa: int | None, numa_node: int) -> Distance:
