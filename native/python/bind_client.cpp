@@ -137,7 +137,7 @@ std::vector<NodeInfo> to_nodes(const nb::list& list) {
     const auto from = nb::cast<nb::dict>(item);
     NodeInfo node;
     std::vector<std::string> known;
-    std::string state = "active";
+    std::string state = "active", arena;
     take(from, "index", node.index, known);
     take(from, "node_id", node.node_id, known);
     take(from, "host_id", node.host_id, known);
@@ -148,6 +148,10 @@ std::vector<NodeInfo> to_nodes(const nb::list& list) {
     take(from, "free_bytes", node.free_bytes, known);
     take(from, "weight", node.weight, known);
     take(from, "state", state, known);
+    take(from, "arena", arena, known);
+    take(from, "rdma", node.rdma, known);
+    node.medium = medium_of(arena);
+    node.mappable = mappable_arena(arena);
     node.state = to_health(state);
     nodes.push_back(std::move(node));
   }
@@ -277,6 +281,10 @@ nb::list stat(Client& client, nb::handle keys_in, double timeout_s, const Cancel
     entry["pins"] = stat.pins;
     entry["hits"] = stat.hits;
     entry["age_s"] = static_cast<double>(stat.age_ms) / 1000.0;
+    nb::list copies;
+    for (const BlockCopy& copy : stat.copies)
+      copies.append(nb::make_tuple(copy.node_index, static_cast<int>(copy.tier)));
+    entry["copies"] = copies;
     result.append(entry);
   }
   return result;

@@ -15,6 +15,7 @@ from mooncache.topology.core import choose
 
 _POLL_S = 0.2
 _STATES = {1: "active", 2: "suspect", 3: "draining", 4: "dead"}
+_TIERS = {1: "hbm", 2: "dram", 3: "ssd", 4: "shared"}
 _TASK_STATES = {1: "queued", 2: "running", 3: "done", 4: "failed", 5: "cancelled"}
 _TASK_OVER = {3, 4, 5}
 _EPOCH_MASK = (1 << 20) - 1
@@ -32,7 +33,9 @@ def _node_row(item: Any) -> dict[str, Any]:
         "grpc_target": node.endpoints.grpc_target,
         "tcp": f"{node.endpoints.tcp_host}:{node.endpoints.tcp_port}",
         "unix_path": node.endpoints.unix_path,
+        "arena_gone": item.arena_gone,
         "arena": ", ".join(sorted({segment.kind or "memory" for segment in node.segments})),
+        "tier": ", ".join(sorted({_TIERS.get(segment.tier, "dram") for segment in node.segments})),
         "capacity_bytes": node.capacity_bytes,
         "used_bytes": item.used_bytes,
         "free_bytes": node.free_bytes,
@@ -188,12 +191,13 @@ def _show_pool(document: dict[str, Any]) -> None:
     )
     print_table(
         "",
-        ("node", "state", "arena", "blocks", "used", "free", "data port", "heartbeat age"),
+        ("node", "state", "arena", "tier", "blocks", "used", "free", "data port", "heartbeat age"),
         [
             (
                 node["node_id"],
                 node["state"],
-                node["arena"],
+                f"{node['arena']} (gone)" if node["arena_gone"] else node["arena"],
+                node["tier"],
                 node["block_count"],
                 human_bytes(node["used_bytes"]),
                 human_bytes(node["free_bytes"]),

@@ -179,7 +179,8 @@ def ls(
 
 
 def stat(key: KeyText, /, *, where: Where = HERE, json: AsJson = False) -> int:
-    """Show size, checksum, tier, pins, hits and age of a block. Exit code 1 when the pool does not have it.
+    """Show size, checksum, pins, hits and age of a block, and its copies with their tiers, in the order in which
+    they would be read from here. Exit code 1 when the pool does not have it.
 
     For example:
 
@@ -198,6 +199,7 @@ def stat(key: KeyText, /, *, where: Where = HERE, json: AsJson = False) -> int:
                 "hits": found.hits,
                 "age_s": found.age_s,
                 "node_ids": list(found.node_ids),
+                "tiers": list(found.tiers),
             }
         print_json(document)
     elif found is None:
@@ -205,16 +207,17 @@ def stat(key: KeyText, /, *, where: Where = HERE, json: AsJson = False) -> int:
     else:
         print_table(
             key,
-            ("size", "crc32c", "tier", "pins", "hits", "age", "node"),
+            ("size", "crc32c", "pins", "hits", "age", "nodes"),
             [
                 (
                     human_bytes(found.size_bytes),
                     f"{found.crc32c:08x}",
-                    found.tier,
                     found.pins,
                     found.hits,
                     human_age(found.age_s),
-                    ", ".join(found.node_ids),
+                    ", ".join(
+                        f"{node} ({tier})" for node, tier in zip(found.node_ids, found.tiers, strict=True)
+                    ),
                 )
             ],
         )

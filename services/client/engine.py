@@ -117,6 +117,8 @@ class Engine:
                         "free_bytes": node.free_bytes,
                         "weight": node.weight,
                         "state": node.state,
+                        "arena": node.arena,
+                        "rdma": bool(node.rails),
                     }
                     for node in view.nodes
                     if node.state != "dead"
@@ -418,7 +420,8 @@ class Engine:
             pins=item["pins"],
             hits=item["hits"],
             age_s=item["age_s"],
-            node_ids=(self._view.node_name(item["node_index"]),),
+            node_ids=tuple(self._view.node_name(index) for index, _ in item["copies"]),
+            tiers=tuple(res.tier_name(tier) for _, tier in item["copies"]),
         )
 
     # --- changes ---------------------------------------------------------------------------------------------

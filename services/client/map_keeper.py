@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from mooncache.client.backoff import Backoff
 from mooncache.client.master_link import MasterLink
-from mooncache.client.results import ClusterView, NodeView
+from mooncache.client.results import ClusterView, NodeView, tier_name
 from mooncache.clock import Clock
 from mooncache.errors import MooncacheError
 from mooncache.proto.v1 import common_pb2, master_pb2
@@ -33,6 +33,7 @@ _STATES = {
 
 def view_of_node(node: common_pb2.NodeInfo) -> NodeView:
     """One node of the map as plain values. A state that is not known here counts as suspect: last choice."""
+    tier, arena = memory_of(node.segments)
     return NodeView(
         index=node.index,
         node_id=node.node_id,
@@ -49,7 +50,19 @@ def view_of_node(node: common_pb2.NodeInfo) -> NodeView:
         tls=node.endpoints.tls,
         software_version=node.software_version,
         rails=tuple(f"{rail.device}:{rail.port}" for rail in node.rails if rail.up),
+        tier=tier,
+        arena=arena,
     )
+
+
+def memory_of(segments: Sequence[common_pb2.Segment]) -> tuple[str, str]:
+    """Tier and kind of a node's memory, as `NodeView` has them; of several segments those of the slowest tier."""
+    if not segments:
+        return "dram", ""
+    slowest = max(segments, key=lambda segment: segment.tier)
+    # Zero is "not said" on the wire; the native numbers begin one lower.
+    tier = tier_name(slowest.tier - 1) if slowest.tier else "dram"
+    return tier, slowest.kind
 
 
 def view_of_map(cluster_map: common_pb2.ClusterMap) -> ClusterView:

@@ -119,7 +119,7 @@ class MatchResult:
 
 @dataclass(frozen=True, slots=True)
 class BlockStat:
-    """One block as a node holds it."""
+    """One block, as the node holds it from which it would be read."""
 
     size_bytes: int
     crc32c: int
@@ -128,6 +128,9 @@ class BlockStat:
     hits: int
     age_s: float
     node_ids: tuple[str, ...] = ()
+    """Nodes that hold a copy, of those that were asked, in the order in which they would be read."""
+    tiers: tuple[str, ...] = ()
+    """`tiers[i]` is the tier of the copy on `node_ids[i]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,10 @@ class NodeView:
     """False for a static node given by address only: `node_id` is that address, and its real name is not checked."""
     rails: tuple[str, ...] = ()
     """RDMA ports that the node answers on and that are up, as device:port; none: its bytes go over TCP."""
+    tier: str = "dram"
+    """Tier of the node's blocks, a name of TIER_NAMES."""
+    arena: str = ""
+    """Kind of memory that the blocks lie in: "memory", "gpu", "dax", ...; empty when the node did not say."""
 
 
 @dataclass(frozen=True, slots=True)

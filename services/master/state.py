@@ -197,12 +197,12 @@ class MasterState:
     def readable(self, index: int) -> bool:
         """Whether a node can be copied from."""
         node = self.membership.by_index(index)
-        return node is not None and node.alive
+        return node is not None and node.alive and not node.arena_gone
 
     def lasting(self, index: int) -> bool:
         """Whether a copy on this node counts."""
         node = self.membership.by_index(index)
-        return node is not None and node.alive and not node.drain_wanted
+        return node is not None and node.alive and not node.drain_wanted and not node.arena_gone
 
     def draining(self, index: int) -> bool:
         """Whether the node itself says that it takes no new blocks."""
@@ -213,7 +213,13 @@ class MasterState:
         """Nodes that may receive blocks."""
         nodes = self.membership.nodes.values()
         return [
-            Candidate(node.node_id, node.info.host_id, node.weight, node.index)
+            Candidate(
+                node.node_id,
+                node.info.host_id,
+                node.weight,
+                node.index,
+                all(segment.tier != common_pb2.TIER_HBM for segment in node.info.segments),
+            )
             for node in nodes
             if node.weight > 0.0
         ]

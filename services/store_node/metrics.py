@@ -100,6 +100,7 @@ _GAUGES = frozenset(
         "store_bookkeeping_bytes",
         "store_event_log_bytes",
         "store_draining",
+        "store_arena_gone",
     }
 )
 

@@ -98,6 +98,7 @@ class StoreNodeService(Service):
         )
         settings = server_settings(self.config, identity, wanted_bytes(node), self.token.key)
         self._server = call_native(_native.StoreServer, settings)
+        check_arena(self._server.arena())
         call_native(self._server.start)
         self._credentials = channel_credentials(self.config.tls)
         clock, rng = self.clock, random.Random(identity.incarnation)
@@ -228,6 +229,19 @@ def wanted_bytes(node: StoreNodeSection) -> int:
     if wanted < _MIN_CAPACITY_BYTES:
         raise ConfigInvalid(f"store_node.capacity_bytes must be at least 1 MiB; it is {wanted}.")
     return wanted
+
+
+def check_arena(arena: dict[str, Any]) -> None:
+    """Only the native server knows how large a file or a device is, rounded down to the pages of its mapping.
+
+    Raises:
+        ConfigInvalid: too small to be of use.
+    """
+    if arena["size_bytes"] < _MIN_CAPACITY_BYTES:
+        raise ConfigInvalid(
+            f"The arena {arena['description']} has {arena['size_bytes']} bytes; it must have at least 1 MiB. "
+            "Make the file larger (fallocate -l 64GiB), or set store_node.capacity_bytes."
+        )
 
 
 def segment_of(arena: dict[str, Any]) -> common_pb2.Segment:

@@ -96,18 +96,27 @@ class NodeState:
 
     @property
     def node_state(self) -> common_pb2.NodeState:
-        """The node's own view of itself."""
+        """Whether somebody asked the node to take no new blocks."""
         return common_pb2.NODE_STATE_DRAINING if self.draining else common_pb2.NODE_STATE_ACTIVE
 
     def rails(self) -> list[common_pb2.RdmaRail]:
-        """The RDMA ports that the native server answers on, as they are now."""
-        return [common_pb2.RdmaRail(**rail) for rail in self.core.rails()]
+        """The RDMA ports that the native server answers on, as they are now. It counts more than the master is told."""
+        told = common_pb2.RdmaRail.DESCRIPTOR.fields_by_name
+        return [
+            common_pb2.RdmaRail(**{name: value for name, value in rail.items() if name in told})
+            for rail in self.core.rails()
+        ]
 
     def forget_master(self) -> None:
         """Register again as soon as possible; until then nothing is reported."""
         self.membership.registered = False
         self.planner.detach()
         self.wake_membership.set()
+
+
+def arena_gone(stats: dict[str, Any]) -> bool:
+    """Whether the memory of the blocks does not answer now (a GPU that hangs)."""
+    return stat(stats, "store_arena_gone") != 0
 
 
 def stat(stats: dict[str, Any], name: str) -> int:

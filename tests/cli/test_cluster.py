@@ -130,7 +130,10 @@ def test_put_get_stat_ls_rm(up: Up) -> None:
     }
     assert up.run("get", "greeting").stdout == b"hello"
     stat = up.json("stat", "greeting")
-    assert set(stat) == {"key", "found", "size_bytes", "crc32c", "tier", "pins", "hits", "age_s", "node_ids"}
+    described = {"size_bytes", "crc32c", "tier", "pins", "hits", "age_s", "node_ids", "tiers"}
+    assert set(stat) == {"key", "found"} | described
+    assert (len(stat["node_ids"]), stat["tiers"]) == (1, [stat["tier"]])
+    assert f"{stat['node_ids'][0]} (dram)" in up.run("stat", "greeting").stdout.decode()
     blocks = up.json("ls")["blocks"]
     assert [set(block) for block in blocks] == [{"key", "size_bytes", "tier", "hits", "node_id"}]
     assert up.run("get", blocks[0]["key"]).stdout == b"hello"

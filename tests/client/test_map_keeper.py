@@ -81,6 +81,28 @@ def test_a_state_from_the_future_counts_as_suspect() -> None:
     assert view_of_map(cluster_map).nodes[0].state == "suspect"
 
 
+@pytest.mark.parametrize(
+    ("segments", "tier", "arena"),
+    [
+        ([], "dram", ""),
+        ([(common_pb2.TIER_HBM, "gpu")], "hbm", "gpu"),
+        ([(common_pb2.TIER_UNSPECIFIED, "")], "dram", ""),
+        ([(common_pb2.TIER_HBM, "gpu"), (common_pb2.TIER_DRAM, "dax")], "dram", "dax"),
+        ([(9, "new")], "tier-8", "new"),
+    ],
+)
+def test_a_node_has_the_tier_of_its_slowest_memory(
+    segments: list[tuple[int, str]], tier: str, arena: str
+) -> None:
+    cluster_map = make_map(1, 1, "n1")
+    cluster_map.nodes[0].segments.extend(
+        common_pb2.Segment(tier=number, kind=kind)  # type: ignore[arg-type]
+        for number, kind in segments
+    )
+    node = view_of_map(cluster_map).nodes[0]
+    assert (node.tier, node.arena) == (tier, arena)
+
+
 def test_carried_nodes_get_indices_of_their_own() -> None:
     old = view_of_map(make_map(1, 1, "n1", "n2", "n3"))
     fresh = view_of_map(make_map(2, 1, "n3"))

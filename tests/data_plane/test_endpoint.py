@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import struct
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mooncache.errors import InvalidArgument, ProtocolError, Unauthenticated
+from mooncache.store_node.state import NodeState
 from tests.data_plane import wire
 from tests.data_plane.conftest import Start
 from tests.data_plane.wire import ENDPOINT, EXPOSE, Peer, frame, key_of, keys_meta
@@ -53,6 +55,11 @@ def test_without_rdma_the_answer_is_a_reason(start: Start) -> None:
         answer = peer.call(ENDPOINT, counted(address()))
         assert answer.code == TRANSPORT_UNAVAILABLE and "RDMA unavailable, because" in answer.message
         assert peer.put([(key_of("after"), b"x" * 100)]) == [0]
+
+
+def test_what_is_counted_of_a_rail_can_be_told_to_the_master(rdma_server: Any) -> None:
+    (told,) = NodeState.rails(cast("NodeState", SimpleNamespace(core=rdma_server)))
+    assert told.device == "fake0" and told.up and told.mtu_bytes == 4096
 
 
 def test_strangers_get_no_queue_pair(rdma_server: Any) -> None:

@@ -176,6 +176,39 @@ def test_a_nodes_own_drain_is_adopted_but_a_late_heartbeat_is_not() -> None:
     assert not node.undrain_pending
 
 
+def test_a_node_whose_arena_is_gone_is_drained_until_it_is_back() -> None:
+    membership = make()
+    node, _ = membership.register(info(), 0.0)
+    membership.set_complete(node, True, 0.0)
+    epoch = membership.epoch
+    (left,) = membership.note_arena(node, True, 1.0)
+    assert (left.before, left.after) == (NodeState.ACTIVE, NodeState.DRAINING)
+    assert node.weight == 0.0
+    assert membership.epoch > epoch
+    assert membership.note_arena(node, True, 1.5) == []
+    (back,) = membership.note_arena(node, False, 2.0)
+    assert back.after is NodeState.ACTIVE
+    assert node.weight > 0
+
+
+def test_an_arena_that_is_gone_and_a_drain_are_two_reasons() -> None:
+    membership = make()
+    node, _ = membership.register(info(), 0.0)
+    membership.set_drain("a", True, 1.0)
+    assert membership.note_arena(node, True, 2.0) == []
+    membership.set_drain("a", False, 3.0)
+    assert node.state is NodeState.DRAINING
+    membership.expire(6.0)
+    assert node.state is NodeState.SUSPECT
+    membership.note_arena(node, False, 6.0)
+    membership.note_arena(node, True, 6.1)
+    assert node.state is NodeState.SUSPECT
+    membership.heartbeat("a", 1, Usage(GIB), 7.0)
+    assert node.state is NodeState.DRAINING
+    membership.register(info(incarnation=2), 8.0)
+    assert node.state is NodeState.JOINING, "its memory is another one"
+
+
 def test_a_later_terms_epochs_are_larger() -> None:
     membership = make(3)
     last = membership.epoch + 1000
@@ -202,6 +235,7 @@ def test_invariants_hold_under_random_events(seed: int) -> None:
                     usage = Usage(GIB, rng.randrange(GIB))
                     node, _ = membership.heartbeat(name, rng.randrange(3), usage, now_s)
                     membership.note_own_drain(node, rng.random() < 0.3, now_s)
+                    membership.note_arena(node, rng.random() < 0.3, now_s)
                 case 4:
                     membership.set_drain(name, rng.random() < 0.5, now_s)
                 case 5:

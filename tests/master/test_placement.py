@@ -11,6 +11,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mooncache import _native
 from mooncache.master.core.placement import (
@@ -74,26 +76,49 @@ def test_golden_vectors(case: dict) -> None:
     assert [node.node_id for node in chosen] == case["chosen"]
 
 
-@pytest.mark.parametrize("case", json.loads(VECTORS.read_text(encoding="utf-8")))
-def test_the_native_client_makes_the_same_choice(case: dict) -> None:
-    nodes = [
+def native_choice(key: bytes, nodes: list[Candidate], replicas: int, local_host_id: str) -> list[str]:
+    described = [
         {
             "index": index,
-            "node_id": node["node_id"],
-            "host_id": node["host_id"],
+            "node_id": node.node_id,
+            "host_id": node.host_id,
             "incarnation": 1,
             "tcp_host": "127.0.0.1",
             "tcp_port": 1,
             "unix_path": "",
             "free_bytes": GIB,
-            "weight": node["weight"],
+            "weight": node.weight,
             "state": "active",
+            "arena": "memory" if node.takes_from_its_host else "gpu",
         }
-        for index, node in enumerate(case["nodes"])
+        for index, node in enumerate(nodes)
     ]
-    key = bytes.fromhex(case["key"])
-    chosen = _native.place(key, nodes, case["local_host_id"], case["replicas"])
-    assert [nodes[position]["node_id"] for position in chosen] == case["chosen"]
+    return [nodes[position].node_id for position in _native.place(key, described, local_host_id, replicas)]
+
+
+@pytest.mark.parametrize("case", json.loads(VECTORS.read_text(encoding="utf-8")))
+def test_the_native_client_makes_the_same_choice(case: dict) -> None:
+    nodes = [Candidate(**node) for node in case["nodes"]]
+    chosen = native_choice(bytes.fromhex(case["key"]), nodes, case["replicas"], case["local_host_id"])
+    assert chosen == case["chosen"]
+
+
+POOLS = st.lists(
+    st.tuples(st.sampled_from("abc"), st.sampled_from([0.0, 0.5, 1.0, 40.0]), st.booleans()), max_size=8
+)
+
+
+@given(st.binary(min_size=32, max_size=32), POOLS, st.integers(1, 4), st.sampled_from(["", "a", "nowhere"]))
+def test_gpu_memory_is_nobodys_first_choice_for_its_host(
+    key: bytes, pool: list[tuple[str, float, bool]], replicas: int, local: str
+) -> None:
+    nodes = [Candidate(f"n{n}", host, weight, n, near) for n, (host, weight, near) in enumerate(pool)]
+    chosen = choose_nodes(key, nodes, replicas, local)
+    assert [node.node_id for node in chosen] == native_choice(key, nodes, replicas, local)
+    ranked = rank_nodes(key, nodes)
+    near = [node for node in ranked if node.host_id == local and node.takes_from_its_host]
+    assert chosen[:1] == (near or ranked)[:1]
+    assert len(chosen) == min(replicas, len(ranked))
 
 
 def test_shares_follow_weights() -> None:

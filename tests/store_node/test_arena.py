@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,17 @@ import pytest
 import mooncache
 from mooncache.cli import cluster as view
 from mooncache.cli.output import console
+from mooncache.config import Config
 from mooncache.config.pool import StoreNodeSection
 from mooncache.errors import ConfigInvalid, TransportUnavailable
 from mooncache.proto.v1 import common_pb2, master_pb2
-from mooncache.store_node.service import quarter_of_memory_bytes, segment_of, wanted_bytes
+from mooncache.store_node.service import (
+    StoreNodeService,
+    check_arena,
+    quarter_of_memory_bytes,
+    segment_of,
+    wanted_bytes,
+)
 from tests.client.conftest import make_cluster, wait_until
 
 MIB = 1 << 20
@@ -30,6 +38,31 @@ def test_the_capacity_that_the_native_server_is_asked_for(tmp_path: Path) -> Non
         wanted_bytes(StoreNodeSection(arena_path=tmp_path))
     with pytest.raises(ConfigInvalid, match="at least 1 MiB"):
         wanted_bytes(StoreNodeSection(arena_path=file, capacity_bytes=1))
+
+
+def test_an_arena_below_one_mib_is_a_sentence(tmp_path: Path) -> None:
+    check_arena({"size_bytes": MIB, "description": "/mnt/arena"})
+    with pytest.raises(ConfigInvalid, match=r"/mnt/arena has 4096 bytes; it must have at least 1 MiB"):
+        check_arena({"size_bytes": 4096, "description": "/mnt/arena"})
+
+
+async def test_a_node_on_a_small_file_does_not_start(tmp_path: Path) -> None:
+    file = tmp_path / "arena"
+    file.touch(mode=0o600)
+    os.truncate(file, 900_000)
+    service = StoreNodeService(
+        Config.model_validate(
+            {
+                "cluster": {"state_dir": tmp_path / "state"},
+                "store_node": {"arena_path": file, "unix_enabled": False},
+            }
+        )
+    )
+    try:
+        with pytest.raises(ConfigInvalid, match="at least 1 MiB"):
+            await service.build()
+    finally:
+        await service.shutdown()
 
 
 def test_an_arena_on_a_gpu_says_how_much(tmp_path: Path) -> None:
@@ -65,6 +98,7 @@ def test_status_shows_the_kind_of_each_arena() -> None:
     ]
     document = view.status_document(master_pb2.GetStatusResponse(master_id="m", nodes=nodes))
     assert [node["arena"] for node in document["nodes"]] == ["dax", ""]
+    assert [node["tier"] for node in document["nodes"]] == ["dram", ""]
     with console.capture() as capture:
         view._show_pool(document)
     assert "dax" in capture.get()

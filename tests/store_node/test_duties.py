@@ -67,6 +67,7 @@ class FakeCore:
     log: list[tuple[int, bytes]] = field(default_factory=list)
     seq: int = 0
     draining: bool = False
+    arena_gone: bool = False
     removed: list[tuple[int, bytes, int]] = field(default_factory=list)
 
     def change(self, key: int) -> None:
@@ -80,13 +81,14 @@ class FakeCore:
             "store_capacity_bytes": 1000,
             "store_used_bytes": len(self.keys),
             "store_blocks": len(self.keys),
+            "store_arena_gone": int(self.arena_gone),
         }
 
     def tenants(self) -> dict[int, str]:
         return {7: "default"}
 
     def rails(self) -> list[dict[str, Any]]:
-        return [{"device": "mlx5_0", "port": 1, "up": True, "granted_bytes": 9}]
+        return [{"device": "mlx5_0", "port": 1, "up": True, "granted_bytes": 9, "failures": 2}]
 
     def event_seq(self) -> int:
         return self.seq
@@ -131,6 +133,7 @@ class FakeMaster:
     commands: list[int] = field(default_factory=list)
     want_full: bool = False
     calls: list[str] = field(default_factory=list)
+    heard: Any = None
 
     async def close(self) -> None:
         pass
@@ -158,6 +161,7 @@ class FakeMaster:
     def _Heartbeat(self, request: Any) -> Any:
         if not self.known:
             raise UnknownNode("register first")
+        self.heard = request
         commands, self.commands = self.commands, []
         want_full, self.want_full = self.want_full, False
         return master_pb2.HeartbeatResponse(term=self.term, commands=commands, want_full_report=want_full)
@@ -281,6 +285,19 @@ async def test_wishes_of_the_master_are_carried_out() -> None:
         before = state.planner.full_reports_started
         master.want_full = True
         await until(lambda: state.planner.full_reports_started > before)
+
+
+async def test_an_arena_that_is_gone_is_told_and_is_no_drain() -> None:
+    master, core = FakeMaster(), FakeCore()
+    state = make_state({"a:1": master}, core)
+    async with duties(state):
+        await until(lambda: master.heard is not None)
+        assert not master.heard.arena_gone
+        core.arena_gone = True
+        await until(lambda: master.heard.arena_gone)
+        assert master.heard.state == common_pb2.NODE_STATE_ACTIVE
+        core.arena_gone = False
+        await until(lambda: not master.heard.arena_gone)
 
 
 async def test_refusals_do_not_end_the_duties() -> None:

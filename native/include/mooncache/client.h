@@ -33,6 +33,16 @@ inline constexpr uint32_t kNoNode = 0xffffffff;
 
 enum class NodeHealth : uint8_t { kActive, kSuspect, kDraining, kDead };
 
+// What the blocks of a node lie in, the fastest first: memory of a GPU, of the processor, behind CXL or on
+// persistent memory, a file on a disk.
+enum class Medium : uint8_t { kHbm, kDram, kDax, kFile };
+
+// Of the kind that a node tells of its arena ("memory", "gpu", "dax", ...); what is not known counts as
+// kDram.
+Medium medium_of(std::string_view arena);
+// Whether processes on the node's host may map such an arena.
+bool mappable_arena(std::string_view arena);
+
 // One line of the cluster map.
 struct NodeInfo {
   uint32_t index = 0;
@@ -45,6 +55,9 @@ struct NodeInfo {
   uint64_t free_bytes = 0;
   double weight = 1.0;  // share of new blocks: free bytes times slow start; 0 = no new blocks
   NodeHealth state = NodeHealth::kActive;
+  Medium medium = Medium::kDram;
+  bool mappable = true;  // by processes on its host
+  bool rdma = false;     // it answers on an RDMA port
 };
 
 // ---- placement: a pure function, the same in the master (tests compare both with golden vectors)
@@ -53,9 +66,13 @@ struct NodeInfo {
 // change of one node's weight moves only that node's blocks.
 double placement_score(const Key& key, std::string_view node_id, double weight);
 
-// Positions in `nodes` that should hold the key, best first: a node on `host_id` (active, weight > 0)
-// before all others, then by score; with several copies, hosts not used yet come first. At most
-// `count` positions; nodes that take no new blocks are left out.
+// Whether new blocks of clients on `host_id` go to the node first because it is on their host. Memory of a
+// GPU is little, and its neighbours do not map it: it has its share by weight and no preference.
+bool takes_from_its_host(const NodeInfo& node, std::string_view host_id);
+
+// Positions in `nodes` that should hold the key, best first: a node on `host_id` (takes_from_its_host,
+// active, weight > 0) before all others, then by score; with several copies, hosts not used yet come first.
+// At most `count` positions; nodes that take no new blocks are left out.
 std::vector<uint32_t> place(const Key& key, std::span<const NodeInfo> nodes, std::string_view host_id,
                             size_t count);
 
@@ -162,7 +179,11 @@ struct MatchReport {
   uint32_t present = 0;
   std::vector<std::byte> bitmap;  // bit i % 8 of byte i / 8: key i is on some node
   uint32_t unreachable_nodes = 0;
-  std::vector<uint32_t> nodes;  // per key: a node that has it, or kNoNode
+  std::vector<uint32_t> nodes;  // per key: the node that it would be read from, or kNoNode
+};
+struct BlockCopy {
+  uint32_t node_index = kNoNode;
+  Tier tier = Tier::kDram;
 };
 struct BlockStat {
   Code code = Code::kNotFound;
@@ -173,6 +194,7 @@ struct BlockStat {
   uint32_t pins = 0;
   uint32_t hits = 0;
   uint64_t age_ms = 0;
+  std::vector<BlockCopy> copies;  // on the nodes that answered, in the order in which they would be read
 };
 struct ListedBlock {
   Key key;

@@ -101,6 +101,9 @@ class GpuDevice {
   // TRANSPORT_UNAVAILABLE when driver or device cannot; the memory must outlive the descriptor. From then on
   // the driver orders its own synchronous copies of the allocation before what other devices do to it.
   virtual Result<DmaBuf> export_dma_buf(DeviceSlice slice) = 0;
+  // What other devices have written into this one's memory so far is seen by all work that begins later. OK
+  // also where the driver has no call for it: such platforms order by themselves, or a checksum finds it.
+  virtual Status flush_writes() = 0;
 };
 
 }  // namespace mooncache

@@ -168,6 +168,14 @@ struct ArenaInfo {
   bool addressable = true;  // by the processor: else only write() and read() move bytes
 };
 
+// A GPU's memory behind the arena, for RDMA devices. The descriptor is the store's.
+struct DeviceArena {
+  uint64_t address = 0;  // of the arena's first byte; 0 = the arena is not on a GPU
+  int dma_buf_fd = -1;
+  uint64_t dma_buf_offset = 0;  // of the arena's first byte in it
+  std::string no_dma_buf;       // why there is none
+};
+
 struct TenantUsage {
   TenantId tenant = 0;
   uint64_t bytes = 0;        // of reservations and blocks, as requested (not rounded)
@@ -205,7 +213,8 @@ struct StoreStats {
   uint64_t event_seq = 0, event_overflows = 0, events_pending = 0;
   uint64_t bookkeeping_bytes = 0;  // entries, index, allocator, generations, ghosts, pins (not the event log)
   uint64_t event_log_bytes = 0;
-  uint64_t draining = 0;
+  uint64_t draining = 0;    // on demand, or because the arena is gone
+  uint64_t arena_gone = 0;  // see lost_bytes()
 
   std::vector<std::pair<std::string_view, uint64_t>> named() const;
 };
@@ -294,12 +303,20 @@ class Store {
   const std::vector<SegmentFd>& segments() const;
   const StoreConfig& config() const;  // as it is in force: capacity and quantum are those of the memory
   ArenaInfo arena() const;
+  // Exports a GPU's memory at the first call; no other call of the store needs it.
+  DeviceArena device_arena();
+  // RDMA devices have written into a reservation: call it before its commit. What a hanging GPU answers.
+  Status settle_writes();
   // The first bytes of the first arena (none when it is not addressable), to try what else may be done with
   // such memory; they may be in use.
   Slice sample() const;
   // Looks whether the arena's memory is still all there; call it now and then. Bytes lost since the start (a
-  // truncated file, failed pages): their blocks fail their checksums, the store goes on.
+  // truncated file, failed pages): their blocks fail their checksums, the store goes on. A GPU that does not
+  // answer has lost all of them until it answers again, which this call tries once a second; reserve() says
+  // DRAINING meanwhile.
   uint64_t lost_bytes();
+  // What the last lost_bytes() found: whether nothing can be read or written.
+  bool arena_gone() const;
   // Called without locks, on the thread that freed, after a reserve() answered NO_SPACE and space may
   // have become free since. The end of a retention pin does not call it: who waits also retries on a timer.
   // Set it before the store is shared. It may call the store.

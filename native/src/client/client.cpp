@@ -140,15 +140,40 @@ void Client::Impl::close_unused() {
   for (const auto& node : map()->nodes) node->close_idle_since(now_ms - config.idle_timeout_ms);
 }
 
+uint32_t Client::Impl::rank(const NodeMap& map, uint32_t position) {
+  const NodeInfo& node = map.infos[position];
+  const bool alive = node.state == NodeHealth::kActive || node.state == NodeHealth::kDraining;
+  // Whether RDMA works here is known once it was opened, which the first use does.
+  const RdmaTransport* opened = rdma->opened();
+  const bool rdma_here =
+      config.rdma.enabled && !config.tls.enabled && (opened == nullptr || opened->availability().is_ok());
+  const Reach reach = reach_of(node, {config.host_id, config.shm_enabled, rdma_here});
+  return read_rank(alive && !map.nodes[position]->breaker_open(steady_ms()), reach, node.medium);
+}
+
+void Client::Impl::learn(const NodeMap& map, const Key& key, const NearestTwo& nearest) {
+  if (nearest.first == kNoNode || map.nodes.size() < 2) return;
+  const bool two = nearest.second != kNoNode;
+  locations.learn(key, map.infos[nearest.first].index,
+                  two ? map.infos[nearest.second].index : LocationCache::kNowhere);
+}
+
 uint32_t Client::Impl::guess(const NodeMap& map, const Key& key, std::span<const uint32_t> tried,
                              bool count) {
   const auto usable_position = [&](uint32_t position) {
     return position != kNoNode && std::find(tried.begin(), tried.end(), position) == tried.end();
   };
-  const uint32_t cached = locations.find(key);
-  const uint32_t known = cached == UINT32_MAX ? kNoNode : map.position(cached);
-  if (count) counters.add(known != kNoNode ? Counter::kLocationHits : Counter::kLocationMisses);
-  if (usable_position(known)) return known;
+  const LocationCache::Places cached = locations.find(key);
+  const uint32_t known[] = {map.position(cached.first), map.position(cached.second)};
+  if (count) {
+    const bool any = known[0] != kNoNode || known[1] != kNoNode;
+    counters.add(any ? Counter::kLocationHits : Counter::kLocationMisses);
+  }
+  NearestTwo nearest;
+  for (const uint32_t position : known) {
+    if (usable_position(position)) nearest.offer(position, [&](uint32_t at) { return rank(map, at); });
+  }
+  if (nearest.first != kNoNode) return nearest.first;
   for (const uint32_t position : map.local) {
     if (usable_position(position)) return position;
   }
@@ -205,8 +230,7 @@ bool Client::set_map(uint64_t epoch, std::vector<NodeInfo> infos) {
     if (!node) node = std::make_shared<Node>(info, impl_->config, impl_->tls, impl_->counters, impl_->rdma);
     const auto position = static_cast<uint32_t>(next->nodes.size());
     next->by_index[info.index] = position;
-    if (!impl_->config.host_id.empty() && info.host_id == impl_->config.host_id)
-      next->local.push_back(position);
+    if (takes_from_its_host(info, impl_->config.host_id)) next->local.push_back(position);
     next->nodes.push_back(std::move(node));
     next->infos.push_back(std::move(info));
   }
@@ -287,8 +311,9 @@ std::vector<uint32_t> Client::unlocated(std::span<const Key> keys) const {
   const auto map = impl_->map();
   if (map->nodes.size() <= impl_->config.fanout_nodes_max) return positions;
   for (uint32_t i = 0; i < keys.size(); ++i) {
-    const uint32_t node = impl_->locations.find(keys[i]);
-    if (node == UINT32_MAX || map->position(node) == kNoNode) positions.push_back(i);
+    const LocationCache::Places places = impl_->locations.find(keys[i]);
+    if (map->position(places.first) == kNoNode && map->position(places.second) == kNoNode)
+      positions.push_back(i);
   }
   return positions;
 }
@@ -296,19 +321,17 @@ std::vector<uint32_t> Client::unlocated(std::span<const Key> keys) const {
 Status Client::learn_locations(std::span<const Key> keys, std::span<const std::byte> packed) {
   Reader in(packed);
   const auto map = impl_->map();
+  ReadRanks ranks(*impl_, *map);
   for (const Key& key : keys) {
     const uint16_t count = in.u16();
-    uint32_t chosen = UINT32_MAX;
+    NearestTwo nearest;
     for (uint16_t i = 0; i < count && in.ok(); ++i) {
-      const uint32_t node = in.u16();
+      const uint32_t position = map->position(in.u16());
       (void)in.u16();
       (void)in.u64();
-      const uint32_t position = map->position(node);
-      if (position == kNoNode) continue;
-      const bool local = std::find(map->local.begin(), map->local.end(), position) != map->local.end();
-      if (chosen == UINT32_MAX || local) chosen = node;
+      if (position != kNoNode) nearest.offer(position, ranks);
     }
-    if (in.ok() && chosen != UINT32_MAX) impl_->locations.learn(key, chosen);
+    if (in.ok()) impl_->learn(*map, key, nearest);
   }
   if (!in.done()) return {Code::kInvalidArgument, "the packed locations are not one record per key"};
   return Status::ok();

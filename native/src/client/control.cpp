@@ -122,6 +122,8 @@ Result<MatchReport> Client::Impl::match(std::span<const Key> keys, bool touch, c
     return {Code::kNoNodes, "the cluster map has no node; is the master reachable?"};
   counters.add(Counter::kMatchKeys, keys.size());
   const auto asked = questions(*map_now, keys, options, report.unreachable_nodes);
+  ReadRanks ranks(*this, *map_now);
+  std::vector<NearestTwo> nearest(keys.size());
   std::vector<Status> ends;
   ask_keys(
       *map_now, asked, keys, wire::Opcode::kMatch, touch ? wire::kFlagTouch : 0, std::nullopt, options,
@@ -129,10 +131,9 @@ Result<MatchReport> Client::Impl::match(std::span<const Key> keys, bool touch, c
         if (!status) return status;
         const auto answer = wire::MatchResponse::decode(in, static_cast<uint32_t>(items.size()));
         if (!answer) return Status{Code::kProtocolError, "malformed MATCH answer"};
-        const uint32_t index = map_now->infos[question.position].index;
         for (size_t i = 0; i < items.size(); ++i) {
           if ((std::to_integer<unsigned>(answer->bitmap[i / 8]) >> (i % 8) & 1) == 0) continue;
-          report.nodes[items[i]] = index;
+          nearest[items[i]].offer(question.position, ranks);
           report.bitmap[items[i] / 8] |= std::byte{1} << (items[i] % 8);
         }
         return Status::ok();
@@ -145,11 +146,12 @@ Result<MatchReport> Client::Impl::match(std::span<const Key> keys, bool touch, c
   if (!ends.empty() && asked.size() == 1 && !ends[0]) return ends[0];  // nobody answered: say why
   bool leading = true;
   for (size_t i = 0; i < keys.size(); ++i) {
-    const bool here = report.nodes[i] != kNoNode;
+    const bool here = nearest[i].first != kNoNode;
     leading = leading && here;
     report.leading_run += leading ? 1 : 0;
     report.present += here ? 1 : 0;
-    if (here && map_now->nodes.size() > 1) locations.learn(keys[i], report.nodes[i]);
+    if (here) report.nodes[i] = map_now->infos[nearest[i].first].index;
+    learn(*map_now, keys[i], nearest[i]);
   }
   return report;
 }
@@ -204,6 +206,29 @@ Status Client::unpin(std::span<const Key> keys, const CallOptions& options, std:
   return merge_codes(*impl_, keys, wire::Opcode::kUnpin, std::nullopt, options, codes);
 }
 
+namespace {
+
+// One node's answer about a block; the copy that would be read first speaks for the block.
+void add_copy(BlockStat& stat, const wire::StatResult& found, const NodeMap& map, uint32_t position,
+              ReadRanks& ranks) {
+  const bool there = found.code == Code::kOk;
+  const uint32_t index = map.infos[position].index;
+  std::vector<BlockCopy> copies = std::move(stat.copies);
+  auto place = copies.end();
+  if (there) {
+    place = std::find_if(copies.begin(), copies.end(), [&](const BlockCopy& known) {
+      return ranks(position) < ranks(map.position(known.node_index));
+    });
+    place = copies.insert(place, {index, found.tier});
+  }
+  if (weight_of(found.code) > weight_of(stat.code) || (there && place == copies.begin()))
+    stat = {found.code, index,        found.tier, found.crc32c, found.size, found.pins,
+            found.hits, found.age_ms, {}};
+  stat.copies = std::move(copies);
+}
+
+}  // namespace
+
 Status Client::stat(std::span<const Key> keys, const CallOptions& options, std::span<BlockStat> stats) {
   if (Status status = impl_->check_call(keys.size(), options); !status) return status;
   if (stats.size() != keys.size()) return {Code::kInvalidArgument, "one answer per key is needed"};
@@ -216,20 +241,15 @@ Status Client::stat(std::span<const Key> keys, const CallOptions& options, std::
     stat = {};
     if (unreachable > 0) stat.code = Code::kNodeUnavailable;
   }
+  ReadRanks ranks(*impl_, *map);
   std::vector<Status> ends;
   impl_->ask_keys(
       *map, asked, keys, wire::Opcode::kStat, 0, std::nullopt, options,
       [&](const Question& question, std::span<const uint32_t> items, const Status& status, Reader& in) {
         if (!status) return status;
         if (in.u32() != items.size()) return Status{Code::kProtocolError, "malformed STAT answer"};
-        for (const uint32_t item : items) {
-          const auto found = wire::StatResult::decode(in);
-          if (weight_of(found.code) <= weight_of(stats[item].code)) continue;
-          stats[item] = {found.code, map->infos[question.position].index,
-                         found.tier, found.crc32c,
-                         found.size, found.pins,
-                         found.hits, found.age_ms};
-        }
+        for (const uint32_t item : items)
+          add_copy(stats[item], wire::StatResult::decode(in), *map, question.position, ranks);
         return in.done() ? Status::ok() : Status{Code::kProtocolError, "malformed STAT answer"};
       },
       ends);

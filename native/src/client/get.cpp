@@ -145,7 +145,8 @@ class GetCall {
       }
       if (!question.items.empty() && askable(position)) asked.push_back(std::move(question));
     }
-    std::vector<uint32_t> found(lost.size(), kNoNode);
+    std::vector<NearestTwo> found(lost.size());
+    ReadRanks ranks(impl_, *map_);
     std::vector<Status> ends;
     impl_.ask_keys(
         *map_, asked, keys, wire::Opcode::kMatch, 0, std::nullopt, options_,
@@ -155,7 +156,7 @@ class GetCall {
           if (!answer) return Status{Code::kProtocolError, "malformed MATCH answer"};
           for (size_t i = 0; i < items.size(); ++i) {
             const auto bits = std::to_integer<unsigned>(answer->bitmap[i / 8]);
-            if ((bits >> (i % 8) & 1) != 0) found[items[i]] = question.position;
+            if ((bits >> (i % 8) & 1) != 0) found[items[i]].offer(question.position, ranks);
           }
           return Status::ok();
         },
@@ -166,9 +167,10 @@ class GetCall {
         note(lost[i], {ends[q].code, 0, map_->infos[asked[q].position].index});
     }
     for (size_t i = 0; i < lost.size(); ++i) {
-      if (found[i] == kNoNode) continue;
-      tried_[lost[i]].push_back(found[i]);
-      work_for(found[i]).items.push_back(lost[i]);
+      if (found[i].first == kNoNode) continue;
+      impl_.learn(*map_, batch_.blocks[lost[i]].key, found[i]);
+      tried_[lost[i]].push_back(found[i].first);
+      work_for(found[i].first).items.push_back(lost[i]);
     }
   }
 

@@ -11,6 +11,7 @@
 #include "client/batch.h"
 #include "client/lane_loop.h"
 #include "client/location_cache.h"
+#include "client/nearness.h"
 #include "client/receive_pool.h"
 
 namespace mooncache {
@@ -23,7 +24,7 @@ struct NodeMap {
   std::vector<NodeInfo> infos;
   std::vector<std::shared_ptr<Node>> nodes;  // same positions
   std::unordered_map<uint32_t, uint32_t> by_index;
-  std::vector<uint32_t> local;  // positions on this host
+  std::vector<uint32_t> local;  // positions on this host that new blocks of this host go to
 
   uint32_t position(uint32_t index) const {
     const auto found = by_index.find(index);
@@ -104,6 +105,10 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   void run(std::span<LaneTask> tasks, const CallOptions& options, bool small);
   void close_unused();
 
+  // See nearness.h: smaller is read sooner.
+  uint32_t rank(const NodeMap& map, uint32_t position);
+  void learn(const NodeMap& map, const Key& key, const NearestTwo& nearest);
+
   // Where a block may be, best guess first, without what was tried already; kNoNode when there is no guess
   // left.
   uint32_t guess(const NodeMap& map, const Key& key, std::span<const uint32_t> tried, bool count);
@@ -146,6 +151,23 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   Status one_call(uint32_t node, const CallProgram::Call& call, const CallOptions& options,
                   const CallProgram::Handler& handler);
   Result<MatchReport> match(std::span<const Key> keys, bool touch, const CallOptions& options);
+};
+
+// The ranks of one call's nodes, each found out once.
+class ReadRanks {
+ public:
+  ReadRanks(Client::Impl& impl, const NodeMap& map)
+      : impl_(impl), map_(map), known_(map.nodes.size(), kNoNode) {}
+  uint32_t operator()(uint32_t position) {
+    uint32_t& rank = known_[position];
+    if (rank == kNoNode) rank = impl_.rank(map_, position);
+    return rank;
+  }
+
+ private:
+  Client::Impl& impl_;
+  const NodeMap& map_;
+  std::vector<uint32_t> known_;
 };
 
 // True for codes that say "this node could not be asked", not "the block is not there".

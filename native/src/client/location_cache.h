@@ -1,4 +1,5 @@
-// Where blocks were seen last: a hint, never a truth. Fixed memory: buckets of eight, CLOCK inside a bucket.
+// Where blocks were seen last, up to two nodes for each: a hint, never a truth. Fixed memory: buckets of
+// eight, CLOCK inside a bucket.
 #pragma once
 
 #include <algorithm>
@@ -18,27 +19,35 @@ class LocationCache {
       : buckets_(std::bit_ceil(std::max<uint64_t>(keys, kWays) / kWays)),
         locks_(std::make_unique<std::array<std::mutex, 64>>()) {}
 
-  // Node index, or UINT32_MAX.
-  uint32_t find(const Key& key) {
+  static constexpr uint32_t kNowhere = UINT32_MAX;
+  // Indices of nodes, or kNowhere.
+  struct Places {
+    uint32_t first = kNowhere;
+    uint32_t second = kNowhere;
+  };
+
+  Places find(const Key& key) {
     const size_t at = index(key);
     const std::lock_guard lock((*locks_)[at % 64]);
     for (Entry& entry : buckets_[at].entries) {
       if (entry.used && entry.key == key) {
         entry.recent = true;
-        return entry.node;
+        return entry.places;
       }
     }
-    return UINT32_MAX;
+    return {};
   }
 
-  void learn(const Key& key, uint32_t node) {
+  // One node that was one of two before changes nothing: the other one was not asked.
+  void learn(const Key& key, uint32_t node, uint32_t other = kNowhere) {
     const size_t at = index(key);
     const std::lock_guard lock((*locks_)[at % 64]);
     Bucket& bucket = buckets_[at];
     Entry* place = nullptr;
     for (Entry& entry : bucket.entries) {
       if (entry.used && entry.key == key) {
-        entry.node = node;
+        if (other != kNowhere || (entry.places.first != node && entry.places.second != node))
+          entry.places = {node, other};
         entry.recent = true;
         return;
       }
@@ -49,18 +58,23 @@ class LocationCache {
       if (!entry.recent) place = &entry;
       entry.recent = false;
     }
-    *place = {key, node, true, false};
+    *place = {key, {node, other}, true, false};
   }
 
-  // Forgets the key if it is still thought to be on `node`. True when it was.
+  // The key is not on `node`. True when it was thought to be.
   bool forget(const Key& key, uint32_t node) {
     const size_t at = index(key);
     const std::lock_guard lock((*locks_)[at % 64]);
     for (Entry& entry : buckets_[at].entries) {
-      if (entry.used && entry.key == key && entry.node == node) {
-        entry.used = false;
+      if (!entry.used || entry.key != key) continue;
+      if (entry.places.second == node) {
+        entry.places.second = kNowhere;
         return true;
       }
+      if (entry.places.first != node) return false;
+      entry.places = {entry.places.second, kNowhere};
+      entry.used = entry.places.first != kNowhere;
+      return true;
     }
     return false;
   }
@@ -69,7 +83,7 @@ class LocationCache {
   static constexpr size_t kWays = 8;
   struct Entry {
     Key key;
-    uint32_t node = 0;
+    Places places;
     bool used = false;
     bool recent = false;
   };

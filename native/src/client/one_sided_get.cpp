@@ -57,6 +57,13 @@ class OneSidedGet final : public OneSided {
 
   void moved_all() override {
     if (device_ == nullptr) return OneSided::moved_all();
+    // Without this a device may still have landed bytes on their way to where its kernels look.
+    const bool seen = device_->gpu().flush_writes().is_ok();
+    for (Move& move : moves_) {
+      if (seen || move.code != Code::kOk) continue;
+      move.code = Code::kTransportUnavailable;
+      refused(move);
+    }
     start_sums([](const Move&) { return true; });
   }
 

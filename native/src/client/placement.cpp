@@ -36,6 +36,20 @@ struct Scored {
 
 }  // namespace
 
+Medium medium_of(std::string_view arena) {
+  if (arena == "gpu") return Medium::kHbm;
+  if (arena == "dax" || arena == "fsdax") return Medium::kDax;
+  return arena == "file" ? Medium::kFile : Medium::kDram;
+}
+
+bool mappable_arena(std::string_view arena) {
+  return arena.empty() || arena == "memory" || arena == "dax";
+}
+
+bool takes_from_its_host(const NodeInfo& node, std::string_view host_id) {
+  return !host_id.empty() && node.host_id == host_id && node.medium != Medium::kHbm;
+}
+
 double placement_score(const Key& key, std::string_view node_id, double weight) {
   const uint64_t hash = splitmix64(key.word(0) ^ splitmix64(fnv1a64(node_id)));
   // 53 bits make an exact double; 0 would give ln(0)
@@ -49,8 +63,8 @@ std::vector<uint32_t> place(const Key& key, std::span<const NodeInfo> nodes, std
   scored.reserve(nodes.size());
   for (uint32_t i = 0; i < nodes.size(); ++i) {
     if (!takes_new_blocks(nodes[i])) continue;
-    const bool local = !host_id.empty() && nodes[i].host_id == host_id;
-    scored.push_back({i, local, placement_score(key, nodes[i].node_id, nodes[i].weight)});
+    scored.push_back(
+        {i, takes_from_its_host(nodes[i], host_id), placement_score(key, nodes[i].node_id, nodes[i].weight)});
   }
   const auto better = [&](const Scored& a, const Scored& b) {
     if (a.score != b.score) return a.score > b.score;

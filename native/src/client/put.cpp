@@ -201,9 +201,12 @@ class PutCall {
     const uint32_t position = first != kNoNode ? first : item.last_position;
     outcome.node_index = position == kNoNode ? kNoNode : map_->infos[position].index;
     outcome.code = !enough ? item.last : item.created > 0 ? Code::kOk : Code::kAlreadyExists;
-    if (first != kNoNode && map_->nodes.size() > 1) {
-      impl_.locations.learn(batch_.blocks[i].key, map_->infos[first].index);
+    NearestTwo nearest;
+    for (const uint32_t holder : item.used) {
+      if (std::find(item.holders.begin(), item.holders.end(), holder) != item.holders.end())
+        nearest.offer(holder, ranks_);
     }
+    impl_.learn(*map_, batch_.blocks[i].key, nearest);
     if (batch_.device != nullptr) {
       if (outcome.code == Code::kTransportUnavailable) return;  // it comes again, and counts then
       impl_.counters.add(Counter::kPutItems);
@@ -223,6 +226,7 @@ class PutCall {
   std::vector<Item> items_;
   std::map<uint32_t, Group> groups_;
   std::vector<uint8_t> askable_;
+  ReadRanks ranks_{impl_, *map_};
   bool no_one_sided_ = false;
 };
 

@@ -312,6 +312,14 @@ Result<DmaBuf> Device::export_dma_buf(DeviceSlice slice) {
   return DmaBuf{fd, slice.address - begin, slice.size};
 }
 
+Status Device::flush_writes() {
+  if (driver.flush_rdma_writes == nullptr) return Status::ok();
+  return in_context([&] {
+    const CuResult code = driver.flush_rdma_writes(kFlushCurrentContext, kFlushToOwner);
+    return code == kNotSupported ? Status::ok() : driver.check(code, "cuFlushGPUDirectRDMAWrites");
+  });
+}
+
 // The allocation that the whole slice lies in. INVALID_ARGUMENT: it reaches beyond.
 Status Device::find_base(DeviceSlice slice, CuPointer& base) const {
   size_t size = 0;

@@ -109,6 +109,7 @@ class Device final : public GpuDevice, public std::enable_shared_from_this<Devic
   Result<uint64_t> attach(const GpuIpcHandle& handle) override;
   Status detach(uint64_t address) override;
   Result<DmaBuf> export_dma_buf(DeviceSlice slice) override;
+  Status flush_writes() override;
   uint64_t quarantined_bytes() override;
 
   template <typename Work>

@@ -58,6 +58,7 @@ Status load(const std::string& path, Driver& t) {
   bind(library, "cuLaunchKernel", t.launch, &why);
   bind(library, "cuMemGetHandleForAddressRange", t.dma_buf, nullptr);
   bind(library, "cuPointerSetAttribute", t.pointer_set_attribute, nullptr);
+  bind(library, "cuFlushGPUDirectRDMAWrites", t.flush_rdma_writes, nullptr);
   if (!why.empty()) return unavailable(why);
   int count = 0;
   if (Status status = t.check(t.init(0), "cuInit"); !status) return status;

@@ -12,6 +12,7 @@ namespace mooncache::gpu {
 
 using CuResult = int;  // 0 = success
 inline constexpr CuResult kNotReady = 600;
+inline constexpr CuResult kNotSupported = 801;
 using CuPointer = unsigned long long;
 using CuHandle = void*;  // contexts, streams, modules, functions
 struct CuIpcHandle {
@@ -24,6 +25,8 @@ inline constexpr int kStreamNonBlocking = 1;
 inline constexpr int kIpcLazyPeerAccess = 1;
 inline constexpr int kHandleDmaBuf = 1;
 inline constexpr int kPointerSyncMemops = 6;
+inline constexpr int kFlushCurrentContext = 0;
+inline constexpr int kFlushToOwner = 100;
 inline constexpr int kAttributeMajor = 75;
 inline constexpr int kAttributeMinor = 76;
 
@@ -63,7 +66,8 @@ struct Driver {
   // Null before driver 515 (CUDA 11.7): no dma-buf.
   CuResult (*dma_buf)(void* fd, CuPointer memory, size_t size, int type, unsigned long long flags);
 
-  // Null in drivers without it.
+  // Null in drivers without them.
+  CuResult (*flush_rdma_writes)(int target, int scope);
   CuResult (*pointer_set_attribute)(const void* value, int attribute, CuPointer memory);
 
   // OK, or NO_SPACE (out of memory) / TRANSPORT_UNAVAILABLE with what failed and the driver's name of the

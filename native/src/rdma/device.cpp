@@ -13,6 +13,9 @@ namespace mooncache::rdma {
 namespace {
 
 constexpr uint32_t kGidsMax = 256;
+// A GPU's memory in pages as its driver pins them. Where a range lies in such a page shows in its name, so
+// that the device can use pages of this size.
+constexpr uint64_t kDevicePageBytes = 64 << 10;
 
 class Registration final : public Memory {
  public:
@@ -52,15 +55,30 @@ class ProtectionDomain final : public Domain {
   explicit ProtectionDomain(std::shared_ptr<Protection> protection) : protection_(std::move(protection)) {}
 
   Result<std::unique_ptr<Memory>> expose(Slice memory, bool writable) override {
-    return enroll(memory,
-                  writable ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_REMOTE_READ,
-                  address_in_page(memory));
+    return enroll(memory, rights_of_peer(writable), address_in_page(memory));
   }
   Result<std::unique_ptr<Memory>> attach(Slice memory) override {
     // requests of this side name their memory by where it lies
     return enroll(memory, IBV_ACCESS_LOCAL_WRITE, reinterpret_cast<uintptr_t>(memory.data));
   }
   Result<std::unique_ptr<Memory>> attach_device(const DeviceMemory& memory) override {
+    return enroll_device(memory, IBV_ACCESS_LOCAL_WRITE, memory.address);
+  }
+  Result<std::unique_ptr<Memory>> expose_device(const DeviceMemory& memory, bool writable) override {
+    return enroll_device(memory, rights_of_peer(writable), memory.address % kDevicePageBytes);
+  }
+  Result<std::unique_ptr<Endpoint>> make_endpoint(uint32_t depth) override {
+    return make_queue_pair(protection_, depth);
+  }
+
+ private:
+  static int rights_of_peer(bool writable) {
+    return writable ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_REMOTE_READ;
+  }
+
+  // `named`: what requests call the first byte. The kernel wants it to lie in its page where the memory lies
+  // in its own; the device lets nobody pass the first and the last byte, though it maps whole pages.
+  Result<std::unique_ptr<Memory>> enroll_device(const DeviceMemory& memory, int access, uint64_t named) {
     const Verbs& verbs = protection_->verbs();
     const std::string& device = protection_->port->info().device;
     std::string why = memory.no_dma_buf.empty() ? "no dma-buf was exported" : memory.no_dma_buf;
@@ -68,25 +86,21 @@ class ProtectionDomain final : public Domain {
       why = kOldLibrary;
     } else if (memory.dma_buf_fd >= 0) {
       errno = 0;
-      ibv_mr* mr = verbs.reg_dmabuf_mr(protection_->pd, memory.dma_buf_offset, memory.size, memory.address,
-                                       memory.dma_buf_fd, IBV_ACCESS_LOCAL_WRITE);
-      if (mr != nullptr) return enrolled(mr, memory.address, "dma-buf");
+      ibv_mr* mr = verbs.reg_dmabuf_mr(protection_->pd, memory.dma_buf_offset, memory.size, named,
+                                       memory.dma_buf_fd, access);
+      if (mr != nullptr) return enrolled(mr, named, "dma-buf");
       why = why_no_dma_buf(device, errno);
     }
     if (!has_peer_memory(protection_->port->options()))
       return unavailable("no device memory can be registered: " + why + "; " + kNoPeerMemory);
     errno = 0;
     ibv_mr* mr = verbs.reg_mr_iova(protection_->pd, reinterpret_cast<void*>(memory.address), memory.size,
-                                   memory.address, IBV_ACCESS_LOCAL_WRITE);
-    if (mr != nullptr) return enrolled(mr, memory.address, "nvidia-peermem, because " + why);
+                                   named, access);
+    if (mr != nullptr) return enrolled(mr, named, "nvidia-peermem, because " + why);
     return unavailable("no device memory can be registered: " + why + "; through nvidia-peermem on " +
                        device + " it failed: " + std::strerror(errno));
   }
-  Result<std::unique_ptr<Endpoint>> make_endpoint(uint32_t depth) override {
-    return make_queue_pair(protection_, depth);
-  }
 
- private:
   // Addresses as the peer sees them begin in the first page: nothing about this process shows.
   static uint64_t address_in_page(Slice memory) {
     static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));

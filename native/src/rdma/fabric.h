@@ -152,6 +152,8 @@ class Domain {
   // The same of a GPU's memory: by dma-buf, else by nvidia-peermem, else TRANSPORT_UNAVAILABLE with both
   // reasons.
   virtual Result<std::unique_ptr<Memory>> attach_device(const DeviceMemory& memory) = 0;
+  // For the peer, as expose(): exactly these bytes, whatever else lies in the pages around them.
+  virtual Result<std::unique_ptr<Memory>> expose_device(const DeviceMemory& memory, bool writable) = 0;
   // `depth` requests at a time; 0 = it only answers.
   virtual Result<std::unique_ptr<Endpoint>> make_endpoint(uint32_t depth) = 0;
 };

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <variant>
@@ -228,6 +229,8 @@ class Connection : public Watched {
   void do_endpoint(Meta meta);
   template <typename Result>
   void encode_exposures(Writer& writer, std::span<const Result> results, bool writable);
+  Slice host_extent(uint64_t grant, bool writable);
+  std::optional<rdma::DeviceMemory> device_extent(uint64_t grant, bool writable);
   void withdraw(uint64_t grant, bool writable);
 
   // what the peer holds (connection.cpp)

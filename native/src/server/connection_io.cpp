@@ -439,6 +439,7 @@ bool Connection::too_slow() {
 }
 
 void Connection::on_tick() {
+  if (rdma_ && store().arena_gone()) rdma_->withdraw_all();
   const uint64_t now = loop_.now_ms();
   if (is_dead()) return;
   // Many strangers at once: those that were refused go, and the others get less time, so that the proven

@@ -282,7 +282,7 @@ void Loop::retry_parked() {
 void Loop::tick() {
   next_tick_ms_ = now_ms_ + kTickMs;
   for (const auto& connection : connections_) connection->on_tick();
-  if (shared_.store->lost_bytes() > shared_.lost_bytes.load(std::memory_order_relaxed)) tell_loss();
+  look_at_arena();
 }
 
 std::span<std::byte> Loop::look_at() {
@@ -290,20 +290,23 @@ std::span<std::byte> Loop::look_at() {
   return look_at_;
 }
 
-// One loop tells it, whichever sees it first.
-void Loop::tell_loss() {
+// One loop tells it, whichever sees it first. Only a device can come back.
+void Loop::look_at_arena() {
   const uint64_t lost = shared_.store->lost_bytes();
   uint64_t told = shared_.lost_bytes.load();
-  do {  // only ever up: another loop may have seen more by now
-    if (told >= lost) return;
-  } while (!shared_.lost_bytes.compare_exchange_weak(told, lost));
+  if (lost == told || (lost < told && shared_.store->addressable())) return;
+  if (!shared_.lost_bytes.compare_exchange_strong(told, lost)) return;  // the next tick sees what is left
+  if (lost < told) {
+    shared_.log.push(20, "arena_back",
+                     shared_.store->arena().description + " answers again: new blocks are taken");
+    return;
+  }
   shared_.log.push(
       40, "arena_damaged",
       std::to_string(lost) + " bytes of " + shared_.store->arena().description +
           " are gone (truncated, or failed memory); their blocks become misses, " +
-          (shared_.store->addressable() ? "anonymous memory takes their place" : "new ones are refused") +
-          " until the node is started again");
-  if (!shared_.store->addressable()) shared_.store->set_draining(true);
+          (shared_.store->addressable() ? "anonymous memory takes their place until the node is started again"
+                                        : "new ones are refused until it answers again"));
 }
 
 void Loop::bury() {

@@ -89,7 +89,7 @@ class Loop {
   void run_runnable();
   void retry_parked();
   void tick();
-  void tell_loss();
+  void look_at_arena();
   void bury();
   void advance_stop();
   void wake();

@@ -28,6 +28,28 @@ void Connection::do_endpoint(Meta meta) {
   respond(writer);
 }
 
+Slice Connection::host_extent(uint64_t grant, bool writable) {
+  if (writable) return store().writable(ReservationId{grant});
+  const ConstSlice bytes = store().readable(PinId{grant});
+  return {const_cast<std::byte*>(bytes.data), bytes.size};  // the device is told to read only
+}
+
+// Only while the GPU answers: a grant on one that does not would be read in vain.
+std::optional<rdma::DeviceMemory> Connection::device_extent(uint64_t grant, bool writable) {
+  const DeviceArena& arena = loop_.shared().device_arena;
+  if (arena.address == 0 || store().arena_gone()) return std::nullopt;
+  Extent extent;
+  if (writable) {
+    const auto reserved = store().reservation_extent(ReservationId{grant});
+    if (reserved) extent = *reserved;
+  } else if (const auto pinned = store().pin_info(PinId{grant}, loop_.now_ms())) {
+    extent = pinned->extent;
+  }
+  if (extent.size == 0) return std::nullopt;
+  return rdma::DeviceMemory{arena.address + extent.offset, extent.size, arena.dma_buf_fd,
+                            arena.dma_buf_offset + extent.offset, arena.no_dma_buf};
+}
+
 // Behind the results of LOOKUP (pins, to read) and RESERVE (reservations, to write).
 template <typename Result>
 void Connection::encode_exposures(Writer& writer, std::span<const Result> results, bool writable) {
@@ -37,13 +59,13 @@ void Connection::encode_exposures(Writer& writer, std::span<const Result> result
     exposures[i].code = Code::kTransportUnavailable;
     if (results[i].code != Code::kOk || !rdma_ || !rdma_->met()) continue;
     const uint64_t grant = results[i].extent.grant;
-    Slice memory = writable ? store().writable(ReservationId{grant}) : Slice{};
-    if (!writable) {
-      const ConstSlice bytes = store().readable(PinId{grant});
-      memory = {const_cast<std::byte*>(bytes.data), bytes.size};  // the device is told to read only
+    if (const auto device = device_extent(grant, writable)) {
+      exposures[i] = rdma_->expose(grant, *device, writable);
+    } else {
+      const Slice memory = host_extent(grant, writable);
+      if (memory.size == 0) continue;
+      exposures[i] = rdma_->expose(grant, memory, writable);
     }
-    if (memory.size == 0) continue;
-    exposures[i] = rdma_->expose(grant, memory, writable);
     metrics().rdma_exposed.add(exposures[i].code == Code::kOk ? 1 : 0);
   }
   wire::encode_items<wire::Exposure>(writer, exposures);

@@ -385,14 +385,19 @@ void Connection::do_commit(Meta meta) {
     const bool one_sided = (item.flags & wire::CommitItem::kFlagOneSided) != 0;
     const bool exposed = rdma_ && rdma_->is_exposed(item.reservation, true);
     if (one_sided && !may_write_memory_ && !exposed) {
-      codes.push_back(Code::kPermissionDenied);  // it cannot have written: nothing was open to it
+      // it cannot have written: nothing was open to it, or nothing is any more
+      codes.push_back(store().arena_gone() ? Code::kNodeUnavailable : Code::kPermissionDenied);
       continue;
     }
     withdraw(item.reservation, true);  // a visible block does not change
-    const Status status = one_sided ? store().commit(id, item.crc32c, loop_.now_ms())
-                                    : store().commit_written(id, item.crc32c, loop_.now_ms());
+    Status status = one_sided && exposed ? store().settle_writes() : Status::ok();
+    const bool lost = !status;
+    if (!lost) {
+      status = one_sided ? store().commit(id, item.crc32c, loop_.now_ms())
+                         : store().commit_written(id, item.crc32c, loop_.now_ms());
+    }
     if (status.code == Code::kChecksumMismatch) metrics().crc_failures_in.add();
-    forget_reservation(item.reservation, false);
+    forget_reservation(item.reservation, lost);
     codes.push_back(status.code);
   }
   respond_codes(codes);

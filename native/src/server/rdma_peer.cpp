@@ -83,12 +83,23 @@ Status RdmaPeer::answer(End& end, const wire::RdmaAddress& peer) {
 }
 
 wire::Exposure RdmaPeer::expose(uint64_t grant, Slice memory, bool writable) {
+  return expose_by(grant, memory.size, writable,
+                   [&](rdma::Domain& domain) { return domain.expose(memory, writable); });
+}
+
+wire::Exposure RdmaPeer::expose(uint64_t grant, const rdma::DeviceMemory& memory, bool writable) {
+  return expose_by(grant, memory.size, writable,
+                   [&](rdma::Domain& domain) { return domain.expose_device(memory, writable); });
+}
+
+template <typename Open>
+wire::Exposure RdmaPeer::expose_by(uint64_t grant, uint64_t size, bool writable, const Open& open) {
   wire::Exposure exposure;
   exposure.code = Code::kTransportUnavailable;
   Memories memories;
   for (size_t i = 0; i < ends_.size(); ++i) {
     if (!ends_[i].domain) continue;
-    auto exposed = ends_[i].domain->expose(memory, writable);
+    auto exposed = open(*ends_[i].domain);
     if (!exposed) {
       count_failure(ends_[i]);
       continue;
@@ -102,7 +113,7 @@ wire::Exposure RdmaPeer::expose(uint64_t grant, Slice memory, bool writable) {
                     [rail](const End& end) { return end.domain && end.number == rail; }))
       continue;  // open on this rail already, for another queue pair
     counters_[rail].grants.fetch_add(1, std::memory_order_relaxed);
-    counters_[rail].granted_bytes.fetch_add(memory.size, std::memory_order_relaxed);
+    counters_[rail].granted_bytes.fetch_add(size, std::memory_order_relaxed);
   }
   if (memories.empty()) return exposure;
   (writable ? writable_ : readable_)[grant] = std::move(memories);
@@ -111,6 +122,11 @@ wire::Exposure RdmaPeer::expose(uint64_t grant, Slice memory, bool writable) {
 
 void RdmaPeer::withdraw(uint64_t grant, bool writable) {
   (writable ? writable_ : readable_).erase(grant);
+}
+
+void RdmaPeer::withdraw_all() {
+  readable_.clear();
+  writable_.clear();
 }
 
 }  // namespace mooncache::server

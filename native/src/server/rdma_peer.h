@@ -31,7 +31,9 @@ class RdmaPeer {
 
   // Grants to read are pins, grants to write are reservations; their numbers may be equal.
   wire::Exposure expose(uint64_t grant, Slice memory, bool writable);
+  wire::Exposure expose(uint64_t grant, const rdma::DeviceMemory& memory, bool writable);
   void withdraw(uint64_t grant, bool writable);
+  void withdraw_all();
   bool is_exposed(uint64_t grant, bool writable) const { return table(writable).contains(grant); }
 
  private:
@@ -44,6 +46,9 @@ class RdmaPeer {
     std::unique_ptr<rdma::Endpoint> endpoint;
   };
 
+  // `open` registers the extent in one domain.
+  template <typename Open>
+  wire::Exposure expose_by(uint64_t grant, uint64_t size, bool writable, const Open& open);
   void hang_up(End& end);
   void count_failure(const End& end);
   Status answer(End& end, const wire::RdmaAddress& peer);

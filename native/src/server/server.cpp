@@ -25,6 +25,8 @@ using server::LoopMetrics;
 constexpr std::array<std::string_view, static_cast<size_t>(CloseReason::kCount)> kCloseReasons = {
     "peer", "protocol", "version", "auth", "handshake_timeout", "idle", "slow", "capacity", "tls", "stopped"};
 
+constexpr uint64_t kTrialBytes = 2 << 20;  // of a GPU's memory
+
 struct NamedCounter {
   const char* name;
   Counter LoopMetrics::*counter;
@@ -107,7 +109,8 @@ struct StoreServer::Impl {
   void unlink_socket();
   void describe_arena();
   void open_fabric();
-  Status try_arena() const;
+  bool open_arena_to_fabric();
+  Result<std::string> try_arena() const;
 
   server::Shared shared;
   std::vector<std::unique_ptr<Loop>> loops;
@@ -182,19 +185,39 @@ void StoreServer::Impl::describe_arena() {
   }
 }
 
-// File systems may refuse devices long-term access to their pages: better known at once than at every block.
-Status StoreServer::Impl::try_arena() const {
-  Slice piece = shared.store->sample();
-  if (piece.data == nullptr) return Status::ok();
-  Status last;
+// File systems may refuse devices long-term access to their pages, and not every device reaches a GPU: better
+// known at once than at every block. How it goes.
+Result<std::string> StoreServer::Impl::try_arena() const {
+  const Slice piece = shared.store->sample();
+  const DeviceArena& arena = shared.device_arena;
+  const rdma::DeviceMemory device{arena.address, std::min(kTrialBytes, shared.config.store.capacity_bytes),
+                                  arena.dma_buf_fd, arena.dma_buf_offset, arena.no_dma_buf};
+  Status last{Code::kTransportUnavailable, "it has no bytes"};
   for (const auto& rail : shared.fabric->rails()) {
     auto domain = rail->make_domain();
     if (!domain) continue;
-    auto memory = (*domain)->expose(piece, true);
-    if (memory) return Status::ok();
+    auto memory =
+        arena.address != 0 ? (*domain)->expose_device(device, true) : (*domain)->expose(piece, true);
+    if (memory) return (*memory)->how();
     last = memory.status();
   }
   return last;
+}
+
+bool StoreServer::Impl::open_arena_to_fabric() {
+  const ArenaInfo arena = shared.store->arena();
+  if (arena.kind == "memory") return true;
+  shared.device_arena = shared.store->device_arena();
+  const auto how = try_arena();
+  if (how) {
+    shared.log.push(20, "rdma_arena", "RDMA devices reach " + arena.description + " by " + *how);
+    return true;
+  }
+  shared.fabric.reset();
+  shared.fabric_reason =
+      "RDMA unavailable, because the devices refuse " + arena.description + ": " + how.status().message;
+  shared.log.push(30, "rdma_unavailable", shared.fabric_reason);
+  return false;
 }
 
 // Without RDMA the node is whole: peers use TCP, and the log says why.
@@ -203,22 +226,10 @@ void StoreServer::Impl::open_fabric() {
     shared.fabric_reason = "RDMA unavailable, because the node's configuration switches it off";
     return;
   }
-  if (!shared.store->addressable()) {
-    shared.fabric_reason = "RDMA unavailable, because " + shared.store->arena().why_not_shared;
-    shared.log.push(20, "rdma_unavailable", shared.fabric_reason);
-    return;
-  }
   auto fabric = rdma::open_fabric(shared.config.rdma);
   if (fabric) {
     shared.fabric = std::move(*fabric);
-    const ArenaInfo arena = shared.store->arena();
-    if (Status tried = arena.kind == "memory" ? Status::ok() : try_arena(); !tried) {
-      shared.fabric.reset();
-      shared.fabric_reason =
-          "RDMA unavailable, because the devices refuse " + arena.description + ": " + tried.message;
-      shared.log.push(30, "rdma_unavailable", shared.fabric_reason);
-      return;
-    }
+    if (!open_arena_to_fabric()) return;
     shared.rail_counters.resize(shared.fabric->rails().size());
     for (const auto& rail : shared.fabric->rails()) {
       const rdma::RailInfo& info = rail->info();

@@ -55,6 +55,7 @@ struct Shared {
   std::atomic<uint64_t> lost_bytes{0};   // of the arena, as they were last looked at
   std::shared_ptr<rdma::Fabric> fabric;  // null: fabric_reason says why
   std::string fabric_reason;
+  DeviceArena device_arena;  // where the fabric's devices find the blocks, when they lie on a GPU
   std::deque<RailCounters> rail_counters;  // one for each rail of the fabric
   TenantTable tenants;
   EventRing log;

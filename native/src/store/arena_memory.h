@@ -37,8 +37,11 @@ class ArenaMemory {
   virtual int fd_ro() const { return -1; }
   virtual int fd_rw() const { return -1; }
   virtual ArenaInfo info() const = 0;
+  // Of a GPU's memory only: how RDMA devices find it, and what makes their writes visible to copies.
+  virtual DeviceArena device_arena() { return {}; }
+  virtual Status settle_writes() { return Status::ok(); }
   // Looks whether the memory is still all there. Bytes that were lost since the start: they read as zeros, so
-  // their blocks no longer match their checksums.
+  // their blocks no longer match their checksums. Less than before: what had failed answers again.
   virtual uint64_t lost_bytes() { return 0; }
 };
 

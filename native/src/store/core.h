@@ -147,6 +147,7 @@ struct Store::Core {
   std::atomic<uint64_t> live_pins{0};
   std::atomic<uint32_t> rotation{0};
   std::atomic<bool> is_draining{false};
+  std::atomic<bool> arena_gone{false};
   std::atomic<bool> someone_waits{false};
   std::atomic<uint64_t> no_space{0}, quota_refusals{0}, draining_refusals{0};
   std::function<void()> space_callback;

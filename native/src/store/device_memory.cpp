@@ -1,5 +1,7 @@
 #include "store/device_memory.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -12,6 +14,9 @@ constexpr const char* kNoKernel = "none";  // one extent is one copy: nothing is
 // A copy of 256 KiB takes 20 us; a device that has not ended it by then is asked no more.
 constexpr int64_t kPatienceMs = 2000;
 constexpr int64_t kLastAskMs = 200;
+// How often a device that failed is tried, and how long that may hold up whoever tries.
+constexpr int64_t kTryAgainMs = 1000;
+constexpr int64_t kTrialMs = 10;
 constexpr uint32_t kOnePiece[] = {1};
 
 }  // namespace
@@ -28,7 +33,9 @@ Result<std::unique_ptr<DeviceMemory>> DeviceMemory::open(int ordinal, uint64_t s
     if (!stager) return stager.status();
     lane.stager = std::move(*stager);
   }
-  auto address = memory->device_->allocate(size_bytes);
+  // whole pages, so that no page that is exported belongs to anybody else
+  const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  auto address = memory->device_->allocate((size_bytes + page - 1) / page * page);
   if (!address) {
     return {address.code(), "the arena on " + where + ": " + std::to_string(size_bytes) +
                                 " bytes cannot be had: " + address.status().message};
@@ -44,9 +51,59 @@ Result<std::unique_ptr<DeviceMemory>> DeviceMemory::open(int ordinal, uint64_t s
 
 DeviceMemory::~DeviceMemory() {
   for (Lane& lane : lanes_) lane.stager.reset();
+  if (exported_.dma_buf_fd >= 0) (void)::close(exported_.dma_buf_fd);
   // The driver frees memory only when the device is through with all work: one that hangs keeps it.
   const bool answers = !failed_.load() || device_->synchronize(Deadline::after_ms(kLastAskMs));
   if (address_ != 0 && answers) (void)device_->release(address_);
+}
+
+DeviceArena DeviceMemory::device_arena() {
+  const std::lock_guard lock(export_mutex_);
+  if (exported_.address != 0) return exported_;
+  exported_.address = address_;
+  const auto buffer = device_->export_dma_buf({address_, info_.size_bytes});
+  if (buffer) {
+    exported_.dma_buf_fd = buffer->fd;
+    exported_.dma_buf_offset = buffer->offset;
+  } else {
+    exported_.no_dma_buf = buffer.status().message;
+  }
+  return exported_;
+}
+
+Status DeviceMemory::settle_writes() {
+  if (failed_.load()) return gone();
+  return device_->flush_writes();
+}
+
+uint64_t DeviceMemory::lost_bytes() {
+  if (failed_.load()) try_again();
+  return failed_.load() ? info_.size_bytes : 0;
+}
+
+// Blocks are still where they were, or their checksums say so; only nothing may be on its way from before.
+void DeviceMemory::try_again() {
+  const std::unique_lock only(again_mutex_, std::try_to_lock);
+  if (!only.owns_lock() || !again_.expired()) return;
+  again_ = Deadline::after_ms(kTryAgainMs);
+  const Deadline deadline = Deadline::after_ms(kTrialMs);
+  std::array<std::unique_lock<std::mutex>, kLanes> locks;
+  for (size_t i = 0; i < kLanes; ++i) {
+    locks[i] = std::unique_lock(lanes_[i].mutex, std::try_to_lock);
+    if (!locks[i].owns_lock()) return;
+    for (size_t slot = 0; slot < kSlots; ++slot) {
+      (void)lanes_[i].stager->wait(slot, deadline);  // what it says is of a copy that was given up
+      if (!lanes_[i].stager->settled(slot)) return;
+    }
+  }
+  const DeviceSlice piece[] = {{address_, 1}};
+  GpuStager& stager = *lanes_[0].stager;
+  const bool started = stager.start_out(0, piece, kOnePiece, false).is_ok();
+  if (stager.wait(0, deadline).status().is_ok() && started) failed_.store(false);
+}
+
+Status DeviceMemory::gone() const {
+  return {Code::kNodeUnavailable, info_.description + " has failed"};
 }
 
 std::unique_lock<std::mutex> DeviceMemory::take(Lane*& lane) {
@@ -106,7 +163,6 @@ Status DeviceMemory::judged(GpuStager& stager, Status status) {
 // above.
 template <typename Start, typename Finish>
 Status DeviceMemory::moved(uint64_t offset, uint64_t size, const Start& start, const Finish& finish) {
-  const auto gone = [this] { return Status{Code::kNodeUnavailable, info_.description + " has failed"}; };
   if (failed_.load()) return gone();
   Lane* lane = nullptr;
   const auto lock = take(lane);

@@ -2,7 +2,8 @@
 // while one half of a buffer is on its way over the bus, the other one is filled or emptied.
 //
 // What it promises: a copy that says OK is through when it returns, also for other threads; after a device
-// has failed for good, every copy fails at once, so that nobody waits for it twice.
+// has failed, every copy fails at once, so that nobody waits for it twice, until the device has ended all
+// that it was told and moved a byte again.
 #pragma once
 
 #include <array>
@@ -30,7 +31,9 @@ class DeviceMemory final : public ArenaMemory {
   Status copy_in(uint64_t offset, ConstSlice from) override;
   Status copy_out(uint64_t offset, Slice to) override;
   ArenaInfo info() const override { return info_; }
-  uint64_t lost_bytes() override { return failed_.load() ? info_.size_bytes : 0; }
+  uint64_t lost_bytes() override;
+  DeviceArena device_arena() override;
+  Status settle_writes() override;
 
  private:
   // A pinned pair of buffers; one copy at a time.
@@ -47,6 +50,8 @@ class DeviceMemory final : public ArenaMemory {
   template <typename Start, typename Finish>
   Status moved(uint64_t offset, uint64_t size, const Start& start, const Finish& finish);
   Status judged(GpuStager& stager, Status status);
+  void try_again();
+  Status gone() const;
 
   ArenaInfo info_;
   std::shared_ptr<GpuDevice> device_;
@@ -54,6 +59,10 @@ class DeviceMemory final : public ArenaMemory {
   std::array<Lane, kLanes> lanes_;
   std::atomic<uint32_t> next_{0};
   std::atomic<bool> failed_{false};
+  std::mutex again_mutex_;
+  Deadline again_ = Deadline::after_ms(0);
+  std::mutex export_mutex_;
+  DeviceArena exported_;
 };
 
 }  // namespace mooncache::store

@@ -129,7 +129,8 @@ StoreStats Store::stats() const {
   stats.event_overflows = core_->events->overflows();
   stats.events_pending = core_->events->pending();
   stats.event_log_bytes = core_->events->memory_bytes();
-  stats.draining = core_->is_draining.load(std::memory_order_relaxed) ? 1 : 0;
+  stats.draining = draining() ? 1 : 0;
+  stats.arena_gone = arena_gone() ? 1 : 0;
   return stats;
 }
 
@@ -178,7 +179,8 @@ std::vector<std::pair<std::string_view, uint64_t>> StoreStats::named() const {
           {"events_pending", events_pending},
           {"bookkeeping_bytes", bookkeeping_bytes},
           {"event_log_bytes", event_log_bytes},
-          {"draining", draining}};
+          {"draining", draining},
+          {"arena_gone", arena_gone}};
 }
 
 }  // namespace mooncache

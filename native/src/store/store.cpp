@@ -359,7 +359,7 @@ void Store::set_draining(bool draining) {
   core_->is_draining.store(draining, std::memory_order_relaxed);
 }
 bool Store::draining() const {
-  return core_->is_draining.load(std::memory_order_relaxed);
+  return core_->is_draining.load(std::memory_order_relaxed) || arena_gone();
 }
 void Store::set_quota(TenantId tenant, uint64_t bytes) {
   core_->tenants.set_quota(tenant, bytes);
@@ -387,7 +387,17 @@ Slice Store::sample() const {
 uint64_t Store::lost_bytes() {
   uint64_t lost = 0;
   for (const auto& arena : core_->arenas) lost += arena->memory->lost_bytes();
+  core_->arena_gone.store(lost > 0 && !addressable(), std::memory_order_relaxed);
   return lost;
+}
+bool Store::arena_gone() const {
+  return core_->arena_gone.load(std::memory_order_relaxed);
+}
+DeviceArena Store::device_arena() {
+  return core_->arenas.front()->memory->device_arena();
+}
+Status Store::settle_writes() {
+  return core_->arenas.front()->memory->settle_writes();
 }
 void Store::set_space_callback(std::function<void()> callback) {
   core_->space_callback = std::move(callback);

@@ -82,8 +82,8 @@ TEST(LocationCacheTest, BoundedAndCorrectable) {
   for (uint64_t k = 0; k < 1000; ++k) cache.learn(key_of(k), static_cast<uint32_t>(k));
   size_t known = 0;
   for (uint64_t k = 0; k < 1000; ++k) {
-    const uint32_t node = cache.find(key_of(k));
-    if (node == UINT32_MAX) continue;
+    const uint32_t node = cache.find(key_of(k)).first;
+    if (node == LocationCache::kNowhere) continue;
     ++known;
     EXPECT_EQ(node, k);
   }
@@ -92,7 +92,7 @@ TEST(LocationCacheTest, BoundedAndCorrectable) {
   cache.learn(key_of(5000), 3);
   EXPECT_FALSE(cache.forget(key_of(5000), 4));
   EXPECT_TRUE(cache.forget(key_of(5000), 3));
-  EXPECT_EQ(cache.find(key_of(5000)), UINT32_MAX);
+  EXPECT_EQ(cache.find(key_of(5000)).first, LocationCache::kNowhere);
 }
 
 class ClusterTest : public ::testing::Test {

@@ -180,5 +180,43 @@ TEST_F(DeviceMemoryTest, ADeviceThatHangsIsAskedOnce) {
   hang(0);
 }
 
+TEST_F(DeviceMemoryTest, ADeviceThatAnswersAgainHasItsBytesStill) {
+  const auto store = open_store(config());
+  ASSERT_NE(store, nullptr);
+  const auto bytes = bytes_of(1, 700'000);
+  const auto put = [&](uint64_t number) {
+    const auto reservation = store->reserve(kTenant, key_of(number), bytes.size(), number);
+    if (!reservation) return reservation.code();
+    const Status written = store->write(reservation->id, 0, {bytes.data(), bytes.size()});
+    if (written) return store->commit(reservation->id, crc32c(bytes), number).code;
+    store->abort(reservation->id);
+    return written.code;
+  };
+  ASSERT_EQ(put(1), Code::kOk);
+  hang(1);
+  EXPECT_NE(put(2), Code::kOk);
+  EXPECT_EQ(store->lost_bytes(), 4 * kMiB);
+  EXPECT_TRUE(store->draining() && store->arena_gone());
+  EXPECT_EQ(put(3), Code::kDraining);
+  EXPECT_EQ(store->settle_writes().code, Code::kNodeUnavailable);
+  store->set_draining(true);
+  hang(0);
+  const Deadline deadline = Deadline::after_ms(20'000);
+  while (store->lost_bytes() > 0 && !deadline.expired())
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_FALSE(store->arena_gone());
+  EXPECT_EQ(put(3), Code::kDraining) << "that is what somebody asked for";
+  store->set_draining(false);
+  EXPECT_EQ(put(3), Code::kOk);
+  std::vector<std::byte> back(bytes.size());
+  for (const uint64_t number : {1u, 3u}) {
+    const auto pinned = store->acquire(kTenant, key_of(number), 100);
+    ASSERT_TRUE(pinned);
+    ASSERT_TRUE(store->read(pinned->id, 0, {back.data(), back.size()}));
+    EXPECT_EQ(back, bytes);
+    store->release(pinned->id);
+  }
+}
+
 }  // namespace
 }  // namespace mooncache::test

@@ -137,6 +137,7 @@ class Node:
     undrain_pending: bool = False
     own_drain_reports: int = 0
     says_draining: bool = False
+    arena_gone: bool = False
     complete: bool = False
     last_seq: int = 0
     weight: float = 0.0
@@ -227,7 +228,7 @@ class Membership:
             node.usage, node.drain_wanted, node.undrain_pending = _usage_of(info), False, False
         node.info, node.registered_s, node.heard_s = info, now_s, now_s
         node.complete, node.last_seq = False, 0
-        node.own_drain_reports, node.says_draining = 0, False
+        node.own_drain_reports, node.says_draining, node.arena_gone = 0, False, False
         node.state = NodeState.DRAINING if node.drain_wanted else NodeState.JOINING
         self._changed(node, now_s)
         return node, [Transition(node.index, node.node_id, before, node.state, contents_lost=True)]
@@ -274,10 +275,8 @@ class Membership:
         if not node.alive:
             return []
         before = node.state
-        if wanted and before is not NodeState.SUSPECT:
-            node.state = NodeState.DRAINING
-        elif before is NodeState.DRAINING:
-            node.state = _resting_state(node)
+        if before is not NodeState.SUSPECT:
+            node.state = _awake_state(node)
         self._changed(node, now_s)
         return [Transition(node.index, node_id, before, node.state)]
 
@@ -295,6 +294,22 @@ class Membership:
         if node.drain_wanted or node.undrain_pending or node.own_drain_reports < _DRAIN_REPORTS:
             return []
         return self.set_drain(node.node_id, True, now_s)
+
+    def note_arena(self, node: Node, gone: bool, now_s: float) -> list[Transition]:
+        """Note whether the memory of the node's blocks answers. While it does not, the node takes no new blocks.
+
+        Unlike a drain this begins and ends with what the node says, and nobody empties the node meanwhile.
+        """
+        if node.arena_gone == gone:
+            return []
+        node.arena_gone = gone
+        before = node.state
+        if before not in (NodeState.SUSPECT, NodeState.DEAD):
+            node.state = _awake_state(node)
+        if node.state is before:
+            return []
+        self._changed(node, now_s)
+        return [Transition(node.index, node.node_id, before, node.state)]
 
     def set_complete(self, node: Node, complete: bool, now_s: float) -> list[Transition]:
         """Note whether the directory holds all of a node's contents; JOINING ends when it does."""
@@ -398,7 +413,7 @@ class Membership:
     def _recover(self, node: Node) -> list[Transition]:
         if node.state is not NodeState.SUSPECT:
             return []
-        node.state = NodeState.DRAINING if node.drain_wanted else _resting_state(node)
+        node.state = _awake_state(node)
         self._changed(node, node.heard_s)
         return [Transition(node.index, node.node_id, NodeState.SUSPECT, node.state)]
 
@@ -421,7 +436,9 @@ class Membership:
         self.epoch += 1
 
 
-def _resting_state(node: Node) -> NodeState:
+def _awake_state(node: Node) -> NodeState:
+    if node.drain_wanted or node.arena_gone:
+        return NodeState.DRAINING
     return NodeState.ACTIVE if node.complete else NodeState.JOINING
 
 

@@ -58,12 +58,17 @@ class NodeSpace:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A node as the choice sees it."""
+    """A node as the choice sees it.
+
+    takes_from_its_host: whether callers on its host put there first. Memory of a GPU is little, and its neighbours
+    do not map it: it has its share by weight and no preference.
+    """
 
     node_id: str
     host_id: str
     weight: float
     index: int = 0
+    takes_from_its_host: bool = True
 
 
 def slow_start_factor(space: NodeSpace, rules: PlacementRules) -> float:
@@ -147,7 +152,8 @@ def choose_nodes(
     ranked = rank_nodes(key, nodes)
     chosen: list[Candidate] = []
     if local_host_id:
-        chosen = [node for node in ranked if node.host_id == local_host_id][: min(1, replicas)]
+        local = [node for node in ranked if node.host_id == local_host_id and node.takes_from_its_host]
+        chosen = local[: min(1, replicas)]
     _take(chosen, ranked, replicas, distinct_hosts=True)
     _take(chosen, ranked, replicas, distinct_hosts=False)
     return chosen

@@ -65,4 +65,5 @@ def _node(state: MasterState, node: Node, listed: int, context: CallContext) -> 
         last_seq=node.last_seq,
         heartbeat_age_ms=round(max(0.0, context.now_s - node.heard_s) * 1000),
         full_report_pending=node.alive and not node.complete,
+        arena_gone=node.alive and node.arena_gone,
     )

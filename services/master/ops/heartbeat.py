@@ -23,6 +23,7 @@ async def handle(
     node.last_seq = max(node.last_seq, request.last_seq)
     draining = request.state == common_pb2.NODE_STATE_DRAINING
     transitions += members.note_own_drain(node, draining, context.now_s)
+    transitions += members.note_arena(node, request.arena_gone, context.now_s)
     state.apply(transitions)
     if len(request.tenant_names) <= TENANT_NAMES_MAX:
         state.learn_tenants(request.tenant_names)

@@ -95,7 +95,7 @@ class RegisterNodeResponse(_message.Message):
     def __init__(self, node_index: _Optional[int] = ..., master_id: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., want_full_report: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "incarnation", "master_term", "capacity_bytes", "used_bytes", "pinned_bytes", "block_count", "state", "tenant_names", "last_seq", "rails")
+    __slots__ = ("node_id", "incarnation", "master_term", "capacity_bytes", "used_bytes", "pinned_bytes", "block_count", "state", "tenant_names", "last_seq", "rails", "arena_gone")
     class TenantNamesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +114,7 @@ class HeartbeatRequest(_message.Message):
     TENANT_NAMES_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     RAILS_FIELD_NUMBER: _ClassVar[int]
+    ARENA_GONE_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: int
     master_term: int
@@ -125,7 +126,8 @@ class HeartbeatRequest(_message.Message):
     tenant_names: _containers.ScalarMap[int, str]
     last_seq: int
     rails: _containers.RepeatedCompositeFieldContainer[_common_pb2.RdmaRail]
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., master_term: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., state: _Optional[_Union[_common_pb2.NodeState, str]] = ..., tenant_names: _Optional[_Mapping[int, str]] = ..., last_seq: _Optional[int] = ..., rails: _Optional[_Iterable[_Union[_common_pb2.RdmaRail, _Mapping]]] = ...) -> None: ...
+    arena_gone: bool
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., master_term: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., state: _Optional[_Union[_common_pb2.NodeState, str]] = ..., tenant_names: _Optional[_Mapping[int, str]] = ..., last_seq: _Optional[int] = ..., rails: _Optional[_Iterable[_Union[_common_pb2.RdmaRail, _Mapping]]] = ..., arena_gone: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("epoch", "want_full_report", "commands", "lease_ms", "term")
@@ -440,7 +442,7 @@ class MasterInfo(_message.Message):
     def __init__(self, master_id: _Optional[str] = ..., grpc_target: _Optional[str] = ..., leader: _Optional[bool] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node", "used_bytes", "pinned_bytes", "block_count", "directory_block_count", "acked_seq", "last_seq", "heartbeat_age_ms", "full_report_pending")
+    __slots__ = ("node", "used_bytes", "pinned_bytes", "block_count", "directory_block_count", "acked_seq", "last_seq", "heartbeat_age_ms", "full_report_pending", "arena_gone")
     NODE_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -450,6 +452,7 @@ class NodeStatus(_message.Message):
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     FULL_REPORT_PENDING_FIELD_NUMBER: _ClassVar[int]
+    ARENA_GONE_FIELD_NUMBER: _ClassVar[int]
     node: _common_pb2.NodeInfo
     used_bytes: int
     pinned_bytes: int
@@ -459,7 +462,8 @@ class NodeStatus(_message.Message):
     last_seq: int
     heartbeat_age_ms: int
     full_report_pending: bool
-    def __init__(self, node: _Optional[_Union[_common_pb2.NodeInfo, _Mapping]] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., directory_block_count: _Optional[int] = ..., acked_seq: _Optional[int] = ..., last_seq: _Optional[int] = ..., heartbeat_age_ms: _Optional[int] = ..., full_report_pending: _Optional[bool] = ...) -> None: ...
+    arena_gone: bool
+    def __init__(self, node: _Optional[_Union[_common_pb2.NodeInfo, _Mapping]] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., directory_block_count: _Optional[int] = ..., acked_seq: _Optional[int] = ..., last_seq: _Optional[int] = ..., heartbeat_age_ms: _Optional[int] = ..., full_report_pending: _Optional[bool] = ..., arena_gone: _Optional[bool] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
     __slots__ = ("master_id", "term", "epoch", "leading", "masters", "nodes", "software_version", "uptime_ms", "block_count", "directory_memory_bytes", "directory_complete", "active_task_count")

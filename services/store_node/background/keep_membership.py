@@ -13,7 +13,7 @@ from mooncache.client.backoff import Backoff
 from mooncache.errors import MooncacheError, StaleIncarnation, UnknownNode
 from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import master_pb2
-from mooncache.store_node.state import NodeState, stat
+from mooncache.store_node.state import NodeState, arena_gone, stat
 
 PROTOCOL_MINOR = 1
 _INTERVAL_MIN_S = 0.05
@@ -125,6 +125,7 @@ async def heartbeat(state: NodeState) -> None:
             tenant_names=state.core.tenants(),
             last_seq=state.core.event_seq(),
             rails=state.rails(),
+            arena_gone=arena_gone(stats),
         ),
         min(state.call_timeout_s, max(1.0, state.membership.heartbeat_interval_s * 2)),
     )

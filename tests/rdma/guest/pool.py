@@ -2,7 +2,7 @@
 
 All processes are forks of this one, because importing is what costs time on an emulated processor. Prints
 one line of JSON for each act: what came back, over what, in what time. The bytes are compared here; what is
-expected of the numbers, the test says.
+expected of the numbers, the test says. One node keeps its blocks in anonymous memory, the other in a file on tmpfs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import mooncache.store_node.service
 from mooncache.auth import load_or_create_cluster_token
 
 FOLDER = Path("/tmp/pool")
+ARENA, ARENA_BYTES = Path("/dev/shm/arena"), 128 << 20
 BLOCK_BYTES, BLOCKS = 1 << 20, 32
 DEADLINE_S, STRIKE_WITHIN_S = 30.0, 5.0
 NODES = ("b0", "b1")
@@ -48,10 +49,13 @@ def start() -> dict[str, int]:
     patient = {"MASTER_HEARTBEAT_INTERVAL_S": "2", "MASTER_SUSPECT_AFTER_S": "20", "MASTER_LEASE_S": "40"}
     common = {"CLUSTER_TOKEN_FILE": str(FOLDER / "token"), **patient}
     pids = {"master": fork("master", master.main, CLUSTER_STATE_DIR=str(FOLDER / "m"), **common)}
+    ARENA.touch(mode=0o600)
+    os.truncate(ARENA, ARENA_BYTES)
+    arenas = {"b0": {"STORE_NODE_CAPACITY_BYTES": "128MiB"}, "b1": {"STORE_NODE_ARENA_PATH": str(ARENA)}}
     for name in NODES:
         own = {"STORE_NODE_NODE_ID": name, "STORE_NODE_UNIX_ENABLED": "false", "RDMA_DEVICES": "rxb0,rxb1"}
-        sizes = {"STORE_NODE_CAPACITY_BYTES": "128MiB", "CLUSTER_STATE_DIR": str(FOLDER / name)}
-        pids[name] = fork(name, store_node.main, **own, **sizes, **common)
+        own |= {"CLUSTER_STATE_DIR": str(FOLDER / name), **arenas[name]}
+        pids[name] = fork(name, store_node.main, **own, **common)
     os.environ["MOONCACHE_RDMA_DEVICES"] = "rxa0,rxa1"
     return pids
 
@@ -159,6 +163,23 @@ def rails_fail(client: mooncache.Client, blocks: dict[str, bytes]) -> None:
         act.read(blocks)
 
 
+def arena_shrinks(client: mooncache.Client, blocks: dict[str, bytes], copies: dict[str, bytes]) -> None:
+    """The tail of the file is nearly empty, so it loses nearly all; the devices have pages of it pinned."""
+    with Act("an arena is truncated", client) as act:
+        strike = act.when_moving(lambda: os.truncate(ARENA, BLOCK_BYTES))
+        act.read(blocks | copies)
+        strike.join()
+    until_s = time.monotonic() + 10
+    while b"arena_damaged" not in Path("/share/b1.log").read_bytes() and time.monotonic() < until_s:
+        time.sleep(0.2)
+    with Act("an arena is truncated, afterwards", client) as act:
+        act.read(blocks | copies)
+    again = {f"again-{i}": os.urandom(BLOCK_BYTES) for i in range(BLOCKS // 2)}
+    with Act("memory in its place", client) as act:
+        client.put_many(list(again), list(again.values()), replicas=2).raise_for_errors()
+        act.read(again)
+
+
 def node_dies(client: mooncache.Client, pid: int, blocks: dict[str, bytes], copies: dict[str, bytes]) -> None:
     with Act("a node is killed", client) as act:
         strike = act.when_moving(lambda: os.kill(pid, signal.SIGKILL))
@@ -186,6 +207,7 @@ def main() -> None:
     with Act("get", client) as act:
         act.read(blocks | copies)
     rails_fail(client, blocks)
+    arena_shrinks(client, blocks, copies)
     node_dies(client, pids["b1"], blocks, copies)
     client.close()
     for name in ("b0", "master"):

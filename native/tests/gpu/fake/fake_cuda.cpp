@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
@@ -29,6 +30,8 @@ int fail_code = 0;
 int fail_after = 0;
 std::map<unsigned long long, size_t> allocations;  // device addresses
 std::atomic<bool> fake_wrong_kernel{false};
+std::atomic<void (*)(int, void*, size_t)> tell_dma_buf{nullptr};
+std::atomic<int> flushes{0};
 std::atomic<long> live{0};  // pinned buffers, streams, contexts, device memory
 
 // what is never freed because the device hung is no leak of the tests
@@ -48,6 +51,12 @@ void let_go(void* made) {
 std::mutex hang_mutex;
 std::condition_variable hang_ended;
 bool hangs = false;
+
+// A test in another process makes a file instead of a call.
+bool stuck() {
+  static const char* const file = std::getenv("FAKE_CUDA_HANGS");
+  return hangs || (file != nullptr && access(file, F_OK) == 0);
+}
 
 struct Event {
   std::atomic<bool> complete{false};
@@ -146,6 +155,13 @@ API unsigned long long fake_cuda_adopt(void* memory, size_t size) {
   allocations[address] = size;
   return address;
 }
+// Who is told of each dma-buf: its descriptor, and the memory behind it as the processor sees it.
+API void fake_cuda_on_dma_buf(void (*tell)(int fd, void* memory, size_t size)) {
+  tell_dma_buf = tell;
+}
+API int fake_cuda_flushes() {
+  return flushes;
+}
 API int fake_cuda_peek(unsigned long long address, void* to, size_t size) {
   if (!known(address, size)) return 1;
   std::memcpy(to, real(address), size);
@@ -220,7 +236,7 @@ API void fake_cuda_complete(void* event) {
 }
 API int cuCtxSynchronize() {
   std::unique_lock lock(hang_mutex);
-  hang_ended.wait(lock, [] { return !hangs; });
+  while (stuck()) hang_ended.wait_for(lock, std::chrono::milliseconds(20));
   return verdict("cuCtxSynchronize");
 }
 API int cuStreamCreate(void** stream, unsigned) {
@@ -233,7 +249,7 @@ API int cuStreamQuery(void* handle) {
   VERDICT("cuStreamQuery");
   {
     const std::lock_guard lock(hang_mutex);
-    if (hangs) return 600;
+    if (stuck()) return 600;
   }
   auto* stream = static_cast<Stream*>(handle);
   const std::lock_guard lock(stream->mutex);
@@ -348,6 +364,13 @@ API int cuMemGetHandleForAddressRange(void* fd, unsigned long long address, size
     if (address < found->first / page * page || address + size > end) return 1;
   }
   *static_cast<int*>(fd) = 1000;
+  if (const auto tell = tell_dma_buf.load()) tell(1000, real(address), size);
+  return 0;
+}
+API int cuFlushGPUDirectRDMAWrites(int target, int scope) {
+  VERDICT("cuFlushGPUDirectRDMAWrites");
+  if (target != 0 || scope != 100) return 1;
+  ++flushes;
   return 0;
 }
 API int cuPointerSetAttribute(const void*, int attribute, unsigned long long memory) {

@@ -1,0 +1,258 @@
+// Which holder is read first: the order itself, what the cache keeps, and clients over real nodes.
+#include "client/nearness.h"
+
+#include <algorithm>
+#include <random>
+
+#include "client/location_cache.h"
+#include "client/pool.h"
+
+namespace mooncache::testing {
+namespace {
+
+NodeInfo node_at(uint32_t index, std::string host, std::string_view arena) {
+  NodeInfo node;
+  node.index = index;
+  node.node_id = "node-" + std::to_string(index);
+  node.host_id = std::move(host);
+  node.unix_path = "/run/" + node.node_id;
+  node.medium = medium_of(arena);
+  node.mappable = mappable_arena(arena);
+  return node;
+}
+
+uint32_t rank_of(const NodeInfo& node, const ReadingHost& here, bool sound = true) {
+  return read_rank(sound, reach_of(node, here), node.medium);
+}
+
+TEST(Nearness, SoundThenTheWayThenTheMemory) {
+  const ReadingHost here{"a", true, true};
+  NodeInfo over_rdma = node_at(4, "b", "dax");
+  over_rdma.rdma = true;
+  const std::vector<NodeInfo> sorted{
+      node_at(0, "a", "memory"),
+      node_at(1, "a", "dax"),
+      node_at(2, "a", "gpu"),
+      node_at(3, "a", "file"),
+      over_rdma,
+      node_at(5, "b", "gpu"),
+      node_at(6, "c", "tmpfs"),
+      node_at(7, "c", "something"),
+      node_at(8, "b", "fsdax"),
+      node_at(9, "b", "file"),
+  };
+  for (size_t i = 1; i < sorted.size(); ++i)
+    EXPECT_LE(rank_of(sorted[i - 1], here), rank_of(sorted[i], here));
+  EXPECT_EQ(rank_of(sorted[6], here), rank_of(sorted[7], here)) << "what is not known counts as memory";
+  EXPECT_LT(rank_of(sorted[5], here), rank_of(sorted[6], here));
+  EXPECT_LT(rank_of(sorted[9], here), rank_of(sorted[0], here, false)) << "a failing node is the last choice";
+}
+
+TEST(Nearness, WhatIsSwitchedOffIsNoWay) {
+  const NodeInfo same = node_at(0, "a", "memory");
+  EXPECT_EQ(reach_of(same, {"a", true, false}), Reach::kMapped);
+  EXPECT_EQ(reach_of(same, {"a", false, false}), Reach::kHost);
+  EXPECT_EQ(reach_of(node_at(0, "a", "gpu"), {"a", true, false}), Reach::kHost);
+  NodeInfo other = node_at(1, "", "memory");
+  EXPECT_EQ(reach_of(other, {"", true, true}), Reach::kTcp) << "no name is nobody's host";
+  other.rdma = true;
+  EXPECT_EQ(reach_of(other, {"a", true, true}), Reach::kRdma);
+  EXPECT_EQ(reach_of(other, {"a", true, false}), Reach::kTcp);
+}
+
+TEST(Nearness, NearestTwoAreTheTwoSmallestInOrderOfOffers) {
+  std::mt19937 random(7);
+  for (int run = 0; run < 2000; ++run) {
+    std::vector<uint32_t> ranks(1 + random() % 6), offers(1 + random() % 8);
+    for (uint32_t& rank : ranks) rank = random() % 3;
+    for (uint32_t& offer : offers) offer = random() % static_cast<uint32_t>(ranks.size());
+    NearestTwo nearest;
+    for (const uint32_t offer : offers) nearest.offer(offer, [&](uint32_t at) { return ranks[at]; });
+    std::vector<uint32_t> order;
+    for (const uint32_t offer : offers) {
+      if (std::find(order.begin(), order.end(), offer) == order.end()) order.push_back(offer);
+    }
+    std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return ranks[a] < ranks[b]; });
+    EXPECT_EQ(nearest.first, order[0]);
+    EXPECT_EQ(nearest.second, order.size() > 1 ? order[1] : kNoNode);
+  }
+}
+
+TEST(Nearness, TheCacheKeepsTwoPlaces) {
+  LocationCache cache(64);
+  const Key key = key_of(1);
+  const auto places = [&] {
+    const auto found = cache.find(key);
+    return std::pair(found.first, found.second);
+  };
+  const uint32_t none = LocationCache::kNowhere;
+  cache.learn(key, 3, 5);
+  cache.learn(key, 5);  // read there: the other copy was not asked about
+  EXPECT_EQ(places(), std::pair(3u, 5u));
+  EXPECT_FALSE(cache.forget(key, 4));
+  EXPECT_TRUE(cache.forget(key, 3));
+  EXPECT_EQ(places(), std::pair(5u, none));
+  cache.learn(key, 6, 7);
+  EXPECT_TRUE(cache.forget(key, 7));
+  EXPECT_EQ(places(), std::pair(6u, none));
+  EXPECT_TRUE(cache.forget(key, 6));
+  EXPECT_EQ(places(), std::pair(none, none));
+  cache.learn(key, 8, 9);
+  cache.learn(key, 1);
+  EXPECT_EQ(places(), std::pair(1u, none));
+}
+
+TEST(Placement, GpuMemoryHasItsShareAndNoMore) {
+  std::vector<NodeInfo> nodes{node_at(0, "a", "gpu"), node_at(1, "b", "memory")};
+  nodes[0].weight = 1;
+  nodes[1].weight = 9;
+  size_t on_gpu = 0;
+  for (uint64_t k = 0; k < 4000; ++k) on_gpu += place(key_of(k), nodes, "a", 1)[0] == 0 ? 1 : 0;
+  EXPECT_NEAR(static_cast<double>(on_gpu) / 4000, 0.1, 0.02);
+  nodes[0].medium = Medium::kDram;
+  EXPECT_EQ(place(key_of(1), nodes, "a", 1), std::vector<uint32_t>{0});
+}
+
+// Three nodes, each on a host of its own; the last one says that it is a GPU's memory.
+class TierTest : public ::testing::Test {
+ protected:
+  TierTest() {
+    for (uint32_t i = 0; i < 3; ++i)
+      nodes_.push_back(std::make_unique<TestNode>(i, 64 << 20, "host-" + std::to_string(i)));
+    nodes_[2]->info.medium = Medium::kHbm;
+    nodes_[2]->info.mappable = false;
+    config_ = client_config(false);
+    config_.connect_timeout_ms = 300;
+  }
+  std::vector<NodeInfo> infos() const {
+    std::vector<NodeInfo> list;
+    for (const auto& node : nodes_) list.push_back(node->info);
+    return list;
+  }
+  void store_on(Client& client, const Key& key, std::initializer_list<uint32_t> where) {
+    for (const uint32_t index : where) {
+      CallOptions there;
+      there.node = index;
+      ASSERT_EQ(put_one(client, key, source_, 1, there).code, Code::kOk);
+    }
+  }
+  uint32_t read(Client& client, const Key& key) {
+    std::vector<std::byte> copy(source_.size());
+    const GetOutcome got = get_one(client, key, copy);
+    EXPECT_EQ(got.code, Code::kOk) << code_name(got.code);
+    EXPECT_TRUE(copy == source_);
+    return got.node_index;
+  }
+  std::vector<std::unique_ptr<TestNode>> nodes_;
+  ClientConfig config_;
+  const std::vector<std::byte> source_ = bytes_of(1, 50'000);
+};
+
+TEST_F(TierTest, AMatchLearnsTheFastestAndTheNextOneAnswersWhenItDies) {
+  auto writer = client_for(infos(), config_);
+  auto reader = client_for(infos(), config_);
+  std::vector<Key> keys;
+  for (uint64_t k = 0; k < 20; ++k) {
+    keys.push_back(key_of(k));
+    store_on(*writer, keys.back(), {static_cast<uint32_t>(k % 2), 2});
+  }
+  const auto found = reader->match(keys, false, {});
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->nodes, std::vector<uint32_t>(20, 2));
+  for (const Key& key : keys) EXPECT_EQ(read(*reader, key), 2u);
+  nodes_[2]->stop();
+  for (uint64_t k = 0; k < 20; ++k) EXPECT_EQ(read(*reader, keys[k]), k % 2);
+}
+
+TEST_F(TierTest, APutOfTwoCopiesAndTheDirectoryTeachTheSame) {
+  ClientConfig config = config_;
+  config.fanout_nodes_max = 1;  // as in a large cluster: nobody is asked beside the guesses
+  auto writer = client_for(infos(), config);
+  uint32_t on_gpu = 0;
+  for (uint64_t k = 0; k < 40; ++k) {
+    const Key key = key_of(100 + k);
+    ASSERT_EQ(put_one(*writer, key, source_, 2).copies, 2u);
+    const auto order = place(key, infos(), "", 2);
+    const bool there = order[0] == 2 || order[1] == 2;
+    EXPECT_EQ(read(*writer, key), there ? 2 : order[0]);
+    on_gpu += there ? 1 : 0;
+  }
+  EXPECT_GT(on_gpu, 10u);
+  auto reader = client_for(infos(), config);
+  const Key key = key_of(7);
+  store_on(*writer, key, {0, 1, 2});
+  Writer packed;
+  packed.u16(3);
+  for (const uint16_t index : {0, 1, 2}) {
+    packed.u16(index);
+    packed.u16(0);
+    packed.u64(source_.size());
+  }
+  ASSERT_TRUE(reader->learn_locations(std::span(&key, 1), packed.view()));
+  EXPECT_EQ(read(*reader, key), 2u);
+}
+
+TEST_F(TierTest, MappedMemoryOfTheOwnHostGoesBeforeAGpu) {
+  ClientConfig config = config_;
+  config.host_id = "host-0";
+  config.shm_enabled = true;
+  auto client = client_for(infos(), config);
+  const Key key = key_of(3);
+  store_on(*client, key, {0, 1, 2});
+  ASSERT_TRUE(client->match(std::span(&key, 1), false, {}));
+  EXPECT_EQ(read(*client, key), 0u);
+}
+
+TEST_F(TierTest, AFailingNodeIsNotPreferred) {
+  ClientConfig config = config_;
+  config.breaker_failures = 1;
+  config.breaker_min_ms = 60'000;
+  config.breaker_max_ms = 60'000;
+  auto client = client_for(infos(), config);
+  const Key key = key_of(4), other = key_of(5);
+  store_on(*client, key, {0, 2});
+  store_on(*client, other, {0, 2});
+  ASSERT_TRUE(client->match(std::span(&key, 1), false, {}));
+  nodes_[2]->stop();
+  CallOptions only;
+  only.node = 2;
+  std::vector<std::byte> copy(source_.size());
+  EXPECT_NE(get_one(*client, other, copy, only).code, Code::kOk);
+  const uint64_t retries = stat_of(*client, "retries");
+  EXPECT_EQ(read(*client, key), 0u);  // known on both; the dead one is not even tried
+  EXPECT_EQ(stat_of(*client, "retries"), retries);
+  EXPECT_EQ(stat_of(*client, "breaker_skips"), 0u);
+  // a map that calls the node suspect does the same before anything failed
+  auto fresh = client_for(infos(), config_);
+  std::vector<NodeInfo> doubted = infos();
+  doubted[2].state = NodeHealth::kSuspect;
+  ASSERT_TRUE(fresh->set_map(2, doubted));
+  Writer packed;
+  packed.u16(2);
+  for (const uint16_t index : {2, 0}) {
+    packed.u16(index);
+    packed.u16(0);
+    packed.u64(source_.size());
+  }
+  ASSERT_TRUE(fresh->learn_locations(std::span(&key, 1), packed.view()));
+  EXPECT_EQ(read(*fresh, key), 0u);
+}
+
+TEST_F(TierTest, StatNamesEveryCopyInTheOrderOfReading) {
+  auto client = client_for(infos(), config_);
+  const Key key = key_of(6);
+  store_on(*client, key, {0, 1, 2});
+  std::vector<BlockStat> stats(1);
+  ASSERT_TRUE(client->stat(std::span(&key, 1), {}, stats));
+  ASSERT_EQ(stats[0].copies.size(), 3u);
+  EXPECT_EQ(stats[0].copies[0].node_index, 2u);
+  EXPECT_EQ(stats[0].node_index, 2u);
+  EXPECT_EQ(stats[0].size, source_.size());
+  const Key missing = key_of(999);
+  ASSERT_TRUE(client->stat(std::span(&missing, 1), {}, stats));
+  EXPECT_EQ(stats[0].code, Code::kNotFound);
+  EXPECT_TRUE(stats[0].copies.empty());
+}
+
+}  // namespace
+}  // namespace mooncache::testing
