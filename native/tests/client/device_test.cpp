@@ -231,6 +231,8 @@ TEST_F(DevicePool, AFailingKernelLeavesTheBlockToStaging) {
   put_device(2);
   gpu_.fail("cuLaunchKernel", 700, 0);
   EXPECT_EQ(get_device(), all(2, Code::kTransportUnavailable));
+  gpu_.fail("cuFlushGPUDirectRDMAWrites", 700, 0);
+  EXPECT_EQ(get_device(), all(2, Code::kTransportUnavailable)) << "the GPU may not see what landed";
   gpu_.fail("cuStreamQuery", 700, 0);
   EXPECT_EQ(get_device(), all(2, Code::kTransportUnavailable));
   gpu_.fail("cuLaunchKernel", 700, 0);
