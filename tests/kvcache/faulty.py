@@ -70,5 +70,8 @@ class FaultyPool:
         self._enter("reserve")
         raise error_for(300, "full")
 
+    def stats(self) -> dict[str, int]:
+        return {}
+
     def close(self) -> None:
         self.closed = True
