@@ -23,7 +23,6 @@ from typing import Any
 
 from mooncache import _native
 from mooncache.errors import (
-    AlreadyExists,
     Cancelled,
     Closed,
     ConnectionLost,
@@ -68,29 +67,43 @@ def _address(memory: Any) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
+@dataclass(slots=True)
+class _Region:
+    handle: Any
+    memory: memoryview  # keeps it alive
+    uses: int = 0
+
+
 class NixlNode:
     """Memory of this process that peers may read and write; kept alive while it is registered."""
 
     def __init__(self, agent: Any) -> None:
         self._agent = agent
-        self._regions: dict[tuple[int, int], tuple[Any, memoryview]] = {}
+        self._regions: dict[tuple[int, int], _Region] = {}
 
     def register(self, memory: memoryview) -> Extent:
-        """Raises AlreadyExists for memory that is registered, InvalidArgument for memory without a byte."""
+        """Raises InvalidArgument for memory without a byte. The same memory may be registered again, as with the native
+        transports: it stays registered until `unregister` was called as often.
+        """
         if memory.readonly or not memory.nbytes:
             raise InvalidArgument("NIXL registers writable memory of at least one byte.")
         key = (_address(memory), memory.nbytes)
-        if key in self._regions:
-            raise AlreadyExists("This memory is registered already.")
-        self._regions[key] = (self._agent.register_memory([(*key, 0, "")], "DRAM"), memory)
+        if (region := self._regions.get(key)) is None:
+            handle = self._agent.register_memory([(*key, 0, "")], "DRAM")
+            region = self._regions[key] = _Region(handle, memory)
+        region.uses += 1
         return Extent(*key, writable=True)
 
     def unregister(self, extent: Extent) -> bool:
         """False when it was not registered. Peers that fetch the metadata afterwards no longer see it."""
-        region = self._regions.pop((extent.address, extent.size_bytes), None)
-        if region is not None:
-            self._agent.deregister_memory(region[0])
-        return region is not None
+        key = (extent.address, extent.size_bytes)
+        if (region := self._regions.get(key)) is None:
+            return False
+        region.uses -= 1
+        if region.uses == 0:
+            del self._regions[key]
+            self._agent.deregister_memory(region.handle)
+        return True
 
     @property
     def metadata(self) -> bytes:
@@ -98,8 +111,8 @@ class NixlNode:
         return bytes(self._agent.get_agent_metadata())
 
     def close(self) -> None:
-        for address, size_bytes in list(self._regions):
-            self.unregister(Extent(address, size_bytes, writable=True))
+        while self._regions:
+            self.unregister(Extent(*next(iter(self._regions)), writable=True))
 
 
 @dataclass(slots=True)

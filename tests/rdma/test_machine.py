@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.rdma.conftest import cannot_run
 from tests.rdma.vm.cpio import Archive
 from tests.rdma.vm.machine import DIED, TIMED_OUT, Machine
 
@@ -47,6 +48,17 @@ def test_a_wire_really_crosses_the_cable(vm: MakeMachine) -> None:
     moved = int(ended.output.split("moved ")[1].split()[0])
     assert moved > 40 * 65536, ended.output
     assert all(name in ended.output for name in ("rxa0", "rxb0", "rxa1", "rxb1"))
+
+
+def test_what_cannot_run_is_a_skip_and_a_failure_where_it_is_required(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("MOONCACHE_TEST_RDMA_MACHINE", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no qemu"):
+        cannot_run("no qemu")
+    monkeypatch.setenv("MOONCACHE_TEST_RDMA_MACHINE", "required")
+    with pytest.raises(pytest.fail.Exception, match="required here, but: no qemu"):
+        cannot_run("no qemu")
 
 
 def test_archive_pads_and_makes_parents() -> None:

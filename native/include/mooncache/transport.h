@@ -162,7 +162,10 @@ class Transport {
   virtual const Capabilities& capabilities() const = 0;
   // OK, or TRANSPORT_UNAVAILABLE with a sentence "… unavailable, because …".
   virtual Status availability() const = 0;
+  // INVALID_ARGUMENT: not one byte; TRANSPORT_UNAVAILABLE: memory that this transport cannot reach. The same
+  // memory may be registered again: each registration has its own handle and ends on its own.
   virtual Result<RegionHandle> register_region(const Region& region) = 0;
+  // INVALID_ARGUMENT: no such handle. Transfers under way keep the memory registered until they are over.
   virtual Status unregister_region(RegionHandle handle) = 0;
   virtual Result<std::unique_ptr<Link>> connect(const PeerDescription& peer, Deadline deadline) = 0;
 };

@@ -195,8 +195,8 @@ void Watcher::run() {
     if (watched[0].revents != 0) return;
     for (size_t i = 0; i < devices_.size(); ++i) {
       const short seen = watched[i + 1].revents;
-      if ((seen & POLLIN) != 0) take_events(*devices_[i]);
-      if ((seen & (POLLERR | POLLHUP | POLLNVAL)) != 0) {
+      const bool lost = (seen & POLLIN) != 0 && !take_events(*devices_[i]);
+      if (lost || (seen & (POLLERR | POLLHUP | POLLNVAL)) != 0) {
         devices_[i]->dead.store(true);
         watched[i + 1].fd = -1;
       }
@@ -204,8 +204,10 @@ void Watcher::run() {
   }
 }
 
-void Watcher::take_events(Device& device) {
+// False: there will be no more events, as after a surprise removal.
+bool Watcher::take_events(Device& device) {
   ibv_async_event event{};
+  errno = 0;
   while (device.verbs.get_async_event(device.context, &event) == 0) {
     const bool down = event.event_type == IBV_EVENT_PORT_ERR;
     const bool readdressed = event.event_type == IBV_EVENT_GID_CHANGE;
@@ -220,7 +222,9 @@ void Watcher::take_events(Device& device) {
       device.dead.store(true);
     }
     device.verbs.ack_async_event(&event);
+    errno = 0;
   }
+  return errno == 0 || errno == EAGAIN || errno == EINTR;
 }
 
 }  // namespace mooncache::rdma

@@ -83,7 +83,7 @@ class Watcher {
 
  private:
   void run();
-  void take_events(Device& device);
+  bool take_events(Device& device);
 
   const std::vector<std::shared_ptr<Device>> devices_;
   const std::vector<std::shared_ptr<Port>> ports_;

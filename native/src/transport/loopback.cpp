@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "mooncache/crc32c.h"
+#include "transport/plain_regions.h"
 #include "transport/queued_link.h"
 
 namespace mooncache {
@@ -132,8 +133,8 @@ class LoopbackTransport final : public Transport {
       : peer_(std::move(peer)), faults_(faults) {}
   const Capabilities& capabilities() const override { return loopback_capabilities(); }
   Status availability() const override { return Status::ok(); }
-  Result<RegionHandle> register_region(const Region&) override { return RegionHandle{0}; }
-  Status unregister_region(RegionHandle) override { return Status::ok(); }
+  Result<RegionHandle> register_region(const Region& region) override { return regions_.add(region); }
+  Status unregister_region(RegionHandle handle) override { return regions_.remove(handle); }
   Result<std::unique_ptr<Link>> connect(const PeerDescription&, Deadline) override {
     return std::unique_ptr<Link>(new LoopbackLink(peer_, faults_));
   }
@@ -141,6 +142,7 @@ class LoopbackTransport final : public Transport {
  private:
   std::shared_ptr<Peer> peer_;
   LoopbackFaults faults_;
+  PlainRegions regions_;
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "mooncache/crc32c.h"
+#include "transport/plain_regions.h"
 
 namespace mooncache {
 
@@ -218,8 +219,8 @@ class ShmTransport final : public Transport {
  public:
   const Capabilities& capabilities() const override { return shm_capabilities(); }
   Status availability() const override { return Status::ok(); }
-  Result<RegionHandle> register_region(const Region&) override { return RegionHandle{0}; }
-  Status unregister_region(RegionHandle) override { return Status::ok(); }
+  Result<RegionHandle> register_region(const Region& region) override { return regions_.add(region); }
+  Status unregister_region(RegionHandle handle) override { return regions_.remove(handle); }
   Result<std::unique_ptr<Link>> connect(const PeerDescription& peer, Deadline deadline) override {
     if (peer.unix_path.empty()) {
       return {Code::kTransportUnavailable, "shared memory unavailable, because the node has no unix socket"};
@@ -232,6 +233,9 @@ class ShmTransport final : public Transport {
     Session* raw = session->get();
     return std::unique_ptr<Link>(new ShmLink(*attach.segments(), raw, std::move(*session)));
   }
+
+ private:
+  PlainRegions regions_;
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <deque>
 
 #include "mooncache/crc32c.h"
+#include "transport/plain_regions.h"
 #include "transport/shm.h"
 
 namespace mooncache {
@@ -233,13 +234,16 @@ class TcpTransport final : public Transport {
  public:
   const Capabilities& capabilities() const override { return tcp_capabilities(); }
   Status availability() const override { return Status::ok(); }
-  Result<RegionHandle> register_region(const Region&) override { return RegionHandle{0}; }
-  Status unregister_region(RegionHandle) override { return Status::ok(); }
+  Result<RegionHandle> register_region(const Region& region) override { return regions_.add(region); }
+  Status unregister_region(RegionHandle handle) override { return regions_.remove(handle); }
   Result<std::unique_ptr<Link>> connect(const PeerDescription& peer, Deadline deadline) override {
     auto session = Session::connect(peer, Route::kTcp, deadline);
     if (!session) return session.status();
     return std::unique_ptr<Link>(new TcpLink(std::move(*session)));
   }
+
+ private:
+  PlainRegions regions_;
 };
 
 }  // namespace

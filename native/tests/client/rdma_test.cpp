@@ -77,6 +77,16 @@ TEST_F(RdmaPool, ANodeThatIsGoneIsAnotherReplicasTurn) {
   EXPECT_EQ(get_all(), 8u);
 }
 
+// On real devices with packets lost: more than a window of them, both ways.
+TEST_F(RdmaPool, FortyBlocksGoAndComeWhole) {
+  constexpr size_t kBlocks = 40;
+  open(2);
+  for (const PutOutcome& outcome : put(kBlocks)) EXPECT_EQ(outcome.code, Code::kOk);
+  EXPECT_EQ(get_all(), kBlocks);
+  EXPECT_GE(stat_of(*client_, "rdma_bytes"), kBlocks * kBlockBytes);
+  EXPECT_EQ(stat_of(*client_, "miss_checksum"), 0u);
+}
+
 TEST_F(RdmaPool, ManyThreads) {
   ClientConfig config = client_config(false);
   config.stall_timeout_ms = 20'000;  // a busy machine is no sick node

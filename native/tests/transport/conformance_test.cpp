@@ -1,57 +1,10 @@
-// One suite for all transports: loopback, shm, tcp and rdma must behave alike, with the caller's bytes in
-// this process or in the memory of a GPU (cuda_…).
-#include <thread>
+// What all transports do alike: order, checksums, hostile extents, cancel, close, death, bounds.
+#include "transport/conformance.h"
 
-#include "transport/harness.h"
-#include "transport/staged_link.h"
+#include <thread>
 
 namespace mooncache::testing {
 namespace {
-
-class Conformance : public ::testing::TestWithParam<const char*> {
- protected:
-  Conformance() {
-    std::string name = GetParam();
-    const bool staged = name.starts_with("cuda_");
-    if (staged) name = name.substr(5);
-    if (name == "loopback")
-      peer_ = std::make_unique<LoopbackHarness>();
-    else if (name == "rdma" && !rdma_can_be_tested())
-      return;
-    else
-      peer_ = std::make_unique<NodeHarness>(name);
-    link_ = peer_->connect();
-    if (!staged) return;
-    gpu_ = std::make_unique<PretendedGpu>();
-    link_ = std::make_unique<StagedLink>(std::move(link_), *gpu_);
-  }
-  void SetUp() override {
-    if (!link_) GTEST_SKIP() << "no RDMA here: neither a device nor the pretended library";
-  }
-  std::vector<Completion> drain(size_t count, int timeout_ms = 5000) {
-    std::vector<Completion> all;
-    const Deadline deadline = Deadline::after_ms(timeout_ms);
-    while (all.size() < count && !deadline.expired()) {
-      std::array<Completion, 7> some;
-      const size_t got = link_->poll(some, deadline);
-      all.insert(all.end(), some.begin(), some.begin() + static_cast<ptrdiff_t>(got));
-    }
-    return all;
-  }
-  static Transfer transfer(TransferId id, Direction direction, RemoteExtent extent,
-                           std::span<const Slice> local, uint64_t offset = 0) {
-    Transfer t;
-    t.id = id;
-    t.direction = direction;
-    t.remote = extent;
-    t.offset = offset;
-    t.local = local;
-    return t;
-  }
-  std::unique_ptr<Peer> peer_;
-  std::unique_ptr<PretendedGpu> gpu_;  // with the caller's memory in it
-  std::unique_ptr<Link> link_;
-};
 
 TEST_P(Conformance, ScatterGatherInOrderWithCrc) {
   const auto source = bytes_of(1, 3'000'001);
@@ -203,10 +156,7 @@ TEST_P(Conformance, PollKeepsItsDeadline) {
   EXPECT_EQ(link_->poll(std::span(&done, 1), Deadline::after_ms(1)), 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, Conformance,
-                         ::testing::Values("loopback", "shm", "tcp", "rdma", "cuda_loopback", "cuda_shm",
-                                           "cuda_tcp", "cuda_rdma"),
-                         [](const auto& test) { return std::string(test.param); });
+INSTANTIATE_TEST_SUITE_P(Transports, Conformance, kTransports, transport_name);
 
 class Staged : public Conformance {};
 

@@ -15,16 +15,20 @@ namespace mooncache::testing {
 class Peer {
  public:
   virtual ~Peer() = default;
+  virtual Transport& transport() = 0;  // of this side
   virtual std::unique_ptr<Link> connect() = 0;
   virtual RemoteExtent readable(Link& link, const std::vector<std::byte>& bytes) = 0;
   virtual RemoteExtent writable(Link& link, size_t size) = 0;
+  // What lies in a writable extent, seen from the peer's side.
+  virtual std::span<const std::byte> stored(const RemoteExtent& extent) = 0;
   virtual void kill() = 0;
 };
 
 class LoopbackHarness final : public Peer {
  public:
+  Transport& transport() override { return *transport_; }
   std::unique_ptr<Link> connect() override {
-    auto link = make_loopback_transport(peer_)->connect({}, Deadline::after_ms(1000));
+    auto link = transport_->connect({}, Deadline::after_ms(1000));
     return std::move(*link);
   }
   RemoteExtent readable(Link&, const std::vector<std::byte>& bytes) override {
@@ -35,20 +39,29 @@ class LoopbackHarness final : public Peer {
     memory_.push_back(std::make_unique<std::vector<std::byte>>(size));
     return peer_->grant(peer_->add_segment(*memory_.back()), 0, size, true);
   }
+  std::span<const std::byte> stored(const RemoteExtent& extent) override { return *memory_[extent.segment]; }
   void kill() override { peer_->kill(); }
 
  private:
   std::vector<std::unique_ptr<std::vector<std::byte>>> memory_;
   std::shared_ptr<LoopbackPeer> peer_ = make_loopback_peer();
+  std::unique_ptr<Transport> transport_ = make_loopback_transport(peer_);
 };
 
 class NodeHarness final : public Peer {
  public:
   explicit NodeHarness(std::string name, RdmaConfig client = test_rdma(true))
       : name_(std::move(name)), node_(0, 256 << 20, "host-a", true, rdma_for(name_)) {
-    if (name_ == "rdma") rdma_ = std::make_unique<RdmaTransport>(client);
+    if (name_ == "rdma") {
+      transport_ = std::make_unique<RdmaTransport>(client);
+    } else {
+      auto made = make_transport(name_);
+      EXPECT_TRUE(made);
+      transport_ = std::move(*made);
+    }
   }
-  RdmaTransport& rdma() { return *rdma_; }
+  Transport& transport() override { return *transport_; }
+  RdmaTransport& rdma() { return static_cast<RdmaTransport&>(*transport_); }
   TestNode& node() { return node_; }
   std::unique_ptr<Link> connect() override {
     PeerDescription peer;
@@ -56,14 +69,7 @@ class NodeHarness final : public Peer {
     peer.tcp_port = node_.info.tcp_port;
     peer.unix_path = node_.info.unix_path;
     peer.credentials.key = wire::tenant_key(secret(), "default");
-    if (!rdma_) {
-      auto transport = make_transport(name_);
-      EXPECT_TRUE(transport);
-      auto link = (*transport)->connect(peer, Deadline::after_ms(5000));
-      EXPECT_TRUE(link) << link.status().message;
-      return std::move(*link);
-    }
-    auto link = rdma_->connect(peer, Deadline::after_ms(5000));
+    auto link = transport_->connect(peer, Deadline::after_ms(5000));
     EXPECT_TRUE(link) << link.status().message;
     return std::move(*link);
   }
@@ -86,6 +92,10 @@ class NodeHarness final : public Peer {
     request.encode(meta);
     return extent_of<wire::ReserveResult>(link, wire::Opcode::kReserve, std::move(meta));
   }
+  std::span<const std::byte> stored(const RemoteExtent& extent) override {
+    const Slice memory = node_.server->store().writable(ReservationId{extent.grant});
+    return {memory.data, memory.size};
+  }
   void kill() override { node_.stop(); }
 
  private:
@@ -96,18 +106,18 @@ class NodeHarness final : public Peer {
   }
   template <typename Item>
   RemoteExtent extent_of(Link& link, wire::Opcode opcode, Writer meta) const {
-    const auto answer = ask(*link.session(), opcode, std::move(meta), rdma_ ? wire::kFlagExpose : 0,
+    const auto answer = ask(*link.session(), opcode, std::move(meta), name_ == "rdma" ? wire::kFlagExpose : 0,
                             Deadline::after_ms(5000));
     EXPECT_TRUE(answer) << answer.status().message;
     Reader in(*answer);
     const wire::WireExtent extent = wire::decode_items<Item>(in)->front().extent;
-    if (!rdma_) return remote_extent(extent);
+    if (name_ != "rdma") return remote_extent(extent);
     return remote_extent(extent, wire::decode_items<wire::Exposure>(in)->front());
   }
 
   std::string name_;
   TestNode node_;
-  std::unique_ptr<RdmaTransport> rdma_;
+  std::unique_ptr<Transport> transport_;
   uint64_t next_ = 1;
 };
 

@@ -1,6 +1,7 @@
 // A pretended libibverbs: the calls that the data path binds, over the network in network.h. It keeps the
 // rules that matter (keys, domains, ranges, access, states, queue depths) and can break in every way a test
-// asks for.
+// asks for. What is to be destroyed is gone also where the call is told to fail: nothing could be opened
+// afterwards.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -16,7 +17,7 @@ namespace {
 using Lock = std::lock_guard<std::recursive_mutex>;
 
 int fail_with(int error) {
-  errno = error;
+  if (error != 0) errno = error;
   return error;
 }
 
@@ -184,7 +185,7 @@ int ibv_close_device(ibv_context* context) {
   (void)::close(opened->event_pipe[1]);
   delete opened->context.device;
   delete opened;
-  return 0;
+  return fail_with(net.fault("ibv_close_device"));
 }
 
 int ibv_query_device(ibv_context*, ibv_device_attr* facts) {
@@ -204,7 +205,7 @@ int(ibv_query_port)(ibv_context* context, uint8_t, _compat_ibv_port_attr* out) {
   auto* port = reinterpret_cast<ibv_port_attr*>(out);
   const DeviceState& device = net.state(context);
   port->state = device.active ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
-  port->active_mtu = IBV_MTU_4096;
+  port->active_mtu = device.mtu;
   port->max_msg_sz = device.max_message_bytes;
   port->gid_tbl_len = 2;
   port->lid =
@@ -231,6 +232,10 @@ int _ibv_query_gid_ex(ibv_context* context, uint32_t port, uint32_t index, ibv_g
 }
 
 int ibv_get_async_event(ibv_context* context, ibv_async_event* event) {
+  {
+    const Lock lock(network().mutex);
+    if (const int error = network().fault("ibv_get_async_event")) return fail_with(error);
+  }
   return ::read(context->async_fd, event, sizeof *event) == static_cast<ssize_t>(sizeof *event) ? 0 : -1;
 }
 
@@ -251,7 +256,7 @@ int ibv_dealloc_pd(ibv_pd* pd) {
   const Lock lock(net.mutex);
   --net.objects;
   delete pd;
-  return 0;
+  return fail_with(net.fault("ibv_dealloc_pd"));
 }
 
 ibv_mr*(ibv_reg_mr_iova)(ibv_pd* pd, void* memory, size_t length, uint64_t iova, int access) {
@@ -288,7 +293,7 @@ int ibv_dereg_mr(ibv_mr* mr) {
   --net.objects;
   net.by_key.erase(mr->rkey);
   delete reinterpret_cast<FakeMr*>(mr);
-  return 0;
+  return fail_with(net.fault("ibv_dereg_mr"));
 }
 
 ibv_comp_channel* ibv_create_comp_channel(ibv_context* context) {
@@ -313,7 +318,7 @@ int ibv_destroy_comp_channel(ibv_comp_channel* channel) {
   (void)::close(made->channel.fd);
   (void)::close(made->write_fd);
   delete made;
-  return 0;
+  return fail_with(net.fault("ibv_destroy_comp_channel"));
 }
 
 ibv_cq* ibv_create_cq(ibv_context* context, int, void* cq_context, ibv_comp_channel* channel, int) {
@@ -333,10 +338,14 @@ int ibv_destroy_cq(ibv_cq* cq) {
   const Lock lock(net.mutex);
   --net.objects;
   delete reinterpret_cast<FakeCq*>(cq);
-  return 0;
+  return fail_with(net.fault("ibv_destroy_cq"));
 }
 
 int ibv_get_cq_event(ibv_comp_channel* channel, ibv_cq** cq, void** context) {
+  {
+    const Lock lock(network().mutex);
+    if (const int error = network().fault("ibv_get_cq_event")) return fail_with(error);
+  }
   if (::read(channel->fd, cq, sizeof *cq) != static_cast<ssize_t>(sizeof *cq)) return -1;
   *context = (*cq)->cq_context;
   return 0;
@@ -375,6 +384,7 @@ int ibv_modify_qp(ibv_qp* handle, ibv_qp_attr* wish, int mask) {
   if (error != 0) return error;
   if ((mask & IBV_QP_ACCESS_FLAGS) != 0) qp->access = static_cast<int>(wish->qp_access_flags);
   if ((mask & IBV_QP_DEST_QPN) != 0) qp->peer = wish->dest_qp_num;
+  if ((mask & IBV_QP_PATH_MTU) != 0) net.state(handle->context).path_mtu = wish->path_mtu;
   if ((mask & IBV_QP_RETRY_CNT) != 0) net.retry_count.store(wish->retry_cnt);
   qp->state = to;
   if (to == IBV_QPS_ERR) net.flush(*qp);
@@ -387,7 +397,7 @@ int ibv_destroy_qp(ibv_qp* handle) {
   --net.objects;
   net.queue_pairs.erase(handle->qp_num);
   delete reinterpret_cast<FakeQp*>(handle);
-  return 0;
+  return fail_with(net.fault("ibv_destroy_qp"));
 }
 
 }  // extern "C"

@@ -21,9 +21,10 @@ class FakeVerbs {
   virtual void set_infiniband(uint32_t device) = 0;  // link layer and GID type; before it is opened
   virtual void set_port_active(uint32_t device, bool active) = 0;  // with the event that says so
   virtual void set_latency_us(uint32_t device, uint32_t us) = 0;   // per request
-  virtual void cut_path(uint32_t device, bool cut) = 0;            // requests end with RETRY_EXC, no event
-  virtual void hang(uint32_t device, bool hung) = 0;               // moves, flushes and reports nothing
-  virtual void remove(uint32_t device) = 0;                        // surprise removal
+  virtual void set_mtu(uint32_t device, int mtu) = 0;    // as verbs number it; before the device is opened
+  virtual void cut_path(uint32_t device, bool cut) = 0;  // requests end with RETRY_EXC, no event
+  virtual void hang(uint32_t device, bool hung) = 0;     // moves, flushes and reports nothing
+  virtual void remove(uint32_t device) = 0;              // surprise removal
   // The port's GID becomes another one (0 = it has none), with the event that says so.
   virtual void set_address(uint32_t device, uint8_t last) = 0;
   // From now on `fd` is a dma-buf over this memory; null takes it back.
@@ -34,6 +35,9 @@ class FakeVerbs {
   virtual void set_max_message(uint32_t device, uint32_t bytes) = 0;
   // Reports of different queue pairs overtake each other; those of one do not.
   virtual void shuffle_reports(uint64_t seed) = 0;
+  // The next report appears twice, or is followed by one about a request that nobody posted.
+  virtual void repeat_report() = 0;
+  virtual void invent_report(uint64_t id) = 0;
   virtual void flip_bits(uint32_t count) = 0;                       // in that many of the next requests
   virtual void fail_after(uint32_t device, uint64_t requests) = 0;  // then as if the path were cut; 0 = never
 
@@ -42,6 +46,7 @@ class FakeVerbs {
   virtual uint64_t live_objects() const = 0;  // domains, registrations, queues, queue pairs, channels
   virtual uint64_t registrations() const = 0;
   virtual int last_retry_count() const = 0;
+  virtual int path_mtu(uint32_t device) const = 0;  // of the queue pair that was connected last
 };
 
 // The library that was built beside the tests; loaded once.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 namespace mooncache::testing {
 
@@ -32,6 +33,8 @@ void Network::reset(uint32_t count) {
   devices.assign(count, DeviceState{});
   faults.clear();
   flips = 0;
+  repeats = false;
+  invented.reset();
   dma_bufs.clear();
   shuffled_ = false;
 }
@@ -101,6 +104,11 @@ void Network::set_latency_us(uint32_t device, uint32_t us) {
   devices.at(device).latency_us = us;
 }
 
+void Network::set_mtu(uint32_t device, int mtu) {
+  const std::lock_guard lock(mutex);
+  devices.at(device).mtu = static_cast<ibv_mtu>(mtu);
+}
+
 void Network::cut_path(uint32_t device, bool cut) {
   const std::lock_guard lock(mutex);
   devices.at(device).cut = cut;
@@ -115,6 +123,9 @@ void Network::set_max_message(uint32_t device, uint32_t bytes) {
 void Network::hang(uint32_t device, bool hung) {
   const std::lock_guard lock(mutex);
   devices.at(device).hung = hung;
+  for (const auto& [number, qp] : queue_pairs) {
+    if (qp->device == device && qp->state == IBV_QPS_ERR) flush(*qp);  // what it owes since it was stopped
+  }
   changed.notify_all();
 }
 
@@ -122,6 +133,21 @@ void Network::remove(uint32_t device) {
   const std::lock_guard lock(mutex);
   devices.at(device).removed = true;
   say(device, IBV_EVENT_DEVICE_FATAL);
+}
+
+void Network::repeat_report() {
+  const std::lock_guard lock(mutex);
+  repeats = true;
+}
+
+void Network::invent_report(uint64_t id) {
+  const std::lock_guard lock(mutex);
+  invented = id;
+}
+
+int Network::path_mtu(uint32_t device) const {
+  const std::lock_guard lock(mutex);
+  return devices.at(device).path_mtu;
 }
 
 void Network::flip_bits(uint32_t count) {
@@ -166,6 +192,11 @@ void Network::complete(FakeQp& qp, uint64_t id, ibv_wc_status status) {
   entry.status = status;
   entry.qp_num = qp.qp.qp_num;
   cq->entries.push_back(entry);
+  if (std::exchange(repeats, false)) cq->entries.push_back(entry);
+  if (invented) {
+    entry.wr_id = *std::exchange(invented, std::nullopt);
+    cq->entries.push_back(entry);
+  }
   if (!cq->armed || cq->cq.channel == nullptr) return;
   cq->armed = false;
   ibv_cq* which = &cq->cq;

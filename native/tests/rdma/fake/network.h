@@ -11,6 +11,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <set>
 #include <thread>
@@ -35,6 +36,8 @@ struct DeviceState {
   bool dma_buf = true;
   uint8_t address = 1;  // the last byte of its GID; 0 = it has none
   uint32_t latency_us = 0;
+  ibv_mtu mtu = IBV_MTU_4096;
+  ibv_mtu path_mtu = IBV_MTU_256;
   uint64_t fail_after = 0;
   uint32_t max_message_bytes = 8 << 20;
   uint64_t bytes = 0;
@@ -95,6 +98,7 @@ class Network final : public FakeVerbs {
   void set_infiniband(uint32_t device) override;
   void set_port_active(uint32_t device, bool active) override;
   void set_latency_us(uint32_t device, uint32_t us) override;
+  void set_mtu(uint32_t device, int mtu) override;
   void cut_path(uint32_t device, bool cut) override;
   void hang(uint32_t device, bool hung) override;
   void remove(uint32_t device) override;
@@ -102,6 +106,8 @@ class Network final : public FakeVerbs {
   void set_dma_buf(int fd, void* memory, uint64_t size) override;
   void set_dma_buf_supported(uint32_t device, bool supported) override;
   void shuffle_reports(uint64_t seed) override;
+  void repeat_report() override;
+  void invent_report(uint64_t id) override;
   void flip_bits(uint32_t count) override;
   void fail_after(uint32_t device, uint64_t requests) override;
   void set_max_message(uint32_t device, uint32_t bytes) override;
@@ -110,6 +116,7 @@ class Network final : public FakeVerbs {
   uint64_t live_objects() const override;
   uint64_t registrations() const override;
   int last_retry_count() const override { return retry_count.load(); }
+  int path_mtu(uint32_t device) const override;
 
   // 0, or the errno that a test asked for.
   int fault(const std::string& name);
@@ -130,6 +137,8 @@ class Network final : public FakeVerbs {
   uint32_t next_number = 17;
   uint32_t next_key = 0x1000;
   uint32_t flips = 0;
+  bool repeats = false;
+  std::optional<uint64_t> invented;
   struct DmaBuf {
     std::byte* memory = nullptr;
     uint64_t size = 0;
