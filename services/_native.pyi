@@ -261,6 +261,18 @@ class Client:
 
     def register_buffer(self, buffer: object) -> Registration: ...
 
+    def register_device_buffer(self, gpu: GpuDevice, address: int, size: int, array: object) -> Registration:
+        """`array` is kept until the registration ends."""
+
+    def gpu_direct(self, gpu: GpuDevice) -> str:
+        """How calls reach the memory of this GPU, empty before one tried."""
+
+    def put_device(self, keys: object, sources: Sequence[Sequence[tuple[int, int]]], replicas: int = 1, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list:
+        """As put, out of registered device memory only."""
+
+    def get_device(self, keys: object, destinations: Sequence[Sequence[tuple[int, int]]], timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list:
+        """As get, into registered device memory only."""
+
     def match(self, keys: object, timeout_s: float = 30.0, touch: bool = True, cancel: CancelToken | None = None, node: int | None = None) -> tuple:
         """-> (leading_run, bitmap, unreachable_nodes)"""
 

@@ -22,8 +22,6 @@ namespace nb = nanobind;
 
 namespace mooncache::python {
 
-namespace {
-
 CallOptions to_options(double timeout_s, const CancelToken* cancel, std::optional<uint32_t> node) {
   CallOptions options;
   options.deadline = deadline_in(timeout_s);
@@ -31,6 +29,33 @@ CallOptions to_options(double timeout_s, const CancelToken* cancel, std::optiona
   options.node = node;
   return options;
 }
+
+namespace {
+
+nb::object node_or_none(uint32_t index) {
+  return index == kNoNode ? nb::none() : nb::cast(index);
+}
+
+}  // namespace
+
+nb::list answers(std::span<const PutOutcome> outcomes) {
+  nb::list result;
+  for (const PutOutcome& outcome : outcomes) {
+    result.append(nb::make_tuple(static_cast<int>(outcome.code), node_or_none(outcome.node_index)));
+  }
+  return result;
+}
+
+nb::list answers(std::span<const GetOutcome> outcomes) {
+  nb::list result;
+  for (const GetOutcome& outcome : outcomes) {
+    result.append(
+        nb::make_tuple(static_cast<int>(outcome.code), outcome.size, node_or_none(outcome.node_index)));
+  }
+  return result;
+}
+
+namespace {
 
 template <typename T>
 void take(const nb::dict& from, const char* name, T& into, std::vector<std::string>& known) {
@@ -133,10 +158,6 @@ std::vector<NodeInfo> to_nodes(const nb::list& list) {
   return nodes;
 }
 
-nb::object node_or_none(uint32_t index) {
-  return index == kNoNode ? nb::none() : nb::cast(index);
-}
-
 nb::list codes_list(std::span<const Code> codes) {
   nb::list list;
   for (const Code code : codes) list.append(static_cast<int>(code));
@@ -158,11 +179,7 @@ nb::list put(Client& client, nb::handle keys_in, nb::handle sources, uint32_t re
   for (size_t i = 0; i < keys.size(); ++i) blocks[i] = {keys[i], batch.of(i)};
   std::vector<PutOutcome> outcomes(keys.size());
   check(without_gil([&] { return client.put(blocks, replicas, options, outcomes); }));
-  nb::list result;
-  for (const PutOutcome& outcome : outcomes) {
-    result.append(nb::make_tuple(static_cast<int>(outcome.code), node_or_none(outcome.node_index)));
-  }
-  return result;
+  return answers(outcomes);
 }
 
 nb::list get(Client& client, nb::handle keys_in, nb::handle destinations, double timeout_s,
@@ -184,12 +201,7 @@ nb::list get(Client& client, nb::handle keys_in, nb::handle destinations, double
   }
   std::vector<GetOutcome> outcomes(keys.size());
   check(without_gil([&] { return client.get(blocks, how, options, outcomes); }));
-  nb::list result;
-  for (const GetOutcome& outcome : outcomes) {
-    result.append(
-        nb::make_tuple(static_cast<int>(outcome.code), outcome.size, node_or_none(outcome.node_index)));
-  }
-  return result;
+  return answers(outcomes);
 }
 
 // Memory of the right size, made once the node told the size: lent by the client (a ReceivedBlock) if that is

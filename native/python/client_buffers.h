@@ -16,6 +16,12 @@ struct Received {
   std::unique_ptr<LentBuffer> lent;
 };
 
+CallOptions to_options(double timeout_s, const CancelToken* cancel, std::optional<uint32_t> node);
+// (code, node) of each block.
+nanobind::list answers(std::span<const PutOutcome> outcomes);
+// (code, bytes, node) of each block.
+nanobind::list answers(std::span<const GetOutcome> outcomes);
+
 void bind_buffers(nanobind::module_& m, nanobind::class_<Client>& client);
 
 }  // namespace mooncache::python

@@ -126,6 +126,10 @@ class DeviceStaging:
     def __init__(self) -> None:
         self._stagers = Stagers()
 
+    def device(self, ordinal: int) -> Any:
+        """The device as the native core opened it. Raises TransportUnavailable: no CUDA here."""
+        return self._stagers.device(ordinal)
+
     def put(self, sources: Sequence[Parts], limit_s: float, call: Native) -> list[Any]:
         """`call(begin, end, host_parts, limit_s)` puts those blocks; the answers of all, in order.
 

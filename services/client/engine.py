@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from mooncache.client import buffers as buf
 from mooncache.client import results as res
-from mooncache.client.device import DeviceStaging, in_device
+from mooncache.client.device import DeviceStaging, device_view, in_device
+from mooncache.client.gpu_direct import GpuDirect
 from mooncache.client.keys import Key, pack_keys, to_block_key, to_block_keys
 from mooncache.client.native_call import call_native
 from mooncache.client.registered import RegisteredBuffer
@@ -68,6 +70,11 @@ def _codes(answer: list[Any]) -> tuple[int, ...]:
     return tuple(item if isinstance(item, int) else res.OK for item in answer)
 
 
+def _came(answer: tuple[int, int, Any]) -> int:
+    """Bytes of a block that a get brought."""
+    return answer[1] if answer[0] == res.OK else 0
+
+
 class Engine:
     """See the module's text. Thread-safe; `close` may be called from any thread and more than once."""
 
@@ -79,7 +86,7 @@ class Engine:
         self._closed = False
         self._view = res.ClusterView()
         self._map_version = 0
-        self._staging = DeviceStaging()
+        self._direct = GpuDirect(DeviceStaging())
         self._rdma_open = False  # a node offers RDMA, and it is not known yet whether it can be used here
         self._rdma_told = False
 
@@ -206,14 +213,17 @@ class Engine:
             return res.PutResult(())
         core = self._core()
 
-        def put(begin: int, end: int, parts: Sequence[Any], limit_s: float) -> Any:
-            return call_native(core.put, block_keys[begin:end], parts, replicas, limit_s, cancel, node)
-
         limit_s = self._timeout(timeout_s)
         if in_device(sources):
-            answer = self._staging.put(sources, limit_s, put)
+
+            def put(way: Any, positions: Sequence[int], parts: Sequence[Any], left_s: float) -> Any:
+                keys = [block_keys[i] for i in positions]
+                return call_native(way, keys, parts, replicas, left_s, cancel, node)
+
+            ways = partial(put, core.put_device), partial(put, core.put)
+            answer = self._direct.move(core, sources, limit_s, *ways)
         else:
-            answer = put(0, len(block_keys), sources, limit_s)
+            answer = call_native(core.put, block_keys, sources, replicas, limit_s, cancel, node)
         created = tuple(code == res.OK for code, _ in answer)
         codes = tuple(res.OK if code == res.ALREADY_EXISTS else code for code, _ in answer)
         names = tuple(self._view.node_name(index) for _, index in answer)
@@ -244,16 +254,18 @@ class Engine:
             None if offsets is None else [_check_count("offset", offset, 0, 1 << 62) for offset in offsets]
         )
 
-        def get(begin: int, end: int, parts: Sequence[Any], left_s: float) -> Any:
-            part = None if ranges is None else ranges[begin:end]
-            return self._get_located(block_keys[begin:end], parts, left_s, cancel, part)
-
         if in_device(targets):
-            answer = self._staging.get(
-                targets, limit_s, get, lambda item: item[1] if item[0] == res.OK else 0
-            )
+
+            def get(device: bool, positions: Sequence[int], parts: Sequence[Any], left_s: float) -> Any:
+                keys = [block_keys[i] for i in positions]
+                part = None if ranges is None else [ranges[i] for i in positions]
+                return self._get_located(keys, parts, left_s, cancel, part, device=device)
+
+            # only whole blocks have a checksum that can be compared where they land
+            direct = partial(get, True) if ranges is None else None
+            answer = self._direct.move(self._core(), targets, limit_s, direct, partial(get, False), _came)
         else:
-            answer = get(0, len(block_keys), targets, limit_s)
+            answer = self._get_located(block_keys, targets, limit_s, cancel, ranges)
         return res.GetResult(
             tuple(code for code, _, _ in answer),
             tuple(size if code == res.OK else 0 for code, size, _ in answer),
@@ -267,18 +279,24 @@ class Engine:
         limit_s: float,
         cancel: CancelTokenLike | None,
         ranges: list[int] | None,
+        *,
+        device: bool = False,
     ) -> list[Any]:
         """A native get, and once more for those that the master can locate."""
-        answer: list[Any] = call_native(self._core().get, block_keys, targets, limit_s, cancel, ranges)
+
+        more = () if device else (ranges,)
+        call = self._core().get_device if device else self._core().get
+        answer: list[Any] = call_native(call, block_keys, targets, limit_s, cancel, *more)
         missed = [i for i, item in enumerate(answer) if item[0] == res.NOT_FOUND]
         if missed and self._learn([block_keys[i] for i in missed], limit_s):
+            more = () if device else (None if ranges is None else [ranges[i] for i in missed],)
             again = call_native(
-                self._core().get,
+                call,
                 [block_keys[i] for i in missed],
                 [targets[i] for i in missed],
                 limit_s,
                 cancel,
-                None if ranges is None else [ranges[i] for i in missed],
+                *more,
             )
             for i, item in zip(missed, again, strict=True):
                 answer[i] = item
@@ -321,6 +339,8 @@ class Engine:
         core = self._core()
         if isinstance(buffer, (str, list, tuple)):
             raise InvalidArgument(f"One buffer is registered at a time; got {type(buffer).__name__}.")
+        if (memory := device_view(buffer, writable=True)) is not None:
+            return RegisteredBuffer(self._direct.register(core, memory))
         return RegisteredBuffer(call_native(core.register_buffer, buffer))
 
     def reserve(

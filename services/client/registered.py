@@ -1,7 +1,8 @@
 """A buffer of the caller that RDMA devices read and write in place, without a copy through the client's own memory.
 
-The invariant: as long as it is registered, its export is held, so it cannot be freed, resized or unmapped; after
-`close()` no device knows it. An address alone is never enough for a registration to be used.
+The invariant: as long as it is registered, its export is held, so it cannot be freed, resized or unmapped (of GPU
+memory, which has no export, the array); after `close()` no device knows it. An address alone is never enough for a
+registration to be used.
 """
 
 from __future__ import annotations

@@ -226,10 +226,12 @@ class Client:
 
         Args:
             buffer: one writable object with the buffer protocol (NumPy array, bytearray, mmap; of a host tensor
-                `tensor.numpy()`). It cannot be freed, resized or closed until the result is closed.
+                `tensor.numpy()`). It cannot be freed, resized or closed until the result is closed. Or an array in
+                GPU memory (`__cuda_array_interface__`, DLPack), which is kept alive as long.
 
         Raises:
             InvalidArgument: read-only, empty, no buffer, or it overlaps one that is registered.
+            TransportUnavailable: an array in GPU memory, and no CUDA here.
         """
         return self._engine.register_buffer(buffer)
 

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "mooncache/bytes.h"
+#include "mooncache/gpu.h"
 #include "mooncache/rdma_config.h"
 #include "mooncache/status.h"
 #include "mooncache/transport.h"
@@ -135,6 +136,11 @@ struct CallOptions {
   Deadline deadline = Deadline::after_ms(30'000);
   const CancelToken* cancel = nullptr;
   std::optional<uint32_t> node;  // only this node (by index)
+  // All slices are addresses of one GPU, in buffers that register_device_buffer() knows. Blocks go in place
+  // over RDMA; those that cannot have TRANSPORT_UNAVAILABLE (their destination holds unspecified bytes) and
+  // may be moved through host memory. No processor touches them. What was enqueued on the device before is
+  // waited for.
+  bool device_memory = false;
 };
 
 // ---- items and answers
@@ -278,6 +284,12 @@ class Client {
   // it may be carried out by a device directly, where RDMA is used; the caller leaves it mapped as it is so
   // long. Nothing is registered before it is used. INVALID_ARGUMENT: empty, or overlaps another range.
   Status register_buffer(Slice memory);
+  // The same for memory of a GPU, and for calls with CallOptions::device_memory only. It is exported as a
+  // dma-buf when a device of RDMA uses it first; a failure is not tried again for 5 s.
+  Status register_device_buffer(std::shared_ptr<GpuDevice> gpu, DeviceSlice memory);
+  // How calls reach that memory, as far as one has tried: "mlx5_0:1 by dma-buf; mlx5_1:1 not at all, because
+  // …", or "staged, because …". Empty: none has.
+  std::string gpu_direct(const std::shared_ptr<GpuDevice>& gpu) const;
   // NOT_FOUND when it is not registered. Works on a closed client too.
   Status unregister_buffer(Slice memory);
   // For GetOptions::allocate. Null when the pool has no such room left.

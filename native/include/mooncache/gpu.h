@@ -61,6 +61,10 @@ class GpuStager {
                            std::span<const uint32_t> blocks, bool crc = true) = 0;
   virtual Status start_in(size_t number, std::span<const DeviceSlice> slices,
                           std::span<const uint32_t> blocks, bool crc = true) = 0;
+  // The CRC-32C of each of `blocks` where it lies; nothing is written but the sums. TRANSPORT_UNAVAILABLE:
+  // there is no kernel, or more pieces than a launch takes.
+  virtual Status start_crc(size_t number, std::span<const DeviceSlice> slices,
+                           std::span<const uint32_t> blocks) = 0;
   // Until the slot's copies are through. The CRCs are those of the blocks, empty when they were not computed.
   // DEADLINE_EXCEEDED: the copies may still be under way; wait again, or let the stager go.
   virtual Result<std::vector<uint32_t>> wait(size_t number, Deadline deadline) = 0;
@@ -70,12 +74,19 @@ class GpuStager {
   virtual std::string how() const = 0;
 };
 
+// Bytes of pinned memory of a stager that only computes checksums.
+inline constexpr uint64_t kNoPinnedBytes = 64;
+
 class GpuDevice {
  public:
   // TRANSPORT_UNAVAILABLE with "CUDA unavailable, because …".
   static Result<std::shared_ptr<GpuDevice>> open(int ordinal, const GpuLibraries& libraries = {});
   virtual ~GpuDevice() = default;
   virtual std::string name() const = 0;
+  // Of the PCI function, "0000:3B:00.0"; empty where the driver does not say.
+  virtual std::string pci_address() const = 0;
+  // Why this device computes no checksums; empty when it does.
+  virtual std::string why_no_crc() const = 0;
   // Waits until everything that was enqueued on this device so far is through. DEADLINE_EXCEEDED: it is not.
   virtual Status synchronize(Deadline deadline) = 0;
   // BACK_PRESSURE: the device has not ended the copies of too many buffers that were given up.

@@ -14,6 +14,14 @@ struct Work {
   size_t answered = 0;          // items before this one have their code
 };
 
+// A call on device memory (CallOptions::device_memory). Only a link of RDMA may touch its slices.
+struct DeviceCall {
+  std::shared_ptr<DeviceSums> sums;
+  std::vector<uint8_t> listed;  // per block: all of it lies in one registered buffer of that device
+
+  bool any() const { return sums != nullptr; }
+};
+
 struct GetBatch {
   std::span<const GetBlock> blocks;
   const GetOptions* how = nullptr;
@@ -21,6 +29,7 @@ struct GetBatch {
   Counters* counters = nullptr;
   const ClientConfig* config = nullptr;
   BufferBook* buffers = nullptr;
+  DeviceCall* device = nullptr;  // null: host memory
   // With GetOptions::allocate, per block: its size once a node told it, 0 before.
   std::span<uint64_t> known_bytes;
 
@@ -37,6 +46,7 @@ struct PutBatch {
   Counters* counters = nullptr;
   const ClientConfig* config = nullptr;
   BufferBook* buffers = nullptr;
+  DeviceCall* device = nullptr;  // null: host memory
 
   uint32_t wait_ms() const;
 };
@@ -53,6 +63,10 @@ inline bool worth_rdma(const ClientConfig& config, uint64_t bytes, size_t items)
   return config.rdma.enabled && bytes >= config.rdma_min_bytes &&
          bytes / items >= config.rdma_min_block_bytes;
 }
+// For blocks of device memory whose node cannot be reached by RDMA: each has TRANSPORT_UNAVAILABLE, and no
+// byte moves.
+std::unique_ptr<Program> make_get_refusal(const GetBatch& batch, Work& work, const Node& node);
+std::unique_ptr<Program> make_put_refusal(Work& work, std::span<Code> codes);
 // Over shared memory on a unix socket, else over RDMA. The link is made first where there is none yet
 // (ATTACH, ENDPOINT).
 std::unique_ptr<Program> make_one_sided_get(const GetBatch& batch, Work& work, Node& node, Session& session);

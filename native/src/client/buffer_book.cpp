@@ -1,5 +1,7 @@
 #include "client/buffer_book.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "client/node.h"
@@ -25,13 +27,13 @@ BufferBook::~BufferBook() {
   }
 }
 
-Status BufferBook::add(Slice memory) {
+Status BufferBook::add(Slice memory, std::shared_ptr<DeviceSums> device) {
   const uintptr_t begin = address_of(memory);
   if (memory.data == nullptr || memory.size == 0 || memory.size > UINTPTR_MAX - begin)
     return {Code::kInvalidArgument, "a buffer to register has at least one byte"};
   const std::lock_guard lock(mutex_);
   const auto same = buffers_.find(begin);
-  if (same != buffers_.end() && same->second.size == memory.size) {
+  if (same != buffers_.end() && same->second.size == memory.size && same->second.device == device) {
     ++same->second.owners;
     return Status::ok();
   }
@@ -46,6 +48,7 @@ Status BufferBook::add(Slice memory) {
   Buffer buffer;
   buffer.size = memory.size;
   buffer.owners = 1;
+  buffer.device = std::move(device);
   buffers_.emplace(begin, buffer);
   return Status::ok();
 }
@@ -86,10 +89,47 @@ BufferBook::Buffers::iterator BufferBook::find(std::span<const Slice> slices) {
   return holder;
 }
 
-RegionHandle BufferBook::cover(std::span<const Slice> slices) {
+std::shared_ptr<DeviceSums> BufferBook::device_of(std::span<const Slice> slices) {
+  const std::lock_guard lock(mutex_);
+  const auto found = find(slices);
+  return found == buffers_.end() ? nullptr : found->second.device;
+}
+
+std::shared_ptr<DeviceSums> BufferBook::device(const std::shared_ptr<GpuDevice>& gpu) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(devices_, [](const auto& known) { return known.expired(); });
+  for (const auto& known : devices_) {
+    if (auto device = known.lock(); device && &device->gpu() == gpu.get()) return device;
+  }
+  auto made = std::make_shared<DeviceSums>(gpu);
+  devices_.push_back(made);
+  return made;
+}
+
+// Device memory is exported for as long as that takes. How it went is said of its device.
+Result<RegionHandle> BufferBook::enroll(RdmaTransport& transport, Slice memory, DeviceSums* device) {
+  Region region;
+  region.memory = memory;
+  if (device == nullptr) return transport.register_region(region);
+  region.kind = MemoryKind::kDevice;
+  region.pci_address = device->gpu().pci_address();
+  const auto exported = device->gpu().export_dma_buf({reinterpret_cast<uint64_t>(memory.data), memory.size});
+  if (exported) {
+    region.dma_buf_fd = exported->fd;
+    region.dma_buf_offset = exported->offset;
+  } else {
+    region.no_dma_buf = exported.status().message;
+  }
+  auto made = transport.register_region(region);
+  if (exported) (void)::close(exported->fd);
+  device->say(made ? transport.describe(*made) : "staged, because " + made.status().message);
+  return made;
+}
+
+RegionHandle BufferBook::cover(std::span<const Slice> slices, const DeviceSums* device) {
   std::unique_lock lock(mutex_);
   const auto found = find(slices);
-  if (found == buffers_.end()) return 0;
+  if (found == buffers_.end() || found->second.device.get() != device) return 0;
   Buffer& buffer = found->second;
   if (buffer.state == State::kReady) {
     recent_.splice(recent_.begin(), recent_, buffer.at);
@@ -102,16 +142,20 @@ RegionHandle BufferBook::cover(std::span<const Slice> slices) {
   if (!make_room(buffer.size)) {
     buffer.refused_until_ms = now_ms + kRefusedPauseMs;
     counters_.add(Counter::kRegistrationFailures);
+    if (buffer.device) {
+      buffer.device->say("staged, because a buffer of " + std::to_string(buffer.size) +
+                         " bytes is beyond what may be registered (client.registered_bytes_max, "
+                         "client.registered_buffers_max)");
+    }
     return 0;
   }
   buffer.state = State::kMaking;
   recent_.push_front(found->first);
   buffer.at = recent_.begin();
   registered_bytes_ += buffer.size;
+  const Slice memory{reinterpret_cast<std::byte*>(found->first), buffer.size};
   lock.unlock();
-  Region region;
-  region.memory = {reinterpret_cast<std::byte*>(found->first), buffer.size};
-  const auto made = transport->register_region(region);  // gigabytes take a while
+  const auto made = enroll(*transport, memory, buffer.device.get());  // gigabytes take a while
   lock.lock();
   if (made) {
     buffer.state = State::kReady;

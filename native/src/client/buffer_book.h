@@ -6,6 +6,9 @@
 // because memory that was freed and mapped anew has the same one. What is not listed here, or is not covered
 // by one buffer as a whole, goes through staging memory.
 //
+// Memory of a GPU is listed with its device and exported as a dma-buf for as long as a registration takes. It
+// is found only by who asks for that device's memory: everybody else would let the processor touch it.
+//
 // A transfer under way keeps its registration alive, whatever becomes of it here. Thread-safe.
 #pragma once
 
@@ -16,11 +19,13 @@
 #include <mutex>
 
 #include "client/counters.h"
+#include "client/device_sums.h"
 #include "mooncache/transport.h"
 
 namespace mooncache {
 
 class RdmaAccess;
+class RdmaTransport;
 
 class BufferBook {
  public:
@@ -35,14 +40,18 @@ class BufferBook {
   BufferBook& operator=(const BufferBook&) = delete;
 
   // Until as many remove() with the same range, the owner leaves the memory mapped as it is. INVALID_ARGUMENT
-  // when it is empty or overlaps another range that is listed.
-  Status add(Slice memory);
+  // when it is empty or overlaps another range that is listed. `device`: whose memory it is.
+  Status add(Slice memory, std::shared_ptr<DeviceSums> device = nullptr);
   // After this the memory is not registered any more, save for transfers under way (whose callers own it
   // too). NOT_FOUND when it is not listed.
   Status remove(Slice memory);
   // The registration of the one buffer in which all bytes of `slices` lie; 0 when there is none, or it cannot
-  // be registered now. May register.
-  RegionHandle cover(std::span<const Slice> slices);
+  // be registered now. May register. Of host memory, or of the device's.
+  RegionHandle cover(std::span<const Slice> slices, const DeviceSums* device = nullptr);
+  // Of the listed buffer in which all bytes lie: null when there is none, or it is host memory.
+  std::shared_ptr<DeviceSums> device_of(std::span<const Slice> slices);
+  // The one for this GPU, as long as somebody has it.
+  std::shared_ptr<DeviceSums> device(const std::shared_ptr<GpuDevice>& gpu);
 
   uint64_t buffers() const;
   uint64_t registered_bytes() const;
@@ -55,12 +64,14 @@ class BufferBook {
     uint32_t owners = 0;
     State state = State::kIdle;
     RegionHandle handle = 0;
+    std::shared_ptr<DeviceSums> device;  // null: host memory
     uint64_t refused_until_ms = 0;
     std::list<uintptr_t>::iterator at;  // in recent_, while it has bytes of the limit
   };
   using Buffers = std::map<uintptr_t, Buffer>;
 
   Buffers::iterator find(std::span<const Slice> slices);
+  Result<RegionHandle> enroll(RdmaTransport& transport, Slice memory, DeviceSums* device);
   bool make_room(uint64_t bytes);
   void drop(Buffer& buffer);
 
@@ -72,6 +83,7 @@ class BufferBook {
   Buffers buffers_;              // by address; ranges never overlap
   std::list<uintptr_t> recent_;  // the one used last in front
   uint64_t registered_bytes_ = 0;
+  std::vector<std::weak_ptr<DeviceSums>> devices_;
 };
 
 }  // namespace mooncache

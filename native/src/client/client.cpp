@@ -283,6 +283,17 @@ Status Client::register_buffer(Slice memory) {
   return impl_->buffers->add(memory);
 }
 
+Status Client::register_device_buffer(std::shared_ptr<GpuDevice> gpu, DeviceSlice memory) {
+  if (Status status = impl_->usable(); !status) return status;
+  if (!gpu) return {Code::kInvalidArgument, "device memory is registered with its device"};
+  return impl_->buffers->add({reinterpret_cast<std::byte*>(memory.address), static_cast<size_t>(memory.size)},
+                             impl_->buffers->device(gpu));
+}
+
+std::string Client::gpu_direct(const std::shared_ptr<GpuDevice>& gpu) const {
+  return gpu ? impl_->buffers->device(gpu)->said() : "";
+}
+
 Status Client::unregister_buffer(Slice memory) {
   if (impl_->fork_generation != fork_generation_now()) return Status::ok();  // it is the parent's
   return impl_->buffers->remove(memory);

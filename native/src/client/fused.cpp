@@ -34,6 +34,8 @@ void GetBatch::settle(uint32_t item, Code code, uint64_t size, const Node& node)
       return counters->add(Counter::kMissGeneration);
     case Code::kBufferTooSmall:
       return counters->add(Counter::kMissTooSmall);
+    case Code::kTransportUnavailable:
+      return;  // it goes another way
     default:
       return counters->add(Counter::kMissOther);
   }

@@ -33,8 +33,13 @@ class GetCall {
         best_(batch.blocks.size()) {}
 
   void run() {
-    std::vector<uint32_t> open(batch_.blocks.size());
-    for (uint32_t i = 0; i < open.size(); ++i) open[i] = i;
+    std::vector<uint32_t> open;
+    for (uint32_t i = 0; i < batch_.blocks.size(); ++i) {
+      if (may_begin(i))
+        open.push_back(i);
+      else
+        best_[i].code = Code::kTransportUnavailable;
+    }
     for (size_t round = 0; round < kMaxRounds && !open.empty(); ++round) {
       if (round > 0 && options_.deadline.expired()) {
         for (const uint32_t item : open) {
@@ -54,6 +59,10 @@ class GetCall {
     if (!damaged_.empty() && !options_.deadline.expired()) report_damage();
     for (uint32_t i = 0; i < best_.size(); ++i) {
       batch_.outcomes[i] = best_[i];
+      if (batch_.device != nullptr) {
+        if (best_[i].code == Code::kTransportUnavailable) continue;  // it comes again, and counts then
+        impl_.counters.add(Counter::kGetItems);
+      }
       if (is_unreachable(best_[i].code)) impl_.counters.add(Counter::kMissUnreachable);
     }
     if (batch_.how->allocate) learn_usual_size();
@@ -62,6 +71,11 @@ class GetCall {
  private:
   static constexpr size_t kMaxRounds = 8;
   static constexpr size_t kMaxSearches = 3;
+
+  // Blocks of device memory that cannot go in place are for another way.
+  bool may_begin(uint32_t item) const {
+    return batch_.device == nullptr || (batch_.device->any() && batch_.device->listed[item] != 0);
+  }
 
   Work& work_for(uint32_t position) {
     for (auto& [known, work] : works_) {
@@ -220,6 +234,8 @@ class GetCall {
       const bool rdma =
           one_sided && batch_.how->whole && worth_rdma(impl_.config, work_bytes, work->items.size());
       tasks[i].make_program = [this, &node, work = work.get(), one_sided, rdma](Session& session) {
+        if (batch_.device != nullptr && !(rdma && impl_.rdma_for_device(*batch_.device, node, session)))
+          return make_get_refusal(batch_, *work, node);
         if ((one_sided && session.route() == Route::kUnix) || (rdma && node.rdma_for(session, steady_ms())))
           return make_one_sided_get(batch_, *work, node, session);
         return make_fused_get(batch_, *work, node, unsized_max(node, session));
@@ -277,6 +293,10 @@ class GetCall {
           still_open.push_back(item);
           continue;
         }
+        if (outcome.code == Code::kTransportUnavailable && batch_.device != nullptr) {
+          best_[item] = outcome;  // whatever others said: it is worth another way
+          continue;
+        }
         if (outcome.code ==
             Code::kTransportUnavailable) {  // no shared memory after all: same node, other way
           no_one_sided_ = true;
@@ -331,10 +351,28 @@ Status Client::Impl::get(std::span<const GetBlock> blocks, const GetOptions& how
   if (outcomes.size() != blocks.size()) return {Code::kInvalidArgument, "one outcome per block is needed"};
   if (blocks.empty()) return Status::ok();
   if (map()->nodes.empty()) return {Code::kNoNodes, "the cluster map has no node; is the master reachable?"};
-  counters.add(Counter::kGetItems, blocks.size());
+  DeviceCall device;
+  if (options.device_memory) {
+    if (how.allocate) return {Code::kInvalidArgument, "device memory is not allocated here"};
+    device = find_device(blocks);
+    uint64_t bytes = 0;
+    for (const GetBlock& block : blocks) {
+      for (const Slice& slice : block.slices) bytes += slice.size;
+    }
+    if (Status status = begin_device_call(device, bytes, options); !status) return status;
+  } else {
+    counters.add(Counter::kGetItems, blocks.size());
+  }
   ran_operations(blocks.size());
   std::vector<uint64_t> known_bytes(how.allocate ? blocks.size() : 0);
-  GetBatch batch{blocks, &how, outcomes, &counters, &config, buffers.get(), known_bytes};
+  GetBatch batch{blocks,
+                 &how,
+                 outcomes,
+                 &counters,
+                 &config,
+                 buffers.get(),
+                 options.device_memory ? &device : nullptr,
+                 known_bytes};
   for (GetOutcome& outcome : outcomes) outcome = {};
   GetCall(*this, batch, options).run();
   return Status::ok();

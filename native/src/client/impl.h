@@ -113,6 +113,28 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   // left.
   uint32_t guess(const NodeMap& map, const Key& key, std::span<const uint32_t> tried, bool count);
 
+  // Which blocks of a call on device memory lie in registered buffers of the first such block's device.
+  template <typename Blocks>
+  DeviceCall find_device(const Blocks& blocks) {
+    DeviceCall call;
+    call.listed.assign(blocks.size(), 0);
+    std::vector<Slice> slices;
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      slices.clear();
+      for (const auto& slice : blocks[i].slices)
+        slices.push_back({const_cast<std::byte*>(slice.data), slice.size});
+      auto device = buffers->device_of(slices);
+      if (!call.sums) call.sums = device;
+      call.listed[i] = device && device == call.sums ? 1 : 0;
+    }
+    return call;
+  }
+  // Waits until the device is through with what was enqueued on it before; without `sums` afterwards nothing
+  // can go in place.
+  Status begin_device_call(DeviceCall& call, uint64_t bytes, const CallOptions& options) const;
+  bool worth_device_call(DeviceCall& call, uint64_t bytes) const;
+  // Whether this session has RDMA; if not, the device is told why.
+  bool rdma_for_device(const DeviceCall& call, Node& node, const Session& session) const;
   Status put(std::span<const PutBlock> blocks, uint32_t replicas, const CallOptions& options,
              std::span<PutOutcome> outcomes);
   Status get(std::span<const GetBlock> blocks, const GetOptions& how, const CallOptions& options,

@@ -72,7 +72,7 @@ class Loop {
     }
     bool moved = session.progressed();
     if (task.program && task.program->work()) moved = true;
-    if (moved) task.last_progress_ms = now_ms_;
+    if (moved || (task.program && task.program->held_up())) task.last_progress_ms = now_ms_;
     if (task.program && session.idle() && task.program->finished()) {
       task.done = true;
       task.program.reset();  // may hold a link to the session

@@ -1,6 +1,10 @@
 // What reading and writing blocks through a Link share: ask the node where (LOOKUP or RESERVE), move the
 // bytes by the link, tell the node (RELEASE or COMMIT). The link is shared memory on a unix socket and RDMA
 // on TCP; any one-sided link would do.
+//
+// Blocks in device memory go over RDMA in place or not at all (TRANSPORT_UNAVAILABLE: whoever called stages
+// them). Nothing here reads or writes them: the link does not copy them, and their checksums are the device's
+// own work, before the bytes leave (put) and after they landed (get).
 #pragma once
 
 #include <algorithm>
@@ -20,11 +24,13 @@ inline constexpr auto kOneSidedSpan =
 // The parts that both directions share: attaching, one chunk of items at a time, the link.
 class OneSided : public Program {
  public:
-  OneSided(Work& work, Node& node, Session& session, BufferBook& buffers, const ClientConfig& config)
+  OneSided(Work& work, Node& node, Session& session, BufferBook& buffers, const ClientConfig& config,
+           const DeviceCall* device)
       : work_(work),
         node_(node),
         session_(session),
         buffers_(buffers),
+        device_(device != nullptr ? device->sums.get() : nullptr),
         direct_slice_bytes_(config.rdma_direct_slice_bytes),
         rdma_(session.route() == Route::kTcp),
         begin_(work.answered),
@@ -88,7 +94,10 @@ class OneSided : public Program {
     return answer(header, status, in);
   }
 
+  bool held_up() const override { return phase_ == Phase::kSum; }
+
   bool work() override {
+    if (phase_ == Phase::kSum) return take_sums();
     if (phase_ != Phase::kMove) return false;
     // A device moves bytes on its own: look what has landed, and do not wait for more here.
     const Deadline until = rdma_ ? Deadline::after_ms(0) : Deadline::after(kOneSidedSpan);
@@ -99,7 +108,7 @@ class OneSided : public Program {
       const size_t count = link_->poll(completions, until);
       for (size_t i = 0; i < count; ++i) completed(completions[i]);
       if (open_ == 0 && next_move_ == moves_.size()) {
-        phase_ = Phase::kTell;
+        moved_all();
         return true;
       }
       if (rdma_ && count == 0) return link_->bytes_moved() != landed_before;
@@ -108,13 +117,14 @@ class OneSided : public Program {
   }
 
   int wait_for(std::vector<int>& fds) override {
+    if (phase_ == Phase::kSum) return sums_.patience_ms();
     if (phase_ != Phase::kMove || !rdma_) return -1;
     if (session_.idle() && session_.stale()) link_->close();  // the node is gone: nothing will be answered
     return link_->wait_for(fds);
   }
 
  protected:
-  enum class Phase : uint8_t { kAsk, kAsked, kMove, kTell, kTold };
+  enum class Phase : uint8_t { kAsk, kAsked, kSum, kMove, kTell, kTold };
   struct Move {
     uint32_t item = 0;
     RemoteExtent extent;
@@ -125,12 +135,18 @@ class OneSided : public Program {
     size_t first_slice = 0;
     size_t slice_count = 0;
     bool direct = false;  // between the node and the caller's own memory, without a copy
+    uint32_t sum = 0;     // by the device, where the bytes are in its memory
   };
 
   virtual void ask(Request& request) = 0;
   virtual bool tell(Request& request) = 0;
   virtual Status answer(const wire::FrameHeader& header, const Status& status, Reader& in) = 0;
   virtual void completed(const Completion& completion) = 0;
+  // A move that was never begun.
+  virtual void refused(const Move& move) = 0;
+  virtual void moved_all() { phase_ = Phase::kTell; }
+  // What start_sums() asked for is there: in `move.sum`, or the move has a code.
+  virtual void summed() {}
   virtual Direction direction() const = 0;
   // This connection cannot move bytes by itself: the items from `first` on need another way.
   virtual void give_up(size_t first) = 0;
@@ -200,7 +216,11 @@ class OneSided : public Program {
 
   // What a transfer's end means to the call.
   Code outcome(Code code) {
-    if (rdma_ && code == Code::kTransportUnavailable) node_.rdma_failed(steady_ms());
+    // A rail may not reach this device's memory: that says nothing about other bytes to this node.
+    const bool of_device = device_ != nullptr && link_->healthy();
+    if (of_device && code == Code::kInvalidArgument)
+      return Code::kTransportUnavailable;  // unregistered meanwhile
+    if (rdma_ && code == Code::kTransportUnavailable && !of_device) node_.rdma_failed(steady_ms());
     return rdma_ && code == Code::kClosed ? Code::kConnectionLost : code;
   }
   void count_bytes(Counters& counters, const Move& move) {
@@ -213,7 +233,42 @@ class OneSided : public Program {
   // than to post one by one.
   RegionHandle region_of(const Move& move, std::span<const Slice> local) {
     if (!rdma_ || move.size == 0 || move.size / local.size() < direct_slice_bytes_) return 0;
-    return buffers_.cover(local);
+    return buffers_.cover(local, device_);
+  }
+
+  // Asks the device for the checksums of all moves that are well and have `wanted`. Kernels of a device run
+  // in the order of their launch, and the caller's own come after those whose end was seen here.
+  template <typename Wanted>
+  void start_sums(Wanted wanted) {
+    std::vector<DeviceSlice> slices;
+    std::vector<uint32_t> blocks;
+    summed_.clear();
+    for (size_t i = 0; i < moves_.size(); ++i) {
+      const Move& move = moves_[i];
+      if (move.code != Code::kOk || move.size == 0 || !wanted(move)) continue;
+      for (const Slice& slice : std::span(slices_).subspan(move.first_slice, move.slice_count))
+        slices.push_back({reinterpret_cast<uint64_t>(slice.data), slice.size});
+      blocks.push_back(static_cast<uint32_t>(move.slice_count));
+      summed_.push_back(i);
+    }
+    phase_ = Phase::kSum;
+    if (summed_.empty()) return summed();
+    sums_.start(*device_, slices, blocks);
+  }
+
+  // False: they are not there yet.
+  bool take_sums() {
+    const auto sums = sums_.look();
+    if (!sums) return false;
+    for (size_t k = 0; k < summed_.size(); ++k) {
+      Move& move = moves_[summed_[k]];
+      if (*sums)
+        move.sum = (**sums)[k];
+      else
+        move.code = Code::kTransportUnavailable;
+    }
+    summed();
+    return true;
   }
 
   void submit() {
@@ -231,6 +286,12 @@ class OneSided : public Program {
       transfer.local = std::span(slices_).subspan(move.first_slice, move.slice_count);
       transfer.region = region_of(move, transfer.local);
       move.direct = transfer.region != 0;
+      if (device_ != nullptr && !move.direct) {  // never a copy by the processor
+        move.code = Code::kTransportUnavailable;
+        refused(move);
+        ++next_move_;
+        continue;
+      }
       if (link_->submit(std::span(&transfer, 1)) == 0) return;
       ++next_move_;
       ++open_;
@@ -247,6 +308,7 @@ class OneSided : public Program {
   Node& node_;
   Session& session_;
   BufferBook& buffers_;
+  DeviceSums* const device_;  // null: host memory
   const uint64_t direct_slice_bytes_;
   const bool rdma_;
   Link* link_ = nullptr;
@@ -260,6 +322,8 @@ class OneSided : public Program {
   size_t end_;
   std::vector<Move> moves_;
   std::vector<Slice> slices_;
+  std::vector<size_t> summed_;  // positions in moves_ whose checksums are under way
+  SumsUnderWay sums_;
   size_t next_move_ = 0;
   size_t open_ = 0;
 };

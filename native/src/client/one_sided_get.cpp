@@ -8,13 +8,19 @@ namespace {
 class OneSidedGet final : public OneSided {
  public:
   OneSidedGet(const GetBatch& batch, Work& work, Node& node, Session& session)
-      : OneSided(work, node, session, *batch.buffers, *batch.config), batch_(batch) {}
+      : OneSided(work, node, session, *batch.buffers, *batch.config, batch.device), batch_(batch) {}
 
  protected:
   Direction direction() const override { return Direction::kRead; }
 
   void ask(Request& request) override {
-    end_ = std::min(work_.items.size(), begin_ + kOneSidedItems);
+    uint64_t bytes = 0;
+    while (end_ < work_.items.size() && end_ - begin_ < kOneSidedItems) {
+      // as many as one launch takes the checksums of
+      if (device_ != nullptr) bytes += batch_.capacity(work_.items[end_]);
+      if (end_ > begin_ && bytes > kOneSidedBytes) break;
+      ++end_;
+    }
     request.opcode = wire::Opcode::kLookup;
     request.meta.u32(static_cast<uint32_t>(end_ - begin_));
     for (size_t i = begin_; i < end_; ++i) request.meta.key(batch_.blocks[work_.items[i]].key);
@@ -36,10 +42,39 @@ class OneSidedGet final : public OneSided {
     --open_;
     Move& move = moves_[completion.id];
     Code code = outcome(completion.code);
+    if (device_ != nullptr) {
+      if (code != Code::kOk) batch_.settle(move.item, code, move.size, node_);
+      move.code = code;  // the others are checked when all have landed
+      return;
+    }
     if (code == Code::kOk && whole(move) && completion.crc32c != move.crc) code = Code::kChecksumMismatch;
     if (code == Code::kOk && !whole(move)) code = verify_block(move);
     batch_.settle(move.item, code, move.size, node_);
     if (code == Code::kOk) count_bytes(*batch_.counters, move);
+  }
+
+  void refused(const Move& move) override { batch_.settle(move.item, move.code, 0, node_); }
+
+  void moved_all() override {
+    if (device_ == nullptr) return OneSided::moved_all();
+    // Without this a device may still have landed bytes on their way to where its kernels look.
+    const bool seen = device_->gpu().flush_writes().is_ok();
+    for (Move& move : moves_) {
+      if (seen || move.code != Code::kOk) continue;
+      move.code = Code::kTransportUnavailable;
+      refused(move);
+    }
+    start_sums([](const Move&) { return true; });
+  }
+
+  void summed() override {
+    for (const size_t i : summed_) {
+      Move& move = moves_[i];
+      if (move.code == Code::kOk && move.sum != move.crc) move.code = Code::kChecksumMismatch;
+      batch_.settle(move.item, move.code, move.size, node_);
+      if (move.code == Code::kOk) count_bytes(*batch_.counters, move);
+    }
+    OneSided::moved_all();
   }
 
   bool tell(Request& request) override {

@@ -8,7 +8,9 @@ namespace {
 class OneSidedPut final : public OneSided {
  public:
   OneSidedPut(PutBatch& batch, Work& work, std::span<Code> codes, Node& node, Session& session)
-      : OneSided(work, node, session, *batch.buffers, *batch.config), batch_(batch), codes_(codes) {}
+      : OneSided(work, node, session, *batch.buffers, *batch.config, batch.device),
+        batch_(batch),
+        codes_(codes) {}
 
  protected:
   Direction direction() const override { return Direction::kWrite; }
@@ -38,9 +40,22 @@ class OneSidedPut final : public OneSided {
     --open_;
     Move& move = moves_[completion.id];
     move.code = outcome(completion.code);
-    move.crc = completion.crc32c;
+    if (device_ == nullptr) move.crc = completion.crc32c;
     if (move.code == Code::kOk) count_bytes(*batch_.counters, move);
     if (!rdma_ && move.code == Code::kTransportUnavailable) node_.one_sided_writes_failed();
+  }
+
+  void refused(const Move&) override {}  // tell() gives its room back
+
+  // Of device memory the checksums come first: what is sent afterwards is what the node will be told.
+  void summed() override {
+    for (const size_t i : summed_) {
+      Move& move = moves_[i];
+      if (move.code != Code::kOk) continue;
+      move.crc = batch_.crcs[move.item] = move.sum;
+      batch_.crc_known[move.item] = 1;
+    }
+    start_moves();
   }
 
   bool tell(Request& request) override {
@@ -108,7 +123,12 @@ class OneSidedPut final : public OneSided {
     }
     if (status.is_ok() && !in.done()) return {Code::kProtocolError, "malformed RESERVE answer"};
     cut_at_refusal();
-    start_moves();
+    if (device_ == nullptr) {
+      start_moves();
+      return Status::ok();
+    }
+    for (Move& move : moves_) move.crc = batch_.crcs[move.item];  // of an earlier copy
+    start_sums([this](const Move& move) { return batch_.crc_known[move.item] == 0; });
     return Status::ok();
   }
 

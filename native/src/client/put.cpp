@@ -2,6 +2,7 @@
 // node refuses (full, draining, gone) moves to the next node in the block's order, within the retry budget.
 #include <algorithm>
 #include <map>
+#include <numeric>
 
 #include "client/impl.h"
 
@@ -29,7 +30,13 @@ class PutCall {
         options_(options),
         outcomes_(outcomes),
         map_(impl.map()),
-        items_(batch.blocks.size()) {}
+        items_(batch.blocks.size()) {
+    for (size_t i = 0; batch_.device != nullptr && i < items_.size(); ++i) {
+      if (batch_.device->any() && batch_.device->listed[i] != 0) continue;
+      items_[i].given_up = true;
+      items_[i].last = Code::kTransportUnavailable;
+    }
+  }
 
   void run() {
     for (size_t round = 0; round < kMaxRounds; ++round) {
@@ -126,6 +133,8 @@ class PutCall {
       const bool one_sided = group_bytes >= impl_.config.shm_min_bytes && !no_one_sided_;
       const bool rdma = !no_one_sided_ && worth_rdma(impl_.config, group_bytes, group.work.items.size());
       task.make_program = [this, &node, &group = group, one_sided, rdma](Session& session) {
+        if (batch_.device != nullptr && !(rdma && impl_.rdma_for_device(*batch_.device, node, session)))
+          return make_put_refusal(group.work, group.codes);
         if ((one_sided && session.route() == Route::kUnix && node.one_sided_writes()) ||
             (rdma && node.rdma_for(session, steady_ms()))) {
           return make_one_sided_put(batch_, group.work, group.codes, node, session);
@@ -160,7 +169,9 @@ class PutCall {
         }
         item.last = code;
         item.last_position = position;
-        if (code == Code::kTransportUnavailable) {  // no shared memory after all: same node, other way
+        if (code == Code::kTransportUnavailable && batch_.device != nullptr) {
+          item.given_up = true;  // only who called can bring it where another way can take it
+        } else if (code == Code::kTransportUnavailable) {  // no shared memory after all: same node, other way
           no_one_sided_ = true;
           std::erase(item.used, position);
           failed = true;
@@ -196,6 +207,10 @@ class PutCall {
         nearest.offer(holder, ranks_);
     }
     impl_.learn(*map_, batch_.blocks[i].key, nearest);
+    if (batch_.device != nullptr) {
+      if (outcome.code == Code::kTransportUnavailable) return;  // it comes again, and counts then
+      impl_.counters.add(Counter::kPutItems);
+    }
     if (outcome.code == Code::kOk)
       impl_.counters.add(Counter::kPutBytes, batch_.sizes[i] * item.created);
     else
@@ -241,7 +256,15 @@ Status Client::Impl::put(std::span<const PutBlock> blocks, uint32_t replicas, co
   }
   if (blocks.empty()) return Status::ok();
   if (map()->nodes.empty()) return {Code::kNoNodes, "the cluster map has no node; is the master reachable?"};
-  counters.add(Counter::kPutItems, blocks.size());
+  DeviceCall device;
+  if (options.device_memory) {
+    device = find_device(blocks);
+    const uint64_t bytes = std::accumulate(batch.sizes.begin(), batch.sizes.end(), uint64_t{0});
+    if (Status status = begin_device_call(device, bytes, options); !status) return status;
+    batch.device = &device;
+  } else {
+    counters.add(Counter::kPutItems, blocks.size());
+  }
   ran_operations(blocks.size());
   for (PutOutcome& outcome : outcomes) outcome = {};
   PutCall(*this, batch, options.node ? 1 : replicas, options, outcomes).run();

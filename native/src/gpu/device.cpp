@@ -113,6 +113,8 @@ Status Device::start(const std::string& nvrtc) {
   }
   char text[128] = "";
   if (driver.device_get_name(text, sizeof text - 1, device_) == 0) name_ = text;
+  if (driver.device_pci_address != nullptr && driver.device_pci_address(text, sizeof text - 1, device_) == 0)
+    pci_address_ = text;
   Status s = load_kernel(nvrtc);
   if (s) s = try_kernel();
   if (!s) kernel = nullptr;
@@ -170,6 +172,12 @@ Status Device::try_kernel() {
   expected.insert(expected.end(), last.begin(), last.end());
   if (*crcs != sums || std::memcmp(packed, expected.data(), expected.size()) != 0)
     return {Code::kTransportUnavailable, "the kernel moved wrong bytes in its trial"};
+  s = stager.start_crc(0, slices, blocks);
+  if (!s) return s;
+  const auto again = stager.wait(0, Deadline::after_ms(kTrialMs));
+  if (!again) return again.status();
+  if (*again != sums || std::memcmp(packed, expected.data(), expected.size()) != 0)
+    return {Code::kTransportUnavailable, "the kernel's checksums were wrong in its trial"};
   return Status::ok();
 }
 

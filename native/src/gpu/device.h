@@ -99,6 +99,8 @@ class Device final : public GpuDevice, public std::enable_shared_from_this<Devic
   Status start(const std::string& nvrtc);
 
   std::string name() const override { return name_; }
+  std::string pci_address() const override { return pci_address_; }
+  std::string why_no_crc() const override { return kernel != nullptr ? "" : why_no_kernel; }
   Status synchronize(Deadline deadline) override { return synchronizer_.wait(context, deadline); }
   Result<std::unique_ptr<GpuStager>> make_stager(uint64_t slot_bytes, size_t slots) override;
   Result<uint64_t> allocate(uint64_t size) override;
@@ -136,6 +138,7 @@ class Device final : public GpuDevice, public std::enable_shared_from_this<Devic
   Synchronizer synchronizer_;
   const int device_;
   std::string name_ = "unknown";
+  std::string pci_address_;
   CuHandle module_ = nullptr;
   std::mutex quarantine_mutex_;
   std::vector<Slot> quarantine_;

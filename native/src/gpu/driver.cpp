@@ -32,6 +32,7 @@ Status load(const std::string& path, Driver& t) {
   bind(library, "cuDeviceGet", t.device_get, &why);
   bind(library, "cuDeviceGetName", t.device_get_name, &why);
   bind(library, "cuDeviceGetAttribute", t.device_get_attribute, &why);
+  bind(library, "cuDeviceGetPCIBusId", t.device_pci_address, nullptr);
   bind(library, "cuDevicePrimaryCtxRetain", t.primary_retain, &why);
   bind(library, "cuDevicePrimaryCtxRelease_v2", t.primary_release, &why);
   bind(library, "cuCtxPushCurrent_v2", t.push, &why);

@@ -37,6 +37,7 @@ struct Driver {
   CuResult (*device_get)(int* device, int ordinal);
   CuResult (*device_get_name)(char* name, int size, int device);
   CuResult (*device_get_attribute)(int* value, int attribute, int device);
+  CuResult (*device_pci_address)(char* address, int size, int device);  // may be null
   CuResult (*primary_retain)(CuHandle* context, int device);
   CuResult (*primary_release)(int device);
   CuResult (*push)(CuHandle context);

@@ -14,7 +14,7 @@ namespace mooncache::gpu {
 
 struct Piece {  // as in gather.cu.inc
   uint64_t from = 0;
-  uint64_t to = 0;
+  uint64_t to = 0;  // 0: only the checksum is wanted
   uint64_t behind = 0;
   uint32_t size = 0;
   uint32_t block = 0;

@@ -51,6 +51,22 @@ class Stager final : public GpuStager {
     return begin(number, slices, blocks, true, crc);
   }
 
+  Status start_crc(size_t number, std::span<const DeviceSlice> slices,
+                   std::span<const uint32_t> blocks) override {
+    Slot& slot = slots_.at(number);
+    if (slot.busy) return {Code::kInvalidArgument, "the slot is in use: wait() for it first"};
+    if (device_->kernel == nullptr || slot.book == nullptr)
+      return {Code::kTransportUnavailable, "no checksums on the device: " + device_->why_no_kernel};
+    auto pieces = cut(slices, blocks, 0, false);
+    if (!pieces) return pieces.status();
+    if (pieces->empty() || pieces->size() > pieces_max_ || blocks.size() > kBlocksMax)
+      return {Code::kTransportUnavailable, "nothing, or more than one launch takes"};
+    for (Piece& piece : *pieces) piece.to = 0;
+    slot.busy = true;  // also when it fails: some of it may be under way
+    slot.failed = device_->in_context([&] { return enqueue_kernel(slot, *pieces, blocks.size()); });
+    return slot.failed;
+  }
+
   Result<std::vector<uint32_t>> wait(size_t number, Deadline deadline) override {
     Slot& slot = slots_.at(number);
     Status asked;

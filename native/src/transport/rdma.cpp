@@ -192,6 +192,7 @@ Status RdmaTransport::attach(const Region& region, RdmaRegion& made) {
     if (!memory && !made.device) return memory.status();
     if (!memory) last = memory.status();
     reached = reached || memory;
+    made.why_not.push_back(memory ? "" : memory.status().message);
     made.by_rail.push_back(memory ? std::move(*memory) : nullptr);
   }
   if (!reached) return last;
@@ -229,7 +230,7 @@ std::string RdmaTransport::describe(RegionHandle handle) const {
     const rdma::RailInfo& info = shared_->rails[i]->rail->info();
     const auto& memory = region->by_rail[i];
     text += (text.empty() ? "" : "; ") + info.device + ":" + std::to_string(info.port) +
-            (memory ? " by " + memory->how() : " not at all");
+            (memory ? " by " + memory->how() : " not at all, because " + region->why_not[i]);
     if (memory && region->distances[i] != rdma::Distance::kUnknown)
       text += std::string(", ") + rdma::distance_name(region->distances[i]);
   }

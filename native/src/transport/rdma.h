@@ -75,6 +75,7 @@ struct RdmaRegion {
   Slice memory;
   bool device = false;
   std::vector<std::unique_ptr<rdma::Memory>> by_rail;  // null: that rail cannot reach this device memory
+  std::vector<std::string> why_not;                    // of each rail, empty where it can
   std::vector<rdma::Distance> distances;               // of the rails to it
   std::vector<uint32_t> slowness;                      // that they count with
 };
@@ -244,7 +245,7 @@ class RdmaTransport final : public Transport {
   Status unregister_region(RegionHandle handle) override;
   Result<std::unique_ptr<Link>> connect(const PeerDescription& peer, Deadline deadline) override;
 
-  // How the rails reach a region: "fake0:1 by dma-buf; fake1:1 not at all". Empty: no such region.
+  // How the rails reach a region: "fake0:1 by dma-buf; fake1:1 not at all, because …". Empty: no such region.
   std::string describe(RegionHandle handle) const;
 
   // A link over a session that somebody else owns; prepare() and meet() are still to come.

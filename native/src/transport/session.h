@@ -66,6 +66,8 @@ class Program {
   virtual void on_payload(std::span<const uint32_t> crcs) { (void)crcs; }
   // Moves bytes that need no socket (one-sided copies), a bounded amount. True when it moved any.
   virtual bool work() { return false; }
+  // Whether it waits for something on this side, so that silence is none of the node's fault.
+  virtual bool held_up() const { return false; }
   // Before its thread sleeps: what work() waits for besides the socket. As Link::wait_for.
   virtual int wait_for(std::vector<int>& fds) {
     (void)fds;

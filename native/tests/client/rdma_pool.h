@@ -44,6 +44,7 @@ class RdmaPool : public ::testing::Test {
       infos.push_back(nodes_.back()->info);
     }
     config.rdma = test_rdma(true);
+    if (!sysfs_folder_.empty()) config.rdma.sysfs_folder = sysfs_folder_;
     if (rdma_is_real()) config.stall_timeout_ms = 20'000;  // a lost packet costs tens of times what it would
     client_ = client_for(infos, config);
   }
@@ -80,6 +81,7 @@ class RdmaPool : public ::testing::Test {
   }
   std::vector<std::unique_ptr<TestNode>> nodes_;
   std::unique_ptr<Client> client_;
+  std::string sysfs_folder_;  // of the client, where not the machine's own
   std::vector<std::vector<std::byte>> blocks_;
 };
 

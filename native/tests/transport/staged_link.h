@@ -8,40 +8,13 @@
 // does.
 #pragma once
 
-#include <dlfcn.h>
-
 #include <deque>
 
+#include "gpu/pretended_gpu.h"
 #include "mooncache/gpu.h"
 #include "mooncache/transport.h"
 
 namespace mooncache::testing {
-
-class PretendedGpu {
- public:
-  PretendedGpu() {
-    void* library = dlopen(MOONCACHE_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
-    find(library, "fake_cuda_adopt", adopt);
-    find(library, "fake_cuda_hang", hang);
-    find(library, "fake_cuda_fail", fail);
-    device = *GpuDevice::open(0, {MOONCACHE_FAKE_CUDA, MOONCACHE_FAKE_CUDA});
-  }
-  ~PretendedGpu() {
-    hang(0);
-    fail("", 0, 0);
-  }
-  unsigned long long (*adopt)(void*, size_t) = nullptr;
-  void (*hang)(int) = nullptr;
-  void (*fail)(const char*, int, int) = nullptr;
-  std::shared_ptr<GpuDevice> device;
-
- private:
-  template <typename F>
-  static void find(void* library, const char* name, F& slot) {
-    slot = reinterpret_cast<F>(dlsym(library, name));
-    EXPECT_NE(slot, nullptr) << name;
-  }
-};
 
 class StagedLink final : public Link {
  public:

@@ -194,6 +194,10 @@ API int cuDeviceGetName(char* name, int size, int) {
   std::strncpy(name, "Pretended GPU", static_cast<size_t>(size));
   return 0;
 }
+API int cuDeviceGetPCIBusId(char* address, int size, int) {
+  std::strncpy(address, "0000:3D:00.0", static_cast<size_t>(size));
+  return 0;
+}
 API int cuDeviceGetAttribute(int* value, int attribute, int) {
   *value = attribute == 75 ? 9 : 0;
   return verdict("cuDeviceGetAttribute");

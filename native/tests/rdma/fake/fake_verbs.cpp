@@ -123,6 +123,17 @@ FakeVerbs* mooncache_fake_verbs() {
   return &network();
 }
 
+// The same for tests that are not C++.
+void mooncache_fake_dma_buf(int fd, void* memory, uint64_t size) {
+  network().set_dma_buf(fd, memory, size);
+}
+void mooncache_fake_flip_bits(uint32_t count) {
+  network().flip_bits(count);
+}
+void mooncache_fake_cut_path(uint32_t device, int cut) {
+  network().cut_path(device, cut != 0);
+}
+
 ibv_device** ibv_get_device_list(int* count) {
   Network& net = network();
   const Lock lock(net.mutex);
@@ -256,7 +267,9 @@ ibv_mr*(ibv_reg_mr_iova)(ibv_pd* pd, void* memory, size_t length, uint64_t iova,
   if (error == 0 && (access & IBV_ACCESS_REMOTE_WRITE) != 0 && (access & IBV_ACCESS_LOCAL_WRITE) == 0)
     error = EINVAL;
   if (error == 0 && ((reinterpret_cast<uintptr_t>(memory) ^ iova) & 4095) != 0) error = EINVAL;
-  return error != 0 ? refuse<ibv_mr>(error) : enroll(net, pd, memory, length, iova, access);
+  // as nvidia-peermem does: the pretended CUDA marks its addresses by this bit
+  auto* pages = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(memory) & ~(uintptr_t{1} << 62));
+  return error != 0 ? refuse<ibv_mr>(error) : enroll(net, pd, pages, length, iova, access);
 }
 
 ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access) {

@@ -1,0 +1,66 @@
+#include "client/device_sums.h"
+
+namespace mooncache {
+
+namespace {
+
+constexpr size_t kIdleMax = 8;  // stagers of calls that ran at the same time
+constexpr auto kNoSleep = std::chrono::milliseconds(2);
+
+}  // namespace
+
+Result<std::unique_ptr<GpuStager>> DeviceSums::take() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      auto stager = std::move(idle_.back());
+      idle_.pop_back();
+      return stager;
+    }
+  }
+  return gpu_->make_stager(kNoPinnedBytes, 1);
+}
+
+void DeviceSums::give(std::unique_ptr<GpuStager> stager) {
+  const std::lock_guard lock(mutex_);
+  if (idle_.size() < kIdleMax) idle_.push_back(std::move(stager));
+}
+
+void DeviceSums::say(std::string how, bool unless_said) {
+  const std::lock_guard lock(mutex_);
+  if (!unless_said || said_.empty()) said_ = std::move(how);
+}
+
+std::string DeviceSums::said() const {
+  const std::lock_guard lock(mutex_);
+  return said_;
+}
+
+void SumsUnderWay::start(DeviceSums& device, std::span<const DeviceSlice> slices,
+                         std::span<const uint32_t> blocks) {
+  device_ = &device;
+  begun_ = std::chrono::steady_clock::now();
+  auto stager = device.take();
+  failed_ = stager.status();
+  if (!stager) return;
+  stager_ = std::move(*stager);
+  failed_ = stager_->start_crc(0, slices, blocks);
+  if (!failed_) stager_.reset();
+}
+
+std::optional<Result<std::vector<uint32_t>>> SumsUnderWay::look() {
+  if (!failed_) return Result<std::vector<uint32_t>>(failed_);
+  auto crcs = stager_->wait(0, Deadline::after_ms(0));
+  if (!crcs && crcs.code() == Code::kDeadlineExceeded) return std::nullopt;
+  if (crcs)
+    device_->give(std::move(stager_));
+  else
+    stager_.reset();
+  return crcs;
+}
+
+int SumsUnderWay::patience_ms() const {
+  return std::chrono::steady_clock::now() - begun_ < kNoSleep ? 0 : 1;
+}
+
+}  // namespace mooncache

@@ -1,0 +1,120 @@
+"""GPU memory as source and destination in place: RDMA devices read and write it, the processor never does.
+
+Only memory that is registered (`Client.register_buffer`) goes this way, in batches that would go over RDMA from host
+memory too, and only where the GPU computes the checksums. Each block ends with an answer, or it is left to staging
+(mooncache.client.device) for what remains of the call's time. How devices reach a GPU is logged when it turns out.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mooncache.client.device import DeviceStaging, DeviceView, Parts, in_device, parts_of
+from mooncache.client.native_call import call_native
+from mooncache.errors import DeadlineExceeded, TransportUnavailable
+from mooncache.logs import Event, get_logger
+
+_log = get_logger(__name__)
+
+Way = Callable[[Sequence[int], Sequence[Any], float], Any]
+"""(positions, their parts, limit_s) -> their answers. In place the parts are the (address, bytes) of slices, staged
+they are host memory."""
+
+
+class GpuDirect:
+    """The registered GPU memory of one client. Thread-safe."""
+
+    def __init__(self, staging: DeviceStaging) -> None:
+        self._staging = staging
+        self._lock = threading.Lock()
+        self._said: dict[int, str] = {}  # by ordinal, of those that ever had a registered buffer
+
+    def register(self, core: Any, view: DeviceView) -> Any:
+        """The native registration of a range.
+
+        Raises:
+            InvalidArgument: it is empty, or overlaps one that is registered.
+            TransportUnavailable: no CUDA here.
+        """
+        gpu = self._staging.device(view.ordinal)
+        made = call_native(core.register_device_buffer, gpu, view.address, view.nbytes, view.owner)
+        with self._lock:
+            self._said.setdefault(view.ordinal, "")
+        return made
+
+    def move(
+        self,
+        core: Any,
+        values: Sequence[Parts],
+        limit_s: float,
+        direct: Way | None,
+        staged: Way,
+        sizes: Callable[[Any], int] | None = None,
+    ) -> list[Any]:
+        """The answers of all values in order: in place what can be, the others staged, all within `limit_s`.
+
+        `sizes` makes it a get: how many bytes of a block came, from its answer.
+        """
+        end_s = time.monotonic() + limit_s
+        answers: dict[int, Any] = {}
+        ordinal, positions = self._candidates(values) if direct is not None else (0, [])
+        if direct is not None and positions:
+            found = direct(positions, [_slices(values[i]) for i in positions], limit_s)
+            answers = {
+                i: answer
+                for i, answer in zip(positions, found, strict=True)
+                if answer[0] != TransportUnavailable.code
+            }
+            self._say(core, ordinal)
+        rest = [i for i in range(len(values)) if i not in answers]
+        left_s = end_s - time.monotonic() if positions else limit_s
+        if rest and left_s > 0:
+            answers.update(zip(rest, self._stage(values, rest, left_s, staged, sizes), strict=True))
+        late = (DeadlineExceeded.code, None) if sizes is None else (DeadlineExceeded.code, 0, None)
+        return [answers.get(i, late) for i in range(len(values))]
+
+    def _stage(
+        self,
+        values: Sequence[Parts],
+        rest: list[int],
+        left_s: float,
+        staged: Way,
+        sizes: Callable[[Any], int] | None,
+    ) -> list[Any]:
+        def call(begin: int, end: int, parts: Sequence[Any], limit_s: float) -> Any:
+            return staged(rest[begin:end], parts, limit_s)
+
+        own = [values[i] for i in rest]
+        if not in_device(own):  # what is left of the batch lies on the host
+            return list(call(0, len(own), own, left_s))
+        if sizes is None:
+            return self._staging.put(own, left_s, call)
+        return self._staging.get(own, left_s, call, sizes)
+
+    def _candidates(self, values: Sequence[Parts]) -> tuple[int, list[int]]:
+        """Values that lie on one GPU of which some memory is registered. The native core knows which."""
+        parts = [parts_of(value) for value in values]
+        ordinals = {part.ordinal for own in parts for part in own if isinstance(part, DeviceView)}
+        (ordinal, *others) = ordinals
+        if others or ordinal not in self._said:
+            return ordinal, []
+        return ordinal, [
+            i for i, own in enumerate(parts) if all(isinstance(part, DeviceView) for part in own)
+        ]
+
+    def _say(self, core: Any, ordinal: int) -> None:
+        gpu = self._staging.device(ordinal)
+        how = core.gpu_direct(gpu)
+        with self._lock:
+            if not how or how == self._said[ordinal]:
+                return
+            self._said[ordinal] = how
+        say = _log.warning if how.startswith("staged") else _log.info
+        say(Event.CLIENT_GPU_DIRECT, device=gpu.name, ordinal=ordinal, how=how)
+
+
+def _slices(value: Parts) -> list[tuple[int, int]]:
+    return [(part.address, part.nbytes) for part in parts_of(value) if isinstance(part, DeviceView)]
