@@ -21,7 +21,9 @@ class Registration final : public Memory {
  public:
   Registration(std::shared_ptr<Protection> protection, ibv_mr* mr, uint64_t address, std::string how)
       : protection_(std::move(protection)), mr_(mr), address_(address), how_(std::move(how)) {}
-  ~Registration() override { (void)protection_->verbs().dereg_mr(mr_); }
+  ~Registration() override {
+    if (protection_->verbs().dereg_mr(mr_) != 0) protection_->sound = false;
+  }
   uint32_t local_key() const override { return mr_->lkey; }
   uint32_t remote_key() const override { return mr_->rkey; }
   uint64_t remote_address() const override { return address_; }
@@ -70,6 +72,7 @@ class ProtectionDomain final : public Domain {
   Result<std::unique_ptr<Endpoint>> make_endpoint(uint32_t depth) override {
     return make_queue_pair(protection_, depth);
   }
+  bool sound() const override { return protection_->sound; }
 
  private:
   static int rights_of_peer(bool writable) {

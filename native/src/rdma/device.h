@@ -69,6 +69,7 @@ struct Protection {
 
   const std::shared_ptr<Port> port;
   ibv_pd* const pd;
+  std::atomic<bool> sound{true};  // Domain::sound()
 };
 
 Result<std::unique_ptr<Endpoint>> make_queue_pair(std::shared_ptr<Protection> protection, uint32_t depth);

@@ -156,6 +156,9 @@ class Domain {
   virtual Result<std::unique_ptr<Memory>> expose_device(const DeviceMemory& memory, bool writable) = 0;
   // `depth` requests at a time; 0 = it only answers.
   virtual Result<std::unique_ptr<Endpoint>> make_endpoint(uint32_t depth) = 0;
+  // False: the device refused to forget memory that was given back, so its key may still work on the
+  // endpoints of this domain. Who must be kept out of it loses those.
+  virtual bool sound() const = 0;
 };
 
 class Rail {

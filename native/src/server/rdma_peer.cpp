@@ -121,12 +121,23 @@ wire::Exposure RdmaPeer::expose_by(uint64_t grant, uint64_t size, bool writable,
 }
 
 void RdmaPeer::withdraw(uint64_t grant, bool writable) {
-  (writable ? writable_ : readable_).erase(grant);
+  if ((writable ? writable_ : readable_).erase(grant) > 0) hang_up_unsound();
 }
 
 void RdmaPeer::withdraw_all() {
   readable_.clear();
   writable_.clear();
+  hang_up_unsound();
+}
+
+// A key that the device did not forget opens nothing without a queue pair.
+void RdmaPeer::hang_up_unsound() {
+  for (End& end : ends_) {
+    if (!end.domain || end.domain->sound()) continue;
+    count_failure(end);
+    hang_up(end);
+    end.domain.reset();
+  }
 }
 
 }  // namespace mooncache::server

@@ -2,8 +2,8 @@
 //
 // The invariant: a peer's device reaches exactly the bytes of the grants that this connection holds now, in
 // the direction of the grant. Every connection has protection domains of its own, so a key is worth nothing
-// on another one; withdraw() returns when the device has forgotten the key, before the store may use the
-// extent again.
+// on another one; withdraw() returns when the device has forgotten the key, or has lost the queue pair that
+// it worked on, before the store may use the extent again.
 #pragma once
 
 #include <memory>
@@ -50,6 +50,7 @@ class RdmaPeer {
   template <typename Open>
   wire::Exposure expose_by(uint64_t grant, uint64_t size, bool writable, const Open& open);
   void hang_up(End& end);
+  void hang_up_unsound();
   void count_failure(const End& end);
   Status answer(End& end, const wire::RdmaAddress& peer);
   // Queue pairs of this connection on a rail of the fabric.

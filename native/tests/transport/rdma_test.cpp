@@ -337,6 +337,20 @@ TEST_F(RdmaTest, AnExtentIsOpenOnlyWhileItsGrantIsHeld) {
   EXPECT_EQ(copy[0], std::byte{1});
 }
 
+TEST_F(RdmaTest, AKeyThatTheDeviceDoesNotForgetEndsWithItsQueuePair) {
+  open(1);
+  const auto source = bytes_of(10, 100'000);
+  const RemoteExtent extent = peer_->readable(*link_, source);
+  fake().fail("ibv_dereg_mr", EBUSY, 1);
+  Writer meta;
+  const uint64_t grant = extent.grant;
+  wire::encode_grants(meta, std::span(&grant, 1));
+  ASSERT_TRUE(ask(*link_->session(), wire::Opcode::kRelease, std::move(meta), 0, Deadline::after_ms(5000)));
+  std::vector<std::byte> copy(source.size(), std::byte{1});
+  EXPECT_NE(read(extent, copy).code, Code::kOk);
+  EXPECT_EQ(copy[0], std::byte{1});
+}
+
 TEST_F(RdmaTest, NoKeyWorksOnAnotherConnection) {
   open(1);
   const auto source = bytes_of(11, 10'000);

@@ -36,6 +36,11 @@ void Network::reset(uint32_t count) {
   repeats = false;
   invented.reset();
   dma_bufs.clear();
+  for (const uint32_t key : kept) {
+    delete by_key.at(key);
+    by_key.erase(key);
+  }
+  kept.clear();
   shuffled_ = false;
 }
 
