@@ -85,9 +85,7 @@ class Event(enum.StrEnum):
     REQUEST_REFUSED = "request.refused"  # admission refused a request; `reason` says why
     CLIENT_RDMA_UNAVAILABLE = "client.rdma_unavailable"  # nodes offer RDMA, it is not used: `reason`; once
     CLIENT_GPU_STAGING = "client.gpu_staging"  # a client moves GPU memory; `how` says by which copies
-    CLIENT_GPU_DIRECT = (
-        "client.gpu_direct"  # how RDMA reaches registered GPU memory; `how`: by rail, or staged
-    )
+    CLIENT_GPU_DIRECT = "client.gpu_direct"  # how RDMA reaches registered GPU memory: by rail, or staged
     CONNECTOR_STARTED = "connector.started"  # an engine uses the pool; `passport` is the root of its keys
     CONNECTOR_OFF = "connector.off"  # an engine serves without the pool; `reason` says why
     CONNECTOR_POOL_ABSENT = "connector.pool_absent"  # an engine cannot reach the pool and goes on trying
