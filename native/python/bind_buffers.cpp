@@ -26,14 +26,14 @@ class Registration {
           std::string(nb::type_name(buffer.type()).c_str()));
     }
     memory_ = export_.emplace().add(buffer, true);
-    check(client_().register_buffer(memory_));
+    check(without_gil([&] { return client_().register_buffer(memory_); }));
     listed_ = true;
   }
   Registration(nb::object client, const std::shared_ptr<GpuDevice>& gpu, DeviceSlice memory, nb::object array)
       : owner_(std::move(client)),
         array_(std::move(array)),
         memory_{reinterpret_cast<std::byte*>(memory.address), static_cast<size_t>(memory.size)} {
-    check(client_().register_device_buffer(gpu, memory));
+    check(without_gil([&] { return client_().register_device_buffer(gpu, memory); }));
     listed_ = true;
   }
   Registration(const Registration&) = delete;
@@ -135,8 +135,12 @@ void bind_buffers(nb::module_& m, nb::class_<Client>& client) {
           },
           nb::arg("gpu"), nb::arg("address"), nb::arg("size"), nb::arg("array"),
           "`array` is kept until the registration ends.")
-      .def("gpu_direct", &Client::gpu_direct, nb::arg("gpu"),
-           "How calls reach the memory of this GPU, empty before one tried.")
+      .def(
+          "gpu_direct",
+          [](const Client& self, const std::shared_ptr<GpuDevice>& gpu) {
+            return without_gil([&] { return self.gpu_direct(gpu); });
+          },
+          nb::arg("gpu"), "How calls reach the memory of this GPU, empty before one tried.")
       .def("put_device", &put_device, nb::arg("keys"), nb::arg("sources"), nb::arg("replicas") = 1,
            nb::arg("timeout_s") = 30.0, cancel, node, "As put, out of registered device memory only.")
       .def("get_device", &get_device, nb::arg("keys"), nb::arg("destinations"), nb::arg("timeout_s") = 30.0,

@@ -472,7 +472,7 @@ void bind_client(nb::module_& m) {
         check(client.learn_locations(to_keys(keys), std::as_bytes(std::span(packed.c_str(), packed.size()))));
       },
       nb::arg("keys"), nb::arg("packed"));
-  c.def("stats", [](Client& client) { return values_dict(client.stats()); });
+  c.def("stats", [](Client& client) { return values_dict(without_gil([&] { return client.stats(); })); });
   c.def(
       "transports",
       [](const Client& client) {

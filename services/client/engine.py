@@ -8,6 +8,7 @@ asked of the master once per batch through `locate`, and never when every key is
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -284,17 +285,19 @@ class Engine:
     ) -> list[Any]:
         """A native get, and once more for those that the master can locate."""
 
+        end_s = time.monotonic() + limit_s
         more = () if device else (ranges,)
         call = self._core().get_device if device else self._core().get
         answer: list[Any] = call_native(call, block_keys, targets, limit_s, cancel, *more)
         missed = [i for i, item in enumerate(answer) if item[0] == res.NOT_FOUND]
-        if missed and self._learn([block_keys[i] for i in missed], limit_s):
+        left_s = end_s - time.monotonic()
+        if missed and left_s > 0 and self._learn([block_keys[i] for i in missed], left_s):
             more = () if device else (None if ranges is None else [ranges[i] for i in missed],)
             again = call_native(
                 call,
                 [block_keys[i] for i in missed],
                 [targets[i] for i in missed],
-                limit_s,
+                max(end_s - time.monotonic(), 0.0),
                 cancel,
                 *more,
             )

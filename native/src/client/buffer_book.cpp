@@ -54,6 +54,8 @@ Status BufferBook::add(Slice memory, std::shared_ptr<DeviceSums> device) {
 }
 
 Status BufferBook::remove(Slice memory) {
+  std::shared_ptr<DeviceSums>
+      device;  // outlives the lock: its last owner may wait for the driver, or for Python
   std::unique_lock lock(mutex_);
   auto found = buffers_.find(address_of(memory));
   if (found == buffers_.end() || found->second.size != memory.size || found->second.owners == 0)
@@ -66,7 +68,10 @@ Status BufferBook::remove(Slice memory) {
   });
   if (found == buffers_.end()) return Status::ok();  // added and removed once more meanwhile
   if (found->second.state == State::kReady) drop(found->second);
-  if (found->second.owners == 0) buffers_.erase(found);
+  if (found->second.owners == 0) {
+    device = std::move(found->second.device);
+    buffers_.erase(found);
+  }
   return Status::ok();
 }
 

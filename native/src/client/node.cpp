@@ -120,6 +120,7 @@ Result<Lane> Node::acquire(Route route) {
     return session.status();
   }
   made.session = std::move(*session);
+  made.reused = false;
   made.renewal.made(steady_ms());
   return made;
 }

@@ -91,7 +91,10 @@ bool Connection::continue_get() {
 // Finds and pins the block of a GET. False: the result is there already, without bytes.
 bool Connection::start_item(GetOp& op, const wire::GetItem& item) {
   wire::GetResult result;
-  if (pins_ >= config().max_pins_per_connection) {
+  if (store().arena_gone()) {  // before anything is announced: the block may be sound when its memory answers
+                               // again
+    result.code = Code::kNodeUnavailable;
+  } else if (pins_ >= config().max_pins_per_connection) {
     result.code = Code::kLimitExceeded;
   } else if (auto pinned = store().acquire(tenant_, item.key, loop_.now_ms()); pinned) {
     ++pins_;

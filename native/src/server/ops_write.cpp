@@ -385,8 +385,11 @@ void Connection::do_commit(Meta meta) {
     const bool one_sided = (item.flags & wire::CommitItem::kFlagOneSided) != 0;
     const bool exposed = rdma_ && rdma_->is_exposed(item.reservation, true);
     if (one_sided && !may_write_memory_ && !exposed) {
-      // it cannot have written: nothing was open to it, or nothing is any more
-      codes.push_back(store().arena_gone() ? Code::kNodeUnavailable : Code::kPermissionDenied);
+      // It cannot have written: nothing was open to it, or, where no client maps the memory, nothing is any
+      // more.
+      const bool withdrawn = !store().addressable();
+      if (withdrawn) forget_reservation(item.reservation, true);
+      codes.push_back(withdrawn ? Code::kNodeUnavailable : Code::kPermissionDenied);
       continue;
     }
     withdraw(item.reservation, true);  // a visible block does not change

@@ -60,7 +60,7 @@ std::vector<uint32_t> RdmaPeer::load_of_rails() const {
 Status RdmaPeer::answer(End& end, const wire::RdmaAddress& peer) {
   hang_up(end);
   const auto address = wire::from_wire<rdma::EndpointAddress>(peer);
-  if (!end.rail || !end.rail->up()) {
+  if (!end.rail || !end.rail->up() || !end.domain) {
     const size_t chosen = rdma::choose_rail(fabric_->rails(), address, load_of_rails());
     if (chosen == SIZE_MAX) {
       return {Code::kTransportUnavailable, "RDMA unavailable, because no port here reaches that of the peer"};
@@ -73,7 +73,6 @@ Status RdmaPeer::answer(End& end, const wire::RdmaAddress& peer) {
     if (!domain) return domain.status();
     end.domain = std::move(*domain);
   }
-  if (!end.domain) return {Code::kTransportUnavailable, "RDMA unavailable, because the port failed before"};
   auto endpoint = end.domain->make_endpoint(0);
   if (!endpoint) return endpoint.status();
   if (Status connected = (*endpoint)->connect(address); !connected) return connected;

@@ -225,9 +225,11 @@ TEST_F(RdmaPorts, ARailThatNeverMeetsIsNoReasonToConnectEachTime) {
   fake().set_infiniband(5);  // the node has no such port
   const auto client = client_on({"fake4", "fake5"});
   std::vector<std::byte> copy(kBlockBytes);
+  const auto begun = std::chrono::steady_clock::now();
   for (int i = 0; i < 20; ++i) EXPECT_EQ(get_one(*client, key_of(0), copy).code, Code::kOk);
+  const auto pauses = (std::chrono::steady_clock::now() - begun) / std::chrono::seconds(5);
   EXPECT_GE(stat_of(*client, "rdma_bytes"), 20 * kBlockBytes);
-  EXPECT_EQ(stat_of(*client, "connects"), 1u);
+  EXPECT_LE(stat_of(*client, "connects"), 1u + static_cast<uint64_t>(pauses));
 }
 
 TEST_F(RdmaPool, QueuePairsThatNobodyUsesAreGivenUp) {

@@ -287,7 +287,9 @@ TEST_F(GpuRdmaTest, AGpuThatStopsEndsItsGrantsAndComesBack) {
   EXPECT_EQ(reader.move(true, room, 0, 1), rdma::Outcome::kRefused);
   EXPECT_EQ(reader.look_up(key_of(1)).exposure.code, Code::kTransportUnavailable);
   EXPECT_EQ(reader.peer.commit(room.grant, 0, wire::CommitItem::kFlagOneSided), Code::kNodeUnavailable);
+  EXPECT_EQ(stat("store_reservations"), 0u);
   EXPECT_EQ(reader.reserve(key_of(4), 100).code, Code::kDraining);
+  EXPECT_EQ(reader.peer.get(key_of(1)).first, Code::kNodeUnavailable) << "and is not given up for it";
   hang(0);
   ASSERT_TRUE(eventually("arena_lost_bytes", 0));
   EXPECT_EQ(stat("store_draining"), 0u);
