@@ -157,6 +157,14 @@ def test_a_machine_without_anything_says_so(tmp_path: Path) -> None:
     assert (host.devices, host.gpus, len(host.numa)) == ((), (), 1)
     assert "TCP" in findings.of_host(host)[-1].found
     assert "TCP" in choose.places(host)[0].reason
+    for missing, fix in (
+        ("libibverbs.so.1 cannot be loaded", "libibverbs1"),
+        ("ibv_get_device_list failed", "modprobe"),
+    ):
+        advice = [
+            f.advice for f in findings.of_host(replace(host, verbs_missing=missing)) if f.what == "libibverbs"
+        ]
+        assert fix in advice[0]
 
 
 def test_links_out_of_the_root_are_not_followed(tmp_path: Path) -> None:
