@@ -30,7 +30,7 @@ def said(vm: MakeMachine) -> list[dict[str, Any]]:
         " ip link set va1 down; sleep 1;"
         f" MOONCACHE_RDMA_DEVICES=rxa0,rxa1 {CLI} doctor rdma --json{SAY};"
         f' {interpreter.COMMAND} -c "{COUNTERS}"',
-        timeout_s=400,
+        timeout_s=600,
     )
     documents = [json.loads(line) for line in ended.output.splitlines() if line.startswith("{")]
     assert len(documents) == 3, ended.output[-6000:]

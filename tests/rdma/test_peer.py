@@ -38,7 +38,7 @@ def test_a_foreign_peer_reaches_what_it_was_granted_and_only_while(vm: MakeMachi
     for name in ("node.py", "peer.py", "speaker.py"):
         shutil.copy(GUEST / name, tmp_path / name)
     machine = vm(net="wire", python=True, memory_mib=1536, share=tmp_path)
-    ended = machine.run(RUN.format(python=interpreter.COMMAND), timeout_s=240)
+    ended = machine.run(RUN.format(python=interpreter.COMMAND), timeout_s=400)
     assert ended.ok, ended.output[-6000:]
     said = dict(line.split(": ", 1) for line in ended.output.splitlines() if ": " in line)
     expected = {

@@ -30,7 +30,7 @@ def acts(vm: MakeMachine, tmp_path_factory: pytest.TempPathFactory) -> Acts:
     share = tmp_path_factory.mktemp("share")
     (share / "pool.py").write_text((GUEST / "pool.py").read_text())
     machine = vm(net="wire", rails=2, python=True, memory_mib=2048, share=share)
-    ended = machine.run(f"{interpreter.COMMAND} pool.py", timeout_s=300)
+    ended = machine.run(f"{interpreter.COMMAND} pool.py", timeout_s=600)
     logs = "".join(f"\n{path.name}:\n{path.read_text()[-3000:]}" for path in sorted(share.glob("*.log")))
     assert ended.ok, ended.output[-6000:] + logs
     said = [json.loads(line) for line in ended.output.splitlines() if line.startswith("{")]
