@@ -11,7 +11,7 @@ import pytest
 from tests.rdma.vm import interpreter
 from tests.rdma.vm.machine import Machine
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(700)
 MakeMachine = Callable[..., Machine]
 CLI = f"{interpreter.COMMAND} -m mooncache.cli"
 COUNTERS = (

@@ -14,7 +14,7 @@ from tests.rdma.guest import speaker
 from tests.rdma.vm import interpreter
 from tests.rdma.vm.machine import Machine
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(500)
 MakeMachine = Callable[..., Machine]
 GUEST = Path(__file__).resolve().parent / "guest"
 REFUSED = "IBV_WC_REM_ACCESS_ERR"

@@ -16,7 +16,7 @@ import pytest
 from tests.rdma.vm import interpreter
 from tests.rdma.vm.machine import Machine
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(700)
 MakeMachine = Callable[..., Machine]
 GUEST = Path(__file__).resolve().parent / "guest"
 BLOCKS, COPIED, AGAIN, BLOCK_BYTES = 32, 8, 16, 1 << 20
