@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from google.protobuf import descriptor_pb2
-from grpc_tools import protoc  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTO_DIR = ROOT / "protos" / "v1"
@@ -34,20 +34,19 @@ INIT_TEXT = {
 
 
 def compile_protos(target: Path) -> descriptor_pb2.FileDescriptorSet:
-    """Generate modules under target/mooncache/proto and return the descriptors, comments included."""
+    """Generate modules under target/mooncache/proto and return the descriptors, comments included.
+
+    The compiler runs in a process of its own: grpc_tools brings its own protobuf and dies where another
+    library of this process (NIXL's, for one) has loaded a different version of it.
+    """
     names = [
         f"{PREFIX}/{path.relative_to(ROOT / 'protos')}" for path in sorted((ROOT / "protos").rglob("*.proto"))
     ]
     descriptor_file = target / "descriptors.bin"
-    includes = Path(protoc.__file__).parent / "_proto"
-    arguments = ["protoc", f"-I{PREFIX}={ROOT / 'protos'}", f"-I{includes}", f"--python_out={target}"]
-    arguments += [
-        f"--pyi_out={target}",
-        f"--descriptor_set_out={descriptor_file}",
-        "--include_source_info",
-        *names,
-    ]
-    if protoc.main(arguments) != 0:
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PREFIX}={ROOT / 'protos'}"]
+    command += [f"--python_out={target}", f"--pyi_out={target}", f"--descriptor_set_out={descriptor_file}"]
+    command += ["--include_source_info", *names]
+    if subprocess.run(command, check=False).returncode != 0:
         raise SystemExit("protoc refused the files under protos/v1; its message is above")
     return descriptor_pb2.FileDescriptorSet.FromString(descriptor_file.read_bytes())
 
