@@ -10,12 +10,12 @@ from cyclopts import Parameter
 from mooncache.cli.common import HERE, AsJson, Where
 from mooncache.cli.conductor_view import conductor_lines
 from mooncache.cli.output import EXIT_MISS, EXIT_OK, console, human_age, human_bytes, print_json, print_table
+from mooncache.client.results import told_tier_name
 from mooncache.topology import machine
 from mooncache.topology.core import choose
 
 _POLL_S = 0.2
 _STATES = {1: "active", 2: "suspect", 3: "draining", 4: "dead"}
-_TIERS = {1: "hbm", 2: "dram", 3: "ssd", 4: "shared"}
 _TASK_STATES = {1: "queued", 2: "running", 3: "done", 4: "failed", 5: "cancelled"}
 _TASK_OVER = {3, 4, 5}
 _EPOCH_MASK = (1 << 20) - 1
@@ -35,7 +35,7 @@ def _node_row(item: Any) -> dict[str, Any]:
         "unix_path": node.endpoints.unix_path,
         "arena_gone": item.arena_gone,
         "arena": ", ".join(sorted({segment.kind or "memory" for segment in node.segments})),
-        "tier": ", ".join(sorted({_TIERS.get(segment.tier, "dram") for segment in node.segments})),
+        "tier": ", ".join(sorted({told_tier_name(segment.tier) for segment in node.segments})),
         "capacity_bytes": node.capacity_bytes,
         "used_bytes": item.used_bytes,
         "free_bytes": node.free_bytes,

@@ -27,6 +27,7 @@ _log = get_logger(__name__)
 MAX_BATCH = 65_536
 MAX_TIMEOUT_S = 3_600.0
 MAX_REPLICAS = 16
+RDMA_LOOK_S = 1.0  # a look costs a small call several percent
 MAX_TTL_S = 7 * 24 * 3_600.0
 _KEY_BYTES = 32
 
@@ -89,6 +90,7 @@ class Engine:
         self._map_version = 0
         self._direct = GpuDirect(DeviceStaging())
         self._rdma_open = False  # a node offers RDMA, and it is not known yet whether it can be used here
+        self._rdma_look_s = 0.0
         self._rdma_told = False
 
     # --- membership ------------------------------------------------------------------------------------------
@@ -148,7 +150,7 @@ class Engine:
     def _core(self) -> Any:
         if self._closed:
             raise Closed("The client is closed. Make a new one with mooncache.connect().")
-        if self._rdma_open:
+        if self._rdma_open and time.monotonic() >= self._rdma_look_s:
             self._tell_rdma()
         return self._native
 
@@ -284,7 +286,6 @@ class Engine:
         device: bool = False,
     ) -> list[Any]:
         """A native get, and once more for those that the master can locate."""
-
         end_s = time.monotonic() + limit_s
         more = () if device else (ranges,)
         call = self._core().get_device if device else self._core().get
@@ -482,10 +483,14 @@ class Engine:
     # --- transports ------------------------------------------------------------------------------------------
 
     def transports(self) -> tuple[res.TransportView, ...]:
-        return tuple(res.TransportView(*way) for way in self._core().transports())
+        core = self._core()
+        if self._rdma_open:
+            self._tell_rdma()
+        return tuple(res.TransportView(*way) for way in core.transports())
 
     def _tell_rdma(self) -> None:
-        """Log once why RDMA, which a node offers, is not used; wait while nothing has asked for it."""
+        """Log once why RDMA, which a node offers, is not used; look again later while nothing has asked for it."""
+        self._rdma_look_s = time.monotonic() + RDMA_LOOK_S
         _, state, reason = next(way for way in self._native.transports() if way[0] == "rdma")
         if state == "idle":
             return

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from mooncache.client.backoff import Backoff
 from mooncache.client.master_link import MasterLink
-from mooncache.client.results import ClusterView, NodeView, tier_name
+from mooncache.client.results import ClusterView, NodeView, told_tier_name
 from mooncache.clock import Clock
 from mooncache.errors import MooncacheError
 from mooncache.proto.v1 import common_pb2, master_pb2
@@ -60,9 +60,7 @@ def memory_of(segments: Sequence[common_pb2.Segment]) -> tuple[str, str]:
     if not segments:
         return "dram", ""
     slowest = max(segments, key=lambda segment: segment.tier)
-    # Zero is "not said" on the wire; the native numbers begin one lower.
-    tier = tier_name(slowest.tier - 1) if slowest.tier else "dram"
-    return tier, slowest.kind
+    return told_tier_name(slowest.tier), slowest.kind
 
 
 def view_of_map(cluster_map: common_pb2.ClusterMap) -> ClusterView:

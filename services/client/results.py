@@ -192,6 +192,11 @@ def tier_name(tier: int) -> str:
     return TIER_NAMES[tier] if 0 <= tier < len(TIER_NAMES) else f"tier-{tier}"
 
 
+def told_tier_name(tier: int) -> str:
+    """Name of a tier as messages have it: one more than the native number, because zero means "not said"."""
+    return tier_name(tier - 1) if tier else "dram"
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterView:
     """The cluster map that the client works with; `epoch` 0 with static nodes."""

@@ -19,7 +19,7 @@ struct DeviceCall {
   std::shared_ptr<DeviceSums> sums;
   std::vector<uint8_t> listed;  // per block: all of it lies in one registered buffer of that device
 
-  bool any() const { return sums != nullptr; }
+  bool takes(size_t block) const { return sums != nullptr && listed[block] != 0; }
 };
 
 struct GetBatch {
@@ -63,10 +63,12 @@ inline bool worth_rdma(const ClientConfig& config, uint64_t bytes, size_t items)
   return config.rdma.enabled && bytes >= config.rdma_min_bytes &&
          bytes / items >= config.rdma_min_block_bytes;
 }
-// For blocks of device memory whose node cannot be reached by RDMA: each has TRANSPORT_UNAVAILABLE, and no
-// byte moves.
-std::unique_ptr<Program> make_get_refusal(const GetBatch& batch, Work& work, const Node& node);
-std::unique_ptr<Program> make_put_refusal(Work& work, std::span<Code> codes);
+// What has no code yet needs another way: TRANSPORT_UNAVAILABLE.
+void refuse_rest(const GetBatch& batch, Work& work, const Node& node);
+void refuse_rest(Work& work, std::span<Code> codes);
+// For work that was refused, as blocks of device memory are whose node cannot be reached by RDMA: no byte
+// moves.
+std::unique_ptr<Program> make_refusal();
 // Over shared memory on a unix socket, else over RDMA. The link is made first where there is none yet
 // (ATTACH, ENDPOINT).
 std::unique_ptr<Program> make_one_sided_get(const GetBatch& batch, Work& work, Node& node, Session& session);

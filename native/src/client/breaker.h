@@ -20,6 +20,7 @@ class Breaker {
     open_until_ms_ = now_ms + pause_ms_;  // others wait for this probe's verdict
     return true;
   }
+  bool failing() const { return failures_ > 0; }
   bool is_open(uint64_t now_ms) const { return failures_ >= limit_ && now_ms < open_until_ms_; }
   void success() {
     failures_ = 0;
@@ -52,40 +53,33 @@ class Detour {
   static constexpr uint32_t kPauseMaxMs = 60'000;
   bool taken(uint64_t now_ms) const { return breaker_.is_open(now_ms); }
   // False: the pause lasts already, so this failure began before it.
-  bool failed(uint64_t now_ms) {
-    if (taken(now_ms)) return false;
-    failed_ = true;
-    return breaker_.failure(now_ms);
-  }
+  bool failed(uint64_t now_ms) { return !taken(now_ms) && breaker_.failure(now_ms); }
   // What still arrives during the pause says nothing about what comes after it.
   void worked(uint64_t now_ms) {
-    if (taken(now_ms)) return;
-    failed_ = false;
-    breaker_.success();
+    if (!taken(now_ms)) breaker_.success();
   }
-  bool failed_lately() const { return failed_; }
+  bool failed_lately() const { return breaker_.failing(); }
 
  private:
   Breaker breaker_{1, kPauseMinMs, kPauseMaxMs};
-  bool failed_ = false;
 };
 
 // When an idle connection that has lost rails is made anew to get them back: at once when it has lasted, and
 // after a pause that doubles while they do not stay.
 class RailRenewal {
  public:
-  static constexpr uint64_t kPauseMinMs = 5'000;
-  static constexpr uint64_t kPauseMaxMs = 60'000;
-  bool due(uint64_t now_ms) const { return now_ms >= made_ms_ + pause_ms_; }
+  static constexpr uint32_t kPauseMinMs = 5'000;
+  static constexpr uint32_t kPauseMaxMs = 60'000;
+  bool due(uint64_t now_ms) const { return !breaker_.is_open(now_ms); }
   void made(uint64_t now_ms) {
-    const bool lasted = pause_ms_ == 0 || now_ms - made_ms_ >= 2 * kPauseMaxMs;
-    pause_ms_ = lasted ? kPauseMinMs : std::min(2 * pause_ms_, kPauseMaxMs);
+    if (now_ms - made_ms_ >= 2 * uint64_t{kPauseMaxMs}) breaker_.success();
+    (void)breaker_.failure(now_ms);
     made_ms_ = now_ms;
   }
 
  private:
+  Breaker breaker_{1, kPauseMinMs, kPauseMaxMs};
   uint64_t made_ms_ = 0;
-  uint64_t pause_ms_ = 0;
 };
 
 // Retries are a share of the operations, so that a failing cluster is not asked twice as much as a sound one.

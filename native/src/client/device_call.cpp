@@ -17,17 +17,19 @@ class Refusal final : public Program {
 
 }  // namespace
 
-std::unique_ptr<Program> make_get_refusal(const GetBatch& batch, Work& work, const Node& node) {
+void refuse_rest(const GetBatch& batch, Work& work, const Node& node) {
   for (; work.answered < work.items.size(); ++work.answered) {
     batch.outcomes[work.items[work.answered]] = {Code::kTransportUnavailable, 0, node.info().index};
   }
-  return std::make_unique<Refusal>();
 }
 
-std::unique_ptr<Program> make_put_refusal(Work& work, std::span<Code> codes) {
+void refuse_rest(Work& work, std::span<Code> codes) {
   for (; work.answered < work.items.size(); ++work.answered) {
     codes[work.items[work.answered]] = Code::kTransportUnavailable;
   }
+}
+
+std::unique_ptr<Program> make_refusal() {
   return std::make_unique<Refusal>();
 }
 
@@ -46,18 +48,17 @@ bool Client::Impl::worth_device_call(DeviceCall& call, uint64_t bytes) const {
 
 Status Client::Impl::begin_device_call(DeviceCall& call, uint64_t bytes, const CallOptions& options) const {
   if (call.sums && !worth_device_call(call, bytes)) call.sums.reset();
-  if (!call.any()) return Status::ok();
+  if (!call.sums) return Status::ok();
   return call.sums->gpu().synchronize(options.deadline);
 }
 
 bool Client::Impl::rdma_for_device(const DeviceCall& call, Node& node, const Session& session) const {
   if (node.rdma_for(session, steady_ms()) != nullptr) return true;
-  const bool offered = (session.node().capabilities & wire::AuthResponse::kCanRdma) != 0;
   RdmaTransport* transport = rdma->opened();
   std::string why = "RDMA to node " + node.info().node_id + " failed a moment ago";
   if (session.route() != Route::kTcp)
     why = "node " + node.info().node_id + " is on this host and is reached through shared memory";
-  else if (!offered)
+  else if (!session.offers_rdma())
     why = "node " + node.info().node_id + " does not offer RDMA";
   else if (transport != nullptr && !transport->availability())
     why = transport->availability().message;

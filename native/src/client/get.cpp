@@ -73,9 +73,7 @@ class GetCall {
   static constexpr size_t kMaxSearches = 3;
 
   // Blocks of device memory that cannot go in place are for another way.
-  bool may_begin(uint32_t item) const {
-    return batch_.device == nullptr || (batch_.device->any() && batch_.device->listed[item] != 0);
-  }
+  bool may_begin(uint32_t item) const { return batch_.device == nullptr || batch_.device->takes(item); }
 
   Work& work_for(uint32_t position) {
     for (auto& [known, work] : works_) {
@@ -234,8 +232,10 @@ class GetCall {
       const bool rdma =
           one_sided && batch_.how->whole && worth_rdma(impl_.config, work_bytes, work->items.size());
       tasks[i].make_program = [this, &node, work = work.get(), one_sided, rdma](Session& session) {
-        if (batch_.device != nullptr && !(rdma && impl_.rdma_for_device(*batch_.device, node, session)))
-          return make_get_refusal(batch_, *work, node);
+        if (batch_.device != nullptr && !(rdma && impl_.rdma_for_device(*batch_.device, node, session))) {
+          refuse_rest(batch_, *work, node);
+          return make_refusal();
+        }
         if ((one_sided && session.route() == Route::kUnix) || (rdma && node.rdma_for(session, steady_ms())))
           return make_one_sided_get(batch_, *work, node, session);
         return make_fused_get(batch_, *work, node, unsized_max(node, session));
@@ -351,28 +351,20 @@ Status Client::Impl::get(std::span<const GetBlock> blocks, const GetOptions& how
   if (outcomes.size() != blocks.size()) return {Code::kInvalidArgument, "one outcome per block is needed"};
   if (blocks.empty()) return Status::ok();
   if (map()->nodes.empty()) return {Code::kNoNodes, "the cluster map has no node; is the master reachable?"};
+  std::vector<uint64_t> known_bytes(how.allocate ? blocks.size() : 0);
+  GetBatch batch{blocks, &how, outcomes, &counters, &config, buffers.get(), nullptr, known_bytes};
   DeviceCall device;
   if (options.device_memory) {
     if (how.allocate) return {Code::kInvalidArgument, "device memory is not allocated here"};
     device = find_device(blocks);
     uint64_t bytes = 0;
-    for (const GetBlock& block : blocks) {
-      for (const Slice& slice : block.slices) bytes += slice.size;
-    }
+    for (uint32_t i = 0; i < blocks.size(); ++i) bytes += batch.capacity(i);
     if (Status status = begin_device_call(device, bytes, options); !status) return status;
+    batch.device = &device;
   } else {
     counters.add(Counter::kGetItems, blocks.size());
   }
   ran_operations(blocks.size());
-  std::vector<uint64_t> known_bytes(how.allocate ? blocks.size() : 0);
-  GetBatch batch{blocks,
-                 &how,
-                 outcomes,
-                 &counters,
-                 &config,
-                 buffers.get(),
-                 options.device_memory ? &device : nullptr,
-                 known_bytes};
   for (GetOutcome& outcome : outcomes) outcome = {};
   GetCall(*this, batch, options).run();
   return Status::ok();

@@ -59,8 +59,7 @@ void Node::unix_failed(uint64_t now_ms) {
 }
 
 RdmaTransport* Node::rdma_for(const Session& session, uint64_t now_ms) {
-  const bool offered = (session.node().capabilities & wire::AuthResponse::kCanRdma) != 0;
-  if (!offered || session.route() != Route::kTcp) return nullptr;
+  if (!session.offers_rdma() || session.route() != Route::kTcp) return nullptr;
   if (rdma_failed_lately_.load(std::memory_order_relaxed)) {
     const std::lock_guard lock(mutex_);
     if (rdma_detour_.taken(now_ms)) return nullptr;

@@ -148,8 +148,8 @@ class OneSided : public Program {
   // What start_sums() asked for is there: in `move.sum`, or the move has a code.
   virtual void summed() {}
   virtual Direction direction() const = 0;
-  // This connection cannot move bytes by itself: the items from `first` on need another way.
-  virtual void give_up(size_t first) = 0;
+  // This connection cannot move bytes by itself: what is not answered needs another way.
+  virtual void give_up() = 0;
 
   void no_link() {
     unavailable_ = true;
@@ -157,7 +157,7 @@ class OneSided : public Program {
       session_.rdma_link().reset();
       node_.rdma_failed(steady_ms());
     }
-    give_up(work_.answered);
+    give_up();
   }
 
   void use_memory(std::shared_ptr<ShmSegments> segments) {

@@ -87,12 +87,7 @@ class OneSidedGet final : public OneSided {
     return true;
   }
 
-  void give_up(size_t first) override {
-    for (size_t i = first; i < work_.items.size(); ++i) {
-      batch_.outcomes[work_.items[i]] = {Code::kTransportUnavailable, 0, node_.info().index};
-    }
-    work_.answered = work_.items.size();
-  }
+  void give_up() override { refuse_rest(batch_, work_, node_); }
 
  private:
   bool whole(const Move& move) const { return move.offset == 0 && move.size == move.extent.size; }

@@ -92,10 +92,7 @@ class OneSidedPut final : public OneSided {
     return true;
   }
 
-  void give_up(size_t first) override {
-    for (size_t i = first; i < work_.items.size(); ++i) codes_[work_.items[i]] = Code::kTransportUnavailable;
-    work_.answered = work_.items.size();
-  }
+  void give_up() override { refuse_rest(work_, codes_); }
 
  private:
   Status reserved(const Status& status, Reader& in) {

@@ -32,7 +32,7 @@ class PutCall {
         map_(impl.map()),
         items_(batch.blocks.size()) {
     for (size_t i = 0; batch_.device != nullptr && i < items_.size(); ++i) {
-      if (batch_.device->any() && batch_.device->listed[i] != 0) continue;
+      if (batch_.device->takes(i)) continue;
       items_[i].given_up = true;
       items_[i].last = Code::kTransportUnavailable;
     }
@@ -133,8 +133,10 @@ class PutCall {
       const bool one_sided = group_bytes >= impl_.config.shm_min_bytes && !no_one_sided_;
       const bool rdma = !no_one_sided_ && worth_rdma(impl_.config, group_bytes, group.work.items.size());
       task.make_program = [this, &node, &group = group, one_sided, rdma](Session& session) {
-        if (batch_.device != nullptr && !(rdma && impl_.rdma_for_device(*batch_.device, node, session)))
-          return make_put_refusal(group.work, group.codes);
+        if (batch_.device != nullptr && !(rdma && impl_.rdma_for_device(*batch_.device, node, session))) {
+          refuse_rest(group.work, group.codes);
+          return make_refusal();
+        }
         if ((one_sided && session.route() == Route::kUnix && node.one_sided_writes()) ||
             (rdma && node.rdma_for(session, steady_ms()))) {
           return make_one_sided_put(batch_, group.work, group.codes, node, session);
@@ -193,19 +195,15 @@ class PutCall {
     const uint32_t possible = options_.node ? 1 : replicas_;
     const bool enough = item.copies >= possible || (item.copies > 0 && item.last == Code::kNoNodes);
     uint32_t first = kNoNode;  // in the block's own order of nodes
-    for (const uint32_t position : item.used) {
-      if (first == kNoNode &&
-          std::find(item.holders.begin(), item.holders.end(), position) != item.holders.end())
-        first = position;
+    NearestTwo nearest;
+    for (const uint32_t holder : item.used) {
+      if (std::find(item.holders.begin(), item.holders.end(), holder) == item.holders.end()) continue;
+      if (first == kNoNode) first = holder;
+      nearest.offer(holder, ranks_);
     }
     const uint32_t position = first != kNoNode ? first : item.last_position;
     outcome.node_index = position == kNoNode ? kNoNode : map_->infos[position].index;
     outcome.code = !enough ? item.last : item.created > 0 ? Code::kOk : Code::kAlreadyExists;
-    NearestTwo nearest;
-    for (const uint32_t holder : item.used) {
-      if (std::find(item.holders.begin(), item.holders.end(), holder) != item.holders.end())
-        nearest.offer(holder, ranks_);
-    }
     impl_.learn(*map_, batch_.blocks[i].key, nearest);
     if (batch_.device != nullptr) {
       if (outcome.code == Code::kTransportUnavailable) return;  // it comes again, and counts then

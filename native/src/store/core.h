@@ -148,6 +148,9 @@ struct Store::Core {
   std::atomic<uint32_t> rotation{0};
   std::atomic<bool> is_draining{false};
   std::atomic<bool> arena_gone{false};
+  bool takes_no_blocks() const {
+    return is_draining.load(std::memory_order_relaxed) || arena_gone.load(std::memory_order_relaxed);
+  }
   std::atomic<bool> someone_waits{false};
   std::atomic<uint64_t> no_space{0}, quota_refusals{0}, draining_refusals{0};
   std::function<void()> space_callback;

@@ -242,7 +242,7 @@ Result<Reservation> Store::Core::reserve(TenantId tenant, const Key& key, uint64
   if (size == 0) return {Code::kInvalidArgument, "a block has at least one byte"};
   if (size > config.max_block_bytes || quanta_for(size) > arenas[0]->extents.capacity())
     return {Code::kTooLarge, {}};
-  if (is_draining.load(std::memory_order_relaxed) || arena_gone.load(std::memory_order_relaxed)) {
+  if (takes_no_blocks()) {
     draining_refusals.fetch_add(1, std::memory_order_relaxed);
     return {Code::kDraining, {}};
   }

@@ -359,7 +359,7 @@ void Store::set_draining(bool draining) {
   core_->is_draining.store(draining, std::memory_order_relaxed);
 }
 bool Store::draining() const {
-  return core_->is_draining.load(std::memory_order_relaxed) || arena_gone();
+  return core_->takes_no_blocks();
 }
 void Store::set_quota(TenantId tenant, uint64_t bytes) {
   core_->tenants.set_quota(tenant, bytes);

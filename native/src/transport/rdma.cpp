@@ -249,7 +249,7 @@ Status RdmaTransport::unregister_region(RegionHandle handle) {
 
 Result<std::unique_ptr<RdmaLink>> RdmaTransport::make_link(Session& session) {
   if (!availability_) return availability_;
-  if ((session.node().capabilities & wire::AuthResponse::kCanRdma) == 0) {
+  if (!session.offers_rdma()) {
     return {Code::kTransportUnavailable, "RDMA unavailable, because the node does not offer it"};
   }
   return std::make_unique<RdmaLink>(shared_, &session);
@@ -259,7 +259,7 @@ Result<std::unique_ptr<Link>> RdmaTransport::connect(const PeerDescription& peer
   if (!availability_) return availability_;
   auto session = Session::connect(peer, Route::kTcp, deadline);
   if (!session) return session.status();
-  if (((*session)->node().capabilities & wire::AuthResponse::kCanRdma) == 0) {
+  if (!(*session)->offers_rdma()) {
     return {Code::kTransportUnavailable, "RDMA unavailable, because the node does not offer it"};
   }
   Session* raw = session->get();

@@ -112,6 +112,7 @@ class Session {
 
   Route route() const { return route_; }
   const wire::AuthResponse& node() const { return node_; }
+  bool offers_rdma() const { return (node_.capabilities & wire::AuthResponse::kCanRdma) != 0; }
   // Bytes sent and received since the last call.
   uint64_t take_bytes_moved() { return std::exchange(bytes_moved_, 0); }
 

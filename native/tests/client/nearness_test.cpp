@@ -129,6 +129,17 @@ class TierTest : public ::testing::Test {
     for (const auto& node : nodes_) list.push_back(node->info);
     return list;
   }
+  // As the master packs where a block is.
+  Writer located_on(std::initializer_list<uint16_t> where) {
+    Writer packed;
+    packed.u16(static_cast<uint16_t>(where.size()));
+    for (const uint16_t index : where) {
+      packed.u16(index);
+      packed.u16(0);
+      packed.u64(source_.size());
+    }
+    return packed;
+  }
   void store_on(Client& client, const Key& key, std::initializer_list<uint32_t> where) {
     for (const uint32_t index : where) {
       CallOptions there;
@@ -181,14 +192,7 @@ TEST_F(TierTest, APutOfTwoCopiesAndTheDirectoryTeachTheSame) {
   auto reader = client_for(infos(), config);
   const Key key = key_of(7);
   store_on(*writer, key, {0, 1, 2});
-  Writer packed;
-  packed.u16(3);
-  for (const uint16_t index : {0, 1, 2}) {
-    packed.u16(index);
-    packed.u16(0);
-    packed.u64(source_.size());
-  }
-  ASSERT_TRUE(reader->learn_locations(std::span(&key, 1), packed.view()));
+  ASSERT_TRUE(reader->learn_locations(std::span(&key, 1), located_on({0, 1, 2}).view()));
   EXPECT_EQ(read(*reader, key), 2u);
 }
 
@@ -227,14 +231,7 @@ TEST_F(TierTest, AFailingNodeIsNotPreferred) {
   std::vector<NodeInfo> doubted = infos();
   doubted[2].state = NodeHealth::kSuspect;
   ASSERT_TRUE(fresh->set_map(2, doubted));
-  Writer packed;
-  packed.u16(2);
-  for (const uint16_t index : {2, 0}) {
-    packed.u16(index);
-    packed.u16(0);
-    packed.u64(source_.size());
-  }
-  ASSERT_TRUE(fresh->learn_locations(std::span(&key, 1), packed.view()));
+  ASSERT_TRUE(fresh->learn_locations(std::span(&key, 1), located_on({2, 0}).view()));
   EXPECT_EQ(read(*fresh, key), 0u);
 }
 

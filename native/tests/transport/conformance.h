@@ -28,14 +28,7 @@ class Conformance : public ::testing::TestWithParam<const char*> {
     if (!link_) GTEST_SKIP() << "no RDMA here: neither a device nor the pretended library";
   }
   std::vector<Completion> drain(size_t count, int timeout_ms = 5000) {
-    std::vector<Completion> all;
-    const Deadline deadline = Deadline::after_ms(timeout_ms);
-    while (all.size() < count && !deadline.expired()) {
-      std::array<Completion, 7> some;
-      const size_t got = link_->poll(some, deadline);
-      all.insert(all.end(), some.begin(), some.begin() + static_cast<ptrdiff_t>(got));
-    }
-    return all;
+    return drain_link(*link_, count, timeout_ms);
   }
   static Transfer transfer(TransferId id, Direction direction, RemoteExtent extent,
                            std::span<const Slice> local, uint64_t offset = 0) {

@@ -11,6 +11,18 @@
 
 namespace mooncache::testing {
 
+// Completions until there are `count`, or fewer when the time is over.
+inline std::vector<Completion> drain_link(Link& link, size_t count, int timeout_ms) {
+  std::vector<Completion> all;
+  const Deadline deadline = Deadline::after_ms(timeout_ms);
+  while (all.size() < count && !deadline.expired()) {
+    std::array<Completion, 7> some;
+    const size_t got = link.poll(some, deadline);
+    all.insert(all.end(), some.begin(), some.begin() + static_cast<ptrdiff_t>(got));
+  }
+  return all;
+}
+
 // A peer with granted extents, however the transport gets them.
 class Peer {
  public:

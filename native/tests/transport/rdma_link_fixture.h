@@ -27,14 +27,7 @@ class RdmaTest : public ::testing::Test {
   }
   static FakeVerbs& fake() { return fake_verbs(MOONCACHE_FAKE_VERBS); }
   std::vector<Completion> drain(size_t count, int timeout_ms = 20'000) {
-    std::vector<Completion> all;
-    const Deadline deadline = Deadline::after_ms(timeout_ms);
-    while (all.size() < count && !deadline.expired()) {
-      std::array<Completion, 8> some;
-      const size_t got = link_->poll(some, deadline);
-      all.insert(all.end(), some.begin(), some.begin() + static_cast<ptrdiff_t>(got));
-    }
-    return all;
+    return drain_link(*link_, count, timeout_ms);
   }
   Transfer transfer(TransferId id, Direction direction, const RemoteExtent& extent,
                     std::span<const Slice> local, RegionHandle region = 0) {

@@ -116,7 +116,7 @@ def measure_all(
             progress(f"round {number + 1} of {options.rounds}: {case}")
             beside = rdma_device() if case.transport == "rdma" and tool_rounds is not None else None
             try:
-                got = measure(*_like_tool(case, peer, options, beside), node_cpu)
+                got = measure(case, *_like_tool(peer, options, beside), node_cpu)
             except MooncacheError as error:
                 refused.add((case.transport, case.threads))
                 threads = f" with {case.threads} threads" if len(options.threads) > 1 else ""
@@ -132,12 +132,12 @@ def measure_all(
 
 
 def _like_tool(
-    case: Case, peer: dict[str, Any], options: TransferOptions, device: str | None
-) -> tuple[Case, dict[str, Any], int]:
+    peer: dict[str, Any], options: TransferOptions, device: str | None
+) -> tuple[dict[str, Any], int]:
     """Beside perftest: over the one device that it uses, and as long."""
     if device is None:
-        return case, peer, options.duration_ms
-    return case, {**peer, "rdma_devices": [device]}, max(options.duration_ms, references.DURATION_S * 1000)
+        return peer, options.duration_ms
+    return {**peer, "rdma_devices": [device]}, max(options.duration_ms, references.DURATION_S * 1000)
 
 
 def _tool_round(

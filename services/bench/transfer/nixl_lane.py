@@ -6,8 +6,10 @@ our staging, checksums and bounds.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from mooncache import _native
@@ -21,6 +23,22 @@ _BATCH_TIMEOUT_S = 60.0
 _QUIET = {"NIXL_LOG_LEVEL": "ERROR"}
 
 
+@contextlib.contextmanager
+def _beside(name: str, block_bytes: int, batch: int) -> Iterator[tuple[Worker, Any]]:
+    """A process with registered memory, and an agent of this one that knows nothing of it yet.
+
+    Raises TransportUnavailable without NIXL or when the process ends.
+    """
+    if reason := unavailable_reason():
+        raise TransportUnavailable(reason)
+    sizes = [str(block_bytes), str(batch)]
+    try:
+        with Worker("mooncache.bench.transfer.nixl_lane", sizes, env=_QUIET) as node:
+            yield node, make_agent(f"bench-{name}-{time.monotonic_ns()}")
+    except WorkerError as error:
+        raise TransportUnavailable(str(error)) from error
+
+
 def measure_nixl(
     *, write: bool, block_bytes: int, batch: int, threads: int, duration_ms: int
 ) -> dict[str, Any]:
@@ -28,21 +46,14 @@ def measure_nixl(
 
     Raises TransportUnavailable without NIXL or when its process ends, InvalidArgument for more than one thread.
     """
-    if reason := unavailable_reason():
-        raise TransportUnavailable(reason)
-    if threads != 1:
+    if threads != 1 and unavailable_reason() is None:
         raise InvalidArgument("NIXL is measured with one thread; its own threads move the bytes.")
-    sizes = [str(block_bytes), str(batch)]
-    try:
-        with Worker("mooncache.bench.transfer.nixl_lane", sizes, env=_QUIET) as node:
-            agent = make_agent(f"bench-client-{time.monotonic_ns()}")
-            link = NixlLink(agent, bytes.fromhex(node.hello["metadata"]))
-            try:
-                return _run(link, node, write, block_bytes, batch, duration_ms / 1e3)
-            finally:
-                link.release()
-    except WorkerError as error:
-        raise TransportUnavailable(str(error)) from error
+    with _beside("client", block_bytes, batch) as (node, agent):
+        link = NixlLink(agent, bytes.fromhex(node.hello["metadata"]))
+        try:
+            return _run(link, node, write, block_bytes, batch, duration_ms / 1e3)
+        finally:
+            link.release()
 
 
 def measure_plain(*, write: bool, block_bytes: int, batch: int, duration_s: float) -> float:
@@ -50,32 +61,25 @@ def measure_plain(*, write: bool, block_bytes: int, batch: int, duration_s: floa
 
     Raises TransportUnavailable without NIXL or when its process ends.
     """
-    if reason := unavailable_reason():
-        raise TransportUnavailable(reason)
-    sizes = [str(block_bytes), str(batch)]
-    try:
-        with Worker("mooncache.bench.transfer.nixl_lane", sizes, env=_QUIET) as node:
-            agent = make_agent(f"bench-plain-{time.monotonic_ns()}")
-            peer = agent.add_remote_agent(bytes.fromhex(node.hello["metadata"]))
-            own = NixlNode(agent)
+    with _beside("plain", block_bytes, batch) as (node, agent):
+        peer = agent.add_remote_agent(bytes.fromhex(node.hello["metadata"]))
+        own = NixlNode(agent)
+        try:
+            here = own.register(memoryview(bytearray(block_bytes * batch))).address
+            ends = [
+                agent.get_xfer_descs(
+                    [(start + i * block_bytes, block_bytes, 0) for i in range(batch)], "DRAM"
+                )
+                for start in (here, node.hello["address"])
+            ]
+            request = agent.initialize_xfer("WRITE" if write else "READ", *ends, peer)
             try:
-                here = own.register(memoryview(bytearray(block_bytes * batch))).address
-                ends = [
-                    agent.get_xfer_descs(
-                        [(start + i * block_bytes, block_bytes, 0) for i in range(batch)], "DRAM"
-                    )
-                    for start in (here, node.hello["address"])
-                ]
-                request = agent.initialize_xfer("WRITE" if write else "READ", *ends, peer)
-                try:
-                    rounds, seconds = _repeat(agent, request, duration_s)
-                finally:
-                    agent.release_xfer_handle(request)
+                rounds, seconds = _repeat(agent, request, duration_s)
             finally:
-                own.close()
-                agent.remove_remote_agent(peer)
-    except WorkerError as error:
-        raise TransportUnavailable(str(error)) from error
+                agent.release_xfer_handle(request)
+        finally:
+            own.close()
+            agent.remove_remote_agent(peer)
     return rounds * batch * block_bytes / 1e9 / seconds
 
 
