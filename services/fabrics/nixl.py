@@ -15,10 +15,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import os
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mooncache import _native
@@ -37,11 +39,21 @@ MAX_IN_FLIGHT = 1024
 MAX_SLICES = 65_536
 _PAUSE_S = 20e-6
 _UNDER_WAY = "PROC"
+_RDMA_DEVICES = Path("/sys/class/infiniband")
 _left_behind: list[mmap.mmap] = []  # slots that NIXL never let go of
+
+
+def _leave_out_idle_modules() -> None:
+    # Before UCX is loaded. Its InfiniBand module brings an rdma-core of its own; where the system's is installed, too,
+    # the two end the process with SIGSEGV when it exits (seen with NIXL 1.5.1 on Debian 12). Without a device nothing
+    # is lost; what the environment says already is left as it is.
+    if not any(_RDMA_DEVICES.glob("*")):
+        os.environ.setdefault("UCX_MODULES", "^ib")
 
 
 def unavailable_reason() -> str | None:
     """None when NIXL can be used here, else a sentence."""
+    _leave_out_idle_modules()
     try:
         import nixl._api  # noqa: F401
     except ImportError as error:

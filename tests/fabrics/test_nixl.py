@@ -8,6 +8,7 @@ import gc
 import itertools
 import os
 import random
+import subprocess
 import sys
 import time
 import weakref
@@ -389,3 +390,29 @@ def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (nixl.unavailable_reason() or "").startswith("NIXL unavailable, because")
     with pytest.raises(TransportUnavailable, match="because"):
         make_agent("x")
+
+
+def test_the_infiniband_module_is_left_out_where_there_is_no_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(nixl, "_RDMA_DEVICES", tmp_path)
+    monkeypatch.setitem(os.environ, "UCX_MODULES", "^cuda")
+    unavailable_reason()
+    assert os.environ["UCX_MODULES"] == "^cuda", "somebody chose that"
+    monkeypatch.delitem(os.environ, "UCX_MODULES")
+    (tmp_path / "mlx5_0").mkdir()
+    unavailable_reason()
+    assert "UCX_MODULES" not in os.environ
+    (tmp_path / "mlx5_0").rmdir()
+    unavailable_reason()
+    assert os.environ["UCX_MODULES"] == "^ib"
+
+
+@pytest.mark.skipif(any(nixl._RDMA_DEVICES.glob("*")), reason="UCX's InfiniBand module is needed here")
+def test_a_process_that_had_an_agent_ends_well() -> None:
+    if reason := unavailable_reason():
+        pytest.skip(reason)
+    code = "from mooncache.fabrics.nixl import make_agent; make_agent('short')"
+    env = {name: value for name, value in os.environ.items() if name != "UCX_MODULES"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
