@@ -54,8 +54,8 @@ Status BufferBook::add(Slice memory, std::shared_ptr<DeviceSums> device) {
 }
 
 Status BufferBook::remove(Slice memory) {
-  std::shared_ptr<DeviceSums>
-      device;  // outlives the lock: its last owner may wait for the driver, or for Python
+  // Outlives the lock: its last owner may wait for the driver, or for Python.
+  std::shared_ptr<DeviceSums> device;
   std::unique_lock lock(mutex_);
   auto found = buffers_.find(address_of(memory));
   if (found == buffers_.end() || found->second.size != memory.size || found->second.owners == 0)

@@ -91,8 +91,8 @@ bool Connection::continue_get() {
 // Finds and pins the block of a GET. False: the result is there already, without bytes.
 bool Connection::start_item(GetOp& op, const wire::GetItem& item) {
   wire::GetResult result;
-  if (store().arena_gone()) {  // before anything is announced: the block may be sound when its memory answers
-                               // again
+  if (store().arena_gone()) {
+    // Before anything is announced: the block may be sound when its memory answers again.
     result.code = Code::kNodeUnavailable;
   } else if (pins_ >= config().max_pins_per_connection) {
     result.code = Code::kLimitExceeded;

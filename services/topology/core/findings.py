@@ -79,12 +79,12 @@ def _port(host: Host, name: str) -> Port:
 
 def _library(host: Host) -> Iterator[Finding]:
     if host.verbs_missing:
-        there = "ibv_get_device_list" in host.verbs_missing  # the library is, the kernel answers nothing
-        advice = "install the distribution's libibverbs1 (Debian: also ibverbs-providers)"
-        if there:
+        if "ibv_get_device_list" in host.verbs_missing:  # the library is there, the kernel answers nothing
             advice = (
                 "load the kernel's part (modprobe ib_uverbs); nothing to do where there is no such hardware"
             )
+        else:
+            advice = "install the distribution's libibverbs1 (Debian: also ibverbs-providers)"
         yield Finding("bad" if host.devices else "warn", "libibverbs", host.verbs_missing, advice)
     else:
         yield Finding("ok", "libibverbs", "can be loaded")
