@@ -43,6 +43,7 @@ _BENCHMARKS = {  # not imported before one of them runs; the lists say this of t
     "serving": "A whole cluster on this machine: gateway, conductor, engines, pool.",
     "gateway": "What a gateway adds: time to the first token, tokenising, requests and events per second.",
     "replay": "A trace against a live cluster, and what the simulator predicts beside it.",
+    "sound": "What one slow, stopped or greedy part costs everybody else.",
     "transfer": "Measure what the transports move between two processes or hosts, beside each wire's own tool.",
 }
 
