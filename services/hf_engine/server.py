@@ -8,7 +8,6 @@ event loop once per step. Whatever way a handler ends (answer given, client gone
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import re
 import time
@@ -26,6 +25,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from mooncache.engine_guard import EngineGuard
 from mooncache.errors import (
     EngineFailed,
     InvalidArgument,
@@ -33,7 +33,6 @@ from mooncache.errors import (
     MooncacheError,
     Overloaded,
     TooLarge,
-    Unauthenticated,
 )
 from mooncache.hf_engine.core.sequence import Sequence
 from mooncache.hf_engine.engine import Engine, Output
@@ -51,7 +50,6 @@ _RETRY_AFTER_S = 1
 _PARAM = re.compile(r"([a-z_]+): ")
 _STATUS: dict[type[MooncacheError], tuple[int, str]] = {
     ModelUnknown: (404, "NotFoundError"),
-    Unauthenticated: (401, "AuthenticationError"),
     Overloaded: (429, "RateLimitError"),
     TooLarge: (413, "BadRequestError"),
     EngineFailed: (500, "InternalServerError"),
@@ -64,7 +62,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(slots=True)
 class ServerState:
-    """What the handlers work with. api_key "" lets everybody in."""
+    """What the handlers work with. api_key "" lets everybody in (on loopback only, see service.py)."""
 
     engine: Engine
     tokenizer: ChatTokenizer
@@ -111,28 +109,26 @@ def make_app(state: ServerState) -> Starlette:
     async def metrics(_: Request) -> Response:
         return Response(state.engine.metrics.registry.render(), media_type=CONTENT_TYPE)
 
+    guard = [Middleware(EngineGuard, key=state.api_key)] if state.api_key else []
     return Starlette(
         routes=[
-            Route("/v1/completions", _guarded(state, completions), methods=["POST"]),
-            Route("/v1/chat/completions", _guarded(state, chat), methods=["POST"]),
-            Route("/v1/models", _guarded(state, models)),
-            Route("/v1/models/{name:path}", _guarded(state, model)),
+            Route("/v1/completions", _answering(completions), methods=["POST"]),
+            Route("/v1/chat/completions", _answering(chat), methods=["POST"]),
+            Route("/v1/models", _answering(models)),
+            Route("/v1/models/{name:path}", _answering(model)),
             Route("/health", health),
             Route("/metrics", metrics),
         ],
         exception_handlers={HTTPException: _http_error},
-        middleware=[Middleware(RequestScope)],
+        middleware=[*guard, Middleware(RequestScope)],
     )
 
 
-def _guarded(state: ServerState, handler: Handler) -> Handler:
-    """The handler behind the key, with every error in OpenAI's shape."""
+def _answering(handler: Handler) -> Handler:
+    """The handler with every error in OpenAI's shape."""
 
-    async def guarded(request: Request) -> Response:
+    async def answering(request: Request) -> Response:
         try:
-            given = request.headers.get("authorization", "")
-            if state.api_key and not hmac.compare_digest(given.encode(), f"Bearer {state.api_key}".encode()):
-                raise Unauthenticated("The key is missing or wrong; send it as Authorization: Bearer.")
             return await handler(request)
         except MooncacheError as error:
             status, kind = _STATUS.get(type(error), (400, "BadRequestError"))
@@ -141,7 +137,7 @@ def _guarded(state: ServerState, handler: Handler) -> Handler:
         except ClientDisconnect:
             return Response(status_code=499)
 
-    return guarded
+    return answering
 
 
 def _error(message: str, status: int, kind: str) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from mooncache.hf_engine.tokens import ChatTokenizer
 from mooncache.kvcache import identity
 from mooncache.logs import Event, get_logger
 from mooncache.passport import Passport
+from mooncache.probe_http import is_loopback
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG = 0, 1, 2
 _DRAIN_S = 5
@@ -140,6 +141,10 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(config: Config, options: Options) -> int:
+    if not options.api_key and not is_loopback(options.host):
+        raise ConfigInvalid(
+            f"The engine would serve everybody at {options.host}: set MOONCACHE_ENGINE_API_KEY."
+        )
     _quiet_transformers()
     parts = build(config, options)
     loop = asyncio.get_running_loop()

@@ -213,7 +213,10 @@ def start_server(model_folder: Path, folder: Path, **env: str) -> Server:
     def healthy() -> bool:
         assert process.poll() is None, log.read_text()
         try:
-            with urllib.request.urlopen(f"{server.url}/health", timeout=2) as answer:
+            asked = urllib.request.Request(
+                f"{server.url}/health", headers={"Authorization": f"Bearer {API_KEY}"}
+            )
+            with urllib.request.urlopen(asked, timeout=2) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False

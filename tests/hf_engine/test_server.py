@@ -251,10 +251,27 @@ def test_models_paths_and_keys(server: Server) -> None:
     for key in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": API_KEY}):
         status, answer, _ = call(server, "/v1/models", headers=key)
         assert status == 401 and answer["error"]["type"] == "AuthenticationError"
-    assert call(server, "/health", headers={})[0] == 200
+    for path in (
+        "/health",
+        "/metrics",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/models/tiny",
+        "/nothing",
+    ):
+        assert call(server, path, headers={})[0] == 401, path
+    assert call(server, "/health")[0] == 200
     body = {"prompt": "x", "max_tokens": 1}
     _, answer, headers = call(server, "/v1/completions", body, {**HEADERS, "X-Request-Id": "req-1"})
     assert headers["X-Request-Id"] == "req-1" and answer["id"] == "cmpl-req-1"
+
+
+def test_beyond_loopback_the_engine_does_not_start_without_a_key(model_folder: Path, tmp_path: Path) -> None:
+    from mooncache.config import load
+    from mooncache.hf_engine.service import EXIT_CONFIG, Options, run
+
+    config = load(env={}, overrides={"cluster.state_dir": tmp_path})
+    assert run(config, Options(model=str(model_folder), host="0.0.0.0")) == EXIT_CONFIG
 
 
 def test_a_closed_stream_and_a_closed_wait_are_aborted(server: Server) -> None:

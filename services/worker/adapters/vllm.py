@@ -13,6 +13,7 @@ from mooncache.worker.core.load import MetricNames
 
 CONNECTOR = "MooncacheConnector"
 CONNECTOR_MODULE = "mooncache.connectors.vllm"
+GUARD = "mooncache.engine_guard.EngineGuard"
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 _FEW_CORES = 4
 
@@ -58,6 +59,8 @@ class VllmAdapter(EngineAdapter):
             "--prefix-caching-hash-algo": "sha256_cbor",
             # The worker asks for these again and again.
             "--disable-access-log-for-endpoints": "/health,/metrics",
+            # vLLM itself asks for the key on some paths only.
+            "--middleware": GUARD,
         }
         numbers = {
             "--max-model-len": vllm.max_model_len,
