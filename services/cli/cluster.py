@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from mooncache.cli.common import HERE, AsJson, Where
 from mooncache.cli.conductor_view import conductor_lines
-from mooncache.cli.output import EXIT_MISS, EXIT_OK, console, human_age, human_bytes, print_json, print_table
+from mooncache.cli.output import (
+    EXIT_MISS,
+    EXIT_OK,
+    console,
+    exit_code_of,
+    human_age,
+    human_bytes,
+    print_json,
+    print_table,
+)
 from mooncache.client.results import told_tier_name
 from mooncache.topology import machine
 from mooncache.topology.core import choose
@@ -99,7 +109,7 @@ def status(*, where: Where = HERE, json: AsJson = False) -> int:
     """
     import asyncio
 
-    from mooncache.cli.look import Look, Looker
+    from mooncache.cli.look import Look, Looker, part_problems
     from mooncache.errors import MasterUnavailable
 
     async def once() -> tuple[Look, str, str]:
@@ -110,9 +120,14 @@ def status(*, where: Where = HERE, json: AsJson = False) -> int:
             await looker.close()
 
     look, gateway_url, conductor_target = asyncio.run(once())
+    master_error = look.master_error or MasterUnavailable("The master did not answer.")
+    nobody = look.conductor is None and not look.parts
+    if look.status is None and (nobody or not master_error.retryable):  # a wrong token is wrong everywhere
+        raise master_error
+    document = status_document(look.status) if look.status is not None else {"master": None, "nodes": []}
+    document["parts"] = [asdict(part) for part in look.parts]
     if look.status is None:
-        raise look.master_error or MasterUnavailable("The master did not answer.")
-    document = status_document(look.status)
+        document["master_error"] = master_error.message
     if any(node["rails"] for node in document["nodes"]):
         document["no_rdma_here"] = choose.why_none(machine.look())
     if conductor_target:
@@ -130,8 +145,13 @@ def status(*, where: Where = HERE, json: AsJson = False) -> int:
     else:
         if conductor_target:
             _show_serving(document["serving"])
-        _show_pool(document)
-    return EXIT_OK
+        if look.status is not None:
+            _show_pool(document)
+        else:
+            console.print(f"master    {master_error.message}", style="red", markup=False, soft_wrap=True)
+        for line in part_problems(look.parts):
+            console.print(line, style="yellow", markup=False, soft_wrap=True)
+    return EXIT_OK if look.status is not None else exit_code_of(master_error.code)
 
 
 def _show_serving(serving: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import random
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from mooncache.cli.core.samples import Samples, parse
 from mooncache.cli.instances import instance_row
 from mooncache.client.master_link import MasterLink
 from mooncache.client.options import Options
-from mooncache.client.state_dir import ClusterFile, read_cluster_file
+from mooncache.client.state_dir import ClusterFile, PartView, read_cluster_file
 from mooncache.clock import SystemClock
 from mooncache.cluster.http_get import http_get
 from mooncache.cluster.watch import reason_of
@@ -39,6 +40,19 @@ class Look:
     conductor_error: str = ""
     metrics: dict[str, Samples] = field(default_factory=dict)
     gateway_reason: str | None = None
+    parts: tuple[PartView, ...] = ()
+
+
+def part_problems(parts: Iterable[PartView]) -> list[str]:
+    """What the supervisor of this machine had to do, a sentence for each part that is not as it was started."""
+    found = []
+    for part in parts:
+        if part.reason:
+            found.append(f"{part.name}: {part.reason}")
+        elif part.restarts:
+            times = "once" if part.restarts == 1 else f"{part.restarts} times"
+            found.append(f"{part.name} was started again {times}; it last ended with {part.last_end}")
+    return found
 
 
 class Looker:
@@ -50,9 +64,8 @@ class Looker:
         self._link = MasterLink(options.targets, options.master_channel, SystemClock(), random.Random())
         self._token = options.token
         config = load(overrides={"cluster.state_dir": where.state_dir})
-        self.cluster: ClusterFile | None = (
-            None if where.master else read_cluster_file(config.cluster.state_dir)
-        )
+        self._folder = None if where.master else config.cluster.state_dir
+        self.cluster = self._read()
         self.conductor_target = where.conductor_target() if not where.master else ""
         self._conductor = where.conductor_channel() if self.conductor_target else None
 
@@ -60,6 +73,9 @@ class Looker:
     def gateway_url(self) -> str:
         """http://host:port of the gateway on this machine; empty when there is none."""
         return self.cluster.gateway_url if self.cluster is not None else ""
+
+    def _read(self) -> ClusterFile | None:
+        return read_cluster_file(self._folder) if self._folder is not None else None
 
     async def close(self) -> None:
         """Close every connection."""
@@ -69,7 +85,8 @@ class Looker:
 
     async def look(self, *, with_metrics: bool = True) -> Look:
         """Ask everybody at once."""
-        found = Look(time.monotonic())
+        self.cluster = self._read()  # process ids and restarts change while `top` looks on
+        found = Look(time.monotonic(), parts=self.cluster.parts if self.cluster is not None else ())
         known = dict(self.cluster.metrics) if self.cluster is not None else {}
         addresses = known if with_metrics else {}
         await asyncio.gather(

@@ -12,7 +12,7 @@ from rich.text import Text
 from mooncache.cli.cluster import status_document
 from mooncache.cli.conductor_view import conductor_lines
 from mooncache.cli.core.activity import gateway_activity, instance_activity, node_activity
-from mooncache.cli.look import Look
+from mooncache.cli.look import Look, part_problems
 from mooncache.cli.output import human_age, human_bytes
 
 _WIDE, _BAR_CELLS, _BAR_CELLS_NARROW = 104, 12, 4
@@ -60,7 +60,7 @@ def _problems(look: Look) -> list[str]:
         for row in look.instances or []
         if row["state"] != "ready" and row["reason"]
     ]
-    return found
+    return found + part_problems(look.parts)
 
 
 def frame(document: dict[str, Any], width: int) -> RenderableType:

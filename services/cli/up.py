@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from json import dumps
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,7 +28,6 @@ from mooncache.errors import Cancelled, InvalidArgument
 
 if TYPE_CHECKING:
     from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
-    from mooncache.cluster.processes import Part
 
 ENGINES = Group("Engines", sort_key=11)
 POOL = Group("Pool", sort_key=12)
@@ -95,6 +95,9 @@ def up(
     json: AsJson = False,
 ) -> int:
     """Start everything on this machine: gateway, conductor, engines, master, store nodes. Ctrl-C stops it.
+
+    While it runs, a process that ends or hangs is started again and everything else goes on. One that keeps ending is
+    given up, and `mooncache status` says so.
 
     For example:
 
@@ -173,37 +176,24 @@ def _in_foreground(settings: ClusterSettings, ready_s: float | None, *, as_json:
 
 
 def watch(cluster: EmbeddedCluster, stop: Stop, *, as_json: bool) -> int:
-    """Until somebody asks for the end (0) or a part ends by itself (1, with its name and last lines)."""
-    part = cluster.wait_crash(_ignore if as_json else _tell_news, lambda: stop.asked)
-    if part is None:
+    """Until somebody asks for the end (0). Parts that end are started again; when all are given up, the end too (1)."""
+    given_up = cluster.supervise(_print_news if as_json else _tell_news, lambda: stop.asked)
+    if stop.asked or not given_up:
         return EXIT_OK
-    report_crash(part, as_json=as_json)
+    if not as_json:
+        error_console.print("Every part has been given up. The lines above name the logs.", style="red")
     return EXIT_MISS
 
 
-def _ignore(_name: str, _what: str) -> None:
-    """News of engines that nobody reads."""
+def _print_news(name: str, what: str) -> None:
+    """The same news as one JSON object a line, after the document of the start."""
+    print(dumps({"part": name, "news": what}), flush=True)
 
 
 def _tell_news(name: str, what: str) -> None:
-    """One line whenever an engine does something else, for example when it crashed and is started again."""
-    style = "green" if what == "ready" else "yellow"
+    """One line when something happens to a part: it ended, was started again, answers again, was given up."""
+    style = "green" if what in ("ready", "answers again") else "yellow"
     console.print(f"{time.strftime('%H:%M:%S')} {name}: {what}", style=style, markup=False, soft_wrap=True)
-
-
-def report_crash(part: Part, *, as_json: bool) -> None:
-    """Name the part that ended, with its last lines."""
-    from mooncache.cluster.processes import describe_exit
-
-    if part.exit_code is None:
-        return
-    if as_json:
-        print_json({"crashed": {"part": part.name, "exit_code": part.exit_code, "log": str(part.log_path)}})
-        return
-    how = describe_exit(part.exit_code)
-    error_console.print(f"[bold red]{part.name}[/] ended with {how}; stopping the rest.")
-    error_console.print(part.log_tail(), markup=False, style="dim")
-    error_console.print(f"Its log is {part.log_path}", markup=False, soft_wrap=True)
 
 
 def down(

@@ -18,6 +18,21 @@ _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
+class PartView:
+    """What the supervisor of `mooncache up` says of one process."""
+
+    name: str
+    pid: int
+    state: str = "ready"
+    """ready, starting, down (waiting for its next start) or given_up."""
+    restarts: int = 0
+    reason: str = ""
+    """Why it is not well; empty when it is."""
+    last_end: str = ""
+    """How it ended the last time, like "signal SIGKILL"; empty when it never did."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterFile:
     """What `mooncache up` wrote about the running cluster."""
 
@@ -33,6 +48,8 @@ class ClusterFile:
     run_id: str = ""
     """Carried by every process of this run in its environment."""
     ready: bool = True
+    parts: tuple[PartView, ...] = ()
+    """The processes, in the order in which they start."""
 
 
 def read_cluster_file(folder: Path) -> ClusterFile | None:
@@ -61,11 +78,24 @@ def read_cluster_file(folder: Path) -> ClusterFile | None:
             {str(name): str(address) for name, address in content.get("metrics", {}).items()},
             str(content.get("run_id", "")),
             bool(content.get("ready", True)),
+            tuple(_part(name, pid, content) for name, pid in content.get("parts", {}).items()),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigInvalid(
             f"{path} is damaged ({type(error).__name__}). Delete it; `mooncache up` writes it again."
         ) from None
+
+
+def _part(name: str, pid: Any, content: dict[str, Any]) -> PartView:
+    record = content.get("records", {}).get(name, {})
+    return PartView(
+        str(name),
+        int(pid),
+        str(record.get("state", "ready")),
+        int(record.get("restarts", 0)),
+        str(record.get("reason", "")),
+        str(record.get("last_end", "")),
+    )
 
 
 def write_cluster_file(folder: Path, content: dict[str, Any]) -> None:

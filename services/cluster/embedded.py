@@ -8,6 +8,8 @@ apart. Children end with the parent, whatever happens to it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import fcntl
 import os
 import secrets
@@ -22,11 +24,11 @@ from typing import IO, Any, Self
 from mooncache.auth import load_cluster_token, load_or_create_cluster_token, tenant_token
 from mooncache.client.results import NodeView
 from mooncache.client.state_dir import remove_cluster_file, write_cluster_file
-from mooncache.cluster import watch
 from mooncache.cluster.layout import Layout, is_worker, plan
 from mooncache.cluster.processes import Part, end_leftovers, stop_all
 from mooncache.cluster.settings import ClusterSettings
-from mooncache.cluster.watch import Progress, Watch
+from mooncache.cluster.supervisor import SERVICE_POLICY, PartRecord, Progress, Supervisor
+from mooncache.cluster.watch import Watch
 from mooncache.config import load
 from mooncache.errors import ConfigInvalid
 
@@ -58,6 +60,7 @@ class EmbeddedCluster:
         self.run_id = secrets.token_hex(8)
         self._lock: IO[str] | None = None
         self._run_dir: Path | None = None
+        self._records: dict[str, PartRecord] = {}
 
     # --- life ------------------------------------------------------------------------------------------------
 
@@ -128,10 +131,6 @@ class EmbeddedCluster:
         """host:port of the master."""
         return self.layout.master_target
 
-    def crashed(self) -> Part | None:
-        """The first part that has ended although nobody asked it to."""
-        return watch.crashed(self.parts)
-
     def wait_ready(
         self,
         timeout_s: float,
@@ -149,17 +148,25 @@ class EmbeddedCluster:
 
         return asyncio.run(wait())
 
-    def wait_crash(self, progress: Progress, should_stop: Callable[[], bool]) -> Part | None:
-        """Tell what engines do until a part ends by itself (returned) or `should_stop` says so (None)."""
+    def supervise(self, progress: Progress, should_stop: Callable[[], bool]) -> list[str]:
+        """Start parts again that end or hang, until `should_stop` or all are given up; returns those given up.
 
-        async def wait() -> Part | None:
+        `cluster.json` says after each change what runs, under which process id, and what was started again.
+        """
+        hang_timeout_s = load(overrides={"cluster.state_dir": str(self.state_dir)}).cluster.hang_timeout_s
+        policy = dataclasses.replace(SERVICE_POLICY, hang_timeout_s=hang_timeout_s)
+
+        async def keep() -> list[str]:
             looking = Watch(self.layout, self.state_dir, self.token_path)
+            supervisor = Supervisor(self.parts, policy, looking.answers, progress, self._announce_ready)
+            self._records = supervisor.records
             try:
-                return await looking.until_crash(progress, should_stop)
+                await looking.supervise(supervisor, should_stop)
             finally:
                 await looking.close()
+            return supervisor.given_up
 
-        return asyncio.run(wait())
+        return asyncio.run(keep())
 
     def describe_instances(self) -> list[dict[str, Any]]:
         """The engines, one line each: instance_id, role, engine, model, url, pid of worker and engine."""
@@ -266,6 +273,10 @@ class EmbeddedCluster:
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
+    def _announce_ready(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not end the supervision
+            self._announce(ready=True)
+
     def _announce(self, *, ready: bool) -> None:
         tls = load().tls
         parts = self.parts.items()
@@ -280,5 +291,6 @@ class EmbeddedCluster:
             "nodes": {name: part.pid for name, part in parts if part.module == "mooncache.store_node"},
             "parts": {name: part.pid for name, part in parts},
             "metrics": {name: part.metrics for name, part in parts if part.metrics},
+            "records": {name: dataclasses.asdict(record) for name, record in self._records.items()},
         }
         write_cluster_file(self.state_dir, content)

@@ -1,7 +1,7 @@
 """Watching a one-machine cluster: is each part ready, what are the engines doing, has something ended by itself?
 
-Every look is bounded and may fail: a part that does not answer yet is simply not ready yet. Only a process that ended
-although nobody asked it to is a crash; an engine that ends is news, because its worker starts it again.
+Every look is bounded and may fail: a part that does not answer yet is simply not ready yet. While everything starts, a
+process that ends is a reason to stop (its settings are wrong); later the supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from mooncache.clock import SystemClock
 from mooncache.cluster.http_get import http_get
 from mooncache.cluster.layout import Layout, is_worker
 from mooncache.cluster.processes import Part, describe_exit, last_words
+from mooncache.cluster.supervisor import POLL_S, Progress, Supervisor
 from mooncache.config import load
 from mooncache.errors import (
     Cancelled,
@@ -37,12 +38,8 @@ from mooncache.proto.v1 import conductor_pb2, master_pb2, worker_pb2
 from mooncache.rpc import CONDUCTOR_SERVICE, WORKER_SERVICE
 from mooncache.tls import channel_credentials
 
-POLL_S = 0.1
 ENGINE_POLL_S = 0.5
 _CALL_S = 1.0
-
-Progress = Callable[[str, str], None]
-"""Called with the name of a part and what happened to it: "started", "ready", or what its engine is doing."""
 
 
 def crashed(parts: Mapping[str, Part]) -> Part | None:
@@ -101,24 +98,26 @@ class Watch:
                 task.cancel()
             await asyncio.gather(*tasks.values(), return_exceptions=True)
 
-    async def until_crash(self, tell: Progress, should_stop: Callable[[], bool]) -> Part | None:
-        """Tell what the engines do until a part ends by itself (returned) or the caller wants to stop (None)."""
+    async def supervise(self, supervisor: Supervisor, should_stop: Callable[[], bool]) -> None:
+        """Keep every part running and tell what the engines do, until `should_stop` or nothing is left to keep."""
         followers = [
-            asyncio.create_task(self._follow_engine(part, tell))
+            asyncio.create_task(self._follow_engine(part, supervisor.tell))
             for part in self._layout.parts.values()
             if is_worker(part)
         ]
         try:
-            while not should_stop():
-                part = crashed(self._layout.parts)
-                if part is not None:
-                    return part
-                await asyncio.sleep(POLL_S)
-            return None
+            await supervisor.run(should_stop)
         finally:
             for follower in followers:
                 follower.cancel()
             await asyncio.gather(*followers, return_exceptions=True)
+
+    async def answers(self, part: Part) -> bool:
+        """Whether a part's loop turns. Without a probe port there is nothing to ask: it counts as well."""
+        if not part.metrics:
+            return True
+        status, _ = await http_get(part.metrics, "/health", timeout_s=_CALL_S)
+        return status == 200
 
     async def active_nodes(self) -> tuple[NodeView, ...]:
         """Active nodes of the current map; none while the master does not answer yet."""

@@ -22,6 +22,8 @@ class ClusterSection(Section):
     """gRPC addresses of the masters, host:port; the leader among them is found by asking."""
     conductor_target: str = "127.0.0.1:7800"
     """gRPC address of the conductor, host:port."""
+    hang_timeout_s: DurationS = Field(default=30.0, ge=0, le=3600)
+    """`mooncache up` kills and restarts a process that has not answered for this long; 0: never."""
 
     @property
     def token_path(self) -> Path:

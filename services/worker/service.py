@@ -28,10 +28,10 @@ from mooncache.errors import ConfigInvalid, EngineFailed, MooncacheError
 from mooncache.logs import Event, get_logger
 from mooncache.rpc import WORKER_SERVICE, Handler, RpcTable
 from mooncache.service import Service, run_service
+from mooncache.supervision import GIVEN_UP, Policy, Supervision
 from mooncache.worker import adapters
 from mooncache.worker.background import follow_events, report_instance, run_engine, scrape_load
 from mooncache.worker.core.load import LoadMeter
-from mooncache.worker.core.supervision import GIVEN_UP, Policy, Supervision
 from mooncache.worker.engine_http import EngineHttp
 from mooncache.worker.metrics import WorkerCollector
 from mooncache.worker.ops import get_worker_status

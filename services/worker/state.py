@@ -13,12 +13,12 @@ from mooncache.clock import Clock
 from mooncache.config import Config
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.supervision import READY, Supervision
 from mooncache.worker.adapters.base import EngineAdapter
 from mooncache.worker.core.event_stream import EventStream
 from mooncache.worker.core.facts import EngineFacts
 from mooncache.worker.core.load import Load, LoadMeter
 from mooncache.worker.core.own_cache import OwnCache
-from mooncache.worker.core.supervision import READY, Supervision
 from mooncache.worker.engine_http import EngineHttp
 from mooncache.worker.process import EngineProcess
 

@@ -160,7 +160,7 @@ def test_files_and_pipes(up: Up, tmp_path: Path) -> None:
 
 def test_status(up: Up) -> None:
     status = up.json("status")
-    assert set(status) == {"master", "masters", "nodes"}
+    assert set(status) == {"master", "masters", "nodes", "parts"}
     assert status["master"]["leading"] is True
     assert {node["state"] for node in status["nodes"]} == {"active"}
     human = up.run("status")
@@ -217,16 +217,63 @@ def test_a_taken_port_is_named(up: Up, tmp_path: Path) -> None:
     assert port in json.loads(done.stdout)["error"]["message"]
 
 
-def test_a_crash_is_named(tmp_path: Path) -> None:
+def read_news(process: subprocess.Popen[bytes], part: str, last: str) -> list[str]:
+    """What `up --json` says of a part, a JSON object a line, until it says `last`."""
+    assert process.stdout is not None
+    said: list[str] = []
+    text, deadline_s = b"", time.monotonic() + START_S
+    while last not in said and time.monotonic() < deadline_s:
+        if select.select([process.stdout], [], [], 1.0)[0]:
+            data = os.read(process.stdout.fileno(), 65_536)
+            assert data, f"the process ended: {process.poll()}"
+            *lines, text = (text + data).split(b"\n")
+            said += [row["news"] for row in map(json.loads, lines) if row["part"] == part]
+    return said
+
+
+def test_a_killed_part_is_started_again_and_said(tmp_path: Path) -> None:
     running = start(tmp_path, "--nodes", "1")
-    os.kill(running.announced["nodes"][0]["pid"], signal.SIGKILL)
-    crashed = read_document(running.process)["crashed"]
-    assert crashed["part"] == "node-1"
-    assert crashed["exit_code"] == -signal.SIGKILL
-    assert running.process.wait(20) == 1
-    assert running.process.stdout is not None
-    running.process.stdout.close()
-    assert not Path(f"/proc/{running.announced['master_pid']}").exists()
+    try:
+        before = running.announced["nodes"][0]["pid"]
+        os.kill(before, signal.SIGKILL)
+        said = read_news(running.process, "node-1", "answers again")
+        assert said[0].startswith("ended with signal SIGKILL; restarting in "), said
+        assert said[-1] == "answers again"
+        parts = {part["name"]: part for part in running.json("status")["parts"]}
+        assert parts["node-1"]["restarts"] == 1
+        assert parts["node-1"]["pid"] not in (0, before)
+        assert parts["master"]["pid"] == running.announced["master_pid"], "nothing else was touched"
+        sentence = "node-1 was started again once; it last ended with signal SIGKILL"
+        assert sentence in running.run("status").stdout.decode()
+        assert sentence in running.json("top", "--once", "--interval", "100ms")["problems"]
+        for _ in range(100):
+            if running.run("put", "after", "the end of a node").returncode == 0:
+                break
+        assert running.run("get", "after").stdout == b"the end of a node"
+    finally:
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(20) == 0
+        assert running.process.stdout is not None
+        running.process.stdout.close()
+
+
+def test_status_tells_of_the_rest_when_the_master_is_away(tmp_path: Path) -> None:
+    running = start(tmp_path, "--nodes", "1")
+    try:
+        os.kill(running.announced["master_pid"], signal.SIGSTOP)
+        done = running.run("status", "--timeout", "2s")
+        assert done.returncode == 3
+        assert "master" in done.stdout.decode()
+        assert {part["name"] for part in running.json("status", "--timeout", "2s", expect=3)["parts"]} == {
+            "master",
+            "node-1",
+        }
+    finally:
+        os.kill(running.announced["master_pid"], signal.SIGCONT)
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(20) == 0
+        assert running.process.stdout is not None
+        running.process.stdout.close()
 
 
 def test_metrics_are_served(up: Up) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
+from rich.status import Status
 
 from mooncache.bench import sound as cases
 from mooncache.bench.rows import Report, Row, describe_machine, describe_versions
@@ -62,9 +64,14 @@ def sound(
         for name, run in chosen.items():
             status.update(name)
             try:
-                report.add(*run(quick, lambda text, name=name: status.update(f"{name}: {text}")))
+                report.add(*run(quick, partial(_tell, status, name)))
             except MooncacheError as error:
                 failed = True
                 report.notes.append(f"{name} could not be measured: {error}")
     report.deliver(console, json, markdown)
     return _EXIT_FAILED if failed else 0
+
+
+def _tell(status: Status, name: str, text: str) -> None:
+    """One line of progress, with the case that it belongs to."""
+    status.update(f"{name}: {text}")

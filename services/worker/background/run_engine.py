@@ -16,6 +16,7 @@ from pathlib import Path
 from mooncache.errors import ConfigInvalid, EngineFailed, EngineUnavailable, InvalidArgument, MooncacheError
 from mooncache.kvcache import identity
 from mooncache.logs import Event, get_logger
+from mooncache.supervision import DOWN, GIVEN_UP, READY, exit_words
 from mooncache.worker.adapters.base import Launch
 from mooncache.worker.core.facts import (
     FILE_BYTES_MAX,
@@ -27,7 +28,6 @@ from mooncache.worker.core.facts import (
 )
 from mooncache.worker.core.load import Load, read_labels
 from mooncache.worker.core.own_cache import OwnCache
-from mooncache.worker.core.supervision import DOWN, GIVEN_UP, READY, exit_words
 from mooncache.worker.engine_http import NOBODY
 from mooncache.worker.process import EngineProcess, trim
 from mooncache.worker.state import WorkerState

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from mooncache.supervision import READY
 from mooncache.worker.core.load import read_page
-from mooncache.worker.core.supervision import READY
 from mooncache.worker.state import WorkerState
 
 INTERVAL_S = 0.5

@@ -1,9 +1,11 @@
-"""When to start, kill and give up an engine: a decision from its history and the time.
+"""When to start, kill and give up a process: a decision from its history and the time.
 
 States: down -> starting -> ready -> down ... A run that does not become healthy in time, or that was healthy and is
 silent for too long, hangs: it has to be killed. So has one that answers and has requests, of which nothing
 moves any more. After each end there is a pause that doubles with every end within the window (ten minutes);
-too many ends within the window, and the engine is given up: something is wrong that restarting does not cure.
+too many ends within the window, and it is given up: something is wrong that restarting does not cure.
+
+A worker supervises its engine by it, `mooncache up` the processes of the machine.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ DOWN, STARTING, READY, GIVEN_UP = "down", "starting", "ready", "given_up"
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Times in seconds; see the worker's section of the configuration."""
+    """Times in seconds; `hang_timeout_s` 0 leaves silent runs alone. The defaults are an engine's."""
 
     start_timeout_s: float = 600.0
     hang_timeout_s: float = 30.0
@@ -34,7 +36,7 @@ class Policy:
 def pause_s(policy: Policy, ends: int, jitter: float) -> float:
     """Pause before the next start after `ends` ends within the window; `jitter` is from 0 to 1.
 
-    Between half of the step and the whole of it, so that several engines do not load at the same moment again
+    Between half of the step and the whole of it, so that several processes do not load at the same moment again
     and again.
     """
     step_s = min(policy.backoff_max_s, policy.backoff_first_s * 2.0 ** min(max(ends, 1) - 1, 30))
@@ -56,7 +58,7 @@ class Supervision:
     ends: deque[float] = field(default_factory=deque)
 
     def due(self, now_s: float) -> bool:
-        """Whether the engine has to be started now."""
+        """Whether it has to be started now."""
         return self.state == DOWN and now_s >= self.next_start_s
 
     def started(self, now_s: float) -> None:
@@ -68,7 +70,7 @@ class Supervision:
         self.starts += 1
 
     def heard(self, now_s: float) -> bool:
-        """The engine is healthy; True when that is news."""
+        """It is healthy; True when that is news."""
         if self.state not in (STARTING, READY):
             return False
         news = self.state == STARTING
@@ -76,12 +78,12 @@ class Supervision:
         return news
 
     def silent(self, now_s: float) -> str:
-        """The engine did not answer; returns why it has to be killed, "" while there is hope."""
+        """It did not answer; returns why it has to be killed, "" while there is hope."""
         if self.state == STARTING and now_s - self.started_s > self.policy.start_timeout_s:
             return f"not healthy within {self.policy.start_timeout_s:g} s"
         if self.state == READY:
             self.reason = f"no answer for {now_s - self.heard_s:.1f} s"
-            if now_s - self.heard_s > self.policy.hang_timeout_s:
+            if 0 < self.policy.hang_timeout_s < now_s - self.heard_s:
                 return f"no answer for {self.policy.hang_timeout_s:g} s"
         return ""
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncache.worker.core.supervision import (
+from mooncache.supervision import (
     DOWN,
     GIVEN_UP,
     READY,

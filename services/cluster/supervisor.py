@@ -1,0 +1,136 @@
+"""Keeping the processes of one machine running: each by itself, so that the end of one ends nothing else.
+
+A part that ends is started again at the same address, after a pause that grows while it keeps ending; one that has
+stopped answering is killed first. A part that keeps ending is given up, and everything else goes on. The rules are
+those of `mooncache.supervision`, by which a worker treats its engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from mooncache.clock import Clock, SystemClock
+from mooncache.cluster.processes import Part, describe_exit
+from mooncache.supervision import GIVEN_UP, READY, STARTING, Policy, Supervision
+
+POLL_S: Final = 0.1
+PROBE_S: Final = 0.5
+SILENCE_S: Final = 3.0
+"""Silence that `status` mentions; a busy process may be late by less."""
+SERVICE_POLICY: Final = Policy(start_timeout_s=120.0, backoff_first_s=0.5, backoff_max_s=30.0)
+"""Services start in seconds, so the first pauses are shorter than an engine's."""
+
+Progress = Callable[[str, str], None]
+"""Called with the name of a part and what happened to it: "started", "ready", or what its engine is doing."""
+Probe = Callable[[Part], Awaitable[bool]]
+"""Whether a part answers."""
+
+
+@dataclass(slots=True)
+class PartRecord:
+    """What has become of one part since everything was ready. `reason` is empty when all is well."""
+
+    state: str = READY
+    restarts: int = 0
+    reason: str = ""
+    last_end: str = ""
+
+
+@dataclass
+class Supervisor:
+    """See the module's text.
+
+    `tell` hears what happens to a part, `changed` is called after each change of `records`.
+    """
+
+    parts: dict[str, Part]
+    policy: Policy
+    probe: Probe
+    tell: Progress
+    changed: Callable[[], None]
+    clock: Clock = field(default_factory=SystemClock)
+    rng: random.Random = field(default_factory=random.Random)
+    records: dict[str, PartRecord] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.records.update({name: PartRecord() for name in self.parts})
+
+    async def run(self, should_stop: Callable[[], bool]) -> None:
+        """Supervise until `should_stop` says so or every part has been given up."""
+        keepers = [asyncio.create_task(self._keep(part)) for part in self.parts.values()]
+        try:
+            while not should_stop() and not all(keeper.done() for keeper in keepers):
+                for keeper in keepers:
+                    if keeper.done():
+                        keeper.result()  # a defect in a keeper must not look like a part that is given up
+                await self.clock.sleep(POLL_S)
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+
+    @property
+    def given_up(self) -> list[str]:
+        """Names of the parts that are not started any more."""
+        return [name for name, record in self.records.items() if record.state == GIVEN_UP]
+
+    # --- one part --------------------------------------------------------------------------------------------
+
+    async def _keep(self, part: Part) -> None:
+        run = Supervision(self.policy)
+        run.started(self.clock.now_s())
+        run.heard(self.clock.now_s())
+        next_probe_s = 0.0
+        while run.state != GIVEN_UP:
+            if run.state in (STARTING, READY) and part.exit_code is not None:
+                self._ended(part, run, describe_exit(part.exit_code))
+            elif run.due(self.clock.now_s()):
+                self._start(part, run)
+            elif run.state in (STARTING, READY) and self.clock.now_s() >= next_probe_s:
+                await self._look(part, run)
+                next_probe_s = self.clock.now_s() + PROBE_S
+            await self.clock.sleep(POLL_S)
+
+    def _ended(self, part: Part, run: Supervision, how: str) -> None:
+        record = self.records[part.name]
+        run.ended(self.clock.now_s(), how, self.rng.random())
+        record.state, record.reason, record.last_end = run.state, run.reason, how
+        self.tell(part.name, f"ended with {how}; {run.reason.removesuffix(f': {how}')}")
+        if run.state == GIVEN_UP:
+            self.tell(part.name, f"everything else goes on without it; its log is {part.log_path}")
+        self.changed()
+
+    def _start(self, part: Part, run: Supervision) -> None:
+        record = self.records[part.name]
+        run.started(self.clock.now_s())
+        try:
+            part.start()
+        except OSError as error:  # no memory, no process ids, a full disk
+            self._ended(part, run, f"error {error.strerror}")
+            return
+        record.restarts += 1
+        record.state, record.reason = STARTING, f"starting again after {record.last_end}"
+        self.tell(part.name, "started again")
+        self.changed()
+
+    async def _look(self, part: Part, run: Supervision) -> None:
+        record = self.records[part.name]
+        if await self.probe(part):
+            news = run.heard(self.clock.now_s()) or record.reason != ""
+            record.state, record.reason = READY, ""
+            if news:
+                self.tell(part.name, "answers again")
+                self.changed()
+            return
+        why = run.silent(self.clock.now_s())
+        if why:
+            self.tell(part.name, f"{why}; killed")
+            part.send(signal.SIGKILL)
+        elif run.state == READY and record.reason == "" and self.clock.now_s() - run.heard_s > SILENCE_S:
+            record.reason = "does not answer"
+            self.changed()

@@ -1,0 +1,189 @@
+"""Each part is kept running by itself: ended, silent and hopeless ones, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+from mooncache.clock import LoopClock
+from mooncache.cluster.processes import Part
+from mooncache.cluster.supervisor import SERVICE_POLICY, Supervisor
+from mooncache.supervision import GIVEN_UP, READY
+from mooncache.virtual_time import VirtualTimeLoop
+
+
+class FaultyPart(Part):
+    """A part whose process is pretended: it ends, hangs or cannot be started when the test says so."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, "mooncache.master", {}, Path(f"{name}.log"))
+        self.code: int | None = None
+        self.starts_s: list[float] = []
+        self.answers = True
+        self.ends_at_once = False
+        self.cannot_start = False
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.code
+
+    def start(self) -> None:
+        self.starts_s.append(asyncio.get_running_loop().time())
+        if self.cannot_start:
+            raise OSError(28, "No space left on device")
+        self.code = 3 if self.ends_at_once else None
+        self.answers = True
+
+    def send(self, number: signal.Signals) -> None:
+        self.code = -number
+
+
+class World:
+    """A supervisor over pretended parts, and what it said."""
+
+    def __init__(self, *names: str) -> None:
+        self.parts = {name: FaultyPart(name) for name in names}
+        self.news: list[tuple[str, str]] = []
+        self.changes = 0
+        self.stop = False
+        self.supervisor = Supervisor(
+            dict(self.parts),
+            SERVICE_POLICY,
+            self.probe,
+            self.tell,
+            self.changed,
+            LoopClock(),
+            random.Random(1),
+        )
+
+    async def probe(self, part: Part) -> bool:
+        assert isinstance(part, FaultyPart)
+        return part.answers and part.code is None
+
+    def tell(self, name: str, what: str) -> None:
+        self.news.append((name, what))
+
+    def changed(self) -> None:
+        self.changes += 1
+
+    def run(self, story: Any) -> None:
+        async def play() -> None:
+            keeping = asyncio.create_task(self.supervisor.run(lambda: self.stop))
+            await story()
+            self.stop = True
+            await keeping
+
+        loop = VirtualTimeLoop()
+        try:
+            loop.run_until_complete(play())
+        finally:
+            loop.close()
+
+
+def test_an_ended_part_is_started_again_and_the_others_are_left_alone() -> None:
+    world = World("master", "node-1")
+
+    async def story() -> None:
+        await asyncio.sleep(5)
+        world.parts["node-1"].code = -9
+        await asyncio.sleep(5)
+
+    world.run(story)
+    assert len(world.parts["node-1"].starts_s) == 1
+    assert world.parts["master"].starts_s == []
+    record = world.supervisor.records["node-1"]
+    assert (record.state, record.restarts, record.reason) == (READY, 1, "")
+    assert record.last_end == "signal SIGKILL"
+    said = [what for name, what in world.news if name == "node-1"]
+    assert said[0].startswith("ended with signal SIGKILL; restarting in ")
+    assert said[1:] == ["started again", "answers again"]
+    assert world.changes == 3
+
+
+def test_pauses_grow_until_a_part_is_given_up_and_the_rest_goes_on() -> None:
+    world = World("master", "gateway")
+
+    async def story() -> None:
+        world.parts["gateway"].ends_at_once = True
+        world.parts["gateway"].code = 3
+        await asyncio.sleep(400)
+        world.parts["master"].code = -9
+        await asyncio.sleep(5)
+
+    world.run(story)
+    starts_s = world.parts["gateway"].starts_s
+    assert len(starts_s) == SERVICE_POLICY.restart_count_max
+    gaps_s = [later - sooner for sooner, later in itertools.pairwise(starts_s)]
+    assert gaps_s[4] > 4 * gaps_s[0]
+    assert max(gaps_s) < SERVICE_POLICY.backoff_max_s + 1
+    assert world.supervisor.given_up == ["gateway"]
+    assert "given up after 11 failures within 10 minutes" in world.supervisor.records["gateway"].reason
+    assert any("its log is gateway.log" in what for _, what in world.news)
+    assert world.supervisor.records["master"].restarts == 1, "the other part is still supervised"
+
+
+def test_a_silent_part_is_killed_and_started_again() -> None:
+    world = World("node-1")
+
+    async def story() -> None:
+        await asyncio.sleep(2)
+        world.parts["node-1"].answers = False
+        await asyncio.sleep(10)
+        assert world.supervisor.records["node-1"].reason == "does not answer"
+        assert world.parts["node-1"].starts_s == []
+        await asyncio.sleep(30)
+
+    world.run(story)
+    assert len(world.parts["node-1"].starts_s) == 1
+    assert ("node-1", "no answer for 30 s; killed") in world.news
+    assert world.supervisor.records["node-1"].state == READY
+
+
+def test_a_short_silence_is_forgiven() -> None:
+    world = World("node-1")
+
+    async def story() -> None:
+        world.parts["node-1"].answers = False
+        await asyncio.sleep(20)
+        world.parts["node-1"].answers = True
+        await asyncio.sleep(2)
+
+    world.run(story)
+    assert world.parts["node-1"].starts_s == []
+    assert world.supervisor.records["node-1"].reason == ""
+
+
+def test_a_start_that_the_machine_refuses_is_tried_again() -> None:
+    world = World("node-1")
+
+    async def story() -> None:
+        world.parts["node-1"].cannot_start = True
+        world.parts["node-1"].code = 1
+        await asyncio.sleep(3)
+        assert "No space left" in world.supervisor.records["node-1"].reason
+        world.parts["node-1"].cannot_start = False
+        await asyncio.sleep(10)
+
+    world.run(story)
+    assert world.supervisor.records["node-1"].state == READY
+    assert world.supervisor.records["node-1"].restarts == 1
+
+
+def test_when_all_are_given_up_it_ends_by_itself() -> None:
+    world = World("node-1")
+
+    async def story() -> None:
+        world.parts["node-1"].ends_at_once = True
+        world.parts["node-1"].code = 3
+        await asyncio.wait_for(world.supervisor.run(lambda: False), 600)
+
+    loop = VirtualTimeLoop()
+    try:
+        loop.run_until_complete(story())
+    finally:
+        loop.close()
+    assert world.supervisor.records["node-1"].state == GIVEN_UP
