@@ -45,7 +45,6 @@ class Event(enum.StrEnum):
     COORDINATION_RECOVERED = "coordination.recovered"  # the coordination backend answers again
     NODE_REGISTERED = "node.registered"  # a store node registered with the master
     NODE_STATE_CHANGED = "node.state_changed"  # the master changed its mind about a node
-    NODE_REGISTRATION_FAILED = "node.registration_failed"  # a node could not register
     NODE_DATA_PLANE = "node.data_plane"  # the native server tells something; `what` names it
     NODE_MASTER_LOST = "node.master_lost"  # a node cannot reach a leading master
     REPORT_FULL_STARTED = "report.full_started"  # a node sends all its blocks
@@ -55,7 +54,6 @@ class Event(enum.StrEnum):
     TASK_FINISHED = "task.finished"  # a task is over; `code` says how
     DRAIN_STARTED = "drain.started"  # a node begins to empty
     DRAIN_FINISHED = "drain.finished"  # a node is empty
-    BLOCK_QUARANTINED = "block.quarantined"  # a checksum did not match
     WORKER_ENGINE_STARTED = "worker.engine_started"  # a worker started its engine
     WORKER_ENGINE_READY = "worker.engine_ready"  # the engine is healthy
     WORKER_ENGINE_ENDED = "worker.engine_ended"  # the engine ended or was killed; log_tail has its last words

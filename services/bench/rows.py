@@ -13,10 +13,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Annotated, Final
 
+from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+
+STDOUT: Final = Path("-")
+JsonRows = Annotated[
+    Path | None,
+    Parameter(
+        allow_leading_hyphen=True,
+        help="Print one JSON document instead of the table; with a file name, write it there beside the table.",
+    ),
+]
+MarkdownRows = Annotated[Path | None, Parameter(help="Also write the rows as a Markdown table.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +103,17 @@ class Report:
         path.write_text(self.to_json() + "\n", encoding="utf-8")
 
     def deliver(self, console: Console, json: Path | None, markdown: Path | None) -> None:
-        """Print the rows, and write them to the files that were asked for."""
+        """Print the rows, and write them to the files that were asked for. A `json` of "-" is standard output."""
+        if markdown is not None:
+            markdown.write_text(self.to_markdown(), encoding="utf-8")
+        if json == STDOUT:
+            print(self.to_json())
+            return
         self.print(console)
         if json is not None:
             self.write_json(json)
             console.print(f"rows written to {json}")
         if markdown is not None:
-            markdown.write_text(self.to_markdown(), encoding="utf-8")
             console.print(f"table written to {markdown}")
 
     def to_markdown(self) -> str:

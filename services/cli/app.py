@@ -37,6 +37,7 @@ _HELP = """LLM serving around a verified, shared KV cache.
 Begin with `mooncache up`: it starts everything on this machine and prints a line to try. Every command understands
 `--json`; exit codes: 0 done, 1 a miss or a failed part, 2 wrong arguments, 3 unreachable, 4 not allowed, 5 no space.
 """
+_PIPE_COLUMNS = "200"  # a file or a pipe has no width: whole lines can be searched, folded ones cannot
 _BENCHMARKS = {  # not imported before one of them runs; the lists say this of them
     "store": "This machine's pool: bytes, small blocks, chains of keys, the index, a rebuild, memory.",
     "conductor": "How long a decision takes, alone and as a whole call.",
@@ -121,6 +122,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code. A person's mistake never shows a traceback."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in tokens
+    if tokens[:1] == ["bench"]:
+        tokens = _with_json_target(tokens)
+    if not sys.stdout.isatty():
+        os.environ.setdefault("COLUMNS", _PIPE_COLUMNS)
     try:
         result: Any = build(tokens[1] if tokens[:1] == ["bench"] and len(tokens) > 1 else "")(
             tokens, exit_on_error=False, print_error=False, result_action="return_value", help_on_error=False
@@ -144,6 +149,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
             else EXIT_DEFECT
         )
     return result if isinstance(result, int) else EXIT_OK
+
+
+def _with_json_target(tokens: list[str]) -> list[str]:
+    """`--json` prints the document, as in every command; a benchmark also takes a file behind it."""
+    at = tokens.index("--json") if "--json" in tokens else len(tokens)
+    alone = at == len(tokens) - 1 or (at < len(tokens) and tokens[at + 1].startswith("--"))
+    return [*tokens[: at + 1], "-", *tokens[at + 1 :]] if alone else tokens
 
 
 def _usage(error: CycloptsError, *, as_json: bool) -> int:

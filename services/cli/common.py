@@ -24,6 +24,7 @@ class Where:
     """Where the cluster is and who the caller is. Without any of these the cluster of `mooncache up` is used."""
 
     master: Annotated[str | None, Parameter(group=WHERE, help="Master, host:port[,host:port…].")] = None
+    conductor: Annotated[str | None, Parameter(group=WHERE, help="Conductor, host:port.")] = None
     token_file: Annotated[Path | None, Parameter(group=WHERE, help="File with the token, mode 0600.")] = None
     tenant: Annotated[
         str | None, Parameter(group=WHERE, help="Act as this tenant (needs the cluster token).")
@@ -80,15 +81,20 @@ class Where:
         return asyncio.run(run())
 
     def conductor_target(self) -> str:
-        """host:port of the conductor; empty when neither the settings nor the running cluster here name one."""
+        """host:port of the conductor; empty when neither options, settings nor the running cluster here name one.
+
+        The cluster that runs here says nothing about a master that was named.
+        """
         from mooncache.client.state_dir import read_cluster_file
         from mooncache.config import explain, load
 
+        if self.conductor:
+            return self.conductor
         config = load(overrides={"cluster.state_dir": self.state_dir})
         chosen = any(r.name == "cluster.conductor_target" and r.source != "default" for r in explain(config))
         if chosen:
             return config.cluster.conductor_target
-        cluster = read_cluster_file(config.cluster.state_dir)
+        cluster = None if self.master else read_cluster_file(config.cluster.state_dir)
         return cluster.conductor_target if cluster is not None else ""
 
     def conductor_channel(self) -> Any:
@@ -106,8 +112,8 @@ class Where:
         target = self.conductor_target()
         if not target:
             raise ConfigInvalid(
-                "No conductor is known here. Start engines with `mooncache up`, or set "
-                "MOONCACHE_CLUSTER_CONDUCTOR_TARGET."
+                "No conductor is known here. Start engines with `mooncache up`, name it with --conductor, or set "
+                "cluster.conductor_target (MOONCACHE_CLUSTER_CONDUCTOR_TARGET)."
             )
         options = Options.gather(**{**self.settings(), "master": self.master or "127.0.0.1:1"})
         return GrpcChannel(

@@ -66,7 +66,7 @@ class Looker:
         config = load(overrides={"cluster.state_dir": where.state_dir})
         self._folder = None if where.master else config.cluster.state_dir
         self.cluster = self._read()
-        self.conductor_target = where.conductor_target() if not where.master else ""
+        self.conductor_target = where.conductor_target()
         self._conductor = where.conductor_channel() if self.conductor_target else None
 
     @property

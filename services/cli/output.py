@@ -111,7 +111,7 @@ def check_writable(path: Path | None, option: str) -> None:
 
     Raises: InvalidArgument, naming option, path and reason.
     """
-    if path is None:
+    if path is None or str(path) == "-":
         return
     if path.is_dir():
         raise InvalidArgument(f"{option}: {path} cannot be written: Is a directory.")

@@ -6,23 +6,24 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from mooncache.config import load
 from mooncache.errors import MooncacheError
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
     """Run until a signal; 0 after a graceful end, 1 after a failure, 2 for a wrong configuration."""
     from mooncache import auth
     from mooncache.worker.service import run
 
     try:
         config = load()
-        if sys.argv[1:] == ["--engine-key"]:
+        if list(arguments) == ["--engine-key"]:
             cluster, _ = auth.load_or_create_cluster_token(config.cluster.token_path)
             sys.stdout.write(auth.engine_key(cluster) + "\n")
             return 0
-        if sys.argv[1:]:
+        if arguments:
             sys.stderr.write("usage: python -m mooncache.worker [--engine-key]\n")
             return 2
     except MooncacheError as error:
@@ -32,4 +33,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

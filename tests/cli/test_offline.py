@@ -6,37 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cyclopts import App
 
-COMMANDS = [
-    "up",
-    "down",
-    "gateway",
-    "conductor",
-    "worker",
-    "master",
-    "store-node",
-    "put",
-    "get",
-    "ls",
-    "stat",
-    "rm",
-    "pin",
-    "unpin",
-    "status",
-    "top",
-    "drain",
-    "instance drain",
-    "instance undrain",
-    "instance role",
-    "token",
-    "version",
-    "config explain",
-    "bench",
-]
+from mooncache.cli.app import build
+from mooncache.cli.app import run as run_here
 
 
 def run(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -51,13 +29,59 @@ def run(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedProces
     )
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_teaches(command: str, tmp_path: Path) -> None:
-    done = run(*command.split(), "--help", folder=tmp_path)
-    assert done.returncode == 0
-    assert "Usage" in done.stdout
-    if command != "bench":
-        assert "mooncache" in done.stdout.split("Usage", 1)[1]
+def commands(app: App, *names: str) -> Iterator[tuple[str, ...]]:
+    """Every command of the tree that does something, as the words that are typed."""
+    for name in app:
+        if name.startswith("-"):
+            continue
+        below = app[name]
+        if below.default_command is not None:
+            yield (*names, name)
+        yield from commands(below, *names, name)
+
+
+ALL_COMMANDS = sorted(commands(build()))
+
+
+def test_the_tree_is_whole() -> None:
+    assert {("up",), ("why",), ("doctor",), ("doctor", "rdma"), ("bench", "sound"), ("plan",)} <= set(
+        ALL_COMMANDS
+    )
+
+
+@pytest.mark.parametrize("command", ALL_COMMANDS, ids=" ".join)
+def test_help_teaches(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_here([*command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"Usage: mooncache {' '.join(command)}")
+    assert len(text.splitlines()) > 3
+
+
+def test_a_benchmark_prints_its_document_or_writes_it(tmp_path: Path) -> None:
+    quick = ["bench", "conductor", "--quick", "--decisions", "10", "--index-blocks", "1000"]
+    printed = run(*quick, "--json", folder=tmp_path)
+    assert {"rows", "machine"} <= set(json.loads(printed.stdout))
+    file = tmp_path / "rows.json"
+    written = run(*quick, "--json", str(file), folder=tmp_path)
+    assert [row["name"] for row in json.loads(file.read_text())["rows"]] == [
+        row["name"] for row in json.loads(printed.stdout)["rows"]
+    ]
+    assert "decision p50" in written.stdout, "and the table is shown"
+
+
+def test_lines_in_a_pipe_are_not_folded(tmp_path: Path) -> None:
+    """Without a terminal nobody knows a width, and a folded path or name cannot be searched for."""
+    base = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
+    done = subprocess.run(
+        [sys.executable, "-m", "mooncache.cli", "config", "explain"],
+        env={**base, "MOONCACHE_STATE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert any(len(line.rstrip()) > 80 for line in done.stdout.splitlines())
+    assert f"{tmp_path}" in done.stdout
 
 
 def test_version_has_a_stable_shape(tmp_path: Path) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
 
 from mooncache.bench.conductor.cases import ConductorBenchOptions, run
+from mooncache.bench.rows import JsonRows, MarkdownRows
 
 
 def conductor(
     *,
-    json: Annotated[Path | None, Parameter(help="Also write the rows to this file.")] = None,
-    markdown: Annotated[Path | None, Parameter(help="Also write the rows as a Markdown table.")] = None,
+    json: JsonRows = None,
+    markdown: MarkdownRows = None,
     prompt_tokens: Annotated[int, Parameter(help="Length of the prompts.")] = 128 * 1024,
     decisions: Annotated[int, Parameter(help="How many decisions are timed.")] = 2000,
     prefill_instances: Annotated[int, Parameter(help="Instances that compute prompts.")] = 48,

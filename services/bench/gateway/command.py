@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
 
 from mooncache.bench.gateway import CASES, GatewayBenchOptions, run
+from mooncache.bench.rows import JsonRows, MarkdownRows
 from mooncache.bench.worker import WorkerError
 from mooncache.errors import MooncacheError
 
@@ -17,8 +17,8 @@ _EXIT_FAILED = 1
 
 def gateway(
     *,
-    json: Annotated[Path | None, Parameter(help="Also write the rows to this file.")] = None,
-    markdown: Annotated[Path | None, Parameter(help="Also write the rows as a Markdown table.")] = None,
+    json: JsonRows = None,
+    markdown: MarkdownRows = None,
     only: Annotated[
         tuple[str, ...], Parameter(help=f"Run only these cases: {', '.join(CASES)}.", negative=())
     ] = (),

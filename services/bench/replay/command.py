@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
+from mooncache.bench.rows import JsonRows, MarkdownRows
 from mooncache.cli.output import EXIT_USAGE, check_writable, report_error
 from mooncache.cli.workload import PUBLIC_FORMAT, TraceFormat, need_packages
 from mooncache.errors import InvalidArgument, MooncacheError, TraceInvalid, TraceTooLarge
@@ -53,8 +54,8 @@ def replay(
         int, Parameter(help="Prompt tokens of one step of the engine (hf.prefill_chunk_tokens).")
     ] = 512,
     seed: Annotated[int, Parameter(help="Which conversations, which tokens.")] = 1,
-    json: Annotated[Path | None, Parameter(help="Also write the rows to this file.")] = None,
-    markdown: Annotated[Path | None, Parameter(help="Also write the rows as a Markdown table.")] = None,
+    json: JsonRows = None,
+    markdown: MarkdownRows = None,
 ) -> int:
     """Send a trace to a live cluster, measure it, and print what the simulator predicts beside it.
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
 
-from mooncache.bench.rows import Report
+from mooncache.bench.rows import JsonRows, MarkdownRows, Report
 from mooncache.errors import MooncacheError
 
 _EXIT_FAILED = 1
@@ -28,8 +27,8 @@ def serving(
     streams: Annotated[int, Parameter(help="soak: concurrent streams.")] = 64,
     seconds: Annotated[float, Parameter(help="soak: seconds of load before the kills.")] = 300.0,
     kill: Annotated[bool, Parameter(help="soak: kill every process in turn.")] = True,
-    json: Annotated[Path | None, Parameter(help="Also write the rows to this file.")] = None,
-    markdown: Annotated[Path | None, Parameter(help="Also write the rows as a Markdown table.")] = None,
+    json: JsonRows = None,
+    markdown: MarkdownRows = None,
 ) -> int:
     """Measure a whole cluster on this machine: gateway, conductor, engines, pool.
 

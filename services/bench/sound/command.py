@@ -6,7 +6,6 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.status import Status
 
 from mooncache.bench import sound as cases
-from mooncache.bench.rows import Report, Row, describe_machine, describe_versions
+from mooncache.bench.rows import JsonRows, MarkdownRows, Report, Row, describe_machine, describe_versions
 from mooncache.errors import InvalidArgument, MooncacheError
 
 Case = Callable[[bool, Callable[[str], None]], list[Row]]
@@ -36,8 +35,8 @@ def load_case(name: str) -> Case:
 
 def sound(
     *names: Annotated[str, Parameter(help="Cases to run; none: all of them.")],
-    json: Annotated[Path | None, Parameter(help="Also write the rows to this file.")] = None,
-    markdown: Annotated[Path | None, Parameter(help="Also write the rows as a Markdown table.")] = None,
+    json: JsonRows = None,
+    markdown: MarkdownRows = None,
     quick: Annotated[bool, Parameter(negative=(), help="Fewer rounds: seconds for each case.")] = False,
 ) -> int:
     """Measure what one slow, stopped or greedy part costs everybody else.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
 
+from mooncache.bench.rows import JsonRows, MarkdownRows
 from mooncache.bench.store import CASES, StoreBenchOptions, run
 from mooncache.bench.worker import WorkerError
 from mooncache.errors import MooncacheError
@@ -21,8 +21,8 @@ def store(
         Literal["mooncake"] | None,
         Parameter(help="Measure the original beside it (extra [bench])."),
     ] = None,
-    json: Annotated[Path | None, Parameter(help="Also write the rows to this file.")] = None,
-    markdown: Annotated[Path | None, Parameter(help="Also write the rows as a Markdown table.")] = None,
+    json: JsonRows = None,
+    markdown: MarkdownRows = None,
     repeats: Annotated[int, Parameter(help="Rounds over all systems; medians are printed. At least 5.")] = 9,
     only: Annotated[
         tuple[str, ...], Parameter(help=f"Run only these cases: {', '.join(CASES)}.", negative=())

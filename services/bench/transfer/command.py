@@ -11,7 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from mooncache.bench.rows import Report, describe_machine
+from mooncache.bench.rows import JsonRows, MarkdownRows, Report, describe_machine
 from mooncache.bench.transfer import TransferOptions, run
 from mooncache.bench.transfer.cases import Case, Samples
 from mooncache.bench.transfer.node import serve_forever
@@ -48,8 +48,8 @@ def transfer(
     token_file: Annotated[
         Path | None, Parameter(help="The secret of both hosts; --serve makes it when it is missing.")
     ] = None,
-    json: Annotated[Path | None, Parameter(help="Also write the rows to this file.")] = None,
-    markdown: Annotated[Path | None, Parameter(help="Also write the rows as a Markdown table.")] = None,
+    json: JsonRows = None,
+    markdown: MarkdownRows = None,
     svg: Annotated[Path | None, Parameter(help="Also draw the throughput to this file.")] = None,
     html: Annotated[Path | None, Parameter(help="Also write a page with plot and table.")] = None,
     quick: Annotated[bool, Parameter(negative=(), help="One short round of one size: seconds.")] = False,
