@@ -63,6 +63,7 @@ class WorkerState:
     process: EngineProcess | None = None
     facts: EngineFacts | None = None
     facts_wait_s: float = 0.0
+    passport_mark: tuple[int, int, int] = (0, 0, 0)
     load: Load = field(default_factory=Load)
     load_s: float = 0.0
     page: dict[str, float] = field(default_factory=dict)  # numbers of the last reading

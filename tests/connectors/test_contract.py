@@ -212,7 +212,6 @@ def test_reports_of_several_workers_are_merged() -> None:
 
 def two_shards(engine: Harness) -> Any:
     """The engine's scheduler side, as if there were two workers."""
-    from mooncache.connectors.vllm.messages import Handshake
     from mooncache.kvcache.keys import passport_from_json, passport_to_json
 
     given = engine.worker.get_handshake_metadata()
@@ -220,8 +219,8 @@ def two_shards(engine: Harness) -> Any:
     side = engine.connector._scheduler
     side.handshake(
         [
-            Handshake(
-                passport_to_json(dataclasses.replace(passport, tp_rank=rank, tp_size=2)), given.block_bytes
+            dataclasses.replace(
+                given, passport=passport_to_json(dataclasses.replace(passport, tp_rank=rank, tp_size=2))
             )
             for rank in range(2)
         ]

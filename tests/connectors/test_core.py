@@ -279,9 +279,31 @@ def test_an_answer_corrects_what_was_believed() -> None:
     kept.match("next", 0, 0.0, pool_usable=True)
     answer(kept, [False], name="next")
     assert kept.plan_save("next", tokens, SIZE, range(1, 9), 99) is not None
-    kept.reset()
     add(kept, SIZE, name="third")
     assert kept.plan_save("third", tokens, SIZE, range(1, 9), 99) is None  # still under way
+
+
+def test_a_new_generation_of_keys_takes_nothing_from_the_former_one() -> None:
+    kept = book()
+    tokens = add(kept, 2 * SIZE)
+    saved = kept.plan_save("r", tokens, SIZE, range(1, 9), 99)
+    assert saved is not None
+    kept.saved(saved.name, [0])
+    add(kept, 2 * SIZE, name="waits")
+    kept.match("waits", 0, 0.0, pool_usable=True)
+    kept.renew([dataclasses.replace(PASSPORT, weights_digest="others")])
+    # What ran is mixed: it loads nothing and saves nothing, also what comes in late.
+    answer(kept, [True, True], name="waits")
+    assert kept.match("waits", 0, 1.0, pool_usable=True).tokens == 0
+    for name in ("r", "waits"):
+        assert not kept.due(name, 2 * SIZE, 2 * SIZE)
+        assert kept.plan_save(name, tokens, 2 * SIZE, range(1, 9), 99) is None
+    add(kept, 2 * SIZE, name="new")
+    again = kept.plan_save("new", tokens, 2 * SIZE, range(1, 9), 99)
+    assert again is not None
+    assert len(again.blocks) == 2
+    assert again.keys[0][:32] != saved.keys[0]
+    kept.check()
 
 
 def test_limits_of_saves() -> None:

@@ -73,6 +73,7 @@ class Server:
                 **os.environ,
                 "VLLM_CPU_KVCACHE_SPACE": "1",
                 "VLLM_NO_USAGE_STATS": "1",
+                "VLLM_SERVER_DEV_MODE": "1",  # routes that change weights
                 "HF_HUB_OFFLINE": "1",
                 "OMP_NUM_THREADS": "1",
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # two engines bound to one core wait for each other
@@ -116,6 +117,19 @@ class Server:
             "cached": details.get("cached_tokens") or 0,
             "told": content["kv_transfer_params"]["mooncache"],
         }
+
+    def post(self, path: str, body: Any = None) -> None:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            json.dumps(body or {}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        urllib.request.urlopen(request, timeout=120).read()
+
+    def reload_weights(self, folder: Path) -> None:
+        """Other weights into memory, as a trainer does; vLLM's own cache is emptied, as its documentation asks for."""
+        self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+        self.post("/reset_prefix_cache")
 
     def metric(self, name: str) -> float:
         """Sum over all labels."""
@@ -170,10 +184,14 @@ def servers(
 @pytest.fixture(scope="module")
 def oracle(engine_model: Path) -> Any:
     """Greedy tokens by transformers, without vLLM and without any cache of ours."""
+    return greedy_by_transformers(engine_model)
+
+
+def greedy_by_transformers(folder: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(engine_model, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     def greedy(tokens: list[int], count: int = MAX_TOKENS) -> list[int]:
         with torch.no_grad():
@@ -241,6 +259,38 @@ def test_the_next_turn_finds_what_decoding_made(servers: tuple[Server, Server], 
     answer = first.complete(longer, wait_tokens=224, wait_ms=60_000)
     assert answer["told"]["loaded_tokens"] == 224
     assert answer["tokens"] == oracle(longer)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_change_in_a_running_engine_begin_new_keys(
+    servers: tuple[Server, Server], oracle: Any, engine_model: Path, tmp_path: Path
+) -> None:
+    from mooncache import tiny_model
+
+    first, second = servers
+    other = tiny_model.build(tmp_path / "other", seed=7)
+    trained = greedy_by_transformers(other)
+    tokens, whole = prompt(8000, 300), complete_tokens(300)
+    assert first.complete(tokens)["tokens"] == oracle(tokens) != trained(tokens)
+    hot = second.complete(tokens, wait_tokens=whole, wait_ms=60_000)
+    assert (hot["cached"], hot["tokens"]) == (whole, oracle(tokens))
+    before = first.passport.read_text()
+    for server in servers:
+        server.reload_weights(other)
+    answer = first.complete(tokens)
+    assert answer["tokens"] == trained(tokens)
+    assert (answer["cached"], answer["told"]["hit_tokens"]) == (0, 0)
+    shared = second.complete(tokens, wait_tokens=whole, wait_ms=60_000)
+    assert shared["tokens"] == trained(tokens)
+    assert (shared["cached"], shared["told"]["loaded_tokens"]) == (whole, whole)
+    assert first.passport.read_text() == second.passport.read_text() != before
+    for server in servers:
+        server.reload_weights(engine_model)
+    again = second.complete(tokens)
+    assert again["tokens"] == oracle(tokens)
+    assert again["told"]["loaded_tokens"] == whole  # the blocks of these weights are still there
+    first.complete(tokens)
+    assert first.passport.read_text() == second.passport.read_text() == before
 
 
 def test_metrics_tell_what_happened(servers: tuple[Server, Server]) -> None:

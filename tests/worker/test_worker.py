@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from mooncache.auth import tenant_token
 from mooncache.channel import GrpcChannel
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid, EngineFailed, PermissionDenied
-from mooncache.kvcache.keys import passport_from_json, request_keys
+from mooncache.kvcache.keys import passport_from_json, passport_to_json, request_keys
 from mooncache.passport import split_keys
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.proto.v1 import worker_pb2
@@ -98,6 +100,30 @@ async def test_status_is_for_the_cluster_token_alone(tmp_path: Path) -> None:
         with pytest.raises(PermissionDenied):
             await channel.call("GetWorkerStatus", worker_pb2.GetWorkerStatusRequest(), 10)
         await channel.close()
+
+
+async def test_a_passport_that_changes_is_told_at_once_in_the_same_run(tmp_path: Path) -> None:
+    """Weights were changed in the running engine: conductor and gateways must not look for its former keys."""
+    async with both(tmp_path) as (service, found):
+        await until(lambda: ready(found), "ready")
+        first = found.instances["fake-1"]
+        other = dataclasses.replace(PASSPORT, weights_digest="others")
+        path = service.state.run_dir / "passport.json"
+        content = json.loads(path.read_text()) | {"passport": json.loads(passport_to_json(other))}
+        partial = path.with_name("partial")
+        partial.write_text(json.dumps(content))
+        partial.replace(path)
+        await until(
+            lambda: passport_from_json(found.instances["fake-1"].passport_json) == other, "the new passport"
+        )
+        second = found.instances["fake-1"]
+        assert (second.incarnation, second.pool) == (first.incarnation, first.pool)
+        assert service.state.cache is not None
+        assert service.state.cache.passport == other
+        path.write_text("no passport")
+        count = len(found.reports)
+        await until(lambda: len(found.reports) > count + 10, "more reports")
+        assert passport_from_json(found.instances["fake-1"].passport_json) == other
 
 
 async def test_a_crash_leads_to_a_new_run_with_a_new_incarnation(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import importlib.metadata
 import json
 import os
 import secrets
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def engine_version() -> str:
 def read_passport(
     config: Any, layouts: Mapping[str, LayerLayout], dtype: str, block_count: int, state_dir: Path
 ) -> Passport:
-    """The passport of this rank.
+    """The passport of this rank by its files and settings; see `in_memory` for what is in keys.
 
     Args:
         config: vLLM's VllmConfig.
@@ -133,6 +133,18 @@ def _runs(words: list[str]) -> list[str]:
         else:
             runs.append((word, 1))
     return [f"{count}*{word}" for word, count in runs]
+
+
+def in_memory(passport: Passport, weights: Sequence[str], generation: int = 0) -> Passport:
+    """The passport of what lies in memory: files and fingerprints of all shards, so that one that changes changes all.
+
+    Args:
+        weights: fingerprints in the order of the ranks.
+        generation: how often the cache was reset since the engine had these weights.
+    """
+    content = [*weights, *([f"generation {generation}"] if generation else [])]
+    digest = f"{passport.weights_digest}/{identity.digest_of(content)}"
+    return replace(passport, weights_digest=digest)
 
 
 def write_passport(path: Path, passport: Passport, **facts: Any) -> None:

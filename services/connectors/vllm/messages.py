@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -15,10 +16,16 @@ from mooncache.connectors.vllm.core.book import Transfer
 
 @dataclass
 class Handshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
-    """Worker to scheduler, once: the passport of the worker's shard and the bytes of its part of a block."""
+    """Worker to scheduler, once.
+
+    passport: of the worker's shard, by its files. block_bytes: of its part of a block. weights: fingerprint of what
+    lies in its memory. facts: what else goes into the hand-over file.
+    """
 
     passport: str
     block_bytes: int
+    weights: str
+    facts: dict[str, Any]
 
 
 @dataclass
@@ -26,7 +33,8 @@ class StepOrders(KVConnectorMetadata):  # type: ignore[misc]
     """Scheduler to workers, each step.
 
     idle: the step computes nothing, so waiting a moment for a transfer costs nothing. pinned: saved blocks stay as they
-    are until the save is reported; without it the worker has to finish saves within the step.
+    are until the save is reported; without it the worker has to finish saves within the step. weights: for each shard
+    the fingerprint that the orders' keys were made for; a worker with others in its memory does not carry them out.
     """
 
     loads: list[Transfer] = field(default_factory=list)
@@ -34,6 +42,7 @@ class StepOrders(KVConnectorMetadata):  # type: ignore[misc]
     cancels: list[str] = field(default_factory=list)
     idle: bool = False
     pinned: bool = True
+    weights: tuple[str, ...] = ()
 
 
 @dataclass
@@ -57,10 +66,14 @@ class SaveEnd:
 
 @dataclass
 class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """Workers to scheduler: what ended. Merged over shards by vLLM with `aggregate`."""
+    """Workers to scheduler: what ended, and by shard the fingerprint of weights that the scheduler did not know.
+
+    Merged over shards by vLLM with `aggregate`.
+    """
 
     loads: dict[str, LoadEnd] = field(default_factory=dict)
     saves: dict[str, SaveEnd] = field(default_factory=dict)
+    weights: dict[int, str] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
         assert isinstance(other, StepReport)
@@ -69,7 +82,7 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
             loads[name] = merge_loads(loads[name], load) if name in loads else load
         for name, save in other.saves.items():
             saves[name] = merge_saves(saves[name], save) if name in saves else save
-        return StepReport(loads, saves)
+        return StepReport(loads, saves, self.weights | other.weights)
 
 
 def merge_loads(a: LoadEnd, b: LoadEnd) -> LoadEnd:

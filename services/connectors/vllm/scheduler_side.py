@@ -14,6 +14,7 @@ from typing import Any
 
 from mooncache.connectors.vllm.core.book import RequestBook, Transfer
 from mooncache.connectors.vllm.core.idle import IdleWait
+from mooncache.connectors.vllm.engine_passport import in_memory, write_passport
 from mooncache.connectors.vllm.messages import (
     Handshake,
     LoadEnd,
@@ -29,8 +30,11 @@ from mooncache.kvcache.keys import passport_from_json
 from mooncache.kvcache.lookup import Lookups, Question
 from mooncache.kvcache.params import Told
 from mooncache.kvcache.pool_link import PoolLink
+from mooncache.logs import Event, get_logger
+from mooncache.passport import Passport
 from mooncache.tracing import TRACEPARENT
 
+_log = get_logger(__name__)
 CONNECT_WAIT_S = 3.0
 PINNED_SHARE = 0.5
 """Part of the engine's blocks that saves may pin; the others wait their turn."""
@@ -61,6 +65,12 @@ class SchedulerSide:
                 poll_s=settings.connector.wait_poll_s,
                 changed=self._changed,
             )
+        self._handshakes: list[Handshake] = []
+        self._files: list[Passport] = []
+        self._weights: tuple[str, ...] = ()
+        self._generations: dict[tuple[str, ...], int] = {}
+        self._mixed: set[str] = set()
+        self._renewed = False
         self._pool: Any = None
         self._requests: dict[str, Any] = {}
         self._loads: list[Transfer] = []
@@ -75,15 +85,101 @@ class SchedulerSide:
 
     def handshake(self, shards: list[Handshake]) -> None:
         """The workers' passports, in the order of their ranks: from now on requests have keys."""
-        passports = [passport_from_json(shard.passport) for shard in shards]
+        self._handshakes = shards
+        self._files = [passport_from_json(shard.passport) for shard in shards]
+        self._weights = tuple(shard.weights for shard in shards)
         if self._link is not None:
             self._link.connected.wait(CONNECT_WAIT_S)  # the engine is starting: nobody is kept waiting
-        self._shards = max(1, len(passports))
+        self._shards = max(1, len(shards))
         self._book = RequestBook(
-            passports,
+            self._passports(),
             save_decode_blocks=self._settings.connector.save_decode_blocks,
             enabled=self._link is not None,
         )
+        self._tell_passport()
+        if shards:
+            root = self._passports()[0].root().hex()
+            _log.info(Event.CONNECTOR_STARTED, passport=root, block_bytes=shards[0].block_bytes)
+
+    # --- generations of keys ---------------------------------------------------------------------------------
+
+    def _passports(self) -> list[Passport]:
+        """Of the shards, as keys are made now."""
+        generation = self._generations.get(self._weights, 0)
+        return [in_memory(files, self._weights, generation) for files in self._files]
+
+    def _tell_passport(self) -> None:
+        """The worker beside the engine, and by it gateways and conductor, learn the passport from its file."""
+        path = self._settings.passport_path
+        if path is None or not self._files:
+            return
+        try:
+            write_passport(path, self._passports()[0], **self._handshakes[0].facts)
+        except OSError as error:
+            _log.warning(Event.CONNECTOR_PASSPORT_UNTOLD, path=str(path), reason=str(error))
+
+    def _renew(self, reason: str) -> None:
+        """A new generation begins. No block that was computed before may get a key of it: neither those of requests
+        that run, nor those that vLLM's own cache would give to new ones."""
+        passports = self._passports()
+        for name, request in list(self._requests.items()):
+            if not request.num_computed_tokens and not self._book.is_loading(name):
+                self._forget(name)  # nothing of it was computed: it is added again, with new keys
+        self._book.renew(passports)
+        self._mixed = set(self._requests)
+        if self._mixed:
+            self.stats.count("uncached_requests", len(self._mixed), "new_generation")
+        self._renewed = True
+        self._empty_own_cache()
+        self._tell_passport()
+        _log.warning(
+            Event.CONNECTOR_NEW_GENERATION,
+            reason=reason,
+            passport=passports[0].root().hex() if passports else "",
+        )
+
+    def _forget(self, name: str) -> None:
+        del self._requests[name]
+        self._book.forget(name)
+        if self._lookups is not None:
+            self._lookups.withdraw(name)
+
+    def _empty_own_cache(self) -> None:
+        if self._pool is not None:
+            self._pool.evict_blocks(set(range(len(self._pool.blocks))))
+
+    def _note_mixed(self, name: str, local_tokens: int) -> None:
+        """While requests of the former generation run, vLLM's own cache may have blocks that they made."""
+        if (
+            local_tokens
+            and (self._mixed or (self._renewed and self._pool is None))
+            and name not in self._mixed
+        ):
+            self._mixed.add(name)
+            self._book.leave_out(name)
+            self.stats.count("uncached_requests", label="new_generation")
+
+    def _mixed_over(self, name: str) -> None:
+        if name in self._mixed:
+            self._mixed.discard(name)
+            if not self._mixed:
+                self._empty_own_cache()
+
+    def _note_weights(self, weights: dict[int, str]) -> None:
+        """What workers found in their memory."""
+        known = list(self._weights)
+        for shard, found in weights.items():
+            if 0 <= shard < len(known):
+                known[shard] = found
+        if tuple(known) != self._weights:
+            self._weights = tuple(known)
+            self._renew("the weights in memory changed")
+
+    def reset(self) -> None:
+        """Begin a new generation of keys: whatever the pool holds, this engine does not take it for its own."""
+        if self._files:
+            self._generations[self._weights] = self._generations.get(self._weights, 0) + 1
+            self._renew("the cache was reset")
 
     def bind_pool(self, pool: Any) -> None:
         """vLLM's block pool."""
@@ -101,6 +197,7 @@ class SchedulerSide:
         name = request.request_id
         self._add(request)
         self._take_answer(name)
+        self._note_mixed(name, local_tokens)
         if getattr(request, "skip_reading_prefix_cache", False):
             return 0, False
         found = self._book.match(name, local_tokens, time.monotonic(), pool_usable=self.usable)
@@ -144,6 +241,7 @@ class SchedulerSide:
     def orders(self, output: Any) -> StepOrders:
         """See build_connector_meta; the saves are added by `add_saves`."""
         orders = StepOrders(self._loads, [], self._cancels, pinned=self._pool is not None)
+        orders.weights = self._weights
         orders.idle = output.total_num_scheduled_tokens == 0
         self._loads, self._cancels = [], []
         orders.saves, self._finish_saves = self._finish_saves, []
@@ -206,6 +304,8 @@ class SchedulerSide:
         """See update_connector_output: what ended on the workers."""
         if not isinstance(report, StepReport):
             return
+        if report.weights:
+            self._note_weights(report.weights)
         for name, part in report.loads.items():
             before = self._partial_loads.pop(name, None)
             load = merge_loads(before, part) if before is not None else part
@@ -236,6 +336,7 @@ class SchedulerSide:
         name = request.request_id
         if self._requests.pop(name, None) is None:
             return None
+        self._mixed_over(name)
         if self._lookups is not None:
             self._lookups.withdraw(name)
         if self._book.is_loading(name):
@@ -255,10 +356,6 @@ class SchedulerSide:
         told: Told | None = self._book.told(name)
         self._book.forget(name)
         return told.to_params() if told is not None else None
-
-    def reset(self) -> None:
-        """Forget what the pool is believed to hold."""
-        self._book.reset()
 
     def take_stats(self) -> ConnectorStats | None:
         """Counts since the last call."""

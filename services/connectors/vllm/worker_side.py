@@ -19,11 +19,12 @@ from mooncache import tracing
 from mooncache.client.figures import Figures, figures, growth
 from mooncache.config import load
 from mooncache.connectors.vllm.core.idle import IdleWait
-from mooncache.connectors.vllm.engine_passport import engine_version, read_passport, write_passport
+from mooncache.connectors.vllm.engine_passport import engine_version, in_memory, read_passport, write_passport
 from mooncache.connectors.vllm.messages import Handshake, LoadEnd, SaveEnd, StepOrders, StepReport
 from mooncache.connectors.vllm.settings import Settings
 from mooncache.connectors.vllm.staging import device_memory
 from mooncache.connectors.vllm.stats import ConnectorStats
+from mooncache.connectors.vllm.weights import WeightWatch, models_in_memory
 from mooncache.errors import Closed
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.kvcache.layerwise import LayerSaver
@@ -34,6 +35,8 @@ from mooncache.logs import Event, get_logger
 from mooncache.passport import split_keys
 
 _log = get_logger(__name__)
+STALE = "stale"
+"""Reason of what was not loaded or saved because the weights are others than those that the keys are for."""
 _FLUSH_S = 5.0
 _CLIENT_READ_S = 5.0
 
@@ -60,11 +63,17 @@ class WorkerSide:
         self._mover: Mover | None = None
         self._layers: LayerSaver | None = None
         self._passport = ""
+        self._weights: WeightWatch | None = None
+        self._broken_weights = ""
+        self._loading: set[str] = set()
+        self._stale: set[str] = set()
+        self._facts: dict[str, Any] = {}
         self._block_bytes = 0
         self._shard = 0
         self._changed = threading.Event()
         self._idle = IdleWait()
         self._ends = StepReport()
+        self._orders_hold = True
         self._refused: list[LoadReport] = []
         self._bad_blocks: set[int] = set()
         self.stats = ConnectorStats()
@@ -81,6 +90,8 @@ class WorkerSide:
         layers = {name: layout_of(tensor) for name, tensor in tensors.items()}
         first = next(iter(tensors.values()))
         dtype = str(first.dtype).removeprefix("torch.")
+        experts_move = bool(getattr(self._config.parallel_config, "enable_eplb", False))
+        self._weights = WeightWatch(models_in_memory(), experts_move=experts_move)
         passport = read_passport(self._config, layers, dtype, count, self._settings.state_dir)
         if first.device.type == "cpu":
             memory: Any = HostMemory([(layers[n], region_of(t)) for n, t in tensors.items()], count)
@@ -89,17 +100,19 @@ class WorkerSide:
         self._block_bytes = memory.block_bytes
         self._passport = passport_to_json(passport)
         self._shard = passport.pp_rank * passport.tp_size + passport.tp_rank
-        if self._shard == 0 and self._settings.passport_path is not None:
-            write_passport(
-                self._settings.passport_path,
-                passport,
-                kv_bytes_per_token=memory.block_bytes * passport.tp_size // passport.block_tokens,
-                kv_capacity_tokens=count * passport.block_tokens,
-                engine_version=engine_version(),
-                max_model_tokens=int(self._config.model_config.max_model_len),
-                pool=self._connect is not None,
-            )
+        self._facts = {
+            "kv_bytes_per_token": memory.block_bytes * passport.tp_size // passport.block_tokens,
+            "kv_capacity_tokens": count * passport.block_tokens,
+            "engine_version": engine_version(),
+            "max_model_tokens": int(self._config.model_config.max_model_len),
+            "pool": self._connect is not None,
+        }
         if self._connect is None:
+            path = self._settings.passport_path
+            if (
+                self._shard == 0 and path is not None
+            ):  # else the scheduler's side writes it, who knows all shards
+                write_passport(path, in_memory(passport, [self._weights.fingerprint]), **self._facts)
             return
         connector = self._settings.connector
         tracing.setup("engine", load())  # beside vLLM's own spans, in the same trace
@@ -123,20 +136,50 @@ class WorkerSide:
                 timeout_s=connector.save_timeout_s,
                 queue_bytes_max=connector.save_queue_bytes_max,
             )
-        _log.info(Event.CONNECTOR_STARTED, passport=passport.root().hex(), block_bytes=memory.block_bytes)
 
     def handshake(self) -> Handshake | None:
         """For the scheduler's side; None when this worker does not take part."""
-        return Handshake(self._passport, self._block_bytes) if self._passport and self._mover else None
+        if not (self._passport and self._mover and self._weights):
+            return None
+        return Handshake(self._passport, self._block_bytes, self._weights.fingerprint, self._facts)
 
     # --- a step ----------------------------------------------------------------------------------------------
 
+    def look_at_weights(self, orders: StepOrders) -> bool:
+        """Before anything of a step: whether its orders are for the weights that lie in memory.
+
+        Weights change between steps only. Loads that are under way when they have are of no use any more.
+        """
+        if self._weights is None or not orders.weights:
+            return True
+        try:
+            if self._broken_weights or self._weights.changed():
+                self._broken_weights = "the weights were not read again"
+                self._weights.renew()
+                self._broken_weights = ""
+        except Exception as error:  # noqa: BLE001  (weights that nobody can name: no key is right for them)
+            self._broken_weights = str(error)
+        if not self._broken_weights and orders.weights[self._shard] == self._weights.fingerprint:
+            return True
+        if not self._broken_weights:
+            self._ends.weights[self._shard] = self._weights.fingerprint
+        self._stale |= self._loading
+        for name in self._loading:
+            if self._mover is not None:
+                self._mover.cancel(name)
+        return False
+
     def start_loads(self, orders: StepOrders) -> None:
         """See start_load_kv."""
+        self._orders_hold = self.look_at_weights(orders)
         for transfer in orders.loads:
             try:
                 assert self._mover is not None
+                if not self._orders_hold:
+                    self._refused.append(LoadReport(transfer.name, transfer.blocks, 0, 0, 0.0, STALE))
+                    continue
                 self._mover.load(self._job(transfer))
+                self._loading.add(transfer.name)
             except Exception:  # noqa: BLE001  (the request waits for an end: it gets one)
                 self._refused.append(LoadReport(transfer.name, transfer.blocks, 0, 0, 0.0, ABSENT))
         for name in orders.cancels:
@@ -145,14 +188,16 @@ class WorkerSide:
 
     def layer_done(self, orders: StepOrders, layer: str) -> None:
         """See save_kv_layer: with `layerwise` the layer's part of the step's blocks is sent at once."""
-        if self._layers is not None and orders.saves:
+        if self._layers is not None and orders.saves and self._orders_hold:
             self._layers.layer_done([self._job(transfer) for transfer in orders.saves], layer)
 
     def start_saves(self, orders: StepOrders) -> None:
         """See wait_for_save. Blocks that nobody pins are saved before it returns."""
         for transfer in orders.saves:
-            if self._mover is None:
+            if self._mover is None or not self._orders_hold:
                 self._ends.saves[transfer.name] = SaveEnd(frozenset())
+                if not self._orders_hold:
+                    self.stats.count("dropped_blocks", len(transfer.blocks), STALE)
             elif self._layers is not None:
                 self._layers.finish(self._job(transfer))
             else:
@@ -192,6 +237,10 @@ class WorkerSide:
     def _taken(self, reports: list[LoadReport]) -> Received:
         got = Received(set(), set())
         for report in reports:
+            self._loading.discard(report.name)
+            if report.name in self._stale:
+                self._stale.discard(report.name)
+                report.loaded, report.loaded_bytes, report.reason = 0, 0, STALE
             got.finished.add(report.name)
             got.bad_blocks.update(report.blocks[report.loaded :])
             self._ends.loads[report.name] = LoadEnd(
@@ -224,7 +273,7 @@ class WorkerSide:
 
     def take_report(self) -> StepReport | None:
         """What ended since the last call, for the scheduler's side."""
-        if not self._ends.loads and not self._ends.saves:
+        if not self._ends.loads and not self._ends.saves and not self._ends.weights:
             return None
         taken, self._ends = self._ends, StepReport()
         return taken

@@ -92,6 +92,8 @@ async def step(state: WorkerState) -> None:
         state.wake_report.set()
     if state.facts is None:
         await learn(state)
+    else:
+        learn_again(state)
 
 
 async def _pause(state: WorkerState) -> None:
@@ -248,9 +250,10 @@ async def learn(state: WorkerState) -> None:
     """Find out what the healthy engine is; its passport may come a little later than its health."""
     said: EngineFacts | None = None
     problem = ""
-    path = state.config.worker.attach_passport if state.attached else passport_path(state)
-    if path is not None and (state.attached or state.adapter.makes_passport):
+    path = _said_in(state)
+    if path is not None:
         try:
+            state.passport_mark = _mark(path)
             said = facts_from_file(read_capped(path))
         except (OSError, InvalidArgument) as error:
             problem = str(error)
@@ -286,6 +289,43 @@ async def learn(state: WorkerState) -> None:
     state.tokenizer_path = tokenizer_folder(state.model)
     state.changed()
     state.wake_events.set()
+
+
+def learn_again(state: WorkerState) -> None:
+    """An engine whose weights were changed, or whose cache was reset, writes its passport anew: tell everybody."""
+    path = _said_in(state)
+    if path is None or state.facts is None:
+        return
+    try:
+        mark = _mark(path)
+        if mark == state.passport_mark:
+            return
+        said = facts_from_file(read_capped(path))
+    except (OSError, InvalidArgument):
+        return  # it is written whole or not at all: what is known stays true
+    state.passport_mark = mark
+    if said.passport is None or said.passport == state.facts.passport:
+        return
+    state.facts = merged(said, state.facts)
+    if state.cache is not None and state.cache.passport.block_tokens == said.passport.block_tokens:
+        state.cache.renew(said.passport)
+    log.info(
+        Event.WORKER_PASSPORT_CHANGED, instance_id=state.instance_id, passport=said.passport.root().hex()
+    )
+    state.changed()
+
+
+def _said_in(state: WorkerState) -> Path | None:
+    """The file in which the engine says what its blocks are, where there is one."""
+    if state.attached:
+        return state.config.worker.attach_passport
+    return passport_path(state) if state.adapter.makes_passport else None
+
+
+def _mark(path: Path) -> tuple[int, int, int]:
+    """Tells one version of a file from the next; it is replaced as a whole."""
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 async def event_sources(state: WorkerState) -> tuple[str, str]:

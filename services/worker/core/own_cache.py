@@ -74,6 +74,11 @@ class OwnCache:
         """Keys that are held."""
         return {key for key, _ in self._held.values()}
 
+    def renew(self, passport: Passport) -> None:
+        """The engine's blocks have other keys from here on; it has dropped those that it held."""
+        self.passport = passport
+        self.clear()
+
     # what the engine tells
 
     def apply(self, events: Iterable[Event]) -> None:

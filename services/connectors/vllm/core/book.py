@@ -24,7 +24,16 @@ ANSWER_TTL_S = 1.0
 SAVED_KEYS_MAX = 1 << 18
 
 # Why a request is not cached: a fixed set, because it is a label of a metric.
-UNCACHED = ("multimodal", "prompt_embeds", "lora", "pooling", "streaming_input", "tokens", "disabled")
+UNCACHED = (
+    "multimodal",
+    "prompt_embeds",
+    "lora",
+    "pooling",
+    "streaming_input",
+    "tokens",
+    "disabled",
+    "new_generation",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,7 @@ class _Request:
     known: list[bool] = field(default_factory=list)
     answered_s: float | None = None
     loads_off: bool = False
+    saves_off: bool = False
     loading: tuple[int, int] | None = None
     local_blocks: int = 0
     local_tokens: int = 0
@@ -122,6 +132,23 @@ class RequestBook:
                 request.why_uncached = "tokens"
         self._requests[request_id] = request
         return request.why_uncached
+
+    def renew(self, passports: Sequence[Passport]) -> None:
+        """A new generation of keys: requests from here on get theirs from these passports.
+
+        What the others have computed so far belongs to no generation: they load and save nothing any more.
+        """
+        self._passports = list(passports)
+        self._saved.clear()
+        for request_id in self._requests:
+            self.leave_out(request_id)
+
+    def leave_out(self, request_id: str) -> None:
+        """The request goes on without the pool."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.loads_off = request.saves_off = True
+            request.pending, request.known, request.answered_s = False, [], None
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
@@ -267,7 +294,7 @@ class RequestBook:
             computed: see `plan_save`.
         """
         request = self._requests.get(request_id)
-        if request is None or request.chain is None or request.loading is not None:
+        if request is None or request.chain is None or request.loading is not None or request.saves_off:
             return False
         request.running = True
         return self._complete(request, known, computed) > request.next_save
@@ -291,7 +318,7 @@ class RequestBook:
             blocks_max: at most so many now; the others come later.
         """
         request = self._requests.get(request_id)
-        if request is None or request.chain is None or request.loading is not None:
+        if request is None or request.chain is None or request.loading is not None or request.saves_off:
             return None
         request.running = True
         chain, size = request.chain, self._block_tokens
@@ -341,13 +368,6 @@ class RequestBook:
     def saves_under_way(self) -> int:
         """Orders that did not end yet."""
         return len(self._saving)
-
-    def reset(self) -> None:
-        """Forget what the pool is believed to hold."""
-        self._saved.clear()
-        for request in self._requests.values():
-            request.answered_s = None
-            request.known = []
 
     def check(self) -> None:
         """The invariants; for tests."""
