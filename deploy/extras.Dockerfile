@@ -13,7 +13,7 @@ ENV ETCDCTL_API=3
 ENTRYPOINT ["/usr/bin/etcd"]
 
 FROM ${BASE_IMAGE} AS prometheus
-# The user is that of the other images, because it reads the cluster token.
+# The user is that of the other images, because it reads the key of /metrics.
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends prometheus \
  && rm -rf /var/lib/apt/lists/* \

@@ -30,6 +30,7 @@ _TENANT_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _DERIVE_PREFIX: Final = b"mooncache tenant v1\0"
 _SALT_PREFIX: Final = b"mooncache cache salt v1\0"
 _ENGINE_PREFIX: Final = b"mooncache engine key v1\0"
+_METRICS_PREFIX: Final = b"mooncache metrics key v1\0"
 _FILE_BYTES_MAX: Final = 4096
 _TOKEN_CHARS_MAX: Final = 256
 
@@ -120,6 +121,11 @@ def public_salt(cluster: Token) -> str:
 def engine_key(cluster: Token) -> str:
     """Bearer key of the engines' own HTTP servers: gateways and workers know it, clients do not."""
     return "mce1." + keyed_hash(cluster.key, _ENGINE_PREFIX).hex()
+
+
+def metrics_key(cluster: Token) -> str:
+    """Bearer key of /metrics beyond loopback. It opens nothing else, so that a scraper needs no cluster token."""
+    return "mcm1." + keyed_hash(cluster.key, _METRICS_PREFIX).hex()
 
 
 def parse_token(text: str) -> Token:

@@ -146,7 +146,7 @@ class BackPressure(MooncacheError, code=301, status=grpc.StatusCode.RESOURCE_EXH
 
 
 class QuotaExceeded(MooncacheError, code=302, status=grpc.StatusCode.RESOURCE_EXHAUSTED):
-    hint = "The tenant's quota is used up; remove blocks or raise the quota."
+    hint = "The tenant's quota is used up; remove blocks of the tenant, or wait until some are evicted."
 
 
 class Draining(MooncacheError, code=303, status=grpc.StatusCode.UNAVAILABLE, retryable=True):

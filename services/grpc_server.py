@@ -1,7 +1,8 @@
 """The gRPC port of a service: one generic handler for each RPC of the table, all ending in OpRunner.
 
-No servicer classes: a handler passes raw bytes and metadata on, and turns a MooncacheError into status, text
-and the trailing metadata `mooncache-code`. Message sizes and the number of calls under way are capped by the
+No servicer classes: a handler looks at the caller's proof, passes raw bytes and metadata on, and turns a
+MooncacheError into status, text and the trailing metadata `mooncache-code`. Every answer to a caller that proved
+itself is proven too (proof.py). Message sizes and the number of calls under way are capped by the
 library.
 """
 
@@ -14,8 +15,11 @@ from typing import Any, Final
 import grpc
 
 from mooncache import tracing
+from mooncache.auth import Token
 from mooncache.channel.grpc_channel import MESSAGE_OPTIONS
-from mooncache.errors import ConfigInvalid, MooncacheError, to_metadata
+from mooncache.clock import Clock
+from mooncache.errors import OK, ConfigInvalid, MooncacheError, Unauthenticated, to_metadata
+from mooncache.proof import STALE, Admitted, Gate, digest
 from mooncache.run_op import TIMEOUT_DEFAULT_S, OpRunner
 
 _DETAILS_CHARS_MAX: Final = 1000  # details travel in headers, whose size the other end limits
@@ -39,10 +43,11 @@ def address(host: str, port: int) -> str:
 
 
 class GrpcServer:
-    """Listens from `start` to `stop`; `port` is the real one."""
+    """Listens from `start` to `stop`; `port` is the real one. `cluster` is what callers prove that they know."""
 
-    def __init__(self, runner: OpRunner, *, call_count_max: int) -> None:
+    def __init__(self, runner: OpRunner, cluster: Token, clock: Clock, *, call_count_max: int) -> None:
         self._runner = runner
+        self._gate = Gate(cluster, clock.now_s)
         self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=call_count_max)
         self.port = 0
         handlers = {
@@ -72,24 +77,35 @@ class GrpcServer:
         await self._server.stop(grace_s)
 
     def _behaviour(self, method: str) -> Behaviour:
-        span_name = self._runner.table.ops[method].method.path[1:]
+        path = self._runner.table.ops[method].method.path
 
         async def behave(request: bytes, context: Any) -> bytes:
             pairs = context.invocation_metadata() or ()
             metadata = {key: value for key, value in pairs if isinstance(value, str)}
             left_s = context.time_remaining()
+            admitted = self._gate.admit(metadata.get("authorization", ""), path, await digest(request))
+            if admitted.stale:
+                await _abort(context, admitted, Unauthenticated(admitted.refusal), STALE)
             try:
-                with tracing.span(span_name, metadata, kind="server", root=False, rpc__system="grpc"):
+                with tracing.span(path[1:], metadata, kind="server", root=False, rpc__system="grpc"):
                     response = await self._runner.run(
                         method,
                         request,
-                        authorization=metadata.get("authorization", ""),
+                        identify=admitted.identify,
                         request_id=metadata.get("x-request-id", ""),
                         timeout_s=TIMEOUT_DEFAULT_S if left_s is None else left_s,
                     )
-                return response.SerializeToString()
             except MooncacheError as error:
-                await context.abort(error.grpc_status, error.message[:_DETAILS_CHARS_MAX], to_metadata(error))
+                await _abort(context, admitted, error, error.code)
                 raise
+            answer = response.SerializeToString()
+            context.set_trailing_metadata(admitted.seal(OK, await digest(answer)))
+            return answer
 
         return behave
+
+
+async def _abort(context: Any, admitted: Admitted, error: MooncacheError, code: int) -> None:
+    details = error.message[:_DETAILS_CHARS_MAX]
+    sealed = admitted.seal(code, await digest(details.encode()))
+    await context.abort(error.grpc_status, details, (*to_metadata(error), *sealed))

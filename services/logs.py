@@ -117,7 +117,7 @@ class Event(enum.StrEnum):
     CONNECTOR_DEFECT = "connector.defect"  # an error inside of the connector; the engine goes on without it
 
 
-_TOKEN: Final = re.compile(r"\b(mc[ce]1\.|mct1\.[a-z0-9_.-]{1,63}\.)[0-9a-fA-F]{8,}|(?i:bearer\s+)\S+")
+_TOKEN: Final = re.compile(r"\b(mc[cem]1\.|mct1\.[a-z0-9_.-]{1,63}\.)[0-9a-fA-F]{8,}|(?i:bearer\s+)\S+")
 _SECRET_FIELDS: Final = frozenset(
     {"token", "secret", "authorization", "password", "tenant_key", "key_material"}
 )

@@ -2,8 +2,9 @@
 changed by it.
 
 /health says that the process's loop turns, /ready whether it should get work (503 and the reason otherwise).
-On loopback the port is open to local users; beyond loopback /metrics asks for the cluster token, while the
-two probes, which tell one word, stay open for orchestrators. Requests are hostile: size, time and number of
+On loopback the port is open to local users and speaks plain HTTP; beyond loopback it speaks HTTPS when TLS is on, and
+/metrics asks for the metrics key (`mooncache token --metrics`), which opens nothing else. The two probes, which tell
+one word, stay open for orchestrators. Requests are hostile: size, time and number of
 connections are capped.
 """
 
@@ -11,14 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
+import hmac
 import json
+import ssl
 from collections.abc import Callable
 from typing import Final
 
-from mooncache.errors import ConfigInvalid, MooncacheError
+from mooncache.bind import is_loopback
+from mooncache.errors import ConfigInvalid
 from mooncache.metrics import CONTENT_TYPE, Metrics
-from mooncache.run_op import Authenticates
 
 REQUEST_BYTES_MAX: Final = 8192
 REQUEST_TIMEOUT_S: Final = 5.0
@@ -34,34 +36,25 @@ _REASONS: Final = {
 Answer = tuple[int, str, bytes]
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a port bound to `host`."""
-    if host == "localhost":
-        return True
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    return False
-
-
 class ProbeServer:
-    """Serves the three paths. `readiness` returns "" when ready, otherwise the reason."""
+    """Serves the three paths. `readiness` returns "" when ready, otherwise the reason; `key` opens /metrics."""
 
-    def __init__(
-        self, metrics: Metrics, readiness: Callable[[], str], authenticator: Authenticates | None = None
-    ) -> None:
+    def __init__(self, metrics: Metrics, readiness: Callable[[], str], key: str) -> None:
         self._metrics = metrics
         self._readiness = readiness
-        self._authenticator = authenticator
+        self._bearer = f"Bearer {key}"
+        self._open = False
         self._server: asyncio.Server | None = None
         self._connection_count = 0
         self.port = 0
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen. Raises ConfigInvalid when the address cannot be had."""
-        if is_loopback(host):
-            self._authenticator = None
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        """Listen; `tls` counts beyond loopback. Raises ConfigInvalid when the address cannot be had."""
+        self._open = is_loopback(host)
         try:
-            self._server = await asyncio.start_server(self._connection, host, port, limit=REQUEST_BYTES_MAX)
+            self._server = await asyncio.start_server(
+                self._connection, host, port, limit=REQUEST_BYTES_MAX, ssl=None if self._open else tls
+            )
         except OSError as error:
             raise ConfigInvalid(
                 f"The metrics port {host}:{port} cannot be opened: {error.strerror}."
@@ -119,15 +112,12 @@ class ProbeServer:
         return _text(404, "paths: /metrics /health /ready")
 
     def _metrics_answer(self, header_lines: list[str]) -> Answer:
-        if self._authenticator is not None:
+        if not self._open:
             pairs = (line.partition(":") for line in header_lines)
             headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-            try:
-                identity = self._authenticator.identify(headers.get("authorization", ""))
-            except MooncacheError:
-                return _text(401, "send the cluster token as Authorization: Bearer")
-            if not identity.admin:
-                return _text(401, "the cluster token is needed")
+            presented = headers.get("authorization", "")
+            if not hmac.compare_digest(presented.encode(), self._bearer.encode()):
+                return _text(401, "send the key of `mooncache token --metrics` as Authorization: Bearer")
         return 200, CONTENT_TYPE, self._metrics.render()
 
 

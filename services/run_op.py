@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import structlog
@@ -36,10 +37,8 @@ class Identity(Protocol):
     def admin(self) -> bool: ...
 
 
-class Authenticates(Protocol):
-    """Turns an `authorization` value into an identity; raises Unauthenticated. See auth.Authenticator."""
-
-    def identify(self, authorization: str) -> Identity: ...
+Identify = Callable[[], Identity]
+"""Tells who makes one call, however that was proven; raises Unauthenticated."""
 
 
 class Observer(Protocol):
@@ -64,20 +63,18 @@ class OpRunner:
     def __init__(
         self,
         table: RpcTable,
-        authenticator: Authenticates,
         clock: Clock,
         observer: Observer | None = None,
     ) -> None:
         self.table = table
-        self._authenticator = authenticator
         self._clock = clock
         self._observer = observer
         self.active_count = 0
 
     async def run(
-        self, method: str, request: Message | bytes, *, authorization: str, request_id: str, timeout_s: float
+        self, method: str, request: Message | bytes, *, identify: Identify, request_id: str, timeout_s: float
     ) -> Message:
-        """Run one call. Raw bytes are parsed only after the token was good; `timeout_s` is cut to an hour."""
+        """Run one call. Raw bytes are parsed only after the caller is known; `timeout_s` is cut to an hour."""
         started_s = self._clock.now_s()
         request_id = clean_request_id(request_id)
         outcome = "CANCELLED"
@@ -85,7 +82,7 @@ class OpRunner:
         # The id is visible to every log line of this call and to the calls that it makes.
         with structlog.contextvars.bound_contextvars(request_id=request_id, method=method):
             try:
-                response = await self._run(method, request, authorization, request_id, timeout_s)
+                response = await self._run(method, request, identify, request_id, timeout_s)
                 outcome = "OK"
                 return response
             except MooncacheError as error:
@@ -101,9 +98,9 @@ class OpRunner:
                 getattr(log, level)(Event.RPC_FINISHED, code=outcome, elapsed_ms=round(elapsed_s * 1e3, 3))
 
     async def _run(
-        self, method: str, request: Message | bytes, authorization: str, request_id: str, timeout_s: float
+        self, method: str, request: Message | bytes, identify: Identify, request_id: str, timeout_s: float
     ) -> Message:
-        identity = self._authenticator.identify(authorization)
+        identity = identify()
         op = self.table.op(method)
         if op.admin_only and not identity.admin:
             raise PermissionDenied(

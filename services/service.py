@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from mooncache import auth, logs, tls, tracing
+from mooncache.bind import check_bind, is_loopback
 from mooncache.clock import Clock, SystemClock
 from mooncache.config import Config, load
 from mooncache.duties import Duty, DutyRunner
@@ -23,7 +24,7 @@ from mooncache.errors import ConfigInvalid, MooncacheError
 from mooncache.grpc_server import GrpcServer, address
 from mooncache.logs import Event, get_logger
 from mooncache.metrics import Metrics, RpcMetrics
-from mooncache.probe_http import ProbeServer, is_loopback
+from mooncache.probe_http import ProbeServer
 from mooncache.rpc import RpcTable
 from mooncache.run_op import OpRunner
 
@@ -74,7 +75,7 @@ class Service:
         self._drain_timeout_s = drain_timeout_s
         failures = self.metrics.counter("duty_failures", "Failures of background duties.", ("duty", "code"))
         self._duties = DutyRunner(self.clock, lambda duty, code: failures.labels(duty, code).inc())
-        self._probe = ProbeServer(self.metrics, self._readiness, self.authenticator)
+        self._probe = ProbeServer(self.metrics, self._readiness, auth.metrics_key(self.token))
         self._grpc: GrpcServer | None = None
         self.runner: OpRunner | None = None
         self._stop_asked = asyncio.Event()
@@ -86,6 +87,11 @@ class Service:
     async def build(self) -> RpcTable | None:
         """Make the state and the table; ports are not open yet. None: a service without a control port."""
         raise NotImplementedError
+
+    def binds(self) -> Sequence[tuple[str, str]]:
+        """(setting, host) of every port that the process opens."""
+        probe = [("metrics.host", self.config.metrics.host)] if self.config.metrics.enabled else []
+        return [(f"{self.name}.host", self._host), *probe]
 
     async def listening(self) -> None:
         """Called once when the ports are open and `grpc_target` is known, before the duties begin."""
@@ -126,18 +132,21 @@ class Service:
 
     async def _start(self) -> None:
         log.info(Event.SERVICE_STARTING, pid=os.getpid())
+        for setting, host in self.binds():
+            check_bind(self.config.tls, setting, host)
         credentials = tls.server_credentials(self.config.tls)
         table = await self.build()
         if table is not None:
-            self.runner = OpRunner(table, self.authenticator, self.clock, RpcMetrics(self.metrics))
-            self._grpc = GrpcServer(self.runner, call_count_max=self._call_count_max)
+            self.runner = OpRunner(table, self.clock, RpcMetrics(self.metrics))
+            self._grpc = GrpcServer(self.runner, self.token, self.clock, call_count_max=self._call_count_max)
             await self._grpc.start(self._host, self._port, credentials)
         if credentials is not None:
             log.info(Event.TLS_ENABLED, client_certificates=self.config.tls.require_client_cert)
         if not is_loopback(self._host):
             log.warning(Event.BIND_PUBLIC, host=self._host, tls=credentials is not None)
         if self.config.metrics.enabled:
-            await self._probe.start(self.config.metrics.host, self._metrics_port)
+            context = tls.http_server_context(self.config.tls)
+            await self._probe.start(self.config.metrics.host, self._metrics_port, context)
         self.listening_now = True
         await self.listening()
         self._duties.start(self.duties())

@@ -1,11 +1,12 @@
 """TLS credentials from the configuration, for gRPC servers and channels.
 
-With `tls.enabled` every gRPC port needs a certificate; with `tls.require_client_cert` callers need one too
+With `tls.enabled` every port needs a certificate; with `tls.require_client_cert` callers need one too
 (mTLS). The data plane reads the same files by itself. TLS comes on top of tokens, it does not replace them.
 """
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
 import grpc
@@ -55,3 +56,32 @@ def channel_credentials(tls: TlsSection) -> grpc.ChannelCredentials | None:
         private_key=_read("key_file", tls.key_file),
         certificate_chain=_read("cert_file", tls.cert_file),
     )
+
+
+def http_server_context(tls: TlsSection) -> ssl.SSLContext | None:
+    """For ports that speak HTTP, None when TLS is off. Callers show no certificate there. Raises ConfigInvalid."""
+    if not tls.enabled:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    _load_pair(context, tls)
+    return context
+
+
+def http_client_context(tls: TlsSection) -> ssl.SSLContext | None:
+    """For callers of such ports, None when TLS is off. Raises ConfigInvalid."""
+    if not tls.enabled:
+        return None
+    roots = _read("ca_file", tls.ca_file).decode("ascii", "replace") if tls.ca_file else None
+    context = ssl.create_default_context(cadata=roots)
+    if tls.cert_file is not None:
+        _load_pair(context, tls)
+    return context
+
+
+def _load_pair(context: ssl.SSLContext, tls: TlsSection) -> None:
+    _read("cert_file", tls.cert_file)
+    _read("key_file", tls.key_file)
+    try:
+        context.load_cert_chain(str(tls.cert_file), str(tls.key_file))
+    except ssl.SSLError as error:
+        raise ConfigInvalid(f"tls.cert_file and tls.key_file are no pair: {error.reason}.") from None

@@ -1,4 +1,5 @@
-"""Channel over gRPC: token and request id in the metadata, always a deadline, errors from the catalogue."""
+"""Channel over gRPC: a proof of the token and a request id in the metadata, always a deadline, errors from the
+catalogue. An answer without a proof (proof.py) is never believed."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from mooncache import tracing
+from mooncache.errors import METADATA_KEY as CODE_KEY
 from mooncache.errors import (
+    OK,
     Cancelled,
     Closed,
     DeadlineExceeded,
@@ -19,15 +22,21 @@ from mooncache.errors import (
     MasterUnavailable,
     MooncacheError,
     ProtocolError,
+    Unauthenticated,
     Unsupported,
     from_grpc,
 )
+from mooncache.proof import METADATA_KEY as PROOF_KEY
+from mooncache.proof import STALE, Prover, SignedCall, digest
 from mooncache.rpc import methods_of
 from mooncache.run_op import new_request_id
 
 MESSAGE_BYTES_MAX: Final = 64 << 20
 _ENVELOPE_BYTES: Final = 1 << 20  # fields around the 64 MiB of records that a report may carry
 GRACE_S: Final = 1.0
+_ATTEMPTS: Final = 3  # one without a nonce, one with it, one more when the nonce changed in between
+_LEAST_S: Final = 0.001
+_CODE_DIGITS_MAX: Final = 5
 
 MESSAGE_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX + _ENVELOPE_BYTES),
@@ -50,7 +59,7 @@ class GrpcChannel:
     Args:
         target: "host:port" of the service.
         service: descriptor, for example rpc.MASTER_SERVICE.
-        token: cluster or tenant token; sent as `authorization: Bearer`.
+        token: cluster or tenant token; it is proven, never sent.
         credentials: TLS credentials (tls.channel_credentials), None for plain text.
         unavailable_error: class raised when nobody answers there (MasterUnavailable or NodeUnavailable).
         server_name: name to check the certificate against when it is not the host of `target`.
@@ -68,7 +77,7 @@ class GrpcChannel:
     ) -> None:
         self.target = target
         self._methods = methods_of(service)
-        self._authorization = f"Bearer {token}"
+        self._prover = Prover(token)
         self._credentials = credentials
         self._unavailable_error = unavailable_error
         self._options: list[tuple[str, Any]] = list(_CHANNEL_OPTIONS)
@@ -96,19 +105,23 @@ class GrpcChannel:
             return await self._call(call, method, request, timeout_s)
 
     async def _call(self, call: Any, method: str, request: Message, timeout_s: float) -> Any:
-        context = structlog.contextvars.get_contextvars()
-        metadata = (
-            ("authorization", self._authorization),
-            ("x-request-id", str(context.get("request_id") or new_request_id())),
-            *tracing.inject({}).items(),
-        )
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        described = self._methods[method]
         try:
+            data = request.SerializeToString()
+            request_digest = await digest(data)
             # gRPC's own deadline fires first; the outer one makes sure that a stuck library cannot hold a
             # caller.
             async with asyncio.timeout(timeout_s + GRACE_S):
-                return await call(request, timeout=timeout_s, metadata=metadata)
-        except grpc.aio.AioRpcError as error:
-            raise self._error(method, timeout_s, error) from None
+                for _ in range(_ATTEMPTS):
+                    signed = self._prover.sign(described.path, request_digest)
+                    answer = await self._attempt(call, method, data, signed, deadline_s - loop.time())
+                    if answer is not None:
+                        return described.response_class.FromString(answer)
+            raise Unauthenticated(
+                f"{self.target} called every proof for {method} stale; it was not carried out."
+            )
         except TimeoutError:
             raise DeadlineExceeded(
                 f"{method} to {self.target} did not finish within {timeout_s:g} s."
@@ -123,6 +136,28 @@ class GrpcChannel:
             raise
         except (grpc.aio.UsageError, grpc.aio.InternalError, ValueError, TypeError) as error:
             raise InvalidArgument(f"{method} to {self.target} could not be sent: {error}") from error
+
+    async def _attempt(
+        self, call: Any, method: str, data: bytes, signed: SignedCall, timeout_s: float
+    ) -> bytes | None:
+        """The response's bytes; None when the service wants another proof and has done nothing."""
+        context = structlog.contextvars.get_contextvars()
+        metadata = (
+            ("authorization", signed.authorization),
+            ("x-request-id", str(context.get("request_id") or new_request_id())),
+            *tracing.inject({}).items(),
+        )
+        try:
+            under_way = call(data, timeout=max(timeout_s, _LEAST_S), metadata=metadata)
+            answer: bytes = await under_way
+            trailing = _texts(await under_way.trailing_metadata())
+        except grpc.aio.AioRpcError as error:
+            if await self._wants_another(signed, error):
+                return None
+            raise await self._error(method, timeout_s, signed, error) from None
+        if not self._prover.proves(signed, OK, await digest(answer), trailing.get(PROOF_KEY, "")):
+            raise self._stranger(method)
+        return answer
 
     async def close(self) -> None:
         """See Channel.close."""
@@ -142,23 +177,41 @@ class GrpcChannel:
                 self._channel = grpc.aio.secure_channel(self.target, self._credentials, options=self._options)
         if method not in self._calls:
             described = self._methods[method]
-            self._calls[method] = self._channel.unary_unary(
-                described.path,
-                request_serializer=lambda message: message.SerializeToString(),
-                response_deserializer=described.response_class.FromString,
-            )
+            self._calls[method] = self._channel.unary_unary(described.path, None, None)  # bytes
         return self._calls[method]
 
-    def _error(self, method: str, timeout_s: float, error: grpc.aio.AioRpcError) -> MooncacheError:
-        metadata: Any = error.trailing_metadata() or ()
-        trailing = [(str(key), value) for key, value in metadata]
-        mapped = from_grpc(error.code(), error.details(), trailing, self._unavailable_error)
-        from_service = any(key == "mooncache-code" for key, _ in trailing)
-        if from_service:
-            return mapped
+    async def _wants_another(self, signed: SignedCall, error: grpc.aio.AioRpcError) -> bool:
+        if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+            return False
+        proof = _texts(error.trailing_metadata()).get(PROOF_KEY, "")
+        return self._prover.proves(signed, STALE, await digest((error.details() or "").encode()), proof)
+
+    async def _error(
+        self, method: str, timeout_s: float, signed: SignedCall, error: grpc.aio.AioRpcError
+    ) -> MooncacheError:
+        trailing = _texts(error.trailing_metadata())
+        mapped = from_grpc(error.code(), error.details(), trailing.items(), self._unavailable_error)
+        if CODE_KEY in trailing:
+            said = await digest((error.details() or "").encode())
+            if isinstance(mapped, Unauthenticated):
+                return mapped  # who does not know our token cannot prove anything to us
+            code = trailing[CODE_KEY]
+            number = int(code) if code.isascii() and code.isdigit() and len(code) <= _CODE_DIGITS_MAX else OK
+            known = self._prover.proves(signed, number, said, trailing.get(PROOF_KEY, ""))
+            return mapped if known else self._stranger(method)
         if isinstance(mapped, DeadlineExceeded):
             return DeadlineExceeded(f"{method} to {self.target} did not finish within {timeout_s:g} s.")
         return type(mapped)(f"{self.target} did not answer {method}: {mapped.message}")
+
+    def _stranger(self, method: str) -> Unauthenticated:
+        return Unauthenticated(
+            f"{self.target} answered {method} without proving that it knows this cluster's token. Check that the "
+            "address is right and that both ends run the same version; the answer was thrown away."
+        )
+
+
+def _texts(metadata: Any) -> dict[str, str]:
+    return {str(key): value for key, value in metadata or () if isinstance(value, str)}
 
 
 def _cancelling() -> bool:

@@ -12,7 +12,7 @@ import asyncio
 import random
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
@@ -20,7 +20,13 @@ from google.protobuf.message import Message
 from mooncache.clock import Clock
 from mooncache.errors import Closed, DeadlineExceeded, MasterUnavailable, MooncacheError, Unsupported
 from mooncache.rpc import MASTER_SERVICE, methods_of
-from mooncache.run_op import OpRunner
+from mooncache.run_op import Identity, OpRunner
+
+
+class Authenticates(Protocol):
+    """Turns "Bearer <token>", which stays inside this process, into an identity; raises Unauthenticated."""
+
+    def identify(self, authorization: str) -> Identity: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +49,14 @@ class MemoryNetwork:
         self.rng = rng
         self.faults = faults or NetworkFaults()
         self.counts: Counter[str] = Counter()  # sent, lost, blocked, duplicated, delivered, refused
-        self._servers: dict[str, OpRunner] = {}
+        self._servers: dict[str, tuple[OpRunner, Authenticates]] = {}
         self._blocked: set[tuple[str, str]] = set()
         self._work: dict[str, set[asyncio.Task[Any]]] = {}
 
-    def serve(self, address: str, runner: OpRunner) -> None:
+    def serve(self, address: str, runner: OpRunner, authenticator: Authenticates) -> None:
         """Let a service listen at an address; replaces the one that listened there."""
         self.stop(address)
-        self._servers[address] = runner
+        self._servers[address] = runner, authenticator
 
     def stop(self, address: str) -> None:
         """Kill what listens at an address: its calls under way are cut off in the middle."""
@@ -67,7 +73,7 @@ class MemoryNetwork:
         token: str = "",
         unavailable_error: type[MooncacheError] = MasterUnavailable,
     ) -> MemoryChannel:
-        """A channel from one address to another; `token` is what GrpcChannel would send."""
+        """A channel from one address to another; `token` is what GrpcChannel would prove."""
         return MemoryChannel(self, source, target, service, f"Bearer {token}", unavailable_error)
 
     def block(self, source: str, target: str, *, both_ways: bool = True) -> None:
@@ -110,12 +116,12 @@ class MemoryNetwork:
 
     def start(self, address: str, method: str, data: bytes, how: _Call) -> asyncio.Task[bytes] | None:
         """Deliver a request: a task that yields the response's bytes, or None when nobody listens."""
-        runner = self._servers.get(address)
-        if runner is None:
+        server = self._servers.get(address)
+        if server is None:
             self.counts["refused"] += 1
             return None
         self.counts["delivered"] += 1
-        task = asyncio.ensure_future(_serve(runner, method, data, how))
+        task = asyncio.ensure_future(_serve(*server, method, data, how))
         self.own(address, task)
         return task
 
@@ -134,11 +140,13 @@ class _Call:
     timeout_s: float
 
 
-async def _serve(runner: OpRunner, method: str, data: bytes, how: _Call) -> bytes:
+async def _serve(
+    runner: OpRunner, authenticator: Authenticates, method: str, data: bytes, how: _Call
+) -> bytes:
     response = await runner.run(
         method,
         data,
-        authorization=how.authorization,
+        identify=lambda: authenticator.identify(how.authorization),
         request_id=how.request_id,
         timeout_s=how.timeout_s,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from cyclopts import App, CycloptsError, Group
 
-from mooncache.cli import cluster, data, instances, local, services, top, topology, trace
+from mooncache.cli import cluster, data, instances, local, services, tls, top, topology, trace
 from mooncache.cli import up as up_and_down
 from mooncache.cli.doctor import doctor
 from mooncache.cli.output import (
@@ -105,6 +105,9 @@ def build(chosen: str = "") -> App:
     for verb in (trace.check, trace.stats, trace.generate):
         trace_app.command(verb)
     app.command(trace_app)
+    tls_app = App(name="tls", help="Make certificates for a small cluster.", group=TOOLS)
+    tls_app.command(tls.init, name="init")
+    app.command(tls_app)
     app.command(local.token, group=TOOLS)
     app.command(local.version, group=TOOLS)
     bench = App(name="bench", help="Measure: every benchmark prints ratios within one run.", group=TOOLS)

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from mooncache.cli.common import AsJson
 from mooncache.cli.output import EXIT_OK, console, print_json, print_table
+from mooncache.errors import InvalidArgument
 
 
 def version(*, json: AsJson = False) -> int:
@@ -35,23 +36,33 @@ def version(*, json: AsJson = False) -> int:
 def token(
     *,
     tenant: Annotated[str | None, Parameter(help="Make the token of this tenant.")] = None,
+    metrics: Annotated[bool, Parameter(negative=(), help="Make the key of /metrics, for a scraper.")] = False,
     token_file: Annotated[Path | None, Parameter(help="File with the cluster token.")] = None,
     state_dir: Annotated[Path | None, Parameter(help="State folder with the cluster token.")] = None,
     json: AsJson = False,
 ) -> int:
-    """Print the cluster token, or a tenant's token made from it. Treat the output like a password.
+    """Print the cluster token, or a tenant's token or the metrics key made from it. Treat the output like a password.
 
-    A tenant token needs no registration: every service derives it again from the cluster token.
+    What is made from it needs no registration: every service derives it again from the cluster token.
 
     For example:
 
         mooncache token --tenant team-a > team-a.token && chmod 600 team-a.token
     """
-    from mooncache.auth import load_cluster_token, tenant_token
+    from mooncache.auth import load_cluster_token, metrics_key, tenant_token
     from mooncache.config import load
 
     config = load(overrides={"cluster.state_dir": state_dir, "cluster.token_file": token_file})
     found = load_cluster_token(config.cluster.token_path)
+    if metrics:
+        if tenant is not None:
+            raise InvalidArgument("A key is for --metrics or for a --tenant, not for both.")
+        key = metrics_key(found)
+        if json:
+            print_json({"metrics_key": key})
+        else:
+            console.print(key, soft_wrap=True, markup=False)
+        return EXIT_OK
     if tenant is not None:
         found = tenant_token(found, tenant)
     if json:

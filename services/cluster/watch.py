@@ -196,7 +196,7 @@ class Watch:
     async def _wait_probe(self, part: Part, tell: Progress) -> None:
         said = ""
         while part.metrics:
-            status, body = await http_get(part.metrics, "/ready", token=self._token)
+            status, body = await http_get(part.metrics, "/ready")
             if status == 200:
                 break
             reason = reason_of(body)

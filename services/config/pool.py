@@ -199,6 +199,8 @@ class TlsSection(Section):
 
     enabled: bool = False
     """Speak TLS on every port."""
+    insecure: bool = False
+    """Without TLS, open ports beyond loopback all the same: on a network where everybody may read what passes."""
     cert_file: OptionalPath = None
     """PEM certificate chain of this process."""
     key_file: OptionalPath = None

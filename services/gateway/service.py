@@ -35,6 +35,7 @@ from mooncache.grpc_server import address
 from mooncache.logs import Event, get_logger
 from mooncache.rpc import RpcTable
 from mooncache.service import Service, run_service
+from mooncache.tls import http_client_context
 
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
@@ -99,7 +100,12 @@ class GatewayService(Service):
         keyring.load()
         stats = GatewayMetrics(self.metrics)
         link = ConductorLink(config.cluster.conductor_target, self.token.text, config)
-        engines = Engines(engine_key(self.token), gateway.connect_timeout_s)
+        engines = Engines(
+            engine_key(self.token),
+            gateway.connect_timeout_s,
+            http_client_context(config.tls),
+            config.tls.server_name,
+        )
         engines.open()
         self._state = GatewayState(
             config=config,

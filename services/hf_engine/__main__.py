@@ -27,6 +27,8 @@ def main() -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--passport-path", type=Path, help="file to write the passport to")
+    parser.add_argument("--ssl-certfile", type=Path, help="PEM certificate; the port then speaks HTTPS")
+    parser.add_argument("--ssl-keyfile", type=Path, help="PEM key of that certificate")
     given = parser.parse_args()
     # Taken out of the environment: it is no setting, and children have no need of it.
     api_key = os.environ.pop(KEY_VARIABLE, "")
@@ -43,6 +45,8 @@ def main() -> int:
         host=given.host,
         port=given.port,
         passport_path=given.passport_path,
+        tls_cert=given.ssl_certfile,
+        tls_key=given.ssl_keyfile,
         api_key=api_key,
     )
     return run(config, options)

@@ -17,6 +17,7 @@ import uvicorn
 
 import mooncache
 from mooncache import logs, tracing
+from mooncache.bind import is_loopback
 from mooncache.client.figures import ClientCollector
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid, MooncacheError
@@ -31,7 +32,6 @@ from mooncache.hf_engine.tokens import ChatTokenizer
 from mooncache.kvcache import identity
 from mooncache.logs import Event, get_logger
 from mooncache.passport import Passport
-from mooncache.probe_http import is_loopback
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG = 0, 1, 2
 _DRAIN_S = 5
@@ -52,6 +52,8 @@ class Options:
     port: int = 8000
     passport_path: Path | None = None
     api_key: str = ""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
 
 
 @dataclass(slots=True)
@@ -167,6 +169,8 @@ async def _serve(config: Config, options: Options) -> int:
             lifespan="off",
             backlog=_BACKLOG,
             timeout_graceful_shutdown=_DRAIN_S,
+            ssl_certfile=options.tls_cert,
+            ssl_keyfile=options.tls_key,
         )
     )
 

@@ -119,6 +119,10 @@ class StoreNodeService(Service):
         self.metrics.registry.register(NodeCollector(self._state, self._server))
         return RpcTable(STORE_NODE_SERVICE, self._state, HANDLERS, admin_only=tuple(HANDLERS))
 
+    def binds(self) -> Sequence[tuple[str, str]]:
+        """The data port, too."""
+        return [*super().binds(), ("store_node.data_host", self.config.store_node.data_host)]
+
     async def listening(self) -> None:
         """Now the control port is known: the node can say where it is, and copy from others."""
         state = self.state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 from typing import Any, Final
 
 import aiohttp
@@ -18,8 +19,10 @@ _ERRORS: Final = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
 class EngineHttp:
     """Asks one engine. Nothing here raises for an engine that is silent, broken or talks nonsense."""
 
-    def __init__(self, engine_key: str) -> None:
+    def __init__(self, engine_key: str, tls: ssl.SSLContext | None = None, server_name: str = "") -> None:
         self._headers = {"Authorization": f"Bearer {engine_key}"}
+        self._tls = tls
+        self._server_name = server_name or None
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -58,11 +61,13 @@ class EngineHttp:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 headers=self._headers,
-                connector=aiohttp.TCPConnector(limit=8, force_close=True),
+                connector=aiohttp.TCPConnector(limit=8, force_close=True, ssl=self._tls or True),
                 trust_env=False,
             )
         timeout = aiohttp.ClientTimeout(total=timeout_s)
-        async with self._session.get(url, timeout=timeout, allow_redirects=False) as response:
+        async with self._session.get(
+            url, timeout=timeout, allow_redirects=False, server_hostname=self._server_name
+        ) as response:
             body = bytearray()
             async for part in response.content.iter_chunked(1 << 16):
                 body += part

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from mooncache import auth
+from mooncache import auth, tls
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.client.host import host_id
 from mooncache.config import Config
@@ -78,7 +78,7 @@ class WorkerService(Service):
         url = attach_url(worker.attach_url)
         if not url:
             port = run_engine.free_port(worker.engine_host, worker.engine_port, "")
-            url = f"http://{run_engine.bracketed(worker.advertise_host or worker.engine_host)}:{port}"
+            url = run_engine.engine_url(config, port)
         instance_id = worker.instance_id or f"{socket.gethostname()[:100]}-{url.rpartition(':')[2]}"
         file_name = re.sub(r"[^A-Za-z0-9_.-]", "_", instance_id).lstrip(".") or "worker"
         state_dir = config.cluster.state_dir.expanduser().absolute()
@@ -96,7 +96,7 @@ class WorkerService(Service):
             rng=random.Random(secrets.randbits(64)),
             adapter=adapter,
             link=ConductorLink(config.cluster.conductor_target, self.token.text, config),
-            http=EngineHttp(key),
+            http=EngineHttp(key, tls.http_client_context(config.tls), config.tls.server_name),
             supervision=Supervision(policy),
             meter=LoadMeter(adapter.metrics),
             run_dir=self._run_dir(state_dir, file_name),
@@ -115,6 +115,12 @@ class WorkerService(Service):
             self._state.model_name = worker.model_name or "tiny-model"
         self.metrics.registry.register(WorkerCollector(self._state))
         return RpcTable(WORKER_SERVICE, self._state, HANDLERS, admin_only=tuple(HANDLERS))
+
+    def binds(self) -> Sequence[tuple[str, str]]:
+        """The engine's port, too, unless somebody else opened it."""
+        worker = self.config.worker
+        own = () if worker.attach_url else (("worker.engine_host", worker.engine_host),)
+        return [*super().binds(), *own]
 
     def duties(self) -> Sequence[Duty]:
         state = self.state

@@ -26,7 +26,7 @@ def simulate(
         clock = LoopClock()
         network = MemoryNetwork(clock, random.Random(seed), NetworkFaults(**faults))
         state: dict[str, Any] = {}
-        network.serve("master", OpRunner(table(state), PlainAuthenticator(), clock))
+        network.serve("master", OpRunner(table(state), clock), PlainAuthenticator())
         return await main(network, state)
 
     return virtual_time.run(world(), seed)

@@ -348,7 +348,7 @@ def test_the_real_configuration_is_valid(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("x", encoding="ascii")
     config = folder / "prometheus.yml"
-    text = config.read_text(encoding="utf-8").replace("/run/mooncache/secret/cluster.token", str(token))
+    text = config.read_text(encoding="utf-8").replace("/run/mooncache/metrics/metrics.key", str(token))
     config.write_text(text, encoding="utf-8")
     done = subprocess.run(
         [program, "check", "config", str(config)], capture_output=True, timeout=60, check=False

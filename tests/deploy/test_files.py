@@ -79,6 +79,7 @@ def test_the_token_is_written_by_one_service_only(services: dict[str, Any]) -> N
     }
     assert mounts.pop("token") == "secret:/run/mooncache/secret"
     assert set(mounts.values()) == {"secret:/run/mooncache/secret:ro"}
+    assert "prometheus" not in mounts, "it has a key of its own"
 
 
 def test_no_secret_is_in_the_files() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from mooncache import auth, errors
 from mooncache.config import Config, load
+from mooncache.proof import METADATA_KEY, STALE, Prover, digest
 from mooncache.proto.v1 import master_pb2 as pb
 from tests.service.support import TestService, channel
 
@@ -48,7 +49,7 @@ async def test_identity_comes_from_the_token(service: TestService) -> None:
         assert (answer.master_id, answer.leading) == expected
         await link.close()
     contexts = service.state["contexts"]
-    assert 0 < contexts[0].timeout_s <= 5.0
+    assert 0 < contexts[0].timeout_s <= 5.1  # gRPC rounds what is left up
     assert contexts[0].request_id != contexts[1].request_id
 
 
@@ -101,16 +102,27 @@ async def test_reports_of_64_mib_pass_and_larger_ones_do_not(service: TestServic
 
 
 async def test_bytes_that_are_no_request_are_refused(service: TestService) -> None:
+    path, data, prover = "/mooncache.v1.MasterService/GetTask", b"\xff\xff\xff", Prover(service.token.text)
     async with grpc.aio.insecure_channel(service.grpc_target) as raw:
-        call = raw.unary_unary("/mooncache.v1.MasterService/GetTask")
-        for token, status, code in (
-            ("", grpc.StatusCode.UNAUTHENTICATED, "500"),
-            (service.token.text, grpc.StatusCode.INVALID_ARGUMENT, "502"),
-        ):
+        call = raw.unary_unary(path)
+
+        async def refused(authorization: str) -> tuple[grpc.StatusCode, str, dict[str, str]]:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call(b"\xff\xff\xff", timeout=5, metadata=(("authorization", f"Bearer {token}"),))
-            assert caught.value.code() is status
-            assert ("mooncache-code", code) in [tuple(pair) for pair in caught.value.trailing_metadata()]
+                await call(data, timeout=5, metadata=(("authorization", authorization),))
+            error = caught.value
+            return (
+                error.code(),
+                error.details(),
+                {str(key): value for key, value in error.trailing_metadata()},
+            )
+
+        status, _, trailing = await refused("")
+        assert (status, trailing["mooncache-code"]) == (grpc.StatusCode.UNAUTHENTICATED, "500")
+        first = prover.sign(path, await digest(data))
+        _, details, trailing = await refused(first.authorization)
+        assert prover.proves(first, STALE, await digest(details.encode()), trailing[METADATA_KEY])
+        status, _, trailing = await refused(prover.sign(path, await digest(data)).authorization)
+        assert (status, trailing["mooncache-code"]) == (grpc.StatusCode.INVALID_ARGUMENT, "502")
 
 
 async def test_nobody_there_is_the_callers_error(service: TestService) -> None:
@@ -149,19 +161,25 @@ async def test_hostile_http_does_not_hurt(service: TestService) -> None:
     assert (await http(service, "/health"))[0] == 200
 
 
-async def test_metrics_beyond_loopback_need_the_cluster_token(config: Config) -> None:
+async def test_metrics_beyond_loopback_need_their_key_and_no_token(config: Config) -> None:
     public = load(
-        env={}, overrides={"cluster.state_dir": config.cluster.state_dir, "metrics.host": "0.0.0.0"}
+        env={},
+        overrides={
+            "cluster.state_dir": config.cluster.state_dir,
+            "metrics.host": "0.0.0.0",
+            "tls.insecure": True,
+        },
     )
     service = TestService(public)
     await service.start()
     try:
         assert (await http(service, "/metrics"))[0] == 401
         assert (await http(service, "/ready"))[0] == 200
-        bearer = f"Authorization: Bearer {service.token.text}\r\n"
-        assert (await http(service, "/metrics", extra=bearer))[0] == 200
+        key = auth.metrics_key(service.token)
         tenant = auth.tenant_token(service.token, "t").text
-        assert (await http(service, "/metrics", extra=f"Authorization: Bearer {tenant}\r\n"))[0] == 401
+        for bearer, status in ((key, 200), (service.token.text, 401), (tenant, 401), (key[:-1], 401)):
+            extra = f"Authorization: Bearer {bearer}\r\n"
+            assert (await http(service, "/metrics", extra=extra))[0] == status
     finally:
         await service.stop()
 

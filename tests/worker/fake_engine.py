@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -92,7 +93,12 @@ def main() -> None:
         path = Path(SETTINGS["passport_path"])
         path.with_suffix(".part").write_text(SETTINGS["passport"])
         path.with_suffix(".part").replace(path)
-    ThreadingHTTPServer(("127.0.0.1", SETTINGS["port"]), Handler).serve_forever()
+    server = ThreadingHTTPServer(("127.0.0.1", SETTINGS["port"]), Handler)
+    if SETTINGS.get("cert"):
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(SETTINGS["cert"], SETTINGS["key"])
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.serve_forever()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mooncache import rpc
-from mooncache.auth import Authenticator, load_or_create_cluster_token
+from mooncache.auth import load_or_create_cluster_token
 from mooncache.clock import SystemClock
 from mooncache.config import Config, load
 from mooncache.errors import ConductorUnavailable, InstanceUnknown
@@ -111,7 +111,7 @@ async def conductor(config: Config, port: int = 0) -> AsyncIterator[Conductor]:
     handlers |= {"RegisterInstance": found.register, "ReportInstance": found.report}
     table = RpcTable(rpc.CONDUCTOR_SERVICE, None, handlers, admin_only=tuple(handlers))
     token, _ = load_or_create_cluster_token(config.cluster.token_path)
-    server = GrpcServer(OpRunner(table, Authenticator(token), SystemClock()), call_count_max=64)
+    server = GrpcServer(OpRunner(table, SystemClock()), token, SystemClock(), call_count_max=64)
     await server.start("127.0.0.1", port, None)
     found.port = server.port
     try:
@@ -139,6 +139,8 @@ class FakeAdapter(EngineAdapter):
             "passport": json.dumps({"passport": json.loads(passport_to_json(PASSPORT)), "pool": True}),
             "passport_path": str(launch.passport_path),
             "grandchild": True,
+            "cert": str(launch.tls_cert or ""),
+            "key": str(launch.tls_key or ""),
         }
         script = Path(__file__).with_name("fake_engine.py")
         return Command(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import ssl
 from types import TracebackType
 from typing import Final, Self
 
@@ -30,8 +31,12 @@ _CLIENT_FAULTS: Final = frozenset({400, 413, 415, 422})
 class Engines:
     """Makes calls; `close` ends those under way."""
 
-    def __init__(self, key: str, connect_timeout_s: float) -> None:
+    def __init__(
+        self, key: str, connect_timeout_s: float, tls: ssl.SSLContext | None = None, server_name: str = ""
+    ) -> None:
         self._key = key
+        self._tls = tls
+        self._server_name = server_name or None
         self._timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=connect_timeout_s, connect=connect_timeout_s, sock_read=None
         )
@@ -40,7 +45,9 @@ class Engines:
 
     def open(self) -> None:
         """Make the session; has to run inside the loop."""
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, ttl_dns_cache=30)
+        connector = aiohttp.TCPConnector(
+            limit=0, keepalive_timeout=_KEEP_ALIVE_S, ttl_dns_cache=30, ssl=self._tls or True
+        )
         self._session = aiohttp.ClientSession(
             connector=connector,
             timeout=self._timeout,
@@ -88,7 +95,9 @@ class Engines:
         for last in (False, True):
             try:
                 data = io.BytesIO(body) if large else body
-                return await self._session.post(url, data=data, headers=headers, allow_redirects=False)
+                return await self._session.post(
+                    url, data=data, headers=headers, allow_redirects=False, server_hostname=self._server_name
+                )
             except aiohttp.ServerDisconnectedError:
                 # Most likely an idle connection that the engine closed at this moment. A fresh one tells.
                 if last:

@@ -23,7 +23,8 @@ class Launch:
 
     engine_key: Bearer key that the engine has to ask for; it may be passed on in the environment only, never
     on the command line. events_endpoint, replay_endpoint: ZeroMQ endpoints (ipc://) that the engine binds for
-    its cache events; empty when it shall not publish any.
+    its cache events; empty when it shall not publish any. tls_cert, tls_key: PEM files with which the engine has to
+    speak HTTPS; None for plain HTTP.
     """
 
     instance_id: str
@@ -36,6 +37,8 @@ class Launch:
     state_dir: Path
     events_endpoint: str = ""
     replay_endpoint: str = ""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

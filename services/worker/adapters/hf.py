@@ -33,7 +33,7 @@ class HfAdapter(EngineAdapter):
     def command(self, launch: Launch) -> Command:
         env = section_env(self.config, ("cluster", "hf", "connector", "tls", "logging", "tracing"))
         env["MOONCACHE_ENGINE_API_KEY"] = launch.engine_key
-        arguments = (
+        arguments: tuple[str, ...] = (
             sys.executable,
             "-m",
             "mooncache.hf_engine",
@@ -48,4 +48,6 @@ class HfAdapter(EngineAdapter):
             "--passport-path",
             str(launch.passport_path),
         )
+        if launch.tls_cert is not None and launch.tls_key is not None:
+            arguments += ("--ssl-certfile", str(launch.tls_cert), "--ssl-keyfile", str(launch.tls_key))
         return Command(arguments, env)

@@ -82,6 +82,8 @@ class VllmAdapter(EngineAdapter):
             )
         if self.config.tracing.endpoint:
             options["--otlp-traces-endpoint"] = self.config.tracing.endpoint  # it reads traceparent by itself
+        if launch.tls_cert is not None and launch.tls_key is not None:
+            options |= {"--ssl-certfile": str(launch.tls_cert), "--ssl-keyfile": str(launch.tls_key)}
         if vllm.tool_parser:
             options["--tool-call-parser"] = vllm.tool_parser
         for name, value in options.items():

@@ -13,6 +13,8 @@ import socket
 import sys
 from pathlib import Path
 
+from mooncache.bind import is_loopback
+from mooncache.config import Config
 from mooncache.errors import ConfigInvalid, EngineFailed, EngineUnavailable, InvalidArgument, MooncacheError
 from mooncache.kvcache import identity
 from mooncache.logs import Event, get_logger
@@ -186,7 +188,8 @@ def _launch(state: WorkerState) -> Launch:
     """What the next start needs: a port, and a run folder without what the last one left there."""
     worker = state.config.worker
     port = free_port(worker.engine_host, worker.engine_port, state.url)
-    state.url = f"http://{bracketed(worker.advertise_host or worker.engine_host)}:{port}"
+    state.url = engine_url(state.config, port)
+    tls = state.config.tls if speaks_tls(state.config) else None
     for path in state.run_dir.glob("*.ipc"):
         path.unlink(missing_ok=True)
     passport_path(state).unlink(missing_ok=True)
@@ -203,6 +206,8 @@ def _launch(state: WorkerState) -> Launch:
         state_dir=state.state_dir,
         events_endpoint=f"ipc://{state.run_dir}/events-{number}.ipc" if events else "",
         replay_endpoint=f"ipc://{state.run_dir}/replay-{number}.ipc" if events else "",
+        tls_cert=tls.cert_file if tls else None,
+        tls_key=tls.key_file if tls else None,
     )
 
 
@@ -376,6 +381,17 @@ def free_port(host: str, asked: int, url: str) -> int:
                 probe.bind((host.strip("[]"), candidate))
                 return int(probe.getsockname()[1])
     raise ConfigInvalid(f"No port can be opened on worker.engine_host {host!r}.")
+
+
+def speaks_tls(config: Config) -> bool:
+    """Whether the engine's port is HTTPS: beyond loopback, when TLS is on."""
+    return config.tls.enabled and not is_loopback(config.worker.engine_host)
+
+
+def engine_url(config: Config, port: int) -> str:
+    """Where gateways and the worker reach the engine."""
+    scheme = "https" if speaks_tls(config) else "http"
+    return f"{scheme}://{bracketed(config.worker.advertise_host or config.worker.engine_host)}:{port}"
 
 
 def bracketed(host: str) -> str:

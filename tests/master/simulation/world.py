@@ -74,7 +74,7 @@ class SimMaster:
         self.tasks = TaskRunner(self.state)
         self.duties = DutyRunner(world.clock, world.duty_failed)
         self.state.begin_term(term)
-        network.serve(name, OpRunner(master_table(self.state), Authenticator(CLUSTER), world.clock))
+        network.serve(name, OpRunner(master_table(self.state), world.clock), Authenticator(CLUSTER))
         self.duties.start(master_duties(self.state, self.tasks))
 
     async def kill(self) -> None:
@@ -116,7 +116,7 @@ class SimNode:
             "GetNodeStatus": self._get_status,
         }
         table = RpcTable(STORE_NODE_SERVICE, self, handlers)
-        self.world.network.serve(self.node_id, OpRunner(table, Authenticator(CLUSTER), self.world.clock))
+        self.world.network.serve(self.node_id, OpRunner(table, self.world.clock), Authenticator(CLUSTER))
         self._loops = [asyncio.create_task(self._beat()), asyncio.create_task(self._report())]
 
     async def stop(self) -> None:
