@@ -219,6 +219,25 @@ def test_a_stopped_process_is_not_waited_for(fragile: EmbeddedCluster) -> None:
             fragile.parts["node-1"].send(signal.SIGCONT)
 
 
+def test_a_put_leaves_a_stopped_node_behind(fragile: EmbeddedCluster) -> None:
+    """What a stopped node was to have is stored on the other one, long before the call's deadline."""
+    with mooncache.connect(**fragile.client_settings(), timeout_s=30) as pool:
+        keys = [f"warm-{i}" for i in range(16)]
+        pool.put_many(keys, [os.urandom(4096)] * 16).raise_for_errors()
+        assert {entry.node_id for entry in pool.list()} == {"node-1", "node-2"}, "both get blocks"
+        fragile.parts["node-1"].send(signal.SIGSTOP)
+        try:
+            for shm in (True, False):
+                with mooncache.connect(**fragile.client_settings(), timeout_s=30, shm=shm) as fresh:
+                    for pool_now in (pool, fresh):
+                        values = [os.urandom(4096) for _ in keys]
+                        names = [f"{id(pool_now)}-{shm}-{i}" for i in range(16)]
+                        pool_now.put_many(names, values).raise_for_errors()
+                        assert list(pool_now.get_many(names)) == values
+        finally:
+            fragile.parts["node-1"].send(signal.SIGCONT)
+
+
 def test_drain_moves_blocks_and_keeps_tenants(fragile: EmbeddedCluster) -> None:
     with (
         mooncache.connect(**fragile.client_settings()) as pool,

@@ -10,6 +10,9 @@ namespace {
 
 // How long to sleep before asking again for a lane that other threads use.
 constexpr int kLaneWaitMs = 1;
+// Silence after which a node that may hold a request back is asked for a sign of life: this part of the time
+// in which a stall is noticed.
+constexpr uint64_t kAskShare = 4;
 // A deadline that passes after less silence than this is not held against the node.
 constexpr uint64_t kSlowMs = 100;
 
@@ -45,6 +48,9 @@ class Loop {
         continue;
       }
       if (now - last_move < std::chrono::microseconds(limits_.spin_us)) continue;
+      for (LaneTask& task : tasks_) {
+        if (!task.done) seek_life(task);
+      }
       give_up_stalled();
       sleep();
     }
@@ -72,10 +78,15 @@ class Loop {
     }
     bool moved = session.progressed();
     if (task.program && task.program->work()) moved = true;
-    if (moved || (task.program && task.program->held_up())) task.last_progress_ms = now_ms_;
+    if (moved || (task.program && task.program->held_up())) {
+      task.last_progress_ms = now_ms_;
+      task.sign_of_life.reset();
+      task.sign_asked = false;
+    }
     if (task.program && session.idle() && task.program->finished()) {
       task.done = true;
       task.program.reset();  // may hold a link to the session
+      task.sign_of_life.reset();
       task.node->success();
       task.node->release(std::move(task.lane));
     }
@@ -103,6 +114,22 @@ class Loop {
     return true;
   }
 
+  // Moves the handshake by which a silent node shows that it lives. Its failure is no news: silence is.
+  void seek_life(LaneTask& task) {
+    const uint64_t idle_ms = now_ms_ - std::min(now_ms_, task.last_progress_ms);
+    if (task.may_hold_ms == 0 || !task.program || idle_ms < limits_.stall_timeout_ms / kAskShare) return;
+    if (!task.sign_asked) {
+      task.sign_asked = true;
+      auto session = task.node->start_session(task.lane.session->route());
+      if (session) task.sign_of_life = std::move(*session);
+    }
+    if (task.sign_of_life && !task.sign_of_life->ready() && !task.sign_of_life->pump(nullptr)) {
+      task.sign_of_life.reset();
+    }
+  }
+
+  static bool lives(const LaneTask& task) { return task.sign_of_life && task.sign_of_life->ready(); }
+
   void fail(LaneTask& task, const Status& status) {
     const bool handshaking = !task.lane.session->ready();
     const bool was_stale = task.lane.reused && !task.lane.session->response_seen();
@@ -124,6 +151,7 @@ class Loop {
 
   void finish(LaneTask& task, Status status) {
     task.program.reset();
+    task.sign_of_life.reset();
     if (task.lane.session) task.node->drop(std::move(task.lane));
     task.lane = {};
     task.done = true;
@@ -158,7 +186,8 @@ class Loop {
       const std::string& name = task.node->info().node_id;
       if (connecting && now_ms_ - task.started_ms > limits_.connect_timeout_ms) {
         finish(task, {Code::kNodeUnavailable, "node " + name + " did not answer HELLO in time"});
-      } else if (task.has_alternative && idle_ms > limits_.stall_timeout_ms) {
+      } else if (task.has_alternative &&
+                 idle_ms > limits_.stall_timeout_ms + (lives(task) ? task.may_hold_ms : 0)) {
         counters_.add(Counter::kStalls);
         finish(task, {Code::kNodeUnavailable, "node " + name + " moved no byte in time"});
       }
@@ -179,6 +208,9 @@ class Loop {
             task.program && task.lane.session->ready() ? task.program->wait_for(fds_) : -1;
         if (patience_ms >= 0) timeout_ms = std::min(timeout_ms, patience_ms);
         for (const int fd : fds_) polled_.push_back({fd, POLLIN, 0});
+        if (task.sign_of_life && !task.sign_of_life->ready()) {
+          polled_.push_back({task.sign_of_life->fd(), task.sign_of_life->poll_events(), 0});
+        }
       }
     }
     if (options_.cancel != nullptr) polled_.push_back({options_.cancel->fd(), POLLIN, 0});

@@ -13,6 +13,9 @@ struct LaneTask {
   // Makes the program once the session is ready; its route and its node's answer tell what is possible on it.
   std::function<std::unique_ptr<Program>(Session&)> make_program;
   bool has_alternative = false;  // give up early when the node stalls
+  // How long the node may keep silent because it waits for space. Only a node that shows a sign of life on
+  // another connection meanwhile is granted it: one that is stopped says as little as one that is full.
+  uint32_t may_hold_ms = 0;
 
   // set by the loop
   Status status;
@@ -21,6 +24,8 @@ struct LaneTask {
   std::unique_ptr<Program> program;
   uint64_t last_progress_ms = 0;
   uint64_t started_ms = 0;
+  std::unique_ptr<Session> sign_of_life;  // a handshake under way, or over
+  bool sign_asked = false;                // once for each silence
 };
 
 struct LoopLimits {

@@ -111,7 +111,7 @@ Result<Lane> Node::acquire(Route route) {
   }
   if (made.session) counters_.add(Counter::kLanesClosed);
   counters_.add(Counter::kConnects);
-  auto session = Session::start(peer_, route, tls_, limits_);
+  auto session = start_session(route);
   if (!session) {
     const std::lock_guard lock(mutex_);
     --open_;

@@ -69,6 +69,10 @@ class Node {
   void one_sided_writes_failed() { one_sided_writes_ = false; }
   bool one_sided_writes() const { return one_sided_writes_; }
 
+  // A connection beside the lanes; drop it like any other object.
+  Result<std::unique_ptr<Session>> start_session(Route route) const {
+    return Session::start(peer_, route, tls_, limits_);
+  }
   // An idle or a new lane; ok() with an empty lane when all allowed ones are in use.
   Result<Lane> acquire(Route route);
   void release(Lane lane);  // idle lanes go back to the pool, others are closed

@@ -129,7 +129,8 @@ class PutCall {
       Node& node = *map_->nodes[position];
       LaneTask task;
       task.node = map_->nodes[position];
-      task.has_alternative = false;  // a full node may hold a put back: silence is no failure here
+      task.has_alternative = !options_.node && map_->nodes.size() > 1;
+      task.may_hold_ms = batch_.wait_ms();  // a full node may hold a put back
       const bool one_sided = group_bytes >= impl_.config.shm_min_bytes && !no_one_sided_;
       const bool rdma = !no_one_sided_ && worth_rdma(impl_.config, group_bytes, group.work.items.size());
       task.make_program = [this, &node, &group = group, one_sided, rdma](Session& session) {

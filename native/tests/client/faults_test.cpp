@@ -320,6 +320,30 @@ TEST(NodeDeathTest, NoPutIsAcknowledgedIntoDeadMemory) {
 
 // ---- limits
 
+// A full node says as little as a stopped one: what tells them apart is that it answers somebody else.
+TEST(Limits, AFullNodeThatLivesMayHoldAPutBack) {
+  TestNode full(0, 8 << 20), roomy(1, 64 << 20);
+  ClientConfig config = client_config(false);
+  config.stall_timeout_ms = 500;
+  config.put_wait_ms = 20'000;
+  auto client = client_for({full.info, roomy.info}, config);
+  CallOptions there = within_ms(5000);
+  there.node = 0;
+  auto held = client->reserve(key_of(1), 7 << 20, there);
+  ASSERT_TRUE(held) << held.status().message;
+  const auto bytes = bytes_of(2, 4 << 20);
+  std::thread releaser([&] {
+    EXPECT_TRUE(eventually([&] { return server_stat(full, "parked_total") > 0; }));
+    sleep_ms(1500);  // three times as long as a silence may last
+    (*held)->abort();
+  });
+  const PutOutcome outcome = put_one(*client, key_of(2), bytes, 2, within_ms(30'000));
+  releaser.join();
+  EXPECT_EQ(outcome.code, Code::kOk);
+  EXPECT_EQ(outcome.copies, 2u) << "the full node had room in time";
+  EXPECT_EQ(stat_of(*client, "stalls"), 0u);
+}
+
 TEST(Limits, WaitingForALaneIsNotHeldAgainstTheNode) {
   TestNode node(0, 8 << 20, "host-a");
   TestNode spare(1, 8 << 20, "host-b");
