@@ -166,6 +166,9 @@ class StoreServer:
 
     def arena(self) -> dict: ...
 
+    def populate(self, offset: int, length: int, threads: int) -> None:
+        """Puts memory behind these bytes of the arena."""
+
     def stats(self) -> dict: ...
 
     def latency_histograms(self) -> dict: ...
@@ -199,6 +202,11 @@ class StoreServer:
 
     def corrupt(self, tenant_id: int, key: object, bit: int) -> int:
         """Fault injection for tests: flips one stored bit. Returns a code."""
+
+def store_growth_benchmark(from_blocks: int, to_blocks: int) -> dict[str, float]:
+    """
+    Fills a store of small blocks: the longest put between these two counts, in processor time and by the clock, and the mean.
+    """
 
 class CancelToken:
     """Stops calls from another thread; stays cancelled."""

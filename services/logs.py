@@ -46,6 +46,9 @@ class Event(enum.StrEnum):
     NODE_REGISTERED = "node.registered"  # a store node registered with the master
     NODE_STATE_CHANGED = "node.state_changed"  # the master changed its mind about a node
     NODE_DATA_PLANE = "node.data_plane"  # the native server tells something; `what` names it
+    NODE_ARENA = "node.arena"  # what the blocks of a node lie in; `note` says why not in huge pages
+    NODE_ARENA_FILLS = "node.arena_fills"  # memory is put behind a node's arena before it serves
+    NODE_ARENA_READY = "node.arena_ready"  # all of the arena has memory behind it
     NODE_MASTER_LOST = "node.master_lost"  # a node cannot reach a leading master
     REPORT_FULL_STARTED = "report.full_started"  # a node sends all its blocks
     REPORT_FULL_FINISHED = "report.full_finished"  # the directory has all blocks of a node
@@ -59,9 +62,7 @@ class Event(enum.StrEnum):
     WORKER_ENGINE_ENDED = "worker.engine_ended"  # the engine ended or was killed; log_tail has its last words
     WORKER_ENGINE_LOST = "worker.engine_lost"  # an engine that the worker did not start does not answer
     WORKER_GAVE_UP = "worker.gave_up"  # the engine failed too often; the worker ends
-    WORKER_PASSPORT_CHANGED = (
-        "worker.passport_changed"  # the engine has other weights or was reset: other keys
-    )
+    WORKER_PASSPORT_CHANGED = "worker.passport_changed"  # other weights, or a reset: other keys
     WORKER_PASSPORT_MISSING = "worker.passport_missing"  # a healthy engine told no (usable) passport
     WORKER_REGISTERED = "worker.registered"  # a worker told the conductor who it is
     WORKER_CONDUCTOR_LOST = "worker.conductor_lost"  # reports do not get through; the engine goes on
@@ -88,12 +89,8 @@ class Event(enum.StrEnum):
     CLIENT_GPU_STAGING = "client.gpu_staging"  # a client moves GPU memory; `how` says by which copies
     CLIENT_GPU_DIRECT = "client.gpu_direct"  # how RDMA reaches registered GPU memory: by rail, or staged
     CONNECTOR_STARTED = "connector.started"  # an engine uses the pool; `passport` is the root of its keys
-    CONNECTOR_NEW_GENERATION = (
-        "connector.new_generation"  # weights changed or a reset: other keys from here on
-    )
-    CONNECTOR_PASSPORT_UNTOLD = (
-        "connector.passport_untold"  # the file for the worker beside it cannot be written
-    )
+    CONNECTOR_NEW_GENERATION = "connector.new_generation"  # weights changed, or a reset: other keys
+    CONNECTOR_PASSPORT_UNTOLD = "connector.passport_untold"  # the file for the worker cannot be written
     CONNECTOR_OFF = "connector.off"  # an engine serves without the pool; `reason` says why
     CONNECTOR_POOL_ABSENT = "connector.pool_absent"  # an engine cannot reach the pool and goes on trying
     CONNECTOR_POOL_CONNECTED = "connector.pool_connected"  # an engine is connected to the pool

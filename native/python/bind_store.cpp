@@ -19,6 +19,7 @@
 #include "module.h"
 #include "mooncache/server.h"
 #include "rdma_arguments.h"
+#include "store/growth_benchmark.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -90,6 +91,7 @@ bool set_store_field(const std::string& name, nb::handle value, StoreConfig& con
   MOONCACHE_NUMBER(max_block_bytes)
   MOONCACHE_NUMBER(shards)
   MOONCACHE_NUMBER(huge_pages)
+  MOONCACHE_NUMBER(numa_node)
   MOONCACHE_NUMBER(probation_percent)
   MOONCACHE_NUMBER(eviction_speed)
   MOONCACHE_NUMBER(ghost_factor)
@@ -156,8 +158,25 @@ nb::dict arena(StoreServer& server) {
   out["kind"] = info.kind;
   out["description"] = info.description;
   out["why_not_shared"] = info.why_not_shared;
+  out["why_not_huge"] = info.why_not_huge;
+  out["resident_bytes"] = info.resident_bytes;
   out["size_bytes"] = info.size_bytes;
   out["page_bytes"] = info.page_bytes;
+  return out;
+}
+
+void populate(StoreServer& server, uint64_t offset, uint64_t length, uint32_t threads) {
+  check(without_gil([&] { return server.store().populate(offset, length, threads); }));
+}
+
+nb::typed<nb::dict, nb::str, double> growth_benchmark(uint64_t from_blocks, uint64_t to_blocks) {
+  const auto result = without_gil([&] { return store_growth_benchmark({from_blocks, to_blocks}); });
+  if (!result) check(result.status());
+  nb::typed<nb::dict, nb::str, double> out;
+  out["blocks"] = static_cast<double>(result->blocks);
+  out["longest_put_ms"] = result->longest_put_ms;
+  out["longest_wall_ms"] = result->longest_wall_ms;
+  out["mean_put_us"] = result->mean_put_us;
   return out;
 }
 
@@ -288,6 +307,8 @@ void bind_store(nb::module_& m) {
       .def("stop", &stop, "timeout_s"_a = 5.0)
       .def("endpoints", &endpoints)
       .def("arena", &arena)
+      .def("populate", &populate, "offset"_a, "length"_a, "threads"_a,
+           "Puts memory behind these bytes of the arena.")
       .def("stats", &stats)
       .def("latency_histograms", &latency_histograms)
       .def("rails", &rails)
@@ -310,6 +331,10 @@ void bind_store(nb::module_& m) {
            "Empty when every invariant of the store holds, else the first broken one.")
       .def("corrupt", &corrupt, "tenant_id"_a, "key"_a, "bit"_a,
            "Fault injection for tests: flips one stored bit. Returns a code.");
+  m.def(
+      "store_growth_benchmark", &growth_benchmark, "from_blocks"_a, "to_blocks"_a,
+      "Fills a store of small blocks: the longest put between these two counts, in processor time and by the "
+      "clock, and the mean.");
 }
 
 }  // namespace mooncache::python

@@ -112,7 +112,11 @@ class StoreNodeSection(Section):
     shards: int = Field(default=64, ge=1, le=256)
     """Parts of the index that are locked apart; a power of two."""
     huge_pages: bool = True
-    """Ask for huge pages where the machine has them."""
+    """Ask for huge pages: those of the host's pool (vm.nr_hugepages), else transparent ones where they are allowed."""
+    prefault: bool = True
+    """Put memory behind the whole arena before the first block; else it comes from whoever first writes a block."""
+    numa_node: int = Field(default=-1, ge=-1, le=1023)
+    """NUMA node that the arena's memory comes from; -1 takes the one of the thread that touches it first."""
     eviction: str = ""
     """Which blocks go first: 2q, lru, or mooncache (learns from the chains asked for); empty means 2q."""
     event_log_capacity: int = Field(default=1 << 18, ge=1024, le=1 << 28)

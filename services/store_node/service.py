@@ -41,6 +41,7 @@ from mooncache.store_node.ops import (
     set_draining,
     unpin_blocks,
 )
+from mooncache.store_node.prefault import describe, memory_left_bytes, prefault
 from mooncache.store_node.state import Identity, NodeState
 from mooncache.tls import channel_credentials
 
@@ -99,6 +100,9 @@ class StoreNodeService(Service):
         settings = server_settings(self.config, identity, wanted_bytes(node), self.token.key)
         self._server = call_native(_native.StoreServer, settings)
         check_arena(self._server.arena())
+        describe(self._server)
+        if node.prefault:
+            await prefault(self._server, self.clock)
         call_native(self._server.start)
         self._credentials = channel_credentials(self.config.tls)
         clock, rng = self.clock, random.Random(identity.incarnation)
@@ -272,6 +276,7 @@ def server_settings(config: Config, identity: Identity, capacity_bytes: int, sec
         "handshake_timeout_ms": round(node.handshake_timeout_s * 1000),
         "shards": node.shards,
         "huge_pages": node.huge_pages,
+        "numa_node": node.numa_node,
         "max_block_bytes": node.max_block_bytes,
         "expected_block_bytes": node.expected_block_bytes,
         "event_log_capacity": node.event_log_capacity,
@@ -331,12 +336,5 @@ def kept_node_id(folder: Path) -> str:
 
 
 def quarter_of_memory_bytes() -> int:
-    """A quarter of the memory that is available now, in whole MiB."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024 // 4 >> 20 << 20
-    except (OSError, ValueError, IndexError):
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4 >> 20 << 20
+    """A quarter of the memory that is left to this process now, in whole MiB."""
+    return memory_left_bytes() // 4 >> 20 << 20

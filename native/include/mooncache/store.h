@@ -48,6 +48,7 @@ struct StoreConfig {
   uint64_t max_block_bytes = 1ull << 30;
   uint32_t shards = 64;  // power of two, 1..256
   bool huge_pages = false;
+  int numa_node = -1;  // that anonymous memory comes from; -1 = from where it is touched first
   // "2q" (probation, ghosts, protected), "lru", or "mooncache" (what chains are still worth, learnt from
   // match()).
   std::string eviction = "2q";
@@ -163,9 +164,11 @@ struct ArenaInfo {
   std::string warning;      // what its owner should know; "" = nothing
   // Why processes of this host cannot map it; "" = they can.
   std::string why_not_shared;
+  std::string why_not_huge;  // why it has no huge pages although they were asked for; "" = nothing to say
   uint64_t size_bytes = 0;
-  uint64_t page_bytes = 0;  // of its mapping; 0 = the system's
-  bool addressable = true;  // by the processor: else only write() and read() move bytes
+  uint64_t resident_bytes = 0;  // that have memory behind them now
+  uint64_t page_bytes = 0;      // of its mapping; 0 = the system's
+  bool addressable = true;      // by the processor: else only write() and read() move bytes
 };
 
 // A GPU's memory behind the arena, for RDMA devices. The descriptor is the store's.
@@ -303,6 +306,11 @@ class Store {
   const std::vector<SegmentFd>& segments() const;
   const StoreConfig& config() const;  // as it is in force: capacity and quantum are those of the memory
   ArenaInfo arena() const;
+  // Puts memory behind the bytes [offset, offset + length) of the arenas, taken as one row, with `threads`
+  // threads; what lies behind the end is left out. Else pages come when a block is first written, from
+  // whoever writes it, and memory that is not there ends the writer. No byte changes, so blocks may be in
+  // use. NO_SPACE.
+  Status populate(uint64_t offset, uint64_t length, uint32_t threads);
   // Exports a GPU's memory at the first call; no other call of the store needs it.
   DeviceArena device_arena();
   // RDMA devices have written into a reservation: call it before its commit. What a hanging GPU answers.

@@ -40,6 +40,9 @@ class ArenaMemory {
   // Of a GPU's memory only: how RDMA devices find it, and what makes their writes visible to copies.
   virtual DeviceArena device_arena() { return {}; }
   virtual Status settle_writes() { return Status::ok(); }
+  // Puts memory behind a range where pages come at first touch, without changing a byte. NO_SPACE.
+  virtual Status populate(uint64_t, uint64_t) { return Status::ok(); }
+  virtual uint64_t resident_bytes() const { return size_bytes(); }
   // Looks whether the memory is still all there. Bytes that were lost since the start: they read as zeros, so
   // their blocks no longer match their checksums. Less than before: what had failed answers again.
   virtual uint64_t lost_bytes() { return 0; }
@@ -52,10 +55,16 @@ class AnonymousMemory final : public ArenaMemory {
   uint64_t size_bytes() const override { return file_.size_bytes(); }
   int fd_ro() const override { return file_.fd_ro(); }
   int fd_rw() const override { return file_.fd_rw(); }
+  Status populate(uint64_t offset, uint64_t length) override { return file_.populate(offset, length); }
+  uint64_t resident_bytes() const override { return file_.resident_bytes(); }
   ArenaInfo info() const override {
     ArenaInfo info;
     info.kind = "memory";
     info.description = "anonymous memory of the host";
+    if (file_.pages() == Pages::kHuge) info.description += ", in huge pages of its pool";
+    if (file_.pages() == Pages::kTransparent) info.description += ", in transparent huge pages";
+    info.page_bytes = file_.page_bytes();
+    info.why_not_huge = file_.why_not_huge();
     info.size_bytes = size_bytes();
     return info;
   }

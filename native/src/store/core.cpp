@@ -52,6 +52,7 @@ Status validate(const StoreConfig& config) {
     return invalid("eviction_speed must be from 1 to 100000");
   if (config.probation_percent > 100) return invalid("probation_percent must be at most 100");
   if (config.ghost_factor > 64) return invalid("ghost_factor must be at most 64");
+  if (config.numa_node < -1 || config.numa_node >= 1024) return invalid("numa_node must be from -1 to 1023");
   if (config.expected_block_bytes == 0 || config.max_block_bytes == 0)
     return invalid("block sizes must not be 0");
   if (config.max_victims == 0 || config.max_ranges == 0)
@@ -89,7 +90,7 @@ Status Store::Core::start() {
       std::min<uint64_t>(blocks / config.shards * 5 / 4 + 64,
                          std::min<uint64_t>(store::SlotIndex::kMaxEntries, kNone >> shard_bits));
   slot_count = per_shard * config.shards;
-  auto table = store::Memfd::create("mooncache-generations", slot_count * sizeof(uint64_t), false);
+  auto table = store::Memfd::create("mooncache-generations", slot_count * sizeof(uint64_t), {});
   if (!table) return table.status();
   generations = std::move(*table);
   if (::getrandom(seeds, sizeof seeds, 0) != static_cast<ssize_t>(sizeof seeds))
@@ -146,7 +147,8 @@ Status Store::Core::make_arenas() {
   config.capacity_bytes = left * config.quantum_bytes;
   while (left > 0) {
     const uint64_t quanta = std::min(left, arena_quanta_max);
-    auto file = store::Memfd::create("mooncache-arena", quanta * config.quantum_bytes, config.huge_pages);
+    auto file = store::Memfd::create("mooncache-arena", quanta * config.quantum_bytes,
+                                     {config.huge_pages, config.numa_node});
     if (!file) return file.status();
     arenas.push_back(std::make_unique<Arena>(std::make_unique<store::AnonymousMemory>(std::move(*file)),
                                              static_cast<uint32_t>(quanta)));

@@ -19,12 +19,14 @@
 // with "lru".
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
-#include <vector>
+#include <utility>
 
 #include "store/slab.h"
+#include "store/zeroed_array.h"
 
 namespace mooncache::store {
 
@@ -100,6 +102,9 @@ void unlink(EntryList& list, Entries& entries, uint32_t index) {
 
 // Keys evicted not long ago, as 32-bit fingerprints. Each bucket is a first-in first-out row of eight, so
 // the whole remembers about as many evictions as it has places; a false memory only misplaces a block.
+//
+// It grows in steps, as the index does. The row is a part of the fingerprint, so what an old row holds
+// belongs to known rows of the larger table, and nothing remembered is lost.
 class Ghosts {
  public:
   bool contains(uint32_t print) const {
@@ -117,29 +122,46 @@ class Ghosts {
   }
   void remember(uint32_t print, uint64_t wanted_places) {
     if (wanted_places == 0) return;
-    if (rows_.empty() || rows_.size() * kRow * 2 <= wanted_places) grow(wanted_places);
-    auto& places = row(print);
-    for (size_t at = kRow - 1; at > 0; --at) places[at] = places[at - 1];
-    places[0] = print;
+    if (!old_.empty()) {
+      for (int step = 0; step < kMovedRows && !old_.empty(); ++step) move_row();
+    } else if (rows_.empty() || rows_.size() * kRow * 2 <= wanted_places) {
+      old_ = std::exchange(rows_, Rows(std::bit_floor(std::max<uint64_t>(wanted_places / kRow, 1))));
+      swept_ = 0;
+    }
+    push(row(print), print);
   }
-  uint64_t memory_bytes() const { return rows_.size() * sizeof(Row); }
+  bool growing() const { return !old_.empty(); }
+  uint64_t memory_bytes() const { return rows_.bytes() + old_.bytes(); }
 
  private:
   static constexpr size_t kRow = 8;
+  static constexpr int kMovedRows = 4;
   using Row = std::array<uint32_t, kRow>;
-  Row& row(uint32_t print) { return rows_[print & (rows_.size() - 1)]; }
-  const Row& row(uint32_t print) const { return rows_[print & (rows_.size() - 1)]; }
-  // The row is part of the fingerprint, so nothing remembered is lost.
-  void grow(uint64_t wanted_places) {
-    std::vector<Row> old(std::bit_floor(wanted_places / kRow > 0 ? wanted_places / kRow : 1));
-    old.swap(rows_);
-    for (const Row& places : old) {
-      for (size_t at = kRow; at-- > 0;) {
-        if (places[at] != 0) remember(places[at], 1);
-      }
-    }
+  using Rows = ZeroedArray<Row>;
+
+  Row& row(uint32_t print) { return const_cast<Row&>(std::as_const(*this).row(print)); }
+  const Row& row(uint32_t print) const {
+    const size_t before = print & (old_.size() - 1);
+    if (!old_.empty() && before >= swept_) return old_[before];
+    return rows_[print & (rows_.size() - 1)];
   }
-  std::vector<Row> rows_;
+  static void push(Row& places, uint32_t print) {
+    for (size_t at = kRow - 1; at > 0; --at) places[at] = places[at - 1];
+    places[0] = print;
+  }
+  void move_row() {
+    const Row places = old_[swept_++];
+    for (size_t at = kRow; at-- > 0;) {
+      if (places[at] != 0) push(rows_[places[at] & (rows_.size() - 1)], places[at]);
+    }
+    if (swept_ % kReleasedRows == 0) old_.release(swept_ - kReleasedRows, swept_);
+    if (swept_ == old_.size()) old_ = Rows();
+  }
+
+  static constexpr size_t kReleasedRows = 8 << 10;
+  Rows rows_;
+  Rows old_;  // while it grows: rows from swept_ on have not moved yet
+  size_t swept_ = 0;
 };
 
 }  // namespace mooncache::store

@@ -124,20 +124,20 @@ uint32_t ExtentAllocator::largest_free() const {
   return largest;
 }
 
-std::vector<uint32_t> ExtentAllocator::owners_around(uint32_t quanta, uint32_t rank) const {
+std::vector<ExtentAllocator::Owned> ExtentAllocator::owners_around(uint32_t quanta, uint32_t rank) const {
   constexpr size_t kOwnersMax = 256;
   if (coarse_map_ == 0) return {};
   const auto coarse = static_cast<uint32_t>(std::bit_width(coarse_map_) - 1);
   uint32_t node = heads_[coarse][static_cast<uint32_t>(std::bit_width(fine_map_[coarse]) - 1)];
   for (; rank > 0 && nodes_[node].next != kNone; --rank) node = nodes_[node].next;
-  std::vector<uint32_t> owners;
+  std::vector<Owned> owners;
   uint64_t total = nodes_[node].size;
   const auto extend = [&](uint32_t at, bool right) {
     while (at != kNone && total < quanta && owners.size() < kOwnersMax) {
       const Node& entry = nodes_[at];
       if (entry.is_free == 0) {
         if (entry.previous == kNone) return;
-        owners.push_back(entry.previous);
+        owners.push_back({entry.previous, entry.offset});
       }
       total += entry.size;
       at = right ? entry.right : entry.left;

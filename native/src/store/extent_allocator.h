@@ -31,9 +31,13 @@ class ExtentAllocator {
 
   // Who holds an extent in use; the allocator only keeps it.
   void set_owner(uint32_t node, uint32_t owner) { nodes_[node].previous = owner; }
+  struct Owned {
+    uint32_t owner = kNone;
+    uint32_t offset = 0;  // quanta; tells the extent from one that the owner got since
+  };
   // Owners whose extents, freed together, would join the `rank`-th of the largest free extents to one of
   // at least `quanta`. Empty when an extent without owner is in the way or too many are needed.
-  std::vector<uint32_t> owners_around(uint32_t quanta, uint32_t rank) const;
+  std::vector<Owned> owners_around(uint32_t quanta, uint32_t rank) const;
 
   uint32_t capacity() const { return capacity_; }
   uint32_t free_quanta() const { return free_quanta_; }

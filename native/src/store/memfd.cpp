@@ -1,47 +1,126 @@
 #include "store/memfd.h"
 
 #include <fcntl.h>
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
-#include <string>
+#include <fstream>
 #include <utility>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // Linux 5.14
+#endif
+#ifndef MFD_HUGE_2MB
+#define MFD_HUGE_2MB (21u << 26)
+#endif
 
 namespace mooncache::store {
 namespace {
 
-Status refused(const char* what) {
-  return {Code::kNoSpace, std::string(what) + ": " + std::strerror(errno)};
+constexpr uint64_t kHugePageBytes = 2 << 20;
+constexpr int kNumaNodesMax = 1024;
+
+Status refused(const std::string& what) {
+  return {Code::kNoSpace, what + ": " + std::strerror(errno)};
+}
+
+// The word in brackets: "always within_size [advise] never" -> "advise". "" when the file is not there.
+std::string chosen_in(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  const size_t begin = line.find('['), end = line.find(']');
+  return begin == std::string::npos || end < begin ? "" : line.substr(begin + 1, end - begin - 1);
 }
 
 }  // namespace
 
-Result<Memfd> Memfd::create(const char* name, uint64_t size_bytes, bool huge_pages) {
-  const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+Result<Memfd> Memfd::create(const char* name, uint64_t size_bytes, const MemfdOptions& options) {
   if (size_bytes == 0 || size_bytes > (1ull << 46))
     return {Code::kConfigInvalid, "memory file: size out of range"};
   Memfd file;
-  file.size_bytes_ = (size_bytes + page - 1) / page * page;
-  file.fd_rw_ = ::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (file.fd_rw_ < 0) return refused("memfd_create");
-  // Without this, a peer of another user could reopen its read-only descriptor for writing.
-  if (::fchmod(file.fd_rw_, 0600) != 0) return refused("fchmod");
-  if (::ftruncate(file.fd_rw_, static_cast<off_t>(file.size_bytes_)) != 0) return refused("ftruncate");
-  if (::fcntl(file.fd_rw_, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) != 0)
-    return refused("F_ADD_SEALS");
-  const std::string path = "/proc/self/fd/" + std::to_string(file.fd_rw_);
-  file.fd_ro_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file.fd_ro_ < 0) return refused("reopening a memory file");
-  void* at = ::mmap(nullptr, file.size_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd_rw_, 0);
-  if (at == MAP_FAILED) return refused("mmap");
-  file.data_ = static_cast<std::byte*>(at);
-  // Advice only: the kernel may have huge pages for shared memory switched off.
-  if (huge_pages) (void)::madvise(at, file.size_bytes_, MADV_HUGEPAGE);
-  (void)::madvise(at, file.size_bytes_, MADV_DONTDUMP);
+  Status made = options.huge_pages ? file.make(name, size_bytes, true) : Status(Code::kNoSpace, {});
+  if (!made) {
+    file.close();
+    made = file.make(name, size_bytes, false);
+    if (made && options.huge_pages) file.choose_transparent();
+  }
+  if (!made) return made;
+  if (options.numa_node >= 0) {
+    if (Status bound = file.bind(options.numa_node); !bound) return bound;
+  }
+  (void)::madvise(file.data_, file.size_bytes_, MADV_DONTDUMP);
   return file;
+}
+
+// Of huge pages the mapping takes its whole size out of the pool, or fails: none is missing later.
+Status Memfd::make(const char* name, uint64_t size_bytes, bool huge) {
+  page_bytes_ = huge ? kHugePageBytes : static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  size_bytes_ = (size_bytes + page_bytes_ - 1) / page_bytes_ * page_bytes_;
+  pages_ = huge ? Pages::kHuge : Pages::kSystem;
+  fd_rw_ = ::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0u));
+  if (fd_rw_ < 0) return refused("memfd_create");
+  // Without this, a peer of another user could reopen its read-only descriptor for writing.
+  if (::fchmod(fd_rw_, 0600) != 0) return refused("fchmod");
+  if (::ftruncate(fd_rw_, static_cast<off_t>(size_bytes_)) != 0) return refused("ftruncate");
+  if (::fcntl(fd_rw_, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) != 0)
+    return refused("F_ADD_SEALS");
+  const std::string path = "/proc/self/fd/" + std::to_string(fd_rw_);
+  fd_ro_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd_ro_ < 0) return refused("reopening a memory file");
+  void* at = ::mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_rw_, 0);
+  if (at == MAP_FAILED) return refused("mmap");
+  data_ = static_cast<std::byte*>(at);
+  return Status::ok();
+}
+
+// The kernel takes the advice only where its administrator allows huge pages for shared memory.
+void Memfd::choose_transparent() {
+  const std::string all = chosen_in("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+  const std::string size = chosen_in("/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/shmem_enabled");
+  const std::string& rule = size.empty() || size == "inherit" || all == "force" ? all : size;
+  const bool allowed = rule == "always" || rule == "within_size" || rule == "advise" || rule == "force";
+  if (allowed && ::madvise(data_, size_bytes_, MADV_HUGEPAGE) == 0) {
+    pages_ = Pages::kTransparent;
+    return;
+  }
+  why_not_huge_ =
+      "no huge pages: the host's pool (vm.nr_hugepages) has too few, and transparent ones of shared memory "
+      "(/sys/kernel/mm/transparent_hugepage/shmem_enabled) are " +
+      (rule.empty() ? std::string("not there") : "set to \"" + rule + "\"");
+}
+
+Status Memfd::bind(int numa_node) {
+  constexpr int kBits = 8 * sizeof(unsigned long);
+  unsigned long nodes[kNumaNodesMax / kBits] = {};
+  if (numa_node < kNumaNodesMax) nodes[numa_node / kBits] = 1ul << (numa_node % kBits);
+  // One more than there are: the kernel reads a bit less than it is told.
+  if (::syscall(SYS_mbind, data_, size_bytes_, MPOL_BIND, nodes, kNumaNodesMax + 1, 0) == 0)
+    return Status::ok();
+  return {Code::kConfigInvalid,
+          "NUMA node " + std::to_string(numa_node) + " gives no memory: " + std::strerror(errno)};
+}
+
+Status Memfd::populate(uint64_t offset, uint64_t length) {
+  int error = 0;
+  do {
+    error = ::madvise(data_ + offset, length, MADV_POPULATE_WRITE) == 0 ? 0 : errno;
+  } while (error == EINTR || error == EAGAIN);
+  if (error == EINVAL) {  // an older kernel
+    do {
+      error = ::fallocate(fd_rw_, 0, static_cast<off_t>(offset), static_cast<off_t>(length)) == 0 ? 0 : errno;
+    } while (error == EINTR);
+  }
+  if (error == 0) return Status::ok();
+  errno = error;
+  return refused("the host has no memory left for the arena, which has " +
+                 std::to_string(resident_bytes() >> 20) + " of " + std::to_string(size_bytes_ >> 20) +
+                 " MiB");
 }
 
 Memfd& Memfd::operator=(Memfd&& other) noexcept {
@@ -49,6 +128,9 @@ Memfd& Memfd::operator=(Memfd&& other) noexcept {
   close();
   data_ = std::exchange(other.data_, nullptr);
   size_bytes_ = std::exchange(other.size_bytes_, 0);
+  page_bytes_ = other.page_bytes_;
+  pages_ = other.pages_;
+  why_not_huge_ = std::move(other.why_not_huge_);
   fd_ro_ = std::exchange(other.fd_ro_, -1);
   fd_rw_ = std::exchange(other.fd_rw_, -1);
   return *this;

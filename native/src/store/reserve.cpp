@@ -132,20 +132,21 @@ bool Store::Core::tenant_has_victim(TenantId tenant) const {
 bool Store::Core::clear_neighbourhood(uint64_t size, Pressure& pressure, Space* space) {
   constexpr uint32_t kRanks = 4;
   const auto quanta = static_cast<uint32_t>(quanta_for(size));
-  for (auto& arena : arenas) {
+  for (uint32_t number = 0; number < arenas.size(); ++number) {
+    Arena& arena = *arenas[number];
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      std::vector<uint32_t> owners;
+      std::vector<store::ExtentAllocator::Owned> owners;
       {
-        const std::lock_guard lock(arena->mutex);
-        owners = arena->extents.owners_around(quanta, rank);
+        const std::lock_guard lock(arena.mutex);
+        owners = arena.extents.owners_around(quanta, rank);
       }
       bool cleared = !owners.empty();
-      for (const uint32_t slot : owners) {
+      for (const auto& [slot, offset] : owners) {
         if (pressure.victims_left == 0) return false;
         Shard& shard = shards[slot & shard_mask];
         const Lock lock(shard.mutex);
         const uint32_t index = slot >> shard_bits;
-        cleared = shard.entries[index].state == State::kVisible && shard.entries[index].linked != 0;
+        cleared = store::is_victim_at(shard.entries[index], number, offset);
         if (!cleared) break;
         evict_entry(shard, index, pressure);
       }

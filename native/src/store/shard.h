@@ -54,6 +54,13 @@ struct Entry {
 };
 static_assert(sizeof(Entry) == 112);
 
+// The block of this slot may go, and it lies there. Whoever took the slot's number from an arena has let go
+// of the arena's lock since: the slot may hold another block by now, which is warm and lies elsewhere.
+inline bool is_victim_at(const Entry& entry, uint32_t arena, uint32_t offset) {
+  return entry.state == State::kVisible && entry.linked != 0 && entry.arena == arena &&
+         entry.offset == offset;
+}
+
 struct PinRecord {
   uint32_t next = kNone;  // free chain; while live: the entry
   uint32_t generation = 1;

@@ -2,6 +2,10 @@
 #include "mooncache/store.h"
 
 #include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <thread>
+#include <vector>
 
 #include "store/core.h"
 
@@ -376,8 +380,47 @@ const StoreConfig& Store::config() const {
 ArenaInfo Store::arena() const {
   ArenaInfo info = core_->arenas.front()->memory->info();
   info.size_bytes = core_->config.capacity_bytes;
+  info.resident_bytes = 0;
+  for (const auto& arena : core_->arenas) info.resident_bytes += arena->memory->resident_bytes();
   return info;
 }
+
+Status Store::populate(uint64_t offset, uint64_t length, uint32_t threads) {
+  constexpr uint64_t kPieceBytes = 32 << 20;
+  struct Piece {
+    store::ArenaMemory* memory;
+    uint64_t offset, length;
+  };
+  std::vector<Piece> pieces;
+  const uint64_t end = length > ~uint64_t{0} - offset ? ~uint64_t{0} : offset + length;
+  uint64_t begin = 0;  // of the arena in the row
+  for (const auto& arena : core_->arenas) {
+    const uint64_t size = arena->memory->size_bytes();
+    const uint64_t stop = std::min(end, begin + size);
+    for (uint64_t at = std::max(offset, begin); at < stop; at += kPieceBytes)
+      pieces.push_back({arena->memory.get(), at - begin, std::min(kPieceBytes, stop - at)});
+    begin += size;
+  }
+  std::atomic<size_t> next{0};
+  std::mutex mutex;
+  Status failed;
+  const auto work = [&] {
+    for (size_t at = next++; at < pieces.size(); at = next++) {
+      const Status status = pieces[at].memory->populate(pieces[at].offset, pieces[at].length);
+      if (status) continue;
+      const std::lock_guard lock(mutex);
+      failed = status;
+      next = pieces.size();
+    }
+  };
+  std::vector<std::jthread> helpers;
+  for (size_t count = 1; count < std::min<size_t>(threads, pieces.size()); ++count)
+    helpers.emplace_back(work);
+  work();
+  helpers.clear();
+  return failed;
+}
+
 Slice Store::sample() const {
   constexpr uint64_t kSampleBytes = 2 << 20;
   const auto& memory = *core_->arenas.front()->memory;

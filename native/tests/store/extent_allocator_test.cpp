@@ -76,7 +76,8 @@ TEST(ExtentAllocator, OwnersBetweenFreePieces) {
   EXPECT_EQ(allocator.allocate(15).node, kNone);
   const auto owners = allocator.owners_around(15, 0);
   ASSERT_EQ(owners.size(), 1u);
-  allocator.free(nodes[owners[0]]);
+  EXPECT_EQ(owners[0].offset, 10 * owners[0].owner);
+  allocator.free(nodes[owners[0].owner]);
   EXPECT_NE(allocator.allocate(15).node, kNone);
   EXPECT_TRUE(allocator.owners_around(41, 0).empty());
   EXPECT_WHOLE(allocator);
