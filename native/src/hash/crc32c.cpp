@@ -54,8 +54,8 @@ uint32_t portable_copy_raw(uint32_t state, std::byte* destination, const std::by
   constexpr size_t kChunk = 16 << 10;  // stays in the first-level cache between the two steps
   while (size != 0) {
     const size_t step = size < kChunk ? size : kChunk;
-    state = portable_raw(state, source, step);
     std::memcpy(destination, source, step);
+    state = portable_raw(state, destination, step);
     destination += step;
     source += step;
     size -= step;

@@ -34,8 +34,8 @@ MOONCACHE_ARM_CRC uint32_t arm_copy_raw(uint32_t state, std::byte* destination, 
   constexpr size_t kChunk = 16 << 10;  // stays in the first-level cache between the two steps
   while (size != 0) {
     const size_t step = size < kChunk ? size : kChunk;
-    state = arm_raw(state, source, step);
     std::memcpy(destination, source, step);
+    state = arm_raw(state, destination, step);
     destination += step;
     source += step;
     size -= step;

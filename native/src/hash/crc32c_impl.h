@@ -35,7 +35,9 @@ constexpr uint32_t power_mod(uint64_t exponent) {
 }
 
 // One way to compute. `copy_raw` also writes the bytes to `destination`; `stream` asks for stores
-// that go round the caches (they are fenced before the function returns).
+// that go round the caches (they are fenced before the function returns). It reads each byte of the source
+// once: the source may be memory of another process that writes meanwhile, and the checksum has to be that
+// of the bytes which were delivered.
 struct Crc32cImplementation {
   std::string_view name;
   uint32_t (*raw)(uint32_t state, const std::byte* bytes, size_t size);

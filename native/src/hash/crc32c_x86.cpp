@@ -86,25 +86,24 @@ MOONCACHE_SSE42 uint32_t sse42_copy_raw(uint32_t state, std::byte* destination, 
                                         size_t size, bool stream) {
   if (stream) {
     const size_t head = bytes_to_line(destination, size);
-    state = serial(state, source, head);
     std::memcpy(destination, source, head);
+    state = serial(state, destination, head);
     destination += head;
     source += head;
     size -= head;
   }
-  // The chunk is read from memory once; the copy then finds it in the first-level cache.
+  // The chunk is read from memory once; the checksum then finds the copy in the first-level cache.
   constexpr size_t kChunk = 3 * kLongRun;
   static_assert(kChunk % 64 == 0);
+  alignas(64) std::byte cached[kChunk];  // what is streamed to its destination is in no cache
   for (; size >= kChunk; destination += kChunk, source += kChunk, size -= kChunk) {
-    state = three_runs<kLongRun>(state, source);
-    if (stream) {
-      stream_lines(destination, source, kChunk);
-    } else {
-      std::memcpy(destination, source, kChunk);
-    }
+    std::byte* const copy = stream ? cached : destination;
+    std::memcpy(copy, source, kChunk);
+    state = three_runs<kLongRun>(state, copy);
+    if (stream) stream_lines(destination, copy, kChunk);
   }
-  state = sse42_raw(state, source, size);
   if (size != 0) std::memcpy(destination, source, size);
+  state = sse42_raw(state, destination, size);
   if (stream) _mm_sfence();
   return state;
 }
@@ -184,8 +183,8 @@ MOONCACHE_AVX512 uint32_t avx512_copy_raw(uint32_t state, std::byte* destination
                                           size_t size, bool stream) {
   if (stream) {
     const size_t head = bytes_to_line(destination, size);
-    state = serial(state, source, head);
     std::memcpy(destination, source, head);
+    state = serial(state, destination, head);
     destination += head;
     source += head;
     size -= head;
@@ -195,8 +194,8 @@ MOONCACHE_AVX512 uint32_t avx512_copy_raw(uint32_t state, std::byte* destination
     state = stream ? fold_lines<Store::kStream>(state, destination, source, body)
                    : fold_lines<Store::kCached>(state, destination, source, body);
   }
-  state = serial(state, source + body, size - body);
   if (size != body) std::memcpy(destination + body, source + body, size - body);
+  state = serial(state, destination + body, size - body);
   if (stream) _mm_sfence();
   return state;
 }
