@@ -76,7 +76,7 @@ say_what_is_missing() {
 say_what_hardware_lacks() {
   ldconfig -p 2>/dev/null | grep -q 'libssl\.so\.3' ||
     echo "optional: OpenSSL 3 (libssl3) not found: TLS on the data plane reports itself unavailable; gRPC brings its own"
-  header infiniband/verbs.h || echo "optional: verbs headers (libibverbs-dev) not found: the build has no RDMA transport"
+  header infiniband/verbs.h || echo "optional: verbs headers (libibverbs-dev) not found: our declarations of verbs are not compared with them"
   have qemu-system-x86_64 || echo "optional: qemu (qemu-system-x86) not found: tests on real RDMA verbs are skipped"
   header liburing.h || echo "optional: liburing (liburing-dev) not found: no part of this version needs it"
 }

@@ -283,6 +283,18 @@ def test_only_one_native_folder_knows_python() -> None:
     assert not offenders, report(offenders)
 
 
+def test_every_build_has_rdma() -> None:
+    """Only the comparison of rdma/abi.h with rdma-core's headers includes them, and the build asks for none."""
+    offenders = [
+        relative(path)
+        for path in native_files()
+        if path != NATIVE / "tests" / "rdma" / "abi_test.cpp"
+        and re.search(r"#include [<\"]infiniband/", path.read_text(encoding="utf-8"))
+    ]
+    assert not offenders, report(offenders)
+    assert "infiniband" not in (NATIVE / "CMakeLists.txt").read_text(encoding="utf-8")
+
+
 def test_wire_code_never_reinterprets_bytes() -> None:
     offenders = [
         relative(path)

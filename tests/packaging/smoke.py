@@ -20,6 +20,18 @@ def check_imports(checkout: Path) -> None:
         assert not location.is_relative_to(checkout), f"{name} comes from the checkout: {location}"
 
 
+def has_rdma() -> None:
+    """Whether it is there is asked of the machine, not of the build."""
+    from mooncache import _native
+
+    said = ""
+    try:
+        _native.rdma_ports({"rdma_library": "libnothing-of-this-name.so"})
+    except RuntimeError as error:
+        said = str(error)
+    assert "libnothing-of-this-name.so cannot be opened" in said, said
+
+
 def put_and_get() -> None:
     import mooncache
     from mooncache import _native
@@ -41,5 +53,6 @@ def put_and_get() -> None:
 
 if __name__ == "__main__":
     check_imports(Path(sys.argv[1]).resolve())
+    has_rdma()
     put_and_get()
     print("ok")

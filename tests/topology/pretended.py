@@ -8,8 +8,6 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 NATIVE = Path(__file__).resolve().parents[2] / "native"
 FAKE = NATIVE / "tests" / "rdma" / "fake"
 STEER = """
@@ -29,15 +27,14 @@ void steer_fail(const char* call, int error) { mooncache_fake_verbs()->fail(call
 
 @cache
 def library() -> str:
-    """Path of the pretended libibverbs. Skips where the headers of verbs are not installed."""
-    if not Path("/usr/include/infiniband/verbs.h").exists():
-        pytest.skip("the headers of libibverbs are not installed")
+    """Path of the pretended libibverbs."""
     folder = Path(tempfile.mkdtemp(prefix="mooncache-verbs-"))
     steer = folder / "steer.cpp"
     steer.write_text(STEER)
     out = folder / "libfake_ibverbs.so"
     sources = (str(FAKE / "fake_verbs.cpp"), str(FAKE / "network.cpp"), str(steer))
-    command = ["g++", "-std=c++20", "-O0", "-shared", "-fPIC", "-pthread", f"-I{NATIVE / 'tests'}"]
+    folders = [f"-I{NATIVE / 'tests'}", f"-I{NATIVE / 'src'}"]
+    command = ["g++", "-std=c++20", "-O0", "-shared", "-fPIC", "-pthread", *folders]
     subprocess.run([*command, "-o", str(out), *sources], check=True, timeout=300)
     return str(out)
 

@@ -71,8 +71,7 @@ RailReport look_at(const Device& device, const ibv_device_attr& facts, const Opt
     return report;
   }
   ibv_port_attr port{};
-  const int error = device.verbs.query_port(device.context, static_cast<uint8_t>(number),
-                                            reinterpret_cast<_compat_ibv_port_attr*>(&port));
+  const int error = device.verbs.query_port(device.context, static_cast<uint8_t>(number), &port);
   if (error != 0) {
     report.reason = "not used, because ibv_query_port failed: " + std::string(std::strerror(error));
     return report;

@@ -1,14 +1,12 @@
 // Blocks in the memory of a (pretended) GPU, moved in place by (pretended) RDMA devices. Addresses of the GPU
 // cannot be read by the processor: a slip is a crash. Whatever fails, a block comes right, is a miss, or is
 // left to staging (TRANSPORT_UNAVAILABLE), and no call waits longer than its deadline.
-#include "client/rdma_pool.h"
-
-#if defined(MOONCACHE_FAKE_VERBS) && defined(MOONCACHE_FAKE_CUDA)
 #include <filesystem>
 #include <thread>
 
 #include "client/buffer_book.h"
 #include "client/node.h"
+#include "client/rdma_pool.h"
 #include "gpu/pretended_gpu.h"
 #include "mooncache/crc32c.h"
 #include "rdma/sockets.h"
@@ -338,4 +336,3 @@ TEST_F(DevicePool, HostCallsNeverFindDeviceMemory) {
 
 }  // namespace
 }  // namespace mooncache::testing
-#endif

@@ -44,23 +44,14 @@ inline std::vector<std::byte> bytes_of(uint64_t number, size_t size) {
 }
 
 // Where RDMA is tested: on real devices when MOONCACHE_TEST_RDMA=real (in the test machine), else on the
-// pretended library, else not. MOONCACHE_TEST_RDMA_CLIENT and _NODE name the devices of each side.
+// pretended library. MOONCACHE_TEST_RDMA_CLIENT and _NODE name the devices of each side.
 inline bool rdma_is_real() {
   const char* which = std::getenv("MOONCACHE_TEST_RDMA");
   return which != nullptr && std::string(which) == "real";
 }
-inline bool rdma_can_be_tested() {
-#ifdef MOONCACHE_FAKE_VERBS
-  return true;
-#else
-  return rdma_is_real();
-#endif
-}
 inline RdmaConfig test_rdma(bool client) {
   RdmaConfig config;
-#ifdef MOONCACHE_FAKE_VERBS
   if (!rdma_is_real()) config.library = MOONCACHE_FAKE_VERBS;
-#endif
   if (!rdma_is_real()) return config;
   config.ack_timeout = 15;  // emulated processors are slow: 0.13 s
   const char* names = std::getenv(client ? "MOONCACHE_TEST_RDMA_CLIENT" : "MOONCACHE_TEST_RDMA_NODE");

@@ -100,8 +100,6 @@ TEST_F(RdmaPool, ManyThreads) {
   EXPECT_EQ(whole.load(), 32u);
 }
 
-#ifdef MOONCACHE_FAKE_VERBS
-
 TEST_F(RdmaPool, EightRailsShareTheBatchesOfTwoThreadsAndSevenMayFail) {
   if (rdma_is_real()) GTEST_SKIP();
   open(8, 1);
@@ -366,8 +364,6 @@ TEST_F(RdmaPool, ACancelledGetLeavesTheCallersMemoryAlone) {
   }
   EXPECT_EQ(nodes_[0]->server->store().stats().pins, 0u);
 }
-
-#endif
 
 }  // namespace
 }  // namespace mooncache::testing

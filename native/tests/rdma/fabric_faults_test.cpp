@@ -7,7 +7,6 @@
 #include <set>
 #include <thread>
 
-#ifdef MOONCACHE_FAKE_VERBS
 #include "rdma/pair.h"
 
 namespace mooncache::testing {
@@ -233,4 +232,3 @@ TEST_F(FabricFaults, ASmallWriteLeavesItsMemoryWhenItIsPosted) {
 
 }  // namespace
 }  // namespace mooncache::testing
-#endif

@@ -2,10 +2,8 @@
 #include <thread>
 
 #include "rdma/place.h"
-#include "transport/rdma_link_fixture.h"
-
-#ifdef MOONCACHE_FAKE_VERBS
 #include "rdma/sockets.h"
+#include "transport/rdma_link_fixture.h"
 
 namespace mooncache::testing {
 namespace {
@@ -196,4 +194,3 @@ TEST_F(RdmaSockets, APlaceThatIsNotKnownIsNoError) {
 
 }  // namespace
 }  // namespace mooncache::testing
-#endif

@@ -1,10 +1,8 @@
 // A link to a node over devices of the pretended libibverbs.
 #pragma once
 
-#include "transport/harness.h"
-
-#ifdef MOONCACHE_FAKE_VERBS
 #include "rdma/fake/fake_verbs.h"
+#include "transport/harness.h"
 
 namespace mooncache::testing {
 
@@ -52,4 +50,3 @@ class RdmaTest : public ::testing::Test {
 };
 
 }  // namespace mooncache::testing
-#endif

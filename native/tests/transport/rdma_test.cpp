@@ -3,8 +3,6 @@
 
 #include "transport/rdma_link_fixture.h"
 
-#ifdef MOONCACHE_FAKE_VERBS
-
 namespace mooncache::testing {
 namespace {
 
@@ -384,4 +382,3 @@ TEST(RdmaTransportTest, AbsenceIsASentence) {
 
 }  // namespace
 }  // namespace mooncache::testing
-#endif

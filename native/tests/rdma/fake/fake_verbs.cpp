@@ -198,11 +198,10 @@ int ibv_query_device(ibv_context*, ibv_device_attr* facts) {
   return 0;
 }
 
-int(ibv_query_port)(ibv_context* context, uint8_t, _compat_ibv_port_attr* out) {
+int ibv_query_port(ibv_context* context, uint8_t, ibv_port_attr* port) {
   Network& net = network();
   const Lock lock(net.mutex);
   if (const int error = net.fault("ibv_query_port")) return fail_with(error);
-  auto* port = reinterpret_cast<ibv_port_attr*>(out);
   const DeviceState& device = net.state(context);
   port->state = device.active ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
   port->active_mtu = device.mtu;
@@ -259,7 +258,7 @@ int ibv_dealloc_pd(ibv_pd* pd) {
   return fail_with(net.fault("ibv_dealloc_pd"));
 }
 
-ibv_mr*(ibv_reg_mr_iova)(ibv_pd* pd, void* memory, size_t length, uint64_t iova, int access) {
+ibv_mr* ibv_reg_mr_iova(ibv_pd* pd, void* memory, size_t length, uint64_t iova, int access) {
   Network& net = network();
   const Lock lock(net.mutex);
   int error = net.fault("ibv_reg_mr_iova");

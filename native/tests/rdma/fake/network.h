@@ -3,8 +3,6 @@
 // under way.
 #pragma once
 
-#include <infiniband/verbs.h>
-
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -17,9 +15,12 @@
 #include <thread>
 #include <vector>
 
+#include "rdma/abi.h"
 #include "rdma/fake/fake_verbs.h"
 
 namespace mooncache::testing {
+
+using namespace verbs;  // NOLINT: their names all begin with ibv_
 
 struct Fault {
   int error = 0;
