@@ -13,6 +13,7 @@ EXTENSION_SOURCES := $(filter native/src/% native/include/% native/python/% nati
 FORMATTED := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 FUZZ_SECONDS ?= 20
 JOBS ?= $(shell nproc)
+PYTEST_WORKERS ?= $(JOBS)
 PYTEST_ARGS ?=
 UP_ARGS ?=
 comma := ,
@@ -27,7 +28,12 @@ help: ## this list
 up: $(VENV)/.up ## set everything up and run it on this machine: gateway, engines, pool (UP_ARGS="--model DIR")
 	@exec $(BIN)/mooncache up $(UP_ARGS)
 
-test: $(VENV)/.dev lint native-test asan-test tsan-test fuzz-smoke pytest wheel-test ## set up and pass all tests
+# The Python tests mostly wait, compilers never do: both run side by side, and the native side gives way. Builds come
+# one after another; their tests run while the next one compiles. The output of each stage comes whole, at its end
+# (that of pytest meanwhile: build/pytest.log).
+STAGES := native-test lint pytest asan-test tsan-test fuzz-smoke wheel-test
+test: $(VENV)/.dev build/release/.built ## set up and pass all tests
+	@$(MAKE) -j 8 --output-sync=target NICE='nice -n 10' IN_TURN=1 $(STAGES)
 	@printf '\nall tests passed\n'
 
 check: $(VENV)/.dev lint native-test pytest ## the quick part of test: lint, native tests, pytest
@@ -89,41 +95,49 @@ tidy: build/release/.built ## clang-tidy over native/ (slow, advisory; Debian pa
 
 pytest: $(VENV)/.dev ## Python tests over the editable install
 	$(call heading,pytest (editable install))
-	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+	@mkdir -p build
+	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --no-loadscope-reorder $(PYTEST_ARGS) 2>&1 | tee build/pytest.log
 
 # ---- native ------------------------------------------------------------------------------------
-# Sanitizer builds keep assertions on; Release is what ships.
+# Release is what ships, and the folder of the extension. Sanitizer builds keep assertions on; ASan and UBSan without
+# optimisation, because nothing is optimised away then and the compiler needs half the time.
 CMAKE_release := -DCMAKE_BUILD_TYPE=Release
-CMAKE_asan := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG='-O1 -g1' -DMOONCACHE_SANITIZE=address,undefined \
+CMAKE_asan := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0 -DMOONCACHE_SANITIZE=address,undefined \
   -DCMAKE_CXX_FLAGS=-fno-sanitize-recover=all
-CMAKE_tsan := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG='-O1 -g1' -DMOONCACHE_SANITIZE=thread
+CMAKE_tsan := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O1 -DMOONCACHE_SANITIZE=thread
 
 build/%/.built: $(NATIVE_SOURCES) | $(VENV)/.dev
 	$(call heading,native build: $*)
-	@PATH="$(abspath $(BIN)):$$PATH" scripts/native_build.sh build/$* $(JOBS) $(CMAKE_$*)
+	@PATH="$(abspath $(BIN)):$$PATH" $(NICE) scripts/native_build.sh build/$* $(JOBS) $(CMAKE_$*)
 	@touch $@
+
+ifdef IN_TURN
+build/tsan/.built: | build/asan/.built
+build/dist/.built: | build/tsan/.built
+fuzz-smoke: | build/dist/.built
+endif
 
 native-test: build/release/.built ## native unit tests, Release
 	$(call heading,native tests: Release)
-	@scripts/native_tests.sh build/release
+	@scripts/native_tests.sh build/release $(JOBS)
 
 asan-test: build/asan/.built ## native unit tests under AddressSanitizer and UBSan
 	$(call heading,native tests: ASan + UBSan)
-	@scripts/native_tests.sh build/asan
+	@scripts/native_tests.sh build/asan $(JOBS)
 
 tsan-test: build/tsan/.built ## native unit tests under ThreadSanitizer
 	$(call heading,native tests: TSan)
-	@scripts/native_tests.sh build/tsan
+	@scripts/native_tests.sh build/tsan $(JOBS)
 
 fuzz-smoke: | $(VENV)/.dev ## each libFuzzer target for FUZZ_SECONDS over its corpus (clang)
 	$(call heading,fuzzing: $(FUZZ_SECONDS) s per target)
-	@PATH="$(abspath $(BIN)):$$PATH" scripts/fuzz_smoke.sh $(FUZZ_SECONDS) $(JOBS)
+	@PATH="$(abspath $(BIN)):$$PATH" $(NICE) scripts/fuzz_smoke.sh $(FUZZ_SECONDS) $(JOBS)
 
 # ---- packages ----------------------------------------------------------------------------------
 build/dist/.built: pyproject.toml setup.py MANIFEST.in README.md $(EXTENSION_SOURCES) $(shell find services protos -name '*.py' -o -name '*.pyi' -o -name '*.proto') | $(VENV)/.dev
 	$(call heading,sdist - and the wheel from it - in isolation)
 	@rm -rf build/dist
-	$(BIN)/python -m build --outdir build/dist . >build/dist.log 2>&1 || { tail -n 60 build/dist.log; exit 1; }
+	$(NICE) $(BIN)/python -m build --outdir build/dist . >build/dist.log 2>&1 || { tail -n 60 build/dist.log; exit 1; }
 	@touch $@
 
 wheel: build/dist/.built ## sdist and wheel into build/dist

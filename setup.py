@@ -1,8 +1,8 @@
 """Builds mooncache._native: CMake + nanobind, called from setuptools' build_ext.
 
 Everything declarative lives in pyproject.toml. Here is only what needs code: the package list (folder
-services/ is the package mooncache) and the native build, which keeps one build folder per Python and
-so is incremental for editable installs.
+services/ is the package mooncache) and the native build. Its folder, build/release, is also that of the
+native tests, so nothing is compiled twice; it is begun anew for another Python.
 """
 
 from __future__ import annotations
@@ -21,6 +21,18 @@ ROOT = Path(__file__).parent.resolve()
 NATIVE = ROOT / "native"
 
 
+def build_folder() -> Path:
+    """Where the native code is built, without what another Python left there."""
+    folder = Path(os.environ.get("MOONCACHE_BUILD_DIR", ROOT / "build" / "release")).resolve()
+    made_for = folder / "made-for"
+    tag = str(sysconfig.get_config_var("SOABI"))
+    if made_for.exists() and made_for.read_text() != tag:
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    made_for.write_text(tag)
+    return folder
+
+
 def bindings() -> str:
     """The binding files to compile, as a CMake list (MOONCACHE_BIND overrides)."""
     present = ";".join(sorted(path.stem.removeprefix("bind_") for path in NATIVE.glob("python/bind_*.cpp")))
@@ -31,10 +43,7 @@ class CMakeBuild(build_ext):
     """Configures native/ for this interpreter, builds the target _native, copies it into place."""
 
     def build_extension(self, ext: Extension) -> None:
-        tag = sysconfig.get_config_var("SOABI") or "python"
-        default = ROOT / "build" / f"python-{tag}"
-        build_dir = Path(os.environ.get("MOONCACHE_BUILD_DIR", default)).resolve()
-        build_dir.mkdir(parents=True, exist_ok=True)
+        build_dir = build_folder()
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count() or 1)
@@ -43,15 +52,16 @@ class CMakeBuild(build_ext):
             "-DCMAKE_BUILD_TYPE=Release",
             f"-DPython_EXECUTABLE={sys.executable}",
             "-DMOONCACHE_PYTHON=ON",
-            "-DMOONCACHE_TESTS=OFF",
-            "-DMOONCACHE_EXAMPLES=OFF",
             f"-DMOONCACHE_BIND={bindings()}",
         ]
         if ninja := shutil.which("ninja"):
             # Isolated builds bring a new ninja each time; the cached path of the last one is gone.
             configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
-        subprocess.run(configure, check=True)
-        subprocess.run(["cmake", "--build", str(build_dir), "--target", "_native", "-j", jobs], check=True)
+        # ccache then finds what another folder with the same sources compiled, such as an unpacked sdist.
+        environment = {"CCACHE_BASEDIR": str(ROOT), **os.environ}
+        subprocess.run(configure, check=True, env=environment)
+        build = ["cmake", "--build", str(build_dir), "--target", "_native", "-j", jobs]
+        subprocess.run(build, check=True, env=environment)
         built = build_dir / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
         # Replace, never overwrite: a running process may have the old library mapped.
         partial = target.with_name(target.name + ".partial")

@@ -20,7 +20,7 @@ names=()
 for source in "$here"/native/fuzz/*.cpp; do
   names+=("$(basename "$source" .cpp)")
 done
-"$here/scripts/native_build.sh" "$build" "$jobs" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" \
+TARGETS="${names[*]}" "$here/scripts/native_build.sh" "$build" "$jobs" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" \
   -DCMAKE_CXX_COMPILER="$clang" -DCMAKE_CXX_FLAGS="-fsanitize=fuzzer-no-link -fno-sanitize-recover=all" \
   -DMOONCACHE_SANITIZE=address,undefined -DMOONCACHE_FUZZ=ON -DMOONCACHE_TESTS=OFF -DMOONCACHE_EXAMPLES=OFF
 

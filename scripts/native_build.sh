@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Configures native/ in a build folder and builds it. usage: native_build.sh BUILD_DIR JOBS CMAKE_OPTION...
+# Configures native/ in a build folder and builds it, with tests and examples unless the options say otherwise.
+# usage: [TARGETS="NAME..."] native_build.sh BUILD_DIR JOBS CMAKE_OPTION...
 # Quiet when all is well: the compiler's warnings are counted, its whole output is in BUILD_DIR.log.
 set -euo pipefail
 
@@ -8,9 +9,12 @@ jobs=$2
 shift 2
 here=$(cd "$(dirname "$0")/.." && pwd)
 log=$build.log
+export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$here}
+configure=(cmake -S "$here/native" -B "$build" -G Ninja -Wno-dev -DMOONCACHE_TESTS=ON -DMOONCACHE_EXAMPLES=ON "$@")
+read -r -a targets <<<"${TARGETS:-all}"
 
 mkdir -p "$build"
-if ! { cmake -S "$here/native" -B "$build" -G Ninja -Wno-dev "$@" && cmake --build "$build" -j "$jobs"; } >"$log" 2>&1; then
+if ! { "${configure[@]}" && cmake --build "$build" -j "$jobs" --target "${targets[@]}"; } >"$log" 2>&1; then
   grep -nE 'error|FAILED' "$log" | head -n 20
   tail -n 60 "$log"
   echo "the native build in $build failed; all of its output: $log"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -10,6 +11,33 @@ from hypothesis import settings
 # No test judges time: an example that is slow on a busy machine is no failure.
 settings.register_profile("mooncache", deadline=None)
 settings.load_profile("mooncache")
+
+
+# With several workers (pytest -n) a file runs whole in one of them. Files of a group share one worker: what they start
+# is costly (a cluster, a virtual machine, containers) or fills the machine alone. The longest groups begin first.
+GROUPS = ("serving", "openai_client", "connectors", "rdma", "deploy", "cluster", "hf_engine")
+
+
+def group_of(nodeid: str) -> str:
+    file = nodeid.split("::", maxsplit=1)[0]
+    folder = file.removeprefix("tests/").split("/")[0]
+    return folder if folder in GROUPS else file
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {name: place for place, name in enumerate(GROUPS)}
+    items.sort(key=lambda item: rank.get(group_of(item.nodeid), len(rank)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class GroupScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return GroupScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)
