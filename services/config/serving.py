@@ -90,8 +90,20 @@ class GatewaySection(Section):
     """Prompt and output tokens of one tenant in a minute, when its key says nothing else; 0 is no limit."""
     request_count_max: int = Field(default=4096, ge=1, le=1_000_000)
     """Requests under way; more are refused with 429."""
+    tenant_request_count_max: int = Field(default=1024, ge=1, le=1_000_000)
+    """Requests of one tenant under way; more are refused with 429. The cluster token has no such limit."""
     body_bytes_max: SizeBytes = Field(default=64 << 20, ge=1024, le=1 << 30)
-    """Size of the largest request body."""
+    """Size of the largest request body, whatever the model."""
+    body_bytes_per_token: int = Field(default=16, ge=0, le=4096)
+    """A body may have so many bytes for each token of the model's length, and 4 MiB more; 0: up to `body_bytes_max`."""
+    open_body_bytes_max: SizeBytes = Field(default=256 << 20, ge=1024, le=1 << 40)
+    """Bytes of all bodies that are held, each until its answer begins; what goes beyond is refused with 429."""
+    tenant_body_bytes_max: SizeBytes = Field(default=64 << 20, ge=1024, le=1 << 40)
+    """Bytes of one tenant's bodies that are held; what goes beyond is refused with 429."""
+    body_processes: int = Field(default=1, ge=1, le=64)
+    """Processes that read bodies of more than 256 KiB beside the event loop, started when first needed."""
+    body_timeout_s: DurationS = Field(default=20.0, gt=0, le=600)
+    """Time for reading one such body, waiting for its turn included."""
     choice_count_max: int = Field(default=128, ge=1, le=10_000)
     """Largest n, and largest number of prompts, of one request."""
     connect_timeout_s: DurationS = Field(default=2.0, gt=0, le=60)
@@ -111,7 +123,7 @@ class GatewaySection(Section):
     tokenizer_threads: int = Field(default=1, ge=1, le=64)
     """Threads that tokenise long prompts beside the event loop."""
     tokenizer_cache_bytes: SizeBytes = Field(default=256 << 20, ge=0, le=64 << 30)
-    """Memory for tokens of earlier prompts, so that a later turn tokenises only what it adds."""
+    """Memory for tokens of earlier prompts, so that a later turn tokenises only what it adds; half for large bodies."""
     cors_origins: Words = ()
     """Origins that browsers may call from; "*" for all, empty for none."""
     public_prefix_enabled: bool = False

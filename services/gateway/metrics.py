@@ -30,6 +30,9 @@ class GatewayMetrics:
             "overhead_seconds", "Time of a request until its legs are sent: reading, tokenising, scheduling."
         )
         self.tokenise = metrics.histogram("tokenise_seconds", "Time to make tokens and keys of a prompt.")
+        self.read_beside = metrics.histogram(
+            "read_beside_seconds", "Time until another process had read a large body, its turn included."
+        )
         self.schedule = metrics.histogram("schedule_seconds", "Time that the conductor took to answer.")
         self.prompt_tokens = metrics.counter("prompt_tokens", "Prompt tokens of ended requests.", ("model",))
         self.output_tokens = metrics.counter(
@@ -58,4 +61,5 @@ class GatewayMetrics:
             "capture_dropped", "Requests that are not in the captured trace.", ("reason",)
         )
         self.requests_open = metrics.gauge("requests_open", "Requests under way.")
+        self.body_bytes_open = metrics.gauge("body_bytes_open", "Bytes of request bodies that are held.")
         self.streams_open = metrics.gauge("streams_open", "Streams under way.")

@@ -22,6 +22,7 @@ from mooncache.duties import Duty
 from mooncache.errors import ConfigInvalid
 from mooncache.gateway.app import build_app
 from mooncache.gateway.background import reload_keys, watch_instances
+from mooncache.gateway.core.bodies import Budget
 from mooncache.gateway.core.rate_limit import Limits
 from mooncache.gateway.metrics import GatewayMetrics
 from mooncache.gateway.shell.capture import Capture
@@ -29,6 +30,7 @@ from mooncache.gateway.shell.conductor import UPDATE_LANES, Conductor
 from mooncache.gateway.shell.engines import Engines
 from mooncache.gateway.shell.http_protocol import GuardedProtocol
 from mooncache.gateway.shell.keyring import Keyring
+from mooncache.gateway.shell.preparing import Preparing
 from mooncache.gateway.shell.readers import Readers
 from mooncache.gateway.state import GatewayState
 from mooncache.grpc_server import address
@@ -116,11 +118,18 @@ class GatewayService(Service):
             keyring=keyring,
             conductor=Conductor(link, self.clock, stats, gateway.schedule_timeout_s),
             engines=engines,
+            preparing=Preparing(
+                processes=gateway.body_processes,
+                timeout_s=gateway.body_timeout_s,
+                cache_bytes=gateway.tokenizer_cache_bytes // 2 // gateway.body_processes,
+            ),
+            bodies=Budget(gateway.open_body_bytes_max, gateway.tenant_body_bytes_max),
             readers=Readers(
                 self.token,
                 self.clock,
                 stats,
-                cache_bytes=gateway.tokenizer_cache_bytes,
+                # Half of it is for the processes that read large bodies.
+                cache_bytes=gateway.tokenizer_cache_bytes // 2,
                 threads=gateway.tokenizer_threads,
                 public_prefix=gateway.public_prefix_enabled,
             ),
@@ -130,6 +139,7 @@ class GatewayService(Service):
             state.capture = Capture(gateway, stats)
         state.idle.set()
         stats.requests_open.set_function(lambda: state.active_count)
+        stats.body_bytes_open.set_function(lambda: state.bodies.bytes)
         await self._listen(state)
         return None
 
@@ -204,6 +214,7 @@ class GatewayService(Service):
         if self._state is not None:
             await self._state.engines.close()
             await self._state.conductor.close()
+            await self._state.preparing.close()
             self._state.readers.close()
             if self._state.capture is not None:
                 await asyncio.to_thread(self._state.capture.close)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from mooncache.auth import Token
 from mooncache.clock import Clock
 from mooncache.config import Config
+from mooncache.gateway.core.bodies import Budget
 from mooncache.gateway.core.fleet import Fleet
 from mooncache.gateway.core.rate_limit import RateLimiter
 from mooncache.gateway.metrics import GatewayMetrics
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
     from mooncache.gateway.shell.capture import Capture
     from mooncache.gateway.shell.conductor import Conductor
     from mooncache.gateway.shell.engines import Engines
+    from mooncache.gateway.shell.preparing import Preparing
     from mooncache.gateway.shell.readers import Readers
 
 
 @dataclass(slots=True)
 class GatewayState:
-    """`active_count` requests under way; `idle` is set while there are none.
+    """`active_count` requests under way, `tenant_counts` of each tenant; `idle` is set while there are none.
 
     `capture` is None while no trace is captured.
     """
@@ -38,9 +40,12 @@ class GatewayState:
     conductor: Conductor
     engines: Engines
     readers: Readers
+    preparing: Preparing
+    bodies: Budget
     capture: Capture | None = None
     fleet: Fleet = field(default_factory=Fleet)
     limiter: RateLimiter = field(default_factory=RateLimiter)
     draining: bool = False
     active_count: int = 0
+    tenant_counts: dict[str, int] = field(default_factory=dict)
     idle: asyncio.Event = field(default_factory=asyncio.Event)

@@ -22,13 +22,18 @@ from mooncache.gateway.core.sse import Splitter, StreamEditor, edit_answer, has_
 from mooncache.kvcache.params import Ask, Told
 from mooncache.proto.v1 import conductor_pb2 as pb
 
+
+def decode_body(data: bytes, salt: str, *, chat: bool) -> bytes:
+    """What the engine gets for a client's body."""
+    return legs.decode_body(legs.forwarded(*body.parse(data, chat=chat, choice_count_max=8)), salt, Ask())
+
+
 # --- bodies ---------------------------------------------------------------------------------------------------------
 
 
 def test_unknown_fields_are_forwarded_byte_for_byte() -> None:
     data = b'{"model":"m","messages":[{"role":"user"}], "x" : 1.50e+1 , "big":123456789012345678901234567890}'
-    inquiry = body.parse(data, chat=True, choice_count_max=8)
-    sent = legs.decode_body(inquiry, "salt", Ask())
+    sent = decode_body(data, "salt", chat=True)
     assert b'"x":1.50e+1' in sent
     assert b'"big":123456789012345678901234567890' in sent
 
@@ -37,8 +42,7 @@ def test_unknown_fields_are_forwarded_byte_for_byte() -> None:
 def test_internal_fields_of_clients_are_dropped(name: str) -> None:
     value: Any = {"ttft_slo_ms": 5} if name == "mooncache" else 7
     data = json.dumps({"model": "m", "messages": [{"role": "user"}], name: value}).encode()
-    inquiry = body.parse(data, chat=True, choice_count_max=8)
-    sent = json.loads(legs.decode_body(inquiry, "salt", Ask()))
+    sent = json.loads(decode_body(data, "salt", chat=True))
     assert name not in sent or name == "kv_transfer_params"
     assert sent["kv_transfer_params"] == Ask().to_params()
     assert sent["cache_salt"] == "salt"
@@ -46,19 +50,18 @@ def test_internal_fields_of_clients_are_dropped(name: str) -> None:
 
 def test_stream_options_are_only_sent_with_a_stream() -> None:
     base = {"model": "m", "prompt": "x", "stream_options": {"include_usage": True, "other": 1}}
-    whole = body.parse(json.dumps(base).encode(), chat=False, choice_count_max=8)
-    assert "stream_options" not in json.loads(legs.decode_body(whole, "s", Ask()))
-    stream = body.parse(json.dumps({**base, "stream": True}).encode(), chat=False, choice_count_max=8)
-    assert json.loads(legs.decode_body(stream, "s", Ask()))["stream_options"] == base["stream_options"]
+    assert "stream_options" not in json.loads(decode_body(json.dumps(base).encode(), "s", chat=False))
+    streamed = decode_body(json.dumps({**base, "stream": True}).encode(), "s", chat=False)
+    assert json.loads(streamed)["stream_options"] == base["stream_options"]
 
 
 def test_prefill_body_has_the_prompt_and_one_token() -> None:
-    sent = json.loads(legs.prefill_body("m", [[1, 2], [3]], "s", Ask(role="prefill")))
+    sent = json.loads(legs.prefill_body("m", legs.prompt_json([[1, 2], [3]]), "s", Ask(role="prefill")))
     assert sent["prompt"] == [[1, 2], [3]]
     assert sent["max_tokens"] == 1
-    assert json.loads(legs.prefill_body("m", [[1, 2]], "s", Ask()))["prompt"] == [1, 2]
-    assert legs.complete_tokens([[0] * 40, [0] * 20], 16) == 32
-    assert legs.complete_tokens([], 16) == legs.complete_tokens([[1]], 0) == 0
+    assert json.loads(legs.prefill_body("m", legs.prompt_json([[1, 2]]), "s", Ask()))["prompt"] == [1, 2]
+    assert legs.complete_tokens([40, 20], 16) == 32
+    assert legs.complete_tokens([], 16) == legs.complete_tokens([1], 0) == 0
 
 
 @given(st.binary(max_size=200) | st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=8),
@@ -248,10 +251,11 @@ def test_decode_leg_is_kept_only_on_its_instance() -> None:
 
 
 def test_too_long() -> None:
-    assert plan.too_long(0, 10**9, 0, chat=True) is None
-    assert plan.too_long(100, 99, 0, chat=True) is None
-    assert plan.too_long(100, 100, 0, chat=True) is not None
-    assert plan.too_long(100, 90, 11, chat=False) is not None
+    plan.check_length(0, 10**9, 0, chat=True)
+    plan.check_length(100, 99, 0, chat=True)
+    for prompt_tokens, output_tokens in ((100, 0), (90, 11)):
+        with pytest.raises(faults.Refusal):
+            plan.check_length(100, prompt_tokens, output_tokens, chat=False)
 
 
 def test_fleet_forgets_instances_but_not_models() -> None:

@@ -36,6 +36,7 @@ INTERNAL: Final = frozenset(
     }
 )
 INTERNAL_PREFIX: Final = "bootstrap_"
+_BESIDE_PROMPT_BYTES: Final = 4 << 20
 
 _Count = Annotated[int, Meta(ge=0, lt=1 << 32)]
 _Number = int | float
@@ -97,11 +98,11 @@ _RAW: Final = msgspec.json.Decoder(dict[str, Raw])
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """One request as the gateway understands it.
+    """One request as the gateway understands it; small, so that it may be kept as long as the request lives.
 
-    body: the decoded object. raw: its fields' own bytes. choices: sequences that will be generated. max_output_tokens:
-    0 when the client did not say. whole_prompt: the engine has to compute every prompt token itself (log probabilities
-    of the prompt, beam search), so neither a prefill leg nor a cache can help.
+    choices: sequences that will be generated. max_output_tokens: 0 when the client did not say. whole_prompt: the
+    engine has to compute every prompt token itself (log probabilities of the prompt, beam search), so neither a
+    prefill leg nor a cache can help.
     """
 
     chat: bool
@@ -117,8 +118,6 @@ class Inquiry:
     tbt_slo_ms: int
     whole_prompt: bool
     truncates: bool
-    body: dict[str, Any] = field(repr=False)
-    raw: dict[str, Raw] = field(repr=False)
 
     @property
     def path(self) -> str:
@@ -126,7 +125,15 @@ class Inquiry:
         return "/v1/chat/completions" if self.chat else "/v1/completions"
 
 
-def parse(data: bytes, *, chat: bool, choice_count_max: int) -> Inquiry:
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A body as it was sent. fields: decoded. raw: each field's own bytes. Many times its size: not to be kept."""
+
+    fields: dict[str, Any] = field(repr=False)
+    raw: dict[str, Raw] = field(repr=False)
+
+
+def parse(data: bytes, *, chat: bool, choice_count_max: int) -> tuple[Inquiry, Content]:
     """Check a body. Raises Refusal (400) with a sentence that names the field."""
     body, raw = _decode(data)
     known: _Chat | _Completion
@@ -158,7 +165,7 @@ def parse(data: bytes, *, chat: bool, choice_count_max: int) -> Inquiry:
     prompt_logprobs = known.prompt_logprobs is not None or bool(
         known.echo and known.logprobs not in (None, False)
     )
-    return Inquiry(
+    inquiry = Inquiry(
         chat=chat,
         model=known.model,
         stream=bool(known.stream),
@@ -172,9 +179,19 @@ def parse(data: bytes, *, chat: bool, choice_count_max: int) -> Inquiry:
         tbt_slo_ms=asks.tbt_slo_ms,
         whole_prompt=prompt_logprobs or bool(known.use_beam_search),
         truncates=known.truncate_prompt_tokens is not None,
-        body=body,
-        raw=raw,
     )
+    return inquiry, Content(body, raw)
+
+
+def bytes_max(cap: int, bytes_per_token: int, model_tokens: int) -> int:
+    """Size of the largest body that a model with so many tokens can have a use for; `cap` while nobody knows them.
+
+    A token is a few bytes of JSON whether it comes as text or as a number. Beside the prompt a body holds tools,
+    schemas and images, which is what `_BESIDE_PROMPT_BYTES` is for.
+    """
+    if not model_tokens or not bytes_per_token:
+        return cap
+    return min(cap, _BESIDE_PROMPT_BYTES + bytes_per_token * model_tokens)
 
 
 def too_large(limit: int) -> Refusal:

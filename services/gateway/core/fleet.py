@@ -79,6 +79,11 @@ class Fleet:
             self.models[model.name] = Model(model.name)
         return len(late) < len(lost)
 
+    def longest_model_tokens(self) -> int:
+        """Longest prompt and answer of any model that is served; 0 when one of them does not say."""
+        lengths = [model.max_model_tokens for model in self.models.values() if model.instances]
+        return max(lengths) if lengths and all(lengths) else 0
+
     def next_instance(self, model: str, exclude: Iterable[str] = ()) -> pb.Instance | None:
         """Round robin over the instances that can serve a model; None when there is none."""
         found = self.models.get(model)

@@ -3,57 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
 
-from mooncache.gateway.core.body import INTERNAL, INTERNAL_PREFIX, Inquiry
+from mooncache.gateway.core.body import INTERNAL, INTERNAL_PREFIX, Content, Inquiry
 from mooncache.kvcache.params import FIELD, Ask
 
+_SALT: Final = "cache_salt"
 
-def decode_body(inquiry: Inquiry, salt: str, ask: Ask) -> bytes:
-    """The client's body for the engine that generates: internal fields replaced, all others as they came."""
+
+def forwarded(inquiry: Inquiry, content: Content) -> bytes:
+    """The client's fields as an engine gets them, a JSON object: internal ones dropped, all others as they came."""
     fields = {
         name: value
-        for name, value in inquiry.raw.items()
-        if name not in INTERNAL and not name.startswith(INTERNAL_PREFIX)
+        for name, value in content.raw.items()
+        if name not in INTERNAL and not name.startswith(INTERNAL_PREFIX) and name != _SALT
     }
-    fields["cache_salt"] = _raw(salt)
-    fields[FIELD] = _raw(ask.to_params())
     if inquiry.stream and not inquiry.wants_usage:
         # Counted for the tenant and for metrics; the client does not see it.
-        options = inquiry.body.get("stream_options") or {}
+        options = content.fields.get("stream_options") or {}
         fields["stream_options"] = _raw({**options, "include_usage": True, "continuous_usage_stats": False})
     elif not inquiry.stream:
         fields.pop("stream_options", None)  # engines refuse it without a stream
     return msgspec.json.encode(fields)
 
 
-def prefill_body(model: str, prompts: Sequence[Any], salt: str, ask: Ask) -> bytes:
+def decode_body(client_fields: bytes, salt: str, ask: Ask) -> bytes:
+    """What `forwarded` made, for the engine that generates: with the request's salt and what it asks of the cache."""
+    ours = msgspec.json.encode({_SALT: salt, FIELD: ask.to_params()})
+    return b"".join((memoryview(client_fields)[:-1], b",", ours[1:]))
+
+
+def prompt_json(prompts: Sequence[Any]) -> bytes:
+    """The field `prompt` of a prefill leg: token ids."""
+    lists = [tokens.tolist() if hasattr(tokens, "tolist") else list(tokens) for tokens in prompts]
+    return msgspec.json.encode(lists[0] if len(lists) == 1 else lists)
+
+
+def prefill_body(model: str, prompt: bytes, salt: str, ask: Ask) -> bytes:
     """The prompt alone, as tokens, for the engine that only fills the pool: one token is generated and thrown away.
 
     Everything else of the client's request (sampling, stop words, tools) is about tokens that this leg never makes.
+
+    Args:
+        prompt: what `prompt_json` made.
     """
-    lists = [tokens.tolist() if hasattr(tokens, "tolist") else list(tokens) for tokens in prompts]
     return msgspec.json.encode(
         {
             "model": model,
-            "prompt": lists[0] if len(lists) == 1 else lists,
+            "prompt": Raw(prompt),
             "max_tokens": 1,
             "temperature": 0,
             "stream": False,
-            "cache_salt": salt,
+            _SALT: salt,
             FIELD: ask.to_params(),
         }
     )
 
 
-def complete_tokens(prompts: Sequence[Any], block_tokens: int) -> int:
+def complete_tokens(lengths: Sequence[int], block_tokens: int) -> int:
     """Tokens of complete blocks of the longest prompt: what a decode leg may wait for."""
     if block_tokens < 1:
         return 0
-    return max((len(tokens) // block_tokens * block_tokens for tokens in prompts), default=0)
+    return max((length // block_tokens * block_tokens for length in lengths), default=0)
 
 
 def _raw(value: Any) -> Raw:

@@ -12,7 +12,9 @@ from typing import Final
 
 from mooncache.errors import ModelUnknown, NoInstances, Overloaded, PromptTooLong
 from mooncache.gateway.core import faults
+from mooncache.gateway.core.body import Content, Inquiry
 from mooncache.gateway.core.faults import Refusal
+from mooncache.gateway.core.prompts import longest_ids
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 DECODE_ATTEMPTS: Final = 3
@@ -96,17 +98,24 @@ def unknown_model(model: str) -> Refusal:
     return faults.refuse(ModelUnknown(f"The model `{model[:256]}` does not exist."), param="model")
 
 
-def too_long(limit: int, prompt_tokens: int, output_tokens: int, *, chat: bool) -> Refusal | None:
-    """400 when prompt and answer cannot fit into the model; None when they can or nobody knows."""
+def check_length(limit: int, prompt_tokens: int, output_tokens: int, *, chat: bool) -> None:
+    """Nothing when prompt and answer can fit into the model or nobody knows. Raises Refusal (400)."""
     if not limit or prompt_tokens + max(1, output_tokens) <= limit:
-        return None
+        return
     asked = f" and max_tokens asks for {output_tokens} more" if output_tokens else ""
     what = "messages" if chat else "prompt"
     text = (
         f"This model's maximum context length is {limit} tokens, but the {what} has {prompt_tokens} tokens{asked}. "
         "Shorten it or ask for fewer tokens."
     )
-    return faults.refuse(PromptTooLong(text), param=what)
+    raise faults.refuse(PromptTooLong(text), param=what)
+
+
+def check_ids(limit: int, inquiry: Inquiry, content: Content) -> None:
+    """Refuse token ids that are more than the model takes before any work is put into them. Raises Refusal (400)."""
+    tokens = 0 if inquiry.chat else longest_ids(content.fields.get("prompt"))
+    if tokens:
+        check_length(limit, tokens, inquiry.max_output_tokens, chat=False)
 
 
 def keeps_decode(old: Plan, new: Plan) -> bool:

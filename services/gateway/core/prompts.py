@@ -32,6 +32,13 @@ def count(prompt: Any, *, embedded: bool) -> int:
     return 1 if kind is _Tokens else len(prompt)
 
 
+def longest_ids(prompt: Any) -> int:
+    """Tokens of the longest prompt that comes as token ids, known without reading it; 0 when none does."""
+    if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], str):
+        return 0
+    return max(map(len, prompt)) if isinstance(prompt[0], list) else len(prompt)
+
+
 def _check(prompt: list[Any], kind: Any) -> None:
     try:
         msgspec.convert(prompt, kind)

@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
-from mooncache.auth import cache_salt
-from mooncache.errors import ConductorUnavailable, NoInstances
-from mooncache.gateway.core import body, faults, plan
+from typing import TYPE_CHECKING
+
 from mooncache.gateway.core.capture import Prompt
 from mooncache.gateway.shell.drive import Drive
 from mooncache.gateway.shell.exchange import Exchange
+from mooncache.gateway.shell.intake import Intake
 from mooncache.gateway.state import GatewayState
+
+if TYPE_CHECKING:
+    from mooncache.gateway.shell.capture import Ticket
 
 
 async def infer(state: GatewayState, exchange: Exchange, *, chat: bool) -> None:
     """Serve one request for tokens. Raises Refusal and MooncacheError for the wrapper to answer."""
-    settings, caller = state.config.gateway, exchange.caller
-    assert caller is not None
-    data = await exchange.read_body(
-        settings.body_bytes_max, settings.write_timeout_s, settings.request_timeout_s
-    )
-    inquiry = body.parse(data, chat=chat, choice_count_max=settings.choice_count_max)
-    model = state.fleet.models.get(inquiry.model)
-    if model is None:
-        if not state.fleet.known:
-            raise ConductorUnavailable("The gateway has not heard from the conductor yet.")
-        raise plan.unknown_model(inquiry.model)
-    if not model.instances:
-        raise NoInstances(f"No instance that serves {model.name} is ready.")
-    salt = cache_salt(state.token, caller.tenant, inquiry.cache_salt)
-    known = await state.readers.know(inquiry, model, salt)
-    if known is not None:
-        longest = max(map(len, known.prompts))
-        refusal: faults.Refusal | None = plan.too_long(
-            model.max_model_tokens, longest, inquiry.max_output_tokens, chat=chat
-        )
-        if refusal is not None:
-            raise refusal
-    drive = Drive(state, exchange, inquiry, known, salt=salt, body_bytes=len(data))
-    if state.capture is None:
-        await drive.run()
-        return
-    prompts = () if known is None else [Prompt(each, salt, known.public_tokens) for each in known.prompts]
-    ticket = state.capture.begin(
-        prompts, tenant=caller.tenant, session=inquiry.session, now_s=exchange.started_s
-    )
+    drive, ticket = await _prepare(state, exchange, chat=chat)
     try:
         await drive.run()
     finally:
-        if ticket is not None:
+        if state.capture is not None and ticket is not None:
             state.capture.end(ticket, exchange.notes.get("output_tokens", 0))
+
+
+async def _prepare(state: GatewayState, exchange: Exchange, *, chat: bool) -> tuple[Drive, Ticket | None]:
+    """The request as its drive needs it; the body and all that was made of it is gone when this returns."""
+    intake = Intake(state, exchange)
+    prepared = await intake.take(chat=chat)
+    drive = Drive(state, exchange, prepared, salt=intake.salt, body_bytes=intake.body_bytes)
+    if state.capture is None:
+        return drive, None
+    assert exchange.caller is not None
+    known = prepared.known
+    prompts = (
+        () if known is None else [Prompt(each, intake.salt, known.public_tokens) for each in known.prompts]
+    )
+    ticket = state.capture.begin(
+        prompts, tenant=exchange.caller.tenant, session=prepared.inquiry.session, now_s=exchange.started_s
+    )
+    return drive, ticket

@@ -14,13 +14,12 @@ from typing import Any, Final
 
 from mooncache.errors import EngineFailed, EngineTimeout, MooncacheError, NoInstances
 from mooncache.gateway.core import faults, legs, plan
-from mooncache.gateway.core.body import Inquiry
 from mooncache.gateway.core.plan import Attempts, LegPlan, Plan
+from mooncache.gateway.core.prepared import Known, Prepared
 from mooncache.gateway.core.sse import StreamEditor, edit_answer
 from mooncache.gateway.core.usage import Usage, settle
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.shell.legs import LegRecord, Opened, open_decode, run_prefill
-from mooncache.gateway.shell.readers import Known
 from mooncache.gateway.shell.relay import relay
 from mooncache.gateway.state import GatewayState
 from mooncache.kvcache.params import Ask
@@ -42,13 +41,13 @@ class Drive:
         self,
         state: GatewayState,
         exchange: Exchange,
-        inquiry: Inquiry,
-        known: Known | None,
+        prepared: Prepared,
         *,
         salt: str,
         body_bytes: int,
     ) -> None:
-        self._state, self._exchange, self._inquiry, self._known = state, exchange, inquiry, known
+        self._state, self._exchange = state, exchange
+        self._inquiry, self._known, self._forward = prepared.inquiry, prepared.known, prepared.forward
         self._settings = state.config.gateway
         self._salt, self._body_bytes = salt, body_bytes
         self._attempts = Attempts()
@@ -57,7 +56,7 @@ class Drive:
         self._prefill: asyncio.Task[LegRecord] | None = None
         self._decode: asyncio.Task[Opened] | None = None
         self._opened: Opened | None = None
-        self._editor = StreamEditor(inquiry.wants_usage)
+        self._editor = StreamEditor(prepared.inquiry.wants_usage)
         self._cached_tokens: int | None = None
 
     async def run(self) -> None:
@@ -93,6 +92,7 @@ class Drive:
         self._dispatch()
         opened = self._opened = await self._until_open()
         self._decode = None
+        self._let_go()
         self._exchange.reply_headers[DECISION_HEADER] = _header_text(self._plan.summary)
         streamed = opened.source is not None
         detail = {"leg": "decode", "instance": opened.record.instance, "streamed": streamed}
@@ -105,6 +105,13 @@ class Drive:
             await self._exchange.reply(200, body)
             return
         await self._stream(opened)
+
+    def _let_go(self) -> None:
+        """No leg will be sent again: a long stream need not hold what its request was made of."""
+        self._forward = b""
+        if self._known is not None:
+            self._known = Known(self._known.lengths, block_tokens=self._known.block_tokens)
+        self._exchange.release_body()
 
     async def _stream(self, opened: Opened) -> None:
         assert opened.source is not None
@@ -192,7 +199,8 @@ class Drive:
     def _start_prefill(self, leg: LegPlan) -> None:
         assert self._known is not None, "a plan without keys has no prefill leg"
         ask = self._ask("prefill", leg.wait_tokens, leg.wait_ms)
-        body = legs.prefill_body(self._inquiry.model, self._known.prompts, self._salt, ask)
+        prompt = self._known.prompt_json or legs.prompt_json(self._known.prompts)
+        body = legs.prefill_body(self._inquiry.model, prompt, self._salt, ask)
         record = self._record("prefill", leg)
         self._prefill = asyncio.create_task(
             run_prefill(
@@ -209,8 +217,8 @@ class Drive:
         assert self._plan is not None
         wait_tokens = leg.wait_tokens
         if self._plan.prefill is not None and self._known is not None and not wait_tokens:
-            wait_tokens = legs.complete_tokens(self._known.prompts, self._known.block_tokens)
-        body = legs.decode_body(self._inquiry, self._salt, self._ask("decode", wait_tokens, leg.wait_ms))
+            wait_tokens = legs.complete_tokens(self._known.lengths, self._known.block_tokens)
+        body = legs.decode_body(self._forward, self._salt, self._ask("decode", wait_tokens, leg.wait_ms))
         stream = self._inquiry.stream
         settings = self._settings
         self._decode = asyncio.create_task(

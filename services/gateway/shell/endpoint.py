@@ -84,7 +84,9 @@ class Endpoint:
                 outcome = await self._guarded(exchange)
             finally:
                 exchange.unwatch()
+                exchange.release_body()
                 if self._limited:
+                    self._leave(exchange)
                     state.active_count -= 1
                     if not state.active_count:
                         state.idle.set()
@@ -145,6 +147,7 @@ class Endpoint:
         limit = state.config.gateway.request_count_max
         if state.active_count > limit:
             raise LimitExceeded(f"{limit} requests are under way, which is as many as this gateway takes.")
+        self._enter(exchange)
         verdict = state.limiter.ask(caller.tenant, caller.limits, state.clock.now_s())
         for kind, most, left in (
             ("requests", caller.limits.requests_per_minute, verdict.remaining_requests),
@@ -157,6 +160,27 @@ class Endpoint:
             state.stats.rate_limited.labels(verdict.limit).inc()
             text = f"Rate limit reached: {verdict.limit} per minute. Come back in {verdict.wait_s:.1f} s."
             raise faults.refuse(RateLimited(text), retry_after_s=verdict.wait_s)
+
+    def _enter(self, exchange: Exchange) -> None:
+        """Count the request for its tenant; the holder of the cluster token has no limit. Raises LimitExceeded."""
+        state, caller = self._state, exchange.caller
+        assert caller is not None
+        limit = state.config.gateway.tenant_request_count_max
+        count = state.tenant_counts.get(caller.tenant, 0)
+        if count >= limit and not caller.admin:
+            state.stats.rate_limited.labels("concurrency").inc()
+            raise LimitExceeded(f"{limit} of your requests are under way; send the next when one has ended.")
+        state.tenant_counts[caller.tenant] = count + 1
+        exchange.entered = True
+        exchange.body_budget = state.bodies
+
+    def _leave(self, exchange: Exchange) -> None:
+        if not exchange.entered or exchange.caller is None:
+            return
+        counts, tenant = self._state.tenant_counts, exchange.caller.tenant
+        counts[tenant] -= 1
+        if not counts[tenant]:
+            del counts[tenant]
 
     async def _answer(self, exchange: Exchange, fault: Fault) -> str:
         """Send an error: as an answer, or as the last event of a stream that has begun."""

@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Final
 
-from mooncache.errors import DeadlineExceeded, InvalidArgument
+from mooncache.errors import DeadlineExceeded, InvalidArgument, LimitExceeded
 from mooncache.gateway.core import faults
+from mooncache.gateway.core.bodies import Budget
 from mooncache.gateway.core.body import too_large
 from mooncache.gateway.shell.keyring import Caller
 
@@ -31,7 +32,8 @@ class Exchange:
 
     Attributes: `headers` of the request, lower case; `reply_headers` are added to whatever answer follows; `caller`
     once authenticated; `begun` once the head of the answer is out; `gone` once the client has left;
-    `notes` go into the log line of the request.
+    `notes` go into the log line of the request; `body_budget` counts the body's bytes until `release_body`;
+    `entered` once it counts among its tenant's requests.
     """
 
     def __init__(
@@ -50,22 +52,31 @@ class Exchange:
         self.gone = False
         self.unread = False
         self.notes: dict[str, Any] = {}
+        self.entered = False
+        self.body_budget: Budget | None = None
+        self._body_bytes = 0
         self._receive, self._send = receive, send
         self._watch: asyncio.Task[None] | None = None
 
     # in
 
-    async def read_body(self, limit: int, timeout_s: float, whole_s: float = float("inf")) -> bytes:
-        """The whole body. From here on a client that leaves cancels the current task.
+    async def read_body(self, limit: int, timeout_s: float, whole_s: float = float("inf")) -> list[bytes]:
+        """The whole body in the pieces in which it came: to join large ones would stop everybody.
+
+        From here on a client that leaves cancels the current task.
 
         Raises:
-            Refusal: 413 beyond `limit` bytes, 408 when nothing comes for `timeout_s` or the end not within `whole_s`.
+            Refusal: 413 beyond `limit` bytes, 408 when nothing comes for `timeout_s` or the end not within `whole_s`,
+                429 when other bodies leave no room for this one.
             ClientGone: it left in the middle.
         """
         length = self.headers.get("content-length", "")
         self.unread = True  # until all is read the connection cannot be used again
-        if length.isdigit() and int(length) > limit:
-            raise too_large(limit)
+        if length.isdigit():
+            if int(length) > limit:
+                raise too_large(limit)
+            self._count_body(int(length))  # is there room at all?
+            self.release_body()
         if self.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
             raise faults.refuse(InvalidArgument("The body is compressed; send it as it is."), status=415)
         parts: list[bytes] = []
@@ -85,6 +96,7 @@ class Exchange:
             size += len(part)
             if size > limit:
                 raise too_large(limit)
+            self._count_body(len(part))
             parts.append(part)
             if not message.get("more_body", False):
                 break
@@ -92,7 +104,23 @@ class Exchange:
         task = asyncio.current_task()
         assert task is not None
         self._watch = asyncio.create_task(self._until_gone(task))
-        return b"".join(parts) if len(parts) > 1 else parts[0]
+        return parts
+
+    def _count_body(self, size: int) -> None:
+        if self.body_budget is None:
+            return
+        tenant = self.caller.tenant if self.caller is not None else ""
+        short = self.body_budget.take(tenant, size)
+        if short:
+            whose = "your tenant's requests" if short == "tenant" else "all requests"
+            raise faults.refuse(LimitExceeded(f"The bodies of {whose} under way leave no room for this one."))
+        self._body_bytes += size
+
+    def release_body(self) -> None:
+        """Nothing of the body is needed any more. Harmless to repeat."""
+        if self.body_budget is not None:
+            size, self._body_bytes = self._body_bytes, 0
+            self.body_budget.give(self.caller.tenant if self.caller is not None else "", size)
 
     async def _until_gone(self, task: asyncio.Task[Any]) -> None:
         while (await self._receive())["type"] != "http.disconnect":

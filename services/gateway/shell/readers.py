@@ -8,42 +8,29 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mooncache import auth
 from mooncache.clock import Clock
 from mooncache.errors import ConfigInvalid
-from mooncache.gateway.core.body import Inquiry
+from mooncache.gateway.core.body import Content, Inquiry
 from mooncache.gateway.core.fleet import Model
+from mooncache.gateway.core.prepared import Known, Source
 from mooncache.gateway.metrics import GatewayMetrics
+from mooncache.gateway.tokens.known import known_of
 from mooncache.kvcache.identity import tokenizer_digest
-from mooncache.kvcache.keys import content_passport, request_keys
+from mooncache.kvcache.keys import passport_to_json
 from mooncache.logs import Event, get_logger
-from mooncache.passport import Passport
 
 if TYPE_CHECKING:
-    from array import array
-
-    from mooncache.gateway.tokens import Prompt, PromptReader
+    from mooncache.gateway.tokens import PromptReader
 
 # Keys of fewer tokens are made on the loop: a millisecond of hashing, less than a hop to a thread costs under load.
 _INLINE_TOKENS: Final = 65_536
 
 log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What is known about one request's prompt. `keys` are those of its longest prompt."""
-
-    prompts: list[array[int]]
-    token_count: int
-    keys: bytes = b""
-    content_keys: bytes = b""
-    public_tokens: int = 0
-    block_tokens: int = 0
-    passport_root: bytes = b""
 
 
 @dataclass(slots=True)
@@ -102,8 +89,52 @@ class Readers:
         if model.passport is not None and model.passport.tokenizer_digest != entry.digest:
             log.warning(Event.TOKENIZER_UNUSABLE, model=model.name, path=str(folder), reason="digest differs")
 
-    async def know(self, inquiry: Inquiry, model: Model, salt: str) -> Known | None:
+    def source(self, model: Model, salt: str) -> Source | None:
+        """Whose tokens the prompts of a model have; None when they cannot be known for sure (counted)."""
+        entry = self._usable(model)
+        if entry is None:
+            return None
+        passport = passport_to_json(model.passport) if model.passport is not None else ""
+        return Source(entry.path, entry.digest, passport, salt, self._public_salt)
+
+    async def know(self, inquiry: Inquiry, content: Content, model: Model, salt: str) -> Known | None:
         """Tokens and keys of a request; None when they cannot be known for sure (counted with the reason)."""
+        entry = self._usable(model)
+        if entry is None or entry.reader is None:
+            return None
+        started_s = self._clock.now_s()
+        # The salt as scope: what one tenant's prompts left in the tokens' cache never speeds up another's.
+        prompt = await entry.reader.read_async(content.fields, inquiry.chat, scope=salt)
+        if prompt is None or not prompt.token_ids:
+            self.note(model, None, 0.0)
+            return None
+        make = partial(
+            known_of,
+            content.fields,
+            entry.reader,
+            prompt,
+            model.passport,
+            salt=salt,
+            public_salt=self._public_salt,
+        )
+        if prompt.token_count <= _INLINE_TOKENS:
+            known = make()
+        else:
+            known = await asyncio.to_thread(make)
+        self.note(model, known, self._clock.now_s() - started_s)
+        return known
+
+    def note(self, model: Model, known: Known | None, elapsed_s: float) -> None:
+        """Count what came of a prompt, wherever it was read."""
+        if known is None:
+            self._stats.no_keys.labels("unreadable").inc()
+        elif model.passport is None:
+            self._stats.no_keys.labels("no_passport").inc()
+        else:
+            self._stats.tokenise.observe(elapsed_s)
+
+    def _usable(self, model: Model) -> _Entry | None:
+        """The model's tokenizer when its tokens are the engine's."""
         entry = self._entries.get(model.name)
         if entry is None or entry.reader is None:
             self._stats.no_keys.labels(entry.reason if entry is not None else "no_tokenizer").inc()
@@ -111,23 +142,7 @@ class Readers:
         if model.passport is not None and model.passport.tokenizer_digest != entry.digest:
             self._stats.no_keys.labels("other_tokenizer").inc()  # its tokens would mean something else there
             return None
-        started_s = self._clock.now_s()
-        # The salt as scope: what one tenant's prompts left in the tokens' cache never speeds up another's.
-        prompt = await entry.reader.read_async(inquiry.body, inquiry.chat, scope=salt)
-        if prompt is None or not prompt.token_ids:
-            self._stats.no_keys.labels("unreadable").inc()
-            return None
-        passport = model.passport
-        if passport is None:
-            self._stats.no_keys.labels("no_passport").inc()
-            return Known(prompt.token_ids, prompt.token_count)
-        work = (inquiry, entry.reader, prompt, passport, salt)
-        if prompt.token_count <= _INLINE_TOKENS:
-            known = self._keys(*work)
-        else:
-            known = await asyncio.to_thread(self._keys, *work)
-        self._stats.tokenise.observe(self._clock.now_s() - started_s)
-        return known
+        return entry
 
     def close(self) -> None:
         """End the threads."""
@@ -139,20 +154,3 @@ class Readers:
         from mooncache.gateway.tokens import PromptReader
 
         return PromptReader.load(folder, cache_bytes=self._cache_bytes, threads=self._threads)
-
-    def _keys(
-        self, inquiry: Inquiry, reader: PromptReader, prompt: Prompt, passport: Passport, salt: str
-    ) -> Known:
-        longest = max(prompt.token_ids, key=len)
-        public = reader.public_tokens(inquiry.body, prompt, scope=salt) if self._public_salt else 0
-        return Known(
-            prompts=prompt.token_ids,
-            token_count=prompt.token_count,
-            keys=request_keys(
-                passport, longest, salt=salt, public_tokens=public, public_salt=self._public_salt
-            ),
-            content_keys=content_passport(passport.block_tokens).chain_keys(longest),
-            public_tokens=public,
-            block_tokens=passport.block_tokens,
-            passport_root=passport.root(),
-        )

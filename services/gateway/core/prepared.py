@@ -1,0 +1,146 @@
+"""What becomes of a body before its legs are sent, and how two processes tell each other.
+
+Large bodies are read by another process (shell/preparing.py). It is asked twice: what does this body want (`Parse`),
+and, once the gateway knows model and tenant, which tokens and keys has its prompt (`Make`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from mooncache.gateway.core.body import Inquiry
+from mooncache.gateway.core.faults import Fault
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known about one request's prompt. `keys` are those of its longest prompt.
+
+    lengths: tokens of each prompt. prompts, prompt_json: the tokens themselves; given up when no leg needs them.
+    """
+
+    lengths: tuple[int, ...]
+    prompts: list[array[int]] = field(default_factory=list, repr=False)
+    prompt_json: bytes = field(default=b"", repr=False)
+    keys: bytes = field(default=b"", repr=False)
+    content_keys: bytes = field(default=b"", repr=False)
+    public_tokens: int = 0
+    block_tokens: int = 0
+    passport_root: bytes = b""
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of all prompts together."""
+        return sum(self.lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Whose tokens a prompt has: the tokenizer's folder and its digest, the model's passport as JSON, and the salts.
+
+    public_salt: "" while nothing is shared.
+    """
+
+    folder: str
+    digest: str
+    passport: str
+    salt: str
+    public_salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that can be scheduled. forward: the client's fields for the decode leg (see legs.forwarded)."""
+
+    inquiry: Inquiry
+    forward: bytes = field(repr=False)
+    known: Known | None = field(repr=False)
+
+
+class Parse(msgspec.Struct, tag=True, frozen=True):
+    """The body follows in a frame of its own."""
+
+    chat: bool
+    choice_count_max: int
+
+
+class Make(msgspec.Struct, tag=True, frozen=True):
+    """Tokens and keys of the body that was parsed last, for a model of that length (0: nobody knows).
+
+    source: None: only what is forwarded.
+    """
+
+    source: Source | None
+    model_tokens: int = 0
+
+
+class Drop(msgspec.Struct, tag=True, frozen=True):
+    """Forget the body that was parsed last."""
+
+
+class Parsed(msgspec.Struct, tag=True, frozen=True):
+    """What a body wants."""
+
+    inquiry: Inquiry
+
+
+class Refused(msgspec.Struct, tag=True, frozen=True):
+    """The body is refused."""
+
+    fault: Fault
+
+
+class Made(msgspec.Struct, tag=True, frozen=True):
+    """`tokens` and the rest: see `Known`; `is_known` False: they cannot be known for sure."""
+
+    forward: bytes
+    is_known: bool = False
+    tokens: list[bytes] = []
+    prompt_json: bytes = b""
+    keys: bytes = b""
+    content_keys: bytes = b""
+    public_tokens: int = 0
+    block_tokens: int = 0
+    passport_root: bytes = b""
+
+
+ASKS: Any = Parse | Make | Drop
+ANSWERS: Any = Parsed | Refused | Made
+
+
+def made(forward: bytes, known: Known | None) -> Made:
+    """As it travels."""
+    if known is None:
+        return Made(forward)
+    return Made(
+        forward,
+        is_known=True,
+        tokens=[tokens.tobytes() for tokens in known.prompts],
+        prompt_json=known.prompt_json,
+        keys=known.keys,
+        content_keys=known.content_keys,
+        public_tokens=known.public_tokens,
+        block_tokens=known.block_tokens,
+        passport_root=known.passport_root,
+    )
+
+
+def known_of(found: Made) -> Known | None:
+    """As it arrived."""
+    if not found.is_known:
+        return None
+    prompts = [array("I", data) for data in found.tokens]
+    return Known(
+        tuple(map(len, prompts)),
+        prompts,
+        found.prompt_json,
+        found.keys,
+        found.content_keys,
+        found.public_tokens,
+        found.block_tokens,
+        found.passport_root,
+    )
