@@ -13,6 +13,7 @@ from mooncache.cli.look import Look, Looker
 from mooncache.cli.output import EXIT_MISS, EXIT_OK, console, print_json
 from mooncache.topology import machine
 from mooncache.topology.core import choose
+from mooncache.worker.adapters.vllm import why_refused
 
 Grade = Literal["ok", "warn", "bad"]
 _SIGNS: dict[Grade, str] = {"ok": "[green]✓[/]", "warn": "[yellow]![/]", "bad": "[red]✗[/]"}
@@ -29,10 +30,26 @@ class Finding(NamedTuple):
 
 
 def findings(
-    look: Look, *, conductor_target: str, gateway_url: str, rdma_reason: str | None = None
+    look: Look,
+    *,
+    conductor_target: str,
+    gateway_url: str,
+    rdma_reason: str | None = None,
+    engine_problem: str = "",
 ) -> list[Finding]:
-    """What one look says, the pool first. rdma_reason: why this host does without RDMA, "" when it does not."""
+    """What one look says, the pool first.
+
+    Args:
+        look: what answered.
+        conductor_target, gateway_url: where they should be; "" when there are none.
+        rdma_reason: why this host does without RDMA, "" when it does not.
+        engine_problem: why an engine, as this host is configured, must not be started; "" when nothing is wrong.
+    """
     found = [*_pool(look), *_rdma(look, rdma_reason)]
+    if engine_problem:
+        found.append(
+            Finding("bad", "vLLM's settings", engine_problem, "change vllm.extra_args or vllm.dtype here")
+        )
     if not conductor_target:
         return [*found, Finding("ok", "serving", "a pool alone: no conductor is configured here")]
     if look.conductor_error:
@@ -134,6 +151,7 @@ def doctor(*, where: Where = Where(), json: AsJson = False) -> int:  # noqa: B00
             conductor_target=looker.conductor_target,
             gateway_url=looker.gateway_url,
             rdma_reason=choose.why_none(machine.look()),
+            engine_problem=why_refused(looker.config) if looker.config.worker.engine == "vllm" else "",
         )
 
     found = asyncio.run(look())

@@ -63,7 +63,7 @@ class Looker:
         options = Options.gather(**where.settings())
         self._link = MasterLink(options.targets, options.master_channel, SystemClock(), random.Random())
         self._token = options.token
-        config = load(overrides={"cluster.state_dir": where.state_dir})
+        self.config = config = load(overrides={"cluster.state_dir": where.state_dir})
         self._folder = None if where.master else config.cluster.state_dir
         self.cluster = self._read()
         self.conductor_target = where.conductor_target()

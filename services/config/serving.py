@@ -218,6 +218,8 @@ class VllmSection(Section):
     """Let vLLM tell about its own prefix cache."""
     tool_parser: str = ""
     """vLLM's parser for tool calls of this model, for example hermes; empty turns automatic tool choice off."""
+    media_domains: Words = ()
+    """Hosts from which vLLM may fetch images, audio and video that requests name by URL; empty allows none."""
     extra_args: Words = ()
     """Further arguments of `vllm serve`, separated by commas."""
 

@@ -2,8 +2,8 @@
 
 Idea: a name says nothing (two folders with one name, two revisions of one id), bytes do. Weights are hashed in chunks
 by several threads over a memory map, in native code with the GIL released. As that takes seconds for large models, the
-digest of a file is remembered in the state folder under its path, size, mtime and inode. The memory is only ever a
-saving: damaged, unreadable or unwritable it is as good as absent.
+digest of a file is remembered in the state folder under its path, size, mtime, ctime and inode. The memory is only
+ever a saving: damaged, unreadable or unwritable it is as good as absent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mooncache.small_files import read_small
 CACHE_FILE: Final = "model-digests.json"
 NO_TOKENIZER: Final = "none"
 
-_CACHE_VERSION: Final = 1
+_CACHE_VERSION: Final = 2
 _CACHE_BYTES_MAX: Final = 16 << 20
 _CACHE_FILES_MAX: Final = 20_000
 _CHUNK_BYTES: Final = 32 << 20
@@ -45,10 +45,15 @@ _TOKENIZER_FILES: Final = (
     "spiece.model",
     "tekken.json",
     "tokenizer.model",
-    "tokenizer_config.json",
     "vocab.json",
     "vocab.txt",
 )
+_TOKENIZER_SETTINGS: Final = "tokenizer_config.json"
+_SETTINGS_IGNORED: Final = frozenset(
+    {"_commit_hash", "name_or_path", "processor_class", "tokenizer_file", "transformers_version"}
+)
+_TEMPLATE_FILES: Final = ("chat_template.jinja", "chat_template.json")
+_MORE_TEMPLATES: Final = "additional_chat_templates/*.jinja"
 
 
 def resolve_model(model: str, revision: str | None = None) -> Path:
@@ -132,8 +137,14 @@ def config_digest(model_dir: Path | str) -> str:
     raise ConfigInvalid(f"{folder} has no config.json.")
 
 
-def tokenizer_digest(model_dir: Path | str) -> str:
-    """Digest of tokenizer.json, or of all tokenizer files when there is none; "none" for a model without any.
+def tokenizer_digest(model_dir: Path | str, *, chat_template: str = "") -> str:
+    """Digest of what makes tokens of a request: the tokenizer, its settings and the chat template.
+
+    tokenizer.json counts, or all tokenizer files when there is none. A model without any of it is "none".
+
+    Args:
+        model_dir: folder of the model, or one file in it.
+        chat_template: a template that the engine was given, as a file or as text; it counts in place of the folder's.
 
     Raises:
         ConfigInvalid: a file that cannot be read.
@@ -141,14 +152,44 @@ def tokenizer_digest(model_dir: Path | str) -> str:
     folder = Path(model_dir)
     if folder.is_file():
         folder = folder.parent
-    if (folder / _TOKENIZER_FILE).is_file():
-        return _native.blake3(_read_small(folder / _TOKENIZER_FILE)).hex()
+    names = [_TOKENIZER_FILE] if (folder / _TOKENIZER_FILE).is_file() else _loose_tokenizer_files(folder)
+    content: dict[str, Any] = {name: _native.blake3(_read_small(folder / name)).hex() for name in names}
+    settings = _settings_of(folder / _TOKENIZER_SETTINGS)
+    templates = {"tokenizer_config": settings.pop("chat_template", None)}
+    for path in (*(folder / name for name in _TEMPLATE_FILES), *sorted(folder.glob(_MORE_TEMPLATES))):
+        if path.is_file():
+            templates[path.name] = _native.blake3(_read_small(path)).hex()
+    if chat_template:
+        templates = {"given": _template_text(chat_template)}
+    content |= {"settings": settings, "templates": templates}
+    known = names or settings or any(templates.values())
+    return digest_of(content) if known else NO_TOKENIZER
+
+
+def _loose_tokenizer_files(folder: Path) -> list[str]:
     names = [name for name in _TOKENIZER_FILES if (folder / name).is_file()]
-    names += sorted(path.name for path in folder.glob("*.tiktoken"))
-    if not names:
-        return NO_TOKENIZER
-    parts = [f"{name}\0{_native.blake3(_read_small(folder / name)).hex()}\n" for name in names]
-    return _native.blake3("".join(parts).encode()).hex()
+    return names + sorted(path.name for path in folder.glob("*.tiktoken"))
+
+
+def _settings_of(path: Path) -> dict[str, Any]:
+    """The settings in a file, without those that say where it comes from; empty when there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(_read_small(path))
+    except ValueError:
+        raise ConfigInvalid(f"{path} is not JSON.") from None
+    found = content if isinstance(content, dict) else {"content": content}
+    return {name: value for name, value in found.items() if name not in _SETTINGS_IGNORED}
+
+
+def _template_text(given: str) -> str:
+    """A template given as vLLM takes it: the name of a file, or the text itself."""
+    with contextlib.suppress(OSError, ValueError):
+        path = Path(given)
+        if path.is_file():
+            return _read_small(path).decode("utf-8", "replace")
+    return given
 
 
 def code_digest(model_dir: Path | str) -> str:
@@ -182,9 +223,12 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _identity(path: Path) -> list[int]:
-    """Size, mtime and inode of the file itself: hub folders are links, and a link does not change with its file."""
+    """Size, times and inode of the file itself: hub folders are links, and a link does not change with its file.
+
+    Tools set the mtime back when they rewrite a file in place; nobody can set the ctime.
+    """
     status = path.stat()
-    return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev]
+    return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev, status.st_ctime_ns]
 
 
 def _file_digest(path: Path) -> str:
@@ -212,7 +256,7 @@ def _read_small(path: Path) -> bytes:
 
 
 def _read_cache(state_dir: Path | None) -> dict[str, list[Any]]:
-    """Path -> [size, mtime, inode, device, digest]; empty for whatever is not exactly that."""
+    """Path -> [size, mtime, inode, device, ctime, digest]; empty for whatever is not exactly that."""
     if state_dir is None:
         return {}
     try:
@@ -228,11 +272,11 @@ def _read_cache(state_dir: Path | None) -> dict[str, list[Any]]:
 def _sound(entry: Any) -> bool:
     return (
         isinstance(entry, list)
-        and len(entry) == 5
-        and all(type(number) is int for number in entry[:4])
-        and isinstance(entry[4], str)
-        and len(entry[4]) == 64
-        and all(letter in "0123456789abcdef" for letter in entry[4])
+        and len(entry) == 6
+        and all(type(number) is int for number in entry[:5])
+        and isinstance(entry[5], str)
+        and len(entry[5]) == 64
+        and all(letter in "0123456789abcdef" for letter in entry[5])
     )
 
 

@@ -47,6 +47,12 @@ def test_all_is_well() -> None:
     }
 
 
+def test_settings_that_make_vllm_answer_garbage_are_named() -> None:
+    problem = "On a CPU vLLM answers garbage"
+    found = findings(seen(), conductor_target="", gateway_url="", engine_problem=problem)
+    assert [(one.grade, one.found) for one in found if one.what == "vLLM's settings"] == [("bad", problem)]
+
+
 def test_a_pool_alone_is_fine() -> None:
     assert {finding.grade for finding in findings(seen(), conductor_target="", gateway_url="")} == {"ok"}
 

@@ -79,6 +79,17 @@ def test_settings_that_cannot_be_used_are_refused_at_the_start(
         make(extra)
 
 
+def test_an_engine_that_would_answer_garbage_does_not_start(make: Make, faulty: FaultyPool) -> None:
+    from mooncache.connectors.vllm.connector import refuse_garbage
+
+    config = make().config
+    refuse_garbage(config)
+    for kind in ("bfloat16", "int8_per_token_head"):
+        config.cache_config.cache_dtype = kind
+        with pytest.raises(ConfigInvalid, match=f"garbage with KV of type {kind}"):
+            refuse_garbage(config)
+
+
 def test_the_passport_is_handed_over(make: Make, faulty: FaultyPool, tmp_path: Path) -> None:
     from mooncache.kvcache.keys import passport_from_json
 

@@ -76,8 +76,8 @@ def test_digests_are_remembered_by_size_mtime_and_inode(
         b"\xff\x00",
         b"[]",
         b'{"version": 1}',
-        b'{"version": 1, "files": []}',
-        b'{"version": 2, "files": {}}',
+        b'{"version": 2, "files": []}',
+        b'{"version": 9, "files": {}}',
     ],
 )
 def test_a_damaged_memory_is_as_good_as_none(model: Path, tmp_path: Path, damage: bytes) -> None:
@@ -91,7 +91,7 @@ def test_entries_that_make_no_sense_are_not_believed(model: Path, tmp_path: Path
     first = identity.weights_digest(model, state_dir=tmp_path)
     content = json.loads((tmp_path / identity.CACHE_FILE).read_bytes())
     for path in content["files"]:
-        content["files"][path][4] = "short"
+        content["files"][path][-1] = "short"
     (tmp_path / identity.CACHE_FILE).write_text(json.dumps(content))
     assert identity.weights_digest(model, state_dir=tmp_path) == first
 
@@ -108,6 +108,56 @@ def test_config_is_equal_for_equal_content(model: Path) -> None:
     assert identity.config_digest(model) == first
     (model / "config.json").write_text('{"layers":3,"hidden_size":8}')
     assert identity.config_digest(model) != first
+
+
+def test_a_file_rewritten_in_place_with_its_mtime_kept_is_hashed_again(model: Path, tmp_path: Path) -> None:
+    """As `rsync --inplace -t`, image builds and object mounts leave them."""
+    first = identity.weights_digest(model, state_dir=tmp_path)
+    path = model / "model-00002.safetensors"
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.write(b"y" * 100)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (
+        before.st_size,
+        before.st_mtime_ns,
+        before.st_ino,
+    )
+    assert identity.weights_digest(model, state_dir=tmp_path) != first
+
+
+def test_the_chat_template_counts_as_part_of_the_tokenizer(model: Path, tmp_path: Path) -> None:
+    seen = [identity.tokenizer_digest(model)]
+
+    def new() -> str:
+        found = identity.tokenizer_digest(model)
+        assert found not in seen
+        seen.append(found)
+        return found
+
+    settings = model / "tokenizer_config.json"
+    settings.write_text('{"chat_template": "a", "name_or_path": "/here"}')
+    new()
+    settings.write_text('{"name_or_path": "/there", "chat_template": "a"}')
+    assert identity.tokenizer_digest(model) == seen[-1]  # where it comes from says nothing
+    settings.write_text('{"chat_template": "b"}')
+    new()
+    settings.write_text('{"chat_template": "b", "bos_token": "<s>"}')
+    new()
+    (model / "chat_template.jinja").write_text("c")
+    new()
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates" / "tool_use.jinja").write_text("d")
+    new()
+    given = tmp_path / "mine.jinja"
+    given.write_text("{{ messages }}")
+    by_file = identity.tokenizer_digest(model, chat_template=str(given))
+    assert by_file == identity.tokenizer_digest(model, chat_template="{{ messages }}")
+    assert by_file not in seen
+    settings.write_text("[")
+    with pytest.raises(ConfigInvalid, match="not JSON"):
+        identity.tokenizer_digest(model)
 
 
 def test_tokenizer_files(model: Path) -> None:

@@ -23,7 +23,8 @@ from mooncache.connectors.vllm.scheduler_side import SchedulerSide
 from mooncache.connectors.vllm.settings import Settings, read_settings
 from mooncache.connectors.vllm.stats import ConnectorPromMetrics, ConnectorStats
 from mooncache.connectors.vllm.worker_side import WorkerSide
-from mooncache.errors import MooncacheError
+from mooncache.errors import ConfigInvalid, MooncacheError
+from mooncache.kvcache.kv_types import why_garbage
 from mooncache.kvcache.pool_link import PoolLink, connect_pool
 from mooncache.logs import Event, get_logger
 
@@ -57,7 +58,7 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """KV blocks in the Mooncache pool. See docs/vllm-connector.md for its settings.
 
     Raises:
-        ConfigInvalid: at construction only, for settings that cannot be used.
+        ConfigInvalid: at construction only, for settings that cannot be used and engines that would answer garbage.
     """
 
     _cache_hit_source = CacheHitSource.EXTERNAL_UNSPECIFIED
@@ -66,6 +67,7 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         extra = self._kv_transfer_config.kv_connector_extra_config or {}
         settings = read_settings(extra)
+        refuse_garbage(vllm_config)
         self._defects = 0
         self._received_bad: set[int] = set()
         self._scheduler: SchedulerSide | None = None
@@ -271,6 +273,17 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         side = self._scheduler or self._worker
         if side is not None:
             side.close()
+
+
+def refuse_garbage(config: Any) -> None:
+    """Raises ConfigInvalid for an engine that would answer garbage, with the types as vLLM understood them."""
+    from vllm.platforms import current_platform
+
+    problem = why_garbage(
+        str(config.cache_config.cache_dtype), str(config.model_config.dtype), cpu=current_platform.is_cpu()
+    )
+    if problem:
+        raise ConfigInvalid(problem)
 
 
 def why_off(settings: Settings, config: Any, cache_config: Any) -> str:

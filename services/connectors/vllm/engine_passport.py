@@ -1,7 +1,8 @@
 """The passport of a running vLLM: what its configuration, its model's files and its KV tensors say.
 
-Nothing is typed by hand, and everything that changes the bytes of a block is in it: weights, configuration with what
-overrides it, tokenizer, vLLM's minor version, attention backend, type and order of the KV, block size and rank.
+Nothing is typed by hand, and everything that changes the bytes of a block is in it: weights, configuration (all of it
+but what is known to be harmless), tokenizer, vLLM's minor version, attention backend, type and order of the KV, block
+size and rank. A draft model is in it by its name and settings; its weights are in the fingerprint of memory.
 """
 
 from __future__ import annotations
@@ -15,6 +16,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from mooncache.connectors.vllm.core.config_digest import (
+    CACHE_HARMLESS,
+    LOAD_HARMLESS,
+    MODEL_HARMLESS,
+    relevant,
+)
 from mooncache.kvcache import identity
 from mooncache.kvcache.memory import LayerLayout
 from mooncache.passport import Passport
@@ -31,7 +38,13 @@ def engine_version() -> str:
 
 
 def read_passport(
-    config: Any, layouts: Mapping[str, LayerLayout], dtype: str, block_count: int, state_dir: Path
+    config: Any,
+    layouts: Mapping[str, LayerLayout],
+    dtype: str,
+    block_count: int,
+    state_dir: Path,
+    *,
+    chat_template: str = "",
 ) -> Passport:
     """The passport of this rank by its files and settings; see `in_memory` for what is in keys.
 
@@ -39,6 +52,7 @@ def read_passport(
         config: vLLM's VllmConfig.
         layouts: of the KV tensors by layer, in the order in which a block stores them.
         dtype: type of the KV tensors.
+        chat_template: see Settings.
 
     Raises:
         MooncacheError: the model's files cannot be read.
@@ -49,11 +63,10 @@ def read_passport(
     load_format = str(getattr(config.load_config.load_format, "value", config.load_config.load_format))
     settings = {
         "files": identity.config_digest(folder),
-        "dtype": str(model.dtype),
-        "quantization": str(model.quantization),
-        "overrides": model.hf_overrides if isinstance(model.hf_overrides, dict) else repr(model.hf_overrides),
+        "model": relevant(model, MODEL_HARMLESS),
+        "load": relevant(config.load_config, LOAD_HARMLESS),
+        "cache": relevant(config.cache_config, CACHE_HARMLESS),
         "speculative": repr(config.speculative_config),
-        "kv_dtype_skips": list(getattr(config.cache_config, "kv_cache_dtype_skip_layers", None) or ()),
         **_beside_weights_and_config(model, folder),
     }
     parallel = config.parallel_config
@@ -65,7 +78,7 @@ def read_passport(
             folder, state_dir=state_dir, load_format=load_format, seed=int(model.seed or 0)
         ),
         config_digest=identity.digest_of(settings),
-        tokenizer_digest=identity.tokenizer_digest(tokenizer),
+        tokenizer_digest=identity.tokenizer_digest(tokenizer, chat_template=chat_template),
         engine=f"vllm-{major}.{minor}/{attention_backend(config)}",
         kv_dtype=f"{dtype}/{config.cache_config.cache_dtype}",
         kv_layout=f"{len(described)}:" + ",".join(_runs(described)),

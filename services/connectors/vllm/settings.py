@@ -12,17 +12,21 @@ from mooncache.config import Config, ConnectorSection, load
 from mooncache.errors import ConfigInvalid
 
 PREFIX = "mooncache."
-_OWN = ("passport_path", "state_dir", "master_targets")
+_OWN = ("passport_path", "state_dir", "master_targets", "chat_template")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """passport_path: where the engine's identity is written, if anywhere. master_targets: "" takes the configured."""
+    """passport_path: where the engine's identity is written, if anywhere. master_targets: "" takes the configured.
+
+    chat_template: what the engine's server was given as --chat-template, of which the connector hears nothing else.
+    """
 
     connector: ConnectorSection
     state_dir: Path
     master_targets: str
     passport_path: Path | None
+    chat_template: str = ""
 
 
 def read_settings(extra: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> Settings:
@@ -57,4 +61,5 @@ def read_settings(extra: Mapping[str, Any], base: Mapping[str, Any] | None = Non
         state_dir=config.cluster.state_dir,
         master_targets=own.get("master_targets", ""),
         passport_path=Path(path).expanduser() if path else None,
+        chat_template=own.get("chat_template", ""),
     )

@@ -92,7 +92,14 @@ class WorkerSide:
         dtype = str(first.dtype).removeprefix("torch.")
         experts_move = bool(getattr(self._config.parallel_config, "enable_eplb", False))
         self._weights = WeightWatch(models_in_memory(), experts_move=experts_move)
-        passport = read_passport(self._config, layers, dtype, count, self._settings.state_dir)
+        passport = read_passport(
+            self._config,
+            layers,
+            dtype,
+            count,
+            self._settings.state_dir,
+            chat_template=self._settings.chat_template,
+        )
         if first.device.type == "cpu":
             memory: Any = HostMemory([(layers[n], region_of(t)) for n, t in tensors.items()], count)
         else:

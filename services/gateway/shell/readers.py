@@ -87,7 +87,12 @@ class Readers:
             return
         log.info(Event.TOKENIZER_LOADED, model=model.name, path=str(folder))
         if model.passport is not None and model.passport.tokenizer_digest != entry.digest:
-            log.warning(Event.TOKENIZER_UNUSABLE, model=model.name, path=str(folder), reason="digest differs")
+            log.warning(
+                Event.TOKENIZER_UNUSABLE,
+                model=model.name,
+                path=str(folder),
+                reason="the engine has another one, or another chat template",
+            )
 
     def source(self, model: Model, salt: str) -> Source | None:
         """Whose tokens the prompts of a model have; None when they cannot be known for sure (counted)."""

@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from mooncache.config import Config
+from mooncache.errors import ConfigInvalid
+from mooncache.kvcache.kv_types import why_garbage
 from mooncache.worker.adapters.base import Command, EngineAdapter, Launch, section_env
 from mooncache.worker.core.load import MetricNames
 
 CONNECTOR = "MooncacheConnector"
 CONNECTOR_MODULE = "mooncache.connectors.vllm"
 GUARD = "mooncache.engine_guard.EngineGuard"
+NO_DOMAIN = "none.invalid"
+"""A name that no URL can have: `.invalid` is reserved, so that nobody ever owns it."""
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 _FEW_CORES = 4
 
@@ -45,6 +51,9 @@ class VllmAdapter(EngineAdapter):
         return self.config.vllm.max_num_seqs
 
     def command(self, launch: Launch) -> Command:
+        problem = why_refused(self.config)
+        if problem:
+            raise ConfigInvalid(problem)
         return Command(self._arguments(launch), self._env(launch))
 
     def _arguments(self, launch: Launch) -> tuple[str, ...]:
@@ -89,6 +98,8 @@ class VllmAdapter(EngineAdapter):
         for name, value in options.items():
             arguments += [name, str(value)]
         arguments += ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
+        # One value for each, and at least one: vLLM takes an empty list for "any host".
+        arguments += ["--allowed-media-domains", *(vllm.media_domains or (NO_DOMAIN,))]
         if vllm.tool_parser:
             arguments.append("--enable-auto-tool-choice")
         if vllm.enforce_eager:
@@ -105,12 +116,16 @@ class VllmAdapter(EngineAdapter):
                 "mooncache.passport_path": str(launch.passport_path),
                 "mooncache.state_dir": str(launch.state_dir),
                 "mooncache.master_targets": ",".join(self.config.cluster.master_targets),
+                # The server takes it and tells the engine nothing; gateways have to know whether theirs is another one.
+                "mooncache.chat_template": option(self.config.vllm.extra_args, "--chat-template"),
             },
         }
 
     def _env(self, launch: Launch) -> dict[str, str | None]:
         env = section_env(self.config, ("cluster", "connector", "tls", "logging", "tracing"))
         env |= {"VLLM_API_KEY": launch.engine_key, "VLLM_NO_USAGE_STATS": "1"}
+        # A host that is allowed must not send vLLM on to one that is not.
+        env["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] = os.environ.get("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
         if self.config.tracing.endpoint:
             env["OTEL_SERVICE_NAME"] = "mooncache-engine"
         if Path(launch.model).is_dir():
@@ -127,6 +142,23 @@ class VllmAdapter(EngineAdapter):
                 env["OMP_NUM_THREADS"] = threads
                 env["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         return env
+
+
+def why_refused(config: Config) -> str:
+    """Why vLLM, as configured here, would answer garbage; "" when nothing is known against it."""
+    arguments = config.vllm.extra_args
+    model_type = option(arguments, "--dtype") or config.vllm.dtype
+    return why_garbage(option(arguments, "--kv-cache-dtype"), model_type, cpu=not has_gpu())
+
+
+def option(arguments: Sequence[str], name: str) -> str:
+    """Value of an option among arguments, "" when it is not there; the last one counts."""
+    value = ""
+    for at, argument in enumerate(arguments):
+        word, equals, _ = argument.replace("_", "-").partition("=")
+        if word == name:
+            value = argument[len(word) + 1 :] if equals else (*arguments, "")[at + 1]
+    return value
 
 
 def has_gpu() -> bool:

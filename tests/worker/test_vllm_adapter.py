@@ -1,0 +1,89 @@
+"""What the adapter tells vLLM, as vLLM itself reads it, and which engines it does not start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mooncache.config import load
+from mooncache.errors import ConfigInvalid
+from mooncache.worker.adapters import vllm
+from mooncache.worker.adapters.vllm import VllmAdapter, why_refused
+from tests.worker.test_engine_guard import launch
+
+
+def arguments_of(folder: Path, **settings: Any) -> list[str]:
+    config = load(env={}, overrides={f"vllm.{name}": value for name, value in settings.items()})
+    return list(VllmAdapter(config).command(launch(folder)).arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ((), ""),
+        (("--chat-template", "/a.jinja", "--port", "1"), "/a.jinja"),
+        (("--chat-template=/a_b.jinja",), "/a_b.jinja"),
+        (("--chat_template", "x_y"), "x_y"),
+        (("--chat-template", "a", "--chat-template", "b"), "b"),
+        (("--chat-template",), ""),
+    ],
+)
+def test_the_connector_hears_of_the_servers_chat_template(
+    tmp_path: Path, arguments: tuple[str, ...], wanted: str
+) -> None:
+    command = arguments_of(tmp_path, extra_args=arguments)
+    connector = json.loads(command[command.index("--kv-transfer-config") + 1])
+    assert connector["kv_connector_extra_config"]["mooncache.chat_template"] == wanted
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("domains", [(), ("images.example",)])
+def test_vllm_fetches_nothing_from_hosts_that_are_not_allowed(
+    tmp_path: Path, domains: tuple[str, ...]
+) -> None:
+    """Clients name images by URL: without this vLLM asks whatever its host reaches, metadata services too."""
+    pytest.importorskip("vllm", reason="vLLM is not installed (scripts/install_vllm.sh)")
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.multimodal.media import MediaConnector
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    given = arguments_of(tmp_path, media_domains=domains, enforce_eager=True)
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(given[given.index("serve") + 1 :])
+    assert args.enforce_eager
+    connector = MediaConnector(allowed_media_domains=args.allowed_media_domains)
+    for host in ("169.254.169.254", "127.0.0.1:1", "localhost:1", "[::1]:1", "other.example"):
+        with pytest.raises(ValueError, match="allowed domains"):
+            connector.load_from_url(f"http://{host}/latest", None)
+    assert args.allowed_media_domains == [*(domains or ["none.invalid"])]
+    env = VllmAdapter(load(env={}, overrides={})).command(launch(tmp_path)).env
+    assert env["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "arguments", "words"),
+    [
+        ("float32", ("--kv-cache-dtype", "bfloat16"), "bfloat16 under a model of type float32"),
+        ("auto", ("--dtype=float", "--kv_cache_dtype=float16"), "float16 under a model of type float32"),
+        ("auto", ("--kv-cache-dtype", "int8_per_token_head"), "int8_per_token_head"),
+        ("bfloat16", ("--kv-cache-dtype", "something_new"), "something_new"),
+        ("float32", (), ""),
+        ("bfloat16", ("--kv-cache-dtype", "bfloat16"), ""),
+        ("float32", ("--kv-cache-dtype", "fp8_e5m2"), ""),
+        ("auto", ("--kv-cache-dtype", "bfloat16"), ""),
+    ],
+)
+def test_an_engine_that_would_answer_garbage_is_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, arguments: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.setattr(vllm, "has_gpu", lambda: False)
+    config = load(env={}, overrides={"vllm.dtype": dtype, "vllm.extra_args": arguments})
+    assert words in why_refused(config)
+    assert bool(words) == bool(why_refused(config))
+    if words:
+        with pytest.raises(ConfigInvalid, match="garbage"):
+            VllmAdapter(config).command(launch(tmp_path))
+    monkeypatch.setattr(vllm, "has_gpu", lambda: True)
+    assert why_refused(config) == ""
