@@ -90,9 +90,12 @@ def _bootstrapped(why: str) -> str:
         raise DockerMissingError(f"no base image, and debootstrap needs root and its package; {why}")
     with tempfile.TemporaryDirectory(prefix="mooncache-base-") as folder:
         command("debootstrap", "--variant=minbase", "bookworm", folder, timeout_s=600)
-        packing = subprocess.Popen(["tar", "-C", folder, "-c", "."], stdout=subprocess.PIPE)
-        subprocess.run(["docker", "import", "-", MADE_BASE], stdin=packing.stdout, timeout=300, check=True)
-        packing.wait(60)
+        with subprocess.Popen(["tar", "-C", folder, "-c", "."], stdout=subprocess.PIPE) as packing:
+            subprocess.run(
+                ["docker", "import", "-", MADE_BASE], stdin=packing.stdout, timeout=300, check=True
+            )
+        if packing.returncode:
+            raise DockerMissingError(f"no base image, because tar ended with {packing.returncode}; {why}")
     return MADE_BASE
 
 
