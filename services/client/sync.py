@@ -40,7 +40,7 @@ class Client:
         connect_timeout_s: time limit for the first contact, in seconds (5 when None).
         client_name: shown in the nodes' logs.
         shm: use shared memory with nodes on this host.
-        lanes_per_node: TCP connections to each node, for calls of several threads.
+        lanes_per_node: connections to each node for calls that move many bytes; small calls have one more.
         tls_ca, tls_cert, tls_key: PEM files; a CA turns TLS on, certificate and key make it mutual.
         state_dir: folder with `cluster.token` and `cluster.json`; None means $MOONCACHE_STATE_DIR or ~/.mooncache.
 

@@ -153,7 +153,7 @@ class ClientSection(Section):
     connect_timeout_s: DurationS = Field(default=1.0, gt=0, le=60)
     """Time to open a connection to a node."""
     lanes_per_node: int = Field(default=2, ge=1, le=64)
-    """TCP connections to each node."""
+    """Connections to each node for calls that move many bytes. Small calls have one more, and never wait for bulk."""
     idle_timeout_s: DurationS = Field(default=600.0, ge=0, le=86400)
     """A connection to a node, with its RDMA queue pairs, that no call used for this long is closed; 0 never."""
     replicas: int = Field(default=1, ge=1, le=16)

@@ -82,7 +82,7 @@ struct ClientConfig {
   Credentials credentials;
   PeerTls tls;
   std::string host_id;          // of this process; equal ids mean shared memory may work
-  uint32_t lanes_per_node = 4;  // connections per node for the calls of several threads
+  uint32_t lanes_per_node = 4;  // connections per node for bulk of several threads; small calls have one more
   uint32_t connect_timeout_ms = 2000;
   uint32_t idle_timeout_ms = 600'000;  // a connection that no call used for so long is closed; 0 = never
   uint32_t stall_timeout_ms =

@@ -220,14 +220,18 @@ class GetCall {
     for (size_t i = 0; i < works_.size(); ++i) {
       auto& [position, work] = works_[i];
       uint64_t work_bytes = 0;
+      bool bulk = false;
       for (const uint32_t item : work->items) {
         const uint64_t expected = expected_bytes(item);
         work_bytes += expected;
         bytes += expected > 0 ? expected : impl_.config.frame_bytes;
+        bulk = bulk || expected == 0;  // of unknown size
       }
+      bulk = bulk || work_bytes > kSmallCallBytes;
       Node& node = *map_->nodes[position];
       tasks[i].node = map_->nodes[position];
       tasks[i].has_alternative = map_->nodes.size() > 1 && !options_.node;
+      tasks[i].use = bulk ? LaneUse::kBulk : LaneUse::kSmall;
       const bool one_sided = work_bytes >= impl_.config.shm_min_bytes && !no_one_sided_;
       const bool rdma =
           one_sided && batch_.how->whole && worth_rdma(impl_.config, work_bytes, work->items.size());

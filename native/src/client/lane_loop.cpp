@@ -8,7 +8,7 @@ namespace mooncache {
 
 namespace {
 
-// How long to sleep before asking again for a lane that other threads use.
+// How long to sleep before asking again for a lane, where no descriptor was left that would tell.
 constexpr int kLaneWaitMs = 1;
 // Silence after which a node that may hold a request back is asked for a sign of life: this part of the time
 // in which a stall is noticed.
@@ -96,7 +96,7 @@ class Loop {
   // False when the task has to wait, or failed.
   bool open_lane(LaneTask& task) {
     const Route route = task.node->preferred_route(now_ms_);
-    auto lane = task.node->acquire(route);
+    auto lane = task.node->acquire(route, task.use, task.ticket);
     if (!lane) {
       if (route == Route::kUnix && lane.code() != Code::kClosed) {
         task.node->unix_failed(now_ms_);
@@ -107,6 +107,7 @@ class Loop {
     }
     if (!lane->session) {  // other threads of this process use the lanes: says nothing about the node
       task.last_progress_ms = now_ms_;
+      if (task.has_alternative && task.node->breaker_open(now_ms_)) give_up_waiting(task);
       return false;
     }
     task.last_progress_ms = task.started_ms = now_ms_;
@@ -130,6 +131,16 @@ class Loop {
 
   static bool lives(const LaneTask& task) { return task.sign_of_life && task.sign_of_life->ready(); }
 
+  // Those who have the lanes found the node sick meanwhile: as if the breaker had been open before. It says
+  // nothing new about the node.
+  void give_up_waiting(LaneTask& task) {
+    counters_.add(Counter::kBreakerSkips);
+    task.ticket.reset();
+    task.done = true;
+    task.status = {Code::kNodeUnavailable, "node " + task.node->info().node_id +
+                                               " was given up while this call waited for a connection"};
+  }
+
   void fail(LaneTask& task, const Status& status) {
     const bool handshaking = !task.lane.session->ready();
     const bool was_stale = task.lane.reused && !task.lane.session->response_seen();
@@ -152,6 +163,7 @@ class Loop {
   void finish(LaneTask& task, Status status) {
     task.program.reset();
     task.sign_of_life.reset();
+    task.ticket.reset();
     if (task.lane.session) task.node->drop(std::move(task.lane));
     task.lane = {};
     task.done = true;
@@ -200,7 +212,10 @@ class Loop {
     for (const LaneTask& task : tasks_) {
       if (task.done) continue;
       if (!task.lane.session) {
-        timeout_ms = std::min(timeout_ms, kLaneWaitMs);
+        if (task.ticket && task.ticket->fd() >= 0)
+          polled_.push_back({task.ticket->fd(), POLLIN, 0});
+        else
+          timeout_ms = std::min(timeout_ms, kLaneWaitMs);
       } else {
         polled_.push_back({task.lane.session->fd(), task.lane.session->poll_events(), 0});
         fds_.clear();

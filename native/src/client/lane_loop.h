@@ -16,10 +16,12 @@ struct LaneTask {
   // How long the node may keep silent because it waits for space. Only a node that shows a sign of life on
   // another connection meanwhile is granted it: one that is stopped says as little as one that is full.
   uint32_t may_hold_ms = 0;
+  LaneUse use = LaneUse::kSmall;
 
   // set by the loop
   Status status;
   bool done = false;
+  std::unique_ptr<LaneTicket> ticket;  // while it waits for a lane
   Lane lane;
   std::unique_ptr<Program> program;
   uint64_t last_progress_ms = 0;

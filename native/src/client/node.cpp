@@ -38,12 +38,12 @@ Node::Node(NodeInfo info, const ClientConfig& config, std::shared_ptr<net::TlsCo
            Counters& counters, std::shared_ptr<RdmaAccess> rdma)
     : info_(std::move(info)),
       peer_(describe(info_, config)),
-      lanes_max_(config.lanes_per_node),
       shm_possible_(config.shm_enabled && !config.host_id.empty() && config.host_id == info_.host_id &&
                     !info_.unix_path.empty()),
       tls_(std::move(tls)),
       counters_(counters),
       rdma_(std::move(rdma)),
+      queue_(config.lanes_per_node),
       breaker_(config.breaker_failures, config.breaker_min_ms, config.breaker_max_ms) {
   limits_.window_frames = config.window_frames;
 }
@@ -84,44 +84,54 @@ void Node::rdma_moved(uint64_t bytes) {
   rdma_failed_lately_ = rdma_detour_.failed_lately();
 }
 
-Result<Lane> Node::acquire(Route route) {
-  Lane made;  // may take the place of a lane that lost rails
-  {
+Lane Node::take_idle(Route route, std::vector<Lane>& ended) {
+  for (size_t i = idle_.size(); i-- > 0;) {
+    if (idle_[i].session->route() != route) continue;
+    Lane lane = std::move(idle_[i]);
+    idle_.erase(idle_.begin() + static_cast<ptrdiff_t>(i));
+    return lane;
+  }
+  while (!idle_.empty() && queue_.turns() + idle_.size() > queue_.turns_max()) {
+    ended.push_back(std::move(idle_.back()));  // of the other route
+    idle_.pop_back();
+  }
+  return {};
+}
+
+Result<Lane> Node::acquire(Route route, LaneUse use, std::unique_ptr<LaneTicket>& ticket) {
+  if (!queue_.take(use, ticket)) {
     const std::lock_guard lock(mutex_);
     if (closed_) return {Code::kClosed, "the client is closed"};
-    for (size_t i = idle_.size(); i-- > 0 && !made.session;) {
-      if (idle_[i].session->route() != route) continue;
-      Lane lane = std::move(idle_[i]);
-      idle_.erase(idle_.begin() + static_cast<ptrdiff_t>(i));
-      if (wants_rails(lane, steady_ms())) {
-        made = std::move(lane);
-        continue;
-      }
-      lane.reused = true;
-      lane.session->begin_use();
-      return lane;
-    }
-    if (made.session) --open_;
-    if (open_ >= lanes_max_) {
-      if (idle_.empty()) return Lane{};
-      idle_.pop_back();  // an idle lane of the other route makes room
-      --open_;
-    }
-    ++open_;
+    return Lane{};
   }
-  if (made.session) counters_.add(Counter::kLanesClosed);
+  Lane lane;                // may lose its place to a new one, which has more rails
+  std::vector<Lane> ended;  // closing takes time: without the lock
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) {
+      queue_.give(use);
+      return {Code::kClosed, "the client is closed"};
+    }
+    lane = take_idle(route, ended);
+  }
+  lane.use = use;
+  if (lane.session && !wants_rails(lane, steady_ms())) {
+    lane.reused = true;
+    lane.session->begin_use();
+    return lane;
+  }
+  if (lane.session) counters_.add(Counter::kLanesClosed);
   counters_.add(Counter::kConnects);
   auto session = start_session(route);
   if (!session) {
-    const std::lock_guard lock(mutex_);
-    --open_;
     counters_.add(Counter::kConnectFailures);
+    queue_.give(use);
     return session.status();
   }
-  made.session = std::move(*session);
-  made.reused = false;
-  made.renewal.made(steady_ms());
-  return made;
+  lane.session = std::move(*session);
+  lane.reused = false;
+  lane.renewal.made(steady_ms());
+  return lane;
 }
 
 void Node::count_bytes(Lane& lane) {
@@ -134,12 +144,12 @@ void Node::release(Lane lane) {
   count_bytes(lane);
   if (!lane.session->idle() || lane.session->broken()) return drop(std::move(lane));
   lane.idle_since_ms = steady_ms();
-  const std::lock_guard lock(mutex_);
-  if (closed_) {
-    --open_;
-    return;
+  const LaneUse use = lane.use;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!closed_) idle_.push_back(std::move(lane));
   }
-  idle_.push_back(std::move(lane));
+  queue_.give(use);
 }
 
 void Node::drop(Lane lane) {
@@ -147,15 +157,14 @@ void Node::drop(Lane lane) {
   count_bytes(lane);
   counters_.add(Counter::kLanesClosed);
   lane.session.reset();
-  const std::lock_guard lock(mutex_);
-  --open_;
+  queue_.give(lane.use);
 }
 
 void Node::close_idle() {
   const std::lock_guard lock(mutex_);
   closed_ = true;
-  open_ -= static_cast<uint32_t>(idle_.size());
   idle_.clear();
+  queue_.wake_all();
 }
 
 void Node::close_idle_since(uint64_t before_ms) {
@@ -166,7 +175,6 @@ void Node::close_idle_since(uint64_t before_ms) {
       if (lane.idle_since_ms <= before_ms) late.push_back(std::move(lane));
     }
     std::erase_if(idle_, [](const Lane& lane) { return lane.session == nullptr; });
-    open_ -= static_cast<uint32_t>(late.size());
   }
   counters_.add(Counter::kLanesClosed, late.size());
 }

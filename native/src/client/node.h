@@ -9,6 +9,7 @@
 
 #include "client/breaker.h"
 #include "client/counters.h"
+#include "client/lane_queue.h"
 #include "transport/rdma.h"
 #include "transport/shm.h"
 
@@ -41,6 +42,7 @@ class RdmaAccess {
 
 struct Lane {
   std::unique_ptr<Session> session;
+  LaneUse use = LaneUse::kSmall;
   bool reused = false;  // came out of the pool: may have died there
   uint64_t idle_since_ms = 0;
   RailRenewal renewal;  // of this lane and those that it took the place of
@@ -73,8 +75,9 @@ class Node {
   Result<std::unique_ptr<Session>> start_session(Route route) const {
     return Session::start(peer_, route, tls_, limits_);
   }
-  // An idle or a new lane; ok() with an empty lane when all allowed ones are in use.
-  Result<Lane> acquire(Route route);
+  // An idle or a new lane; ok() with an empty lane when others have all allowed ones, and a ticket with which
+  // to ask again.
+  Result<Lane> acquire(Route route, LaneUse use, std::unique_ptr<LaneTicket>& ticket);
   void release(Lane lane);  // idle lanes go back to the pool, others are closed
   void drop(Lane lane);
   void close_idle();
@@ -93,20 +96,21 @@ class Node {
   void set_segments(std::shared_ptr<ShmSegments> segments, uint64_t incarnation);
 
  private:
+  // The idle lane of that route that was used last, and those that end so that there is room for a new one.
+  Lane take_idle(Route route, std::vector<Lane>& ended);
   void count_bytes(Lane& lane);
 
   NodeInfo info_;
   PeerDescription peer_;
   SessionLimits limits_;
-  uint32_t lanes_max_;
   bool shm_possible_;
   std::shared_ptr<net::TlsContext> tls_;
   Counters& counters_;
   const std::shared_ptr<RdmaAccess> rdma_;
 
   mutable std::mutex mutex_;
-  std::vector<Lane> idle_;
-  uint32_t open_ = 0;
+  LaneQueue queue_;
+  std::vector<Lane> idle_;  // with the turns under way never more than the queue has turns
   bool closed_ = false;
   Breaker breaker_;
   Status last_failure_;

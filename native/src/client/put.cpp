@@ -129,6 +129,7 @@ class PutCall {
       Node& node = *map_->nodes[position];
       LaneTask task;
       task.node = map_->nodes[position];
+      task.use = group_bytes > kSmallCallBytes ? LaneUse::kBulk : LaneUse::kSmall;
       task.has_alternative = !options_.node && map_->nodes.size() > 1;
       task.may_hold_ms = batch_.wait_ms();  // a full node may hold a put back
       const bool one_sided = group_bytes >= impl_.config.shm_min_bytes && !no_one_sided_;

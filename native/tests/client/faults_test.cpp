@@ -344,30 +344,67 @@ TEST(Limits, AFullNodeThatLivesMayHoldAPutBack) {
   EXPECT_EQ(stat_of(*client, "stalls"), 0u);
 }
 
-TEST(Limits, WaitingForALaneIsNotHeldAgainstTheNode) {
-  TestNode node(0, 8 << 20, "host-a");
-  TestNode spare(1, 8 << 20, "host-b");
-  ClientConfig config = client_config(false);
-  config.lanes_per_node = 1;
-  config.put_wait_ms = 1000;
-  config.stall_timeout_ms = 200;
-  auto client = client_for({node.info, spare.info}, config);
-  CallOptions there;
-  there.node = 0;
-  const auto source = bytes_of(1, 1000);
-  ASSERT_EQ(put_one(*client, key_of(1), source, 1, there).code, Code::kOk);
-  auto other = client_for({node.info}, client_config(false));
-  const Key key = key_of(1);
-  std::vector<Code> codes(1);
-  ASSERT_TRUE(other->pin(std::span(&key, 1), 60'000, {}, codes));
-  auto hold = other->reserve(key_of(9), 7 << 20, {});
-  ASSERT_TRUE(hold) << hold.status().message;
-  std::thread slow([&] { put_one(*client, key_of(2), bytes_of(2, 4 << 20), 1, there); });
-  EXPECT_TRUE(eventually([&] { return server_stat(node, "parked_total") > 0; }));  // with the only lane
-  std::vector<std::byte> copy(source.size());
-  EXPECT_EQ(get_one(*client, key_of(1), copy).code, Code::kOk);
-  EXPECT_TRUE(copy == source);
-  slow.join();
+// A client with one lane, which a put of another thread has: it waits for space that nobody gives back.
+class BusyLane : public ::testing::Test {
+ protected:
+  void occupy(uint32_t put_wait_ms) {
+    ClientConfig config = client_config(false);
+    config.lanes_per_node = 1;
+    config.put_wait_ms = put_wait_ms;
+    config.stall_timeout_ms = 200;
+    client_ = client_for({node_.info, spare_.info}, config);
+    CallOptions there;
+    there.node = 0;
+    for (const auto& [key, source] : {std::pair{small_, small_bytes_}, std::pair{large_, large_bytes_}})
+      ASSERT_EQ(put_one(*client_, key, source, 1, there).code, Code::kOk);
+    const Key kept[] = {small_, large_};
+    std::vector<Code> codes(2);
+    ASSERT_TRUE(other_->pin(kept, 60'000, {}, codes));
+    auto hold = other_->reserve(key_of(9), 6 << 20, {});
+    ASSERT_TRUE(hold) << hold.status().message;
+    hold_ = std::move(*hold);
+    slow_ = std::thread([this, there] {
+      CallOptions options = there;
+      options.cancel = &cancel_;
+      put_one(*client_, key_of(3), bytes_of(3, 4 << 20), 1, options);
+      slow_ended_ = true;
+    });
+    EXPECT_TRUE(eventually([&] { return server_stat(node_, "parked_total") > 0; }));
+  }
+  void TearDown() override {
+    cancel_.cancel();
+    slow_.join();
+  }
+
+  TestNode node_{0, 8 << 20, "host-a"};
+  TestNode spare_{1, 8 << 20, "host-b"};
+  std::unique_ptr<Client> client_;
+  std::unique_ptr<Client> other_ = client_for({node_.info}, client_config(false));
+  std::unique_ptr<BlockReservation> hold_;
+  const Key small_ = key_of(1), large_ = key_of(2);
+  const std::vector<std::byte> small_bytes_ = bytes_of(1, 1000), large_bytes_ = bytes_of(2, 256 << 10);
+  CancelToken cancel_;
+  std::thread slow_;
+  std::atomic<bool> slow_ended_{false};
+};
+
+TEST_F(BusyLane, WaitingForItIsNotHeldAgainstTheNode) {
+  occupy(1000);
+  std::vector<std::byte> copy(large_bytes_.size());
+  EXPECT_EQ(get_one(*client_, large_, copy).code, Code::kOk);
+  EXPECT_TRUE(copy == large_bytes_);
+}
+
+TEST_F(BusyLane, SmallCallsDoNotWaitForIt) {
+  occupy(60'000);
+  std::vector<std::byte> copy(small_bytes_.size());
+  EXPECT_EQ(get_one(*client_, small_, copy, within_ms(10'000)).code, Code::kOk);
+  EXPECT_TRUE(copy == small_bytes_);
+  const auto found = client_->match(std::span(&large_, 1), false, within_ms(10'000));
+  ASSERT_TRUE(found) << found.status().message;
+  EXPECT_EQ(found->present, 1u);
+  EXPECT_EQ(found->unreachable_nodes, 0u);
+  EXPECT_FALSE(slow_ended_);
 }
 
 // The node answers LIMIT_EXCEEDED for what does not fit beside the others of its frame.
