@@ -53,6 +53,11 @@ class ModelIndex:
                 out += struct.pack("<HBBQ", holder, tier, 0, size_bytes)
         return bytes(out)
 
+    def present(self, tenant_id: int, keys: bytes) -> bytes:
+        held = {block for mine in self.blocks.values() for block in mine}
+        bits = sum(1 << n for n in range(len(keys) // 32) if (tenant_id, keys[n * 32 : n * 32 + 32]) in held)
+        return bits.to_bytes((len(keys) // 32 + 7) // 8, "little")
+
     def match(self, tenant_id: int, keys: bytes) -> list[tuple[int, int]]:
         chain = [(tenant_id, keys[at : at + 32]) for at in range(0, len(keys), 32)]
         runs = []

@@ -107,6 +107,12 @@ async def test_register_report_locate_and_match(tmp_path: Path) -> None:
         ]
         found = await call.call("Locate", master_pb2.LocateRequest(keys=chain), 5.0)
         assert len(found.locations) == 100 * 14 + 2
+        page = service.metrics.render()
+        assert b'mooncache_master_locate_keys_total{result="hit"} 100.0' in page
+        assert b'mooncache_master_locate_keys_total{result="miss"} 1.0' in page
+        hole = key_of(0) + b"\xff" * 32 + key_of(1)
+        match = await call.call("Match", master_pb2.MatchRequest(keys=hole), 5.0)
+        assert match.leading_block_count == 1
         status = await call.call("GetStatus", master_pb2.GetStatusRequest(), 5.0)
         assert (status.leading, status.directory_complete, status.block_count) == (True, True, BLOCKS)
         assert status.nodes[0].directory_block_count == BLOCKS

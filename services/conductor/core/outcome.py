@@ -76,11 +76,14 @@ def take_in(
     now_s: float,
 ) -> Learned:
     """See Scheduler.update."""
+    active = scheduler.work.get(decision_id)
     record = scheduler.records.find(decision_id)
     if record is None or record.decision_id != decision_id:
-        raise errors.DecisionUnknown(f"decision {decision_id[:64]!r} is not kept; it may be too old")
+        if active is None:
+            raise errors.DecisionUnknown(f"decision {decision_id[:64]!r} is not kept; it may be too old")
+        # Records are for people and may be dropped while the request runs; what it weighs must still be released.
+        record = unkept(active)
     _note(record, phase, elapsed_s, output_tokens, detail, now_s)
-    active = scheduler.work.get(decision_id)
     if active is None:
         return Learned(known=False)
     learned = Learned()
@@ -112,6 +115,17 @@ def take_in(
         scheduler.close(decision_id, phase, now_s)
         learned.ended = True
     return learned
+
+
+def unkept(active: Active) -> Record:
+    """Return a stand-in for a dropped record; nobody keeps it."""
+    return Record(
+        active.decision_id,
+        active.request_id,
+        b"",
+        active.assigned_s,
+        planned_prefix=active.prefix_tokens,
+    )
 
 
 def _note(

@@ -29,6 +29,7 @@ class BlockIndex(Protocol):
     def drop_holder(self, holder: int) -> int: ...
     def locate(self, tenant_id: int, keys: bytes) -> bytes: ...
     def match(self, tenant_id: int, keys: bytes) -> Sequence[tuple[int, int]]: ...
+    def present(self, tenant_id: int, keys: bytes) -> bytes: ...
     def tenant_usage(self) -> dict[int, tuple[int, int]]: ...
     def holder_usage(self) -> dict[int, tuple[int, int]]: ...
     def stats(self) -> dict[str, int]: ...
@@ -79,6 +80,19 @@ class Directory:
         runs = [(holder, leading) for holder, leading in self._index.match(tenant_id, keys) if leading > 0]
         runs.sort(key=lambda run: (-run[1], run[0]))
         return runs
+
+    def held(self, tenant_id: int, keys: bytes) -> int:
+        """Return how many of the keys somebody holds."""
+        return self._present(tenant_id, keys).bit_count()
+
+    def leading(self, tenant_id: int, keys: bytes) -> int:
+        """Return how many keys, from the first one on, somebody holds."""
+        bits = self._present(tenant_id, keys)
+        return (~bits & (bits + 1)).bit_length() - 1  # the lowest bit that is not set
+
+    def _present(self, tenant_id: int, keys: bytes) -> int:
+        """One bit for each key, the first key's is the lowest: thousands of keys, and no loop over them."""
+        return int.from_bytes(self._index.present(tenant_id, keys), "little")
 
     def tenant_usage(self) -> dict[int, tuple[int, int]]:
         """Return tenant id -> (bytes, blocks), over all holders."""
@@ -134,28 +148,6 @@ def unpack_holders(packed: bytes) -> list[list[int]]:
         answers.append([_PLACE.unpack_from(packed, at + place * _PLACE.size)[0] for place in range(count)])
         at += count * _PLACE.size
     return answers
-
-
-def count_misses(packed: bytes) -> int:
-    """Return how many keys of a packed locate answer nobody holds."""
-    missing = at = 0
-    while at < len(packed):
-        count = packed[at] | packed[at + 1] << 8
-        missing += count == 0
-        at += _COUNT.size + count * _PLACE.size
-    return missing
-
-
-def leading_present(packed: bytes) -> int:
-    """Return how many keys of a packed locate answer, from the first one on, somebody holds."""
-    leading = at = 0
-    while at < len(packed):
-        count = packed[at] | packed[at + 1] << 8
-        if count == 0:
-            break
-        leading += 1
-        at += _COUNT.size + count * _PLACE.size
-    return leading
 
 
 def split_keys(keys: bytes, keys_max: int) -> list[bytes]:

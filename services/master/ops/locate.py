@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mooncache.master.core.directory import check_keys, count_misses
+from mooncache.master.core.directory import check_keys
 from mooncache.master.messages import tenant_of
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2
@@ -17,8 +17,8 @@ async def handle(
     _, tenant = tenant_of(request.tenant, context)
     count = check_keys(request.keys, state.config.keys_per_call_max)
     locations = state.directory.locate(tenant, request.keys)
-    missing = count_misses(locations)
-    state.instruments.located.labels("hit").inc(count - missing)
-    state.instruments.located.labels("miss").inc(missing)
+    held = state.directory.held(tenant, request.keys)
+    state.instruments.located.labels("hit").inc(held)
+    state.instruments.located.labels("miss").inc(count - held)
     members = state.membership
     return master_pb2.LocateResponse(locations=locations, epoch=members.epoch, term=members.term)
