@@ -228,7 +228,7 @@ class UnknownNode(MooncacheError, code=600, status=grpc.StatusCode.NOT_FOUND, re
 
 
 class StaleIncarnation(MooncacheError, code=601, status=grpc.StatusCode.ABORTED):
-    hint = "A newer process of the same node has registered; stop the older one or give it another node_id."
+    hint = "Another process has the same name (node_id, instance_id); stop one of the two or give it another name."
 
 
 class ReportGap(MooncacheError, code=602, status=grpc.StatusCode.OUT_OF_RANGE, retryable=True):

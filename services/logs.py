@@ -67,6 +67,7 @@ class Event(enum.StrEnum):
     WORKER_REGISTERED = "worker.registered"  # a worker told the conductor who it is
     WORKER_CONDUCTOR_LOST = "worker.conductor_lost"  # reports do not get through; the engine goes on
     WORKER_CONDUCTOR_FOUND = "worker.conductor_found"  # reports get through again
+    WORKER_NAME_TAKEN = "worker.name_taken"  # another worker serves this name; this one gets no requests
     WORKER_ROLE_SWITCHED = "worker.role_switched"  # the conductor gave the instance another role
     WORKER_DRAINING = "worker.draining"  # the instance takes nothing new and finishes what it has
     WORKER_DRAIN_ENDED = "worker.drain_ended"  # the instance takes requests again

@@ -17,6 +17,9 @@ TEXT_CHARS_MAX: Final = 4096
 NAME_CHARS_MAX: Final = 256
 WATCHERS_MAX: Final = 4096
 WATCH_MAX_S: Final = 60.0
+SETTLE_S: Final = (
+    0.05  # after a change a list waits so long for others, so that many changes make few answers
+)
 EXPIRE_INTERVAL_S: Final = 0.25
 REMEMBER_INTERVAL_S: Final = 0.05
 CHECK_INTERVAL_S: Final = 30.0
@@ -36,6 +39,7 @@ def settings_of(section: ConductorSection) -> Settings:
             inline_tokens_max=section.inline_tokens_max,
             holds=False,  # engines take in whatever has room
         ),
+        report_interval_s=section.report_interval_s,
         suspect_after_s=section.suspect_after_s,
         lease_s=section.lease_s,
         instance_count_max=section.instance_count_max,

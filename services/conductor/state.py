@@ -78,9 +78,9 @@ class ConductorState:
         first_version = max(1, int(clock.wall_s() * 1e3))
         self.core = Scheduler(settings_of(config.conductor), rng, make_index, first_version=first_version)
         self.roles = RoleKeeper(config.conductor.tbt_slo_s)
-        self.pinned_roles: set[str] = set()  # instances whose role an operator chose
         self.hot = HotPrefixes(config.conductor.replicate_bytes_per_s)
         self.instruments = Instruments(metrics)
+        self.run = rng.getrandbits(63) | 1
         self.watchers = 0
         self._announced = self.core.registry.version
         self._changed = asyncio.Event()

@@ -36,7 +36,7 @@ class ConductorSection(Section):
     metrics_port: Port = 0
     """Port for /metrics, /health and /ready; 0 takes a free one."""
     report_interval_s: DurationS = Field(default=0.25, gt=0, le=60)
-    """How often workers report load and cache changes."""
+    """How often workers report load and cache changes; more seldom with more than 50 instances."""
     suspect_after_s: DurationS = Field(default=2.0, gt=0, le=300)
     """Silence after which an instance gets no new requests."""
     lease_s: DurationS = Field(default=10.0, gt=0, le=600)

@@ -108,6 +108,7 @@ class WorkerService(Service):
             engine_key=key,
             url=url,
             incarnation=secrets.randbits(63) | 1,
+            worker_run=secrets.randbits(63) | 1,
         )
         if worker.model:
             run_engine.set_model(self._state, worker.model)

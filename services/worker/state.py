@@ -35,9 +35,10 @@ class WorkerState:
     """See the module's text.
 
     file_name: the instance's name as part of file names. events: endpoints of the engine's cache events and
-    of their replay. incarnation: number of the engine's present run. facts: None until the engine is ready
-    and they are known. drain_asked: the conductor wishes it. stopping: the worker itself ends. version: grows
-    when the instance has to be registered anew.
+    of their replay. incarnation: number of the engine's present run, worker_run of this process. facts: None
+    until the engine is ready and they are known. drain_asked: what an operator wishes, None: nobody asked.
+    role_pinned: an operator chose the role. stopping: the worker itself ends. version: grows when the instance
+    has to be registered anew.
     """
 
     config: Config
@@ -71,7 +72,9 @@ class WorkerState:
     cache: OwnCache | None = None
     stream: EventStream = field(default_factory=EventStream)
     senseless_events: int = 0
-    drain_asked: bool = False
+    worker_run: int = 0
+    drain_asked: bool | None = None
+    role_pinned: bool = False
     stopping: bool = False
     preparing: str = ""
     registered: bool = False
@@ -102,7 +105,7 @@ class WorkerState:
 
     @property
     def draining(self) -> bool:
-        return self.drain_asked or self.stopping
+        return bool(self.drain_asked) or self.stopping
 
     @property
     def doing(self) -> str:

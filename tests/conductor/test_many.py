@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from pathlib import Path
 
 import pytest
 
 from mooncache import errors
 from mooncache.conductor.core import outcome
 from mooncache.conductor.core.asks import Ask, PoolAnswer, Settings
-from mooncache.conductor.core.registry import READY, InstanceInfo
+from mooncache.conductor.core.registry import GONE_MAX, READY, SUSPECT, InstanceInfo, Registry
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.state import native_index
+from mooncache.gateway.core.instance_list import InstanceList
+from mooncache.proto.v1 import conductor_pb2 as pb
+from tests.conductor.support import PASSPORT, Conductor, chain, eventually, instance, serve, value
 
 
 def test_requests_end_when_their_records_are_dropped() -> None:
@@ -32,3 +37,155 @@ def test_requests_end_when_their_records_are_dropped() -> None:
     with pytest.raises(errors.DecisionUnknown):
         core.update(under_way[0].decision_id, outcome.FINISHED, 0.2, 10, {}, 4.0)
     core.check()
+
+
+def registered(name: str, **fields: object) -> pb.RegisterInstanceRequest:
+    given = {"worker_run": 7, **fields}
+    return pb.RegisterInstanceRequest(instance=instance(name), **given)  # type: ignore[arg-type]
+
+
+def test_reports_are_spaced_when_there_are_many_instances(tmp_path: Path) -> None:
+    async def scenario(c: Conductor) -> None:
+        await c.register(instance("first"))
+        assert (await c.report("first")).report_interval_ms == 250
+        core, now_s = c.service.state.core, c.service.clock.now_s()
+        for number in range(999):
+            core.register(InstanceInfo(f"i{number}", 1, "both", "m"), READY, now_s)
+        assert (await c.report("first")).report_interval_ms == 5000
+        core.expire(now_s + 9.0)
+        first = core.registry.get("first")
+        assert first is not None
+        assert first.state == READY, "one report may be lost"
+        gone = core.expire(now_s + 11.0)[0]
+        assert first not in gone, "it was told to report more seldom than the others"
+        assert first.state == SUSPECT
+        assert first in core.expire(now_s + 60.0)[0]
+
+    serve(tmp_path, scenario, **{"conductor.suspect_after_s": 2, "conductor.lease_s": 10})
+
+
+def test_a_list_holds_what_has_changed_since(tmp_path: Path) -> None:
+    async def scenario(c: Conductor) -> None:
+        for number in range(50):
+            await c.register(instance(f"i{number:02}"))
+        mine = InstanceList()
+
+        async def ask(known_version: int) -> pb.ListInstancesResponse:
+            answer: pb.ListInstancesResponse = await c.call(
+                "ListInstances", mine.question(known_version, 0.0)
+            )
+            mine.take(answer)
+            return answer
+
+        whole = await ask(0)
+        assert (whole.delta, len(whole.instances)) == (False, 50)
+        assert list(whole.passports) == [PASSPORT], "told once"
+        await c.call("SetInstance", pb.SetInstanceRequest(instance_id="i07", drain=True))
+        answer = await ask(mine.version)
+        assert answer.delta
+        assert [view.instance.instance_id for view in answer.instances] == ["i07"]
+        assert len(answer.SerializeToString()) * 10 < len(whole.SerializeToString())
+        core = c.service.state.core
+        gone = core.registry.get("i03")
+        assert gone is not None
+        gone.reported_s -= 1000
+        core.expire(c.service.clock.now_s())
+        await c.register(instance("i99"))
+        answer = await ask(mine.version)
+        assert (list(answer.gone), len(answer.instances)) == (["i03"], 1)
+        plain = await c.call("ListInstances", pb.ListInstancesRequest())
+        assert not plain.passports
+        for view in mine.views + list(plain.instances):
+            view.report_age_ms = view.passport = 0
+        assert mine.views == list(plain.instances), "the same as who asks for the whole list"
+        mine.run += 1  # of another process of the conductor
+        assert not (await ask(mine.version)).delta
+
+    serve(tmp_path, scenario)
+
+
+def test_many_changes_make_few_answers(tmp_path: Path) -> None:
+    """An engine after the other is registered while somebody watches."""
+
+    async def scenario(c: Conductor) -> None:
+        await c.register(instance("a"))
+        mine, answers = InstanceList(), 0
+        mine.take(await c.call("ListInstances", mine.question(0, 0.0)))
+
+        async def watch() -> None:
+            nonlocal answers
+            while len(mine.views) < 301:
+                mine.take(await c.call("ListInstances", mine.question(mine.version, 5.0)))
+                answers += 1
+
+        watching = asyncio.ensure_future(watch())
+        await eventually(lambda: value(c.service.state.watchers == 1))
+        state = c.service.state
+        for number in range(300):
+            state.core.register(InstanceInfo(f"i{number}", 1, "both", "m"), READY, state.clock.now_s())
+            state.announce()
+            await asyncio.sleep(0)
+        await watching
+        assert answers < 60
+
+    serve(tmp_path, scenario)
+
+
+def test_changes_of_long_ago_are_a_whole_list() -> None:
+    registry = Registry(suspect_after_s=2, lease_s=10, count_max=10_000, first_version=100)
+    assert registry.changes(99) is None
+    assert registry.changes(101) is None
+    for number in range(GONE_MAX + 2):
+        registry.register(InstanceInfo(f"i{number}", 1, "both", "m"), READY, float(number))
+    before = registry.version
+    registry.expire(1e6)
+    assert registry.changes(before) is None, "more are gone than are remembered"
+    changed, gone = registry.changes(registry.version - 1) or ([], [])
+    assert (len(changed), len(gone)) == (0, 1)
+    registry.check()
+
+
+def test_a_restarted_conductor_leaves_a_drained_instance_drained(tmp_path: Path) -> None:
+    """What an operator asked for is told again by the worker; see also tests/worker/test_with_conductor.py."""
+
+    async def scenario(c: Conductor) -> None:
+        await c.call("RegisterInstance", registered("p", drain=True, role_pinned=True))
+        answer = await c.report("p")
+        assert (answer.drain, answer.role_pinned) == (True, True)
+        assert (await c.schedule("r", chain("a", 4))).reason == "no_instance"
+        await c.call("SetInstance", pb.SetInstanceRequest(instance_id="p", drain=False))
+        answer = await c.report("p")
+        assert answer.HasField("drain")
+        assert not answer.drain
+        await c.call("RegisterInstance", registered("p", drain=True))
+        assert not (await c.report("p")).drain, "the conductor's own answer counts"
+        await c.call("RegisterInstance", registered("q"))
+        assert not (await c.report("q")).HasField("drain"), "nobody asked"
+
+    serve(tmp_path, scenario)
+
+
+def test_two_workers_with_one_name(tmp_path: Path) -> None:
+    async def scenario(c: Conductor) -> None:
+        await c.call("RegisterInstance", registered("a", worker_run=1))
+        version = c.service.state.core.registry.version
+        twin = registered("a", worker_run=2)
+        twin.instance.incarnation = 5
+        for _ in range(20):
+            with pytest.raises(errors.StaleIncarnation, match="another worker"):
+                await c.call("RegisterInstance", twin)
+            with pytest.raises(errors.InstanceUnknown):
+                await c.report("a", incarnation=5)
+            await c.report("a")
+        assert c.service.state.core.registry.version == version, "nobody hears of the second one"
+        again = registered("a", worker_run=1)
+        again.instance.incarnation = 2
+        await c.call("RegisterInstance", again)  # the same worker started its engine again
+        await c.report("a", incarnation=2, state=pb.INSTANCE_STATE_DRAINING)
+        await c.call("RegisterInstance", twin)  # the first one ends
+        known = c.service.state.core.registry.get("a")
+        assert known is not None
+        known.reported_s -= 61.0
+        await c.call("RegisterInstance", again)  # the other one is silent
+
+    serve(tmp_path, scenario)

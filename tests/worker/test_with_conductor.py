@@ -46,6 +46,17 @@ async def test_the_conductor_knows_the_instance_and_its_cache(tmp_path: Path) ->
         await link.call("SetInstance", request, 10)
         await until(lambda: worker.state.role == "decode", "decode")
         await look(lambda v: v.instance.state == pb.INSTANCE_STATE_DRAINING, "draining")
+        await conductor.stop()
+        conductor = ConductorService(settings(tmp_path, conductor__port=port))
+        await conductor.start()
+        await look(lambda v: v.report_age_ms < 1000, "told again to a new conductor")
+        reports = worker.state.counters["reports"]
+        await until(lambda: worker.state.counters["reports"] > reports + 2, "reports")
+        await look(lambda v: v.instance.state == pb.INSTANCE_STATE_DRAINING, "still draining")
+        one = conductor.state.core.registry.get("fake-1")
+        assert one is not None
+        assert one.role_pinned, "the load does not undo an operator's choice"
+        assert one.role == "decode"
         await link.call("SetInstance", pb.SetInstanceRequest(instance_id="fake-1", drain=False), 10)
         await look(lambda v: v.instance.state == pb.INSTANCE_STATE_READY, "ready again")
         await conductor.stop()

@@ -13,14 +13,14 @@ async def run_once(state: ConductorState) -> None:
     if not state.section.rebalance_roles:
         return
     core, now_s = state.core, state.clock.now_s()
-    state.pinned_roles &= {instance.info.instance_id for instance in core.registry}
+    pinned = {instance.info.instance_id for instance in core.registry if instance.role_pinned}
     served = {instance.info.model for instance in core.registry}
     state.roles.forget(served)
     for name in sorted(served):
         model = core.models.known(name)
         if model is None:
             continue
-        for instance_id, role in state.roles.plan(model, core.registry, state.pinned_roles, now_s):
+        for instance_id, role in state.roles.plan(model, core.registry, pinned, now_s):
             instance = core.registry.get(instance_id)
             was = instance.role if instance is not None else ""
             core.registry.set(instance_id, role, None, now_s)

@@ -18,6 +18,7 @@ class Settings:
     """Limits and rules of the scheduler; times are seconds."""
 
     rules: Rules = field(default_factory=Rules)
+    report_interval_s: float = 0.25
     suspect_after_s: float = 2.0
     lease_s: float = 10.0
     instance_count_max: int = 4096

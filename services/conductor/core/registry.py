@@ -1,13 +1,15 @@
 """Instances: who exists, in which state, with which load. Soft state that workers tell again.
 
 A worker registers an instance and then reports; silence makes it suspect (no new requests), longer silence
-forgets it with all that it held. Another incarnation is another engine start: its cache is empty. What an
-operator asked for (role, drain) stays with the name as long as the conductor knows it. `version` grows with
-every change other than load.
+forgets it with all that it held. Another incarnation is another engine start: its cache is empty. It comes from
+the same worker, or the former worker has ended or is silent; else two workers have one name, and the second is
+refused. What an operator asked for (role, drain) stays with the name as long as the conductor knows it, and the
+worker tells it to a conductor that does not. `version` grows with every change other than load.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -16,6 +18,10 @@ from mooncache.kvcache.keys import passport_from_json
 
 STARTING, READY, DRAINING, SUSPECT = "starting", "ready", "draining", "suspect"
 STATES = (STARTING, READY, DRAINING, SUSPECT)
+REPORTS_PER_S = 200.0  # of all instances together: a tenth of what one conductor can take
+SUSPECT_INTERVALS = 2.0  # silence of so many intervals
+LEASE_INTERVALS = 8.0
+GONE_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,19 @@ class Load:
     pool_hit_tokens_total: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a worker tells beside its instance. worker_run: random number of its process, 0 when not said. The others
+    are what an operator asked of it, as an earlier conductor told."""
+
+    worker_run: int = 0
+    drain: bool | None = None
+    role_pinned: bool = False
+
+
+NO_WISHES = Wishes()
+
+
 @dataclass(slots=True)
 class Instance:
     """One instance as it is believed to be. `holder` is its number in the cache index.
@@ -74,7 +93,11 @@ class Instance:
     said: str = STARTING
     load: Load = field(default_factory=Load)
     reason: str = ""
-    drain_wanted: bool = False
+    worker_run: int = 0
+    drain_wanted: bool | None = None  # None: nobody asked
+    role_pinned: bool = False  # an operator chose it
+    version: int = 0  # of its last change
+    interval_s: float = 0.0  # after which it was told to report again
     sequence: int = 0
     want_full: bool = False
     surplus: int = 0  # of the last report
@@ -104,12 +127,14 @@ class Registry:
         suspect_after_s: float,
         lease_s: float,
         count_max: int,
+        report_interval_s: float = 0.0,
         first_version: int = 1,
         changed: Callable[[Instance], None] | None = None,
     ) -> None:
         """changed: is called with an instance whose state, role or description is another one now."""
         self._suspect_after_s = suspect_after_s
         self._lease_s = lease_s
+        self._report_interval_s = report_interval_s
         self._count_max = count_max
         self._changed = changed or (lambda instance: None)
         self._instances: dict[str, Instance] = {}
@@ -118,6 +143,11 @@ class Registry:
         self._roles: dict[str, str] = {}  # set by an operator; kept while the instance is known
         self._free: list[int] = []
         self._next_holder = 0
+        self._by_change: OrderedDict[str, None] = OrderedDict()  # names, the last changed at the end
+        self._gone: OrderedDict[str, int] = (
+            OrderedDict()
+        )  # names that were forgotten, with the version since when
+        self._oldest = first_version  # changes after this version are known
         self.version = first_version
 
     def __len__(self) -> int:
@@ -169,18 +199,26 @@ class Registry:
             raise errors.InstanceUnknown(f"instance {instance_id[:128]!r} {what}; register it again")
         return found
 
-    def register(self, info: InstanceInfo, state: str, now_s: float) -> tuple[Instance, int | None]:
+    def register(
+        self, info: InstanceInfo, state: str, now_s: float, wishes: Wishes = NO_WISHES
+    ) -> tuple[Instance, int | None]:
         """Take an instance in; return it and the holder number whose contents are gone, if any.
 
-        Raises LimitExceeded when there are too many.
+        Raises LimitExceeded when there are too many, StaleIncarnation when another worker serves the name.
         """
         known = self._instances.get(info.instance_id)
+        if known is not None:
+            self._refuse_twin(known, info, wishes.worker_run, now_s)
         if known is None:
             if len(self._instances) >= self._count_max:
                 raise errors.LimitExceeded(f"{self._count_max} instances are registered already")
             holder = self._free.pop() if self._free else self._take_holder()
             known = Instance(info, holder, info.role, STARTING, now_s)
+            known.drain_wanted = wishes.drain
+            if wishes.role_pinned:
+                known.role_pinned, self._roles[info.instance_id] = True, info.role
             self._instances[info.instance_id] = known
+            self._gone.pop(info.instance_id, None)
             self._by_holder[holder] = known
             lost = None
         else:
@@ -193,10 +231,27 @@ class Registry:
             known.idle_since_s, known.short_since_s, known.surplus, known.foreign = None, None, 0, 0
         known.role = self._roles.get(info.instance_id, info.role)
         known.reported_s, known.reason, known.said = now_s, "", state
+        known.worker_run, known.interval_s = wishes.worker_run, self.interval_s
         self._settle(known, now_s)
-        self.version += 1
+        self._touch(known)
         self._changed(known)
         return known, lost
+
+    def _refuse_twin(self, known: Instance, info: InstanceInfo, worker_run: int, now_s: float) -> None:
+        """Raise StaleIncarnation when another worker that is alive serves the name.
+
+        A worker that was started again is taken as soon as the former one has said that it ends, or is silent.
+        """
+        same = known.info.incarnation == info.incarnation or (worker_run and worker_run == known.worker_run)
+        ended = known.said == DRAINING and not known.drain_wanted
+        silent_s = now_s - known.reported_s
+        if same or not (worker_run and known.worker_run) or ended or self._silent(known, now_s):
+            return
+        raise errors.StaleIncarnation(
+            f"instance {info.instance_id[:128]!r} is served by another worker on {known.info.host_id or 'a host'} at "
+            f"{known.info.url or 'a URL not known yet'}, which reported {silent_s:.1f} s ago; "
+            "give this one a name of its own (worker.instance_id) or stop the other"
+        )
 
     def report(self, instance: Instance, state: str, load: Load, reason: str, now_s: float) -> None:
         """Take a report in."""
@@ -205,23 +260,28 @@ class Registry:
         elif instance.load.running or instance.load.waiting:
             instance.idle_since_s = now_s
         instance.reported_s, instance.load, instance.said = now_s, load, state
+        instance.interval_s = self.interval_s
         if reason != instance.reason:
             instance.reason = reason
-            self.version += 1
+            self._touch(instance)
         self._settle(instance, now_s)
 
-    def set(self, instance_id: str, role: str, drain: bool | None, now_s: float) -> Instance:
-        """Carry out an operator's wish; role "" and drain None leave things. Raises InstanceUnknown."""
+    def set(
+        self, instance_id: str, role: str, drain: bool | None, now_s: float, *, pinned: bool = False
+    ) -> Instance:
+        """Carry out a wish; role "" and drain None leave things. pinned: an operator's. Raises InstanceUnknown."""
         instance = self._instances.get(instance_id)
         if instance is None:
             raise errors.InstanceUnknown(f"instance {instance_id[:128]!r} is not registered")
         if role and role != instance.role:
             self._roles[instance_id] = instance.role = role
-            self.version += 1
+            self._touch(instance)
             self._changed(instance)
+        if role and pinned:
+            self._roles[instance_id], instance.role_pinned = role, True
         if drain is not None and drain != instance.drain_wanted:
             instance.drain_wanted = drain
-            self.version += 1
+            self._touch(instance)
         self._settle(instance, now_s)
         return instance
 
@@ -229,7 +289,11 @@ class Registry:
         """Make silent instances suspect and forget those whose lease is over; return the forgotten."""
         for instance in self._instances.values():
             self._settle(instance, now_s)
-        gone = [i for i in self._instances.values() if now_s - i.reported_s > self._lease_s]
+        gone = [
+            i
+            for i in self._instances.values()
+            if now_s - i.reported_s > self._patience_s(i, self._lease_s, LEASE_INTERVALS)
+        ]
         for instance in gone:
             del self._instances[instance.info.instance_id]
             del self._by_holder[instance.holder]
@@ -237,13 +301,26 @@ class Registry:
             self._roles.pop(instance.info.instance_id, None)
             self._free.append(instance.holder)
             self.version += 1
+            self._forget(instance.info.instance_id)
         return gone
+
+    def changes(self, since: int) -> tuple[list[Instance], list[str]] | None:
+        """Return who has changed after that version, and who is gone; None when that is not known any more."""
+        if not self._oldest <= since <= self.version:
+            return None
+        changed = []
+        for name in reversed(self._by_change):
+            instance = self._instances[name]
+            if instance.version <= since:
+                break
+            changed.append(instance)
+        return changed, [name for name, version in self._gone.items() if version > since]
 
     def mark_suspect(self, instance: Instance, reason: str) -> None:
         """Believe that the instance is unhealthy until its next report."""
         if instance.state == READY:
             instance.state, instance.reason = SUSPECT, reason
-            self.version += 1
+            self._touch(instance)
             self._changed(instance)
 
     def check(self) -> None:
@@ -254,7 +331,38 @@ class Registry:
         assert not set(holders) & set(self._free), "a holder number is free and in use"
         listed = sorted(name for there in self._of_model.values() for name in there)
         assert listed == sorted(self._instances), "the models and the instances disagree"
+        assert set(self._by_change) == set(self._instances), "changes are kept of instances that are gone"
+        assert not set(self._gone) & set(self._instances), "an instance is known and gone"
         assert set(self._roles) <= set(self._instances), "a role is kept for an instance that is gone"
+
+    @property
+    def interval_s(self) -> float:
+        """How often each instance is to report: all of them together not more often than a conductor can well hear."""
+        return max(self._report_interval_s, len(self._instances) / REPORTS_PER_S)
+
+    def _silent(self, instance: Instance, now_s: float) -> bool:
+        """Whether the instance should have reported long ago."""
+        return now_s - instance.reported_s > self._patience_s(
+            instance, self._suspect_after_s, SUSPECT_INTERVALS
+        )
+
+    def _patience_s(self, instance: Instance, usual_s: float, intervals: float) -> float:
+        """Return the silence that means something: who was told to report more seldom is given longer."""
+        told_s = instance.interval_s
+        return max(usual_s, intervals * told_s) if told_s > self._report_interval_s else usual_s
+
+    def _touch(self, instance: Instance) -> None:
+        self.version += 1
+        instance.version = self.version
+        self._by_change[instance.info.instance_id] = None
+        self._by_change.move_to_end(instance.info.instance_id)
+
+    def _forget(self, name: str) -> None:
+        """Note that the instance is gone; of long ago only the version is kept from which on everything is known."""
+        self._by_change.pop(name, None)
+        self._gone[name] = self.version
+        while len(self._gone) > GONE_MAX:
+            _, self._oldest = self._gone.popitem(last=False)
 
     def _leave_model(self, instance: Instance) -> None:
         there = self._of_model[instance.info.model]
@@ -270,9 +378,9 @@ class Registry:
         state = instance.said if instance.said in STATES else SUSPECT
         if instance.drain_wanted and state == READY:
             state = DRAINING
-        if now_s - instance.reported_s > self._suspect_after_s:
+        if self._silent(instance, now_s):
             state = SUSPECT
         if state != instance.state:
             instance.state = state
-            self.version += 1
+            self._touch(instance)
             self._changed(instance)

@@ -26,7 +26,16 @@ from mooncache.conductor.core.policy import find
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import NOBODY, Awaited, Choice, Request, Source
 from mooncache.conductor.core.records import REFUSED, Record, Records
-from mooncache.conductor.core.registry import DRAINING, READY, Instance, InstanceInfo, Load, Registry
+from mooncache.conductor.core.registry import (
+    DRAINING,
+    NO_WISHES,
+    READY,
+    Instance,
+    InstanceInfo,
+    Load,
+    Registry,
+    Wishes,
+)
 from mooncache.conductor.core.seen import SeenBlocks
 from mooncache.conductor.core.snapshot import copied, take
 from mooncache.conductor.core.work import Active, WorkBook
@@ -62,6 +71,7 @@ class Scheduler:
             suspect_after_s=settings.suspect_after_s,
             lease_s=settings.lease_s,
             count_max=settings.instance_count_max,
+            report_interval_s=settings.report_interval_s,
             first_version=first_version,
             changed=self.models.changed,
         )
@@ -76,9 +86,9 @@ class Scheduler:
 
     # --- instances
 
-    def register(self, info: InstanceInfo, state: str, now_s: float) -> Instance:
-        """Take an instance in. Raises LimitExceeded."""
-        instance, lost = self.registry.register(info, state, now_s)
+    def register(self, info: InstanceInfo, state: str, now_s: float, wishes: Wishes = NO_WISHES) -> Instance:
+        """Take an instance in. Raises LimitExceeded, StaleIncarnation."""
+        instance, lost = self.registry.register(info, state, now_s, wishes)
         if lost is not None:
             self._lose(instance, now_s)
             self.models.restarted(instance)

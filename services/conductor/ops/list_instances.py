@@ -1,9 +1,12 @@
-"""ListInstances: known instances; a long poll that ends when one changes."""
+"""ListInstances: known instances, or those that have changed; a long poll that ends when one changes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from mooncache import errors
-from mooncache.conductor.config import WATCH_MAX_S, WATCHERS_MAX
+from mooncache.conductor.config import SETTLE_S, WATCH_MAX_S, WATCHERS_MAX
+from mooncache.conductor.core.registry import Instance
 from mooncache.conductor.messages import instance_message, load_message
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -18,7 +21,8 @@ async def handle(
 ) -> pb.ListInstancesResponse:
     """Wait for a version other than the caller's, then list. Raises LimitExceeded."""
     registry = state.core.registry
-    if request.known_version and request.known_version == registry.version and request.wait_ms:
+    known = request.known_version == registry.version and request.known_run in (0, state.run)
+    if request.known_version and known and request.wait_ms:
         if state.watchers >= WATCHERS_MAX:
             raise errors.LimitExceeded(f"{WATCHERS_MAX} watches are under way; poll more slowly")
         wait_s = min(request.wait_ms / 1e3, WATCH_MAX_S)
@@ -30,27 +34,42 @@ async def handle(
                 if left_s <= 0:
                     break
                 await state.changed(left_s)
+            else:
+                # Changes come in bursts: a fleet that starts again is not listed after each step of each engine.
+                await state.clock.sleep(max(0.0, min(SETTLE_S, until_s - state.clock.now_s())))
         finally:
             state.watchers -= 1
-    return listing(state)
+    return listing(state, request)
 
 
-def listing(state: ConductorState) -> pb.ListInstancesResponse:
-    """Return all instances ordered by name."""
+def listing(state: ConductorState, request: pb.ListInstancesRequest) -> pb.ListInstancesResponse:
+    """Return the instances ordered by name: all, or those that have changed since the version that the caller knows."""
+    registry = state.core.registry
+    response = pb.ListInstancesResponse(version=registry.version, run=state.run)
+    changes = registry.changes(request.known_version) if request.known_run == state.run else None
+    listed: Iterable[Instance] = registry
+    if changes is not None:
+        response.delta = True
+        listed, gone = changes
+        response.gone.extend(gone)
     now_s = state.clock.now_s()
     blocks = state.core.cache.blocks()
-    divided = state.core.registry.divided_models()
-    response = pb.ListInstancesResponse(version=state.core.registry.version)
-    for instance in sorted(state.core.registry, key=lambda i: i.info.instance_id):
-        response.instances.append(
-            pb.InstanceView(
-                instance=instance_message(instance),
-                load=load_message(instance.load),
-                assigned=state.core.assigned(instance),
-                cached_blocks=blocks.get(instance.holder, 0),
-                report_age_ms=max(0, int((now_s - instance.reported_s) * 1e3)),
-                reason=instance.reason,
-                apart=state.core.registry.apart(instance) if instance.info.model in divided else "",
-            )
+    divided = registry.divided_models()
+    passports: dict[str, int] = {}
+    for instance in sorted(listed, key=lambda i: i.info.instance_id):
+        view = pb.InstanceView(
+            instance=instance_message(instance),
+            load=load_message(instance.load),
+            assigned=state.core.assigned(instance),
+            cached_blocks=blocks.get(instance.holder, 0),
+            report_age_ms=max(0, int((now_s - instance.reported_s) * 1e3)),
+            reason=instance.reason,
+            apart=registry.apart(instance) if instance.info.model in divided else "",
         )
+        passport = view.instance.passport_json
+        if request.passports_apart and passport:
+            view.passport = passports.setdefault(passport, len(passports) + 1)
+            view.instance.passport_json = ""
+        response.instances.append(view)
+    response.passports.extend(passports)
     return response

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mooncache import errors
-from mooncache.conductor.core.registry import DRAINING, READY, STARTING
+from mooncache.conductor.core.registry import DRAINING, READY, STARTING, Wishes
 from mooncache.conductor.messages import ROLE_NUMBERS, STATES, info_of
 from mooncache.conductor.state import ConductorState
 from mooncache.logs import Event, get_logger
@@ -16,12 +16,18 @@ log = get_logger(__name__)
 async def handle(
     state: ConductorState, request: pb.RegisterInstanceRequest, context: CallContext
 ) -> pb.RegisterInstanceResponse:
-    """Take the instance in; again and again is harmless. Raises InvalidArgument or LimitExceeded."""
+    """Take the instance in; again and again is harmless.
+
+    Raises InvalidArgument, LimitExceeded, or StaleIncarnation: another worker serves that name.
+    """
     info = info_of(request.instance)
     said = STATES.get(request.instance.state, STARTING)
     if said not in (STARTING, READY, DRAINING):
         raise errors.InvalidArgument("a worker registers an instance that is starting, ready or draining")
-    instance = state.core.register(info, said, context.now_s)
+    wishes = Wishes(
+        request.worker_run, request.drain if request.HasField("drain") else None, request.role_pinned
+    )
+    instance = state.core.register(info, said, context.now_s, wishes)
     state.announce()
     log.info(
         Event.INSTANCE_REGISTERED,
@@ -41,7 +47,8 @@ async def handle(
             reason=apart,
         )
     return pb.RegisterInstanceResponse(
-        report_interval_ms=max(1, int(state.section.report_interval_s * 1e3)),
+        report_interval_ms=max(1, int(state.core.registry.interval_s * 1e3)),
         lease_ms=max(1, int(state.section.lease_s * 1e3)),
         role=ROLE_NUMBERS[instance.role],
+        role_pinned=instance.role_pinned,
     )

@@ -41,5 +41,9 @@ async def handle(
             log.info(Event.CACHE_REPORT_GAP, instance_id=request.instance_id, sequence=changes.sequence)
     state.announce()
     return pb.ReportInstanceResponse(
-        role=ROLE_NUMBERS[instance.role], drain=instance.drain_wanted, want_full=instance.want_full
+        role=ROLE_NUMBERS[instance.role],
+        drain=instance.drain_wanted,
+        want_full=instance.want_full,
+        role_pinned=instance.role_pinned,
+        report_interval_ms=max(1, int(core.registry.interval_s * 1e3)),
     )

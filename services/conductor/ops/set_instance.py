@@ -17,9 +17,7 @@ async def handle(
     """Carry it out; the worker hears of it with its next report. Raises InstanceUnknown."""
     role = ROLES.get(request.role, "")
     drain = request.drain if request.HasField("drain") else None
-    instance = state.core.registry.set(request.instance_id, role, drain, context.now_s)
-    if role:
-        state.pinned_roles.add(request.instance_id)
+    instance = state.core.registry.set(request.instance_id, role, drain, context.now_s, pinned=True)
     state.announce()
     log.info(
         Event.INSTANCE_SET, instance_id=request.instance_id, role=instance.role, drain=instance.drain_wanted

@@ -22,14 +22,14 @@ async def run(state: GatewayState) -> None:
         while True:
             version = state.fleet.version
             wait_s = _LOST_WAIT_S if state.fleet.forget_lost(state.clock.wall_s()) else WAIT_S
-            response = await state.conductor.list_instances(version, wait_s if state.fleet.known else 0.0)
-            if response.version != version or not state.fleet.known:
-                state.fleet.apply(response.version, response.instances, state.clock.wall_s())
+            listed = await state.conductor.list_instances(version, wait_s if state.fleet.known else 0.0)
+            if listed.version != version or not state.fleet.known:
+                state.fleet.apply(listed.version, listed.views, state.clock.wall_s())
                 models = [model for model in state.fleet.models.values() if model.instances]
                 log.info(
                     Event.INSTANCES_CHANGED,
-                    version=response.version,
-                    instances=len(response.instances),
+                    version=listed.version,
+                    instances=len(listed.views),
                     models=len(models),
                 )
                 for model in models[: _LOADING_MAX - len(loading)]:

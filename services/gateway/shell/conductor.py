@@ -20,6 +20,7 @@ import structlog
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.clock import Clock
 from mooncache.errors import ConductorUnavailable, DeadlineExceeded, MooncacheError
+from mooncache.gateway.core.instance_list import InstanceList
 from mooncache.gateway.metrics import GatewayMetrics
 from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -44,6 +45,7 @@ class Conductor:
         self._schedule_timeout_s = schedule_timeout_s
         self._avoid_until_s = 0.0
         self.present = True
+        self._list = InstanceList()
         self._queues: Sequence[asyncio.Queue[tuple[str, pb.UpdateRequestRequest]]] = [
             asyncio.Queue(_QUEUE_MAX) for _ in range(UPDATE_LANES)
         ]
@@ -82,9 +84,9 @@ class Conductor:
             phase, detail = pb.REQUEST_PHASE_ABORTED, {"code": "CLIENT_GONE", "legs": []}
             self.update(request_id, response.decision_id, phase, 0.0, 0, detail)
 
-    async def list_instances(self, known_version: int, wait_s: float) -> pb.ListInstancesResponse:
+    async def list_instances(self, known_version: int, wait_s: float) -> InstanceList:
         """Known instances; waits for a change. Raises MooncacheError."""
-        request = pb.ListInstancesRequest(known_version=known_version, wait_ms=int(wait_s * 1e3))
+        request = self._list.question(known_version, wait_s)
         try:
             response: pb.ListInstancesResponse = await self._link.call(
                 "ListInstances", request, wait_s + self._schedule_timeout_s + 1.0
@@ -94,7 +96,8 @@ class Conductor:
             raise
         self._avoid_until_s = 0.0
         self._note(None)
-        return response
+        self._list.take(response)
+        return self._list
 
     def update(
         self,

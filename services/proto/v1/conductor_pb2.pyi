@@ -123,20 +123,28 @@ class CacheChanges(_message.Message):
     def __init__(self, full: _Optional[bool] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class RegisterInstanceRequest(_message.Message):
-    __slots__ = ("instance",)
+    __slots__ = ("instance", "worker_run", "drain", "role_pinned")
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_RUN_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    ROLE_PINNED_FIELD_NUMBER: _ClassVar[int]
     instance: Instance
-    def __init__(self, instance: _Optional[_Union[Instance, _Mapping]] = ...) -> None: ...
+    worker_run: int
+    drain: bool
+    role_pinned: bool
+    def __init__(self, instance: _Optional[_Union[Instance, _Mapping]] = ..., worker_run: _Optional[int] = ..., drain: _Optional[bool] = ..., role_pinned: _Optional[bool] = ...) -> None: ...
 
 class RegisterInstanceResponse(_message.Message):
-    __slots__ = ("report_interval_ms", "lease_ms", "role")
+    __slots__ = ("report_interval_ms", "lease_ms", "role", "role_pinned")
     REPORT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_PINNED_FIELD_NUMBER: _ClassVar[int]
     report_interval_ms: int
     lease_ms: int
     role: InstanceRole
-    def __init__(self, report_interval_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., role: _Optional[_Union[InstanceRole, str]] = ...) -> None: ...
+    role_pinned: bool
+    def __init__(self, report_interval_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., role: _Optional[_Union[InstanceRole, str]] = ..., role_pinned: _Optional[bool] = ...) -> None: ...
 
 class ReportInstanceRequest(_message.Message):
     __slots__ = ("instance_id", "incarnation", "state", "load", "changes", "reason")
@@ -155,14 +163,18 @@ class ReportInstanceRequest(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[InstanceState, str]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., changes: _Optional[_Union[CacheChanges, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ReportInstanceResponse(_message.Message):
-    __slots__ = ("role", "drain", "want_full")
+    __slots__ = ("role", "drain", "want_full", "role_pinned", "report_interval_ms")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     WANT_FULL_FIELD_NUMBER: _ClassVar[int]
+    ROLE_PINNED_FIELD_NUMBER: _ClassVar[int]
+    REPORT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     role: InstanceRole
     drain: bool
     want_full: bool
-    def __init__(self, role: _Optional[_Union[InstanceRole, str]] = ..., drain: _Optional[bool] = ..., want_full: _Optional[bool] = ...) -> None: ...
+    role_pinned: bool
+    report_interval_ms: int
+    def __init__(self, role: _Optional[_Union[InstanceRole, str]] = ..., drain: _Optional[bool] = ..., want_full: _Optional[bool] = ..., role_pinned: _Optional[bool] = ..., report_interval_ms: _Optional[int] = ...) -> None: ...
 
 class ScheduleRequest(_message.Message):
     __slots__ = ("request_id", "tenant", "model", "prompt_tokens", "keys", "content_keys", "max_output_tokens", "ttft_slo_ms", "tbt_slo_ms", "sequence_count", "exclude", "attempt", "no_prefill", "session", "priority", "passport_root")
@@ -273,15 +285,19 @@ class GetDecisionResponse(_message.Message):
     def __init__(self, record_json: _Optional[str] = ...) -> None: ...
 
 class ListInstancesRequest(_message.Message):
-    __slots__ = ("known_version", "wait_ms")
+    __slots__ = ("known_version", "wait_ms", "known_run", "passports_apart")
     KNOWN_VERSION_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_RUN_FIELD_NUMBER: _ClassVar[int]
+    PASSPORTS_APART_FIELD_NUMBER: _ClassVar[int]
     known_version: int
     wait_ms: int
-    def __init__(self, known_version: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+    known_run: int
+    passports_apart: bool
+    def __init__(self, known_version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known_run: _Optional[int] = ..., passports_apart: _Optional[bool] = ...) -> None: ...
 
 class InstanceView(_message.Message):
-    __slots__ = ("instance", "load", "assigned", "cached_blocks", "report_age_ms", "reason", "apart")
+    __slots__ = ("instance", "load", "assigned", "cached_blocks", "report_age_ms", "reason", "apart", "passport")
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     ASSIGNED_FIELD_NUMBER: _ClassVar[int]
@@ -289,6 +305,7 @@ class InstanceView(_message.Message):
     REPORT_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     APART_FIELD_NUMBER: _ClassVar[int]
+    PASSPORT_FIELD_NUMBER: _ClassVar[int]
     instance: Instance
     load: InstanceLoad
     assigned: int
@@ -296,15 +313,24 @@ class InstanceView(_message.Message):
     report_age_ms: int
     reason: str
     apart: str
-    def __init__(self, instance: _Optional[_Union[Instance, _Mapping]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., assigned: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., report_age_ms: _Optional[int] = ..., reason: _Optional[str] = ..., apart: _Optional[str] = ...) -> None: ...
+    passport: int
+    def __init__(self, instance: _Optional[_Union[Instance, _Mapping]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., assigned: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., report_age_ms: _Optional[int] = ..., reason: _Optional[str] = ..., apart: _Optional[str] = ..., passport: _Optional[int] = ...) -> None: ...
 
 class ListInstancesResponse(_message.Message):
-    __slots__ = ("version", "instances")
+    __slots__ = ("version", "instances", "delta", "gone", "passports", "run")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    PASSPORTS_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     version: int
     instances: _containers.RepeatedCompositeFieldContainer[InstanceView]
-    def __init__(self, version: _Optional[int] = ..., instances: _Optional[_Iterable[_Union[InstanceView, _Mapping]]] = ...) -> None: ...
+    delta: bool
+    gone: _containers.RepeatedScalarFieldContainer[str]
+    passports: _containers.RepeatedScalarFieldContainer[str]
+    run: int
+    def __init__(self, version: _Optional[int] = ..., instances: _Optional[_Iterable[_Union[InstanceView, _Mapping]]] = ..., delta: _Optional[bool] = ..., gone: _Optional[_Iterable[str]] = ..., passports: _Optional[_Iterable[str]] = ..., run: _Optional[int] = ...) -> None: ...
 
 class SetInstanceRequest(_message.Message):
     __slots__ = ("instance_id", "role", "drain")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from mooncache.client.backoff import Backoff
-from mooncache.errors import InstanceUnknown, MooncacheError, TooLarge
+from mooncache.errors import InstanceUnknown, MooncacheError, StaleIncarnation, TooLarge
 from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.worker.state import ROLE_NAMES, WorkerState
@@ -25,16 +25,29 @@ async def run(state: WorkerState) -> None:
     backoff = Backoff(state.rng, first_s=0.1, cap_s=2.0)
     interval_s = state.config.conductor.report_interval_s
     known_version = -1
-    lost = False
+    lost = taken = False
     while True:
         state.wake_report.clear()
         try:
             if not state.registered or known_version != state.version:
                 known_version = state.version
                 interval_s = await register(state)
-            await report(state)
+            interval_s = await report(state) or interval_s
         except InstanceUnknown:
             state.registered = False
+            await state.clock.sleep(backoff.next_s())
+            continue
+        except StaleIncarnation as error:
+            state.registered = False
+            state.count("conductor_call_failures")
+            if not taken:
+                taken = True
+                log.error(
+                    Event.WORKER_NAME_TAKEN,
+                    instance_id=state.instance_id,
+                    code=error.name,
+                    reason=error.message,
+                )
             await state.clock.sleep(backoff.next_s())
             continue
         except MooncacheError as error:
@@ -47,7 +60,7 @@ async def run(state: WorkerState) -> None:
             continue
         if lost:
             log.info(Event.WORKER_CONDUCTOR_FOUND, target=state.link.target)
-        lost = False
+        lost = taken = False
         backoff.reset()
         await _pause(state, interval_s)
 
@@ -65,7 +78,12 @@ async def _pause(state: WorkerState, interval_s: float) -> None:
 
 async def register(state: WorkerState) -> float:
     """Tell the conductor who the instance is; returns the interval of reports in seconds."""
-    request = pb.RegisterInstanceRequest(instance=state.instance())
+    request = pb.RegisterInstanceRequest(
+        instance=state.instance(),
+        worker_run=state.worker_run,
+        drain=state.drain_asked,
+        role_pinned=state.role_pinned,
+    )
     response = await state.link.call("RegisterInstance", request, state.config.worker.call_timeout_s)
     if not state.registered and state.cache is not None:
         state.cache.want_full()
@@ -78,12 +96,17 @@ async def register(state: WorkerState) -> float:
         doing=state.doing,
     )
     _switch(state, response.role)
-    interval_s = response.report_interval_ms / 1000.0 or state.config.conductor.report_interval_s
-    return min(max(interval_s, _INTERVAL_MIN_S), _INTERVAL_MAX_S)
+    state.role_pinned = response.role_pinned
+    return _interval_s(response.report_interval_ms) or state.config.conductor.report_interval_s
 
 
-async def report(state: WorkerState) -> None:
-    """One report, and what its answer wishes.
+def _interval_s(milliseconds: int) -> float:
+    """Return the interval that the conductor wishes; 0 when it wishes none."""
+    return min(max(milliseconds / 1e3, _INTERVAL_MIN_S), _INTERVAL_MAX_S) if milliseconds else 0.0
+
+
+async def report(state: WorkerState) -> float:
+    """One report, and what its answer wishes; returns the wished interval in seconds, 0 when there is none.
 
     Raises:
         InstanceUnknown: the conductor has forgotten the instance, or knows an older run of the engine.
@@ -114,12 +137,16 @@ async def report(state: WorkerState) -> None:
     elif cache is not None and response.want_full:
         cache.want_full()
     _switch(state, response.role)
-    if response.drain != state.drain_asked:
-        state.drain_asked = response.drain
-        log.info(
-            Event.WORKER_DRAINING if response.drain else Event.WORKER_DRAIN_ENDED,
-            instance_id=state.instance_id,
-        )
+    state.role_pinned = response.role_pinned
+    # A conductor that was started again has no answer until it is asked; then the instance stays as it is.
+    if response.HasField("drain") and response.drain != state.drain_asked:
+        was, state.drain_asked = bool(state.drain_asked), response.drain
+        if was != response.drain:
+            log.info(
+                Event.WORKER_DRAINING if response.drain else Event.WORKER_DRAIN_ENDED,
+                instance_id=state.instance_id,
+            )
+    return _interval_s(response.report_interval_ms)
 
 
 def _switch(state: WorkerState, role: pb.InstanceRole) -> None:

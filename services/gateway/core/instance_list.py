@@ -1,0 +1,37 @@
+"""The conductor's list of instances, kept whole although most answers tell only what has changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mooncache.proto.v1 import conductor_pb2 as pb
+
+
+@dataclass(slots=True)
+class InstanceList:
+    """See the module's text. run: of the conductor whose answer was taken last, 0 before the first one."""
+
+    run: int = 0
+    version: int = 0
+    views: list[pb.InstanceView] = field(default_factory=list)
+
+    def question(self, known_version: int, wait_s: float) -> pb.ListInstancesRequest:
+        """Return what to ask; for a version that this list has not, the whole list."""
+        return pb.ListInstancesRequest(
+            known_version=known_version,
+            wait_ms=int(wait_s * 1e3),
+            known_run=self.run if known_version == self.version else 0,
+            passports_apart=True,
+        )
+
+    def take(self, answer: pb.ListInstancesResponse) -> None:
+        """Take an answer in."""
+        for view in answer.instances:
+            if 0 < view.passport <= len(answer.passports):
+                view.instance.passport_json = answer.passports[view.passport - 1]
+        known = {view.instance.instance_id: view for view in self.views} if answer.delta else {}
+        for name in answer.gone:
+            known.pop(name, None)
+        known.update((view.instance.instance_id, view) for view in answer.instances)
+        self.views = [known[name] for name in sorted(known)]
+        self.run, self.version = answer.run, answer.version
