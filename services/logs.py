@@ -43,6 +43,7 @@ class Event(enum.StrEnum):
     ELECTION_LEADER_CHANGED = "election.leader_changed"  # another master leads
     COORDINATION_UNREACHABLE = "coordination.unreachable"  # the coordination backend does not answer
     COORDINATION_RECOVERED = "coordination.recovered"  # the coordination backend answers again
+    MASTER_TERM_OLDER = "master.term_older"  # a master leads under an older term; not followed yet
     NODE_REGISTERED = "node.registered"  # a store node registered with the master
     NODE_STATE_CHANGED = "node.state_changed"  # the master changed its mind about a node
     NODE_DATA_PLANE = "node.data_plane"  # the native server tells something; `what` names it

@@ -1,8 +1,9 @@
 """Keeps the cluster map fresh by long polling; without a master the last map stays in use.
 
-After a change of master, nodes that the new one has not heard of yet are carried over for a while (`carry_over`).
-`view_of_map` turns the control message into plain values; `MapKeeper.run` is the loop. Time and randomness come from
-outside, so that a simulated cluster runs the same loop.
+Maps are ordered by (term, epoch). A master that leads under an older term is not followed at once (terms.py), and is
+asked again with pauses. After a change of master, nodes that the new one has not heard of yet are carried over for a
+while (`carry_over`). `view_of_map` turns the control message into plain values; `MapKeeper.run` is the loop. Time and
+randomness come from outside, so that a simulated cluster runs the same loop.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from collections.abc import Callable, Sequence
 from mooncache.client.backoff import Backoff
 from mooncache.client.master_link import MasterLink
 from mooncache.client.results import ClusterView, NodeView, told_tier_name
+from mooncache.client.terms import PATIENCE_S, Terms
 from mooncache.clock import Clock
-from mooncache.errors import MooncacheError
+from mooncache.errors import MooncacheError, NotLeader
+from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import common_pb2, master_pb2
 
 WAIT_S = 10.0
@@ -29,6 +32,8 @@ _STATES = {
     common_pb2.NODE_STATE_DRAINING: "draining",
     common_pb2.NODE_STATE_DEAD: "dead",
 }
+
+log = get_logger(__name__)
 
 
 def view_of_node(node: common_pb2.NodeInfo) -> NodeView:
@@ -115,6 +120,7 @@ class MapKeeper:
         self._backoff = Backoff(rng, first_s=0.1, cap_s=2.0)
         self._wait_s = wait_s
         self._known = ClusterView()  # as the master sent it
+        self._terms = Terms()
         self._carried: tuple[NodeView, ...] = ()
         self._carry_until_s = 0.0
         self.view = ClusterView()
@@ -149,23 +155,41 @@ class MapKeeper:
             except asyncio.CancelledError:
                 raise
             self.last_error = None
-            self._backoff.reset()
             self._expire_carried()
-            if response.changed:
-                self._take(response.map)
-            else:
-                await self._clock.sleep(0)  # a master that answers at once must not starve the loop
+            if response.changed and not self._take(response.map):
+                await self._clock.sleep(self._backoff.next_s())
+                continue
+            self._backoff.reset()
+            await self._clock.sleep(0)  # a master that answers at once must not starve the loop
 
-    def _take(self, cluster_map: common_pb2.ClusterMap) -> None:
+    def _take(self, cluster_map: common_pb2.ClusterMap) -> bool:
+        """Apply a map, unless it is not newer, or comes from a leader whose time seems to be over."""
         fresh = view_of_map(cluster_map)
-        if not is_newer(fresh, self._known):
-            return
+        if fresh.term == self._known.term and not is_newer(fresh, self._known):
+            return False
+        if not self._terms.hear(fresh.term, self._clock.now_s()):
+            self._refuse(fresh)
+            return False
         if self._known.term and fresh.term != self._known.term:
             self._carried = self.view.nodes
             self._carry_until_s = self._clock.now_s() + CARRY_S
         self._known = fresh
         self._link.suggest(fresh.leader)
         self._publish()
+        return True
+
+    def _refuse(self, fresh: ClusterView) -> None:
+        newest = self._terms.newest
+        self.last_error = NotLeader(f"{fresh.leader} leads under term {fresh.term}, older than {newest}")
+        if self._terms.refusals == 1:
+            log.warning(
+                Event.MASTER_TERM_OLDER,
+                master_id=fresh.leader,
+                term=fresh.term,
+                newest_term=newest,
+                patience_s=PATIENCE_S,
+            )
+        self._link.pass_over()
 
     def _expire_carried(self) -> None:
         if self._carried and self._clock.now_s() >= self._carry_until_s:

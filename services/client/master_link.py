@@ -117,6 +117,10 @@ class MasterLink:
             self._move_on(target)
             raise
 
+    def pass_over(self) -> None:
+        """Begin with the next target next time: the one that answered is not the leader to follow."""
+        self._move_on(self.current_target)
+
     async def close(self) -> None:
         channels, self._channels = list(self._channels.values()), {}
         for channel in channels:

@@ -2,8 +2,11 @@
 
     <prefix>/masters/<id>   a live master, tied to its lease
     <prefix>/leader         the leader, created only when absent, tied to its lease
+    <prefix>/term           the term of the last election that was won
 
-The fencing term is the store's revision at the winning put: it grows with every change of the store. The lease
+The fencing term is one more than the last one, in the same transaction as the win, and at least the wall clock in
+milliseconds, like that of a master without etcd. So it grows within one store whatever clocks say, and also when the
+store was lost, restored from a backup, or took the place of none, as long as clocks are right. The lease
 is counted from the moment a renewal was *sent*, by the local monotonic clock, less a margin; when that time is
 over leadership ends here, whether or not etcd can be asked. Since etcd counts from when it *received* the
 renewal, no other master can win before. A stopped etcd therefore ends leadership, and cannot wedge anything: every
@@ -47,12 +50,14 @@ class EtcdCoordinator:
         self._call_timeout_s = min(section.call_timeout_s, self._ttl_s / 2)
         prefix = section.prefix.rstrip("/").encode()
         self._leader_key = prefix + b"/leader"
+        self._term_key = prefix + b"/term"
         self._masters_prefix = prefix + b"/masters/"
         self._me: MasterRecord | None = None
         self._lease = 0
         self._lease_until_s = 0.0
         self._has_lease = asyncio.Event()
         self._leadership: Leadership | None = None
+        self._won_revision = 0
         self._keeper: asyncio.Task[None] | None = None
         self._reachable = False
 
@@ -106,7 +111,9 @@ class EtcdCoordinator:
             return
         self._end_leadership("resigned")
         request = pb.TxnRequest(
-            compare=[pb.Compare(target=pb.Compare.MOD, key=self._leader_key, mod_revision=leadership.term)],
+            compare=[
+                pb.Compare(target=pb.Compare.MOD, key=self._leader_key, mod_revision=self._won_revision)
+            ],
             success=[pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=self._leader_key))],
         )
         with contextlib.suppress(MooncacheError):  # the lease's end does the same, only later
@@ -140,13 +147,24 @@ class EtcdCoordinator:
             )
         else:
             unchanged = pb.Compare(target=pb.Compare.CREATE, key=self._leader_key, create_revision=0)
+        last = await self._call(self._api.range(pb.RangeRequest(key=self._term_key), self._call_timeout_s))
+        before = last.kvs[0] if last.kvs else pb.KeyValue()
+        same_term = pb.Compare(
+            target=pb.Compare.MOD, key=self._term_key, mod_revision=before.mod_revision
+        )  # 0 when there is none
+        term = max(_number(before.value) + 1, int(self._clock.wall_s() * 1000))
         assert self._me is not None
-        put = pb.PutRequest(key=self._leader_key, value=_value(self._me), lease=lease)
-        request = pb.TxnRequest(compare=[unchanged], success=[pb.RequestOp(request_put=put)])
+        puts = (
+            pb.PutRequest(key=self._leader_key, value=_value(self._me), lease=lease),
+            pb.PutRequest(key=self._term_key, value=str(term).encode()),
+        )
+        success = [pb.RequestOp(request_put=put) for put in puts]
+        request = pb.TxnRequest(compare=[unchanged, same_term], success=success)
         outcome = await self._call(self._api.txn(request, self._call_timeout_s))
         if not outcome.succeeded or lease != self._lease or self._clock.now_s() >= self._lease_until_s:
             return None
-        self._leadership = Leadership(term=outcome.header.revision)
+        self._won_revision = outcome.header.revision
+        self._leadership = Leadership(term)
         return self._leadership
 
     # the lease
@@ -230,6 +248,11 @@ class EtcdCoordinator:
 
 def _value(record: MasterRecord) -> bytes:
     return json.dumps({"master_id": record.master_id, "grpc_target": record.grpc_target}).encode()
+
+
+def _number(value: bytes) -> int:
+    """A term as a master wrote it; 0 for bytes that none wrote."""
+    return int(value) if value.isdigit() and len(value) < 19 else 0
 
 
 def _record(value: bytes) -> MasterRecord | None:

@@ -11,7 +11,7 @@ from mooncache.auth import tenant_id
 from mooncache.master.core.membership import Endpoints, Node, NodeState, Rail, Registration, Segment
 from mooncache.master.core.task_types import TaskKind, TaskState
 from mooncache.master.core.tasks import Task
-from mooncache.proto.v1 import common_pb2, master_pb2
+from mooncache.proto.v1 import common_pb2, master_pb2, store_node_pb2
 from mooncache.rpc import CallContext
 
 NAME_CHARS_MAX = 255
@@ -173,3 +173,8 @@ def tenant_of(named: str, context: CallContext) -> tuple[str, int]:
         raise errors.PermissionDenied(f"tenant {context.tenant!r} may not act for tenant {named[:64]!r}")
     tenant = named or context.tenant
     return tenant, tenant_id(tenant)
+
+
+def fence(term: int, node: Node) -> store_node_pb2.Fence:
+    """What a command to a node has to carry; `term` is the one under which it was decided, not the present one."""
+    return store_node_pb2.Fence(term=term, incarnation=node.incarnation)

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mooncache.client.master_link import MasterLink
+from mooncache.client.terms import Terms
 from mooncache.clock import Clock
-from mooncache.proto.v1 import common_pb2
+from mooncache.proto.v1 import common_pb2, store_node_pb2
 from mooncache.store_node.core.report_planner import ReportPlanner
+from mooncache.store_node.fence import check_fence
 
 
 class NodeCore(Protocol):
@@ -78,6 +80,7 @@ class NodeState:
     copier: Copier | None = None
     planner: ReportPlanner = field(default_factory=ReportPlanner)
     membership: Membership = field(default_factory=Membership)
+    terms: Terms = field(default_factory=Terms)
     report_interval_s: float = 0.1
     call_timeout_s: float = 5.0
     draining: bool = False
@@ -88,6 +91,10 @@ class NodeState:
     def count(self, name: str, amount: int = 1) -> None:
         """Add to a counter of the service (the native server has its own)."""
         self.counters[name] = self.counters.get(name, 0) + amount
+
+    def check_fence(self, fence: store_node_pb2.Fence) -> None:
+        """Raises NotLeader or StaleIncarnation for a command that this node must not carry out."""
+        check_fence(self.terms, self.identity.incarnation, fence)
 
     def set_draining(self, draining: bool) -> None:
         """Refuse new blocks, or take them again."""

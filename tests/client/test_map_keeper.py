@@ -12,6 +12,7 @@ import pytest
 from mooncache.client.map_keeper import MapKeeper, carry_over, is_newer, view_of_map
 from mooncache.client.master_link import MasterLink
 from mooncache.client.results import ClusterView, NodeView
+from mooncache.client.terms import PATIENCE_S
 from mooncache.errors import MasterUnavailable, MooncacheError, NotLeader, Unauthenticated
 from mooncache.proto.v1 import common_pb2, master_pb2
 
@@ -38,11 +39,13 @@ class Script:
         self.map = make_map(1, 1, "n1", "n2")
         self.error: MooncacheError | None = None
         self.clock: FastClock | None = None
+        self.calls = 0
 
     async def close(self) -> None:
         pass
 
     async def call(self, method: str, request: Any, timeout_s: float) -> Any:
+        self.calls += 1
         await asyncio.sleep(0)
         if self.error is not None:
             raise self.error
@@ -185,3 +188,24 @@ async def test_an_unreachable_master_is_bounded_and_a_refusal_is_immediate() -> 
     with pytest.raises(Unauthenticated):
         await keeper.fetch(3.0)
     assert clock.now_s() == before_s
+
+
+async def test_a_master_with_an_older_term_is_asked_seldom_and_followed_when_it_stays() -> None:
+    script = Script()
+    script.map = make_map(9, 1, "n1", "n2")
+    keeper, applied, clock = make_keeper(script)
+    await keeper.fetch(1.0)
+    async with running(keeper):
+        await settle(lambda: script.calls > 1)
+        script.map = make_map(2, 1, "n7", "n1")
+        begin_s, calls = clock.now_s(), script.calls
+        await settle(lambda: keeper.last_error is not None)
+        assert isinstance(keeper.last_error, NotLeader)
+        assert keeper.view.term == 9
+        await settle(lambda: keeper.view.term == 2)
+        assert clock.now_s() - begin_s >= PATIENCE_S
+        assert script.calls - calls <= 40
+        assert keeper.last_error is None
+    assert names(applied[-1]) == ["n7", "n1", "n2"], (
+        "nodes that the new life has not heard of are carried over"
+    )

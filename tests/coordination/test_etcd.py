@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -17,6 +18,7 @@ from mooncache import config as configuration
 from mooncache.clock import SystemClock
 from mooncache.config import CoordinationSection, TlsSection
 from mooncache.coordination import MasterRecord, make_coordinator
+from mooncache.coordination.embedded import EmbeddedCoordinator
 from mooncache.coordination.etcd import EtcdCoordinator
 from mooncache.errors import MasterUnavailable
 
@@ -236,3 +238,33 @@ async def test_configuration_chooses(etcd: Any, tmp_path: Path) -> None:
     await coordinator.start(MasterRecord("a", "a:1"))
     assert (await within(coordinator.campaign())).term > 0
     await coordinator.close()
+
+
+async def test_terms_grow_when_the_store_is_lost_and_when_clocks_go_back(
+    make: Make, etcd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = EmbeddedCoordinator(None, SystemClock())
+    await before.start(MasterRecord("m", "m:1"))
+    terms = [(await before.campaign()).term]  # a master without etcd led until now
+    first = await make()
+    terms.append((await within(first.campaign())).term)
+    await first.close()
+    etcd.kill()
+    shutil.rmtree(etcd.folder / "data")
+    etcd.start()
+    second = await make()
+    terms.append((await within(second.campaign())).term)
+    await second.resign()
+    monkeypatch.setattr(SystemClock, "wall_s", lambda _: 1.0)
+    terms.append((await within(second.campaign())).term)
+    assert terms == sorted(set(terms))
+
+
+async def test_resigning_frees_the_leadership_that_was_won_and_no_other(make: Make) -> None:
+    first, second = await make(), await make()
+    await within(first.campaign())
+    await first.resign()
+    assert await first.leader() is None
+    await within(second.campaign())
+    await first.resign()
+    assert await first.leader() == MasterRecord("b", "b:1")

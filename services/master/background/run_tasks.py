@@ -12,7 +12,7 @@ from mooncache import errors
 from mooncache.logs import Event, get_logger
 from mooncache.master.core.task_types import CopyStep, DropStep, Step
 from mooncache.master.core.tasks import TaskBook
-from mooncache.master.messages import node_info
+from mooncache.master.messages import fence, node_info
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import store_node_pb2
 
@@ -32,7 +32,7 @@ class TaskRunner:
         state = self._state
         for effect in state.tasks.tick(state, state.clock.now_s()):
             if isinstance(effect, CopyStep | DropStep):
-                call = asyncio.create_task(self._carry_out(state.tasks, effect))
+                call = asyncio.create_task(self._carry_out(state.tasks, effect, state.membership.term))
                 self._calls.add(call)
                 call.add_done_callback(self._calls.discard)
             else:
@@ -45,15 +45,15 @@ class TaskRunner:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
 
-    async def _carry_out(self, book: TaskBook, step: Step) -> None:
+    async def _carry_out(self, book: TaskBook, step: Step, term: int) -> None:
         kind = "copy" if isinstance(step, CopyStep) else "drop"
         codes: Sequence[int] = [errors.Cancelled.code] * len(step.keys)
         copied_bytes = 0
         try:
             if isinstance(step, CopyStep):
-                codes, copied_bytes = await self._copy(step)
+                codes, copied_bytes = await self._copy(step, term)
             else:
-                codes = await self._drop(step)
+                codes = await self._drop(step, term)
             if len(codes) != len(step.keys):
                 codes = [errors.ProtocolError.code] * len(step.keys)
         except errors.MooncacheError as error:
@@ -65,7 +65,7 @@ class TaskRunner:
             instruments.copied_bytes.inc(copied_bytes)
             book.on_step(step.step_id, codes, copied_bytes, self._state.clock.now_s())
 
-    async def _copy(self, step: CopyStep) -> tuple[Sequence[int], int]:
+    async def _copy(self, step: CopyStep, term: int) -> tuple[Sequence[int], int]:
         state = self._state
         source, target = state.membership.by_index(step.source), state.membership.by_index(step.target)
         if source is None or target is None:
@@ -77,17 +77,21 @@ class TaskRunner:
             keys=b"".join(step.keys),
             source=node_info(source),
             timeout_ms=round(timeout_s * 1000),
+            fence=fence(term, target),
         )
         response = await state.nodes.call(target, "CopyBlocks", request, timeout_s)
         return list(response.codes), int(response.copied_bytes)
 
-    async def _drop(self, step: DropStep) -> Sequence[int]:
+    async def _drop(self, step: DropStep, term: int) -> Sequence[int]:
         state = self._state
         node = state.membership.by_index(step.node)
         if node is None:
             raise errors.NodeUnavailable("the node of a drop is not known any more")
         request = store_node_pb2.DropBlocksRequest(
-            tenant_id=step.tenant_id, keys=b"".join(step.keys), reason=store_node_pb2.DROP_REASON_DRAINED
+            tenant_id=step.tenant_id,
+            keys=b"".join(step.keys),
+            reason=store_node_pb2.DROP_REASON_DRAINED,
+            fence=fence(term, node),
         )
         response = await state.nodes.call(node, "DropBlocks", request, state.config.node_call_timeout_s)
         return list(response.codes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mooncache.errors import NotLeader
 from mooncache.master.core.membership import Node, Usage
 from mooncache.master.messages import rails_of
 from mooncache.master.state import MasterState
@@ -14,8 +15,13 @@ TENANT_NAMES_MAX = 65536
 async def handle(
     state: MasterState, request: master_pb2.HeartbeatRequest, context: CallContext
 ) -> master_pb2.HeartbeatResponse:
-    """Note the heartbeat. Raises UnknownNode (register first), StaleIncarnation."""
+    """Note the heartbeat. Raises UnknownNode (register first), StaleIncarnation, NotLeader."""
     state.require_leading()
+    if request.master_term > state.membership.term:
+        raise NotLeader(
+            f"node {request.node_id!r} has registered under term {request.master_term}; "
+            f"this master's is {state.membership.term}"
+        )
     usage = Usage(request.capacity_bytes, request.used_bytes, request.pinned_bytes, request.block_count)
     members = state.membership
     node, transitions = members.heartbeat(request.node_id, request.incarnation, usage, context.now_s)

@@ -3,7 +3,8 @@
 The directory may lag behind the nodes, so a copy only goes after those that stay were confirmed: their nodes are told
 to fetch the block from the one that will lose it, which moves nothing when they have it. Who confirmed has to be the
 same living process when the others lose theirs. Trims run one after the other, or two with different views could each
-take the other's last copy. A pinned copy stays.
+take the other's last copy. A pinned copy stays. Every command carries the term of the view that it follows from, so
+that nodes refuse what a leader still sends after its time.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class _Trimming:
     ) -> None:
         self._state, self._tenant, self._tenant_id = state, tenant, tenant_id
         self._keys, self._codes, self._deadline_s = keys, codes, context.deadline_s
+        self._term = state.membership.term
         self._asked: dict[int, int] = {}  # incarnation of each node that was told to have blocks
 
     async def confirm(self, trims: Sequence[Trim]) -> None:
@@ -145,7 +147,7 @@ class _Trimming:
             codes = [errors.NodeUnavailable.code] * len(where)
         else:
             request = make(b"".join(self._keys[position] for position in where), timeout_s)
-            codes = await ask_node(state, node, method, request, len(where), timeout_s)
+            codes = await ask_node(state, node, method, request, len(where), timeout_s, self._term)
         for position, code in zip(where, codes, strict=True):
             if code not in good:
                 self._refuse((position,), code)

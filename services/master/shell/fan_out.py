@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 
 from mooncache import errors
 from mooncache.master.core.membership import Node
+from mooncache.master.messages import fence
 from mooncache.master.state import MasterState
 from mooncache.rpc import CallContext
 
@@ -33,13 +34,14 @@ async def to_holders(
     for position, holders in enumerate(state.holders(tenant_id, keys)):
         for holder in holders:
             positions.setdefault(holder, []).append(position)
+    term = state.membership.term
     timeout_s = min(state.config.node_call_timeout_s, max(0.0, context.deadline_s - state.clock.now_s()))
     members = [(state.membership.by_index(holder), where) for holder, where in positions.items()]
     living = [(node, where) for node, where in members if node is not None and node.alive]
 
     async def ask(node: Node, where: list[int]) -> list[int]:
         request = make_request(b"".join(keys[position] for position in where))
-        return await ask_node(state, node, method, request, len(where), timeout_s)
+        return await ask_node(state, node, method, request, len(where), timeout_s, term)
 
     answers = await asyncio.gather(*(ask(node, where) for node, where in living))
     merged: list[list[int]] = [[] for _ in keys]
@@ -50,9 +52,13 @@ async def to_holders(
 
 
 async def ask_node(
-    state: MasterState, node: Node, method: str, request: Message, count: int, timeout_s: float
+    state: MasterState, node: Node, method: str, request: Any, count: int, timeout_s: float, term: int
 ) -> list[int]:
-    """Return a code for each of the request's `count` keys; a node that does not answer gives its error's code."""
+    """Return a code for each of the request's `count` keys; a node that does not answer gives its error's code.
+
+    `term` is the one under which it was decided what to ask.
+    """
+    request.fence.CopyFrom(fence(term, node))
     try:
         response: Any = await state.nodes.call(node, method, request, timeout_s)
     except errors.MooncacheError as error:

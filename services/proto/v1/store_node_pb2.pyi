@@ -17,19 +17,29 @@ DROP_REASON_UNSPECIFIED: DropReason
 DROP_REASON_REMOVED: DropReason
 DROP_REASON_DRAINED: DropReason
 
+class Fence(_message.Message):
+    __slots__ = ("term", "incarnation")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    incarnation: int
+    def __init__(self, term: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
 class CopyBlocksRequest(_message.Message):
-    __slots__ = ("tenant_id", "tenant", "keys", "source", "timeout_ms")
+    __slots__ = ("tenant_id", "tenant", "keys", "source", "timeout_ms", "fence")
     TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     tenant_id: int
     tenant: str
     keys: bytes
     source: _common_pb2.NodeInfo
     timeout_ms: int
-    def __init__(self, tenant_id: _Optional[int] = ..., tenant: _Optional[str] = ..., keys: _Optional[bytes] = ..., source: _Optional[_Union[_common_pb2.NodeInfo, _Mapping]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    fence: Fence
+    def __init__(self, tenant_id: _Optional[int] = ..., tenant: _Optional[str] = ..., keys: _Optional[bytes] = ..., source: _Optional[_Union[_common_pb2.NodeInfo, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
 
 class CopyBlocksResponse(_message.Message):
     __slots__ = ("codes", "copied_bytes")
@@ -40,14 +50,16 @@ class CopyBlocksResponse(_message.Message):
     def __init__(self, codes: _Optional[_Iterable[int]] = ..., copied_bytes: _Optional[int] = ...) -> None: ...
 
 class DropBlocksRequest(_message.Message):
-    __slots__ = ("tenant_id", "keys", "reason")
+    __slots__ = ("tenant_id", "keys", "reason", "fence")
     TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     tenant_id: int
     keys: bytes
     reason: DropReason
-    def __init__(self, tenant_id: _Optional[int] = ..., keys: _Optional[bytes] = ..., reason: _Optional[_Union[DropReason, str]] = ...) -> None: ...
+    fence: Fence
+    def __init__(self, tenant_id: _Optional[int] = ..., keys: _Optional[bytes] = ..., reason: _Optional[_Union[DropReason, str]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
 
 class DropBlocksResponse(_message.Message):
     __slots__ = ("codes",)
@@ -56,14 +68,16 @@ class DropBlocksResponse(_message.Message):
     def __init__(self, codes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NodePinBlocksRequest(_message.Message):
-    __slots__ = ("tenant_id", "keys", "ttl_ms")
+    __slots__ = ("tenant_id", "keys", "ttl_ms", "fence")
     TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     tenant_id: int
     keys: bytes
     ttl_ms: int
-    def __init__(self, tenant_id: _Optional[int] = ..., keys: _Optional[bytes] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+    fence: Fence
+    def __init__(self, tenant_id: _Optional[int] = ..., keys: _Optional[bytes] = ..., ttl_ms: _Optional[int] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
 
 class NodePinBlocksResponse(_message.Message):
     __slots__ = ("codes",)
@@ -72,12 +86,14 @@ class NodePinBlocksResponse(_message.Message):
     def __init__(self, codes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NodeUnpinBlocksRequest(_message.Message):
-    __slots__ = ("tenant_id", "keys")
+    __slots__ = ("tenant_id", "keys", "fence")
     TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     tenant_id: int
     keys: bytes
-    def __init__(self, tenant_id: _Optional[int] = ..., keys: _Optional[bytes] = ...) -> None: ...
+    fence: Fence
+    def __init__(self, tenant_id: _Optional[int] = ..., keys: _Optional[bytes] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
 
 class NodeUnpinBlocksResponse(_message.Message):
     __slots__ = ("codes",)
@@ -86,10 +102,12 @@ class NodeUnpinBlocksResponse(_message.Message):
     def __init__(self, codes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SetDrainingRequest(_message.Message):
-    __slots__ = ("draining",)
+    __slots__ = ("draining", "fence")
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     draining: bool
-    def __init__(self, draining: _Optional[bool] = ...) -> None: ...
+    fence: Fence
+    def __init__(self, draining: _Optional[bool] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
 
 class SetDrainingResponse(_message.Message):
     __slots__ = ("state",)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 
 from mooncache.client.backoff import Backoff
-from mooncache.errors import MooncacheError, StaleIncarnation, UnknownNode
+from mooncache.client.terms import PATIENCE_S
+from mooncache.errors import MooncacheError, NotLeader, StaleIncarnation, UnknownNode
 from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import master_pb2
 from mooncache.store_node.state import NodeState, arena_gone, stat
@@ -85,6 +86,19 @@ async def register(state: NodeState) -> None:
         ),
         state.call_timeout_s,
     )
+    if not state.terms.hear(response.term, state.clock.now_s()):
+        state.link.pass_over()
+        if state.terms.refusals == 1:
+            log.warning(
+                Event.MASTER_TERM_OLDER,
+                master_id=response.master_id,
+                term=response.term,
+                newest_term=state.terms.newest,
+                patience_s=PATIENCE_S,
+            )
+        raise NotLeader(
+            f"{response.master_id} leads under term {response.term}, older than {state.terms.newest}"
+        )
     membership = state.membership
     if (membership.term, membership.master_id) != (response.term, response.master_id):
         state.planner.detach()
@@ -133,6 +147,7 @@ async def heartbeat(state: NodeState) -> None:
     state.count("heartbeats")
     if response.term != state.membership.term:
         raise UnknownNode("the answering master leads another term")
+    state.terms.hear(response.term, state.membership.heard_s)
     if response.want_full_report and not state.planner.reporting_full:
         state.planner.request_full("a heartbeat's answer asked for it")
     for command in response.commands:

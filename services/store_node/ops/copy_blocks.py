@@ -14,6 +14,7 @@ _SLACK_S = 0.25
 async def handle(
     state: NodeState, request: pb.CopyBlocksRequest, context: CallContext
 ) -> pb.CopyBlocksResponse:
+    state.check_fence(request.fence)
     check_keys(request.keys)
     if state.copier is None:
         raise Unsupported("this node has no data-plane client to copy with")

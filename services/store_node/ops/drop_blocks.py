@@ -13,6 +13,7 @@ _REASONS = {pb.DROP_REASON_UNSPECIFIED: 2, pb.DROP_REASON_REMOVED: 2, pb.DROP_RE
 async def handle(
     state: NodeState, request: pb.DropBlocksRequest, context: CallContext
 ) -> pb.DropBlocksResponse:
+    state.check_fence(request.fence)
     check_keys(request.keys)
     reason = _REASONS.get(request.reason, 2)
     return pb.DropBlocksResponse(codes=state.core.remove(request.tenant_id, request.keys, reason))

@@ -12,6 +12,7 @@ from mooncache.store_node.state import NodeState
 async def handle(
     state: NodeState, request: pb.NodePinBlocksRequest, context: CallContext
 ) -> pb.NodePinBlocksResponse:
+    state.check_fence(request.fence)
     check_keys(request.keys)
     if not 0 < request.ttl_ms <= MAX_TTL_MS:
         raise InvalidArgument(f"ttl_ms must be between 1 and {MAX_TTL_MS}; got {request.ttl_ms}.")

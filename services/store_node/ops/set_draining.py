@@ -13,6 +13,7 @@ log = get_logger(__name__)
 async def handle(
     state: NodeState, request: pb.SetDrainingRequest, context: CallContext
 ) -> pb.SetDrainingResponse:
+    state.check_fence(request.fence)
     if state.draining != request.draining:
         state.set_draining(request.draining)
         event = Event.DRAIN_STARTED if request.draining else Event.DRAIN_FINISHED

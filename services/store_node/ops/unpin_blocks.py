@@ -11,5 +11,6 @@ from mooncache.store_node.state import NodeState
 async def handle(
     state: NodeState, request: pb.NodeUnpinBlocksRequest, context: CallContext
 ) -> pb.NodeUnpinBlocksResponse:
+    state.check_fence(request.fence)
     check_keys(request.keys)
     return pb.NodeUnpinBlocksResponse(codes=state.core.unpin(request.tenant_id, request.keys))

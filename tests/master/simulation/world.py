@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from typing import Any
 
 from mooncache import errors
 from mooncache.auth import DEFAULT_TENANT, Authenticator, Token, tenant_id
 from mooncache.channel import MemoryNetwork, NetworkFaults
+from mooncache.client.terms import Terms
 from mooncache.clock import LoopClock
 from mooncache.duties import DutyRunner
 from mooncache.master.background.duties import master_duties
@@ -27,6 +29,7 @@ from mooncache.metrics import Metrics
 from mooncache.proto.v1 import common_pb2, master_pb2, store_node_pb2
 from mooncache.rpc import STORE_NODE_SERVICE, RpcTable
 from mooncache.run_op import OpRunner
+from mooncache.store_node.fence import check_fence
 from tests.master.model_index import ADD, REMOVE, ModelIndex, record
 
 CLUSTER = Token(DEFAULT_TENANT, admin=True, key=b"s" * 32)
@@ -107,6 +110,8 @@ class SimNode:
         self.index = -1
         self.held.clear()
         self.draining = False
+        self.terms = Terms()
+        self.refused: list[str] = []  # commands that were not carried out
         handlers = {
             "CopyBlocks": self._copy_blocks,
             "DropBlocks": self._drop_blocks,
@@ -192,7 +197,7 @@ class SimNode:
                 segments=[common_pb2.Segment(id=0, tier=2, capacity_bytes=CAPACITY_BYTES)],
             ),
         )
-        if response is not None:
+        if response is not None and self.terms.hear(response.term, self.world.clock.now_s()):
             self.registered, self.index = True, response.node_index
             self.want_full = self.want_full or response.want_full_report
 
@@ -274,6 +279,7 @@ class SimNode:
     # --- what the master asks of a node -------------------------------------------------------------------
 
     async def _copy_blocks(self, _: object, request: store_node_pb2.CopyBlocksRequest, __: object) -> object:
+        self._obey(request)
         source = self.world.nodes.get(request.source.node_id)
         codes, copied = [], 0
         for key in split(request.keys):
@@ -287,18 +293,28 @@ class SimNode:
                 copied += BLOCK_BYTES
         return store_node_pb2.CopyBlocksResponse(codes=codes, copied_bytes=copied)
 
+    def _obey(self, request: Any) -> None:
+        try:
+            check_fence(self.terms, self.incarnation, request.fence)
+        except errors.NotLeader:
+            self.refused.append(type(request).__name__)
+            raise
+
     async def _drop_blocks(self, _: object, request: store_node_pb2.DropBlocksRequest, __: object) -> object:
+        self._obey(request)
         keys = split(request.keys)
         codes = [errors.OK if key in self.held else errors.NotFound.code for key in keys]
         for key in keys:
             self.drop(key)
         return store_node_pb2.DropBlocksResponse(codes=codes)
 
-    async def _pin_blocks(self, _: object, request: object, __: object) -> object:
+    async def _pin_blocks(self, _: object, request: Any, __: object) -> object:
+        self._obey(request)
         codes = [errors.OK if key in self.held else errors.NotFound.code for key in split(request.keys)]
         return store_node_pb2.NodePinBlocksResponse(codes=codes)
 
-    async def _unpin_blocks(self, _: object, request: object, __: object) -> object:
+    async def _unpin_blocks(self, _: object, request: Any, __: object) -> object:
+        self._obey(request)
         codes = [errors.OK if key in self.held else errors.NotFound.code for key in split(request.keys)]
         return store_node_pb2.NodeUnpinBlocksResponse(codes=codes)
 
