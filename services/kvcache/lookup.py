@@ -3,7 +3,8 @@
 Idea: a question is a key chain and the number of leading blocks that somebody else is computing. A thread asks for the
 longest leading run; while awaited blocks are missing, the *last* awaited key of every question is asked in one batch
 per poll, and only a chain whose last key has appeared is matched again. So a hundred waiting requests cost one
-call per poll. Every question ends: with an answer, at its deadline, or because it was withdrawn.
+call per poll. Every question ends: with an answer, at its deadline, or because it was withdrawn. The time limit of a
+question counts from when it was asked: behind others that the pool keeps waiting it ends with them, not after them.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mooncache.kvcache.pool_link import PoolClient, PoolLink
-from mooncache.passport import split_keys
+from mooncache.passport import KEY_BYTES
 
 FOUND = "found"
 TIMEOUT = "timeout"
@@ -32,6 +33,11 @@ class Question:
     awaited: int = 0
     deadline_s: float = 0.0
 
+    @property
+    def last_awaited(self) -> bytes:
+        """The key whose block comes last."""
+        return self.keys[(self.awaited - 1) * KEY_BYTES : self.awaited * KEY_BYTES]
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -47,7 +53,6 @@ class Answer:
 class _Waiting:
     question: Question
     asked_s: float
-    keys: list[bytes] = field(default_factory=list)
     present: tuple[bool, ...] = ()
 
 
@@ -71,7 +76,7 @@ class Lookups:
 
     def ask(self, question: Question) -> None:
         """Ask; a question of the same name is replaced and its answer forgotten."""
-        waiting = _Waiting(question, time.monotonic(), split_keys(question.keys))
+        waiting = _Waiting(question, time.monotonic())
         with self._lock:
             self._answers.pop(question.name, None)
             self._open[question.name] = waiting
@@ -79,9 +84,19 @@ class Lookups:
             self._lock.notify()
 
     def take(self, name: str) -> Answer | None:
-        """The answer, once; None while there is none."""
+        """The answer, once; None while there is none. What the thread has no time for ends here."""
+        now_s = time.monotonic()
         with self._lock:
+            waiting = self._open.get(name)
+            if waiting is not None and now_s > self._over_s(waiting):
+                del self._open[name]
+                outcome = TIMEOUT if waiting.question.awaited else FAILED
+                return Answer(waiting.present, outcome, now_s, now_s - waiting.asked_s)
             return self._answers.pop(name, None)
+
+    def _over_s(self, waiting: _Waiting) -> float:
+        """When a question has had its time; a last look at what was awaited may begin at its deadline."""
+        return max(waiting.asked_s, waiting.question.deadline_s) + self._timeout_s
 
     def withdraw(self, name: str) -> None:
         """Forget a question and its answer."""
@@ -151,8 +166,13 @@ class Lookups:
         if client is None:
             self._finish(waiting, (), ABSENT)
             return
+        left_s = self._over_s(waiting) - time.monotonic()
+        if left_s <= 0:  # others have used its time up
+            self._finish(waiting, waiting.present, TIMEOUT if waiting.question.awaited else FAILED)
+            return
         try:
-            found = client.match(waiting.keys, touch=True, timeout_s=self._timeout_s)
+            timeout_s = min(self._timeout_s, left_s)
+            found = client.match(waiting.question.keys, touch=True, timeout_s=timeout_s)
         except Exception:  # noqa: BLE001  (a defect of the client must not end the thread: all requests would wait)
             self._link.failed()
             self._finish(waiting, (), FAILED)
@@ -183,7 +203,7 @@ class Lookups:
 
     def _appeared(self, client: PoolClient, waiters: list[_Waiting]) -> list[bool]:
         """For each whether its last awaited block is there."""
-        last = [waiting.keys[waiting.question.awaited - 1] for waiting in waiters]
+        last = [waiting.question.last_awaited for waiting in waiters]
         try:
             return list(client.exists_many(last, timeout_s=self._timeout_s))
         except Exception:  # noqa: BLE001  (as above)

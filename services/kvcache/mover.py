@@ -379,7 +379,8 @@ class Mover:
                 lost[reason] = lost.get(reason, 0) + len(job.keys) - at
                 break
             wanted, codes = self._save_batch(client, save, indices, left_s)
-            there = [index for index in indices if index not in set(wanted)]
+            asked = set(wanted)
+            there = [index for index in indices if index not in asked]
             stored += there
             present += len(there)
             for index, code in zip(wanted, codes, strict=True):

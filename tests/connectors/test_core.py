@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncache.connectors.vllm.core.book import ANSWER_TTL_S, AskPool, RequestBook
+from mooncache.connectors.vllm.core.book import ANSWER_TTL_S, KEYS_ASKED_MAX, AskPool, RequestBook
 from mooncache.connectors.vllm.core.chain import Chain
 from mooncache.connectors.vllm.core.idle import FIRST_S, MAX_S, SHARE, IdleWait
 from mooncache.errors import InvalidArgument
@@ -85,9 +86,9 @@ def test_shards_have_keys_of_their_own_and_a_block_needs_all_of_them() -> None:
     assert len(set(keys)) == 6
     assert keys[2] == chain.key(1, 0)
     assert keys[3] == chain.key(1, 1)
-    assert chain.whole([True, True, True, False, True, True]) == (True, False, True)
-    assert chain.whole([True, True, True]) == (True,)
-    assert chain.whole([]) == ()
+    assert chain.whole([True, True, True, False, True, True]) == bytes((1, 0, 1))
+    assert chain.whole([True, True, True]) == bytes((1,))
+    assert chain.whole([]) == b""
 
 
 def test_tokens_that_are_none_have_no_chain() -> None:
@@ -267,6 +268,68 @@ def test_blocks_that_the_pool_holds_are_not_saved() -> None:
     save = kept.plan_save("r", tokens, 3 * SIZE, range(1, 9), 99)
     assert save is not None
     assert save.blocks == (2,)
+
+
+def test_interleaving_is_the_same_for_any_number_of_shards() -> None:
+    for count in (1, 2, 3, 8):
+        shards = [dataclasses.replace(PASSPORT, tp_rank=rank, tp_size=count) for rank in range(count)]
+        chain = Chain.begin(shards, range(5 * SIZE))
+        wanted = [chain.key(block, shard) for block in range(5) for shard in range(count)]
+        assert split_keys(chain.interleaved()) == wanted
+        for missing in range(5 * count):
+            present = [at != missing for at in range(5 * count)]
+            assert list(chain.whole(present)) == [block != missing // count for block in range(5)]
+
+
+def test_a_longer_prompt_takes_no_more_steps_of_python() -> None:
+    """vLLM's scheduler waits meanwhile: 128k tokens on 8 ranks have 65,536 keys."""
+
+    def steps(blocks: int) -> int:
+        shards = [dataclasses.replace(PASSPORT, tp_rank=rank, tp_size=8) for rank in range(8)]
+        kept, tokens, count = book(shards), list(range(SIZE * blocks)), 0
+
+        def trace(*_: Any) -> Any:
+            nonlocal count
+            count += 1
+            return trace
+
+        present = (True,) * (8 * blocks - 3) + (False,) * 3
+        sys.settrace(trace)
+        try:
+            kept.add("r", tokens, salt="s", params=None)
+            kept.match("r", 0, 0.0, pool_usable=True)
+            kept.answered("r", present, "found", 0.0, 0.0)
+            found = kept.match("r", 0, 0.0, pool_usable=True)
+        finally:
+            sys.settrace(None)
+        assert found.tokens == SIZE * (blocks - 1)
+        return count
+
+    steps(10)  # what is remembered between calls
+    assert steps(2000) == steps(20)
+
+
+def test_a_prompt_with_more_keys_than_one_question_takes_is_asked_about_from_its_beginning() -> None:
+    kept = book(SHARDS)
+    tokens = list(range(SIZE * (KEYS_ASKED_MAX // 2 + 3)))
+    kept.add("r", tokens, salt="", params=None)
+    asked = kept.match("r", 0, 0.0, pool_usable=True).ask
+    assert asked is not None
+    assert len(asked.keys) == 32 * KEYS_ASKED_MAX
+    answer(kept, [True] * KEYS_ASKED_MAX)
+    assert kept.match("r", 0, 0.0, pool_usable=True).tokens == SIZE * (KEYS_ASKED_MAX // 2)
+
+
+def test_what_was_saved_after_the_pools_answer_is_not_saved_again() -> None:
+    kept = book()
+    tokens = add(kept, SIZE)
+    kept.match("r", 0, 0.0, pool_usable=True)
+    answer(kept, [False])
+    add(kept, SIZE, name="twin")
+    save = kept.plan_save("twin", tokens, SIZE, range(1, 9), 99)
+    assert save is not None
+    kept.saved(save.name, [0])
+    assert kept.plan_save("r", tokens, SIZE, range(1, 9), 99) is None
 
 
 def test_an_answer_corrects_what_was_believed() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from mooncache.client.results import GetResult, MatchResult, PutResult
 from mooncache.errors import NotFound, error_for
+from mooncache.passport import split_keys
 
 WAIT_S = 20.0
 
@@ -62,7 +63,7 @@ class FaultyPool:
 
     def match(self, keys: Any, *, touch: bool = True, timeout_s: float | None = None) -> MatchResult:
         self._enter("match")
-        present = tuple(key in self.blocks for key in keys)
+        present = tuple(key in self.blocks for key in (split_keys(keys) if isinstance(keys, bytes) else keys))
         run = next((i for i, there in enumerate(present) if not there), len(present))
         return MatchResult(run, present)
 

@@ -36,7 +36,7 @@ def answer_of(lookups: Lookups, name: str) -> Answer:
         answer = lookups.take(name)
         if answer is not None:
             return answer
-        lookups.changed.wait(1.0)
+        lookups.changed.wait(0.01)
         lookups.changed.clear()
     raise AssertionError("no answer")
 
@@ -117,6 +117,33 @@ def test_a_pool_that_goes_away_ends_the_waiting(
     assert faulty.entered.wait(WAIT_S)
     faulty_link.close()
     assert answer_of(lookups, "r").outcome == ABSENT
+
+
+def test_questions_behind_one_that_hangs_end_with_their_own_time(
+    faulty: FaultyPool, faulty_link: PoolLink
+) -> None:
+    """One thread asks. With a node that is slow the n-th request must not wait n times the limit."""
+    faulty.gate = threading.Event()
+    lookups = Lookups(faulty_link, timeout_s=0.05, poll_s=0.001)
+    try:
+        for number in range(20):
+            lookups.ask(Question(f"r{number}", chain(4)))
+        lookups.ask(Question("waits", chain(4), awaited=2, deadline_s=time.monotonic() + 0.01))
+        assert {answer_of(lookups, f"r{number}").outcome for number in range(20)} == {FAILED}
+        assert answer_of(lookups, "waits").outcome == TIMEOUT
+        assert faulty.calls == ["match"]  # the first one hangs still
+        assert lookups.pending == 0
+        faulty.gate.set()
+        faulty.blocks = {key(0): b""}
+        deadline_s = time.monotonic() + WAIT_S
+        outcome = ""
+        while outcome != FOUND and time.monotonic() < deadline_s:  # the limit is short for a busy machine
+            lookups.ask(Question("later", chain(1)))
+            outcome = answer_of(lookups, "later").outcome
+        assert outcome == FOUND
+    finally:
+        faulty.gate.set()
+        lookups.close()
 
 
 def test_a_withdrawn_question_has_no_answer(faulty: FaultyPool, lookups: Lookups) -> None:

@@ -22,6 +22,8 @@ from mooncache.passport import Passport
 
 ANSWER_TTL_S = 1.0
 SAVED_KEYS_MAX = 1 << 18
+KEYS_ASKED_MAX = 1 << 16
+"""Keys of one question, as many as the client takes at once."""
 
 # Why a request is not cached: a fixed set, because it is a label of a metric.
 UNCACHED = (
@@ -74,7 +76,8 @@ class _Request:
     chain: Chain | None = None
     asked: bool = False
     pending: bool = False
-    known: list[bool] = field(default_factory=list)
+    known: bytearray = field(default_factory=bytearray)
+    known_as_of: int = 0
     answered_s: float | None = None
     loads_off: bool = False
     saves_off: bool = False
@@ -103,7 +106,8 @@ class RequestBook:
         self._save_decode_blocks = save_decode_blocks
         self._enabled = enabled and bool(passports)
         self._requests: dict[str, _Request] = {}
-        self._saved: OrderedDict[bytes, None] = OrderedDict()
+        self._saved: OrderedDict[bytes, int] = OrderedDict()  # with the number of the save that ended
+        self._saves = 0
         self._saving: dict[str, tuple[str, list[bytes]]] = {}
         self._in_flight: set[bytes] = set()
         self._orders = 0
@@ -148,7 +152,7 @@ class RequestBook:
         request = self._requests.get(request_id)
         if request is not None:
             request.loads_off = request.saves_off = True
-            request.pending, request.known, request.answered_s = False, [], None
+            request.pending, request.known, request.answered_s = False, bytearray(), None
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
@@ -221,13 +225,13 @@ class RequestBook:
                 awaited = awaited if awaited > request.local_blocks else 0
                 deadline_s = now_s + request.ask.wait_ms / 1e3
             request.asked = request.pending = True
-            keys = chain.interleaved()
-            return Matched(None, AskPool(request_id, keys, awaited * len(chain.shards), deadline_s))
-        run = 0
-        for there in request.known[request.local_blocks : len(chain)]:
-            if not there:
-                break
-            run += 1
+            shards = len(chain.shards)
+            blocks = min(len(chain), KEYS_ASKED_MAX // shards)
+            keys = chain.interleaved(blocks)
+            return Matched(None, AskPool(request_id, keys, min(awaited, blocks) * shards, deadline_s))
+        end = min(len(chain), len(request.known))
+        missing = request.known.find(0, request.local_blocks, end)
+        run = max(0, (end if missing < 0 else missing) - request.local_blocks)
         return Matched(run * self._block_tokens)
 
     def answered(
@@ -239,12 +243,10 @@ class RequestBook:
             return
         request.pending = False
         request.answered_s = now_s
-        request.known = list(request.chain.whole(present))
+        request.known = bytearray(request.chain.whole(present))
+        request.known_as_of = self._saves
         request.waited_s += waited_s
         request.outcome = "" if outcome == "found" else outcome
-        for block, there in enumerate(request.known):
-            if not there:  # evicted since it was saved
-                self._saved.pop(request.chain.key(block), None)
 
     def pending(self) -> bool:
         """True while some question has no answer."""
@@ -281,7 +283,7 @@ class RequestBook:
             request.loads_off = True
             request.failed_blocks += missing
             for block in range(first + count, min(end, len(request.known))):
-                request.known[block] = False  # it is computed again, and then saved again
+                request.known[block] = 0  # it is computed again, and then saved again
         return max(0, missing)
 
     # --- saves -----------------------------------------------------------------------------------------------
@@ -324,7 +326,7 @@ class RequestBook:
         chain, size = request.chain, self._block_tokens
         # Somebody waits for what a prefill leg computes: its blocks are offered even if they were saved before, because
         # the pool may have evicted them. The saver asks before it sends.
-        trusted: OrderedDict[bytes, None] | tuple[()] = () if request.ask.role == "prefill" else self._saved
+        trusts = request.ask.role != "prefill"
         end = min(self._complete(request, len(tokens), computed), len(blocks))
         if end <= request.next_save:
             return None
@@ -335,7 +337,8 @@ class RequestBook:
             block = request.next_save
             key = chain.key(block)
             there = block < len(request.known) and request.known[block]
-            if not there and key not in trusted and key not in self._in_flight and blocks[block] != 0:
+            there = there or (trusts and self._holds(request, block, key))
+            if not there and key not in self._in_flight and blocks[block] != 0:
                 chosen.append(block)
                 self._in_flight.add(key)
             request.next_save += 1
@@ -350,13 +353,20 @@ class RequestBook:
         request.saved_blocks += len(chosen)
         return Transfer(name, keys, tuple(blocks[block] for block in chosen))
 
+    def _holds(self, request: _Request, block: int, key: bytes) -> bool:
+        """Whether the pool is believed to hold a block. What its answer to the request did not have was evicted, unless
+        it was saved after that."""
+        number = self._saved.get(key)
+        return number is not None and (block >= len(request.known) or number > request.known_as_of)
+
     def saved(self, name: str, stored: Sequence[int]) -> None:
         """A save ended; the pool has the blocks at these positions of its order."""
         request_id, keys = self._saving.pop(name, ("", []))
         self._in_flight.difference_update(keys)
+        self._saves += 1
         for position in stored:
             if 0 <= position < len(keys):
-                self._saved[keys[position]] = None
+                self._saved[keys[position]] = self._saves
                 self._saved.move_to_end(keys[position])
         while len(self._saved) > SAVED_KEYS_MAX:
             self._saved.popitem(last=False)

@@ -7,9 +7,11 @@ block's KV under a key of its own; a block is there when all its parts are.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from mooncache.errors import InvalidArgument
 from mooncache.kvcache.keys import request_keys, salted
 from mooncache.passport import KEY_BYTES, Passport
 
@@ -40,6 +42,7 @@ class Chain:
         public_salt: str = "",
     ) -> Chain:
         chain = cls(passports[0].block_tokens)
+        tokens = words_of(tokens)
         for passport in passports:
             private = salted(passport, salt)
             keys = request_keys(
@@ -59,6 +62,7 @@ class Chain:
         """`tokens` continue right behind the last block with keys; complete blocks of them get keys."""
         if len(tokens) < self.block_tokens:
             return
+        tokens = words_of(tokens)
         for shard in self.shards:
             more = shard.passport.chain_keys(tokens, shard.tail)
             shard.keys += more
@@ -72,19 +76,39 @@ class Chain:
         """For each shard the keys of blocks first to end."""
         return tuple(bytes(shard.keys[first * KEY_BYTES : end * KEY_BYTES]) for shard in self.shards)
 
-    def interleaved(self) -> bytes:
-        """All keys, the parts of one block next to each other: the chain that the pool is asked about."""
-        if len(self.shards) == 1:
-            return bytes(self.shards[0].keys)
-        return b"".join(
-            self.key(block, shard) for block in range(len(self)) for shard in range(len(self.shards))
-        )
+    def interleaved(self, blocks: int | None = None) -> bytes:
+        """Keys of the first blocks, the parts of one next to each other: the chain that the pool is asked about."""
+        parts = [
+            memoryview(shard.keys)[: None if blocks is None else blocks * KEY_BYTES] for shard in self.shards
+        ]
+        if len(parts) == 1:
+            return bytes(parts[0])
+        whole = bytearray(sum(len(part) for part in parts))
+        # Long prompts have tens of thousands of keys: columns of machine words are copied, no key is touched by itself.
+        rows, words = memoryview(whole).cast("Q"), KEY_BYTES // 8
+        for number, part in enumerate(parts):
+            column = part.cast("Q")
+            for word in range(words):
+                rows[number * words + word :: len(parts) * words] = column[word::words]
+        return bytes(whole)
 
-    def whole(self, present: Sequence[bool]) -> tuple[bool, ...]:
-        """Which blocks are there, from which keys of `interleaved` are there."""
-        count = len(self.shards)
+    def whole(self, present: Sequence[bool]) -> bytes:
+        """Which blocks are there, one byte of 0 or 1 each, from which keys of `interleaved` are there."""
+        flags, count = bytes(present), len(self.shards)
+        blocks = len(flags) // count
         if count == 1:
-            return tuple(present)
-        return tuple(
-            all(present[at : at + count]) for at in range(0, len(present) - len(present) % count, count)
-        )
+            return flags
+        together = int.from_bytes(flags[: blocks * count : count])
+        for shard in range(1, count):
+            together &= int.from_bytes(flags[shard : blocks * count : count])
+        return together.to_bytes(blocks)
+
+
+def words_of(tokens: Sequence[int]) -> Sequence[int]:
+    """The token ids as the array that every shard's keys are made of. Raises InvalidArgument for ids that are none."""
+    if not isinstance(tokens, list | tuple | range):
+        return tokens
+    try:
+        return array("I", tokens)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise InvalidArgument(f"cannot make block keys: {error}") from None
