@@ -16,6 +16,7 @@ from typing import Final
 
 from mooncache.clock import Clock, SystemClock
 from mooncache.cluster.processes import Part, describe_exit
+from mooncache.log_files import trim
 from mooncache.supervision import GIVEN_UP, READY, STARTING, Policy, Supervision
 
 POLL_S: Final = 0.1
@@ -93,6 +94,7 @@ class Supervisor:
                 self._start(part, run)
             elif run.state in (STARTING, READY) and self.clock.now_s() >= next_probe_s:
                 await self._look(part, run)
+                trim(part.log_path)
                 next_probe_s = self.clock.now_s() + PROBE_S
             await self.clock.sleep(POLL_S)
 

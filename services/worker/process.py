@@ -17,12 +17,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mooncache.errors import EngineUnavailable
+from mooncache.log_files import rotate
 from mooncache.logs import redact_text
 
 _GUARD = Path(__file__).with_name("guard.py")
 _TAIL_BYTES = 16_384
-_LOG_BYTES_MAX = 64 << 20
-_LOG_KEPT_BYTES = 4 << 20
 _LINE_CHARS_MAX = 400
 _GUARD_S = 12.0
 
@@ -130,27 +129,3 @@ def children(pid: int) -> list[int]:
         return [int(word) for word in text.split()]
     except (OSError, ValueError):
         return []
-
-
-def trim(path: Path) -> None:
-    """Cut a log that has grown too long while the engine goes on writing it; its last part is put aside.
-
-    The engine appends (O_APPEND), so its next line begins the file anew.
-    """
-    with contextlib.suppress(OSError):
-        if path.stat().st_size <= _LOG_BYTES_MAX:
-            return
-        with path.open("rb") as log:
-            log.seek(-_LOG_KEPT_BYTES, os.SEEK_END)
-            kept = log.read(_LOG_KEPT_BYTES)
-        aside = path.with_name(path.name + ".1")
-        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(kept)
-        os.truncate(path, 0)
-
-
-def rotate(path: Path) -> None:
-    """Put a log that has grown too long aside; one older one is kept."""
-    with contextlib.suppress(OSError):
-        if path.stat().st_size > _LOG_BYTES_MAX:
-            path.replace(path.with_name(path.name + ".1"))

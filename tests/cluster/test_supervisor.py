@@ -9,6 +9,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from mooncache import log_files
 from mooncache.clock import LoopClock
 from mooncache.cluster.processes import Part
 from mooncache.cluster.supervisor import SERVICE_POLICY, Supervisor
@@ -187,3 +190,23 @@ def test_when_all_are_given_up_it_ends_by_itself() -> None:
     finally:
         loop.close()
     assert world.supervisor.records["node-1"].state == GIVEN_UP
+
+
+def test_no_log_of_a_service_grows_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_files, "LOG_BYTES_MAX", 1000)
+    monkeypatch.setattr(log_files, "LOG_KEPT_BYTES", 100)
+    world = World("master")
+    log = tmp_path / "master.log"
+    world.parts["master"].log_path = log
+
+    async def story() -> None:
+        with log.open("ab") as written:  # as a service writes
+            for number in range(50):
+                written.write(b"%03d" % number * 100)
+                written.flush()
+                await asyncio.sleep(1.0)
+
+    world.run(story)
+    assert log.stat().st_size <= 1300
+    assert 0 < (tmp_path / "master.log.1").stat().st_size <= 100
+    assert world.news == []

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mooncache.worker import process as module
-from mooncache.worker.process import EngineProcess, trim
+from mooncache import log_files
+from mooncache.log_files import trim
+from mooncache.worker.process import EngineProcess
 
 WRITER = """
 import sys
@@ -22,8 +23,8 @@ while True:
 async def test_a_log_is_cut_while_the_engine_goes_on_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOG_BYTES_MAX", 1000)
-    monkeypatch.setattr(module, "_LOG_KEPT_BYTES", 200)
+    monkeypatch.setattr(log_files, "LOG_BYTES_MAX", 1000)
+    monkeypatch.setattr(log_files, "LOG_KEPT_BYTES", 200)
     words, log = tmp_path / "words", tmp_path / "engine.log"
     os.mkfifo(words)
     engine = EngineProcess([sys.executable, "-c", WRITER, str(words)], os.environ, log)

@@ -17,6 +17,7 @@ from mooncache.bind import is_loopback
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid, EngineFailed, EngineUnavailable, InvalidArgument, MooncacheError
 from mooncache.kvcache import identity
+from mooncache.log_files import trim
 from mooncache.logs import Event, get_logger
 from mooncache.supervision import DOWN, GIVEN_UP, READY, exit_words
 from mooncache.worker.adapters.base import Launch
@@ -31,7 +32,7 @@ from mooncache.worker.core.facts import (
 from mooncache.worker.core.load import Load, read_labels
 from mooncache.worker.core.own_cache import OwnCache
 from mooncache.worker.engine_http import NOBODY
-from mooncache.worker.process import EngineProcess, trim
+from mooncache.worker.process import EngineProcess
 from mooncache.worker.state import WorkerState
 
 _TICK_S = 0.1
