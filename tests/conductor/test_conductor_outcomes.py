@@ -50,7 +50,8 @@ async def finish(c: Conductor, plan: pb.ScheduleResponse, told: dict[str, Any]) 
     leg = {"leg": "prefill", "instance": "p", "sent_ms": 5.0, "ended_ms": 405.0, "code": "OK", "told": told}
     await c.update(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, leg, elapsed_ms=410.0)
     await c.update(plan.decision_id, pb.REQUEST_PHASE_FIRST_TOKEN, {"streamed": True}, elapsed_ms=450.0)
-    end = {"code": "OK", "legs": [leg, {"leg": "decode", "instance": "d", "sent_ms": 5.0, "told": told}]}
+    found = {**told, "hit_tokens": 1600, "outcome": "hit"}
+    end = {"code": "OK", "legs": [leg, {"leg": "decode", "instance": "d", "sent_ms": 5.0, "told": found}]}
     await c.update(plan.decision_id, pb.REQUEST_PHASE_FINISHED, end, elapsed_ms=900.0, output_tokens=10)
 
 
@@ -120,7 +121,7 @@ def test_records_tell_what_happened_and_why(tmp_path: Path) -> None:
         failed = {**TOLD, "outcome": "timeout"}
         for number in range(20):  # what is overdue is not waited for, and a busy machine makes it so
             await c.schedule(f"before{number}", keys, content_keys=content)
-            third = await c.schedule(f"r5-{number}", chain("child", 120, parent="mine", shared=100))
+            third = await c.schedule(f"r5-{number}", chain(f"child{number}", 120, parent="mine", shared=100))
             if "branch=wait" in third.summary:
                 break
         assert "branch=wait" in third.summary

@@ -74,6 +74,9 @@ class Decision:
 
     computer: the instance that computes the prompt, "" when nobody was chosen; prefill: the same, "" when the decode
     instance computes it itself. pool_tokens: leading tokens in the pool; local_tokens: in the computer's own cache.
+    wait_s: how long the decode leg waits for the prefill leg's blocks; handover_s: how long once that leg has ended;
+    ready_wait_s: how long whoever computes waits for another request's blocks. avoided: the decode instance computes
+    the prompt because blocks did not come the other way.
     """
 
     decision_id: str
@@ -86,6 +89,10 @@ class Decision:
     decode: str = ""
     pool_tokens: int = 0
     local_tokens: int = 0
+    wait_s: float = 0.0
+    handover_s: float = 0.0
+    ready_wait_s: float = 0.0
+    avoided: bool = False
 
     @property
     def computed_tokens(self) -> int:

@@ -6,9 +6,12 @@ models, and what they say now is written into the book's columns, so that a deci
 
 from __future__ import annotations
 
+from collections import Counter
+
 from mooncache.conductor.core import learning
 from mooncache.conductor.core.fleet_book import STAY_PRIOR_S, FleetBook
 from mooncache.conductor.core.fleet_shape import Shape
+from mooncache.conductor.core.landing import Landings
 from mooncache.conductor.core.lateness import Lateness
 from mooncache.conductor.core.learning import DecodeLearner, FadingMean, TransferLearner
 from mooncache.conductor.core.output_lengths import OutputLengths
@@ -36,6 +39,8 @@ class ServedModel:
         self.lengths = OutputLengths()
         self.stay = FadingMean(STAY_PRIOR_S)
         self.lateness = Lateness()
+        self.landings = Landings()
+        self.prefill_counts: Counter[str] = Counter()  # ends of prefill legs that were heard of, by type
         self._kinds: dict[str, int] = {}
         self._groups: tuple[int, dict[int, tuple[int, int]]] = (-1, {})
 
@@ -71,6 +76,7 @@ class ServedModel:
         self.row_of_holder = {h: row for h, row in self.row_of_holder.items() if h != instance.holder}
         self.decodes.pop(name, None)
         self.transfers.pop(name, None)
+        self.landings.forget(name)
 
     def reported(self, instance: Instance, load: Load, now_s: float) -> None:
         """Take in an engine's load: how fast it decodes, and what others have sent there."""
@@ -104,6 +110,15 @@ class ServedModel:
         learner = self.prefill(info)
         if learner.observe(n, p, seconds):
             self.book.learnt(self._kinds[kind_of(info)], learner.cost)
+
+    def wait_s(self, info: InstanceInfo, expected_s: float) -> float:
+        """Return how long a leg waits for blocks that the instance is expected to have computed by then."""
+        heard = max(self.prefill(info).count, self.prefill_counts[kind_of(info)])
+        return self.landings.wait_s(expected_s, heard)
+
+    def prefilled(self, info: InstanceInfo) -> None:
+        """A prefill leg there has ended well."""
+        self.prefill_counts[kind_of(info)] += 1
 
     def observed_load(self, name: str, loaded_bytes: float, seconds: float, registry: Registry) -> None:
         """An instance loaded KV from the pool."""
@@ -150,6 +165,7 @@ class ServedModel:
     def restarted(self, name: str) -> None:
         """Another engine of that name: what was learnt of its decoding is void, and nobody else uses it yet."""
         self.decodes.pop(name, None)
+        self.landings.forget(name)
         self.book.report(name, foreign_sequences=0.0, foreign_queue_s=0.0, kv_tokens=0.0)
         self.book.set(name, decode=self._decode(name))
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mooncache import errors
 from mooncache.conductor.core.asks import POOL_ABSENT, POOL_TIMEOUT, Ask, PoolAnswer
 from mooncache.conductor.core.cache_index import KEY_BYTES
+from mooncache.conductor.core.landing import came
 from mooncache.conductor.core.records import Record
 from mooncache.conductor.core.seen import (
     EVICTED,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 PREFILLED, PREFILL_FAILED, FIRST_TOKEN = "prefilled", "prefill_failed", "first_token"
 FINISHED, FAILED, ABORTED = "finished", "failed", "aborted"
+LANDED, MISSED = "landed", "missed"
 ENDS = (FINISHED, FAILED, ABORTED)
 _NUMBER_MAX = float(1 << 53)
 
@@ -40,7 +42,7 @@ class Learned:
     """What an update meant, for counters and for remembering blocks.
 
     ttft_error: observed over expected TTFT, 0 when not known. learn: the request whose prompt is computed
-    now.
+    now. handover: LANDED or MISSED when that is known now.
     """
 
     known: bool = True
@@ -50,6 +52,7 @@ class Learned:
     loaded_tokens: int = 0
     computed_tokens: int = 0
     learn: Active | None = None
+    handover: str = ""
 
 
 def number(detail: Any, name: str, default: float = 0.0) -> float:
@@ -97,6 +100,7 @@ def take_in(
         scheduler.models.of(active.model).book.first_token(decision_id, now_s)
     if phase == FIRST_TOKEN and not active.first_token_s and detail.get("streamed") is not False:
         active.first_token_s = now_s
+        _first_token_after(scheduler, active, learned, now_s)
         observed_s = elapsed_s or now_s - active.assigned_s
         record.observed["ttft_ms"] = round(observed_s * 1e3, 3)
         if active.expected_ttft_s > 0:
@@ -110,11 +114,51 @@ def take_in(
                 _prefill_told(scheduler, active, record, {"told": told_of(leg)}, learned)
             else:
                 _loads(scheduler, active, active.decoder, told_of(leg))
+                _handed_over(scheduler, active, told_of(leg), learned, now_s)
         if phase == FINISHED:
             _finished(scheduler, active, record, elapsed_s, output_tokens, now_s)
+        if active.handover:
+            record.observed["handover"] = active.handover
         scheduler.close(decision_id, phase, now_s)
         learned.ended = True
     return learned
+
+
+def _leg_ended(scheduler: Scheduler, active: Active, now_s: float) -> None:
+    instance = scheduler.registry.get(active.computer)
+    if active.prefilled_s or instance is None:
+        return
+    active.prefilled_s = now_s
+    scheduler.models.of(active.model).prefilled(instance.info)
+
+
+def _first_token_after(scheduler: Scheduler, active: Active, learned: Learned, now_s: float) -> None:
+    """A first token that came when the decode leg had waited in vain: it is known before the answer has ended."""
+    if not active.prefilled_s or not active.awaited_tokens:
+        return
+    if now_s - active.assigned_s < active.wait_s:
+        scheduler.models.of(active.model).landings.observe(now_s - active.prefilled_s)
+    elif now_s - active.prefilled_s > scheduler.models.of(active.model).landings.margin_s:
+        _judge(scheduler, active, MISSED, learned, now_s)
+
+
+def _handed_over(
+    scheduler: Scheduler, active: Active, told: dict[str, Any], learned: Learned, now_s: float
+) -> None:
+    """The decode leg tells what it found of the blocks that the prefill leg had computed."""
+    if active.handover or not active.prefilled_s or not active.awaited_tokens:
+        return
+    there = came(number(told, "hit_tokens"), active.awaited_tokens, str(told.get("outcome")))
+    _judge(scheduler, active, LANDED if there else MISSED, learned, now_s)
+
+
+def _judge(scheduler: Scheduler, active: Active, handover: str, learned: Learned, now_s: float) -> None:
+    active.handover = learned.handover = handover
+    landings = scheduler.models.of(active.model).landings
+    if handover == LANDED:
+        landings.landed(active.computer, active.decoder)
+    else:
+        landings.missed(active.computer, active.decoder, now_s)
 
 
 def unkept(active: Active) -> Record:
@@ -164,6 +208,7 @@ def _computed(
     if detail.get("streamed") is not False:
         active.compute_seen_s = max(1e-4, now_s - began_s)
     if not inline:
+        _leg_ended(scheduler, active, now_s)
         _prefill_told(scheduler, active, record, detail, learned)
 
 

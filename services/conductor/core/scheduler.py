@@ -24,7 +24,7 @@ from mooncache.conductor.core.in_flight import InFlight, Running
 from mooncache.conductor.core.models import ModelBooks, ServedModel
 from mooncache.conductor.core.policy import find
 from mooncache.conductor.core.policy.fleet import Fleet
-from mooncache.conductor.core.policy.types import NOBODY, Awaited, Choice, Request, Source
+from mooncache.conductor.core.policy.types import NOBODY, WAIT, Awaited, Choice, Request, Source
 from mooncache.conductor.core.records import REFUSED, Record, Records
 from mooncache.conductor.core.registry import (
     DRAINING,
@@ -201,10 +201,40 @@ class Scheduler:
         if not takes.all():
             fleet = replace(fleet, ready=fleet.ready & takes)
         choice = self.policy.choose(request, fleet, self.settings.rules, self._rng)
+        request, choice, avoided = self._landing(model, request, fleet, choice, now_s)
         decision = self._decided(ask, pool, request, choice, fleet, block_tokens, pool_tokens, now_s, wall_s)
         if choice.admitted:
+            decision.avoided = avoided
+            self._set_waits(model, decision)
             self._count(ask, model, decision, fleet, now_s)
         return decision
+
+    def _landing(
+        self, model: ServedModel, request: Request, fleet: Fleet, choice: Choice, now_s: float
+    ) -> tuple[Request, Choice, bool]:
+        """Return another choice when blocks did not come from the chosen prefill to the chosen decode instance.
+
+        The decode instance computes the prompt itself then; nothing has to come from anywhere.
+        """
+        if not choice.admitted or choice.prefill == NOBODY:
+            return request, choice, False
+        if not model.landings.away(fleet.names[choice.prefill], fleet.names[choice.decode], now_s):
+            return request, choice, False
+        alone = replace(request, no_prefill=True)
+        found = self.policy.choose(alone, fleet, self.settings.rules, self._rng)
+        return (alone, found, True) if found.admitted else (request, choice, False)
+
+    def _set_waits(self, model: ServedModel, decision: Decision) -> None:
+        """How long legs wait for blocks."""
+        instance = self.registry.get(decision.computer)
+        if instance is None:
+            return
+        choice = decision.choice
+        decision.handover_s = model.landings.margin_s
+        if decision.prefill:
+            decision.wait_s = model.wait_s(instance.info, choice.total_s)
+        if choice.branch == WAIT:
+            decision.ready_wait_s = model.wait_s(instance.info, choice.ready_s)
 
     def _request(
         self,
@@ -361,6 +391,8 @@ class Scheduler:
                 lengths_class=ask.lengths_class,
                 waiting_s=choice.waiting_s,
                 promised_ttft_s=request.ttft_slo_s,
+                awaited_tokens=request.cacheable_tokens if decision.prefill else 0,
+                wait_s=decision.wait_s,
             )
         )
         if choice.prefix_tokens < request.cacheable_tokens:

@@ -38,6 +38,10 @@ class Active:
     phase: str = COMPUTING
     first_token_s: float = 0.0
     compute_seen_s: float = 0.0  # how long the prompt took, as observed
+    awaited_tokens: int = 0  # that the decode leg waits for, from the prefill leg of this request
+    wait_s: float = 0.0  # how long it does at most
+    prefilled_s: float = 0.0  # when the prefill leg had ended well
+    handover: str = ""  # what became of it, once that is known
 
 
 class WorkBook:

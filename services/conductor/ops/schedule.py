@@ -10,12 +10,6 @@ from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.rpc import CallContext
 
-WAIT_MARGIN_S = 2.0
-UNPROVEN_MARGIN_S = 30.0
-PROVEN_AFTER = 3
-WAIT_FACTOR = 3.0
-WAIT_MAX_S = 600.0
-
 log = get_logger(__name__)
 
 
@@ -52,18 +46,19 @@ def answer(state: ConductorState, decision: Decision) -> pb.ScheduleResponse:
     if not choice.admitted or not decision.decode:
         return response
     response.decode.instance_id = decision.decode
-    margin_s = _margin_s(state, decision)
     waits = choice.branch == WAIT
+    ready_ms = _milliseconds(decision.ready_wait_s)
     if decision.prefill:
         response.prefill.instance_id = decision.prefill
         response.decode.wait_tokens = decision.request.cacheable_tokens
-        response.decode.wait_ms = _wait_ms(choice.total_s, margin_s)
+        response.decode.wait_ms = _milliseconds(decision.wait_s)
+        response.decode.handover_ms = _milliseconds(decision.handover_s)
         if waits:
             response.prefill.wait_tokens = choice.prefix_tokens
-            response.prefill.wait_ms = _wait_ms(choice.ready_s, margin_s)
+            response.prefill.wait_ms = ready_ms
     elif waits:
         response.decode.wait_tokens = choice.prefix_tokens
-        response.decode.wait_ms = _wait_ms(choice.ready_s, margin_s)
+        response.decode.wait_ms = ready_ms
     for leg in (response.prefill, response.decode):
         instance = state.core.registry.get(leg.instance_id)
         if instance is not None:
@@ -75,22 +70,3 @@ def answer(state: ConductorState, decision: Decision) -> pb.ScheduleResponse:
 
 def _milliseconds(seconds: float) -> int:
     return min(1 << 31, max(0, round(seconds * 1e3)))
-
-
-def _margin_s(state: ConductorState, decision: Decision) -> float:
-    """Return how much longer than expected is waited.
-
-    While the speed of an engine is only a prior, a slow machine may take a hundred times as long; to give up then
-    would make both engines compute the prompt and neither get on. A failed prefill ends the wait in any case.
-    """
-    instance = state.core.registry.get(decision.computer)
-    if instance is None:
-        return WAIT_MARGIN_S
-    if state.core.models.of(instance.info.model).prefill(instance.info).count >= PROVEN_AFTER:
-        return WAIT_MARGIN_S
-    return UNPROVEN_MARGIN_S
-
-
-def _wait_ms(expected_s: float, margin_s: float) -> int:
-    """Return the longest wait: estimates may be wrong, and waiting for ever would be worse than computing."""
-    return _milliseconds(min(WAIT_MAX_S, expected_s * WAIT_FACTOR + margin_s))

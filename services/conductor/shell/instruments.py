@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mooncache.conductor.core.asks import Decision
-from mooncache.conductor.core.outcome import Learned
+from mooncache.conductor.core.outcome import LANDED, MISSED, Learned
 from mooncache.conductor.core.policy.fleet import ROLES
 from mooncache.conductor.core.policy.types import WAIT
 from mooncache.conductor.core.registry import STATES
@@ -50,6 +50,15 @@ class Instruments:
         self.observed_tokens = metrics.counter(
             "observed_tokens", "Prompt tokens by source, as engines reported them.", ("source",)
         )
+        self.handovers = metrics.counter(
+            "handovers",
+            "Prefill legs whose blocks the decode leg waited for: landed, or missed (not in the pool in time).",
+            ("outcome",),
+        )
+        self.handovers_avoided = metrics.counter(
+            "handovers_avoided",
+            "Prompts that the decode instance computes because blocks of such a pair did not come a while ago.",
+        )
         self.waits = metrics.counter("in_flight_waits", "Requests that wait for blocks of another one.")
         self.pool_lookups = metrics.counter("pool_lookups", "Questions to the pool by outcome.", ("state",))
         self.pool_seconds = metrics.histogram(
@@ -89,6 +98,8 @@ class Instruments:
 
         for role in ROLES:
             self.role_switches.labels(role)  # there from the start: a first change is growth, not a new line
+        for outcome in (LANDED, MISSED):
+            self.handovers.labels(outcome)
         for kind in ("copy", "trim"):
             self.copy_orders.labels(kind, "ok")
 
@@ -105,6 +116,7 @@ class Instruments:
         if not choice.admitted:
             return
         self.branches.labels(choice.branch if decision.prefill else f"inline_{choice.branch}").inc()
+        self.handovers_avoided.inc(1 if decision.avoided else 0)
         self.waits.inc(1 if choice.branch == WAIT else 0)
         source = "awaited" if choice.branch == WAIT else "pool"
         local = min(decision.local_tokens, choice.prefix_tokens)
@@ -115,6 +127,8 @@ class Instruments:
     def learned(self, phase: str, learned: Learned) -> None:
         """Count an update."""
         self.updates.labels(phase).inc()
+        if learned.handover:
+            self.handovers.labels(learned.handover).inc()
         if learned.ttft_error:
             self.ttft_ratio.observe(learned.ttft_error)
         self.observed_tokens.labels("local").inc(learned.local_tokens)

@@ -213,16 +213,18 @@ class ScheduleRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., keys: _Optional[bytes] = ..., content_keys: _Optional[bytes] = ..., max_output_tokens: _Optional[int] = ..., ttft_slo_ms: _Optional[int] = ..., tbt_slo_ms: _Optional[int] = ..., sequence_count: _Optional[int] = ..., exclude: _Optional[_Iterable[str]] = ..., attempt: _Optional[int] = ..., no_prefill: _Optional[bool] = ..., session: _Optional[str] = ..., priority: _Optional[int] = ..., passport_root: _Optional[bytes] = ...) -> None: ...
 
 class Leg(_message.Message):
-    __slots__ = ("instance_id", "url", "wait_tokens", "wait_ms")
+    __slots__ = ("instance_id", "url", "wait_tokens", "wait_ms", "handover_ms")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     URL_FIELD_NUMBER: _ClassVar[int]
     WAIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_MS_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     url: str
     wait_tokens: int
     wait_ms: int
-    def __init__(self, instance_id: _Optional[str] = ..., url: _Optional[str] = ..., wait_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+    handover_ms: int
+    def __init__(self, instance_id: _Optional[str] = ..., url: _Optional[str] = ..., wait_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ..., handover_ms: _Optional[int] = ...) -> None: ...
 
 class ScheduleResponse(_message.Message):
     __slots__ = ("decision_id", "admitted", "retry_after_ms", "reason", "message", "prefill", "decode", "local_hit_tokens", "pool_hit_tokens", "expected_ttft_ms", "summary")

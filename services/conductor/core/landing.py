@@ -1,0 +1,82 @@
+"""Whether what one instance prefills reaches the instance that decodes, pair by pair, and how long that takes.
+
+The decode leg waits for blocks that the prefill leg saves. They may never come: the pool is full, the node on that host
+is drained, the queue of saves overflowed. Then each request would wait in vain and compute its prompt twice. A pair
+where blocks did not come is left alone for a while, twice as long each time; what the decode instance computes itself
+needs no hand-over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mooncache.conductor.core.learning import Follower
+
+AWAY_FIRST_S, AWAY_MAX_S = 30.0, 600.0
+LAG_PRIOR_S = 0.5  # from the end of the prefill to the first token
+MARGIN_MIN_S, MARGIN_MAX_S = 0.25, 2.0
+UNPROVEN_MARGIN_S = 30.0
+PROVEN_AFTER = 3  # prefills
+WAIT_FACTOR = 3.0
+WAIT_MAX_S = 600.0
+_LAG_FACTOR = 4.0
+_ENOUGH = 0.5  # of the awaited tokens: the last blocks of a prompt may be saved late
+
+
+@dataclass(slots=True)
+class _Pair:
+    missed: int = 0
+    until_s: float = 0.0
+
+
+class Landings:
+    """See the module's text; of one model. Times are seconds of one monotonic clock."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[tuple[str, str], _Pair] = {}  # those where blocks did not come the last time
+        self._lag = Follower(LAG_PRIOR_S)
+
+    def away(self, computer: str, decoder: str, now_s: float) -> bool:
+        """Whether the pair is to be left alone now."""
+        pair = self._pairs.get((computer, decoder))
+        return pair is not None and now_s < pair.until_s
+
+    def landed(self, computer: str, decoder: str) -> None:
+        """The blocks came."""
+        self._pairs.pop((computer, decoder), None)
+
+    def missed(self, computer: str, decoder: str, now_s: float) -> float:
+        """The blocks did not come; return for how long the pair is left alone."""
+        pair = self._pairs.setdefault((computer, decoder), _Pair())
+        if now_s >= pair.until_s:  # of requests that were sent together one counts
+            pair.missed += 1
+            pair.until_s = now_s + min(AWAY_MAX_S, AWAY_FIRST_S * 2.0 ** min(16, pair.missed - 1))
+        return pair.until_s - now_s
+
+    def observe(self, lag_s: float) -> None:
+        """A first token came so long after the end of the prefill."""
+        self._lag.observe(max(1e-3, lag_s))
+
+    def forget(self, name: str) -> None:
+        """The instance is gone, or its engine was started again."""
+        self._pairs = {pair: kept for pair, kept in self._pairs.items() if name not in pair}
+
+    @property
+    def margin_s(self) -> float:
+        """How long after the expected end of a prefill its blocks may come."""
+        return min(MARGIN_MAX_S, max(MARGIN_MIN_S, _LAG_FACTOR * self._lag.value))
+
+    def wait_s(self, expected_s: float, prefills: int) -> float:
+        """Return how long a leg waits for blocks that are expected after `expected_s`.
+
+        prefills: ends of prefills that were heard of. While the speed of an engine is only a prior, a slow machine may
+        take a hundred times as long; to give up then would make both engines compute the prompt and neither get on. A
+        failed prefill ends the wait in any case.
+        """
+        margin_s = self.margin_s if prefills >= PROVEN_AFTER else UNPROVEN_MARGIN_S
+        return min(WAIT_MAX_S, expected_s * WAIT_FACTOR + margin_s)
+
+
+def came(hit_tokens: float, awaited_tokens: int, outcome: str) -> bool:
+    """Return whether what the decode leg tells of its cache means that the awaited blocks came."""
+    return outcome not in ("timeout", "failed") and hit_tokens >= _ENOUGH * awaited_tokens

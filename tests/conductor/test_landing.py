@@ -1,0 +1,133 @@
+"""Blocks that a prefill leg computed and that do not reach the decode leg: the conductor hears of it and learns."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from mooncache.conductor.core import outcome
+from mooncache.conductor.core.asks import POOL_OK, Ask, Decision, PoolAnswer, Settings
+from mooncache.conductor.core.landing import AWAY_FIRST_S, AWAY_MAX_S, Landings
+from mooncache.conductor.core.registry import READY, InstanceInfo
+from mooncache.conductor.core.scheduler import Scheduler
+from mooncache.conductor.state import native_index
+from mooncache.proto.v1 import conductor_pb2 as pb
+from tests.conductor.support import Conductor, chain, pair, serve
+
+BLOCKS = 200
+TOLD = {"asked_tokens": 3200, "hit_tokens": 0, "local_tokens": 0, "loaded_tokens": 0, "outcome": "miss"}
+
+
+class Clockwork:
+    """A scheduler with a prefill and a decode instance, and requests one after the other."""
+
+    def __init__(self) -> None:
+        self.core = Scheduler(Settings(), random.Random(1), native_index)
+        for name, role in (("p", "prefill"), ("d", "decode")):
+            info = InstanceInfo(name, 1, role, "m", group=1, kv_bytes_per_token=1024, max_sequences=64)
+            self.core.register(info, READY, 0.0)
+        self.now_s = 0.0
+        self.count = 0
+
+    def ask(self) -> Decision:
+        self.count += 1
+        ask = Ask(f"r{self.count}", "m", BLOCKS * 16 + 5, "t", chain(f"k{self.count}", BLOCKS), group=1)
+        return self.core.schedule(ask, PoolAnswer(POOL_OK), self.now_s, 0.0)
+
+    def tell(self, decision: Decision, phase: str, detail: dict[str, Any]) -> outcome.Learned:
+        return self.core.update(decision.decision_id, phase, 0.0, 8, detail, self.now_s)
+
+    def serve(self, *, landed: bool, prefill_s: float = 0.2) -> Decision:
+        """One request with both legs; when its blocks do not land, the decode leg waits as long as it was told."""
+        decision = self.ask()
+        assert decision.prefill == "p"
+        self.now_s += prefill_s
+        leg = {"leg": "prefill", "instance": "p", "sent_ms": 1.0, "ended_ms": prefill_s * 1e3, "told": TOLD}
+        self.tell(decision, outcome.PREFILLED, leg)
+        self.now_s += 0.05 if landed else max(0.0, decision.wait_s - prefill_s) + 0.1
+        self.tell(decision, outcome.FIRST_TOKEN, {"streamed": True})
+        self.now_s += 0.5
+        told = {**TOLD, "hit_tokens": 3200, "outcome": "hit"} if landed else {**TOLD, "outcome": "timeout"}
+        self.tell(decision, outcome.FINISHED, {"legs": [{"leg": "decode", "instance": "d", "told": told}]})
+        return decision
+
+
+def test_waits_shrink_to_what_was_observed() -> None:
+    work = Clockwork()
+    first = work.serve(landed=True)
+    assert first.wait_s > 30, "the speed of the engine is not known"
+    for _ in range(20):
+        last = work.serve(landed=True)
+    assert last.wait_s < 1.5, "prefills of 0.2 s whose blocks come within 0.05 s"
+    assert last.handover_s < 0.5
+
+
+def test_a_pair_whose_blocks_do_not_come_is_left_alone() -> None:
+    work = Clockwork()
+    for _ in range(5):
+        work.serve(landed=True)
+    missed = work.serve(landed=False)
+    assert missed.record.observed["handover"] == outcome.MISSED
+    inline = work.ask()
+    assert (inline.prefill, inline.decode, inline.avoided) == ("", "d", True)
+    work.core.close(inline.decision_id, "finished", work.now_s)
+    work.now_s += AWAY_FIRST_S + 1
+    work.serve(landed=False)
+    work.now_s += AWAY_FIRST_S + 1
+    assert work.ask().avoided, "twice as long the second time"
+    work.now_s += AWAY_FIRST_S
+    assert work.serve(landed=True).record.observed["handover"] == outcome.LANDED
+    assert not work.ask().avoided
+    work.core.check()
+
+
+def test_it_is_known_before_a_long_answer_has_ended() -> None:
+    work = Clockwork()
+    for _ in range(5):
+        work.serve(landed=True)
+    decision = work.ask()
+    work.now_s += 0.2
+    work.tell(decision, outcome.PREFILLED, {"leg": "prefill", "instance": "p", "told": TOLD})
+    work.now_s += decision.wait_s
+    assert work.tell(decision, outcome.FIRST_TOKEN, {"streamed": True}).handover == outcome.MISSED
+    assert work.ask().avoided
+
+
+def test_the_margin_for_unknown_engines_ends_although_nothing_is_learnt_of_their_speed() -> None:
+    """Of prompts with several sequences no speed is learnt; each prefill leg that ends well counts all the same."""
+    work = Clockwork()
+    for _ in range(4):
+        decision = work.serve(landed=True, prefill_s=7200.0)  # too long to be believed
+    assert work.core.models.of("m").prefill(InstanceInfo("p", 1, "prefill", "m")).count == 0
+    assert decision.wait_s < 30
+
+
+def test_a_restarted_engine_is_tried_again() -> None:
+    landings = Landings()
+    assert landings.missed("p", "d", 0.0) == AWAY_FIRST_S
+    assert landings.away("p", "d", 1.0)
+    assert not landings.away("p", "e", 1.0)
+    landings.forget("p")
+    assert not landings.away("p", "d", 1.0)
+    now_s = 0.0
+    for _ in range(40):
+        now_s += landings.missed("p", "d", now_s)
+    assert landings.missed("p", "d", now_s) == AWAY_MAX_S
+
+
+def test_missing_blocks_are_counted_under_their_name(tmp_path: Path) -> None:
+    async def scenario(c: Conductor) -> None:
+        await c.register(*pair())
+        plan = await c.schedule("r1", chain("a", 100))
+        assert 0 < plan.decode.handover_ms < plan.decode.wait_ms
+        leg = {"leg": "prefill", "instance": "p", "sent_ms": 1.0, "ended_ms": 20.0, "told": TOLD}
+        await c.update(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, leg)
+        end = {"legs": [{"leg": "decode", "instance": "d", "told": {**TOLD, "outcome": "timeout"}}]}
+        await c.update(plan.decision_id, pb.REQUEST_PHASE_FINISHED, end, output_tokens=3)
+        assert (await c.schedule("r2", chain("b", 100))).prefill.instance_id == ""
+        page = c.service.metrics.render()
+        assert b'mooncache_conductor_handovers_total{outcome="missed"} 1.0' in page
+        assert b"mooncache_conductor_handovers_avoided_total 1.0" in page
+
+    serve(tmp_path, scenario)
