@@ -281,8 +281,10 @@ class Client:
     def get_device(self, keys: object, destinations: Sequence[Sequence[tuple[int, int]]], timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list:
         """As get, into registered device memory only."""
 
-    def match(self, keys: object, timeout_s: float = 30.0, touch: bool = True, cancel: CancelToken | None = None, node: int | None = None) -> tuple:
-        """-> (leading_run, bitmap, unreachable_nodes)"""
+    def match(self, keys: object, timeout_s: float = 30.0, touch: bool = True, cancel: CancelToken | None = None, node: int | None = None, everybody: bool = False) -> tuple:
+        """
+        -> (leading_run, bitmap, unreachable_nodes); everybody: every node is asked, however many there are
+        """
 
     def exists(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> bytes:
         """-> bitmap, bit i % 8 of byte i // 8 for key i"""

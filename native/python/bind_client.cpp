@@ -242,9 +242,10 @@ nb::list get_sized(Client& client, nb::handle keys_in, double timeout_s, const C
 }
 
 MatchReport run_match(Client& client, nb::handle keys_in, double timeout_s, bool touch,
-                      const CancelToken* cancel, std::optional<uint32_t> node) {
+                      const CancelToken* cancel, std::optional<uint32_t> node, bool everybody = false) {
   const auto keys = to_keys(keys_in);
-  const CallOptions options = to_options(timeout_s, cancel, node);
+  CallOptions options = to_options(timeout_s, cancel, node);
+  options.everybody = everybody;
   return value_or_raise(without_gil([&] { return client.match(keys, touch, options); }));
 }
 
@@ -339,12 +340,13 @@ void bind_control(nb::class_<Client>& c) {
   using Node = std::optional<uint32_t>;
   c.def(
       "match",
-      [](Client& client, nb::handle keys, double timeout_s, bool touch, const CancelToken* token, Node on) {
-        const MatchReport report = run_match(client, keys, timeout_s, touch, token, on);
+      [](Client& client, nb::handle keys, double timeout_s, bool touch, const CancelToken* token, Node on,
+         bool everybody) {
+        const MatchReport report = run_match(client, keys, timeout_s, touch, token, on, everybody);
         return nb::make_tuple(report.leading_run, bitmap_bytes(report), report.unreachable_nodes);
       },
-      nb::arg("keys"), timeout, nb::arg("touch") = true, cancel, node,
-      "-> (leading_run, bitmap, unreachable_nodes)");
+      nb::arg("keys"), timeout, nb::arg("touch") = true, cancel, node, nb::arg("everybody") = false,
+      "-> (leading_run, bitmap, unreachable_nodes); everybody: every node is asked, however many there are");
   c.def(
       "exists",
       [](Client& client, nb::handle keys, double timeout_s, const CancelToken* token, Node on) {

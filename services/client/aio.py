@@ -44,6 +44,7 @@ class AsyncClient:
         self._engine = Engine(
             new_native(options),
             default_timeout_s=options.timeout_s,
+            default_replicas=options.replicas,
             locate=self._locate if options.targets else None,
         )
 
@@ -113,7 +114,7 @@ class AsyncClient:
     # --- put -------------------------------------------------------------------------------------------------
 
     async def put(
-        self, key: Key, value: Buffer, *, replicas: int = 1, timeout_s: float | None = None
+        self, key: Key, value: Buffer, *, replicas: int | None = None, timeout_s: float | None = None
     ) -> bool:
         """See `Client.put`."""
         result = await self.put_many([key], [value], replicas=replicas, timeout_s=timeout_s)
@@ -125,7 +126,7 @@ class AsyncClient:
         keys: Iterable[Key],
         values: Sequence[Buffer],
         *,
-        replicas: int = 1,
+        replicas: int | None = None,
         timeout_s: float | None = None,
     ) -> res.PutResult:
         """See `Client.put_many`."""
@@ -135,7 +136,12 @@ class AsyncClient:
         return result
 
     async def put_iov(
-        self, key: Key, slices: Sequence[Buffer], *, replicas: int = 1, timeout_s: float | None = None
+        self,
+        key: Key,
+        slices: Sequence[Buffer],
+        *,
+        replicas: int | None = None,
+        timeout_s: float | None = None,
     ) -> bool:
         """See `Client.put_iov`."""
         return await self.put(key, list(slices), replicas=replicas, timeout_s=timeout_s)

@@ -2,7 +2,7 @@
 
 `Client` calls it directly, `AsyncClient` from a bounded thread pool; the semantics are therefore the same. The native
 core moves bytes on the calling thread with the GIL released. Keys whose holder it cannot know (large clusters) are
-asked of the master once per batch through `locate`, and never when every key is located.
+located once per batch (locator.py), and never when every key has a place.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from mooncache.client import results as res
 from mooncache.client.device import DeviceStaging, device_view, in_device
 from mooncache.client.gpu_direct import GpuDirect
 from mooncache.client.keys import Key, pack_keys, to_block_key, to_block_keys
+from mooncache.client.locator import Locate, Locator
 from mooncache.client.native_call import call_native
 from mooncache.client.registered import RegisteredBuffer
-from mooncache.errors import Closed, InvalidArgument, MooncacheError
+from mooncache.errors import Closed, InvalidArgument
 from mooncache.logs import Event, get_logger
 
 _log = get_logger(__name__)
@@ -30,9 +31,6 @@ MAX_REPLICAS = 16
 RDMA_LOOK_S = 1.0  # a look costs a small call several percent
 MAX_TTL_S = 7 * 24 * 3_600.0
 _KEY_BYTES = 32
-
-Locate = Callable[[bytes, float], bytes]
-"""Packed keys and a time limit in seconds -> packed locations (see BlockIndex.locate)."""
 
 
 class CancelTokenLike(Protocol):
@@ -80,10 +78,14 @@ def _came(answer: tuple[int, int, Any]) -> int:
 class Engine:
     """See the module's text. Thread-safe; `close` may be called from any thread and more than once."""
 
-    def __init__(self, native: Any, *, default_timeout_s: float, locate: Locate | None) -> None:
+    def __init__(
+        self, native: Any, *, default_timeout_s: float, locate: Locate | None, default_replicas: int = 1
+    ) -> None:
         self._native = native
         self._default_timeout_s = check_timeout(default_timeout_s)
+        self._default_replicas = default_replicas
         self._locate = locate
+        self._locator = Locator(native, locate)
         self._lock = threading.Lock()
         self._closed = False
         self._view = res.ClusterView()
@@ -173,21 +175,32 @@ class Engine:
             return packed
         return pack_keys(self._batch(packed))
 
-    def _learn(self, missed: list[bytes], timeout_s: float) -> bool:
-        """Ask the master about missed keys whose holder is unknown; True when it is worth asking the nodes again."""
-        if self._locate is None or not missed:
-            return False
-        packed = pack_keys(missed)
-        unlocated = self._native.unlocated(packed)
-        if not unlocated:
-            return False
-        wanted = pack_keys([missed[i] for i in unlocated])
-        try:
-            locations = self._locate(wanted, timeout_s)
-        except MooncacheError:
-            return False  # the cache can only save work: without a master an unlocated key is a miss
-        self._native.learn_locations(wanted, locations)
-        return any(locations)
+    def _located(
+        self,
+        block_keys: list[bytes],
+        limit_s: float,
+        ask: Callable[[Sequence[int], float], list[Any]],
+        missed: Callable[[Any], bool],
+    ) -> list[Any]:
+        """What `ask` says of each key, and again of those it misses that can be located; all within one limit.
+
+        `ask` takes positions in `block_keys` and the time that is left.
+        """
+        end_s = time.monotonic() + limit_s
+        answer = ask(range(len(block_keys)), limit_s)
+        lost = [i for i, item in enumerate(answer) if missed(item)]
+        left_s = self._left_to_ask_again([block_keys[i] for i in lost], end_s)
+        if left_s:
+            for i, item in zip(lost, ask(lost, left_s), strict=True):
+                answer[i] = item
+        return answer
+
+    def _left_to_ask_again(self, missed: list[bytes], end_s: float) -> float:
+        """Seconds to ask the nodes again in, once it is known where missed keys are; 0: it is not worth it."""
+        left_s = end_s - time.monotonic()
+        if not missed or left_s <= 0 or not self._locator.learn(missed, left_s):
+            return 0.0
+        return max(end_s - time.monotonic(), 0.0)
 
     # --- bytes -----------------------------------------------------------------------------------------------
 
@@ -195,7 +208,7 @@ class Engine:
         self,
         keys: Iterable[Key],
         values: Sequence[buf.Buffer],
-        replicas: int,
+        replicas: int | None,
         timeout_s: float | None,
         cancel: CancelTokenLike | None = None,
         node: int | None = None,
@@ -211,6 +224,7 @@ class Engine:
         for position, source in enumerate(sources):
             if buf.size_bytes(source) == 0:
                 raise InvalidArgument(f"A block must hold at least one byte; value {position} is empty.")
+        replicas = self._default_replicas if replicas is None else replicas
         _check_count("replicas", replicas, 1, MAX_REPLICAS)
         if not block_keys:
             return res.PutResult(())
@@ -285,26 +299,15 @@ class Engine:
         *,
         device: bool = False,
     ) -> list[Any]:
-        """A native get, and once more for those that the master can locate."""
-        end_s = time.monotonic() + limit_s
-        more = () if device else (ranges,)
         call = self._core().get_device if device else self._core().get
-        answer: list[Any] = call_native(call, block_keys, targets, limit_s, cancel, *more)
-        missed = [i for i, item in enumerate(answer) if item[0] == res.NOT_FOUND]
-        left_s = end_s - time.monotonic()
-        if missed and left_s > 0 and self._learn([block_keys[i] for i in missed], left_s):
-            more = () if device else (None if ranges is None else [ranges[i] for i in missed],)
-            again = call_native(
-                call,
-                [block_keys[i] for i in missed],
-                [targets[i] for i in missed],
-                max(end_s - time.monotonic(), 0.0),
-                cancel,
-                *more,
-            )
-            for i, item in zip(missed, again, strict=True):
-                answer[i] = item
-        return answer
+
+        def ask(positions: Sequence[int], left_s: float) -> list[Any]:
+            keys, parts = [block_keys[i] for i in positions], [targets[i] for i in positions]
+            more = () if device else (None if ranges is None else [ranges[i] for i in positions],)
+            answer: list[Any] = call_native(call, keys, parts, left_s, cancel, *more)
+            return answer
+
+        return self._located(block_keys, limit_s, ask, lambda item: item[0] == res.NOT_FOUND)
 
     def get_many(
         self, keys: Iterable[Key], timeout_s: float | None, cancel: CancelTokenLike | None = None
@@ -331,13 +334,14 @@ class Engine:
             return []
         limit_s = self._timeout(timeout_s)
         call = getattr(self._core(), name)
-        answer: list[Any] = call_native(call, block_keys, limit_s, cancel)
-        missed = [i for i, item in enumerate(answer) if isinstance(item, int) and item == res.NOT_FOUND]
-        if missed and self._learn([block_keys[i] for i in missed], limit_s):
-            again = call_native(call, [block_keys[i] for i in missed], limit_s, cancel)
-            for i, item in zip(missed, again, strict=True):
-                answer[i] = item
-        return answer
+
+        def ask(positions: Sequence[int], left_s: float) -> list[Any]:
+            answer: list[Any] = call_native(call, [block_keys[i] for i in positions], left_s, cancel)
+            return answer
+
+        return self._located(
+            block_keys, limit_s, ask, lambda item: isinstance(item, int) and item == res.NOT_FOUND
+        )
 
     def register_buffer(self, buffer: buf.Buffer) -> RegisteredBuffer:
         core = self._core()
@@ -362,13 +366,13 @@ class Engine:
         block_keys = self._batch(keys)
         if not block_keys:
             return ()
-        limit_s = self._timeout(timeout_s)
-        packed = pack_keys(block_keys)
-        present = _bits(call_native(self._core().exists, packed, limit_s, cancel), len(block_keys))
-        missed = [block_keys[i] for i, there in enumerate(present) if not there]
-        if missed and self._learn(missed, limit_s):
-            present = _bits(call_native(self._core().exists, packed, limit_s, cancel), len(block_keys))
-        return present
+        core = self._core()
+
+        def ask(positions: Sequence[int], left_s: float) -> list[bool]:
+            packed = pack_keys([block_keys[i] for i in positions])
+            return list(_bits(call_native(core.exists, packed, left_s, cancel), len(positions)))
+
+        return tuple(self._located(block_keys, self._timeout(timeout_s), ask, lambda there: not there))
 
     def match(
         self,
@@ -382,15 +386,16 @@ class Engine:
         if not count:
             return res.MatchResult(0, ())
         limit_s = self._timeout(timeout_s)
+        end_s = time.monotonic() + limit_s
         run, bitmap, unreachable = call_native(self._core().match, packed, limit_s, touch, cancel)
         present = _bits(bitmap, count)
-        if run < count and self._locate is not None:
+        if run < count:
             unlocated = self._native.unlocated(
                 packed
             )  # none in small clusters: nothing to pick from the chain
             missed = [packed[i * _KEY_BYTES : (i + 1) * _KEY_BYTES] for i in unlocated if not present[i]]
-            if self._learn(missed, limit_s):
-                run, bitmap, unreachable = call_native(self._core().match, packed, limit_s, touch, cancel)
+            if left_s := self._left_to_ask_again(missed, end_s):
+                run, bitmap, unreachable = call_native(self._core().match, packed, left_s, touch, cancel)
                 present = _bits(bitmap, count)
         return res.MatchResult(run, present, unreachable)
 
@@ -401,15 +406,12 @@ class Engine:
         block_keys = self._batch(keys)
         if not block_keys:
             return ()
-        limit_s = self._timeout(timeout_s)
-        answer = call_native(self._core().stat, pack_keys(block_keys), limit_s, cancel)
-        missed = [i for i, item in enumerate(answer) if item is None]
-        if missed and self._learn([block_keys[i] for i in missed], limit_s):
-            again = call_native(
-                self._core().stat, pack_keys([block_keys[i] for i in missed]), limit_s, cancel
-            )
-            for i, item in zip(missed, again, strict=True):
-                answer[i] = item
+        core = self._core()
+
+        def ask(positions: Sequence[int], left_s: float) -> list[Any]:
+            return list(call_native(core.stat, pack_keys([block_keys[i] for i in positions]), left_s, cancel))
+
+        answer = self._located(block_keys, self._timeout(timeout_s), ask, lambda item: item is None)
         return tuple(self._block_stat(item) for item in answer)
 
     def _block_stat(self, item: dict[str, Any] | None) -> tuple[int, res.BlockStat | None]:
@@ -436,14 +438,12 @@ class Engine:
         block_keys = self._batch(keys)
         if not block_keys:
             return res.BatchResult(())
-        limit_s = self._timeout(timeout_s)
         call = getattr(self._core(), name)
-        codes = call_native(call, pack_keys(block_keys), *extra, limit_s)
-        missed = [i for i, code in enumerate(codes) if code == res.NOT_FOUND]
-        if missed and self._learn([block_keys[i] for i in missed], limit_s):
-            again = call_native(call, pack_keys([block_keys[i] for i in missed]), *extra, limit_s)
-            for i, code in zip(missed, again, strict=True):
-                codes[i] = code
+
+        def ask(positions: Sequence[int], left_s: float) -> list[int]:
+            return list(call_native(call, pack_keys([block_keys[i] for i in positions]), *extra, left_s))
+
+        codes = self._located(block_keys, self._timeout(timeout_s), ask, lambda code: code == res.NOT_FOUND)
         return res.BatchResult(tuple(codes))
 
     def remove_many(self, keys: Iterable[Key], timeout_s: float | None) -> res.BatchResult:

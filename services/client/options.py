@@ -80,6 +80,7 @@ class Options:
     key: bytes = field(repr=False)
     tenant: str
     timeout_s: float
+    replicas: int
     connect_timeout_s: float
     client_name: str
     shm: bool
@@ -143,6 +144,7 @@ class Options:
             key=key,
             tenant=name,
             timeout_s=client.timeout_s if timeout_s is None else check_timeout(timeout_s),
+            replicas=client.replicas,
             connect_timeout_s=CONNECT_TIMEOUT_S
             if connect_timeout_s is None
             else check_timeout(connect_timeout_s),

@@ -90,6 +90,7 @@ class Client:
         self._engine = Engine(
             new_native(options),
             default_timeout_s=options.timeout_s,
+            default_replicas=options.replicas,
             locate=self._locate if options.targets else None,
         )
         if not options.targets:
@@ -109,13 +110,16 @@ class Client:
 
     # --- put -------------------------------------------------------------------------------------------------
 
-    def put(self, key: Key, value: Buffer, *, replicas: int = 1, timeout_s: float | None = None) -> bool:
+    def put(
+        self, key: Key, value: Buffer, *, replicas: int | None = None, timeout_s: float | None = None
+    ) -> bool:
         """Store one block and return once it is committed.
 
         Args:
             key: a `str` of your naming, or 32 `bytes` (a block key).
             value: bytes-like, NumPy array, host tensor, or a list of those (stored one after the other). Not copied.
-            replicas: number of distinct nodes to store it on; fewer nodes than that is not an error.
+            replicas: number of distinct nodes to store it on, by default the setting client.replicas; fewer nodes
+                than that is not an error.
             timeout_s: time limit in seconds; None means the client's.
 
         Returns:
@@ -134,7 +138,7 @@ class Client:
         keys: Iterable[Key],
         values: Sequence[Buffer],
         *,
-        replicas: int = 1,
+        replicas: int | None = None,
         timeout_s: float | None = None,
     ) -> res.PutResult:
         """Store a batch in one go: `values[i]` (see `put`) under `keys[i]`. One code for each key, nothing raised
@@ -146,7 +150,12 @@ class Client:
         return self._engine.put_many(keys, values, replicas, timeout_s)
 
     def put_iov(
-        self, key: Key, slices: Sequence[Buffer], *, replicas: int = 1, timeout_s: float | None = None
+        self,
+        key: Key,
+        slices: Sequence[Buffer],
+        *,
+        replicas: int | None = None,
+        timeout_s: float | None = None,
     ) -> bool:
         """Store one block that is the concatenation of `slices` (for example one slice per layer), uncopied."""
         return self.put(key, list(slices), replicas=replicas, timeout_s=timeout_s)

@@ -163,7 +163,7 @@ class ClientSection(Section):
     host_id: str = Field(default="", max_length=128)
     """Name of this machine; empty means the machine's own id."""
     fanout_nodes_max: int = Field(default=8, ge=1, le=64)
-    """Up to this many nodes are asked directly for a block whose place is unknown; the master is asked beyond."""
+    """Up to this many nodes are asked directly for a block whose place is unknown; beyond, the master is asked."""
     receive_pool_bytes: SizeBytes = Field(default=256 << 20, le=1 << 40)
     """Memory that gets without a destination lend to the caller (`get_view`); 0 lends none, values are copied then."""
     registered_bytes_max: SizeBytes = 16 << 30

@@ -201,3 +201,21 @@ def test_batches_are_bounded_by_bytes() -> None:
     assert batches([], 10) == []
     assert batches([4, 4, 4, None, 20, 1], 10) == [[0, 1], [2], [4], [5]]
     assert batches([None, None], 10) == []
+
+
+async def test_the_number_of_copies_comes_from_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    with servers(3) as running:
+
+        def copies() -> int:
+            return sum(server.stats()["store_blocks"] for server in running)
+
+        monkeypatch.setenv("MOONCACHE_CLIENT_REPLICAS", "2")
+        with mooncache.connect(nodes=addresses(running), token=TOKEN, shm=False) as pool:
+            assert pool.put("a", b"data")
+            assert copies() == 2
+            assert pool.put("b", b"data", replicas=1), "the caller's number goes first"
+            assert copies() == 3
+        client = await mooncache.AsyncClient.connect(nodes=addresses(running), token=TOKEN, shm=False)
+        async with client:
+            await client.put_many(["c", "d"], [b"data", b"data"])
+            assert copies() == 7

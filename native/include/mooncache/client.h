@@ -136,6 +136,7 @@ struct CallOptions {
   Deadline deadline = Deadline::after_ms(30'000);
   const CancelToken* cancel = nullptr;
   std::optional<uint32_t> node;  // only this node (by index)
+  bool everybody = false;        // questions go to every node, however many there are
   // All slices are addresses of one GPU, in buffers that register_device_buffer() knows. Blocks go in place
   // over RDMA; those that cannot have TRANSPORT_UNAVAILABLE (their destination holds unspecified bytes) and
   // may be moved through host memory. No processor touches them. What was enqueued on the device before is

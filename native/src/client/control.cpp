@@ -21,7 +21,7 @@ std::vector<Question> Client::Impl::questions(const NodeMap& map, std::span<cons
                                               const CallOptions& options, uint32_t& unreachable) {
   std::vector<Question> asked;
   unreachable = 0;
-  const bool everybody = map.nodes.size() <= config.fanout_nodes_max;
+  const bool everybody = options.everybody || map.nodes.size() <= config.fanout_nodes_max;
   for (uint32_t position = 0; position < map.nodes.size(); ++position) {
     Question question{position, {}};
     if (options.node ? map.infos[position].index == *options.node : everybody) {
