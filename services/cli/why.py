@@ -32,7 +32,9 @@ _PHASES = {
 
 
 def why(
-    name: Annotated[str, Parameter(help="Request id (header X-Request-Id) or decision id.")],
+    name: Annotated[
+        str, Parameter(help="Request id (header X-Request-Id) or decision id; without one the last request.")
+    ] = "",
     /,
     *,
     policy: Annotated[
@@ -46,6 +48,8 @@ def why(
     Needs the cluster token: a record names instances and tells what other tenants have cached.
 
     For example:
+
+        mooncache why
 
         mooncache why 4f1c2a9be0a14a63
 
@@ -72,7 +76,7 @@ def show(record: dict[str, Any]) -> None:
         f"[bold]{record['state']}[/]"
     )
     console.print(record["message"], markup=False)
-    promised, expected, observed = record["promised"], record["expected"], record["observed"]
+    expected, observed = record["expected"], record["observed"]
     console.print(
         f"model {record['model']}, {record['prompt_tokens']} prompt tokens "
         f"({record['cacheable_tokens']} in complete blocks of {record['block_tokens']}), "
@@ -83,7 +87,9 @@ def show(record: dict[str, Any]) -> None:
     if record["earlier"]:
         console.print(f"earlier decisions of this request: {', '.join(record['earlier'])}", markup=False)
     if expected is not None:
-        _times(expected, observed, promised)
+        _times(record)
+        if observed.get("streamed") is False:
+            console.print("The answer was not streamed: its first token was seen with the last one.")
     _candidates(record)
     _what_if(record)
     _misses(record)
@@ -108,13 +114,20 @@ def _what_if(record: dict[str, Any]) -> None:
         )
 
 
-def _times(expected: dict[str, Any], observed: dict[str, Any], promised: dict[str, Any]) -> None:
+def _generating_ms(record: dict[str, Any]) -> float:
+    """Return how long the answer was expected to take after its first token."""
+    return float(record["expected"]["tbt_ms"] * max(0.0, record["expected_output_tokens"] - 1))
+
+
+def _times(record: dict[str, Any]) -> None:
+    promised, expected, observed = record["promised"], record["expected"], record["observed"]
     rows = [
         ("first token", promised["ttft_ms"], expected["ttft_ms"], observed.get("ttft_ms")),
         ("between tokens", promised["tbt_ms"], expected["tbt_ms"], observed.get("tbt_ms")),
-        ("waiting before the prefill", None, expected["queue_ms"], None),
+        ("waiting before the prefill", None, expected["queue_ms"], observed.get("queue_ms")),
         ("prefill", None, expected["prefill_ms"], observed.get("prefill_ms")),
-        ("hand-over to decode", None, expected["handover_ms"], None),
+        ("hand-over to decode", None, expected["handover_ms"], observed.get("handover_ms")),
+        ("generating", None, _generating_ms(record), observed.get("decode_ms")),
         ("whole request", None, None, observed.get("total_ms")),
     ]
     print_table(

@@ -152,6 +152,25 @@ def test_observations_teach_the_models(tmp_path: Path) -> None:
     serve(tmp_path, scenario)
 
 
+def test_a_small_rest_of_two_measurements_is_no_prefill(tmp_path: Path) -> None:
+    """An engine that waited as long as was seen of its prefill tells nothing of its speed, not that it takes 0.1 ms."""
+
+    async def scenario(c: Conductor) -> None:
+        await c.register(*pair())
+        for number in range(8):
+            plan = await c.schedule(f"r{number}", chain(f"k{number}", 100))
+            leg = {"leg": "prefill", "instance": "p", "sent_ms": 5.0, "ended_ms": 50.0}
+            told = {**TOLD, "waited_ms": 60.0}
+            await c.update(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, {**leg, "told": told})
+            await c.update(plan.decision_id, pb.REQUEST_PHASE_FINISHED, {}, output_tokens=3)
+        info = InstanceInfo("p", 1, "prefill", "m", engine="hf")
+        learner = c.service.state.core.models.of("m").prefill(info)
+        assert learner.cost.seconds(1605, 0) > 0.1
+        assert (await c.record("r7"))["expected"]["prefill_ms"] > 100
+
+    serve(tmp_path, scenario)
+
+
 def test_what_is_not_heard_of_any_more_is_released(tmp_path: Path) -> None:
     async def scenario(c: Conductor) -> None:
         await c.register(*pair())

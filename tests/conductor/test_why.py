@@ -16,6 +16,25 @@ from tests.conductor.support import Conductor, chain, config_at, instance, runni
 TOLD = {"hit_tokens": 1600, "local_tokens": 0, "loaded_tokens": 1600, "load_ms": 12.5, "outcome": "hit"}
 
 
+LEGS = (
+    "first token",
+    "between tokens",
+    "waiting before the prefill",
+    "prefill",
+    "hand-over to decode",
+    "generating",
+)
+
+
+def check_legs(text: str) -> None:
+    """Each leg has what was expected of it and what was observed."""
+    rows = {line.strip().split("  ")[0]: line for line in text.splitlines()}
+    for what in LEGS:
+        numbers = rows[what].split()[len(what.split()) :]
+        assert len(numbers) >= 2, rows[what]
+        assert all(number.replace(",", "").replace(".", "").isdigit() for number in numbers), rows[what]
+
+
 async def ask(c: Conductor, *arguments: str) -> int:
     return await asyncio.to_thread(app.run, ["why", *arguments])
 
@@ -44,6 +63,8 @@ def test_why(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
                 "d1": pb.INSTANCE_ROLE_DECODE,
             }
             await c.register(*[instance(name, role) for name, role in roles.items()])
+            assert await ask(c) == 1
+            assert "No request has been scheduled here yet." in capsys.readouterr().err
             plan = await c.schedule("req-1", chain("a", 100))
             prefill = plan.prefill.instance_id
             leg = {
@@ -62,8 +83,9 @@ def test_why(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
                 plan.decision_id, pb.REQUEST_PHASE_FINISHED, end, elapsed_ms=150.0, output_tokens=9
             )
 
-            assert await ask(c, "req-1") == 0
+            assert await ask(c) == 0, "without a name the last request is explained"
             text = capsys.readouterr().out
+            check_legs(text)
             for part in (
                 "request req-1",
                 f"{prefill} computes 1605 of 1605 prompt tokens, d1 generates.",

@@ -35,6 +35,10 @@ FINISHED, FAILED, ABORTED = "finished", "failed", "aborted"
 LANDED, MISSED = "landed", "missed"
 ENDS = (FINISHED, FAILED, ABORTED)
 _NUMBER_MAX = float(1 << 53)
+_LEAST_S, _LEAST_SHARE = (
+    5e-4,
+    0.1,
+)  # a prefill that is measured takes at least so long, and so much of what was seen
 
 
 @dataclass(slots=True)
@@ -95,19 +99,8 @@ def take_in(
     if phase == PREFILL_FAILED:
         scheduler.in_flight.end(decision_id)
         scheduler.computed(active, now_s)
-    # Of an answer that is not streamed the gateway sees the first token together with the last.
     if phase == FIRST_TOKEN:
-        scheduler.models.of(active.model).book.first_token(decision_id, now_s)
-    if phase == FIRST_TOKEN and not active.first_token_s and detail.get("streamed") is not False:
-        active.first_token_s = now_s
-        _first_token_after(scheduler, active, learned, now_s)
-        observed_s = elapsed_s or now_s - active.assigned_s
-        record.observed["ttft_ms"] = round(observed_s * 1e3, 3)
-        if active.expected_ttft_s > 0:
-            learned.ttft_error = observed_s / active.expected_ttft_s
-            late_s = observed_s - active.expected_ttft_s
-            model = scheduler.models.of(active.model)
-            model.lateness.observe(active.expected_ttft_s, active.waiting_s, late_s, active.promised_ttft_s)
+        _first_token(scheduler, active, record, elapsed_s, detail, now_s, learned)
     if phase in ENDS:
         for leg in _decode_legs(detail)[-1:]:
             if active.computer == active.decoder and active.compute_seen_s:
@@ -122,6 +115,35 @@ def take_in(
         scheduler.close(decision_id, phase, now_s)
         learned.ended = True
     return learned
+
+
+def _first_token(
+    scheduler: Scheduler,
+    active: Active,
+    record: Record,
+    elapsed_s: float,
+    detail: dict[str, Any],
+    now_s: float,
+    learned: Learned,
+) -> None:
+    model = scheduler.models.of(active.model)
+    # Of an answer that is not streamed the gateway sees the first token together with the last.
+    model.book.first_token(active.decision_id, now_s)
+    if detail.get("streamed") is False:
+        record.observed["streamed"] = False
+        return
+    if active.first_token_s:
+        return
+    active.first_token_s = now_s
+    _first_token_after(scheduler, active, learned, now_s)
+    if active.prefilled_s:
+        record.observed["handover_ms"] = round((now_s - active.prefilled_s) * 1e3, 3)
+    observed_s = elapsed_s or now_s - active.assigned_s
+    record.observed["ttft_ms"] = round(observed_s * 1e3, 3)
+    if active.expected_ttft_s > 0:
+        learned.ttft_error = observed_s / active.expected_ttft_s
+        late_s = observed_s - active.expected_ttft_s
+        model.lateness.observe(active.expected_ttft_s, active.waiting_s, late_s, active.promised_ttft_s)
 
 
 def _leg_ended(scheduler: Scheduler, active: Active, now_s: float) -> None:
@@ -203,10 +225,12 @@ def _computed(
     if began_s is None:
         return
     learned.learn = active
+    record.observed["queue_ms"] = round(max(0.0, began_s - active.assigned_s) * 1e3, 3)
     if phase == FIRST_TOKEN and not inline:
         return  # word of the prefill's end was lost; this says nothing of its duration
     if detail.get("streamed") is not False:
         active.compute_seen_s = max(1e-4, now_s - began_s)
+        record.observed["prefill_ms"] = round(active.compute_seen_s * 1e3, 3)  # until the engine tells more
     if not inline:
         _leg_ended(scheduler, active, now_s)
         _prefill_told(scheduler, active, record, detail, learned)
@@ -232,10 +256,14 @@ def _prefill_told(
     if active.computer != active.decoder:
         leg_s = (number(detail, "ended_ms") - number(detail, "sent_ms")) / 1e3
         seen_s = min(seen_s, leg_s) if leg_s > 0 else seen_s
-    seconds = number(detail, "engine_ms") / 1e3 or max(1e-4, seen_s - idle_s)
-    record.observed["prefill_ms"] = round(seconds * 1e3, 3)
+    engine_s = number(detail, "engine_ms") / 1e3
+    seconds = engine_s or max(0.0, seen_s - idle_s)
+    if seconds > 0:
+        record.observed["prefill_ms"] = round(seconds * 1e3, 3)
+    # A small rest of two measurements is their error; taken for a prefill it would teach that prompts cost nothing.
+    measured = engine_s > 0 or seconds > max(_LEAST_S, _LEAST_SHARE * seen_s)
     instance = scheduler.registry.get(active.computer)
-    if instance is not None and computed > 0 and active.sequences == 1:
+    if instance is not None and computed > 0 and active.sequences == 1 and measured:
         n = active.prompt_tokens
         model = scheduler.models.of(instance.info.model)
         model.observed_prefill(instance.info, n, max(0, min(n - 1, n - computed)), seconds)
@@ -275,6 +303,8 @@ def _finished(
         per_sequence = output_tokens / active.sequences
         stayed_s = max(1e-3, now_s - (active.first_token_s or active.assigned_s + active.expected_ttft_s))
         scheduler.models.of(active.model).observed_answer(active.lengths_class, per_sequence, stayed_s)
+        if active.first_token_s:
+            record.observed["decode_ms"] = round(stayed_s * 1e3, 3)
         if active.first_token_s and per_sequence > 1:
             record.observed["tbt_ms"] = round(stayed_s * 1e3 / (per_sequence - 1), 3)
 

@@ -109,6 +109,10 @@ class Records:
         ids = self._of_request.get(name)
         return self._records[ids[-1]] if ids else None
 
+    def newest(self) -> Record | None:
+        """Return the record of the last decision."""
+        return next(reversed(self._records.values()), None)
+
     def earlier(self, request_id: str) -> list[str]:
         """Return the last decision ids of a request, oldest first."""
         known = self._of_request.get(request_id, deque())

@@ -1,4 +1,4 @@
-"""GetDecision: the record of one decision, for people."""
+"""GetDecision: the record of one decision, or of the last one, for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ async def handle(
 ) -> pb.GetDecisionResponse:
     """Return the record with its misses explained. Raises DecisionUnknown, InvalidArgument."""
     await state.work_off()
-    record = state.core.records.find(request.id)
+    records = state.core.records
+    record = records.find(request.id) if request.id else records.newest()
+    if record is None and not request.id:
+        raise errors.DecisionUnknown("No request has been scheduled here yet.")
     if record is None:
         raise errors.DecisionUnknown(
             f"No decision {request.id[:64]!r} is kept here; the last {state.section.decision_count_max} are."
