@@ -236,7 +236,7 @@ bool Client::set_map(uint64_t epoch, std::vector<NodeInfo> infos) {
   }
   for (size_t i = 0; i < kept.size(); ++i) {
     if (!kept[i]) {
-      old->nodes[i]->close_idle();
+      old->nodes[i]->retire();
       impl_->reservation_lanes.erase(std::weak_ptr<Node>(old->nodes[i]));
     }
   }

@@ -147,7 +147,7 @@ void Node::release(Lane lane) {
   const LaneUse use = lane.use;
   {
     const std::lock_guard lock(mutex_);
-    if (!closed_) idle_.push_back(std::move(lane));
+    if (!closed_ && !retired_) idle_.push_back(std::move(lane));
   }
   queue_.give(use);
 }
@@ -165,6 +165,13 @@ void Node::close_idle() {
   closed_ = true;
   idle_.clear();
   queue_.wake_all();
+}
+
+void Node::retire() {
+  std::vector<Lane> ended;  // closing takes time: without the lock
+  const std::lock_guard lock(mutex_);
+  retired_ = true;
+  ended.swap(idle_);
 }
 
 void Node::close_idle_since(uint64_t before_ms) {

@@ -80,7 +80,10 @@ class Node {
   Result<Lane> acquire(Route route, LaneUse use, std::unique_ptr<LaneTicket>& ticket);
   void release(Lane lane);  // idle lanes go back to the pool, others are closed
   void drop(Lane lane);
+  // The client is closed: no call gets a lane any more.
   void close_idle();
+  // It left the map. Calls that began before still get lanes, which are closed after their use.
+  void retire();
   // Lanes that nobody used since then, with their queue pairs.
   void close_idle_since(uint64_t before_ms);
 
@@ -112,6 +115,7 @@ class Node {
   LaneQueue queue_;
   std::vector<Lane> idle_;  // with the turns under way never more than the queue has turns
   bool closed_ = false;
+  bool retired_ = false;
   Breaker breaker_;
   Status last_failure_;
   std::shared_ptr<ShmSegments> segments_;
