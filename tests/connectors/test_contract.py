@@ -55,13 +55,21 @@ def test_the_scheduler_and_the_runner_know_what_we_rely_on() -> None:
     assert "kv_connector_worker_meta" in KVConnectorOutput.__dataclass_fields__
 
 
-def test_it_is_a_best_effort_cache(make: Make, faulty: FaultyPool) -> None:
+def test_it_is_a_best_effort_cache(make: Make, faulty: FaultyPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.platforms import current_platform
+
     from mooncache.connectors.vllm import MooncacheConnector
 
     engine = make()
     assert engine.connector.requires_kv_delivery is False
     assert MooncacheConnector.requires_piecewise_for_cudagraph({}) is False
     assert MooncacheConnector.requires_piecewise_for_cudagraph({"mooncache.layerwise": True}) is True
+    assert MooncacheConnector.requires_piecewise_for_cudagraph({"mooncache.layerwise": "nonsense"}) is False
+    monkeypatch.setenv("MOONCACHE_CONNECTOR_LAYERWISE", "true")
+    assert MooncacheConnector.requires_piecewise_for_cudagraph({}) is True
+    assert MooncacheConnector.requires_piecewise_for_cudagraph({"mooncache.layerwise": False}) is False
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
+    assert MooncacheConnector.requires_piecewise_for_cudagraph({}) is False  # it is ignored there
 
 
 @pytest.mark.parametrize(
