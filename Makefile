@@ -16,12 +16,11 @@ JOBS ?= $(shell nproc)
 PYTEST_WORKERS ?= $(JOBS)
 PYTEST_ARGS ?=
 UP_ARGS ?=
-comma := ,
 heading = @printf '\n== %s\n' "$(1)"
 
 # ---- for people --------------------------------------------------------------------------------
 .PHONY: help up test check lint format pytest native-test asan-test tsan-test fuzz-smoke wheel wheel-test engine
-.PHONY: bench bench-rdma proto docs stub tidy develop clean distclean system-up system-test
+.PHONY: bench bench-rdma proto docs stub tidy develop lock clean distclean system-up system-test
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -45,26 +44,27 @@ system-up system-test: system-%:
 $(BIN)/python: | system-up
 	$(call heading,virtual environment in $(VENV))
 	@"$$(scripts/system.sh python)" -m venv --clear $(VENV)
-	@$(PIP) install -q --upgrade pip 2>&1 | { grep -v 'is ignored: it is neither' || true; }
+	@$(PIP) install -q --require-hashes -r requirements/pip.txt 2>&1 | { grep -v 'is ignored: it is neither' || true; }
 
-# Built without isolation, so that the build folder stays valid and a rebuild is incremental. With extras an engine
-# comes along: vLLM, else the small one; .venv/.engine says which, `make engine` tries again.
+# Packages are those of requirements/*.txt, by hash. Built without isolation, so that the build folder stays valid and a
+# rebuild is incremental. With up and dev an engine comes along: vLLM, else the small one; .venv/.engine says which,
+# `make engine` tries again.
 install = @ENGINE_STAMP=$(VENV)/.engine scripts/install.sh $(BIN)/python "$(1)"
-INSTALLED_FROM := pyproject.toml setup.py services/_version.py $(EXTENSION_SOURCES)
+INSTALLED_FROM := pyproject.toml setup.py $(wildcard requirements/*.txt) services/_version.py $(EXTENSION_SOURCES)
 
 $(VENV)/.base: $(INSTALLED_FROM) | $(BIN)/python
 	$(call heading,mooncache into $(VENV) (editable))
-	$(call install,)
+	$(call install,base)
 	@touch $@
 
 $(VENV)/.up: $(INSTALLED_FROM) | $(BIN)/python
 	$(call heading,mooncache and an engine into $(VENV) (editable; the first time takes minutes))
-	$(call install,serve)
+	$(call install,up)
 	@touch $(VENV)/.base $@
 
 $(VENV)/.dev: $(INSTALLED_FROM) | $(BIN)/python system-test
 	$(call heading,mooncache - developer tools and an engine into $(VENV) (editable))
-	$(call install,dev$(comma)etcd$(comma)serve)
+	$(call install,dev)
 	@scripts/install_nixl.sh $(BIN)/python
 	@touch $(VENV)/.base $(VENV)/.up $@
 
@@ -137,7 +137,7 @@ fuzz-smoke: | $(VENV)/.dev ## each libFuzzer target for FUZZ_SECONDS over its co
 build/dist/.built: pyproject.toml setup.py MANIFEST.in README.md $(EXTENSION_SOURCES) $(shell find services protos -name '*.py' -o -name '*.pyi' -o -name '*.proto') | $(VENV)/.dev
 	$(call heading,sdist - and the wheel from it - in isolation)
 	@rm -rf build/dist
-	$(NICE) $(BIN)/python -m build --outdir build/dist . >build/dist.log 2>&1 || { tail -n 60 build/dist.log; exit 1; }
+	PIP_CONSTRAINT=requirements/build.txt $(NICE) $(BIN)/python -m build --outdir build/dist . >build/dist.log 2>&1 || { tail -n 60 build/dist.log; exit 1; }
 	@touch $@
 
 wheel: build/dist/.built ## sdist and wheel into build/dist
@@ -164,6 +164,9 @@ docs: $(VENV)/.dev ## rewrite the reference pages that come from the code
 
 stub: $(VENV)/.dev ## rewrite services/_native.pyi after a change in native/python
 	$(BIN)/python scripts/native_stub.py
+
+lock: | $(BIN)/python ## resolve pyproject.toml into requirements/*.txt (LOCK_ARGS=--upgrade for newer versions)
+	@$(PIP) install -q uv && scripts/lock.sh $(BIN)/uv $(LOCK_ARGS)
 
 clean: ## remove build outputs and caches, keep .venv
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis services/_native*.so

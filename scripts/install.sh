@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# mooncache, editable, with EXTRAS into the environment of PYTHON, and an engine beside it.
-# usage: install.sh PYTHON EXTRAS, where EXTRAS is like "dev,serve" or empty (then no engine either)
+# mooncache, editable, with the packages of requirements/LOCK.txt into the environment of PYTHON, and an engine beside it.
+# usage: install.sh PYTHON LOCK, where LOCK is dev, up or base (then without an engine)
 #
 # The engine is vLLM; where it cannot be had, the small engine on transformers; where not even PyTorch can be had,
 # none. ENGINE_STAMP (default .venv/.engine) holds which one it was, so that the next run does not try again.
@@ -8,7 +8,7 @@
 set -euo pipefail
 
 python=$1
-extras=$2
+lock=$2
 here=$(dirname "$0")
 stamp=${ENGINE_STAMP:-.venv/.engine}
 pip=("$python" -m pip --disable-pip-version-check --no-input install -q)
@@ -38,31 +38,34 @@ engine() {
   fi
 }
 
-mapfile -t requires < <("$python" -c '
-import tomllib
-with open("pyproject.toml", "rb") as file:
-    print(*tomllib.load(file)["build-system"]["requires"], sep="\n")')
-quietly requires "${pip[@]}" "${requires[@]}"
+locked() { # NAME: what requirements/NAME.txt says, each file checked by its hash
+  quietly "$1" "${pip[@]}" --no-deps --require-hashes -r "requirements/$1.txt"
+}
 
-PATH="$(cd "$(dirname "$python")" && pwd):$PATH" "$python" setup.py -q build_ext --inplace >"$work/native.log" 2>&1 &
+PATH="$(cd "$(dirname "$python")" && pwd):$PATH"
+export PATH
+locked build
+"$python" setup.py -q build_ext --inplace >"$work/native.log" 2>&1 &
 native=$!
-if [ -n "$extras" ]; then
-  engine || { kill "$native" 2>/dev/null || true; exit 1; }
+give_up() {
+  kill "$native" 2>/dev/null || true
+  echo "$1"
+  exit 1
+}
+locked "$lock" || give_up "what requirements/$lock.txt names could not be installed; the last lines above say why"
+if [ "$lock" != base ]; then
+  engine || give_up "the engine could not be installed"
+  if [ "$(cat "$stamp")" != vllm ] && ! quietly torch "$here/install_torch.sh" "$python"; then
+    echo "PyTorch could not be installed: there will be no engine, only the pool"
+    echo none >"$stamp"
+  fi
 fi
 if ! wait "$native"; then
   tail -n 100 "$work/native.log"
   echo "the native code could not be built; the last lines above say why"
   exit 1
 fi
-
-export PATH="$(cd "$(dirname "$python")" && pwd):$PATH"
-if [ -n "$extras" ]; then
-  quietly editable "${pip[@]}" --no-build-isolation -e ".[$extras,hf]" -v && exit 0
-  echo "transformers or PyTorch could not be installed: there will be no engine, only the pool"
-  echo none >"$stamp"
-  extras="[$extras]"
-fi
-quietly editable "${pip[@]}" --no-build-isolation -e ".$extras" -v || {
+quietly editable "${pip[@]}" --no-build-isolation --no-deps -e . -v || {
   echo "mooncache could not be built and installed; the last lines above say why"
   exit 1
 }

@@ -7,12 +7,12 @@
 set -euo pipefail
 
 python=$1
-pip=("$python" -m pip --disable-pip-version-check --no-input install -q --no-deps)
+pip=("$python" -m pip --disable-pip-version-check --no-input install -q --no-deps --require-hashes)
 
 "$python" -c 'import nixl._api' >/dev/null 2>&1 && exit 0
 if ! "$python" -c 'import torch' >/dev/null 2>&1; then
   echo "NIXL: left out, because it needs PyTorch, which is not here"
-elif ! "${pip[@]}" 'nixl>=1.5,<2' 'nixl-cu12>=1.5,<2' >/dev/null 2>&1; then
+elif ! "${pip[@]}" -r requirements/nixl.txt >/dev/null 2>&1; then
   echo "NIXL: left out, because its wheels could not be installed"
 elif ! "$python" -c 'import nixl._api' 2>/dev/null; then
   echo "NIXL: installed, but it cannot be imported: $("$python" -c 'import nixl._api' 2>&1 | tail -n 1)"

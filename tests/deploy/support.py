@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -108,22 +107,8 @@ def wheelhouse() -> bool:
     """Fill build/wheelhouse with this machine's pip; False when that cannot serve the base image."""
     if sys.version_info[:2] != BASE_PYTHON:
         return False
-    constraints = []
-    for name in ("torch", "transformers", "numpy"):
-        try:
-            constraints.append(f"{name}=={metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            continue
-    WHEELHOUSE.mkdir(parents=True, exist_ok=True)
-    pinned = WHEELHOUSE / "constraints.txt"
-    pinned.write_text("\n".join(constraints) + "\n", encoding="utf-8")  # a torch without CUDA stays one
-    extras = ("serve", "hf", "otel", "etcd")
     try:
-        command(
-            *(sys.executable, str(DEPLOY / "wheelhouse.py"), str(WHEELHOUSE), *extras),
-            timeout_s=900,
-            env={"PIP_CONSTRAINT": str(pinned)},
-        )
+        command(sys.executable, str(DEPLOY / "wheelhouse.py"), str(WHEELHOUSE), "image-hf", timeout_s=900)
     except DockerMissingError:
         return False
     return True

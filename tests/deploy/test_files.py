@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -108,17 +106,3 @@ def test_the_build_context_has_what_the_image_copies() -> None:
     )
     for name in copied:
         assert name == "." or any(name == good or name.startswith(f"{good}/") for good in allowed), name
-
-
-def test_the_list_of_requirements_follows_the_extras() -> None:
-    def listed(*words: str) -> list[str]:
-        script = [sys.executable, str(DEPLOY / "wheelhouse.py"), *words]
-        return subprocess.run(
-            script, capture_output=True, text=True, timeout=60, check=True
-        ).stdout.splitlines()
-
-    assert any(line.startswith("nanobind") for line in listed("--list-build"))
-    base, served = listed("--list"), listed("--list", "hf")
-    assert set(base) < set(served)
-    assert any(line.startswith("starlette") for line in served), "hf refers to serve"
-    assert not any("mooncache" in line for line in served)

