@@ -20,7 +20,7 @@ heading = @printf '\n== %s\n' "$(1)"
 
 # ---- for people --------------------------------------------------------------------------------
 .PHONY: help up test check lint format pytest native-test asan-test tsan-test fuzz-smoke wheel wheel-test engine
-.PHONY: bench bench-rdma proto docs stub tidy develop lock clean distclean system-up system-test
+.PHONY: bench bench-rdma proto docs stub tidy develop lock sbom clean distclean system-up system-test
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -134,14 +134,21 @@ fuzz-smoke: | $(VENV)/.dev ## each libFuzzer target for FUZZ_SECONDS over its co
 	@PATH="$(abspath $(BIN)):$$PATH" $(NICE) scripts/fuzz_smoke.sh $(FUZZ_SECONDS) $(JOBS)
 
 # ---- packages ----------------------------------------------------------------------------------
-build/dist/.built: pyproject.toml setup.py MANIFEST.in README.md $(EXTENSION_SOURCES) $(shell find services protos -name '*.py' -o -name '*.pyi' -o -name '*.proto') | $(VENV)/.dev
+build/dist/.built: scripts/sbom.py $(wildcard requirements/*.txt) pyproject.toml setup.py MANIFEST.in README.md $(EXTENSION_SOURCES) $(shell find services protos -name '*.py' -o -name '*.pyi' -o -name '*.proto') | $(VENV)/.dev
 	$(call heading,sdist - and the wheel from it - in isolation)
 	@rm -rf build/dist
-	PIP_CONSTRAINT=requirements/build.txt $(NICE) $(BIN)/python -m build --outdir build/dist . >build/dist.log 2>&1 || { tail -n 60 build/dist.log; exit 1; }
+	@$(PIP) download -q --no-deps --require-hashes -r requirements/build.txt -d build/isolated 2>/dev/null
+	PIP_NO_INDEX=1 PIP_FIND_LINKS=$(abspath build/isolated) $(NICE) $(BIN)/python -m build --outdir build/dist . >build/dist.log 2>&1 || { tail -n 60 build/dist.log; exit 1; }
+	@$(BIN)/python scripts/sbom.py build/dist/mooncache.cdx.json
 	@touch $@
 
-wheel: build/dist/.built ## sdist and wheel into build/dist
-	@ls -l build/dist/*.whl build/dist/*.tar.gz
+wheel: build/dist/.built ## sdist, wheel and what they are made of (CycloneDX) into build/dist
+	@ls -l build/dist/*.whl build/dist/*.tar.gz build/dist/*.cdx.json
+
+sbom: | $(BIN)/python ## what a release is made of, as CycloneDX, into build/sbom (one for each image)
+	@mkdir -p build/sbom
+	@for lock in image image-hf vllm-cpu; do $(BIN)/python scripts/sbom.py build/sbom/$$lock.cdx.json $$lock; done
+	@ls -l build/sbom
 
 wheel-test: build/dist/.built ## the wheel in a fresh environment outside of the checkout
 	$(call heading,installed wheel)

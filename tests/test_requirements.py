@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -100,3 +103,47 @@ def test_nothing_asks_a_second_index_that_could_answer_for_any_name() -> None:
     for path in places:
         if path.is_file() and path.suffix in {"", ".sh", ".py", ".txt", ".yml", ".Dockerfile", ".example"}:
             assert not re.search(r"extra[-_]index", path.read_text(encoding="utf-8"), re.I), path
+
+
+@pytest.mark.parametrize("lock", ["image", "image-hf", "vllm-cpu"])
+def test_the_list_of_components_names_every_locked_package(lock: str, tmp_path: Path) -> None:
+    def written(name: str) -> str:
+        script = [sys.executable, str(ROOT / "scripts" / "sbom.py"), str(tmp_path / name), lock]
+        subprocess.run(script, timeout=60, check=True)
+        return (tmp_path / name).read_text(encoding="utf-8")
+
+    first = written("first")
+    assert first == written("second"), "the same sources, the same document"
+    document = json.loads(first)
+    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
+    named = {(one["name"], one["version"]) for one in document["components"]}
+    locked = {
+        (name, str(one.specifier).removeprefix("=="))
+        for name, found in pins(lock).items()
+        for one, _ in found
+    }
+    assert locked <= {(canonicalize_name(name), version) for name, version in named}
+    assert "mooncache-native" in {name for name, _ in named}
+    assert ("torch" in {name for name, _ in named}) == (lock != "image")
+
+
+def test_a_release_image_names_its_base_by_digest(tmp_path: Path) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text(
+        f"""#!/bin/sh
+case "$1 $2" in
+  "image inspect") echo "debian@sha256:{"1" * 64}" ;;
+  build*) echo "$@" > {tmp_path}/asked ;;
+esac
+"""
+    )
+    docker.chmod(0o755)
+    command = [str(ROOT / "deploy" / "build.sh"), "mine:1", "debian:12-slim", "--build-arg", "ENGINE=none"]
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    subprocess.run(command, env=environment, timeout=60, check=True, capture_output=True)
+    asked = (tmp_path / "asked").read_text()
+    assert f"BASE_IMAGE=debian@sha256:{'1' * 64}" in asked and "ENGINE=none" in asked
+    assert "base.name=debian:12-slim" in asked
+    docker.write_text('#!/bin/sh\n[ "$1" = pull ] || echo mine-without-registry\n')
+    done = subprocess.run(command, env=environment, timeout=60, check=False, capture_output=True, text=True)
+    assert done.returncode == 1 and "is not known" in done.stderr
