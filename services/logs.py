@@ -109,6 +109,7 @@ class Event(enum.StrEnum):
     TOKENIZER_UNUSABLE = "tokenizer.unusable"  # requests of a model are served without block keys
     CONDUCTOR_LOST = "conductor.lost"  # the conductor does not answer; requests go round robin
     CONDUCTOR_FOUND = "conductor.found"  # the conductor answers again
+    CONDUCTOR_REFUSED = "conductor.refused"  # the conductor answers with an error; requests go round robin
     LEG_FAILED = "leg.failed"  # one leg of a request failed; `again` says whether another is tried
     KEYS_RELOADED = "keys.reloaded"  # the file of API keys was read again
     CAPTURE_STARTED = "capture.started"  # the gateway writes a trace of its requests into a new file

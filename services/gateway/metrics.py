@@ -49,6 +49,9 @@ class GatewayMetrics:
         self.unscheduled = metrics.counter(
             "unscheduled", "Requests that went round robin because the conductor did not answer."
         )
+        self.conductor_errors = metrics.counter(
+            "conductor_errors", "Requests that the conductor answered with an error.", ("code",)
+        )
         self.no_keys = metrics.counter("no_keys", "Requests served without block keys.", ("reason",))
         self.rate_limited = metrics.counter("rate_limited", "Requests over a tenant's limit.", ("limit",))
         self.aborted = metrics.counter("aborted", "Requests whose client went away.")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+from mooncache import logs
+from mooncache.errors import Internal, LimitExceeded, MooncacheError, NotLeader, Unauthenticated
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.gateway.stand_in import MODEL, FakeEngine, running, until
 from tests.gateway.test_requests import CHAT, ask
@@ -103,6 +106,34 @@ async def test_without_the_conductor_requests_go_round_robin(
         assert (status, answer["error"]["code"]) == (503, "engine_unavailable")
         assert "mooncache status" in answer["error"]["message"]
         assert headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize("error", [Internal, LimitExceeded, Unauthenticated, NotLeader])
+async def test_a_conductor_that_errs_fails_no_request(
+    tmp_path: Path, http: aiohttp.ClientSession, error: type[MooncacheError]
+) -> None:
+    """A defect of a policy, a limit on calls, a token that was changed: nothing that a client can do about."""
+    stream = io.StringIO()
+    logs.setup("gateway", log_format="json", stream=stream)
+    try:
+        async with running(tmp_path, [FakeEngine("a"), FakeEngine("b")]) as bench:
+
+            async def fails(_request: pb.ScheduleRequest) -> pb.ScheduleResponse:
+                raise error("not now")
+
+            bench.conductor.think = fails
+            for _ in range(4):
+                status, _, headers = await ask(bench, http, CHAT)
+                assert (status, headers["x-mooncache-decision"]) == (200, "unscheduled")
+            assert [len(engine.requests) for engine in bench.engines.values()] == [2, 2]
+            page = bench.gateway.metrics.render().decode()
+            assert f'conductor_errors_total{{code="{error.name}"}} 4.0' in page
+            bench.conductor.think = None
+            status, _, headers = await ask(bench, http, CHAT)
+            assert (status, headers["x-mooncache-decision"]) == (200, "both=1")
+    finally:
+        logs.reset()
+    assert stream.getvalue().count("conductor.refused") == 1
 
 
 async def test_model_whose_last_instance_left_is_503_and_not_404(

@@ -1,7 +1,9 @@
 """Calls to the conductor: where does a request go, and what became of it.
 
-Without an answer requests go round robin over the instances of the last list: worse placed, but served. After a silent
-conductor the next request within a second does not wait for it again. Reports are sent in the background in the order
+Without an answer requests go round robin over the instances of the last list: worse placed, but served. So they do when
+the answer is an error that says nothing about the request: a defect, a limit on calls, a token that does not fit. What
+the conductor decides (overloaded, too long, unknown model) is no error and stays. After a silent conductor the next
+request within a second does not wait for it again. Reports are sent in the background in the order
 of each decision, all that wait in one call; when too many wait, they are dropped and counted - the conductor forgets
 requests by itself.
 """
@@ -19,7 +21,7 @@ import structlog
 
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.clock import Clock
-from mooncache.errors import ConductorUnavailable, DeadlineExceeded, MooncacheError
+from mooncache.errors import ConductorUnavailable, DeadlineExceeded, InvalidArgument, MooncacheError, TooLarge
 from mooncache.gateway.core.instance_list import InstanceList
 from mooncache.gateway.metrics import GatewayMetrics
 from mooncache.logs import Event, get_logger
@@ -46,18 +48,19 @@ class Conductor:
         self._avoid_until_s = 0.0
         self.present = True
         self._list = InstanceList()
+        self._refusal = ""
         self._queues: Sequence[asyncio.Queue[tuple[str, pb.UpdateRequestRequest]]] = [
             asyncio.Queue(_QUEUE_MAX) for _ in range(UPDATE_LANES)
         ]
 
     async def schedule(self, request: pb.ScheduleRequest) -> pb.ScheduleResponse | None:
-        """Ask where a request goes; None when the conductor does not answer.
+        """Ask where a request goes; None when the conductor does not answer, or not to the question.
 
         When the caller is cancelled meanwhile, the plan that nobody will carry out is given back: the conductor
         would count it as work under way until its own limit.
 
         Raises:
-            MooncacheError: the conductor's own refusal of the call.
+            InvalidArgument, TooLarge: what is asked makes no sense to the conductor.
         """
         started_s = self._clock.now_s()
         if started_s < self._avoid_until_s:
@@ -72,9 +75,22 @@ class Conductor:
             self._avoid_until_s = self._clock.now_s() + _AVOID_S
             self._note(error)
             return None
+        except (InvalidArgument, TooLarge):
+            raise
+        except MooncacheError as error:
+            self._refused(error)
+            return None
+        self._refusal = ""
         self._stats.schedule.observe(self._clock.now_s() - started_s)
         self._note(None)
         return response
+
+    def _refused(self, error: MooncacheError) -> None:
+        """Count an error, and log it when it is another one than the last."""
+        self._stats.conductor_errors.labels(error.name).inc()
+        if error.name != self._refusal:
+            self._refusal = error.name
+            log.error(Event.CONDUCTOR_REFUSED, code=error.name, reason=error.message)
 
     def _give_back(self, request_id: str, call: asyncio.Future[pb.ScheduleResponse]) -> None:
         if call.cancelled() or call.exception() is not None:
