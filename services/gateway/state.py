@@ -11,8 +11,10 @@ from mooncache.clock import Clock
 from mooncache.config import Config
 from mooncache.gateway.core.bodies import Budget
 from mooncache.gateway.core.fleet import Fleet
+from mooncache.gateway.core.pace import Paces
 from mooncache.gateway.core.rate_limit import RateLimiter
 from mooncache.gateway.metrics import GatewayMetrics
+from mooncache.gateway.shell.alarms import Alarms
 from mooncache.gateway.shell.keyring import Keyring
 from mooncache.metrics import Metrics
 
@@ -45,6 +47,8 @@ class GatewayState:
     capture: Capture | None = None
     fleet: Fleet = field(default_factory=Fleet)
     limiter: RateLimiter = field(default_factory=RateLimiter)
+    paces: Paces = field(default_factory=Paces)
+    alarms: Alarms = field(default_factory=Alarms)
     draining: bool = False
     active_count: int = 0
     tenant_counts: dict[str, int] = field(default_factory=dict)

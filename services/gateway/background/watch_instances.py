@@ -7,6 +7,7 @@ from typing import Final
 
 from mooncache.gateway.state import GatewayState
 from mooncache.logs import Event, get_logger
+from mooncache.proto.v1 import conductor_pb2 as pb
 
 WAIT_S: Final = 10.0
 _LOST_WAIT_S: Final = 0.5
@@ -25,6 +26,13 @@ async def run(state: GatewayState) -> None:
             listed = await state.conductor.list_instances(version, wait_s if state.fleet.known else 0.0)
             if listed.version != version or not state.fleet.known:
                 state.fleet.apply(listed.version, listed.views, state.clock.wall_s())
+                state.alarms.suspect(
+                    {
+                        view.instance.instance_id
+                        for view in listed.views
+                        if view.instance.state == pb.INSTANCE_STATE_SUSPECT
+                    }
+                )
                 models = [model for model in state.fleet.models.values() if model.instances]
                 log.info(
                     Event.INSTANCES_CHANGED,

@@ -12,12 +12,13 @@ import contextlib
 from dataclasses import replace
 from typing import Any, Final
 
-from mooncache.errors import EngineFailed, EngineTimeout, MooncacheError, NoInstances
+from mooncache.errors import EngineFailed, EngineTimeout, EngineUnavailable, MooncacheError, NoInstances
 from mooncache.gateway.core import faults, legs, plan
+from mooncache.gateway.core.asking import schedule_request
 from mooncache.gateway.core.plan import Attempts, LegPlan, Plan
 from mooncache.gateway.core.prepared import Known, Prepared
-from mooncache.gateway.core.sse import StreamEditor, edit_answer
-from mooncache.gateway.core.usage import Usage, settle
+from mooncache.gateway.core.sse import edit_answer
+from mooncache.gateway.shell.account import BYTES_PER_TOKEN, Account
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.shell.legs import LegRecord, Opened, open_decode, run_prefill
 from mooncache.gateway.shell.relay import relay
@@ -29,7 +30,6 @@ from mooncache.proto.v1 import conductor_pb2 as pb
 DECISION_HEADER: Final = "x-mooncache-decision"
 _DRAIN_S: Final = 0.25
 _LATE_PREFILL_S: Final = 0.05
-_BYTES_PER_TOKEN: Final = 4
 
 log = get_logger(__name__)
 
@@ -49,15 +49,13 @@ class Drive:
         self._state, self._exchange = state, exchange
         self._inquiry, self._known, self._forward = prepared.inquiry, prepared.known, prepared.forward
         self._settings = state.config.gateway
-        self._salt, self._body_bytes = salt, body_bytes
+        self._salt = salt
         self._attempts = Attempts()
-        self._records: list[LegRecord] = []
-        self._plan: Plan | None = None
+        self._no_better: set[str] = set()
         self._prefill: asyncio.Task[LegRecord] | None = None
         self._decode: asyncio.Task[Opened] | None = None
-        self._opened: Opened | None = None
-        self._editor = StreamEditor(prepared.inquiry.wants_usage)
-        self._cached_tokens: int | None = None
+        tokens = prepared.known.token_count if prepared.known is not None else body_bytes // BYTES_PER_TOKEN
+        self._account = Account(state, exchange, prepared.inquiry, max(1, tokens))
 
     async def run(self) -> None:
         """Serve the request. Raises Refusal, MooncacheError, ClientGone; legs are closed in any case."""
@@ -70,8 +68,8 @@ class Drive:
                 limit_s = self._settings.request_timeout_s
                 raise EngineTimeout(f"The request took longer than {limit_s:g} s.") from None
             phase, code = pb.REQUEST_PHASE_FINISHED, "OK"
-            if self._editor.fault is not None:
-                phase, code = pb.REQUEST_PHASE_FAILED, self._editor.fault.name
+            if self._account.editor.fault is not None:
+                phase, code = pb.REQUEST_PHASE_FAILED, self._account.editor.fault.name
         except faults.Refusal as refusal:
             code = refusal.fault.name
             raise
@@ -83,24 +81,26 @@ class Drive:
                 phase, code = pb.REQUEST_PHASE_ABORTED, "CLIENT_GONE"
             planned = self._planned_tokens()
             self._close(code)
-            self._report_end(phase, code, planned)
+            self._account.report_end(phase, code, planned)
 
     async def _serve(self) -> None:
-        self._plan = await self._schedule()
-        self._charge(self._prompt_tokens())  # only now: what the conductor refuses costs the tenant nothing
-        self._state.stats.overhead.observe(self._elapsed_ms() / 1e3)
+        self._account.plan = await self._schedule()
+        self._account.charge(
+            self._account.prompt_tokens
+        )  # only now: what the conductor refuses costs the tenant nothing
+        self._state.stats.overhead.observe(self._account.elapsed_ms() / 1e3)
         self._dispatch()
-        opened = self._opened = await self._until_open()
+        opened = self._account.opened = await self._until_open()
         self._decode = None
         self._let_go()
-        self._exchange.reply_headers[DECISION_HEADER] = _header_text(self._plan.summary)
+        self._exchange.reply_headers[DECISION_HEADER] = _header_text(self._account.plan.summary)
         streamed = opened.source is not None
         detail = {"leg": "decode", "instance": opened.record.instance, "streamed": streamed}
-        self._report(pb.REQUEST_PHASE_FIRST_TOKEN, detail)
+        self._account.report(pb.REQUEST_PHASE_FIRST_TOKEN, detail)
         if opened.source is None:
             await self._wait_for_prefill()
             body, opened.record.usage, opened.record.told = edit_answer(
-                opened.body, self._cached_tokens, self._planned_tokens()
+                opened.body, self._account.cached_tokens, self._planned_tokens()
             )
             await self._exchange.reply(200, body)
             return
@@ -115,9 +115,9 @@ class Drive:
 
     async def _stream(self, opened: Opened) -> None:
         assert opened.source is not None
-        stats, editor, exchange = self._state.stats, self._editor, self._exchange
-        stats.ttft.labels(self._inquiry.model).observe(self._elapsed_ms() / 1e3)
-        editor.prefill_tokens, editor.planned_tokens = self._cached_tokens, self._planned_tokens()
+        stats, editor, exchange = self._state.stats, self._account.editor, self._exchange
+        stats.ttft.labels(self._inquiry.model).observe(self._account.elapsed_ms() / 1e3)
+        editor.prefill_tokens, editor.planned_tokens = self._account.cached_tokens, self._planned_tokens()
         if self._prefill is not None:
             self._prefill.add_done_callback(self._prefill_came_late)
         await exchange.begin_stream()
@@ -153,24 +153,14 @@ class Drive:
         inquiry, known, attempts = self._inquiry, self._known, self._attempts
         caller = self._exchange.caller
         assert caller is not None
-        whole = inquiry.whole_prompt
-        request = pb.ScheduleRequest(
-            request_id=self._exchange.request_id,
-            tenant=caller.tenant,
-            model=inquiry.model,
-            prompt_tokens=self._prompt_tokens(),
-            keys=known.keys if known and not whole else b"",
-            content_keys=known.content_keys if known and not whole else b"",
-            passport_root=known.passport_root if known else b"",
-            max_output_tokens=inquiry.max_output_tokens,
-            ttft_slo_ms=inquiry.ttft_slo_ms,
-            tbt_slo_ms=inquiry.tbt_slo_ms,
-            sequence_count=inquiry.choices,
-            exclude=attempts.exclude,
-            attempt=attempts.number,
-            no_prefill=known is None or not known.block_tokens or whole,
-            session=f"{caller.tenant}/{inquiry.session}" if inquiry.session else "",
-            priority=inquiry.priority if caller.admin else 0,
+        request = schedule_request(
+            self._exchange.request_id,
+            caller.tenant,
+            inquiry,
+            known,
+            attempts,
+            prompt_tokens=self._account.prompt_tokens,
+            is_admin=caller.admin,
         )
         response = await self._state.conductor.schedule(request)
         # A conductor that was just started knows fewer models than the last list: that is no 404.
@@ -191,17 +181,17 @@ class Drive:
 
     def _dispatch(self) -> None:
         """Send both legs of the current plan."""
-        assert self._plan is not None
-        if self._plan.prefill is not None:
-            self._start_prefill(self._plan.prefill)
-        self._start_decode(self._plan.decode)
+        assert self._account.plan is not None
+        if self._account.plan.prefill is not None:
+            self._start_prefill(self._account.plan.prefill)
+        self._start_decode(self._account.plan.decode)
 
     def _start_prefill(self, leg: LegPlan) -> None:
         assert self._known is not None, "a plan without keys has no prefill leg"
         ask = self._ask("prefill", leg.wait_tokens, leg.wait_ms)
         prompt = self._known.prompt_json or legs.prompt_json(self._known.prompts)
         body = legs.prefill_body(self._inquiry.model, prompt, self._salt, ask)
-        record = self._record("prefill", leg)
+        record = self._account.begin("prefill", leg)
         self._prefill = asyncio.create_task(
             run_prefill(
                 self._state.engines,
@@ -214,9 +204,9 @@ class Drive:
         )
 
     def _start_decode(self, leg: LegPlan) -> None:
-        assert self._plan is not None
+        assert self._account.plan is not None
         wait_tokens = leg.wait_tokens
-        if self._plan.prefill is not None and self._known is not None and not wait_tokens:
+        if self._account.plan.prefill is not None and self._known is not None and not wait_tokens:
             wait_tokens = legs.complete_tokens(self._known.lengths, self._known.block_tokens)
         body = legs.decode_body(self._forward, self._salt, self._ask("decode", wait_tokens, leg.wait_ms))
         stream = self._inquiry.stream
@@ -227,7 +217,7 @@ class Drive:
                 leg,
                 self._inquiry.path,
                 body,
-                self._record("decode", leg),
+                self._account.begin("decode", leg),
                 self._exchange,
                 stream=stream,
                 limit_s=settings.first_token_timeout_s if stream else settings.request_timeout_s,
@@ -250,47 +240,95 @@ class Drive:
     async def _until_open(self) -> Opened:
         """The decode leg's first answer, whatever has to be replaced until then."""
         while True:
-            waiting: set[asyncio.Task[Any]] = {task for task in (self._prefill, self._decode) if task}
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            await self._until_news()
             if self._prefill is not None and self._prefill.done():
                 await self._prefill_ended()
             if self._decode is not None and self._decode.done():
-                record = self._last("decode")
+                record = self._account.last("decode")
                 try:
                     opened = self._decode.result()
                 except faults.Refusal as refusal:
-                    self._ended(record, refusal.fault.name)
+                    self._account.end(record, refusal.fault.name)
                     raise
                 except MooncacheError as error:
-                    self._ended(record, error.name)
+                    self._account.end(record, error.name)
                     await self._decode_failed(record, error)
                     continue
                 return opened
+            await self._leave_the_sick()
 
     async def _prefill_ended(self) -> None:
         assert self._prefill is not None
         task, self._prefill = self._prefill, None
-        record = self._last("prefill")
+        record = self._account.last("prefill")
         try:
             task.result()
         except faults.Refusal as refusal:
             # Another instance would refuse it too; the decode leg's own answer tells the client.
-            self._ended(record, refusal.fault.name)
-            self._report(pb.REQUEST_PHASE_PREFILL_FAILED, record.detail())
+            self._account.end(record, refusal.fault.name)
+            self._account.report(pb.REQUEST_PHASE_PREFILL_FAILED, record.detail())
             self._recompute()
             return
         except MooncacheError as error:
-            self._ended(record, error.name)
-            self._report(pb.REQUEST_PHASE_PREFILL_FAILED, record.detail())
+            self._account.end(record, error.name)
+            self._account.report(pb.REQUEST_PHASE_PREFILL_FAILED, record.detail())
             await self._prefill_failed(record)
             return
-        self._ended(record, "OK")
-        self._cached_tokens = record.cached_tokens
-        self._report(pb.REQUEST_PHASE_PREFILLED, record.detail())
+        self._account.end(record, "OK")
+        self._account.cached_tokens = record.cached_tokens
+        self._account.report(pb.REQUEST_PHASE_PREFILLED, record.detail())
+
+    async def _until_news(self) -> None:
+        """Return when a leg has ended or sits on an instance that has become suspect."""
+        legs_open = {"prefill": self._prefill, "decode": self._decode}
+        tasks: set[asyncio.Future[Any]] = {task for task in legs_open.values() if task}
+        names = {
+            self._account.last(leg).instance for leg, task in legs_open.items() if task
+        } - self._no_better
+        alarm = self._state.alarms.listen(names)
+        try:
+            await asyncio.wait({*tasks, alarm}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._state.alarms.leave(alarm, names)
+
+    async def _leave_the_sick(self) -> None:
+        """Send legs without an answer away from instances that have become suspect, when others would take them."""
+        for leg in ("decode", "prefill"):
+            task = self._decode if leg == "decode" else self._prefill
+            if task is None or task.done():
+                continue
+            record = self._account.last(leg)
+            if record.instance in self._no_better or not self._state.alarms.is_sick(record.instance):
+                continue
+            self._attempts.failed(record.instance, prefill=leg == "prefill")
+            new = await self._reschedule()
+            if task.done():
+                return  # it has answered after all
+            if new is None:
+                self._no_better.add(record.instance)  # a slow engine is better than none
+                continue
+            log.warning(
+                Event.LEG_FAILED, leg=leg, instance=record.instance, code=EngineUnavailable.name, again=True
+            )
+            self._state.stats.retries.labels(leg).inc()
+            self._account.end(record, "SUSPECT")
+            old, self._account.plan = self._account.plan, new
+            self._drop(self._prefill, "REPLACED")
+            self._prefill, self._account.cached_tokens = None, None
+            if leg == "prefill" and old is not None and plan.keeps_decode(old, new) and new.prefill:
+                self._start_prefill(new.prefill)
+            else:
+                self._drop(self._decode, "REPLACED")
+                self._dispatch()
+            return
 
     def _planned_tokens(self) -> int | None:
         """What caches held at first, while a prefill leg has not told; see usage.settle."""
-        return self._plan.hit_tokens if self._plan is not None and self._prefill is not None else None
+        return (
+            self._account.plan.hit_tokens
+            if self._account.plan is not None and self._prefill is not None
+            else None
+        )
 
     async def _wait_for_prefill(self) -> None:
         """A whole answer may overtake the prefill leg's own by a moment, and that one knows what was cached."""
@@ -305,21 +343,21 @@ class Drive:
         if task is not self._prefill or task.cancelled():
             return
         self._prefill = None
-        record, error = self._last("prefill"), task.exception()
+        record, error = self._account.last("prefill"), task.exception()
         if error is None:
-            self._ended(record, "OK")
-            self._cached_tokens = self._editor.prefill_tokens = record.cached_tokens
-            self._report(pb.REQUEST_PHASE_PREFILLED, record.detail())
+            self._account.end(record, "OK")
+            self._account.cached_tokens = self._account.editor.prefill_tokens = record.cached_tokens
+            self._account.report(pb.REQUEST_PHASE_PREFILLED, record.detail())
         else:
-            self._ended(record, getattr(error, "name", EngineFailed.name))
-            self._report(pb.REQUEST_PHASE_PREFILL_FAILED, record.detail())
+            self._account.end(record, getattr(error, "name", EngineFailed.name))
+            self._account.report(pb.REQUEST_PHASE_PREFILL_FAILED, record.detail())
 
     async def _prefill_failed(self, record: LegRecord) -> None:
         """Another instance while attempts are left, otherwise the decode instance computes the prompt."""
-        assert self._plan is not None
+        assert self._account.plan is not None
         if self._decode is not None and self._decode.done():
             return  # it has found another way already
-        old = self._plan
+        old = self._account.plan
         self._attempts.failed(record.instance, prefill=True)
         new = None
         if self._attempts.prefill_failures < self._settings.prefill_attempts:
@@ -330,7 +368,7 @@ class Drive:
         if new is None:
             self._recompute()
             return
-        self._plan = new
+        self._account.plan = new
         if self._decode is not None and self._decode.done():
             return  # its answer came while the conductor was asked
         self._state.stats.retries.labels("prefill").inc()
@@ -342,13 +380,13 @@ class Drive:
 
     def _recompute(self) -> None:
         """Send the decode leg again with nothing to wait for."""
-        assert self._plan is not None
+        assert self._account.plan is not None
         if self._decode is not None and self._decode.done():
             return
         self._state.stats.recomputed.inc()
         self._drop(self._decode, "REPLACED")
-        self._plan = replace(self._plan, prefill=None)
-        self._start_decode(replace(self._plan.decode, wait_tokens=0, wait_ms=0))
+        self._account.plan = replace(self._account.plan, prefill=None)
+        self._start_decode(replace(self._account.plan.decode, wait_tokens=0, wait_ms=0))
 
     async def _decode_failed(self, record: LegRecord, error: MooncacheError) -> None:
         """Another instance, or `error` when there is none left."""
@@ -363,97 +401,27 @@ class Drive:
             raise error
         self._state.stats.retries.labels("decode").inc()
         self._drop(self._prefill, "REPLACED")
-        self._prefill, self._cached_tokens = None, None
-        self._plan = new
+        self._prefill, self._account.cached_tokens = None, None
+        self._account.plan = new
         self._dispatch()
 
-    # records and reports
-
-    def _record(self, leg: str, to: LegPlan) -> LegRecord:
-        record = LegRecord(leg, to.instance_id, self._elapsed_ms())
-        self._records.append(record)
-        return record
-
-    def _last(self, leg: str) -> LegRecord:
-        return next(record for record in reversed(self._records) if record.leg == leg)
-
-    def _ended(self, record: LegRecord, code: str) -> None:
-        if not record.code:
-            record.code, record.ended_ms = code, self._elapsed_ms()
-            self._state.stats.legs.labels(record.leg, code).inc()
+    # ends
 
     def _drop(self, task: asyncio.Task[Any] | None, code: str) -> None:
         """Give a leg up; its connection closes, so its engine stops."""
         if task is None:
             return
         leg = "prefill" if task is self._prefill else "decode"
-        self._ended(self._last(leg), code)
+        self._account.end(self._account.last(leg), code)
         task.cancel()
         task.add_done_callback(_forget)
 
     def _close(self, code: str) -> None:
         self._drop(self._prefill, "UNNEEDED" if code == "OK" else code)
         self._drop(self._decode, code)
-        if self._opened is not None:
-            self._opened.answer.close()
-            self._ended(self._opened.record, code)
-
-    def _elapsed_ms(self) -> float:
-        return (self._state.clock.now_s() - self._exchange.started_s) * 1e3
-
-    def _prompt_tokens(self) -> int:
-        if self._known is not None:
-            return self._known.token_count
-        return max(1, self._body_bytes // _BYTES_PER_TOKEN)
-
-    def _output_tokens(self) -> int:
-        if self._opened is None:
-            return 0
-        usage = self._opened.record.usage
-        return usage.completion_tokens if usage is not None else self._editor.event_count
-
-    def _report(self, phase: int, detail: dict[str, Any]) -> None:
-        if self._plan is not None:
-            self._state.conductor.update(
-                self._exchange.request_id,
-                self._plan.decision_id,
-                phase,
-                self._elapsed_ms(),
-                self._output_tokens(),
-                detail,
-            )
-
-    def _report_end(self, phase: int, code: str, planned: int | None) -> None:
-        usage = self._opened.record.usage if self._opened is not None else None
-        detail: dict[str, Any] = {"code": code, "legs": [record.detail() for record in self._records]}
-        own = self._opened.record.cached_tokens if self._opened is not None else None
-        cached = settle(own, self._cached_tokens, planned)
-        if cached is not None:
-            detail["cached_tokens"] = cached
-        self._report(phase, detail)
-        self._exchange.notes |= {
-            "model": self._inquiry.model,
-            "prompt_tokens": usage.prompt_tokens if usage is not None else self._prompt_tokens(),
-            "output_tokens": self._output_tokens(),
-            "cached_tokens": detail.get("cached_tokens"),
-            "instances": [f"{record.leg}:{record.instance}:{record.code}" for record in self._records],
-        }
-        self._count(usage, detail.get("cached_tokens", 0))
-
-    def _count(self, usage: Usage | None, cached_tokens: int) -> None:
-        """Metrics and the tenant's bucket; prompt tokens were charged when the request was planned."""
-        stats, model = self._state.stats, self._inquiry.model
-        if usage is not None:
-            stats.prompt_tokens.labels(model).inc(usage.prompt_tokens)
-            stats.cached_tokens.labels(model).inc(cached_tokens)
-        output_tokens = self._output_tokens()
-        stats.output_tokens.labels(model).inc(output_tokens)
-        self._charge(output_tokens)
-
-    def _charge(self, tokens: int) -> None:
-        caller = self._exchange.caller
-        assert caller is not None
-        self._state.limiter.charge(caller.tenant, caller.limits, tokens, self._state.clock.now_s())
+        if self._account.opened is not None:
+            self._account.opened.answer.close()
+            self._account.end(self._account.opened.record, code)
 
 
 def _forget(task: asyncio.Task[Any]) -> None:

@@ -37,6 +37,8 @@ from mooncache.worker.state import WorkerState
 
 _TICK_S = 0.1
 _ASK_TIMEOUT_S = 5.0
+# A stalled engine costs the requests that are sent to it: others have to hear of it soon.
+_HEALTH_TIMEOUT_S = 1.0
 _PASSPORT_WAIT_S = 20.0
 _MODEL_TIMEOUT_S = 600.0
 _BLOCKS_MIN, _BLOCKS_UNKNOWN = 10_000, 1_000_000
@@ -65,7 +67,7 @@ async def step(state: WorkerState) -> None:
         return
     if state.process is not None:
         trim(state.process.log_path)
-    timeout_s = min(_ASK_TIMEOUT_S, state.config.worker.hang_timeout_s)
+    timeout_s = min(_HEALTH_TIMEOUT_S, state.config.worker.hang_timeout_s)
     problem = await state.http.healthy(state.url, timeout_s)
     now_s = state.clock.now_s()
     if problem:

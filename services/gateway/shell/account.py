@@ -1,0 +1,120 @@
+"""What became of one request: its legs, the reports to the conductor, metrics, and what its tenant is charged."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from mooncache.gateway.core.body import Inquiry
+from mooncache.gateway.core.plan import LegPlan, Plan
+from mooncache.gateway.core.sse import StreamEditor
+from mooncache.gateway.core.usage import Usage, settle
+from mooncache.gateway.shell.exchange import Exchange
+from mooncache.gateway.shell.legs import LegRecord, Opened
+from mooncache.gateway.state import GatewayState
+
+BYTES_PER_TOKEN: Final = 4
+
+
+class Account:
+    """See the module's text.
+
+    Attributes: `plan` is the one in force; `opened` the decode leg once its answer has begun; `cached_tokens` what the
+    prefill leg found in caches; `lost_bytes` the size of an answer that was too large to be passed on.
+    """
+
+    def __init__(self, state: GatewayState, exchange: Exchange, inquiry: Inquiry, prompt_tokens: int) -> None:
+        self._state, self._exchange, self._inquiry = state, exchange, inquiry
+        self._records: list[LegRecord] = []
+        self.prompt_tokens = prompt_tokens
+        self.plan: Plan | None = None
+        self.opened: Opened | None = None
+        self.editor = StreamEditor(inquiry.wants_usage)
+        self.cached_tokens: int | None = None
+        self.lost_bytes = 0
+
+    def begin(self, leg: str, to: LegPlan) -> LegRecord:
+        """A leg is sent."""
+        record = LegRecord(leg, to.instance_id, self.elapsed_ms())
+        self._records.append(record)
+        return record
+
+    def last(self, leg: str) -> LegRecord:
+        """The latest leg of a kind."""
+        return next(record for record in reversed(self._records) if record.leg == leg)
+
+    def end(self, record: LegRecord, code: str) -> None:
+        """A leg is over. Harmless to repeat: the first code stays."""
+        if not record.code:
+            record.code, record.ended_ms = code, self.elapsed_ms()
+            self._state.stats.legs.labels(record.leg, code).inc()
+
+    def elapsed_ms(self) -> float:
+        """Since the gateway took the request."""
+        return (self._state.clock.now_s() - self._exchange.started_s) * 1e3
+
+    def output_tokens(self) -> int:
+        """Tokens that were generated; an estimate where no engine said."""
+        inquiry, paces = self._inquiry, self._state.paces
+        most = inquiry.choices * inquiry.max_output_tokens or 1 << 53
+        if self.lost_bytes:
+            return min(most, self.lost_bytes // BYTES_PER_TOKEN)
+        if self.opened is not None:
+            usage = self.opened.record.usage
+            if usage is not None:
+                return usage.completion_tokens
+            if self.opened.source is not None:
+                return min(most, paces.of_events(inquiry.model, self.editor.event_count))
+        sent = [record for record in self._records if record.leg == "decode"]
+        if not self._exchange.gone or not sent:
+            return 0
+        elapsed_s = (self.elapsed_ms() - sent[0].sent_ms) / 1e3
+        return min(most, inquiry.choices * paces.of_time(inquiry.model, elapsed_s))
+
+    def report(self, phase: int, detail: dict[str, Any]) -> None:
+        """Tell the conductor."""
+        if self.plan is not None:
+            self._state.conductor.update(
+                self._exchange.request_id,
+                self.plan.decision_id,
+                phase,
+                self.elapsed_ms(),
+                self.output_tokens(),
+                detail,
+            )
+
+    def report_end(self, phase: int, code: str, planned: int | None) -> None:
+        """The request is over: report, log, count and charge it."""
+        usage = self.opened.record.usage if self.opened is not None else None
+        detail: dict[str, Any] = {"code": code, "legs": [record.detail() for record in self._records]}
+        own = self.opened.record.cached_tokens if self.opened is not None else None
+        cached = settle(own, self.cached_tokens, planned)
+        if cached is not None:
+            detail["cached_tokens"] = cached
+        self.report(phase, detail)
+        self._exchange.notes |= {
+            "model": self._inquiry.model,
+            "prompt_tokens": usage.prompt_tokens if usage is not None else self.prompt_tokens,
+            "output_tokens": self.output_tokens(),
+            "cached_tokens": detail.get("cached_tokens"),
+            "instances": [f"{record.leg}:{record.instance}:{record.code}" for record in self._records],
+        }
+        self._count(usage, detail.get("cached_tokens", 0), is_whole=code == "OK")
+
+    def _count(self, usage: Usage | None, cached_tokens: int, *, is_whole: bool) -> None:
+        """Metrics and the tenant's bucket; prompt tokens were charged when the request was planned."""
+        stats, model = self._state.stats, self._inquiry.model
+        if usage is not None:
+            stats.prompt_tokens.labels(model).inc(usage.prompt_tokens)
+            stats.cached_tokens.labels(model).inc(cached_tokens)
+            if is_whole and self._inquiry.choices == 1:
+                elapsed_s, events = self.elapsed_ms() / 1e3, self.editor.event_count
+                self._state.paces.learn(model, usage.completion_tokens, elapsed_s, events)
+        output_tokens = self.output_tokens()
+        stats.output_tokens.labels(model).inc(output_tokens)
+        self.charge(output_tokens)
+
+    def charge(self, tokens: int) -> None:
+        """Take tokens from the tenant's bucket."""
+        caller = self._exchange.caller
+        assert caller is not None
+        self._state.limiter.charge(caller.tenant, caller.limits, tokens, self._state.clock.now_s())
