@@ -18,7 +18,7 @@ trailing metadata `mooncache-code`, because gRPC's own seventeen codes are too f
     |-- security:   Unauthenticated PermissionDenied ProtocolError VersionSkew TlsError
     |-- cluster:    UnknownNode StaleIncarnation ReportGap TaskUnknown
     |-- serving:    ModelUnknown InstanceUnknown NoInstances Overloaded RateLimited PromptTooLong
-    |               EngineUnavailable EngineFailed EngineTimeout PassportMismatch DecisionUnknown
+    |               EngineUnavailable EngineFailed (EngineDied) EngineTimeout PassportMismatch DecisionUnknown
     |               ConductorUnavailable
     |-- planning:   TraceInvalid TraceTooLarge
     |-- reproduce:  ScenarioUnknown
@@ -274,6 +274,10 @@ class EngineUnavailable(MooncacheError, code=706, status=grpc.StatusCode.UNAVAIL
 
 class EngineFailed(MooncacheError, code=707, status=grpc.StatusCode.INTERNAL, retryable=True):
     hint = "The engine answered with an error or broke off; its worker's log has the reason."
+
+
+class EngineDied(EngineFailed, code=712, status=grpc.StatusCode.INTERNAL, retryable=True):
+    hint = "The engine ended while it had the request; its worker's log has the reason."
 
 
 class EngineTimeout(MooncacheError, code=708, status=grpc.StatusCode.DEADLINE_EXCEEDED, retryable=True):

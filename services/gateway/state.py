@@ -11,6 +11,7 @@ from mooncache.clock import Clock
 from mooncache.config import Config
 from mooncache.gateway.core.bodies import Budget
 from mooncache.gateway.core.fleet import Fleet
+from mooncache.gateway.core.offenders import Offenders
 from mooncache.gateway.core.pace import Paces
 from mooncache.gateway.core.rate_limit import RateLimiter
 from mooncache.gateway.metrics import GatewayMetrics
@@ -47,6 +48,7 @@ class GatewayState:
     capture: Capture | None = None
     fleet: Fleet = field(default_factory=Fleet)
     limiter: RateLimiter = field(default_factory=RateLimiter)
+    offenders: Offenders = field(default_factory=Offenders)
     paces: Paces = field(default_factory=Paces)
     alarms: Alarms = field(default_factory=Alarms)
     draining: bool = False

@@ -52,6 +52,7 @@ class Attempts:
     number: int = 1
     prefill_failures: int = 0
     decode_failures: int = 0
+    deaths: int = 0
     exclude: list[str] = field(default_factory=list)
 
     def failed(self, instance_id: str, *, prefill: bool) -> None:

@@ -12,13 +12,23 @@ import contextlib
 from dataclasses import replace
 from typing import Any, Final
 
-from mooncache.errors import EngineFailed, EngineTimeout, EngineUnavailable, MooncacheError, NoInstances
+from mooncache.errors import (
+    EngineDied,
+    EngineFailed,
+    EngineTimeout,
+    EngineUnavailable,
+    InvalidArgument,
+    MooncacheError,
+    NoInstances,
+)
 from mooncache.gateway.core import faults, legs, plan
 from mooncache.gateway.core.asking import schedule_request
+from mooncache.gateway.core.offenders import DEATHS_MAX, TRIES_MAX, WINDOW_S, digest_of
 from mooncache.gateway.core.plan import Attempts, LegPlan, Plan
 from mooncache.gateway.core.prepared import Known, Prepared
 from mooncache.gateway.core.sse import edit_answer
 from mooncache.gateway.shell.account import BYTES_PER_TOKEN, Account
+from mooncache.gateway.shell.engines import AnswerTooLarge
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.shell.legs import LegRecord, Opened, open_decode, run_prefill
 from mooncache.gateway.shell.relay import relay
@@ -52,6 +62,7 @@ class Drive:
         self._salt = salt
         self._attempts = Attempts()
         self._no_better: set[str] = set()
+        self._digest = digest_of(prepared.inquiry.path, prepared.forward)
         self._prefill: asyncio.Task[LegRecord] | None = None
         self._decode: asyncio.Task[Opened] | None = None
         tokens = prepared.known.token_count if prepared.known is not None else body_bytes // BYTES_PER_TOKEN
@@ -68,6 +79,7 @@ class Drive:
                 limit_s = self._settings.request_timeout_s
                 raise EngineTimeout(f"The request took longer than {limit_s:g} s.") from None
             phase, code = pb.REQUEST_PHASE_FINISHED, "OK"
+            self._state.offenders.served(self._digest)
             if self._account.editor.fault is not None:
                 phase, code = pb.REQUEST_PHASE_FAILED, self._account.editor.fault.name
         except faults.Refusal as refusal:
@@ -75,6 +87,8 @@ class Drive:
             raise
         except MooncacheError as error:
             code = error.name
+            if isinstance(error, EngineDied) and self._account.opened is not None:
+                self._died()
             raise
         finally:
             if self._exchange.gone:
@@ -84,6 +98,7 @@ class Drive:
             self._account.report_end(phase, code, planned)
 
     async def _serve(self) -> None:
+        self._refuse_offender()
         self._account.plan = await self._schedule()
         self._account.charge(
             self._account.prompt_tokens
@@ -249,6 +264,8 @@ class Drive:
                     opened = self._decode.result()
                 except faults.Refusal as refusal:
                     self._account.end(record, refusal.fault.name)
+                    if isinstance(refusal, AnswerTooLarge):
+                        self._account.lost_bytes = refusal.size_bytes
                     raise
                 except MooncacheError as error:
                     self._account.end(record, error.name)
@@ -272,6 +289,8 @@ class Drive:
         except MooncacheError as error:
             self._account.end(record, error.name)
             self._account.report(pb.REQUEST_PHASE_PREFILL_FAILED, record.detail())
+            if isinstance(error, EngineDied) and not self._died():
+                raise
             await self._prefill_failed(record)
             return
         self._account.end(record, "OK")
@@ -352,6 +371,23 @@ class Drive:
             self._account.end(record, getattr(error, "name", EngineFailed.name))
             self._account.report(pb.REQUEST_PHASE_PREFILL_FAILED, record.detail())
 
+    def _refuse_offender(self) -> None:
+        """Raises Refusal when engines went on ending under this very request."""
+        deaths = self._state.offenders.deaths(self._digest, self._state.clock.now_s())
+        if deaths >= DEATHS_MAX:
+            text = (
+                f"{deaths} engines ended while they served this request, and none served it; it is not tried again "
+                f"for {WINDOW_S / 60:.0f} minutes. Change the request."
+            )
+            raise faults.refuse(InvalidArgument(text), code="request_ends_engines")
+
+    def _died(self) -> bool:
+        """An engine ended under this request; whether it may have another one."""
+        self._attempts.deaths += 1
+        total = self._state.offenders.died(self._digest, self._state.clock.now_s())
+        log.warning(Event.ENGINE_DIED, deaths=total, model=self._inquiry.model)
+        return self._attempts.deaths < TRIES_MAX and total <= TRIES_MAX
+
     async def _prefill_failed(self, record: LegRecord) -> None:
         """Another instance while attempts are left, otherwise the decode instance computes the prompt."""
         assert self._account.plan is not None
@@ -392,7 +428,8 @@ class Drive:
         """Another instance, or `error` when there is none left."""
         self._attempts.failed(record.instance, prefill=False)
         new = None
-        if self._attempts.decode_failures < plan.DECODE_ATTEMPTS:
+        may_retry = not isinstance(error, EngineDied) or self._died()
+        if may_retry and self._attempts.decode_failures < plan.DECODE_ATTEMPTS:
             new = await self._reschedule()
         log.warning(
             Event.LEG_FAILED, leg="decode", instance=record.instance, code=record.code, again=new is not None

@@ -14,7 +14,7 @@ from typing import Final, Self
 import aiohttp
 
 from mooncache import tracing
-from mooncache.errors import EngineFailed, EngineTimeout, EngineUnavailable, Overloaded
+from mooncache.errors import EngineDied, EngineFailed, EngineTimeout, EngineUnavailable, Overloaded, TooLarge
 from mooncache.gateway.core import faults
 from mooncache.gateway.core.faults import Refusal
 
@@ -24,6 +24,7 @@ _ERROR_BYTES_MAX: Final = 1 << 20
 _KEEP_ALIVE_S: Final = 3.0
 _READ_BYTES: Final = 1 << 18
 _WHOLE_BYTES_MAX: Final = 1 << 20
+_IDLE_RACE_S: Final = 1.0
 # The engine understood the request and refuses it: no other instance would take it.
 _CLIENT_FAULTS: Final = frozenset({400, 413, 415, 422})
 
@@ -66,8 +67,8 @@ class Engines:
         """Send a body; returns when the head of a 200 answer is there.
 
         Raises:
-            EngineUnavailable: nobody answers there. EngineFailed: it broke off or answered 5xx. Overloaded: its
-            queue is full. EngineTimeout: it gave up itself.
+            EngineUnavailable: nobody answers there. EngineDied: the connection broke while it had the request.
+            EngineFailed: it answered 5xx. Overloaded: its queue is full. EngineTimeout: it gave up itself.
             Refusal: the engine refused the request itself (400, 413, 422); its own words.
         """
         assert self._session is not None, "open has not run"
@@ -82,8 +83,10 @@ class Engines:
             answer = EngineAnswer(await self._send(url + path, body, headers), url)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise EngineUnavailable(f"The engine at {url} cannot be reached ({_reason(error)}).") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise EngineFailed(f"The engine at {url} broke off ({_reason(error)}).") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineDied(f"The engine at {url} broke off ({_reason(error)}).") from None
+        except ValueError as error:
+            raise EngineFailed(f"The engine at {url} makes no sense ({_reason(error)}).") from None
         if answer.status != 200:
             async with answer:
                 await _raise_refusal(answer, url)
@@ -92,17 +95,24 @@ class Engines:
     async def _send(self, url: str, body: bytes, headers: dict[str, str]) -> aiohttp.ClientResponse:
         assert self._session is not None
         large = len(body) > _WHOLE_BYTES_MAX  # is then written in pieces, so that others get their turn
-        for last in (False, True):
+        loop = asyncio.get_running_loop()
+        sent_s = loop.time()
+        is_second = False
+        while True:
             try:
                 data = io.BytesIO(body) if large else body
                 return await self._session.post(
                     url, data=data, headers=headers, allow_redirects=False, server_hostname=self._server_name
                 )
             except aiohttp.ServerDisconnectedError:
-                # Most likely an idle connection that the engine closed at this moment. A fresh one tells.
-                if last:
+                # An idle connection that the engine closed at this moment, if it was at once. A fresh one tells.
+                if is_second or loop.time() - sent_s > _IDLE_RACE_S:
                     raise
-        raise AssertionError("unreachable")
+                is_second = True
+            except aiohttp.ClientConnectorError as error:
+                if is_second:  # it took the request and is gone
+                    raise aiohttp.ServerDisconnectedError(_reason(error)) from None
+                raise
 
 
 class EngineAnswer:
@@ -129,29 +139,39 @@ class EngineAnswer:
             self._response.close()
 
     async def read_some(self) -> bytes:
-        """What has come; b"" at the end. Raises EngineFailed when the connection broke."""
+        """What has come; b"" at the end. Raises EngineDied when the connection broke."""
         try:
             return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineFailed(f"The engine at {self._url} broke off ({_reason(error)}).") from None
+            raise EngineDied(f"The engine at {self._url} broke off ({_reason(error)}).") from None
 
-    async def read_all(self, limit: int = ANSWER_BYTES_MAX) -> bytes:
-        """All that is left. Raises EngineFailed beyond `limit` bytes or when the connection broke."""
+    async def read_all(self, limit: int = 0) -> bytes:
+        """All that is left. Raises AnswerTooLarge beyond `limit` bytes (0: the most there is), EngineDied."""
+        limit = limit or ANSWER_BYTES_MAX
         parts: list[bytes] = []
         size = 0
         while part := await self.read_some():
             size += len(part)
             if size > limit:
-                raise EngineFailed(f"The engine at {self._url} answered with more than {limit} bytes.")
+                raise AnswerTooLarge(self._url, limit)
             parts.append(part)
         return b"".join(parts)
+
+
+class AnswerTooLarge(Refusal):
+    """The request asks for more than can be passed on; another engine would say the same, at the same cost."""
+
+    def __init__(self, url: str, limit: int) -> None:
+        error = TooLarge(f"The engine's answer has more than {limit} bytes. Ask for less, or for a stream.")
+        super().__init__(faults.refuse(error, status=502, code="answer_too_large").fault)
+        self.size_bytes = limit
 
 
 async def _raise_refusal(answer: EngineAnswer, url: str) -> None:
     try:
         async with asyncio.timeout(_LAST_WORDS_S):
             body = await answer.read_all(_ERROR_BYTES_MAX)
-    except (TimeoutError, EngineFailed):
+    except (TimeoutError, EngineFailed, Refusal):
         body = b""
     fault = faults.of_engine(answer.status, body)
     if answer.status in _CLIENT_FAULTS:

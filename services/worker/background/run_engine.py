@@ -67,7 +67,9 @@ async def step(state: WorkerState) -> None:
         return
     if state.process is not None:
         trim(state.process.log_path)
-    timeout_s = min(_HEALTH_TIMEOUT_S, state.config.worker.hang_timeout_s)
+    # A machine that is loading an engine may be slow to answer, and no request waits for it yet.
+    longest_s = _HEALTH_TIMEOUT_S if state.supervision.state == READY else _ASK_TIMEOUT_S
+    timeout_s = min(longest_s, state.config.worker.hang_timeout_s)
     problem = await state.http.healthy(state.url, timeout_s)
     now_s = state.clock.now_s()
     if problem:
