@@ -28,6 +28,11 @@ def decode_body(data: bytes, salt: str, *, chat: bool) -> bytes:
     return legs.decode_body(legs.forwarded(*body.parse(data, chat=chat, choice_count_max=8)), salt, Ask())
 
 
+def test_a_gateway_that_ends_says_so_and_nothing_of_store_nodes() -> None:
+    message = faults.of_error(errors.Draining("The gateway is shutting down.")).message
+    assert message == "The gateway is shutting down."
+
+
 # --- bodies ---------------------------------------------------------------------------------------------------------
 
 
@@ -259,7 +264,7 @@ def test_too_long() -> None:
 
 
 def test_fleet_forgets_instances_but_not_models() -> None:
-    fleet = Fleet()
+    fleet, wall_s = Fleet(), iter((9e8, 1e9, 1.0, 2e9, 3.0, 1e9, 4.0, 5.0))  # a clock that jumps
     ready = {"state": pb.INSTANCE_STATE_READY, "model": "m"}
     views = [
         pb.InstanceView(instance=pb.Instance(instance_id="p", role=pb.INSTANCE_ROLE_PREFILL, **ready)),
@@ -267,26 +272,26 @@ def test_fleet_forgets_instances_but_not_models() -> None:
         pb.InstanceView(instance=pb.Instance(instance_id="s", model="m", state=pb.INSTANCE_STATE_SUSPECT)),
         pb.InstanceView(instance=pb.Instance(instance_id="bad", passport_json="{", **ready)),
     ]
-    fleet.apply(1, views, 5.0)
+    fleet.apply(1, views, 5.0, next(wall_s))
     chosen = {fleet.next_instance("m").instance_id for _ in range(9)}  # type: ignore[union-attr]
     assert chosen == {"d", "bad"}
     last = fleet.next_instance("m", ["d", "bad"])
     assert last is not None and last.instance_id == "p"  # better than nobody
-    fleet.apply(2, [], 6.0)
+    fleet.apply(2, [], 6.0, next(wall_s))
     assert fleet.next_instance("m") is not None, "a conductor that was started again hears of it soon"
-    fleet.apply(3, views[:1], 7.0)
+    fleet.apply(3, views[:1], 7.0, next(wall_s))
     assert not fleet.forget_lost(99.0) and len(fleet.models["m"].instances) == 1
-    fleet.apply(4, [], 8.0)
+    fleet.apply(4, [], 8.0, next(wall_s))
     assert fleet.forget_lost(12.0)
-    fleet.apply(5, [], 12.5)
+    fleet.apply(5, [], 12.5, next(wall_s))
     assert not fleet.forget_lost(13.0), "a further list is no reason to wait longer"
     assert fleet.models["m"].instances == () and fleet.next_instance("m") is None
     suspect = pb.InstanceView(
         instance=pb.Instance(instance_id="s", model="m", state=pb.INSTANCE_STATE_SUSPECT)
     )
-    fleet.apply(6, views[:1], 14.0)
-    fleet.apply(7, [suspect], 15.0)
-    fleet.apply(8, [], 16.0)
+    fleet.apply(6, views[:1], 14.0, next(wall_s))
+    fleet.apply(7, [suspect], 15.0, next(wall_s))
+    fleet.apply(8, [], 16.0, next(wall_s))
     assert fleet.models["m"].instances == ()
 
 

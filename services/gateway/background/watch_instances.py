@@ -22,10 +22,10 @@ async def run(state: GatewayState) -> None:
     try:
         while True:
             version = state.fleet.version
-            wait_s = _LOST_WAIT_S if state.fleet.forget_lost(state.clock.wall_s()) else WAIT_S
+            wait_s = _LOST_WAIT_S if state.fleet.forget_lost(state.clock.now_s()) else WAIT_S
             listed = await state.conductor.list_instances(version, wait_s if state.fleet.known else 0.0)
             if listed.version != version or not state.fleet.known:
-                state.fleet.apply(listed.version, listed.views, state.clock.wall_s())
+                state.fleet.apply(listed.version, listed.views, state.clock.now_s(), state.clock.wall_s())
                 state.alarms.suspect(
                     {
                         view.instance.instance_id

@@ -94,7 +94,8 @@ def of_error(error: MooncacheError, *, param: str | None = None, retry_after_s: 
     if retry_after_s is None and later and status in (429, 502, 503):
         retry_after_s = _RETRY_AFTER_S
     message = error.message[:MESSAGE_CHARS_MAX]
-    if status >= 500 and kind is not None and status != 501 and error.hint and error.hint not in message:
+    tells = status >= 500 and status != 501 and kind is not None and not isinstance(error, errors.Draining)
+    if tells and error.hint and error.hint not in message:  # the hint of Draining is about store nodes
         message = f"{message} {error.hint}"
     return Fault(error.name, status, message, type_, code, param, retry_after_s, later)
 

@@ -26,7 +26,7 @@ class Model:
     """One model name with its ready instances and what they have in common.
 
     max_model_tokens: largest of its instances, 0 when none said. passport: of the first instance that has one.
-    lost_wall_s: when the list ceased to name its ready instances; 0: it names them.
+    lost_s: when the list ceased to name its ready instances; None: it names them.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Model:
     max_model_tokens: int = 0
     tokenizer_path: str = ""
     passport: Passport | None = None
-    lost_wall_s: float = 0.0
+    lost_s: float | None = None
 
     def candidates(self, exclude: Iterable[str] = ()) -> list[pb.Instance]:
         """Ready instances that can generate, best kind first: decode and both, else prefill ones."""
@@ -53,7 +53,7 @@ class Fleet:
     first_seen_wall_s: dict[str, float] = field(default_factory=dict)
     _turn: int = 0
 
-    def apply(self, version: int, views: Sequence[pb.InstanceView], wall_s: float) -> None:
+    def apply(self, version: int, views: Sequence[pb.InstanceView], now_s: float, wall_s: float) -> None:
         """Take a new list; models that are not in it keep their name, and what was ready for `KEPT_S`."""
         groups: dict[str, list[pb.Instance]] = {}
         for view in views:
@@ -62,8 +62,8 @@ class Fleet:
             model = self.models[name]
             if not model.instances:
                 self.models[name] = Model(name)
-            elif not model.lost_wall_s:
-                self.models[name] = replace(model, lost_wall_s=wall_s)
+            elif model.lost_s is None:
+                self.models[name] = replace(model, lost_s=now_s)
         for name, instances in groups.items():
             if not name or (name not in self.models and len(self.models) >= MODEL_COUNT_MAX):
                 continue
@@ -71,10 +71,13 @@ class Fleet:
             self.first_seen_wall_s.setdefault(name, wall_s)
         self.known, self.version = True, version
 
-    def forget_lost(self, wall_s: float) -> bool:
-        """Give up instances that no list has named for `KEPT_S`; returns whether some are still waited for."""
-        lost = [model for model in self.models.values() if model.lost_wall_s]
-        late = [model for model in lost if not 0 <= wall_s - model.lost_wall_s < KEPT_S]
+    def forget_lost(self, now_s: float) -> bool:
+        """Give up instances that no list has named for `KEPT_S`; returns whether some are still waited for.
+
+        now_s: monotonic; nobody's fall-back may depend on how the wall clock is set.
+        """
+        lost = [(model, model.lost_s) for model in self.models.values() if model.lost_s is not None]
+        late = [model for model, lost_s in lost if now_s - lost_s >= KEPT_S]
         for model in late:
             self.models[model.name] = Model(model.name)
         return len(late) < len(lost)
