@@ -42,6 +42,11 @@ class GatewayMetrics:
             "cached_tokens", "Prompt tokens that came from a cache.", ("model",)
         )
         self.legs = metrics.counter("legs", "Legs by kind and outcome.", ("leg", "code"))
+        self.waits_timed_out = metrics.counter(
+            "waits_timed_out",
+            "Decode legs that waited for the blocks of a prefill leg until their time was over.",
+            ("model",),
+        )
         self.retries = metrics.counter("retries", "Legs sent again.", ("leg",))
         self.recomputed = metrics.counter(
             "recomputed", "Requests whose prompt the decode instance computed because prefill failed."

@@ -13,6 +13,8 @@ from typing import Any, Self
 FIELD = "kv_transfer_params"
 NAME = "mooncache"
 VERSION = 1
+# Outcome of a leg that waited for blocks until its time was over.
+TIMEOUT = "timeout"
 
 
 @dataclass(frozen=True, slots=True)

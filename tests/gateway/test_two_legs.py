@@ -14,7 +14,7 @@ from aiohttp import web
 
 from mooncache.auth import cache_salt
 from mooncache.kvcache.keys import content_passport, request_keys
-from mooncache.kvcache.params import Ask
+from mooncache.kvcache.params import Ask, Told
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.gateway.model_folder import BLOCK_TOKENS, instance_fields, passport_of
 from tests.gateway.stand_in import (
@@ -262,90 +262,39 @@ async def test_failed_decode_goes_to_another_instance(
         assert len(second.requests) == 1
 
 
-def sick(bench: Bench, *names: str) -> None:
-    """The conductor suspects some of the engines."""
-    states = dict.fromkeys(names, pb.INSTANCE_STATE_SUSPECT)
-    bench.conductor.set_instances(
-        [
-            engine.instance(state=states.get(name, pb.INSTANCE_STATE_READY))
-            for name, engine in bench.engines.items()
-        ]
-    )
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_decode_engine_that_becomes_suspect_before_its_first_token_is_left(
-    tmp_path: Path, tokenizer_folder: Path, http: aiohttp.ClientSession, stream: bool
-) -> None:
-    second = FakeEngine("d2", pb.INSTANCE_ROLE_DECODE)
-    async with two_legs(tmp_path, tokenizer_folder, second) as bench:
-        first = bench.engines["d1"]
-        first.behave = hang
-        bench.conductor.plans = [bench.plan("d1", "p1"), bench.plan("d2", "p1")]
-        call = asyncio.create_task(read(bench, http) if stream else post(bench, http, CHAT))
-        await first.asked.wait()
-        sick(bench, "d1")
-        await call
-        await first.left.wait()
-        assert list(bench.conductor.scheduled[-1].exclude) == ["d1"]
-        assert len(second.requests) == 1
-        await bench.conductor.wait_for_phase("FINISHED")
-        codes = [(leg["leg"], leg["instance"], leg["code"]) for leg in bench.conductor.last_detail()["legs"]]
-        assert ("decode", "d1", "SUSPECT") in codes
-        assert ("decode", "d2", "OK") in codes
-
-
-async def read(bench: Bench, http: aiohttp.ClientSession) -> None:
-    url = bench.url + "/v1/chat/completions"
-    async with http.post(url, json={**CHAT, "stream": True}, headers=bench.auth()) as response:
-        assert (await response.text()).endswith("data: [DONE]\n\n")
-
-
-async def test_a_suspect_engine_is_kept_when_no_other_can_take_the_request(
+async def test_engines_that_count_other_tokens_get_no_keys(
     tmp_path: Path, tokenizer_folder: Path, http: aiohttp.ClientSession
 ) -> None:
-    gate = asyncio.Event()
+    """As with a chat template that only the engine has."""
+    count = 39
 
-    async def slow(engine: FakeEngine, request: web.Request, body: dict[str, Any]) -> Any:
-        await gate.wait()
-        return await good(engine, request, body)
+    async def counts(engine: FakeEngine, _request: web.Request, _body: dict[str, Any]) -> web.Response:
+        return web.json_response({"choices": [], "usage": {**usage_of(engine), "prompt_tokens": count}})
 
     async with two_legs(tmp_path, tokenizer_folder) as bench:
-        bench.engines["d1"].behave = slow
-        refused = pb.ScheduleResponse(admitted=False, reason="no_instance", message="none")
-        bench.conductor.plans = [bench.plan("d1", "p1"), refused]
-        call = asyncio.create_task(post(bench, http, CHAT))
-        await bench.engines["d1"].asked.wait()
-        sick(bench, "d1")
-        await until(lambda: len(bench.conductor.scheduled) == 2)
-        gate.set()
-        await call
-        assert len(bench.engines["d1"].requests) == 1
+        bench.engines["d1"].behave = counts
+        bench.conductor.plans = [bench.plan("d1")]
+        for expected, there in ((len(RENDERED), True), (39, True), (39, True), (39, True), (39, False)):
+            count = expected
+            await post(bench, http, CHAT)
+            assert bool(bench.conductor.scheduled[-1].keys) is there
+        page = bench.gateway.metrics.render().decode()
+        assert 'no_keys_total{reason="other_counts"} 1.0' in page
 
 
-async def test_a_prefill_engine_that_becomes_suspect_is_left(
+async def test_a_decode_leg_that_waited_in_vain_is_counted(
     tmp_path: Path, tokenizer_folder: Path, http: aiohttp.ClientSession
 ) -> None:
-    second = FakeEngine("p2", pb.INSTANCE_ROLE_PREFILL)
-    async with two_legs(tmp_path, tokenizer_folder, second) as bench:
-        bench.engines["p1"].behave = hang
-        bench.engines["d1"].behave = when_prefilled_by(second)
-        bench.conductor.plans = [bench.plan("d1", "p1"), bench.plan("d1", "p2")]
-        call = asyncio.create_task(post(bench, http, CHAT))
-        await bench.engines["p1"].asked.wait()
-        sick(bench, "p1")
-        await call
-        assert len(second.requests) == len(bench.engines["d1"].requests) == 1
+    async def in_vain(engine: FakeEngine, _request: web.Request, _body: dict[str, Any]) -> web.Response:
+        told = Told(outcome="timeout", waited_ms=900.0).to_params()
+        answer = {"choices": [], "usage": usage_of(engine), "kv_transfer_params": told}
+        return web.json_response(answer)
 
-
-def when_prefilled_by(prefill: FakeEngine) -> Any:
-    """Answers once the prefill engine was asked."""
-
-    async def answer(engine: FakeEngine, request: web.Request, body: dict[str, Any]) -> Any:
-        await prefill.asked.wait()
-        return await good(engine, request, body)
-
-    return answer
+    async with two_legs(tmp_path, tokenizer_folder) as bench:
+        bench.engines["d1"].behave = in_vain
+        await post(bench, http, CHAT)
+        page = bench.gateway.metrics.render().decode()
+        assert 'waits_timed_out_total{model="test-model"} 1.0' in page
 
 
 async def test_client_that_leaves_aborts_both_legs(

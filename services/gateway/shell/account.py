@@ -11,6 +11,7 @@ from mooncache.gateway.core.usage import Usage, settle
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.shell.legs import LegRecord, Opened
 from mooncache.gateway.state import GatewayState
+from mooncache.kvcache.params import TIMEOUT
 
 BYTES_PER_TOKEN: Final = 4
 
@@ -22,10 +23,18 @@ class Account:
     prefill leg found in caches; `lost_bytes` the size of an answer that was too large to be passed on.
     """
 
-    def __init__(self, state: GatewayState, exchange: Exchange, inquiry: Inquiry, prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        state: GatewayState,
+        exchange: Exchange,
+        inquiry: Inquiry,
+        prompt_tokens: int,
+        *,
+        is_known: bool,
+    ) -> None:
         self._state, self._exchange, self._inquiry = state, exchange, inquiry
         self._records: list[LegRecord] = []
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens, self._is_known = prompt_tokens, is_known
         self.plan: Plan | None = None
         self.opened: Opened | None = None
         self.editor = StreamEditor(inquiry.wants_usage)
@@ -98,6 +107,9 @@ class Account:
             "cached_tokens": detail.get("cached_tokens"),
             "instances": [f"{record.leg}:{record.instance}:{record.code}" for record in self._records],
         }
+        told = self.opened.record.told if self.opened is not None else None
+        if told is not None and told.outcome == TIMEOUT:
+            self._state.stats.waits_timed_out.labels(self._inquiry.model).inc()
         self._count(usage, detail.get("cached_tokens", 0), is_whole=code == "OK")
 
     def _count(self, usage: Usage | None, cached_tokens: int, *, is_whole: bool) -> None:
@@ -106,6 +118,8 @@ class Account:
         if usage is not None:
             stats.prompt_tokens.labels(model).inc(usage.prompt_tokens)
             stats.cached_tokens.labels(model).inc(cached_tokens)
+            if is_whole and self._is_known:
+                self._state.readers.compare(model, self.prompt_tokens, usage.prompt_tokens)
             if is_whole and self._inquiry.choices == 1:
                 elapsed_s, events = self.elapsed_ms() / 1e3, self.editor.event_count
                 self._state.paces.learn(model, usage.completion_tokens, elapsed_s, events)

@@ -66,7 +66,9 @@ class Drive:
         self._prefill: asyncio.Task[LegRecord] | None = None
         self._decode: asyncio.Task[Opened] | None = None
         tokens = prepared.known.token_count if prepared.known is not None else body_bytes // BYTES_PER_TOKEN
-        self._account = Account(state, exchange, prepared.inquiry, max(1, tokens))
+        self._account = Account(
+            state, exchange, prepared.inquiry, max(1, tokens), is_known=prepared.known is not None
+        )
 
     async def run(self) -> None:
         """Serve the request. Raises Refusal, MooncacheError, ClientGone; legs are closed in any case."""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # Keys of fewer tokens are made on the loop: a millisecond of hashing, less than a hop to a thread costs under load.
 _INLINE_TOKENS: Final = 65_536
+_DIFFERENCES_MAX: Final = 3
+_OFF_S: Final = 600.0
 
 log = get_logger(__name__)
 
@@ -39,6 +41,8 @@ class _Entry:
     digest: str = ""
     reader: PromptReader | None = None
     reason: str = "loading"
+    differences: int = 0
+    off_until_s: float = 0.0
 
 
 class Readers:
@@ -138,11 +142,30 @@ class Readers:
         else:
             self._stats.tokenise.observe(elapsed_s)
 
+    def compare(self, model: str, tokens: int, engine_tokens: int) -> None:
+        """Take an engine's count of a prompt that was tokenised here.
+
+        Engines whose count differs again and again read prompts in another way, most likely by another chat template:
+        keys of such tokens are keys that nobody has, and each decode leg would wait for them in vain. So there are
+        none for a while.
+        """
+        entry = self._entries.get(model)
+        if entry is None:
+            return
+        entry.differences = 0 if tokens == engine_tokens else entry.differences + 1
+        if entry.differences >= _DIFFERENCES_MAX:
+            entry.differences, entry.off_until_s = 0, self._clock.now_s() + _OFF_S
+            reason = f"the engine counts {engine_tokens} tokens where this tokenizer and chat template give {tokens}"
+            log.warning(Event.TOKENIZER_UNUSABLE, model=model, path=entry.path, reason=reason)
+
     def _usable(self, model: Model) -> _Entry | None:
         """The model's tokenizer when its tokens are the engine's."""
         entry = self._entries.get(model.name)
         if entry is None or entry.reader is None:
             self._stats.no_keys.labels(entry.reason if entry is not None else "no_tokenizer").inc()
+            return None
+        if self._clock.now_s() < entry.off_until_s:
+            self._stats.no_keys.labels("other_counts").inc()
             return None
         if model.passport is not None and model.passport.tokenizer_digest != entry.digest:
             self._stats.no_keys.labels("other_tokenizer").inc()  # its tokens would mean something else there
