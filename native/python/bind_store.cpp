@@ -65,6 +65,8 @@ bool set_server_field(const std::string& name, nb::handle value, ServerConfig& c
   MOONCACHE_NUMBER(max_unauthenticated)
   MOONCACHE_NUMBER(handshake_timeout_ms)
   MOONCACHE_NUMBER(idle_timeout_ms)
+  MOONCACHE_NUMBER(grant_timeout_ms)
+  MOONCACHE_NUMBER(peer_timeout_ms)
   MOONCACHE_NUMBER(frame_timeout_ms)
   MOONCACHE_NUMBER(progress_timeout_ms)
   MOONCACHE_NUMBER(min_progress_bytes)

@@ -127,6 +127,10 @@ class StoreNodeSection(Section):
     """Connections that the data port takes."""
     idle_timeout_s: DurationS = Field(default=300.0, gt=0, le=86400)
     """Silence after which a data connection is closed."""
+    grant_timeout_s: DurationS = Field(default=30.0, ge=15, le=86400)
+    """Silence after which a TCP connection that holds reservations or pins is closed; clients send a PING every 5 s."""
+    peer_timeout_s: DurationS = Field(default=15.0, ge=3, le=3600)
+    """Time without any answer of a peer's host after which its data connections are closed."""
     handshake_timeout_s: DurationS = Field(default=5.0, gt=0, le=300)
     """Time for a new data connection to prove who it is."""
     report_interval_s: DurationS = Field(default=0.1, gt=0, le=60)

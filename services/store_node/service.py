@@ -273,6 +273,8 @@ def server_settings(config: Config, identity: Identity, capacity_bytes: int, sec
         "io_threads": node.io_threads,
         "max_connections": node.max_connections,
         "idle_timeout_ms": round(node.idle_timeout_s * 1000),
+        "grant_timeout_ms": round(node.grant_timeout_s * 1000),
+        "peer_timeout_ms": round(node.peer_timeout_s * 1000),
         "handshake_timeout_ms": round(node.handshake_timeout_s * 1000),
         "shards": node.shards,
         "huge_pages": node.huge_pages,

@@ -84,6 +84,7 @@ struct ClientConfig {
   std::string host_id;          // of this process; equal ids mean shared memory may work
   uint32_t lanes_per_node = 4;  // connections per node for bulk of several threads; small calls have one more
   uint32_t connect_timeout_ms = 2000;
+  uint32_t ping_interval_ms = 5'000;   // between signs of life on connections that hold reservations
   uint32_t idle_timeout_ms = 600'000;  // a connection that no call used for so long is closed; 0 = never
   uint32_t stall_timeout_ms =
       1000;                     // a lane without a byte for so long is given up when there is an alternative

@@ -42,6 +42,11 @@ struct ServerConfig {
   uint32_t max_unauthenticated = 1024;
   uint32_t handshake_timeout_ms = 5'000;
   uint32_t idle_timeout_ms = 600'000;  // no request at all for this long: closed. 0 = never
+  // The same for a TCP connection that holds pins or reservations: its peer may be gone without a word, and
+  // what it holds is missing to the others. Clients send a PING meanwhile. 0 = idle_timeout_ms holds.
+  uint32_t grant_timeout_ms = 30'000;
+  // A peer whose host does not answer for this long is gone (keepalive probes, unacknowledged bytes).
+  uint32_t peer_timeout_ms = 15'000;
   uint32_t frame_timeout_ms = 10'000;  // from a frame's first byte until its meta is complete
   // A payload in either direction that moves less than min_progress_bytes in this time is given up.
   uint32_t progress_timeout_ms = 30'000;

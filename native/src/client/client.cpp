@@ -68,6 +68,7 @@ Client::Impl::Impl(ClientConfig config_in)
       buffers(std::make_shared<BufferBook>(
           rdma, BufferBook::Limits{config.registered_bytes_max, config.registered_buffers_max}, counters)),
       receive_pool(std::make_shared<ReceivePool>(buffers, config.receive_pool_bytes)),
+      keeper(std::make_unique<LaneKeeper>(config.ping_interval_ms)),
       fork_generation(fork_generation_now()),
       current(std::make_shared<NodeMap>()),
       retries(config.retry_percent, config.retry_burst) {
@@ -250,6 +251,7 @@ uint64_t Client::map_epoch() const {
 
 void Client::close() {
   if (impl_->closed.exchange(true)) return;
+  impl_->keeper->stop();
   for (const auto& node : impl_->map()->nodes) node->close_idle();
   const std::lock_guard lock(impl_->mutex);
   impl_->reservation_lanes.clear();

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "client/batch.h"
+#include "client/lane_keeper.h"
 #include "client/lane_loop.h"
 #include "client/location_cache.h"
 #include "client/nearness.h"
@@ -83,6 +84,7 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   std::shared_ptr<RdmaAccess> rdma;
   std::shared_ptr<BufferBook> buffers;
   std::shared_ptr<ReceivePool> receive_pool;
+  std::unique_ptr<LaneKeeper> keeper;
   // What blocks that were got without a known size measured lately, in bytes; 0 = not known yet.
   std::atomic<uint64_t> usual_bytes{0};
   std::atomic<uint64_t> next_look_ms{0};  // at connections that nobody uses

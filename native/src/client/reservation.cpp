@@ -19,13 +19,15 @@ struct ReservationLane {
   // Waits for the lane, no longer than the caller's patience lasts.
   Status take(const CallOptions& options);
   void give();
+  // A PING, unless the lane is in use, which says the same to the node.
+  void ping(int cancel_fd);
 
   std::mutex mutex;
   std::condition_variable given;
   bool taken = false;  // guarded by mutex; session and link belong to the thread that set it
   std::unique_ptr<Session> session;
-  std::unique_ptr<Link> link;  // one-sided, or null
-  uint32_t count = 0;          // guarded by Impl::mutex
+  std::unique_ptr<Link> link;      // one-sided, or null
+  std::atomic<uint32_t> count{0};  // written under Impl::mutex
   std::atomic<bool> broken{false};
   std::atomic<bool> retired{false};  // takes no more reservations, ends with the last that it has
 };
@@ -33,6 +35,8 @@ struct ReservationLane {
 namespace {
 
 constexpr uint64_t kWriteFrameBytes = 1 << 20;
+// A node that is slow keeps its reservations: only the end of the connection ends them.
+constexpr int kPingPatienceMs = 10'000;
 constexpr auto kCancelLook = std::chrono::milliseconds(5);
 // Between two questions for space on a lane that others use.
 constexpr int kAskAgainMs = 20;
@@ -321,6 +325,7 @@ Result<std::shared_ptr<ReservationLane>> lane_for(Client::Impl& impl, const std:
     }
   }
   lane->count = 1;
+  impl.keeper->keep(lane);
   const std::lock_guard lock(impl.mutex);
   impl.reservation_lanes[node].push_back(lane);
   return lane;
@@ -427,6 +432,29 @@ void ReservationLane::give() {
     taken = false;
   }
   given.notify_one();
+}
+
+void ReservationLane::ping(int cancel_fd) {
+  {
+    const std::lock_guard lock(mutex);
+    if (taken || broken || count == 0) return;
+    taken = true;
+  }
+  // a node of this host sees the end of a process at once: it needs no sign of life
+  if (session && session->route() == Route::kTcp) {
+    const std::vector<CallProgram::Call> calls{{wire::Opcode::kPing, 0, {}, {}}};
+    CallProgram program(calls, [](size_t, const Status& status, Reader&) { return status; });
+    if (!session->run(program, Deadline::after_ms(kPingPatienceMs), cancel_fd)) {
+      broken = true;
+      link.reset();
+      session.reset();
+    }
+  }
+  give();
+}
+
+void ping_lane(ReservationLane& lane, int cancel_fd) {
+  lane.ping(cancel_fd);
 }
 
 Result<std::unique_ptr<BlockReservation>> Client::reserve(const Key& key, uint64_t size_bytes,

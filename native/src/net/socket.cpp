@@ -10,6 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -94,6 +95,17 @@ void set_tcp_options(int fd, const SocketOptions& options) {
   if (options.send_buffer_bytes > 0) {
     (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &options.send_buffer_bytes, sizeof options.send_buffer_bytes);
   }
+  if (options.peer_timeout_ms == 0) return;
+  // The first probe after a third of the time, then one each third. The user time-out ends the connection
+  // when bytes are under way: probes are sent on idle connections only.
+  const int third_s = std::max(1, static_cast<int>(options.peer_timeout_ms / 3000));
+  const int probes = 3;
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &third_s, sizeof third_s);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &third_s, sizeof third_s);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &options.peer_timeout_ms,
+                   sizeof options.peer_timeout_ms);
+  (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
 }
 
 Result<UniqueFd> listen_tcp(const std::string& host, uint16_t port, int backlog) {
@@ -176,7 +188,7 @@ Result<UniqueFd> connect_unix(const std::string& path, Deadline deadline) {
   return fd;
 }
 
-UniqueFd accept_connection(int listener, int* error) {
+UniqueFd accept_connection(int listener, const SocketOptions& options, int* error) {
   const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   *error = 0;
   if (fd < 0) {
@@ -184,7 +196,7 @@ UniqueFd accept_connection(int listener, int* error) {
     if (errno != EAGAIN && errno != EWOULDBLOCK && errno != ECONNABORTED && errno != EINTR) *error = errno;
     return UniqueFd();
   }
-  set_tcp_options(fd, {});
+  set_tcp_options(fd, options);
   return UniqueFd(fd);
 }
 

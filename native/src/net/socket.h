@@ -40,9 +40,14 @@ class UniqueFd {
   int fd_ = -1;
 };
 
+inline constexpr uint32_t kPeerTimeoutMs = 15'000;
+
 struct SocketOptions {
   int receive_buffer_bytes = 0;  // 0: leave it to the kernel's autotuning
   int send_buffer_bytes = 0;
+  // A TCP peer that acknowledges nothing for this long, neither bytes nor keepalive probes, is gone. 0 = the
+  // kernel's own patience, which is hours.
+  uint32_t peer_timeout_ms = kPeerTimeoutMs;
 };
 
 // A listening, non-blocking socket. `port` 0 takes a free one; see local_port().
@@ -57,9 +62,9 @@ Result<UniqueFd> connect_tcp(const std::string& host, uint16_t port, Deadline de
                              SocketOptions options = {});
 Result<UniqueFd> connect_unix(const std::string& path, Deadline deadline);
 
-// accept4, non-blocking, close-on-exec, TCP_NODELAY where it applies. Invalid when none is waiting; `error`
-// tells apart "none" (0) from a failure such as EMFILE.
-UniqueFd accept_connection(int listener, int* error);
+// accept4, non-blocking, close-on-exec, with `options`, TCP_NODELAY where it applies. Invalid when none is
+// waiting; `error` tells apart "none" (0) from a failure such as EMFILE.
+UniqueFd accept_connection(int listener, const SocketOptions& options, int* error);
 
 void set_tcp_options(int fd, const SocketOptions& options);
 

@@ -110,7 +110,8 @@ class Connection : public Watched {
   Connection(Loop& loop, std::unique_ptr<net::Stream> stream, bool is_unix);
   ~Connection();
 
-  size_t index = 0;  // in the loop's table
+  size_t index = 0;      // in the loop's table
+  bool surplus = false;  // beyond max_connections
 
   int fd() const { return stream_->fd(); }
   bool is_dead() const { return state_ == State::kDead; }
@@ -155,6 +156,7 @@ class Connection : public Watched {
   void broke();
   void bury(CloseReason reason);
   bool too_slow();
+  bool silent_too_long() const;
 
   // connection.cpp: frames and responses
   bool frame_started(std::span<const std::byte, wire::kHeaderBytes> bytes);  // false: refused

@@ -24,6 +24,12 @@ void Connection::do_hello(Meta meta) {
   if (auth_ != Auth::kNone) {
     return refuse(Code::kProtocolError, "HELLO comes once, first", CloseReason::kProtocol);
   }
+  if (surplus) {
+    // Not in the log: whoever tries again and again would fill it.
+    respond_status({Code::kLimitExceeded, "the node has " + std::to_string(config().max_connections) +
+                                              " connections already, its limit"});
+    return begin_close(CloseReason::kCapacity);
+  }
   auto hello = wire::HelloRequest::decode(meta);
   if (!hello) return void(malformed());
   if (!wire::tenant_name_valid(hello->tenant)) {

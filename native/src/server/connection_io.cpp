@@ -457,8 +457,8 @@ void Connection::on_tick() {
   }
   if (auth_ != Auth::kProven) {
     const uint64_t limit = config().handshake_timeout_ms;
-    if (now - opened_ms_ > (pressure ? std::min(limit, kPressureHandshakeMs) : limit)) {
-      destroy(CloseReason::kHandshakeTimeout);
+    if (now - opened_ms_ > (pressure || surplus ? std::min(limit, kPressureHandshakeMs) : limit)) {
+      destroy(surplus ? CloseReason::kCapacity : CloseReason::kHandshakeTimeout);
     }
     return;
   }
@@ -469,9 +469,17 @@ void Connection::on_tick() {
     window_.memory.reset();
     window_.piece = Window::kNoPiece;
   }
-  if (config().idle_timeout_ms != 0 && !busy() && now - active_ms_ > config().idle_timeout_ms) {
-    destroy(CloseReason::kIdle);
-  }
+  if (silent_too_long()) destroy(CloseReason::kIdle);
+}
+
+// The end of a process on this host always shows; that of a host on the network may not.
+bool Connection::silent_too_long() const {
+  if (busy()) return false;
+  const bool holds = !is_unix_ && (pins_ > 0 || reservations_ > 0);
+  uint64_t limit = config().idle_timeout_ms;
+  if (holds && config().grant_timeout_ms != 0)
+    limit = limit == 0 ? config().grant_timeout_ms : std::min<uint64_t>(limit, config().grant_timeout_ms);
+  return limit != 0 && loop_.now_ms() - active_ms_ > limit;
 }
 
 }  // namespace mooncache::server

@@ -1,5 +1,6 @@
 #include "server/loop.h"
 
+#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -7,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "server/connection.h"
 
@@ -16,6 +18,8 @@ namespace {
 
 constexpr int kEventsPerTurn = 256;
 constexpr int kAcceptsPerTurn = 64;
+// Connections beyond max_connections that are kept until they have heard why they are refused.
+constexpr uint32_t kMaxSurplus = 32;
 constexpr uint64_t kTickMs = 250;
 constexpr uint64_t kIdleTickMs = 1000;
 // Parked connections try again this often even if no wake-up came.
@@ -48,6 +52,7 @@ Status Loop::open() {
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_fd_.get(), &event) != 0) {
     return {Code::kInternal, "epoll_ctl: " + net::errno_text(errno)};
   }
+  keep_spare();
   return Status::ok();
 }
 
@@ -106,11 +111,11 @@ void Loop::wake() {
   (void)!::write(wake_fd_.get(), &one, sizeof one);
 }
 
-void Loop::adopt(net::UniqueFd fd, bool is_unix, std::shared_ptr<net::TlsContext> tls) {
+void Loop::adopt(Newcomer newcomer) {
   load_.fetch_add(1, std::memory_order_relaxed);
   {
     const std::lock_guard lock(mutex_);
-    newcomers_.push_back({std::move(fd), is_unix, std::move(tls)});
+    newcomers_.push_back(std::move(newcomer));
   }
   wake();
 }
@@ -137,24 +142,27 @@ void Loop::accept_some(Listener& listener) {
       return pause(listener);
     }
     int error = 0;
-    net::UniqueFd fd = net::accept_connection(listener.fd.get(), &error);
+    const net::SocketOptions options{shared_.config.socket_buffer_bytes, shared_.config.socket_buffer_bytes,
+                                     shared_.config.peer_timeout_ms};
+    net::UniqueFd fd = net::accept_connection(listener.fd.get(), options, &error);
     if (!fd.valid()) {
-      if (error != 0) {
-        // Out of descriptors or memory: leave the rest in the backlog and try again a little later.
-        shared_.log.push(40, "accept_failed", net::errno_text(error));
-        pause(listener);
-      }
+      if (error != 0) accept_failed(listener, error);
       return;
     }
-    if (shared_.connections.load() >= shared_.config.max_connections) {
+    accept_failing_ = false;
+    // Those beyond the limit are told why, as long as they are not too many.
+    const uint32_t limit = shared_.config.max_connections;
+    const uint32_t open = shared_.connections.load();
+    const bool surplus = open - std::min(open, shared_.surplus.load()) >= limit;
+    if (surplus && !std::exchange(full_, true)) {
+      shared_.log.push(30, "connection_refused", std::to_string(limit) + " connections are open, the limit");
+    }
+    full_ = surplus;
+    if (surplus && shared_.surplus.load() >= kMaxSurplus) {
       metrics.closed[static_cast<size_t>(CloseReason::kCapacity)].add();
-      shared_.log.push(30, "connection_refused", "max_connections are open");
       continue;
     }
-    if (shared_.config.socket_buffer_bytes > 0) {
-      const int size = shared_.config.socket_buffer_bytes;
-      net::set_tcp_options(fd.get(), {size, size});
-    }
+    if (surplus) shared_.surplus.fetch_add(1);
     metrics.connections_accepted.add();
     shared_.connections.fetch_add(1);
     shared_.strangers(listener.is_unix).fetch_add(1);
@@ -162,11 +170,34 @@ void Loop::accept_some(Listener& listener) {
                                     [](const Loop* a, const Loop* b) { return a->load() < b->load(); });
     if (least == this) {
       load_.fetch_add(1, std::memory_order_relaxed);
-      install({std::move(fd), listener.is_unix, listener.tls});
+      install({std::move(fd), listener.is_unix, surplus, listener.tls});
     } else {
-      least->adopt(std::move(fd), listener.is_unix, listener.tls);
+      least->adopt({std::move(fd), listener.is_unix, surplus, listener.tls});
     }
   }
+}
+
+void Loop::keep_spare() {
+  if (!spare_.valid()) spare_ = net::UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+}
+
+// Out of descriptors or memory. With the spare descriptor those who wait are taken and closed: they ask
+// elsewhere at once instead of waiting for their time to end. The state is told once.
+void Loop::accept_failed(Listener& listener, int error) {
+  if (!std::exchange(accept_failing_, true)) {
+    shared_.log.push(40, "accept_failed",
+                     net::errno_text(error) + "; new connections are closed until it ends");
+  }
+  if (error == EMFILE || error == ENFILE) {
+    for (int i = 0; i < kAcceptsPerTurn; ++i) {
+      spare_.reset();
+      int ignored = 0;
+      if (!net::accept_connection(listener.fd.get(), {}, &ignored).valid()) break;
+      metrics.closed[static_cast<size_t>(CloseReason::kCapacity)].add();
+    }
+    keep_spare();
+  }
+  pause(listener);
 }
 
 void Loop::pause(Listener& listener) {
@@ -214,6 +245,7 @@ void Loop::install(Newcomer newcomer) {
   if (stream == nullptr) {
     metrics.closed[static_cast<size_t>(CloseReason::kTls)].add();
     shared_.connections.fetch_sub(1);
+    if (newcomer.surplus) shared_.surplus.fetch_sub(1);
     shared_.strangers(newcomer.is_unix).fetch_sub(1);
     load_.fetch_sub(1, std::memory_order_relaxed);
     return;
@@ -222,6 +254,7 @@ void Loop::install(Newcomer newcomer) {
   connections_.push_back(std::make_unique<Connection>(*this, std::move(stream), newcomer.is_unix));
   Connection& connection = *connections_.back();
   connection.index = connections_.size() - 1;
+  connection.surplus = newcomer.surplus;
   metrics.connections_open.add();
   metrics.unauthenticated_open.add();
   epoll_event event{};
@@ -316,6 +349,7 @@ void Loop::bury() {
   std::erase_if(runnable_, gone);
   for (Connection* connection : dead_) {
     const size_t index = connection->index;
+    if (connection->surplus) shared_.surplus.fetch_sub(1);
     connections_.back()->index = index;
     std::swap(connections_[index], connections_.back());
     connections_.pop_back();

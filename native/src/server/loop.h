@@ -34,6 +34,13 @@ struct Listener : Watched {
   std::shared_ptr<net::TlsContext> tls;  // null = plain
 };
 
+struct Newcomer {
+  net::UniqueFd fd;
+  bool is_unix = false;
+  bool surplus = false;  // beyond max_connections: it hears why and goes
+  std::shared_ptr<net::TlsContext> tls;
+};
+
 class Loop {
  public:
   static constexpr size_t kScratchBytes = 64 << 10;
@@ -49,7 +56,7 @@ class Loop {
   void run();
 
   // From any thread.
-  void adopt(net::UniqueFd fd, bool is_unix, std::shared_ptr<net::TlsContext> tls);
+  void adopt(Newcomer newcomer);
   void space_freed();
   void stop(Deadline deadline);
   uint32_t load() const { return load_.load(std::memory_order_relaxed); }
@@ -74,14 +81,10 @@ class Loop {
   LoopMetrics metrics;
 
  private:
-  struct Newcomer {
-    net::UniqueFd fd;
-    bool is_unix;
-    std::shared_ptr<net::TlsContext> tls;
-  };
-
   int wait_ms() const;
   void accept_some(Listener& listener);
+  void accept_failed(Listener& listener, int error);
+  void keep_spare();
   void pause(Listener& listener);
   void resume_listening();
   void take_newcomers();
@@ -100,6 +103,9 @@ class Loop {
   Watched wake_watched_{Watched::Kind::kWake};
   std::vector<std::unique_ptr<Listener>> listeners_;
   std::vector<Loop*> loops_;
+  net::UniqueFd spare_;          // given up to take and close a connection when there is no descriptor left
+  bool accept_failing_ = false;  // told
+  bool full_ = false;            // told: max_connections are open
   bool some_paused_ = false;
   uint64_t listening_retry_ms_ = 0;
 

@@ -1,5 +1,6 @@
 #include "mooncache/server.h"
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,6 +27,8 @@ constexpr std::array<std::string_view, static_cast<size_t>(CloseReason::kCount)>
     "peer", "protocol", "version", "auth", "handshake_timeout", "idle", "slow", "capacity", "tls", "stopped"};
 
 constexpr uint64_t kTrialBytes = 2 << 20;  // of a GPU's memory
+// Kept for everything but connections: arenas, listeners, devices, the service around the server.
+constexpr uint64_t kOwnDescriptors = 256;
 
 struct NamedCounter {
   const char* name;
@@ -107,6 +110,7 @@ struct StoreServer::Impl {
     return total;
   }
   void unlink_socket();
+  void fit_descriptors();
   void describe_arena();
   void open_fabric();
   bool open_arena_to_fabric();
@@ -154,6 +158,7 @@ Result<std::unique_ptr<StoreServer>> StoreServer::create(ServerConfig config) {
   }
   auto impl = std::make_unique<Impl>(std::move(config));
   impl->shared.store = std::move(*store);
+  impl->fit_descriptors();
   impl->describe_arena();
   impl->open_fabric();
   for (uint32_t i = 0; i < impl->shared.config.io_threads; ++i) {
@@ -166,6 +171,25 @@ Result<std::unique_ptr<StoreServer>> StoreServer::create(ServerConfig config) {
   });
   raw->shared.node_stat = [raw] { return raw->stats(); };
   return std::unique_ptr<StoreServer>(new StoreServer(std::move(impl)));
+}
+
+// The soft limit of descriptors is for programs that use select(); a service takes what it may have. What
+// still does not fit is said at the start, not found out by those who connect.
+void StoreServer::Impl::fit_descriptors() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  if (limit.rlim_cur < limit.rlim_max) {
+    const rlim_t before = std::exchange(limit.rlim_cur, limit.rlim_max);
+    if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = before;
+  }
+  const uint64_t allowed = limit.rlim_cur;
+  const uint64_t fits = allowed - std::min(kOwnDescriptors, allowed / 2);
+  if (shared.config.max_connections <= fits) return;
+  shared.log.push(30, "connections_limited",
+                  "max_connections is " + std::to_string(fits) + " instead of " +
+                      std::to_string(shared.config.max_connections) + ": the process may have " +
+                      std::to_string(allowed) + " descriptors (ulimit -n, LimitNOFILE)");
+  shared.config.max_connections = static_cast<uint32_t>(std::max<uint64_t>(fits, 1));
 }
 
 // What is said once, so that nobody takes the arena for a place that keeps blocks.

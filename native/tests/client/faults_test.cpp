@@ -185,6 +185,35 @@ TEST_P(Faults, WaitingForSpaceDoesNotHoldUpOtherReservations) {
   EXPECT_EQ(waited.load(), Code::kOk);
 }
 
+// A writer that computes for longer than the node trusts a silent peer.
+TEST(Reservations, SlowWriterKeepsItsReservation) {
+  TestNode node(0, 8 << 20, "host-b", false);
+  node.stop();
+  node.config.grant_timeout_ms = 1000;
+  node.start();
+  ClientConfig config = client_config(false);
+  config.ping_interval_ms = 50;
+  auto client = client_for({node.info}, config);
+  const auto source = bytes_of(1, 1 << 20);
+  auto reservation = client->reserve(key_of(1), source.size(), {});
+  ASSERT_TRUE(reservation) << reservation.status().message;
+  const auto stat = [&](std::string_view name) {
+    for (const auto& [key, value] : node.server->stats()) {
+      if (key == name) return value;
+    }
+    return uint64_t{0};
+  };
+  const Deadline until = Deadline::after_ms(20'000);
+  const Deadline quiet = Deadline::after_ms(2500);  // no call of the writer meanwhile
+  while (!quiet.expired() || (stat("requests_ping") < 10 && !until.expired())) sleep_ms(20);
+  EXPECT_EQ(stat("connections_closed_idle"), 0u);
+  const ConstSlice slice(source.data(), source.size());
+  const Status written = (*reservation)->write(0, std::span(&slice, 1), within_ms(5000));
+  EXPECT_TRUE(written) << written.message;
+  const Status committed = (*reservation)->commit(within_ms(5000));
+  EXPECT_TRUE(committed) << committed.message;
+}
+
 TEST_P(Faults, ReserveOnAFullNodeEndsWithItsWait) {
   TestNode node(0, 8 << 20);
   ClientConfig config = client_config(GetParam());

@@ -1,4 +1,6 @@
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -38,7 +40,7 @@ struct Pair {
 UniqueFd accept_within(int listener, int timeout_ms = 2000) {
   int error = 0;
   if (!wait_ready(listener, POLLIN, -1, Deadline::after_ms(timeout_ms))) return UniqueFd();
-  return accept_connection(listener, &error);
+  return accept_connection(listener, {}, &error);
 }
 
 std::pair<UniqueFd, UniqueFd> tcp_pair() {
@@ -95,6 +97,24 @@ TEST(Socket, ConnectToNobodyFailsWithTheAddress) {
   const auto refused = connect_tcp("127.0.0.1", port, Deadline::after_ms(1000));
   EXPECT_EQ(refused.code(), Code::kNodeUnavailable);
   EXPECT_NE(refused.status().message.find(std::to_string(port)), std::string::npos);
+}
+
+int tcp_option(int fd, int level, int name) {
+  int value = -1;
+  socklen_t size = sizeof value;
+  EXPECT_EQ(getsockopt(fd, level, name, &value, &size), 0);
+  return value;
+}
+
+TEST(Socket, BothEndsNoticeAHostThatIsGone) {
+  const auto [client, server] = tcp_pair();
+  for (const int fd : {client.get(), server.get()}) {
+    EXPECT_EQ(tcp_option(fd, SOL_SOCKET, SO_KEEPALIVE), 1);
+    EXPECT_EQ(tcp_option(fd, IPPROTO_TCP, TCP_KEEPIDLE), 5);
+    EXPECT_EQ(tcp_option(fd, IPPROTO_TCP, TCP_KEEPINTVL), 5);
+    EXPECT_EQ(tcp_option(fd, IPPROTO_TCP, TCP_KEEPCNT), 3);
+    EXPECT_EQ(tcp_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT), 15'000);
+  }
 }
 
 TEST(Socket, UnixSocketIsPrivateAndAStaleFileIsReplaced) {

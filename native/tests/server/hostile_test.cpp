@@ -1,4 +1,5 @@
 // Peers that lie, break off, dawdle or come in crowds.
+#include <netinet/in.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -339,9 +340,71 @@ TEST_F(HostileTest, CrowdsOfConnections) {
   Peer last(*server);
   ASSERT_TRUE(last.login());
   Peer refused(*server);
+  const auto answer = refused.call(Opcode::kHello);
+  ASSERT_TRUE(answer) << "a reason, not only an end";
+  EXPECT_EQ(answer->status.code, Code::kLimitExceeded);
   EXPECT_TRUE(refused.closed_by_node());
-  EXPECT_EQ(stat("connections_closed_capacity"), 1u);
+  refused.close();
+  EXPECT_TRUE(eventually("connections_closed_capacity", 1));
   EXPECT_TRUE(crowd.front()->call(Opcode::kPing)->status.is_ok());
+}
+
+size_t count_events(StoreServer& server, std::string_view name) {
+  size_t count = 0;
+  for (const ServerLogEvent& event : server.drain_log(100'000)) count += event.event == name ? 1 : 0;
+  return count;
+}
+
+TEST_F(HostileTest, TakesTheDescriptorsThatItMayHaveAndSaysWhatDoesNotFit) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit low = before;
+  low.rlim_cur = std::min<rlim_t>(before.rlim_max, 512);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  config.max_connections = UINT32_MAX;
+  start();
+  rlimit now{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &now), 0);
+  EXPECT_EQ(now.rlim_cur, before.rlim_max);
+  EXPECT_EQ(count_events(*server, "connections_limited"), 1u);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
+// All descriptors are taken: newcomers are closed at once, the log says it once, and it ends.
+TEST_F(HostileTest, NoDescriptorLeft) {
+  start();
+  Peer worker(*server);
+  ASSERT_TRUE(worker.login());
+  std::vector<net::UniqueFd> waiting;
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(server->endpoints().tcp_port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  for (int i = 0; i < 40; ++i) waiting.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit low = before;
+  low.rlim_cur = static_cast<rlim_t>(waiting.back().get()) + 1;
+  std::vector<net::UniqueFd> taken;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  for (;;) {
+    net::UniqueFd fd(::dup(worker.fd()));
+    if (!fd.valid()) break;
+    taken.push_back(std::move(fd));
+  }
+  const auto* generic = static_cast<const sockaddr*>(static_cast<const void*>(&address));
+  bool all_closed = true;
+  for (const net::UniqueFd& fd : waiting) {
+    all_closed = all_closed && ::connect(fd.get(), generic, sizeof address) == 0 &&
+                 net::wait_ready(fd.get(), POLLIN, -1, Deadline::after(kPatience)).is_ok();
+  }
+  taken.clear();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_TRUE(all_closed) << "nobody waits for his own deadline";
+  EXPECT_EQ(count_events(*server, "accept_failed"), 1u);
+  EXPECT_TRUE(worker.call(Opcode::kPing)->status.is_ok());
+  Peer late(*server);
+  EXPECT_TRUE(late.login());
 }
 
 TEST_F(HostileTest, StrangersCannotShutOutTheOthers) {

@@ -47,5 +47,24 @@ TEST_F(WaitingTest, ReserveDoesNotWaitForWhatItHolds) {
   EXPECT_EQ(stat("reservations_held"), kFits);
 }
 
+// A host that is gone sends no FIN. The node sees a connection that is open and silent.
+TEST_F(WaitingTest, SilentPeerOnTheNetworkGivesBackWhatItHolds) {
+  config.idle_timeout_ms = 0;
+  config.grant_timeout_ms = 500;
+  config.max_wait_ms = 600'000;
+  start();
+  Peer gone(*server), other(*server), idle(*server), local(*server, true);
+  ASSERT_TRUE(gone.login() && other.login() && idle.login() && local.login());
+  ASSERT_EQ(local.reserve(key_of(4), 1 << 20)->code, Code::kOk);
+  ASSERT_EQ(other.put(key_of(1), block_of(1, 1000)), Code::kOk);
+  ASSERT_EQ(gone.lookup(key_of(1))->code, Code::kOk);
+  ASSERT_EQ(gone.reserve(key_of(2), 12 << 20)->code, Code::kOk);
+  EXPECT_EQ(other.put(key_of(3), block_of(3, 8 << 20), 600'000), Code::kOk);
+  EXPECT_TRUE(gone.closed_by_node());
+  EXPECT_EQ(stat("connections_closed_idle"), 1u);
+  EXPECT_TRUE(idle.call(Opcode::kPing)->status.is_ok()) << "what holds nothing may be silent";
+  EXPECT_EQ(stat("reservations_held"), 1u) << "the end of a process on this host always shows";
+}
+
 }  // namespace
 }  // namespace mooncache::testing
