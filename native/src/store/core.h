@@ -107,7 +107,7 @@ struct Store::Core {
   void expire_all_retention(uint64_t now_ms);
   Code charge(TenantId tenant, uint64_t size, uint64_t now_ms, Pressure& pressure);
   bool tenant_has_victim(TenantId tenant) const;
-  // `more_to_evict`: set when the tenant's quota needs more victims than one call may take.
+  // `more_to_evict`: set when it needs more victims than one call may take.
   Result<Reservation> reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms,
                               bool* more_to_evict);
   Result<Reservation> take_slot(TenantId tenant, const Key& key, uint64_t size, const Space& space,

@@ -275,7 +275,11 @@ Result<Reservation> Store::Core::reserve(TenantId tenant, const Key& key, uint64
   if (result) return result;
   if (found) give_back(space);
   tenants.give_back(tenant, size);
-  if (result.code() == Code::kNoSpace) no_space.fetch_add(1, std::memory_order_relaxed);
+  if (result.code() == Code::kNoSpace) {
+    no_space.fetch_add(1, std::memory_order_relaxed);
+    // There was more to evict than one call may: what went is free, and the rest goes at once.
+    *more_to_evict = pressure.victims_left == 0;
+  }
   return result;
 }
 

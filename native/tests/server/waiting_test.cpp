@@ -24,6 +24,21 @@ TEST_F(WaitingTest, QuotaMakesRoomByManySmallBlocks) {
   EXPECT_EQ(stat("parked_expired"), 0u);
 }
 
+// 16 MiB of small blocks, 16 victims a call: with a timer between two calls it would take a minute.
+TEST_F(WaitingTest, LargeBlockDoesNotWaitForATimerBetweenVictims) {
+  config.store.max_victims = 16;
+  start();
+  Peer peer(*server);
+  ASSERT_TRUE(peer.login());
+  for (uint64_t batch = 0; batch < 256; ++batch) {
+    std::vector<std::pair<Key, Bytes>> items;
+    for (uint64_t i = 0; i < 64; ++i) items.emplace_back(key_of(batch * 64 + i), block_of(i, 1024));
+    for (const Code code : peer.put(items)) ASSERT_EQ(code, Code::kOk);
+  }
+  EXPECT_EQ(peer.put(key_of(99'999), block_of(1, 12 << 20), 15'000), Code::kOk);
+  EXPECT_EQ(stat("parked_expired"), 0u);
+}
+
 TEST_F(WaitingTest, ReserveDoesNotWaitForWhatItHolds) {
   config.max_wait_ms = 600'000;  // longer than the test has patience: a wait would fail it
   config.max_reserved_bytes_per_connection = 64 << 20;
