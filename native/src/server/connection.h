@@ -112,10 +112,15 @@ class Connection : public Watched {
 
   size_t index = 0;      // in the loop's table
   bool surplus = false;  // beyond max_connections
+  // The loop's notes: in its queue, for these events, for a turn without any.
+  bool queued = false, again = false;
+  uint32_t ready_events = 0;
 
   int fd() const { return stream_->fd(); }
   bool is_dead() const { return state_ == State::kDead; }
   bool busy() const;  // a request is in progress
+  // Its next event moves bytes of a payload, in or out.
+  bool in_transfer() const { return state_ == State::kPayload || out_at_ < out_.size(); }
   bool parked() const { return parked_; }
   uint64_t park_deadline_ms() const { return park_deadline_ms_; }
 

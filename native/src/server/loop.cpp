@@ -20,6 +20,12 @@ constexpr int kEventsPerTurn = 256;
 constexpr int kAcceptsPerTurn = 64;
 // Connections beyond max_connections that are kept until they have heard why they are refused.
 constexpr uint32_t kMaxSurplus = 32;
+// A request of few bytes that comes in the middle of a turn waits for the rest of it, so a turn is short:
+// first all that is small, then the long transfers until this many bytes have moved. The others come first in
+// the next turn.
+constexpr uint64_t kTurnBytes = 1 << 20;
+constexpr Visit kShortVisit{64 << 10, 32 << 10, 256 << 10};
+constexpr Visit kLongVisit{256 << 10, 512 << 10, 1 << 20};
 constexpr uint64_t kTickMs = 250;
 constexpr uint64_t kIdleTickMs = 1000;
 // Parked connections try again this often even if no wake-up came.
@@ -34,7 +40,8 @@ uint64_t Loop::now_ns() {
                                    .count());
 }
 
-Loop::Loop(Shared& shared) : shared_(shared), scratch_(kScratchBytes), discard_(kScratchBytes) {
+Loop::Loop(Shared& shared)
+    : shared_(shared), visit_(&kLongVisit), scratch_(kScratchBytes), discard_(kScratchBytes) {
   now_ms_ = StoreServer::now_ms();
 }
 
@@ -67,10 +74,12 @@ void Loop::run() {
   for (;;) {
     const int count = epoll_wait(epoll_.get(), events.data(), kEventsPerTurn, wait_ms());
     now_ms_ = StoreServer::now_ms();
+    turn_bytes_ = 0;
+    visit_ = &kShortVisit;
     for (int i = 0; i < count; ++i) {
       auto* watched = static_cast<Watched*>(events[static_cast<size_t>(i)].data.ptr);
       if (watched->kind == Watched::Kind::kConnection) {
-        static_cast<Connection*>(watched)->on_event(events[static_cast<size_t>(i)].events);
+        ready(*static_cast<Connection*>(watched), events[static_cast<size_t>(i)].events);
       } else if (watched->kind == Watched::Kind::kListener) {
         accept_some(*static_cast<Listener*>(watched));
       } else {
@@ -80,8 +89,10 @@ void Loop::run() {
         take_newcomers();
       }
     }
-    run_runnable();
+    visit_ = &kLongVisit;
+    run_queue();
     retry_parked();
+    metrics.turn_bytes_max.raise(turn_bytes_);
     if (now_ms_ >= next_tick_ms_) tick();
     if (some_paused_ && now_ms_ >= listening_retry_ms_) resume_listening();
     bury();
@@ -93,7 +104,7 @@ void Loop::run() {
 }
 
 int Loop::wait_ms() const {
-  if (!runnable_.empty() || space_freed_.load()) return 0;
+  if (!queue_.empty() || space_freed_.load()) return 0;
   if (stopping_.load()) return 5;
   uint64_t wait = connections_.empty() ? kIdleTickMs : kTickMs;
   if (!parked_.empty()) wait = kParkedRetryMs;
@@ -273,7 +284,19 @@ void Loop::watch(Connection& connection, uint32_t events) {
 }
 
 void Loop::run_again(Connection& connection) {
-  runnable_.push_back(&connection);
+  connection.again = true;
+  enqueue(connection);
+}
+
+void Loop::enqueue(Connection& connection) {
+  if (!std::exchange(connection.queued, true)) queue_.push_back(&connection);
+}
+
+// The beginning or the end of a connection, and what is short, at once; a long transfer in its turn.
+void Loop::ready(Connection& connection, uint32_t events) {
+  if ((events & (EPOLLERR | EPOLLHUP)) != 0 || !connection.in_transfer()) return connection.on_event(events);
+  connection.ready_events = events;
+  enqueue(connection);
 }
 
 void Loop::park(Connection& connection) {
@@ -288,11 +311,16 @@ void Loop::dead(Connection& connection) {
   dead_.push_back(&connection);
 }
 
-void Loop::run_runnable() {
-  if (runnable_.empty()) return;
-  turn_list_.swap(runnable_);
-  for (Connection* connection : turn_list_) connection->on_turn();
-  turn_list_.clear();
+void Loop::run_queue() {
+  for (size_t left = queue_.size(); left > 0 && turn_bytes_ < kTurnBytes; --left) {
+    Connection& connection = *queue_.front();
+    queue_.pop_front();
+    connection.queued = false;
+    const uint32_t events = std::exchange(connection.ready_events, 0);
+    const bool again = std::exchange(connection.again, false);
+    if (events != 0) connection.on_event(events);
+    if (again) connection.on_turn();
+  }
 }
 
 // In the order in which they came: the one that has waited longest gets the freed space first.
@@ -346,7 +374,7 @@ void Loop::bury() {
   if (dead_.empty()) return;
   const auto gone = [](const Connection* connection) { return connection->is_dead(); };
   metrics.parked_now.sub(static_cast<uint64_t>(std::erase_if(parked_, gone)));
-  std::erase_if(runnable_, gone);
+  std::erase_if(queue_, gone);
   for (Connection* connection : dead_) {
     const size_t index = connection->index;
     if (connection->surplus) shared_.surplus.fetch_sub(1);

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -41,6 +42,11 @@ struct Newcomer {
   std::shared_ptr<net::TlsContext> tls;
 };
 
+// What one visit of a connection may move and check.
+struct Visit {
+  uint64_t read_bytes, write_bytes, check_bytes;
+};
+
 class Loop {
  public:
   static constexpr size_t kScratchBytes = 64 << 10;
@@ -64,8 +70,10 @@ class Loop {
   // For connections, on the loop's thread.
   void watch(Connection& connection, uint32_t events);
   void run_again(Connection& connection);  // a turn without waiting for the socket
-  void park(Connection& connection);       // a turn when space was freed, or soon
-  void dead(Connection& connection);       // deleted at the end of the turn
+  const Visit& visit() const { return *visit_; }
+  void spend(uint64_t bytes) { turn_bytes_ += bytes; }
+  void park(Connection& connection);  // a turn when space was freed, or soon
+  void dead(Connection& connection);  // deleted at the end of the turn
   std::span<std::byte> scratch() { return scratch_; }
   std::span<std::byte> discard() { return discard_; }
   // For a look at a block that the processor cannot address: RangeCheck::kStepBytes.
@@ -89,7 +97,9 @@ class Loop {
   void resume_listening();
   void take_newcomers();
   void install(Newcomer newcomer);
-  void run_runnable();
+  void ready(Connection& connection, uint32_t events);
+  void enqueue(Connection& connection);
+  void run_queue();
   void retry_parked();
   void tick();
   void look_at_arena();
@@ -110,7 +120,11 @@ class Loop {
   uint64_t listening_retry_ms_ = 0;
 
   std::vector<std::unique_ptr<Connection>> connections_;
-  std::vector<Connection*> runnable_, parked_, dead_, turn_list_;
+  std::vector<Connection*> parked_, dead_, turn_list_;
+  // Connections with many bytes to move or to check, in turn.
+  std::deque<Connection*> queue_;
+  const Visit* visit_;
+  uint64_t turn_bytes_ = 0;
   std::atomic<uint32_t> load_{0};
   uint64_t now_ms_ = 0;
   uint64_t next_tick_ms_ = 0;

@@ -18,6 +18,9 @@ class Counter {
   void sub(uint64_t amount = 1) {
     value_.store(value_.load(std::memory_order_relaxed) - amount, std::memory_order_relaxed);
   }
+  void raise(uint64_t value) {
+    if (value > value_.load(std::memory_order_relaxed)) value_.store(value, std::memory_order_relaxed);
+  }
   uint64_t get() const { return value_.load(std::memory_order_relaxed); }
 
  private:
@@ -87,6 +90,7 @@ struct LoopMetrics {
   Counter pins_held, reservations_held, reserved_bytes;
   Counter read_calls, write_calls;
   Counter rdma_exposed;
+  Counter turn_bytes_max;  // moved or checked between two looks at who is ready
 };
 
 }  // namespace mooncache::server

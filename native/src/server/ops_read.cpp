@@ -6,13 +6,6 @@
 
 namespace mooncache::server {
 
-namespace {
-
-// Memory that one turn checks before the other connections get theirs.
-constexpr uint64_t kVerifyBudgetBytes = 16 << 20;
-
-}  // namespace
-
 void Connection::count_result(Code code) {
   switch (code) {
     case Code::kOk:
@@ -68,7 +61,7 @@ void Connection::do_get(Meta meta) {
 
 bool Connection::continue_get() {
   auto& op = std::get<GetOp>(op_);
-  uint64_t budget = kVerifyBudgetBytes;
+  uint64_t budget = loop_.visit().check_bytes;
   while (op.results.size() < op.items.size()) {
     const wire::GetItem& item = op.items[op.results.size()];
     if (!op.holding && !start_item(op, item)) continue;
@@ -153,7 +146,11 @@ void Connection::let_go(GetOp& op) {
 
 bool Connection::verify_some(GetOp& op, uint64_t& budget) {
   const auto part = [&](uint64_t offset, uint64_t length) { return bytes_at(op.pinned.id, offset, length); };
-  return !op.verify || op.check.advance(part, budget);
+  if (!op.verify) return true;
+  const uint64_t before = budget;
+  const bool done = op.check.advance(part, budget);
+  loop_.spend(before - budget);
+  return done;
 }
 
 void Connection::finish_item(GetOp& op, const wire::GetItem& item) {

@@ -380,6 +380,10 @@ std::vector<std::pair<std::string, uint64_t>> StoreServer::Impl::stats() const {
     for (const auto& loop : loops) total += loop->metrics.requests[opcode].get();
     values.emplace_back("requests_" + lower(opcode_text(opcode)), total);
   }
+  uint64_t turn_bytes_max = 0;
+  for (const auto& loop : loops)
+    turn_bytes_max = std::max(turn_bytes_max, loop->metrics.turn_bytes_max.get());
+  values.emplace_back("turn_bytes_max", turn_bytes_max);
   values.emplace_back("arena_lost_bytes", shared.lost_bytes.load(std::memory_order_relaxed));
   for (const auto& [name, value] : shared.store->stats().named()) {
     values.emplace_back("store_" + std::string(name), value);

@@ -62,6 +62,30 @@ TEST_F(WaitingTest, ReserveDoesNotWaitForWhatItHolds) {
   EXPECT_EQ(stat("reservations_held"), kFits);
 }
 
+// Who asks for little waits for one turn of the loop, however many long transfers there are.
+TEST_F(WaitingTest, LongTransfersMoveALittleInEachTurn) {
+  constexpr size_t kPeers = 32, kBlock = 4 << 20;
+  start();
+  Peer small(*server);
+  ASSERT_TRUE(small.login());
+  const Bytes block = block_of(1, kBlock);
+  ASSERT_EQ(small.put(key_of(1), block), Code::kOk);
+  const Bytes get = Peer::frame(Opcode::kGet, Peer::get_meta({{key_of(1), 0, UINT64_MAX}}).view());
+  std::vector<std::unique_ptr<Peer>> peers;
+  for (size_t i = 0; i < kPeers; ++i) {
+    peers.push_back(std::make_unique<Peer>(*server));
+    ASSERT_TRUE(peers.back()->login());
+  }
+  for (const auto& peer : peers) ASSERT_TRUE(peer->send(get));
+  EXPECT_TRUE(small.call(Opcode::kPing)->status.is_ok());
+  for (const auto& peer : peers) {
+    const auto answer = peer->reply();
+    ASSERT_TRUE(answer && answer->status);
+    EXPECT_EQ(answer->payload, block);
+  }
+  EXPECT_LE(stat("turn_bytes_max"), 3u << 20);
+}
+
 // A host that is gone sends no FIN. The node sees a connection that is open and silent.
 TEST_F(WaitingTest, SilentPeerOnTheNetworkGivesBackWhatItHolds) {
   config.idle_timeout_ms = 0;
