@@ -402,6 +402,45 @@ async def test_head_that_is_too_large_or_never_ends(tmp_path: Path, monkeypatch:
         writer.close()
 
 
+async def test_idle_connections_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "IDLE_COUNT_MAX", 2)
+    async with running(tmp_path, [FakeEngine("e")]) as bench:
+        opened = []
+        for _ in range(4):
+            reader, writer = await asyncio.open_connection("127.0.0.1", bench.gateway.http_port)
+            opened.append((reader, writer))
+            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b" 200 " in await reader.readline()
+        async with asyncio.timeout(20):
+            for reader, _ in opened[:2]:
+                await reader.read()  # ends: the gateway closed the two that were idle longest
+        for reader, writer in opened[2:]:
+            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            while b" 200 " not in await reader.readline():
+                assert not reader.at_eof()
+        for _, writer in opened:
+            writer.close()
+
+
+async def test_a_client_that_leaves_at_the_end_is_charged(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    async def hang(_engine: FakeEngine, _request: web.Request, _body: dict[str, Any]) -> Any:
+        await asyncio.Event().wait()
+
+    async with running(tmp_path, [FakeEngine("e", behave=hang)]) as bench:
+        for _ in range(200):
+            bench.gateway.state.paces.learn(
+                MODEL, 1_000_000, 0.0, 0
+            )  # whatever it took was long enough for a token
+        call = asyncio.create_task(ask(bench, http, {**CHAT, "max_tokens": 1}))
+        await bench.engines["e"].asked.wait()
+        call.cancel()
+        await until(lambda: bench.gateway.state.active_count == 0)
+        page = bench.gateway.metrics.render().decode()
+        assert f'output_tokens_total{{model="{MODEL}"}} 1.0' in page
+
+
 async def test_log_line_of_a_request_tells_what_it_was(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     stream = io.StringIO()
     logs.setup("gateway", log_format="json", stream=stream)

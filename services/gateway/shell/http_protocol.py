@@ -1,17 +1,25 @@
-"""uvicorn's HTTP/1.1 with two limits it lacks: how long a request's head may take and how large it may be.
+"""uvicorn's HTTP/1.1 with three limits it lacks: how long a request's head may take, how large it may be, and how many
+connections may be open without a request.
 
-Without them a client that sends one byte a minute, or headers without end, holds a connection and memory for ever.
+Without them a client that sends one byte a minute, or headers without end, holds a connection and memory for ever, and
+a stranger without a key takes all descriptors. Of idle connections the one that is idle longest is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_BYTES_MAX: Final = 64 << 10
 HEAD_TIMEOUT_S: Final = 15.0
+IDLE_COUNT_MAX: Final = 1024
+# By event loop, the longest idle first; a dictionary keeps the order.
+_IDLE: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[GuardedProtocol, None]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -23,10 +31,27 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._arm()
+        self._is_idle()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        _IDLE.get(self.loop, {}).pop(self, None)
         super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing() and self.cycle is not None and self.cycle.response_complete:
+            self._is_idle()
+
+    def _is_idle(self) -> None:
+        """It waits for a request, as the last of those that do; the first one makes room."""
+        idle = _IDLE.setdefault(self.loop, {})
+        idle.pop(self, None)
+        idle[self] = None
+        if len(idle) > IDLE_COUNT_MAX:
+            oldest = next(iter(idle))
+            del idle[oldest]
+            oldest.transport.close()
 
     def on_message_begin(self) -> None:
         self._head_bytes = 0
@@ -43,6 +68,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._disarm()
+        _IDLE.get(self.loop, {}).pop(self, None)
         super().on_headers_complete()
 
     def _count(self, size: int) -> None:
