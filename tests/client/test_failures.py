@@ -17,7 +17,7 @@ import pytest
 import mooncache
 from mooncache.client.keys import to_block_key
 from mooncache.cluster.embedded import EmbeddedCluster
-from mooncache.errors import MasterUnavailable, MooncacheError, NoNodes
+from mooncache.errors import DeadlineExceeded, MasterUnavailable, MooncacheError, NoNodes
 from tests.client.conftest import make_cluster, wait_until
 
 pytestmark = pytest.mark.slow
@@ -236,6 +236,41 @@ def test_a_put_leaves_a_stopped_node_behind(fragile: EmbeddedCluster) -> None:
                         assert list(pool_now.get_many(names)) == values
         finally:
             fragile.parts["node-1"].send(signal.SIGCONT)
+
+
+def test_reservations_of_a_stopped_node(fragile: EmbeddedCluster) -> None:
+    """A call that is cut costs its own reservation, and letting go of one never waits for its node."""
+    fragile.kill("node-2")
+    for shm in (True, False):
+        with mooncache.connect(**fragile.client_settings(), timeout_s=20, shm=shm) as pool:
+            wait_until(lambda pool=pool: [n.state for n in pool.nodes()].count("active") == 1, "one node")
+            index = next(node.index for node in pool.nodes() if node.state == "active")
+            used = pool.node_stat(index)["store_used_bytes"]
+            cut, kept = pool.reserve(f"cut-{shm}", 4096), pool.reserve(f"kept-{shm}", 8192)
+            dropped = [pool.reserve(f"dropped-{shm}-{i}", 4096) for i in range(200)]
+            cut.write(0, b"c" * 4096)
+            kept.write(0, b"1" * 4096)
+            fragile.parts["node-1"].send(signal.SIGSTOP)
+            try:
+                with pytest.raises(DeadlineExceeded):
+                    cut.commit(timeout_s=0.3)
+                begun_s = time.monotonic()
+                dropped.clear()
+                waited_s = time.monotonic() - begun_s
+            finally:
+                fragile.parts["node-1"].send(signal.SIGCONT)
+            assert waited_s < 1.5, "four connections; each used to wait for two seconds, with Python's lock"
+            kept.write(4096, b"2" * 4096)
+            kept.commit()
+            assert pool.get(f"kept-{shm}") == b"1" * 4096 + b"2" * 4096
+            if shm:
+                continue  # memory that this process may still write to is given back when the connection ends
+            wait_until(
+                lambda pool=pool, used=used, index=index: (
+                    pool.node_stat(index)["store_used_bytes"] <= used + 8192 + 4096
+                ),
+                "the dropped reservations to be given back",
+            )
 
 
 def test_drain_moves_blocks_and_keeps_tenants(fragile: EmbeddedCluster) -> None:

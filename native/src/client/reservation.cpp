@@ -9,18 +9,24 @@
 
 #include "client/impl.h"
 #include "mooncache/crc32c.h"
+#include "transport/ask.h"
 
 namespace mooncache {
 
-// Used by one thread at a time (take, give); a call that was cut in the middle breaks it for all its
-// reservations. No thread waits for space while it has the lane: that may take as long as other reservations
-// of the same lane need it.
+// Used by one thread at a time (take, give). A call that was cut in the middle costs its own reservation
+// only: its answer is swallowed when it comes. No thread waits for space while it has the lane: that may take
+// as long as other reservations of the same lane need it.
 struct ReservationLane {
   // Waits for the lane, no longer than the caller's patience lasts.
   Status take(const CallOptions& options);
+  // Hands the lane on, after telling the node of the grants that nobody wants any more.
   void give();
   // A PING, unless the lane is in use, which says the same to the node.
   void ping(int cancel_fd);
+  // Never waits: the node is told at once when nobody uses the lane, else by who has it now.
+  void forget(uint64_t grant);
+  // A session of this lane's own, with the late answers of cut calls going to it.
+  void use(std::unique_ptr<Session> made);
 
   std::mutex mutex;
   std::condition_variable given;
@@ -29,7 +35,11 @@ struct ReservationLane {
   std::unique_ptr<Link> link;      // one-sided, or null
   std::atomic<uint32_t> count{0};  // written under Impl::mutex
   std::atomic<bool> broken{false};
-  std::atomic<bool> retired{false};  // takes no more reservations, ends with the last that it has
+
+ private:
+  void send_aborts();
+
+  std::vector<uint64_t> unwanted_;  // guarded by mutex
 };
 
 namespace {
@@ -60,6 +70,22 @@ class Turn {
   Status status_;
 };
 
+bool is_cut(const Status& status) {
+  return status.code == Code::kCancelled || status.code == Code::kDeadlineExceeded;
+}
+
+// One exchange on a lane that the caller has. Only what the connection itself does wrong ends the lane.
+Status run_on(ReservationLane& lane, Program& program, const CallOptions& options) {
+  if (!lane.session) return {Code::kConnectionLost, "the reservation's connection is gone"};
+  Status status = lane.session->run(program, options.deadline, options.cancel ? options.cancel->fd() : -1,
+                                    Session::WhenCut::kAbandon);
+  if (!lane.session->broken()) return status;
+  lane.broken = true;
+  lane.link.reset();
+  lane.session.reset();
+  return status;
+}
+
 class Reserved final : public BlockReservation {
  public:
   Reserved(std::shared_ptr<Client::Impl> impl, std::shared_ptr<ReservationLane> lane, wire::WireExtent extent,
@@ -67,7 +93,8 @@ class Reserved final : public BlockReservation {
       : impl_(std::move(impl)), lane_(std::move(lane)), extent_(extent), node_index_(node_index) {}
 
   ~Reserved() override {
-    if (!ended_ && impl_->usable()) (void)abort();
+    // No waiting here: this runs wherever the last owner lets go, with Python's lock for example.
+    if (!ended_ && impl_->usable()) give_up();
     leave();
   }
 
@@ -108,7 +135,7 @@ class Reserved final : public BlockReservation {
     if (status)
       ranges_.push_back({offset, length, crc});
     else if (status.code != Code::kInvalidArgument)
-      (void)abort_locked();  // a torn range must never be committed
+      give_up();  // a torn range must never be committed
     return status;
   }
 
@@ -136,7 +163,9 @@ class Reserved final : public BlockReservation {
     Writer meta;
     const wire::CommitItem item{extent_.grant, crc, lane_->link ? wire::CommitItem::kFlagOneSided : 0};
     wire::encode_items<wire::CommitItem>(meta, std::span(&item, 1));
-    return one_code({wire::Opcode::kCommit, 0, meta.take(), {}}, options);
+    Status status = one_code({wire::Opcode::kCommit, 0, meta.take(), {}}, options);
+    if (is_cut(status)) give_up();  // it may not have been sent; what is committed stays
+    return status;
   }
 
   Status abort() override {
@@ -159,6 +188,11 @@ class Reserved final : public BlockReservation {
     return Status::ok();
   }
 
+  void give_up() {
+    ended_ = true;
+    lane_->forget(extent_.grant);
+  }
+
   Status abort_locked() {
     if (ended_) return Status::ok();
     ended_ = true;
@@ -168,18 +202,9 @@ class Reserved final : public BlockReservation {
     CallOptions options;
     options.deadline = Deadline::after_ms(impl_->config.connect_timeout_ms);
     const Turn turn(*lane_, options);
-    if (!turn.status()) {
-      lane_->retired = true;  // then the end of the connection gives the space back
-      return turn.status();
-    }
-    return one_code({wire::Opcode::kAbort, 0, meta.take(), {}}, options);
-  }
-
-  Status run(Program& program, const CallOptions& options) {
-    if (!lane_->session) return {Code::kConnectionLost, "the reservation's connection is gone"};
     Status status =
-        lane_->session->run(program, options.deadline, options.cancel ? options.cancel->fd() : -1);
-    if (!status) break_lane();
+        turn.status() ? one_code({wire::Opcode::kAbort, 0, meta.take(), {}}, options) : turn.status();
+    if (is_cut(status)) give_up();  // it may not have been sent; twice does no harm
     return status;
   }
 
@@ -195,7 +220,7 @@ class Reserved final : public BlockReservation {
     Status answer;
     CallProgram program(
         calls, [&](size_t, const Status& status, Reader& in) { return take_code(status, in, answer); });
-    if (Status status = run(program, options); !status) return status;
+    if (Status status = run_on(*lane_, program, options); !status) return status;
     return answer;
   }
 
@@ -234,7 +259,7 @@ class Reserved final : public BlockReservation {
     Status answer;
     CallProgram program(
         calls, [&](size_t, const Status& status, Reader& in) { return take_code(status, in, answer); });
-    if (Status status = run(program, options); !status) return status;
+    if (Status status = run_on(*lane_, program, options); !status) return status;
     return answer;
   }
 
@@ -291,7 +316,7 @@ Result<std::shared_ptr<ReservationLane>> lane_for(Client::Impl& impl, const std:
     const std::lock_guard lock(impl.mutex);
     std::erase_if(impl.reservation_lanes, [](const auto& entry) { return entry.first.expired(); });
     auto& lanes = impl.reservation_lanes[node];
-    std::erase_if(lanes, [](const auto& lane) { return lane->broken.load() || lane->retired.load(); });
+    std::erase_if(lanes, [](const auto& lane) { return lane->broken.load(); });
     for (const auto& lane : lanes) {
       if (lane->count < impl.config.reservations_per_lane) {
         ++lane->count;
@@ -312,7 +337,7 @@ Result<std::shared_ptr<ReservationLane>> lane_for(Client::Impl& impl, const std:
     session = Session::connect(node->peer(), route = Route::kTcp, connect_by);
   }
   if (!session) return session.status();
-  lane->session = std::move(*session);
+  lane->use(std::move(*session));
   if (route == Route::kUnix && node->one_sided_writes()) {
     const uint64_t incarnation = lane->session->node().incarnation;
     if (!node->segments(incarnation)) {
@@ -352,12 +377,8 @@ Status ask_for_space(ReservationLane& lane, const wire::ReserveItem& item, uint3
     reserved = items->front();
     return Status::ok();
   });
-  Status status = lane.session->run(program, options.deadline, options.cancel ? options.cancel->fd() : -1);
-  if (status) return answer;
-  lane.broken = true;
-  lane.link.reset();
-  lane.session.reset();
-  return status;
+  if (Status status = run_on(lane, program, options); !status) return status;
+  return answer;
 }
 
 // Asks until there is space, the wait for it is over, or the caller's patience ends.
@@ -427,6 +448,7 @@ Status ReservationLane::take(const CallOptions& options) {
 }
 
 void ReservationLane::give() {
+  send_aborts();
   {
     const std::lock_guard lock(mutex);
     taken = false;
@@ -451,6 +473,51 @@ void ReservationLane::ping(int cancel_fd) {
     }
   }
   give();
+}
+
+void ReservationLane::use(std::unique_ptr<Session> made) {
+  session = std::move(made);
+  session->on_late_answer([this](wire::Opcode opcode, const Status& status, Reader& in) {
+    if (opcode != wire::Opcode::kReserve || !status) return;
+    const auto granted = wire::decode_items<wire::ReserveResult>(in);
+    if (!granted) return;
+    const std::lock_guard lock(mutex);
+    for (const auto& item : *granted) {
+      if (item.code == Code::kOk) unwanted_.push_back(item.extent.grant);
+    }
+  });
+}
+
+void ReservationLane::forget(uint64_t grant) {
+  {
+    const std::lock_guard lock(mutex);
+    if (broken) return;  // the node forgot it already
+    unwanted_.push_back(grant);
+    if (taken) return;  // who has the lane tells the node
+    taken = true;
+  }
+  give();
+}
+
+void ReservationLane::send_aborts() {
+  std::vector<uint64_t> grants;
+  {
+    const std::lock_guard lock(mutex);
+    grants.swap(unwanted_);
+  }
+  if (!session || session->broken() || grants.empty()) return;
+  Writer meta;
+  wire::encode_grants(meta, grants);
+  OneAnswer program(wire::Opcode::kAbort, std::move(meta), 0);
+  if (!session->pump(&program) || !session->abandon()) {
+    broken = true;  // then the end of the connection gives the space back
+    link.reset();
+    session.reset();
+    return;
+  }
+  if (program.sent()) return;
+  const std::lock_guard lock(mutex);  // too much is under way: with the next use
+  unwanted_.insert(unwanted_.end(), grants.begin(), grants.end());
 }
 
 void ping_lane(ReservationLane& lane, int cancel_fd) {

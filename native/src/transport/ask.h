@@ -20,6 +20,7 @@ class OneAnswer final : public Program {
     request.meta.raw(meta_);
     return true;
   }
+  bool sent() const { return sent_; }
   bool finished() const override { return answered_; }
   Status on_response(const wire::FrameHeader&, const Status& status, Reader& in, PayloadSink&) override {
     answered_ = true;

@@ -49,7 +49,8 @@ short Session::poll_events() const {
 bool Session::stale() const {
   std::byte probe;
   const ssize_t got = recv(stream_->fd(), &probe, 1, MSG_PEEK | MSG_DONTWAIT);
-  return !(got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK));
+  if (got > 0) return in_flight_ == 0;
+  return got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
 }
 
 std::vector<net::UniqueFd> Session::take_fds() {
@@ -79,6 +80,7 @@ Status Session::pump(Program* program) {
   size_t budget = limits_.pump_bytes;
   while (budget > 0) {
     Program* active = ready_ ? program : handshake_.get();
+    if (active == nullptr && ready_ && (late_.count > 0 || out_at_ < out_.size())) active = &late_;
     if (active == nullptr) break;
     const size_t before = budget;
     if (Status status = send_some(*active, budget); !status) return status;
@@ -260,7 +262,10 @@ void Session::finish_payload(Program& program) {
   in_payload_ = false;
   window_begin_ = (window_begin_ + 1) % kMaxWindow;
   --in_flight_;
-  program.on_payload(crcs_);
+  if (late_.count > 0)
+    --late_.count;
+  else
+    program.on_payload(crcs_);
 }
 
 Status Session::parse_buffered(Program& program) {
@@ -303,7 +308,7 @@ Status Session::take_head(Program& program, bool& complete) {
   const auto status = wire::decode_status(in);
   if (!status) return {Code::kProtocolError, "the node's answer has no status"};
   sink_.clear();
-  if (Status handled = program.on_response(header, *status, in, sink_); !handled) return handled;
+  if (Status handled = receiver(program).on_response(header, *status, in, sink_); !handled) return handled;
   uint64_t sink_bytes = 0;
   for (const Slice& slice : sink_.slices) sink_bytes += slice.size;
   if (sink_bytes != header.payload_bytes) {
@@ -318,17 +323,45 @@ Status Session::take_head(Program& program, bool& complete) {
   return Status::ok();
 }
 
-Status Session::run(Program& program, Deadline deadline, int cancel_fd) {
+Status Session::Late::on_response(const wire::FrameHeader& header, const Status& status, Reader& in,
+                                  PayloadSink& sink) {
+  const Slice nowhere{nullptr, static_cast<size_t>(header.payload_bytes)};
+  if (header.payload_bytes > 0) sink.add_item(std::span(&nowhere, 1), 0, header.payload_bytes);
+  if (handler) handler(header.opcode, status, in);
+  return Status::ok();
+}
+
+bool Session::abandon() {
+  if (broken_ || !ready_) return false;
+  if (out_at_ < out_.size()) {
+    std::vector<std::byte> rest;
+    for (; out_at_ < out_.size(); ++out_at_) {
+      rest.insert(rest.end(), out_[out_at_].data, out_[out_at_].data + out_[out_at_].size);
+    }
+    out_head_ = std::move(rest);
+    out_.assign(1, ConstSlice{out_head_.data(), out_head_.size()});
+    out_at_ = 0;
+  }
+  for (Slice& slice : sink_.slices) slice.data = nullptr;
+  late_.count = in_flight_;
+  return true;
+}
+
+Status Session::run(Program& program, Deadline deadline, int cancel_fd, WhenCut cut) {
+  const auto end_with = [&](Status status) {
+    return cut == WhenCut::kAbandon && abandon() ? std::move(status) : fail(std::move(status));
+  };
   for (;;) {
     if (Status status = pump(&program); !status) return status;
     const bool worked = program.work();
     if (ready_ && program.finished() && idle()) return Status::ok();
     if (progressed_ || worked) {
-      if (deadline.expired()) return fail({Code::kDeadlineExceeded, "the deadline passed during a transfer"});
+      if (deadline.expired())
+        return end_with({Code::kDeadlineExceeded, "the deadline passed during a transfer"});
       continue;
     }
     if (Status status = net::wait_ready(stream_->fd(), poll_events(), cancel_fd, deadline); !status) {
-      return fail(std::move(status));
+      return end_with(std::move(status));
     }
   }
 }

@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -93,7 +94,8 @@ class Session {
                                                   SessionLimits limits = {});
   ~Session();
 
-  // Moves bytes of the handshake, then of `program` (may be null). An error means: drop the session.
+  // Moves bytes of the handshake, then of `program` (null: only what an abandoned one left). An error means:
+  // drop the session.
   Status pump(Program* program);
   // Whether the last pump() moved anything.
   bool progressed() const { return progressed_; }
@@ -123,12 +125,29 @@ class Session {
   // An RDMA link that lives as long as the connection on which its endpoints were exchanged; null until made.
   std::unique_ptr<Link>& rdma_link() { return rdma_link_; }
 
-  // Runs `program` to its end on this thread. On any error the session is broken.
-  Status run(Program& program, Deadline deadline, int cancel_fd = -1);
+  enum class WhenCut : uint8_t { kBreak, kAbandon };
+  // Runs `program` to its end on this thread. On any error the session is broken, unless `cut` says that one
+  // which the deadline or the cancel descriptor cut short is abandoned.
+  Status run(Program& program, Deadline deadline, int cancel_fd = -1, WhenCut cut = WhenCut::kBreak);
+  // Ends the use by a program that was cut short: the frame that is half sent is copied, and the answers
+  // still to come go to `late`, so that others can go on using the session. No memory of the caller is
+  // touched any more. False: the session was not ready, or is broken.
+  bool abandon();
+  using LateAnswer = std::function<void(wire::Opcode, const Status&, Reader&)>;
+  void on_late_answer(LateAnswer late) { late_.handler = std::move(late); }
 
  private:
   class Handshake;
   friend class Handshake;
+  // Takes the answers to abandoned requests.
+  struct Late final : Program {
+    bool next(Request&) override { return false; }
+    bool finished() const override { return true; }
+    Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in,
+                       PayloadSink& sink) override;
+    LateAnswer handler;
+    size_t count = 0;  // the oldest of those in flight
+  };
   struct InFlight {
     uint64_t request_id = 0;
     wire::Opcode opcode = wire::Opcode::kPing;
@@ -143,6 +162,7 @@ class Session {
   Status receive_some(Program& program, size_t& budget);
   Status read_head_bytes(size_t& budget, bool& moved);
   Status read_payload_bytes(size_t& budget, bool& moved);
+  Program& receiver(Program& program) { return late_.count > 0 ? late_ : program; }
   Status parse_buffered(Program& program);
   Status take_head(Program& program, bool& complete);
   void take_payload_from_buffer();
@@ -176,6 +196,7 @@ class Session {
   std::array<InFlight, kMaxWindow> window_{};
   size_t window_begin_ = 0;
   size_t in_flight_ = 0;
+  Late late_;
 
   // receiving: heads are read into buffer_, payload straight into the sink
   std::vector<std::byte> buffer_;
