@@ -191,7 +191,7 @@ TEST_P(ClientTest, ReservationsWriteRangesInAnyOrder) {
   auto dropped = client_->reserve(key_of(10), source.size(), {});
   ASSERT_TRUE(dropped);
   dropped->reset();
-  EXPECT_EQ(node_.server->store().stats().reservations, 0u);
+  EXPECT_TRUE(eventually([&] { return node_.server->store().stats().reservations == 0; }));
 }
 
 TEST_P(ClientTest, CancelledGetLeavesMemoryAlone) {

@@ -17,10 +17,6 @@
 namespace mooncache::testing {
 namespace {
 
-void sleep_ms(int span_ms) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(span_ms));
-}
-
 CallOptions within_ms(int span_ms) {
   CallOptions options;
   options.deadline = Deadline::after_ms(span_ms);
@@ -33,17 +29,6 @@ uint64_t server_stat(const TestNode& node, const std::string& name) {
   }
   ADD_FAILURE() << "no counter " << name;
   return 0;
-}
-
-// True once `done` is; asks for ten seconds at most.
-template <typename Done>
-bool eventually(Done done) {
-  const Deadline until = Deadline::after_ms(10'000);
-  while (!until.expired()) {
-    if (done()) return true;
-    sleep_ms(5);
-  }
-  return done();
 }
 
 std::filesystem::path new_folder(const std::string& name) {

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 #include <random>
+#include <thread>
 
 #include "mooncache/client.h"
 #include "mooncache/server.h"
@@ -114,6 +115,21 @@ struct TestNode {
     return value;
   }
 };
+
+inline void sleep_ms(int span_ms) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(span_ms));
+}
+
+// True once `done` is; asks for ten seconds at most.
+template <typename Done>
+bool eventually(Done done) {
+  const Deadline until = Deadline::after_ms(10'000);
+  while (!until.expired()) {
+    if (done()) return true;
+    sleep_ms(5);
+  }
+  return done();
+}
 
 inline ClientConfig client_config(bool shm) {
   ClientConfig config;
