@@ -25,6 +25,10 @@ struct ReservationLane {
   void ping(int cancel_fd);
   // Never waits: the node is told at once when nobody uses the lane, else by who has it now.
   void forget(uint64_t grant);
+  // The last reservation has left: what could not be told by then ends with the connection.
+  void left();
+  // By who has the lane: its reservations are void.
+  void close();
   // A session of this lane's own, with the late answers of cut calls going to it.
   void use(std::unique_ptr<Session> made);
 
@@ -80,9 +84,7 @@ Status run_on(ReservationLane& lane, Program& program, const CallOptions& option
   Status status = lane.session->run(program, options.deadline, options.cancel ? options.cancel->fd() : -1,
                                     Session::WhenCut::kAbandon);
   if (!lane.session->broken()) return status;
-  lane.broken = true;
-  lane.link.reset();
-  lane.session.reset();
+  lane.close();
   return status;
 }
 
@@ -208,12 +210,6 @@ class Reserved final : public BlockReservation {
     return status;
   }
 
-  void break_lane() {
-    lane_->broken = true;
-    lane_->link.reset();
-    lane_->session.reset();
-  }
-
   // The caller has the lane.
   Status one_code(CallProgram::Call call, const CallOptions& options) {
     const std::vector<CallProgram::Call> calls{std::move(call)};
@@ -274,7 +270,7 @@ class Reserved final : public BlockReservation {
     transfer.local = pieces;
     // the node frees one-sided reservations of a connection only after its end: no check, no late byte
     if (lane_->session->stale()) {
-      break_lane();
+      lane_->close();
       return {Code::kConnectionLost, "the node closed the reservation's connection"};
     }
     if (lane_->link->submit(std::span(&transfer, 1)) != 1)
@@ -296,8 +292,12 @@ class Reserved final : public BlockReservation {
   }
 
   void leave() {
-    const std::lock_guard lock(impl_->mutex);
-    --lane_->count;
+    uint32_t others = 0;
+    {
+      const std::lock_guard lock(impl_->mutex);
+      others = --lane_->count;
+    }
+    if (others == 0 && impl_->usable()) lane_->left();
   }
 
   std::shared_ptr<Client::Impl> impl_;
@@ -449,11 +449,32 @@ Status ReservationLane::take(const CallOptions& options) {
 
 void ReservationLane::give() {
   send_aborts();
+  bool owing = false;
+  {
+    const std::lock_guard lock(mutex);
+    owing = !unwanted_.empty();
+  }
+  if (owing && count == 0) close();
   {
     const std::lock_guard lock(mutex);
     taken = false;
   }
   given.notify_one();
+}
+
+void ReservationLane::close() {
+  broken = true;  // the end of the connection gives the space back
+  link.reset();
+  session.reset();
+}
+
+void ReservationLane::left() {
+  {
+    const std::lock_guard lock(mutex);
+    if (taken || unwanted_.empty()) return;
+    taken = true;
+  }
+  give();
 }
 
 void ReservationLane::ping(int cancel_fd) {
@@ -467,9 +488,7 @@ void ReservationLane::ping(int cancel_fd) {
     const std::vector<CallProgram::Call> calls{{wire::Opcode::kPing, 0, {}, {}}};
     CallProgram program(calls, [](size_t, const Status& status, Reader&) { return status; });
     if (!session->run(program, Deadline::after_ms(kPingPatienceMs), cancel_fd)) {
-      broken = true;
-      link.reset();
-      session.reset();
+      close();
     }
   }
   give();
@@ -509,12 +528,7 @@ void ReservationLane::send_aborts() {
   Writer meta;
   wire::encode_grants(meta, grants);
   OneAnswer program(wire::Opcode::kAbort, std::move(meta), 0);
-  if (!session->pump(&program) || !session->abandon()) {
-    broken = true;  // then the end of the connection gives the space back
-    link.reset();
-    session.reset();
-    return;
-  }
+  if (!session->pump(&program) || !session->abandon()) return close();
   if (program.sent()) return;
   const std::lock_guard lock(mutex);  // too much is under way: with the next use
   unwanted_.insert(unwanted_.end(), grants.begin(), grants.end());
