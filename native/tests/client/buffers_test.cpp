@@ -296,7 +296,9 @@ TEST_F(Lending, MemoryMappedAnewAtTheSameAddressHasNoRegistration) {
     ASSERT_TRUE(client_->unregister_buffer({memory, size}));
     EXPECT_EQ(map_at(memory), memory);  // the same address, other pages
     for (const bool listed : {false, true}) {
-      if (listed) ASSERT_TRUE(client_->register_buffer({memory, size}));
+      if (listed) {
+        ASSERT_TRUE(client_->register_buffer({memory, size}));
+      }
       const uint64_t before = stat("rdma_direct_bytes");
       const auto other = bytes_of(++number, size);
       std::copy(other.begin(), other.end(), memory);
@@ -305,7 +307,9 @@ TEST_F(Lending, MemoryMappedAnewAtTheSameAddressHasNoRegistration) {
       EXPECT_EQ(get_one(*client_, key_of(number), {memory, size}).code, Code::kOk);
       EXPECT_TRUE(std::equal(other.begin(), other.end(), memory));
       EXPECT_EQ(stat("rdma_direct_bytes") - before, listed ? 2 * size : 0);
-      if (listed) ASSERT_TRUE(client_->unregister_buffer({memory, size}));
+      if (listed) {
+        ASSERT_TRUE(client_->unregister_buffer({memory, size}));
+      }
     }
     EXPECT_EQ(map_at(memory), memory);
   }

@@ -61,7 +61,8 @@ TEST(Nearness, WhatIsSwitchedOffIsNoWay) {
 }
 
 TEST(Nearness, NearestTwoAreTheTwoSmallestInOrderOfOffers) {
-  std::mt19937 random(7);
+  std::mt19937 source(7);
+  const auto random = [&] { return static_cast<uint32_t>(source()); };
   for (int run = 0; run < 2000; ++run) {
     std::vector<uint32_t> ranks(1 + random() % 6), offers(1 + random() % 8);
     for (uint32_t& rank : ranks) rank = random() % 3;

@@ -76,7 +76,9 @@ TEST(Growth, TheIndexIsWholeWhileItGrows) {
       index.random()() % 4 == 0 ? index.erase() : index.insert();
       if (!index.growing() && !was_growing) continue;
       ++seen_growing;
-      if (seen_growing % 8 == 0) ASSERT_TRUE(index.whole()) << "seed " << seed << ", " << index.size();
+      if (seen_growing % 8 == 0) {
+        ASSERT_TRUE(index.whole()) << "seed " << seed << ", " << index.size();
+      }
     }
     EXPECT_GT(seen_growing, 500);
     while (index.size() > 0) index.erase();

@@ -150,7 +150,7 @@ TEST_P(StoreThreads, SnapshotPlusEventsConverges) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Policies, StoreThreads, testing::Values("2q", "lru", "mooncache"),
-                         [](const auto& info) { return std::string("policy_") + info.param; });
+                         [](const auto& policy) { return std::string("policy_") + policy.param; });
 
 }  // namespace
 }  // namespace mooncache::test

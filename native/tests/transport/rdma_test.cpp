@@ -157,7 +157,9 @@ TEST_F(RdmaTest, PiecesFitTheTransferItsRailsAndTheDevices) {
     uint64_t requests = 0;
     for (uint32_t i = 0; i < one.rails; ++i) requests += fake().requests(i);
     EXPECT_EQ(requests, one.requests) << one.size << " bytes over " << one.rails;
-    if (region != 0) EXPECT_TRUE(peer_->rdma().unregister_region(region));
+    if (region != 0) {
+      EXPECT_TRUE(peer_->rdma().unregister_region(region));
+    }
     link_.reset();
     peer_.reset();
   }
@@ -206,7 +208,9 @@ TEST_F(RdmaTest, NoChecksumIsComputedThatNobodyWants) {
     EXPECT_FALSE(done[0].checked);
     EXPECT_TRUE(copy == source);
     EXPECT_TRUE(read(extent, copy, region).checked);
-    if (in_place) EXPECT_TRUE(peer_->rdma().unregister_region(region));
+    if (in_place) {
+      EXPECT_TRUE(peer_->rdma().unregister_region(region));
+    }
   }
 }
 
@@ -268,7 +272,9 @@ TEST_F(RdmaTest, DeviceMemoryGoesInPlaceOrNotAtAll) {
   // Without its registration, or beside it, it must never be taken for memory that can be copied.
   const Slice beside{begin + 4096, size};
   for (const bool gone : {false, true}) {
-    if (gone) EXPECT_TRUE(peer_->rdma().unregister_region(*handle));
+    if (gone) {
+      EXPECT_TRUE(peer_->rdma().unregister_region(*handle));
+    }
     one.local = std::span(gone ? &all : &beside, 1);
     ASSERT_EQ(link_->submit(std::span(&one, 1)), 1u);
     done = drain(1);
