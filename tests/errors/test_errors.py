@@ -48,6 +48,7 @@ def test_retryable_codes_are_the_agreed_ones() -> None:
         707,
         708,
         711,
+        712,
     }
 
 

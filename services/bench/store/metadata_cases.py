@@ -163,7 +163,10 @@ def memory_rows(report: Report, options: StoreBenchOptions, progress: Progress) 
     progress("resident memory of a node")
     payload = options.memory_blocks * options.memory_block_bytes
     # slots follow from capacity / expected block size: leave room for twice as many
-    env = {"MOONCACHE_STORE_NODE_EXPECTED_BLOCK_BYTES": str(options.memory_block_bytes)}
+    env = {
+        "MOONCACHE_STORE_NODE_EXPECTED_BLOCK_BYTES": str(options.memory_block_bytes),
+        "MOONCACHE_STORE_NODE_PREFAULT": "false",  # so that what is resident grows by what is stored
+    }
     with start_cluster(1, 2 * payload, env) as cluster, connect(cluster, shared_memory=False) as client:
         pid = cluster.parts["node-1"].pid
         _fill(client, 0, _BATCH, options.memory_block_bytes, progress)
