@@ -1,0 +1,90 @@
+"""A process with a client forks a worker: what belongs to the parent ends with the parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import mooncache
+from mooncache.cluster.embedded import EmbeddedCluster
+from tests.client.conftest import wait_until
+
+pytestmark = pytest.mark.slow
+
+_BLOCK = 8 << 20
+
+
+def used(pool: mooncache.Client) -> list[int]:
+    return [pool.node_stat(node.index)["store_used_bytes"] for node in pool.nodes()]
+
+
+@pytest.mark.parametrize("shm", [True, False], ids=["shm", "tcp"])
+def test_a_forked_worker_keeps_nothing_of_a_parent_that_was_killed(
+    cluster: EmbeddedCluster, shm: bool
+) -> None:
+    script = f"""
+        import mooncache, os, sys, time
+        pool = mooncache.connect(**{cluster.client_settings()!r}, shm={shm})
+        pool.put("whole", bytes(1 << 20))
+        assert pool.get("whole") == bytes(1 << 20)
+        block = pool.reserve("half-written", {_BLOCK})
+        block.write(0, bytes({_BLOCK // 2}))
+        mapped = "memfd:" in open("/proc/self/maps").read()
+        worker = os.fork()
+        if worker == 0:
+            time.sleep(600)
+        print(worker, mapped, flush=True)
+        time.sleep(600)
+    """
+    with mooncache.connect(**cluster.client_settings()) as pool:
+        pool.remove("whole")
+        empty = used(pool)
+        parent = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True
+        )
+        assert parent.stdout is not None
+        worker, mapped = parent.stdout.readline().split()
+        try:
+            assert mapped == str(shm)
+            with open(f"/proc/{worker}/maps") as maps:
+                assert "memfd:" not in maps.read()
+            open_files = [
+                os.readlink(f"/proc/{worker}/fd/{name}") for name in os.listdir(f"/proc/{worker}/fd")
+            ]
+            assert not [name for name in open_files if "memfd:" in name]
+            pool.remove("whole")
+            assert sum(used(pool)) >= sum(empty) + _BLOCK
+            parent.kill()
+            parent.wait(10)
+            wait_until(lambda: used(pool) == empty, "the reserved space to come back while the worker lives")
+            os.kill(int(worker), 0)
+        finally:
+            os.kill(int(worker), signal.SIGKILL)
+            parent.kill()
+            parent.wait(10)
+            parent.stdout.close()
+
+
+def test_the_parent_goes_on_when_its_worker_ends(cluster: EmbeddedCluster) -> None:
+    with mooncache.connect(**cluster.client_settings()) as pool:
+        pool.put("before", b"x" * 1000)
+        script = f"""
+            import mooncache, os
+            pool = mooncache.connect(**{cluster.client_settings()!r})
+            assert pool.get("before") == b"x" * 1000
+            worker = os.fork()
+            if worker == 0:
+                del pool
+                os._exit(0)
+            assert os.waitpid(worker, 0)[1] == 0
+            assert pool.get("before") == b"x" * 1000
+            pool.put("after", bytes(1 << 20))
+            assert pool.get("after") == bytes(1 << 20)
+            assert pool.stats()["connects"] <= len(pool.nodes()) * 2
+        """
+        subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
