@@ -125,6 +125,8 @@ class FakeEngine:
     left: asyncio.Event = field(default_factory=asyncio.Event)
     runner: web.AppRunner | None = None
     cached_tokens: int = 0
+    prompt_tokens: int = 40
+    count: Callable[[dict[str, Any]], int] | None = None  # what it counts in a body; None: always the same
 
     async def start(self) -> None:
         app = web.Application(client_max_size=1 << 30)
@@ -155,6 +157,8 @@ class FakeEngine:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        if self.count is not None:
+            self.prompt_tokens = self.count(body)
         self.requests.append(body)
         self.paths.append(request.path)
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
@@ -169,9 +173,9 @@ class FakeEngine:
 
 def usage_of(engine: FakeEngine) -> dict[str, Any]:
     return {
-        "prompt_tokens": 40,
+        "prompt_tokens": engine.prompt_tokens,
         "completion_tokens": engine.tokens,
-        "total_tokens": 40 + engine.tokens,
+        "total_tokens": engine.prompt_tokens + engine.tokens,
         "prompt_tokens_details": {"cached_tokens": engine.cached_tokens},
     }
 

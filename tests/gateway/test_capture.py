@@ -8,6 +8,7 @@ import json
 import os
 import time
 from array import array
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from mooncache.cli.app import run
 from mooncache.config.serving import GatewaySection
@@ -37,11 +39,19 @@ def capturing(tmp_path: Path, tokenizer: Path, **more: Any) -> Any:
     """A gateway that captures into tmp_path/trace.jsonl."""
     return running(
         tmp_path,
-        more.pop("engines", None) or [FakeEngine("e")],
+        more.pop("engines", None) or [FakeEngine("e", count=counting(tokenizer))],
         instance=instance_fields(tokenizer),
         gateway__capture_file=tmp_path / "trace.jsonl",
         gateway__capture_block_tokens=BLOCK,
         **more,
+    )
+
+
+def counting(folder: Path) -> Callable[[dict[str, Any]], int]:
+    """Counts as an engine with this tokenizer does: a gateway that counts otherwise stops making keys and rows."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return lambda body: len(
+        tokenizer.encode(body["prompt"]).ids if isinstance(body["prompt"], str) else body["prompt"]
     )
 
 
