@@ -5,7 +5,6 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
@@ -23,22 +22,10 @@ namespace nb = nanobind;
 
 namespace mooncache::python {
 
-namespace {
-
-// Python's handlers run on its main thread only, and with the GIL. One that raises leaves the exception for
-// interruptible().
-bool signal_raised() {
-  const nb::gil_scoped_acquire held;
-  return PyErr_CheckSignals() != 0;
-}
-
-}  // namespace
-
 CallOptions to_options(double timeout_s, const CancelToken* cancel, std::optional<uint32_t> node) {
   CallOptions options;
   options.deadline = deadline_in(timeout_s);
   options.cancel = cancel;
-  if (gettid() == getpid()) options.interrupted = &signal_raised;
   options.node = node;
   return options;
 }
@@ -191,7 +178,7 @@ nb::list put(Client& client, nb::handle keys_in, nb::handle sources, uint32_t re
   std::vector<PutBlock> blocks(keys.size());
   for (size_t i = 0; i < keys.size(); ++i) blocks[i] = {keys[i], batch.of(i)};
   std::vector<PutOutcome> outcomes(keys.size());
-  check(interruptible([&] { return client.put(blocks, replicas, options, outcomes); }));
+  check(without_gil([&] { return client.put(blocks, replicas, options, outcomes); }));
   return answers(outcomes);
 }
 
@@ -213,7 +200,7 @@ nb::list get(Client& client, nb::handle keys_in, nb::handle destinations, double
     if (i != keys.size()) refuse("one offset per key is needed");
   }
   std::vector<GetOutcome> outcomes(keys.size());
-  check(interruptible([&] { return client.get(blocks, how, options, outcomes); }));
+  check(without_gil([&] { return client.get(blocks, how, options, outcomes); }));
   return answers(outcomes);
 }
 
@@ -241,7 +228,7 @@ nb::list get_sized(Client& client, nb::handle keys_in, double timeout_s, const C
     return static_cast<std::byte*>(static_cast<void*>(PyBytes_AS_STRING(bytes)));
   };
   std::vector<GetOutcome> outcomes(keys.size());
-  check(interruptible([&] { return client.get(blocks, how, options, outcomes); }));
+  check(without_gil([&] { return client.get(blocks, how, options, outcomes); }));
   nb::list result;
   for (size_t i = 0; i < keys.size(); ++i) {
     if (outcomes[i].code == Code::kOk && lent[i])
@@ -259,7 +246,7 @@ MatchReport run_match(Client& client, nb::handle keys_in, double timeout_s, bool
   const auto keys = to_keys(keys_in);
   CallOptions options = to_options(timeout_s, cancel, node);
   options.everybody = everybody;
-  return value_or_raise(interruptible([&] { return client.match(keys, touch, options); }));
+  return value_or_raise(without_gil([&] { return client.match(keys, touch, options); }));
 }
 
 nb::bytes bitmap_bytes(const MatchReport& report) {
@@ -270,7 +257,7 @@ template <typename Call>
 nb::list coded(nb::handle keys_in, Call call) {
   const auto keys = to_keys(keys_in);
   std::vector<Code> codes(keys.size(), Code::kNotFound);
-  check(interruptible([&] { return call(keys, codes); }));
+  check(without_gil([&] { return call(keys, codes); }));
   return codes_list(codes);
 }
 
@@ -279,7 +266,7 @@ nb::list stat(Client& client, nb::handle keys_in, double timeout_s, const Cancel
   const auto keys = to_keys(keys_in);
   const CallOptions options = to_options(timeout_s, cancel, node);
   std::vector<BlockStat> stats(keys.size());
-  check(interruptible([&] { return client.stat(keys, options, stats); }));
+  check(without_gil([&] { return client.stat(keys, options, stats); }));
   nb::list result;
   for (const BlockStat& stat : stats) {
     if (stat.code == Code::kNotFound) {
@@ -308,7 +295,7 @@ nb::tuple list_blocks(Client& client, uint32_t node, uint64_t cursor, uint32_t l
                       const CancelToken* cancel) {
   const CallOptions options = to_options(timeout_s, cancel, std::nullopt);
   const ListedPage page =
-      value_or_raise(interruptible([&] { return client.list(node, cursor, limit, options); }));
+      value_or_raise(without_gil([&] { return client.list(node, cursor, limit, options); }));
   nb::list blocks;
   for (const ListedBlock& block : page.blocks) {
     blocks.append(nb::make_tuple(nb::bytes(block.key.bytes.data(), kKeyBytes), block.size,
@@ -323,7 +310,7 @@ void write_range(BlockReservation& reservation, uint64_t offset, nb::handle sour
   Buffers buffers;
   std::vector<ConstSlice> slices;
   add_slices(buffers, source, false, slices);
-  check(interruptible([&] { return reservation.write(offset, slices, options); }));
+  check(without_gil([&] { return reservation.write(offset, slices, options); }));
 }
 
 void bind_reservation(nb::module_& m) {
@@ -336,7 +323,7 @@ void bind_reservation(nb::module_& m) {
           "commit",
           [](BlockReservation& reservation, double timeout_s, const CancelToken* cancel) {
             const CallOptions options = to_options(timeout_s, cancel, std::nullopt);
-            check(interruptible([&] { return reservation.commit(options); }));
+            check(without_gil([&] { return reservation.commit(options); }));
           },
           nb::arg("timeout_s") = 30.0, nb::arg("cancel").none() = nb::none(),
           "Make the block visible; every byte must be written.")
@@ -397,14 +384,14 @@ void bind_control(nb::class_<Client>& c) {
       "node_stat",
       [](Client& client, uint32_t on, double timeout_s) {
         const CallOptions options = to_options(timeout_s, nullptr, std::nullopt);
-        return values_dict(value_or_raise(interruptible([&] { return client.node_stat(on, options); })));
+        return values_dict(value_or_raise(without_gil([&] { return client.node_stat(on, options); })));
       },
       nb::arg("node"), timeout);
   c.def(
       "ping",
       [](Client& client, uint32_t on, double timeout_s) {
         const CallOptions options = to_options(timeout_s, nullptr, std::nullopt);
-        const uint64_t us = value_or_raise(interruptible([&] { return client.ping(on, options); }));
+        const uint64_t us = value_or_raise(without_gil([&] { return client.ping(on, options); }));
         return static_cast<double>(us) / 1e6;
       },
       nb::arg("node"), timeout, "-> round trip in seconds");
@@ -470,7 +457,7 @@ void bind_client(nb::module_& m) {
         const auto keys = to_keys(key);
         if (keys.size() != 1) refuse("one key of 32 bytes is needed");
         const CallOptions options = to_options(timeout_s, token, on);
-        return value_or_raise(interruptible([&] { return client.reserve(keys[0], size, options); }));
+        return value_or_raise(without_gil([&] { return client.reserve(keys[0], size, options); }));
       },
       nb::arg("key"), nb::arg("size_bytes"), nb::arg("timeout_s") = 30.0, cancel, node);
   c.def(

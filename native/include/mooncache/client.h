@@ -136,9 +136,6 @@ class CancelToken {
 struct CallOptions {
   Deadline deadline = Deadline::after_ms(30'000);
   const CancelToken* cancel = nullptr;
-  // Asked by the calling thread every 50 ms or so while it waits, no lock held. True ends the call as a
-  // cancel token does. For what can be seen only by looking, as Python sees signals.
-  bool (*interrupted)() = nullptr;
   std::optional<uint32_t> node;  // only this node (by index)
   bool everybody = false;        // questions go to every node, however many there are
   // All slices are addresses of one GPU, in buffers that register_device_buffer() knows. Blocks go in place

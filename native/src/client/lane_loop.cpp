@@ -3,7 +3,6 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <cerrno>
 
 namespace mooncache {
 
@@ -14,8 +13,6 @@ constexpr int kLaneWaitMs = 1;
 // Silence after which a node that may hold a request back is asked for a sign of life: this part of the time
 // in which a stall is noticed.
 constexpr uint64_t kAskShare = 4;
-// Between two looks at CallOptions::interrupted.
-constexpr uint64_t kInterruptedLookMs = 50;
 // A deadline that passes after less silence than this is not held against the node.
 constexpr uint64_t kSlowMs = 100;
 
@@ -60,11 +57,7 @@ class Loop {
   }
 
  private:
-  Status interrupted() {
-    if (options_.interrupted != nullptr && now_ms_ >= look_at_ms_) {
-      look_at_ms_ = now_ms_ + kInterruptedLookMs;
-      if (options_.interrupted()) return {Code::kCancelled, "interrupted by a signal"};
-    }
+  Status interrupted() const {
     if (options_.cancel != nullptr && options_.cancel->cancelled())
       return {Code::kCancelled, "cancelled by the caller"};
     if (closed_.load(std::memory_order_relaxed)) return {Code::kClosed, "the client was closed"};
@@ -236,10 +229,7 @@ class Loop {
       }
     }
     if (options_.cancel != nullptr) polled_.push_back({options_.cancel->fd(), POLLIN, 0});
-    if (options_.interrupted != nullptr)
-      timeout_ms = std::min(timeout_ms, static_cast<int>(kInterruptedLookMs));
-    const bool signalled = poll(polled_.data(), polled_.size(), timeout_ms) < 0 && errno == EINTR;
-    if (signalled) look_at_ms_ = 0;
+    (void)poll(polled_.data(), polled_.size(), timeout_ms);
     now_ms_ = steady_ms();
   }
 
@@ -249,7 +239,6 @@ class Loop {
   const LoopLimits& limits_;
   Counters& counters_;
   uint64_t now_ms_;
-  uint64_t look_at_ms_ = now_ms_ + kInterruptedLookMs;
   std::vector<pollfd> polled_;
   std::vector<int> fds_;
 };

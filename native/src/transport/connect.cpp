@@ -159,7 +159,6 @@ class Session::Handshake final : public Program {
 Session::Session(std::unique_ptr<net::Stream> stream, const PeerDescription& peer, Route route,
                  SessionLimits limits)
     : stream_(std::move(stream)),
-      not_the_childs_(stream_->fd()),
       owner_(getpid()),
       route_(route),
       limits_(limits),
@@ -170,12 +169,10 @@ Session::Session(std::unique_ptr<net::Stream> stream, const PeerDescription& pee
   handshake_ = std::make_unique<Handshake>(*this);
 }
 
-// The connection is ended, not just closed here: a child that was forked while it was being made may hold the
-// socket open, and with it everything that the node granted. The other way round, a child must not end its
-// parent's.
+// A forked child may hold the socket open, and with it everything that the node granted to this connection:
+// the connection is ended, not just closed here. The other way round, a child must not end its parent's.
 // Whoever copies one-sided ends before its session does, so the node sees the end after the last byte.
 Session::~Session() {
-  not_the_childs_.release();  // the number may stand for another file as soon as the stream is gone
   if (!stream_ || owner_ != getpid()) return;
   // TLS says good-bye when its stream is dropped, which must still be possible then
   const net::UniqueFd twin(stream_->is_tls() ? fcntl(stream_->fd(), F_DUPFD_CLOEXEC, 0) : -1);

@@ -20,7 +20,6 @@
 #include "mooncache/bytes.h"
 #include "mooncache/status.h"
 #include "mooncache/transport.h"
-#include "net/closed_in_child.h"
 #include "net/socket.h"
 #include "net/stream.h"
 #include "wire/frame.h"
@@ -173,7 +172,6 @@ class Session {
   Status fail(Status status);
 
   std::unique_ptr<net::Stream> stream_;
-  net::ClosedInChild not_the_childs_;
   pid_t owner_;  // the process that made it
   Route route_;
   SessionLimits limits_;
