@@ -137,6 +137,7 @@ inline ClientConfig client_config(bool shm) {
   config.host_id = shm ? "host-a" : "elsewhere";
   config.shm_enabled = shm;
   config.spin_us = 0;
+  config.stall_timeout_ms = 20'000;  // a busy machine is no sick node
   return config;
 }
 
