@@ -260,25 +260,40 @@ INSTANTIATE_TEST_SUITE_P(Routes, Faults, ::testing::Bool(),
 
 class NodeProcess {
  public:
-  NodeProcess(const std::string& unix_path, uint16_t tcp_port, uint64_t incarnation) {
-    int ends[2];
+  // Forks at once, so that it can be made before this process has threads; it serves from start() on.
+  NodeProcess(const std::string& unix_path, uint64_t incarnation) {
+    int begin[2], ends[2];
+    EXPECT_EQ(pipe(begin), 0);
     EXPECT_EQ(pipe(ends), 0);
     child_ = fork();
-    if (child_ == 0) serve(unix_path, tcp_port, incarnation, ends[1]);
+    if (child_ == 0) {
+      uint16_t port = 0;
+      if (read(begin[0], &port, sizeof port) != static_cast<ssize_t>(sizeof port)) _exit(2);
+      serve(unix_path, port, incarnation, ends[1]);
+    }
+    close(begin[0]);
     close(ends[1]);
+    begin_ = begin[1];
+    answer_ = ends[0];
+    info.incarnation = incarnation;
+    info.unix_path = unix_path;
+  }
+  void start(uint16_t tcp_port = 0) {
     uint16_t port = 0;
-    EXPECT_EQ(read(ends[0], &port, sizeof port), static_cast<ssize_t>(sizeof port))
+    EXPECT_EQ(write(begin_, &tcp_port, sizeof tcp_port), static_cast<ssize_t>(sizeof tcp_port));
+    EXPECT_EQ(read(answer_, &port, sizeof port), static_cast<ssize_t>(sizeof port))
         << "the node did not start";
-    close(ends[0]);
     info.node_id = "node-0";
     info.host_id = "host-a";
-    info.incarnation = incarnation;
     info.tcp_host = "127.0.0.1";
     info.tcp_port = port;
-    info.unix_path = unix_path;
     info.weight = 1.0;
   }
-  ~NodeProcess() { die(); }
+  ~NodeProcess() {
+    die();
+    close(begin_);
+    close(answer_);
+  }
   void die() {
     if (child_ <= 0) return;
     kill(child_, SIGKILL);
@@ -306,6 +321,7 @@ class NodeProcess {
     for (;;) pause();
   }
   pid_t child_ = 0;
+  int begin_ = -1, answer_ = -1;
 };
 
 // A slot's generation in the dead process's memory may equal the one in its successor's.
@@ -315,13 +331,14 @@ TEST(NodeDeathTest, NoPutIsAcknowledgedIntoDeadMemory) {
   constexpr size_t kSize = 1 << 20;
   const auto folder = new_folder("death");
   const std::string path = folder / "n.sock";
-  NodeProcess before(path, 0, 1);
+  NodeProcess before(path, 1), after(path, 2);
+  before.start();
   auto client = client_for({before.info}, client_config(true));
   ASSERT_EQ(put_one(*client, key_of(1), bytes_of(1, kSize)).code, Code::kOk);
   auto held = client->reserve(key_of(2), kSize, {});
   ASSERT_TRUE(held) << held.status().message;
   before.die();
-  NodeProcess after(path, before.info.tcp_port, 2);
+  after.start(before.info.tcp_port);
   auto other = client_for({after.info}, client_config(true));
   ASSERT_EQ(put_one(*other, key_of(50), bytes_of(50, kSize)).code, Code::kOk);
   const auto source = bytes_of(3, kSize);
