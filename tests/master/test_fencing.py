@@ -207,12 +207,16 @@ async def test_what_a_stopped_leader_had_sent_is_refused_when_it_arrives(tmp_pat
 
         async def both_known() -> bool | None:
             status = await old.call("GetStatus", master_pb2.GetStatusRequest(), 2.0)
-            return True if status.block_count == 1 else None
+            return [node.directory_block_count for node in status.nodes] == [1, 1] or None
 
         await eventually(both_known)
         request = master_pb2.TrimBlocksRequest(keys=KEYS[0], replica_count=1)
         trim = asyncio.create_task(old.call("TrimBlocks", request, 60.0))
-        await until(lambda: any(catcher.caught.is_set() for _, catcher in nodes), "the drop is on its way")
+        await until(
+            lambda: trim.done() or any(catcher.caught.is_set() for _, catcher in nodes),
+            "the drop is on its way",
+        )
+        assert not trim.done(), trim
         first.send_signal(signal.SIGSTOP)
         after = await leads(new, 2)
         assert after.term > before.term
