@@ -127,11 +127,22 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel(
+            "Hand-overs from prefill to decode",
+            "By outcome; a missed one is computed again by the decode instance after it waited.",
+            "reqps",
+            (
+                (rate("mooncache_conductor_handovers_total", "outcome"), "{{outcome}}"),
+                (rate("mooncache_conductor_handovers_avoided_total"), "avoided after misses"),
+                (rate("mooncache_gateway_waits_timed_out_total", "model"), "{{model}} waited in vain"),
+            ),
+        ),
+        Panel(
             "Served with less",
-            "Without the conductor (round robin), without keys (no cache), over a limit, or left by the client.",
+            "Without a plan of the conductor (round robin), without keys (no cache), over a limit, left by the client.",
             "reqps",
             (
                 (rate("mooncache_gateway_unscheduled_total"), "without conductor"),
+                (rate("mooncache_gateway_conductor_errors_total", "code"), "conductor erred: {{code}}"),
                 (rate("mooncache_gateway_no_keys_total", "reason"), "no keys: {{reason}}"),
                 (rate("mooncache_gateway_rate_limited_total", "limit"), "limit: {{limit}}"),
                 (rate("mooncache_gateway_aborted_total"), "client left"),
