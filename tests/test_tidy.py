@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from tests.native_functions import functions
+
 ROOT = Path(__file__).resolve().parent.parent
 SERVICES = ROOT / "services"
 NATIVE = ROOT / "native"
@@ -128,6 +130,48 @@ def test_python_functions_are_short() -> None:
                 sizes[name] = max(lines, sizes.get(name, 0))
     offenders = over_budget(sizes, FUNCTION_LINES_MAX)
     assert not offenders, report(offenders)
+
+
+def test_native_functions_are_short() -> None:
+    sizes: dict[str, int] = {}
+    for path in native_files():
+        for function, lines in functions(path.read_text(encoding="utf-8")):
+            name = f"{relative(path)}:{function}"
+            sizes[name] = max(lines, sizes.get(name, 0))
+    assert len(sizes) > 1500, "the scan finds what the native sources have"
+    offenders = over_budget(sizes, FUNCTION_LINES_MAX)
+    assert not offenders, report(offenders)
+
+
+NATIVE_EXAMPLE = """
+#define LOOP(x) { x {
+namespace a {
+struct Point { int x = 1'000; std::vector<int> tail{f(1), 2}; };
+const Row kRows[] = {
+  {f(1), "}"},
+};
+class Shape : Base<decltype(f(0))> {
+ public:
+  Shape(int side)
+      : side_{side},
+        name_{"{"} {
+    run([&] { return '{'; });
+  }  // }
+  ~Shape();
+  bool operator==(const Shape&) const { return R"(})" != nullptr; }
+};
+template <typename T>
+auto made(T value) -> std::vector<T> {
+  /* { */
+  return {value};
+}
+}  // namespace a
+"""
+
+
+def test_the_scan_of_native_functions_finds_them() -> None:
+    found = dict(functions(NATIVE_EXAMPLE))
+    assert found == {"Shape": 5, "operator==": 1, "made": 5}
 
 
 def test_ratchet_names_exist() -> None:

@@ -397,6 +397,57 @@ void bind_control(nb::class_<Client>& c) {
       nb::arg("node"), timeout, "-> round trip in seconds");
 }
 
+void bind_blocks(nb::class_<Client>& c) {
+  const auto cancel = nb::arg("cancel").none() = nb::none();
+  const auto node = nb::arg("node").none() = nb::none();
+  c.def("put", &put, nb::arg("keys"), nb::arg("sources"), nb::arg("replicas") = 1,
+        nb::arg("timeout_s") = 30.0, cancel, node, "-> [(code, node_index)]");
+  c.def("get", &get, nb::arg("keys"), nb::arg("destinations"), nb::arg("timeout_s") = 30.0, cancel,
+        nb::arg("offsets").none() = nb::none(), node, "-> [(code, size_bytes, node_index)]");
+  c.def(
+      "get_bytes",
+      [](Client& client, nb::handle keys, double timeout_s, const CancelToken* token,
+         std::optional<uint32_t> on) { return get_sized(client, keys, timeout_s, token, on, false); },
+      nb::arg("keys"), nb::arg("timeout_s") = 30.0, cancel, node,
+      "-> list of bytes, or of the code (int) where there is no block");
+  c.def(
+      "get_lent",
+      [](Client& client, nb::handle keys, double timeout_s, const CancelToken* token,
+         std::optional<uint32_t> on) { return get_sized(client, keys, timeout_s, token, on, true); },
+      nb::arg("keys"), nb::arg("timeout_s") = 30.0, cancel, node,
+      "-> list of ReceivedBlock, of bytes where no memory was left to lend, of the code (int) where there is "
+      "no block");
+}
+
+void bind_figures(nb::class_<Client>& c) {
+  c.def("stats", [](Client& client) { return values_dict(without_gil([&] { return client.stats(); })); });
+  c.def(
+      "transports",
+      [](const Client& client) {
+        nb::list list;
+        for (const ClientTransport& way : client.transports())
+          list.append(nb::make_tuple(way.name, way.state, way.reason));
+        return list;
+      },
+      "-> [(name, state, reason)], best first; opens nothing.");
+  c.def(
+      "latency_histograms",
+      [](Client& client) {
+        nb::dict dict;
+        for (const LatencyHistogram& histogram : client.latencies()) {
+          nb::list counts;
+          for (const uint64_t count : histogram.counts) counts.append(count);
+          nb::dict entry;
+          entry["counts"] = counts;
+          entry["count"] = histogram.count;
+          entry["sum_us"] = histogram.total_us;
+          dict[histogram.name.c_str()] = entry;
+        }
+        return dict;
+      },
+      "name -> {counts, count, sum_us}; bucket i counts latencies below 2**i microseconds");
+}
+
 }  // namespace
 
 void bind_client(nb::module_& m) {
@@ -431,23 +482,7 @@ void bind_client(nb::module_& m) {
       },
       nb::arg("epoch"), nb::arg("nodes"), "False when the map is older than the one in use.");
   c.def_prop_ro("map_epoch", &Client::map_epoch);
-  c.def("put", &put, nb::arg("keys"), nb::arg("sources"), nb::arg("replicas") = 1,
-        nb::arg("timeout_s") = 30.0, cancel, node, "-> [(code, node_index)]");
-  c.def("get", &get, nb::arg("keys"), nb::arg("destinations"), nb::arg("timeout_s") = 30.0, cancel,
-        nb::arg("offsets").none() = nb::none(), node, "-> [(code, size_bytes, node_index)]");
-  c.def(
-      "get_bytes",
-      [](Client& client, nb::handle keys, double timeout_s, const CancelToken* token,
-         std::optional<uint32_t> on) { return get_sized(client, keys, timeout_s, token, on, false); },
-      nb::arg("keys"), nb::arg("timeout_s") = 30.0, cancel, node,
-      "-> list of bytes, or of the code (int) where there is no block");
-  c.def(
-      "get_lent",
-      [](Client& client, nb::handle keys, double timeout_s, const CancelToken* token,
-         std::optional<uint32_t> on) { return get_sized(client, keys, timeout_s, token, on, true); },
-      nb::arg("keys"), nb::arg("timeout_s") = 30.0, cancel, node,
-      "-> list of ReceivedBlock, of bytes where no memory was left to lend, of the code (int) where there is "
-      "no block");
+  bind_blocks(c);
   bind_buffers(m, c);
   bind_control(c);
   c.def(
@@ -474,32 +509,7 @@ void bind_client(nb::module_& m) {
         check(client.learn_locations(to_keys(keys), std::as_bytes(std::span(packed.c_str(), packed.size()))));
       },
       nb::arg("keys"), nb::arg("packed"));
-  c.def("stats", [](Client& client) { return values_dict(without_gil([&] { return client.stats(); })); });
-  c.def(
-      "transports",
-      [](const Client& client) {
-        nb::list list;
-        for (const ClientTransport& way : client.transports())
-          list.append(nb::make_tuple(way.name, way.state, way.reason));
-        return list;
-      },
-      "-> [(name, state, reason)], best first; opens nothing.");
-  c.def(
-      "latency_histograms",
-      [](Client& client) {
-        nb::dict dict;
-        for (const LatencyHistogram& histogram : client.latencies()) {
-          nb::list counts;
-          for (const uint64_t count : histogram.counts) counts.append(count);
-          nb::dict entry;
-          entry["counts"] = counts;
-          entry["count"] = histogram.count;
-          entry["sum_us"] = histogram.total_us;
-          dict[histogram.name.c_str()] = entry;
-        }
-        return dict;
-      },
-      "name -> {counts, count, sum_us}; bucket i counts latencies below 2**i microseconds");
+  bind_figures(c);
   c.def("close", [](Client& client) {
     const nb::gil_scoped_release released;
     client.close();

@@ -42,9 +42,7 @@ void begin(GpuStager& stager, size_t slot, const Pairs& pairs, const std::vector
   }));
 }
 
-}  // namespace
-
-void bind_gpu(nb::module_& m) {
+void bind_stager(nb::module_& m) {
   nb::class_<GpuStager>(m, "GpuStager", "Pinned buffers with a copy stream each. Not thread-safe.")
       .def_prop_ro("slots", &GpuStager::slots)
       .def_prop_ro("how", &GpuStager::how)
@@ -86,6 +84,9 @@ void bind_gpu(nb::module_& m) {
       .def(
           "settled", [](GpuStager& s, size_t slot) { return with(s, slot).settled(slot); }, "slot"_a,
           "Whether the device has nothing more to do in the slot. Never waits.");
+}
+
+void bind_device(nb::module_& m) {
   nb::class_<GpuDevice>(m, "GpuDevice", "A CUDA device, opened at run time.")
       .def(nb::new_([](int ordinal, const std::string& driver, const std::string& nvrtc) {
              return value_or_raise(without_gil([&] { return GpuDevice::open(ordinal, {driver, nvrtc}); }));
@@ -145,6 +146,13 @@ void bind_gpu(nb::module_& m) {
             return nb::make_tuple(out.fd, out.offset, out.length);
           },
           "address"_a, "size"_a, "(fd, offset, length) for a device on the same bus; the caller closes fd.");
+}
+
+}  // namespace
+
+void bind_gpu(nb::module_& m) {
+  bind_stager(m);
+  bind_device(m);
 }
 
 }  // namespace mooncache::python

@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[2] / "native" / "src" / "base" / "status.cpp"
 def native_codes() -> dict[str, int]:
     body = re.search(r"enum class Code : uint16_t \{(.*?)\};", HEADER.read_text(), re.S)
     assert body is not None
-    names = dict(re.findall(r'case Code::(k\w+):\s+return "(\w+)";', SOURCE.read_text()))
+    names = dict(re.findall(r'\{Code::(k\w+), "(\w+)"\}', SOURCE.read_text()))
     return {names[symbol]: int(number) for symbol, number in re.findall(r"(k\w+) = (\d+),", body.group(1))}
 
 

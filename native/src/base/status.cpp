@@ -1,89 +1,64 @@
 #include "mooncache/status.h"
 
+#include <algorithm>
+#include <array>
+
 namespace mooncache {
+namespace {
+
+struct Named {
+  Code code;
+  std::string_view name;
+};
+
+constexpr auto kNames = std::to_array<Named>({
+    {Code::kOk, "OK"},
+    {Code::kInvalidArgument, "INVALID_ARGUMENT"},
+    {Code::kBufferTooSmall, "BUFFER_TOO_SMALL"},
+    {Code::kKeyInvalid, "KEY_INVALID"},
+    {Code::kTooLarge, "TOO_LARGE"},
+    {Code::kClosed, "CLOSED"},
+    {Code::kLimitExceeded, "LIMIT_EXCEEDED"},
+    {Code::kNotFound, "NOT_FOUND"},
+    {Code::kAlreadyExists, "ALREADY_EXISTS"},
+    {Code::kChecksumMismatch, "CHECKSUM_MISMATCH"},
+    {Code::kGenerationChanged, "GENERATION_CHANGED"},
+    {Code::kPinned, "PINNED"},
+    {Code::kReservationUnknown, "RESERVATION_UNKNOWN"},
+    {Code::kPinUnknown, "PIN_UNKNOWN"},
+    {Code::kIncomplete, "INCOMPLETE"},
+    {Code::kNoSpace, "NO_SPACE"},
+    {Code::kBackPressure, "BACK_PRESSURE"},
+    {Code::kQuotaExceeded, "QUOTA_EXCEEDED"},
+    {Code::kDraining, "DRAINING"},
+    {Code::kNodeUnavailable, "NODE_UNAVAILABLE"},
+    {Code::kDeadlineExceeded, "DEADLINE_EXCEEDED"},
+    {Code::kCancelled, "CANCELLED"},
+    {Code::kConnectionLost, "CONNECTION_LOST"},
+    {Code::kTransportUnavailable, "TRANSPORT_UNAVAILABLE"},
+    {Code::kNoNodes, "NO_NODES"},
+    {Code::kMasterUnavailable, "MASTER_UNAVAILABLE"},
+    {Code::kNotLeader, "NOT_LEADER"},
+    {Code::kUnauthenticated, "UNAUTHENTICATED"},
+    {Code::kPermissionDenied, "PERMISSION_DENIED"},
+    {Code::kProtocolError, "PROTOCOL_ERROR"},
+    {Code::kVersionSkew, "VERSION_SKEW"},
+    {Code::kTlsError, "TLS_ERROR"},
+    {Code::kUnknownNode, "UNKNOWN_NODE"},
+    {Code::kStaleIncarnation, "STALE_INCARNATION"},
+    {Code::kReportGap, "REPORT_GAP"},
+    {Code::kTaskUnknown, "TASK_UNKNOWN"},
+    {Code::kInternal, "INTERNAL"},
+    {Code::kConfigInvalid, "CONFIG_INVALID"},
+    {Code::kUnsupported, "UNSUPPORTED"},
+});
+
+}  // namespace
 
 std::string_view code_name(Code code) {
-  switch (code) {
-    case Code::kOk:
-      return "OK";
-    case Code::kInvalidArgument:
-      return "INVALID_ARGUMENT";
-    case Code::kBufferTooSmall:
-      return "BUFFER_TOO_SMALL";
-    case Code::kKeyInvalid:
-      return "KEY_INVALID";
-    case Code::kTooLarge:
-      return "TOO_LARGE";
-    case Code::kClosed:
-      return "CLOSED";
-    case Code::kLimitExceeded:
-      return "LIMIT_EXCEEDED";
-    case Code::kNotFound:
-      return "NOT_FOUND";
-    case Code::kAlreadyExists:
-      return "ALREADY_EXISTS";
-    case Code::kChecksumMismatch:
-      return "CHECKSUM_MISMATCH";
-    case Code::kGenerationChanged:
-      return "GENERATION_CHANGED";
-    case Code::kPinned:
-      return "PINNED";
-    case Code::kReservationUnknown:
-      return "RESERVATION_UNKNOWN";
-    case Code::kPinUnknown:
-      return "PIN_UNKNOWN";
-    case Code::kIncomplete:
-      return "INCOMPLETE";
-    case Code::kNoSpace:
-      return "NO_SPACE";
-    case Code::kBackPressure:
-      return "BACK_PRESSURE";
-    case Code::kQuotaExceeded:
-      return "QUOTA_EXCEEDED";
-    case Code::kDraining:
-      return "DRAINING";
-    case Code::kNodeUnavailable:
-      return "NODE_UNAVAILABLE";
-    case Code::kDeadlineExceeded:
-      return "DEADLINE_EXCEEDED";
-    case Code::kCancelled:
-      return "CANCELLED";
-    case Code::kConnectionLost:
-      return "CONNECTION_LOST";
-    case Code::kTransportUnavailable:
-      return "TRANSPORT_UNAVAILABLE";
-    case Code::kNoNodes:
-      return "NO_NODES";
-    case Code::kMasterUnavailable:
-      return "MASTER_UNAVAILABLE";
-    case Code::kNotLeader:
-      return "NOT_LEADER";
-    case Code::kUnauthenticated:
-      return "UNAUTHENTICATED";
-    case Code::kPermissionDenied:
-      return "PERMISSION_DENIED";
-    case Code::kProtocolError:
-      return "PROTOCOL_ERROR";
-    case Code::kVersionSkew:
-      return "VERSION_SKEW";
-    case Code::kTlsError:
-      return "TLS_ERROR";
-    case Code::kUnknownNode:
-      return "UNKNOWN_NODE";
-    case Code::kStaleIncarnation:
-      return "STALE_INCARNATION";
-    case Code::kReportGap:
-      return "REPORT_GAP";
-    case Code::kTaskUnknown:
-      return "TASK_UNKNOWN";
-    case Code::kInternal:
-      return "INTERNAL";
-    case Code::kConfigInvalid:
-      return "CONFIG_INVALID";
-    case Code::kUnsupported:
-      return "UNSUPPORTED";
-  }
-  return "UNKNOWN";
+  const auto found =
+      std::find_if(kNames.begin(), kNames.end(), [&](const Named& n) { return n.code == code; });
+  return found != kNames.end() ? found->name : "UNKNOWN";
 }
 
 }  // namespace mooncache
