@@ -18,6 +18,18 @@ settings.load_profile("mooncache")
 GROUPS = ("serving", "openai_client", "connectors", "rdma", "deploy", "cluster", "hf_engine")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rewrite", action="store_true", help="write the present answers into stories (tests/stories.py)"
+    )
+
+
+@pytest.fixture
+def rewrite(request: pytest.FixtureRequest) -> bool:
+    """Whether stories take over the present answers."""
+    return bool(request.config.getoption("--rewrite"))
+
+
 def group_of(nodeid: str) -> str:
     file = nodeid.split("::", maxsplit=1)[0]
     folder = file.removeprefix("tests/").split("/")[0]

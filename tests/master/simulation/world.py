@@ -53,7 +53,7 @@ CONFIG = MasterConfig(
 
 
 class SimMaster:
-    """One master process: everything real except the network and the index's implementation."""
+    """One master process: everything real except the network and the index's implementation. Term 0: a standby."""
 
     def __init__(self, world: World, name: str, term: int) -> None:
         self.world = world
@@ -76,7 +76,8 @@ class SimMaster:
         )
         self.tasks = TaskRunner(self.state)
         self.duties = DutyRunner(world.clock, world.duty_failed)
-        self.state.begin_term(term)
+        if term:
+            self.state.begin_term(term)
         network.serve(name, OpRunner(master_table(self.state), world.clock), Authenticator(CLUSTER))
         self.duties.start(master_duties(self.state, self.tasks))
 
