@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -37,6 +38,23 @@ CORE_BANNED = {
     "grpc": "return what has to be sent; the shell sends",
     "os": "take the value as an argument",
     "subprocess": "return what has to be run; the shell runs it",
+}
+# Names that code of others calls: engines, asyncio, pydantic, and one field that is given by its place.
+CALLED_BY_OTHERS = {
+    "services/bench/null_engine.py": {"pause_writing", "resume_writing"},
+    "services/connectors/vllm/connector.py": {
+        "_cache_hit_source",
+        "bind_gpu_block_pool",
+        "get_finished",
+        "reset_cache",
+        "restore_kv_caches",
+        "set_xfer_handshake_metadata",
+        "unregister_kv_caches",
+        "wait_for_layer_load",
+    },
+    "services/plan/core/spec.py": {"_priced", "_consistent"},
+    "services/topology/core/model.py": {"board"},
+    "services/virtual_time.py": {"_write_to_self"},
 }
 # Services meet through protos and the client, never by import.
 INDEPENDENT = ("master", "store_node", "conductor", "gateway", "worker", "hf_engine", "connectors")
@@ -239,6 +257,42 @@ def test_services_do_not_import_each_other() -> None:
             if any(module == other or module.startswith(f"{other}.") for other in others)
         ]
     assert not offenders, report(offenders)
+
+
+def defined_names(tree: ast.Module) -> Iterator[str]:
+    """Functions, classes and assigned names, at whatever depth."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for name in (inner for target in targets for inner in ast.walk(target)):
+                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
+                    yield name.id
+
+
+def test_every_name_is_used() -> None:
+    """A name that the whole tree mentions once is its own definition: nothing uses it."""
+    mentioned: Counter[str] = Counter()
+    sources = [*files("services", ".py"), *files("tests", ".py"), *files("scripts", ".py")]
+    others = [
+        *files("docs", ".md"),
+        *files("native/python", ".cpp"),
+        *files("deploy", ".py", ".yml", ".json"),
+    ]
+    for path in (*sources, *others, ROOT / "README.md", ROOT / "pyproject.toml", ROOT / "setup.py"):
+        if path != Path(__file__).resolve():
+            mentioned.update(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+    unused = {
+        relative(path): {
+            name
+            for name in defined_names(ast.parse(path.read_text(encoding="utf-8")))
+            if mentioned[name] == 1 and not name.startswith("__")
+        }
+        for path in files("services", ".py")
+    }
+    found = {path: names for path, names in unused.items() if names}
+    assert found == CALLED_BY_OTHERS, "not used anywhere, or not listed truly in CALLED_BY_OTHERS"
 
 
 def test_nothing_unpickles() -> None:

@@ -27,7 +27,6 @@ POOL_RETRY_S: Final = 1.0
 REPLICATE_INTERVAL_S: Final = 2.0
 JOBS_MAX: Final = 1024  # prompts that wait to be explained or remembered
 JOB_BYTES_MAX: Final = 256 << 20
-LEASE_MS_MIN: Final = 1
 
 
 def settings_of(section: ConductorSection) -> Settings:

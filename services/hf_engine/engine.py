@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from mooncache import tracing
 from mooncache.errors import Overloaded
@@ -44,13 +44,6 @@ class Output:
     stop_id: int | None = None
     told: Told | None = None
     message: str = ""
-
-
-class Sink(Protocol):
-    """Where outputs of a request go; called on the engine's thread."""
-
-    def put(self, output: Output) -> None:
-        """One output."""
 
 
 Deliver = Callable[[list[tuple[Any, Output]]], None]

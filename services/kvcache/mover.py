@@ -39,16 +39,14 @@ BATCH_BYTES = 32 << 20
 _TIMEOUT_MIN_S = 1e-3
 
 # Reasons of failures: a fixed set, because they are labels of metrics.
-MISSING, CHECKSUM, TIMEOUT, UNAVAILABLE, WRONG_SIZE, ABSENT, CANCELLED, FULL = REASONS = (
-    "missing",
-    "checksum",
-    "timeout",
-    "unavailable",
-    "wrong_size",
-    "pool_absent",
-    "cancelled",
-    "full",
-)
+MISSING = "missing"
+CHECKSUM = "checksum"
+TIMEOUT = "timeout"
+UNAVAILABLE = "unavailable"
+WRONG_SIZE = "wrong_size"
+ABSENT = "pool_absent"
+CANCELLED = "cancelled"
+FULL = "full"
 _REASON_OF_CODE = {
     NotFound.code: MISSING,
     ChecksumMismatch.code: CHECKSUM,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -79,8 +79,3 @@ def increase(after: float, before: float) -> float:
 def share_of(part: float, whole: float) -> float | None:
     """part / whole, None without a whole."""
     return part / whole if whole > 0 else None
-
-
-def sum_of(rows: Iterable[Mapping[str, float]], field: str) -> float:
-    """Sum of one field over rows."""
-    return sum(row[field] for row in rows)

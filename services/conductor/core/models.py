@@ -20,7 +20,6 @@ from mooncache.conductor.core.policy.types import NOBODY, DecodeCost, TransferCo
 from mooncache.conductor.core.prefill_learner import PrefillLearner
 from mooncache.conductor.core.registry import Instance, InstanceInfo, Load, Registry
 
-TURNOVER_PRIOR_S = 10.0
 MODELS_MAX = 1024  # models of which something is remembered
 BLOCK_TOKENS_UNKNOWN = 16
 _OTHERS_TOKENS = 512  # of a prompt that somebody else sent, as long as nothing is known

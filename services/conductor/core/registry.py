@@ -139,7 +139,6 @@ class Registry:
         self._changed = changed or (lambda instance: None)
         self._instances: dict[str, Instance] = {}
         self._of_model: dict[str, dict[str, Instance]] = {}
-        self._by_holder: dict[int, Instance] = {}
         self._roles: dict[str, str] = {}  # set by an operator; kept while the instance is known
         self._free: list[int] = []
         self._next_holder = 0
@@ -159,10 +158,6 @@ class Registry:
     def get(self, instance_id: str) -> Instance | None:
         """Return the instance of that name."""
         return self._instances.get(instance_id)
-
-    def by_holder(self, holder: int) -> Instance | None:
-        """Return the instance that has this number in the cache index."""
-        return self._by_holder.get(holder)
 
     def of_model(self, model: str) -> list[Instance]:
         """Return all instances of a model."""
@@ -219,7 +214,6 @@ class Registry:
                 known.role_pinned, self._roles[info.instance_id] = True, info.role
             self._instances[info.instance_id] = known
             self._gone.pop(info.instance_id, None)
-            self._by_holder[holder] = known
             lost = None
         else:
             lost = known.holder if known.info.incarnation != info.incarnation else None
@@ -296,7 +290,6 @@ class Registry:
         ]
         for instance in gone:
             del self._instances[instance.info.instance_id]
-            del self._by_holder[instance.holder]
             self._leave_model(instance)
             self._roles.pop(instance.info.instance_id, None)
             self._free.append(instance.holder)
@@ -316,18 +309,10 @@ class Registry:
             changed.append(instance)
         return changed, [name for name, version in self._gone.items() if version > since]
 
-    def mark_suspect(self, instance: Instance, reason: str) -> None:
-        """Believe that the instance is unhealthy until its next report."""
-        if instance.state == READY:
-            instance.state, instance.reason = SUSPECT, reason
-            self._touch(instance)
-            self._changed(instance)
-
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
         holders = [instance.holder for instance in self._instances.values()]
         assert len(set(holders)) == len(holders), "two instances share a holder number"
-        assert set(holders) == set(self._by_holder), "the holder table and the instances disagree"
         assert not set(holders) & set(self._free), "a holder number is free and in use"
         listed = sorted(name for there in self._of_model.values() for name in there)
         assert listed == sorted(self._instances), "the models and the instances disagree"

@@ -20,7 +20,6 @@ from mooncache.gateway.core.usage import Usage
 from mooncache.kvcache.params import FIELD, Told
 
 EVENT_BYTES_MAX: Final = 64 << 20
-_BOUNDARY: Final = re.compile(rb"\r?\n\r?\n")
 _EVENTS: Final = re.compile(rb".*?\r?\n\r?\n", re.DOTALL)
 _ENCODER_FIELD: Final = (
     "ec_transfer_params"  # where another engine finds what an encoder made: nothing for clients

@@ -26,11 +26,6 @@ class BlockPool:
         """Blocks that can be allocated now, cached ones included."""
         return len(self._free)
 
-    @property
-    def cached_count(self) -> int:
-        """Blocks that can be found by key."""
-        return len(self._block_of)
-
     def find(self, keys: Sequence[bytes]) -> list[int]:
         """Blocks of the leading keys that are here, each with one more reference."""
         found = []

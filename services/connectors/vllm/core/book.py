@@ -25,18 +25,6 @@ SAVED_KEYS_MAX = 1 << 18
 KEYS_ASKED_MAX = 1 << 16
 """Keys of one question, as many as the client takes at once."""
 
-# Why a request is not cached: a fixed set, because it is a label of a metric.
-UNCACHED = (
-    "multimodal",
-    "prompt_embeds",
-    "lora",
-    "pooling",
-    "streaming_input",
-    "tokens",
-    "disabled",
-    "new_generation",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class AskPool:
