@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import itertools
 import os
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,12 +109,8 @@ def compare(path: Path, now: str, *, rewrite: bool) -> None:
     pytest.fail(f"{path.name} went otherwise.\n\n" + "\n".join((*lines, "", advice)), pytrace=False)
 
 
-def table(rows: list[tuple[object, ...]]) -> str:
-    """Return rows as columns two spaces apart."""
-    texts = [[str(cell) for cell in row] for row in rows]
-    widths = (
-        [max(len(row[at]) for row in texts) for at in range(max(map(len, texts), default=0))] if texts else []
-    )
-    return "\n".join(
-        "  ".join(cell.ljust(widths[at]) for at, cell in enumerate(row)).rstrip() for row in texts
-    )
+def table(rows: Sequence[Sequence[object]]) -> str:
+    """Return rows as columns two spaces apart; a missing cell is empty."""
+    columns = [[str(cell) for cell in column] for column in itertools.zip_longest(*rows, fillvalue="")]
+    widths = [max(map(len, column)) for column in columns]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in zip(*columns, strict=True))
