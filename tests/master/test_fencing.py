@@ -13,11 +13,12 @@ import pytest
 
 import mooncache
 from mooncache import errors, virtual_time
-from mooncache.auth import create_cluster_token, load_cluster_token
+from mooncache.auth import DEFAULT_TENANT, create_cluster_token, load_cluster_token, tenant_id
 from mooncache.channel import GrpcChannel
 from mooncache.config import load
 from mooncache.master.core.placement import rank_nodes
 from mooncache.proto.v1 import master_pb2
+from mooncache.rpc import STORE_NODE_SERVICE, methods_of
 from mooncache.store_node.service import StoreNodeService
 from tests.master.processes import ETCD, channel_to, etcd, eventually, free_port, master
 from tests.master.simulation.world import CLUSTER, KNOWN_KEYS, SimNode, World
@@ -69,6 +70,101 @@ def test_a_stale_leader_cannot_finish_its_trim(monkeypatch: pytest.MonkeyPatch) 
         await world.stop()
 
     virtual_time.run(scenario(), seed=1)
+
+
+def test_a_stale_leader_cannot_finish_its_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is away while blocks are copied off the node. The next leader drops those copies: the node has the last ones."""
+    real = SimNode._copy_blocks
+    worlds: list[World] = []
+
+    async def away(self: SimNode, state: object, request: Any, context: object) -> object:
+        answer = await real(self, state, request, context)
+        if worlds:
+            world = worlds.pop()
+            await world.master.duties.stop()
+            world.start_master()
+            await world.converge()
+            for key in KEYS:
+                self.drop(key)
+        return answer
+
+    monkeypatch.setattr(SimNode, "_copy_blocks", away)
+
+    async def scenario() -> None:
+        world = World(7)
+        full, empty = world.add_node("node-0"), world.add_node("node-1")
+        for key in KEYS:
+            full.put(key)
+        await world.converge()
+        stale = world.master
+        channel = world.network.channel("operator", stale.name, token=CLUSTER.text)
+        worlds.append(world)
+        await channel.call("DrainNode", master_pb2.DrainNodeRequest(node_id="node-0", move_blocks=True), 50.0)
+        async with asyncio.timeout(60):
+            while "DropBlocksRequest" not in full.refused:
+                assert stale.state.leading, "it does not know yet"
+                await stale.tasks.run_once()  # what its duty would do now that it goes on
+                await world.clock.sleep(0.2)
+        assert not empty.held and set(full.held) == set(KEYS)
+        await world.converge()
+        await stale.kill()
+        await world.stop()
+
+    virtual_time.run(scenario(), seed=1)
+
+
+READ_ONLY = {"GetNodeStatus"}
+
+
+async def test_every_command_of_an_older_term_is_refused(tmp_path: Path) -> None:
+    """Whatever a master may ask of a node, by the service's own list, so that a new command cannot be forgotten."""
+    create_cluster_token(tmp_path / "cluster.token")
+    token = load_cluster_token(tmp_path / "cluster.token").text
+    async with master(tmp_path, port := free_port()):
+        targets = [f"127.0.0.1:{port}"]
+        async with node(tmp_path, 0, targets) as (service, catcher):
+            catcher.released.set()  # it holds nothing back here
+            await until(lambda: service.state.membership.registered, "the node has a master")
+            await asyncio.to_thread(put_once, targets, tmp_path)
+            control = GrpcChannel(service.grpc_target, STORE_NODE_SERVICE, token=token)
+            newest = service.state.terms.newest
+            assert newest > 1 and blocks(service) == 1
+            commands = {name: m.request_class for name, m in methods_of(STORE_NODE_SERVICE).items()}
+            fenced = {name for name, kind in commands.items() if "fence" in kind.DESCRIPTOR.fields_by_name}
+            assert set(commands) - fenced == READ_ONLY, "a command without a fence is carried out for anybody"
+            for name in sorted(fenced):
+                for term in (newest - 1, 0):
+                    with pytest.raises(errors.NotLeader):
+                        await control.call(name, command(commands[name], service, term), 5.0)
+            assert blocks(service) == 1 and not service.state.draining
+            assert service.state.core.stats()["store_pinned_bytes"] == 0
+            for name in sorted(fenced - {"CopyBlocks"}):  # a second node would be needed to copy from
+                await control.call(name, command(commands[name], service, newest), 5.0)
+            assert blocks(service) == 0 and service.state.draining, (
+                "under the present term they are carried out"
+            )
+            await control.close()
+
+
+def command(kind: Any, service: StoreNodeService, term: int) -> Any:
+    """A request that makes sense: fields that a kind does not have are left out."""
+    values = {
+        "tenant_id": tenant_id(DEFAULT_TENANT),
+        "tenant": DEFAULT_TENANT,
+        "keys": KEYS[0],
+        "ttl_ms": 60_000,
+        "draining": True,
+    }
+    request = kind(
+        **{name: value for name, value in values.items() if name in kind.DESCRIPTOR.fields_by_name}
+    )
+    request.fence.term, request.fence.incarnation = term, service.state.identity.incarnation
+    return request
+
+
+def put_once(targets: list[str], folder: Path) -> None:
+    with mooncache.connect(",".join(targets), state_dir=str(folder)) as client:
+        client.put(KEYS[0], b"x" * 4096)
 
 
 def test_a_stale_leader_hears_from_nodes_that_another_one_leads() -> None:
