@@ -137,7 +137,7 @@ class GatewaySection(Section):
     capture_file_count: int = Field(default=4, ge=1, le=1000)
     """Captured files that are kept, the one being written included."""
     capture_queue_max: int = Field(default=50_000, ge=1, le=10_000_000)
-    """Requests that may wait for their row; more are not captured and that is counted."""
+    """Requests that may wait to be hashed, and as many for their row; what is more is not captured, and counted."""
     capture_salt_file: OptionalPath = None
     """File (mode 0600, made when absent) with a salt that makes ids equal in all captured files; empty: in one only."""
     capture_names: bool = False

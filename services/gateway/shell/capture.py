@@ -1,10 +1,12 @@
 """Writes a trace of the requests that come: off unless `gateway.capture_file` is set, and never in a request's way.
 
 The event loop only puts a ticket into a queue. One thread hashes prompts in the order of their arrival, waits for the
-end of each request (its row has the length of the answer), and writes rows in that order. Whatever goes wrong - a full
-queue, a full disk - costs rows, which are counted and logged, never a request. A file that is full is renamed
-(FILE.1 is the one before, FILE.2 before that) and a new one is begun; each is a trace of its own from time 0. The one
-that is written is locked: a second gateway with the same file is refused instead of renaming it away.
+end of each request (its row has the length of the answer), and writes rows in that order. So a request that runs on
+and on holds all later rows back; when they have become as many as may wait, its own row is given up, not theirs.
+Whatever goes wrong - a full queue, a full disk - costs rows, which are counted and logged, never a request. A file that
+is full is renamed (FILE.1 is the one before, FILE.2 before that) and a new one is begun; each is a trace of its own
+from time 0. The one that is written is locked: a second gateway with the same file is refused instead of renaming it
+away.
 """
 
 from __future__ import annotations
@@ -77,9 +79,10 @@ class Capture:
         self._inbox: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
         # Written by one side each, so that neither needs a lock.
         self._begun = self._begun_bytes = 0
-        self._settled = self._released_bytes = 0
+        self._taken = self._released_bytes = 0
         self._last_s = 0.0
         self._order: deque[Ticket] = deque()
+        self._held_bytes = 0  # of the hashes of those in `_order`
         self._file: _File | None = None
         self._retry_at_s = 0.0
         self._refused: dict[str, int] = {}
@@ -106,7 +109,7 @@ class Capture:
             return None
         size_bytes = sum(prompt.size_bytes for prompt in prompts)
         if (
-            self._begun - self._settled >= self._queue_max
+            self._begun - self._taken >= self._queue_max
             or self._begun_bytes - self._released_bytes + size_bytes > _WAITING_BYTES_MAX
         ):
             self._refuse("queue_full")
@@ -150,11 +153,13 @@ class Capture:
             if ticket is None:
                 is_open = False
             else:
+                self._taken += 1
                 self._order.append(ticket)
                 self._hash(ticket)
+                self._held_bytes += ticket.size_bytes
         except queue.Empty:
             is_idle = True
-        while self._order and self._order[0].output_tokens is not None:
+        while self._order and (self._order[0].output_tokens is not None or self._holds_too_much()):
             self._write(self._order.popleft())
         if is_idle and self._file is not None:
             try:
@@ -163,6 +168,10 @@ class Capture:
                 self._give_up(error, 0)
         self._report()
         return is_open
+
+    def _holds_too_much(self) -> bool:
+        """Whether the oldest request has held back as much as may wait."""
+        return len(self._order) > self._queue_max or self._held_bytes > _WAITING_BYTES_MAX // 2
 
     def _hash(self, ticket: Ticket) -> None:
         prompts, ticket.prompts = ticket.prompts, []
@@ -175,9 +184,12 @@ class Capture:
             self._released_bytes += token_bytes - ticket.size_bytes
 
     def _write(self, ticket: Ticket) -> None:
-        self._settled += 1
+        self._held_bytes -= ticket.size_bytes
         self._released_bytes += ticket.size_bytes
         rows, added = len(ticket.lengths), 0
+        if ticket.output_tokens is None:
+            self._lose("outlasted", rows)
+            return
         if self._file is None and time.monotonic() < self._retry_at_s:
             self._lose("write_failed", rows)
             return
