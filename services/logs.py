@@ -111,6 +111,7 @@ class Event(enum.StrEnum):
     CONDUCTOR_FOUND = "conductor.found"  # the conductor answers again
     CONDUCTOR_REFUSED = "conductor.refused"  # the conductor answers with an error; requests go round robin
     LEG_FAILED = "leg.failed"  # one leg of a request failed; `again` says whether another is tried
+    HANDOVER_MISSED = "handover.missed"  # a decode leg is sent again: what it waited for will not come
     ENGINE_DIED = "engine.died"  # an engine ended while it had a request
     KEYS_RELOADED = "keys.reloaded"  # the file of API keys was read again
     CAPTURE_STARTED = "capture.started"  # the gateway writes a trace of its requests into a new file

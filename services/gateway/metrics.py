@@ -47,6 +47,12 @@ class GatewayMetrics:
             "Decode legs that waited for the blocks of a prefill leg until their time was over.",
             ("model",),
         )
+        self.waits_cut = metrics.counter(
+            "waits_cut",
+            "Decode legs that were sent again because the blocks of their prefill leg will not come: not_stored, as "
+            "the prefill engine said; not_come, as the pool said when the time for them was up.",
+            ("reason",),
+        )
         self.retries = metrics.counter("retries", "Legs sent again.", ("leg",))
         self.recomputed = metrics.counter(
             "recomputed", "Requests whose prompt the decode instance computed because prefill failed."

@@ -274,6 +274,7 @@ class Engine:
 
     def _save(self, sequence: Sequence, number: int) -> None:
         if self.pool is None:
+            sequence.unsaved.add(number)
             return
         block = sequence.blocks[number]
 
@@ -281,11 +282,16 @@ class Engine:
             self._pinned -= 1
             self.blocks.release([block])
             sequence.saved_blocks -= not stored
+            if not stored:
+                sequence.unsaved.add(number)
 
         if self.pool.save(sequence.keys[number], block, done, sequence.trace):
             self.blocks.hold(block)
             self._pinned += 1
             sequence.saved_blocks += 1
+            sequence.unsaved.discard(number)
+        else:
+            sequence.unsaved.add(number)
 
     def _chose(self, sequence: Sequence, chosen: Chosen, now_s: float) -> None:
         sequence.tokens.append(chosen.token)
@@ -347,5 +353,6 @@ def told_of(sequence: Sequence) -> Told:
         load_ms=round(sequence.load_ms, 3),
         failed_blocks=sequence.failed_blocks,
         saved_blocks=sequence.saved_blocks,
+        held_tokens=min(asked, min(sequence.unsaved, default=sequence.saved) * sequence.block_tokens),
         outcome=outcome,
     )

@@ -48,8 +48,8 @@ class Told:
 
     hit_tokens: prompt tokens not computed here, local_tokens of them from the engine's own cache, loaded_tokens from
     the pool. asked_tokens: tokens of complete prompt blocks. failed_blocks: blocks that should have been there and
-    could not be loaded. saved_blocks: blocks handed to the pool so far. outcome: hit, partial, miss, timeout, failed,
-    pool_absent, off.
+    could not be loaded. saved_blocks: blocks handed to the pool so far. held_tokens: leading prompt tokens whose blocks
+    the pool has or is being given now; -1: not said. outcome: hit, partial, miss, timeout, failed, pool_absent, off.
     """
 
     asked_tokens: int = 0
@@ -61,6 +61,7 @@ class Told:
     load_ms: float = 0.0
     failed_blocks: int = 0
     saved_blocks: int = 0
+    held_tokens: int = -1
     outcome: str = ""
 
     def to_params(self) -> dict[str, Any]:

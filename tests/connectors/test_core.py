@@ -260,6 +260,36 @@ def test_complete_blocks_are_saved_once() -> None:
     assert kept.saves_under_way == 1
 
 
+def test_a_prefill_leg_tells_how_much_of_its_prompt_the_pool_gets() -> None:
+    kept = book()
+
+    def held(name: str) -> int:
+        told = kept.told(name)
+        assert told is not None
+        return told.held_tokens
+
+    tokens = add(kept, 4 * SIZE + 1, ask={"role": "prefill"})
+    assert held("r") == 0
+    save = kept.plan_save("r", tokens, len(tokens), range(1, 9), 3)
+    assert save is not None and held("r") == 3 * SIZE, "the last one has no room yet"
+    rest = kept.plan_save("r", tokens, len(tokens), range(1, 9), 3)
+    assert rest is not None and held("r") == 4 * SIZE
+    kept.saved(save.name, [0, 2])
+    assert held("r") == SIZE, "one in the middle was not stored"
+    kept.saved(rest.name, [0])
+    assert held("r") == SIZE
+    add(kept, 3 * SIZE, name="known", ask={"role": "prefill"}, first=50)
+    kept.match("known", 0, 0.0, pool_usable=True)
+    answer(kept, [True, True, True], name="known")
+    assert kept.plan_save("known", list(range(50, 50 + 3 * SIZE)), 3 * SIZE, range(1, 9), 9) is None
+    assert held("known") == 3 * SIZE, "the pool has them"
+    null = book()
+    more = add(null, 2 * SIZE, ask={"role": "prefill"})
+    null.plan_save("r", more, 2 * SIZE, [0, 5], 9)  # 0 is the engine's empty block
+    told = null.told("r")
+    assert told is not None and told.held_tokens == 0
+
+
 def test_blocks_that_the_pool_holds_are_not_saved() -> None:
     kept = book()
     tokens = add(kept, 3 * SIZE)

@@ -46,11 +46,18 @@ class StandInConductor(Service):
         self.scheduled: list[pb.ScheduleRequest] = []
         self.updates: list[pb.UpdateRequestRequest] = []
         self.updated = asyncio.Event()
+        self.found_blocks: int | None = None  # leading blocks in the pool; None: it cannot be asked
+        self.asked_blocks: list[int] = []
 
     async def build(self) -> RpcTable:
         names = [method.name for method in CONDUCTOR_SERVICE.methods]
         handlers: dict[str, Handler] = dict.fromkeys(names, _refuse)
-        handlers |= {"Schedule": _schedule, "UpdateRequest": _update, "ListInstances": _list}
+        handlers |= {
+            "Schedule": _schedule,
+            "UpdateRequest": _update,
+            "ListInstances": _list,
+            "FindBlocks": _find,
+        }
         return RpcTable(CONDUCTOR_SERVICE, self, handlers)
 
     def phases(self) -> list[str]:
@@ -94,6 +101,13 @@ async def _update(
     return pb.UpdateRequestResponse()
 
 
+async def _find(
+    state: StandInConductor, request: pb.FindBlocksRequest, _context: CallContext
+) -> pb.FindBlocksResponse:
+    state.asked_blocks.append(len(request.keys) // 32)
+    return pb.FindBlocksResponse(known=state.found_blocks is not None, leading_blocks=state.found_blocks or 0)
+
+
 async def _list(
     state: StandInConductor, request: pb.ListInstancesRequest, _context: CallContext
 ) -> pb.ListInstancesResponse:
@@ -126,6 +140,7 @@ class FakeEngine:
     runner: web.AppRunner | None = None
     cached_tokens: int = 0
     prompt_tokens: int = 40
+    held_tokens: int | None = None  # of the prompt in the pool, as it tells; None: it does not say
     count: Callable[[dict[str, Any]], int] | None = None  # what it counts in a body; None: always the same
 
     async def start(self) -> None:
@@ -188,7 +203,8 @@ def chunk(text: str, **more: Any) -> dict[str, Any]:
 
 async def good(engine: FakeEngine, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     """A correct answer, streamed when asked for."""
-    told = {"mooncache": {"v": 1, "hit_tokens": engine.cached_tokens, "outcome": "hit"}}
+    said_held = {} if engine.held_tokens is None else {"held_tokens": engine.held_tokens}
+    told = {"mooncache": {"v": 1, "hit_tokens": engine.cached_tokens, "outcome": "hit", **said_held}}
     if not body.get("stream"):
         chat = request.path.endswith("/chat/completions")
         message = {"role": "assistant", "content": "one two three"}

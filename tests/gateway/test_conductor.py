@@ -130,7 +130,7 @@ async def test_a_conductor_that_errs_fails_no_request(
             assert f'conductor_errors_total{{code="{error.name}"}} 4.0' in page
             bench.conductor.think = None
             status, _, headers = await ask(bench, http, CHAT)
-            assert (status, headers["x-mooncache-decision"]) == (200, "both=1")
+            assert (status, headers["x-mooncache-decision"]) == (200, "d-1")
     finally:
         logs.reset()
     assert stream.getvalue().count("conductor.refused") == 1

@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import mooncache
-from mooncache.errors import MasterUnavailable
+from mooncache.errors import Draining, MasterUnavailable
 from mooncache.hf_engine.core.sequence import State
 from mooncache.kvcache.keys import request_keys
 from mooncache.kvcache.params import Ask
@@ -326,3 +327,46 @@ def test_the_pool_dies_and_the_engine_goes_on(make_lab: Callable[..., Lab], tmp_
         lab.settled()
     finally:
         cluster.stop()
+
+
+@pytest.mark.parametrize("taken", [0, 4, 100])
+def test_what_the_pool_does_not_get_is_told(
+    make_lab: Callable[..., Lab], connect: Connect, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    """A decode leg elsewhere must not wait for blocks that were never handed over."""
+    lab, alone = make_lab(connect), make_lab()
+    assert lab.parts.pool is not None
+    real, calls = lab.parts.pool.save, []
+
+    def save(*args: Any, **more: Any) -> bool:
+        calls.append(args)
+        return len(calls) <= taken and real(*args, **more)
+
+    monkeypatch.setattr(lab.parts.pool, "save", save)
+    one = prompt(10 * BLOCK + 3, 91)
+    told = lab.run(one, tokens=1)[0]
+    assert told.told.asked_tokens == 10 * BLOCK
+    assert told.told.held_tokens == min(taken, 10) * BLOCK
+    without = alone.run(one, tokens=1)[0]
+    assert [told.tokens] == [without.tokens]
+    assert without.told.held_tokens == 0
+    lab.settled()
+
+
+def test_blocks_that_the_pool_refused_are_not_told_as_held(
+    make_lab: Callable[..., Lab], connect: Connect, faulty: Faulty
+) -> None:
+    lab = make_lab(lambda: faulty)
+    refused = threading.Event()
+
+    def put_many(keys: Any, views: Any, **more: Any) -> Any:
+        del views, more
+        refused.set()
+        return SimpleNamespace(codes=[Draining.code] * len(keys))
+
+    faulty.put_many = put_many  # type: ignore[attr-defined]
+    sequence = lab.submit(prompt(6 * BLOCK, 92), tokens=200)[0]
+    wait_until(lambda: 0 in sequence.unsaved, "the engine has heard of it")
+    assert sequence.sink.ended.wait(WAIT_S)
+    assert refused.is_set()
+    assert sequence.sink.told.held_tokens == 0 and sequence.sink.told.saved_blocks == 0

@@ -73,7 +73,7 @@ def test_a_stale_leader_cannot_finish_its_trim(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_stale_leader_cannot_finish_its_drain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is away while blocks are copied off the node. The next leader drops those copies: the node has the last ones."""
+    """It is away while blocks are copied off the node. Those copies go under the next leader: the node has the last."""
     real = SimNode._copy_blocks
     worlds: list[World] = []
 

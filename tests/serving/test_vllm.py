@@ -36,8 +36,9 @@ def client_of(cluster: EmbeddedCluster, tenant: str = "demo") -> openai.AsyncOpe
     )
 
 
-def decision(headers: object) -> dict[str, str]:
-    text = headers.get("x-mooncache-decision", "")  # type: ignore[attr-defined]
+def planned(headers: object) -> dict[str, str]:
+    """The conductor's plan as an operator is told."""
+    text = headers.get("x-mooncache-plan", "")  # type: ignore[attr-defined]
     return dict(part.split("=", 1) for part in text.split(";") if "=" in part)
 
 
@@ -59,7 +60,7 @@ async def test_prefill_and_decode_apart_give_the_tokens_of_one_engine(
                 extra_body={"ignore_eos": True, "return_token_ids": True},
             )
         answer = raw.parse()
-        return answer.choices[0].token_ids, decision(raw.headers)  # type: ignore[attr-defined]
+        return answer.choices[0].token_ids, planned(raw.headers)  # type: ignore[attr-defined]
 
     before = await asyncio.to_thread(external_hits, vllm_cluster, "decode-1")
     async with client_of(vllm_cluster) as client:

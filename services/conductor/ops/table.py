@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mooncache.conductor.ops import (
+    find_blocks,
     get_conductor_status,
     get_decision,
     list_instances,
@@ -24,6 +25,7 @@ ADMIN_ONLY = (
     "GetDecision",
     "ListInstances",
     "SetInstance",
+    "FindBlocks",
     "GetConductorStatus",
 )
 
@@ -38,6 +40,7 @@ def conductor_table(state: ConductorState) -> RpcTable:
         "GetDecision": get_decision.handle,
         "ListInstances": list_instances.handle,
         "SetInstance": set_instance.handle,
+        "FindBlocks": find_blocks.handle,
         "GetConductorStatus": get_conductor_status.handle,
     }
     return RpcTable(CONDUCTOR_SERVICE, state, handlers, admin_only=ADMIN_ONLY)

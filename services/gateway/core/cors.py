@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-_EXPOSED = "x-request-id, x-mooncache-decision, retry-after"
+_EXPOSED = "x-request-id, x-mooncache-decision, x-mooncache-plan, retry-after"
 _MAX_AGE_S = "600"
 
 

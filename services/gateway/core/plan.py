@@ -29,6 +29,7 @@ class LegPlan:
     url: str
     wait_tokens: int = 0
     wait_ms: int = 0
+    handover_ms: int = 0  # of a decode leg: how long after the end of its prefill leg blocks may still come
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +67,29 @@ class Attempts:
             self.exclude.append(instance_id)
 
 
-def of_response(response: pb.ScheduleResponse, model: str) -> Plan:
-    """The plan that the conductor made. Raises Refusal when it did not admit the request."""
+def of_response(response: pb.ScheduleResponse, model: str, *, no_prefill: bool = False) -> Plan:
+    """The plan that the conductor made. Raises Refusal when it did not admit the request.
+
+    no_prefill: the prompt cannot be prefilled elsewhere. A prefill leg is left out then, whatever the conductor says,
+    and the decode leg waits for nothing.
+    """
     if not response.admitted:
         raise refusal(response, model)
-    decode, prefill = response.decode, response.prefill
+    decode, prefill = _leg(response.decode), _leg(response.prefill)
+    apart = prefill.instance_id not in ("", decode.instance_id)
+    if apart and no_prefill:
+        apart, decode = False, LegPlan(decode.instance_id, decode.url)
     return Plan(
-        decode=LegPlan(decode.instance_id, decode.url, decode.wait_tokens, decode.wait_ms),
-        prefill=LegPlan(prefill.instance_id, prefill.url, prefill.wait_tokens, prefill.wait_ms)
-        if prefill.instance_id and prefill.instance_id != decode.instance_id
-        else None,
+        decode=decode,
+        prefill=prefill if apart else None,
         decision_id=response.decision_id,
         summary=response.summary,
         hit_tokens=max(response.local_hit_tokens, response.pool_hit_tokens),
     )
+
+
+def _leg(leg: pb.Leg) -> LegPlan:
+    return LegPlan(leg.instance_id, leg.url, leg.wait_tokens, leg.wait_ms, leg.handover_ms)
 
 
 def refusal(response: pb.ScheduleResponse, model: str) -> Refusal:
@@ -122,3 +132,13 @@ def check_ids(limit: int, inquiry: Inquiry, content: Content) -> None:
 def keeps_decode(old: Plan, new: Plan) -> bool:
     """After a failed prefill: may the running decode leg go on waiting for the new prefill leg?"""
     return new.prefill is not None and new.decode.instance_id == old.decode.instance_id
+
+
+def tokens_to_wait_for(awaited: int, held: int) -> int | None:
+    """After the prefill leg: what the decode leg may go on waiting for; None: for what it was told.
+
+    Args:
+        awaited: leading prompt tokens that it was told to wait for.
+        held: leading prompt tokens that the pool has or is being given; below 0 when the engine did not say.
+    """
+    return held if 0 <= held < awaited else None

@@ -100,6 +100,19 @@ class Conductor:
             phase, detail = pb.REQUEST_PHASE_ABORTED, {"code": "CLIENT_GONE", "legs": []}
             self.update(request_id, response.decision_id, phase, 0.0, 0, detail)
 
+    async def find_blocks(self, keys: bytes) -> int | None:
+        """How many leading blocks of packed keys the pool has; None when nobody can tell. Never raises."""
+        if self._clock.now_s() < self._avoid_until_s:
+            return None
+        try:
+            response: pb.FindBlocksResponse = await self._link.call(
+                "FindBlocks", pb.FindBlocksRequest(keys=keys), self._schedule_timeout_s
+            )
+        except MooncacheError as error:
+            self._refused(error)
+            return None
+        return response.leading_blocks if response.known else None
+
     async def list_instances(self, known_version: int, wait_s: float) -> InstanceList:
         """Known instances; waits for a change. Raises MooncacheError."""
         request = self._list.question(known_version, wait_s)

@@ -35,9 +35,11 @@ from mooncache.gateway.shell.relay import relay
 from mooncache.gateway.state import GatewayState
 from mooncache.kvcache.params import Ask
 from mooncache.logs import Event, get_logger
+from mooncache.passport import KEY_BYTES
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 DECISION_HEADER: Final = "x-mooncache-decision"
+PLAN_HEADER: Final = "x-mooncache-plan"  # names instances and tells of their load: for operators
 _DRAIN_S: Final = 0.25
 _LATE_PREFILL_S: Final = 0.05
 
@@ -65,6 +67,8 @@ class Drive:
         self._digest = digest_of(prepared.inquiry.path, prepared.forward)
         self._prefill: asyncio.Task[LegRecord] | None = None
         self._decode: asyncio.Task[Opened] | None = None
+        self._awaited_tokens = 0
+        self._handed_over_by_s: float | None = None
         tokens = prepared.known.token_count if prepared.known is not None else body_bytes // BYTES_PER_TOKEN
         self._account = Account(
             state, exchange, prepared.inquiry, max(1, tokens), is_known=prepared.known is not None
@@ -110,7 +114,7 @@ class Drive:
         opened = self._account.opened = await self._until_open()
         self._decode = None
         self._let_go()
-        self._exchange.reply_headers[DECISION_HEADER] = _header_text(self._account.plan.summary)
+        self._name_decision(self._account.plan)
         streamed = opened.source is not None
         detail = {"leg": "decode", "instance": opened.record.instance, "streamed": streamed}
         self._account.report(pb.REQUEST_PHASE_FIRST_TOKEN, detail)
@@ -122,6 +126,13 @@ class Drive:
             await self._exchange.reply(200, body)
             return
         await self._stream(opened)
+
+    def _name_decision(self, made: Plan) -> None:
+        """Tenants get a name that means something to `mooncache why` only."""
+        headers, caller = self._exchange.reply_headers, self._exchange.caller
+        headers[DECISION_HEADER] = _header_text(made.decision_id) or "unscheduled"
+        if caller is not None and caller.admin:
+            headers[PLAN_HEADER] = _header_text(made.summary)
 
     def _let_go(self) -> None:
         """No leg will be sent again: a long stream need not hold what its request was made of."""
@@ -182,7 +193,7 @@ class Drive:
         response = await self._state.conductor.schedule(request)
         # A conductor that was just started knows fewer models than the last list: that is no 404.
         if response is not None and response.reason != plan.UNKNOWN_MODEL:
-            return plan.of_response(response, inquiry.model)
+            return plan.of_response(response, inquiry.model, no_prefill=request.no_prefill)
         self._state.stats.unscheduled.inc()
         instance = self._state.fleet.next_instance(inquiry.model, attempts.exclude)
         if instance is None:
@@ -204,7 +215,7 @@ class Drive:
         self._start_decode(self._account.plan.decode)
 
     def _start_prefill(self, leg: LegPlan) -> None:
-        assert self._known is not None, "a plan without keys has no prefill leg"
+        assert self._known is not None, "see plan.of_response: no_prefill"
         ask = self._ask("prefill", leg.wait_tokens, leg.wait_ms)
         prompt = self._known.prompt_json or legs.prompt_json(self._known.prompts)
         body = legs.prefill_body(self._inquiry.model, prompt, self._salt, ask)
@@ -225,6 +236,7 @@ class Drive:
         wait_tokens = leg.wait_tokens
         if self._account.plan.prefill is not None and self._known is not None and not wait_tokens:
             wait_tokens = legs.complete_tokens(self._known.lengths, self._known.block_tokens)
+        self._awaited_tokens, self._handed_over_by_s = wait_tokens, None
         body = legs.decode_body(self._forward, self._salt, self._ask("decode", wait_tokens, leg.wait_ms))
         stream = self._inquiry.stream
         settings = self._settings
@@ -275,6 +287,7 @@ class Drive:
                     continue
                 return opened
             await self._leave_the_sick()
+            await self._look_for_blocks()
 
     async def _prefill_ended(self) -> None:
         assert self._prefill is not None
@@ -298,9 +311,50 @@ class Drive:
         self._account.end(record, "OK")
         self._account.cached_tokens = record.cached_tokens
         self._account.report(pb.REQUEST_PHASE_PREFILLED, record.detail())
+        self._bound_wait(record)
+
+    def _bound_wait(self, record: LegRecord) -> None:
+        """The prefill leg has ended well: what was not stored will not come, and what was comes soon."""
+        made = self._account.plan
+        if made is None or self._known is None or self._decode is None or self._decode.done():
+            return
+        held = record.told.held_tokens if record.told is not None and len(self._known.lengths) == 1 else -1
+        less = plan.tokens_to_wait_for(self._awaited_tokens, held)
+        if less is not None:
+            wait_ms = made.decode.handover_ms or made.decode.wait_ms
+            self._wait_less(
+                "not_stored", replace(made.decode, wait_tokens=less, wait_ms=wait_ms if less else 0)
+            )
+        elif self._awaited_tokens and made.decode.handover_ms:
+            self._handed_over_by_s = self._state.clock.now_s() + made.decode.handover_ms / 1e3
+
+    async def _look_for_blocks(self) -> None:
+        """The time for the hand-over is up. A decode leg that has no answer may be busy, or wait for what was lost on
+        its way: only the pool knows. Where it cannot be asked the leg's own limit holds."""
+        made, by_s = self._account.plan, self._handed_over_by_s
+        if made is None or by_s is None or self._known is None or self._known.block_tokens < 1:
+            return
+        if self._decode is None or self._decode.done() or self._state.clock.now_s() < by_s:
+            return
+        self._handed_over_by_s = None
+        blocks = self._awaited_tokens // self._known.block_tokens
+        there = await self._state.conductor.find_blocks(self._known.keys[: blocks * KEY_BYTES])
+        if there is not None and there < blocks and not self._decode.done():
+            self._wait_less("not_come", replace(made.decode, wait_tokens=0, wait_ms=0))
+
+    def _wait_less(self, reason: str, leg: LegPlan) -> None:
+        """Send the decode leg again with less to wait for; what the pool has by now it finds."""
+        assert self._account.plan is not None
+        log.warning(
+            Event.HANDOVER_MISSED, instance=leg.instance_id, reason=reason, tokens=self._awaited_tokens
+        )
+        self._state.stats.waits_cut.labels(reason).inc()
+        self._drop(self._decode, "REPLACED")
+        self._account.plan = replace(self._account.plan, prefill=None)
+        self._start_decode(leg)
 
     async def _until_news(self) -> None:
-        """Return when a leg has ended or sits on an instance that has become suspect."""
+        """Return when a leg has ended, sits on an instance that has become suspect, or has waited long enough."""
         legs_open = {"prefill": self._prefill, "decode": self._decode}
         tasks: set[asyncio.Future[Any]] = {task for task in legs_open.values() if task}
         names = {
@@ -308,7 +362,10 @@ class Drive:
         } - self._no_better
         alarm = self._state.alarms.listen(names)
         try:
-            await asyncio.wait({*tasks, alarm}, return_when=asyncio.FIRST_COMPLETED)
+            left_s = None
+            if self._handed_over_by_s is not None:
+                left_s = max(0.0, self._handed_over_by_s - self._state.clock.now_s())
+            await asyncio.wait({*tasks, alarm}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._state.alarms.leave(alarm, names)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import ssl
 from types import TracebackType
 from typing import Final, Self
@@ -80,16 +81,16 @@ class Engines:
         }
         tracing.inject(headers)
         try:
-            answer = EngineAnswer(await self._send(url + path, body, headers), url)
+            answer = EngineAnswer(await self._send(url + path, body, headers))
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise EngineUnavailable(f"The engine at {url} cannot be reached ({_reason(error)}).") from None
+            raise EngineUnavailable(f"The engine cannot be reached ({_reason(error)}).") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineDied(f"The engine at {url} broke off ({_reason(error)}).") from None
+            raise EngineDied(f"The engine broke off ({_reason(error)}).") from None
         except ValueError as error:
-            raise EngineFailed(f"The engine at {url} makes no sense ({_reason(error)}).") from None
+            raise EngineFailed(f"The engine makes no sense ({_reason(error)}).") from None
         if answer.status != 200:
             async with answer:
-                await _raise_refusal(answer, url)
+                await _raise_refusal(answer)
         return answer
 
     async def _send(self, url: str, body: bytes, headers: dict[str, str]) -> aiohttp.ClientResponse:
@@ -118,9 +119,8 @@ class Engines:
 class EngineAnswer:
     """An open answer; leaving it by `async with` before its end aborts the request at the engine."""
 
-    def __init__(self, response: aiohttp.ClientResponse, url: str) -> None:
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
-        self._url = url
         self.status = response.status
 
     async def __aenter__(self) -> Self:
@@ -143,7 +143,7 @@ class EngineAnswer:
         try:
             return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineDied(f"The engine at {self._url} broke off ({_reason(error)}).") from None
+            raise EngineDied(f"The engine broke off ({_reason(error)}).") from None
 
     async def read_all(self, limit: int = 0) -> bytes:
         """All that is left. Raises AnswerTooLarge beyond `limit` bytes (0: the most there is), EngineDied."""
@@ -153,7 +153,7 @@ class EngineAnswer:
         while part := await self.read_some():
             size += len(part)
             if size > limit:
-                raise AnswerTooLarge(self._url, limit)
+                raise AnswerTooLarge(limit)
             parts.append(part)
         return b"".join(parts)
 
@@ -161,13 +161,13 @@ class EngineAnswer:
 class AnswerTooLarge(Refusal):
     """The request asks for more than can be passed on; another engine would say the same, at the same cost."""
 
-    def __init__(self, url: str, limit: int) -> None:
+    def __init__(self, limit: int) -> None:
         error = TooLarge(f"The engine's answer has more than {limit} bytes. Ask for less, or for a stream.")
         super().__init__(faults.refuse(error, status=502, code="answer_too_large").fault)
         self.size_bytes = limit
 
 
-async def _raise_refusal(answer: EngineAnswer, url: str) -> None:
+async def _raise_refusal(answer: EngineAnswer) -> None:
     try:
         async with asyncio.timeout(_LAST_WORDS_S):
             body = await answer.read_all(_ERROR_BYTES_MAX)
@@ -176,7 +176,7 @@ async def _raise_refusal(answer: EngineAnswer, url: str) -> None:
     fault = faults.of_engine(answer.status, body)
     if answer.status in _CLIENT_FAULTS:
         raise Refusal(fault)
-    text = f"The engine at {url} answered {answer.status}: {fault.message[:512]}"
+    text = f"The engine answered {answer.status}: {fault.message[:512]}"
     if answer.status == 429:
         raise Overloaded(text)
     if answer.status == 503:
@@ -190,6 +190,6 @@ _LAST_WORDS_S: Final = 5.0
 
 
 def _reason(error: BaseException) -> str:
-    """The cause in short; addresses are already in the sentence around it."""
-    cause = getattr(error, "os_error", None)
-    return (getattr(cause, "strerror", None) or str(error) or type(error).__name__)[:200]
+    """The cause in short, without the address: tenants read it."""
+    number = getattr(getattr(error, "os_error", error), "errno", None)
+    return os.strerror(number) if number else type(error).__name__

@@ -79,9 +79,7 @@ async def run_prefill(
                 async with await engines.post(leg.url, "/v1/completions", body, request_id) as answer:
                     data = await answer.read_all(_PREFILL_ANSWER_BYTES_MAX)
     except TimeoutError:
-        raise EngineTimeout(
-            f"The prefill engine {leg.instance_id} did not finish in {limit_s:g} s."
-        ) from None
+        raise EngineTimeout(f"The prefill engine did not finish in {limit_s:g} s.") from None
     _, record.usage, record.told = edit_answer(data)
     return record
 
@@ -115,7 +113,7 @@ async def open_decode(
     except TimeoutError:
         if answer is not None:
             answer.close()
-        raise EngineTimeout(f"The engine {leg.instance_id} did not answer within {limit_s:g} s.") from None
+        raise EngineTimeout(f"The engine did not answer within {limit_s:g} s.") from None
     except BaseException:
         if answer is not None:
             answer.close()

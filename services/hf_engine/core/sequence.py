@@ -42,7 +42,8 @@ class Sequence:
 
     computed: leading tokens whose KV is in `blocks`. present: for each key whether the pool has it, as far as known.
     load: range of block numbers that have to be fetched before the first step. saved: complete blocks that were
-    handed to the saver or need not be. trace: the request's trace context, if it has one.
+    handed to the saver or need not be. unsaved: those of them that the pool does not get. trace: the request's trace
+    context, if it has one.
     """
 
     tokens: list[int]
@@ -72,6 +73,7 @@ class Sequence:
     loaded_bytes: int = 0
     failed_blocks: int = 0
     saved_blocks: int = 0
+    unsaved: set[int] = field(default_factory=set)
     waited_ms: float = 0.0
     load_ms: float = 0.0
     # times of the caller's clock, seconds

@@ -350,6 +350,20 @@ class SetInstanceResponse(_message.Message):
     instance: Instance
     def __init__(self, instance: _Optional[_Union[Instance, _Mapping]] = ...) -> None: ...
 
+class FindBlocksRequest(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: bytes
+    def __init__(self, keys: _Optional[bytes] = ...) -> None: ...
+
+class FindBlocksResponse(_message.Message):
+    __slots__ = ("known", "leading_blocks")
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    LEADING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    leading_blocks: int
+    def __init__(self, known: _Optional[bool] = ..., leading_blocks: _Optional[int] = ...) -> None: ...
+
 class GetConductorStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

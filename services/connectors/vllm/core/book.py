@@ -81,6 +81,7 @@ class _Request:
     load_s: float = 0.0
     failed_blocks: int = 0
     saved_blocks: int = 0
+    unsaved: set[int] = field(default_factory=set)  # blocks before `next_save` that the pool does not get
 
 
 class RequestBook:
@@ -96,7 +97,7 @@ class RequestBook:
         self._requests: dict[str, _Request] = {}
         self._saved: OrderedDict[bytes, int] = OrderedDict()  # with the number of the save that ended
         self._saves = 0
-        self._saving: dict[str, tuple[str, list[bytes]]] = {}
+        self._saving: dict[str, tuple[str, list[bytes], list[int]]] = {}
         self._in_flight: set[bytes] = set()
         self._orders = 0
 
@@ -171,6 +172,7 @@ class RequestBook:
             load_ms=round(request.load_s * 1e3, 3),
             failed_blocks=request.failed_blocks,
             saved_blocks=request.saved_blocks,
+            held_tokens=min(asked, min(request.unsaved, default=request.next_save) * self._block_tokens),
             outcome=self._outcome(request, asked, hit),
         )
 
@@ -329,12 +331,14 @@ class RequestBook:
             if not there and key not in self._in_flight and blocks[block] != 0:
                 chosen.append(block)
                 self._in_flight.add(key)
+            elif blocks[block] == 0 and not there and key not in self._in_flight:
+                request.unsaved.add(block)
             request.next_save += 1
         if not chosen:
             return None
         self._orders += 1
         name = f"s{self._orders}"
-        self._saving[name] = (request_id, [chain.key(block) for block in chosen])
+        self._saving[name] = (request_id, [chain.key(block) for block in chosen], chosen)
         keys = tuple(
             b"".join(chain.key(block, shard) for block in chosen) for shard in range(len(chain.shards))
         )
@@ -349,7 +353,7 @@ class RequestBook:
 
     def saved(self, name: str, stored: Sequence[int]) -> None:
         """A save ended; the pool has the blocks at these positions of its order."""
-        request_id, keys = self._saving.pop(name, ("", []))
+        request_id, keys, blocks = self._saving.pop(name, ("", [], []))
         self._in_flight.difference_update(keys)
         self._saves += 1
         for position in stored:
@@ -361,6 +365,7 @@ class RequestBook:
         request = self._requests.get(request_id)
         if request is not None:
             request.saved_blocks -= len(keys) - len(set(stored))
+            request.unsaved.update(blocks[at] for at in range(len(blocks)) if at not in set(stored))
 
     @property
     def saves_under_way(self) -> int:
@@ -369,7 +374,7 @@ class RequestBook:
 
     def check(self) -> None:
         """The invariants; for tests."""
-        ordered = [key for _, keys in self._saving.values() for key in keys]
+        ordered = [key for _, keys, _ in self._saving.values() for key in keys]
         assert len(ordered) == len(set(ordered)), "a block is saved twice at a time"
         assert set(ordered) == self._in_flight, "keys in flight and orders differ"
         for request in self._requests.values():

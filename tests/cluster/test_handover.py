@@ -1,0 +1,89 @@
+"""Blocks that do not get from the prefill to the decode engine: the answer is the same, and nobody waits for them."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from typing import Any
+
+import pytest
+
+from mooncache.auth import engine_key, load_cluster_token
+from mooncache.cli.app import run
+from mooncache.cluster.embedded import EmbeddedCluster
+from tests.cluster.conftest import ask
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def text(seed: str) -> str:
+    return f"{seed} and the moon is a harsh mistress, said somebody once. " * 40
+
+
+def alone(cluster: EmbeddedCluster, prompt: str) -> str:
+    """The prefill engine's own answer, without gateway, keys of a tenant, or anything cached."""
+    row = next(row for row in cluster.describe_instances() if row["instance_id"] == "prefill-1")
+    body = {
+        "model": row["model"],
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": 8,
+        "temperature": 0,
+        "cache_salt": f"apart {prompt[:16]}",
+    }
+    request = urllib.request.Request(
+        f"{row['url']}/v1/chat/completions",
+        data=json.dumps(body).encode(),
+        headers={
+            "Authorization": f"Bearer {engine_key(load_cluster_token(cluster.token_path))}",
+            "Content-Type": "application/json",
+        },
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return str(json.load(response)["choices"][0]["message"]["content"])
+
+
+def record(capsys: pytest.CaptureFixture[str], cluster: EmbeddedCluster) -> dict[str, Any]:
+    """The last decision, once the conductor has heard how it ended."""
+    until_s = time.monotonic() + 30
+    while True:
+        capsys.readouterr()
+        assert run(["why", "--json", "--state-dir", str(cluster.state_dir)]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        if found["state"] != "running":
+            return found
+        assert time.monotonic() < until_s, "no word of its end"
+        time.sleep(0.05)
+
+
+def counted(cluster: EmbeddedCluster) -> float:
+    """Decode legs that were sent again so far; whether the engine or the pool said so is a matter of moments."""
+    with urllib.request.urlopen(f"{cluster.layout.gateway_url}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    name = "mooncache_gateway_waits_cut_total{"
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+def test_a_node_that_takes_no_blocks(serving: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is handed to the pool is lost on its way; the decode leg is not left to wait for it."""
+    prompt = text("a")
+    expected = alone(serving, prompt)
+    where = ["--state-dir", str(serving.state_dir)]
+    assert run(["drain", "node-1", "--no-move", *where]) == 0
+    try:
+        answer = ask(serving, prompt)
+        assert answer["choices"][0]["message"]["content"] == expected
+        found = record(capsys, serving)
+        assert found["chosen"]["prefill"] == "prefill-1"
+        legs = [
+            (leg["leg"], leg["code"]) for event in found["events"] for leg in event["detail"].get("legs", ())
+        ]
+        assert sorted(legs) == [("decode", "OK"), ("decode", "REPLACED"), ("prefill", "OK")]
+        assert found["observed"]["handover"] == "missed"
+        assert counted(serving) == 1
+        other = text("b")
+        assert ask(serving, other)["choices"][0]["message"]["content"] == alone(serving, other)
+        assert record(capsys, serving)["chosen"]["inline"], "for a while the decode engine computes by itself"
+        assert counted(serving) == 1
+    finally:
+        assert run(["drain", "node-1", "--cancel", *where]) == 0
