@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -135,7 +136,14 @@ def build(config: Config, options: Options, connect: Connect | None = None) -> P
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own handling of signals, which would end the process by the signal, not with status 0."""
+    """uvicorn without its own handling of signals, which would end the process by the signal, not with status 0; it
+    says in the log when it listens.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            log.info(Event.SERVICE_READY, http=f"{self.config.host}:{self.config.port}")
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -184,7 +192,6 @@ async def _serve(config: Config, options: Options) -> int:
         loop.add_signal_handler(number, stop)
     parts.start()
     try:
-        log.info(Event.SERVICE_READY, http=f"{options.host}:{options.port}")
         await server.serve()
     finally:
         await asyncio.to_thread(parts.stop)
