@@ -13,6 +13,7 @@ import pytest
 
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.cluster.settings import missing_modules
+from tests.docs.blocks import block
 from tests.tracing.collector import Collector, Seen
 
 pytestmark = pytest.mark.timeout(300)
@@ -37,6 +38,9 @@ def cluster(
 ) -> Iterator[EmbeddedCluster]:
     if missing := missing_modules("hf"):
         pytest.skip(f"the small engine needs {', '.join(missing)}: pip install 'mooncache[hf]'")
+    shown = block("docs/observability.md", "MOONCACHE_TRACING_ENDPOINT=").text
+    variable, _, rest = shown.partition("=")
+    assert rest == "http://127.0.0.1:4317 mooncache up\n"
     settings = ClusterSettings(
         state_dir=tmp_path_factory.mktemp("traced"),
         engine="hf",
@@ -47,7 +51,7 @@ def cluster(
         log_level="debug",
         extra_env=(
             ("OMP_NUM_THREADS", "1"),
-            ("MOONCACHE_TRACING_ENDPOINT", module_collector.endpoint),
+            (variable, module_collector.endpoint),
             ("MOONCACHE_CONDUCTOR_ADMISSION_ENABLED", "false"),
         ),
     )

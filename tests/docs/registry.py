@@ -1,0 +1,151 @@
+"""What happens to each command block of the pages: which test runs it, or why none can.
+
+A block that is not here fails tests/docs/test_blocks.py. So does an entry whose block is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Runs:
+    """tests/docs/test_blocks.py runs it in a folder with traces, by itself ("alone") or on a pool of its own ("pool").
+
+    swaps: what is changed in its text. left_out: beginnings of commands that are not run, each with the reason.
+    prints: regular expressions that what it prints matches.
+    """
+
+    where: str
+    swaps: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    prints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class By:
+    """A test that takes the block from its page with `block(page, begins)` and runs it: `path::name`."""
+
+    test: str
+
+
+@dataclass(frozen=True)
+class Cannot:
+    """Why no test runs it. `instead`: tests that do the same in another way, files or `path::name`."""
+
+    why: str
+    instead: tuple[str, ...] = ()
+
+
+Plan = Runs | By | Cannot
+
+CLUSTER = "tests/cluster/test_docs.py::test_command_blocks_run"
+HOSTS = "tests/deploy/test_three_hosts.py::test_three_hosts"
+QUIET = "takes minutes of a quiet machine"
+REGISTRY: dict[tuple[str, str], Plan] = {
+    ("README.md", "make up"): By("tests/docs/test_blocks.py::test_make_blocks"),
+    ("README.md", "✓ master"): By("tests/docs/test_blocks.py::test_what_up_prints"),
+    ("README.md", "mooncache simulate --generate"): Runs(
+        "alone",
+        left_out={"mooncache reproduce": "all scenarios take minutes; docs/reproduction.md runs two"},
+        prints=(
+            r"goodput: requests per second",
+            r"wrote report\.html",
+            r"mooncache up --prefill \d+ --decode",
+        ),
+    ),
+    ("docs/tutorial.md", "make up"): By("tests/docs/test_blocks.py::test_make_blocks"),
+    ("docs/tutorial.md", "curl http://127.0.0.1:8000"): By(CLUSTER),
+    ("docs/tutorial.md", "mooncache why"): By(CLUSTER),
+    ("docs/tutorial.md", "mooncache top"): By(CLUSTER),
+    ("docs/tutorial.md", "pkill"): By(CLUSTER),
+    ("docs/tutorial.md", "mooncache put"): By(CLUSTER),
+    ("docs/tutorial.md", "mooncache master\n"): By("tests/docs/test_blocks.py::test_a_pool_by_hand"),
+    ("docs/tutorial.md", "ip link add moon"): By(HOSTS),
+    ("docs/tutorial.md", "mooncache tls init"): By(HOSTS),
+    ("docs/tutorial.md", "for number in 5 6 7; do\n  install"): By(HOSTS),
+    ("docs/tutorial.md", "export MOONCACHE_TLS_ENABLED"): By(HOSTS),
+    ("docs/tutorial.md", "mooncache master --host"): By(HOSTS),
+    ("docs/tutorial.md", "install -m 600"): By(HOSTS),
+    ("docs/tutorial.md", "mooncache store-node --host 10.0.0.6"): By(HOSTS),
+    ("docs/tutorial.md", "mooncache store-node --host 10.0.0.7"): By(HOSTS),
+    ("docs/tutorial.md", "mooncache status --master"): By(HOSTS),
+    ("docs/tutorial.md", "curl --cacert"): By(HOSTS),
+    ("docs/tutorial.md", "for number in 5 6 7; do ip netns delete"): By(HOSTS),
+    ("docs/http-api.md", "curl"): By(CLUSTER),
+    ("docs/operations.md", "mooncache instance drain"): By(CLUSTER),
+    ("docs/operations.md", "fallocate"): By("tests/docs/test_blocks.py::test_a_pool_by_hand"),
+    ("docs/custom-engine.md", "python -m mooncache.tiny_model"): By(
+        "tests/docs/test_blocks.py::test_an_engine_by_itself"
+    ),
+    ("docs/vllm-connector.md", "pip install"): By("tests/docs/test_blocks.py::test_a_pool_alone"),
+    ("docs/vllm-connector.md", "vllm serve"): Cannot(
+        "an engine takes half a minute to start", ("tests/connectors/test_vllm_engine.py",)
+    ),
+    ("docs/worker.md", "mooncache worker --model"): By("tests/docs/test_blocks.py::test_workers"),
+    ("docs/worker.md", "export VLLM_API_KEY"): Cannot(
+        "an engine takes half a minute to start",
+        ("tests/worker/test_worker.py::test_attaching_to_a_running_engine",),
+    ),
+    ("docs/worker.md", "MOONCACHE_WORKER_ATTACH_PASSPORT"): Cannot(
+        "an engine takes half a minute to start",
+        ("tests/worker/test_worker.py::test_attaching_to_a_running_engine",),
+    ),
+    ("docs/observability.md", "MOONCACHE_TRACING_ENDPOINT="): By("tests/tracing/test_request.py::cluster"),
+    ("docs/planning.md", "mooncache plan"): Runs("alone", prints=(r"mooncache up --prefill \d+ --decode",)),
+    ("docs/traces.md", "mooncache trace generate"): Runs(
+        "alone", swaps={"day.jsonl": "made.jsonl"}, prints=(r"20,000 requests", r"hits \d+\.\d% of blocks")
+    ),
+    ("docs/traces.md", "cat gateway-"): Runs("alone", prints=(r"✓ \d+ requests",)),
+    ("docs/traces.md", "mooncache bench replay"): Cannot(
+        "takes minutes: it measures the engine first", ("tests/bench/test_replay.py",)
+    ),
+    ("docs/simulator.md", "mooncache simulate --trace"): Runs(
+        "alone", swaps={"--generate 20000": "--generate 500"}, prints=(r"goodput", r'"algorithm1"')
+    ),
+    ("docs/simulator.md", "mooncache simulate --generate 1000000"): Runs(
+        "alone", swaps={"1000000": "400"}, prints=(r"goodput",)
+    ),
+    ("docs/reproduction.md", "mooncache reproduce --list"): Runs(
+        "alone",
+        left_out={
+            "mooncache reproduce --trace": "all scenarios take minutes; tests/reproduce runs each",
+            "mooncache reproduce --quick": "all scenarios take half a minute; tests/reproduce/test_scenarios_run.py",
+            "mooncache reproduce fig5": "takes ten seconds; tests/reproduce/test_scenarios_run.py",
+        },
+        prints=(r"fig5-scheduling", r"break-even"),
+    ),
+    ("docs/deployment.md", "docker compose"): Cannot(
+        "needs a Docker engine", ("tests/deploy/test_compose.py", "tests/deploy/test_files.py")
+    ),
+    ("docs/deployment.md", "TORCH_INDEX_URL"): Cannot(
+        "needs a Docker engine and collects gigabytes of wheels", ("tests/deploy/test_compose.py",)
+    ),
+    ("docs/deployment.md", "MOONCACHE_MASTER_HOST"): Cannot(
+        "needs an etcd on three hosts",
+        ("tests/deploy/test_three_hosts.py", "tests/coordination/test_etcd.py"),
+    ),
+    ("docs/gpu.md", "MOONCACHE_STORE_NODE_ARENA_DEVICE"): Cannot(
+        "needs a GPU", ("tests/store_node/test_gpu_arena.py", "tests/store_node/test_vram_tier.py")
+    ),
+    ("docs/gpu.md", "mooncache bench transfer"): Cannot(
+        "needs a GPU", ("tests/bench/test_gpu_bench.py", "tests/gpu/test_real_gpu.py")
+    ),
+    ("docs/benchmarks/store.md", "make bench"): Cannot(QUIET, ("tests/bench/test_store_bench.py",)),
+    ("docs/benchmarks/transfer.md", "mooncache bench transfer"): Cannot(
+        QUIET, ("tests/bench/test_transfer.py",)
+    ),
+    ("docs/benchmarks/serving.md", "mooncache bench gateway"): Cannot(
+        QUIET, ("tests/bench/test_gateway_bench.py",)
+    ),
+    ("docs/benchmarks/serving.md", "mooncache bench conductor"): Cannot(
+        QUIET, ("tests/conductor/test_bench.py",)
+    ),
+    ("docs/benchmarks/serving.md", "mooncache bench serving turns"): Cannot(
+        QUIET + " with two vLLM engines", ("tests/serving/test_vllm.py",)
+    ),
+    ("docs/benchmarks/serving.md", "mooncache bench serving soak"): Cannot(
+        "takes a quarter of an hour", ("tests/cluster/test_faults.py",)
+    ),
+}
