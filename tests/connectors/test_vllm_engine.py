@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from typing import IO, Any
 import pytest
 
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
+from tests.docs.blocks import block
 
 pytest.importorskip("vllm", reason="vLLM is not installed (scripts/install_vllm.sh)")
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -44,11 +46,11 @@ class Server:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.passport = folder / "passport.json"
+        shown = shlex.split(block("docs/vllm-connector.md", "vllm serve").text)
+        assert shown[:3] == ["vllm", "serve", "Qwen/Qwen3-8B"]
+        assert shown[-2] == "--kv-transfer-config"
         connector = {
-            "kv_connector": "MooncacheConnector",
-            "kv_connector_module_path": "mooncache.connectors.vllm",
-            "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
+            **json.loads(shown[-1]),
             "kv_connector_extra_config": {
                 "mooncache.state_dir": str(cluster.state_dir),
                 "mooncache.master_targets": cluster.master_target,
@@ -62,9 +64,8 @@ class Server:
                 *(str(Path(sys.executable).with_name("vllm")), "serve", str(model)),
                 *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port)),
                 *("--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK_TOKENS)),
-                *("--max-model-len", "4096", "--enable-prompt-tokens-details"),
-                *("--distributed-executor-backend", "uni"),
-                *("--kv-transfer-config", json.dumps(connector)),
+                *("--max-model-len", "4096", "--distributed-executor-backend", "uni"),
+                *(*shown[3:-1], json.dumps(connector)),
             ],
             stdout=self.log,
             stderr=subprocess.STDOUT,

@@ -80,9 +80,7 @@ REGISTRY: dict[tuple[str, str], Plan] = {
         "tests/docs/test_blocks.py::test_an_engine_by_itself"
     ),
     ("docs/vllm-connector.md", "pip install"): By("tests/docs/test_blocks.py::test_a_pool_alone"),
-    ("docs/vllm-connector.md", "vllm serve"): Cannot(
-        "an engine takes half a minute to start", ("tests/connectors/test_vllm_engine.py",)
-    ),
+    ("docs/vllm-connector.md", "vllm serve"): By("tests/connectors/test_vllm_engine.py::__init__"),
     ("docs/worker.md", "mooncache worker --model"): By("tests/docs/test_blocks.py::test_workers"),
     ("docs/worker.md", "export VLLM_API_KEY"): Cannot(
         "an engine takes half a minute to start",
