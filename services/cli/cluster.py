@@ -99,7 +99,9 @@ def status_document(response: Any) -> dict[str, Any]:
 
 
 def status(*, where: Where = HERE, json: AsJson = False) -> int:
-    """Show what serves (gateway, conductor, engines) and the pool (master, store nodes).
+    """Show what serves (gateways, conductor, engines) and the pool (master, store nodes).
+
+    Gateways and engines of other hosts are those that the conductor knows (--conductor, or cluster.conductor_target).
 
     For example:
 
@@ -159,6 +161,19 @@ def _show_serving(serving: dict[str, Any]) -> None:
     if gateway is not None:
         console.print(f"gateway   [bold]{gateway['url']}/v1[/] ", end="")
         _say_ready(gateway["reason"])
+    for other in conductor.get("gateways", ()):
+        if gateway is None or other["url"] != gateway["url"]:
+            state = (
+                "drains"
+                if other["draining"]
+                else f"asked the conductor {human_age(other['heard_age_s'])} ago"
+            )
+            console.print(
+                f"gateway   {other['url']}/v1 ({other['gateway_id']}) {state}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
     console.print(f"conductor {conductor['target']} ", end="")
     _say_ready(conductor["reason"])
     if "policy" in conductor:

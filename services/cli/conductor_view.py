@@ -29,6 +29,16 @@ def conductor_row(answer: Any) -> dict[str, Any]:
         "trimmed_prefixes_total": answer.trimmed_prefix_count,
         "trimmed_blocks_total": answer.trimmed_block_count,
         "copied_segments": answer.copied_segment_count,
+        "gateways": [
+            {
+                "gateway_id": view.gateway.gateway_id,
+                "url": view.gateway.url,
+                "software_version": view.gateway.software_version,
+                "draining": view.gateway.draining,
+                "heard_age_s": view.heard_age_ms / 1e3,
+            }
+            for view in answer.gateways
+        ],
     }
 
 

@@ -18,6 +18,7 @@ from mooncache.conductor.config import (
 from mooncache.conductor.core import outcome
 from mooncache.conductor.core.asks import Ask
 from mooncache.conductor.core.cache_index import KEY_BYTES, check_keys
+from mooncache.conductor.core.gateways import GatewayInfo
 from mooncache.conductor.core.records import DETAIL_CHARS_MAX, DETAIL_DEPTH_MAX
 from mooncache.conductor.core.registry import DRAINING, READY, STARTING, SUSPECT, Instance, InstanceInfo, Load
 from mooncache.kvcache.keys import passport_from_json
@@ -217,3 +218,23 @@ def load_message(load: Load) -> pb.InstanceLoad:
 
 def _within(value: float, high: float) -> float:
     return min(high, max(0.0, value)) if math.isfinite(value) else 0.0
+
+
+def gateway_of(message: pb.Gateway) -> GatewayInfo:
+    """Return what a gateway says of itself. Raises InvalidArgument."""
+    return GatewayInfo(
+        named(message.gateway_id, "gateway.gateway_id"),
+        named(message.url, "gateway.url"),
+        named(message.software_version, "gateway.software_version"),
+        message.draining,
+    )
+
+
+def gateway_message(info: GatewayInfo) -> pb.Gateway:
+    """Return it as it travels."""
+    return pb.Gateway(
+        gateway_id=info.gateway_id,
+        url=info.url,
+        software_version=info.software_version,
+        draining=info.draining,
+    )

@@ -16,6 +16,7 @@ from mooncache.clock import Clock
 from mooncache.conductor.config import JOB_BYTES_MAX, JOBS_MAX, settings_of
 from mooncache.conductor.core.asks import Ask, Decision, PoolAnswer
 from mooncache.conductor.core.cache_index import BlockIndex
+from mooncache.conductor.core.gateways import Gateways
 from mooncache.conductor.core.hot_prefixes import HotPrefixes
 from mooncache.conductor.core.rebalance import RoleKeeper
 from mooncache.conductor.core.records import Record
@@ -82,6 +83,7 @@ class ConductorState:
         self.instruments = Instruments(metrics)
         self.run = rng.getrandbits(63) | 1
         self.watchers = 0
+        self.gateways = Gateways()
         self._announced = self.core.registry.version
         self._changed = asyncio.Event()
         self._jobs: deque[Job] = deque()

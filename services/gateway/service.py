@@ -40,6 +40,7 @@ from mooncache.service import Service, run_service
 from mooncache.tls import http_client_context
 
 _KEEP_ALIVE_S = 75
+_EVERYWHERE = ("0.0.0.0", "::", "[::]", "")  # noqa: S104  (compared with, not bound to)
 _BACKLOG = 2048
 _RELOAD_S = 5.0
 _FLUSH_S = 1.0
@@ -163,6 +164,11 @@ class GatewayService(Service):
         )
         bound = _bind(gateway.host, gateway.port)
         self.http_port = bound.getsockname()[1]
+        name = socket.gethostname()[:100]
+        host = gateway.advertise_host or (name if gateway.host in _EVERYWHERE else gateway.host)
+        scheme = "https" if tls.enabled else "http"
+        state.gateway_id = f"{name}-{self.http_port}"
+        state.url = f"{scheme}://{address(host, self.http_port)}"
         self._server = _Server(options)
         self._serving = asyncio.create_task(self._server.serve([bound]), name="http")
         up = asyncio.create_task(self._server.up.wait())

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class GatewayState:
     """`active_count` requests under way, `tenant_counts` of each tenant; `idle` is set while there are none.
 
-    `capture` is None while no trace is captured.
+    `capture` is None while no trace is captured. `gateway_id` and `url` are what the conductor is told.
     """
 
     config: Config
@@ -51,6 +51,8 @@ class GatewayState:
     offenders: Offenders = field(default_factory=Offenders)
     paces: Paces = field(default_factory=Paces)
     alarms: Alarms = field(default_factory=Alarms)
+    gateway_id: str = ""
+    url: str = ""
     draining: bool = False
     active_count: int = 0
     tenant_counts: dict[str, int] = field(default_factory=dict)

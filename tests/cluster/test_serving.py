@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mooncache.cli.app import run
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.cluster.processes import processes_of_run
 from mooncache.errors import Cancelled, Internal
@@ -35,6 +38,21 @@ def test_what_is_known_of_the_engines(serving: EmbeddedCluster) -> None:
         assert row["pool"], "it shares what it computes"
         assert Path(f"/proc/{row['engine_pid']}").exists()
         assert row["url"].startswith("http://127.0.0.1:")
+
+
+def test_status_shows_gateways_and_engines_to_whoever_names_the_conductor(
+    serving: EmbeddedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on another host: a folder of its own with nothing but the token in it."""
+    shutil.copy(serving.token_path, tmp_path / "cluster.token")
+    target = serving.layout.conductor_target
+    where = ["--state-dir", str(tmp_path), "--conductor", target, "--master", serving.layout.master_target]
+    assert run(["status", "--json", *where]) == 0
+    found = json.loads(capsys.readouterr().out)["serving"]
+    assert [gateway["url"] for gateway in found["conductor"]["gateways"]] == [serving.layout.gateway_url]
+    assert {row["instance_id"] for row in found["instances"]} == {"prefill-1", "decode-1"}
+    assert run(["status", *where]) == 0
+    assert f"{serving.layout.gateway_url}/v1" in capsys.readouterr().out
 
 
 def test_the_demo_key_is_private(serving: EmbeddedCluster) -> None:

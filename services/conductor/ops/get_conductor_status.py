@@ -6,6 +6,7 @@ from collections import Counter
 
 from mooncache._version import __version__
 from mooncache.conductor.core.registry import READY
+from mooncache.conductor.messages import gateway_message
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.rpc import CallContext
@@ -32,4 +33,8 @@ async def handle(
         trimmed_prefix_count=done.trimmed_prefixes,
         trimmed_block_count=done.trimmed_blocks,
         copied_segment_count=state.hot.copied,
+        gateways=[
+            pb.GatewayView(gateway=gateway_message(info), heard_age_ms=round(age_s * 1e3))
+            for info, age_s in state.gateways.listed(context.now_s)
+        ],
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from mooncache import errors
 from mooncache.conductor.config import SETTLE_S, WATCH_MAX_S, WATCHERS_MAX
 from mooncache.conductor.core.registry import Instance
-from mooncache.conductor.messages import instance_message, load_message
+from mooncache.conductor.messages import gateway_of, instance_message, load_message
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.rpc import CallContext
@@ -19,8 +19,10 @@ _ANSWER_S = 0.1
 async def handle(
     state: ConductorState, request: pb.ListInstancesRequest, context: CallContext
 ) -> pb.ListInstancesResponse:
-    """Wait for a version other than the caller's, then list. Raises LimitExceeded."""
+    """Wait for a version other than the caller's, then list. Raises LimitExceeded, InvalidArgument."""
     registry = state.core.registry
+    if request.HasField("gateway"):
+        state.gateways.heard(gateway_of(request.gateway), context.now_s)
     known = request.known_version == registry.version and request.known_run in (0, state.run)
     if request.known_version and known and request.wait_ms:
         if state.watchers >= WATCHERS_MAX:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from mooncache._version import __version__
 from mooncache.gateway.state import GatewayState
 from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -23,7 +24,13 @@ async def run(state: GatewayState) -> None:
         while True:
             version = state.fleet.version
             wait_s = _LOST_WAIT_S if state.fleet.forget_lost(state.clock.now_s()) else WAIT_S
-            listed = await state.conductor.list_instances(version, wait_s if state.fleet.known else 0.0)
+            me = pb.Gateway(
+                gateway_id=state.gateway_id,
+                url=state.url,
+                software_version=__version__,
+                draining=state.draining,
+            )
+            listed = await state.conductor.list_instances(version, wait_s if state.fleet.known else 0.0, me)
             if listed.version != version or not state.fleet.known:
                 state.fleet.apply(listed.version, listed.views, state.clock.now_s(), state.clock.wall_s())
                 state.alarms.suspect(

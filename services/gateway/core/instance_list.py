@@ -15,13 +15,16 @@ class InstanceList:
     version: int = 0
     views: list[pb.InstanceView] = field(default_factory=list)
 
-    def question(self, known_version: int, wait_s: float) -> pb.ListInstancesRequest:
-        """Return what to ask; for a version that this list has not, the whole list."""
+    def question(
+        self, known_version: int, wait_s: float, me: pb.Gateway | None = None
+    ) -> pb.ListInstancesRequest:
+        """Return what to ask, and who asks; for a version that this list has not, the whole list."""
         return pb.ListInstancesRequest(
             known_version=known_version,
             wait_ms=int(wait_s * 1e3),
             known_run=self.run if known_version == self.version else 0,
             passports_apart=True,
+            gateway=me,
         )
 
     def take(self, answer: pb.ListInstancesResponse) -> None:

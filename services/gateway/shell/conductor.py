@@ -113,9 +113,11 @@ class Conductor:
             return None
         return response.leading_blocks if response.known else None
 
-    async def list_instances(self, known_version: int, wait_s: float) -> InstanceList:
-        """Known instances; waits for a change. Raises MooncacheError."""
-        request = self._list.question(known_version, wait_s)
+    async def list_instances(
+        self, known_version: int, wait_s: float, me: pb.Gateway | None = None
+    ) -> InstanceList:
+        """Known instances; waits for a change. `me` tells the conductor who asks. Raises MooncacheError."""
+        request = self._list.question(known_version, wait_s, me)
         try:
             response: pb.ListInstancesResponse = await self._link.call(
                 "ListInstances", request, wait_s + self._schedule_timeout_s + 1.0

@@ -287,16 +287,38 @@ class GetDecisionResponse(_message.Message):
     def __init__(self, record_json: _Optional[str] = ...) -> None: ...
 
 class ListInstancesRequest(_message.Message):
-    __slots__ = ("known_version", "wait_ms", "known_run", "passports_apart")
+    __slots__ = ("known_version", "wait_ms", "known_run", "passports_apart", "gateway")
     KNOWN_VERSION_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_RUN_FIELD_NUMBER: _ClassVar[int]
     PASSPORTS_APART_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
     known_version: int
     wait_ms: int
     known_run: int
     passports_apart: bool
-    def __init__(self, known_version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known_run: _Optional[int] = ..., passports_apart: _Optional[bool] = ...) -> None: ...
+    gateway: Gateway
+    def __init__(self, known_version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known_run: _Optional[int] = ..., passports_apart: _Optional[bool] = ..., gateway: _Optional[_Union[Gateway, _Mapping]] = ...) -> None: ...
+
+class Gateway(_message.Message):
+    __slots__ = ("gateway_id", "url", "software_version", "draining")
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    gateway_id: str
+    url: str
+    software_version: str
+    draining: bool
+    def __init__(self, gateway_id: _Optional[str] = ..., url: _Optional[str] = ..., software_version: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
+
+class GatewayView(_message.Message):
+    __slots__ = ("gateway", "heard_age_ms")
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    HEARD_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    gateway: Gateway
+    heard_age_ms: int
+    def __init__(self, gateway: _Optional[_Union[Gateway, _Mapping]] = ..., heard_age_ms: _Optional[int] = ...) -> None: ...
 
 class InstanceView(_message.Message):
     __slots__ = ("instance", "load", "assigned", "cached_blocks", "report_age_ms", "reason", "apart", "passport")
@@ -369,7 +391,7 @@ class GetConductorStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetConductorStatusResponse(_message.Message):
-    __slots__ = ("software_version", "uptime_ms", "policy", "admission", "rebalance_roles", "replicate_bytes_per_s", "pool_connected", "active_request_count", "decisions", "roles", "role_switches", "copied_prefix_count", "trimmed_prefix_count", "trimmed_block_count", "copied_segment_count")
+    __slots__ = ("software_version", "uptime_ms", "policy", "admission", "rebalance_roles", "replicate_bytes_per_s", "pool_connected", "active_request_count", "decisions", "roles", "role_switches", "copied_prefix_count", "trimmed_prefix_count", "trimmed_block_count", "copied_segment_count", "gateways")
     class DecisionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -406,6 +428,7 @@ class GetConductorStatusResponse(_message.Message):
     TRIMMED_PREFIX_COUNT_FIELD_NUMBER: _ClassVar[int]
     TRIMMED_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
     COPIED_SEGMENT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    GATEWAYS_FIELD_NUMBER: _ClassVar[int]
     software_version: str
     uptime_ms: int
     policy: str
@@ -421,4 +444,5 @@ class GetConductorStatusResponse(_message.Message):
     trimmed_prefix_count: int
     trimmed_block_count: int
     copied_segment_count: int
-    def __init__(self, software_version: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., policy: _Optional[str] = ..., admission: _Optional[bool] = ..., rebalance_roles: _Optional[bool] = ..., replicate_bytes_per_s: _Optional[int] = ..., pool_connected: _Optional[bool] = ..., active_request_count: _Optional[int] = ..., decisions: _Optional[_Mapping[str, int]] = ..., roles: _Optional[_Mapping[str, int]] = ..., role_switches: _Optional[_Mapping[str, int]] = ..., copied_prefix_count: _Optional[int] = ..., trimmed_prefix_count: _Optional[int] = ..., trimmed_block_count: _Optional[int] = ..., copied_segment_count: _Optional[int] = ...) -> None: ...
+    gateways: _containers.RepeatedCompositeFieldContainer[GatewayView]
+    def __init__(self, software_version: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., policy: _Optional[str] = ..., admission: _Optional[bool] = ..., rebalance_roles: _Optional[bool] = ..., replicate_bytes_per_s: _Optional[int] = ..., pool_connected: _Optional[bool] = ..., active_request_count: _Optional[int] = ..., decisions: _Optional[_Mapping[str, int]] = ..., roles: _Optional[_Mapping[str, int]] = ..., role_switches: _Optional[_Mapping[str, int]] = ..., copied_prefix_count: _Optional[int] = ..., trimmed_prefix_count: _Optional[int] = ..., trimmed_block_count: _Optional[int] = ..., copied_segment_count: _Optional[int] = ..., gateways: _Optional[_Iterable[_Union[GatewayView, _Mapping]]] = ...) -> None: ...

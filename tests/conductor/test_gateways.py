@@ -1,0 +1,74 @@
+"""The gateways that operators see: those that asked lately, wherever they run; and what one may ask of the pool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mooncache.conductor.core.asks import POOL_OK, POOL_TIMEOUT, PoolAnswer
+from mooncache.conductor.core.gateways import COUNT_MAX, LEASE_S, GatewayInfo, Gateways
+from mooncache.errors import InvalidArgument
+from mooncache.proto.v1 import conductor_pb2 as pb
+from tests.conductor.support import Conductor, chain, serve
+
+
+def test_who_is_silent_is_forgotten() -> None:
+    known = Gateways()
+    known.heard(GatewayInfo("b", "http://b:1"), 0.0)
+    known.heard(GatewayInfo("a", "http://a:1"), 1.0)
+    known.heard(GatewayInfo("b", "http://b:1", draining=True), 5.0)
+    assert known.listed(6.0) == [
+        (GatewayInfo("a", "http://a:1"), 5.0),
+        (GatewayInfo("b", "http://b:1", draining=True), 1.0),
+    ]
+    assert [info.gateway_id for info, _ in known.listed(LEASE_S + 2.0)] == ["b"]
+    known.heard(GatewayInfo("b", "http://elsewhere:1"), LEASE_S + 2.0)  # hosts may have one name
+    assert len(known.listed(LEASE_S + 2.0)) == 2
+
+
+def test_there_is_a_limit() -> None:
+    known = Gateways()
+    for number in range(COUNT_MAX + 5):
+        known.heard(GatewayInfo(f"g{number}", "http://g:1"), float(number) / COUNT_MAX)
+    names = {info.gateway_id for info, _ in known.listed(2.0)}
+    assert len(names) == COUNT_MAX and "g4" not in names and "g5" in names
+
+
+def test_a_gateway_that_asks_for_instances_is_listed(tmp_path: Path) -> None:
+    async def scenario(c: Conductor) -> None:
+        me = pb.Gateway(gateway_id="host-8000", url="http://10.0.0.5:8000", software_version="1")
+        await c.call("ListInstances", pb.ListInstancesRequest(gateway=me))
+        await c.call("ListInstances", pb.ListInstancesRequest())  # an operator's question
+        status = await c.call("GetConductorStatus", pb.GetConductorStatusRequest())
+        assert [view.gateway for view in status.gateways] == [me]
+        for wrong in ({"url": ""}, {"gateway_id": "x" * 300}, {"url": "http://x\n"}):
+            fields = {"gateway_id": "g", "url": "http://g:1", "software_version": "1"} | wrong
+            with pytest.raises(InvalidArgument):
+                await c.call("ListInstances", pb.ListInstancesRequest(gateway=pb.Gateway(**fields)))
+
+    serve(tmp_path, scenario)
+
+
+def test_which_blocks_the_pool_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(c: Conductor) -> None:
+        asked: list[bytes] = []
+        answers = [
+            PoolAnswer(POOL_OK, 3),
+            PoolAnswer(POOL_OK, 3, unreachable_nodes=1),
+            PoolAnswer(POOL_TIMEOUT),
+        ]
+
+        async def match(keys: bytes) -> PoolAnswer:
+            asked.append(keys)
+            return answers[len(asked) - 1]
+
+        monkeypatch.setattr(c.service.state.pool, "match", match)
+        request = pb.FindBlocksRequest(keys=chain("k", 5))
+        found = [await c.call("FindBlocks", request) for _ in answers]
+        assert [one.known for one in found] == [True, False, False]
+        assert found[0].leading_blocks == 3 and asked[0] == chain("k", 5)
+        with pytest.raises(InvalidArgument):
+            await c.call("FindBlocks", pb.FindBlocksRequest(keys=b"cut"))
+
+    serve(tmp_path, scenario)
