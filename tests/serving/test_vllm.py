@@ -27,10 +27,10 @@ def api_key(cluster: EmbeddedCluster, tenant: str) -> str:
     return tenant_token(load_cluster_token(cluster.token_path), tenant).text
 
 
-def client_of(cluster: EmbeddedCluster, tenant: str = "demo") -> openai.AsyncOpenAI:
+def client_of(cluster: EmbeddedCluster, tenant: str = "demo", *, key: str = "") -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(
         base_url=f"{cluster.layout.gateway_url}/v1",
-        api_key=api_key(cluster, tenant),
+        api_key=key or api_key(cluster, tenant),
         max_retries=0,
         timeout=300,
     )
@@ -40,6 +40,11 @@ def planned(headers: object) -> dict[str, str]:
     """The conductor's plan as an operator is told."""
     text = headers.get("x-mooncache-plan", "")  # type: ignore[attr-defined]
     return dict(part.split("=", 1) for part in text.split(";") if "=" in part)
+
+
+def gateway_metrics(cluster: EmbeddedCluster) -> str:
+    with urllib.request.urlopen(f"{cluster.layout.gateway_url}/metrics", timeout=10) as response:
+        return str(response.read().decode())
 
 
 async def test_prefill_and_decode_apart_give_the_tokens_of_one_engine(
@@ -63,12 +68,14 @@ async def test_prefill_and_decode_apart_give_the_tokens_of_one_engine(
         return answer.choices[0].token_ids, planned(raw.headers)  # type: ignore[attr-defined]
 
     before = await asyncio.to_thread(external_hits, vllm_cluster, "decode-1")
-    async with client_of(vllm_cluster) as client:
+    operator = load_cluster_token(vllm_cluster.token_path).text  # who is told the plan
+    async with client_of(vllm_cluster, key=operator) as client:
         answers = await asyncio.gather(*(ask(client, ids) for ids in prompts))
     assert [tokens for tokens, _ in answers] == expected
     assert {chosen.get("prefill") for _, chosen in answers} == {"prefill-1"}
     hits = await asyncio.to_thread(external_hits, vllm_cluster, "decode-1") - before
     assert hits == sum(len(ids) // BLOCK * BLOCK for ids in prompts), "decode computed what prefill had"
+    assert "waits_cut_total{" not in await asyncio.to_thread(gateway_metrics, vllm_cluster), "all was stored"
 
 
 def external_hits(cluster: EmbeddedCluster, instance: str) -> int:

@@ -11,6 +11,9 @@ import hashlib
 from collections import OrderedDict
 from typing import Final
 
+from mooncache.errors import InvalidArgument
+from mooncache.gateway.core import faults
+
 WINDOW_S: Final = 600.0
 DIGEST_COUNT_MAX: Final = 10_000
 TRIES_MAX: Final = 2
@@ -46,6 +49,16 @@ class Offenders:
         """Engines that ended under such requests since one was served, within the window since the last."""
         at_s, count = self._deaths.get(digest, (now_s, 0))
         return count if now_s - at_s < WINDOW_S else 0
+
+    def refuse_offender(self, digest: bytes, now_s: float) -> None:
+        """Raises Refusal when engines went on ending under such requests."""
+        deaths = self.deaths(digest, now_s)
+        if deaths >= DEATHS_MAX:
+            text = (
+                f"{deaths} engines ended while they served this request, and none served it; it is not tried again "
+                f"for {WINDOW_S / 60:.0f} minutes. Change the request."
+            )
+            raise faults.refuse(InvalidArgument(text), code="request_ends_engines")
 
     def served(self, digest: bytes) -> None:
         """Such a request was served: it was not what ended them."""

@@ -19,6 +19,8 @@ from mooncache.proto.v1 import conductor_pb2 as pb
 
 DECODE_ATTEMPTS: Final = 3
 UNKNOWN_MODEL: Final = "unknown_model"
+DECISION_HEADER: Final = "x-mooncache-decision"
+PLAN_HEADER: Final = "x-mooncache-plan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +136,17 @@ def keeps_decode(old: Plan, new: Plan) -> bool:
     return new.prefill is not None and new.decode.instance_id == old.decode.instance_id
 
 
-def tokens_to_wait_for(awaited: int, held: int) -> int | None:
-    """After the prefill leg: what the decode leg may go on waiting for; None: for what it was told.
+def headers(made: Plan, *, is_admin: bool) -> dict[str, str]:
+    """What the answer's headers tell of the plan: tenants get a name that means something to `mooncache why` only.
 
-    Args:
-        awaited: leading prompt tokens that it was told to wait for.
-        held: leading prompt tokens that the pool has or is being given; below 0 when the engine did not say.
+    The summary names instances and tells of their load; it is for callers with the cluster token.
     """
-    return held if 0 <= held < awaited else None
+    found = {DECISION_HEADER: _header_text(made.decision_id) or "unscheduled"}
+    if is_admin:
+        found[PLAN_HEADER] = _header_text(made.summary)
+    return found
+
+
+def _header_text(text: str) -> str:
+    """A text as a header's value: one line of printable ASCII."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text[:1024])

@@ -17,13 +17,13 @@ from mooncache.errors import (
     EngineFailed,
     EngineTimeout,
     EngineUnavailable,
-    InvalidArgument,
     MooncacheError,
     NoInstances,
 )
 from mooncache.gateway.core import faults, legs, plan
 from mooncache.gateway.core.asking import schedule_request
-from mooncache.gateway.core.offenders import DEATHS_MAX, TRIES_MAX, WINDOW_S, digest_of
+from mooncache.gateway.core.handover import Handover
+from mooncache.gateway.core.offenders import TRIES_MAX, digest_of
 from mooncache.gateway.core.plan import Attempts, LegPlan, Plan
 from mooncache.gateway.core.prepared import Known, Prepared
 from mooncache.gateway.core.sse import edit_answer
@@ -38,8 +38,6 @@ from mooncache.logs import Event, get_logger
 from mooncache.passport import KEY_BYTES
 from mooncache.proto.v1 import conductor_pb2 as pb
 
-DECISION_HEADER: Final = "x-mooncache-decision"
-PLAN_HEADER: Final = "x-mooncache-plan"  # names instances and tells of their load: for operators
 _DRAIN_S: Final = 0.25
 _LATE_PREFILL_S: Final = 0.05
 
@@ -67,8 +65,7 @@ class Drive:
         self._digest = digest_of(prepared.inquiry.path, prepared.forward)
         self._prefill: asyncio.Task[LegRecord] | None = None
         self._decode: asyncio.Task[Opened] | None = None
-        self._awaited_tokens = 0
-        self._handed_over_by_s: float | None = None
+        self._handover = Handover()
         tokens = prepared.known.token_count if prepared.known is not None else body_bytes // BYTES_PER_TOKEN
         self._account = Account(
             state, exchange, prepared.inquiry, max(1, tokens), is_known=prepared.known is not None
@@ -104,7 +101,7 @@ class Drive:
             self._account.report_end(phase, code, planned)
 
     async def _serve(self) -> None:
-        self._refuse_offender()
+        self._state.offenders.refuse_offender(self._digest, self._state.clock.now_s())
         self._account.plan = await self._schedule()
         self._account.charge(
             self._account.prompt_tokens
@@ -114,7 +111,8 @@ class Drive:
         opened = self._account.opened = await self._until_open()
         self._decode = None
         self._let_go()
-        self._name_decision(self._account.plan)
+        assert self._exchange.caller is not None
+        self._exchange.reply_headers |= plan.headers(self._account.plan, is_admin=self._exchange.caller.admin)
         streamed = opened.source is not None
         detail = {"leg": "decode", "instance": opened.record.instance, "streamed": streamed}
         self._account.report(pb.REQUEST_PHASE_FIRST_TOKEN, detail)
@@ -126,13 +124,6 @@ class Drive:
             await self._exchange.reply(200, body)
             return
         await self._stream(opened)
-
-    def _name_decision(self, made: Plan) -> None:
-        """Tenants get a name that means something to `mooncache why` only."""
-        headers, caller = self._exchange.reply_headers, self._exchange.caller
-        headers[DECISION_HEADER] = _header_text(made.decision_id) or "unscheduled"
-        if caller is not None and caller.admin:
-            headers[PLAN_HEADER] = _header_text(made.summary)
 
     def _let_go(self) -> None:
         """No leg will be sent again: a long stream need not hold what its request was made of."""
@@ -236,7 +227,7 @@ class Drive:
         wait_tokens = leg.wait_tokens
         if self._account.plan.prefill is not None and self._known is not None and not wait_tokens:
             wait_tokens = legs.complete_tokens(self._known.lengths, self._known.block_tokens)
-        self._awaited_tokens, self._handed_over_by_s = wait_tokens, None
+        self._handover.sent(wait_tokens)
         body = legs.decode_body(self._forward, self._salt, self._ask("decode", wait_tokens, leg.wait_ms))
         stream = self._inquiry.stream
         settings = self._settings
@@ -319,35 +310,27 @@ class Drive:
         if made is None or self._known is None or self._decode is None or self._decode.done():
             return
         held = record.told.held_tokens if record.told is not None and len(self._known.lengths) == 1 else -1
-        less = plan.tokens_to_wait_for(self._awaited_tokens, held)
+        less = self._handover.prefilled(made.decode, held, self._state.clock.now_s())
         if less is not None:
-            wait_ms = made.decode.handover_ms or made.decode.wait_ms
-            self._wait_less(
-                "not_stored", replace(made.decode, wait_tokens=less, wait_ms=wait_ms if less else 0)
-            )
-        elif self._awaited_tokens and made.decode.handover_ms:
-            self._handed_over_by_s = self._state.clock.now_s() + made.decode.handover_ms / 1e3
+            self._wait_less("not_stored", less)
 
     async def _look_for_blocks(self) -> None:
-        """The time for the hand-over is up. A decode leg that has no answer may be busy, or wait for what was lost on
-        its way: only the pool knows. Where it cannot be asked the leg's own limit holds."""
-        made, by_s = self._account.plan, self._handed_over_by_s
-        if made is None or by_s is None or self._known is None or self._known.block_tokens < 1:
+        """Ask the pool when the time for the hand-over is up; where it cannot be asked the leg's own limit holds."""
+        made, known = self._account.plan, self._known
+        if self._decode is None or self._decode.done() or made is None or known is None:
             return
-        if self._decode is None or self._decode.done() or self._state.clock.now_s() < by_s:
+        if known.block_tokens < 1 or not self._handover.is_due(self._state.clock.now_s()):
             return
-        self._handed_over_by_s = None
-        blocks = self._awaited_tokens // self._known.block_tokens
-        there = await self._state.conductor.find_blocks(self._known.keys[: blocks * KEY_BYTES])
+        blocks = self._handover.awaited_tokens // known.block_tokens
+        there = await self._state.conductor.find_blocks(known.keys[: blocks * KEY_BYTES])
         if there is not None and there < blocks and not self._decode.done():
             self._wait_less("not_come", replace(made.decode, wait_tokens=0, wait_ms=0))
 
     def _wait_less(self, reason: str, leg: LegPlan) -> None:
         """Send the decode leg again with less to wait for; what the pool has by now it finds."""
         assert self._account.plan is not None
-        log.warning(
-            Event.HANDOVER_MISSED, instance=leg.instance_id, reason=reason, tokens=self._awaited_tokens
-        )
+        tokens = self._handover.awaited_tokens
+        log.warning(Event.HANDOVER_MISSED, instance=leg.instance_id, reason=reason, tokens=tokens)
         self._state.stats.waits_cut.labels(reason).inc()
         self._drop(self._decode, "REPLACED")
         self._account.plan = replace(self._account.plan, prefill=None)
@@ -362,9 +345,7 @@ class Drive:
         } - self._no_better
         alarm = self._state.alarms.listen(names)
         try:
-            left_s = None
-            if self._handed_over_by_s is not None:
-                left_s = max(0.0, self._handed_over_by_s - self._state.clock.now_s())
+            left_s = self._handover.left_s(self._state.clock.now_s())
             await asyncio.wait({*tasks, alarm}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._state.alarms.leave(alarm, names)
@@ -429,16 +410,6 @@ class Drive:
         else:
             self._account.end(record, getattr(error, "name", EngineFailed.name))
             self._account.report(pb.REQUEST_PHASE_PREFILL_FAILED, record.detail())
-
-    def _refuse_offender(self) -> None:
-        """Raises Refusal when engines went on ending under this very request."""
-        deaths = self._state.offenders.deaths(self._digest, self._state.clock.now_s())
-        if deaths >= DEATHS_MAX:
-            text = (
-                f"{deaths} engines ended while they served this request, and none served it; it is not tried again "
-                f"for {WINDOW_S / 60:.0f} minutes. Change the request."
-            )
-            raise faults.refuse(InvalidArgument(text), code="request_ends_engines")
 
     def _died(self) -> bool:
         """An engine ended under this request; whether it may have another one."""
@@ -527,8 +498,3 @@ def _forget(task: asyncio.Task[Any]) -> None:
     result = task.result()
     if isinstance(result, Opened):
         result.answer.close()
-
-
-def _header_text(summary: str) -> str:
-    """A summary as a header's value: one line of printable ASCII."""
-    return "".join(c if " " <= c <= "~" else "?" for c in summary[:1024])
