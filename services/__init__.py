@@ -12,6 +12,7 @@ b'hello'
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from mooncache._version import __version__
@@ -56,6 +57,10 @@ __all__ = [
     "connect",
     "connect_async",
 ]
+
+# gRPC's fork handlers are skipped in part while a call is under way, as a client's always is; the threads that they
+# start again in the child crash it. Without them a child has no thread of gRPC. Read when gRPC starts.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # Loaded on first use: `import mooncache` stays cheap for tools that only want the version or a proto.
 _HOMES = {

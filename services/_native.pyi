@@ -283,11 +283,11 @@ class Client:
 
     def match(self, keys: object, timeout_s: float = 30.0, touch: bool = True, cancel: CancelToken | None = None, node: int | None = None, everybody: bool = False) -> tuple:
         """
-        -> (leading_run, bitmap, unreachable_nodes); everybody: every node is asked, however many there are
+        -> (leading_run, a bool for each key, unreachable_nodes); everybody: every node is asked, however many there are
         """
 
-    def exists(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> bytes:
-        """-> bitmap, bit i % 8 of byte i // 8 for key i"""
+    def exists(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> tuple:
+        """-> a bool for each key"""
 
     def remove(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list: ...
 

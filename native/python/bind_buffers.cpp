@@ -88,7 +88,7 @@ nb::list put_device(Client& client, nb::handle keys, const DeviceBlocks& sources
                     double timeout_s, const CancelToken* cancel, std::optional<uint32_t> node) {
   const DeviceBatch<PutBlock, ConstSlice> batch(keys, sources, to_options(timeout_s, cancel, node));
   std::vector<PutOutcome> outcomes(batch.blocks.size());
-  check(without_gil([&] { return client.put(batch.blocks, replicas, batch.options, outcomes); }));
+  check(interruptible([&] { return client.put(batch.blocks, replicas, batch.options, outcomes); }));
   return answers(outcomes);
 }
 
@@ -96,7 +96,7 @@ nb::list get_device(Client& client, nb::handle keys, const DeviceBlocks& targets
                     const CancelToken* cancel, std::optional<uint32_t> node) {
   const DeviceBatch<GetBlock, Slice> batch(keys, targets, to_options(timeout_s, cancel, node));
   std::vector<GetOutcome> outcomes(batch.blocks.size());
-  check(without_gil([&] { return client.get(batch.blocks, {}, batch.options, outcomes); }));
+  check(interruptible([&] { return client.get(batch.blocks, {}, batch.options, outcomes); }));
   return answers(outcomes);
 }
 

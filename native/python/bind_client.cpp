@@ -5,6 +5,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
@@ -22,10 +23,25 @@ namespace nb = nanobind;
 
 namespace mooncache::python {
 
+namespace {
+
+// Python's handlers run on its main thread only, and with the GIL. One that raises leaves the exception for
+// interruptible().
+bool signal_raised() {
+  const nb::gil_scoped_acquire held;
+  return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
+}
+
+// The client's connect timeout ends it sooner.
+constexpr double kAbortTimeoutS = 30.0;
+
+}  // namespace
+
 CallOptions to_options(double timeout_s, const CancelToken* cancel, std::optional<uint32_t> node) {
   CallOptions options;
   options.deadline = deadline_in(timeout_s);
   options.cancel = cancel;
+  if (gettid() == getpid()) options.interrupted = &signal_raised;
   options.node = node;
   return options;
 }
@@ -178,7 +194,7 @@ nb::list put(Client& client, nb::handle keys_in, nb::handle sources, uint32_t re
   std::vector<PutBlock> blocks(keys.size());
   for (size_t i = 0; i < keys.size(); ++i) blocks[i] = {keys[i], batch.of(i)};
   std::vector<PutOutcome> outcomes(keys.size());
-  check(without_gil([&] { return client.put(blocks, replicas, options, outcomes); }));
+  check(interruptible([&] { return client.put(blocks, replicas, options, outcomes); }));
   return answers(outcomes);
 }
 
@@ -200,7 +216,7 @@ nb::list get(Client& client, nb::handle keys_in, nb::handle destinations, double
     if (i != keys.size()) refuse("one offset per key is needed");
   }
   std::vector<GetOutcome> outcomes(keys.size());
-  check(without_gil([&] { return client.get(blocks, how, options, outcomes); }));
+  check(interruptible([&] { return client.get(blocks, how, options, outcomes); }));
   return answers(outcomes);
 }
 
@@ -228,7 +244,7 @@ nb::list get_sized(Client& client, nb::handle keys_in, double timeout_s, const C
     return static_cast<std::byte*>(static_cast<void*>(PyBytes_AS_STRING(bytes)));
   };
   std::vector<GetOutcome> outcomes(keys.size());
-  check(without_gil([&] { return client.get(blocks, how, options, outcomes); }));
+  check(interruptible([&] { return client.get(blocks, how, options, outcomes); }));
   nb::list result;
   for (size_t i = 0; i < keys.size(); ++i) {
     if (outcomes[i].code == Code::kOk && lent[i])
@@ -241,23 +257,30 @@ nb::list get_sized(Client& client, nb::handle keys_in, double timeout_s, const C
   return result;
 }
 
-MatchReport run_match(Client& client, nb::handle keys_in, double timeout_s, bool touch,
+MatchReport run_match(Client& client, std::span<const Key> keys, double timeout_s, bool touch,
                       const CancelToken* cancel, std::optional<uint32_t> node, bool everybody = false) {
-  const auto keys = to_keys(keys_in);
   CallOptions options = to_options(timeout_s, cancel, node);
   options.everybody = everybody;
-  return value_or_raise(without_gil([&] { return client.match(keys, touch, options); }));
+  return value_or_raise(interruptible([&] { return client.match(keys, touch, options); }));
 }
 
-nb::bytes bitmap_bytes(const MatchReport& report) {
-  return nb::bytes(report.bitmap.data(), report.bitmap.size());
+// A bool for each key: made here, because a loop in Python over the keys of a long prompt holds others up.
+nb::tuple present_flags(const MatchReport& report, size_t count) {
+  nb::object flags = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(count)));
+  if (!flags.is_valid()) throw nb::python_error();
+  for (size_t i = 0; i < count; ++i) {
+    const bool there = i / 8 < report.bitmap.size() &&
+                       (std::to_integer<unsigned>(report.bitmap[i / 8]) >> (i % 8) & 1u) != 0;
+    PyTuple_SET_ITEM(flags.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(there ? Py_True : Py_False));
+  }
+  return nb::borrow<nb::tuple>(flags);
 }
 
 template <typename Call>
 nb::list coded(nb::handle keys_in, Call call) {
   const auto keys = to_keys(keys_in);
   std::vector<Code> codes(keys.size(), Code::kNotFound);
-  check(without_gil([&] { return call(keys, codes); }));
+  check(interruptible([&] { return call(keys, codes); }));
   return codes_list(codes);
 }
 
@@ -266,7 +289,7 @@ nb::list stat(Client& client, nb::handle keys_in, double timeout_s, const Cancel
   const auto keys = to_keys(keys_in);
   const CallOptions options = to_options(timeout_s, cancel, node);
   std::vector<BlockStat> stats(keys.size());
-  check(without_gil([&] { return client.stat(keys, options, stats); }));
+  check(interruptible([&] { return client.stat(keys, options, stats); }));
   nb::list result;
   for (const BlockStat& stat : stats) {
     if (stat.code == Code::kNotFound) {
@@ -295,7 +318,7 @@ nb::tuple list_blocks(Client& client, uint32_t node, uint64_t cursor, uint32_t l
                       const CancelToken* cancel) {
   const CallOptions options = to_options(timeout_s, cancel, std::nullopt);
   const ListedPage page =
-      value_or_raise(without_gil([&] { return client.list(node, cursor, limit, options); }));
+      value_or_raise(interruptible([&] { return client.list(node, cursor, limit, options); }));
   nb::list blocks;
   for (const ListedBlock& block : page.blocks) {
     blocks.append(nb::make_tuple(nb::bytes(block.key.bytes.data(), kKeyBytes), block.size,
@@ -310,7 +333,7 @@ void write_range(BlockReservation& reservation, uint64_t offset, nb::handle sour
   Buffers buffers;
   std::vector<ConstSlice> slices;
   add_slices(buffers, source, false, slices);
-  check(without_gil([&] { return reservation.write(offset, slices, options); }));
+  check(interruptible([&] { return reservation.write(offset, slices, options); }));
 }
 
 void bind_reservation(nb::module_& m) {
@@ -323,12 +346,15 @@ void bind_reservation(nb::module_& m) {
           "commit",
           [](BlockReservation& reservation, double timeout_s, const CancelToken* cancel) {
             const CallOptions options = to_options(timeout_s, cancel, std::nullopt);
-            check(without_gil([&] { return reservation.commit(options); }));
+            check(interruptible([&] { return reservation.commit(options); }));
           },
           nb::arg("timeout_s") = 30.0, nb::arg("cancel").none() = nb::none(),
           "Make the block visible; every byte must be written.")
       .def("abort",
-           [](BlockReservation& reservation) { check(without_gil([&] { return reservation.abort(); })); })
+           [](BlockReservation& reservation) {
+             const CallOptions options = to_options(kAbortTimeoutS, nullptr, std::nullopt);
+             check(interruptible([&] { return reservation.abort(options); }));
+           })
       .def_prop_ro("size_bytes", &BlockReservation::size)
       .def_prop_ro("node_index", &BlockReservation::node_index);
 }
@@ -342,17 +368,21 @@ void bind_control(nb::class_<Client>& c) {
       "match",
       [](Client& client, nb::handle keys, double timeout_s, bool touch, const CancelToken* token, Node on,
          bool everybody) {
-        const MatchReport report = run_match(client, keys, timeout_s, touch, token, on, everybody);
-        return nb::make_tuple(report.leading_run, bitmap_bytes(report), report.unreachable_nodes);
+        const auto batch = to_keys(keys);
+        const MatchReport report = run_match(client, batch, timeout_s, touch, token, on, everybody);
+        return nb::make_tuple(report.leading_run, present_flags(report, batch.size()),
+                              report.unreachable_nodes);
       },
       nb::arg("keys"), timeout, nb::arg("touch") = true, cancel, node, nb::arg("everybody") = false,
-      "-> (leading_run, bitmap, unreachable_nodes); everybody: every node is asked, however many there are");
+      "-> (leading_run, a bool for each key, unreachable_nodes); everybody: every node is asked, however "
+      "many there are");
   c.def(
       "exists",
       [](Client& client, nb::handle keys, double timeout_s, const CancelToken* token, Node on) {
-        return bitmap_bytes(run_match(client, keys, timeout_s, false, token, on));
+        const auto batch = to_keys(keys);
+        return present_flags(run_match(client, batch, timeout_s, false, token, on), batch.size());
       },
-      nb::arg("keys"), timeout, cancel, node, "-> bitmap, bit i % 8 of byte i // 8 for key i");
+      nb::arg("keys"), timeout, cancel, node, "-> a bool for each key");
   c.def(
       "remove",
       [](Client& client, nb::handle keys, double timeout_s, const CancelToken* token, Node on) {
@@ -384,14 +414,14 @@ void bind_control(nb::class_<Client>& c) {
       "node_stat",
       [](Client& client, uint32_t on, double timeout_s) {
         const CallOptions options = to_options(timeout_s, nullptr, std::nullopt);
-        return values_dict(value_or_raise(without_gil([&] { return client.node_stat(on, options); })));
+        return values_dict(value_or_raise(interruptible([&] { return client.node_stat(on, options); })));
       },
       nb::arg("node"), timeout);
   c.def(
       "ping",
       [](Client& client, uint32_t on, double timeout_s) {
         const CallOptions options = to_options(timeout_s, nullptr, std::nullopt);
-        const uint64_t us = value_or_raise(without_gil([&] { return client.ping(on, options); }));
+        const uint64_t us = value_or_raise(interruptible([&] { return client.ping(on, options); }));
         return static_cast<double>(us) / 1e6;
       },
       nb::arg("node"), timeout, "-> round trip in seconds");
@@ -492,7 +522,7 @@ void bind_client(nb::module_& m) {
         const auto keys = to_keys(key);
         if (keys.size() != 1) refuse("one key of 32 bytes is needed");
         const CallOptions options = to_options(timeout_s, token, on);
-        return value_or_raise(without_gil([&] { return client.reserve(keys[0], size, options); }));
+        return value_or_raise(interruptible([&] { return client.reserve(keys[0], size, options); }));
       },
       nb::arg("key"), nb::arg("size_bytes"), nb::arg("timeout_s") = 30.0, cancel, node);
   c.def(

@@ -4,6 +4,8 @@ catalogue. An answer without a proof (proof.py) is never believed."""
 from __future__ import annotations
 
 import asyncio
+import os
+import weakref
 from typing import Any, Final
 
 import grpc
@@ -26,6 +28,7 @@ from mooncache.errors import (
     Unsupported,
     from_grpc,
 )
+from mooncache.forks import leave_to_parent
 from mooncache.proof import METADATA_KEY as PROOF_KEY
 from mooncache.proof import STALE, Prover, SignedCall, digest
 from mooncache.rpc import methods_of
@@ -85,6 +88,7 @@ class GrpcChannel:
             self._options.append(("grpc.ssl_target_name_override", server_name))
         self._channel: grpc.aio.Channel | None = None
         self._calls: dict[str, Any] = {}
+        self._under_way: set[grpc.aio.Call] = set()
         self._closed = False
 
     async def call(self, method: str, request: Message, timeout_s: float) -> Any:
@@ -149,8 +153,12 @@ class GrpcChannel:
         )
         try:
             under_way = call(data, timeout=max(timeout_s, _LEAST_S), metadata=metadata)
-            answer: bytes = await under_way
-            trailing = _texts(await under_way.trailing_metadata())
+            self._under_way.add(under_way)
+            try:
+                answer: bytes = await under_way
+                trailing = _texts(await under_way.trailing_metadata())
+            finally:
+                self._under_way.discard(under_way)
         except grpc.aio.AioRpcError as error:
             if await self._wants_another(signed, error):
                 return None
@@ -167,10 +175,18 @@ class GrpcChannel:
         if channel is not None:
             await channel.close(grace=None)
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: this channel is closed here, and nothing is written to its socket."""
+        for thing in (self._channel, *self._under_way):
+            leave_to_parent(thing)
+        self._closed, self._channel = True, None
+
     def _callable(self, method: str) -> Any:
         if self._closed:
             raise Closed(f"The channel to {self.target} is closed.")
         if self._channel is None:
+            _forks.check(self.target)
+            _forks.open.add(self)
             if self._credentials is None:
                 self._channel = grpc.aio.insecure_channel(self.target, options=self._options)
             else:
@@ -208,6 +224,34 @@ class GrpcChannel:
             f"{self.target} answered {method} without proving that it knows this cluster's token. Check that the "
             "address is right and that both ends run the same version; the answer was thrown away."
         )
+
+
+class _Forks:
+    """gRPC lives in the first process that uses it: a child has its locks and its state, but none of its threads."""
+
+    def __init__(self) -> None:
+        self.open: weakref.WeakSet[GrpcChannel] = weakref.WeakSet()
+        self._used = self._parent_used = False
+        os.register_at_fork(after_in_child=self._in_child)
+
+    def _in_child(self) -> None:
+        self._parent_used = self._parent_used or self._used
+        channels, self.open = list(self.open), weakref.WeakSet()
+        for channel in channels:
+            channel.leave_to_parent()
+
+    def check(self, target: str) -> None:
+        """Raises Unsupported in a child that gRPC does not work in: calls would hang there, or end the process."""
+        if self._parent_used:
+            raise Unsupported(
+                f"{target} cannot be called here: this process was forked from one that had called a service already, "
+                "and gRPC does not outlive fork(). Fork before the first client is made, start workers with "
+                '"spawn" or "forkserver", or name the store nodes (nodes=[...]): they are reached without gRPC.'
+            )
+        self._used = True
+
+
+_forks = _Forks()
 
 
 def _texts(metadata: Any) -> dict[str, str]:

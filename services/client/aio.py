@@ -319,7 +319,9 @@ class AsyncClient:
         return self._engine.transports()
 
     async def close(self) -> None:
-        """Close every connection and stop the threads. Calling it twice is harmless."""
+        """Close every connection and stop the threads. Calling it twice, or in a forked child, is harmless."""
+        if self._engine.in_child:
+            return
         if self._control is not None:
             control, self._control = self._control, None
             await control.close()

@@ -1,7 +1,7 @@
 """One asyncio loop on a daemon thread, shared by every sync client of the process.
 
 gRPC's asyncio API wants a loop; a sync client has none. The loop starts with the first client, serves the small
-control calls (cluster map, locate) and dies with the process. After a fork the child starts its own.
+control calls (cluster map, locate) and dies with the process. A forked child has no part in it.
 """
 
 from __future__ import annotations
@@ -14,21 +14,31 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from mooncache.errors import DeadlineExceeded
+from mooncache.forks import leave_to_parent
 
 T = TypeVar("T")
 _SLACK_S = 5.0
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
-_owner_pid = 0
+
+
+def _begin_anew() -> None:
+    global _lock, _loop  # noqa: PLW0603 - one per process is the point
+    _lock = threading.Lock()  # a thread that does not exist here may hold the other
+    if _loop is not None:
+        leave_to_parent(_loop)  # closing it would change the parent's epoll set
+        _loop = None
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
     """The process's control loop, started on first use."""
-    global _loop, _owner_pid  # noqa: PLW0603 - one per process is the point
+    global _loop  # noqa: PLW0603 - one per process is the point
     with _lock:
-        if _loop is None or _owner_pid != os.getpid():
+        if _loop is None:
             _loop = asyncio.new_event_loop()
-            _owner_pid = os.getpid()
             threading.Thread(target=_loop.run_forever, name="mooncache-control", daemon=True).start()
         return _loop
 

@@ -7,6 +7,7 @@ located once per batch (locator.py), and never when every key has a place.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -56,16 +57,6 @@ def _check_count(name: str, value: int, low: int, high: int) -> int:
     return value
 
 
-_BITS_OF_BYTE = tuple(tuple(bool(byte >> bit & 1) for bit in range(8)) for byte in range(256))
-
-
-def _bits(bitmap: bytes, count: int) -> tuple[bool, ...]:
-    flags: list[bool] = []
-    for byte in bitmap:
-        flags += _BITS_OF_BYTE[byte]
-    return tuple(flags[:count])
-
-
 def _codes(answer: list[Any]) -> tuple[int, ...]:
     return tuple(item if isinstance(item, int) else res.OK for item in answer)
 
@@ -88,6 +79,7 @@ class Engine:
         self._locator = Locator(native, locate)
         self._lock = threading.Lock()
         self._closed = False
+        self._pid = os.getpid()
         self._view = res.ClusterView()
         self._map_version = 0
         self._direct = GpuDirect(DeviceStaging())
@@ -134,7 +126,14 @@ class Engine:
                 self._locate is None or any(node.rails for node in view.nodes)
             )
 
+    @property
+    def in_child(self) -> bool:
+        """This process is a fork of the one that made the client: locks and connections are the parent's."""
+        return os.getpid() != self._pid
+
     def close(self) -> None:
+        if self.in_child:
+            return
         with self._lock:
             if self._closed:
                 return
@@ -152,7 +151,7 @@ class Engine:
     def _core(self) -> Any:
         if self._closed:
             raise Closed("The client is closed. Make a new one with mooncache.connect().")
-        if self._rdma_open and time.monotonic() >= self._rdma_look_s:
+        if self._rdma_open and time.monotonic() >= self._rdma_look_s and not self.in_child:
             self._tell_rdma()
         return self._native
 
@@ -370,7 +369,7 @@ class Engine:
 
         def ask(positions: Sequence[int], left_s: float) -> list[bool]:
             packed = pack_keys([block_keys[i] for i in positions])
-            return list(_bits(call_native(core.exists, packed, left_s, cancel), len(positions)))
+            return list(call_native(core.exists, packed, left_s, cancel))
 
         return tuple(self._located(block_keys, self._timeout(timeout_s), ask, lambda there: not there))
 
@@ -387,16 +386,14 @@ class Engine:
             return res.MatchResult(0, ())
         limit_s = self._timeout(timeout_s)
         end_s = time.monotonic() + limit_s
-        run, bitmap, unreachable = call_native(self._core().match, packed, limit_s, touch, cancel)
-        present = _bits(bitmap, count)
+        run, present, unreachable = call_native(self._core().match, packed, limit_s, touch, cancel)
         if run < count:
             unlocated = self._native.unlocated(
                 packed
             )  # none in small clusters: nothing to pick from the chain
             missed = [packed[i * _KEY_BYTES : (i + 1) * _KEY_BYTES] for i in unlocated if not present[i]]
             if left_s := self._left_to_ask_again(missed, end_s):
-                run, bitmap, unreachable = call_native(self._core().match, packed, left_s, touch, cancel)
-                present = _bits(bitmap, count)
+                run, present, unreachable = call_native(self._core().match, packed, left_s, touch, cancel)
         return res.MatchResult(run, present, unreachable)
 
     def stat_many(

@@ -371,7 +371,12 @@ class Client:
         return self._engine.transports()
 
     def close(self) -> None:
-        """Close every connection. Calls in flight end with an error; calling it twice is harmless."""
+        """Close every connection. Calls in flight end with an error; calling it twice is harmless.
+
+        In a forked child it does nothing: the connections are the parent's.
+        """
+        if self._engine.in_child:
+            return
         if self._control is not None:
             control, self._control = self._control, None
             wait_for(control.close(), self._loop, 2.0)

@@ -136,6 +136,9 @@ class CancelToken {
 struct CallOptions {
   Deadline deadline = Deadline::after_ms(30'000);
   const CancelToken* cancel = nullptr;
+  // Asked by the calling thread every 50 ms or so while it waits, no lock held. True ends the call as a
+  // cancel token does. For what can be seen only by looking, as Python sees signals.
+  bool (*interrupted)() = nullptr;
   std::optional<uint32_t> node;  // only this node (by index)
   bool everybody = false;        // questions go to every node, however many there are
   // All slices are addresses of one GPU, in buffers that register_device_buffer() knows. Blocks go in place
@@ -228,7 +231,8 @@ class BlockReservation {
   virtual Status write(uint64_t offset, std::span<const ConstSlice> slices, const CallOptions& options) = 0;
   // INCOMPLETE when ranges are missing; the reservation is gone then.
   virtual Status commit(const CallOptions& options) = 0;
-  virtual Status abort() = 0;
+  // Gives the space back, within the connect timeout at most. Harmless when the reservation has ended.
+  virtual Status abort(const CallOptions& options) = 0;
   virtual uint32_t node_index() const = 0;
   virtual uint64_t size() const = 0;
 };

@@ -77,11 +77,16 @@ Client::Impl::Impl(ClientConfig config_in)
   limits.spin_us = std::thread::hardware_concurrency() > 1 ? config.spin_us : 0;
 }
 
+bool Client::Impl::in_child() const {
+  return fork_generation != fork_generation_now();
+}
+
 Status Client::Impl::usable() const {
-  if (fork_generation != fork_generation_now()) {
-    return {Code::kClosed,
-            "this client was made before fork(); connections cannot be shared with a child process, "
-            "make a new client in the child"};
+  if (in_child()) {
+    return {
+        Code::kClosed,
+        "this client was made before fork(), and a child process cannot use the connections of its parent; "
+        "make a client in the process that uses it"};
   }
   if (closed.load(std::memory_order_relaxed)) return {Code::kClosed, "the client is closed"};
   return Status::ok();
@@ -98,6 +103,7 @@ Status Client::Impl::check_call(size_t items, const CallOptions& options) const 
 }
 
 std::shared_ptr<const NodeMap> Client::Impl::map() {
+  if (in_child()) return std::make_shared<NodeMap>();
   const std::lock_guard lock(mutex);
   return current;
 }
@@ -200,12 +206,10 @@ Result<std::unique_ptr<Client>> Client::create(ClientConfig config) {
 Client::Client(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Client::~Client() {
-  if (impl_->fork_generation == fork_generation_now()) {
+  if (impl_->in_child())
+    leak_in_child(std::move(impl_));
+  else
     close();
-    return;
-  }
-  // In a forked child other threads' locks may be held for ever: leave the parent's state alone.
-  (void)new std::shared_ptr<Impl>(std::move(impl_));
 }
 
 bool Client::set_map(uint64_t epoch, std::vector<NodeInfo> infos) {
@@ -250,7 +254,7 @@ uint64_t Client::map_epoch() const {
 }
 
 void Client::close() {
-  if (impl_->closed.exchange(true)) return;
+  if (impl_->in_child() || impl_->closed.exchange(true)) return;
   impl_->keeper->stop();
   for (const auto& node : impl_->map()->nodes) node->close_idle();
   const std::lock_guard lock(impl_->mutex);
@@ -293,11 +297,11 @@ Status Client::register_device_buffer(std::shared_ptr<GpuDevice> gpu, DeviceSlic
 }
 
 std::string Client::gpu_direct(const std::shared_ptr<GpuDevice>& gpu) const {
-  return gpu ? impl_->buffers->device(gpu)->said() : "";
+  return gpu && !impl_->in_child() ? impl_->buffers->device(gpu)->said() : "";
 }
 
 Status Client::unregister_buffer(Slice memory) {
-  if (impl_->fork_generation != fork_generation_now()) return Status::ok();  // it is the parent's
+  if (impl_->in_child()) return Status::ok();  // it is the parent's
   return impl_->buffers->remove(memory);
 }
 
@@ -341,6 +345,7 @@ Status Client::learn_locations(std::span<const Key> keys, std::span<const std::b
 
 NamedValues Client::stats() const {
   NamedValues values;
+  if (impl_->in_child()) return values;
   for (size_t i = 0; i < kCounterNames.size(); ++i) {
     values.emplace_back(kCounterNames[i], impl_->counters.get(static_cast<Counter>(i)));
   }

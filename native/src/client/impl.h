@@ -97,9 +97,13 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   std::map<std::weak_ptr<Node>, std::vector<std::shared_ptr<ReservationLane>>, std::owner_less<>>
       reservation_lanes;
 
-  // OK, or CLOSED with the reason (closed, or this process is a fork of the one that made the client).
+  // This process is a fork of the one that made the client. Locks may be held for ever by threads that are
+  // not here, and everything behind them is the parent's: nothing of it may be touched.
+  bool in_child() const;
+  // OK, or CLOSED with the reason (closed, or in a child).
   Status usable() const;
   Status check_call(size_t items, const CallOptions& options) const;
+  // Empty in a child.
   std::shared_ptr<const NodeMap> map();
   bool may_ask(const NodeMap& map, uint32_t position);
   uint64_t take_retries(uint64_t wanted);
@@ -180,5 +184,10 @@ inline bool is_unreachable(Code code) {
 }
 // Grows in the child after each fork.
 uint64_t fork_generation_now();
+// What lies behind is the parent's: no destructor may run in a child.
+template <typename T>
+void leak_in_child(std::shared_ptr<T> owner) {
+  (void)new std::shared_ptr<T>(std::move(owner));
+}
 
 }  // namespace mooncache

@@ -3,6 +3,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <cerrno>
 
 namespace mooncache {
 
@@ -25,7 +26,8 @@ class Loop {
         closed_(closed),
         limits_(limits),
         counters_(counters),
-        now_ms_(steady_ms()) {}
+        now_ms_(steady_ms()),
+        look_(options.interrupted) {}
 
   void run() {
     for (LaneTask& task : tasks_) task.last_progress_ms = task.started_ms = now_ms_;
@@ -57,7 +59,8 @@ class Loop {
   }
 
  private:
-  Status interrupted() const {
+  Status interrupted() {
+    if (look_.interrupted()) return InterruptLook::status();
     if (options_.cancel != nullptr && options_.cancel->cancelled())
       return {Code::kCancelled, "cancelled by the caller"};
     if (closed_.load(std::memory_order_relaxed)) return {Code::kClosed, "the client was closed"};
@@ -229,7 +232,9 @@ class Loop {
       }
     }
     if (options_.cancel != nullptr) polled_.push_back({options_.cancel->fd(), POLLIN, 0});
-    (void)poll(polled_.data(), polled_.size(), timeout_ms);
+    const bool signalled =
+        poll(polled_.data(), polled_.size(), look_.limit(timeout_ms)) < 0 && errno == EINTR;
+    if (signalled) look_.soon();
     now_ms_ = steady_ms();
   }
 
@@ -239,6 +244,7 @@ class Loop {
   const LoopLimits& limits_;
   Counters& counters_;
   uint64_t now_ms_;
+  InterruptLook look_;
   std::vector<pollfd> polled_;
   std::vector<int> fds_;
 };

@@ -20,7 +20,7 @@ ReceiveBuffer::~ReceiveBuffer() {
   if (pool_->fork_generation_ == fork_generation_now())
     pool_->give(data_);
   else
-    (void)new std::shared_ptr<ReceivePool>(std::move(pool_));
+    leak_in_child(std::move(pool_));
 }
 
 ReceivePool::ReceivePool(std::shared_ptr<BufferBook> book, uint64_t bytes_max)

@@ -81,8 +81,9 @@ bool is_cut(const Status& status) {
 // One exchange on a lane that the caller has. Only what the connection itself does wrong ends the lane.
 Status run_on(ReservationLane& lane, Program& program, const CallOptions& options) {
   if (!lane.session) return {Code::kConnectionLost, "the reservation's connection is gone"};
+  InterruptLook look(options.interrupted);
   Status status = lane.session->run(program, options.deadline, options.cancel ? options.cancel->fd() : -1,
-                                    Session::WhenCut::kAbandon);
+                                    Session::WhenCut::kAbandon, &look);
   if (!lane.session->broken()) return status;
   lane.close();
   return status;
@@ -95,6 +96,11 @@ class Reserved final : public BlockReservation {
       : impl_(std::move(impl)), lane_(std::move(lane)), extent_(extent), node_index_(node_index) {}
 
   ~Reserved() override {
+    if (impl_->in_child()) {
+      leak_in_child(std::move(impl_));
+      leak_in_child(std::move(lane_));
+      return;
+    }
     // No waiting here: this runs wherever the last owner lets go, with Python's lock for example.
     if (!ended_ && impl_->usable()) give_up();
     leave();
@@ -104,6 +110,7 @@ class Reserved final : public BlockReservation {
   uint64_t size() const override { return extent_.size; }
 
   Status write(uint64_t offset, std::span<const ConstSlice> slices, const CallOptions& options) override {
+    if (impl_->in_child()) return impl_->usable();  // before the lock
     const std::lock_guard own(mutex_);
     if (Status status = check(options); !status) return status;
     std::vector<Slice> pieces;
@@ -142,6 +149,7 @@ class Reserved final : public BlockReservation {
   }
 
   Status commit(const CallOptions& options) override {
+    if (impl_->in_child()) return impl_->usable();
     const std::lock_guard own(mutex_);
     if (Status status = check(options); !status) return status;
     std::sort(ranges_.begin(), ranges_.end(),
@@ -154,7 +162,7 @@ class Reserved final : public BlockReservation {
       covered += range.length;
     }
     if (covered != extent_.size) {
-      (void)abort_locked();
+      (void)abort_locked(options);
       return {Code::kIncomplete, "only the first " + std::to_string(covered) + " of " +
                                      std::to_string(extent_.size) +
                                      " bytes were written without a gap; the reservation was given back"};
@@ -170,9 +178,10 @@ class Reserved final : public BlockReservation {
     return status;
   }
 
-  Status abort() override {
+  Status abort(const CallOptions& options) override {
+    if (impl_->in_child()) return Status::ok();  // it is the parent's
     const std::lock_guard own(mutex_);
-    return abort_locked();
+    return abort_locked(options);
   }
 
  private:
@@ -195,14 +204,15 @@ class Reserved final : public BlockReservation {
     lane_->forget(extent_.grant);
   }
 
-  Status abort_locked() {
+  Status abort_locked(const CallOptions& caller) {
     if (ended_) return Status::ok();
     ended_ = true;
     if (lane_->broken) return Status::ok();  // the node forgot it already
     Writer meta;
     wire::encode_grants(meta, std::span(&extent_.grant, 1));
-    CallOptions options;
-    options.deadline = Deadline::after_ms(impl_->config.connect_timeout_ms);
+    CallOptions options = caller;
+    options.deadline.at =
+        std::min(caller.deadline.at, Deadline::after_ms(impl_->config.connect_timeout_ms).at);
     const Turn turn(*lane_, options);
     Status status =
         turn.status() ? one_code({wire::Opcode::kAbort, 0, meta.take(), {}}, options) : turn.status();
@@ -276,9 +286,10 @@ class Reserved final : public BlockReservation {
     if (lane_->link->submit(std::span(&transfer, 1)) != 1)
       return {Code::kInternal, "the link takes no transfer"};
     Completion completion;
+    InterruptLook look(options.interrupted);
     for (;;) {
       if (lane_->link->poll(std::span(&completion, 1), Deadline::after(kCancelLook)) == 1) break;
-      const bool cancelled = options.cancel != nullptr && options.cancel->cancelled();
+      const bool cancelled = look.interrupted() || (options.cancel != nullptr && options.cancel->cancelled());
       if (cancelled || options.deadline.expired()) {
         (void)lane_->link->cancel(transfer.id);
         (void)lane_->link->poll(std::span(&completion, 1), options.deadline);
@@ -331,10 +342,11 @@ Result<std::shared_ptr<ReservationLane>> lane_for(Client::Impl& impl, const std:
   const Deadline connect_by{
       std::min(options.deadline.at, Deadline::after_ms(impl.config.connect_timeout_ms).at)};
   Route route = node->preferred_route(steady_ms());
-  auto session = Session::connect(node->peer(), route, connect_by);
-  if (!session && route == Route::kUnix) {
+  InterruptLook look(options.interrupted);
+  auto session = Session::connect(node->peer(), route, connect_by, &look);
+  if (!session && route == Route::kUnix && session.code() != Code::kCancelled) {
     node->unix_failed(steady_ms());
-    session = Session::connect(node->peer(), route = Route::kTcp, connect_by);
+    session = Session::connect(node->peer(), route = Route::kTcp, connect_by, &look);
   }
   if (!session) return session.status();
   lane->use(std::move(*session));
@@ -342,7 +354,8 @@ Result<std::shared_ptr<ReservationLane>> lane_for(Client::Impl& impl, const std:
     const uint64_t incarnation = lane->session->node().incarnation;
     if (!node->segments(incarnation)) {
       AttachProgram attach(*lane->session);
-      if (Status status = lane->session->run(attach, connect_by); !status) return status;
+      Status status = lane->session->run(attach, connect_by, -1, Session::WhenCut::kBreak, &look);
+      if (!status) return status;
       if (attach.segments()) node->set_segments(*attach.segments(), incarnation);
     }
     if (auto segments = node->segments(incarnation); segments && segments->can_write()) {
@@ -387,6 +400,7 @@ Status wait_for_space(Client::Impl& impl, ReservationLane& lane, const wire::Res
   const uint32_t patience_ms =
       std::min(impl.config.put_wait_ms, static_cast<uint32_t>(options.deadline.remaining_ms(60'000)) / 2);
   const Deadline until = Deadline::after_ms(static_cast<int>(patience_ms));
+  InterruptLook look(options.interrupted);
   for (;;) {
     bool alone = false;
     {
@@ -402,7 +416,8 @@ Status wait_for_space(Client::Impl& impl, ReservationLane& lane, const wire::Res
     }
     if (until.expired()) return Status::ok();
     pollfd cancel{options.cancel ? options.cancel->fd() : -1, POLLIN, 0};
-    (void)poll(&cancel, 1, until.remaining_ms(kAskAgainMs));
+    if (poll(&cancel, 1, until.remaining_ms(kAskAgainMs)) < 0) look.soon();
+    if (look.interrupted()) return InterruptLook::status();
     if (Status status = impl.check_call(1, options); !status) return status;
   }
 }
@@ -412,7 +427,7 @@ Result<std::unique_ptr<BlockReservation>> reserve_on(const std::shared_ptr<Clien
                                                      uint64_t size, const CallOptions& options) {
   auto lane = lane_for(*impl, node, options);
   if (!lane) {
-    node->failure(steady_ms(), lane.status());
+    if (lane.code() != Code::kCancelled) node->failure(steady_ms(), lane.status());
     return lane.status();
   }
   wire::ReserveResult reserved;
@@ -434,8 +449,16 @@ Result<std::unique_ptr<BlockReservation>> reserve_on(const std::shared_ptr<Clien
 }  // namespace
 
 Status ReservationLane::take(const CallOptions& options) {
+  InterruptLook look(options.interrupted);
   std::unique_lock lock(mutex);
   while (taken) {
+    if (options.interrupted != nullptr) {
+      lock.unlock();
+      const bool interrupted = look.interrupted();
+      lock.lock();
+      if (interrupted) return InterruptLook::status();
+      if (!taken) break;
+    }
     if (options.cancel != nullptr && options.cancel->cancelled())
       return {Code::kCancelled, "cancelled by the caller"};
     if (options.deadline.expired()) {

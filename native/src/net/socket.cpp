@@ -260,11 +260,16 @@ Result<size_t> receive_with_fds(int fd, std::span<std::byte> bytes, std::vector<
   return static_cast<size_t>(received);
 }
 
-Status wait_ready(int fd, short events, int cancel_fd, Deadline deadline) {
+Status wait_ready(int fd, short events, int cancel_fd, Deadline deadline, InterruptLook* look) {
   for (;;) {
     pollfd polled[2] = {{fd, events, 0}, {cancel_fd, POLLIN, 0}};
-    const int ready = poll(polled, cancel_fd >= 0 ? 2 : 1, deadline.remaining_ms());
+    const int patience_ms = look != nullptr ? look->limit(deadline.remaining_ms()) : deadline.remaining_ms();
+    const int ready = poll(polled, cancel_fd >= 0 ? 2 : 1, patience_ms);
     if (ready < 0 && errno != EINTR) return {Code::kInternal, "poll: " + errno_text(errno)};
+    if (look != nullptr) {
+      if (ready < 0) look->soon();
+      if (look->interrupted()) return InterruptLook::status();
+    }
     if (cancel_fd >= 0 && (polled[1].revents & POLLIN) != 0)
       return {Code::kCancelled, "cancelled by the caller"};
     if (deadline.expired()) return {Code::kDeadlineExceeded, "the deadline passed"};

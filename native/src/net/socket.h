@@ -13,6 +13,7 @@
 #include "mooncache/bytes.h"
 #include "mooncache/status.h"
 #include "mooncache/types.h"
+#include "net/interrupt_look.h"
 
 namespace mooncache::net {
 
@@ -83,9 +84,9 @@ Result<size_t> send_with_fds(int fd, std::span<const std::byte> bytes, std::span
 // means the socket would block; CONNECTION_LOST at the end of the stream.
 Result<size_t> receive_with_fds(int fd, std::span<std::byte> bytes, std::vector<UniqueFd>& fds);
 
-// Waits until `fd` is ready for `events` (POLLIN/POLLOUT), `cancel_fd` (or -1) becomes readable, or the
-// deadline passes. CANCELLED / DEADLINE_EXCEEDED.
-Status wait_ready(int fd, short events, int cancel_fd, Deadline deadline);
+// Waits until `fd` is ready for `events` (POLLIN/POLLOUT), `cancel_fd` (or -1) becomes readable, `look` (or
+// null) sees an interruption, or the deadline passes. CANCELLED / DEADLINE_EXCEEDED.
+Status wait_ready(int fd, short events, int cancel_fd, Deadline deadline, InterruptLook* look = nullptr);
 
 std::string errno_text(int error);
 

@@ -159,6 +159,7 @@ class Session::Handshake final : public Program {
 Session::Session(std::unique_ptr<net::Stream> stream, const PeerDescription& peer, Route route,
                  SessionLimits limits)
     : stream_(std::move(stream)),
+      not_the_childs_(stream_->fd()),
       owner_(getpid()),
       route_(route),
       limits_(limits),
@@ -169,10 +170,12 @@ Session::Session(std::unique_ptr<net::Stream> stream, const PeerDescription& pee
   handshake_ = std::make_unique<Handshake>(*this);
 }
 
-// A forked child may hold the socket open, and with it everything that the node granted to this connection:
-// the connection is ended, not just closed here. The other way round, a child must not end its parent's.
+// The connection is ended, not just closed here: a child that was forked while it was being made may hold the
+// socket open, and with it everything that the node granted. The other way round, a child must not end its
+// parent's.
 // Whoever copies one-sided ends before its session does, so the node sees the end after the last byte.
 Session::~Session() {
+  not_the_childs_.release();  // the number may stand for another file as soon as the stream is gone
   if (!stream_ || owner_ != getpid()) return;
   // TLS says good-bye when its stream is dropped, which must still be possible then
   const net::UniqueFd twin(stream_->is_tls() ? fcntl(stream_->fd(), F_DUPFD_CLOEXEC, 0) : -1);
@@ -191,13 +194,14 @@ Result<std::unique_ptr<Session>> Session::start(const PeerDescription& peer, Rou
 }
 
 Result<std::unique_ptr<Session>> Session::connect(const PeerDescription& peer, Route route, Deadline deadline,
-                                                  SessionLimits limits) {
+                                                  InterruptLook* look, SessionLimits limits) {
   auto session = start(peer, route, nullptr, limits);
   if (!session) return session.status();
   while (!(*session)->ready()) {
     if (Status status = (*session)->pump(nullptr); !status) return status;
     if ((*session)->ready()) break;
-    if (Status status = net::wait_ready((*session)->fd(), (*session)->poll_events(), -1, deadline); !status) {
+    Status status = net::wait_ready((*session)->fd(), (*session)->poll_events(), -1, deadline, look);
+    if (!status) {
       return {status.code, "connecting to " + peer_name(peer, route) + ": " + status.message};
     }
   }

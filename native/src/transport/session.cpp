@@ -347,7 +347,7 @@ bool Session::abandon() {
   return true;
 }
 
-Status Session::run(Program& program, Deadline deadline, int cancel_fd, WhenCut cut) {
+Status Session::run(Program& program, Deadline deadline, int cancel_fd, WhenCut cut, InterruptLook* look) {
   const auto end_with = [&](Status status) {
     return cut == WhenCut::kAbandon && abandon() ? std::move(status) : fail(std::move(status));
   };
@@ -358,9 +358,10 @@ Status Session::run(Program& program, Deadline deadline, int cancel_fd, WhenCut 
     if (progressed_ || worked) {
       if (deadline.expired())
         return end_with({Code::kDeadlineExceeded, "the deadline passed during a transfer"});
+      if (look != nullptr && look->interrupted()) return end_with(InterruptLook::status());
       continue;
     }
-    if (Status status = net::wait_ready(stream_->fd(), poll_events(), cancel_fd, deadline); !status) {
+    if (Status status = net::wait_ready(stream_->fd(), poll_events(), cancel_fd, deadline, look); !status) {
       return end_with(std::move(status));
     }
   }

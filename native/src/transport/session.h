@@ -20,6 +20,7 @@
 #include "mooncache/bytes.h"
 #include "mooncache/status.h"
 #include "mooncache/transport.h"
+#include "net/closed_in_child.h"
 #include "net/socket.h"
 #include "net/stream.h"
 #include "wire/frame.h"
@@ -91,7 +92,7 @@ class Session {
                                                 std::shared_ptr<net::TlsContext> tls, SessionLimits limits);
   // start() and wait until ready.
   static Result<std::unique_ptr<Session>> connect(const PeerDescription& peer, Route route, Deadline deadline,
-                                                  SessionLimits limits = {});
+                                                  InterruptLook* look = nullptr, SessionLimits limits = {});
   ~Session();
 
   // Moves bytes of the handshake, then of `program` (null: only what an abandoned one left). An error means:
@@ -127,8 +128,9 @@ class Session {
 
   enum class WhenCut : uint8_t { kBreak, kAbandon };
   // Runs `program` to its end on this thread. On any error the session is broken, unless `cut` says that one
-  // which the deadline or the cancel descriptor cut short is abandoned.
-  Status run(Program& program, Deadline deadline, int cancel_fd = -1, WhenCut cut = WhenCut::kBreak);
+  // which the deadline, the cancel descriptor or an interruption cut short is abandoned.
+  Status run(Program& program, Deadline deadline, int cancel_fd = -1, WhenCut cut = WhenCut::kBreak,
+             InterruptLook* look = nullptr);
   // Ends the use by a program that was cut short: the frame that is half sent is copied, and the answers
   // still to come go to `late`, so that others can go on using the session. No memory of the caller is
   // touched any more. False: the session was not ready, or is broken.
@@ -172,6 +174,7 @@ class Session {
   Status fail(Status status);
 
   std::unique_ptr<net::Stream> stream_;
+  net::ClosedInChild not_the_childs_;
   pid_t owner_;  // the process that made it
   Route route_;
   SessionLimits limits_;

@@ -45,6 +45,12 @@ Result<std::byte*> map_fd(int fd, uint64_t size, bool writable) {
     return {Code::kTransportUnavailable,
             "shared memory unavailable, because mmap failed: " + net::errno_text(errno)};
   }
+  if (madvise(memory, size, MADV_DONTFORK) != 0) {
+    const int error = errno;
+    (void)munmap(memory, size);
+    return {Code::kTransportUnavailable,
+            "shared memory unavailable, because madvise(MADV_DONTFORK) failed: " + net::errno_text(error)};
+  }
   return static_cast<std::byte*>(memory);
 }
 
@@ -71,7 +77,10 @@ Result<std::shared_ptr<ShmSegments>> ShmSegments::map(std::span<const wire::Segm
     auto memory = map_fd(fds[i].get(), segment->size, false);
     if (!memory) return memory.status();
     segment->read = *memory;
-    if (segment->arena && mapped->can_write_) segment->write_fd = std::move(fds[next_writable++]);
+    if (segment->arena && mapped->can_write_) {
+      segment->write_fd = std::move(fds[next_writable++]);
+      segment->write_fd_here = net::ClosedInChild(segment->write_fd.get());
+    }
     if (infos[i].kind == wire::SegmentInfo::kGenerationTable) mapped->generations_ = segment.get();
     mapped->segments_.push_back(std::move(segment));
   }
@@ -83,6 +92,7 @@ Result<std::shared_ptr<ShmSegments>> ShmSegments::map(std::span<const wire::Segm
 }
 
 ShmSegments::~ShmSegments() {
+  if (owner_ != getpid()) return;  // other memory may lie at these addresses in a child
   for (const auto& segment : segments_) {
     if (segment->read != nullptr) munmap(const_cast<std::byte*>(segment->read), segment->size);
     if (std::byte* memory = segment->write.load()) munmap(memory, segment->size);

@@ -3,8 +3,12 @@
 // Readers map read-only. A writable mapping of an arena is made at the first one-sided write into it, and
 // only when the node passed a writable descriptor (same user). Nothing the node says is trusted: sizes are
 // checked against the descriptor, the memory must be sealed against shrinking (else a truncation would be a
-// SIGBUS here), and each extent is checked against the mapping before it is touched.
+// SIGBUS here), and each extent is checked against the mapping before it is touched. A forked child has
+// neither the mappings nor the descriptors: the memory of a node that ended is free when its clients are,
+// whatever workers they forked.
 #pragma once
+
+#include <unistd.h>
 
 #include <atomic>
 #include <mutex>
@@ -37,13 +41,15 @@ class ShmSegments {
     const std::byte* read = nullptr;
     std::atomic<std::byte*> write{nullptr};
     net::UniqueFd write_fd;
+    net::ClosedInChild write_fd_here;  // goes before the descriptor
   };
   const Segment* find(uint32_t id, uint64_t offset, uint64_t size) const;
 
   std::vector<std::unique_ptr<Segment>> segments_;
   const Segment* generations_ = nullptr;
   bool can_write_ = false;
-  std::mutex mutex_;  // making writable mappings
+  const pid_t owner_ = getpid();  // who has the mappings
+  std::mutex mutex_;              // making writable mappings
 };
 
 // ATTACH as a program; afterwards segments() or status() tells.

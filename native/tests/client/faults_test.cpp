@@ -366,7 +366,7 @@ TEST(Limits, AFullNodeThatLivesMayHoldAPutBack) {
   std::thread releaser([&] {
     EXPECT_TRUE(eventually([&] { return server_stat(full, "parked_total") > 0; }));
     sleep_ms(1500);  // three times as long as a silence may last
-    EXPECT_TRUE((*held)->abort());
+    EXPECT_TRUE((*held)->abort(CallOptions{}));
   });
   const PutOutcome outcome = put_one(*client, key_of(2), bytes, 2, within_ms(30'000));
   releaser.join();
