@@ -53,6 +53,31 @@ def test_engines_with_equal_flags_share_and_harmless_ones_do_not_matter(
     assert digest(other, tmp_path) == one
 
 
+@pytest.mark.parametrize("method", ["ngram", "ngram_gpu"])
+def test_drafts_without_a_model_do_not_split(model_dir: Path, tmp_path: Path, method: str) -> None:
+    drafting = config(
+        model_dir,
+        speculative_config={"method": method, "num_speculative_tokens": 3, "prompt_lookup_max": 4},
+    )
+    assert drafting.speculative_config.method == method
+    assert digest(drafting, tmp_path) == digest(config(model_dir), tmp_path)
+
+
+def test_drafts_of_a_model_split(model_dir: Path, tmp_path: Path) -> None:
+    drafting = config(
+        model_dir,
+        speculative_config={
+            "method": "draft_model",
+            "model": str(model_dir),
+            "num_speculative_tokens": 3,
+        },
+    )
+    one = digest(drafting, tmp_path)
+    assert one != digest(config(model_dir), tmp_path)
+    drafting.speculative_config.method = "a method that is not known yet"
+    assert digest(drafting, tmp_path) not in {one, digest(config(model_dir), tmp_path)}
+
+
 @pytest.mark.parametrize(
     ("part", "name", "value"),
     [

@@ -21,6 +21,7 @@ from mooncache.connectors.vllm.core.config_digest import (
     LOAD_HARMLESS,
     MODEL_HARMLESS,
     relevant,
+    speculation,
 )
 from mooncache.kvcache import identity
 from mooncache.kvcache.memory import LayerLayout
@@ -66,7 +67,7 @@ def read_passport(
         "model": relevant(model, MODEL_HARMLESS),
         "load": relevant(config.load_config, LOAD_HARMLESS),
         "cache": relevant(config.cache_config, CACHE_HARMLESS),
-        "speculative": repr(config.speculative_config),
+        "speculative": speculation(config.speculative_config),
         **_beside_weights_and_config(model, folder),
     }
     parallel = config.parallel_config

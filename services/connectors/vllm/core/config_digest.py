@@ -91,6 +91,8 @@ CACHE_HARMLESS: Final = frozenset(
         "kv_offloading_backend",
     }
 )
+# They draft from the tokens that are there already: no layer and no KV is theirs.
+_DRAFTS_WITHOUT_MODEL: Final = frozenset({"ngram", "ngram_gpu", "suffix"})
 # These say where a configuration comes from, and who wrote it.
 _ORIGIN: Final = frozenset({"_name_or_path", "transformers_version", "_commit_hash"})
 
@@ -102,6 +104,11 @@ def relevant(config: Any, harmless: Collection[str]) -> dict[str, Any]:
         for field in dataclasses.fields(config)
         if field.name not in harmless
     }
+
+
+def speculation(config: Any) -> str:
+    """What drafting has to do with the KV. A method that is not known here may have layers of its own in a block."""
+    return repr(None if config is not None and config.method in _DRAFTS_WITHOUT_MODEL else config)
 
 
 def plain(value: Any) -> Any:
