@@ -303,6 +303,25 @@ def test_odd_observations_do_not_spoil_the_prefill_model(speed: float, odd_first
                 assert learner.cost.seconds(n, p) == pytest.approx(speed * truth.seconds(n, p), rel=0.25)
 
 
+@pytest.mark.parametrize("engine", ["hf", "vllm"])
+@pytest.mark.parametrize("long_first", [30, 90])
+def test_the_fixed_cost_of_an_engine_is_learnt_after_long_prompts(engine: str, long_first: int) -> None:
+    """A small model: long prompts are much quicker than the prior says, and what is cached takes 44 ms all the same."""
+    rng = random.Random(1)
+    learner = PrefillLearner(prefill_prior(engine))
+
+    def serve(n: int, p: int) -> None:
+        assert learner.observe(n, p, (0.044 + 1e-5 * (n - p)) * rng.uniform(0.8, 1.25))
+
+    for _ in range(long_first):
+        serve(rng.randint(2000, 8000), 0)
+    for _ in range(10):
+        serve(rng.randint(2000, 8000), 0)
+        serve(811, 800)
+    assert learner.cost.seconds(811, 800) == pytest.approx(0.044, rel=0.25)
+    assert learner.cost.seconds(4000, 0) == pytest.approx(0.084, rel=0.25)
+
+
 @given(
     st.lists(st.tuples(st.integers(-5, 300_000), st.integers(-5, 300_000), st.floats()), max_size=40),
     st.integers(2, 300_000),

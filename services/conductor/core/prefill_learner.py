@@ -2,11 +2,11 @@
 
 The form is the papers' polynomial, a + b(n-p) + c(n^2-p^2) + d p. Two steps, made anew with each observation. First
 the prior is scaled by the median of observed over predicted: half of the observations may be anything (a compile, a
-stall, a throttled machine) without moving it. Then the four coefficients are fitted to relative errors by least
-squares that are weighted again and again with Tukey's biweight, so that what lies far off counts nothing, and pulled
-towards the scaled prior, so that coefficients nothing was seen of stay sensible. The newest observations weigh most: a
-lasting change of speed is followed once it makes up half of the weight. Coefficients stay in the range in which more
-cache never costs more.
+stall, a throttled machine) without moving it; its fixed cost is that of quick prefills with little to compute. Then the
+four coefficients are fitted to relative errors by least squares that are weighted again and again with Tukey's biweight,
+so that what lies far off counts nothing, and pulled towards the scaled prior, so that coefficients nothing was seen of
+stay sensible. The newest observations weigh most: a lasting change of speed is followed once it makes up half of the
+weight. Coefficients stay in the range in which more cache never costs more.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _SCALE_LEAST = 0.03  # relative; clocks and batches are not finer
 _FAR = 1e6  # an error that counts nothing, whatever the others are
 _PULL = 1.0  # of the prior, in observations
 _PRIOR_WEIGHT = 1.5  # in observations: a single one does not outvote it, two that agree do
+_MOSTLY = 0.5  # of what was seen: less than this for tokens, and the rest is fixed cost
+_QUICK = 0.25  # of the prefills are quick ones
 _REFIT_ALWAYS = 32  # observations; after them every fourth one
 _SECONDS_LEAST, _SECONDS_MAX = 1e-6, 3600.0
 _TOKENS_MAX = 100_000_000
@@ -62,6 +64,7 @@ class PrefillLearner:
         ratios = np.append(seconds / (features @ self._prior), 1.0)
         factor = _weighted_median(ratios, np.append(newness, _PRIOR_WEIGHT))
         prior = self._prior * factor
+        prior[0] = _fixed_s(features, seconds, newness, prior)
         theta = np.ones(4)  # in units of the scaled prior
         pull = _PULL * np.eye(4)
         scaled = features * prior
@@ -83,7 +86,25 @@ class PrefillLearner:
         )  # bringing KV into place never costs more than computing it
 
 
+def _fixed_s(features: Floats, seconds: Floats, newness: Floats, prior: Floats) -> float:
+    """Return what a prefill takes however little there is to compute, to begin the fit with.
+
+    Long prompts say next to nothing of it, and once they have made up the model a short or cached one that takes much
+    longer than it says looks like a stall. So it is read from quick prefills that are mostly fixed cost; the stall of a
+    long one looks mostly fixed too, but is not quick.
+    """
+    rest = features[:, 1:] @ prior[1:]
+    short = (rest < _MOSTLY * seconds) & (seconds <= _weighted_quantile(seconds, newness, _QUICK))
+    if newness[short].sum() <= _PRIOR_WEIGHT:
+        return float(prior[0])
+    return _weighted_median((seconds - rest)[short], newness[short])
+
+
 def _weighted_median(values: Floats, weights: Floats) -> float:
+    return _weighted_quantile(values, weights, 0.5)
+
+
+def _weighted_quantile(values: Floats, weights: Floats, share: float) -> float:
     order = np.argsort(values)
     total = np.cumsum(weights[order])
-    return float(values[order][np.searchsorted(total, total[-1] / 2)])
+    return float(values[order][np.searchsorted(total, total[-1] * share)])
