@@ -80,7 +80,7 @@ def read_cluster_file(folder: Path) -> ClusterFile | None:
             bool(content.get("ready", True)),
             tuple(_part(name, pid, content) for name, pid in content.get("parts", {}).items()),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigInvalid(
             f"{path} is damaged ({type(error).__name__}). Delete it; `mooncache up` writes it again."
         ) from None

@@ -106,7 +106,7 @@ def readable(line: str) -> str:
         found = json.loads(line)
         clock = str(found.pop("timestamp")).partition("T")[2][:8]
         words = [clock, str(found.pop("level")), str(found.pop("event"))]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return line
     words += [
         f"{name}={value}" for name, value in found.items() if name not in {"logger", "service", "trace_id"}

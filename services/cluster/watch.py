@@ -152,7 +152,7 @@ class Watch:
             return []
         try:
             return [str(item["id"]) for item in json.loads(body)["data"]]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return []
 
     # --- waiting for each part -------------------------------------------------------------------------------
@@ -279,6 +279,6 @@ def reason_of(body: bytes) -> str:
     """What a probe answered, as words."""
     try:
         found = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body.decode("utf-8", "replace").strip()[:200]
     return str(found.get("reason", ""))[:200] if isinstance(found, dict) else ""

@@ -73,7 +73,12 @@ class EmbeddedCoordinator:
         floor = int(self._clock.wall_s() * 1000)
         if self._descriptor < 0:
             return max(1, floor)
-        text = os.pread(self._descriptor, _TERM_TEXT_MAX, 0).decode("ascii", "replace").strip()
+        text = (
+            os.pread(self._descriptor, _TERM_TEXT_MAX, 0)
+            .decode("ascii", "replace")
+            .partition("\n")[0]
+            .strip()
+        )
         before = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
         term = max(before + 1, floor)
         # One small write: a crash leaves the old text or the new one; the wall clock covers a torn one.

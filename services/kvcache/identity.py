@@ -129,7 +129,7 @@ def config_digest(model_dir: Path | str) -> str:
             continue
         try:
             content = json.loads(_read_small(folder / name))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ConfigInvalid(f"{folder / name} is not JSON.") from None
         if isinstance(content, dict):
             content = {key: value for key, value in content.items() if key not in _CONFIG_IGNORED}
@@ -177,7 +177,7 @@ def _settings_of(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(_read_small(path))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigInvalid(f"{path} is not JSON.") from None
     found = content if isinstance(content, dict) else {"content": content}
     return {name: value for name, value in found.items() if name not in _SETTINGS_IGNORED}
@@ -265,7 +265,7 @@ def _read_cache(state_dir: Path | None) -> dict[str, list[Any]]:
         if content["version"] != _CACHE_VERSION:
             return {}
         return {str(path): list(entry) for path, entry in content["files"].items() if _sound(entry)}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
 

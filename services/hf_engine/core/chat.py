@@ -113,7 +113,7 @@ def _call(call: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = {}
     arguments = arguments if isinstance(arguments, dict) else {}
     named = {"arguments": arguments, "name": function.get("name")}

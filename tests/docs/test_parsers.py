@@ -1,0 +1,57 @@
+"""docs/parsers.md: every parser that it names is there, and so is the fuzz target or the property that tries it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "parsers.md"
+# Parsers without either. The set may only shrink.
+OPEN = {"native/src/transport/shm.cpp"}
+
+
+def rows() -> list[tuple[list[str], list[str]]]:
+    """(files of the parser, what tries it) of each row."""
+    cells = [
+        line.split("|")[1:-1]
+        for line in PAGE.read_text(encoding="utf-8").split("\n")
+        if line.startswith("| ")
+    ]
+    return [(re.findall(r"`([^`]+)`", row[1]), re.findall(r"`([^`]+)`", row[2])) for row in cells[1:]]
+
+
+def properties(path: Path) -> set[str]:
+    """Names of the tests of a file that hypothesis feeds."""
+    return {
+        node.name
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+        and any("given" in ast.unparse(mark) for mark in node.decorator_list)
+    }
+
+
+def test_every_parser_and_what_tries_it_exist() -> None:
+    wrong = []
+    assert len(rows()) > 25
+    for parsers, tries in rows():
+        wrong += [f"{name}: no such file" for name in parsers if not (ROOT / name).is_file()]
+        if not tries and not set(parsers) <= OPEN:
+            wrong.append(f"{parsers}: no fuzz target and no property")
+        if tries and set(parsers) & OPEN:
+            wrong.append(f"{parsers}: take it out of OPEN")
+        for name in tries:
+            path, _, test = name.partition("::")
+            if not (ROOT / path).is_file():
+                wrong.append(f"{path}: no such file")
+            elif test and test not in properties(ROOT / path):
+                wrong.append(f"{name}: no test that hypothesis feeds")
+            elif not test and not path.startswith("native/fuzz/"):
+                wrong.append(f"{name}: names no test")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_fuzz_target_is_in_the_table() -> None:
+    targets = {path.relative_to(ROOT).as_posix() for path in (ROOT / "native" / "fuzz").glob("*.cpp")}
+    assert targets <= {name for _, tries in rows() for name in tries}
