@@ -2,11 +2,11 @@
 
 The form is the papers' polynomial, a + b(n-p) + c(n^2-p^2) + d p. Two steps, made anew with each observation. First
 the prior is scaled by the median of observed over predicted: half of the observations may be anything (a compile, a
-stall, a throttled machine) without moving it; its fixed cost is that of quick prefills with little to compute. Then the
-four coefficients are fitted to relative errors by least squares that are weighted again and again with Tukey's
-biweight, so that what lies far off counts nothing, and pulled towards the scaled prior, so that coefficients nothing was seen of
-stay sensible. The newest observations weigh most: a lasting change of speed is followed once it makes up half of the
-weight. Coefficients stay in the range in which more cache never costs more.
+stall, a throttled machine) without moving it; its fixed cost is that of quick prefills with little to compute. Then
+the four coefficients are fitted to relative errors by least squares that are weighted again and again with Tukey's
+biweight, so that what lies far off counts nothing, and pulled towards the scaled prior, so that coefficients nothing
+was seen of stay sensible. The newest observations weigh most: a lasting change of speed is followed once it makes up
+half of the weight. Coefficients stay in the range in which more cache never costs more.
 """
 
 from __future__ import annotations
