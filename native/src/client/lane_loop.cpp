@@ -200,7 +200,10 @@ class Loop {
       const bool connecting = task.lane.session && !task.lane.session->ready();
       const std::string& name = task.node->info().node_id;
       if (connecting && now_ms_ - task.started_ms > limits_.connect_timeout_ms) {
-        finish(task, {Code::kNodeUnavailable, "node " + name + " did not answer HELLO in time"});
+        const bool resolving = task.lane.session->resolving();
+        finish(task, {Code::kNodeUnavailable, resolving ? "the host name " + task.node->info().tcp_host +
+                                                              " of node " + name + " was not resolved in time"
+                                                        : "node " + name + " did not answer HELLO in time"});
       } else if (task.has_alternative &&
                  idle_ms > limits_.stall_timeout_ms + (lives(task) ? task.may_hold_ms : 0)) {
         counters_.add(Counter::kStalls);

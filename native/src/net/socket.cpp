@@ -15,17 +15,19 @@
 #include <cstring>
 #include <memory>
 
+#include "net/resolver.h"
+
 namespace mooncache::net {
 
 namespace {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-Result<AddressList> resolve(const std::string& host, uint16_t port, bool passive) {
+Result<AddressList> local_addresses(const std::string& host, uint16_t port) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0);
+  hints.ai_flags = AI_NUMERICSERV | AI_PASSIVE;
   addrinfo* list = nullptr;
   const int error =
       getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &list);
@@ -109,7 +111,7 @@ void set_tcp_options(int fd, const SocketOptions& options) {
 }
 
 Result<UniqueFd> listen_tcp(const std::string& host, uint16_t port, int backlog) {
-  auto addresses = resolve(host, port, true);
+  auto addresses = local_addresses(host, port);
   if (!addresses) return addresses.status();
   std::string why = "no address";
   for (const addrinfo* at = addresses->get(); at != nullptr; at = at->ai_next) {
@@ -159,18 +161,22 @@ Result<uint16_t> local_port(int fd) {
 
 Result<UniqueFd> connect_tcp(const std::string& host, uint16_t port, Deadline deadline,
                              SocketOptions options) {
-  auto addresses = resolve(host, port, false);
-  if (!addresses) return addresses.status();
   const std::string what = host + ":" + std::to_string(port);
+  const std::shared_ptr<Lookup> lookup = look_up(host, port);
+  if (!lookup->done()) {
+    const Status resolved = wait_ready(lookup->fd(), POLLIN, -1, deadline);
+    if (!resolved) return {resolved.code, "resolving " + what + ": " + resolved.message};
+  }
+  if (!lookup->addresses()) return lookup->addresses().status();
   Status last{Code::kNodeUnavailable, "connecting to " + what + ": no address"};
-  for (const addrinfo* at = addresses->get(); at != nullptr; at = at->ai_next) {
-    UniqueFd fd(socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  for (const SocketAddress& address : *lookup->addresses()) {
+    UniqueFd fd(socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!fd.valid()) {
       last = {Code::kNodeUnavailable, "socket: " + errno_text(errno)};
       continue;
     }
     set_tcp_options(fd.get(), options);
-    last = connect_address(fd.get(), at->ai_addr, at->ai_addrlen, what, deadline);
+    last = connect_address(fd.get(), address.get(), address.size, what, deadline);
     if (last) return fd;
     if (last.code == Code::kDeadlineExceeded) return last;
   }

@@ -57,8 +57,7 @@ Result<UniqueFd> listen_tcp(const std::string& host, uint16_t port, int backlog 
 Result<UniqueFd> listen_unix(const std::string& path, int backlog = 1024);
 Result<uint16_t> local_port(int fd);
 
-// A connected, non-blocking socket with TCP_NODELAY. NODE_UNAVAILABLE or DEADLINE_EXCEEDED otherwise. Names
-// are resolved by the system's resolver, whose own time-outs apply; numeric addresses never wait for it.
+// A connected, non-blocking socket with TCP_NODELAY. NODE_UNAVAILABLE or DEADLINE_EXCEEDED otherwise.
 Result<UniqueFd> connect_tcp(const std::string& host, uint16_t port, Deadline deadline,
                              SocketOptions options = {});
 Result<UniqueFd> connect_unix(const std::string& path, Deadline deadline);

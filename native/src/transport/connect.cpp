@@ -1,6 +1,5 @@
 // The first part of a Session's life: a connect that does not wait, TLS, HELLO and AUTH.
 #include <fcntl.h>
-#include <netdb.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -19,10 +18,6 @@ namespace {
 constexpr size_t kBufferBytes = 64 << 10;
 constexpr const char* kSoftwareVersion = "mooncache-native/1";
 
-struct FreeAddresses {
-  void operator()(addrinfo* list) const { freeaddrinfo(list); }
-};
-
 std::string peer_name(const PeerDescription& peer, Route route) {
   return route == Route::kUnix ? peer.unix_path : peer.tcp_host + ":" + std::to_string(peer.tcp_port);
 }
@@ -38,23 +33,12 @@ Result<net::UniqueFd> begin(int family, const sockaddr* address, socklen_t size,
   return fd;
 }
 
-Result<net::UniqueFd> begin_tcp(const PeerDescription& peer) {
-  const std::string name = peer_name(peer, Route::kTcp);
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-  addrinfo* list = nullptr;
-  const std::string port = std::to_string(peer.tcp_port);
-  int error = getaddrinfo(peer.tcp_host.c_str(), port.c_str(), &hints, &list);
-  if (error == EAI_NONAME) {  // a name, not a number: the system's resolver, with its own time-outs
-    hints.ai_flags = AI_NUMERICSERV;
-    error = getaddrinfo(peer.tcp_host.c_str(), port.c_str(), &hints, &list);
-  }
-  if (error != 0) return {Code::kNodeUnavailable, "resolving " + peer.tcp_host + ": " + gai_strerror(error)};
-  const std::unique_ptr<addrinfo, FreeAddresses> owned(list);
-  Result<net::UniqueFd> last{Code::kNodeUnavailable, name + " has no address"};
-  for (const addrinfo* at = list; at != nullptr; at = at->ai_next) {
-    last = begin(at->ai_family, at->ai_addr, at->ai_addrlen, name);
+Result<net::UniqueFd> begin_tcp(const PeerDescription& peer, const net::Lookup& lookup) {
+  const auto& addresses = lookup.addresses();
+  if (!addresses) return addresses.status();
+  Result<net::UniqueFd> last{Code::kNodeUnavailable, "no address"};
+  for (const net::SocketAddress& address : *addresses) {
+    last = begin(address.family(), address.get(), address.size, peer_name(peer, Route::kTcp));
     if (last) break;
   }
   return last;
@@ -156,14 +140,13 @@ class Session::Handshake final : public Program {
   wire::Bytes16 server_nonce_{};
 };
 
-Session::Session(std::unique_ptr<net::Stream> stream, const PeerDescription& peer, Route route,
+Session::Session(const PeerDescription& peer, Route route, std::shared_ptr<net::TlsContext> tls,
                  SessionLimits limits)
-    : stream_(std::move(stream)),
-      not_the_childs_(stream_->fd()),
-      owner_(getpid()),
+    : owner_(getpid()),
       route_(route),
       limits_(limits),
       peer_(peer),
+      tls_(std::move(tls)),
       buffer_(kBufferBytes) {
   limits_.read_chunk_bytes = std::max<size_t>(limits_.read_chunk_bytes, 4096);
   limits_.window_frames = std::clamp<uint32_t>(limits_.window_frames, 1, kMaxWindow);
@@ -186,11 +169,23 @@ Session::~Session() {
 
 Result<std::unique_ptr<Session>> Session::start(const PeerDescription& peer, Route route,
                                                 std::shared_ptr<net::TlsContext> tls, SessionLimits limits) {
-  auto fd = route == Route::kUnix ? begin_unix(peer) : begin_tcp(peer);
+  std::unique_ptr<Session> session(new Session(peer, route, std::move(tls), limits));
+  if (route == Route::kTcp) session->lookup_ = net::look_up(peer.tcp_host, peer.tcp_port);
+  if (Status status = session->begin_connect(); !status) return status;
+  return session;
+}
+
+// Makes the stream, or leaves it empty while the node's name is looked up.
+Status Session::begin_connect() {
+  if (resolving()) return Status::ok();
+  auto fd = route_ == Route::kUnix ? begin_unix(peer_) : begin_tcp(peer_, *lookup_);
   if (!fd) return fd.status();
-  auto stream = make_stream(std::move(*fd), peer, route, std::move(tls));
+  auto stream = make_stream(std::move(*fd), peer_, route_, std::move(tls_));
   if (!stream) return stream.status();
-  return std::unique_ptr<Session>(new Session(std::move(*stream), peer, route, limits));
+  stream_ = std::move(*stream);
+  not_the_childs_ = net::ClosedInChild(stream_->fd());
+  lookup_.reset();
+  return Status::ok();
 }
 
 Result<std::unique_ptr<Session>> Session::connect(const PeerDescription& peer, Route route, Deadline deadline,
@@ -202,7 +197,8 @@ Result<std::unique_ptr<Session>> Session::connect(const PeerDescription& peer, R
     if ((*session)->ready()) break;
     Status status = net::wait_ready((*session)->fd(), (*session)->poll_events(), -1, deadline, look);
     if (!status) {
-      return {status.code, "connecting to " + peer_name(peer, route) + ": " + status.message};
+      const char* what = (*session)->resolving() ? "resolving " : "connecting to ";
+      return {status.code, what + peer_name(peer, route) + ": " + status.message};
     }
   }
   return std::move(*session);

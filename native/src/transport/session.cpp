@@ -42,6 +42,7 @@ void PayloadSink::add_item(std::span<const Slice> parts, uint64_t offset, uint64
 
 short Session::poll_events() const {
   short events = POLLIN;
+  if (!stream_) return events;
   if (!connected_ || want_write_) events |= POLLOUT;
   return events;
 }
@@ -73,6 +74,10 @@ Status Session::lost(const net::IoResult& result) {
 Status Session::pump(Program* program) {
   progressed_ = false;
   if (broken_) return {Code::kConnectionLost, "the connection is broken"};
+  if (!stream_) {
+    if (Status status = begin_connect(); !status) return fail(std::move(status));
+    if (!stream_) return Status::ok();
+  }
   if (!connected_) {
     if (Status status = finish_connect(); !status) return fail(std::move(status));
     if (!connected_) return Status::ok();
@@ -361,7 +366,7 @@ Status Session::run(Program& program, Deadline deadline, int cancel_fd, WhenCut 
       if (look != nullptr && look->interrupted()) return end_with(InterruptLook::status());
       continue;
     }
-    if (Status status = net::wait_ready(stream_->fd(), poll_events(), cancel_fd, deadline, look); !status) {
+    if (Status status = net::wait_ready(fd(), poll_events(), cancel_fd, deadline, look); !status) {
       return end_with(std::move(status));
     }
   }

@@ -21,6 +21,7 @@
 #include "mooncache/status.h"
 #include "mooncache/transport.h"
 #include "net/closed_in_child.h"
+#include "net/resolver.h"
 #include "net/socket.h"
 #include "net/stream.h"
 #include "wire/frame.h"
@@ -87,7 +88,8 @@ enum class Route : uint8_t { kTcp, kUnix };
 
 class Session {
  public:
-  // Begins to connect. Errors that show at once (no such socket, bad address) come back here.
+  // Begins to connect, or to look up the node's name first: pump() goes on. Errors that show at once (no such
+  // socket, bad address) come back here.
   static Result<std::unique_ptr<Session>> start(const PeerDescription& peer, Route route,
                                                 std::shared_ptr<net::TlsContext> tls, SessionLimits limits);
   // start() and wait until ready.
@@ -108,7 +110,9 @@ class Session {
   bool response_seen() const { return response_seen_; }
   void begin_use() { response_seen_ = false; }
 
-  int fd() const { return stream_->fd(); }
+  int fd() const { return stream_ ? stream_->fd() : lookup_->fd(); }
+  // The node's name is still being looked up.
+  bool resolving() const { return lookup_ && !lookup_->done(); }
   short poll_events() const;
   // True when the connection was closed by the peer or holds bytes nobody asked for. One system call.
   bool stale() const;
@@ -156,8 +160,9 @@ class Session {
   };
   static constexpr size_t kMaxWindow = 64;
 
-  Session(std::unique_ptr<net::Stream> stream, const PeerDescription& peer, Route route,
+  Session(const PeerDescription& peer, Route route, std::shared_ptr<net::TlsContext> tls,
           SessionLimits limits);
+  Status begin_connect();
   Status finish_connect();
   Status send_some(Program& program, size_t& budget);
   void frame_request();
@@ -173,12 +178,14 @@ class Session {
   Status lost(const net::IoResult& result);
   Status fail(Status status);
 
+  std::shared_ptr<net::Lookup> lookup_;  // until there is a stream
   std::unique_ptr<net::Stream> stream_;
   net::ClosedInChild not_the_childs_;
   pid_t owner_;  // the process that made it
   Route route_;
   SessionLimits limits_;
   PeerDescription peer_;
+  std::shared_ptr<net::TlsContext> tls_;
   std::unique_ptr<Program> handshake_;
   wire::AuthResponse node_;
   bool connected_ = false;
