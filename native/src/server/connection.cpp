@@ -140,6 +140,20 @@ void Connection::dispatch(Meta meta) {
   }
 }
 
+void Connection::suspend() {
+  runnable_ = true;
+  loop_.run_again(*this);
+}
+
+void Connection::continue_operation() {
+  if (std::holds_alternative<GetOp>(op_)) return void(continue_get());
+  if (std::holds_alternative<ExposeOp>(op_)) return continue_expose(loop_.visit().check_bytes);
+  if (std::holds_alternative<EndpointOp>(op_)) return continue_endpoint();
+  if (std::holds_alternative<ReleaseOp>(op_)) return continue_release(loop_.visit().check_bytes);
+  if (std::holds_alternative<CommitOp>(op_)) return continue_commit(loop_.visit().check_bytes);
+  if (std::holds_alternative<AbortOp>(op_)) return continue_abort(loop_.visit().check_bytes);
+}
+
 // Responses -------------------------------------------------------------------------------------------
 
 Writer& Connection::begin_response(Status status) {

@@ -58,6 +58,32 @@ struct ReserveOp {
   bool holds = false;  // a result is a reservation
 };
 
+// What devices have to be told, and their answers take long: a turn has a budget for it, and the operation
+// goes on in the next one. A LOOKUP or RESERVE whose grants are being opened to the peer's devices.
+struct ExposeOp {
+  bool writable = false;
+  std::vector<std::byte> answer;  // up to the exposures
+  std::vector<uint64_t> grants;   // 0: nothing to open
+  std::vector<wire::Exposure> exposures;
+  size_t next = 0;
+};
+struct EndpointOp {
+  std::vector<wire::RdmaAddress> peers, answers;
+};
+// RELEASE, COMMIT and ABORT, which close grants first.
+struct ReleaseOp {
+  std::vector<uint64_t> grants;
+  size_t next = 0;
+};
+struct CommitOp {
+  std::vector<wire::CommitItem> items;
+  std::vector<Code> codes;
+};
+struct AbortOp {
+  std::vector<uint64_t> grants;
+  std::vector<Code> codes;
+};
+
 struct OutPiece {
   enum class Hold : uint8_t { kNone, kPin, kGrant };
   const std::byte* data = nullptr;  // null: at head_at in the head buffer, or staged
@@ -164,6 +190,8 @@ class Connection : public Watched {
   bool silent_too_long() const;
 
   // connection.cpp: frames and responses
+  void suspend();  // the operation goes on in a later turn
+  void continue_operation();
   bool frame_started(std::span<const std::byte, wire::kHeaderBytes> bytes);  // false: refused
   void handle_frame(std::span<const std::byte, wire::kHeaderBytes> bytes, Meta meta);
   void dispatch(Meta meta);
@@ -185,7 +213,10 @@ class Connection : public Watched {
   void do_write(Meta meta);
   void do_reserve(Meta meta);
   void do_commit(Meta meta);
+  Code commit(const wire::CommitItem& item);
+  void continue_commit(uint64_t budget);
   void do_abort(Meta meta);
+  void continue_abort(uint64_t budget);
   std::byte* stage();
   size_t gather(std::span<Slice> slices, uint64_t chunk_bytes, bool& read_ahead);
   void received(uint64_t bytes, const std::byte* from);
@@ -217,6 +248,7 @@ class Connection : public Watched {
   void do_read(Meta meta);
   void do_lookup(Meta meta);
   void do_release(Meta meta);
+  void continue_release(uint64_t budget);
   void do_match(Meta meta);
   void count_result(Code code);
   void corrupt_block(const GetOp& op);
@@ -234,8 +266,14 @@ class Connection : public Watched {
   // ops_rdma.cpp
   bool can_rdma() const;
   void do_endpoint(Meta meta);
+  void continue_endpoint();
   template <typename Result>
-  void encode_exposures(Writer& writer, std::span<const Result> results, bool writable);
+  void respond_exposed(Writer& writer, std::span<const Result> results, bool writable);
+  void continue_expose(uint64_t budget);
+  wire::Exposure expose(uint64_t grant, bool writable, uint64_t& budget);
+  // Whether what costs so much may be done now; false: suspended.
+  bool afford(uint64_t& budget, uint64_t cost);
+  uint64_t cost_to_withdraw(uint64_t grant, bool writable) const;
   Slice host_extent(uint64_t grant, bool writable);
   std::optional<rdma::DeviceMemory> device_extent(uint64_t grant, bool writable);
   void withdraw(uint64_t grant, bool writable);
@@ -274,7 +312,8 @@ class Connection : public Watched {
   std::vector<std::byte> partial_;  // a header, or header and meta, that arrived in pieces
   size_t partial_have_ = 0, partial_need_ = 0;
   std::vector<std::byte> carry_;  // read but not looked at: the connection was suspended
-  std::variant<std::monostate, Inbound, ReserveOp, GetOp> op_;
+  std::variant<std::monostate, Inbound, ReserveOp, GetOp, ExposeOp, EndpointOp, ReleaseOp, CommitOp, AbortOp>
+      op_;
   bool parked_ = false, runnable_ = false;
   bool park_counted_ = false;  // the request in hand has been counted as one that waited
   uint64_t park_start_ms_ = 0, park_deadline_ms_ = 0;

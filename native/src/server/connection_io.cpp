@@ -59,7 +59,7 @@ void Connection::on_turn() {
   if (is_dead()) return;
   if (runnable_) {
     runnable_ = false;
-    continue_get();
+    continue_operation();
   } else {
     read_turn();
   }

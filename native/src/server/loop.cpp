@@ -311,8 +311,10 @@ void Loop::dead(Connection& connection) {
   dead_.push_back(&connection);
 }
 
+// One of them at least: what came first in this turn may have used up all of it.
 void Loop::run_queue() {
-  for (size_t left = queue_.size(); left > 0 && turn_bytes_ < kTurnBytes; --left) {
+  const size_t all = queue_.size();
+  for (size_t left = all; left > 0 && (left == all || turn_bytes_ < kTurnBytes); --left) {
     Connection& connection = *queue_.front();
     queue_.pop_front();
     connection.queued = false;

@@ -1,5 +1,7 @@
 // ENDPOINT, and what LOOKUP and RESERVE say about it: the control side of transfers in which this process
 // takes no part.
+#include <algorithm>
+
 #include "server/connection.h"
 
 namespace mooncache::server {
@@ -21,11 +23,37 @@ void Connection::do_endpoint(Meta meta) {
   if (peers->empty() || peers->size() > wire::kMaxRails) {
     return respond_status({Code::kInvalidArgument, "ENDPOINT names 1 to 8 queue pairs"});
   }
+  op_ = EndpointOp{*peers, {}};
+  suspend();
+}
+
+// One queue pair in a turn: it takes several commands to a device, each of them up to a millisecond.
+void Connection::continue_endpoint() {
+  auto& op = std::get<EndpointOp>(op_);
   if (!rdma_) rdma_ = std::make_unique<RdmaPeer>(loop_.shared().fabric, loop_.shared().rail_counters);
-  const std::vector<wire::RdmaAddress> answers = rdma_->meet(*peers);
+  op.answers.push_back(rdma_->meet(op.answers.size(), op.peers[op.answers.size()]));
+  loop_.spend(loop_.visit().check_bytes);
+  if (op.answers.size() < op.peers.size()) return suspend();
+  const std::vector<wire::RdmaAddress> answers = std::move(op.answers);
+  op_ = std::monostate{};
+  active_ms_ = loop_.now_ms();
   Writer& writer = begin_response();
   wire::encode_items<wire::RdmaAddress>(writer, answers);
   respond(writer);
+}
+
+// Nothing that costs is done without a budget: only a turn has one, not the visit in which a request arrives,
+// of which there may be many in a turn. The first step of a turn may cost more than is left, else it would
+// never be taken.
+bool Connection::afford(uint64_t& budget, uint64_t cost) {
+  if (cost > 0 && budget == 0) return suspend(), false;
+  budget -= std::min(budget, cost);
+  loop_.spend(cost);
+  return true;
+}
+
+uint64_t Connection::cost_to_withdraw(uint64_t grant, bool writable) const {
+  return rdma_ ? rdma_->cost_to_withdraw(grant, writable) : 0;
 }
 
 Slice Connection::host_extent(uint64_t grant, bool writable) {
@@ -50,28 +78,59 @@ std::optional<rdma::DeviceMemory> Connection::device_extent(uint64_t grant, bool
                             arena.dma_buf_offset + extent.offset, arena.no_dma_buf};
 }
 
-// Behind the results of LOOKUP (pins, to read) and RESERVE (reservations, to write).
+// Answers LOOKUP (pins, to read) or RESERVE (reservations, to write): `writer` holds the answer up to the
+// exposures.
 template <typename Result>
-void Connection::encode_exposures(Writer& writer, std::span<const Result> results, bool writable) {
-  if ((header_.flags & wire::kFlagExpose) == 0) return;
-  std::vector<wire::Exposure> exposures(results.size());
+void Connection::respond_exposed(Writer& writer, std::span<const Result> results, bool writable) {
+  if ((header_.flags & wire::kFlagExpose) == 0) return respond(writer);
+  ExposeOp op;
+  op.writable = writable;
+  op.answer.assign(writer.view().begin(), writer.view().end());
+  op.exposures.resize(results.size());
+  op.grants.resize(results.size());
+  bool some = false;
   for (size_t i = 0; i < results.size(); ++i) {
-    exposures[i].code = Code::kTransportUnavailable;
+    op.exposures[i].code = Code::kTransportUnavailable;
     if (results[i].code != Code::kOk || !rdma_ || !rdma_->met()) continue;
-    const uint64_t grant = results[i].extent.grant;
-    if (const auto device = device_extent(grant, writable)) {
-      exposures[i] = rdma_->expose(grant, *device, writable);
-    } else {
-      const Slice memory = host_extent(grant, writable);
-      if (memory.size == 0) continue;
-      exposures[i] = rdma_->expose(grant, memory, writable);
-    }
-    metrics().rdma_exposed.add(exposures[i].code == Code::kOk ? 1 : 0);
+    op.grants[i] = results[i].extent.grant;
+    some = true;
   }
-  wire::encode_items<wire::Exposure>(writer, exposures);
+  op_ = std::move(op);
+  return some ? suspend() : continue_expose(0);
 }
-template void Connection::encode_exposures(Writer&, std::span<const wire::LookupResult>, bool);
-template void Connection::encode_exposures(Writer&, std::span<const wire::ReserveResult>, bool);
+template void Connection::respond_exposed(Writer&, std::span<const wire::LookupResult>, bool);
+template void Connection::respond_exposed(Writer&, std::span<const wire::ReserveResult>, bool);
+
+void Connection::continue_expose(uint64_t budget) {
+  auto& op = std::get<ExposeOp>(op_);
+  for (; op.next < op.grants.size(); ++op.next) {
+    const uint64_t grant = op.grants[op.next];
+    if (grant == 0) continue;
+    if (budget == 0) return suspend();
+    op.exposures[op.next] = expose(grant, op.writable, budget);
+  }
+  const ExposeOp done = std::move(op);
+  op_ = std::monostate{};
+  active_ms_ = loop_.now_ms();
+  Writer& writer = loop_.writer();
+  writer.raw(done.answer);
+  wire::encode_items<wire::Exposure>(writer, done.exposures);
+  respond(writer);
+}
+
+wire::Exposure Connection::expose(uint64_t grant, bool writable, uint64_t& budget) {
+  wire::Exposure exposure;
+  exposure.code = Code::kTransportUnavailable;
+  if (const auto device = device_extent(grant, writable)) {
+    (void)afford(budget, rdma_->cost_to_expose(device->size));
+    exposure = rdma_->expose(grant, *device, writable);
+  } else if (const Slice memory = host_extent(grant, writable); memory.size > 0) {
+    (void)afford(budget, rdma_->cost_to_expose(memory.size));
+    exposure = rdma_->expose(grant, memory, writable);
+  }
+  metrics().rdma_exposed.add(exposure.code == Code::kOk ? 1 : 0);
+  return exposure;
+}
 
 void Connection::withdraw(uint64_t grant, bool writable) {
   if (rdma_) rdma_->withdraw(grant, writable);

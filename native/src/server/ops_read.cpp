@@ -66,8 +66,7 @@ bool Connection::continue_get() {
     const wire::GetItem& item = op.items[op.results.size()];
     if (!op.holding && !start_item(op, item)) continue;
     if (!verify_some(op, budget)) {
-      runnable_ = true;
-      loop_.run_again(*this);
+      suspend();
       return false;
     }
     finish_item(op, item);
@@ -294,23 +293,32 @@ void Connection::do_lookup(Meta meta) {
   }
   Writer& writer = begin_response();
   wire::encode_items<wire::LookupResult>(writer, results);
-  encode_exposures<wire::LookupResult>(writer, results, false);
-  respond(writer);
+  respond_exposed<wire::LookupResult>(writer, results, false);
 }
 
 void Connection::do_release(Meta meta) {
-  const auto ids = wire::decode_all_grants(meta);
+  auto ids = wire::decode_all_grants(meta);
   if (!ids) return void(malformed());
-  for (const uint64_t id : *ids) {
+  op_ = ReleaseOp{std::move(*ids)};
+  continue_release(0);
+}
+
+void Connection::continue_release(uint64_t budget) {
+  auto& op = std::get<ReleaseOp>(op_);
+  for (; op.next < op.grants.size(); ++op.next) {
+    const uint64_t id = op.grants[op.next];
     PinGrant* grant = pin_grants_.find(id);
     if (grant == nullptr || grant->released) continue;  // giving back twice does no harm
     if (grant->sending > 0) {
       grant->released = true;
       continue;
     }
+    if (!afford(budget, cost_to_withdraw(id, false))) return;
     pin_grants_.erase(id);
     release_pin(PinId{id});
   }
+  op_ = std::monostate{};
+  active_ms_ = loop_.now_ms();
   if ((header_.flags & wire::kFlagNoReply) == 0) respond_status(Status::ok());
 }
 

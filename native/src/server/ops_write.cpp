@@ -323,12 +323,12 @@ bool Connection::continue_reserve() {
     }
     op.results.push_back(result);
   }
-  Writer& writer = begin_response();
-  wire::encode_items<wire::ReserveResult>(writer, op.results);
-  encode_exposures<wire::ReserveResult>(writer, op.results, true);
+  const std::vector<wire::ReserveResult> results = std::move(op.results);
   op_ = std::monostate{};
   active_ms_ = loop_.now_ms();
-  respond(writer);
+  Writer& writer = begin_response();
+  wire::encode_items<wire::ReserveResult>(writer, results);
+  respond_exposed<wire::ReserveResult>(writer, results, true);
   return true;
 }
 
@@ -372,50 +372,71 @@ void Connection::do_write(Meta meta) {
 }
 
 void Connection::do_commit(Meta meta) {
-  const auto items = wire::decode_all_items<wire::CommitItem>(meta);
+  auto items = wire::decode_all_items<wire::CommitItem>(meta);
   if (!items) return void(malformed());
-  std::vector<Code> codes;
-  codes.reserve(items->size());
-  for (const wire::CommitItem& item : *items) {
-    if (reservation_grants_.find(item.reservation) == nullptr) {
-      codes.push_back(Code::kReservationUnknown);
-      continue;
-    }
-    const ReservationId id{item.reservation};
-    const bool one_sided = (item.flags & wire::CommitItem::kFlagOneSided) != 0;
-    const bool exposed = rdma_ && rdma_->is_exposed(item.reservation, true);
-    if (one_sided && !may_write_memory_ && !exposed) {
-      // It cannot have written: nothing was open to it, or, where no client maps the memory, nothing is any
-      // more.
-      const bool withdrawn = !store().addressable();
-      if (withdrawn) forget_reservation(item.reservation, true);
-      codes.push_back(withdrawn ? Code::kNodeUnavailable : Code::kPermissionDenied);
-      continue;
-    }
-    withdraw(item.reservation, true);  // a visible block does not change
-    Status status = one_sided && exposed ? store().settle_writes() : Status::ok();
-    const bool lost = !status;
-    if (!lost) {
-      status = one_sided ? store().commit(id, item.crc32c, loop_.now_ms())
-                         : store().commit_written(id, item.crc32c, loop_.now_ms());
-    }
-    if (status.code == Code::kChecksumMismatch) metrics().crc_failures_in.add();
-    forget_reservation(item.reservation, lost);
-    codes.push_back(status.code);
+  CommitOp op;
+  op.codes.reserve(items->size());
+  op.items = std::move(*items);
+  op_ = std::move(op);
+  continue_commit(0);
+}
+
+void Connection::continue_commit(uint64_t budget) {
+  auto& op = std::get<CommitOp>(op_);
+  while (op.codes.size() < op.items.size()) {
+    const wire::CommitItem& item = op.items[op.codes.size()];
+    if (!afford(budget, cost_to_withdraw(item.reservation, true))) return;
+    op.codes.push_back(commit(item));
   }
+  const std::vector<Code> codes = std::move(op.codes);
+  op_ = std::monostate{};
+  active_ms_ = loop_.now_ms();
   respond_codes(codes);
 }
 
+Code Connection::commit(const wire::CommitItem& item) {
+  if (reservation_grants_.find(item.reservation) == nullptr) return Code::kReservationUnknown;
+  const ReservationId id{item.reservation};
+  const bool one_sided = (item.flags & wire::CommitItem::kFlagOneSided) != 0;
+  const bool exposed = rdma_ && rdma_->is_exposed(item.reservation, true);
+  if (one_sided && !may_write_memory_ && !exposed) {
+    // It cannot have written: nothing was open to it, or, where no client maps the memory, nothing is any
+    // more.
+    const bool withdrawn = !store().addressable();
+    if (withdrawn) forget_reservation(item.reservation, true);
+    return withdrawn ? Code::kNodeUnavailable : Code::kPermissionDenied;
+  }
+  withdraw(item.reservation, true);  // a visible block does not change
+  Status status = one_sided && exposed ? store().settle_writes() : Status::ok();
+  const bool lost = !status;
+  if (!lost) {
+    status = one_sided ? store().commit(id, item.crc32c, loop_.now_ms())
+                       : store().commit_written(id, item.crc32c, loop_.now_ms());
+  }
+  if (status.code == Code::kChecksumMismatch) metrics().crc_failures_in.add();
+  forget_reservation(item.reservation, lost);
+  return status.code;
+}
+
 void Connection::do_abort(Meta meta) {
-  const auto grants = wire::decode_all_grants(meta);
+  auto grants = wire::decode_all_grants(meta);
   if (!grants) return void(malformed());
-  std::vector<Code> codes;
-  codes.reserve(grants->size());
-  for (const uint64_t id : *grants) {
+  op_ = AbortOp{std::move(*grants), {}};
+  continue_abort(0);
+}
+
+void Connection::continue_abort(uint64_t budget) {
+  auto& op = std::get<AbortOp>(op_);
+  while (op.codes.size() < op.grants.size()) {
+    const uint64_t id = op.grants[op.codes.size()];
+    if (!afford(budget, cost_to_withdraw(id, true))) return;
     const bool known = reservation_grants_.find(id) != nullptr;
     if (known) forget_reservation(id, true);
-    codes.push_back(known ? Code::kOk : Code::kReservationUnknown);
+    op.codes.push_back(known ? Code::kOk : Code::kReservationUnknown);
   }
+  const std::vector<Code> codes = std::move(op.codes);
+  op_ = std::monostate{};
+  active_ms_ = loop_.now_ms();
   respond_codes(codes);
 }
 

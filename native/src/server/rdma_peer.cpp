@@ -12,18 +12,15 @@ constexpr unsigned kOwnShift = 24;  // own queue pairs on a rail weigh more than
 
 }  // namespace
 
-std::vector<wire::RdmaAddress> RdmaPeer::meet(std::span<const wire::RdmaAddress> peers) {
-  std::vector<wire::RdmaAddress> answers;
-  if (ends_.size() < peers.size()) ends_.resize(peers.size());
-  for (size_t i = 0; i < peers.size(); ++i) {
-    const Status met = answer(ends_[i], peers[i]);
-    wire::RdmaAddress mine;
-    if (met) mine = wire::to_wire(ends_[i].endpoint->address());
-    if (!met && ends_[i].rail) count_failure(ends_[i]);
-    mine.code = met.code;
-    answers.push_back(mine);
-  }
-  return answers;
+wire::RdmaAddress RdmaPeer::meet(size_t at, const wire::RdmaAddress& peer) {
+  if (ends_.size() <= at) ends_.resize(at + 1);
+  End& end = ends_[at];
+  const Status met = answer(end, peer);
+  wire::RdmaAddress mine;
+  if (met) mine = wire::to_wire(end.endpoint->address());
+  if (!met && end.rail) count_failure(end);
+  mine.code = met.code;
+  return mine;
 }
 
 RdmaPeer::~RdmaPeer() {
@@ -92,13 +89,14 @@ wire::Exposure RdmaPeer::expose(uint64_t grant, const rdma::DeviceMemory& memory
 }
 
 template <typename Open>
-wire::Exposure RdmaPeer::expose_by(uint64_t grant, uint64_t size, bool writable, const Open& open) {
+wire::Exposure RdmaPeer::expose_by(uint64_t grant, uint64_t size, bool writable, const Open& register_in) {
   wire::Exposure exposure;
   exposure.code = Code::kTransportUnavailable;
-  Memories memories;
+  Exposed open;
+  open.size = size;
   for (size_t i = 0; i < ends_.size(); ++i) {
     if (!ends_[i].domain) continue;
-    auto exposed = open(*ends_[i].domain);
+    auto exposed = register_in(*ends_[i].domain);
     if (!exposed) {
       count_failure(ends_[i]);
       continue;
@@ -106,7 +104,7 @@ wire::Exposure RdmaPeer::expose_by(uint64_t grant, uint64_t size, bool writable,
     exposure.code = Code::kOk;
     exposure.address = (*exposed)->remote_address();
     exposure.keys[i] = (*exposed)->remote_key();
-    memories.push_back(std::move(*exposed));
+    open.memories.push_back(std::move(*exposed));
     const size_t rail = ends_[i].number;
     if (std::any_of(ends_.begin(), ends_.begin() + static_cast<std::ptrdiff_t>(i),
                     [rail](const End& end) { return end.domain && end.number == rail; }))
@@ -114,8 +112,8 @@ wire::Exposure RdmaPeer::expose_by(uint64_t grant, uint64_t size, bool writable,
     counters_[rail].grants.fetch_add(1, std::memory_order_relaxed);
     counters_[rail].granted_bytes.fetch_add(size, std::memory_order_relaxed);
   }
-  if (memories.empty()) return exposure;
-  (writable ? writable_ : readable_)[grant] = std::move(memories);
+  if (open.memories.empty()) return exposure;
+  (writable ? writable_ : readable_)[grant] = std::move(open);
   return exposure;
 }
 

@@ -24,9 +24,9 @@ class RdmaPeer {
       : fabric_(std::move(fabric)), counters_(counters) {}
   ~RdmaPeer();
 
-  // Answers the peer's endpoints with one of ours each. May be called again when the old ones have failed:
-  // what is exposed stays exposed under the same keys.
-  std::vector<wire::RdmaAddress> meet(std::span<const wire::RdmaAddress> peers);
+  // Answers endpoint `at` of the peer with one of ours. May be called again when the old one has failed: what
+  // is exposed stays exposed under the same keys.
+  wire::RdmaAddress meet(size_t at, const wire::RdmaAddress& peer);
   bool met() const { return !ends_.empty(); }
 
   // Grants to read are pins, grants to write are reservations; their numbers may be equal.
@@ -36,9 +36,22 @@ class RdmaPeer {
   void withdraw_all();
   bool is_exposed(uint64_t grant, bool writable) const { return table(writable).contains(grant); }
 
+  // What it costs the loop to expose so many bytes, and to withdraw a grant, in bytes that it could check in
+  // that time: pinning and unpinning pages, once for each queue pair, and a command to each device.
+  uint64_t cost_to_expose(uint64_t size) const { return ends_.size() * (kRegistrationBytes + size); }
+  uint64_t cost_to_withdraw(uint64_t grant, bool writable) const {
+    const auto found = table(writable).find(grant);
+    return found == table(writable).end() ? 0 : cost_to_expose(found->second.size / 2);
+  }
+
  private:
-  using Memories = std::vector<std::unique_ptr<rdma::Memory>>;
-  using Table = std::unordered_map<uint64_t, Memories>;
+  // A command to a device takes about as long as looking at so many bytes.
+  static constexpr uint64_t kRegistrationBytes = 64 << 10;
+  struct Exposed {
+    std::vector<std::unique_ptr<rdma::Memory>> memories;
+    uint64_t size = 0;
+  };
+  using Table = std::unordered_map<uint64_t, Exposed>;
   struct End {
     std::shared_ptr<rdma::Rail> rail;
     size_t number = 0;  // of the rail in the fabric
@@ -46,9 +59,9 @@ class RdmaPeer {
     std::unique_ptr<rdma::Endpoint> endpoint;
   };
 
-  // `open` registers the extent in one domain.
+  // `register_in` registers the extent in one domain.
   template <typename Open>
-  wire::Exposure expose_by(uint64_t grant, uint64_t size, bool writable, const Open& open);
+  wire::Exposure expose_by(uint64_t grant, uint64_t size, bool writable, const Open& register_in);
   void hang_up(End& end);
   void hang_up_unsound();
   void count_failure(const End& end);

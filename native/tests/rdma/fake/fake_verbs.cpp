@@ -260,6 +260,7 @@ int ibv_dealloc_pd(ibv_pd* pd) {
 
 ibv_mr* ibv_reg_mr_iova(ibv_pd* pd, void* memory, size_t length, uint64_t iova, int access) {
   Network& net = network();
+  net.pass_gate("ibv_reg_mr_iova");
   const Lock lock(net.mutex);
   int error = net.fault("ibv_reg_mr_iova");
   if (error == 0 && net.state(pd->context).removed) error = EIO;
@@ -288,6 +289,7 @@ ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* pd, uint64_t offset, size_t length, uint64_t i
 
 int ibv_dereg_mr(ibv_mr* mr) {
   Network& net = network();
+  net.pass_gate("ibv_dereg_mr");
   const Lock lock(net.mutex);
   --net.objects;
   const int error = net.fault("ibv_dereg_mr");
@@ -359,6 +361,7 @@ void ibv_ack_cq_events(ibv_cq*, unsigned) {}
 
 ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* wish) {
   Network& net = network();
+  net.pass_gate("ibv_create_qp");
   const Lock lock(net.mutex);
   if (const int error = net.fault("ibv_create_qp")) return refuse<ibv_qp>(error);
   ++net.objects;

@@ -18,6 +18,10 @@ class FakeVerbs {
   // The call `name` ("ibv_reg_mr_iova", "post_send", ...) fails with `error` `times` times, after `skip` good
   // ones. Negative times: from then on always.
   virtual void fail(const std::string& name, int error, int times = 1, int skip = 0) = 0;
+  // The call `name` (of registering, deregistering, making a queue pair) waits once it was made `after` times
+  // more; for a minute at most. Negative: it waits no more.
+  virtual void hold(const std::string& name, int after) = 0;
+  virtual bool wait_until_held(const std::string& name) = 0;
   virtual void set_infiniband(uint32_t device) = 0;  // link layer and GID type; before it is opened
   virtual void set_port_active(uint32_t device, bool active) = 0;  // with the event that says so
   virtual void set_latency_us(uint32_t device, uint32_t us) = 0;   // per request

@@ -9,6 +9,10 @@
 
 namespace mooncache::testing {
 
+namespace {
+constexpr std::chrono::seconds kGatePatience{60};  // a test that fails must end
+}
+
 Network& network() {
   static Network one;
   return one;
@@ -58,6 +62,29 @@ int Network::fault(const std::string& name) {
   }
   if (found->second.times > 0) --found->second.times;
   return found->second.error;
+}
+
+void Network::hold(const std::string& name, int after) {
+  const std::lock_guard lock(gate_mutex);
+  gates[name] = {after, false};
+  gate_changed.notify_all();
+}
+
+bool Network::wait_until_held(const std::string& name) {
+  std::unique_lock lock(gate_mutex);
+  return gate_changed.wait_for(lock, kGatePatience, [&] { return gates[name].held; });
+}
+
+void Network::pass_gate(const std::string& name) {
+  std::unique_lock lock(gate_mutex);
+  Gate& gate = gates[name];
+  if (gate.left == 0) {
+    gate.held = true;
+    gate_changed.notify_all();
+    (void)gate_changed.wait_for(lock, kGatePatience, [&] { return gate.left != 0; });
+    gate.held = false;
+  }
+  if (gate.left > 0) --gate.left;
 }
 
 void Network::set_infiniband(uint32_t device) {

@@ -96,6 +96,8 @@ class Network final : public FakeVerbs {
 
   void reset(uint32_t devices) override;
   void fail(const std::string& name, int error, int times, int skip) override;
+  void hold(const std::string& name, int after) override;
+  bool wait_until_held(const std::string& name) override;
   void set_infiniband(uint32_t device) override;
   void set_port_active(uint32_t device, bool active) override;
   void set_latency_us(uint32_t device, uint32_t us) override;
@@ -119,12 +121,22 @@ class Network final : public FakeVerbs {
   int last_retry_count() const override { return retry_count.load(); }
   int path_mtu(uint32_t device) const override;
 
+  // Without the lock below: others go on while it waits.
+  void pass_gate(const std::string& name);
   // 0, or the errno that a test asked for.
   int fault(const std::string& name);
   void complete(FakeQp& qp, uint64_t id, ibv_wc_status status);
   void flush(FakeQp& qp);
   void say(uint32_t device, ibv_event_type what);
   DeviceState& state(const ibv_context* context);
+
+  struct Gate {
+    int left = -1;  // calls that pass; negative: all
+    bool held = false;
+  };
+  std::mutex gate_mutex;
+  std::condition_variable gate_changed;
+  std::map<std::string, Gate> gates;
 
   mutable std::recursive_mutex mutex;
   std::condition_variable_any changed;
