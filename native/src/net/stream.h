@@ -41,7 +41,7 @@ class Stream {
   virtual bool is_tls() const { return false; }
 
   // Memory may go away behind its mapping, and a processor that touches it puts other memory in its place
-  // (store/bus_guard.h). The kernel only answers EFAULT: then the memory is touched, and the call made again.
+  // (base/bus_guard.h). The kernel only answers EFAULT: then the memory is touched, and the call made again.
   void touch_lost_memory() { touches_ = true; }
   int fd() const { return fd_.get(); }
   const Status& error() const { return error_; }

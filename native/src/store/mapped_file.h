@@ -3,7 +3,7 @@
 //
 // What it promises: the memory is all there when open() returns (reserved, not only promised by the file
 // system), no second node uses the same file, and a file that is truncated afterwards costs blocks, not the
-// process (bus_guard.h). Contents are volatile: whatever a former run left is never read.
+// process (base/bus_guard.h). Contents are volatile: whatever a former run left is never read.
 #pragma once
 
 #include <atomic>
@@ -12,8 +12,8 @@
 #include <mutex>
 #include <string>
 
+#include "base/bus_guard.h"
 #include "store/arena_memory.h"
-#include "store/bus_guard.h"
 
 namespace mooncache::store {
 

@@ -1,12 +1,15 @@
 #include "transport/shm.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 
 #include "mooncache/crc32c.h"
 #include "transport/plain_regions.h"
@@ -16,18 +19,42 @@ namespace mooncache {
 namespace {
 
 constexpr size_t kMaxSegments = 200;
+// Of device DAX, when the device does not say.
+constexpr uint64_t kDevicePageBytes = 2 << 20;
 
-// CXL or persistent memory: a device cannot shrink, and mmap checks its size.
+std::string about_device(const struct stat& facts) {
+  return "/sys/dev/char/" + std::to_string(major(facts.st_rdev)) + ":" + std::to_string(minor(facts.st_rdev));
+}
+
+// CXL or persistent memory: fstat does not tell its size, mmap checks it.
 bool is_dax_device(const struct stat& facts) {
   if (!S_ISCHR(facts.st_mode)) return false;
-  const std::string about = "/sys/dev/char/" + std::to_string(major(facts.st_rdev)) + ":" +
-                            std::to_string(minor(facts.st_rdev)) + "/subsystem";
   char target[512];
-  const ssize_t length = readlink(about.c_str(), target, sizeof target);
+  const ssize_t length = readlink((about_device(facts) + "/subsystem").c_str(), target, sizeof target);
   return length > 4 && std::string_view(target, static_cast<size_t>(length)).ends_with("/dax");
 }
 
-Result<std::byte*> map_fd(int fd, uint64_t size, bool writable) {
+// What one fault loses: a page of the mapping.
+uint64_t page_bytes_of(int fd, const struct stat& facts) {
+  const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  if (is_dax_device(facts)) {
+    for (const char* name : {"/align", "/device/align"}) {
+      uint64_t align = 0;
+      if (std::ifstream(about_device(facts) + name) >> align && align >= page) return align;
+    }
+    return std::max(page, kDevicePageBytes);
+  }
+  struct statfs system {};
+  const bool huge = fstatfs(fd, &system) == 0 && static_cast<uint32_t>(system.f_type) == HUGETLBFS_MAGIC;
+  return huge ? std::max(page, static_cast<uint64_t>(system.f_bsize)) : page;
+}
+
+struct Mapped {
+  std::byte* memory = nullptr;
+  BusGuard guard;
+};
+
+Result<Mapped> map_fd(int fd, uint64_t size, bool writable) {
   struct stat facts {};
   const bool found = size != 0 && fstat(fd, &facts) == 0;
   const bool device = found && is_dax_device(facts);
@@ -35,11 +62,8 @@ Result<std::byte*> map_fd(int fd, uint64_t size, bool writable) {
     return {Code::kTransportUnavailable,
             "shared memory unavailable, because the node passed a segment shorter than it says"};
   }
-  const int seals = device ? F_SEAL_SHRINK : fcntl(fd, F_GET_SEALS);
-  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    return {Code::kTransportUnavailable,
-            "shared memory unavailable, because the node's segment is not sealed against shrinking"};
-  }
+  const int seals = device ? 0 : fcntl(fd, F_GET_SEALS);
+  const bool may_go = seals < 0 || (seals & F_SEAL_SHRINK) == 0;
   void* memory = mmap(nullptr, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) {
     return {Code::kTransportUnavailable,
@@ -51,7 +75,18 @@ Result<std::byte*> map_fd(int fd, uint64_t size, bool writable) {
     return {Code::kTransportUnavailable,
             "shared memory unavailable, because madvise(MADV_DONTFORK) failed: " + net::errno_text(error)};
   }
-  return static_cast<std::byte*>(memory);
+  Mapped mapped{static_cast<std::byte*>(memory), {}};
+  if (may_go) {
+    mapped.guard = BusGuard(mapped.memory, size, page_bytes_of(fd, facts));
+    if (!mapped.guard.active()) {
+      (void)munmap(memory, size);
+      return {
+          Code::kTransportUnavailable,
+          "shared memory unavailable, because the node's segment is not sealed against shrinking, and is one "
+          "mapping more than this process can guard"};
+    }
+  }
+  return mapped;
 }
 
 }  // namespace
@@ -76,7 +111,8 @@ Result<std::shared_ptr<ShmSegments>> ShmSegments::map(std::span<const wire::Segm
     segment->size = infos[i].size;
     auto memory = map_fd(fds[i].get(), segment->size, false);
     if (!memory) return memory.status();
-    segment->read = *memory;
+    segment->read = memory->memory;
+    segment->read_guard = std::move(memory->guard);
     if (segment->arena && mapped->can_write_) {
       segment->write_fd = std::move(fds[next_writable++]);
       segment->write_fd_here = net::ClosedInChild(segment->write_fd.get());
@@ -94,6 +130,8 @@ Result<std::shared_ptr<ShmSegments>> ShmSegments::map(std::span<const wire::Segm
 ShmSegments::~ShmSegments() {
   if (owner_ != getpid()) return;  // other memory may lie at these addresses in a child
   for (const auto& segment : segments_) {
+    segment->read_guard = BusGuard();
+    segment->write_guard = BusGuard();
     if (segment->read != nullptr) munmap(const_cast<std::byte*>(segment->read), segment->size);
     if (std::byte* memory = segment->write.load()) munmap(memory, segment->size);
   }
@@ -123,11 +161,20 @@ std::byte* ShmSegments::writable(uint32_t id, uint64_t offset, uint64_t size) {
     if (memory == nullptr) {
       auto mapped = map_fd(segment->write_fd.get(), segment->size, true);
       if (!mapped) return nullptr;
-      memory = *mapped;
+      memory = mapped->memory;
+      segment->write_guard = std::move(mapped->guard);
       segment->write.store(memory, std::memory_order_release);
     }
   }
   return memory + offset;
+}
+
+bool ShmSegments::damaged() const {
+  return std::any_of(segments_.begin(), segments_.end(), [](const auto& segment) {
+    if (segment->read_guard.lost_bytes() > 0) return true;
+    // written after the mapping was made
+    return segment->write.load(std::memory_order_acquire) != nullptr && segment->write_guard.lost_bytes() > 0;
+  });
 }
 
 uint64_t ShmSegments::generation(uint32_t slot) const {
@@ -194,6 +241,7 @@ size_t ShmLink::poll(std::span<Completion> completions, Deadline deadline) {
 
 Code ShmLink::begin(const Pending& pending) {
   const RemoteExtent& remote = pending.transfer.remote;
+  if (segments_->damaged()) return Code::kTransportUnavailable;
   if (pending.transfer.direction == Direction::kWrite) {
     if (!segments_->can_write()) return Code::kTransportUnavailable;
     if (segments_->writable(remote.segment, remote.offset, remote.size) == nullptr)
@@ -206,6 +254,7 @@ Code ShmLink::begin(const Pending& pending) {
 
 Code ShmLink::end(const Pending& pending) {
   std::atomic_thread_fence(std::memory_order_acquire);
+  if (segments_->damaged()) return Code::kTransportUnavailable;  // what was moved may be zeros
   const RemoteExtent& remote = pending.transfer.remote;
   return segments_->generation(remote.slot) == remote.generation ? Code::kOk : Code::kGenerationChanged;
 }

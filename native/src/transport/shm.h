@@ -2,10 +2,10 @@
 //
 // Readers map read-only. A writable mapping of an arena is made at the first one-sided write into it, and
 // only when the node passed a writable descriptor (same user). Nothing the node says is trusted: sizes are
-// checked against the descriptor, the memory must be sealed against shrinking (else a truncation would be a
-// SIGBUS here), and each extent is checked against the mapping before it is touched. A forked child has
-// neither the mappings nor the descriptors: the memory of a node that ended is free when its clients are,
-// whatever workers they forked.
+// checked against the descriptor, memory that is not sealed against shrinking, or is a device whose pages may
+// fail, is guarded (base/bus_guard.h: what is lost reads as zeros, and the transfer fails), and each extent
+// is checked against the mapping before it is touched. A forked child has neither the mappings nor the
+// descriptors: the memory of a node that ended is free when its clients are, whatever workers they forked.
 #pragma once
 
 #include <unistd.h>
@@ -13,6 +13,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "base/bus_guard.h"
 #include "transport/queued_link.h"
 #include "transport/session.h"
 
@@ -30,6 +31,8 @@ class ShmSegments {
   const std::byte* readable(uint32_t segment, uint64_t offset, uint64_t size) const;
   std::byte* writable(uint32_t segment, uint64_t offset, uint64_t size);
   bool can_write() const { return can_write_; }
+  // Memory was lost behind a mapping: what was read may be zeros, and what was written is nowhere.
+  bool damaged() const;
   // Of a slot now; UINT64_MAX for a slot that does not exist.
   uint64_t generation(uint32_t slot) const;
 
@@ -39,6 +42,7 @@ class ShmSegments {
     bool arena = true;
     uint64_t size = 0;
     const std::byte* read = nullptr;
+    BusGuard read_guard, write_guard;  // the latter belongs to `write`
     std::atomic<std::byte*> write{nullptr};
     net::UniqueFd write_fd;
     net::ClosedInChild write_fd_here;  // goes before the descriptor

@@ -1,4 +1,4 @@
-#include "store/bus_guard.h"
+#include "base/bus_guard.h"
 
 #include <sys/mman.h>
 
@@ -8,7 +8,7 @@
 #include <mutex>
 #include <utility>
 
-namespace mooncache::store {
+namespace mooncache {
 namespace {
 
 // What the handler reads: plain atomics, no lock. A slot is live while `begin` is not 0; `begin` is written
@@ -107,4 +107,4 @@ void BusGuard::leave() {
   slot_ = -1;
 }
 
-}  // namespace mooncache::store
+}  // namespace mooncache

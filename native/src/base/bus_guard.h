@@ -3,14 +3,15 @@
 // the next access with SIGBUS.
 //
 // The guard puts an empty page of anonymous memory in the place of the lost one and lets the access go on.
-// What was lost reads as zeros, so that its blocks fail their checksums, which is what the store does with
-// damaged blocks anyway. A SIGBUS from anywhere else goes where it would have gone without the guard.
+// What was lost reads as zeros, so that its blocks fail their checksums, which is what the store and its
+// clients do with damaged blocks anyway. A SIGBUS from anywhere else goes where it would have gone without
+// the guard.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-namespace mooncache::store {
+namespace mooncache {
 
 class BusGuard {
  public:
@@ -32,4 +33,4 @@ class BusGuard {
   int slot_ = -1;
 };
 
-}  // namespace mooncache::store
+}  // namespace mooncache
