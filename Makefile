@@ -100,9 +100,11 @@ pytest: $(VENV)/.dev ## Python tests over the editable install
 
 # ---- native ------------------------------------------------------------------------------------
 # Release is what ships, and the folder of the extension. Sanitizer builds keep assertions on; ASan and UBSan without
-# optimisation, because nothing is optimised away then and the compiler needs half the time.
+# optimisation, because nothing is optimised away then and the compiler needs half the time. clang, where it is, builds
+# that in two thirds of gcc's time and checks more.
+CLANG = $(shell scripts/system.sh clang)
 CMAKE_release := -DCMAKE_BUILD_TYPE=Release
-CMAKE_asan := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0 -DMOONCACHE_SANITIZE=address,undefined \
+CMAKE_asan = $(if $(CLANG),-DCMAKE_CXX_COMPILER=$(CLANG)) -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0 -DMOONCACHE_SANITIZE=address,undefined \
   -DCMAKE_CXX_FLAGS=-fno-sanitize-recover=all
 CMAKE_tsan := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O1 -DMOONCACHE_SANITIZE=thread
 

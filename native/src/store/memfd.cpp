@@ -44,7 +44,7 @@ Result<Memfd> Memfd::create(const char* name, uint64_t size_bytes, const MemfdOp
   if (size_bytes == 0 || size_bytes > (1ull << 46))
     return {Code::kConfigInvalid, "memory file: size out of range"};
   Memfd file;
-  Status made = options.huge_pages ? file.make(name, size_bytes, true) : Status(Code::kNoSpace, {});
+  Status made = options.huge_pages ? file.make(name, size_bytes, true) : Status{Code::kNoSpace, {}};
   if (!made) {
     file.close();
     made = file.make(name, size_bytes, false);
