@@ -57,6 +57,10 @@ struct ServerConfig {
   uint32_t max_reservations_per_connection = 16'384;
   uint64_t max_reserved_bytes_per_connection = 0;         // 0 = the capacity
   uint64_t max_queued_bytes_per_connection = 8ull << 20;  // of responses, before reading stops
+  // Memory for frames, answers and operations in hand, of all connections together: 64 KiB for each of
+  // 16,384. Each has limits of its own, which allow it some MiB; beyond this sum those that hold most are
+  // closed.
+  uint64_t max_buffered_bytes = 1ull << 30;
   uint32_t max_tenants = 65'536;
   int socket_buffer_bytes = 0;  // 0 = the kernel tunes it
   size_t log_capacity = 4096;   // events kept until drain_log

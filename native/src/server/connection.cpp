@@ -226,10 +226,30 @@ void Connection::release_hold(const OutPiece& piece) {
   }
 }
 
+uint64_t Connection::footprint() const {
+  const auto held = [](const auto& list) { return list.capacity() * sizeof(list[0]); };
+  uint64_t bytes = held(partial_) + held(carry_) + held(heads_) + held(out_);
+  bytes += (stage_ ? kStagingBytes : 0) + (window_.memory ? kStagingBytes : 0);
+  if (const auto* inbound = std::get_if<Inbound>(&op_)) bytes += held(inbound->items) + held(inbound->pieces);
+  if (const auto* get = std::get_if<GetOp>(&op_))
+    bytes += held(get->items) + held(get->results) + held(get->parts);
+  if (const auto* reserving = std::get_if<ReserveOp>(&op_))
+    bytes += held(reserving->request.items) + held(reserving->results);
+  return bytes;
+}
+
+void Connection::account() {
+  const uint64_t now = footprint();
+  if (now == accounted_bytes_) return;
+  loop_.shared().buffered_bytes.fetch_add(now - accounted_bytes_,
+                                          std::memory_order_relaxed);  // may wrap: a difference
+  accounted_bytes_ = now;
+}
+
 void Connection::discard_output() {
   for (size_t i = out_at_; i < out_.size(); ++i) release_hold(out_[i]);
-  out_.clear();
-  heads_.clear();
+  free_memory(out_);
+  free_memory(heads_);
   window_.piece = Window::kNoPiece;
   out_at_ = out_piece_sent_ = 0;
   out_bytes_ = 0;

@@ -27,6 +27,15 @@
 
 namespace mooncache::server {
 
+// Of a block that the processor cannot address: so much of it is in host memory on its way in, and out.
+inline constexpr size_t kStagingBytes = 256 << 10;
+
+// `list = {}` keeps the memory.
+template <typename T>
+void free_memory(std::vector<T>& list) {
+  std::vector<T>().swap(list);
+}
+
 // Part of a payload on its way in. Not kept: the bytes are read and dropped. Kept without an address: they go
 // to the store by way of the connection's staging buffer.
 struct Piece {
@@ -149,6 +158,10 @@ class Connection : public Watched {
   bool in_transfer() const { return state_ == State::kPayload || out_at_ < out_.size(); }
   bool parked() const { return parked_; }
   uint64_t park_deadline_ms() const { return park_deadline_ms_; }
+
+  // After each of its turns: tells the node what memory it holds for what is in hand.
+  void account();
+  uint64_t buffered_bytes() const { return accounted_bytes_; }
 
   void on_event(uint32_t events);
   void on_turn();       // after Loop::run_again
@@ -279,6 +292,7 @@ class Connection : public Watched {
   void withdraw(uint64_t grant, bool writable);
 
   // what the peer holds (connection.cpp)
+  uint64_t footprint() const;
   void release_pin(PinId pin);
   void discard_output();
   void drop_operation();
@@ -339,6 +353,8 @@ class Connection : public Watched {
   // A process of the node's own user on this host: it may have the arenas mapped, through this connection
   // or another one.
   const bool may_write_memory_;
+
+  uint64_t accounted_bytes_ = 0;
 
   std::unique_ptr<RdmaPeer> rdma_;  // null until ENDPOINT
 

@@ -22,8 +22,7 @@ constexpr size_t kPartialStepBytes = 64 << 10;
 constexpr size_t kMaxHeadBytes = 1 << 20;
 constexpr size_t kMaxOutPieces = 8192;
 constexpr size_t kKeptOutPieces = 64;
-// Of a block that the processor cannot address: so much of it is in host memory while it is sent.
-constexpr size_t kWindowBytes = 256 << 10;
+constexpr size_t kWindowBytes = kStagingBytes;
 constexpr size_t kKeptHeadBytes = 8 << 10;
 // After the last word: how long the peer has to take it, and to close its side.
 constexpr uint64_t kClosingMs = 5000;
@@ -205,7 +204,7 @@ void Connection::partial_advanced(size_t bytes) {
     }
   }
   const std::vector<std::byte> frame = std::move(partial_);
-  partial_ = {};
+  free_memory(partial_);
   partial_have_ = partial_need_ = 0;
   const std::span<const std::byte> view(frame);
   handle_frame(view.first<wire::kHeaderBytes>(), view.subspan(wire::kHeaderBytes));
@@ -227,7 +226,7 @@ void Connection::settle() {
     if (!flush()) return;
     if (carry_.empty() || !can_read()) break;
     const std::vector<std::byte> carried = std::move(carry_);
-    carry_ = {};
+    free_memory(carry_);
     consume(carried);
     if (is_dead()) return;
   }
@@ -332,8 +331,8 @@ void Connection::sent(size_t bytes) {
   out_.clear();
   heads_.clear();
   window_.piece = Window::kNoPiece;
-  if (out_.capacity() > kKeptOutPieces) out_ = {};
-  if (heads_.capacity() > kKeptHeadBytes) heads_ = {};
+  if (out_.capacity() > kKeptOutPieces) free_memory(out_);
+  if (heads_.capacity() > kKeptHeadBytes) free_memory(heads_);
 }
 
 void Connection::update_interest() {
@@ -355,8 +354,8 @@ void Connection::begin_close(CloseReason reason) {
   if (state_ == State::kClosing || state_ == State::kLingering || is_dead()) return;
   drop_operation();
   if (!may_write_memory_) abort_reservations();
-  carry_ = {};
-  partial_ = {};
+  free_memory(carry_);
+  free_memory(partial_);
   partial_have_ = partial_need_ = 0;
   close_reason_ = reason;
   closing_ms_ = loop_.now_ms();
@@ -413,9 +412,12 @@ void Connection::bury(CloseReason reason) {
     loop_.shared().strangers(is_unix_).fetch_sub(1);
     metrics().unauthenticated_open.sub();
   }
-  carry_ = {};
-  partial_ = {};
+  free_memory(carry_);
+  free_memory(partial_);
+  stage_.reset();
+  window_.memory.reset();
   state_ = State::kDead;
+  account();
   metrics().closed[static_cast<size_t>(reason)].add();
   (void)::shutdown(fd(), SHUT_RDWR);
   loop_.dead(*this);

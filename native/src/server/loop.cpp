@@ -95,6 +95,7 @@ void Loop::run() {
     metrics.turn_bytes_max.raise(turn_bytes_);
     if (now_ms_ >= next_tick_ms_) tick();
     if (some_paused_ && now_ms_ >= listening_retry_ms_) resume_listening();
+    shed();
     bury();
     if (stopping_.load()) {
       advance_stop();
@@ -294,7 +295,10 @@ void Loop::enqueue(Connection& connection) {
 
 // The beginning or the end of a connection, and what is short, at once; a long transfer in its turn.
 void Loop::ready(Connection& connection, uint32_t events) {
-  if ((events & (EPOLLERR | EPOLLHUP)) != 0 || !connection.in_transfer()) return connection.on_event(events);
+  if ((events & (EPOLLERR | EPOLLHUP)) != 0 || !connection.in_transfer()) {
+    connection.on_event(events);
+    return connection.account();
+  }
   connection.ready_events = events;
   enqueue(connection);
 }
@@ -322,6 +326,7 @@ void Loop::run_queue() {
     const bool again = std::exchange(connection.again, false);
     if (events != 0) connection.on_event(events);
     if (again) connection.on_turn();
+    connection.account();
   }
 }
 
@@ -338,6 +343,7 @@ void Loop::retry_parked() {
     }
     metrics.parked_now.sub();
     if (connection->parked()) connection->retry_parked();  // it may park again
+    connection->account();
   }
   turn_list_.clear();
 }
@@ -370,6 +376,25 @@ void Loop::look_at_arena() {
           " are gone (truncated, or failed memory); their blocks become misses, " +
           (shared_.store->addressable() ? "anonymous memory takes their place until the node is started again"
                                         : "new ones are refused until it answers again"));
+}
+
+// Too much memory is in hand on this node: who holds most of it goes, as long as that is more than an equal
+// share. Each loop looks at its own connections.
+void Loop::shed() {
+  const uint64_t limit = shared_.config.max_buffered_bytes;
+  for (size_t left = connections_.size(); left > 0 && shared_.buffered_bytes.load() > limit; --left) {
+    Connection& most = **std::max_element(
+        connections_.begin(), connections_.end(),
+        [](const auto& a, const auto& b) { return a->buffered_bytes() < b->buffered_bytes(); });
+    if (most.buffered_bytes() <= limit / std::max<uint32_t>(shared_.connections.load(), 1)) return;
+    shared_.log.push(40, "connection_closed",
+                     "it held " + std::to_string(most.buffered_bytes()) +
+                         " bytes of memory, the most, and all together "
+                         "more than " +
+                         std::to_string(limit));
+    most.destroy(CloseReason::kMemory);
+    most.account();
+  }
 }
 
 void Loop::bury() {

@@ -103,6 +103,7 @@ class Loop {
   void retry_parked();
   void tick();
   void look_at_arena();
+  void shed();
   void bury();
   void advance_stop();
   void wake();

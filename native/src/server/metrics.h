@@ -72,6 +72,7 @@ enum class CloseReason : uint8_t {
   kSlow,      // a frame did not complete, or the peer stopped reading
   kCapacity,  // max_connections
   kTls,
+  kMemory,  // max_buffered_bytes
   kStopped,
   kCount,
 };

@@ -14,7 +14,7 @@ namespace {
 constexpr uint64_t kWindowBytes = 1 << 20;
 constexpr size_t kWindowPieces = 64;
 // Blocks that the processor cannot address are handed to the store in pieces of this size.
-constexpr size_t kStageBytes = 256 << 10;
+constexpr size_t kStageBytes = kStagingBytes;
 
 wire::WireExtent wire_extent(uint64_t grant, const Extent& extent) {
   return {grant, extent.segment, extent.slot, extent.generation, extent.offset, extent.size};

@@ -24,7 +24,8 @@ using server::Loop;
 using server::LoopMetrics;
 
 constexpr std::array<std::string_view, static_cast<size_t>(CloseReason::kCount)> kCloseReasons = {
-    "peer", "protocol", "version", "auth", "handshake_timeout", "idle", "slow", "capacity", "tls", "stopped"};
+    "peer",     "protocol", "version", "auth",   "handshake_timeout", "idle", "slow",
+    "capacity", "tls",      "memory",  "stopped"};
 
 constexpr uint64_t kTrialBytes = 2 << 20;  // of a GPU's memory
 // Kept for everything but connections: arenas, listeners, devices, the service around the server.
@@ -384,6 +385,7 @@ std::vector<std::pair<std::string, uint64_t>> StoreServer::Impl::stats() const {
   for (const auto& loop : loops)
     turn_bytes_max = std::max(turn_bytes_max, loop->metrics.turn_bytes_max.get());
   values.emplace_back("turn_bytes_max", turn_bytes_max);
+  values.emplace_back("buffered_bytes", shared.buffered_bytes.load(std::memory_order_relaxed));
   values.emplace_back("arena_lost_bytes", shared.lost_bytes.load(std::memory_order_relaxed));
   for (const auto& [name, value] : shared.store->stats().named()) {
     values.emplace_back("store_" + std::string(name), value);

@@ -59,8 +59,9 @@ struct Shared {
   std::deque<RailCounters> rail_counters;  // one for each rail of the fabric
   TenantTable tenants;
   EventRing log;
-  std::atomic<uint32_t> connections{0};  // open or lingering
-  std::atomic<uint32_t> surplus{0};      // of them: beyond max_connections, about to be refused
+  std::atomic<uint32_t> connections{0};     // open or lingering
+  std::atomic<uint64_t> buffered_bytes{0};  // held by connections for what is in hand
+  std::atomic<uint32_t> surplus{0};         // of them: beyond max_connections, about to be refused
   // Of them: not proved yet. Strangers on the network have a budget of their own, so that they cannot keep
   // the processes of this host out.
   std::atomic<uint32_t> strangers_tcp{0}, strangers_unix{0};

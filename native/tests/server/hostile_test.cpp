@@ -110,6 +110,34 @@ TEST_F(HostileTest, EveryTruncationOfAFrameStoresNothing) {
   EXPECT_EQ(stat("store_used_bytes"), 0u);
 }
 
+TEST_F(HostileTest, TheSumOfAllBuffersIsBounded) {
+  config.max_buffered_bytes = 1400 << 10;
+  start();
+  Peer modest(*server), greedy(*server);
+  ASSERT_TRUE(modest.login());
+  ASSERT_TRUE(greedy.login());
+  const Bytes frame = Peer::frame(Opcode::kPut, Bytes(wire::kMaxMetaBytes));
+  const auto buffered = [&](uint64_t bytes) {
+    const Deadline deadline = Deadline::after(kPatience);
+    while (stat("buffered_bytes") < bytes && !deadline.expired()) std::this_thread::yield();
+    return stat("buffered_bytes") >= bytes;
+  };
+  ASSERT_TRUE(modest.send(std::span(frame).first(300 << 10)));
+  ASSERT_TRUE(buffered(300 << 10));
+  (void)greedy.send(std::span(frame).first(900 << 10));
+  EXPECT_TRUE(greedy.closed_by_node());
+  EXPECT_TRUE(eventually("connections_open", 1));
+  EXPECT_EQ(stat("connections_closed_memory"), 1u);
+  EXPECT_TRUE(buffered(300 << 10)) << "the other one keeps what it sent";
+  Peer honest(*server);
+  ASSERT_TRUE(honest.login());
+  EXPECT_EQ(honest.put(key_of(1), block_of(1, 1000)), Code::kOk);
+  modest.close();
+  honest.close();
+  EXPECT_TRUE(eventually("connections_open", 0));
+  EXPECT_EQ(stat("buffered_bytes"), 0u);
+}
+
 TEST_F(HostileTest, AuthenticationIsNeeded) {
   start();
   for (uint8_t number = 3; number <= wire::kMaxOpcode; ++number) {
