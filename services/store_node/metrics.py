@@ -75,6 +75,7 @@ _GAUGES = frozenset(
         "connections_open",
         "connections_lingering",
         "connections_unauthenticated",
+        "buffered_bytes",
         "parked_now",
         "pins_held",
         "reservations_held",
