@@ -176,7 +176,10 @@ def to_toml(config: Config) -> str:
         if table != section:
             section = table
             lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
-        lines += [*(f"# {line.strip()}" for line in row.help.splitlines()), f"{key} = {_toml_value(row.value)}"]
+        lines += [
+            *(f"# {line.strip()}" for line in row.help.splitlines()),
+            f"{key} = {_toml_value(row.value)}",
+        ]
     return "\n".join(lines) + "\n"
 
 
