@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from mooncache.errors import ConfigInvalid
+from mooncache.ports import bind_free
 
 
 class PortPicker:
@@ -26,11 +27,14 @@ class PortPicker:
         """
         for candidate in (usual, 0) if asked is None else (asked,):
             probe = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET)
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                if candidate and candidate in self._picked:
+                if not candidate:
+                    bind_free(probe, self._host)
+                elif candidate in self._picked:
                     raise OSError(errno.EADDRINUSE, "another part of this cluster has it")
-                probe.bind((self._host, candidate))
+                else:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind((self._host, candidate))
             except OSError as error:
                 probe.close()
                 if asked is None:

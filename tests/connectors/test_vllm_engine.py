@@ -9,7 +9,6 @@ import random
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import IO, Any
 import pytest
 
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
+from mooncache.ports import free_port
 from tests.docs.blocks import block
 
 pytest.importorskip("vllm", reason="vLLM is not installed (scripts/install_vllm.sh)")
@@ -42,9 +42,7 @@ class Server:
     """`vllm serve` with the connector."""
 
     def __init__(self, model: Path, cluster: EmbeddedCluster, folder: Path, **extra: Any) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.passport = folder / "passport.json"
         shown = shlex.split(block("docs/vllm-connector.md", "vllm serve").text)
         assert shown[:3] == ["vllm", "serve", "Qwen/Qwen3-8B"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -14,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from mooncache.ports import free_port
+
 
 class EtcdServer:
     """One single-member etcd. `pause` and `resume` stop and continue its process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port, self.peer_port = free_ports(2)
+        self.port, self.peer_port = free_port(), free_port()
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -63,13 +64,6 @@ class EtcdServer:
             self.process.kill()
             self.process.wait(10)
             self.process = None
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in sockets]
 
 
 @pytest.fixture

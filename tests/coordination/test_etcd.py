@@ -75,9 +75,9 @@ async def test_one_leads_and_the_other_follows_when_it_resigns(make: Make) -> No
 
 
 async def test_the_leader_keeps_leading_beyond_its_first_lease(make: Make) -> None:
-    leader = await make(lease_s=1)
+    leader = await make(lease_s=4)  # long enough for renewals beside other work
     won = await within(leader.campaign())
-    await asyncio.sleep(3)
+    await asyncio.sleep(5)
     assert not won.lost.is_set()
     assert (await leader.leader()).master_id == "a"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.cluster.settings import missing_modules
+from mooncache.ports import free_port
 from tests.deploy.promql import Selector, references
 
 pytestmark = pytest.mark.timeout(300)
@@ -283,9 +283,7 @@ def prometheus(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         ],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from mooncache.cluster.settings import missing_modules
+from mooncache.ports import free_port
 from tests.docs.blocks import (
     ROOT,
     Block,
@@ -73,12 +73,6 @@ def test_the_search_finds_blocks_of_all_kinds(tmp_path: Path) -> None:
         changed("echo moon", {"mars": "sun"})
     with pytest.raises(AssertionError, match="exit 3"):
         run_script("echo before; exit 3", tmp_path, os.environ)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from mooncache.hf_engine.core.sequence import Sampling, Sequence
 from mooncache.hf_engine.engine import Output
 from mooncache.hf_engine.service import Options, Parts, build
 from mooncache.kvcache.params import Ask, Told
+from mooncache.ports import free_port
 
 MODEL = {"layers": 2, "hidden": 128, "heads": 4, "kv_heads": 2, "vocab": 2048, "max_positions": 2048}
 BLOCK = 16
@@ -245,12 +245,6 @@ def start_cluster(folder: Path) -> EmbeddedCluster:
     running = EmbeddedCluster(ClusterSettings(state_dir=folder, nodes=1, capacity_bytes=128 << 20, port=0))
     running.start()
     return running
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def prompt(count: int, seed: int = 0) -> list[int]:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -14,16 +13,11 @@ from typing import TypeVar
 
 from mooncache import errors
 from mooncache.channel import GrpcChannel
+from mooncache.ports import free_port
 from mooncache.rpc import MASTER_SERVICE
 
 T = TypeVar("T")
 ETCD = shutil.which("etcd")
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @contextlib.asynccontextmanager

@@ -17,10 +17,11 @@ from mooncache.auth import DEFAULT_TENANT, create_cluster_token, load_cluster_to
 from mooncache.channel import GrpcChannel
 from mooncache.config import load
 from mooncache.master.core.placement import rank_nodes
+from mooncache.ports import free_port
 from mooncache.proto.v1 import master_pb2
 from mooncache.rpc import STORE_NODE_SERVICE, methods_of
 from mooncache.store_node.service import StoreNodeService
-from tests.master.processes import ETCD, channel_to, etcd, eventually, free_port, master
+from tests.master.processes import ETCD, channel_to, etcd, eventually, master
 from tests.master.simulation.world import CLUSTER, KNOWN_KEYS, SimNode, World
 
 KEYS = sorted(KNOWN_KEYS)[:10]

@@ -19,6 +19,7 @@ from mooncache.errors import ConfigInvalid, EngineFailed, EngineUnavailable, Inv
 from mooncache.kvcache import identity
 from mooncache.log_files import trim
 from mooncache.logs import Event, get_logger
+from mooncache.ports import bind_free
 from mooncache.supervision import DOWN, GIVEN_UP, READY, exit_words
 from mooncache.worker.adapters.base import Launch
 from mooncache.worker.core.facts import (
@@ -379,12 +380,17 @@ def free_port(host: str, asked: int, url: str) -> int:
     if asked:
         return asked
     last = url.rpartition(":")[2]
+    address = host.strip("[]")
     for candidate in (int(last) if last.isdigit() else 0, 0):
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        with (
+            socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe,
+            contextlib.suppress(OSError),
+        ):
+            if not candidate:
+                return bind_free(probe, address)
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                probe.bind((host.strip("[]"), candidate))
-                return int(probe.getsockname()[1])
+            probe.bind((address, candidate))
+            return candidate
     raise ConfigInvalid(f"No port can be opened on worker.engine_host {host!r}.")
 
 
