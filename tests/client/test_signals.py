@@ -25,6 +25,8 @@ _SOON_S = 90
 _SCRIPT = """
     import mooncache, os, signal, sys, threading, time
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
+
     def send(number):
         same, before = 0, None
         while same < 20:
