@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 
 #include <atomic>
+#include <cassert>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,7 +38,11 @@ class Lookup {
   // Readable from the moment it is done, for all who wait. -1: it was done at once.
   int fd() const { return event_.get(); }
   // Once it is done: at least one address, or NODE_UNAVAILABLE.
-  const Addresses& addresses() const { return addresses_; }
+  const Addresses& addresses() const {
+    [[maybe_unused]] const bool resolved = done();  // this look makes what the other thread wrote visible here
+    assert(resolved);
+    return addresses_;
+  }
 
  private:
   friend std::shared_ptr<Lookup> look_up(const std::string& host, uint16_t port);
