@@ -39,7 +39,8 @@ class Lookup {
   int fd() const { return event_.get(); }
   // Once it is done: at least one address, or NODE_UNAVAILABLE.
   const Addresses& addresses() const {
-    [[maybe_unused]] const bool resolved = done();  // this look makes what the other thread wrote visible here
+    // this look makes what the other thread wrote visible here
+    [[maybe_unused]] const bool resolved = done();
     assert(resolved);
     return addresses_;
   }
