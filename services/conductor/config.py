@@ -45,6 +45,7 @@ def settings_of(section: ConductorSection) -> Settings:
         request_timeout_s=section.request_timeout_s,
         decision_count_max=section.decision_count_max,
         seen_block_count_max=section.seen_block_count_max,
+        handover_margin_s=section.handover_margin_s,
         ttft_slo_s=section.ttft_slo_s,
         tbt_slo_s=section.tbt_slo_s,
     )

@@ -51,6 +51,8 @@ class ConductorSection(Section):
     """Refuse requests whose predicted TTFT or TBT is beyond the SLO."""
     inline_tokens_max: int = Field(default=256, ge=0)
     """Tokens that a decode instance may compute itself, when that is cheaper, while prefill instances are there."""
+    handover_margin_s: DurationS = Field(default=0.25, gt=0, le=300)
+    """Least time that blocks get to reach the pool once their prefill has ended; it grows with what is seen."""
     pool_match_timeout_s: DurationS = Field(default=0.05, gt=0, le=10)
     """Time for asking the pool about a request's blocks; without an answer they count as absent."""
     request_timeout_s: DurationS = Field(default=900.0, gt=0, le=86400)

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.processes import freeze
+
 START_S = 40.0
 
 
@@ -260,7 +262,7 @@ def test_a_killed_part_is_started_again_and_said(tmp_path: Path) -> None:
 def test_status_tells_of_the_rest_when_the_master_is_away(tmp_path: Path) -> None:
     running = start(tmp_path, "--nodes", "1")
     try:
-        os.kill(running.announced["master_pid"], signal.SIGSTOP)
+        freeze(running.announced["master_pid"])
         done = running.run("status", "--timeout", "2s")
         assert done.returncode == 3
         assert "master" in done.stdout.decode()

@@ -19,6 +19,7 @@ from mooncache.client.keys import to_block_key
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.errors import DeadlineExceeded, MasterUnavailable, MooncacheError, NoNodes
 from tests.client.conftest import make_cluster, wait_until
+from tests.processes import freeze
 
 pytestmark = pytest.mark.slow
 
@@ -30,17 +31,6 @@ def fragile(tmp_path: Path) -> Iterator[EmbeddedCluster]:
     cluster.start()
     yield cluster
     cluster.stop()
-
-
-def stop(cluster: EmbeddedCluster, name: str) -> None:
-    """SIGSTOP, and wait until no thread of it runs any more."""
-    part = cluster.parts[name]
-    part.send(signal.SIGSTOP)
-    tasks = Path(f"/proc/{part.pid}/task")
-    wait_until(
-        lambda: all((task / "stat").read_text().rpartition(") ")[2][0] == "T" for task in tasks.iterdir()),
-        f"{name} to stop",
-    )
 
 
 def holders(client: mooncache.Client, key: str) -> set[str]:
@@ -220,7 +210,7 @@ def test_a_stopped_process_is_not_waited_for(fragile: EmbeddedCluster) -> None:
     """SIGSTOP: the connection stays open and nothing answers. The deadline, and the other copy, still hold."""
     with mooncache.connect(**fragile.client_settings(), timeout_s=4) as pool:
         pool.put("copied", b"twice", replicas=2)
-        stop(fragile, "node-1")
+        freeze(fragile.parts["node-1"].pid)
         try:
             for _ in range(3):
                 begun_s = time.monotonic()
@@ -236,7 +226,7 @@ def test_a_put_leaves_a_stopped_node_behind(fragile: EmbeddedCluster) -> None:
         keys = [f"warm-{i}" for i in range(16)]
         pool.put_many(keys, [os.urandom(4096)] * 16).raise_for_errors()
         assert {entry.node_id for entry in pool.list()} == {"node-1", "node-2"}, "both get blocks"
-        stop(fragile, "node-1")
+        freeze(fragile.parts["node-1"].pid)
         try:
             for shm in (True, False):
                 with mooncache.connect(**fragile.client_settings(), timeout_s=30, shm=shm) as fresh:
@@ -261,7 +251,7 @@ def test_reservations_of_a_stopped_node(fragile: EmbeddedCluster) -> None:
             dropped = [pool.reserve(f"dropped-{shm}-{i}", 4096) for i in range(200)]
             cut.write(0, b"c" * 4096)
             kept.write(0, b"1" * 4096)
-            stop(fragile, "node-1")
+            freeze(fragile.parts["node-1"].pid)
             try:
                 with pytest.raises(DeadlineExceeded):
                     cut.commit(timeout_s=0.3)

@@ -14,6 +14,7 @@ import pytest
 import mooncache
 from mooncache.cluster.embedded import EmbeddedCluster
 from tests.client.conftest import make_cluster
+from tests.processes import freeze
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +71,7 @@ def run_beside_a_stopped_node(cluster: EmbeddedCluster, body: str) -> list[str]:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        node.send(signal.SIGSTOP)
+        freeze(node.pid)
         out, _ = process.communicate("\n", timeout=_SOON_S)
         assert process.returncode == 0
         return out.splitlines()

@@ -30,6 +30,7 @@ from mooncache.cluster.settings import missing_modules
 from mooncache.proto.v1 import common_pb2
 from tests.cli.test_cluster import Up, environment, read_document
 from tests.hf_engine.conftest import API_KEY, end, model_folder, start_server
+from tests.processes import freeze
 
 __all__ = ["model_folder"]  # a fixture
 
@@ -228,7 +229,7 @@ def test_killed(up: Up, expected: dict[str, str], target: str) -> None:
 def test_stopped_for_a_moment(up: Up, expected: dict[str, str], target: str) -> None:
     async def breaks() -> None:
         pid = pid_of(up, target)
-        os.kill(pid, signal.SIGSTOP)
+        await asyncio.to_thread(freeze, pid)
         try:
             await asyncio.sleep(STOPPED_S)
         finally:
@@ -242,7 +243,7 @@ def test_stopped_for_good(up: Up, expected: dict[str, str]) -> None:
 
     async def breaks() -> None:
         pid = pid_of(up, "node-1")
-        os.kill(pid, signal.SIGSTOP)
+        await asyncio.to_thread(freeze, pid)
         await eventually("another process has taken its place", lambda: pid_of(up, "node-1") != pid)
 
     judge(asyncio.run(under_load(up, expected, breaks)), "node-1")

@@ -22,8 +22,8 @@ TOLD = {"asked_tokens": 3200, "hit_tokens": 0, "local_tokens": 0, "loaded_tokens
 class Clockwork:
     """A scheduler with a prefill and a decode instance, and requests one after the other."""
 
-    def __init__(self) -> None:
-        self.core = Scheduler(Settings(), random.Random(1), native_index)
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.core = Scheduler(settings or Settings(), random.Random(1), native_index)
         for name, role in (("p", "prefill"), ("d", "decode")):
             info = InstanceInfo(name, 1, role, "m", group=1, kv_bytes_per_token=1024, max_sequences=64)
             self.core.register(info, READY, 0.0)
@@ -101,6 +101,17 @@ def test_the_margin_for_unknown_engines_ends_although_nothing_is_learnt_of_their
         decision = work.serve(landed=True, prefill_s=7200.0)  # too long to be believed
     assert work.core.models.of("m").prefill(InstanceInfo("p", 1, "prefill", "m")).count == 0
     assert decision.wait_s < 30
+
+
+def test_blocks_get_the_configured_time_at_least() -> None:
+    work = Clockwork(Settings(handover_margin_s=60.0))
+    for _ in range(5):
+        decision = work.serve(landed=True)
+        assert decision.handover_s == 60.0
+    work = Clockwork()
+    for _ in range(5):
+        decision = work.serve(landed=True)
+    assert decision.handover_s < 1.0
 
 
 def test_a_restarted_engine_is_tried_again() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mooncache.ports import free_port
+from tests.processes import freeze
 
 
 class EtcdServer:
@@ -52,7 +53,7 @@ class EtcdServer:
 
     def pause(self) -> None:
         assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
+        freeze(self.process.pid)
 
     def resume(self) -> None:
         assert self.process is not None

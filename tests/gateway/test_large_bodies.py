@@ -22,6 +22,7 @@ from mooncache.gateway.tokens import PromptReader
 from mooncache.kvcache.keys import request_keys
 from tests.gateway.model_folder import instance_fields, passport_of
 from tests.gateway.stand_in import MODEL, Bench, FakeEngine, begin, chunk, good, running, send, until
+from tests.processes import freeze
 
 PATH = "/v1/completions"
 LARGE = {"model": MODEL, "prompt": "word " * 80_000}  # 400 kB
@@ -69,7 +70,7 @@ async def test_a_large_body_that_takes_long_holds_up_nobody_else(
     async with running(tmp_path, [FakeEngine("e")], instance=LONG) as bench:
         assert (await ask(bench, http, LARGE))[0] == 200
         (pid,) = bench.gateway.state.preparing.pids
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         waiting = asyncio.create_task(ask(bench, http, LARGE))
         await until(lambda: bench.gateway.state.bodies.bytes > 0)
         assert (await ask(bench, http, SMALL, "bob"))[0] == 200
@@ -87,7 +88,7 @@ async def test_a_body_that_cannot_be_read_in_time_costs_its_own_request_only(
         preparing = bench.gateway.state.preparing
         preparing._timeout_s = 0.5
         (pid,) = preparing.pids
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         status, answer = await ask(bench, http, LARGE)
         assert (status, answer["error"]["code"]) == (504, "timeout")
         preparing._timeout_s = 60.0

@@ -15,6 +15,7 @@ from mooncache.bench.serving.talk import ask
 from mooncache.bench.serving.turns import demo_key
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.cluster.settings import ClusterSettings, missing_modules
+from tests.processes import freeze
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_requests_on_a_stopped_engine_are_served_by_another(cluster: EmbeddedClu
             return [answer.error for answer in await asyncio.gather(*calls)]
 
     assert asyncio.run(at_once("all well")) == [""] * 6
-    os.kill(pids[0], signal.SIGSTOP)
+    freeze(pids[0])
     try:
         assert asyncio.run(at_once("one stopped")) == [""] * 6
     finally:

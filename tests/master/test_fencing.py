@@ -23,6 +23,7 @@ from mooncache.rpc import STORE_NODE_SERVICE, methods_of
 from mooncache.store_node.service import StoreNodeService
 from tests.master.processes import ETCD, channel_to, etcd, eventually, master
 from tests.master.simulation.world import CLUSTER, KNOWN_KEYS, SimNode, World
+from tests.processes import freeze
 
 KEYS = sorted(KNOWN_KEYS)[:10]
 WAIT_S = 120.0
@@ -314,7 +315,7 @@ async def test_what_a_stopped_leader_had_sent_is_refused_when_it_arrives(tmp_pat
             "the drop is on its way",
         )
         assert not trim.done(), trim
-        first.send_signal(signal.SIGSTOP)
+        await asyncio.to_thread(freeze, first.pid)
         after = await leads(new, 2)
         assert after.term > before.term
         await until(

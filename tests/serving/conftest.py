@@ -51,6 +51,9 @@ def vllm_cluster(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         extra_env=(
             # The machine may be slow: what is tested here are tokens, not promises about time.
             ("MOONCACHE_CONDUCTOR_ADMISSION_ENABLED", "false"),
+            ("MOONCACHE_CONDUCTOR_HANDOVER_MARGIN_S", "60"),
+            ("MOONCACHE_CONDUCTOR_SUSPECT_AFTER_S", "60"),
+            ("MOONCACHE_CONDUCTOR_LEASE_S", "120"),
             # Short prompts too go through a prefill instance and the pool.
             ("MOONCACHE_CONDUCTOR_INLINE_TOKENS_MAX", "0"),
             ("MOONCACHE_VLLM_TOOL_PARSER", "hermes"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from mooncache.conductor.core.landing import MARGIN_MIN_S
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import FETCH, LOCAL, NOBODY, WAIT, Choice, Request, Rules
 from mooncache.conductor.core.records import REFUSED, RUNNING, Record, milliseconds, pack
@@ -25,6 +26,7 @@ class Settings:
     request_timeout_s: float = 900.0
     decision_count_max: int = 10_000
     seen_block_count_max: int = 1_000_000
+    handover_margin_s: float = MARGIN_MIN_S
     snapshot_bytes_max: int = 64 << 20
     policy: str = "mooncache"
     ttft_slo_s: float = 30.0

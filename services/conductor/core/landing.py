@@ -30,9 +30,13 @@ class _Pair:
 
 
 class Landings:
-    """See the module's text; of one model. Times are seconds of one monotonic clock."""
+    """See the module's text; of one model. Times are seconds of one monotonic clock.
 
-    def __init__(self) -> None:
+    margin_min_s: least time that blocks get to come after the expected end of their prefill.
+    """
+
+    def __init__(self, margin_min_s: float = MARGIN_MIN_S) -> None:
+        self._margin_min_s = margin_min_s
         self._pairs: dict[tuple[str, str], _Pair] = {}  # those where blocks did not come the last time
         self._lag = Follower(LAG_PRIOR_S)
 
@@ -64,7 +68,8 @@ class Landings:
     @property
     def margin_s(self) -> float:
         """How long after the expected end of a prefill its blocks may come."""
-        return min(MARGIN_MAX_S, max(MARGIN_MIN_S, _LAG_FACTOR * self._lag.value))
+        learnt_s = min(MARGIN_MAX_S, _LAG_FACTOR * self._lag.value)
+        return max(self._margin_min_s, learnt_s)
 
     def wait_s(self, expected_s: float, prefills: int) -> float:
         """Return how long a leg waits for blocks that are expected after `expected_s`.

@@ -11,7 +11,7 @@ from collections import Counter
 from mooncache.conductor.core import learning
 from mooncache.conductor.core.fleet_book import STAY_PRIOR_S, FleetBook
 from mooncache.conductor.core.fleet_shape import Shape
-from mooncache.conductor.core.landing import Landings
+from mooncache.conductor.core.landing import MARGIN_MIN_S, Landings
 from mooncache.conductor.core.lateness import Lateness
 from mooncache.conductor.core.learning import DecodeLearner, FadingMean, TransferLearner
 from mooncache.conductor.core.output_lengths import OutputLengths
@@ -28,7 +28,7 @@ _OTHERS_TOKENS = 512  # of a prompt that somebody else sent, as long as nothing 
 class ServedModel:
     """One model; see the module's text. row_of_holder: row of each number in the index of caches."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, handover_margin_s: float = MARGIN_MIN_S) -> None:
         self.name = name
         self.book = FleetBook()
         self.row_of_holder: dict[int, int] = {}
@@ -38,7 +38,7 @@ class ServedModel:
         self.lengths = OutputLengths()
         self.stay = FadingMean(STAY_PRIOR_S)
         self.lateness = Lateness()
-        self.landings = Landings()
+        self.landings = Landings(handover_margin_s)
         self.prefill_counts: Counter[str] = Counter()  # ends of prefill legs that were heard of, by type
         self._kinds: dict[str, int] = {}
         self._groups: tuple[int, dict[int, tuple[int, int]]] = (-1, {})
@@ -180,7 +180,8 @@ class ServedModel:
 class ModelBooks:
     """All models that are served, or were and may be again."""
 
-    def __init__(self) -> None:
+    def __init__(self, handover_margin_s: float = MARGIN_MIN_S) -> None:
+        self._handover_margin_s = handover_margin_s
         self._models: dict[str, ServedModel] = {}
         self._served: dict[str, str] = {}  # instance -> model
 
@@ -188,7 +189,7 @@ class ModelBooks:
         """Return a model, a new one when it is not known."""
         found = self._models.get(name)
         if found is None:
-            found = self._models[name] = ServedModel(name)
+            found = self._models[name] = ServedModel(name, self._handover_margin_s)
             self._forget()
         return found
 

@@ -66,7 +66,7 @@ class Scheduler:
         self.policy = find(settings.policy)
         self._rng = rng
         self._number = 0
-        self.models = ModelBooks()
+        self.models = ModelBooks(settings.handover_margin_s)
         self.registry = Registry(
             suspect_after_s=settings.suspect_after_s,
             lease_s=settings.lease_s,
