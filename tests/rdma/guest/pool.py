@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mooncache
@@ -22,11 +22,12 @@ import mooncache.master.service  # imported here, so that the forks need not
 import mooncache.store_node.__main__ as store_node
 import mooncache.store_node.service
 from mooncache.auth import load_or_create_cluster_token
+from mooncache.errors import NodeUnavailable
 
 FOLDER = Path("/tmp/pool")
 ARENA, ARENA_BYTES = Path("/dev/shm/arena"), 128 << 20
 BLOCK_BYTES, BLOCKS = 1 << 20, 32
-DEADLINE_S, STRIKE_WITHIN_S = 30.0, 5.0
+DEADLINE_S, STRIKE_WITHIN_S, SETTLED_WITHIN_S = 30.0, 5.0, 90.0
 NODES = ("b0", "b1")
 RAILS = ("va0", "va1", "vb0", "vb1")
 
@@ -125,7 +126,23 @@ class Act:
         equal = [got == block for got, block in zip(into, blocks.values(), strict=True)]
         self.said["right"] = sum(code == 0 and same for code, same in zip(codes, equal, strict=True))
         self.said["wrong"] = sum(code == 0 and not same for code, same in zip(codes, equal, strict=True))
+        self.said["unavailable"] = codes.count(NodeUnavailable.code)
         self.said["codes"] = sorted(set(codes))
+
+
+def until_whole(
+    name: str, client: mooncache.Client, blocks: int, *, rdma_bytes: int | None = None
+) -> Iterator[Act]:
+    """The same act until all is right and went as it should: a starved processor is late for what works, too."""
+    until_s = time.monotonic() + SETTLED_WITHIN_S
+    while True:
+        with Act(name, client) as act:
+            yield act
+        over_rdma = act.said["rdma_bytes"] if rdma_bytes is None else rdma_bytes
+        whole = act.said["right"] == blocks and act.said["rdma_bytes"] == over_rdma
+        if whole or time.monotonic() > until_s:
+            return
+        time.sleep(1)
 
 
 def link(rail: str, state: str) -> None:
@@ -148,19 +165,20 @@ def rails_fail(client: mooncache.Client, blocks: dict[str, bytes]) -> None:
             strike = act.when_moving(lambda rail=rail: link(rail, "down"))  # type: ignore[misc]
             act.read(blocks)
             strike.join()
-        with Act(f"{name}, afterwards", client) as act:
-            act.read(blocks)
+        rdma_bytes = len(blocks) * BLOCK_BYTES if rail == "va0" else 0
+        for again in until_whole(f"{name}, afterwards", client, len(blocks), rdma_bytes=rdma_bytes):
+            again.read(blocks)
         left = {"va0": {"rxb1:1"}, "va1": set()}[rail]
         print(json.dumps({"act": f"{name}, in the map", "rails": rails_in_map(client, left)}), flush=True)
     for rail in ("va0", "va1"):
         link(rail, "up")
-    until_s = time.monotonic() + 40
+    until_s = time.monotonic() + 120
     moved = client.stats()["rdma_bytes"]
     while client.stats()["rdma_bytes"] == moved and time.monotonic() < until_s:
         time.sleep(1)
         client.get_many_into(list(blocks)[:4], [bytearray(BLOCK_BYTES) for _ in range(4)])
-    with Act("both are up again", client) as act:
-        act.read(blocks)
+    for again in until_whole("both are up again", client, len(blocks)):
+        again.read(blocks)
 
 
 def arena_shrinks(client: mooncache.Client, blocks: dict[str, bytes], copies: dict[str, bytes]) -> None:
@@ -174,10 +192,11 @@ def arena_shrinks(client: mooncache.Client, blocks: dict[str, bytes], copies: di
         time.sleep(0.2)
     with Act("an arena is truncated, afterwards", client) as act:
         act.read(blocks | copies)
-    again = {f"again-{i}": os.urandom(BLOCK_BYTES) for i in range(BLOCKS // 2)}
-    with Act("memory in its place", client) as act:
-        client.put_many(list(again), list(again.values()), replicas=2).raise_for_errors()
-        act.read(again)
+    count = BLOCKS // 2
+    for again in until_whole("memory in its place", client, count, rdma_bytes=3 * count * BLOCK_BYTES):
+        new = {os.urandom(8).hex(): os.urandom(BLOCK_BYTES) for _ in range(count)}
+        client.put_many(list(new), list(new.values()), replicas=2).raise_for_errors()
+        again.read(new)
 
 
 def node_dies(client: mooncache.Client, pid: int, blocks: dict[str, bytes], copies: dict[str, bytes]) -> None:
@@ -201,11 +220,12 @@ def main() -> None:
     print(json.dumps({"act": "start", **started}), flush=True)
     blocks = {f"block-{i}": os.urandom(BLOCK_BYTES) for i in range(BLOCKS)}
     copies = {f"copied-{i}": os.urandom(BLOCK_BYTES) for i in range(8)}
-    with Act("put", client) as act:
+    with Act("put", client):
         client.put_many(list(blocks), list(blocks.values())).raise_for_errors()
         client.put_many(list(copies), list(copies.values()), replicas=2).raise_for_errors()
-    with Act("get", client) as act:
-        act.read(blocks | copies)
+    everything = blocks | copies
+    for again in until_whole("get", client, len(everything), rdma_bytes=len(everything) * BLOCK_BYTES):
+        again.read(everything)
     rails_fail(client, blocks)
     arena_shrinks(client, blocks, copies)
     node_dies(client, pids["b1"], blocks, copies)
