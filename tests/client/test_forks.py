@@ -35,9 +35,12 @@ def test_a_forked_worker_keeps_nothing_of_a_parent_that_was_killed(
         block = pool.reserve("half-written", {_BLOCK})
         block.write(0, bytes({_BLOCK // 2}))
         mapped = "memfd:" in open("/proc/self/maps").read()
+        ready, tell = os.pipe()
         worker = os.fork()
         if worker == 0:
+            os.write(tell, b"!")  # what is done at the fork is done
             time.sleep(600)
+        os.read(ready, 1)
         print(worker, mapped, flush=True)
         time.sleep(600)
     """
