@@ -45,9 +45,24 @@ def read_toml(path: Path, what: str, error: type[MooncacheError]) -> dict[str, A
 def parse_toml(text: str, where: str, error: type[MooncacheError]) -> dict[str, Any]:
     """Return the tables of a TOML text; `where` begins the sentence. Raises `error`."""
     try:
-        return tomllib.loads(text)
+        tables = tomllib.loads(text)
     except (ValueError, RecursionError) as refused:  # int() itself refuses numbers of thousands of digits
         raise error(f"{where} is not TOML: {refused}.") from None
+    _refuse_large_integers(tables, where, error)
+    return tables
+
+
+def _refuse_large_integers(tables: dict[str, Any], where: str, error: type[MooncacheError]) -> None:
+    """TOML promises 64 bits. tomllib reads more, which no float holds: its readers would have to expect that."""
+    left: list[tuple[str, Any]] = [("", tables)]
+    while left:
+        name, value = left.pop()
+        if isinstance(value, dict):
+            left += value.items()
+        elif isinstance(value, list):
+            left += [(name, item) for item in value]
+        elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise error(f"{where} is not TOML: {name} is a whole number of more than 64 bits.")
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "", cutoff: float = 0.5) -> str:

@@ -12,7 +12,9 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from mooncache.cli.output import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_OK, console, print_json
 from mooncache.cli.up import LOOK_S, Stop, watch
@@ -20,6 +22,22 @@ from mooncache.errors import Cancelled, Internal, MooncacheError, error_for
 
 if TYPE_CHECKING:
     from mooncache.cluster.embedded import ClusterSettings
+
+LINE_CHARS_MAX: Final = 4 << 20  # the document of a thousand engines takes a tenth of it
+
+
+class _Failure(msgspec.Struct):
+    code: int
+    message: str
+
+
+class _Message(msgspec.Struct):
+    """One line of the pipe: a part that changed, and at the end the document or the error."""
+
+    tell: tuple[str, str] | None = None
+    document: dict[str, Any] | None = None
+    token_created: bool = False
+    error: _Failure | None = None
 
 
 def run_detached(settings: ClusterSettings, ready_s: float | None, *, as_json: bool) -> int:
@@ -48,24 +66,35 @@ def _show(lines: IO[str], *, as_json: bool) -> int:
     from mooncache.cli.announce import show
     from mooncache.cli.progress import StartView
 
-    message: dict[str, Any] = {}
+    message = _Message()
     with contextlib.ExitStack() as stack:
         tell = None if as_json else stack.enter_context(StartView(console)).tell
-        for line in lines:
-            message = json.loads(line)
-            if "tell" not in message:
+        while line := lines.readline(LINE_CHARS_MAX):
+            message = _parsed(line)
+            if message.tell is None:
                 break
             if tell is not None:
-                tell(*message["tell"])
-    if "error" in message:
-        raise error_for(message["error"]["code"], message["error"]["message"])
-    if "document" not in message:
-        raise Internal("The start ended without a word; see logs/up.log in the state folder.")
+                tell(*message.tell)
+    if message.error is not None:
+        raise error_for(message.error.code, message.error.message)
+    if message.document is None:
+        raise Internal(_NO_WORD)
     if as_json:
-        print_json(message["document"])
+        print_json(message.document)
     else:
-        show(message["document"], token_created=message["token_created"], detached=True)
+        show(message.document, token_created=message.token_created, detached=True)
     return EXIT_OK
+
+
+_NO_WORD: Final = "The start ended without a word; see logs/up.log in the state folder."
+
+
+def _parsed(line: str) -> _Message:
+    """A line that was cut off, because the child was killed, is no word."""
+    try:
+        return msgspec.json.decode(line, type=_Message)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise Internal(_NO_WORD) from None
 
 
 def _behind(settings: ClusterSettings, ready_s: float | None, pipe: IO[str]) -> int:

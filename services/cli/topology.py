@@ -114,7 +114,7 @@ def _read_peer(path: Path) -> Host:
     data = read_small(path, "--peer file", InvalidArgument, PEER_BYTES_MAX)
     try:
         return msgspec.json.decode(data, type=_Saved).host
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         text = f"--peer: {path} is not what `mooncache topology --json` prints: {error}"
         raise InvalidArgument(text) from error
 

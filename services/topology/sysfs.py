@@ -6,6 +6,7 @@ bounded; links are followed only inside the root.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -157,7 +158,8 @@ def _port(files: Sysfs, device: str, number: int) -> Port:
             kind = IB
         elif kind.startswith("IB"):
             kind = "RoCE v1"
-        gids.append(Gid(int(index), value, kind, files.text(*base, "gid_attrs", "ndevs", index)))
+        with contextlib.suppress(ValueError):  # not a kernel's file: --root leads anywhere
+            gids.append(Gid(int(index), value, kind, files.text(*base, "gid_attrs", "ndevs", index)))
     netdev = next((gid.netdev for gid in gids if gid.netdev), "")
     netdev_mtu = int(files.number("sys", "class", "net", netdev, "mtu") or 0) if netdev else 0
     return Port(

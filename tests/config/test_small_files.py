@@ -40,6 +40,7 @@ READERS = {
         (b"#" * (BYTES_MAX + 1), "is larger than 1 MiB"),
         (b"a = " + b"[" * 3000 + b"]" * 3000, "is not TOML"),
         (b"a = " + b"1" * 5000, "is not TOML"),
+        (b"[a]\nb = [1, -" + b"1" * 400 + b"]", "is not TOML: b is a whole number of more than 64 bits"),
     ],
 )
 def test_every_reader_says_what_is_wrong_and_where(

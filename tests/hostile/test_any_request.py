@@ -76,11 +76,15 @@ def cluster_token() -> Any:
     return Authenticator(CLUSTER).identify(f"Bearer {CLUSTER.text}")
 
 
-async def send(runner: OpRunner, steps: Steps) -> None:
+async def send(runner: OpRunner, steps: Steps, timeout_s: float = 2.0) -> None:
     for method, message in steps:
         try:
             await runner.run(
-                method, message.SerializeToString(), identify=cluster_token, request_id="r", timeout_s=2.0
+                method,
+                message.SerializeToString(),
+                identify=cluster_token,
+                request_id="r",
+                timeout_s=timeout_s,
             )
         except errors.Internal as error:
             error.add_note(f"{method}: {message}")

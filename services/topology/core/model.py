@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Final
 
 ETHERNET, INFINIBAND = "Ethernet", "InfiniBand"
 ROCE_V1, ROCE_V2, IB = "RoCE v1", "RoCE v2", "IB"
+_VALUE: Final = re.compile("[0-9a-f]{4}(:[0-9a-f]{4}){7}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,21 @@ class PciLocation:
 
 @dataclass(frozen=True, slots=True)
 class Gid:
-    """One address of a port. kind: RoCE v1, RoCE v2 or IB; netdev: the interface behind it."""
+    """One address of a port. kind: RoCE v1, RoCE v2 or IB; netdev: the interface behind it.
+
+    Raises ValueError for an index of more than 16 bits, and a value that is not eight groups of four digits.
+    """
 
     index: int
     value: str
     kind: str
     netdev: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index <= 0xFFFF:
+            raise ValueError(f"index {self.index!s:.20} of an address is not between 0 and 65535")
+        if _VALUE.fullmatch(self.value) is None:
+            raise ValueError(f"{self.value!r:.60} is not an address: eight groups of four digits")
 
     @classmethod
     def read(cls, index: int, text: str, kind: str, netdev: str = "") -> Gid:
