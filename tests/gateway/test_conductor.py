@@ -38,6 +38,37 @@ async def test_refusals_of_the_conductor(
             assert headers["retry-after"] == "3" and headers["retry-after-ms"] == "2500"
 
 
+REASONS = {
+    "ttft": ("The first token would take 9.3 s, 2 s are promised; come back in 7.3 s.", 7312),
+    "tbt": ("A token would take 171 ms, 100 ms are promised; come back in 7.2 s.", 7207),
+    "capacity": ("No decode instance has room for 7.4 s; come back in 7.4 s.", 7401),
+}
+
+
+async def test_tenants_learn_when_to_come_back_and_nothing_of_the_load_of_others(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    async with running(tmp_path, [FakeEngine("e")]) as bench:
+        told = []
+        for auth in ({}, {"authorization": f"Bearer {bench.gateway.token.text}"}):
+            for reason, (message, later_ms) in REASONS.items():
+                bench.conductor.plans = [
+                    pb.ScheduleResponse(
+                        admitted=False, reason=reason, message=message, retry_after_ms=later_ms
+                    )
+                ]
+                status, answer, headers = await ask(bench, http, CHAT, **auth)
+                assert status == 429
+                told.append((answer, headers["retry-after-ms"], sorted(headers)))
+        tenants, operators = told[:3], told[3:]
+        assert [later for _, later, _ in tenants] == ["7500", "7250", "7500"]
+        assert all(answer == tenants[0][0] and names == tenants[0][2] for answer, _, names in tenants)
+        assert not any(character.isdigit() for character in tenants[0][0]["error"]["message"])
+        assert [answer["error"]["message"] for answer, _, _ in operators] == [
+            message for message, _ in REASONS.values()
+        ]
+
+
 async def test_refused_requests_cost_no_tokens(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with running(tmp_path, [FakeEngine("e")], gateway__tokens_per_minute=60) as bench:
         full = pb.ScheduleResponse(admitted=False, reason="ttft", message="full", retry_after_ms=1)

@@ -245,7 +245,7 @@ async def engine_says(status: int, body: Any) -> Any:
         (422, {"detail": "odd"}, 422, "odd"),
         (401, {"error": "no"}, 502, "401"),
         (404, {"error": {"message": "no such model"}}, 502, "404"),
-        (429, {"error": {"message": "queue full"}}, 429, "queue full"),
+        (429, {"error": {"message": "queue full"}}, 429, "Come back after the time in Retry-After"),
         (500, {"error": {"message": "boom"}}, 502, "boom"),
         (503, {"error": {"message": "loading"}}, 503, "loading"),
     ],

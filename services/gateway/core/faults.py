@@ -43,6 +43,10 @@ _KINDS: Final[dict[type[MooncacheError], tuple[int, str, str]]] = {
 # Trying again at once would only hang once more, or be refused once more.
 _NO_RETRY: Final = (errors.EngineTimeout, errors.DeadlineExceeded)
 _RETRY_AFTER_S: Final = 1.0
+_RETRY_STEP_S: Final = 0.25
+_BUSY: Final = (
+    "The cluster has too much to do to take this request now. Come back after the time in Retry-After."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,20 @@ def of_error(error: MooncacheError, *, param: str | None = None, retry_after_s: 
     if tells and error.hint and error.hint not in message:  # the hint of Draining is about store nodes
         message = f"{message} {error.hint}"
     return Fault(error.name, status, message, type_, code, param, retry_after_s, later)
+
+
+def without_load(fault: Fault) -> Fault:
+    """The answer for a caller who is no operator.
+
+    Predicted times, lengths of queues and what lacks room are the load of other tenants. What stays is when to come
+    back, rounded up to a quarter of a second: without it clients would come back at once, or much too late.
+    """
+    if fault.name != errors.Overloaded.name:
+        return fault
+    later_s = fault.retry_after_s
+    if later_s is not None:
+        later_s = max(1, math.ceil(later_s / _RETRY_STEP_S)) * _RETRY_STEP_S
+    return replace(fault, message=_BUSY, retry_after_s=later_s)
 
 
 def refuse(

@@ -146,7 +146,7 @@ class Endpoint:
             raise Draining("The gateway is shutting down; send the request to another one.")
         limit = state.config.gateway.request_count_max
         if state.active_count > limit:
-            raise LimitExceeded(f"{limit} requests are under way, which is as many as this gateway takes.")
+            raise LimitExceeded("As many requests are under way as this gateway takes.")
         self._enter(exchange)
         verdict = state.limiter.ask(caller.tenant, caller.limits, state.clock.now_s())
         for kind, most, left in (
@@ -185,6 +185,8 @@ class Endpoint:
     async def _answer(self, exchange: Exchange, fault: Fault) -> str:
         """Send an error: as an answer, or as the last event of a stream that has begun."""
         self._state.stats.errors.labels(fault.name).inc()
+        if exchange.caller is None or not exchange.caller.admin:
+            fault = faults.without_load(fault)
         try:
             # What is under way may be a client that takes nothing: its error must not hold the request.
             async with asyncio.timeout(_LAST_WORDS_S):
