@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <thread>
 
 namespace mooncache {
 
@@ -27,7 +28,9 @@ class Loop {
         limits_(limits),
         counters_(counters),
         now_ms_(steady_ms()),
-        look_(options.interrupted) {}
+        look_(options.interrupted),
+        has_bulk_(std::any_of(tasks.begin(), tasks.end(),
+                              [](const LaneTask& task) { return task.use == LaneUse::kBulk; })) {}
 
   void run() {
     for (LaneTask& task : tasks_) task.last_progress_ms = task.started_ms = now_ms_;
@@ -47,6 +50,7 @@ class Loop {
           std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count());
       if (moved) {
         last_move = now;
+        if (has_bulk_) std::this_thread::yield();
         continue;
       }
       if (now - last_move < std::chrono::microseconds(limits_.spin_us)) continue;
@@ -248,6 +252,9 @@ class Loop {
   Counters& counters_;
   uint64_t now_ms_;
   InterruptLook look_;
+  // More such threads than processors would keep a small call of the process waiting for whole slices of the
+  // scheduler: after each piece they stand back for whoever else can run.
+  const bool has_bulk_;
   std::vector<pollfd> polled_;
   std::vector<int> fds_;
 };

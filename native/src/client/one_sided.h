@@ -18,8 +18,8 @@ namespace mooncache {
 
 inline constexpr size_t kOneSidedItems = 256;
 inline constexpr uint64_t kOneSidedBytes = 256 << 20;
-inline constexpr auto kOneSidedSpan =
-    std::chrono::milliseconds(2);  // copying between two looks at the cancel token
+// Copying between two looks at the cancel token, after which other threads may have the processor.
+inline constexpr auto kOneSidedSpan = std::chrono::microseconds(500);
 
 // The parts that both directions share: attaching, one chunk of items at a time, the link.
 class OneSided : public Program {

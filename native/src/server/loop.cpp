@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <thread>
 #include <utility>
 
 #include "server/connection.h"
@@ -315,7 +316,8 @@ void Loop::dead(Connection& connection) {
   dead_.push_back(&connection);
 }
 
-// One of them at least: what came first in this turn may have used up all of it.
+// One of them at least: what came first in this turn may have used up all of it. Between them others may have
+// the processor: a loop that is always busy would be taken off it for whole slices of the scheduler.
 void Loop::run_queue() {
   const size_t all = queue_.size();
   for (size_t left = all; left > 0 && (left == all || turn_bytes_ < kTurnBytes); --left) {
@@ -327,6 +329,7 @@ void Loop::run_queue() {
     if (events != 0) connection.on_event(events);
     if (again) connection.on_turn();
     connection.account();
+    std::this_thread::yield();
   }
 }
 
