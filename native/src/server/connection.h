@@ -158,6 +158,8 @@ class Connection : public Watched {
   bool in_transfer() const { return state_ == State::kPayload || out_at_ < out_.size(); }
   bool parked() const { return parked_; }
   uint64_t park_deadline_ms() const { return park_deadline_ms_; }
+  uint64_t park_ticket() const { return park_ticket_; }  // of the request that waits
+  TenantId tenant() const { return tenant_; }
 
   // After each of its turns: tells the node what memory it holds for what is in hand.
   void account();
@@ -330,7 +332,7 @@ class Connection : public Watched {
       op_;
   bool parked_ = false, runnable_ = false;
   bool park_counted_ = false;  // the request in hand has been counted as one that waited
-  uint64_t park_start_ms_ = 0, park_deadline_ms_ = 0;
+  uint64_t park_start_ms_ = 0, park_deadline_ms_ = 0, park_ticket_ = 0;
 
   // output
   std::vector<std::byte> heads_;

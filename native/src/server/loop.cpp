@@ -110,7 +110,7 @@ int Loop::wait_ms() const {
   if (stopping_.load()) return 5;
   uint64_t wait = connections_.empty() ? kIdleTickMs : kTickMs;
   if (!parked_.empty()) wait = kParkedRetryMs;
-  for (const Connection* parked : parked_) {
+  for (const auto& [ticket, parked] : parked_) {
     const uint64_t until = parked->park_deadline_ms();
     wait = std::min(wait, until > now_ms_ ? until - now_ms_ : 0);
   }
@@ -306,7 +306,11 @@ void Loop::ready(Connection& connection, uint32_t events) {
 
 void Loop::park(Connection& connection) {
   metrics.parked_now.add();
-  parked_.push_back(&connection);
+  if (parked_.empty()) parked_retry_ms_ = now_ms_ + kParkedRetryMs;
+  parked_.emplace(connection.park_ticket(), &connection);
+  tell_longest_wait();
+  // What was freed since the attempt may have gone by: nobody knew yet that this one waits.
+  if (shared_.space_releases.load() != releases_seen_) space_freed_.store(true);
 }
 
 // Deregistered here, not by close(): a forked child may hold the socket open, and epoll would go on to report
@@ -333,22 +337,43 @@ void Loop::run_queue() {
   }
 }
 
-// In the order in which they came: the one that has waited longest gets the freed space first.
+// In the order in which they came, those of the other loops included. Who waits longest gets what was freed,
+// until there is no more: whoever comes after one that got nothing would get nothing either. Only of another
+// tenant, which has another quota, one more is tried.
 void Loop::retry_parked() {
-  const bool all = space_freed_.exchange(false) || now_ms_ >= parked_retry_ms_;
-  if (parked_.empty()) return;
+  bool freed = space_freed_.exchange(false);
+  const bool all = !parked_.empty() && now_ms_ >= parked_retry_ms_;
   if (all) parked_retry_ms_ = now_ms_ + kParkedRetryMs;
-  turn_list_.swap(parked_);
-  for (Connection* connection : turn_list_) {
-    if (connection->parked() && !all && now_ms_ < connection->park_deadline_ms()) {
-      parked_.push_back(connection);
+  uint64_t tried = 0;
+  std::vector<TenantId> refused;
+  for (auto at = parked_.begin(); at != parked_.end();) {
+    const uint64_t ticket = at->first;
+    Connection& connection = *at->second;
+    bool wakes = freed && std::find(refused.begin(), refused.end(), connection.tenant()) == refused.end();
+    // Another loop has somebody who comes first, and goes on from there.
+    if (wakes && tried != 0 && shared_.wake_waiter(tried, ticket)) wakes = freed = false;
+    if (connection.parked() && !wakes && !all && now_ms_ < connection.park_deadline_ms()) {
+      ++at;
       continue;
     }
+    at = parked_.erase(at);
     metrics.parked_now.sub();
-    if (connection->parked()) connection->retry_parked();  // it may park again
-    connection->account();
+    if (connection.parked()) {
+      if (wakes) {
+        metrics.parked_woken.add();
+        tried = ticket;
+      }
+      connection.retry_parked();  // it may park again, in its old place
+      if (connection.parked()) refused.push_back(connection.tenant());
+    }
+    connection.account();
+    tell_longest_wait();
   }
-  turn_list_.clear();
+  if (freed) (void)shared_.wake_waiter(tried, kNobody);
+}
+
+void Loop::tell_longest_wait() {
+  longest_wait_.store(parked_.empty() ? kNobody : parked_.begin()->first);
 }
 
 void Loop::tick() {
@@ -402,9 +427,10 @@ void Loop::shed() {
 
 void Loop::bury() {
   if (dead_.empty()) return;
-  const auto gone = [](const Connection* connection) { return connection->is_dead(); };
-  metrics.parked_now.sub(static_cast<uint64_t>(std::erase_if(parked_, gone)));
-  std::erase_if(queue_, gone);
+  const size_t left = std::erase_if(parked_, [](const auto& waiter) { return waiter.second->is_dead(); });
+  metrics.parked_now.sub(static_cast<uint64_t>(left));
+  tell_longest_wait();
+  std::erase_if(queue_, [](const Connection* connection) { return connection->is_dead(); });
   for (Connection* connection : dead_) {
     const size_t index = connection->index;
     if (connection->surplus) shared_.surplus.fetch_sub(1);

@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -50,6 +51,7 @@ struct Visit {
 class Loop {
  public:
   static constexpr size_t kScratchBytes = 64 << 10;
+  static constexpr uint64_t kNobody = UINT64_MAX;
 
   explicit Loop(Shared& shared);
   ~Loop();
@@ -64,6 +66,8 @@ class Loop {
   // From any thread.
   void adopt(Newcomer newcomer);
   void space_freed();
+  // The ticket of who waits longest for space here; kNobody.
+  uint64_t longest_wait() const { return longest_wait_.load(); }
   void stop(Deadline deadline);
   uint32_t load() const { return load_.load(std::memory_order_relaxed); }
 
@@ -72,6 +76,8 @@ class Loop {
   void run_again(Connection& connection);  // a turn without waiting for the socket
   const Visit& visit() const { return *visit_; }
   void spend(uint64_t bytes) { turn_bytes_ += bytes; }
+  // Before an attempt to get space that park() may follow.
+  void about_to_reserve() { releases_seen_ = shared_.space_releases.load(); }
   void park(Connection& connection);  // a turn when space was freed, or soon
   void dead(Connection& connection);  // deleted at the end of the turn
   std::span<std::byte> scratch() { return scratch_; }
@@ -101,6 +107,7 @@ class Loop {
   void enqueue(Connection& connection);
   void run_queue();
   void retry_parked();
+  void tell_longest_wait();
   void tick();
   void look_at_arena();
   void shed();
@@ -121,7 +128,9 @@ class Loop {
   uint64_t listening_retry_ms_ = 0;
 
   std::vector<std::unique_ptr<Connection>> connections_;
-  std::vector<Connection*> parked_, dead_, turn_list_;
+  std::vector<Connection*> dead_;
+  std::map<uint64_t, Connection*> parked_;  // by ticket; those that do not wait any more are still there
+  uint64_t releases_seen_ = 0;
   // Connections with many bytes to move or to check, in turn.
   std::deque<Connection*> queue_;
   const Visit* visit_;
@@ -137,6 +146,7 @@ class Loop {
 
   std::atomic<bool> woken_{false};
   std::atomic<bool> space_freed_{false};
+  std::atomic<uint64_t> longest_wait_{kNobody};
   std::atomic<bool> stopping_{false};
   std::mutex mutex_;  // guards newcomers_ and stop_deadline_
   std::vector<Newcomer> newcomers_;

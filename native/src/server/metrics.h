@@ -88,6 +88,7 @@ struct LoopMetrics {
   Counter connections_accepted, connections_open, connections_lingering, unauthenticated_open;
   std::array<Counter, static_cast<size_t>(CloseReason::kCount)> closed;
   Counter parked_total, parked_now, parked_expired;
+  Counter parked_woken;  // tried again because space was freed, not because time passed
   Counter pins_held, reservations_held, reserved_bytes;
   Counter read_calls, write_calls;
   Counter rdma_exposed;

@@ -1,6 +1,7 @@
 // PUT, RESERVE, WRITE, COMMIT, ABORT: how blocks come in. Payload bytes go from the socket into their extent;
 // the CRC of each chunk is computed while the chunk is still in the cache.
 #include <algorithm>
+#include <utility>
 
 #include "mooncache/crc32c.h"
 #include "server/connection.h"
@@ -29,6 +30,7 @@ Result<Reservation> Connection::reserve(const Key& key, uint64_t size) {
   if (reserved_bytes_ > limit - size || reservations_ >= config().max_reservations_per_connection) {
     return {Code::kLimitExceeded, "the connection holds as many reservations as it may"};
   }
+  loop_.about_to_reserve();
   auto reservation = store().reserve(tenant_, key, size, loop_.now_ms());
   if (reservation) count_reservation(size);
   return reservation;
@@ -43,8 +45,10 @@ bool Connection::park_for(uint32_t wait_ms, uint32_t waited_ms) {
     if (allowed > 0) metrics().parked_expired.add();
     return false;
   }
-  if (!park_counted_) metrics().parked_total.add();
-  park_counted_ = true;
+  if (!std::exchange(park_counted_, true)) {
+    metrics().parked_total.add();
+    park_ticket_ = loop_.shared().park_tickets.fetch_add(1) + 1;
+  }
   parked_ = true;
   park_start_ms_ = loop_.now_ms();
   park_deadline_ms_ = park_start_ms_ + (allowed - waited_ms);

@@ -60,6 +60,7 @@ constexpr NamedCounter kCounters[] = {
     {"parked_total", &LoopMetrics::parked_total},
     {"parked_now", &LoopMetrics::parked_now},
     {"parked_expired", &LoopMetrics::parked_expired},
+    {"parked_woken", &LoopMetrics::parked_woken},
     {"pins_held", &LoopMetrics::pins_held},
     {"reservations_held", &LoopMetrics::reservations_held},
     {"reserved_bytes", &LoopMetrics::reserved_bytes},
@@ -168,8 +169,20 @@ Result<std::unique_ptr<StoreServer>> StoreServer::create(ServerConfig config) {
   }
   Impl* raw = impl.get();
   raw->shared.store->set_space_callback([raw] {
-    for (const auto& loop : raw->loops) loop->space_freed();
+    raw->shared.space_releases.fetch_add(1);
+    (void)raw->shared.wake_waiter(0, Loop::kNobody);
   });
+  raw->shared.wake_waiter = [raw](uint64_t after, uint64_t before) {
+    Loop* next = nullptr;
+    for (const auto& loop : raw->loops) {
+      const uint64_t waits = loop->longest_wait();
+      if (waits <= after || waits >= before) continue;
+      before = waits;
+      next = loop.get();
+    }
+    if (next != nullptr) next->space_freed();
+    return next != nullptr;
+  };
   raw->shared.node_stat = [raw] { return raw->stats(); };
   return std::unique_ptr<StoreServer>(new StoreServer(std::move(impl)));
 }

@@ -67,6 +67,13 @@ struct Shared {
   std::atomic<uint32_t> strangers_tcp{0}, strangers_unix{0};
   std::atomic<uint32_t>& strangers(bool is_unix) { return is_unix ? strangers_unix : strangers_tcp; }
   bool crowded(bool is_unix) { return strangers(is_unix).load() >= config.max_unauthenticated; }
+  // Requests that wait for space are served in the order of their tickets, the first of which is 1.
+  std::atomic<uint64_t> park_tickets{0};
+  // How often space may have become free; who failed to get it looks whether that changed meanwhile.
+  std::atomic<uint64_t> space_releases{0};
+  // Wakes the loop whose longest waiter has the first ticket between these two; false: there is none. Set
+  // once, before the loops run.
+  std::function<bool(uint64_t after, uint64_t before)> wake_waiter;
   // Every counter of the server and its store; set once, before the loops run.
   std::function<std::vector<std::pair<std::string, uint64_t>>()> node_stat;
 };

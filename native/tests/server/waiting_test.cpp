@@ -62,6 +62,75 @@ TEST_F(WaitingTest, ReserveDoesNotWaitForWhatItHolds) {
   EXPECT_EQ(stat("reservations_held"), kFits);
 }
 
+// What is freed goes to who waits longest, and nobody else is asked for nothing.
+class ReleaseTest : public ServerTest {
+ protected:
+  static constexpr uint64_t kPeers = 16, kBlock = 1 << 20;
+
+  void SetUp() override {
+    ServerTest::SetUp();
+    config.max_wait_ms = 600'000;
+    config.max_reserved_bytes_per_connection = kPeers * kBlock;
+  }
+  // All space is reserved, and everybody waits for as much as one reservation.
+  void fill_and_wait() {
+    holder_ = std::make_unique<Peer>(*server);
+    ASSERT_TRUE(holder_->login());
+    for (uint64_t i = 0; i < kPeers; ++i) {
+      const auto place = holder_->reserve(key_of(i), kBlock);
+      ASSERT_TRUE(place && place->code == Code::kOk);
+      held_.push_back(place->extent.grant);
+    }
+    for (uint64_t i = 0; i < kPeers; ++i) {
+      waiters_.push_back(std::make_unique<Peer>(*server));
+      ASSERT_TRUE(waiters_.back()->login());
+      Writer meta;
+      wire::ReserveRequest{600'000, {{key_of(kPeers + i), kBlock}}}.encode(meta);
+      ASSERT_TRUE(waiters_.back()->send(Peer::frame(Opcode::kReserve, meta.view())));
+      ASSERT_TRUE(eventually("parked_now", i + 1));
+    }
+  }
+  void free_one(uint64_t number) {
+    EXPECT_EQ(Peer::codes(holder_->call(Opcode::kAbort, Peer::grants_meta({held_[number]}))),
+              std::vector<Code>(1, Code::kOk));
+  }
+
+  std::unique_ptr<Peer> holder_;
+  std::vector<uint64_t> held_;
+  std::vector<std::unique_ptr<Peer>> waiters_;
+};
+
+TEST_F(ReleaseTest, OneReleaseWakesOneWaiterAfterTheOther) {
+  start();
+  fill_and_wait();
+  const uint64_t before = stat("parked_woken");
+  for (uint64_t i = 0; i < kPeers; ++i) {
+    free_one(i);
+    const auto answer = waiters_[i]->reply();
+    ASSERT_TRUE(answer && answer->status) << "waiter " << i << " came first, and goes first";
+    EXPECT_TRUE(eventually("parked_now", kPeers - i - 1));
+  }
+  EXPECT_LE(stat("parked_woken") - before, 2 * kPeers)
+      << "for each release one that got it, and one that did not";
+}
+
+TEST_F(ReleaseTest, TheWaitersOfSeveralLoopsAreServed) {
+  config.io_threads = 3;
+  start();
+  fill_and_wait();
+  const uint64_t before = stat("parked_woken");
+  for (uint64_t i = 0; i < kPeers; ++i) {
+    free_one(i);
+    EXPECT_TRUE(eventually("parked_now", kPeers - i - 1));
+  }
+  for (const auto& waiter : waiters_) {
+    const auto answer = waiter->reply();
+    EXPECT_TRUE(answer && answer->status);
+  }
+  EXPECT_LE(stat("parked_woken") - before, 4 * kPeers)
+      << "one that got it, and one of each loop that did not";
+}
+
 // Who asks for little waits for one turn of the loop, however many long transfers there are.
 TEST_F(WaitingTest, LongTransfersMoveALittleInEachTurn) {
   constexpr size_t kPeers = 32, kBlock = 4 << 20;
