@@ -5,15 +5,16 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
-#include <mutex>
 #include <utility>
 
 namespace mooncache {
 namespace {
 
-// What the handler reads: plain atomics, no lock. A slot is live while `begin` is not 0; `begin` is written
-// last and cleared first.
+// Plain atomics, no lock: the handler reads them, and a forked child, which gives up guards, would wait for a
+// lock that another thread of its parent had. A slot is live while `begin` is not 0; whoever took it writes
+// `begin` last and clears it first.
 struct Range {
+  std::atomic<bool> taken{false};
   std::atomic<uintptr_t> begin{0};
   std::atomic<uintptr_t> end{0};
   std::atomic<uintptr_t> page{0};
@@ -22,7 +23,6 @@ struct Range {
 constexpr int kRanges = 64;
 Range ranges[kRanges];
 struct sigaction before;  // set once, before the handler can run
-std::mutex mutex;         // of registration, never taken by the handler
 
 static_assert(std::atomic<uintptr_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free);
 
@@ -73,12 +73,11 @@ void install() {
 }  // namespace
 
 BusGuard::BusGuard(std::byte* begin, uint64_t size_bytes, uint64_t page_bytes) {
-  const std::lock_guard lock(mutex);
   static const bool installed = (install(), true);
   (void)installed;
   for (int slot = 0; slot < kRanges; ++slot) {
     Range& range = ranges[slot];
-    if (range.begin.load(std::memory_order_relaxed) != 0) continue;
+    if (range.taken.exchange(true, std::memory_order_acquire)) continue;
     const auto at = reinterpret_cast<uintptr_t>(begin);
     range.end.store(at + size_bytes, std::memory_order_relaxed);
     range.page.store(page_bytes, std::memory_order_relaxed);
@@ -102,9 +101,9 @@ uint64_t BusGuard::lost_bytes() const {
 
 void BusGuard::leave() {
   if (slot_ < 0) return;
-  const std::lock_guard lock(mutex);
-  ranges[slot_].begin.store(0, std::memory_order_release);
-  slot_ = -1;
+  Range& range = ranges[std::exchange(slot_, -1)];
+  range.begin.store(0, std::memory_order_release);
+  range.taken.store(false, std::memory_order_release);
 }
 
 }  // namespace mooncache

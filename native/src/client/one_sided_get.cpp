@@ -95,12 +95,7 @@ class OneSidedGet final : public OneSided {
   // A range has no CRC of its own here: the whole block is checked where it lies, like the node would.
   Code verify_block(const Move& move) const {
     const auto segments = node_.segments(session_.node().incarnation);
-    const std::byte* memory =
-        segments ? segments->readable(move.extent.segment, move.extent.offset, move.extent.size) : nullptr;
-    if (memory == nullptr) return Code::kInvalidArgument;
-    const uint32_t crc = crc32c({memory, static_cast<size_t>(move.extent.size)});
-    if (segments->generation(move.extent.slot) != move.extent.generation) return Code::kGenerationChanged;
-    return crc == move.crc ? Code::kOk : Code::kChecksumMismatch;
+    return segments ? segments->verify(move.extent, move.crc) : Code::kInvalidArgument;
   }
 
   void plan(uint32_t item, const wire::LookupResult& found, const wire::Exposure& exposure) {

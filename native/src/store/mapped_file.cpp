@@ -6,18 +6,16 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <fstream>
-#include <vector>
+#include <utility>
+
+#include "base/dax.h"
 
 namespace mooncache::store {
 namespace {
-
-constexpr uint64_t kDeviceAlignBytes = 2 << 20;  // of device DAX, when the device does not say
 
 Status wrong(const std::string& path, const std::string& why) {
   return {Code::kConfigInvalid, "the arena " + path + " " + why};
@@ -28,33 +26,12 @@ Status refused(const std::string& path, const char* what, int error) {
           "the arena " + path + ": " + what + ": " + std::strerror(error)};
 }
 
-// A number that the kernel tells in a file; 0 when it does not.
-uint64_t number_in(const std::string& path) {
-  std::ifstream file(path);
-  uint64_t number = 0;
-  return file >> number ? number : 0;
-}
-
 std::string text_of(uint64_t bytes) {
   for (const auto& [unit, shift] : {std::pair{"GiB", 30}, {"MiB", 20}, {"KiB", 10}}) {
     if (bytes >> shift != 0 && (bytes & ((1ull << shift) - 1)) == 0)
       return std::to_string(bytes >> shift) + " " + unit;
   }
   return std::to_string(bytes) + " bytes";
-}
-
-// Where the kernel describes a character device.
-std::string about_device(const std::string& sysfs, dev_t device) {
-  return sysfs + "/dev/char/" + std::to_string(major(device)) + ":" + std::to_string(minor(device));
-}
-
-// Before it is opened: to open a device can do something.
-bool is_dax(const std::string& sysfs, dev_t device) {
-  std::vector<char> target(4096);
-  const ssize_t length =
-      ::readlink((about_device(sysfs, device) + "/subsystem").c_str(), target.data(), target.size());
-  const std::string subsystem(target.data(), static_cast<size_t>(std::max<ssize_t>(length, 0)));
-  return subsystem.substr(subsystem.rfind('/') + 1) == "dax";
 }
 
 Status check_rights(const std::string& path, const struct stat& facts) {
@@ -105,7 +82,7 @@ Status MappedFile::open_path(const MappedFileOptions& options) {
     return wrong(path, "is a block device; use device DAX (/dev/dax*), or a file on its file system");
   if (!S_ISREG(facts.st_mode) && !S_ISCHR(facts.st_mode))
     return wrong(path, "is neither a file nor a DAX device nor a folder");
-  if (S_ISCHR(facts.st_mode) && !is_dax(options.sysfs, facts.st_rdev))
+  if (S_ISCHR(facts.st_mode) && !dax::is_device(options.sysfs, facts))
     return wrong(path, "is a character device, but not a DAX device (/dev/dax*)");
   if (Status rights = check_rights(path, facts); !rights) return rights;
   is_device_ = S_ISCHR(facts.st_mode);
@@ -143,11 +120,9 @@ Status MappedFile::lock(const std::string& path) {
 Status MappedFile::measure_device(const MappedFileOptions& options) {
   struct stat facts {};
   if (::fstat(fd_, &facts) != 0) return refused(options.path, "fstat", errno);
-  const std::string about = about_device(options.sysfs, facts.st_rdev);
-  uint64_t align = number_in(about + "/align");
-  if (align == 0) align = number_in(about + "/device/align");
-  if (align == 0) align = kDeviceAlignBytes;
-  const uint64_t there = number_in(about + "/size");
+  const std::string about = dax::about(options.sysfs, facts.st_rdev);
+  const uint64_t align = dax::page_bytes(options.sysfs, facts.st_rdev);
+  const uint64_t there = dax::number_in(about + "/size");
   if (there == 0) return wrong(options.path, "has a size that the kernel does not tell (" + about + "/size)");
   if (options.size_bytes > there) {
     return wrong(options.path,

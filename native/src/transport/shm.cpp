@@ -4,13 +4,12 @@
 #include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 
+#include "base/dax.h"
 #include "mooncache/crc32c.h"
 #include "transport/plain_regions.h"
 
@@ -19,31 +18,12 @@ namespace mooncache {
 namespace {
 
 constexpr size_t kMaxSegments = 200;
-// Of device DAX, when the device does not say.
-constexpr uint64_t kDevicePageBytes = 2 << 20;
-
-std::string about_device(const struct stat& facts) {
-  return "/sys/dev/char/" + std::to_string(major(facts.st_rdev)) + ":" + std::to_string(minor(facts.st_rdev));
-}
-
-// CXL or persistent memory: fstat does not tell its size, mmap checks it.
-bool is_dax_device(const struct stat& facts) {
-  if (!S_ISCHR(facts.st_mode)) return false;
-  char target[512];
-  const ssize_t length = readlink((about_device(facts) + "/subsystem").c_str(), target, sizeof target);
-  return length > 4 && std::string_view(target, static_cast<size_t>(length)).ends_with("/dax");
-}
+constexpr const char* kSysfs = "/sys";
 
 // What one fault loses: a page of the mapping.
 uint64_t page_bytes_of(int fd, const struct stat& facts) {
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  if (is_dax_device(facts)) {
-    for (const char* name : {"/align", "/device/align"}) {
-      uint64_t align = 0;
-      if (std::ifstream(about_device(facts) + name) >> align && align >= page) return align;
-    }
-    return std::max(page, kDevicePageBytes);
-  }
+  if (dax::is_device(kSysfs, facts)) return dax::page_bytes(kSysfs, facts.st_rdev);
   struct statfs system {};
   const bool huge = fstatfs(fd, &system) == 0 && static_cast<uint32_t>(system.f_type) == HUGETLBFS_MAGIC;
   return huge ? std::max(page, static_cast<uint64_t>(system.f_bsize)) : page;
@@ -57,7 +37,7 @@ struct Mapped {
 Result<Mapped> map_fd(int fd, uint64_t size, bool writable) {
   struct stat facts {};
   const bool found = size != 0 && fstat(fd, &facts) == 0;
-  const bool device = found && is_dax_device(facts);
+  const bool device = found && dax::is_device(kSysfs, facts);
   if (!found || (!device && (facts.st_size < 0 || static_cast<uint64_t>(facts.st_size) < size))) {
     return {Code::kTransportUnavailable,
             "shared memory unavailable, because the node passed a segment shorter than it says"};
@@ -182,6 +162,15 @@ uint64_t ShmSegments::generation(uint32_t slot) const {
   // the table is page-aligned, so the entry is an aligned word that the node changes atomically
   const void* entry = generations_->read + slot * sizeof(uint64_t);
   return __atomic_load_n(static_cast<const uint64_t*>(entry), __ATOMIC_ACQUIRE);
+}
+
+Code ShmSegments::verify(const RemoteExtent& extent, uint32_t crc) const {
+  const std::byte* memory = readable(extent.segment, extent.offset, extent.size);
+  if (memory == nullptr) return Code::kInvalidArgument;
+  const bool same = crc32c({memory, static_cast<size_t>(extent.size)}) == crc;
+  if (damaged()) return Code::kTransportUnavailable;  // what was read may be zeros
+  if (generation(extent.slot) != extent.generation) return Code::kGenerationChanged;
+  return same ? Code::kOk : Code::kChecksumMismatch;
 }
 
 bool AttachProgram::next(Request& request) {

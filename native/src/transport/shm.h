@@ -33,6 +33,9 @@ class ShmSegments {
   bool can_write() const { return can_write_; }
   // Memory was lost behind a mapping: what was read may be zeros, and what was written is nowhere.
   bool damaged() const;
+  // The checksum of a whole extent where it lies. CHECKSUM_MISMATCH; TRANSPORT_UNAVAILABLE when memory was
+  // lost, GENERATION_CHANGED, INVALID_ARGUMENT.
+  Code verify(const RemoteExtent& extent, uint32_t crc) const;
   // Of a slot now; UINT64_MAX for a slot that does not exist.
   uint64_t generation(uint32_t slot) const;
 

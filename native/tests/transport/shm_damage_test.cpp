@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "mooncache/crc32c.h"
 #include "transport/shm.h"
 
 namespace mooncache {
@@ -77,6 +78,22 @@ TEST_F(ShmDamageTest, ATruncatedArenaIsAnErrorOfItsWriters) {
   EXPECT_EQ(move(Direction::kWrite), Code::kOk);
   ASSERT_EQ(ftruncate(arena_.get(), 0), 0);
   EXPECT_EQ(move(Direction::kWrite), Code::kTransportUnavailable);
+}
+
+// A range of a block has no checksum of its own: what is lost while the whole is looked at is no damaged
+// block of the node.
+TEST_F(ShmDamageTest, ABlockThatIsLostWhileItIsVerifiedIsNotDamagedAtTheNode) {
+  RemoteExtent extent;
+  extent.segment = 1;
+  extent.size = kBytes;
+  const std::vector<std::byte> bytes(kBytes, std::byte{7});
+  const uint32_t crc = crc32c({bytes.data(), bytes.size()});
+  EXPECT_EQ(segments_->verify(extent, crc), Code::kOk);
+  EXPECT_EQ(segments_->verify(extent, crc + 1), Code::kChecksumMismatch);
+  ASSERT_EQ(ftruncate(arena_.get(), 8192), 0);
+  EXPECT_EQ(segments_->verify(extent, crc), Code::kTransportUnavailable);
+  extent.size = kBytes + 1;
+  EXPECT_EQ(segments_->verify(extent, crc), Code::kInvalidArgument);
 }
 
 TEST_F(ShmDamageTest, ALostTableOfGenerationsMatchesNoBlock) {
