@@ -26,6 +26,7 @@ class BlockMemory(Protocol):
     """What the mover needs from an engine's KV memory. `reading` and `writing` are called by several threads."""
 
     block_bytes: int
+    block_count: int
 
     def fence(self) -> Any:
         """Called on the engine's thread: what has to be waited for before the blocks may be read, or written."""

@@ -22,15 +22,15 @@ from mooncache.connectors.vllm.core.idle import IdleWait
 from mooncache.connectors.vllm.engine_passport import engine_version, in_memory, read_passport, write_passport
 from mooncache.connectors.vllm.messages import Handshake, LoadEnd, SaveEnd, StepOrders, StepReport
 from mooncache.connectors.vllm.settings import Settings
-from mooncache.connectors.vllm.staging import device_memory
 from mooncache.connectors.vllm.stats import ConnectorStats
 from mooncache.connectors.vllm.weights import WeightWatch, models_in_memory
 from mooncache.errors import Closed
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.kvcache.layerwise import LayerSaver
-from mooncache.kvcache.memory import HostMemory, LayerLayout, Region
+from mooncache.kvcache.memory import HostMemory
 from mooncache.kvcache.mover import ABSENT, Job, LoadReport, Mover, SaveReport
 from mooncache.kvcache.pool_link import PoolLink
+from mooncache.kvcache.tensors import block_memory, layout_of
 from mooncache.logs import Event, get_logger
 from mooncache.passport import split_keys
 
@@ -100,10 +100,7 @@ class WorkerSide:
             self._settings.state_dir,
             chat_template=self._settings.chat_template,
         )
-        if first.device.type == "cpu":
-            memory: Any = HostMemory([(layers[n], region_of(t)) for n, t in tensors.items()], count)
-        else:
-            memory = device_memory([(layers[n], t) for n, t in tensors.items()], count)
+        memory = block_memory(list(tensors.values()), count)
         self._block_bytes = memory.block_bytes
         self._passport = passport_to_json(passport)
         self._shard = passport.pp_rank * passport.tp_size + passport.tp_rank
@@ -336,15 +333,3 @@ def in_order(tensors: dict[str, Any]) -> dict[str, Any]:
 
 def _word(part: str) -> tuple[int, str]:
     return (int(part), "") if part.isdigit() else (-1, part)
-
-
-def layout_of(tensor: Any) -> LayerLayout:
-    """Shape and strides of a KV tensor."""
-    return LayerLayout(tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size())
-
-
-def region_of(tensor: Any) -> Region:
-    """The memory from a host tensor's first byte to the end of its storage."""
-    storage = tensor.untyped_storage()
-    skipped = tensor.data_ptr() - storage.data_ptr()
-    return Region(tensor.data_ptr(), storage.nbytes() - skipped, tensor)
