@@ -19,7 +19,7 @@ from typing import Any
 from mooncache.errors import AlreadyExists, DeadlineExceeded, MooncacheError
 from mooncache.kvcache.memory import HostMemory
 from mooncache.kvcache.mover import ABSENT, CANCELLED, FULL, UNAVAILABLE, Job, SaveReport, reason_of
-from mooncache.kvcache.pool_link import PoolLink
+from mooncache.kvcache.pool_link import Call, PoolLink
 
 
 @dataclass(slots=True)
@@ -144,8 +144,8 @@ class LayerSaver:
                     self._commit(state)
                 else:
                     self._write(state, layer)
-            except Exception:  # noqa: BLE001  (a defect must not end the thread: blocks would stay pinned for ever)
-                self._link.failed()
+            except Exception as error:  # noqa: BLE001  (a defect must not end the thread: blocks would stay pinned)
+                self._link.failed(Call.SAVE, error)
                 self._give_up(state, UNAVAILABLE)
             finally:
                 if layer is None:
@@ -175,7 +175,7 @@ class LayerSaver:
         try:
             there = client.exists_many(list(keys), timeout_s=state.left_s())
         except MooncacheError as error:
-            self._link.failed()
+            self._link.failed(Call.SAVE, error)
             state.lost[reason_of(error.code)] = len(keys)
             return
         for index, known in enumerate(there):

@@ -3,8 +3,9 @@
 Idea: a question is a key chain and the number of leading blocks that somebody else is computing. A thread asks for the
 longest leading run; while awaited blocks are missing, the *last* awaited key of every question is asked in one batch
 per poll, and only a chain whose last key has appeared is matched again. So a hundred waiting requests cost one
-call per poll. Every question ends: with an answer, at its deadline, or because it was withdrawn. The time limit of a
-question counts from when it was asked: behind others that the pool keeps waiting it ends with them, not after them.
+call per poll. Every question ends: with an answer, at its deadline, when no node can be asked, or because it was
+withdrawn. The time limit of a question counts from when it was asked: behind others that the pool keeps waiting it ends
+with them, not after them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from mooncache.kvcache.pool_link import PoolClient, PoolLink
+from mooncache import tracing
+from mooncache.errors import NoNodes
+from mooncache.kvcache.pool_link import Call, PoolClient, PoolLink
 from mooncache.passport import KEY_BYTES
 
 FOUND = "found"
@@ -26,12 +29,14 @@ POLL_SHARE, POLL_MAX_S = 0.02, 0.05
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`keys`: the chain, 32 bytes each. `awaited`: leading keys to wait for until `deadline_s` (monotonic)."""
+    """`keys`: the chain, 32 bytes each. `awaited`: leading keys to wait for until `deadline_s` (monotonic). `trace`:
+    the request's, when it has one."""
 
     name: str
     keys: bytes
     awaited: int = 0
     deadline_s: float = 0.0
+    trace: tracing.TraceContext | None = None
 
     @property
     def last_awaited(self) -> bytes:
@@ -53,7 +58,15 @@ class Answer:
 class _Waiting:
     question: Question
     asked_s: float
+    span: tracing.Span
     present: tuple[bool, ...] = ()
+
+    def answer(self, outcome: str) -> Answer:
+        """The answer now, with what is known to be present."""
+        self.span.set(kvcache__found_blocks=sum(self.present), kvcache__reason=outcome)
+        self.span.end()
+        now_s = time.monotonic()
+        return Answer(self.present, outcome, now_s, now_s - self.asked_s)
 
 
 class Lookups:
@@ -76,7 +89,11 @@ class Lookups:
 
     def ask(self, question: Question) -> None:
         """Ask; a question of the same name is replaced and its answer forgotten."""
-        waiting = _Waiting(question, time.monotonic())
+        blocks = len(question.keys) // KEY_BYTES
+        span = tracing.span(
+            "kvcache.lookup", kind="client", parent=question.trace, root=False, kvcache__blocks=blocks
+        )
+        waiting = _Waiting(question, time.monotonic(), span)
         with self._lock:
             self._answers.pop(question.name, None)
             self._open[question.name] = waiting
@@ -85,13 +102,11 @@ class Lookups:
 
     def take(self, name: str) -> Answer | None:
         """The answer, once; None while there is none. What the thread has no time for ends here."""
-        now_s = time.monotonic()
         with self._lock:
             waiting = self._open.get(name)
-            if waiting is not None and now_s > self._over_s(waiting):
+            if waiting is not None and time.monotonic() > self._over_s(waiting):
                 del self._open[name]
-                outcome = TIMEOUT if waiting.question.awaited else FAILED
-                return Answer(waiting.present, outcome, now_s, now_s - waiting.asked_s)
+                return waiting.answer(TIMEOUT if waiting.question.awaited else FAILED)
             return self._answers.pop(name, None)
 
     def _over_s(self, waiting: _Waiting) -> float:
@@ -101,8 +116,10 @@ class Lookups:
     def withdraw(self, name: str) -> None:
         """Forget a question and its answer."""
         with self._lock:
-            self._open.pop(name, None)
+            waiting = self._open.pop(name, None)
             self._answers.pop(name, None)
+        if waiting is not None:
+            waiting.span.end()
 
     @property
     def pending(self) -> int:
@@ -148,13 +165,12 @@ class Lookups:
         youngest_s = max((waiting.asked_s for waiting in self._open.values()), default=0.0)
         return max(self._poll_s, min(POLL_MAX_S, POLL_SHARE * (time.monotonic() - youngest_s)))
 
-    def _finish(self, waiting: _Waiting, present: tuple[bool, ...], outcome: str) -> None:
-        now_s = time.monotonic()
+    def _finish(self, waiting: _Waiting, outcome: str) -> None:
         with self._lock:
             if self._open.get(waiting.question.name) is not waiting:
                 return  # withdrawn or asked anew
             del self._open[waiting.question.name]
-            self._answers[waiting.question.name] = Answer(present, outcome, now_s, now_s - waiting.asked_s)
+            self._answers[waiting.question.name] = waiting.answer(outcome)
         self.changed.set()
 
     def _match(self, waiting: _Waiting) -> None:
@@ -164,25 +180,28 @@ class Lookups:
                 return
         client = self._link.client()
         if client is None:
-            self._finish(waiting, (), ABSENT)
+            self._finish(waiting, ABSENT)
             return
         left_s = self._over_s(waiting) - time.monotonic()
         if left_s <= 0:  # others have used its time up
-            self._finish(waiting, waiting.present, TIMEOUT if waiting.question.awaited else FAILED)
+            self._finish(waiting, TIMEOUT if waiting.question.awaited else FAILED)
             return
         try:
             timeout_s = min(self._timeout_s, left_s)
             found = client.match(waiting.question.keys, touch=True, timeout_s=timeout_s)
-        except Exception:  # noqa: BLE001  (a defect of the client must not end the thread: all requests would wait)
-            self._link.failed()
-            self._finish(waiting, (), FAILED)
+        except Exception as error:  # noqa: BLE001  (a defect must not end the thread: all requests would wait)
+            self._link.failed(Call.LOOKUP, error)
+            waiting.present = ()
+            self._finish(waiting, ABSENT if isinstance(error, NoNodes) else FAILED)
             return
         self._link.succeeded()
         waiting.present = tuple(found.present) or (True,) * found.leading_blocks
-        if found.leading_blocks >= waiting.question.awaited:
-            self._finish(waiting, waiting.present, FOUND)
+        if found.unreachable_nodes and found.unreachable_nodes >= len(client.nodes()):
+            self._finish(waiting, ABSENT)
+        elif found.leading_blocks >= waiting.question.awaited:
+            self._finish(waiting, FOUND)
         elif time.monotonic() >= waiting.question.deadline_s:
-            self._finish(waiting, waiting.present, TIMEOUT)
+            self._finish(waiting, TIMEOUT)
 
     def _poll(self) -> None:
         """One look at everything that is awaited."""
@@ -194,7 +213,7 @@ class Lookups:
         client = self._link.client()
         if client is None:
             for waiting in waiters:
-                self._finish(waiting, waiting.present, ABSENT)
+                self._finish(waiting, ABSENT)
             return
         now_s = time.monotonic()
         for waiting, there in zip(waiters, self._appeared(client, waiters), strict=True):
@@ -206,6 +225,6 @@ class Lookups:
         last = [waiting.question.last_awaited for waiting in waiters]
         try:
             return list(client.exists_many(last, timeout_s=self._timeout_s))
-        except Exception:  # noqa: BLE001  (as above)
-            self._link.failed()
+        except Exception as error:  # noqa: BLE001  (as above)
+            self._link.failed(Call.LOOKUP, error)
             return [False] * len(waiters)

@@ -26,13 +26,14 @@ from mooncache.errors import (
     BackPressure,
     ChecksumMismatch,
     DeadlineExceeded,
+    Internal,
     MooncacheError,
     NoSpace,
     NotFound,
     QuotaExceeded,
 )
 from mooncache.kvcache.memory import BlockMemory, InDoubt
-from mooncache.kvcache.pool_link import PoolClient, PoolLink
+from mooncache.kvcache.pool_link import Call, PoolClient, PoolLink
 
 OK = 0
 BATCH_BYTES = 32 << 20
@@ -64,6 +65,10 @@ def _span(name: str, job: Job) -> tracing.Span:
 def reason_of(code: int) -> str:
     """The reason that a stable error code stands for."""
     return _REASON_OF_CODE.get(code, UNAVAILABLE)
+
+
+def _code_of(error: Exception) -> int:
+    return error.code if isinstance(error, MooncacheError) else Internal.code
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,12 +318,9 @@ class Mover:
         except InDoubt as doubt:
             doubt.wait(self._ending)
             return 0, reason_of(doubt.error.code)
-        except MooncacheError as error:
-            self._link.failed()
-            return 0, reason_of(error.code)
-        except Exception:  # noqa: BLE001  (a defect of the client must not end the thread)
-            self._link.failed()
-            return 0, UNAVAILABLE
+        except Exception as error:  # noqa: BLE001  (a defect of the client must not end the thread)
+            self._link.failed(Call.LOAD, error)
+            return 0, reason_of(_code_of(error))
         self._link.succeeded()
         for index, code in enumerate(result.codes):
             if code != OK:
@@ -406,11 +408,8 @@ class Mover:
             with self._memory.reading([job.blocks[i] for i in wanted], save.fence, deadline_s) as values:
                 left_s = max(deadline_s - time.monotonic(), _TIMEOUT_MIN_S)
                 result = client.put_many([job.keys[i] for i in wanted], values, timeout_s=left_s)
-        except MooncacheError as error:
-            self._link.failed()
-            return wanted, [error.code] * len(wanted)
-        except Exception:  # noqa: BLE001  (a defect of the client must not end the thread)
-            self._link.failed()
-            return wanted, [-1] * len(wanted)
+        except Exception as error:  # noqa: BLE001  (as above)
+            self._link.failed(Call.SAVE, error)
+            return wanted, [_code_of(error)] * len(wanted)
         self._link.succeeded()
         return wanted, list(result.codes)

@@ -9,6 +9,7 @@ and not one per request.
 from __future__ import annotations
 
 import contextlib
+import enum
 import random
 import threading
 import time
@@ -16,10 +17,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from mooncache.client.backoff import Backoff
 from mooncache.errors import MooncacheError
 from mooncache.logs import Event, get_logger
 
 _log = get_logger(__name__)
+
+
+class Call(enum.StrEnum):
+    """What an engine was doing when a call failed."""
+
+    LOOKUP = "lookup"
+    LOAD = "load"
+    SAVE = "save"
+
+
+OnFailure = Callable[[Call, str], None]
+"""Called for each call that failed as a whole, with the name of the error's code."""
 
 
 class PoolClient(Protocol):
@@ -34,6 +48,8 @@ class PoolClient(Protocol):
     def match(self, keys: Any, *, touch: bool = True, timeout_s: float | None = None) -> Any: ...
 
     def reserve(self, key: Any, size_bytes: int, *, timeout_s: float | None = None) -> Any: ...
+
+    def nodes(self) -> Sequence[Any]: ...
 
     def stats(self) -> dict[str, int]: ...
 
@@ -69,7 +85,12 @@ class Breaker:
 
 
 class PoolLink:
-    """See the module's text. `connect` makes a client or raises; it runs on the link's own thread."""
+    """See the module's text.
+
+    Args:
+        connect: makes a client or raises; it runs on the link's own thread.
+        on_failure: called on the thread whose call failed; it must not wait.
+    """
 
     def __init__(
         self,
@@ -78,10 +99,12 @@ class PoolLink:
         pause_first_s: float = 0.2,
         pause_max_s: float = 10.0,
         breaker: Breaker | None = None,
+        on_failure: OnFailure | None = None,
     ) -> None:
         self._connect = connect
-        self._pauses = (pause_first_s, pause_max_s)
+        self._backoff = Backoff(random.Random(), pause_first_s, pause_max_s)
         self._breaker = breaker or Breaker()
+        self._on_failure = on_failure
         self._lock = threading.Lock()
         self._client: PoolClient | None = None
         self._closed = threading.Event()
@@ -96,6 +119,12 @@ class PoolLink:
             return client if client is not None and self._breaker.allows(time.monotonic()) else None
 
     @property
+    def connection(self) -> PoolClient | None:
+        """The connected client, also while the pool is left alone: for its figures."""
+        with self._lock:
+            return self._client
+
+    @property
     def usable(self) -> bool:
         """True when the pool may be asked now."""
         return self.client() is not None
@@ -105,14 +134,23 @@ class PoolLink:
         with self._lock:
             self._breaker.succeeded()
 
-    def failed(self) -> None:
+    def failed(self, call: Call, error: Exception) -> None:
         """A call failed as a whole (not: a miss)."""
+        code = code_name(error)
+        if self._on_failure is not None:
+            self._on_failure(call, code)
         with self._lock:
             opened = self._breaker.open_until_s
             self._breaker.failed(time.monotonic())
             newly = self._breaker.open_until_s != opened
         if newly:
-            _log.warning(Event.CONNECTOR_POOL_SICK, pause_s=self._breaker.pause_s)
+            _log.warning(
+                Event.CONNECTOR_POOL_SICK,
+                call=str(call),
+                code=code,
+                reason=str(error),
+                pause_s=self._breaker.pause_s,
+            )
 
     def close(self) -> None:
         """End the connection; calls under way end with an error. Does not wait for a connection attempt."""
@@ -124,26 +162,29 @@ class PoolLink:
                 client.close()
 
     def _run(self) -> None:
-        pause_s, pause_max_s = self._pauses
         told = False
         while not self._closed.is_set():
             try:
                 client = self._connect()
             except Exception as error:  # noqa: BLE001  (whatever is wrong with the pool, the engine serves)
                 if not told:
-                    _log.warning(Event.CONNECTOR_POOL_ABSENT, reason=str(error))
+                    _log.warning(Event.CONNECTOR_POOL_ABSENT, code=code_name(error), reason=str(error))
                     told = True
-                self._closed.wait(pause_s * random.uniform(0.8, 1.2))
-                pause_s = min(pause_max_s, pause_s * 2)
+                self._closed.wait(self._backoff.next_s())
                 continue
             with self._lock:
                 if not self._closed.is_set():
                     self._client = client
                     self.connected.set()
-                    _log.info(Event.CONNECTOR_POOL_CONNECTED)
+                    _log.info(Event.CONNECTOR_POOL_CONNECTED, nodes=len(client.nodes()))
                     return
             client.close()
             return
+
+
+def code_name(error: Exception) -> str:
+    """The name of an error's code; DEFECT for what no code describes."""
+    return error.name if isinstance(error, MooncacheError) else "DEFECT"
 
 
 def connect_pool(

@@ -23,6 +23,7 @@ class FaultyPool:
         self.entered = threading.Event()
         self.codes: dict[bytes, int] = {}
         self.sizes: dict[bytes, int] = {}
+        self.unreachable_nodes = 0
         self.closed = False
 
     def _enter(self, call: str) -> None:
@@ -65,11 +66,14 @@ class FaultyPool:
         self._enter("match")
         present = tuple(key in self.blocks for key in (split_keys(keys) if isinstance(keys, bytes) else keys))
         run = next((i for i, there in enumerate(present) if not there), len(present))
-        return MatchResult(run, present)
+        return MatchResult(run, present, self.unreachable_nodes)
 
     def reserve(self, key: Any, size_bytes: int, *, timeout_s: float | None = None) -> Any:
         self._enter("reserve")
         raise error_for(300, "full")
+
+    def nodes(self) -> tuple[str, ...]:
+        return ("n1", "n2")
 
     def stats(self) -> dict[str, int]:
         return {}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mooncache.errors import NodeUnavailable
+from mooncache.errors import NodeUnavailable, NoNodes
 from mooncache.kvcache.lookup import ABSENT, FAILED, FOUND, TIMEOUT, Answer, Lookups, Question
 from mooncache.kvcache.pool_link import PoolLink
 from tests.kvcache.conftest import WAIT_S
@@ -97,6 +97,22 @@ def test_a_failing_pool_is_a_miss(faulty: FaultyPool, lookups: Lookups, error: E
     faulty.error = None
     lookups.ask(Question("later", chain(3)))
     assert answer_of(lookups, "later").outcome == FOUND  # the thread goes on
+
+
+def test_a_pool_without_nodes_is_absent(faulty: FaultyPool, lookups: Lookups) -> None:
+    """Nobody can save what is awaited either."""
+    awaiting = Question("r", chain(3), awaited=3, deadline_s=time.monotonic() + WAIT_S)
+    faulty.error = NoNodes("the last one left")
+    lookups.ask(awaiting)
+    assert answer_of(lookups, "r").outcome == ABSENT
+    faulty.error, faulty.unreachable_nodes = None, 2
+    lookups.ask(awaiting)
+    answer = answer_of(lookups, "r")
+    assert (answer.present, answer.outcome) == ((False, False, False), ABSENT)
+    faulty.unreachable_nodes, faulty.blocks = 1, {key(0): b""}
+    lookups.ask(Question("r", chain(3)))
+    answer = answer_of(lookups, "r")
+    assert (answer.present, answer.outcome) == ((True, False, False), FOUND)
 
 
 def test_a_client_that_breaks_while_blocks_are_awaited_ends_no_thread(

@@ -13,7 +13,7 @@ import pytest
 from mooncache.errors import ChecksumMismatch, DeadlineExceeded, NodeUnavailable
 from mooncache.kvcache import mover as mv
 from mooncache.kvcache.layerwise import LayerSaver
-from mooncache.kvcache.pool_link import Breaker, PoolLink
+from mooncache.kvcache.pool_link import Breaker, Call, PoolLink
 from tests.kvcache.conftest import BLOCK_BYTES, BLOCKS, WAIT_S, Engine
 from tests.kvcache.faulty import FaultyPool
 
@@ -257,6 +257,26 @@ def test_the_breaker_leaves_a_sick_pool_alone_for_a_growing_pause() -> None:
     breaker.succeeded()
     breaker.failed(6.0)
     assert breaker.allows(6.0)
+
+
+def test_calls_that_fail_are_told_with_their_codes(faulty: FaultyPool, movers: list[mv.Mover]) -> None:
+    failures: list[tuple[Call, str]] = []
+    link = PoolLink(lambda: faulty, on_failure=lambda call, code: failures.append((call, code)))
+    assert link.connected.wait(WAIT_S)
+    mover = make(link, Engine())
+    movers.append(mover)
+    faulty.error = NodeUnavailable("gone")
+    mover.load(job("l", [key(1)], [0]))
+    assert wait_for(mover, mover.take_loads).loaded == 0
+    faulty.error = ZeroDivisionError()
+    mover.save(job("s", [key(2)], [0]))
+    assert wait_for(mover, mover.take_saves).stored == ()
+    assert failures == [(Call.LOAD, "NODE_UNAVAILABLE"), (Call.SAVE, "DEFECT")]
+    assert link.usable
+    link.failed(Call.LOOKUP, DeadlineExceeded("slow"))
+    assert not link.usable and link.connection is faulty, "its figures are there while it is left alone"
+    link.close()
+    assert link.connection is None
 
 
 def test_a_link_goes_on_trying_until_the_pool_is_there(faulty: FaultyPool) -> None:
