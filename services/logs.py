@@ -100,7 +100,6 @@ class Event(enum.StrEnum):
     CONNECTOR_LOAD_FAILED = "connector.load_failed"  # blocks of a request did not come; reason says why
     HF_MODEL_LOADED = "hf.model_loaded"  # the small engine has its model; `seconds`, `kv_blocks`, `device`
     HF_STEP_FAILED = "hf.step_failed"  # a forward pass failed; the sequences in it end with an error
-    HF_POOL_FAILED = "hf.pool_failed"  # a call to the pool failed; the engine computes instead
     HF_REQUEST_FINISHED = "hf.request_finished"  # one sequence is over; outcome is what the cache did
     HTTP_FINISHED = "http.finished"  # one HTTP request is over; `code` says how
     GATEWAY_LISTENING = "gateway.listening"  # the gateway's HTTP port is open at `url`

@@ -1,12 +1,14 @@
 """The engine's thread: takes requests in, runs step after step, hands tokens out.
 
-Idea: everything that changes the scheduler happens on this one thread. Others (HTTP, pool threads) post functions into
-its inbox. One turn is: empty the inbox, let sequences start (and send their loads off), compute a step, choose tokens,
-send filled blocks off to be saved, hand out what was chosen in one go.
+Idea: everything that changes the scheduler happens on this one thread, and it never waits for the pool. Others post
+functions into its inbox; lookups, loads and saves run on threads of mooncache.kvcache, and what ended is taken here.
+One turn is: empty the inbox, take what ended, let sequences start (and order their loads), compute a step, order saves
+of filled blocks, choose tokens, hand out what was chosen in one go.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -22,12 +24,14 @@ from mooncache.hf_engine.core.scheduler import Scheduler, Work
 from mooncache.hf_engine.core.sequence import Sequence, State
 from mooncache.hf_engine.metrics import HfMetrics
 from mooncache.hf_engine.model_runner import ModelRunner
-from mooncache.hf_engine.pool_link import Found, Loaded, PoolLink
 from mooncache.hf_engine.sampling import Chosen, choose
+from mooncache.kvcache.engine_pool import EnginePool
+from mooncache.kvcache.lookup import ABSENT, FOUND, Question
+from mooncache.kvcache.mover import CANCELLED, Job, LoadReport, SaveReport
 from mooncache.kvcache.params import Told
 from mooncache.logs import Event, get_logger
 
-_IDLE_S = 0.5
+_IDLE_S = 0.1
 _JOIN_S = 30.0
 
 log = get_logger(__name__)
@@ -79,13 +83,16 @@ class Engine:
         self.queue_max = queue_max
         self.blocks = BlockPool(runner.memory.blocks)
         self.scheduler = Scheduler(self.blocks, batch_max=batch_max, chunk_tokens=chunk_tokens)
-        self.pool: PoolLink | None = None
+        self.pool: EnginePool | None = None
+        self.changed = threading.Event()
         self._save_decode_blocks = save_decode_blocks
         self._inbox: deque[Callable[[], None]] = deque()
-        self._wake = threading.Condition()
         self._stopping = False
         self._outputs: list[tuple[Any, Output]] = []
-        self._cancel_lookup: dict[Sequence, Callable[[], None]] = {}
+        self._numbers = itertools.count()
+        self._asking: dict[str, Sequence] = {}
+        self._loading: dict[str, Sequence] = {}
+        self._saving: dict[str, tuple[Sequence, list[int], Job]] = {}
         self._pinned = 0
         self._unfinished = 0
         self._count_lock = threading.Lock()
@@ -97,8 +104,8 @@ class Engine:
 
     # --- for other threads -----------------------------------------------------------------------------------
 
-    def start(self, pool: PoolLink | None = None) -> None:
-        """Begin to work, with a pool or without."""
+    def start(self, pool: EnginePool | None = None) -> None:
+        """Begin to work, with a pool that sets `changed` or without."""
         self.pool = pool
         self._thread.start()
 
@@ -136,15 +143,13 @@ class Engine:
 
     def post(self, action: Callable[[], None]) -> None:
         """Run a function on the engine's thread."""
-        with self._wake:
-            self._inbox.append(action)
-            self._wake.notify()
+        self._inbox.append(action)
+        self.changed.set()
 
     def stop(self) -> None:
         """End the thread; what is unfinished ends as aborted."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
+        self._stopping = True
+        self.changed.set()
         if self._thread.is_alive():
             self._thread.join(_JOIN_S)
 
@@ -153,12 +158,12 @@ class Engine:
     def _run(self) -> None:
         busy = False
         while not self._stopping:
-            with self._wake:
-                if not self._inbox and not busy and not self._stopping:
-                    self._wake.wait(_IDLE_S)
-                actions, self._inbox = self._inbox, deque()
-            for action in actions:
-                action()
+            if not busy:
+                self.changed.wait(_IDLE_S)
+            self.changed.clear()
+            for _ in range(len(self._inbox)):
+                self._inbox.popleft()()
+            self._take_ended()
             busy = self._turn()
             self._flush()
         self._abort([*self.scheduler.waiting, *self.scheduler.running])
@@ -188,26 +193,42 @@ class Engine:
 
     def _take(self, batch: list[Sequence]) -> None:
         for sequence in batch:
+            sequence.name = f"r{next(self._numbers)}"
             self.scheduler.add(sequence)
             if self.pool is None:
-                self._looked_up(sequence, Found(trouble="off"))
-                continue
-            keys = sequence.keys[: sequence.reusable_blocks]
-            self._cancel_lookup[sequence] = self.pool.look_up(
-                keys,
-                sequence.awaited_blocks,
-                sequence.ask.wait_ms / 1000 if sequence.awaited_blocks else 0.0,
-                lambda found, sequence=sequence: self._looked_up(sequence, found),  # type: ignore[misc]
-                sequence.trace,
-            )
+                self._looked_up(sequence, (), "off", 0.0)
+            elif not self.pool.link.usable:
+                self._looked_up(sequence, (), ABSENT, 0.0)
+            else:
+                keys = b"".join(sequence.keys[: sequence.reusable_blocks])
+                wait_ms = sequence.ask.wait_ms if sequence.awaited_blocks else 0
+                deadline_s = time.monotonic() + wait_ms / 1000
+                question = Question(sequence.name, keys, sequence.awaited_blocks, deadline_s, sequence.trace)
+                self._asking[sequence.name] = sequence
+                self.pool.lookups.ask(question)
 
-    def _looked_up(self, sequence: Sequence, found: Found) -> None:
-        self._cancel_lookup.pop(sequence, None)
-        if sequence.state is not State.LOOKUP:
-            return  # aborted meanwhile
-        sequence.present = found.present
-        sequence.outcome = found.trouble
-        sequence.waited_ms = found.waited_s * 1000
+    def _take_ended(self) -> None:
+        """Answers of the pool, and loads and saves that ended."""
+        if self.pool is None:
+            return
+        for name, sequence in list(self._asking.items()):
+            answer = self.pool.lookups.take(name)
+            if answer is not None:
+                del self._asking[name]
+                self._looked_up(sequence, answer.present, answer.outcome, answer.waited_s)
+        for loaded in self.pool.mover.take_loads():
+            self._was_loaded(self._loading.pop(loaded.name), loaded)
+        for saved in self.pool.mover.take_saves():
+            self._was_saved(saved)
+
+    def _looked_up(
+        self, sequence: Sequence, present: tuple[bool, ...], outcome: str, waited_s: float
+    ) -> None:
+        if self.pool is not None:
+            self.metrics.lookups.labels("answered" if outcome == FOUND else outcome).inc()
+        sequence.present = present
+        sequence.outcome = "" if outcome == FOUND else outcome
+        sequence.waited_ms = waited_s * 1000
         sequence.state = State.WAITING
 
     def _begin(self, sequence: Sequence) -> None:
@@ -216,30 +237,26 @@ class Engine:
         if not sequence.preemptions:
             self.metrics.local_queries.inc(sequence.prompt_count)
             self.metrics.local_hits.inc(sequence.computed)
-        for number in range(sequence.saved, local):
-            if number >= len(sequence.present) or not sequence.present[number]:
-                self._save(sequence, number)
+        held = range(sequence.saved, local)
+        self._save(sequence, [number for number in held if not sequence.in_pool(number)])
         sequence.saved = max(sequence.saved, local)
         if sequence.load:
             assert self.pool is not None
-            wanted = list(sequence.load)
-            self.pool.load(
-                [sequence.keys[number] for number in wanted],
-                [sequence.blocks[number] for number in wanted],
-                lambda loaded: self._was_loaded(sequence, loaded),
-                sequence.trace,
-            )
+            self._loading[sequence.name] = sequence
+            self.pool.mover.load(self._job(sequence.name, sequence, sequence.load))
 
-    def _was_loaded(self, sequence: Sequence, loaded: Loaded) -> None:
-        failed = len(sequence.load) - loaded.good
-        self.scheduler.loaded(sequence, loaded.good)
-        tokens = loaded.good * sequence.block_tokens
+    def _was_loaded(self, sequence: Sequence, report: LoadReport) -> None:
+        failed = 0 if report.reason == CANCELLED else len(report.blocks) - report.loaded
+        self.runner.memory.clear(report.blocks[report.loaded :])
+        self.metrics.loaded(failed, report.loaded_bytes, report.seconds)
+        self.scheduler.loaded(sequence, report.loaded)
+        tokens = report.loaded * sequence.block_tokens
         if not sequence.preemptions:
             sequence.loaded_tokens += tokens
-            sequence.loaded_bytes += loaded.size_bytes
+            sequence.loaded_bytes += report.loaded_bytes
             self.metrics.pool_hits.inc(tokens)
         sequence.failed_blocks += failed
-        sequence.load_ms += loaded.elapsed_s * 1000
+        sequence.load_ms += report.seconds * 1000
         sequence.saved = max(sequence.saved, sequence.computed // sequence.block_tokens)
         if failed and not sequence.outcome:
             sequence.outcome = "failed"
@@ -256,42 +273,54 @@ class Engine:
         self.metrics.steps.inc()
         chosen = choose(logits, [work[number].sequence for number in choosing]) if choosing else []
         for item in work:
-            for number in self.scheduler.advance(item):
-                self._offer(item.sequence, number)
+            self._offer(item.sequence, self.scheduler.advance(item))
         now_s = time.monotonic()
         for number, token in zip(choosing, chosen, strict=True):
             self._chose(work[number].sequence, token, now_s)
 
-    def _offer(self, sequence: Sequence, number: int) -> None:
-        """A block is complete: save it, unless it is known to be there."""
-        if number < sequence.saved:
+    def _offer(self, sequence: Sequence, completed: range) -> None:
+        """Blocks are complete: save them, unless they are known to be there."""
+        end = completed.stop
+        if not self._save_decode_blocks:
+            end = min(end, sequence.prompt_count // sequence.block_tokens)
+        fresh = range(max(completed.start, sequence.saved), end)
+        self._save(sequence, [n for n in fresh if sequence.failed_blocks or not sequence.in_pool(n)])
+        sequence.saved = max(sequence.saved, completed.stop)
+
+    def _save(self, sequence: Sequence, numbers: list[int]) -> None:
+        """Hand blocks to the mover, as many as saves may hold; the pool does not get the others."""
+        room = 0
+        if self.pool is not None and self.pool.link.usable:
+            room = max(0, self.pool.saved_blocks_max - self._pinned)
+            self.metrics.saves.labels("queue_full").inc(len(numbers[room:]))
+        sequence.unsaved.difference_update(numbers[:room])
+        sequence.unsaved.update(numbers[room:])
+        numbers = numbers[:room]
+        if self.pool is None or not numbers:
             return
-        in_prompt = (number + 1) * sequence.block_tokens <= sequence.prompt_count
-        known = number < len(sequence.present) and sequence.present[number] and not sequence.failed_blocks
-        if not known and (in_prompt or self._save_decode_blocks):
-            self._save(sequence, number)
-        sequence.saved = number + 1
-
-    def _save(self, sequence: Sequence, number: int) -> None:
-        if self.pool is None:
-            sequence.unsaved.add(number)
-            return
-        block = sequence.blocks[number]
-
-        def done(stored: bool) -> None:
-            self._pinned -= 1
-            self.blocks.release([block])
-            sequence.saved_blocks -= not stored
-            if not stored:
-                sequence.unsaved.add(number)
-
-        if self.pool.save(sequence.keys[number], block, done, sequence.trace):
+        job = self._job(f"s{next(self._numbers)}", sequence, numbers)
+        for block in job.blocks:
             self.blocks.hold(block)
-            self._pinned += 1
-            sequence.saved_blocks += 1
-            sequence.unsaved.discard(number)
-        else:
-            sequence.unsaved.add(number)
+        self._pinned += len(numbers)
+        sequence.saved_blocks += len(numbers)
+        self._saving[job.name] = (sequence, numbers, job)
+        self.pool.mover.save(job)
+
+    def _was_saved(self, report: SaveReport) -> None:
+        sequence, numbers, job = self._saving.pop(report.name)
+        self._pinned -= len(numbers)
+        self.blocks.release(job.blocks)
+        lost = set(numbers) - {numbers[position] for position in report.stored}
+        sequence.saved_blocks -= len(lost)
+        sequence.unsaved |= lost
+        self.metrics.saves.labels("stored").inc(len(report.stored))
+        self.metrics.saves.labels("failed").inc(len(lost))
+
+    @staticmethod
+    def _job(name: str, sequence: Sequence, numbers: Iterable[int]) -> Job:
+        pairs = [(sequence.keys[number], sequence.blocks[number]) for number in numbers]
+        keys, blocks = zip(*pairs, strict=True)
+        return Job(name, keys, blocks, sequence.trace)
 
     def _chose(self, sequence: Sequence, chosen: Chosen, now_s: float) -> None:
         sequence.tokens.append(chosen.token)
@@ -319,8 +348,10 @@ class Engine:
             if sequence.state is State.DONE:
                 continue
             sequence.cancelled = True
-            if cancel := self._cancel_lookup.pop(sequence, None):
-                cancel()
+            self._asking.pop(sequence.name, None)
+            if self.pool is not None:
+                self.pool.lookups.withdraw(sequence.name)
+                self.pool.mover.cancel(sequence.name)
             if sequence.state is not State.LOADING:  # then `_was_loaded` ends it
                 self._end(sequence, "abort")
 

@@ -2,27 +2,26 @@
 
 Idea: `[blocks, layers, K and V, tokens, kv heads, head size]`. A block of the pool is then exactly one slice, so it is
 put and got without a copy on the host; on a GPU it goes through pinned memory (mooncache.kvcache.gpu_blocks). For
-attention the same memory is seen as
-rows, one for each (block, layer, K or V), and a sequence's context is a selection of rows.
+attention the same memory is seen as rows, one for each (block, layer, K or V), and a sequence's context is a selection
+of rows.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
-from mooncache.kvcache.gpu_blocks import GpuBlocks, Ranges
+from mooncache.kvcache.memory import BlockMemory
+from mooncache.kvcache.tensors import block_memory
 
 Tensor = Any
-Result = TypeVar("Result")
-_STAGED_BLOCKS = 64
 
 
 class KvMemory:
-    """See the module's text. `staged` moves bytes through host memory; None: for every device but CPU and CUDA."""
+    """See the module's text. `movable`: the blocks as the pool's mover sees them."""
 
     def __init__(
         self,
@@ -34,7 +33,6 @@ class KvMemory:
         head_dim: int,
         dtype: Any,
         device: Any,
-        staged: bool | None = None,
     ) -> None:
         self.blocks, self.layers, self.block_tokens = blocks, layers, block_tokens
         self.kv_heads, self.head_dim = kv_heads, head_dim
@@ -46,10 +44,8 @@ class KvMemory:
         self._rows = typed.view(blocks * layers * 2, row)
         self.cells = typed.view(blocks, layers, 2, block_tokens, kv_heads, head_dim)
         self._scratch = self._rows.new_empty((0, row))
-        self._staged = self.device.type not in {"cpu", "cuda"} if staged is None else staged
-        self._gpu = self._gpu_blocks() if self.device.type == "cuda" else None
-        self._local = threading.local()
-        self._views = None if self._staged or self._gpu else _views(self._raw)
+        direct = self.device.type in {"cpu", "cuda"}
+        self.movable: BlockMemory = block_memory([self._raw], blocks) if direct else StagedBlocks(self._raw)
 
     def layout(self) -> str:
         """Text that is equal exactly when blocks of two engines have the same shape."""
@@ -81,73 +77,41 @@ class KvMemory:
         for block in block_ids:
             self._raw[block].zero_()
 
-    def fill(self, block_ids: Sequence[int], get: Callable[[list[Any]], Result], deadline_s: float) -> Result:
-        """Let `get` write into the blocks' bytes; what it returns. Called from loader threads.
 
-        Raises:
-            InDoubt: a copy of the GPU may still write into the blocks at `deadline_s` (of time.monotonic()).
-        """
-        if self._gpu is not None:
-            with self._gpu.writing(block_ids, self._gpu.fence(), deadline_s) as places:
-                return get(places)
-        if self._views is not None:
-            return get([self._views[block] for block in block_ids])
-        stage = self._stage(len(block_ids))
-        result = get(_views(stage))
-        index = torch.tensor(list(block_ids), dtype=torch.int64, device=self.device)
-        self._raw.index_copy_(0, index, stage.to(self.device))
-        return result
+class StagedBlocks:
+    """Blocks of a device that is neither CPU nor CUDA: a batch passes through host memory. Implements BlockMemory.
 
-    def show(self, block_ids: Sequence[int], put: Callable[[list[Any]], Result], deadline_s: float) -> Result:
-        """Let `put` read the blocks' bytes; what it returns. Called from saver threads.
-
-        Raises:
-            DeadlineExceeded: the GPU did not bring them in time.
-        """
-        if self._gpu is not None:
-            with self._gpu.reading(block_ids, self._gpu.fence(), deadline_s) as values:
-                return put(values)
-        if self._views is not None:
-            return put([self._views[block] for block in block_ids])
-        stage = self._stage(len(block_ids))
-        index = torch.tensor(list(block_ids), dtype=torch.int64, device=self.device)
-        stage.copy_(self._raw.index_select(0, index))
-        return put(_views(stage))
-
-    def _stage(self, count: int) -> Tensor:
-        """Host memory of this thread for `count` blocks."""
-        stage = getattr(self._local, "stage", None)
-        if stage is None or stage.shape[0] < count:
-            shape = (max(count, _STAGED_BLOCKS), self.block_bytes)
-            stage = self._local.stage = torch.empty(shape, dtype=torch.uint8)
-        return stage[:count]
-
-    def _gpu_blocks(self) -> GpuBlocks:
-        device = self.device
-        ordinal = device.index if device.index is not None else torch.cuda.current_device()
-        ranges = Ranges(self._raw.data_ptr(), self.block_bytes, ((0, self.block_bytes),))
-        return GpuBlocks(
-            [ranges],
-            self.blocks,
-            ordinal=ordinal,
-            owner=self._raw,
-            record=lambda: behind_the_model(device),
-        )
-
-
-def behind_the_model(device: Any) -> tuple[Any, int]:
-    """An event behind all that the model's stream was given so far, and its handle.
-
-    A step in the middle of a prompt is not waited for by anybody else, and its blocks are saved, or given back and
-    loaded into, while it may still write them: copies begin behind it.
+    Args:
+        raw: one row of bytes for each block.
     """
-    event = torch.cuda.Event()
-    event.record(torch.cuda.default_stream(device))
-    return event, int(event.cuda_event)
+
+    def __init__(self, raw: Tensor) -> None:
+        self._raw = raw
+        self.block_count, self.block_bytes = raw.shape
+
+    def fence(self) -> None:
+        """The copies themselves begin behind the model's work."""
+
+    @contextmanager
+    def reading(
+        self, blocks: Sequence[int], fence: Any, deadline_s: float
+    ) -> Iterator[list[list[memoryview]]]:
+        yield _views(self._raw.index_select(0, self._index(blocks)).cpu())
+
+    @contextmanager
+    def writing(
+        self, blocks: Sequence[int], fence: Any, deadline_s: float
+    ) -> Iterator[list[list[memoryview]]]:
+        stage = torch.empty((len(blocks), self.block_bytes), dtype=torch.uint8)
+        yield _views(stage)
+        self._raw.index_copy_(0, self._index(blocks), stage.to(self._raw.device))
+
+    def _index(self, blocks: Sequence[int]) -> Tensor:
+        return torch.tensor(list(blocks), dtype=torch.int64, device=self._raw.device)
 
 
-def _views(stage: Tensor) -> list[Any]:
-    """One flat view of bytes for each row of a host tensor."""
+def _views(stage: Tensor) -> list[list[memoryview]]:
+    """The bytes of each row of a host tensor."""
     count, size = stage.shape
     whole = memoryview(stage.reshape(-1).numpy())
-    return [whole[number * size : (number + 1) * size] for number in range(count)]
+    return [[whole[number * size : (number + 1) * size]] for number in range(count)]

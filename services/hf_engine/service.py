@@ -10,7 +10,7 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,18 +26,17 @@ from mooncache.hf_engine import passport_file
 from mooncache.hf_engine.engine import Engine
 from mooncache.hf_engine.metrics import HfMetrics
 from mooncache.hf_engine.model_runner import ModelRunner
-from mooncache.hf_engine.pool_link import Connect, PoolLink
 from mooncache.hf_engine.requests import Limits
 from mooncache.hf_engine.server import ServerState, deliver_to, make_app
 from mooncache.hf_engine.tokens import ChatTokenizer
 from mooncache.kvcache import identity
+from mooncache.kvcache.engine_pool import EnginePool
 from mooncache.logs import Event, get_logger
 from mooncache.passport import Passport
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG = 0, 1, 2
 _DRAIN_S = 5
 _SAVES_S = 2.0
-_POLL_S = 0.02
 _BACKLOG = 2048
 
 log = get_logger(__name__)
@@ -62,30 +61,27 @@ class Parts:
     """A built engine; `stop` ends all of it. Tests use it without HTTP."""
 
     engine: Engine
-    pool: PoolLink | None
+    pool: EnginePool | None
     runner: ModelRunner
     passport: Passport
     limits: Limits
     folder: Path
 
     def start(self) -> None:
-        """Start the threads."""
+        """Start the engine's thread."""
         self.engine.start(self.pool)
-        if self.pool is not None:
-            self.pool.start()
 
     def stop(self) -> None:
         """Let saves finish for a moment, then end the threads."""
-        deadline_s = time.monotonic() + _SAVES_S
-        while self.pool is not None and not self.pool.quiet() and time.monotonic() < deadline_s:
-            time.sleep(_POLL_S)
+        if self.pool is not None:
+            self.pool.mover.wait_saved(_SAVES_S)
         self.engine.stop()
         if self.pool is not None:
             self.pool.close()
 
 
-def build(config: Config, options: Options, connect: Connect | None = None) -> Parts:
-    """Load the model and make everything; nothing runs yet. `connect` makes the SDK's client; None: as configured.
+def build(config: Config, options: Options, connect: Callable[[], mooncache.Client] | None = None) -> Parts:
+    """Load the model and make everything; nothing computes yet. `connect` makes the SDK's client; None: as configured.
 
     Raises:
         ConfigInvalid, Unsupported: the model or the settings cannot be used.
@@ -115,15 +111,21 @@ def build(config: Config, options: Options, connect: Connect | None = None) -> P
         save_decode_blocks=config.connector.save_decode_blocks,
     )
 
-    pool = None
-    if config.connector.enabled:
-        connect = connect or (lambda: mooncache.connect(client_name=f"hf-engine {limits.model}"))
-        pool = PoolLink(config.connector, connect, runner.memory, engine.post, metrics)
-        metrics.registry.registry.register(ClientCollector("mooncache_hf_", pool.current_client))
     if options.passport_path is not None:
         passport_file.write(
             options.passport_path, passport, runner, tokens_max=tokens_max, pool=config.connector.enabled
         )
+    pool = None
+    if config.connector.enabled:
+        pool = EnginePool(
+            config.connector,
+            connect or (lambda: mooncache.connect(client_name=f"hf-engine {limits.model}")),
+            runner.memory.movable,
+            changed=engine.changed,
+            on_failure=lambda call, code: metrics.pool_errors.labels(call, code).inc(),
+        )
+        client_figures = ClientCollector("mooncache_hf_", lambda: pool.link.connection)
+        metrics.registry.registry.register(client_figures)
     log.info(
         Event.HF_MODEL_LOADED,
         model=limits.model,

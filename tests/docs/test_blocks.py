@@ -7,11 +7,14 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.cluster.settings import missing_modules
 from mooncache.ports import free_port
 from tests.docs.blocks import (
@@ -251,6 +254,28 @@ def test_an_engine_by_itself(tmp_path: Path) -> None:
         answer = json.loads(run_script(ask, tmp_path, env))
         assert answer["usage"]["completion_tokens"] == 8
         assert opened[0].ctrl_c() == 0
+
+
+@small_engine
+def test_an_engine_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page's program as it stands, against a pool: the second request loads what the first one computed."""
+    from mooncache import tiny_model
+
+    page = (ROOT / "docs" / "custom-engine.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    shown = re.search(r"^```\n(first: .*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 4 and shown
+    program = changed("\n".join(blocks), {"/tmp/tiny": str(tiny_model.build(tmp_path / "tiny"))})
+    monkeypatch.setenv("MOONCACHE_STATE_DIR", str(tmp_path))
+    names: dict[str, Any] = {"__name__": "custom_engine"}
+    monkeypatch.setitem(sys.modules, "custom_engine", ModuleType("custom_engine"))
+    with EmbeddedCluster(ClusterSettings(state_dir=tmp_path, nodes=1, capacity_bytes=64 << 20, port=0)):
+        exec(compile(program, "docs/custom-engine.md", "exec"), names)
+    assert capsys.readouterr().out == shown[1]
+    kv = names["kv"]
+    assert kv[:6].flatten(1).amin(1).tolist() == [1, 2, 3, 4, 5, 6] == kv[32:38].flatten(1).amax(1).tolist()
 
 
 @small_engine

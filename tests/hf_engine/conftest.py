@@ -127,7 +127,9 @@ class Lab:
 
     def settled(self) -> None:
         """Wait until everything is saved and let go of, then check that nothing leaked."""
-        wait_until(lambda: self.parts.pool is None or self.parts.pool.quiet(), "saves are done")
+        wait_until(
+            lambda: self.parts.pool is None or not self.parts.pool.mover.saving_bytes, "saves are done"
+        )
         wait_until(lambda: self.on_engine(lambda: self.engine._pinned == 0), "pins are released")
         wait_until(lambda: self.engine.unfinished == 0, "sequences are over")
         self.on_engine(self.engine.scheduler.check)
@@ -147,7 +149,7 @@ def make_lab(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Lab]]
         parts.start()
         running.append(parts)
         if connect is not None and parts.pool is not None and getattr(connect, "reachable", True):
-            wait_until(lambda: parts.pool is not None and parts.pool.connected, "the pool is found")
+            assert parts.pool.link.connected.wait(WAIT_S), "the pool is found"
         return Lab(parts)
 
     yield make

@@ -52,6 +52,12 @@ def keys_of(lab: Lab, tokens: list[int], salt: str = "") -> list[bytes]:
     return split_keys(request_keys(lab.parts.passport, tokens, salt=salt))
 
 
+def figure(lab: Lab, name: str, **labels: str) -> float:
+    found = lab.engine.metrics.registry.registry.get_sample_value(f"mooncache_hf_{name}", labels)
+    assert found is not None, name
+    return float(found)
+
+
 def test_another_engine_loads_what_one_saved(make_lab: Callable[..., Lab], connect: Connect) -> None:
     first, second, alone = make_lab(connect), make_lab(connect), make_lab()
     for length in (BLOCK, BLOCK + 1, 5 * BLOCK, 300):
@@ -160,6 +166,8 @@ def test_a_load_that_raises_is_computed(
     faulty.break_get = explode
     result = second.run(one)[0]
     assert result.tokens == tokens and result.told.hit_tokens == 0 and result.told.outcome == "failed"
+    assert figure(second, "pool_errors_total", what="load", code="DEFECT") == 1
+    assert figure(second, "pool_load_failed_blocks_total") == 9
     second.settled()
 
 
@@ -300,7 +308,7 @@ def test_no_pool_at_first_and_later_one(make_lab: Callable[..., Lab], connect: C
     result = lab.run(prompt(100, 71))[0]
     assert result.told.outcome == "pool_absent" and len(result.tokens) == 12
     there.set()
-    wait_until(lambda: lab.parts.pool is not None and lab.parts.pool.connected, "the pool is found")
+    assert lab.parts.pool is not None and lab.parts.pool.link.connected.wait(WAIT_S), "the pool is found"
     assert lab.run(prompt(100, 72))[0].told.outcome == "miss"
     lab.settled()
 
@@ -336,17 +344,12 @@ def test_what_the_pool_does_not_get_is_told(
     """A decode leg elsewhere must not wait for blocks that were never handed over."""
     lab, alone = make_lab(connect), make_lab()
     assert lab.parts.pool is not None
-    real, calls = lab.parts.pool.save, []
-
-    def save(*args: Any, **more: Any) -> bool:
-        calls.append(args)
-        return len(calls) <= taken and real(*args, **more)
-
-    monkeypatch.setattr(lab.parts.pool, "save", save)
+    monkeypatch.setattr(lab.parts.pool, "saved_blocks_max", taken)
     one = prompt(10 * BLOCK + 3, 91)
     told = lab.run(one, tokens=1)[0]
     assert told.told.asked_tokens == 10 * BLOCK
     assert told.told.held_tokens == min(taken, 10) * BLOCK
+    assert figure(lab, "pool_saves_total", outcome="queue_full") == 10 - min(taken, 10)
     without = alone.run(one, tokens=1)[0]
     assert [told.tokens] == [without.tokens]
     assert without.told.held_tokens == 0

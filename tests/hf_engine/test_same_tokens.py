@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from mooncache.hf_engine import kv_memory
+from mooncache.hf_engine.kv_memory import KvMemory, StagedBlocks
+from mooncache.kvcache.tensors import event_behind
 from tests.hf_engine.conftest import BLOCK, Lab, prompt
 
 LENGTHS = (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 100, 257, 700)
@@ -130,27 +131,25 @@ def test_stop_tokens_and_minimum(lab: Lab) -> None:
     assert end not in longer.tokens[: at + 3] and len(longer.tokens) >= at + 3
 
 
-def test_staged_memory_moves_the_same_bytes(lab: Lab) -> None:
+def test_staged_memory_moves_the_same_bytes() -> None:
     """The way of devices that are neither CPU nor CUDA: blocks pass through host memory."""
-    from mooncache.hf_engine.kv_memory import KvMemory
-
     made = {"blocks": 8, "layers": 2, "block_tokens": 4, "kv_heads": 1, "head_dim": 8}
-    plain = KvMemory(**made, dtype=torch.float32, device="cpu")
-    staged = KvMemory(**made, dtype=torch.float32, device="cpu", staged=True)
+    plain, other = (KvMemory(**made, dtype=torch.float32, device="cpu") for _ in range(2))
+    staged = StagedBlocks(other.cells.view(8, -1).view(torch.uint8))
+    assert (staged.block_count, staged.block_bytes) == (8, plain.block_bytes)
     plain.cells.copy_(torch.randn(plain.cells.shape))
     blocks = [5, 0, 3]
-    data = plain.show(blocks, lambda views: [bytes(view) for view in views], 0.0)
-
-    def fill(views: list[memoryview]) -> int:
-        for view, content in zip(views, data, strict=True):
-            view[:] = content
-        return len(views)
-
-    assert staged.fill(blocks, fill, 0.0) == 3
-    assert all(torch.equal(plain.cells[block], staged.cells[block]) for block in blocks)
-    assert staged.show(blocks, lambda views: [bytes(view) for view in views], 0.0) == data
-    staged.clear([5])
-    assert not staged.cells[5].any() and staged.cells[0].any()
+    with plain.movable.reading(blocks, plain.movable.fence(), 0.0) as values:
+        data = [b"".join(value) for value in values]
+    with staged.writing(blocks, staged.fence(), 0.0) as places:
+        assert len(places) == 3
+        for (place,), content in zip(places, data, strict=True):
+            place[:] = content
+    assert all(torch.equal(plain.cells[block], other.cells[block]) for block in blocks)
+    with staged.reading(blocks, staged.fence(), 0.0) as values:
+        assert [b"".join(value) for value in values] == data
+    other.clear([5])
+    assert not other.cells[5].any() and other.cells[0].any()
 
 
 def test_a_step_that_fails_ends_its_sequences_only(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +180,7 @@ def test_copies_on_a_gpu_begin_behind_the_models_own_work(monkeypatch: pytest.Mo
             did.append(stream)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: f"the model's on {device}")
-    event, handle = kv_memory.behind_the_model(torch.device("cuda", 1))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the model's on {device}")
+    event, handle = event_behind(torch.device("cuda", 1))
     assert isinstance(event, Event) and handle == 0x77
     assert did == ["the model's on cuda:1"]

@@ -163,7 +163,11 @@ def _engine(
     parts = build(load(env={}, overrides=values), Options(model=str(model)), connect)
     parts.start()
     try:
-        _until(lambda: parts.pool is None or parts.pool.connected, options, "the pool was not found")
+        _until(
+            lambda: parts.pool is None or parts.pool.link.connected.is_set(),
+            options,
+            "the pool was not found",
+        )
         yield parts.engine, parts
     finally:
         parts.stop()
@@ -180,7 +184,9 @@ def _passes(
         source = random.Random(count)
         tokens = [source.randrange(300, options.vocab) for _ in range(count)]
         for _ in range(2):
-            _until(lambda: parts.pool is None or parts.pool.quiet(), options, "saves did not end")
+            _until(
+                lambda: parts.pool is None or not parts.pool.mover.saving_bytes, options, "saves did not end"
+            )
             _forget(engine, options)
             found[count] = _ask(engine, parts, tokens, options)
     return found

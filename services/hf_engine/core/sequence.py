@@ -42,8 +42,8 @@ class Sequence:
 
     computed: leading tokens whose KV is in `blocks`. present: for each key whether the pool has it, as far as known.
     load: range of block numbers that have to be fetched before the first step. saved: complete blocks that were
-    handed to the saver or need not be. unsaved: those of them that the pool does not get. trace: the request's trace
-    context, if it has one.
+    handed to the mover or need not be. unsaved: those of them that the pool does not get. trace: the request's trace
+    context, if it has one. name: by which lookups and the mover know it.
     """
 
     tokens: list[int]
@@ -54,6 +54,7 @@ class Sequence:
     ask: Ask = field(default_factory=Ask)
     trace: Any = None
     sink: Any = None
+    name: str = ""
     index: int = 0
     prompt_count: int = 0
     state: State = State.LOOKUP
@@ -104,6 +105,10 @@ class Sequence:
     def awaited_blocks(self) -> int:
         """Leading blocks that another instance is computing."""
         return min(self.ask.wait_tokens // self.block_tokens, self.reusable_blocks)
+
+    def in_pool(self, number: int) -> bool:
+        """True when the pool's answer had this block."""
+        return number < len(self.present) and self.present[number]
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold so many tokens."""

@@ -1,0 +1,69 @@
+"""The pool as an engine in one process uses it: a link, lookups and a mover that wake the same thread.
+
+Idea: the engine's thread never waits for the pool. It asks (`lookups.ask`), orders (`mover.load`, `mover.save`) and
+goes on; when `changed` is set it takes answers and reports. An engine whose scheduler and workers are processes of
+their own makes the same parts one by one, as vLLM's connector does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from mooncache.config.serving import ConnectorSection
+from mooncache.kvcache.lookup import Lookups
+from mooncache.kvcache.memory import BlockMemory
+from mooncache.kvcache.mover import Mover
+from mooncache.kvcache.pool_link import OnFailure, PoolClient, PoolLink
+
+SAVE_SHARE = 4
+"""Saves may hold one block of so many, or a slow pool would take the engine's memory."""
+
+
+class EnginePool:
+    """See the module's text. Begins to look for the pool at once.
+
+    Args:
+        section: limits and switches.
+        connect: makes a client or raises; called until it succeeds.
+        memory: the engine's blocks.
+        changed: set when there is an answer or a report to take.
+        on_failure: see `PoolLink`.
+    """
+
+    def __init__(
+        self,
+        section: ConnectorSection,
+        connect: Callable[[], PoolClient],
+        memory: BlockMemory,
+        *,
+        changed: threading.Event | None = None,
+        on_failure: OnFailure | None = None,
+    ) -> None:
+        self.changed = changed or threading.Event()
+        self.saved_blocks_max = min(
+            section.save_queue_bytes_max // memory.block_bytes, memory.block_count // SAVE_SHARE
+        )
+        self.link = PoolLink(connect, on_failure=on_failure)
+        self.lookups = Lookups(
+            self.link,
+            timeout_s=section.lookup_timeout_s,
+            poll_s=section.wait_poll_s,
+            changed=self.changed,
+        )
+        self.mover = Mover(
+            self.link,
+            memory,
+            load_threads=section.load_threads,
+            save_threads=section.save_threads,
+            load_timeout_s=section.load_timeout_s,
+            save_timeout_s=section.save_timeout_s,
+            save_queue_bytes_max=section.save_queue_bytes_max,
+            changed=self.changed,
+        )
+
+    def close(self) -> None:
+        """End the connection and the threads. The memory must live until then."""
+        self.link.close()
+        self.lookups.close()
+        self.mover.close()
