@@ -1,12 +1,14 @@
-"""Loads and saves are spans of the request that wanted them, with what moved."""
+"""Lookups, loads and saves are spans of the request that wanted them, with what moved."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from mooncache import tracing
 from mooncache.config import Config
 from mooncache.kvcache import mover as mv
+from mooncache.kvcache.lookup import Lookups, Question
 from mooncache.kvcache.pool_link import PoolLink
 from tests.kvcache.conftest import BLOCK_BYTES, WAIT_S, Engine
 from tests.kvcache.faulty import FaultyPool
@@ -52,6 +54,36 @@ def test_loads_and_saves_tell_blocks_and_bytes(traced: Config, collector: Collec
     assert load.attributes["kvcache.loaded_blocks"] == 2
     assert load.attributes["kvcache.bytes"] == 2 * BLOCK_BYTES
     assert load.attributes["kvcache.reason"] == "missing"
+
+
+def test_a_lookup_is_a_span_until_its_answer(traced: Config, collector: Collector) -> None:
+    pool = FaultyPool()
+    link = PoolLink(lambda: pool)
+    assert link.connected.wait(WAIT_S)
+    lookups = Lookups(link, timeout_s=5.0, poll_s=0.001)
+    tracing.setup("engine", traced)
+    keys = [number.to_bytes(32, "big") for number in range(3)]
+    pool.blocks[keys[0]] = b""
+    with tracing.span("engine.request", {}, kind="server") as request:
+        context = request.context
+    try:
+        lookups.ask(Question("answered", b"".join(keys), trace=context))
+        assert lookups.changed.wait(WAIT_S)
+        lookups.ask(Question("withdrawn", keys[2], 1, time.monotonic() + WAIT_S, context))
+        lookups.withdraw("withdrawn")
+    finally:
+        lookups.close()
+        link.close()
+    tracing.flush()
+    spans = collector.wait_for(lambda spans: len(spans) >= 3)
+    looked_up = [span for span in spans if span.name == "kvcache.lookup"]
+    assert {(span.trace_id, span.parent_id) for span in looked_up} == {(context.trace_id, context.span_id)}
+    answered, withdrawn = sorted(looked_up, key=lambda span: -span.attributes["kvcache.blocks"])
+    assert (answered.attributes["kvcache.found_blocks"], answered.attributes["kvcache.reason"]) == (
+        1,
+        "found",
+    )
+    assert "kvcache.reason" not in withdrawn.attributes
 
 
 def _until(mover: mv.Mover, take: Callable[[], list[mv.LoadReport]]) -> None:
