@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooncache.conductor.core.learning import DecodeLearner
 from mooncache.worker.adapters.hf import HfAdapter
 from mooncache.worker.adapters.vllm import VllmAdapter
 from mooncache.worker.core.load import Load, LoadMeter, MetricNames, read_labels, read_page
@@ -59,6 +60,26 @@ def test_means_are_those_of_the_window() -> None:
     assert meter.take(page(t_sum=101, t_count=12, b_sum=1, b_count=100), 14).ttft_ms == 500
     assert meter.take(page(t_sum=104, t_count=13, b_sum=1, b_count=100), 15).ttft_ms == 3000
     assert meter.take(page(t_sum=104, t_count=13, b_sum=1, b_count=100), 60).ttft_ms == 0
+
+
+@pytest.mark.parametrize(("before_s", "after_s"), [(0.02, 0.2), (0.2, 0.02)])
+def test_the_expected_time_between_tokens_follows_a_change_of_speed(before_s: float, after_s: float) -> None:
+    """Reports come four times a second. Both ways the conductor expects what is true after six seconds."""
+    meter, learner, sequences = LoadMeter(NAMES), DecodeLearner(), 4
+    total_s, count = 0.0, 0
+
+    def seconds(step_s: float, reports: range) -> None:
+        nonlocal total_s, count
+        for report in reports:
+            total_s, count = total_s + 0.25 * sequences, count + round(0.25 * sequences / step_s)
+            load = meter.take(page(b_sum=total_s, b_count=count), report * 0.25)
+            if load.tbt_ms > 0:
+                learner.observe(sequences, 1000, load.tbt_ms / 1e3)
+
+    seconds(before_s, range(240))
+    assert learner.cost.tbt_s(sequences, 1000) == pytest.approx(before_s, rel=0.05)
+    seconds(after_s, range(240, 264))
+    assert learner.cost.tbt_s(sequences, 1000) == pytest.approx(after_s, rel=0.15)
 
 
 def test_a_counter_that_falls_begins_a_new_window() -> None:

@@ -107,10 +107,15 @@ def read_labels(text: str, name: str) -> dict[str, str]:
 
 @dataclass(slots=True)
 class LoadMeter:
-    """Turns pages into loads. `window_s`: over how many seconds means are taken."""
+    """Turns pages into loads. `window_s`: over how many seconds means are taken.
+
+    The time between tokens has a window of its own: it is compared with the batch of this moment, so an old mean
+    would tell the conductor the wrong speed for as long as it is remembered, and an engine makes many tokens a second.
+    """
 
     names: MetricNames
     window_s: float = 30.0
+    tbt_window_s: float = 3.0
     _points: deque[tuple[float, tuple[float, float, float, float]]] = field(default_factory=deque)
 
     def take(self, page: Mapping[str, float], now_s: float) -> Load:
@@ -151,8 +156,9 @@ class LoadMeter:
         while len(points) > 2 and now_s - points[1][0] >= self.window_s:
             points.popleft()
         first = points[0][1]
+        since = next((old for at_s, old in reversed(points) if now_s - at_s >= self.tbt_window_s), first)
         return _mean(point[0] - first[0], point[1] - first[1]), _mean(
-            point[2] - first[2], point[3] - first[3]
+            point[2] - since[2], point[3] - since[3]
         )
 
 
