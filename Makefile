@@ -20,7 +20,7 @@ heading = @printf '\n== %s\n' "$(1)"
 
 # ---- for people --------------------------------------------------------------------------------
 .PHONY: help up test check lint format pytest native-test asan-test tsan-test fuzz-smoke wheel wheel-test engine
-.PHONY: bench bench-rdma proto docs stub tidy develop lock sbom clean distclean system-up system-test
+.PHONY: bench bench-rdma soak sim proto docs stub tidy develop lock sbom clean distclean system-up system-test
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -164,6 +164,13 @@ bench: $(VENV)/.base ## store benchmark beside a raw socket, memcpy and, if it i
 bench-rdma: $(VENV)/.dev ## RDMA beside perftest in the test machine, into build/rdma.json and .md (quiet machine, 5 minutes)
 	@mkdir -p build
 	$(BIN)/python -m tests.rdma.bench build/rdma $(BENCH_ARGS)
+
+# Long by nature: before a release, not in `test`.
+soak: $(VENV)/.up ## half an hour of load on real processes, each killed in turn (SOAK_ARGS="--streams 8 --seconds 30")
+	$(BIN)/mooncache bench serving soak --seconds 1800 $(SOAK_ARGS)
+
+sim: $(VENV)/.dev ## every published figure simulated again (SIM_ARGS="--trace FILE --quick"; whole: 20 minutes)
+	$(BIN)/mooncache reproduce $(SIM_ARGS)
 
 proto: $(VENV)/.dev ## regenerate services/proto from protos/
 	$(BIN)/python scripts/gen_protos.py

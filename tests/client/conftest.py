@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import mooncache
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
-
-WAIT_S = 20.0
-
-
-def wait_until(condition: Callable[[], Any], what: str = "the condition", timeout_s: float = WAIT_S) -> Any:
-    """Poll until the condition is truthy and return its value; fail after a bounded time."""
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline_s, f"{what} did not come true within {timeout_s:g} s"
-        time.sleep(0.05)
 
 
 def make_cluster(

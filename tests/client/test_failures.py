@@ -18,7 +18,8 @@ import mooncache
 from mooncache.client.keys import to_block_key
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.errors import DeadlineExceeded, MasterUnavailable, MooncacheError, NoNodes
-from tests.client.conftest import make_cluster, wait_until
+from tests.client.conftest import make_cluster
+from tests.conditions import wait_until
 from tests.processes import freeze
 
 pytestmark = pytest.mark.slow

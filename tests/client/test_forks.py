@@ -12,7 +12,7 @@ import pytest
 
 import mooncache
 from mooncache.cluster.embedded import EmbeddedCluster
-from tests.client.conftest import wait_until
+from tests.conditions import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from mooncache.cluster.processes import processes_of_run
 from mooncache.cluster.settings import missing_modules
 from mooncache.proto.v1 import common_pb2
 from tests.cli.test_cluster import Up, environment, read_document
+from tests.conditions import until
 from tests.hf_engine.conftest import API_KEY, end, model_folder, start_server
 from tests.processes import freeze
 
@@ -177,16 +177,6 @@ def pid_of(up: Up, target: str) -> int:
     raise AssertionError(f"no engine below {target}")
 
 
-async def eventually(what: str, condition: Callable[[], bool | Awaitable[bool]]) -> None:
-    deadline_s = time.monotonic() + HEAL_S
-    while True:
-        answer = condition()
-        if answer if isinstance(answer, bool) else await answer:
-            return
-        assert time.monotonic() < deadline_s, f"not within {HEAL_S:g} s: {what}"
-        await asyncio.sleep(0.2)
-
-
 async def under_load(up: Up, expected: dict[str, str], breaks: Callable[[], Any]) -> Load:
     """Load before, during and after `breaks`; ends once everything is well and has answered again."""
     key = await asyncio.to_thread(Path(up.announced["serving"]["api_key_file"]).read_text)
@@ -194,11 +184,13 @@ async def under_load(up: Up, expected: dict[str, str], breaks: Callable[[], Any]
     async with aiohttp.ClientSession() as session:
         clients = [asyncio.create_task(load.client(session, number)) for number in range(CLIENTS)]
         try:
-            await eventually("answers before the fault", lambda: load.right >= CLIENTS)
+            await until(lambda: load.right >= CLIENTS, "answers before the fault", HEAL_S, every_s=0.2)
             await breaks()
-            await eventually("every part is well again", lambda: well(up))
+            await until(lambda: well(up), "every part is well again", HEAL_S, every_s=0.2)
             answered = load.right
-            await eventually("answers after the fault", lambda: load.right >= answered + 2 * CLIENTS)
+            await until(
+                lambda: load.right >= answered + 2 * CLIENTS, "answers after the fault", HEAL_S, every_s=0.2
+            )
         finally:
             load.stop = True
             await asyncio.gather(*clients)
@@ -217,10 +209,14 @@ def test_killed(up: Up, expected: dict[str, str], target: str) -> None:
     async def breaks() -> None:
         pid = pid_of(up, target)
         os.kill(pid, signal.SIGKILL)
-        await eventually(f"{target} has ended", lambda: not Path(f"/proc/{pid}/environ").exists())
+        await until(
+            lambda: not Path(f"/proc/{pid}/environ").exists(), f"{target} has ended", HEAL_S, every_s=0.2
+        )
         # The engine is its worker's business; a part's new process is in the list.
         if target in PARTS:
-            await eventually(f"{target} runs again", lambda: pid_of(up, target) not in (0, pid))
+            await until(
+                lambda: pid_of(up, target) not in (0, pid), f"{target} runs again", HEAL_S, every_s=0.2
+            )
 
     judge(asyncio.run(under_load(up, expected, breaks)), target)
 
@@ -244,7 +240,9 @@ def test_stopped_for_good(up: Up, expected: dict[str, str]) -> None:
     async def breaks() -> None:
         pid = pid_of(up, "node-1")
         await asyncio.to_thread(freeze, pid)
-        await eventually("another process has taken its place", lambda: pid_of(up, "node-1") != pid)
+        await until(
+            lambda: pid_of(up, "node-1") != pid, "another process has taken its place", HEAL_S, every_s=0.2
+        )
 
     judge(asyncio.run(under_load(up, expected, breaks)), "node-1")
     assert parts_of(up)["node-1"].last_end == "signal SIGKILL"

@@ -128,21 +128,6 @@ async def running(config: Config) -> AsyncIterator[Conductor]:
         await service.stop()
 
 
-async def eventually(ask: Callable[[], Awaitable[Any]], timeout_s: float = 20.0) -> Any:
-    """Ask until the answer is truthy."""
-    async with asyncio.timeout(timeout_s):
-        while True:
-            found = await ask()
-            if found:
-                return found
-            await asyncio.sleep(0.02)
-
-
-async def value(found: Any) -> Any:
-    """For `eventually`, when nothing has to be awaited."""
-    return found
-
-
 def serve(folder: Path, scenario: Callable[[Conductor], Awaitable[None]], **overrides: Any) -> None:
     """Run a scenario against a conductor of its own; instances live long unless the overrides say otherwise."""
 

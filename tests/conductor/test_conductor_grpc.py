@@ -11,19 +11,8 @@ import pytest
 from mooncache import errors
 from mooncache.kvcache.keys import passport_from_json
 from mooncache.proto.v1 import conductor_pb2 as pb
-from tests.conductor.support import (
-    BLOCK,
-    DECODE,
-    PASSPORT,
-    PREFILL,
-    Conductor,
-    chain,
-    eventually,
-    instance,
-    pair,
-    serve,
-    value,
-)
+from tests.conditions import until
+from tests.conductor.support import BLOCK, DECODE, PASSPORT, PREFILL, Conductor, chain, instance, pair, serve
 
 
 def test_register_report_schedule_list(tmp_path: Path) -> None:
@@ -60,7 +49,7 @@ def test_long_poll_ends_with_a_change_and_not_with_load(tmp_path: Path) -> None:
         watch = asyncio.ensure_future(
             c.call("ListInstances", pb.ListInstancesRequest(known_version=version, wait_ms=9000))
         )
-        await eventually(lambda: value(c.service.state.watchers == 1))
+        await until(lambda: c.service.state.watchers == 1)
         await c.report("a", load=pb.InstanceLoad(running=1))
         assert c.service.state.core.registry.version == version
         assert not watch.done()

@@ -20,6 +20,7 @@ from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.state import native_index
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.rpc import CONDUCTOR_SERVICE
+from tests.conditions import until
 from tests.conductor.support import (
     CALM,
     DECODE,
@@ -28,12 +29,10 @@ from tests.conductor.support import (
     Conductor,
     chain,
     config_at,
-    eventually,
     instance,
     pair,
     running,
     serve,
-    value,
 )
 
 TOLD = {
@@ -176,7 +175,7 @@ def test_what_is_not_heard_of_any_more_is_released(tmp_path: Path) -> None:
         await c.register(*pair())
         await c.schedule("r", chain("a", 100))
         core = c.service.state.core
-        await eventually(lambda: value(len(core.work) == 0))
+        await until(lambda: len(core.work) == 0)
         assert len(core.in_flight) == 0
         assert (await c.record("r"))["state"] == "expired"
 
@@ -194,7 +193,7 @@ def test_a_silent_instance_is_suspect_then_forgotten(tmp_path: Path) -> None:
             seen.update(view.instance.state for view in listed.instances)
             return not listed.instances
 
-        await eventually(gone)
+        await until(gone)
         assert pb.INSTANCE_STATE_SUSPECT in seen
         with pytest.raises(errors.InstanceUnknown):
             await c.report("a")

@@ -13,7 +13,8 @@ import pytest
 import mooncache
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.proto.v1 import conductor_pb2 as pb
-from tests.conductor.support import BLOCK, Conductor, chain, config_at, eventually, instance, running
+from tests.conditions import until
+from tests.conductor.support import BLOCK, Conductor, chain, config_at, instance, running
 
 PREFILL, DECODE = pb.INSTANCE_ROLE_PREFILL, pb.INSTANCE_ROLE_DECODE
 
@@ -54,7 +55,7 @@ async def connected(c: Conductor) -> None:
     async def ready() -> bool:
         return c.service.state.pool.connected
 
-    await eventually(ready)
+    await until(ready)
 
 
 def test_what_the_pool_holds_is_fetched_and_what_left_it_is_named(pool: EmbeddedCluster) -> None:

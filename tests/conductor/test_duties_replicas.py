@@ -17,17 +17,8 @@ from mooncache.conductor.background import replicate_prefixes
 from mooncache.conductor.core.hot_prefixes import ASK_AGAIN_S, BUDGET_S, HotPrefixes, Speed
 from mooncache.conductor.core.policy.replication import FADES_IN_S, Demand
 from mooncache.proto.v1 import conductor_pb2 as pb
-from tests.conductor.support import (
-    BLOCK,
-    CALM,
-    DECODE,
-    PREFILL,
-    chain,
-    config_at,
-    eventually,
-    instance,
-    running,
-)
+from tests.conditions import until
+from tests.conductor.support import BLOCK, CALM, DECODE, PREFILL, chain, config_at, instance, running
 
 SLOW = {"m": Speed(tokens_per_s=100.0, bytes_per_token=1000, block_tokens=16)}
 RATE = 1e6
@@ -180,7 +171,7 @@ def test_a_hot_prefix_gets_a_second_replica_in_a_real_pool_and_loses_it_again(
             async def connected() -> bool:
                 return c.service.state.pool.node_count == 3
 
-            await eventually(connected)
+            await until(connected)
             for number in range(40):
                 plan = await c.schedule(f"r{number}", keys)
                 assert plan.pool_hit_tokens == 8 * BLOCK
@@ -191,7 +182,7 @@ def test_a_hot_prefix_gets_a_second_replica_in_a_real_pool_and_loses_it_again(
                 found = await asyncio.to_thread(copies, client)
                 return min(found[key] for key in split(keys)) >= 2
 
-            await eventually(copied)
+            await until(copied)
             found = await asyncio.to_thread(copies, client)
             assert [found[key] for key in split(cold)] == [1] * 8, "a cold prefix was copied"
             state = c.service.state
@@ -204,7 +195,7 @@ def test_a_hot_prefix_gets_a_second_replica_in_a_real_pool_and_loses_it_again(
                 found = await asyncio.to_thread(copies, client)
                 return [found[key] for key in split(keys)] == [1] * 8
 
-            await eventually(trimmed)
+            await until(trimmed)
             assert state.hot.copied == 0
             assert state.instruments.trimmed_blocks._value.get() >= 8
             values = await asyncio.to_thread(client.get_many, split(keys))

@@ -16,7 +16,8 @@ from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.state import native_index
 from mooncache.gateway.core.instance_list import InstanceList
 from mooncache.proto.v1 import conductor_pb2 as pb
-from tests.conductor.support import PASSPORT, Conductor, chain, eventually, instance, serve, value
+from tests.conditions import until
+from tests.conductor.support import PASSPORT, Conductor, chain, instance, serve
 
 
 def test_requests_end_when_their_records_are_dropped() -> None:
@@ -119,7 +120,7 @@ def test_many_changes_make_few_answers(tmp_path: Path) -> None:
                 answers += 1
 
         watching = asyncio.ensure_future(watch())
-        await eventually(lambda: value(c.service.state.watchers == 1))
+        await until(lambda: c.service.state.watchers == 1)
         state = c.service.state
         for number in range(300):
             state.core.register(InstanceInfo(f"i{number}", 1, "both", "m"), READY, state.clock.now_s())

@@ -16,7 +16,7 @@ from typing import Any
 
 BLOCK_TOKENS = 32
 LAYERS = 4
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def prompt(seed: int, count: int) -> list[int]:

@@ -21,6 +21,7 @@ from mooncache.coordination import MasterRecord, make_coordinator
 from mooncache.coordination.embedded import EmbeddedCoordinator
 from mooncache.coordination.etcd import EtcdCoordinator
 from mooncache.errors import MasterUnavailable
+from tests.conditions import until
 
 pytestmark = pytest.mark.etcd
 WAIT_S = 40.0
@@ -50,12 +51,6 @@ async def make(etcd: Any) -> AsyncIterator[Make]:
 
 async def within(awaitable: Any) -> Any:
     return await asyncio.wait_for(awaitable, WAIT_S)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not await condition():  # noqa: ASYNC110  (the condition lives in another process)
-            await asyncio.sleep(0.05)
 
 
 async def test_one_leads_and_the_other_follows_when_it_resigns(make: Make) -> None:
@@ -166,7 +161,7 @@ async def test_a_stopped_etcd_ends_leadership_and_wedges_nothing(make: Make, etc
         await within(won.lost.wait())
         with pytest.raises(MasterUnavailable):
             await within(first.leader())
-        await until(lambda: as_async(not first.reachable and not second.reachable))
+        await until(lambda: not first.reachable and not second.reachable)
         assert not standby.done()
         await within(first.resign())
     finally:
@@ -176,10 +171,6 @@ async def test_a_stopped_etcd_ends_leadership_and_wedges_nothing(make: Make, etc
     assert done.pop().result().term > won.term
     assert len(pending) == 1
     pending.pop().cancel()
-
-
-async def as_async(value: bool) -> bool:
-    return value
 
 
 async def test_an_etcd_that_comes_later_or_restarts(make: Make, etcd: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,6 @@ from mooncache import _native
 from tests.data_plane.wire import SECRET
 
 Start = Callable[..., Any]
-PATIENCE_S = 20.0
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    """True once the condition holds; False when it does not within PATIENCE_S."""
-    limit = time.monotonic() + PATIENCE_S
-    while not condition():
-        if time.monotonic() > limit:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from mooncache import _native
 from mooncache.errors import ChecksumMismatch, NoSpace, NotFound, ProtocolError, Unauthenticated, VersionSkew
+from tests.conditions import wait_until
 from tests.data_plane import wire
-from tests.data_plane.conftest import Start, eventually
+from tests.data_plane.conftest import Start
 from tests.data_plane.wire import Peer, frame, key_of, put_frame
 
 
@@ -159,7 +160,7 @@ def test_a_client_that_dies_in_mid_put_leaves_nothing(server: Any) -> None:
         peer = Peer(server).login()
         peer.send(put_frame([(key_of(cut), block)])[:cut])
         peer.close()
-    assert eventually(lambda: server.stats()["connections_open"] == 0)
+    wait_until(lambda: server.stats()["connections_open"] == 0)
     stats = server.stats()
     assert stats["store_blocks"] == stats["store_used_bytes"] == stats["store_reservations"] == 0
 
@@ -175,7 +176,7 @@ def test_waiting_for_space_and_giving_up(start: Start) -> None:
         block = bytes(500_000)
         assert waiter.put([(key_of(1), block)], wait_ms=100) == [NoSpace.code]
         waiter.send(put_frame([(key_of(1), block)], wait_ms=20_000))
-        assert eventually(lambda: server.stats()["parked_now"] == 1)
+        wait_until(lambda: server.stats()["parked_now"] == 1)
         assert wire.codes(holder.call(wire.ABORT, struct.pack("<I", 1) + grant)) == [0]
         assert wire.codes(waiter.reply()) == [0]
         assert waiter.get(key_of(1)) == [(0, block)]

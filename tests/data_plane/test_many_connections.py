@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.conditions import wait_until
 from tests.data_plane import wire
-from tests.data_plane.conftest import Start, eventually
+from tests.data_plane.conftest import Start
 from tests.data_plane.wire import Peer, key_of
 
 IDLE_PEERS = 10_000
@@ -54,7 +55,7 @@ def test_ten_thousand_idle_peers_do_not_disturb_a_worker(start: Start) -> None:
     finally:
         crowd.communicate(timeout=60)  # closes its input: it ends, and with it all its connections
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert eventually(lambda: server.stats()["connections_open"] == 0)
+    wait_until(lambda: server.stats()["connections_open"] == 0)
 
 
 def work(server: Any) -> None:
@@ -80,7 +81,7 @@ def hold_many(server: Any, count: int) -> None:
     finally:
         for peer in crowd:
             peer.close()
-    assert eventually(lambda: server.stats()["connections_open"] == 0)
+    wait_until(lambda: server.stats()["connections_open"] == 0)
 
 
 def test_silent_strangers_do_not_keep_others_out(start: Start) -> None:
@@ -101,7 +102,7 @@ def test_connections_over_the_limit_are_closed_at_once(start: Start) -> None:
     refused.close()
     assert server.stats()["connections_closed_capacity"] == 1
     peers.pop().close()
-    assert eventually(lambda: server.stats()["connections_open"] == 2)
+    wait_until(lambda: server.stats()["connections_open"] == 2)
     Peer(server).login().close()
     for peer in peers:
         peer.close()

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import wait_until
 from tests.data_plane import wire
-from tests.data_plane.conftest import Start, eventually
+from tests.data_plane.conftest import Start
 from tests.data_plane.wire import Peer, frame, get_meta, key_of, put_frame
 
 
@@ -70,4 +71,4 @@ def test_plain_bytes_and_silence_on_a_tls_port(start: Start, pki: Path) -> None:
     with secure(Peer(server), pki) as peer:
         peer.login()
         peer.socket.shutdown(socket.SHUT_RDWR)
-    assert eventually(lambda: server.stats()["connections_open"] == 0)
+    wait_until(lambda: server.stats()["connections_open"] == 0)

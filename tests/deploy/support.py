@@ -9,8 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -194,11 +193,3 @@ class Project:
             except (AssertionError, DockerMissingError, subprocess.SubprocessError) as error:
                 parts.append(f"--- {service}: {error}")
         return "\n".join(parts)
-
-
-def wait_until(what: Callable[[], bool], timeout_s: float, failed: Callable[[], str]) -> None:
-    """Ask once a second until it is so."""
-    deadline_s = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < deadline_s, failed()
-        time.sleep(1.0)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.conditions import wait_until
 from tests.deploy.support import (
     ETCD_IMAGE,
     IMAGE,
@@ -27,7 +28,6 @@ from tests.deploy.support import (
     compose_words,
     context,
     need_packages,
-    wait_until,
     wheelhouse,
 )
 
@@ -110,15 +110,17 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 def asker(project: Project) -> Asker:
     wait_until(
         lambda: all(project.health(service) == "healthy" for service in LASTING),
-        300,
         lambda: project.report(LASTING),
+        300,
+        every_s=1.0,
     )
     key = project.inside("gateway", "mooncache", "token", "--tenant", "team-a").strip()
     made = Asker(project.port, key)
     wait_until(
         lambda: len(made.get("GET", "/v1/models")[1].get("data", [])) == 1,
-        60,
         lambda: project.report(LASTING),
+        60,
+        every_s=1.0,
     )
     return made
 
@@ -154,7 +156,12 @@ def test_one_request_id_in_the_logs_of_all(asker: Asker, project: Project) -> No
         return wanted in project.inside(service, "cat", path)
 
     services = ("gateway", "conductor", "prefill", "decode")
-    wait_until(lambda: all(logged(service) for service in services), 30, lambda: project.report(services))
+    wait_until(
+        lambda: all(logged(service) for service in services),
+        lambda: project.report(services),
+        30,
+        every_s=1.0,
+    )
 
 
 def test_a_wrong_key_is_refused(asker: Asker) -> None:
@@ -196,7 +203,7 @@ def test_prometheus_sees_every_service(asker: Asker, project: Project) -> None:
         finally:
             link.close()
 
-    wait_until(lambda: value("sum(up)") == "8", 90, lambda: project.report(("prometheus",)))
+    wait_until(lambda: value("sum(up)") == "8", lambda: project.report(("prometheus",)), 90, every_s=1.0)
     assert value("sum(mooncache_master_leading)") == "1"
     assert value("sum(mooncache_worker_engine_up)") == "2"
 
@@ -208,7 +215,12 @@ def test_right_answers_after_the_leader_and_a_node_are_killed(asker: Asker, proj
     assert old, project.report(("master-1", "master-2"))
     command("docker", "kill", project.container(old))
     assert [asker.chat(question)[0] for question in questions] == expected  # while nobody leads
-    wait_until(lambda: leader(project) not in {"", old}, 60, lambda: project.report(("master-1", "master-2")))
+    wait_until(
+        lambda: leader(project) not in {"", old},
+        lambda: project.report(("master-1", "master-2")),
+        60,
+        every_s=1.0,
+    )
     assert [asker.chat(question)[0] for question in questions] == expected
     command("docker", "kill", project.container("node-1"))
     assert [asker.chat(question)[0] for question in questions] == expected  # with what node-2 has
@@ -221,8 +233,9 @@ def test_right_answers_after_the_leader_and_a_node_are_killed(asker: Asker, proj
         command("docker", "start", project.container(service))
     wait_until(
         lambda: all(project.health(service) == "healthy" for service in LASTING),
-        120,
         lambda: project.report(LASTING),
+        120,
+        every_s=1.0,
     )
     assert [asker.chat(question)[0] for question in questions] == expected
 

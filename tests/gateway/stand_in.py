@@ -21,6 +21,7 @@ from mooncache.gateway.service import GatewayService
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.rpc import CONDUCTOR_SERVICE, CallContext, Handler, RpcTable
 from mooncache.service import Service
+from tests.conditions import until
 
 MODEL = "test-model"
 
@@ -297,10 +298,3 @@ async def running(
         await conductor.stop()
         for engine in engines:
             await engine.stop()
-
-
-async def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
-    """Wait until something is so."""
-    async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110  (there is no event for it)
-            await asyncio.sleep(0.005)

@@ -28,8 +28,9 @@ from mooncache.gateway.core.capture import DIGEST_BYTES, Numbering, Prompt, bloc
 from mooncache.gateway.shell import capture as shell
 from mooncache.simulate import paper_cluster, simulate
 from mooncache.traces import read
+from tests.conditions import until
 from tests.gateway.model_folder import instance_fields
-from tests.gateway.stand_in import MODEL, Bench, FakeEngine, good, running, until
+from tests.gateway.stand_in import MODEL, Bench, FakeEngine, good, running
 
 BLOCK = 64
 SECRET = "the launch code is swordfish "

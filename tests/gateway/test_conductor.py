@@ -12,7 +12,8 @@ import pytest
 from mooncache import logs
 from mooncache.errors import Internal, LimitExceeded, MooncacheError, NotLeader, Unauthenticated
 from mooncache.proto.v1 import conductor_pb2 as pb
-from tests.gateway.stand_in import MODEL, FakeEngine, running, until
+from tests.conditions import until
+from tests.gateway.stand_in import MODEL, FakeEngine, running
 from tests.gateway.test_requests import CHAT, ask
 
 

@@ -13,8 +13,9 @@ from aiohttp import web
 from mooncache.gateway.core.handover import Handover
 from mooncache.gateway.core.plan import LegPlan
 from mooncache.proto.v1 import conductor_pb2 as pb
+from tests.conditions import until
 from tests.gateway.model_folder import BLOCK_TOKENS
-from tests.gateway.stand_in import Bench, FakeEngine, good, running, until
+from tests.gateway.stand_in import Bench, FakeEngine, good, running
 from tests.gateway.test_two_legs import CHAT, RENDERED, ask_of, broken, hang, post, two_legs, when_prefilled
 
 

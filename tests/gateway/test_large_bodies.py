@@ -20,8 +20,9 @@ from mooncache.gateway.core import body
 from mooncache.gateway.core.bodies import Budget, FairQueue
 from mooncache.gateway.tokens import PromptReader
 from mooncache.kvcache.keys import request_keys
+from tests.conditions import until
 from tests.gateway.model_folder import instance_fields, passport_of
-from tests.gateway.stand_in import MODEL, Bench, FakeEngine, begin, chunk, good, running, send, until
+from tests.gateway.stand_in import MODEL, Bench, FakeEngine, begin, chunk, good, running, send
 from tests.processes import freeze
 
 PATH = "/v1/completions"

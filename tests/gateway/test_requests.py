@@ -17,7 +17,8 @@ from mooncache import logs
 from mooncache.errors import ConfigInvalid
 from mooncache.gateway.shell import http_protocol
 from mooncache.gateway.shell.exchange import Exchange
-from tests.gateway.stand_in import MODEL, Bench, FakeEngine, running, until
+from tests.conditions import until
+from tests.gateway.stand_in import MODEL, Bench, FakeEngine, running
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT: dict[str, Any] = {"model": MODEL, "messages": MESSAGES}

@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from tests.gateway.stand_in import MODEL, Bench, FakeEngine, begin, chunk, running, send, until, usage_of
+from tests.conditions import until
+from tests.gateway.stand_in import MODEL, Bench, FakeEngine, begin, chunk, running, send, usage_of
 
 BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}
 

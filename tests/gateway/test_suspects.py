@@ -11,7 +11,8 @@ import pytest
 from aiohttp import web
 
 from mooncache.proto.v1 import conductor_pb2 as pb
-from tests.gateway.stand_in import Bench, FakeEngine, good, until
+from tests.conditions import until
+from tests.gateway.stand_in import Bench, FakeEngine, good
 from tests.gateway.test_two_legs import CHAT, hang, post, two_legs
 
 

@@ -16,19 +16,9 @@ from mooncache.auth import cache_salt
 from mooncache.kvcache.keys import content_passport, request_keys
 from mooncache.kvcache.params import Ask, Told
 from mooncache.proto.v1 import conductor_pb2 as pb
+from tests.conditions import until
 from tests.gateway.model_folder import BLOCK_TOKENS, instance_fields, passport_of
-from tests.gateway.stand_in import (
-    MODEL,
-    Bench,
-    FakeEngine,
-    begin,
-    chunk,
-    good,
-    running,
-    send,
-    until,
-    usage_of,
-)
+from tests.gateway.stand_in import MODEL, Bench, FakeEngine, begin, chunk, good, running, send, usage_of
 
 TEXT = "the quick brown fox jumps over the lazy dog, again and again"
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": TEXT}]}

@@ -20,7 +20,7 @@ from mooncache import _native
 
 pytestmark = pytest.mark.gpu
 SIZE = 256 << 20
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")

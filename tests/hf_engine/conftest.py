@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from mooncache.hf_engine.engine import Output
 from mooncache.hf_engine.service import Options, Parts, build
 from mooncache.kvcache.params import Ask, Told
 from mooncache.ports import free_port
+from tests.conditions import wait_until
 
 MODEL = {"layers": 2, "hidden": 128, "heads": 4, "kv_heads": 2, "vocab": 2048, "max_positions": 2048}
 BLOCK = 16
@@ -253,11 +253,3 @@ def prompt(count: int, seed: int = 0) -> list[int]:
     """Random tokens, without the special ones."""
     source = random.Random(f"{count} {seed}")
     return [source.randrange(300, MODEL["vocab"]) for _ in range(count)]
-
-
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> None:
-    """Poll until true; fail after a bounded time."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.01)

@@ -18,7 +18,8 @@ from mooncache.hf_engine.core.sequence import State
 from mooncache.kvcache.keys import request_keys
 from mooncache.kvcache.params import Ask
 from mooncache.passport import split_keys
-from tests.hf_engine.conftest import BLOCK, WAIT_S, Lab, prompt, start_cluster, wait_until
+from tests.conditions import wait_until
+from tests.hf_engine.conftest import BLOCK, WAIT_S, Lab, prompt, start_cluster
 
 Connect = Callable[[], Any]
 

@@ -20,6 +20,7 @@ from mooncache.hf_engine.service import Parts
 from mooncache.hf_engine.tokens import ChatTokenizer
 from mooncache.kvcache.keys import passport_from_json
 from mooncache.kvcache.params import FIELD, Ask, Told
+from tests.conditions import wait_until
 from tests.hf_engine.conftest import (
     API_KEY,
     BLOCK,
@@ -30,7 +31,6 @@ from tests.hf_engine.conftest import (
     prompt,
     start_cluster,
     start_server,
-    wait_until,
 )
 
 openai = pytest.importorskip("openai")

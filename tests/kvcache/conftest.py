@@ -17,7 +17,7 @@ BLOCKS = 16
 LAYERS = 3
 LAYER_BYTES = 512
 BLOCK_BYTES = LAYERS * LAYER_BYTES
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from mooncache.client.results import GetResult, MatchResult, PutResult
 from mooncache.errors import NotFound, error_for
 from mooncache.passport import split_keys
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class FaultyPool:

@@ -3,7 +3,6 @@ wait without end nor a block that is given away while a copy may still write int
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +17,7 @@ from mooncache.kvcache.gpu_blocks import GpuBlocks, Ranges
 from mooncache.kvcache.memory import InDoubt
 from mooncache.kvcache.pool_link import PoolLink
 from tests.gpu.pretended import PretendedGpu
-from tests.kvcache.faulty import FaultyPool
+from tests.kvcache.faulty import WAIT_S, FaultyPool
 
 BLOCKS, STEP = 8, 3_000
 SEGMENTS = ((0, 1_000), (1_024, 512), (2_001, 77))  # the last one is aligned to nothing
@@ -121,7 +120,7 @@ def test_copies_wait_for_the_step_on_the_device(engine: Engine, gpu: PretendedGp
 def test_a_block_that_is_written_too_long_is_in_doubt(engine: Engine, gpu: PretendedGpu) -> None:
 
     def write() -> None:
-        with engine.memory.writing([4], engine.memory.fence(), time.monotonic() + 0.05) as places:
+        with engine.memory.writing([4], engine.memory.fence(), time.monotonic() + 1.0) as places:
             places[0][0][:] = expected(3)
             gpu.hang(True)
 
@@ -216,6 +215,7 @@ def test_a_load_is_reported_when_the_gpu_is_through_with_its_blocks(
     faulty.blocks[key(1)] = expected(8)
     gpu.hang(True)
     mover.load(mv.Job("load", (key(1),), (6,)))
+    assert faulty.entered.wait(WAIT_S)
     time.sleep(0.5)
     assert not mover.take_loads() and mover.loading == 1  # the time limit has passed, the copy has not ended
     gpu.hang(False)
@@ -231,7 +231,7 @@ def test_a_save_of_a_gpu_that_hangs_ends_at_its_limit(
     report = take(mover, mover.take_saves)
     assert (report.stored, report.lost) == ((), {mv.TIMEOUT: 1})
     assert not faulty.blocks
-    assert math.isclose(report.seconds, 0.2, abs_tol=2.0)
+    assert report.seconds >= 0.2
 
 
 def test_an_engine_may_end_while_a_gpu_hangs(
@@ -240,8 +240,6 @@ def test_an_engine_may_end_while_a_gpu_hangs(
     faulty.blocks[key(1)] = expected(8)
     gpu.hang(True)
     mover.load(mv.Job("load", (key(1),), (6,)))
-    time.sleep(0.4)
-    begun_s = time.monotonic()
+    assert faulty.entered.wait(WAIT_S)
     mover.close()
-    assert time.monotonic() - begun_s < 4
     assert take(mover, mover.take_loads).loaded == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from mooncache.ports import free_port
 from mooncache.proto.v1 import master_pb2
 from mooncache.rpc import STORE_NODE_SERVICE, methods_of
 from mooncache.store_node.service import StoreNodeService
+from tests.conditions import until
 from tests.master.processes import ETCD, channel_to, etcd, eventually, master
 from tests.master.simulation.world import CLUSTER, KNOWN_KEYS, SimNode, World
 from tests.processes import freeze
@@ -251,13 +252,6 @@ async def node(
 
 def blocks(service: StoreNodeService) -> int:
     return int(service.state.core.stats()["store_blocks"])
-
-
-async def until(condition: Callable[[], Any], what: str) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110  (the condition lives in another process)
-            await asyncio.sleep(0.05)
-    assert condition(), what
 
 
 async def leads(channel: GrpcChannel, nodes: int) -> master_pb2.GetStatusResponse:

@@ -22,7 +22,8 @@ from mooncache.store_node.service import (
     segment_of,
     wanted_bytes,
 )
-from tests.client.conftest import make_cluster, wait_until
+from tests.client.conftest import make_cluster
+from tests.conditions import wait_until
 
 MIB = 1 << 20
 

@@ -15,7 +15,8 @@ import mooncache
 from mooncache.cli.app import run
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.errors import MooncacheError
-from tests.client.conftest import make_cluster, wait_until
+from tests.client.conftest import make_cluster
+from tests.conditions import wait_until
 from tests.gpu import pretended
 
 MIB = 1 << 20

@@ -19,7 +19,8 @@ import pytest
 import mooncache
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.cluster.processes import Part
-from tests.client.conftest import make_cluster, wait_until
+from tests.client.conftest import make_cluster
+from tests.conditions import wait_until
 from tests.gpu.pretended import library
 
 MIB = 1 << 20

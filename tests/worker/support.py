@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,7 +25,6 @@ from mooncache.run_op import OpRunner
 from mooncache.worker.adapters.base import Command, EngineAdapter, Launch
 from mooncache.worker.core.load import MetricNames
 
-WAIT_S = 60.0
 PASSPORT = Passport(
     weights_digest="w",
     config_digest="c",
@@ -174,15 +172,6 @@ def settings(folder: Path, conductor_port: int = 1, **changes: Any) -> Config:
     return load(
         env={}, overrides=values | {name.replace("__", "."): value for name, value in changes.items()}
     )
-
-
-async def until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-    """Wait for a condition; its name is the failure's text."""
-    for _ in range(int(timeout_s / 0.02)):
-        if condition():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"not within {timeout_s:g} s: {what}")
 
 
 def alive(pid: int) -> bool:

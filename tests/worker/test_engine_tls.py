@@ -19,7 +19,8 @@ from mooncache.worker.adapters.hf import HfAdapter
 from mooncache.worker.adapters.vllm import VllmAdapter
 from mooncache.worker.background.run_engine import engine_url
 from mooncache.worker.service import WorkerService
-from tests.worker.support import settings, until
+from tests.conditions import until
+from tests.worker.support import settings
 from tests.worker.test_engine_guard import launch
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from mooncache.worker import guard
 from mooncache.worker.adapters.base import section_env
-from tests.worker.support import alive, conductor, marked, settings, until
+from tests.conditions import until
+from tests.worker.support import alive, conductor, marked, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 

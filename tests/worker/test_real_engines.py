@@ -20,7 +20,8 @@ from mooncache.kvcache.keys import passport_from_json, request_keys
 from mooncache.passport import split_keys
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.worker.service import WorkerService
-from tests.worker.support import Conductor, alive, conductor, until
+from tests.conditions import until
+from tests.worker.support import Conductor, alive, conductor
 
 START_S = 240.0
 NOT_HERE = {

@@ -9,7 +9,8 @@ from mooncache.client.conductor_link import ConductorLink
 from mooncache.conductor.service import ConductorService
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.worker.service import WorkerService
-from tests.worker.support import order, settings, until
+from tests.conditions import until
+from tests.worker.support import order, settings
 from tests.worker.test_kv_events import BLOCK, pack, stored
 
 

@@ -22,7 +22,8 @@ from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.proto.v1 import worker_pb2
 from mooncache.rpc import WORKER_SERVICE
 from mooncache.worker.service import WorkerService, attach_url
-from tests.worker.support import PASSPORT, Conductor, alive, conductor, order, settings, until
+from tests.conditions import until
+from tests.worker.support import PASSPORT, Conductor, alive, conductor, order, settings
 from tests.worker.test_kv_events import BLOCK, pack, stored
 
 READY, STARTING, DRAINING, SUSPECT = (
