@@ -157,16 +157,21 @@ def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mutab
 
 
 class Logger:
-    """Writes events of the catalogue. Thin, so that an event that is not in the catalogue is a type error."""
+    """Writes events of the catalogue. Thin, so that an event that is not in the catalogue is a type error.
+
+    Before `setup` (an application that only uses the SDK) warnings and errors go to stderr, and nothing else is made.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def debug(self, event: Event, **fields: Any) -> None:
-        _pipeline().debug(event.value, logger=self._name, **fields)
+        if _chosen:
+            _chosen[0].debug(event.value, logger=self._name, **fields)
 
     def info(self, event: Event, **fields: Any) -> None:
-        _pipeline().info(event.value, logger=self._name, **fields)
+        if _chosen:
+            _chosen[0].info(event.value, logger=self._name, **fields)
 
     def warning(self, event: Event, **fields: Any) -> None:
         _pipeline().warning(event.value, logger=self._name, **fields)
@@ -203,7 +208,7 @@ _chosen: list[Any] = []  # at most one: what `setup` made
 
 
 def _pipeline() -> Any:
-    """What `setup` made; before it (an application that only uses the SDK) warnings go to stderr."""
+    """What `setup` made; before it, what writes warnings."""
     return _chosen[0] if _chosen else _make(sys.stderr, "warning", "auto")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,15 @@ import pytest
 from mooncache import errors
 from mooncache.conductor.core import outcome
 from mooncache.conductor.core.asks import Ask, PoolAnswer, Settings
-from mooncache.conductor.core.registry import GONE_MAX, READY, SUSPECT, InstanceInfo, Registry
+from mooncache.conductor.core.registry import (
+    GONE_MAX,
+    READY,
+    REPORTS_PER_S,
+    SUSPECT,
+    InstanceInfo,
+    Load,
+    Registry,
+)
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.state import native_index
 from mooncache.gateway.core.instance_list import InstanceList
@@ -52,17 +61,38 @@ def test_reports_are_spaced_when_there_are_many_instances(tmp_path: Path) -> Non
         core, now_s = c.service.state.core, c.service.clock.now_s()
         for number in range(999):
             core.register(InstanceInfo(f"i{number}", 1, "both", "m"), READY, now_s)
-        assert (await c.report("first")).report_interval_ms == 5000
-        core.expire(now_s + 9.0)
+        told_s = (await c.report("first")).report_interval_ms / 1e3
+        interval_s = 1000 / REPORTS_PER_S
+        assert interval_s / 2 - 0.001 <= told_s < interval_s * 1.5
         first = core.registry.get("first")
         assert first is not None
+        patience_s = 2 * max(told_s, interval_s)
+        core.expire(first.reported_s + patience_s - 1.0)
         assert first.state == READY, "one report may be lost"
-        gone = core.expire(now_s + 11.0)[0]
+        gone = core.expire(first.reported_s + patience_s + 1.0)[0]
         assert first not in gone, "it was told to report more seldom than the others"
         assert first.state == SUSPECT
         assert first in core.expire(now_s + 60.0)[0]
 
     serve(tmp_path, scenario, **{"conductor.suspect_after_s": 2, "conductor.lease_s": 10})
+
+
+def test_instances_that_register_together_do_not_report_together() -> None:
+    registry = Registry(suspect_after_s=2.0, lease_s=10.0, count_max=2000, report_interval_s=0.25)
+    instances = [
+        registry.register(InstanceInfo(f"i{n}", 1, "both", "m"), READY, 70.0)[0] for n in range(1000)
+    ]
+    due_s = dict.fromkeys(range(1000), 70.0)
+    for number, reporting in enumerate(instances):
+        registry.report(reporting, READY, Load(), "", 70.0)
+        due_s[number] += reporting.next_report_s
+    for _ in range(3):
+        in_slots = Counter(int(at_s * 10) for at_s in due_s.values())
+        assert max(in_slots.values()) <= REPORTS_PER_S / 10 + 1, "the same in each tenth of a second"
+        for number, at_s in due_s.items():
+            registry.report(instances[number], READY, Load(), "", at_s)
+            due_s[number] += instances[number].next_report_s
+            assert due_s[number] - at_s == pytest.approx(1000 / REPORTS_PER_S)
 
 
 def test_a_list_holds_what_has_changed_since(tmp_path: Path) -> None:
@@ -89,7 +119,7 @@ def test_a_list_holds_what_has_changed_since(tmp_path: Path) -> None:
         core = c.service.state.core
         gone = core.registry.get("i03")
         assert gone is not None
-        gone.reported_s -= 1000
+        gone.gone_at_s -= 1000
         core.expire(c.service.clock.now_s())
         await c.register(instance("i99"))
         answer = await ask(mine.version)
@@ -186,7 +216,7 @@ def test_two_workers_with_one_name(tmp_path: Path) -> None:
         await c.call("RegisterInstance", twin)  # the first one ends
         known = c.service.state.core.registry.get("a")
         assert known is not None
-        known.reported_s -= 61.0
+        known.suspect_at_s -= 61.0
         await c.call("RegisterInstance", again)  # the other one is silent
 
     serve(tmp_path, scenario)

@@ -184,15 +184,17 @@ async def _report_all(target: str, token: str, pipe: Connection) -> None:
             )
             kept = came
             try:
+                if sequence == 1:
+                    await channel.call("RegisterInstance", registration(number), _CALL_TIMEOUT_S)
                 answer = await channel.call("ReportInstance", request, _CALL_TIMEOUT_S)
             except MooncacheError as error:
                 counted["failed"] += 1
                 problems.append(error.message)
                 return
             counted["reports"] += 1
-            await asyncio.sleep(answer.report_interval_ms / 1e3 * rng.uniform(0.9, 1.1))
+            await asyncio.sleep(answer.report_interval_ms / 1e3)
 
-    for number in range(INSTANCES):
+    def registration(number: int) -> pb.RegisterInstanceRequest:
         role = pb.INSTANCE_ROLE_PREFILL if number % 4 else pb.INSTANCE_ROLE_DECODE
         described = pb.Instance(
             instance_id=f"i{number}",
@@ -209,9 +211,12 @@ async def _report_all(target: str, token: str, pipe: Connection) -> None:
             max_sequences=64,
             pool=True,
         )
-        register = pb.RegisterInstanceRequest(instance=described, worker_run=number + 1)
-        await channels[number % _CHANNELS].call("RegisterInstance", register, _CALL_TIMEOUT_S)
+        return pb.RegisterInstanceRequest(instance=described, worker_run=number + 1)
+
     running = [asyncio.ensure_future(instance(number)) for number in range(INSTANCES)]
+    async with asyncio.timeout(_START_TIMEOUT_S):
+        while counted["reports"] < len(running) and not counted["failed"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
     pipe.send((len(running),))
     while True:
         if await asyncio.to_thread(pipe.poll, 1.0):

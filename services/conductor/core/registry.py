@@ -18,7 +18,9 @@ from mooncache.kvcache.keys import passport_from_json
 
 STARTING, READY, DRAINING, SUSPECT = "starting", "ready", "draining", "suspect"
 STATES = (STARTING, READY, DRAINING, SUSPECT)
-REPORTS_PER_S = 200.0  # of all instances together: a tenth of what one conductor can take
+REPORTS_PER_S = (
+    150.0  # of all instances together: a quarter of a processor, and decisions hardly wait behind them
+)
 SUSPECT_INTERVALS = 2.0  # silence of so many intervals
 LEASE_INTERVALS = 8.0
 GONE_MAX = 4096
@@ -97,7 +99,9 @@ class Instance:
     drain_wanted: bool | None = None  # None: nobody asked
     role_pinned: bool = False  # an operator chose it
     version: int = 0  # of its last change
-    interval_s: float = 0.0  # after which it was told to report again
+    next_report_s: float = 0.0  # after how long it was told to report again
+    suspect_at_s: float = 0.0  # when its silence means something
+    gone_at_s: float = 0.0  # when it is forgotten
     sequence: int = 0
     want_full: bool = False
     surplus: int = 0  # of the last report
@@ -224,8 +228,8 @@ class Registry:
             known.load, known.sequence, known.want_full = Load(), 0, False
             known.idle_since_s, known.short_since_s, known.surplus, known.foreign = None, None, 0, 0
         known.role = self._roles.get(info.instance_id, info.role)
-        known.reported_s, known.reason, known.said = now_s, "", state
-        known.worker_run, known.interval_s = wishes.worker_run, self.interval_s
+        known.reason, known.said, known.worker_run = "", state, wishes.worker_run
+        self._heard(known, now_s)
         self._settle(known, now_s)
         self._touch(known)
         self._changed(known)
@@ -239,7 +243,7 @@ class Registry:
         same = known.info.incarnation == info.incarnation or (worker_run and worker_run == known.worker_run)
         ended = known.said == DRAINING and not known.drain_wanted
         silent_s = now_s - known.reported_s
-        if same or not (worker_run and known.worker_run) or ended or self._silent(known, now_s):
+        if same or not (worker_run and known.worker_run) or ended or now_s > known.suspect_at_s:
             return
         raise errors.StaleIncarnation(
             f"instance {info.instance_id[:128]!r} is served by another worker on {known.info.host_id or 'a host'} at "
@@ -253,8 +257,8 @@ class Registry:
             instance.idle_since_s = None
         elif instance.load.running or instance.load.waiting:
             instance.idle_since_s = now_s
-        instance.reported_s, instance.load, instance.said = now_s, load, state
-        instance.interval_s = self.interval_s
+        instance.load, instance.said = load, state
+        self._heard(instance, now_s)
         if reason != instance.reason:
             instance.reason = reason
             self._touch(instance)
@@ -283,11 +287,7 @@ class Registry:
         """Make silent instances suspect and forget those whose lease is over; return the forgotten."""
         for instance in self._instances.values():
             self._settle(instance, now_s)
-        gone = [
-            i
-            for i in self._instances.values()
-            if now_s - i.reported_s > self._patience_s(i, self._lease_s, LEASE_INTERVALS)
-        ]
+        gone = [instance for instance in self._instances.values() if now_s > instance.gone_at_s]
         for instance in gone:
             del self._instances[instance.info.instance_id]
             self._leave_model(instance)
@@ -325,16 +325,26 @@ class Registry:
         """How often each instance is to report: all of them together not more often than a conductor can well hear."""
         return max(self._report_interval_s, len(self._instances) / REPORTS_PER_S)
 
-    def _silent(self, instance: Instance, now_s: float) -> bool:
-        """Whether the instance should have reported long ago."""
-        return now_s - instance.reported_s > self._patience_s(
-            instance, self._suspect_after_s, SUSPECT_INTERVALS
-        )
+    def _pause_s(self, instance: Instance, now_s: float) -> float:
+        """Return after how long the instance is to report again.
 
-    def _patience_s(self, instance: Instance, usual_s: float, intervals: float) -> float:
-        """Return the silence that means something: who was told to report more seldom is given longer."""
-        told_s = instance.interval_s
-        return max(usual_s, intervals * told_s) if told_s > self._report_interval_s else usual_s
+        Of many, each has its own moment of the interval, by its holder number. Those that register together, with a
+        conductor that was started again, would otherwise always report together, and decisions wait behind them.
+        """
+        interval_s = self.interval_s
+        if interval_s <= self._report_interval_s:
+            return interval_s
+        moment_s = interval_s * instance.holder / len(self._instances)
+        return interval_s / 2 + (moment_s - now_s - interval_s / 2) % interval_s
+
+    def _heard(self, instance: Instance, now_s: float) -> None:
+        """Note that the instance lives; who is told to report more seldom may be silent for longer."""
+        instance.reported_s, instance.next_report_s = now_s, self._pause_s(instance, now_s)
+        spaced_s = max(instance.next_report_s, self.interval_s)
+        if spaced_s <= self._report_interval_s:
+            spaced_s = 0.0
+        instance.suspect_at_s = now_s + max(self._suspect_after_s, SUSPECT_INTERVALS * spaced_s)
+        instance.gone_at_s = now_s + max(self._lease_s, LEASE_INTERVALS * spaced_s)
 
     def _touch(self, instance: Instance) -> None:
         self.version += 1
@@ -363,7 +373,7 @@ class Registry:
         state = instance.said if instance.said in STATES else SUSPECT
         if instance.drain_wanted and state == READY:
             state = DRAINING
-        if self._silent(instance, now_s):
+        if now_s > instance.suspect_at_s:
             state = SUSPECT
         if state != instance.state:
             instance.state = state

@@ -47,7 +47,7 @@ async def handle(
             reason=apart,
         )
     return pb.RegisterInstanceResponse(
-        report_interval_ms=max(1, int(state.core.registry.interval_s * 1e3)),
+        report_interval_ms=max(1, int(instance.next_report_s * 1e3)),
         lease_ms=max(1, int(state.section.lease_s * 1e3)),
         role=ROLE_NUMBERS[instance.role],
         role_pinned=instance.role_pinned,

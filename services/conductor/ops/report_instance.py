@@ -45,5 +45,5 @@ async def handle(
         drain=instance.drain_wanted,
         want_full=instance.want_full,
         role_pinned=instance.role_pinned,
-        report_interval_ms=max(1, int(core.registry.interval_s * 1e3)),
+        report_interval_ms=max(1, int(instance.next_report_s * 1e3)),
     )
