@@ -9,8 +9,6 @@
 namespace mooncache::testing {
 namespace {
 
-constexpr uint64_t kMiB = 1 << 20;
-
 class ArenaTest : public ServerTest {
  protected:
   bool logged(std::string_view event, std::string_view words) {
@@ -190,7 +188,7 @@ TEST_F(GpuArenaTest, RangesGrantsAndWritesAreCheckedAfterStaging) {
   EXPECT_TRUE(std::equal(range->payload.begin(), range->payload.end(), block.begin() + 1000));
   const auto found = peer.lookup(key_of(1));
   ASSERT_TRUE(found && found->code == Code::kOk);
-  ASSERT_EQ(server->store().flip_bit(wire::tenant_id("default"), key_of(1), 8 * 77), Code::kOk);
+  ASSERT_EQ(server->store().flip_bit(kDefault, key_of(1), 8 * 77), Code::kOk);
   Writer meta;
   wire::ReadRequest{found->extent.grant, 70, 100}.encode(meta);
   const auto damaged = peer.call(Opcode::kRead, meta);

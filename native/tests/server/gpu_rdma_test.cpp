@@ -5,18 +5,11 @@
 #include <fstream>
 
 #include "rdma/fabric.h"
-#include "rdma/fake/fake_verbs.h"
-#include "server/peer.h"
+#include "server/rdma_fixture.h"
 #include "wire/rdma_address.h"
 
 namespace mooncache::testing {
 namespace {
-
-constexpr uint64_t kMiB = 1 << 20;
-
-FakeVerbs& fake() {
-  return fake_verbs(MOONCACHE_FAKE_VERBS);
-}
 
 rdma::Options options(const std::filesystem::path& sysfs) {
   rdma::Options options;

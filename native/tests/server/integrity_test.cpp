@@ -8,8 +8,6 @@ namespace {
 
 using IntegrityTest = ServerTest;
 using server::RangeCheck;
-const TenantId kDefault = wire::tenant_id("default");
-constexpr uint64_t kMiB = 1 << 20;
 
 Bytes part_of(const Bytes& block, uint64_t offset, uint64_t length) {
   return {block.begin() + static_cast<ptrdiff_t>(offset),

@@ -8,7 +8,6 @@ namespace mooncache::testing {
 namespace {
 
 using OperationsTest = ServerTest;
-const TenantId kDefault = wire::tenant_id("default");
 
 TEST_F(OperationsTest, PutThenGetOverTcpAndUnix) {
   start();

@@ -21,6 +21,8 @@ namespace mooncache::testing {
 using wire::Opcode;
 using Bytes = std::vector<std::byte>;
 
+inline constexpr uint64_t kMiB = 1 << 20;
+inline const TenantId kDefault = wire::tenant_id("default");
 inline constexpr auto kPatience = std::chrono::seconds(20);
 
 inline wire::Bytes32 secret() {

@@ -1,19 +1,13 @@
 // What devices have to be told takes long. Between two commands of one connection the others of its loop are
 // served.
 #include "rdma/fabric.h"
-#include "rdma/fake/fake_verbs.h"
-#include "server/peer.h"
+#include "server/rdma_fixture.h"
 #include "wire/rdma_address.h"
 
 namespace mooncache::testing {
 namespace {
 
-constexpr uint64_t kMiB = 1 << 20;
 constexpr int kBlocks = 8;
-
-FakeVerbs& fake() {
-  return fake_verbs(MOONCACHE_FAKE_VERBS);
-}
 
 class RdmaTurnsTest : public ServerTest {
  protected:

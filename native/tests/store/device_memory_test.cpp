@@ -12,7 +12,6 @@ namespace mooncache::test {
 namespace {
 
 using store::DeviceMemory;
-constexpr uint64_t kMiB = 1 << 20;
 
 class DeviceMemoryTest : public ::testing::Test {
  protected:

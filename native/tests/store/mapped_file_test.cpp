@@ -19,7 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 using store::MappedFile;
 using store::MappedFileOptions;
-constexpr uint64_t kMiB = 1 << 20;
 
 class MappedFileTest : public ::testing::Test {
  protected:

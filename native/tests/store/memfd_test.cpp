@@ -8,8 +8,7 @@
 
 namespace mooncache::store {
 namespace {
-
-constexpr uint64_t kMiB = 1 << 20;
+using test::kMiB;
 
 TEST(Memfd, PagesComeWhenTheyAreAskedFor) {
   auto file = Memfd::create("test", 8 * kMiB, {});

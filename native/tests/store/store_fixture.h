@@ -16,6 +16,7 @@
 namespace mooncache::test {
 
 inline constexpr TenantId kTenant = 7;
+inline constexpr uint64_t kMiB = 1 << 20;
 
 inline Key key_of(uint64_t number) {
   Key key;
