@@ -60,6 +60,7 @@ class Preparing:
         self._queue: FairQueue[asyncio.Future[_Reader]] = FairQueue(QUEUE_MAX)
         self._talks: set[asyncio.Task[Prepared]] = set()
         self._trim: asyncio.TimerHandle | None = None
+        self._trims = 0  # that are still to be made
 
     @property
     def pids(self) -> list[int]:
@@ -139,14 +140,21 @@ class Preparing:
 
     def _over(self, talk: asyncio.Task[Prepared]) -> None:
         self._talks.discard(talk)
-        if self._trim is None:
-            self._trim = asyncio.get_running_loop().call_later(_TRIM_S, self._give_back)
+        # Whoever asked may hold the body for a little longer, until it is answered: twice.
+        self._trims = 2
+        self._trim_later()
         if not talk.cancelled():
             talk.exception()  # whoever asked may have left
+
+    def _trim_later(self) -> None:
+        if self._trim is None and self._trims > 0:
+            self._trims -= 1
+            self._trim = asyncio.get_running_loop().call_later(_TRIM_S, self._give_back)
 
     def _give_back(self) -> None:
         self._trim = None
         asyncio.get_running_loop().run_in_executor(None, heap.trim)
+        self._trim_later()
 
     async def close(self) -> None:
         """End all processes."""
