@@ -127,6 +127,8 @@ asan-test: build/asan/.built ## native unit tests under AddressSanitizer and UBS
 	$(call heading,native tests: ASan + UBSan)
 	@scripts/native_tests.sh build/asan $(JOBS)
 
+# These have one thread: they would only be slow here.
+tsan-test: export GTEST_FILTER := -Store.*:StoreModel.*:Reuse.*:Growth.*
 tsan-test: build/tsan/.built ## native unit tests under ThreadSanitizer
 	$(call heading,native tests: TSan)
 	@scripts/native_tests.sh build/tsan $(JOBS)

@@ -35,11 +35,10 @@ if [ ${#tests[@]} -eq 0 ]; then
   echo "no native test was built (GoogleTest, Debian package libgtest-dev, is missing): skipped"
   exit 0
 fi
-# They mostly wait, so there may be more of them than cores.
 failed=0
 running=0
 for test in "${tests[@]}"; do
-  if [ "$running" -ge $((2 * jobs)) ]; then
+  if [ "$running" -ge "$jobs" ]; then
     wait -n || failed=$((failed + 1))
     running=$((running - 1))
   fi

@@ -8,6 +8,7 @@
 #include "client/node.h"
 #include "client/rdma_pool.h"
 #include "client/receive_pool.h"
+#include "compare.h"
 
 namespace mooncache::testing {
 namespace {
@@ -390,7 +391,7 @@ TEST_F(Lending, ACancelledGetLeavesRegisteredMemoryAlone) {
     std::fill(arena.begin(), arena.end(), std::byte{0xee});
     cancel.join();
     std::this_thread::sleep_for(std::chrono::milliseconds(60));
-    EXPECT_TRUE(std::all_of(arena.begin(), arena.end(), [](std::byte b) { return b == std::byte{0xee}; }));
+    EXPECT_TRUE(all_bytes(arena, std::byte{0xee}));
   }
   EXPECT_GT(cancelled, 0u);
 }

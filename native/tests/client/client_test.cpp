@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "client/pool.h"
+#include "compare.h"
 
 namespace mooncache::testing {
 namespace {
@@ -27,7 +28,7 @@ TEST_P(ClientTest, AllSizesComeBack) {
     ASSERT_EQ(got.code, Code::kOk) << size;
     ASSERT_EQ(got.size, size);
     copy.resize(size);
-    EXPECT_TRUE(copy == source) << size;
+    EXPECT_TRUE(same_bytes(copy, source)) << size;
     EXPECT_EQ(put_one(*client_, key, source).code, Code::kAlreadyExists);
   }
   EXPECT_EQ(stat_of(*client_, "shm_bytes") > 0, GetParam());
@@ -182,7 +183,7 @@ TEST_P(ClientTest, ReservationsWriteRangesInAnyOrder) {
   ASSERT_TRUE(committed) << committed.message;
   EXPECT_EQ((*reservation)->commit({}).code, Code::kClosed);
   ASSERT_EQ(get_one(*client_, key_of(8), copy).code, Code::kOk);
-  EXPECT_TRUE(copy == source);
+  EXPECT_TRUE(same_bytes(copy, source));
 
   auto half = client_->reserve(key_of(9), source.size(), {});
   ASSERT_TRUE(half);
@@ -211,11 +212,11 @@ TEST_P(ClientTest, CancelledGetLeavesMemoryAlone) {
     EXPECT_TRUE(code == Code::kCancelled || code == Code::kOk);
     canceller.join();
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    EXPECT_TRUE(std::all_of(copy.begin(), copy.end(), [](std::byte b) { return b == std::byte{0xee}; }));
+    EXPECT_TRUE(all_bytes(copy, std::byte{0xee}));
   }
   std::vector<std::byte> copy(source.size());
   EXPECT_EQ(get_one(*client_, key_of(11), copy).code, Code::kOk);
-  EXPECT_TRUE(copy == source);
+  EXPECT_TRUE(same_bytes(copy, source));
 }
 
 TEST_P(ClientTest, RestartedNodeIsFoundAgain) {

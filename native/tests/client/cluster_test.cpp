@@ -7,6 +7,7 @@
 #include "client/breaker.h"
 #include "client/location_cache.h"
 #include "client/pool.h"
+#include "compare.h"
 #include "net/socket.h"
 
 namespace mooncache::testing {
@@ -165,7 +166,7 @@ TEST_F(ClusterTest, FindsABlockThatIsNowhereNearItsPlace) {
   const GetOutcome got = get_one(*stranger, key, copy);
   EXPECT_EQ(got.code, Code::kOk);
   EXPECT_EQ(got.node_index, order[2]);
-  EXPECT_TRUE(copy == source);
+  EXPECT_TRUE(same_bytes(copy, source));
   EXPECT_EQ(get_one(*stranger, key_of(78), copy).code, Code::kNotFound);
 }
 
@@ -179,7 +180,7 @@ TEST_F(ClusterTest, CorruptCopyFallsToTheOtherReplica) {
   const GetOutcome got = get_one(*client_, key, copy);
   EXPECT_EQ(got.code, Code::kOk);
   EXPECT_NE(got.node_index, first.info.index);
-  EXPECT_TRUE(copy == source);
+  EXPECT_TRUE(same_bytes(copy, source));
   EXPECT_EQ(stat_of(*client_, "miss_checksum"), 1u);
 }
 

@@ -7,6 +7,7 @@
 #include "client/buffer_book.h"
 #include "client/node.h"
 #include "client/rdma_pool.h"
+#include "compare.h"
 #include "gpu/pretended_gpu.h"
 #include "mooncache/crc32c.h"
 #include "rdma/sockets.h"
@@ -293,8 +294,7 @@ TEST_F(DevicePool, AGpuThatHangsCostsItsDeadlineAndNoNodeItsName) {
     // nobody touches this memory any more
     std::fill_n(arena_.data, arena_.size, std::byte{0xee});
     std::this_thread::sleep_for(std::chrono::milliseconds(60));
-    EXPECT_TRUE(std::all_of(arena_.data, arena_.data + arena_.size,
-                            [](std::byte b) { return b == std::byte{0xee}; }));
+    EXPECT_TRUE(all_bytes({arena_.data, arena_.size}, std::byte{0xee}));
     gpu_.hang(0);
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(20));

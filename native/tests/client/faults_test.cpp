@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "client/pool.h"
+#include "compare.h"
 #include "net/stream.h"
 
 namespace mooncache::testing {
@@ -140,7 +141,7 @@ TEST_P(Faults, NodeRestartedBeforeTheMapKnows) {
     ASSERT_EQ(put_one(*other, key_of(i), source).code, Code::kOk) << i;
     std::vector<std::byte> copy(kSize);
     EXPECT_EQ(get_one(*client, key_of(i), copy).code, Code::kOk) << i;
-    EXPECT_TRUE(copy == source) << i;
+    EXPECT_TRUE(same_bytes(copy, source)) << i;
     EXPECT_EQ(put_one(*client, key_of(i + 10), source).code, Code::kOk) << i;
   }
 }
@@ -231,7 +232,7 @@ TEST_P(Faults, DamagedBlockCanBeStoredAgain) {
   EXPECT_EQ(get_one(*client, key_of(1), copy).code, Code::kChecksumMismatch);
   EXPECT_EQ(put_one(*client, key_of(1), source).code, Code::kOk);
   EXPECT_EQ(get_one(*client, key_of(1), copy).code, Code::kOk);
-  EXPECT_TRUE(copy == source);
+  EXPECT_TRUE(same_bytes(copy, source));
 }
 
 TEST_P(Faults, ForkedChildKeepsNoReservationAlive) {
@@ -345,7 +346,7 @@ TEST(NodeDeathTest, NoPutIsAcknowledgedIntoDeadMemory) {
   EXPECT_EQ(put_one(*client, key_of(3), source).code, Code::kOk);
   std::vector<std::byte> copy(kSize);
   EXPECT_EQ(get_one(*other, key_of(3), copy).code, Code::kOk);
-  EXPECT_TRUE(copy == source);
+  EXPECT_TRUE(same_bytes(copy, source));
   std::filesystem::remove_all(folder);
 }
 

@@ -4,6 +4,7 @@
 
 #include "client/breaker.h"
 #include "client/rdma_pool.h"
+#include "compare.h"
 
 namespace mooncache::testing {
 namespace {
@@ -356,7 +357,7 @@ TEST_F(RdmaPool, ACancelledGetLeavesTheCallersMemoryAlone) {
   cancel.join();
   std::fill(copy.begin(), copy.end(), std::byte{0xee});
   std::this_thread::sleep_for(std::chrono::milliseconds(250));
-  EXPECT_TRUE(std::all_of(copy.begin(), copy.end(), [](std::byte b) { return b == std::byte{0xee}; }));
+  EXPECT_TRUE(all_bytes(copy, std::byte{0xee}));
   EXPECT_EQ(outcomes.back().code, Code::kCancelled);
   // what the node had granted is free again
   for (int i = 0; i < 500 && nodes_[0]->server->store().stats().pins > 0; ++i) {

@@ -6,6 +6,7 @@
 
 #include <thread>
 
+#include "compare.h"
 #include "rdma/pair.h"
 
 namespace mooncache::testing {
@@ -80,7 +81,7 @@ TEST_F(FabricTest, StopFlushesAndThenNothingMoves) {
   EXPECT_EQ(pair.near->outstanding(), 0u);
   std::fill(mine.begin(), mine.end(), std::byte{9});
   std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  EXPECT_TRUE(std::all_of(mine.begin(), mine.end(), [](std::byte b) { return b == std::byte{9}; }));
+  EXPECT_TRUE(all_bytes(mine, std::byte{9}));
 }
 
 TEST_F(FabricTest, WakesThroughADescriptor) {

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <thread>
 
+#include "compare.h"
 #include "transport/conformance.h"
 
 namespace mooncache::testing {
@@ -49,7 +50,7 @@ class ConformanceMidway : public Conformance {
       if (done.code == Code::kOk) {
         ++good;
         EXPECT_EQ(done.crc32c, expected);
-        EXPECT_TRUE(own[done.id % kAtATime] == source);
+        EXPECT_TRUE(same_bytes(own[done.id % kAtATime], source));
         strike = true;
         continue;
       }
@@ -94,10 +95,10 @@ TEST_P(ConformanceMidway, ADeadlineThatPassesLeavesTheTransferUnderWay) {
     EXPECT_EQ(ended[0].code, Code::kOk) << code_name(ended[0].code);
     EXPECT_EQ(ended[0].bytes, source.size());
     EXPECT_EQ(ended[0].crc32c, crc32c(source));
-    EXPECT_TRUE(own == source);
+    EXPECT_TRUE(same_bytes(own, source));
     if (direction == Direction::kRead) continue;
     const auto stored = peer_->stored(extent);
-    EXPECT_TRUE(std::equal(stored.begin(), stored.end(), source.begin(), source.end()));
+    EXPECT_TRUE(same_bytes(stored, source));
   }
 }
 

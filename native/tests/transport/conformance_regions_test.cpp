@@ -2,6 +2,7 @@
 // handle means one registration.
 #include <set>
 
+#include "compare.h"
 #include "transport/conformance.h"
 
 namespace mooncache::testing {
@@ -104,7 +105,7 @@ TEST_P(ConformanceRegions, MemoryRegisteredTwiceHasTwoHandles) {
     const RemoteExtent extent = peer_->writable(*link_, memory.size());
     EXPECT_EQ(move_one(Direction::kWrite, extent, memory, region), Code::kOk);
     const auto stored = peer_->stored(extent);
-    EXPECT_TRUE(std::equal(stored.begin(), stored.end(), memory.begin(), memory.end()));
+    EXPECT_TRUE(same_bytes(stored, memory));
     if (region == first) {
       EXPECT_TRUE(dismiss(first));  // the other one goes on
     }
@@ -136,7 +137,7 @@ TEST_P(ConformanceRegions, OneSliceMayBeLongerThanAnyMessage) {
     const RemoteExtent extent = peer_->writable(*link_, size);
     ASSERT_EQ(move_one(Direction::kWrite, extent, memory, with), Code::kOk);
     const auto stored = peer_->stored(extent);
-    ASSERT_TRUE(std::equal(stored.begin(), stored.end(), memory.begin(), memory.end()));
+    ASSERT_TRUE(same_bytes(stored, memory));
   }
   const auto source = bytes_of(13, size);
   const RemoteExtent extent = peer_->readable(*link_, source);

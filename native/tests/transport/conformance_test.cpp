@@ -3,6 +3,8 @@
 
 #include <thread>
 
+#include "compare.h"
+
 namespace mooncache::testing {
 namespace {
 
@@ -30,7 +32,7 @@ TEST_P(Conformance, ScatterGatherInOrderWithCrc) {
     EXPECT_EQ(completions[i].bytes, cuts[i + 1] - cuts[i]);
     EXPECT_EQ(completions[i].crc32c, crc32c(std::span(source).subspan(cuts[i], cuts[i + 1] - cuts[i])));
   }
-  EXPECT_TRUE(copy == source);
+  EXPECT_TRUE(same_bytes(copy, source));
 }
 
 TEST_P(Conformance, WritesManyRegions) {
@@ -85,13 +87,13 @@ TEST_P(Conformance, HostileExtentsAreErrorsAndOthersGoOn) {
     transfers.push_back(transfer(i, Direction::kRead, hostile[i], std::span(&all, 1)));
   ASSERT_EQ(link_->submit(transfers), transfers.size());
   for (const Completion& done : drain(transfers.size())) EXPECT_NE(done.code, Code::kOk) << done.id;
-  EXPECT_TRUE(std::all_of(copy.begin(), copy.end(), [](std::byte b) { return b == std::byte{9}; }));
+  EXPECT_TRUE(all_bytes(copy, std::byte{9}));
   const Transfer t = transfer(50, Direction::kRead, good, std::span(&all, 1));
   ASSERT_EQ(link_->submit(std::span(&t, 1)), 1u);
   const auto done = drain(1);
   ASSERT_EQ(done.size(), 1u);
   EXPECT_EQ(done[0].code, Code::kOk);
-  EXPECT_TRUE(copy == source);
+  EXPECT_TRUE(same_bytes(copy, source));
 }
 
 TEST_P(Conformance, CancelThenNoByteMoves) {
@@ -109,7 +111,7 @@ TEST_P(Conformance, CancelThenNoByteMoves) {
   ASSERT_EQ(completions.size(), 1u);
   EXPECT_EQ(completions[0].code, Code::kCancelled);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  EXPECT_TRUE(std::all_of(copy.begin(), copy.end(), [](std::byte b) { return b == std::byte{0xee}; }));
+  EXPECT_TRUE(all_bytes(copy, std::byte{0xee}));
   EXPECT_EQ(link_->cancel(1).code, Code::kNotFound);
 }
 
@@ -174,7 +176,7 @@ TEST_P(Staged, ADeviceThatHangsHoldsNoPollAndNothingIsLost) {
   const auto done = drain(1);
   ASSERT_EQ(done.size(), 1u);
   EXPECT_EQ(done[0].code, Code::kOk);
-  EXPECT_TRUE(copy == source);
+  EXPECT_TRUE(same_bytes(copy, source));
 }
 
 TEST_P(Staged, ACopyThatFailsIsTheTransfersErrorAndOthersGoOn) {

@@ -1,6 +1,7 @@
 // What only RDMA does: rails, fail-over, registered memory, staging. Over the pretended library.
 #include <thread>
 
+#include "compare.h"
 #include "transport/rdma_link_fixture.h"
 
 namespace mooncache::testing {
@@ -15,7 +16,7 @@ TEST_F(RdmaTest, OneTransferUsesAllRails) {
   const Completion done = read(extent, copy);
   EXPECT_EQ(done.code, Code::kOk);
   EXPECT_EQ(done.crc32c, crc32c(source));
-  EXPECT_TRUE(copy == source);
+  EXPECT_TRUE(same_bytes(copy, source));
   for (uint32_t i = 0; i < 4; ++i) EXPECT_GT(fake().bytes_moved(i), source.size() / 16) << i;
 }
 
@@ -51,7 +52,7 @@ TEST_F(RdmaTest, ARailThatDiesInTheMiddleIsReplacedByTheOthers) {
       std::vector<std::byte> copy(source.size());
       const Completion done = read(extent, copy);
       EXPECT_EQ(done.code, Code::kOk);
-      EXPECT_TRUE(copy == source);
+      EXPECT_TRUE(same_bytes(copy, source));
     }
     EXPECT_TRUE(link_->healthy());
     EXPECT_GT(fake().bytes_moved(1), fake().bytes_moved(0));
@@ -88,7 +89,7 @@ TEST_F(RdmaTest, PortsThatComeBackAreUsedAgain) {
   // either the repair came in time, or the next transfer finds the rail again: under the same keys
   if (done.code != Code::kOk) done = read(extent, copy);
   EXPECT_EQ(done.code, Code::kOk);
-  EXPECT_TRUE(copy == source);
+  EXPECT_TRUE(same_bytes(copy, source));
 }
 
 TEST_F(RdmaTest, ADeviceThatIsPulledOutTakesNobodyAlong) {
@@ -104,7 +105,7 @@ TEST_F(RdmaTest, ADeviceThatIsPulledOutTakesNobodyAlong) {
   const Completion done = read(extent, copy);
   pull.join();
   EXPECT_EQ(done.code, Code::kOk);
-  EXPECT_TRUE(copy == source);
+  EXPECT_TRUE(same_bytes(copy, source));
 }
 
 TEST_F(RdmaTest, RegisteredMemoryIsUsedInPlace) {
@@ -153,7 +154,7 @@ TEST_F(RdmaTest, PiecesFitTheTransferItsRailsAndTheDevices) {
     if (one.in_place)
       region = *peer_->rdma().register_region({{copy.data(), copy.size()}, MemoryKind::kHost});
     EXPECT_EQ(read(extent, copy, region).code, Code::kOk);
-    EXPECT_TRUE(copy == source);
+    EXPECT_TRUE(same_bytes(copy, source));
     uint64_t requests = 0;
     for (uint32_t i = 0; i < one.rails; ++i) requests += fake().requests(i);
     EXPECT_EQ(requests, one.requests) << one.size << " bytes over " << one.rails;
@@ -180,7 +181,7 @@ TEST_F(RdmaTest, ACancelledTransferLeavesRegisteredMemoryAlone) {
   ASSERT_TRUE(link_->cancel(1));
   std::fill(copy.begin(), copy.end(), std::byte{0xee});
   std::this_thread::sleep_for(std::chrono::milliseconds(30));
-  EXPECT_TRUE(std::all_of(copy.begin(), copy.end(), [](std::byte b) { return b == std::byte{0xee}; }));
+  EXPECT_TRUE(all_bytes(copy, std::byte{0xee}));
   EXPECT_EQ(drain(1).at(0).code, Code::kCancelled);
   // and the link goes on
   const auto more = bytes_of(8, 100'000);
@@ -206,7 +207,7 @@ TEST_F(RdmaTest, NoChecksumIsComputedThatNobodyWants) {
     ASSERT_EQ(done.size(), 1u);
     EXPECT_EQ(done[0].code, Code::kOk);
     EXPECT_FALSE(done[0].checked);
-    EXPECT_TRUE(copy == source);
+    EXPECT_TRUE(same_bytes(copy, source));
     EXPECT_TRUE(read(extent, copy, region).checked);
     if (in_place) {
       EXPECT_TRUE(peer_->rdma().unregister_region(region));
