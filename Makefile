@@ -168,8 +168,9 @@ bench-rdma: $(VENV)/.dev ## RDMA beside perftest in the test machine, into build
 	$(BIN)/python -m tests.rdma.bench build/rdma $(BENCH_ARGS)
 
 # Long by nature: before a release, not in `test`.
+SOAK_ARGS ?= --seconds 1800
 soak: $(VENV)/.up ## half an hour of load on real processes, each killed in turn (SOAK_ARGS="--streams 8 --seconds 30")
-	$(BIN)/mooncache bench serving soak --seconds 1800 $(SOAK_ARGS)
+	$(BIN)/mooncache bench serving soak $(SOAK_ARGS)
 
 sim: $(VENV)/.dev ## every published figure simulated again (SIM_ARGS="--trace FILE --quick"; whole: 20 minutes)
 	$(BIN)/mooncache reproduce $(SIM_ARGS)

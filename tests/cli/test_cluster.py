@@ -19,7 +19,7 @@ import pytest
 
 from tests.processes import freeze
 
-START_S = 40.0
+START_S = 120.0
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -97,7 +97,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     running = start(tmp_path_factory.mktemp("up"))
     yield running
     running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(20) == 0
+    assert running.process.wait(60) == 0
     assert running.process.stdout is not None
     running.process.stdout.close()
     for node in running.announced["nodes"]:
@@ -254,7 +254,7 @@ def test_a_killed_part_is_started_again_and_said(tmp_path: Path) -> None:
         assert running.run("get", "after").stdout == b"the end of a node"
     finally:
         running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(20) == 0
+        assert running.process.wait(60) == 0
         assert running.process.stdout is not None
         running.process.stdout.close()
 
@@ -273,7 +273,7 @@ def test_status_tells_of_the_rest_when_the_master_is_away(tmp_path: Path) -> Non
     finally:
         os.kill(running.announced["master_pid"], signal.SIGCONT)
         running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(20) == 0
+        assert running.process.wait(60) == 0
         assert running.process.stdout is not None
         running.process.stdout.close()
 

@@ -41,7 +41,7 @@ def service(folder: Path, *arguments: str) -> Iterator[dict[str, Any]]:
             code = process.wait(40)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(10)
+            process.wait(60)
             raise
     assert code == 0, log.read_text()
 

@@ -201,7 +201,7 @@ def test_down_cleans_up_after_a_killed_up(tmp_path: Path) -> None:
         read_document(process, 180)
         found = run_id(tmp_path)
         process.kill()
-        process.wait(10)
+        process.wait(60)
     done = subprocess.run(
         [sys.executable, "-m", "mooncache.cli", "down", "--json"],
         env=environ(tmp_path),

@@ -63,7 +63,7 @@ def test_a_client_killed_in_mid_put_leaves_nothing(fragile: EmbeddedCluster) -> 
         taken = [pool.node_stat(node.index)["store_used_bytes"] for node in pool.nodes()]
         assert sum(taken) >= sum(empty) + (8 << 20)
         victim.kill()
-        victim.wait(10)
+        victim.wait(60)
         victim.stdout.close()
         wait_until(
             lambda: [pool.node_stat(n.index)["store_used_bytes"] for n in pool.nodes()] == empty,
@@ -322,6 +322,6 @@ def test_children_end_with_their_parent(tmp_path: Path) -> None:
     pids = [int(word) for word in parent.stdout.readline().split()]
     assert len(pids) == 2
     parent.kill()
-    parent.wait(10)
+    parent.wait(60)
     parent.stdout.close()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the end of the children")

@@ -63,13 +63,13 @@ def test_a_forked_worker_keeps_nothing_of_a_parent_that_was_killed(
             pool.remove("whole")
             assert sum(used(pool)) >= sum(empty) + _BLOCK
             parent.kill()
-            parent.wait(10)
+            parent.wait(60)
             wait_until(lambda: used(pool) == empty, "the reserved space to come back while the worker lives")
             os.kill(int(worker), 0)
         finally:
             os.kill(int(worker), signal.SIGKILL)
             parent.kill()
-            parent.wait(10)
+            parent.wait(60)
             parent.stdout.close()
 
 

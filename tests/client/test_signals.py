@@ -78,7 +78,7 @@ def run_beside_a_stopped_node(cluster: EmbeddedCluster, body: str) -> list[str]:
     finally:
         node.send(signal.SIGCONT)
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ class Server:
                 self.process.wait(30)
             except subprocess.TimeoutExpired:
                 os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.wait(10)
+                self.process.wait(60)
         self.log.close()
 
 

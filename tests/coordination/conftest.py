@@ -63,7 +63,7 @@ class EtcdServer:
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
             self.process = None
 
 

@@ -24,7 +24,7 @@ from mooncache.errors import MasterUnavailable
 from tests.conditions import until
 
 pytestmark = pytest.mark.etcd
-WAIT_S = 40.0
+WAIT_S = 90.0
 Make = Callable[..., Any]
 
 

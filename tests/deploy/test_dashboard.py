@@ -308,7 +308,7 @@ def prometheus(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield made
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def test_a_real_prometheus_understands_every_query(prometheus: Prometheus, live: Live) -> None:

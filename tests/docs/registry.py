@@ -131,6 +131,7 @@ REGISTRY: dict[tuple[str, str], Plan] = {
         "needs a GPU", ("tests/bench/test_gpu_bench.py", "tests/gpu/test_real_gpu.py")
     ),
     ("docs/benchmarks/store.md", "make bench"): Cannot(QUIET, ("tests/bench/test_store_bench.py",)),
+    ("docs/benchmarks/sound.md", "mooncache bench sound"): Cannot(QUIET, ("tests/bench/test_sound.py",)),
     ("docs/benchmarks/transfer.md", "mooncache bench transfer"): Cannot(
         QUIET, ("tests/bench/test_transfer.py",)
     ),

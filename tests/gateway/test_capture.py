@@ -451,7 +451,7 @@ def test_prompts_that_are_hashed_take_room_until_their_row_is_written(
         ticket = begin(capture)
         assert ticket is not None, "room is given back"
         tickets.append(ticket)
-        for _ in range(500):
+        for _ in range(9000):
             if ticket.digests:
                 break
             time.sleep(0.01)

@@ -227,7 +227,7 @@ def start_server(model_folder: Path, folder: Path, **env: str) -> Server:
         wait_until(healthy, "the engine is healthy")
     except BaseException:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         raise
     return server
 
@@ -239,7 +239,7 @@ def end(process: subprocess.Popen[bytes], timeout_s: float = 20.0) -> int:
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         raise
 
 

@@ -48,7 +48,7 @@ def second_gateway(cluster: EmbeddedCluster, **settings: Any) -> Iterator[str]:
 
 
 def _wait(url: str) -> None:
-    for _ in range(200):
+    for _ in range(1800):
         with urllib.request.urlopen(f"{url}/health", timeout=10) as response:
             if json.load(response)["models"]:
                 return

@@ -274,10 +274,10 @@ def test_leaving_a_stream_stops_the_engine(client: OpenAI, cluster: EmbeddedClus
 
 
 def _metric(cluster: EmbeddedCluster, name: str, at_least: float = 0, at_most: float = 1e18) -> bool:
-    """Whether a metric of the gateway gets into the range within a few seconds."""
+    """Whether a metric of the gateway gets into the range before long."""
     import time
 
-    for _ in range(100):
+    for _ in range(900):
         with urllib.request.urlopen(f"{cluster.layout.gateway_url}/metrics", timeout=10) as response:
             lines = response.read().decode().splitlines()
         values = [float(line.split()[-1]) for line in lines if line.startswith(name + " ")]

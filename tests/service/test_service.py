@@ -34,7 +34,7 @@ async def http(service: TestService, path: str, method: str = "GET", extra: str 
     host, port = service.metrics_address.rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\n{extra}\r\n".encode())
-    answer = (await asyncio.wait_for(reader.read(), 10)).decode()
+    answer = (await asyncio.wait_for(reader.read(), 60)).decode()
     writer.close()
     await writer.wait_closed()
     head, _, body = answer.partition("\r\n\r\n")
@@ -156,7 +156,7 @@ async def test_hostile_http_does_not_hurt(service: TestService) -> None:
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(data)
         with contextlib.suppress(ConnectionResetError):
-            await asyncio.wait_for(reader.read(), 10)
+            await asyncio.wait_for(reader.read(), 60)
         writer.close()
     assert (await http(service, "/health"))[0] == 200
 

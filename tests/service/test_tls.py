@@ -100,7 +100,7 @@ async def test_metrics_beyond_loopback_speak_tls(tmp_path: Path, pki: Path) -> N
         key = auth.metrics_key(service.token)
         writer.write(f"GET /metrics HTTP/1.1\r\nAuthorization: Bearer {key}\r\n\r\n".encode())
         try:
-            return await asyncio.wait_for(reader.read(), 10)
+            return await asyncio.wait_for(reader.read(), 60)
         except ConnectionError:
             return b""
         finally:

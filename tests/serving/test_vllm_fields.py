@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from mooncache.cluster.embedded import EmbeddedCluster
+from tests.conditions import until
 from tests.serving.test_vllm import cached_tokens, client_of, metric
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -88,12 +89,11 @@ async def test_who_leaves_in_mid_stream_leaves_nothing_behind(vllm_cluster: Embe
             break
         await stream.close()
     for instance in ("prefill-1", "decode-1"):
-        for _ in range(100):
-            if await asyncio.to_thread(metric, vllm_cluster, instance, "vllm:num_requests_running") == 0:
-                break
-            await asyncio.sleep(0.1)
-        else:
-            pytest.fail(f"{instance} still computes for a client that has gone")
+
+        async def idle(instance: str = instance) -> bool:
+            return await asyncio.to_thread(metric, vllm_cluster, instance, "vllm:num_requests_running") == 0
+
+        await until(idle, f"{instance} computes for nobody", every_s=0.1)
 
 
 async def test_the_engines_own_refusals_come_through(vllm_cluster: EmbeddedCluster) -> None:

@@ -63,7 +63,7 @@ def pool(tmp_path: Path, driver_folder: Path) -> Iterator[tuple[EmbeddedCluster,
     finally:
         if gpu.process is not None:
             gpu.process.kill()
-            gpu.process.wait(10)
+            gpu.process.wait(60)
         killed = cluster.stop()
     assert not killed
 
@@ -129,7 +129,7 @@ def test_the_copy_in_gpu_memory_is_read_and_the_other_one_when_it_dies(
 
         assert gpu.process is not None
         gpu.process.kill()
-        gpu.process.wait(10)
+        gpu.process.wait(60)
         for client in (reader, writer):
             assert read(client) == {"node-1"}
             assert read(client) == {"node-1"}

@@ -61,7 +61,7 @@ class Collector:
         with self._changed:
             return list(self._spans)
 
-    def wait_for(self, enough: Callable[[list[Seen]], bool], timeout_s: float = 30.0) -> list[Seen]:
+    def wait_for(self, enough: Callable[[list[Seen]], bool], timeout_s: float = 90.0) -> list[Seen]:
         """All spans, once `enough` says so; fails with what is there otherwise."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
