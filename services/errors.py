@@ -108,10 +108,7 @@ class AlreadyExists(MooncacheError, code=201, status=grpc.StatusCode.ALREADY_EXI
 
 
 class ChecksumMismatch(MooncacheError, code=202, status=grpc.StatusCode.DATA_LOSS):
-    hint = (
-        "Bytes did not match their checksum and were thrown away; treat it as a miss and look at "
-        "the node's disk and memory."
-    )
+    hint = "Bytes did not match their checksum and were thrown away. Look at the node's disk and memory."
 
 
 class GenerationChanged(MooncacheError, code=203, status=grpc.StatusCode.ABORTED, retryable=True):
@@ -173,10 +170,7 @@ class ConnectionLost(MooncacheError, code=403, status=grpc.StatusCode.UNAVAILABL
 
 
 class TransportUnavailable(MooncacheError, code=404, status=grpc.StatusCode.FAILED_PRECONDITION):
-    hint = (
-        "The transport cannot be used on this machine; the message says why, another transport is "
-        "used where one is left."
-    )
+    hint = "This machine cannot use the transport, and the message says why. Others are used."
 
 
 class NoNodes(MooncacheError, code=405, status=grpc.StatusCode.UNAVAILABLE, retryable=True):
@@ -184,10 +178,7 @@ class NoNodes(MooncacheError, code=405, status=grpc.StatusCode.UNAVAILABLE, retr
 
 
 class MasterUnavailable(MooncacheError, code=406, status=grpc.StatusCode.UNAVAILABLE, retryable=True):
-    hint = (
-        "The master cannot be reached; check that it runs and that the address in "
-        "cluster.master_targets is right."
-    )
+    hint = "The master does not answer; check that it runs and that cluster.master_targets is right."
 
 
 class NotLeader(MooncacheError, code=407, status=grpc.StatusCode.FAILED_PRECONDITION, retryable=True):
@@ -293,10 +284,7 @@ class DecisionUnknown(MooncacheError, code=710, status=grpc.StatusCode.NOT_FOUND
 
 
 class ConductorUnavailable(MooncacheError, code=711, status=grpc.StatusCode.UNAVAILABLE, retryable=True):
-    hint = (
-        "The conductor cannot be reached; check that it runs and that the address in "
-        "cluster.conductor_target is right."
-    )
+    hint = "The conductor does not answer; check that it runs and that cluster.conductor_target is right."
 
 
 class ClusterInvalid(MooncacheError, code=725, status=grpc.StatusCode.INVALID_ARGUMENT):

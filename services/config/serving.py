@@ -83,8 +83,7 @@ class GatewaySection(Section):
     port: Port = 8000
     """HTTP port; 0 takes a free one."""
     advertise_host: str = ""
-    """Host that others reach the gateway by, for `mooncache status`; empty means `host`, or the host's name when that
-    is every address."""
+    """Host that others reach the gateway by; empty means `host`, or the host's name when that is every address."""
     metrics_port: Port = 0
     """Port for /metrics, /health and /ready for operators; 0 takes a free one."""
     keys_file: OptionalPath = None

@@ -23,6 +23,7 @@ PAGES = [
     ROOT / "ARCHITECTURE.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
+COLUMNS_MAX = 160
 FILE_NAMES = {"cluster.json", "cluster.token", "cluster.toml"}
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -51,6 +52,17 @@ def command_lines(text: str) -> list[str]:
         if match and "$(" not in bare:
             found.append(match[1].replace("--json > rows.json", "--json"))
     return found
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, *sorted((ROOT / "docs").glob("*/*.md"))],
+    ids=lambda page: page.name,
+)
+def test_lines_can_be_read_without_scrolling(page: Path) -> None:
+    lines = enumerate(page.read_text(encoding="utf-8").split("\n"), start=1)
+    wide = [f"line {number}: {len(line)} columns" for number, line in lines if len(line) > COLUMNS_MAX]
+    assert not wide, report(wide)
 
 
 @pages

@@ -10,14 +10,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "parsers.md"
 
 
-def rows() -> list[tuple[list[str], list[str]]]:
-    """(files of the parser, what tries it) of each row."""
-    cells = [
-        line.split("|")[1:-1]
-        for line in PAGE.read_text(encoding="utf-8").split("\n")
-        if line.startswith("| ")
-    ]
-    return [(re.findall(r"`([^`]+)`", row[1]), re.findall(r"`([^`]+)`", row[2])) for row in cells[1:]]
+def entries() -> list[tuple[list[str], list[str]]]:
+    """(files of the parser, what tries it) of each entry."""
+    text = PAGE.read_text(encoding="utf-8")
+    found = re.findall(
+        r"^  - \*parser\*:(.*?)^  - \*tried by\*:(.*?)(?=^- |^\n|\Z)", text, re.MULTILINE | re.DOTALL
+    )
+    return [(re.findall(r"`([^`]+)`", parsers), re.findall(r"`([^`]+)`", tries)) for parsers, tries in found]
 
 
 def fed(path: Path) -> set[str]:
@@ -37,8 +36,8 @@ def fed(path: Path) -> set[str]:
 
 def test_every_parser_and_what_tries_it_exist() -> None:
     wrong = []
-    assert len(rows()) > 25
-    for parsers, tries in rows():
+    assert len(entries()) > 25
+    for parsers, tries in entries():
         wrong += [f"{name}: no such file" for name in parsers if not (ROOT / name).is_file()]
         if not tries:
             wrong.append(f"{parsers}: no fuzz target and no property")
@@ -53,6 +52,6 @@ def test_every_parser_and_what_tries_it_exist() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_fuzz_target_is_in_the_table() -> None:
+def test_every_fuzz_target_is_in_the_list() -> None:
     targets = {path.relative_to(ROOT).as_posix() for path in (ROOT / "native" / "fuzz").glob("*.cpp")}
-    assert targets <= {name for _, tries in rows() for name in tries}
+    assert targets <= {name for _, tries in entries() for name in tries}
