@@ -280,7 +280,7 @@ class PassportMismatch(MooncacheError, code=709, status=grpc.StatusCode.FAILED_P
 
 
 class DecisionUnknown(MooncacheError, code=710, status=grpc.StatusCode.NOT_FOUND):
-    hint = "There is no decision of this id; only the last ones are kept, see conductor.decision_count_max."
+    hint = "No decision has this id; only the latest are kept (conductor.decision_count_max)."
 
 
 class ConductorUnavailable(MooncacheError, code=711, status=grpc.StatusCode.UNAVAILABLE, retryable=True):

@@ -11,8 +11,8 @@ from mooncache.cli.common import HERE, AsJson, Where
 from mooncache.cli.output import EXIT_OK, console, print_json, print_table
 
 _REASONS = {
-    "never_seen": "never seen: nobody computed these tokens before, as far as the conductor remembers",
-    "evicted": "evicted: computed before, not in the pool any more",
+    "never_seen": "never seen: these tokens were not computed before, as far as the conductor remembers",
+    "evicted": "evicted: computed before, no longer in the pool",
     "other_passport": "other passport: computed before by an engine whose blocks this one cannot read",
     "other_tenant": "other tenant: computed before under another tenant or cache_salt",
     "load_failed": "load failed: the pool had it, the engine could not load it",

@@ -56,7 +56,7 @@ class ConductorSection(Section):
     pool_match_timeout_s: DurationS = Field(default=0.05, gt=0, le=10)
     """Time for asking the pool about a request's blocks; without an answer they count as absent."""
     request_timeout_s: DurationS = Field(default=900.0, gt=0, le=86400)
-    """A request of which nobody reported the end is forgotten after so long."""
+    """A request whose end is never reported is dropped after this time."""
     rebalance_roles: bool = False
     """Let instances change between prefill and decode with the load; roles that an operator set are left alone."""
     rebalance_interval_s: DurationS = Field(default=15.0, gt=0, le=3600)
@@ -89,9 +89,9 @@ class GatewaySection(Section):
     keys_file: OptionalPath = None
     """TOML file with API keys of your own (mode 0600); tenant tokens are API keys without it."""
     requests_per_minute: float = Field(default=0, ge=0)
-    """Requests of one tenant in a minute, when its key says nothing else; 0 is no limit."""
+    """Requests of one tenant in a minute, unless its key sets another limit; 0: no limit."""
     tokens_per_minute: float = Field(default=0, ge=0)
-    """Prompt and output tokens of one tenant in a minute, when its key says nothing else; 0 is no limit."""
+    """Prompt and output tokens of one tenant in a minute, unless its key sets another limit; 0: no limit."""
     request_count_max: int = Field(default=4096, ge=1, le=1_000_000)
     """Requests under way; more are refused with 429."""
     tenant_request_count_max: int = Field(default=1024, ge=1, le=1_000_000)

@@ -73,11 +73,11 @@ class Instruments:
             "ttft_observed_over_predicted", "Observed over predicted TTFT.", buckets=_ERROR_BUCKETS
         )
         self.odd_costs = metrics.counter(
-            "odd_costs", "Costs of candidates that were no numbers: a cost model is broken."
+            "odd_costs", "Candidate costs that were not finite: a cost model is broken."
         )
-        self.updates = metrics.counter("updates", "What gateways told about requests.", ("phase",))
+        self.updates = metrics.counter("updates", "Progress reports from gateways.", ("phase",))
         self.cache_reports = metrics.counter("cache_reports", "Reports of instances' caches.", ("outcome",))
-        self.expired = metrics.counter("expired_requests", "Requests of which nobody reported the end.")
+        self.expired = metrics.counter("expired_requests", "Requests whose end was never reported.")
         self.forgotten = metrics.counter("forgotten_instances", "Instances whose lease ran out.")
         self.jobs_dropped = metrics.counter("explanations_dropped", "Prompts that were not remembered.")
         self.role_switches = metrics.counter(
