@@ -38,7 +38,7 @@ class Ask:
 
     @classmethod
     def from_params(cls, params: Any) -> Self:
-        """What a request says; the defaults for whatever is missing or senseless."""
+        """What a request says; defaults for fields that are missing or invalid."""
         return cls(**_known(cls, params))
 
 

@@ -60,7 +60,7 @@ def simulate(
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Let the collector of cycles look seldom: a run makes hardly any, and its caches have millions of entries."""
+    """Run Python's garbage collector rarely: a run makes few cycles, and its caches have millions of entries."""
     before = gc.get_threshold()
     gc.set_threshold(100_000, 20, 50)
     try:

@@ -184,7 +184,7 @@ class Scheduler:
         self.world.book.computed(life.index, self.world.now_s)
 
     def joined(self, life: Life) -> None:
-        """It generates; how late that is teaches what waiting comes to."""
+        """Its first token is due; how late it is teaches the model of waiting."""
         world, choice = self.world, life.choice
         assert choice is not None, "only decided requests generate"
         late_s = world.now_s - life.planned_from_s - choice.ttft_s

@@ -47,7 +47,7 @@ class WorkerCollector(Collector):
                 load.local_hit_tokens_total,
             ),
             ("engine_pool_hit_tokens", "Prompt tokens from the pool.", load.pool_hit_tokens_total),
-            ("events_senseless", "Cache events that made no sense.", state.senseless_events),
+            ("events_senseless", "Cache events that could not be understood.", state.senseless_events),
         )
         for name, text, value in counters:
             yield CounterMetricFamily(PREFIX + name, text, value=value)

@@ -74,9 +74,9 @@ class Landings:
     def wait_s(self, expected_s: float, prefills: int) -> float:
         """Return how long a leg waits for blocks that are expected after `expected_s`.
 
-        prefills: ends of prefills that were heard of. While the speed of an engine is only a prior, a slow machine may
-        take a hundred times as long; to give up then would make both engines compute the prompt and neither get on. A
-        failed prefill ends the wait in any case.
+        prefills: how many prefills have been reported as ended. Before the first reports the engine's speed is only a
+        prior, and a slow machine may take a hundred times as long. Giving up early would make both engines compute the
+        prompt, and each would slow the other down. A failed prefill ends the wait in any case.
         """
         margin_s = self.margin_s if prefills >= PROVEN_AFTER else UNPROVEN_MARGIN_S
         return min(WAIT_MAX_S, expected_s * WAIT_FACTOR + margin_s)

@@ -135,7 +135,7 @@ class Registry:
         first_version: int = 1,
         changed: Callable[[Instance], None] | None = None,
     ) -> None:
-        """changed: is called with an instance whose state, role or description is another one now."""
+        """changed: called with an instance after its state, role or description has changed."""
         self._suspect_after_s = suspect_after_s
         self._lease_s = lease_s
         self._report_interval_s = report_interval_s

@@ -114,8 +114,8 @@ class Scheduler:
     def _forget_surplus(self, instance: Instance, load: Load, now_s: float) -> None:
         """A busy engine that has fewer requests than were sent there has ended the oldest of them.
 
-        A gateway that died told of none of its ends; without this an engine that others keep busy would look full
-        until `request_timeout_s`. Requests of the last seconds may be on their way and do not count.
+        A gateway that died did not report the ends of its requests. Without this, an engine that others keep busy would
+        look full until `request_timeout_s`. Requests of the last seconds may still be on their way and do not count.
         """
         name = instance.info.instance_id
         there = load.running + load.waiting
@@ -291,7 +291,7 @@ class Scheduler:
         return tuple(
             Awaited(
                 min(overlap.blocks * block_tokens, cacheable),
-                # What is overdue takes as long again as it is late, as far as anybody knows.
+                # The best guess for an overdue prefill: it will take as long again as it is late.
                 abs(overlap.running.end_s - now_s),
                 model.book.row(overlap.running.instance_id),
                 overlap.running.decision_id,

@@ -33,8 +33,8 @@ DEFECTS_LOGGED_MAX = 100
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def spared(answer: Callable[[], Any]) -> Callable[[Method], Method]:
-    """The engine is spared what goes wrong in the method: it hears `answer()` instead."""
+def shielded(answer: Callable[[], Any]) -> Callable[[Method], Method]:
+    """Return `answer()` to the engine when the method raises; the error is logged and counted."""
 
     def wrap(method: Method) -> Method:
         @functools.wraps(method)
@@ -51,7 +51,7 @@ def spared(answer: Callable[[], Any]) -> Callable[[Method], Method]:
 
 
 def nothing() -> None:
-    """The answer of methods without one."""
+    """The answer of methods that return None."""
 
 
 class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -118,7 +118,7 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     # --- worker ----------------------------------------------------------------------------------------------
 
-    @spared(nothing)
+    @shielded(nothing)
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         if self._worker is not None and kv_caches:
             try:
@@ -126,7 +126,7 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             except (MooncacheError, OSError) as error:
                 _log.error(Event.CONNECTOR_OFF, reason=str(error))
 
-    @spared(nothing)
+    @shielded(nothing)
     def unregister_kv_caches(self) -> None:
         """Before sleep (vLLM 0.33): nobody touches the tensors until they are back at the same addresses."""
         if self._worker is not None:
@@ -135,7 +135,7 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def restore_kv_caches(self) -> None:
         """After sleep: the tensors are where they were."""
 
-    @spared(nothing)
+    @shielded(nothing)
     def get_handshake_metadata(self) -> Handshake | None:
         return self._worker.handshake() if self._worker is not None else None
 
@@ -146,7 +146,7 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         orders = self._connector_metadata
         return orders if isinstance(orders, StepOrders) else StepOrders()
 
-    @spared(nothing)
+    @shielded(nothing)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if self._worker is not None:
             self._worker.start_loads(self._orders())
@@ -154,17 +154,17 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to do: requests run after their blocks have come."""
 
-    @spared(nothing)
+    @shielded(nothing)
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         if self._worker is not None:
             self._worker.layer_done(self._orders(), layer_name)
 
-    @spared(nothing)
+    @shielded(nothing)
     def wait_for_save(self) -> None:
         if self._worker is not None:
             self._worker.start_saves(self._orders())
 
-    @spared(KVConnectorTransferResults)
+    @shielded(KVConnectorTransferResults)
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         if self._worker is None:
             return KVConnectorTransferResults()
@@ -181,13 +181,13 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         bad, self._received_bad = self._received_bad, set()
         return bad
 
-    @spared(nothing)
+    @shielded(nothing)
     def build_connector_worker_meta(self) -> Any:
         return self._worker.take_report() if self._worker is not None else None
 
     # --- scheduler -------------------------------------------------------------------------------------------
 
-    @spared(nothing)
+    @shielded(nothing)
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         shards = [metadata[rank] for rank in sorted(metadata)]
         parallel = self._vllm_config.parallel_config
@@ -203,7 +203,7 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._scheduler is not None:
             self._scheduler.bind_pool(gpu_block_pool)
 
-    @spared(lambda: (0, False))
+    @shielded(lambda: (0, False))
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         if self._scheduler is None:
             return 0, False
@@ -222,17 +222,17 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._add_saves(orders, scheduler_output)
         return orders
 
-    @spared(nothing)
+    @shielded(nothing)
     def _add_saves(self, orders: StepOrders, scheduler_output: Any) -> None:
         if self._scheduler is not None:
             self._scheduler.add_saves(orders, scheduler_output)
 
-    @spared(nothing)
+    @shielded(nothing)
     def update_connector_output(self, connector_output: Any) -> None:
         if self._scheduler is not None:
             self._scheduler.reported(connector_output.kv_connector_worker_meta)
 
-    @spared(lambda: (False, None))
+    @shielded(lambda: (False, None))
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
@@ -246,7 +246,7 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Keeps the engine stepping until pinned blocks are released."""
         return self._scheduler is not None and self._scheduler.saves_under_way
 
-    @spared(lambda: False)
+    @shielded(lambda: False)
     def reset_cache(self) -> bool:
         if self._scheduler is not None:
             self._scheduler.reset()
@@ -254,7 +254,7 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     # --- both ------------------------------------------------------------------------------------------------
 
-    @spared(nothing)
+    @shielded(nothing)
     def get_kv_connector_stats(self) -> ConnectorStats | None:
         side = self._scheduler or self._worker
         return side.take_stats() if side is not None else None
@@ -273,7 +273,7 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> ConnectorPromMetrics:
         return ConnectorPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
-    @spared(nothing)
+    @shielded(nothing)
     def shutdown(self) -> None:
         side = self._scheduler or self._worker
         if side is not None:

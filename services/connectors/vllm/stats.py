@@ -29,7 +29,7 @@ COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     "present_blocks": ("Blocks that needed no save because the pool held them.", ""),
     "dropped_blocks": ("Blocks that were not saved, by reason.", "reason"),
     "uncached_requests": ("Requests that do not use the pool, by reason.", "reason"),
-    "defects": ("Errors inside of the connector that the engine was spared.", ""),
+    "defects": ("Errors inside the connector that were kept from the engine.", ""),
     **{name: (family.text, family.label) for name, family in FAMILIES.items() if name != RAIL_UP},
 }
 HISTOGRAMS: Final[Mapping[str, str]] = {

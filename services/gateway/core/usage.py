@@ -23,7 +23,7 @@ class Usage:
 
 
 def read(usage: Any) -> Usage:
-    """From an engine's `usage` object; what is missing or senseless counts as 0."""
+    """From an engine's `usage` object; fields that are missing or invalid count as 0."""
     if not isinstance(usage, dict):
         return Usage()
     details = usage.get("prompt_tokens_details")

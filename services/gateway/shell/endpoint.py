@@ -158,7 +158,9 @@ class Endpoint:
                 exchange.reply_headers[f"x-ratelimit-remaining-{kind}"] = f"{int(left)}"
         if verdict.limit:
             state.stats.rate_limited.labels(verdict.limit).inc()
-            text = f"Rate limit reached: {verdict.limit} per minute. Come back in {verdict.wait_s:.1f} s."
+            text = (
+                f"Rate limit reached: {verdict.limit} per minute. Please try again in {verdict.wait_s:.1f} s."
+            )
             raise faults.refuse(RateLimited(text), retry_after_s=verdict.wait_s)
 
     def _enter(self, exchange: Exchange) -> None:

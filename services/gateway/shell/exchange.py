@@ -23,7 +23,7 @@ JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream; charset=utf-8"
 
 
-class ClientGone(Exception):  # noqa: N818  (it happens, nobody erred)
+class ClientGone(Exception):  # noqa: N818  (not an error)
     """The client closed its connection or takes no bytes."""
 
 

@@ -60,8 +60,8 @@ class NodeSpace:
 class Candidate:
     """A node as the choice sees it.
 
-    takes_from_its_host: whether callers on its host put there first. Memory of a GPU is little, and its neighbours
-    do not map it: it has its share by weight and no preference.
+    takes_from_its_host: whether callers on its host put there first. GPU memory is scarce, and processes
+    on the host cannot map it, so such a node is chosen by weight alone.
     """
 
     node_id: str

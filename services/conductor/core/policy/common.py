@@ -80,7 +80,7 @@ def cleaned(scores: Floats, mask: Bools, standing: Standing | None = None) -> tu
     away = standing.outside(mask) if standing is not None else None
     if away is not None and len(scores):
         found: Floats = scores + away
-        # What is no number comes first: one look at the least tells whether there is any.
+        # argmin() returns the first NaN if there is one, so the smallest cost tells whether any is NaN.
         if not math.isnan(found[found.argmin()]):
             return found, 0
     found = np.where(mask, scores, np.inf)
