@@ -73,9 +73,7 @@ class Event(enum.StrEnum):
     WORKER_DRAINING = "worker.draining"  # the instance takes nothing new and finishes what it has
     WORKER_DRAIN_ENDED = "worker.drain_ended"  # the instance takes requests again
     WORKER_EVENTS_LOST = "worker.events_lost"  # cache events were missed and could not be had again
-    WORKER_EVENTS_SENSELESS = (
-        "worker.events_senseless"  # cache events that could not be understood were ignored
-    )
+    WORKER_EVENTS_SENSELESS = "worker.events_senseless"  # cache events that were not understood
     INSTANCE_REGISTERED = "instance.registered"  # an engine registered with the conductor
     INSTANCE_STATE_CHANGED = "instance.state_changed"  # the conductor sees an engine in another state
     INSTANCE_APART = "instance.apart"  # engines of one model have passports that differ: they share no blocks

@@ -66,8 +66,8 @@ struct NodeInfo {
 // change of one node's weight moves only that node's blocks.
 double placement_score(const Key& key, std::string_view node_id, double weight);
 
-// Whether new blocks of clients on `host_id` go to the node first because it is on their host. Memory of a
-// GPU is little, and its neighbours do not map it: it has its share by weight and no preference.
+// Whether new blocks of clients on `host_id` go to the node first because it is on their host. GPU memory is
+// scarce, and processes on its host cannot map it, so such a node is chosen by weight alone.
 bool takes_from_its_host(const NodeInfo& node, std::string_view host_id);
 
 // Positions in `nodes` that should hold the key, best first: a node on `host_id` (takes_from_its_host,
