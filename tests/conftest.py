@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from tests.groups import GROUPS, end, group_of
+
 # No test judges time: an example that is slow on a busy machine is no failure.
 settings.register_profile("mooncache", deadline=None)
 settings.load_profile("mooncache")
-
-
-# With several workers (pytest -n) a file runs whole in one of them. Files of a group share one worker: what they start
-# is costly (a cluster, a virtual machine, containers) or fills the machine alone. The longest groups begin first.
-GROUPS = ("serving", "openai_client", "connectors", "rdma", "deploy", "cluster", "hf_engine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,12 +26,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def rewrite(request: pytest.FixtureRequest) -> bool:
     """Whether stories take over the present answers."""
     return bool(request.config.getoption("--rewrite"))
-
-
-def group_of(nodeid: str) -> str:
-    file = nodeid.split("::", maxsplit=1)[0]
-    folder = file.removeprefix("tests/").split("/")[0]
-    return folder if folder in GROUPS else file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -50,6 +42,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return group_of(nodeid)
 
     return GroupScheduling(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    try:
+        yield
+    finally:
+        if nextitem is None or group_of(nextitem.nodeid) != group_of(item.nodeid):
+            end(group_of(item.nodeid))
 
 
 @pytest.fixture(autouse=True)

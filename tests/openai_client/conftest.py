@@ -10,6 +10,7 @@ from openai import OpenAI
 from mooncache.auth import load_cluster_token, tenant_token
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.cluster.settings import missing_modules
+from tests.groups import stop_after
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +29,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluste
             extra_env=(("OMP_NUM_THREADS", "1"),),
         )
     )
+    stop_after("openai_client", started.stop)
     started.start(240)
     yield started
     started.stop()

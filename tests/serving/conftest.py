@@ -13,6 +13,7 @@ import pytest
 
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.cluster.settings import missing_modules
+from tests.groups import stop_after
 
 HERE = Path(__file__).parent
 ENGINE_ENV = {
@@ -60,6 +61,7 @@ def vllm_cluster(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         ),
     )
     cluster = EmbeddedCluster(settings)
+    stop_after("serving", cluster.stop)
     cluster.start(400.0)
     try:
         yield cluster
