@@ -48,11 +48,11 @@ def run(quick: bool, tell: Callable[[str], None]) -> list[Row]:
                 passport.chain_keys(words)
             hashing.append(time.perf_counter() - began_s)
         label = f"prompt of {_TOKENS:,} tokens, {ranks} rank{'s' if ranks > 1 else ''}"
-        alone = f"{label}: BLAKE3 of its blocks alone"
+        alone = f"{label}: BLAKE3 alone"
         rows += [
             Row(alone, median(hashing) * 1e3, "ms"),
             bar_row(
-                f"{label}: keys, question and answer in the scheduler",
+                f"{label}: all of the scheduler",
                 median(whole) * 1e3,
                 "ms",
                 against=alone,
