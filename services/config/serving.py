@@ -247,6 +247,8 @@ class HfSection(Section):
     """Requests that may wait; more are refused with 429."""
     prefill_chunk_tokens: int = Field(default=512, ge=16)
     """Prompt tokens computed in one step, so that others go on decoding."""
+    drain_timeout_s: DurationS = Field(default=5.0, ge=0, le=3600)
+    """Time that requests under way get to finish when the process is asked to end."""
 
 
 class ConnectorSection(Section):

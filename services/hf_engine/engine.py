@@ -141,6 +141,10 @@ class Engine:
         batch = list(sequences)
         self.post(lambda: self._abort(batch))
 
+    def abort_all(self) -> None:
+        """The process ends: what is not over ends as aborted, and its requests are told so."""
+        self.post(self._abort_all)
+
     def post(self, action: Callable[[], None]) -> None:
         """Run a function on the engine's thread."""
         self._inbox.append(action)
@@ -166,7 +170,7 @@ class Engine:
             self._take_ended()
             busy = self._turn()
             self._flush()
-        self._abort([*self.scheduler.waiting, *self.scheduler.running])
+        self._abort_all()
         self._flush()
 
     def _flush(self) -> None:
@@ -354,6 +358,9 @@ class Engine:
                 self.pool.mover.cancel(sequence.name)
             if sequence.state is not State.LOADING:  # then `_was_loaded` ends it
                 self._end(sequence, "abort")
+
+    def _abort_all(self) -> None:
+        self._abort([*self.scheduler.waiting, *self.scheduler.running])
 
     def _end(self, sequence: Sequence, finish: str, message: str = "", **more: Any) -> None:
         if sequence.state is State.DONE:

@@ -27,6 +27,7 @@ from starlette.types import Receive, Scope, Send
 
 from mooncache.engine_guard import EngineGuard
 from mooncache.errors import (
+    Draining,
     EngineFailed,
     InvalidArgument,
     ModelUnknown,
@@ -53,6 +54,7 @@ _STATUS: dict[type[MooncacheError], tuple[int, str]] = {
     Overloaded: (429, "RateLimitError"),
     TooLarge: (413, "BadRequestError"),
     EngineFailed: (500, "InternalServerError"),
+    Draining: (503, "ServiceUnavailableError"),
 }
 
 log = get_logger(__name__)
@@ -132,7 +134,7 @@ def _answering(handler: Handler) -> Handler:
             return await handler(request)
         except MooncacheError as error:
             status, kind = _STATUS.get(type(error), (400, "BadRequestError"))
-            headers = {"Retry-After": str(_RETRY_AFTER_S)} if status == 429 else None
+            headers = {"Retry-After": str(_RETRY_AFTER_S)} if status in {429, 503} else None
             return _json({"error": _error(error.message, status, kind)}, status, headers)
         except ClientDisconnect:
             return Response(status_code=499)
@@ -261,9 +263,11 @@ def _end(state: ServerState, answer: Answer, sequences: list[Sequence]) -> None:
 
 
 def _refuse_broken(output: Output) -> None:
-    """Raises EngineFailed for an output that is no answer."""
-    if output.finish in {"error", "abort"}:
-        raise EngineFailed(output.message or "The engine ends; send the request to another one.")
+    """Raises EngineFailed or Draining for an output that is no answer."""
+    if output.finish == "error":
+        raise EngineFailed(output.message)
+    if output.finish == "abort":
+        raise Draining("The engine ends; send the request to another one.")
 
 
 async def _collect(
@@ -310,8 +314,8 @@ async def _events(
         if answer.asked.include_usage:
             yield _data(answer.usage_chunk())
         yield b"data: [DONE]\n\n"
-    except EngineFailed as error:
-        yield _data({"error": _error(error.message, 500, "InternalServerError")}) + b"data: [DONE]\n\n"
+    except (EngineFailed, Draining) as error:
+        yield _data({"error": _error(error.message, *_STATUS[type(error)])}) + b"data: [DONE]\n\n"
 
 
 def _event(state: ServerState, answer: Answer, sequences: list[Sequence], output: Output) -> bytes:

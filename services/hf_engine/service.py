@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import socket
 import time
@@ -35,7 +36,7 @@ from mooncache.logs import Event, get_logger
 from mooncache.passport import Passport
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG = 0, 1, 2
-_DRAIN_S = 5
+_ANSWER_S = 2  # for the answers of requests that did not finish while the engine drained
 _SAVES_S = 2.0
 _BACKLOG = 2048
 
@@ -178,7 +179,7 @@ async def _serve(config: Config, options: Options) -> int:
             access_log=False,
             lifespan="off",
             backlog=_BACKLOG,
-            timeout_graceful_shutdown=_DRAIN_S,
+            timeout_graceful_shutdown=math.ceil(config.hf.drain_timeout_s) + _ANSWER_S,
             ssl_certfile=options.tls_cert,
             ssl_keyfile=options.tls_key,
         )
@@ -187,6 +188,7 @@ async def _serve(config: Config, options: Options) -> int:
     def stop() -> None:
         if not server.should_exit:
             log.info(Event.SERVICE_DRAINING, active_calls=parts.engine.unfinished)
+            loop.call_later(config.hf.drain_timeout_s, parts.engine.abort_all)
         server.force_exit = server.should_exit
         server.should_exit = True
 

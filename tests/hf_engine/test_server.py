@@ -379,16 +379,26 @@ def test_passport_file(server: Server) -> None:
     assert server.passport.stat().st_mode & 0o077 == 0
 
 
-def test_a_full_queue_and_a_graceful_end(model_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "drain_s", "statuses"),
+    [
+        pytest.param(300, "60s", [200, 200], id="what is under way is finished"),
+        pytest.param(2000, "100ms", [503, 503], id="what takes too long is told to go elsewhere"),
+    ],
+)
+def test_a_full_queue_and_a_graceful_end(
+    model_folder: Path, tmp_path: Path, tokens: int, drain_s: str, statuses: list[int]
+) -> None:
     server = start_server(
         model_folder,
         tmp_path,
         MOONCACHE_HF_BATCH_MAX="1",
         MOONCACHE_HF_QUEUE_MAX="1",
+        MOONCACHE_HF_DRAIN_TIMEOUT_S=drain_s,
         MOONCACHE_CONNECTOR_ENABLED="false",
     )
     try:
-        body = {"prompt": prompt(10), "max_tokens": 300, "ignore_eos": True, "temperature": 0}
+        body = {"prompt": prompt(10), "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
         found: list[tuple[int, Any, Any]] = []
         threads = [
             threading.Thread(target=lambda: found.append(call(server, "/v1/completions", body)))
@@ -402,7 +412,7 @@ def test_a_full_queue_and_a_graceful_end(model_folder: Path, tmp_path: Path) -> 
         server.process.send_signal(signal.SIGTERM)
         for thread in threads:
             thread.join(60)
-        assert [status for status, _, _ in found] == [200, 200], "what ran was finished"
+        assert [status for status, _, _ in found] == statuses
         assert server.process.wait(30) == 0, server.log.read_text()
     finally:
         if server.process.poll() is None:
