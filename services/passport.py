@@ -16,7 +16,6 @@ from mooncache import _native
 from mooncache.errors import InvalidArgument
 
 SCHEMA_VERSION = 1
-KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +98,3 @@ class Passport:
 def key_of_name(name: str) -> bytes:
     """Block key (32 bytes) of a name chosen by a user."""
     return _native.key_of_name(name)
-
-
-def split_keys(keys: bytes) -> list[bytes]:
-    """The single keys of a concatenation. Raises InvalidArgument when the last one is cut."""
-    if len(keys) % KEY_BYTES:
-        raise InvalidArgument(f"{len(keys)} bytes are not a whole number of {KEY_BYTES}-byte keys")
-    return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 import structlog
 from google.protobuf.message import DecodeError, Message
 
+from mooncache.auth import Identity
 from mooncache.clock import Clock
 from mooncache.errors import DeadlineExceeded, Internal, MooncacheError, PermissionDenied, ProtocolError
 from mooncache.logs import Event, get_logger
@@ -26,15 +27,6 @@ TIMEOUT_DEFAULT_S: Final = 30.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 log = get_logger(__name__)
-
-
-class Identity(Protocol):
-    """Who a caller is."""
-
-    @property
-    def tenant(self) -> str: ...
-    @property
-    def admin(self) -> bool: ...
 
 
 Identify = Callable[[], Identity]

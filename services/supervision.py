@@ -22,7 +22,7 @@ DOWN, STARTING, READY, GIVEN_UP = "down", "starting", "ready", "given_up"
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RestartPolicy:
     """Times in seconds; `hang_timeout_s` 0 leaves silent runs alone. The defaults are an engine's."""
 
     start_timeout_s: float = 600.0
@@ -33,7 +33,7 @@ class Policy:
     window_s: float = WINDOW_S
 
 
-def pause_s(policy: Policy, ends: int, jitter: float) -> float:
+def pause_s(policy: RestartPolicy, ends: int, jitter: float) -> float:
     """Pause before the next start after `ends` ends within the window; `jitter` is from 0 to 1.
 
     Between half of the step and the whole of it, so that several processes do not load at the same moment again
@@ -47,7 +47,7 @@ def pause_s(policy: Policy, ends: int, jitter: float) -> float:
 class Supervision:
     """See the module's text. `now_s` is monotonic; the shell carries out what `due` and `hangs` say."""
 
-    policy: Policy
+    policy: RestartPolicy
     state: str = DOWN
     reason: str = "not started yet"
     starts: int = 0

@@ -17,10 +17,11 @@ from typing import Any, Protocol
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 
+from mooncache.auth import Identity
 from mooncache.clock import Clock
 from mooncache.errors import Closed, DeadlineExceeded, MasterUnavailable, MooncacheError, Unsupported
 from mooncache.rpc import MASTER_SERVICE, methods_of
-from mooncache.run_op import Identity, OpRunner
+from mooncache.run_op import OpRunner
 
 
 class Authenticates(Protocol):

@@ -66,10 +66,10 @@ class Where:
     def ask_master(self, work: Callable[[Any], Awaitable[T]]) -> T:
         """Run `work(link)` with a line to the master and close it."""
         from mooncache.client.master_link import MasterLink
-        from mooncache.client.options import Options
+        from mooncache.client.options import ClientOptions
         from mooncache.clock import SystemClock
 
-        options = Options.gather(**self.settings())
+        options = ClientOptions.gather(**self.settings())
 
         async def run() -> T:
             link = MasterLink(options.targets, options.master_channel, SystemClock(), random.Random())
@@ -104,7 +104,7 @@ class Where:
             ConfigInvalid: nobody said where the conductor is.
         """
         from mooncache.channel import GrpcChannel
-        from mooncache.client.options import Options
+        from mooncache.client.options import ClientOptions
         from mooncache.errors import ConductorUnavailable, ConfigInvalid
         from mooncache.rpc import CONDUCTOR_SERVICE
         from mooncache.tls import channel_credentials
@@ -115,7 +115,7 @@ class Where:
                 "No conductor is known here. Start engines with `mooncache up`, name it with --conductor, or set "
                 "cluster.conductor_target (MOONCACHE_CLUSTER_CONDUCTOR_TARGET)."
             )
-        options = Options.gather(**{**self.settings(), "master": self.master or "127.0.0.1:1"})
+        options = ClientOptions.gather(**{**self.settings(), "master": self.master or "127.0.0.1:1"})
         return GrpcChannel(
             target,
             CONDUCTOR_SERVICE,

@@ -6,27 +6,17 @@ The findings are a pure function of one look at the cluster, so that every sente
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from mooncache.cli.common import AsJson, Where
+from mooncache.cli.findings import report
 from mooncache.cli.look import Look, Looker
-from mooncache.cli.output import EXIT_MISS, EXIT_OK, console, print_json
 from mooncache.topology import machine
 from mooncache.topology.core import choose
+from mooncache.topology.core.findings import Finding
 from mooncache.worker.adapters.vllm import why_refused
 
-Grade = Literal["ok", "warn", "bad"]
-_SIGNS: dict[Grade, str] = {"ok": "[green]✓[/]", "warn": "[yellow]![/]", "bad": "[red]✗[/]"}
 _NODES_ACTIVE = 1  # mooncache.v1.NodeState.NODE_STATE_ACTIVE
-
-
-class Finding(NamedTuple):
-    """One line: how it stands, about what, what was found, and what to do about it ("" when nothing)."""
-
-    grade: Grade
-    what: str
-    found: str
-    advice: str = ""
 
 
 def findings(
@@ -154,13 +144,4 @@ def doctor(*, where: Where = Where(), json: AsJson = False) -> int:  # noqa: B00
             engine_problem=why_refused(looker.config) if looker.config.worker.engine == "vllm" else "",
         )
 
-    found = asyncio.run(look())
-    if json:
-        print_json({"findings": [finding._asdict() for finding in found]})
-    else:
-        for finding in found:
-            console.print(f"{_SIGNS[finding.grade]} [bold]{finding.what}[/] ", end="")
-            console.print(finding.found, markup=False, soft_wrap=True)
-            if finding.advice:
-                console.print(f"  {finding.advice}", style="dim", markup=False, soft_wrap=True)
-    return EXIT_MISS if any(finding.grade == "bad" for finding in found) else EXIT_OK
+    return report(asyncio.run(look()), as_json=json)

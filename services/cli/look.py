@@ -18,7 +18,7 @@ from mooncache.cli.conductor_view import conductor_row
 from mooncache.cli.core.samples import Samples, parse
 from mooncache.cli.instances import instance_row
 from mooncache.client.master_link import MasterLink
-from mooncache.client.options import Options
+from mooncache.client.options import ClientOptions
 from mooncache.client.state_dir import ClusterFile, PartView, read_cluster_file
 from mooncache.clock import SystemClock
 from mooncache.cluster.http_get import http_get
@@ -60,7 +60,7 @@ class Looker:
 
     def __init__(self, where: Where) -> None:
         self._timeout_s = min(where.timeout_s, 10.0)
-        options = Options.gather(**where.settings())
+        options = ClientOptions.gather(**where.settings())
         self._link = MasterLink(options.targets, options.master_channel, SystemClock(), random.Random())
         self._token = options.token
         self.config = config = load(overrides={"cluster.state_dir": where.state_dir})

@@ -21,7 +21,7 @@ from mooncache.cli.workload import PUBLIC_FORMAT, TraceFormat, need_packages, pr
 from mooncache.errors import InvalidArgument, PlanInvalid, ProfileInvalid, TraceInvalid
 
 if TYPE_CHECKING:
-    from mooncache.plan.answer import Answer
+    from mooncache.plan.answer import PlanReport
     from mooncache.traces import Trace
 
 WORKLOAD = Group("Workload", sort_key=11)
@@ -211,7 +211,7 @@ def _workload(path: Path | None, form: TraceFormat, workload: Any) -> tuple[Trac
 
 
 def _write(
-    answer: Answer, bases: dict[str, Any], block_tokens: int, html: Path | None, out: Path | None
+    answer: PlanReport, bases: dict[str, Any], block_tokens: int, html: Path | None, out: Path | None
 ) -> list[Path]:
     from mooncache.plan import files
 
@@ -235,7 +235,7 @@ def _write(
     return written
 
 
-def show(answer: Answer) -> None:
+def show(answer: PlanReport) -> None:
     """The answer for people."""
     from mooncache.plan import words
     from mooncache.plan.files import beyond, up_command

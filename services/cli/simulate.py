@@ -71,7 +71,7 @@ PolicyNames = Annotated[
     ),
 ]
 Admission = Annotated[
-    str | None, Parameter(group=POLICIES, help="Who is refused: none, early, predicted, ours, ...")
+    str | None, Parameter(group=POLICIES, help="Who is refused: none, early, predicted, learned, ...")
 ]
 Seed = Annotated[int, Parameter(group=POLICIES, help="Equal seeds give equal results.")]
 JsonPath = Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +13,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from mooncache.cli.common import AsJson
-from mooncache.cli.output import EXIT_MISS, EXIT_OK, console, print_json
+from mooncache.cli.findings import report, show
+from mooncache.cli.output import EXIT_OK, console, print_json
 from mooncache.errors import InvalidArgument
 from mooncache.small_files import read_small
 from mooncache.topology import machine
@@ -23,7 +23,6 @@ from mooncache.topology.core.distance import Distance, between
 from mooncache.topology.core.model import Gpu, Host, PciLocation, RdmaDevice
 
 PEER_BYTES_MAX = 4 << 20
-_SIGNS = {"ok": "[green]✓[/]", "warn": "[yellow]![/]", "bad": "[red]✗[/]"}
 
 Root = Annotated[Path, Parameter(help="Look at the kernel's files below this folder instead of /.")]
 Peer = Annotated[
@@ -53,7 +52,7 @@ def topology(*, root: Root = Path("/"), peer: Peer = None, json: AsJson = False)
         console.print()
     console.print(_choices(host))
     if other is not None:
-        _print_findings(findings.between_hosts(host, other))
+        show(findings.between_hosts(host, other))
     return EXIT_OK
 
 
@@ -68,11 +67,7 @@ def doctor_rdma(*, root: Root = Path("/"), peer: Peer = None, json: AsJson = Fal
     found = findings.of_host(host)
     if peer is not None:
         found += findings.between_hosts(host, _read_peer(peer))
-    if json:
-        print_json({"findings": [finding._asdict() for finding in found]})
-    else:
-        _print_findings(found)
-    return EXIT_MISS if any(finding.grade == "bad" for finding in found) else EXIT_OK
+    return report(found, as_json=json)
 
 
 def _look(root: Path) -> Host:
@@ -117,14 +112,6 @@ def _read_peer(path: Path) -> Host:
     except (msgspec.DecodeError, RecursionError) as error:
         text = f"--peer: {path} is not what `mooncache topology --json` prints: {error}"
         raise InvalidArgument(text) from error
-
-
-def _print_findings(found: Sequence[findings.Finding]) -> None:
-    for finding in found:
-        console.print(f"{_SIGNS[finding.grade]} [bold]{finding.what}[/] ", end="")
-        console.print(finding.found, markup=False, soft_wrap=True)
-        if finding.advice:
-            console.print(f"  {finding.advice}", style="dim", markup=False, soft_wrap=True)
 
 
 def _tree(host: Host) -> Tree:

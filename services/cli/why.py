@@ -139,7 +139,7 @@ def _times(record: dict[str, Any]) -> None:
 
 def _candidates(record: dict[str, Any]) -> None:
     chosen = record["chosen"] or {"prefill": "", "decode": ""}
-    computer = chosen["prefill"] or chosen["decode"]
+    prefiller = chosen["prefill"] or chosen["decode"]
     rows: list[tuple[Any, ...]] = []
     for item in record["prefill_candidates"] + record["inline_candidates"]:
         prices = {branch["kind"]: branch["total_ms"] for branch in reversed(item["branches"])}
@@ -147,7 +147,7 @@ def _candidates(record: dict[str, Any]) -> None:
         awaited = max((b["prefix_tokens"] for b in item["branches"] if b["kind"] == "wait"), default=0)
         rows.append(
             (
-                ("-> " if item["instance_id"] == computer else "   ") + item["instance_id"],
+                ("-> " if item["instance_id"] == prefiller else "   ") + item["instance_id"],
                 item["role"],
                 item["local_tokens"],
                 pool,

@@ -18,9 +18,9 @@ from mooncache.client import results as res
 from mooncache.client.background_loop import wait_for
 from mooncache.client.buffers import Buffer
 from mooncache.client.control import Control
-from mooncache.client.engine import Engine
+from mooncache.client.engine import ClientCore
 from mooncache.client.keys import Key
-from mooncache.client.options import Options, new_native
+from mooncache.client.options import ClientOptions, new_native
 from mooncache.client.registered import RegisteredBuffer
 from mooncache.client.reservation import AsyncReservation
 from mooncache.client.sync import _missed, _raise_single
@@ -36,12 +36,12 @@ class AsyncClient:
     `threads` bounds the number of calls that move bytes at the same time; further calls wait their turn.
     """
 
-    def __init__(self, options: Options, threads: int) -> None:
+    def __init__(self, options: ClientOptions, threads: int) -> None:
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="mooncache-io")
         self._control: Control | None = None
-        self._engine = Engine(
+        self._engine = ClientCore(
             new_native(options),
             default_timeout_s=options.timeout_s,
             default_replicas=options.replicas,
@@ -58,7 +58,7 @@ class AsyncClient:
     ) -> Self:
         """Connect; every setting and every error is described at `Client`."""
         threads = min(max(1, threads), _MAX_THREADS)
-        client = cls(Options.gather(master=master, **settings), threads)
+        client = cls(ClientOptions.gather(master=master, **settings), threads)
         try:
             await client._start()
         except BaseException:

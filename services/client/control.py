@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from mooncache.client.map_keeper import MapKeeper
 from mooncache.client.master_link import MasterLink
-from mooncache.client.options import Options
+from mooncache.client.options import ClientOptions
 from mooncache.client.results import ClusterView
 from mooncache.clock import SystemClock
 from mooncache.proto.v1 import master_pb2
@@ -20,7 +20,7 @@ _LOCATE_ATTEMPT_S = 1.0
 class Control:
     """`start` fetches the first map (or raises), then a task follows the changes until `close`."""
 
-    def __init__(self, options: Options, apply: Callable[[ClusterView], None]) -> None:
+    def __init__(self, options: ClientOptions, apply: Callable[[ClusterView], None]) -> None:
         self._options = options
         self._apply = apply
         self._link: MasterLink | None = None

@@ -18,7 +18,7 @@ from mooncache.client import buffers as buf
 from mooncache.client import results as res
 from mooncache.client.device import DeviceStaging, device_view, in_device
 from mooncache.client.gpu_direct import GpuDirect
-from mooncache.client.keys import Key, pack_keys, to_block_key, to_block_keys
+from mooncache.client.keys import KEY_BYTES, Key, pack_keys, to_block_key, to_block_keys
 from mooncache.client.locator import Locate, Locator
 from mooncache.client.native_call import call_native
 from mooncache.client.registered import RegisteredBuffer
@@ -31,7 +31,6 @@ MAX_TIMEOUT_S = 3_600.0
 MAX_REPLICAS = 16
 RDMA_LOOK_S = 1.0  # a look costs a small call several percent
 MAX_TTL_S = 7 * 24 * 3_600.0
-_KEY_BYTES = 32
 
 
 class CancelTokenLike(Protocol):
@@ -66,7 +65,7 @@ def _came(answer: tuple[int, int, Any]) -> int:
     return answer[1] if answer[0] == res.OK else 0
 
 
-class Engine:
+class ClientCore:
     """See the module's text. Thread-safe; `close` may be called from any thread and more than once."""
 
     def __init__(
@@ -170,7 +169,7 @@ class Engine:
     def _chain(self, keys: Iterable[Key]) -> bytes:
         """The keys packed; a chain that is packed already, thousands of keys perhaps, is not taken apart."""
         packed: Any = keys
-        if type(packed) is bytes and not len(packed) % _KEY_BYTES and len(packed) <= MAX_BATCH * _KEY_BYTES:
+        if type(packed) is bytes and not len(packed) % KEY_BYTES and len(packed) <= MAX_BATCH * KEY_BYTES:
             return packed
         return pack_keys(self._batch(packed))
 
@@ -381,7 +380,7 @@ class Engine:
         cancel: CancelTokenLike | None = None,
     ) -> res.MatchResult:
         packed = self._chain(keys)
-        count = len(packed) // _KEY_BYTES
+        count = len(packed) // KEY_BYTES
         if not count:
             return res.MatchResult(0, ())
         limit_s = self._timeout(timeout_s)
@@ -391,7 +390,7 @@ class Engine:
             unlocated = self._native.unlocated(
                 packed
             )  # none in small clusters: nothing to pick from the chain
-            missed = [packed[i * _KEY_BYTES : (i + 1) * _KEY_BYTES] for i in unlocated if not present[i]]
+            missed = [packed[i * KEY_BYTES : (i + 1) * KEY_BYTES] for i in unlocated if not present[i]]
             if left_s := self._left_to_ask_again(missed, end_s):
                 run, present, unreachable = call_native(self._core().match, packed, left_s, touch, cancel)
         return res.MatchResult(run, present, unreachable)

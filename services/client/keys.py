@@ -6,10 +6,11 @@ hashed with its own derivation context, so that a name can never equal a chain k
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 
 from mooncache import _native
-from mooncache.errors import InvalidArgument, KeyInvalid
+from mooncache.errors import InvalidArgument, KeyInvalid, TooLarge
 
 KEY_BYTES = 32
 MAX_NAME_BYTES = 65_536
@@ -54,7 +55,7 @@ def to_block_keys(keys: Iterable[Key]) -> list[bytes]:
                 f"A packed chain has {KEY_BYTES} bytes for each key; got {len(chain)} bytes. "
                 "For a single key wrap it: [key]."
             )
-        return [chain[at : at + KEY_BYTES] for at in range(0, len(chain), KEY_BYTES)]
+        return split_keys(chain)
     if isinstance(keys, str):
         raise InvalidArgument("Expected a list of keys, got a single key. Wrap it: [key].")
     try:
@@ -70,3 +71,24 @@ def to_block_keys(keys: Iterable[Key]) -> list[bytes]:
 def pack_keys(keys: Sequence[bytes]) -> bytes:
     """Block keys one after the other, as control messages carry them."""
     return b"".join(keys)
+
+
+def count_keys(keys: bytes, count_max: int, name: str = "keys") -> int:
+    """How many block keys a control message carries.
+
+    Raises:
+        InvalidArgument: the last key is cut.
+        TooLarge: more than `count_max`.
+    """
+    if len(keys) % KEY_BYTES:
+        raise InvalidArgument(f"{name} must be a multiple of {KEY_BYTES} bytes, not {len(keys)}")
+    count = len(keys) // KEY_BYTES
+    if count > count_max:
+        raise TooLarge(f"{count} {name} in one call; send at most {count_max}")
+    return count
+
+
+def split_keys(keys: bytes, count_max: int = sys.maxsize) -> list[bytes]:
+    """The single block keys of packed ones. Raises what `count_keys` raises."""
+    count_keys(keys, count_max)
+    return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]

@@ -71,7 +71,7 @@ def parse_static_node(text: str, index: int) -> NodeView:
 
 
 @dataclass(frozen=True)
-class Options:
+class ClientOptions:
     """A client's settings, checked. Make it with `gather`."""
 
     targets: tuple[str, ...]
@@ -249,7 +249,7 @@ def _credentials(
     return parsed.text, parsed.tenant_key, parsed.tenant
 
 
-def new_native(options: Options) -> Any:
+def new_native(options: ClientOptions) -> Any:
     """The native client core for these options."""
     from mooncache import _native
 

@@ -14,9 +14,9 @@ from mooncache.client import results as res
 from mooncache.client.background_loop import background_loop, wait_for
 from mooncache.client.buffers import Buffer
 from mooncache.client.control import Control
-from mooncache.client.engine import Engine
+from mooncache.client.engine import ClientCore
 from mooncache.client.keys import Key
-from mooncache.client.options import Options, new_native
+from mooncache.client.options import ClientOptions, new_native
 from mooncache.client.registered import RegisteredBuffer
 from mooncache.client.reservation import Reservation
 from mooncache.errors import BufferTooSmall, NotFound, error_for
@@ -69,7 +69,7 @@ class Client:
         tls_key: str | None = None,
         state_dir: str | None = None,
     ) -> None:
-        options = Options.gather(
+        options = ClientOptions.gather(
             master=master,
             token=token,
             token_file=token_file,
@@ -87,7 +87,7 @@ class Client:
         )
         self._options = options
         self._control: Control | None = None
-        self._engine = Engine(
+        self._engine = ClientCore(
             new_native(options),
             default_timeout_s=options.timeout_s,
             default_replicas=options.replicas,

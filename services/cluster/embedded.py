@@ -24,7 +24,7 @@ from typing import IO, Any, Self
 from mooncache.auth import load_cluster_token, load_or_create_cluster_token, tenant_token
 from mooncache.client.results import NodeView
 from mooncache.client.state_dir import remove_cluster_file, write_cluster_file
-from mooncache.cluster.layout import Layout, is_worker, plan
+from mooncache.cluster.layout import ClusterLayout, is_worker, plan
 from mooncache.cluster.processes import Part, end_leftovers, stop_all
 from mooncache.cluster.settings import ClusterSettings
 from mooncache.cluster.supervisor import SERVICE_POLICY, PartRecord, Progress, Supervisor
@@ -55,7 +55,7 @@ class EmbeddedCluster:
     def __init__(self, settings: ClusterSettings) -> None:
         self.settings = settings
         self.state_dir = settings.state_dir.expanduser().absolute()
-        self.layout = Layout({}, "", "", "")
+        self.layout = ClusterLayout({}, "", "", "")
         self.token_created = False
         self.run_id = secrets.token_hex(8)
         self._lock: IO[str] | None = None

@@ -26,7 +26,7 @@ _GPU_SHARE = 0.85
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ClusterLayout:
     """The parts in the order in which they start, and the addresses by which they find each other."""
 
     parts: dict[str, Part]
@@ -40,7 +40,9 @@ def is_worker(part: Part) -> bool:
     return part.module == "mooncache.worker"
 
 
-def plan(settings: ClusterSettings, config: Config, state_dir: Path, run_dir: Path, run_id: str) -> Layout:
+def plan(
+    settings: ClusterSettings, config: Config, state_dir: Path, run_dir: Path, run_id: str
+) -> ClusterLayout:
     """Choose the ports and say what each part is told. Raises ConfigInvalid for a port that cannot be used."""
     with PortPicker(settings.host) as ports:
         return _Planner(settings, config, state_dir, run_dir, run_id, ports).layout()
@@ -79,7 +81,7 @@ class _Planner:
         if self._conductor:
             self._common["MOONCACHE_CLUSTER_CONDUCTOR_TARGET"] = self._conductor
 
-    def layout(self) -> Layout:
+    def layout(self) -> ClusterLayout:
         parts = [self._part("master", "master", self._master, {})]
         parts += [self._node(number) for number in range(1, self._settings.node_count + 1)]
         if self._settings.serves:
@@ -88,7 +90,7 @@ class _Planner:
             parts.append(self._part("gateway", "gateway", self._gateway, drain))
             parts += self._workers()
         url = f"{self._scheme}://{self._gateway}" if self._gateway else ""
-        return Layout({part.name: part for part in parts}, self._master, self._conductor, url)
+        return ClusterLayout({part.name: part for part in parts}, self._master, self._conductor, url)
 
     def _patience(self) -> dict[str, str]:
         """Engines that load or compute keep all processors busy: a worker that is late there is not gone."""

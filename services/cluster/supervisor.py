@@ -17,13 +17,13 @@ from typing import Final
 from mooncache.clock import Clock, SystemClock
 from mooncache.cluster.processes import Part, describe_exit
 from mooncache.log_files import trim
-from mooncache.supervision import GIVEN_UP, READY, STARTING, Policy, Supervision
+from mooncache.supervision import GIVEN_UP, READY, STARTING, RestartPolicy, Supervision
 
 POLL_S: Final = 0.1
 PROBE_S: Final = 0.5
 SILENCE_S: Final = 3.0
 """Silence that `status` mentions; a busy process may be late by less."""
-SERVICE_POLICY: Final = Policy(start_timeout_s=120.0, backoff_first_s=0.5, backoff_max_s=30.0)
+SERVICE_POLICY: Final = RestartPolicy(start_timeout_s=120.0, backoff_first_s=0.5, backoff_max_s=30.0)
 """Services start in seconds, so the first pauses are shorter than an engine's."""
 
 Progress = Callable[[str, str], None]
@@ -50,7 +50,7 @@ class Supervisor:
     """
 
     parts: dict[str, Part]
-    policy: Policy
+    policy: RestartPolicy
     probe: Probe
     tell: Progress
     changed: Callable[[], None]

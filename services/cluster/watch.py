@@ -18,11 +18,11 @@ from mooncache.auth import load_cluster_token
 from mooncache.channel import GrpcChannel
 from mooncache.client.map_keeper import view_of_map
 from mooncache.client.master_link import MasterLink
-from mooncache.client.options import Options
+from mooncache.client.options import ClientOptions
 from mooncache.client.results import NodeView
 from mooncache.clock import SystemClock
 from mooncache.cluster.http_get import http_get
-from mooncache.cluster.layout import Layout, is_worker
+from mooncache.cluster.layout import ClusterLayout, is_worker
 from mooncache.cluster.processes import Part, describe_exit, last_words
 from mooncache.cluster.supervisor import POLL_S, Progress, Supervisor
 from mooncache.config import load
@@ -50,11 +50,11 @@ def crashed(parts: Mapping[str, Part]) -> Part | None:
 class Watch:
     """One look after the other, inside one event loop. `close` it."""
 
-    def __init__(self, layout: Layout, state_dir: Path, token_path: Path) -> None:
+    def __init__(self, layout: ClusterLayout, state_dir: Path, token_path: Path) -> None:
         self._layout = layout
         self._state_dir = state_dir
         config = load(overrides={"cluster.state_dir": str(state_dir)})
-        options = Options.gather(master=layout.master_target, token_file=str(token_path), config=config)
+        options = ClientOptions.gather(master=layout.master_target, token_file=str(token_path), config=config)
         self._token = load_cluster_token(token_path).text
         self._tls, self._credentials = options.tls, channel_credentials(options.tls)
         self._link = MasterLink(options.targets, options.master_channel, SystemClock(), random.Random())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mooncache.conductor.core.asks import Settings
+from mooncache.conductor.core.asks import SchedulerSettings
 from mooncache.conductor.core.policy.types import Rules
 from mooncache.config import ConductorSection
 
@@ -29,12 +29,12 @@ JOBS_MAX: Final = 1024  # prompts that wait to be explained or remembered
 JOB_BYTES_MAX: Final = 256 << 20
 
 
-def settings_of(section: ConductorSection) -> Settings:
+def settings_of(section: ConductorSection) -> SchedulerSettings:
     """Return the scheduler's settings."""
-    return Settings(
+    return SchedulerSettings(
         policy=section.policy,
         rules=Rules(
-            admission="ours" if section.admission_enabled else "none",
+            admission="learned" if section.admission_enabled else "none",
             inline_tokens_max=section.inline_tokens_max,
             holds=False,  # engines take in whatever has room
         ),

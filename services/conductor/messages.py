@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import Any, Final
 
 from mooncache import errors
+from mooncache.client.keys import KEY_BYTES, count_keys
 from mooncache.conductor.config import (
     EXCLUDED_MAX,
     KEYS_MAX,
@@ -16,11 +18,11 @@ from mooncache.conductor.config import (
     TEXT_CHARS_MAX,
 )
 from mooncache.conductor.core import outcome
-from mooncache.conductor.core.asks import Ask
-from mooncache.conductor.core.cache_index import KEY_BYTES, check_keys
+from mooncache.conductor.core.asks import SchedulingRequest
 from mooncache.conductor.core.gateways import GatewayInfo
 from mooncache.conductor.core.records import DETAIL_CHARS_MAX, DETAIL_DEPTH_MAX
-from mooncache.conductor.core.registry import DRAINING, READY, STARTING, SUSPECT, Instance, InstanceInfo, Load
+from mooncache.conductor.core.registry import DRAINING, READY, STARTING, SUSPECT, Instance, InstanceInfo
+from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.kvcache.keys import passport_from_json
 from mooncache.proto.v1 import conductor_pb2 as pb
 
@@ -99,9 +101,9 @@ def info_of(instance: pb.Instance) -> InstanceInfo:
     )
 
 
-def load_of(load: pb.InstanceLoad) -> Load:
-    """Return a load whose numbers can be reckoned with: what is no number counts as 0."""
-    return Load(
+def load_of(load: pb.InstanceLoad) -> InstanceLoad:
+    """Return a load whose numbers can be reckoned with: what is not a number counts as 0."""
+    return InstanceLoad(
         waiting=load.waiting,
         running=load.running,
         kv_usage=_within(load.kv_usage, 1.0),
@@ -114,9 +116,9 @@ def load_of(load: pb.InstanceLoad) -> Load:
     )
 
 
-def ask_of(request: pb.ScheduleRequest) -> Ask:
+def ask_of(request: pb.ScheduleRequest) -> SchedulingRequest:
     """Return the request to schedule. Raises InvalidArgument or TooLarge."""
-    count = check_keys(request.keys, "keys", KEYS_MAX)
+    count = count_keys(request.keys, KEYS_MAX)
     if request.content_keys and len(request.content_keys) != len(request.keys):
         raise errors.InvalidArgument("content_keys must be as many as keys, or none")
     if request.passport_root and len(request.passport_root) != KEY_BYTES:
@@ -127,7 +129,7 @@ def ask_of(request: pb.ScheduleRequest) -> Ask:
         raise errors.InvalidArgument(f"{count} keys for {request.prompt_tokens} tokens cannot be")
     if len(request.exclude) > EXCLUDED_MAX:
         raise errors.InvalidArgument(f"at most {EXCLUDED_MAX} instances can be excluded")
-    return Ask(
+    return SchedulingRequest(
         request_id=named(request.request_id, "request_id"),
         model=named(request.model, "model"),
         prompt_tokens=max(1, request.prompt_tokens),
@@ -201,19 +203,9 @@ def instance_message(instance: Instance) -> pb.Instance:
     )
 
 
-def load_message(load: Load) -> pb.InstanceLoad:
+def load_message(load: InstanceLoad) -> pb.InstanceLoad:
     """Return a load as a message."""
-    return pb.InstanceLoad(
-        waiting=load.waiting,
-        running=load.running,
-        kv_usage=load.kv_usage,
-        ttft_ms=load.ttft_ms,
-        tbt_ms=load.tbt_ms,
-        prompt_tokens_total=load.prompt_tokens_total,
-        output_tokens_total=load.output_tokens_total,
-        local_hit_tokens_total=load.local_hit_tokens_total,
-        pool_hit_tokens_total=load.pool_hit_tokens_total,
-    )
+    return pb.InstanceLoad(**asdict(load))
 
 
 def _within(value: float, high: float) -> float:

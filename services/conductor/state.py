@@ -14,38 +14,30 @@ from dataclasses import dataclass
 
 from mooncache.clock import Clock
 from mooncache.conductor.config import JOB_BYTES_MAX, JOBS_MAX, settings_of
-from mooncache.conductor.core.asks import Ask, Decision, PoolAnswer
-from mooncache.conductor.core.cache_index import BlockIndex
+from mooncache.conductor.core.asks import Decision, PoolAnswer, SchedulingRequest
 from mooncache.conductor.core.gateways import Gateways
 from mooncache.conductor.core.hot_prefixes import HotPrefixes
 from mooncache.conductor.core.rebalance import RoleKeeper
-from mooncache.conductor.core.records import Record
+from mooncache.conductor.core.records import DecisionRecord
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.core.work import Active
 from mooncache.conductor.shell.copies import Copies
-from mooncache.conductor.shell.instruments import Instruments
+from mooncache.conductor.shell.instruments import ConductorMetrics
 from mooncache.conductor.shell.pool import PoolLookup
 from mooncache.config import Config
+from mooncache.kvcache.block_index import BlockIndex, native_index
 from mooncache.metrics import Metrics
 
 
-def native_index() -> BlockIndex:
-    """Return an empty native block index."""
-    from mooncache import _native
-
-    index: BlockIndex = _native.BlockIndex()
-    return index
-
-
 @dataclass(slots=True)
-class Job:
+class DeferredWork:
     """Work that can wait: explain the misses of a record, or remember the blocks of a computed prompt."""
 
     keys: bytes
     content_keys: bytes
     group: int
-    record: Record | None = None
-    ask: Ask | None = None
+    record: DecisionRecord | None = None
+    ask: SchedulingRequest | None = None
     pool: PoolAnswer | None = None
     block_tokens: int = 0
 
@@ -80,13 +72,13 @@ class ConductorState:
         self.core = Scheduler(settings_of(config.conductor), rng, make_index, first_version=first_version)
         self.roles = RoleKeeper(config.conductor.tbt_slo_s)
         self.hot = HotPrefixes(config.conductor.replicate_bytes_per_s)
-        self.instruments = Instruments(metrics)
+        self.instruments = ConductorMetrics(metrics)
         self.run = rng.getrandbits(63) | 1
         self.watchers = 0
         self.gateways = Gateways()
         self._announced = self.core.registry.version
         self._changed = asyncio.Event()
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[DeferredWork] = deque()
         self._job_bytes = 0
         self._at_work = asyncio.Lock()
         self.instruments.watch(self)
@@ -112,12 +104,12 @@ class ConductorState:
     # --- what can wait
     # -------------------------------------------------------------------------------------------
 
-    def explain_later(self, decision: Decision, ask: Ask) -> None:
+    def explain_later(self, decision: Decision, ask: SchedulingRequest) -> None:
         """Find out later why the decision's computed tokens were not there."""
         record = decision.record
         block_tokens = record.block_tokens
         if decision.decode and block_tokens:
-            job = Job(
+            job = DeferredWork(
                 ask.keys,
                 ask.content_keys,
                 decision.request.group,
@@ -131,9 +123,9 @@ class ConductorState:
     def remember_later(self, active: Active) -> None:
         """Remember later that the blocks of this prompt were computed."""
         if active.keys:
-            self._put(Job(active.keys, active.content_keys, active.group))
+            self._put(DeferredWork(active.keys, active.content_keys, active.group))
 
-    def _put(self, job: Job) -> None:
+    def _put(self, job: DeferredWork) -> None:
         if len(self._jobs) >= JOBS_MAX or self._job_bytes + job.size_bytes > JOB_BYTES_MAX:
             self.instruments.jobs_dropped.inc()
             return
@@ -150,7 +142,7 @@ class ConductorState:
                 for decision_id, packed in await asyncio.to_thread(self._do_all, jobs):
                     self.core.snapshots.keep(decision_id, packed)
 
-    def _do_all(self, jobs: list[Job]) -> list[tuple[str, bytes]]:
+    def _do_all(self, jobs: list[DeferredWork]) -> list[tuple[str, bytes]]:
         """Return snapshots to be kept: decisions keep theirs meanwhile, so that is for the event loop."""
         found = []
         for job in jobs:

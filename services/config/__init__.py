@@ -1,6 +1,6 @@
 """One typed configuration for every process: TOML file, environment, overrides; the same names everywhere."""
 
-from mooncache.config.loading import Row, explain, load, to_toml
+from mooncache.config.loading import ExplainedSetting, explain, load, to_toml
 from mooncache.config.pool import (
     ClientSection,
     ClusterSection,
@@ -30,12 +30,12 @@ __all__ = [
     "Config",
     "ConnectorSection",
     "CoordinationSection",
+    "ExplainedSetting",
     "GatewaySection",
     "HfSection",
     "LoggingSection",
     "MasterSection",
     "MetricsSection",
-    "Row",
     "StoreNodeSection",
     "TlsSection",
     "TracingSection",

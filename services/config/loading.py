@@ -27,7 +27,7 @@ _ENV_FOREIGN: Final = ("MOONCACHE_BUILD_", "MOONCACHE_TEST_", "MOONCACHE_WHEEL",
 _SECRETS: Final = frozenset({"client.token", "coordination.etcd_password"})
 
 
-class Row(NamedTuple):
+class ExplainedSetting(NamedTuple):
     """One line of `explain`. Values are as TOML would show them; secrets are blotted out."""
 
     name: str
@@ -152,7 +152,7 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else "" if value is None else value
 
 
-def explain(config: Config) -> list[Row]:
+def explain(config: Config) -> list[ExplainedSetting]:
     """Every setting with its value, source ("default", a file, an environment variable, "command line") and meaning."""
     rows = []
     for name, field in _FIELDS.items():
@@ -161,7 +161,7 @@ def explain(config: Config) -> list[Row]:
         if name in _SECRETS and value:
             value = "[redacted]"
         source = config._sources.get(name, "default")
-        rows.append(Row(name, value, source, _plain(field.default), field.description or ""))
+        rows.append(ExplainedSetting(name, value, source, _plain(field.default), field.description or ""))
     return rows
 
 

@@ -23,7 +23,7 @@ from mooncache.errors import ConfigInvalid
 from mooncache.gateway.app import build_app
 from mooncache.gateway.background import reload_keys, watch_instances
 from mooncache.gateway.core.bodies import Budget
-from mooncache.gateway.core.rate_limit import Limits
+from mooncache.gateway.core.rate_limit import RateLimits
 from mooncache.gateway.metrics import GatewayMetrics
 from mooncache.gateway.shell.capture import Capture
 from mooncache.gateway.shell.conductor import UPDATE_LANES, Conductor
@@ -31,7 +31,7 @@ from mooncache.gateway.shell.engines import Engines
 from mooncache.gateway.shell.http_protocol import GuardedProtocol
 from mooncache.gateway.shell.keyring import Keyring
 from mooncache.gateway.shell.preparing import Preparing
-from mooncache.gateway.shell.readers import Readers
+from mooncache.gateway.shell.readers import Tokenizers
 from mooncache.gateway.state import GatewayState
 from mooncache.grpc_server import address
 from mooncache.logs import Event, get_logger
@@ -98,7 +98,7 @@ class GatewayService(Service):
 
     async def build(self) -> RpcTable | None:
         config, gateway = self.config, self.config.gateway
-        defaults = Limits(gateway.requests_per_minute, gateway.tokens_per_minute)
+        defaults = RateLimits(gateway.requests_per_minute, gateway.tokens_per_minute)
         keyring = Keyring(self.authenticator, gateway.keys_file, defaults)
         keyring.load()
         stats = GatewayMetrics(self.metrics)
@@ -125,7 +125,7 @@ class GatewayService(Service):
                 cache_bytes=gateway.tokenizer_cache_bytes // 2 // gateway.body_processes,
             ),
             bodies=Budget(gateway.open_body_bytes_max, gateway.tenant_body_bytes_max),
-            readers=Readers(
+            readers=Tokenizers(
                 self.token,
                 self.clock,
                 stats,

@@ -10,7 +10,7 @@ from mooncache.auth import Token
 from mooncache.clock import Clock
 from mooncache.config import Config
 from mooncache.gateway.core.bodies import Budget
-from mooncache.gateway.core.fleet import Fleet
+from mooncache.gateway.core.fleet import FleetView
 from mooncache.gateway.core.offenders import Offenders
 from mooncache.gateway.core.pace import Paces
 from mooncache.gateway.core.rate_limit import RateLimiter
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mooncache.gateway.shell.conductor import Conductor
     from mooncache.gateway.shell.engines import Engines
     from mooncache.gateway.shell.preparing import Preparing
-    from mooncache.gateway.shell.readers import Readers
+    from mooncache.gateway.shell.readers import Tokenizers
 
 
 @dataclass(slots=True)
@@ -42,11 +42,11 @@ class GatewayState:
     keyring: Keyring
     conductor: Conductor
     engines: Engines
-    readers: Readers
+    readers: Tokenizers
     preparing: Preparing
     bodies: Budget
     capture: Capture | None = None
-    fleet: Fleet = field(default_factory=Fleet)
+    fleet: FleetView = field(default_factory=FleetView)
     limiter: RateLimiter = field(default_factory=RateLimiter)
     offenders: Offenders = field(default_factory=Offenders)
     paces: Paces = field(default_factory=Paces)

@@ -37,9 +37,9 @@ def main() -> int:
     except MooncacheError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    from mooncache.hf_engine.service import Options, run
+    from mooncache.hf_engine.service import HfOptions, run
 
-    options = Options(
+    options = HfOptions(
         model=given.model,
         served_model_name=given.served_model_name,
         host=given.host,

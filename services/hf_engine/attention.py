@@ -25,7 +25,7 @@ _NOT_DONE = ("sliding_window", "softcap", "s_aux", "position_bias")
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TokenSpan:
     """Tokens of one sequence in a step: their blocks, the position of the first one, and how many they are."""
 
     blocks: Sequence[int]
@@ -87,13 +87,13 @@ def register() -> None:
     AttentionInterface.register(NAME, paged_attention)
 
 
-def make_step(memory: KvMemory, spans: Sequence[Span]) -> Step:
+def make_step(memory: KvMemory, spans: Sequence[TokenSpan]) -> Step:
     """Index tensors of a step, made once for all layers."""
     device, size = memory.device, memory.block_tokens
     block_ids: list[int] = []
     offsets: list[int] = []
     prompts: list[_Prompt] = []
-    singles: list[tuple[int, Span]] = []
+    singles: list[tuple[int, TokenSpan]] = []
     place = 0
     for span in spans:
         for position in range(span.start, span.start + span.count):
@@ -113,7 +113,7 @@ def make_step(memory: KvMemory, spans: Sequence[Span]) -> Step:
     )
 
 
-def _prompt(memory: KvMemory, span: Span, place: int) -> _Prompt:
+def _prompt(memory: KvMemory, span: TokenSpan, place: int) -> _Prompt:
     length = span.start + span.count
     if span.start == 0:
         return _Prompt(place, place + span.count, length, None, None)
@@ -122,15 +122,17 @@ def _prompt(memory: KvMemory, span: Span, place: int) -> _Prompt:
     return _Prompt(place, place + span.count, length, memory.rows_of(table), mask)
 
 
-def _alike(singles: Iterable[tuple[int, Span]], block_tokens: int) -> Iterable[list[tuple[int, Span]]]:
+def _alike(
+    singles: Iterable[tuple[int, TokenSpan]], block_tokens: int
+) -> Iterable[list[tuple[int, TokenSpan]]]:
     """Groups whose lengths differ by less than a factor of two: padding at most doubles the work."""
-    groups: dict[int, list[tuple[int, Span]]] = {}
+    groups: dict[int, list[tuple[int, TokenSpan]]] = {}
     for place, span in singles:
         groups.setdefault((span.start // block_tokens + 1).bit_length(), []).append((place, span))
     return groups.values()
 
 
-def _decodes(memory: KvMemory, group: Sequence[tuple[int, Span]]) -> _Decodes:
+def _decodes(memory: KvMemory, group: Sequence[tuple[int, TokenSpan]]) -> _Decodes:
     used = [span.start // memory.block_tokens + 1 for _, span in group]
     tables = [[*span.blocks[:n], *[0] * (max(used) - n)] for n, (_, span) in zip(used, group, strict=True)]
     lengths = torch.tensor([span.start + 1 for _, span in group], device=memory.device)

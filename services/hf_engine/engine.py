@@ -18,17 +18,17 @@ from typing import Any
 
 from mooncache import tracing
 from mooncache.errors import Overloaded
-from mooncache.hf_engine.attention import Span
+from mooncache.hf_engine.attention import TokenSpan
 from mooncache.hf_engine.core.blocks import BlockPool
-from mooncache.hf_engine.core.scheduler import Scheduler, Work
+from mooncache.hf_engine.core.scheduler import BatchScheduler, Work
 from mooncache.hf_engine.core.sequence import Sequence, State
 from mooncache.hf_engine.metrics import HfMetrics
 from mooncache.hf_engine.model_runner import ModelRunner
 from mooncache.hf_engine.sampling import Chosen, choose
 from mooncache.kvcache.engine_pool import EnginePool
-from mooncache.kvcache.lookup import ABSENT, FOUND, Question
-from mooncache.kvcache.mover import CANCELLED, Job, LoadReport, SaveReport
-from mooncache.kvcache.params import Told
+from mooncache.kvcache.lookup import ABSENT, FOUND, LookupRequest
+from mooncache.kvcache.mover import CANCELLED, LoadReport, SaveReport, TransferJob
+from mooncache.kvcache.params import CacheReport
 from mooncache.logs import Event, get_logger
 
 _IDLE_S = 0.1
@@ -46,7 +46,7 @@ class Output:
     chosen: Chosen | None = None
     finish: str = ""
     stop_id: int | None = None
-    told: Told | None = None
+    told: CacheReport | None = None
     message: str = ""
 
 
@@ -82,7 +82,7 @@ class Engine:
         self.runner, self.metrics, self.deliver = runner, metrics, deliver
         self.queue_max = queue_max
         self.blocks = BlockPool(runner.memory.blocks)
-        self.scheduler = Scheduler(self.blocks, batch_max=batch_max, chunk_tokens=chunk_tokens)
+        self.scheduler = BatchScheduler(self.blocks, batch_max=batch_max, chunk_tokens=chunk_tokens)
         self.pool: EnginePool | None = None
         self.changed = threading.Event()
         self._save_decode_blocks = save_decode_blocks
@@ -92,7 +92,7 @@ class Engine:
         self._numbers = itertools.count()
         self._asking: dict[str, Sequence] = {}
         self._loading: dict[str, Sequence] = {}
-        self._saving: dict[str, tuple[Sequence, list[int], Job]] = {}
+        self._saving: dict[str, tuple[Sequence, list[int], TransferJob]] = {}
         self._pinned = 0
         self._unfinished = 0
         self._count_lock = threading.Lock()
@@ -207,7 +207,9 @@ class Engine:
                 keys = b"".join(sequence.keys[: sequence.reusable_blocks])
                 wait_ms = sequence.ask.wait_ms if sequence.awaited_blocks else 0
                 deadline_s = time.monotonic() + wait_ms / 1000
-                question = Question(sequence.name, keys, sequence.awaited_blocks, deadline_s, sequence.trace)
+                question = LookupRequest(
+                    sequence.name, keys, sequence.awaited_blocks, deadline_s, sequence.trace
+                )
                 self._asking[sequence.name] = sequence
                 self.pool.lookups.ask(question)
 
@@ -271,7 +273,7 @@ class Engine:
         choosing = [number for number, item in enumerate(work) if item.chooses]
         logits = self.runner.forward(
             [item.sequence.tokens[item.start : item.start + item.count] for item in work],
-            [Span(item.sequence.blocks, item.start, item.count) for item in work],
+            [TokenSpan(item.sequence.blocks, item.start, item.count) for item in work],
             choosing,
         )
         self.metrics.steps.inc()
@@ -321,10 +323,10 @@ class Engine:
         self.metrics.saves.labels("failed").inc(len(lost))
 
     @staticmethod
-    def _job(name: str, sequence: Sequence, numbers: Iterable[int]) -> Job:
+    def _job(name: str, sequence: Sequence, numbers: Iterable[int]) -> TransferJob:
         pairs = [(sequence.keys[number], sequence.blocks[number]) for number in numbers]
         keys, blocks = zip(*pairs, strict=True)
-        return Job(name, keys, blocks, sequence.trace)
+        return TransferJob(name, keys, blocks, sequence.trace)
 
     def _chose(self, sequence: Sequence, chosen: Chosen, now_s: float) -> None:
         sequence.tokens.append(chosen.token)
@@ -373,7 +375,7 @@ class Engine:
         self._outputs.append((sequence.sink, output))
 
 
-def told_of(sequence: Sequence) -> Told:
+def told_of(sequence: Sequence) -> CacheReport:
     """What the cache did for a sequence so far."""
     asked = sequence.prompt_count // sequence.block_tokens * sequence.block_tokens
     usable = (sequence.prompt_count - 1) // sequence.block_tokens * sequence.block_tokens
@@ -381,7 +383,7 @@ def told_of(sequence: Sequence) -> Told:
     outcome = sequence.outcome
     if outcome in {"", "off"} and (hit or not outcome):
         outcome = "hit" if hit and hit >= usable else "partial" if hit else "miss"
-    return Told(
+    return CacheReport(
         asked_tokens=asked,
         hit_tokens=hit,
         local_tokens=sequence.local_tokens,

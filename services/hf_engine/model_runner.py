@@ -15,7 +15,7 @@ import torch
 
 from mooncache.errors import ConfigInvalid, Unsupported
 from mooncache.hf_engine import attention
-from mooncache.hf_engine.attention import Span
+from mooncache.hf_engine.attention import TokenSpan
 from mooncache.hf_engine.kv_memory import KvMemory, Tensor
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -91,12 +91,12 @@ class ModelRunner:
 
     def warm_up(self) -> None:
         """One prompt and one decode, so that the first request does not pay for what is made on first use."""
-        self.forward([[0, 0]], [Span([0], 0, 2)], [0])
-        self.forward([[0]], [Span([0], 2, 1)], [0])
+        self.forward([[0, 0]], [TokenSpan([0], 0, 2)], [0])
+        self.forward([[0]], [TokenSpan([0], 2, 1)], [0])
         self.memory.clear([0])
 
     def forward(
-        self, tokens: Sequence[Sequence[int]], spans: Sequence[Span], choosing: Sequence[int]
+        self, tokens: Sequence[Sequence[int]], spans: Sequence[TokenSpan], choosing: Sequence[int]
     ) -> Tensor:
         """Compute a step: `tokens[i]` are the new tokens of `spans[i]`.
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mooncache.errors import InvalidArgument, ModelUnknown, PromptTooLong
 from mooncache.hf_engine.core.sequence import Sampling
 from mooncache.hf_engine.tokens import ChatTokenizer
-from mooncache.kvcache.params import FIELD, Ask
+from mooncache.kvcache.params import FIELD, LegHint
 
 CHOICES_MAX = 128
 LOGPROBS_MAX = 20
@@ -109,11 +109,11 @@ class Asked:
     return_token_ids: bool
     skip_special_tokens: bool
     salt: str
-    ask: Ask
+    ask: LegHint
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """What a request may ask for."""
 
     model: str
@@ -122,7 +122,7 @@ class Limits:
     eos_ids: frozenset[int]
 
 
-def parse(body: Any, tokenizer: ChatTokenizer, limits: Limits, *, chat: bool) -> Asked:
+def parse(body: Any, tokenizer: ChatTokenizer, limits: RequestLimits, *, chat: bool) -> Asked:
     """The request of a decoded body.
 
     Raises:
@@ -156,7 +156,7 @@ def parse(body: Any, tokenizer: ChatTokenizer, limits: Limits, *, chat: bool) ->
         return_token_ids=bool(fields.return_token_ids),
         skip_special_tokens=fields.skip_special_tokens is not False,
         salt=fields.cache_salt or "",
-        ask=Ask.from_params(body.get(FIELD)),
+        ask=LegHint.from_params(body.get(FIELD)),
     )
 
 
@@ -197,7 +197,7 @@ def _chat_prompt(fields: _Chat, tokenizer: ChatTokenizer) -> list[list[int]]:
     return [tokens]
 
 
-def _sampling(fields: Any, prompt_count: int, limits: Limits, *, chat: bool) -> Sampling:
+def _sampling(fields: Any, prompt_count: int, limits: RequestLimits, *, chat: bool) -> Sampling:
     room = limits.tokens_max - prompt_count
     wanted = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
     if wanted is None:

@@ -10,11 +10,11 @@ from mooncache.hf_engine.engine import Output
 from mooncache.hf_engine.requests import Asked
 from mooncache.hf_engine.sampling import Chosen
 from mooncache.hf_engine.tokens import ChatTokenizer
-from mooncache.kvcache.params import FIELD, Told
+from mooncache.kvcache.params import FIELD, CacheReport
 
 
 @dataclass(slots=True)
-class Choice:
+class ChoiceBuilder:
     """What one sequence has given so far."""
 
     index: int
@@ -22,7 +22,7 @@ class Choice:
     text: TextStream
     parts: list[str] = field(default_factory=list)
     chosen: list[Chosen] = field(default_factory=list)
-    told: Told | None = None
+    told: CacheReport | None = None
     finish: str = ""
     stop_reason: int | str | None = None
     chars: int = 0
@@ -37,7 +37,7 @@ class Delta:
     first: bool
 
 
-class Answer:
+class CompletionBuilder:
     """The answer to one request as it grows."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Answer:
             return tokenizer.decode(ids, skip_special=asked.skip_special_tokens)
 
         self.choices = [
-            Choice(number * asked.n + copy, prompt, TextStream(decode, asked.stops))
+            ChoiceBuilder(number * asked.n + copy, prompt, TextStream(decode, asked.stops))
             for number, prompt in enumerate(asked.prompts)
             for copy in range(asked.n)
         ]
@@ -60,7 +60,7 @@ class Answer:
         """True when every choice is over."""
         return all(choice.finish for choice in self.choices)
 
-    def take(self, output: Output) -> tuple[Choice, Delta] | None:
+    def take(self, output: Output) -> tuple[ChoiceBuilder, Delta] | None:
         """Add an output. None when the choice was over already (by a stop string)."""
         choice = self.choices[output.index]
         choice.told = output.told or choice.told
@@ -93,7 +93,7 @@ class Answer:
             body["prompt_token_ids"] = self.choices[0].prompt
         return {**body, "usage": self.usage(), FIELD: self.told().to_params()}
 
-    def _whole_choice(self, choice: Choice) -> dict[str, Any]:
+    def _whole_choice(self, choice: ChoiceBuilder) -> dict[str, Any]:
         text = "".join(choice.parts)
         found: dict[str, Any] = {
             "index": choice.index,
@@ -113,7 +113,7 @@ class Answer:
 
     # --- streamed --------------------------------------------------------------------------------------------
 
-    def chunk(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+    def chunk(self, choice: ChoiceBuilder, delta: Delta) -> dict[str, Any]:
         """The next event of a stream."""
         found: dict[str, Any] = {
             "index": choice.index,
@@ -135,7 +135,7 @@ class Answer:
             body[FIELD] = self.told().to_params()
         return body
 
-    def role_chunk(self, choice: Choice) -> dict[str, Any]:
+    def role_chunk(self, choice: ChoiceBuilder) -> dict[str, Any]:
         """The first event of a choice of a chat."""
         delta = {"role": "assistant", "content": ""}
         return self._chunk([{"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}])
@@ -164,25 +164,27 @@ class Answer:
             "prompt_tokens_details": {"cached_tokens": self.told().hit_tokens},
         }
 
-    def told(self) -> Told:
+    def told(self) -> CacheReport:
         """What the cache did, over the first choice of every prompt; the outcome is the worst one."""
         parts = [choice.told for choice in self.choices[:: self.asked.n] if choice.told]
         if not parts:
-            return Told()
+            return CacheReport()
         outcomes = [part.outcome for part in parts]
         numbers = {
             name: sum(getattr(part, name) for part in parts)
-            for name in Told.__slots__
+            for name in CacheReport.__slots__
             if name not in {"outcome", "waited_ms", "load_ms"}
         }
-        return Told(
+        return CacheReport(
             **numbers,
             waited_ms=max(part.waited_ms for part in parts),
             load_ms=max(part.load_ms for part in parts),
             outcome=next((outcome for outcome in outcomes if outcome != "hit"), "hit"),
         )
 
-    def _logprobs(self, choice: Choice, chosen: list[Chosen] | tuple[Chosen, ...]) -> dict[str, Any] | None:
+    def _logprobs(
+        self, choice: ChoiceBuilder, chosen: list[Chosen] | tuple[Chosen, ...]
+    ) -> dict[str, Any] | None:
         if self.asked.sampling[0].logprobs < 0:
             return None
         if self.asked.chat:

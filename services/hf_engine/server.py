@@ -38,8 +38,8 @@ from mooncache.errors import (
 from mooncache.hf_engine.core.sequence import Sequence
 from mooncache.hf_engine.engine import Engine, Output
 from mooncache.hf_engine.request_scope import RequestScope
-from mooncache.hf_engine.requests import Asked, Limits, parse
-from mooncache.hf_engine.responses import Answer
+from mooncache.hf_engine.requests import Asked, RequestLimits, parse
+from mooncache.hf_engine.responses import CompletionBuilder
 from mooncache.hf_engine.tokens import ChatTokenizer
 from mooncache.logs import Event, get_logger
 from mooncache.metrics import CONTENT_TYPE
@@ -68,7 +68,7 @@ class ServerState:
 
     engine: Engine
     tokenizer: ChatTokenizer
-    limits: Limits
+    limits: RequestLimits
     passport: Passport
     api_key: str
     created: int
@@ -189,7 +189,7 @@ async def _generate(state: ServerState, request: Request, *, chat: bool) -> Resp
     else:
         asked = await asyncio.to_thread(parse, body, state.tokenizer, state.limits, chat=chat)
     ident = structlog.contextvars.get_contextvars()["request_id"]  # by RequestScope
-    answer = Answer(
+    answer = CompletionBuilder(
         asked,
         state.tokenizer,
         ident=f"{'chatcmpl' if chat else 'cmpl'}-{ident}",
@@ -245,7 +245,7 @@ def _sequences(state: ServerState, asked: Asked, queue: asyncio.Queue[Output]) -
     ]
 
 
-def _end(state: ServerState, answer: Answer, sequences: list[Sequence]) -> None:
+def _end(state: ServerState, answer: CompletionBuilder, sequences: list[Sequence]) -> None:
     """However a request ended: nothing runs on for it, and one line tells how it went."""
     state.engine.abort(sequences)
     told = answer.told()
@@ -271,7 +271,7 @@ def _refuse_broken(output: Output) -> None:
 
 
 async def _collect(
-    state: ServerState, answer: Answer, sequences: list[Sequence], queue: asyncio.Queue[Output]
+    state: ServerState, answer: CompletionBuilder, sequences: list[Sequence], queue: asyncio.Queue[Output]
 ) -> None:
     while not answer.finished:
         output = await queue.get()
@@ -302,7 +302,7 @@ async def _unless_gone(request: Request, work: Any) -> None:
 
 
 async def _events(
-    state: ServerState, answer: Answer, sequences: list[Sequence], queue: asyncio.Queue[Output]
+    state: ServerState, answer: CompletionBuilder, sequences: list[Sequence], queue: asyncio.Queue[Output]
 ) -> AsyncIterator[bytes]:
     """Server-sent events; several that are ready at once leave in one piece."""
     try:
@@ -318,7 +318,7 @@ async def _events(
         yield _data({"error": _error(error.message, *_STATUS[type(error)])}) + b"data: [DONE]\n\n"
 
 
-def _event(state: ServerState, answer: Answer, sequences: list[Sequence], output: Output) -> bytes:
+def _event(state: ServerState, answer: CompletionBuilder, sequences: list[Sequence], output: Output) -> bytes:
     found = answer.take(output)
     if found is None:
         return b""

@@ -27,7 +27,7 @@ from mooncache.hf_engine import passport_file
 from mooncache.hf_engine.engine import Engine
 from mooncache.hf_engine.metrics import HfMetrics
 from mooncache.hf_engine.model_runner import ModelRunner
-from mooncache.hf_engine.requests import Limits
+from mooncache.hf_engine.requests import RequestLimits
 from mooncache.hf_engine.server import ServerState, deliver_to, make_app
 from mooncache.hf_engine.tokens import ChatTokenizer
 from mooncache.kvcache import identity
@@ -44,7 +44,7 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class HfOptions:
     """What the command line says. An empty name means the folder's; port 0 takes a free one."""
 
     model: str
@@ -65,7 +65,7 @@ class Parts:
     pool: EnginePool | None
     runner: ModelRunner
     passport: Passport
-    limits: Limits
+    limits: RequestLimits
     folder: Path
 
     def start(self) -> None:
@@ -81,7 +81,7 @@ class Parts:
             self.pool.close()
 
 
-def build(config: Config, options: Options, connect: Callable[[], mooncache.Client] | None = None) -> Parts:
+def build(config: Config, options: HfOptions, connect: Callable[[], mooncache.Client] | None = None) -> Parts:
     """Load the model and make everything; nothing computes yet. `connect` makes the SDK's client; None: as configured.
 
     Raises:
@@ -101,7 +101,7 @@ def build(config: Config, options: Options, connect: Callable[[], mooncache.Clie
     capacity = runner.memory.blocks * section.block_tokens
     tokens_max = min(section.max_model_len or runner.max_positions, runner.max_positions, capacity)
     passport = passport_file.passport_of(folder, runner, config.cluster.state_dir)
-    limits = Limits(options.served_model_name or folder.name, tokens_max, runner.vocab, runner.eos_ids)
+    limits = RequestLimits(options.served_model_name or folder.name, tokens_max, runner.vocab, runner.eos_ids)
     metrics = HfMetrics()
     engine = Engine(
         runner,
@@ -153,7 +153,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(config: Config, options: Options) -> int:
+async def _serve(config: Config, options: HfOptions) -> int:
     if not options.api_key and not is_loopback(options.host):
         raise ConfigInvalid(
             f"The engine would serve everybody at {options.host}: set MOONCACHE_ENGINE_API_KEY."
@@ -210,7 +210,7 @@ def _quiet_transformers() -> None:
     logging.set_verbosity_error()
 
 
-def run(config: Config, options: Options) -> int:
+def run(config: Config, options: HfOptions) -> int:
     """Be the engine's process; returns the exit status."""
     logs.setup("hf_engine", level=config.logging.level, log_format=config.logging.format)
     tracing.setup("engine", config)

@@ -11,8 +11,9 @@ import dataclasses
 from functools import lru_cache
 from typing import Any
 
+from mooncache.client.keys import KEY_BYTES
 from mooncache.errors import InvalidArgument
-from mooncache.passport import KEY_BYTES, Passport
+from mooncache.passport import Passport
 
 _PASSPORTS_CACHED = 4096
 

@@ -18,13 +18,13 @@ from typing import Any
 
 from mooncache.errors import AlreadyExists, DeadlineExceeded, MooncacheError
 from mooncache.kvcache.memory import HostMemory
-from mooncache.kvcache.mover import ABSENT, CANCELLED, FULL, UNAVAILABLE, Job, SaveReport, reason_of
+from mooncache.kvcache.mover import ABSENT, CANCELLED, FULL, UNAVAILABLE, SaveReport, TransferJob, reason_of
 from mooncache.kvcache.pool_link import Call, PoolLink
 
 
 @dataclass(slots=True)
 class _Open:
-    job: Job
+    job: TransferJob
     started_s: float
     size_bytes: int
     deadline_s: float = 0.0
@@ -79,7 +79,7 @@ class LayerSaver:
         self._thread = threading.Thread(target=self._run, name="mooncache-layers", daemon=True)
         self._thread.start()
 
-    def layer_done(self, jobs: Sequence[Job], layer: str) -> None:
+    def layer_done(self, jobs: Sequence[TransferJob], layer: str) -> None:
         """The layer's part of these jobs' blocks will not change any more."""
         index = self._index.get(layer)
         if index is None:
@@ -91,7 +91,7 @@ class LayerSaver:
                     self._tasks.append((state, index))
             self._lock.notify()
 
-    def finish(self, job: Job) -> None:
+    def finish(self, job: TransferJob) -> None:
         """All layers of the job's blocks are computed: write what is missing and commit."""
         with self._lock:
             state = self._enter(job)
@@ -113,7 +113,7 @@ class LayerSaver:
             self._lock.notify()
         self._thread.join(timeout_s)
 
-    def _enter(self, job: Job) -> _Open | None:
+    def _enter(self, job: TransferJob) -> _Open | None:
         state = self._open.get(job.name)
         if state is None:
             size = len(job.blocks) * self._memory.block_bytes

@@ -16,9 +16,9 @@ from collections import deque
 from dataclasses import dataclass
 
 from mooncache import tracing
+from mooncache.client.keys import KEY_BYTES
 from mooncache.errors import NoNodes
 from mooncache.kvcache.pool_link import Call, PoolClient, PoolLink
-from mooncache.passport import KEY_BYTES
 
 FOUND = "found"
 TIMEOUT = "timeout"
@@ -28,7 +28,7 @@ POLL_SHARE, POLL_MAX_S = 0.02, 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class LookupRequest:
     """`keys`: the chain, 32 bytes each. `awaited`: leading keys to wait for until `deadline_s` (monotonic). `trace`:
     the request's, when it has one."""
 
@@ -45,7 +45,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LookupResult:
     """`present[i]`: the pool holds key i. `outcome`: found, timeout (awaited keys are missing), pool_absent, failed."""
 
     present: tuple[bool, ...]
@@ -56,17 +56,17 @@ class Answer:
 
 @dataclass(slots=True)
 class _Waiting:
-    question: Question
+    question: LookupRequest
     asked_s: float
     span: tracing.Span
     present: tuple[bool, ...] = ()
 
-    def answer(self, outcome: str) -> Answer:
+    def answer(self, outcome: str) -> LookupResult:
         """The answer now, with what is known to be present."""
         self.span.set(kvcache__found_blocks=sum(self.present), kvcache__reason=outcome)
         self.span.end()
         now_s = time.monotonic()
-        return Answer(self.present, outcome, now_s, now_s - self.asked_s)
+        return LookupResult(self.present, outcome, now_s, now_s - self.asked_s)
 
 
 class Lookups:
@@ -82,12 +82,12 @@ class Lookups:
         self._lock = threading.Condition()
         self._new: deque[_Waiting] = deque()
         self._open: dict[str, _Waiting] = {}
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, LookupResult] = {}
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="mooncache-lookup", daemon=True)
         self._thread.start()
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: LookupRequest) -> None:
         """Ask; a question of the same name is replaced and its answer forgotten."""
         blocks = len(question.keys) // KEY_BYTES
         span = tracing.span(
@@ -100,7 +100,7 @@ class Lookups:
             self._new.append(waiting)
             self._lock.notify()
 
-    def take(self, name: str) -> Answer | None:
+    def take(self, name: str) -> LookupResult | None:
         """The answer, once; None while there is none. What the thread has no time for ends here."""
         with self._lock:
             waiting = self._open.get(name)

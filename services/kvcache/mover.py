@@ -58,7 +58,7 @@ _REASON_OF_CODE = {
 }
 
 
-def _span(name: str, job: Job) -> tracing.Span:
+def _span(name: str, job: TransferJob) -> tracing.Span:
     return tracing.span(name, kind="client", parent=job.trace, root=False, kvcache__blocks=len(job.keys))
 
 
@@ -72,7 +72,7 @@ def _code_of(error: Exception) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TransferJob:
     """`keys[i]` names the bytes of the engine's block `blocks[i]`; `trace` is the request's, when it has one."""
 
     name: str
@@ -110,7 +110,7 @@ class SaveReport:
 
 @dataclass(slots=True)
 class _Load:
-    job: Job
+    job: TransferJob
     fence: Any
     started_s: float
     cancelled: bool = False
@@ -118,7 +118,7 @@ class _Load:
 
 @dataclass(slots=True)
 class _Save:
-    job: Job
+    job: TransferJob
     fence: Any
     started_s: float
     size_bytes: int
@@ -165,7 +165,7 @@ class Mover:
 
     # --- the engine's side -----------------------------------------------------------------------------------
 
-    def load(self, job: Job) -> None:
+    def load(self, job: TransferJob) -> None:
         """Begin to fill the job's blocks."""
         load = _Load(job, self._memory.fence(), time.monotonic())
         with self._lock:
@@ -180,7 +180,7 @@ class Mover:
             if load is not None:
                 load.cancelled = True
 
-    def save(self, job: Job) -> None:
+    def save(self, job: TransferJob) -> None:
         """Begin to save the job's blocks; they must not change until the report."""
         size_bytes = len(job.blocks) * self._memory.block_bytes
         with self._lock:

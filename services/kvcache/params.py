@@ -18,7 +18,7 @@ TIMEOUT = "timeout"
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class LegHint:
     """Gateway to engine.
 
     role: which leg this is. wait_tokens: leading prompt tokens that another instance is computing; wait for their
@@ -43,7 +43,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CacheReport:
     """Engine to gateway: what the cache did for one request.
 
     hit_tokens: prompt tokens not computed here, local_tokens of them from the engine's own cache, loaded_tokens from

@@ -14,29 +14,22 @@ from collections.abc import Callable, Mapping, Sequence
 from mooncache import errors
 from mooncache.auth import tenant_id
 from mooncache.clock import Clock
+from mooncache.kvcache.block_index import BlockIndex, native_index
 from mooncache.logs import Event, get_logger
 from mooncache.master import messages
 from mooncache.master.config import MasterConfig
-from mooncache.master.core.directory import BlockIndex, Directory
+from mooncache.master.core.directory import Directory
 from mooncache.master.core.membership import Membership, Node, NodeState, Transition
 from mooncache.master.core.placement import Candidate
 from mooncache.master.core.reports import NodeReports, ReportCounters
 from mooncache.master.core.tasks import TaskBook
 from mooncache.master.core.usage import TenantLedger
-from mooncache.master.shell.instruments import Instruments
+from mooncache.master.shell.instruments import MasterMetrics
 from mooncache.master.shell.node_calls import NodeCalls
 from mooncache.metrics import Metrics
 from mooncache.proto.v1 import common_pb2
 
 log = get_logger(__name__)
-
-
-def native_index() -> BlockIndex:
-    """Return an empty native block index."""
-    from mooncache import _native
-
-    index: BlockIndex = _native.BlockIndex()
-    return index
 
 
 class MasterState:
@@ -58,7 +51,7 @@ class MasterState:
         self.grpc_target = grpc_target
         self.clock = clock
         self.nodes = nodes
-        self.instruments = Instruments(metrics)
+        self.instruments = MasterMetrics(metrics)
         self.started_s = clock.now_s()
         self.leading = False
         self.leader_target = ""

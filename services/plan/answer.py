@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mooncache.plan.core.certainty import Certainty, Run
+from mooncache.plan.core.certainty import Certainty, SimulatedRun
 from mooncache.plan.core.estimate import Demand, Estimate, Layout
 from mooncache.plan.core.prices import TokenPrices
 from mooncache.plan.core.search import Plan
@@ -19,7 +19,7 @@ class Finalist:
     plan: Plan
     estimate: Estimate
     prices: TokenPrices
-    runs: tuple[Run, ...] = ()
+    runs: tuple[SimulatedRun, ...] = ()
 
     @property
     def simulated(self) -> float | None:
@@ -28,7 +28,7 @@ class Finalist:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PlanReport:
     """Everything that is shown. `best` is the cheapest confirmed plan; `certainty` is about it."""
 
     spec: Spec
@@ -81,7 +81,7 @@ def finalist_document(finalist: Finalist) -> dict[str, Any]:
     }
 
 
-def document_of(answer: Answer) -> dict[str, Any]:
+def document_of(answer: PlanReport) -> dict[str, Any]:
     """The whole answer for `--json`."""
     demand = answer.demand
     return {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from mooncache.plan.core.spec import Dram, GpuNode, Nic, Search, Slo, Spec, Ssd, Table
+from mooncache.plan.core.spec import Dram, GpuNode, Nic, SearchSpec, SloSpec, Spec, Ssd, Table
 
 NODES: Final = (
     GpuNode(
@@ -57,9 +57,9 @@ def toml(chosen: Spec | None = None) -> str:
     """The example (or another question) as a commented file that `loading.read` takes."""
     chosen = chosen or spec()
     lines = [_HEAD]
-    lines += _table("slo", chosen.slo, Slo)
+    lines += _table("slo", chosen.slo, SloSpec)
     lines += _table("model", chosen.model, type(chosen.model))
-    lines += _table("search", chosen.search, Search)
+    lines += _table("search", chosen.search, SearchSpec)
     if chosen.workload is not None:
         lines += _table("workload", chosen.workload, type(chosen.workload))
     for name in ("gpu_node", "dram", "ssd", "nic"):

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from mooncache.config import Config, load
 from mooncache.plan import simulation
-from mooncache.plan.answer import Answer
+from mooncache.plan.answer import PlanReport
 from mooncache.plan.core.estimate import Layout
 from mooncache.plan.core.spec import GB
 from mooncache.simulate.cluster import ClusterSpec
@@ -22,7 +22,7 @@ CONFIG_NAME: Final = "mooncache.toml"
 CLUSTER_NAME: Final = "cluster.toml"
 
 
-def settings_of(answer: Answer) -> dict[str, dict[str, Any]]:
+def settings_of(answer: PlanReport) -> dict[str, dict[str, Any]]:
     """The settings that a plan decides, by section."""
     layout, slo = answer.best.plan.layout, answer.spec.slo
     gpus = max(layout.prefill.gpus, layout.decode.gpus)
@@ -41,7 +41,7 @@ def settings_of(answer: Answer) -> dict[str, dict[str, Any]]:
     return settings
 
 
-def config_toml(answer: Answer) -> str:
+def config_toml(answer: PlanReport) -> str:
     """The configuration for every machine of the plan, with what belongs where as comments."""
     layout = answer.best.plan.layout
     lines = [
@@ -112,7 +112,7 @@ def check(text: str) -> Config:
         return load(path, env={})
 
 
-def cluster(answer: Answer, bases: dict[str, ModelProfile], block_tokens: int) -> ClusterSpec:
+def cluster(answer: PlanReport, bases: dict[str, ModelProfile], block_tokens: int) -> ClusterSpec:
     """The best plan as a cluster for `mooncache simulate`."""
     return simulation.cluster_of(answer.best.plan.layout, bases, answer.spec.slo, block_tokens)
 

@@ -15,13 +15,24 @@ from pydantic import BaseModel, ValidationError
 
 from mooncache.errors import PlanInvalid
 from mooncache.plan import example
-from mooncache.plan.core.machine import Measured
-from mooncache.plan.core.spec import Dram, GpuNode, Model, Nic, Search, Slo, Spec, Ssd, Workload, implausible
+from mooncache.plan.core.machine import MeasuredModel
+from mooncache.plan.core.spec import (
+    Dram,
+    GpuNode,
+    ModelSpec,
+    Nic,
+    SearchSpec,
+    SloSpec,
+    Spec,
+    Ssd,
+    Workload,
+    implausible,
+)
 from mooncache.simulate import profile as profiles
 from mooncache.small_files import nearest, read_toml
 
 _TABLES: Final[dict[str, type[BaseModel]]] = {
-    "slo": Slo, "model": Model, "search": Search, "workload": Workload,
+    "slo": SloSpec, "model": ModelSpec, "search": SearchSpec, "workload": Workload,
     "gpu_node": GpuNode, "dram": Dram, "ssd": Ssd, "nic": Nic,
 }  # fmt: skip
 _LISTS: Final = ("gpu_node", "dram", "ssd", "nic")
@@ -120,7 +131,7 @@ def _sentences(error: ValidationError) -> Iterator[str]:
         yield f"{place}: {reason}{given}." if place else f"{reason}."
 
 
-def measured(spec: Spec) -> dict[str, Measured]:
+def measured(spec: Spec) -> dict[str, MeasuredModel]:
     """The profile that each machine type's instances come from, by the type's name.
 
     Raises ProfileInvalid for a profile that is not known or not usable, PlanInvalid for one without its hardware.
@@ -138,7 +149,7 @@ def find_profile(name: str) -> profiles.ModelProfile:
     return profiles.find(name)
 
 
-def of_profile(profile: profiles.ModelProfile) -> Measured:
+def of_profile(profile: profiles.ModelProfile) -> MeasuredModel:
     """A profile as the planner scales it. Raises PlanInvalid when it does not say what it was measured on."""
     hardware = {
         "gpus": profile.gpus,
@@ -154,7 +165,7 @@ def of_profile(profile: profiles.ModelProfile) -> Measured:
             raise PlanInvalid(
                 f"profile {profile.name}: {name} is 0; a plan needs to know what was measured and on what."
             )
-    return Measured(
+    return MeasuredModel(
         name=profile.name,
         prefill_s=(profile.prefill.a, profile.prefill.b, profile.prefill.c, profile.prefill.d),
         step_base_s=profile.decode.base_s,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from mooncache.plan import words
-from mooncache.plan.answer import Answer
+from mooncache.plan.answer import PlanReport
 from mooncache.plan.core.prices import extras_per_hour
 from mooncache.simulate.report import figures
 
@@ -34,7 +34,7 @@ border-radius:10px;padding:12px 14px;font-size:13px}
 _BREAKDOWN_MAX: Final = 6
 
 
-def page(answer: Answer, config: str) -> str:
+def page(answer: PlanReport, config: str) -> str:
     """The page. Raises Unsupported when matplotlib is not installed."""
     best = answer.best
     light, dark = figures.colour_css(dark=False), figures.colour_css(dark=True)
@@ -75,7 +75,7 @@ def _text(value: object) -> str:
     return html.escape(str(value))
 
 
-def _sentence(answer: Answer) -> str:
+def _sentence(answer: PlanReport) -> str:
     layout = answer.best.plan.layout
     prefill, decode = words.counts(layout)
     pipes = f" (pipelines of {layout.stages})" if layout.stages > 1 else ""
@@ -92,14 +92,14 @@ def _sentence(answer: Answer) -> str:
     )
 
 
-def _scope(answer: Answer) -> str:
+def _scope(answer: PlanReport) -> str:
     return (
         f"Model profile {answer.spec.model.profile}, {answer.layouts_count:,} combinations of machines, memory, disks, "
         "pipelines and network, each with any number of machines."
     )
 
 
-def _cards(answer: Answer) -> str:
+def _cards(answer: PlanReport) -> str:
     prices, best = answer.best.prices, answer.best
     share = best.estimate.attainment if best.simulated is None else best.simulated
     cells = (
@@ -114,7 +114,7 @@ def _cards(answer: Answer) -> str:
     ) + "</div>"  # fmt: skip
 
 
-def _certainty(answer: Answer) -> str:
+def _certainty(answer: PlanReport) -> str:
     certainty = answer.certainty
     if certainty is None:
         return '<h2>How sure</h2><p class="note">Not simulated: numbers are those of the statistical model alone.</p>'
@@ -153,7 +153,7 @@ def _figure(plot: figures.Plot, alt: str, prefix: str) -> str:
     return f"<figure>{figures.svg(plot, alt, prefix=prefix)}<figcaption>{_text(alt)}</figcaption></figure>"
 
 
-def _frontier_plot(answer: Answer) -> str:
+def _frontier_plot(answer: PlanReport) -> str:
     plot = figures.new_figure(
         "Cost and attainment", x_label="per hour", y_label="requests within both SLOs, %"
     )
@@ -192,7 +192,7 @@ def _dots(plot: figures.Plot, points: list[tuple[float, float]], label: str, **s
         plot.labelled += 1
 
 
-def _breakdown_plot(answer: Answer) -> str:
+def _breakdown_plot(answer: PlanReport) -> str:
     plot = figures.new_figure("Where the money goes", x_label="per hour")
     rows = words.ordered(answer)[:_BREAKDOWN_MAX]
     names: list[str] = []
@@ -214,7 +214,7 @@ def _breakdown_plot(answer: Answer) -> str:
     return _figure(plot, "Finalists in the order of the table, parts of their price", "cost")
 
 
-def _cdf_plot(answer: Answer, what: str) -> str:
+def _cdf_plot(answer: PlanReport, what: str) -> str:
     slo = answer.spec.slo
     limit, title = (
         (slo.ttft_s, "Time to first token") if what == "ttft" else (slo.tbt_s, "Time between tokens")
@@ -232,7 +232,7 @@ def _cdf_plot(answer: Answer, what: str) -> str:
     return _figure(plot, f"{within:.1%} of the requests are within {figures.duration_text(limit)}", what)
 
 
-def _hits_plot(answer: Answer) -> str:
+def _hits_plot(answer: PlanReport) -> str:
     plot = figures.new_figure("Pool size and hits", x_label="pool, GB", y_label="prompt tokens cached, %")
     figures.line(
         plot, answer.curves["pool_gb"], [100 * share for share in answer.curves["hit_ratio"]], "this workload"

@@ -10,9 +10,9 @@ import numpy as np
 
 from mooncache.errors import PlanUnconfirmed
 from mooncache.plan import loading, simulation, workload
-from mooncache.plan.answer import Answer, Finalist
+from mooncache.plan.answer import Finalist, PlanReport
 from mooncache.plan.core import limits, machine, variants
-from mooncache.plan.core.certainty import SPAN_FINE_S, Certainty, Run, judge, load_margin
+from mooncache.plan.core.certainty import SPAN_FINE_S, Certainty, SimulatedRun, judge, load_margin
 from mooncache.plan.core.confirm import Confirmed, confirm
 from mooncache.plan.core.estimate import FIXED, Demand, Estimator, Layout
 from mooncache.plan.core.prices import token_prices
@@ -61,7 +61,7 @@ class Planner:
         self.estimator = Estimator(self.demand, self.spec.slo, trace.block_tokens * kv_bytes)
         self.sampled = self.estimator  # over what is simulated
         self.notes = _notes(self.spec, question, self.demand, cut=len(self.trace) < len(trace))
-        self.results: dict[tuple[object, ...], tuple[Run, Result]] = {}
+        self.results: dict[tuple[object, ...], tuple[SimulatedRun, Result]] = {}
 
     def search(self) -> tuple[Searcher, list[Plan], list[Plan]]:
         """(the searcher, plans that reach the target, the Pareto set). Raises when there is none."""
@@ -129,12 +129,12 @@ class Planner:
 
     def simulate(
         self, layout: Layout, trace: Trace, seed: int, part: str, tell: Callable[[float], None] | None = None
-    ) -> tuple[Run, Result]:
+    ) -> tuple[SimulatedRun, Result]:
         """One run of a layout."""
         cluster = simulation.cluster_of(layout, self.bases, self.spec.slo, self.trace.block_tokens)
         return simulation.run(trace, cluster, self.spec.slo, seed, part, tell)
 
-    def runs_of(self, plan: Plan, effort: Effort) -> list[Run]:
+    def runs_of(self, plan: Plan, effort: Effort) -> list[SimulatedRun]:
         """All runs of the best plan: further seeds, and each half of the trace alone."""
         sample = workload.busiest(self.trace, effort.requests_max)
         runs = [self.results[plan.layout.key][0]]
@@ -158,7 +158,7 @@ class Planner:
             )
         return runs
 
-    def finalist(self, plan: Plan, runs: tuple[Run, ...] = ()) -> Finalist:
+    def finalist(self, plan: Plan, runs: tuple[SimulatedRun, ...] = ()) -> Finalist:
         """A plan with everything that is known about it."""
         return Finalist(
             plan,
@@ -167,13 +167,13 @@ class Planner:
             runs,
         )
 
-    def answer(self, effort: Effort) -> Answer:
+    def answer(self, effort: Effort) -> PlanReport:
         """The whole way. Raises SloUnreachable, PlanInfeasible or PlanUnconfirmed."""
         searcher, plans, frontier = self.search()
         certainty: Certainty | None = None
         simulated: list[Finalist] = []
         best = plans[0]
-        best_runs: tuple[Run, ...] = ()
+        best_runs: tuple[SimulatedRun, ...] = ()
         if effort.finalists:
             found = self.confirm(searcher, plans, effort)
             assert found.best is not None
@@ -185,7 +185,7 @@ class Planner:
                 own = best_runs if plan.layout.key == best.layout.key else (self.results[plan.layout.key][0],)
                 simulated.append(self.finalist(plan, own))
         self.tell("Done", 1.0)
-        return Answer(
+        return PlanReport(
             spec=self.spec,
             source=self.source,
             notes=tuple(self.notes),
@@ -199,7 +199,7 @@ class Planner:
             curves=self.curves(best),
         )
 
-    def certainty(self, plan: Plan, runs: list[Run]) -> Certainty:
+    def certainty(self, plan: Plan, runs: list[SimulatedRun]) -> Certainty:
         """How sure a simulated plan is."""
         layout, slo = plan.layout, self.spec.slo
         scaled = sorted({engine.name for engine in (layout.prefill, layout.decode) if not engine.measured})
@@ -243,7 +243,7 @@ class Planner:
 
 def plan(
     trace: Trace, question: Question, source: str, effort: Effort | None = None, tell: Tell = _nobody
-) -> Answer:
+) -> PlanReport:
     """The cheapest configurations for a workload.
 
     Args:

@@ -14,12 +14,11 @@ from typing import Any, Final
 import numpy as np
 
 from mooncache.conductor.core.policy.types import DecodeCost, PrefillCost
-from mooncache.plan.core.certainty import Run
+from mooncache.plan.core.certainty import SimulatedRun
 from mooncache.plan.core.estimate import Layout
-from mooncache.plan.core.machine import Engine, Floats
-from mooncache.plan.core.spec import GB, Slo
-from mooncache.simulate.cluster import ClusterSpec, InstanceGroup, RoleSwitching
-from mooncache.simulate.cluster import Slo as ClusterSlo
+from mooncache.plan.core.machine import Floats, InstanceType
+from mooncache.plan.core.spec import GB, SloSpec
+from mooncache.simulate.cluster import ClusterSpec, InstanceGroup, RoleSwitching, Slo
 from mooncache.simulate.options import SimOptions
 from mooncache.simulate.profile import ModelProfile
 from mooncache.simulate.result import Result
@@ -31,7 +30,7 @@ POLICY: Final = "mooncache"
 Tell = Callable[[float], None]
 
 
-def profile_of(engine: Engine, base: ModelProfile, memory_share: float) -> ModelProfile:
+def profile_of(engine: InstanceType, base: ModelProfile, memory_share: float) -> ModelProfile:
     """The profile of one instance on its hardware; `base` is what it was scaled from."""
     node = engine.node
     loading = node.host_gb_per_s / engine.per_node * GB
@@ -51,7 +50,9 @@ def profile_of(engine: Engine, base: ModelProfile, memory_share: float) -> Model
     )
 
 
-def cluster_of(layout: Layout, bases: dict[str, ModelProfile], slo: Slo, block_tokens: int) -> ClusterSpec:
+def cluster_of(
+    layout: Layout, bases: dict[str, ModelProfile], slo: SloSpec, block_tokens: int
+) -> ClusterSpec:
     """A layout as the simulator takes it. bases: the profile of each machine type, by its name."""
     prefill, decode = layout.prefill_instances, layout.decode_instances
     parts = [("prefill", layout.prefill, prefill), ("decode", layout.decode, decode)]
@@ -66,13 +67,13 @@ def cluster_of(layout: Layout, bases: dict[str, ModelProfile], slo: Slo, block_t
         profile=bases[layout.prefill.node.name],
         block_tokens=block_tokens,
         first_token="decode",  # noqa: S106 - no password
-        slo=ClusterSlo(slo.ttft_s, slo.tbt_s),
+        slo=Slo(slo.ttft_s, slo.tbt_s),
         roles=RoleSwitching(enabled=layout.arrangement == "switching"),
     )
 
 
 def _group(
-    role: str, engine: Engine, count: int, layout: Layout, base: ModelProfile, block_tokens: int
+    role: str, engine: InstanceType, count: int, layout: Layout, base: ModelProfile, block_tokens: int
 ) -> InstanceGroup:
     share = 1 / engine.per_node
     block_bytes = block_tokens * engine.kv_bytes_per_token
@@ -93,8 +94,8 @@ def _group(
 
 
 def run(
-    trace: Trace, cluster: ClusterSpec, slo: Slo, seed: int, part: str = "whole", tell: Tell | None = None
-) -> tuple[Run, Result]:
+    trace: Trace, cluster: ClusterSpec, slo: SloSpec, seed: int, part: str = "whole", tell: Tell | None = None
+) -> tuple[SimulatedRun, Result]:
     """One simulation. `tell` gets the share that is done."""
     options = SimOptions(policy=POLICY, seed=seed, noise=NOISE)
 
@@ -106,13 +107,13 @@ def run(
     return run_of(result, slo, part, seed), result
 
 
-def run_of(result: Result, slo: Slo, part: str, seed: int) -> Run:
+def run_of(result: Result, slo: SloSpec, part: str, seed: int) -> SimulatedRun:
     """A result as the plan reads it; requests that were refused count as infinitely late."""
     done = result.done
     ttft = np.where(done, result.ttft_s, np.inf)
     tbt = np.where(done, result.tbt_s, np.inf)
     served_ttft, served_tbt = ttft[done], tbt[done]
-    return Run(
+    return SimulatedRun(
         part=part,
         seed=seed,
         attainment=result.attainment(),

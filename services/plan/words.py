@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mooncache.plan.answer import Answer, Finalist
+from mooncache.plan.answer import Finalist, PlanReport
 from mooncache.plan.core.certainty import Certainty
 from mooncache.plan.core.estimate import FIXED, Layout
 
@@ -126,12 +126,12 @@ def price_row(finalist: Finalist, name: str) -> tuple[str, ...]:
     )
 
 
-def overloaded(answer: Answer) -> bool:
+def overloaded(answer: PlanReport) -> bool:
     """Whether a number of the statistical model is shown that is for an overloaded cluster."""
     return any(finalist.estimate.overloaded for finalist in (*answer.finalists, *answer.frontier))
 
 
-def ordered(answer: Answer) -> list[tuple[str, Finalist]]:
+def ordered(answer: PlanReport) -> list[tuple[str, Finalist]]:
     """Finalists by cost with a mark: "best", the place of the others, and whether the simulator saw them miss."""
     target = answer.spec.slo.attainment
     rows = []
@@ -146,7 +146,7 @@ def _place(finalist: Finalist) -> tuple[object, ...]:
     return (finalist.plan.cost_per_hour, -(finalist.simulated or 0.0), *finalist.plan.order)
 
 
-def asked(answer: Answer) -> str:
+def asked(answer: PlanReport) -> str:
     """The question in one sentence."""
     slo, demand = answer.spec.slo, answer.demand
     return (

@@ -1,6 +1,6 @@
 """One simulated run, described by values and summed up in values: what scenarios compare.
 
-A `Run` says everything that may differ between runs; all else is setting.py. A `Summary` is small enough to come
+A `Run` says everything that may differ between runs; all else is setting.py. A `RunSummary` is small enough to come
 back from another process. Both are plain data, so equal runs are simulated once (lab.py).
 """
 
@@ -70,7 +70,7 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class RunSummary:
     """What is compared. Shares are of all requests of the run, refused ones included; fetched_tokens is a mean."""
 
     requests: int
@@ -91,7 +91,7 @@ class Summary:
     wall_s: float
 
 
-def simulated(sources: Sources, run: Run) -> Summary:
+def simulated(sources: Sources, run: Run) -> RunSummary:
     """Simulate one run."""
     return summed_up(play(sources, run))
 
@@ -136,12 +136,12 @@ def _group(run: Run, role: str, count: int) -> InstanceGroup:
     )
 
 
-def summed_up(result: Result) -> Summary:
+def summed_up(result: Result) -> RunSummary:
     """The summary of a result."""
     prefill, decode = _loads(result)
     series = result.series
     ranks = zip(series.watched_rank, range(len(series.watched)), strict=False)
-    return Summary(
+    return RunSummary(
         requests=len(result),
         attained=result.attainment(),
         ttft=latency(result.ttft_s),
@@ -195,7 +195,7 @@ def correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class SpeedSearch:
     """For the highest speed of `run` at which `share` of the requests keep both promises, within `precision`."""
 
     run: Run
@@ -205,7 +205,7 @@ class Search:
     precision: float = 0.05
 
 
-def capacity(sources: Sources, search: Search) -> float:
+def capacity(sources: Sources, search: SpeedSearch) -> float:
     """Bisection on the logarithm of the speed; 0 when even the lowest speed is too fast.
 
     The share need not fall monotonically with the speed; the answer is a speed that keeps the share and has one

@@ -13,7 +13,7 @@ from mooncache.bench.rows import Row
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Figure:
     """One number of ours. `paper` is the published one in the same unit; None where nothing was published.
 
     `row.ratio` is ours / paper, or ours / another row of ours where `row.against` names one. `stand_in`: made on
@@ -25,17 +25,17 @@ class Finding:
     stand_in: bool = False
 
 
-def measured(name: str, value: float, unit: str) -> Finding:
+def measured(name: str, value: float, unit: str) -> Figure:
     """A number of ours that nothing published stands beside."""
-    return Finding(Row(name, value, unit))
+    return Figure(Row(name, value, unit))
 
 
-def published(name: str, value: float, unit: str, paper: float, within: float | None = None) -> Finding:
+def published(name: str, value: float, unit: str, paper: float, within: float | None = None) -> Figure:
     """A number of ours beside the paper's; `within` makes a bar of the relative difference (0.2: 20 %)."""
     ratio = value / paper if paper else None
     bar = None if within is None else f"within {within:.1%} of the paper".replace(".0%", "%")
     met = None if within is None or ratio is None else math.isfinite(ratio) and abs(ratio - 1) <= within
-    return Finding(Row(name, value, unit, ratio, f"paper {paper:g} {unit}".strip(), bar, met), paper)
+    return Figure(Row(name, value, unit, ratio, f"paper {paper:g} {unit}".strip(), bar, met), paper)
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Sheet:
     name: str
     title: str
     source: str
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Figure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     wall_s: float = 0.0
 
@@ -84,7 +84,7 @@ class Sheet:
         return f"## {self.name}: {self.title}\n\n{self.source}.\n{text}\n" + "\n".join(lines) + "\n"
 
 
-def _cells(found: Finding, met: dict[bool | None, str]) -> list[str]:
+def _cells(found: Figure, met: dict[bool | None, str]) -> list[str]:
     row = found.row
     name = f"{row.name} *" if found.stand_in else row.name
     paper = "" if found.paper is None else number(found.paper)

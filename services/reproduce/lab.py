@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
-from mooncache.reproduce.finding import Finding
+from mooncache.reproduce.finding import Figure
 from mooncache.reproduce.workloads import Sources, load
 from mooncache.traces import Trace
 
@@ -52,7 +52,7 @@ class Lab:
         """The requests of a workload."""
         return load(self.sources, name)
 
-    def mark(self, workload: str, findings: Sequence[Finding]) -> list[Finding]:
+    def mark(self, workload: str, findings: Sequence[Figure]) -> list[Figure]:
         """The findings, marked when the workload's trace is a stand-in."""
         if not self.sources.stand_in(workload):
             return list(findings)

@@ -91,7 +91,7 @@ class Replication:
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class ScheduledEvent:
     """Something that happens to an instance: it fails, joins (at `at_s`, in its group) or gets another role."""
 
     at_s: float
@@ -117,7 +117,7 @@ class ClusterSpec:
     slo: Slo = field(default_factory=Slo)
     roles: RoleSwitching = field(default_factory=RoleSwitching)
     replication: Replication = field(default_factory=Replication)
-    events: tuple[Happening, ...] = ()
+    events: tuple[ScheduledEvent, ...] = ()
 
     @property
     def count(self) -> int:

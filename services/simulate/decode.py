@@ -26,7 +26,7 @@ _COUNTED = np.arange(4096, dtype=np.float64)
 ROUNDING_S = 1e-9  # clocks of hours, in floats, are not finer
 
 
-class Sequence:
+class SimSequence:
     """One answer being generated. `owner` is whoever asked; tokens are counted in steps of the batch."""
 
     __slots__ = (
@@ -77,9 +77,9 @@ class Batch:
 
     def __init__(self, cost: DecodeCost, capacity_tokens: float, sequences_max: float) -> None:
         self.cost, self.capacity_tokens, self.sequences_max = cost, capacity_tokens, sequences_max
-        self.running: dict[int, Sequence] = {}
-        self.waiting: deque[Sequence] = deque()
-        self._heap: list[tuple[int, int, Sequence]] = []
+        self.running: dict[int, SimSequence] = {}
+        self.waiting: deque[SimSequence] = deque()
+        self._heap: list[tuple[int, int, SimSequence]] = []
         self.kv_tokens = 0
         self.reserved_tokens = 0
         self.step = 0  # steps that are over when the segment begins
@@ -94,7 +94,7 @@ class Batch:
         self.tokens = 0
         self.held_at_s = math.inf  # newcomers are held while a step would be longer
 
-    def fits(self, sequence: Sequence) -> bool:
+    def fits(self, sequence: SimSequence) -> bool:
         """There is room now."""
         return (
             self.reserved_tokens + sequence.reserved_tokens <= self.capacity_tokens
@@ -102,15 +102,15 @@ class Batch:
             and (not self.running or self.tbt_with(sequence) <= self.held_at_s)
         )
 
-    def never_fits(self, sequence: Sequence) -> bool:
+    def never_fits(self, sequence: SimSequence) -> bool:
         """Not even an empty instance has the room."""
         return sequence.reserved_tokens > self.capacity_tokens
 
-    def tbt_with(self, sequence: Sequence) -> float:
+    def tbt_with(self, sequence: SimSequence) -> float:
         """Return the length of a step once the sequence has joined."""
         return self.cost.tbt_s(len(self.running) + 1, self.kv_tokens + sequence.kv_tokens)
 
-    def tbt_after_all(self, sequence: Sequence) -> float:
+    def tbt_after_all(self, sequence: SimSequence) -> float:
         """Return the length of a step once the sequence, and all that wait for a place, have joined."""
         kv_tokens = self.kv_tokens + sum(other.kv_tokens for other in self.waiting)
         return self.cost.tbt_s(len(self.running) + len(self.waiting) + 1, kv_tokens + sequence.kv_tokens)
@@ -159,7 +159,7 @@ class Batch:
 
     # changes; all of them happen at a boundary
 
-    def advance(self, at_s: float) -> list[Sequence]:
+    def advance(self, at_s: float) -> list[SimSequence]:
         """Close the segment at the boundary `at_s`; returns the sequences that ended there."""
         if not self.running:
             self.begin_s = at_s
@@ -181,7 +181,7 @@ class Batch:
             ended.append(sequence)
         return ended
 
-    def join(self, sequence: Sequence, number: int, now_s: float) -> None:
+    def join(self, sequence: SimSequence, number: int, now_s: float) -> None:
         """Take the sequence in; `begin` has to follow."""
         sequence.first_step = self.step
         sequence.last_step = self.step + sequence.steps
@@ -192,7 +192,7 @@ class Batch:
         self.reserved_tokens += sequence.reserved_tokens
         heapq.heappush(self._heap, (sequence.last_step, number, sequence))
 
-    def drop(self, number: int) -> Sequence | None:
+    def drop(self, number: int) -> SimSequence | None:
         """Take a running sequence out before its end (its instance failed)."""
         sequence = self.running.pop(number, None)
         if sequence is not None:
@@ -236,7 +236,7 @@ class Batch:
         self._gaps[: len(kept)] = kept
         self._gaps_begin = first
 
-    def gaps(self, sequence: Sequence) -> NDArray[np.float64]:
+    def gaps(self, sequence: SimSequence) -> NDArray[np.float64]:
         """Return the time between the tokens of a sequence that has just ended (a view; copy to keep)."""
         return self._gaps[sequence.first_step - self._gaps_begin : sequence.last_step - self._gaps_begin]
 

@@ -10,29 +10,29 @@ import math
 from typing import TYPE_CHECKING
 
 from mooncache.conductor.core.policy.fleet import PREFILL
-from mooncache.simulate.decode import Sequence, worst_gaps_mean
-from mooncache.simulate.life import DECODING, DONE, FAILED, HANDOVER, OVER, REJECTED_AFTER_PREFILL, Life
+from mooncache.simulate.decode import SimSequence, worst_gaps_mean
+from mooncache.simulate.life import DECODING, DONE, FAILED, HANDOVER, OVER, REJECTED_AFTER_PREFILL, SimRequest
 
 if TYPE_CHECKING:
-    from mooncache.simulate.node import Node
+    from mooncache.simulate.node import SimNode
     from mooncache.simulate.prefilling import Prefilling
-    from mooncache.simulate.scheduling import Scheduler
+    from mooncache.simulate.scheduling import SimScheduler
     from mooncache.simulate.world import World
 
 
 class Decoding:
     """Handlers of everything that happens to a request after its prompt was computed."""
 
-    def __init__(self, world: World, scheduler: Scheduler, prefilling: Prefilling) -> None:
+    def __init__(self, world: World, scheduler: SimScheduler, prefilling: Prefilling) -> None:
         self.world, self.scheduler, self.prefilling = world, scheduler, prefilling
         prefilling.decoding = self
         self._early = world.cluster.first_token == "prefill"  # noqa: S105
 
-    def over_at_prefill(self, life: Life) -> None:
+    def over_at_prefill(self, life: SimRequest) -> None:
         """The first token was the only one."""
         self._over(life, DONE)
 
-    def load(self, life: Life) -> None:
+    def load(self, life: SimRequest) -> None:
         """All KV is in the decode node's memory: bring it onto the GPU."""
         world = self.world
         node = world.nodes[life.decode]
@@ -44,11 +44,11 @@ class Decoding:
             node.store(life.blocks, world.now_s, world.index)
         world.push(world.now_s + load_s, self._arrive, life, life.attempt)
 
-    def _arrive(self, life: Life, attempt: int) -> None:
+    def _arrive(self, life: SimRequest, attempt: int) -> None:
         if life.attempt != attempt or life.state != HANDOVER:
             return
         node = self.world.nodes[life.decode]
-        sequence = life.sequence = Sequence(life, life.input_tokens, life.steps)
+        sequence = life.sequence = SimSequence(life, life.input_tokens, life.steps)
         if node.batch.never_fits(sequence):
             self._over(life, FAILED, "too_large")
             return
@@ -58,7 +58,7 @@ class Decoding:
         self.wake(node)
 
     @staticmethod
-    def _queue(sequence: Sequence, node: Node) -> None:
+    def _queue(sequence: SimSequence, node: SimNode) -> None:
         """Places are given in the order of the decisions: an engine knows of a request before its KV is there."""
         waiting, order = node.batch.waiting, sequence.owner.order
         at = len(waiting)
@@ -66,7 +66,7 @@ class Decoding:
             at -= 1
         waiting.insert(at, sequence)
 
-    def _refused(self, sequence: Sequence, node: Node) -> bool:
+    def _refused(self, sequence: SimSequence, node: SimNode) -> bool:
         """The double check: when all its KV is there, a request is judged once more, with all that came before it."""
         batch = node.batch
         if not self.scheduler.double_check or batch.tbt_after_all(sequence) <= self.world.tbt_slo_s:
@@ -76,7 +76,7 @@ class Decoding:
 
     # --- the batch
 
-    def wake(self, node: Node) -> None:
+    def wake(self, node: SimNode) -> None:
         """Somebody came: look at the batch at the end of the step that runs."""
         if node.chunk_from or not node.alive:
             return  # the end of the chunk, or of the prompt, looks at the batch
@@ -85,13 +85,13 @@ class Decoding:
         if at_s < node.batch_event_s:
             self._schedule(node, at_s)
 
-    def _schedule(self, node: Node, at_s: float) -> None:
+    def _schedule(self, node: SimNode, at_s: float) -> None:
         node.batch_event_s = at_s
         node.batch_version += 1
         if at_s < math.inf:
             self.world.push(at_s, self._boundary, node, node.batch_version)
 
-    def _boundary(self, node: Node, version: int) -> None:
+    def _boundary(self, node: SimNode, version: int) -> None:
         if version != node.batch_version or not node.alive:
             return
         node.batch_event_s = math.inf
@@ -100,7 +100,7 @@ class Decoding:
             self._answered(sequence, node)
         self._turn(node)
 
-    def _turn(self, node: Node) -> None:
+    def _turn(self, node: SimNode) -> None:
         """At a boundary: take in who waits, begin or go on with a prompt, and start the next segment."""
         batch, world = node.batch, self.world
         while batch.waiting and batch.fits(batch.waiting[0]):
@@ -123,8 +123,8 @@ class Decoding:
         else:
             self._schedule(node, batch.next_leave_s())
 
-    def _join(self, sequence: Sequence, node: Node) -> None:
-        life: Life = sequence.owner
+    def _join(self, sequence: SimSequence, node: SimNode) -> None:
+        life: SimRequest = sequence.owner
         now_s = self.world.now_s
         node.batch.join(sequence, life.order, now_s)
         life.state = DECODING
@@ -132,8 +132,8 @@ class Decoding:
             sequence.first_gap_s += now_s - (life.arrival_s + life.ttft_s)
         self.scheduler.joined(life)
 
-    def _answered(self, sequence: Sequence, node: Node) -> None:
-        life: Life = sequence.owner
+    def _answered(self, sequence: SimSequence, node: SimNode) -> None:
+        life: SimRequest = sequence.owner
         gaps = node.batch.gaps(sequence)
         if not self._early:
             life.ttft_s = sequence.joined_s + float(gaps[0]) + sequence.first_gap_s - life.arrival_s
@@ -145,7 +145,12 @@ class Decoding:
         self._over(life, DONE, "", tbt_s, mean_s)
 
     def _over(
-        self, life: Life, outcome: int, reason: str = "", tbt_s: float = math.nan, mean_s: float = math.nan
+        self,
+        life: SimRequest,
+        outcome: int,
+        reason: str = "",
+        tbt_s: float = math.nan,
+        mean_s: float = math.nan,
     ) -> None:
         life.state = OVER
         if outcome == DONE:
@@ -161,18 +166,18 @@ class Decoding:
 
     # --- prompts inside the batch
 
-    def _next_prompt(self, node: Node) -> Life | None:
+    def _next_prompt(self, node: SimNode) -> SimRequest | None:
         """Begin the next prompt here, if there is one and room for its answer."""
         life = node.head()
         if life is None or node.computing is not None or life.members:
             return None
-        sequence = Sequence(life, life.input_tokens, life.steps)
+        sequence = SimSequence(life, life.input_tokens, life.steps)
         if not node.batch.fits(sequence) and not node.batch.never_fits(sequence):
             return None
         self.prefilling.begin(life, [node])
         return life
 
-    def _stand_still(self, life: Life, node: Node) -> None:
+    def _stand_still(self, life: SimRequest, node: SimNode) -> None:
         """The whole prompt is computed before the next step: a boundary that somebody asked for meanwhile is none."""
         node.batch_event_s = math.inf
         node.batch_version += 1
@@ -180,14 +185,14 @@ class Decoding:
         node.batch.stall(life.compute_s)
         self.world.push(self.world.now_s + life.compute_s, self._stood, node, life, life.attempt)
 
-    def _stood(self, node: Node, life: Life, attempt: int) -> None:
+    def _stood(self, node: SimNode, life: SimRequest, attempt: int) -> None:
         if life.attempt != attempt or not node.alive:
             return
         node.chunk_from = 0
         self._inlined(life, node)
         self._turn(node)
 
-    def _chunk_s(self, life: Life, node: Node) -> float:
+    def _chunk_s(self, life: SimRequest, node: SimNode) -> float:
         """Return what the next chunk of the prompt adds to a step."""
         cost = node.profile.prefill
         begin = node.chunk_from or life.cached_tokens
@@ -201,12 +206,12 @@ class Decoding:
         node.chunk_from = end
         return seconds
 
-    def _schedule_chunk(self, node: Node, at_s: float) -> None:
+    def _schedule_chunk(self, node: SimNode, at_s: float) -> None:
         node.batch_event_s = at_s
         node.batch_version += 1
         self.world.push(at_s, self._chunk_ends, node, node.batch_version)
 
-    def _chunk_ends(self, node: Node, version: int) -> None:
+    def _chunk_ends(self, node: SimNode, version: int) -> None:
         if version != node.batch_version or not node.alive:
             return
         node.batch_event_s = math.inf
@@ -218,7 +223,7 @@ class Decoding:
             self._inlined(life, node)
         self._turn(node)
 
-    def _inlined(self, life: Life, node: Node) -> None:
+    def _inlined(self, life: SimRequest, node: SimNode) -> None:
         """A prompt that was computed here goes on in the batch, or elsewhere."""
         self.prefilling.finish(life)
         if life.steps <= 0:
@@ -228,7 +233,7 @@ class Decoding:
         if life.decode != node.row:
             self.load(life)
             return
-        sequence = life.sequence = Sequence(life, life.input_tokens, life.steps)
+        sequence = life.sequence = SimSequence(life, life.input_tokens, life.steps)
         if node.batch.never_fits(sequence):
             self._over(life, FAILED, "too_large")
         elif self._refused(sequence, node):

@@ -14,11 +14,18 @@ from typing import Any, Final
 
 from mooncache.errors import ClusterInvalid
 from mooncache.simulate import profile as profiles
-from mooncache.simulate.cluster import ClusterSpec, Happening, InstanceGroup, Replication, RoleSwitching, Slo
+from mooncache.simulate.cluster import (
+    ClusterSpec,
+    InstanceGroup,
+    Replication,
+    RoleSwitching,
+    ScheduledEvent,
+    Slo,
+)
 from mooncache.small_files import nearest, parse_toml, read_toml
 
 _TABLES: Final[dict[str, type]] = {"slo": Slo, "roles": RoleSwitching, "replication": Replication}
-_LISTS: Final[dict[str, type]] = {"instances": InstanceGroup, "events": Happening}
+_LISTS: Final[dict[str, type]] = {"instances": InstanceGroup, "events": ScheduledEvent}
 _PLAIN: Final = ("name", "pool", "block_tokens", "first_token")
 _TOP: Final = (*_PLAIN, "profile", *_TABLES, *_LISTS)
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mooncache.conductor.core.policy.replication import Demand, plan_replicas
+from mooncache.conductor.core.policy.replication import PrefixDemand, plan_replicas
 from mooncache.conductor.core.policy.roles import RolePlanner
 
 if TYPE_CHECKING:
-    from mooncache.simulate.life import Life
+    from mooncache.simulate.life import SimRequest
     from mooncache.simulate.network import Flow
-    from mooncache.simulate.node import Node
-    from mooncache.simulate.trouble import Trouble
+    from mooncache.simulate.node import SimNode
+    from mooncache.simulate.trouble import FailureInjector
     from mooncache.simulate.world import World
 
 _CHAINS_MAX = 8192
@@ -29,10 +29,10 @@ _HOTTEST = 256
 class Duties:
     """Periodic handlers; they exist only where the cluster asks for them."""
 
-    def __init__(self, world: World, trouble: Trouble) -> None:
+    def __init__(self, world: World, trouble: FailureInjector) -> None:
         self.world, self.trouble = world, trouble
         self._planner = RolePlanner()
-        self._demand = Demand()
+        self._demand = PrefixDemand()
         self._chains: dict[int, list[int]] = {}  # key of a prefix -> its blocks
         self._copying: set[tuple[int, int]] = set()  # (key, row) under way
         self._made: dict[
@@ -60,7 +60,7 @@ class Duties:
 
     # --- copies of hot prefixes
 
-    def used(self, life: Life) -> None:
+    def used(self, life: SimRequest) -> None:
         """A request that begins with a known prefix was scheduled: that prefix is in demand.
 
         Prefixes are counted at depths of 1, 2, 4, ... blocks, so that different requests name the same ones.
@@ -98,7 +98,7 @@ class Duties:
         if self._goes_on():
             world.push(world.now_s + world.cluster.replication.every_s, self._plan_copies)
 
-    def _copy(self, key: int, target: Node, size: float) -> None:
+    def _copy(self, key: int, target: SimNode, size: float) -> None:
         world, chain = self.world, self._chains[key]
         whole = [
             node
@@ -122,7 +122,7 @@ class Duties:
         self._made[key, target.row] = [block for block in chain if not index.holders(block) >> target.row & 1]
         target.store(chain, now_s, index)
 
-    def _drop(self, blocks: list[int], node: Node) -> None:
+    def _drop(self, blocks: list[int], node: SimNode) -> None:
         """Take the blocks of a copy away again, except those of which it is the last one."""
         index = self.world.index
         node.discard([block for block in blocks if index.holders(block).bit_count() > 1], index)

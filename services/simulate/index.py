@@ -39,7 +39,7 @@ def _write(counts: NDArray[np.int64], mask: int, count: int) -> None:
         counts[row] = count
 
 
-class BlockIndex:
+class BlockHolders:
     """Holders of every block that any row holds."""
 
     def __init__(self) -> None:

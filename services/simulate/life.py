@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from mooncache.conductor.core.policy.types import Choice
-    from mooncache.simulate.decode import Sequence
+    from mooncache.simulate.decode import SimSequence
     from mooncache.simulate.network import Flow
 
 DONE, REJECTED, REJECTED_AFTER_PREFILL, FAILED, UNDECIDED = 0, 1, 2, 3, -1
@@ -16,7 +16,7 @@ BRANCHES: Final = ("local", "fetch", "wait", "inline")
 NEW, QUEUED, COMPUTING, HANDOVER, DECODING, OVER = range(6)
 
 
-class Life:
+class SimRequest:
     """State of one request. `attempt` tells outdated events apart: every retry raises it."""
 
     __slots__ = (
@@ -70,9 +70,9 @@ class Life:
         self.ready = False
         self.flows: list[Flow] = []
         self.stream: Flow | None = None
-        self.waiters: list[Life] = []  # requests that wait for blocks this one computes
+        self.waiters: list[SimRequest] = []  # requests that wait for blocks this one computes
         self.inflight_from = -1  # from this block on it computes what nobody else was computing
-        self.sequence: Sequence | None = None
+        self.sequence: SimSequence | None = None
         self.compute_from_s = self.compute_s = self.queue_s = self.fetch_s = self.ttft_s = 0.0
         self.expected_s = 0.0  # when the conductor expects the prompt to be computed
         self.cached_tokens = self.fetched_tokens = 0

@@ -17,15 +17,15 @@ from mooncache.simulate.cluster import GBPS, ROLES, InstanceGroup
 from mooncache.simulate.decode import Batch
 
 if TYPE_CHECKING:
-    from mooncache.simulate.index import BlockIndex
-    from mooncache.simulate.life import Life
+    from mooncache.simulate.index import BlockHolders
+    from mooncache.simulate.life import SimRequest
     from mooncache.simulate.network import Network
     from mooncache.simulate.profile import ModelProfile
 
 _PARTIAL = UseInfo(last_partial=True)
 
 
-class Node:
+class SimNode:
     """An instance and its row. Links: SSD reads, NIC out, NIC in (numbers of the network)."""
 
     def __init__(
@@ -46,9 +46,9 @@ class Node:
         self.batch_event_s = math.inf
         self.batch_version = 0
         # prompts
-        self.queue: dict[int, Life] = {}  # all that wait here, by order
-        self.ready: list[tuple[int, Life]] = []
-        self.computing: Life | None = None
+        self.queue: dict[int, SimRequest] = {}  # all that wait here, by order
+        self.ready: list[tuple[int, SimRequest]] = []
+        self.computing: SimRequest | None = None
         self.queued_s = 0.0  # expected computing time of the queue
         self.chunk_from = 0
         self.busy_s = 0.0
@@ -77,12 +77,12 @@ class Node:
         """Nothing is queued, computed or generated here."""
         return not (self.queue or self.computing or self.batch.running or self.batch.waiting)
 
-    def enqueue(self, life: Life, expected_s: float) -> None:
+    def enqueue(self, life: SimRequest, expected_s: float) -> None:
         """A prompt waits here from now on."""
         self.queue[life.order] = life
         self.queued_s += expected_s
 
-    def head(self) -> Life | None:
+    def head(self) -> SimRequest | None:
         """Return the prompt that is next: the first of those that are ready; it stays in the queue."""
         while self.ready:
             order, life = self.ready[0]
@@ -91,12 +91,12 @@ class Node:
             heapq.heappop(self.ready)
         return None
 
-    def take_off(self, life: Life, expected_s: float) -> None:
+    def take_off(self, life: SimRequest, expected_s: float) -> None:
         """A prompt no longer waits here."""
         if self.queue.pop(life.order, None) is not None:
             self.queued_s = max(0.0, self.queued_s - expected_s) if self.queue else 0.0
 
-    def store(self, blocks: list[int], now_s: float, index: BlockIndex, *, partial: bool = False) -> None:
+    def store(self, blocks: list[int], now_s: float, index: BlockHolders, *, partial: bool = False) -> None:
         """A chain was used here: touch, admit, evict, demote to the SSD, and tell the index."""
         if not self.group.dram_blocks:
             return
@@ -118,7 +118,7 @@ class Node:
             lost += ssd.use((block,), now_s, NO_INFO)
         return [block for block in (*lost, *gone) if block not in ssd and block not in self.dram]
 
-    def discard(self, blocks: list[int], index: BlockIndex) -> None:
+    def discard(self, blocks: list[int], index: BlockHolders) -> None:
         """These blocks are taken out of all tiers."""
         for block in blocks:
             self.dram.discard(block)
@@ -132,7 +132,7 @@ class Node:
             return 0
         return sum(1 for block in blocks[begin:end] if block not in self.dram)
 
-    def wipe(self, index: BlockIndex) -> None:
+    def wipe(self, index: BlockHolders) -> None:
         """Everything that was in memory is lost."""
         index.forget_row(self.row)
         group = self.group

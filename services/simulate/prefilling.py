@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from mooncache.conductor.core.policy import pipeline
 from mooncache.conductor.core.policy.fleet import PREFILL
-from mooncache.simulate.life import COMPUTING, HANDOVER, QUEUED, Life
+from mooncache.simulate.life import COMPUTING, HANDOVER, QUEUED, SimRequest
 
 if TYPE_CHECKING:
     from mooncache.simulate.decoding import Decoding
     from mooncache.simulate.network import Flow
-    from mooncache.simulate.node import Node
-    from mooncache.simulate.scheduling import Scheduler
+    from mooncache.simulate.node import SimNode
+    from mooncache.simulate.scheduling import SimScheduler
     from mooncache.simulate.world import World
 
 _JUST_IN_TIME = 1 + 1e-9  # a stream that nothing holds up ends with its prompt, not a rounding error later
@@ -28,14 +28,14 @@ _JUST_IN_TIME = 1 + 1e-9  # a stream that nothing holds up ends with its prompt,
 class Prefilling:
     """Handlers of everything that happens to a prompt until it is computed."""
 
-    def __init__(self, world: World, scheduler: Scheduler) -> None:
+    def __init__(self, world: World, scheduler: SimScheduler) -> None:
         self.world, self.scheduler = world, scheduler
         self.decoding: Decoding
         self._block_tokens = world.trace.block_tokens
 
     # --- coming in
 
-    def enqueue(self, life: Life) -> None:
+    def enqueue(self, life: SimRequest) -> None:
         """The decision is made: fetch, wait and queue, all at once."""
         world, choice = self.world, life.choice
         assert choice is not None, "only decided requests are queued"
@@ -68,25 +68,25 @@ class Prefilling:
         if life.awaits == 0:
             self.be_ready(life)
 
-    def _whole_blocks(self, tokens: int, life: Life) -> int:
+    def _whole_blocks(self, tokens: int, life: SimRequest) -> int:
         """Blocks that hold so many leading tokens; the last of a prompt may be partial."""
         return len(life.blocks) if tokens >= life.input_tokens else tokens // self._block_tokens
 
-    def _announce(self, life: Life) -> None:
+    def _announce(self, life: SimRequest) -> None:
         """Say which blocks this request is going to compute, unless another one is at it."""
         inflight = self.world.inflight
         life.inflight_from = life.planned
         for block in life.blocks[life.planned :]:
             inflight.setdefault(block, life)
 
-    def withdraw(self, life: Life) -> None:
+    def withdraw(self, life: SimRequest) -> None:
         """What it announced is there now, or never will be by it."""
         inflight = self.world.inflight
         for block in life.blocks[life.inflight_from :]:
             if inflight.get(block) is life:
                 del inflight[block]
 
-    def _fetch(self, life: Life, source_row: int, tokens: int) -> None:
+    def _fetch(self, life: SimRequest, source_row: int, tokens: int) -> None:
         """Read the part of the prefix that is missing here from another node."""
         world = self.world
         if source_row < 0 or source_row == life.prefill or not world.nodes[source_row].alive:
@@ -110,7 +110,7 @@ class Prefilling:
         world.record.totals.bytes_fetched += tokens * kv_bytes
         self._read_ssd(life, node, 0, begin)
 
-    def _read_ssd(self, life: Life, node: Node, begin: int, end: int) -> None:
+    def _read_ssd(self, life: SimRequest, node: SimNode, begin: int, end: int) -> None:
         """Bring what the node holds on its SSD into its memory first."""
         cold = node.on_ssd(life.blocks, begin, end)
         if not cold:
@@ -121,13 +121,13 @@ class Prefilling:
         life.awaits += 1
 
     def _fetched(self, flow: Flow, now_s: float) -> None:
-        life: Life = flow.owner
+        life: SimRequest = flow.owner
         if flow in life.flows:
             life.flows.remove(flow)
         latency_s = self.world.nodes[life.prefill].group.fetch_latency_s
         self.world.push(now_s + latency_s, self._came, life, life.attempt)
 
-    def _came(self, life: Life, attempt: int) -> None:
+    def _came(self, life: SimRequest, attempt: int) -> None:
         """One of the things it awaited is there."""
         if life.attempt != attempt or life.state != QUEUED:
             return
@@ -135,7 +135,7 @@ class Prefilling:
         if life.awaits <= 0 and not life.ready:
             self.be_ready(life)
 
-    def be_ready(self, life: Life) -> None:
+    def be_ready(self, life: SimRequest) -> None:
         """Its prefix is there: it may be computed when its turn comes."""
         world = self.world
         life.ready = True
@@ -144,7 +144,7 @@ class Prefilling:
             heapq.heappush(world.nodes[row].ready, (life.order, life))
         self.try_start(world.nodes[life.prefill])
 
-    def maker_done(self, life: Life, maker: Life, *, made: bool) -> None:
+    def maker_done(self, life: SimRequest, maker: SimRequest, *, made: bool) -> None:
         """What it waited for is computed (or never will be): fetch it from there, or go on without."""
         world, choice = self.world, life.choice
         if life.state != QUEUED or choice is None or life.ready:
@@ -166,7 +166,7 @@ class Prefilling:
 
     # --- being computed
 
-    def try_start(self, node: Node) -> None:
+    def try_start(self, node: SimNode) -> None:
         """Begin the next prompt if the instance is free."""
         if not node.alive or node.computing is not None:
             return
@@ -182,7 +182,7 @@ class Prefilling:
             return
         self.begin(life, nodes)
 
-    def begin(self, life: Life, nodes: list[Node]) -> float:
+    def begin(self, life: SimRequest, nodes: list[SimNode]) -> float:
         """Compute the prompt on these instances from now on; returns the seconds it takes."""
         world, choice = self.world, life.choice
         assert choice is not None, "only decided requests are computed"
@@ -211,11 +211,11 @@ class Prefilling:
         return life.compute_s
 
     @staticmethod
-    def _inside_batch(life: Life, node: Node) -> bool:
+    def _inside_batch(life: SimRequest, node: SimNode) -> bool:
         """The prompt is computed between or in the steps of the node's batch, whose time it then is."""
         return node.role != PREFILL and not life.members
 
-    def _stream(self, life: Life, node: Node, compute_s: float) -> None:
+    def _stream(self, life: SimRequest, node: SimNode, compute_s: float) -> None:
         """Hand the KV over layer by layer, not faster than it is made."""
         world = self.world
         if life.steps <= 0 or life.decode == life.prefill:
@@ -231,13 +231,13 @@ class Prefilling:
         world.record.totals.bytes_handed_over += size
 
     def _streamed(self, flow: Flow, now_s: float) -> None:
-        life: Life = flow.owner
+        life: SimRequest = flow.owner
         if life.stream is flow:
             life.stream = None
             if life.state == HANDOVER:
                 self.decoding.load(life)
 
-    def _computed(self, life: Life, attempt: int) -> None:
+    def _computed(self, life: SimRequest, attempt: int) -> None:
         if life.attempt != attempt or life.state != COMPUTING:
             return
         self.finish(life)
@@ -253,7 +253,7 @@ class Prefilling:
         for row in life.members or (life.prefill,):
             self.try_start(world.nodes[row])
 
-    def finish(self, life: Life) -> None:
+    def finish(self, life: SimRequest) -> None:
         """The prompt is computed: its instances are free, its blocks are in their memory, waiters go on."""
         world, now_s = self.world, self.world.now_s
         for row in life.members or (life.prefill,):
@@ -274,7 +274,7 @@ class Prefilling:
             world.record.first_token(life)
         self.release_waiters(life, made=True)
 
-    def release_waiters(self, life: Life, *, made: bool) -> None:
+    def release_waiters(self, life: SimRequest, *, made: bool) -> None:
         """Tell those who waited for this prompt."""
         waiters, life.waiters = life.waiters, []
         for waiter in waiters:

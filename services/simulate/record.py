@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mooncache.conductor.core.policy.fleet import ROLE_NAMES
-from mooncache.simulate.life import FAILED, REJECTED, REJECTED_AFTER_PREFILL, UNDECIDED, Life
+from mooncache.simulate.life import FAILED, REJECTED, REJECTED_AFTER_PREFILL, UNDECIDED, SimRequest
 from mooncache.simulate.result import Instances, Result, Series, Totals
 
 if TYPE_CHECKING:
-    from mooncache.simulate.index import BlockIndex
-    from mooncache.simulate.node import Node
+    from mooncache.simulate.index import BlockHolders
+    from mooncache.simulate.node import SimNode
     from mooncache.simulate.options import SimOptions
     from mooncache.traces import Trace
 
@@ -42,11 +42,11 @@ def watched_blocks(trace: Trace, chosen: tuple[int, ...] | None) -> tuple[list[i
     return list(chosen), [rank_of.get(block, 0) for block in chosen]
 
 
-class Record:
+class SimRecord:
     """Columns of the requests and the samples taken so far."""
 
     def __init__(
-        self, trace: Trace, nodes: list[Node], options: SimOptions, ttft_slo_s: float, tbt_slo_s: float
+        self, trace: Trace, nodes: list[SimNode], options: SimOptions, ttft_slo_s: float, tbt_slo_s: float
     ) -> None:
         count = len(trace)
         self._trace, self._nodes, self._options = trace, nodes, options
@@ -89,7 +89,7 @@ class Record:
         self._counts: list[tuple[int, int, int, int, int]] = []
         self._watched, self._ranks = watched_blocks(trace, options.watched)
 
-    def decided(self, life: Life) -> None:
+    def decided(self, life: SimRequest) -> None:
         """The request was given to instances."""
         choice = life.choice
         assert choice is not None, "a decision has a choice"
@@ -100,7 +100,7 @@ class Record:
         self._cells["predicted_ttft_s"][at] = choice.ttft_s
         self._cells["predicted_tbt_s"][at] = choice.tbt_s
 
-    def computed(self, life: Life) -> None:
+    def computed(self, life: SimRequest) -> None:
         """The prompt is computed."""
         at = life.index
         self._cells["queue_s"][at] = life.queue_s
@@ -113,13 +113,13 @@ class Record:
         self.totals.computed_tokens += life.input_tokens - life.cached_tokens
         self.totals.prefill_s += life.compute_s * max(1, len(life.members))
 
-    def first_token(self, life: Life) -> None:
+    def first_token(self, life: SimRequest) -> None:
         """The first token is there."""
         self._cells["ttft_s"][life.index] = life.ttft_s
 
     def over(
         self,
-        life: Life,
+        life: SimRequest,
         outcome: int,
         now_s: float,
         reason: str = "",
@@ -142,7 +142,7 @@ class Record:
         if outcome == REJECTED_AFTER_PREFILL:
             self.totals.wasted_prefill_s += life.compute_s * max(1, len(life.members))
 
-    def sample(self, now_s: float, index: BlockIndex) -> None:
+    def sample(self, now_s: float, index: BlockHolders) -> None:
         """Take a sample of every series."""
         rows: dict[str, list[float]] = {name: [] for name in _SERIES_KINDS}
         for node in self._nodes:
@@ -207,7 +207,7 @@ class Record:
         )
 
 
-def _mean_sequences(node: Node) -> float:
+def _mean_sequences(node: SimNode) -> float:
     """Sequences in the batch, averaged over its steps."""
     return node.batch.tokens / node.batch.step if node.batch.step else 0.0
 

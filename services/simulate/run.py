@@ -17,12 +17,12 @@ from mooncache.errors import SimulationInvalid
 from mooncache.simulate.cluster import ClusterSpec
 from mooncache.simulate.decoding import Decoding
 from mooncache.simulate.duties import Duties
-from mooncache.simulate.life import REJECTED, Life
+from mooncache.simulate.life import REJECTED, SimRequest
 from mooncache.simulate.options import Progress, SimOptions
 from mooncache.simulate.prefilling import Prefilling
 from mooncache.simulate.result import Result
-from mooncache.simulate.scheduling import Scheduler
-from mooncache.simulate.trouble import Trouble
+from mooncache.simulate.scheduling import SimScheduler
+from mooncache.simulate.trouble import FailureInjector
 from mooncache.simulate.world import World
 
 if TYPE_CHECKING:
@@ -74,10 +74,10 @@ class Simulation:
 
     def __init__(self, trace: Trace, cluster: ClusterSpec, options: SimOptions) -> None:
         self.world = World(trace, cluster, options)
-        self.scheduler = Scheduler(self.world)
+        self.scheduler = SimScheduler(self.world)
         self.prefilling = Prefilling(self.world, self.scheduler)
         self.decoding = Decoding(self.world, self.scheduler, self.prefilling)
-        self.trouble = Trouble(self.world, self.scheduler, self.prefilling, self.place)
+        self.trouble = FailureInjector(self.world, self.scheduler, self.prefilling, self.place)
         self.duties = Duties(self.world, self.trouble)
         self._steps_less = 1 if cluster.first_token == "prefill" else 0  # noqa: S105
         self._decisions = 0
@@ -117,12 +117,12 @@ class Simulation:
     def arrive(self, at: int, now_s: float, input_tokens: int, output_tokens: int) -> None:
         """A request comes in."""
         world = self.world
-        life = Life(at, now_s, input_tokens, output_tokens - self._steps_less, world.trace.blocks(at))
+        life = SimRequest(at, now_s, input_tokens, output_tokens - self._steps_less, world.trace.blocks(at))
         world.lives[at] = life
         world.record.arrived += 1
         self.place(life)
 
-    def place(self, life: Life, exclude: frozenset[int] = frozenset()) -> None:
+    def place(self, life: SimRequest, exclude: frozenset[int] = frozenset()) -> None:
         """Decide where the request goes, or refuse it."""
         self._decisions += 1
         life.decision = self._decisions

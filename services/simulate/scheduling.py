@@ -18,10 +18,10 @@ from mooncache.conductor.core.lateness import Lateness
 from mooncache.conductor.core.learning import FadingMean
 from mooncache.conductor.core.output_lengths import OutputLengths
 from mooncache.conductor.core.policy import find, overload
-from mooncache.conductor.core.policy.types import Awaited, Choice, Floats, Ints, Request, Source
+from mooncache.conductor.core.policy.types import Awaited, Choice, Floats, Ints, PrefixSource, Request
 from mooncache.errors import SimulationInvalid
 from mooncache.simulate.index import FEW, rows_of
-from mooncache.simulate.life import COMPUTING, QUEUED, Life
+from mooncache.simulate.life import COMPUTING, QUEUED, SimRequest
 
 if TYPE_CHECKING:
     from mooncache.simulate.world import World
@@ -32,7 +32,7 @@ _RENEW = 16  # answers after which an expectation is made anew
 _AFFINITY_DEPTHS = (1, 2, 4, 8, 16, 32, 64)
 
 
-class Scheduler:
+class SimScheduler:
     """Makes requests of lives, asks the policy, and keeps the conductor's books."""
 
     def __init__(self, world: World) -> None:
@@ -60,7 +60,7 @@ class Scheduler:
             else options.double_check
         )
 
-    def expected_tokens(self, life: Life, tenant: str) -> float:
+    def expected_tokens(self, life: SimRequest, tenant: str) -> float:
         """Return how long the conductor expects the answer to be."""
         if self._oracle:
             return float(life.steps + self._first)
@@ -72,7 +72,7 @@ class Scheduler:
             self._expected[tenant] = self._lengths.count, expected
         return expected
 
-    def answered(self, life: Life, tokens: int) -> None:
+    def answered(self, life: SimRequest, tokens: int) -> None:
         """Learn from an answer that ended: its length, and how long it stayed."""
         world = self.world
         if self._learns:
@@ -80,11 +80,11 @@ class Scheduler:
         if life.sequence is not None and self._stay.observe(world.now_s - life.sequence.joined_s):
             world.book.stays(self._stay.value)
 
-    def _tenant(self, life: Life) -> str:
+    def _tenant(self, life: SimRequest) -> str:
         tenants = self.world.trace.tenant
         return "" if tenants is None else str(int(tenants[life.index]))
 
-    def decide(self, life: Life, exclude: frozenset[int] = frozenset()) -> Choice:
+    def decide(self, life: SimRequest, exclude: frozenset[int] = frozenset()) -> Choice:
         """Ask the policy; an admitted choice is counted in the conductor's book."""
         world = self.world
         blocks = life.blocks
@@ -106,7 +106,7 @@ class Scheduler:
             exclude=exclude,
             priority=0 if trace.priority is None else int(trace.priority[life.index]),
             tenant_share=1.0 if self._shares is None else self._shares.share(tenant, world.now_s),
-            comes_later=self._lateness.value,
+            lateness=self._lateness.value,
             number=life.decision,
             affinity=tuple([blocks[at - 1] for at in _AFFINITY_DEPTHS[: len(blocks).bit_length()]]),
         )
@@ -131,7 +131,7 @@ class Scheduler:
             return self._lengths.survival(tenant)
         return None
 
-    def _sources(self, life: Life, local: Ints, depth: int, mask: int) -> tuple[Source, ...]:
+    def _sources(self, life: SimRequest, local: Ints, depth: int, mask: int) -> tuple[PrefixSource, ...]:
         """Return the holders of the longest prefix from which one more reader would get most."""
         world = self.world
         tokens = min(depth * self._block_tokens, life.input_tokens)
@@ -140,21 +140,21 @@ class Scheduler:
         rates = world.network.offers()[1::3]  # NIC out of each row
         if mask.bit_count() <= FEW:
             offers = sorted((-float(rates[row]), row) for row in rows_of(mask))
-            return tuple(Source(row, tokens, -rate / kv_bytes) for rate, row in offers[:count])
+            return tuple(PrefixSource(row, tokens, -rate / kv_bytes) for rate, row in offers[:count])
         rows = (local == tokens).nonzero()[0]
         offered = rates[rows]
         found = []
         for _ in range(min(count, len(rows))):
             best = int(offered.argmax())
-            found.append(Source(int(rows[best]), tokens, float(offered[best]) / kv_bytes))
+            found.append(PrefixSource(int(rows[best]), tokens, float(offered[best]) / kv_bytes))
             offered[best] = -1.0
         return tuple(found)
 
-    def _awaited(self, life: Life, depth: int) -> tuple[Awaited, ...]:
+    def _awaited(self, life: SimRequest, depth: int) -> tuple[Awaited, ...]:
         """Return what others are computing right behind the longest prefix that anybody holds."""
         world, blocks = self.world, life.blocks
         found: list[Awaited] = []
-        other: Life | None = None
+        other: SimRequest | None = None
         for at in range(depth, len(blocks)):
             maker = world.inflight.get(blocks[at])
             if maker is None or maker.state not in (QUEUED, COMPUTING) or maker is life:
@@ -168,22 +168,22 @@ class Scheduler:
             found.append(self._await(other, at, life))
         return tuple(found[:_AWAITED_MAX])
 
-    def _await(self, maker: Life, depth: int, life: Life) -> Awaited:
+    def _await(self, maker: SimRequest, depth: int, life: SimRequest) -> Awaited:
         tokens = min(depth * self._block_tokens, life.input_tokens)
         ready_in_s = max(maker.expected_s - self.world.now_s, 0.01)
         return Awaited(tokens, ready_in_s, maker.prefill, str(maker.index), self._global)
 
     # what the conductor is told
 
-    def started(self, life: Life) -> None:
+    def started(self, life: SimRequest) -> None:
         """Its prompt is being computed."""
         self.world.book.started(life.index, self.world.now_s)
 
-    def computed(self, life: Life) -> None:
+    def computed(self, life: SimRequest) -> None:
         """Its prompt is computed."""
         self.world.book.computed(life.index, self.world.now_s)
 
-    def joined(self, life: Life) -> None:
+    def joined(self, life: SimRequest) -> None:
         """Its first token is due; how late it is teaches the model of waiting."""
         world, choice = self.world, life.choice
         assert choice is not None, "only decided requests generate"
@@ -191,6 +191,6 @@ class Scheduler:
         self._lateness.observe(choice.ttft_s, choice.wait_s, late_s, world.ttft_slo_s)
         self.world.book.first_token(life.index, self.world.now_s)
 
-    def ended(self, life: Life) -> None:
+    def ended(self, life: SimRequest) -> None:
         """It is over, one way or another."""
         self.world.book.ended(life.index, self.world.now_s)

@@ -14,34 +14,34 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mooncache.conductor.core.policy.fleet import BOTH, DECODE, PREFILL
-from mooncache.simulate.cluster import ROLES, Happening
+from mooncache.simulate.cluster import ROLES, ScheduledEvent
 from mooncache.simulate.decode import Batch
-from mooncache.simulate.life import COMPUTING, DECODING, FAILED, HANDOVER, OVER, QUEUED, Life
+from mooncache.simulate.life import COMPUTING, DECODING, FAILED, HANDOVER, OVER, QUEUED, SimRequest
 
 if TYPE_CHECKING:
-    from mooncache.simulate.node import Node
+    from mooncache.simulate.node import SimNode
     from mooncache.simulate.prefilling import Prefilling
-    from mooncache.simulate.scheduling import Scheduler
+    from mooncache.simulate.scheduling import SimScheduler
     from mooncache.simulate.world import World
 
 _DRAIN_POLL_S = 0.25
 
 
-class Trouble:
+class FailureInjector:
     """Handlers of scheduled happenings and of role switches."""
 
     def __init__(
         self,
         world: World,
-        scheduler: Scheduler,
+        scheduler: SimScheduler,
         prefilling: Prefilling,
-        place: Callable[[Life, frozenset[int]], None],
+        place: Callable[[SimRequest, frozenset[int]], None],
     ) -> None:
         self.world, self.scheduler, self.prefilling, self._place = world, scheduler, prefilling, place
         for event in world.cluster.events:
             world.push(event.at_s, self._happen, event)
 
-    def _happen(self, event: Happening) -> None:
+    def _happen(self, event: ScheduledEvent) -> None:
         world = self.world
         if event.kind == "join":
             group = next(group for group in world.cluster.instances if group.label == event.instance)
@@ -58,7 +58,7 @@ class Trouble:
 
     # --- failures
 
-    def fail(self, node: Node) -> None:
+    def fail(self, node: SimNode) -> None:
         """The instance is gone, with all that it held."""
         world = self.world
         node.alive = False
@@ -84,7 +84,7 @@ class Trouble:
             self.prefilling.try_start(other)
 
     @staticmethod
-    def _touches(life: Life, node: Node) -> bool:
+    def _touches(life: SimRequest, node: SimNode) -> bool:
         row = node.row
         if life.state in (QUEUED, COMPUTING) and (life.prefill == row or row in life.members):
             return True
@@ -93,10 +93,10 @@ class Trouble:
         return life.decode == row and life.state in (QUEUED, COMPUTING, HANDOVER, DECODING)
 
     @staticmethod
-    def _reads_from(life: Life, node: Node) -> bool:
+    def _reads_from(life: SimRequest, node: SimNode) -> bool:
         return life.state == QUEUED and any(node.nic_out in flow.links for flow in life.flows)
 
-    def _withdraw(self, life: Life) -> None:
+    def _withdraw(self, life: SimRequest) -> None:
         """Take a request off everything that it occupies."""
         world, choice = self.world, life.choice
         assert choice is not None, "only decided requests occupy anything"
@@ -123,7 +123,7 @@ class Trouble:
                 waiting.remove(life.sequence)
         self.scheduler.ended(life)
 
-    def _stop_reading(self, life: Life) -> None:
+    def _stop_reading(self, life: SimRequest) -> None:
         """Cancel its fetches and SSD reads; bytes that were not moved were not read."""
         world, totals = self.world, self.world.record.totals
         for flow in life.flows:
@@ -134,7 +134,7 @@ class Trouble:
                 totals.bytes_fetched -= left
         life.flows = []
 
-    def _again(self, life: Life, node: Node) -> None:
+    def _again(self, life: SimRequest, node: SimNode) -> None:
         """Place the request again, or let it break off."""
         world = self.world
         streaming = life.state == DECODING
@@ -150,7 +150,7 @@ class Trouble:
         world.record.totals.retries += 1
         self._place(life, frozenset({node.row}))
 
-    def _read_in_vain(self, life: Life) -> None:
+    def _read_in_vain(self, life: SimRequest) -> None:
         """Its source is gone: compute what is not here."""
         world = self.world
         self._stop_reading(life)
@@ -161,7 +161,7 @@ class Trouble:
 
     # --- roles
 
-    def switch(self, node: Node, role: int) -> None:
+    def switch(self, node: SimNode, role: int) -> None:
         """Drain the instance, then give it another role."""
         if node.switching or node.role == role:
             return
@@ -169,7 +169,7 @@ class Trouble:
         self.world.book.set(node.name, ready=False)
         self._drained(node, role)
 
-    def _drained(self, node: Node, role: int) -> None:
+    def _drained(self, node: SimNode, role: int) -> None:
         world = self.world
         if not node.alive:
             return
@@ -179,7 +179,7 @@ class Trouble:
         else:
             world.push(world.now_s + world.cluster.roles.switch_s, self._switched, node, role)
 
-    def _switched(self, node: Node, role: int) -> None:
+    def _switched(self, node: SimNode, role: int) -> None:
         if not node.alive:
             return
         assert role in (PREFILL, DECODE, BOTH), "roles are numbers of the fleet"

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncache.conductor.core.fleet_book import FleetBook, Shape
+from mooncache.conductor.core.fleet_book import FleetBook, InstanceShape
 from mooncache.conductor.core.policy import overload
 from mooncache.conductor.core.policy.placement import HELD_AT
 from mooncache.conductor.core.policy.types import TransferCost
 from mooncache.simulate.cluster import ROLES, ClusterSpec, InstanceGroup
-from mooncache.simulate.index import BlockIndex
-from mooncache.simulate.life import Life
+from mooncache.simulate.index import BlockHolders
+from mooncache.simulate.life import SimRequest
 from mooncache.simulate.network import Flow, Network
-from mooncache.simulate.node import Node
+from mooncache.simulate.node import SimNode
 from mooncache.simulate.options import SimOptions
-from mooncache.simulate.record import Record
+from mooncache.simulate.record import SimRecord
 
 if TYPE_CHECKING:
     from mooncache.traces import Trace
@@ -46,14 +46,14 @@ class World:
         self.rng = random.Random(options.seed)
         self.noise = np.random.default_rng(options.seed) if options.noise else None
         self.network = Network(self._push_flow)
-        self.index = BlockIndex()
+        self.index = BlockHolders()
         # Decode load ahead costs time, and only these look at it.
-        self.looks_ahead = options.policy == "mooncache" or options.rules.admission in ("predicted", "ours")
+        self.looks_ahead = options.policy == "mooncache" or options.rules.admission in ("predicted", "learned")
         self.book = FleetBook(curves=self.looks_ahead)
-        self.nodes: list[Node] = []
+        self.nodes: list[SimNode] = []
         self.row_of: dict[str, int] = {}
-        self.inflight: dict[int, Life] = {}  # block -> the request that computes it
-        self.lives: dict[int, Life] = {}  # requests that are under way
+        self.inflight: dict[int, SimRequest] = {}  # block -> the request that computes it
+        self.lives: dict[int, SimRequest] = {}  # requests that are under way
         self.order = 0
         self.ttft_slo_s = options.ttft_slo_s or cluster.slo.ttft_s
         self.tbt_slo_s = options.tbt_slo_s or cluster.slo.tbt_s
@@ -67,20 +67,20 @@ class World:
                     pipelines += 1
                 pipeline = pipelines if group.pipeline_size > 1 and complete else -1
                 self.add_node(f"{group.label}-{number}", group, pipeline)
-        self.record = Record(trace, self.nodes, options, self.ttft_slo_s, self.tbt_slo_s)
+        self.record = SimRecord(trace, self.nodes, options, self.ttft_slo_s, self.tbt_slo_s)
 
-    def add_node(self, name: str, group: InstanceGroup, pipeline: int = -1) -> Node:
+    def add_node(self, name: str, group: InstanceGroup, pipeline: int = -1) -> SimNode:
         """Take an instance in, here and in the conductor's book."""
         profile = self.cluster.profile_of(group)
         kv = profile.kv_bytes_per_token
-        node = Node(len(self.nodes), name, group, profile, pipeline, self.network)
+        node = SimNode(len(self.nodes), name, group, profile, pipeline, self.network)
         capacity = node.batch.capacity_tokens
         if overload.holds(self.rules):
             node.batch.held_at_s = HELD_AT * self.tbt_slo_s
         early = self.cluster.first_token == "prefill"  # noqa: S105  (the hand-over is then behind the first token)
         row = self.book.add(
             name,
-            Shape(
+            InstanceShape(
                 role=ROLES[group.role],
                 prefill=profile.prefill,
                 transfer=TransferCost(group.fetch_latency_s, self.network.offer(node.nic_in) / kv),

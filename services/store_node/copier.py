@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from mooncache.client.keys import split_keys
 from mooncache.client.map_keeper import view_of_node
 from mooncache.client.native_call import call_native
 from mooncache.client.results import NodeView
@@ -29,7 +30,6 @@ _UNREACHABLE = frozenset({NodeUnavailable.code, ConnectionLost.code})
 MAX_BATCH_BYTES = 64 << 20
 MAX_TENANT_CLIENTS = 8
 MAX_SOURCES = 256
-_KEY_BYTES = 32
 _SELF_INDEX = 65_534
 _SOURCE_LIMIT = 65_000
 
@@ -134,7 +134,7 @@ class NativeCopier:
         peer = self._peer(tenant)
         index = peer.index_of(source)
         client = peer.client
-        wanted = [keys[start : start + _KEY_BYTES] for start in range(0, len(keys), _KEY_BYTES)]
+        wanted = split_keys(keys)
         codes = [DeadlineExceeded.code] * len(wanted)
         copied_bytes = 0
         try:

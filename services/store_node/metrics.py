@@ -17,7 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from mooncache.store_node.state import NodeState
+from mooncache.store_node.state import StoreNodeState
 from mooncache.topology.counters import trouble_of
 
 _PREFIX = "mooncache_store_node_"
@@ -109,7 +109,7 @@ _GAUGES = frozenset(
 class NodeCollector(Collector):
     """Reads the counters when Prometheus asks."""
 
-    def __init__(self, state: NodeState, core: Any) -> None:
+    def __init__(self, state: StoreNodeState, core: Any) -> None:
         self._state = state
         self._core = core
 

@@ -42,7 +42,7 @@ from mooncache.store_node.ops import (
     unpin_blocks,
 )
 from mooncache.store_node.prefault import describe, memory_left_bytes, prefault
-from mooncache.store_node.state import Identity, NodeState
+from mooncache.store_node.state import NodeIdentity, StoreNodeState
 from mooncache.tls import channel_credentials
 
 HANDLERS: dict[str, Handler] = {
@@ -77,11 +77,11 @@ class StoreNodeService(Service):
             advertise_host=node.advertise_host,
         )
         self._server: Any = None
-        self._state: NodeState | None = None
+        self._state: StoreNodeState | None = None
         self._credentials: Any = None
 
     @property
-    def state(self) -> NodeState:
+    def state(self) -> StoreNodeState:
         assert self._state is not None, "build has not run"
         return self._state
 
@@ -90,7 +90,7 @@ class StoreNodeService(Service):
         from mooncache import _native
 
         node = self.config.store_node
-        identity = Identity(
+        identity = NodeIdentity(
             node_id=node.node_id or kept_node_id(self.config.cluster.state_dir),
             host_id=node.host_id or host_id(),
             incarnation=secrets.randbits(63) | 1,
@@ -107,7 +107,7 @@ class StoreNodeService(Service):
         self._credentials = channel_credentials(self.config.tls)
         clock, rng = self.clock, random.Random(identity.incarnation)
         targets = parse_targets(self.config.cluster.master_targets)
-        self._state = NodeState(
+        self._state = StoreNodeState(
             identity=identity,
             core=self._server,
             endpoints=self._endpoints(),
@@ -258,7 +258,9 @@ def segment_of(arena: dict[str, Any]) -> common_pb2.Segment:
     return common_pb2.Segment(id=0, tier=tier, capacity_bytes=arena["size_bytes"], kind=arena["kind"])
 
 
-def server_settings(config: Config, identity: Identity, capacity_bytes: int, secret: bytes) -> dict[str, Any]:
+def server_settings(
+    config: Config, identity: NodeIdentity, capacity_bytes: int, secret: bytes
+) -> dict[str, Any]:
     """The native server's configuration."""
     node = config.store_node
     settings: dict[str, Any] = {

@@ -35,7 +35,7 @@ class NodeCore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class NodeIdentity:
     """Who the node is. `incarnation` is drawn at every start: a new one means that the memory is new."""
 
     node_id: str
@@ -46,7 +46,7 @@ class Identity:
 
 
 @dataclass(slots=True)
-class Membership:
+class NodeMembership:
     """What the master said at registration; `registered` False means that the node serves without a master."""
 
     registered: bool = False
@@ -67,10 +67,10 @@ class Copier(Protocol):
 
 
 @dataclass(slots=True)
-class NodeState:
+class StoreNodeState:
     """See the module's text."""
 
-    identity: Identity
+    identity: NodeIdentity
     core: NodeCore
     endpoints: common_pb2.Endpoints
     segments: list[common_pb2.Segment]
@@ -79,7 +79,7 @@ class NodeState:
     link: MasterLink | None
     copier: Copier | None = None
     planner: ReportPlanner = field(default_factory=ReportPlanner)
-    membership: Membership = field(default_factory=Membership)
+    membership: NodeMembership = field(default_factory=NodeMembership)
     terms: Terms = field(default_factory=Terms)
     report_interval_s: float = 0.1
     call_timeout_s: float = 5.0

@@ -28,7 +28,7 @@ from mooncache.errors import ConfigInvalid, EngineFailed, MooncacheError
 from mooncache.logs import Event, get_logger
 from mooncache.rpc import WORKER_SERVICE, Handler, RpcTable
 from mooncache.service import Service, run_service
-from mooncache.supervision import GIVEN_UP, Policy, Supervision
+from mooncache.supervision import GIVEN_UP, RestartPolicy, Supervision
 from mooncache.worker import adapters
 from mooncache.worker.background import follow_events, report_instance, run_engine, scrape_load
 from mooncache.worker.core.load import LoadMeter
@@ -82,7 +82,7 @@ class WorkerService(Service):
         instance_id = worker.instance_id or f"{socket.gethostname()[:100]}-{url.rpartition(':')[2]}"
         file_name = re.sub(r"[^A-Za-z0-9_.-]", "_", instance_id).lstrip(".") or "worker"
         state_dir = config.cluster.state_dir.expanduser().absolute()
-        policy = Policy(
+        policy = RestartPolicy(
             start_timeout_s=worker.start_timeout_s,
             hang_timeout_s=worker.hang_timeout_s,
             backoff_first_s=worker.restart_backoff_first_s,

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from mooncache._version import __version__
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.clock import Clock
 from mooncache.config import Config
+from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.supervision import READY, Supervision
 from mooncache.worker.adapters.base import EngineAdapter
 from mooncache.worker.core.event_stream import EventStream
 from mooncache.worker.core.facts import EngineFacts
-from mooncache.worker.core.load import Load, LoadMeter
+from mooncache.worker.core.load import LoadMeter
 from mooncache.worker.core.own_cache import OwnCache
 from mooncache.worker.engine_http import EngineHttp
 from mooncache.worker.process import EngineProcess
@@ -65,7 +66,7 @@ class WorkerState:
     facts: EngineFacts | None = None
     facts_wait_s: float = 0.0
     passport_mark: tuple[int, int, int] = (0, 0, 0)
-    load: Load = field(default_factory=Load)
+    load: InstanceLoad = field(default_factory=InstanceLoad)
     load_s: float = 0.0
     page: dict[str, float] = field(default_factory=dict)  # numbers of the last reading
     events: tuple[str, str] = ("", "")
@@ -155,15 +156,4 @@ class WorkerState:
 
     def load_message(self) -> pb.InstanceLoad:
         """The load as it is reported."""
-        load = self.load
-        return pb.InstanceLoad(
-            waiting=load.waiting,
-            running=load.running,
-            kv_usage=load.kv_usage,
-            ttft_ms=load.ttft_ms,
-            tbt_ms=load.tbt_ms,
-            prompt_tokens_total=load.prompt_tokens_total,
-            output_tokens_total=load.output_tokens_total,
-            local_hit_tokens_total=load.local_hit_tokens_total,
-            pool_hit_tokens_total=load.pool_hit_tokens_total,
-        )
+        return pb.InstanceLoad(**asdict(self.load))

@@ -16,10 +16,10 @@ from aiohttp import web
 
 from mooncache.bench.replay import command
 from mooncache.bench.replay.calibrate import Points, fit, middle_mean
-from mooncache.bench.replay.client import Endpoint, Planned, replay
+from mooncache.bench.replay.client import Planned, ReplayTarget, replay
 from mooncache.bench.replay.predict import Serving, predict, speed_for
 from mooncache.bench.replay.run import ReplayOptions, run, workload
-from mooncache.bench.replay.workload import Prompts, Shape, conversations, sample_conversations, shrink
+from mooncache.bench.replay.workload import Prompts, ReplayShape, conversations, sample_conversations, shrink
 from mooncache.errors import EngineFailed, InvalidArgument, ProfileInvalid
 from mooncache.traces import Trace, generate
 from mooncache.traces.generator import conversation
@@ -50,7 +50,7 @@ def test_a_sample_keeps_the_reuse_of_the_whole(trace: Trace) -> None:
 
 
 def test_small_requests_share_what_the_large_ones_shared(trace: Trace) -> None:
-    shape = Shape(tokens_per_block=16, context_tokens=1024, output_tokens_max=64)
+    shape = ReplayShape(tokens_per_block=16, context_tokens=1024, output_tokens_max=64)
     small = shrink(trace, shape)
     assert (small.input_tokens + small.output_tokens).max() <= 1024
     assert small.output_tokens.min() >= 1
@@ -73,7 +73,7 @@ def test_small_requests_share_what_the_large_ones_shared(trace: Trace) -> None:
 )
 def test_shapes_that_cannot_be_are_refused(shape: dict[str, int]) -> None:
     with pytest.raises(InvalidArgument):
-        Shape(**shape)
+        ReplayShape(**shape)
 
 
 class ModelEngine:
@@ -114,21 +114,21 @@ class ModelEngine:
 
 
 @contextlib.asynccontextmanager
-async def serving(engine: ModelEngine) -> AsyncIterator[Endpoint]:
+async def serving(engine: ModelEngine) -> AsyncIterator[ReplayTarget]:
     app = web.Application(client_max_size=1 << 26)
     app.router.add_post("/v1/completions", engine.handle)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        yield Endpoint(f"http://127.0.0.1:{runner.addresses[0][1]}", "key", "model", timeout_s=20.0)
+        yield ReplayTarget(f"http://127.0.0.1:{runner.addresses[0][1]}", "key", "model", timeout_s=20.0)
     finally:
         await runner.cleanup()
 
 
 async def test_a_whole_replay_reports_measured_beside_predicted(trace: Trace) -> None:
     engine = ModelEngine()
-    options = ReplayOptions(requests=40, shape=Shape(16, 1024, 4096, 8), load=0.3)
+    options = ReplayOptions(requests=40, shape=ReplayShape(16, 1024, 4096, 8), load=0.3)
     small = workload(trace, options)
     async with serving(engine) as endpoint:
         report = await run(small, endpoint, options, lambda _text: None)
@@ -153,7 +153,7 @@ async def test_a_whole_replay_reports_measured_beside_predicted(trace: Trace) ->
 
 async def test_an_endpoint_that_fails_is_said_so(trace: Trace) -> None:
     engine = ModelEngine()
-    options = ReplayOptions(requests=12, shape=Shape(16, 1024, 4096, 8), speed=10_000.0)
+    options = ReplayOptions(requests=12, shape=ReplayShape(16, 1024, 4096, 8), speed=10_000.0)
     small = workload(trace, options)
     async with serving(engine) as endpoint:
         engine.fail_after = 3
@@ -161,7 +161,7 @@ async def test_an_endpoint_that_fails_is_said_so(trace: Trace) -> None:
             await run(small, endpoint, options, lambda _text: None)
         results = await replay(endpoint, [Planned(0.0, [1, 2, 3], 2)], lambda _sent, _ended: None)
         assert "503" in results[0].error
-    gone = Endpoint(endpoint.url, "key", "model", timeout_s=1.0)
+    gone = ReplayTarget(endpoint.url, "key", "model", timeout_s=1.0)
     results = await replay(gone, [Planned(0.0, [1], 1)], lambda _sent, _ended: None)
     assert results[0].error
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mooncache.client.engine import Engine
+from mooncache.client.engine import ClientCore
 from mooncache.client.keys import pack_keys, to_block_key, to_block_keys
 from mooncache.client.locator import ABSENT_MAX_S, AWAY_S, Locator
 from mooncache.errors import MasterUnavailable
@@ -38,7 +38,7 @@ class Directory:
         return b"".join(found)
 
 
-def far_key(reader: Engine, writer: Engine, node: int) -> str:
+def far_key(reader: ClientCore, writer: ClientCore, node: int) -> str:
     """Puts a block onto a node that the reader would not guess by itself."""
     for number in range(100):
         key = f"block-{number}"
@@ -167,7 +167,7 @@ class SlowCore:
         return [200] * (len(keys) // 32)
 
 
-CALLS: dict[str, Callable[[Engine, float], Any]] = {
+CALLS: dict[str, Callable[[ClientCore, float], Any]] = {
     "get_many_into": lambda engine, limit_s: engine.get_many_into(["a"], [bytearray(4)], limit_s),
     "get_many": lambda engine, limit_s: engine.get_many(["a"], limit_s),
     "exists_many": lambda engine, limit_s: engine.exists_many(["a"], limit_s),
@@ -180,7 +180,7 @@ CALLS: dict[str, Callable[[Engine, float], Any]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_one_deadline_for_the_nodes_the_master_and_the_nodes_again(name: str) -> None:
     core = SlowCore()
-    engine = Engine(core, default_timeout_s=10.0, locate=core.locate)
+    engine = ClientCore(core, default_timeout_s=10.0, locate=core.locate)
     limit_s = 2.0
     core.started_s = time.monotonic()
     CALLS[name](engine, limit_s)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from mooncache.client.engine import Engine
-from mooncache.client.options import Options, new_native
+from mooncache.client.engine import ClientCore
+from mooncache.client.options import ClientOptions, new_native
 from mooncache.client.results import ClusterView, NodeView
 from tests.client.test_native_nodes import TOKEN, servers
 
@@ -14,9 +14,9 @@ CHANGES = 400
 
 def test_no_get_fails_while_nodes_get_other_indices() -> None:
     """A restarted master hears of the nodes in another order; each map then has the same nodes under new indices."""
-    options = Options.gather(nodes=["127.0.0.1:1"], token=TOKEN, shm=False)
+    options = ClientOptions.gather(nodes=["127.0.0.1:1"], token=TOKEN, shm=False)
     with servers(2) as running:
-        engine = Engine(new_native(options), default_timeout_s=20.0, locate=None)
+        engine = ClientCore(new_native(options), default_timeout_s=20.0, locate=None)
         ports = [server.endpoints()["tcp_port"] for server in running]
 
         def apply(version: int) -> None:

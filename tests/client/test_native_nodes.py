@@ -13,9 +13,9 @@ import pytest
 import mooncache
 from mooncache import _native
 from mooncache.auth import Token, tenant_id
-from mooncache.client.engine import Engine
+from mooncache.client.engine import ClientCore
 from mooncache.client.keys import pack_keys, to_block_key, to_block_keys
-from mooncache.client.options import Options, new_native
+from mooncache.client.options import ClientOptions, new_native
 from mooncache.client.results import ClusterView, NodeView
 from mooncache.errors import InvalidArgument, MasterUnavailable
 from mooncache.store_node.copier import batches
@@ -94,9 +94,9 @@ def test_a_damaged_block_of_one_byte_can_be_stored_again() -> None:
         assert pool.get("tiny") == b"x"
 
 
-def make_engine(running: list[Any], locate: Any) -> Engine:
-    options = Options.gather(nodes=["127.0.0.1:1"], token=TOKEN, shm=False)
-    engine = Engine(new_native(options), default_timeout_s=10.0, locate=locate)
+def make_engine(running: list[Any], locate: Any) -> ClientCore:
+    options = ClientOptions.gather(nodes=["127.0.0.1:1"], token=TOKEN, shm=False)
+    engine = ClientCore(new_native(options), default_timeout_s=10.0, locate=locate)
     nodes = tuple(
         NodeView(i, f"n{i}", f"h{i}", i + 1, "active", "127.0.0.1", server.endpoints()["tcp_port"], "")
         for i, server in enumerate(running)
@@ -109,11 +109,11 @@ def test_a_node_that_fails_takes_no_block_of_another_with_it(tmp_path: Path) -> 
     """A block of unknown size is asked for once more in a better way: that is no retry and needs no budget."""
     paths = [str(tmp_path / f"{number}.sock") for number in range(2)]
     data = bytes(1 << 20)
-    options = Options.gather(nodes=["127.0.0.1:1"], token=TOKEN)
+    options = ClientOptions.gather(nodes=["127.0.0.1:1"], token=TOKEN)
 
-    def near(running: list[Any]) -> Engine:
+    def near(running: list[Any]) -> ClientCore:
         config = {"key": options.key, "tenant": options.tenant, "host_id": "here", "retry_burst": 0}
-        engine = Engine(
+        engine = ClientCore(
             _native.Client(config), default_timeout_s=10.0, locate=lambda keys, _: bytes(len(keys) // 16)
         )
         ports = [server.endpoints()["tcp_port"] for server in running]
@@ -189,8 +189,8 @@ def test_an_unreachable_directory_means_misses_not_errors() -> None:
 
 
 def test_native_refusals_are_typed() -> None:
-    options = Options.gather(nodes=["127.0.0.1:1"], token=TOKEN)
-    engine = Engine(new_native(options), default_timeout_s=1.0, locate=None)
+    options = ClientOptions.gather(nodes=["127.0.0.1:1"], token=TOKEN)
+    engine = ClientCore(new_native(options), default_timeout_s=1.0, locate=None)
     nodes = (NodeView(0, "n", "h", 1, "sleepy", "127.0.0.1", 1, ""),)
     with pytest.raises(InvalidArgument, match="sleepy"):
         engine.apply_view(ClusterView(nodes=nodes))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mooncache.auth import create_cluster_token, parse_token, tenant_token
-from mooncache.client.options import Options, new_native
+from mooncache.client.options import ClientOptions, new_native
 from mooncache.client.state_dir import read_cluster_file, remove_cluster_file, write_cluster_file
 from mooncache.errors import ConfigInvalid, InvalidArgument, Unauthenticated
 
@@ -29,39 +29,39 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_running_cluster_is_found(folder: Path) -> None:
     write_cluster_file(folder, {"master_targets": ["127.0.0.1:7711"], "pid": 1})
-    options = Options.gather()
+    options = ClientOptions.gather()
     assert options.targets == ("127.0.0.1:7711",)
     assert options.tenant == "default"
     remove_cluster_file(folder, 2)
     assert read_cluster_file(folder) is not None, "another process's file stays"
     remove_cluster_file(folder, 1)
     with pytest.raises(ConfigInvalid, match="mooncache up"):
-        Options.gather()
+        ClientOptions.gather()
 
 
 def test_the_environment_is_obeyed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOONCACHE_CLUSTER_MASTER_TARGETS", "a:1,b:2")
-    assert Options.gather().targets == ("a:1", "b:2")
-    assert Options.gather(master="c:3").targets == ("c:3",)
+    assert ClientOptions.gather().targets == ("a:1", "b:2")
+    assert ClientOptions.gather(master="c:3").targets == ("c:3",)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"master_targets": 7}', json.dumps({"pid": 1})])
 def test_a_damaged_cluster_file_is_named(folder: Path, text: str) -> None:
     (folder / "cluster.json").write_text(text)
     with pytest.raises(ConfigInvalid, match=r"cluster\.json"):
-        Options.gather()
+        ClientOptions.gather()
 
 
 def test_tenants_come_from_tokens(folder: Path) -> None:
     cluster = parse_token((folder / "cluster.token").read_text())
     team = tenant_token(cluster, "team-a")
-    own = Options.gather(nodes=["127.0.0.1:1"], token=team.text)
-    derived = Options.gather(nodes=["127.0.0.1:1"], tenant="team-a")
+    own = ClientOptions.gather(nodes=["127.0.0.1:1"], token=team.text)
+    derived = ClientOptions.gather(nodes=["127.0.0.1:1"], tenant="team-a")
     assert own.tenant == derived.tenant == "team-a"
     assert own.key == derived.key
     assert derived.token == team.text, "acting as a tenant must not show the cluster's secret to anybody"
     with pytest.raises(InvalidArgument, match="cannot act as"):
-        Options.gather(nodes=["127.0.0.1:1"], token=team.text, tenant="team-b")
+        ClientOptions.gather(nodes=["127.0.0.1:1"], token=team.text, tenant="team-b")
     assert team.text not in repr(own)
     assert own.key.hex() not in repr(own)
 
@@ -85,7 +85,7 @@ def test_tenants_come_from_tokens(folder: Path) -> None:
 )
 def test_arguments_are_refused_with_a_sentence(folder: Path, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
-        Options.gather(**arguments)
+        ClientOptions.gather(**arguments)
 
 
 def test_the_native_core_hears_when_unused_connections_are_closed(
@@ -94,16 +94,16 @@ def test_the_native_core_hears_when_unused_connections_are_closed(
     heard: dict[str, Any] = {}
     monkeypatch.setattr("mooncache._native.Client", heard.update)
     monkeypatch.setenv("MOONCACHE_CLIENT_IDLE_TIMEOUT_S", "90")
-    new_native(Options.gather(nodes=["a:1"]))
+    new_native(ClientOptions.gather(nodes=["a:1"]))
     assert heard["idle_timeout_s"] == 90.0
 
 
 def test_token_files_are_checked(folder: Path) -> None:
     (folder / "cluster.token").chmod(0o644)
     with pytest.raises(ConfigInvalid, match="chmod 600"):
-        Options.gather(nodes=["a:1"])
+        ClientOptions.gather(nodes=["a:1"])
     with pytest.raises(ConfigInvalid, match="no token file"):
-        Options.gather(nodes=["a:1"], token_file=str(folder / "missing"))
+        ClientOptions.gather(nodes=["a:1"], token_file=str(folder / "missing"))
     with pytest.raises(Unauthenticated) as caught:
-        Options.gather(nodes=["a:1"], token="mcc1.deadbeef-secret")
+        ClientOptions.gather(nodes=["a:1"], token="mcc1.deadbeef-secret")
     assert "deadbeef" not in str(caught.value)

@@ -17,7 +17,7 @@ from mooncache import _native
 from mooncache.auth import derive_tenant_key
 from mooncache.client import engine as engine_module
 from mooncache.client import figures
-from mooncache.client.engine import Engine
+from mooncache.client.engine import ClientCore
 from mooncache.client.results import ClusterView, NodeView
 from mooncache.errors import Closed
 from mooncache.logs import Event
@@ -26,7 +26,7 @@ from tests.topology.pretended import PretendedVerbs
 
 SECRET = b"s" * 32
 BLOCK = bytes(1 << 20)
-MakeEngine = Callable[..., Engine]
+MakeEngine = Callable[..., ClientCore]
 
 
 @pytest.fixture
@@ -46,9 +46,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Event, str]]:
 def make() -> Iterator[MakeEngine]:
     """make(verbs, **settings of the client) -> a client of one node that offers RDMA over the pretended devices."""
     servers: list[Any] = []
-    engines: list[Engine] = []
+    engines: list[ClientCore] = []
 
-    def made(verbs: PretendedVerbs | None, *, locate: Any = None, **settings: Any) -> Engine:
+    def made(verbs: PretendedVerbs | None, *, locate: Any = None, **settings: Any) -> ClientCore:
         rdma: dict[str, Any] = {"rdma_enabled": False} if verbs is None else {"rdma_library": verbs.path}
         server = _native.StoreServer(
             {
@@ -65,7 +65,7 @@ def make() -> Iterator[MakeEngine]:
         native = _native.Client(
             {"key": derive_tenant_key(SECRET, "t"), "tenant": "t", "host_id": "here"} | settings
         )
-        engine = Engine(native, default_timeout_s=10.0, locate=locate)
+        engine = ClientCore(native, default_timeout_s=10.0, locate=locate)
         engines.append(engine)
         host, port = server.endpoints()["tcp_host"], server.endpoints()["tcp_port"]
         rails = () if verbs is None else ("fake0:1",)
@@ -80,7 +80,7 @@ def make() -> Iterator[MakeEngine]:
         server.stop(1.0)
 
 
-def rdma_of(engine: Engine) -> tuple[str, str]:
+def rdma_of(engine: ClientCore) -> tuple[str, str]:
     (view,) = (way for way in engine.transports() if way.name == "rdma")
     return view.state, view.reason
 
@@ -159,7 +159,7 @@ def test_what_the_configuration_says_is_no_trouble(
 ) -> None:
     settings: dict[str, Any] = {"tls": True, "tls_ca": authority} if tls else {"rdma_enabled": False}
     native = _native.Client({"key": derive_tenant_key(SECRET, "t"), "tenant": "t"} | settings)
-    engine = Engine(native, default_timeout_s=1.0, locate=None)
+    engine = ClientCore(native, default_timeout_s=1.0, locate=None)
     engine.apply_view(ClusterView())
     state, reason = rdma_of(engine)
     assert (state, ("not encrypted" if tls else "rdma.enabled") in reason) == ("off", True)

@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from mooncache.bench.serving.talk import Answer, ask
+from mooncache.bench.serving.talk import ChatReply, ask
 from mooncache.cli.common import Where
 from mooncache.cli.look import Looker
 from mooncache.client.state_dir import PartView, read_cluster_file
@@ -128,7 +128,7 @@ class Load:
             url = serving["base_url"].removesuffix("/v1")
             self.judge(question, await ask(session, url, self.key, body_of(question), HEAL_S))
 
-    def judge(self, question: str, answer: Answer) -> None:
+    def judge(self, question: str, answer: ChatReply) -> None:
         if answer.error:
             self.errors.append(answer.error)
         elif answer.text == self.expected[question]:

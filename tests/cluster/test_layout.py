@@ -10,7 +10,7 @@ import pytest
 
 from mooncache.cluster import layout as layouts
 from mooncache.cluster import settings as cluster_settings
-from mooncache.cluster.layout import Layout, plan
+from mooncache.cluster.layout import ClusterLayout, plan
 from mooncache.cluster.ports import PortPicker
 from mooncache.cluster.processes import RUN_VARIABLE
 from mooncache.cluster.settings import ClusterSettings, choose_engine, resolve_model
@@ -18,7 +18,7 @@ from mooncache.config import load
 from mooncache.errors import ConfigInvalid, InvalidArgument
 
 
-def make(folder: Path, env: dict[str, str] | None = None, **settings: Any) -> Layout:
+def make(folder: Path, env: dict[str, str] | None = None, **settings: Any) -> ClusterLayout:
     chosen = ClusterSettings(
         state_dir=folder, **{"port": 0, "conductor_port": 0, "gateway_port": 0, **settings}
     )

@@ -17,9 +17,9 @@ from mooncache.conductor.core.policy.types import (
     Choice,
     DecodeCost,
     PrefillCost,
+    PrefixSource,
     Request,
     Rules,
-    Source,
     TransferCost,
 )
 
@@ -116,7 +116,7 @@ def request(rows: tuple[Row, ...], n: int = 4096, **fields: Any) -> Request:
     return Request(
         prompt_tokens=n,
         local=np.array([row.local_tokens for row in rows], dtype=np.int64),
-        sources=(*fields.pop("sources", ()), *((Source(NOBODY, pool),) if pool else ())),
+        sources=(*fields.pop("sources", ()), *((PrefixSource(NOBODY, pool),) if pool else ())),
         awaited=awaited,
         exclude=exclude,
         keep_decode=keep,

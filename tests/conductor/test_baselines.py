@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncache.conductor.core.policy import NAMES, find, overload, pipeline
-from mooncache.conductor.core.policy.types import NOBODY, PrefillCost, Rules, Source, TransferCost
+from mooncache.conductor.core.policy.types import NOBODY, PrefillCost, PrefixSource, Rules, TransferCost
 from tests.conductor.fleets import COST, OPEN, Row, choose, fleet, names, request
 
 D = Row("d", role="decode")
@@ -36,7 +36,7 @@ def test_every_policy_serves_and_says_no_when_nobody_is_there(name: str) -> None
 
 def test_algorithm_1_fetches_beyond_its_threshold_only() -> None:
     rows = (Row("p", local_tokens=2048, transfer=TransferCost(0.0, 1e6)), D)
-    best = (Source(NOBODY, 4096),)
+    best = (PrefixSource(NOBODY, 4096),)
     far = choose(rows, 8192, policy="algorithm1", sources=best, rules=replace(OPEN, threshold=1.9))
     assert (far.branch, far.prefix_tokens, far.fetch_tokens) == ("fetch", 4096, 2048)
     near = choose(rows, 8192, policy="algorithm1", sources=best, rules=replace(OPEN, threshold=2.0))
@@ -48,7 +48,7 @@ def test_algorithm_1_fetches_beyond_its_threshold_only() -> None:
 
 def test_algorithm_1_adds_up_what_it_could_overlap() -> None:
     rows = (Row("p", queue_s=2.0, transfer=TransferCost(0.5, 4096.0)), D)
-    choice = choose(rows, 8192, policy="algorithm1", sources=(Source(NOBODY, 4096),))
+    choice = choose(rows, 8192, policy="algorithm1", sources=(PrefixSource(NOBODY, 4096),))
     expected_s = 0.5 + 1.0 + 2.0 + COST.seconds(8192, 4096)
     assert choice.ttft_s - choice.handover_s == pytest.approx(expected_s)
 
@@ -118,7 +118,7 @@ def test_modes_of_admission_look_at_what_they_say() -> None:
     soon = (Row("p", queue_s=20.0), D.but(sequences=200.0, stay_s=2.0))
     assert reason("early", *soon) == "tbt"
     assert reason("predicted", *soon) == "admitted"
-    assert reason("ours", *soon, policy="mooncache") == "admitted"
+    assert reason("learned", *soon, policy="mooncache") == "admitted"
     with pytest.raises(ValueError, match="admission 'x' is not one of none, ttft_tbt"):
         reason("x", *soon)
 
@@ -135,8 +135,8 @@ def test_the_newcomer_counts_in_the_load_that_it_is_judged_by() -> None:
 
 def test_who_uses_more_than_a_share_is_refused_first() -> None:
     late = (Row("p", queue_s=20.0), D)
-    assert reason("ours", *late, policy="mooncache") == "admitted"
-    assert reason("ours", *late, policy="mooncache", tenant_share=3.0) == "ttft"
+    assert reason("learned", *late, policy="mooncache") == "admitted"
+    assert reason("learned", *late, policy="mooncache", tenant_share=3.0) == "ttft"
 
 
 def test_refusals_say_when_to_come_back() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncache import _native, errors
-from mooncache.conductor.core.cache_index import EXACT_KEYS_MAX, CacheIndex, records
+from mooncache.conductor.core.cache_index import EXACT_KEYS_MAX, CacheIndex
 from mooncache.conductor.core.in_flight import InFlight, Running, chained_blocks, common_blocks
 from mooncache.conductor.core.learning import DecodeLearner, Follower, TransferLearner, prefill_prior
 from mooncache.conductor.core.policy.types import Rules
@@ -20,7 +20,7 @@ from mooncache.conductor.core.prefill_learner import PrefillLearner
 from mooncache.conductor.core.records import (
     EVENT_BYTES_MAX,
     EVENTS_MAX,
-    Record,
+    DecisionRecord,
     Records,
     pack,
 )
@@ -30,7 +30,6 @@ from mooncache.conductor.core.registry import (
     STARTING,
     SUSPECT,
     InstanceInfo,
-    Load,
     Registry,
 )
 from mooncache.conductor.core.seen import (
@@ -41,6 +40,8 @@ from mooncache.conductor.core.seen import (
     MissRange,
     SeenBlocks,
 )
+from mooncache.kvcache.block_index import block_records
+from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.passport import Passport
 from tests.conductor.support import chain
@@ -81,7 +82,7 @@ def test_silence_makes_suspect_then_forgotten() -> None:
     assert (one.state, lost) == (READY, None)
     assert book.expire(2.5) == []
     assert one.state == SUSPECT
-    book.report(one, READY, Load(), "", 3.0)
+    book.report(one, READY, InstanceLoad(), "", 3.0)
     assert one.ready
     assert book.expire(13.5) == [one]
     assert book.get("a") is None
@@ -120,11 +121,11 @@ def test_version_grows_with_changes_and_not_with_load() -> None:
     book = registry()
     one, _ = book.register(INFO, READY, 0.0)
     version = book.version
-    book.report(one, READY, Load(running=3), "", 1.0)
+    book.report(one, READY, InstanceLoad(running=3), "", 1.0)
     assert book.version == version
     for change in (
-        lambda: book.report(one, SUSPECT, Load(), "engine does not answer", 1.0),
-        lambda: book.report(one, READY, Load(), "", 1.0),
+        lambda: book.report(one, SUSPECT, InstanceLoad(), "engine does not answer", 1.0),
+        lambda: book.report(one, READY, InstanceLoad(), "", 1.0),
         lambda: book.set("a", "both", None, 1.0),
         lambda: book.expire(100.0),
     ):
@@ -151,11 +152,11 @@ def test_there_is_a_limit_and_holder_numbers_are_used_again() -> None:
 def test_records_are_what_the_native_index_takes() -> None:
     index = _native.BlockIndex()
     keys = chain("a", 50)
-    index.apply(3, records(keys))
+    index.apply(3, block_records(keys))
     assert index.match(0, keys) == [(3, 50)]
-    index.apply(3, records(keys[32 * 20 :], remove=True))
+    index.apply(3, block_records(keys[32 * 20 :], remove=True))
     assert index.match(0, keys) == [(3, 20)]
-    assert records(b"") == b""
+    assert block_records(b"") == b""
 
 
 def test_changes_need_an_unbroken_sequence() -> None:
@@ -193,7 +194,7 @@ def test_two_steps_find_what_looking_at_every_key_finds(count: int, lengths: lis
     keys = random.Random(seed).randbytes(count * 32)
     index = _native.BlockIndex()
     for holder, length in enumerate(lengths):
-        index.apply(holder, records(keys[: 32 * length]))
+        index.apply(holder, block_records(keys[: 32 * length]))
     expected = {holder: min(length, count) for holder, length in enumerate(lengths) if length}
     assert CacheIndex(lambda: index).leading(keys) == expected
 
@@ -409,8 +410,8 @@ def test_ranges_are_bounded() -> None:
 # --- records ------------------------------------------------------------------------------------------------------
 
 
-def record(name: str, request_id: str) -> Record:
-    return Record(name, request_id, pack({"decision_id": name}), 0.0)
+def record(name: str, request_id: str) -> DecisionRecord:
+    return DecisionRecord(name, request_id, pack({"decision_id": name}), 0.0)
 
 
 def test_records_are_bounded_in_number_and_size() -> None:

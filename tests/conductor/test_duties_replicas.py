@@ -15,7 +15,7 @@ import mooncache
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.conductor.background import replicate_prefixes
 from mooncache.conductor.core.hot_prefixes import ASK_AGAIN_S, BUDGET_S, HotPrefixes, Speed
-from mooncache.conductor.core.policy.replication import FADES_IN_S, Demand
+from mooncache.conductor.core.policy.replication import FADES_IN_S, PrefixDemand
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.conditions import until
 from tests.conductor.support import BLOCK, CALM, DECODE, PREFILL, chain, config_at, instance, running
@@ -189,7 +189,7 @@ def test_a_hot_prefix_gets_a_second_replica_in_a_real_pool_and_loses_it_again(
             assert state.hot.copied > 0
 
             # Nobody reads it any more: the demand of the past hour is gone in one step.
-            monkeypatch.setattr(state.hot, "_demand", Demand())
+            monkeypatch.setattr(state.hot, "_demand", PrefixDemand())
 
             async def trimmed() -> bool:
                 found = await asyncio.to_thread(copies, client)

@@ -9,13 +9,14 @@ from typing import Any
 
 from mooncache.conductor.background import rebalance_roles
 from mooncache.conductor.config import settings_of
-from mooncache.conductor.core.asks import Ask, PoolAnswer
+from mooncache.conductor.core.asks import PoolAnswer, SchedulingRequest
 from mooncache.conductor.core.policy import roles
 from mooncache.conductor.core.rebalance import RoleKeeper
-from mooncache.conductor.core.registry import READY, InstanceInfo, Load
+from mooncache.conductor.core.registry import READY, InstanceInfo
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.state import native_index
 from mooncache.config import load
+from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.conductor.support import CALM, DECODE, PASSPORT, PREFILL, chain, config_at, instance, running
 
@@ -59,10 +60,10 @@ class World:
         until_s = self.now_s + seconds
         while self.now_s < until_s:
             for one in self.core.registry:
-                self.core.report(one, READY, Load(), "", self.now_s)
+                self.core.report(one, READY, InstanceLoad(), "", self.now_s)
             for _ in range(int(prompts_per_s * EVERY_S)):
                 self._next += 1
-                ask = Ask(f"r{self._next}", "m", 20_000, "t", keys=chain(f"r{self._next}", 4))
+                ask = SchedulingRequest(f"r{self._next}", "m", 20_000, "t", keys=chain(f"r{self._next}", 4))
                 decision = self.core.schedule(ask, PoolAnswer(), self.now_s, 0.0)
                 assert decision.choice.admitted
                 self.core.close(decision.decision_id, "finished", self.now_s + 1.0)
@@ -96,7 +97,9 @@ def test_roles_follow_the_load_and_come_back_late() -> None:
     model = world.core.models.of("m")
     # Now answers are what there is to do: so many run that one instance would be beyond its time between tokens.
     for number in range(400):
-        ask = Ask(f"long{number}", "m", 20_000, "t", max_output_tokens=5000, keys=chain(f"l{number}", 4))
+        ask = SchedulingRequest(
+            f"long{number}", "m", 20_000, "t", max_output_tokens=5000, keys=chain(f"l{number}", 4)
+        )
         decision = world.core.schedule(ask, PoolAnswer(), world.now_s, 0.0)
         model.book.computed(decision.decision_id, world.now_s)
         model.book.first_token(decision.decision_id, world.now_s)
@@ -187,9 +190,9 @@ def test_prompts_that_decode_instances_compute_themselves_need_no_prefill_instan
     model = world.core.models.of("m")
     for _ in range(6):
         for one in world.core.registry:
-            world.core.report(one, READY, Load(), "", world.now_s)
+            world.core.report(one, READY, InstanceLoad(), "", world.now_s)
         for number in range(100):
-            ask = Ask(f"s{number}", "m", 100, "t", max_output_tokens=1, keys=chain("s", 4))
+            ask = SchedulingRequest(f"s{number}", "m", 100, "t", max_output_tokens=1, keys=chain("s", 4))
             decision = world.core.schedule(ask, PoolAnswer("ok", 4), world.now_s, 0.0)
             assert decision.prefill == "", "short: computed where it is decoded"
             world.core.close(decision.decision_id, "finished", world.now_s)

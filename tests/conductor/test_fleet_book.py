@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from mooncache.conductor.core.decode_ahead import BUCKETS, Curve, DecodeAhead
 from mooncache.conductor.core.fairness import FairShares
-from mooncache.conductor.core.fleet_book import Assignment, FleetBook, Shape
+from mooncache.conductor.core.fleet_book import Assignment, FleetBook, InstanceShape
 from mooncache.conductor.core.output_lengths import OutputLengths
 from mooncache.conductor.core.policy import find, placement, roles
-from mooncache.conductor.core.policy.fleet import DECODE, PREFILL, Standing
-from mooncache.conductor.core.policy.replication import Demand, copies_wanted, plan_replicas
+from mooncache.conductor.core.policy.fleet import DECODE, PREFILL, FleetSummary
+from mooncache.conductor.core.policy.replication import PrefixDemand, copies_wanted, plan_replicas
 from mooncache.conductor.core.policy.roles import NO_SIDE, Needs, RolePlanner
 from mooncache.conductor.core.policy.types import (
     NOBODY,
@@ -41,8 +41,8 @@ def assignment(name: str, compute_s: float = 2.0, **choice: object) -> Assignmen
 
 def pair() -> FleetBook:
     book = FleetBook()
-    book.add("p", Shape())
-    book.add("d", Shape(role=DECODE))
+    book.add("p", InstanceShape())
+    book.add("d", InstanceShape(role=DECODE))
     return book
 
 
@@ -69,7 +69,7 @@ def test_queue_is_what_is_left_of_pending_prefills() -> None:
 def test_who_fetches_shares_the_links() -> None:
     book = pair()
     book.set("p", transfer=TransferCost(0.0, 900.0))
-    book.add("s", Shape())
+    book.add("s", InstanceShape())
     book.assign(assignment("1", branch="fetch", fetch_tokens=10, source_row=2), 0.0)
     assert book.view(0.0).fetch_tokens_per_s[0] == pytest.approx(450.0)
     book.started("1", 1.0)
@@ -78,7 +78,7 @@ def test_who_fetches_shares_the_links() -> None:
 
 def test_members_of_a_pipeline_are_busy_together() -> None:
     book = pair()
-    book.add("q", Shape())
+    book.add("q", InstanceShape())
     book.assign(assignment("1", 4.0, members=(0, 2)), 0.0)
     assert book.view(1.0).queue_s.tolist() == pytest.approx([3.0, 0.0, 3.0])
     book.computed("1", 4.0)
@@ -172,7 +172,7 @@ def test_rows_are_used_again_and_late_words_of_the_old_one_change_nothing() -> N
     book.assign(assignment("1"), 0.0)
     book.remove("d")
     assert book.view(0.0).role[1] == -1
-    assert book.add("e", Shape(role=DECODE)) == 1
+    assert book.add("e", InstanceShape(role=DECODE)) == 1
     book.first_token("1", 3.0)
     book.ended("1", 4.0)
     assert book.view(4.0).sequences.tolist() == [0, 0]
@@ -204,7 +204,7 @@ def test_the_book_stays_whole(moves: list[tuple[int, str]]) -> None:
             there.discard(name)
         elif move == "leave":
             book.remove("d")
-            book.add("d", Shape(role=DECODE, group=number % 2))
+            book.add("d", InstanceShape(role=DECODE, group=number % 2))
         elif move == "change":
             book.set("p", ready=number % 2 == 0, prefill=PrefillCost(0.0, 1e-4 * number, 0.0, 0.0))
         elif move in ("started", "computed", "first_token"):
@@ -212,7 +212,7 @@ def test_the_book_stays_whole(moves: list[tuple[int, str]]) -> None:
         book.check()
         view = book.view(now_s)
         assert (view.queue_s >= 0).all()
-        assert plain(view.standing) == plain(Standing.of(view)), "the book kept what is not true any more"
+        assert plain(view.standing) == plain(FleetSummary.of(view)), "the book kept what is not true any more"
     for name in there:
         book.ended(name, 99.0)
     assert book.view(99.0).sequences.tolist() == pytest.approx([0.0, 0.0])
@@ -312,7 +312,7 @@ def test_when_both_sides_lack_the_slower_one_gets_more() -> None:
 
 def test_hot_prefixes_get_copies_and_lose_them() -> None:
     rows = (*(Row(f"p{i}", queue_s=float(i)) for i in range(6)), Row("d", role="decode"))
-    demand = Demand()
+    demand = PrefixDemand()
     for number in range(600):
         demand.use(1, 50_000, number * 0.1)
     demand.use(2, 500, 60.0)
@@ -346,7 +346,7 @@ def test_costs_that_cannot_be_are_passed_over(bad: float, policy: str) -> None:
     for number in range(3):
         choice = find(policy).choose(asked, book.view(float(number)), Rules(), random.Random(1))
         assert choice.admitted
-        assert choice.odd_rows == 0
+        assert choice.invalid_costs == 0
         book.assign(Assignment(str(number), choice, asked), float(number))
         book.first_token(str(number), number + 0.5)
     book.check()
@@ -356,9 +356,11 @@ def test_costs_that_cannot_be_are_passed_over(bad: float, policy: str) -> None:
 @pytest.mark.parametrize("bad", BAD)
 def test_a_newcomer_with_impossible_costs_gets_the_usual_ones(bad: float) -> None:
     book = FleetBook()
-    row = book.add("new", Shape(prefill=PrefillCost(bad, bad, bad, bad), decode=DecodeCost(0.02, bad, 0.0)))
-    assert book.view(0.0).prefill_cost(row) == Shape().prefill
-    assert book.view(0.0).decode_per_sequence_s[row] == Shape().decode.per_sequence_s
+    row = book.add(
+        "new", InstanceShape(prefill=PrefillCost(bad, bad, bad, bad), decode=DecodeCost(0.02, bad, 0.0))
+    )
+    assert book.view(0.0).prefill_cost(row) == InstanceShape().prefill
+    assert book.view(0.0).decode_per_sequence_s[row] == InstanceShape().decode.per_sequence_s
 
 
 def test_a_limit_is_found_however_few_instances_are_over_it() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mooncache.conductor.core import outcome
-from mooncache.conductor.core.asks import POOL_OK, Ask, Decision, PoolAnswer, Settings
+from mooncache.conductor.core.asks import POOL_OK, Decision, PoolAnswer, SchedulerSettings, SchedulingRequest
 from mooncache.conductor.core.landing import AWAY_FIRST_S, AWAY_MAX_S, Landings
 from mooncache.conductor.core.registry import READY, InstanceInfo
 from mooncache.conductor.core.scheduler import Scheduler
@@ -22,8 +22,8 @@ TOLD = {"asked_tokens": 3200, "hit_tokens": 0, "local_tokens": 0, "loaded_tokens
 class Clockwork:
     """A scheduler with a prefill and a decode instance, and requests one after the other."""
 
-    def __init__(self, settings: Settings | None = None) -> None:
-        self.core = Scheduler(settings or Settings(), random.Random(1), native_index)
+    def __init__(self, settings: SchedulerSettings | None = None) -> None:
+        self.core = Scheduler(settings or SchedulerSettings(), random.Random(1), native_index)
         for name, role in (("p", "prefill"), ("d", "decode")):
             info = InstanceInfo(name, 1, role, "m", group=1, kv_bytes_per_token=1024, max_sequences=64)
             self.core.register(info, READY, 0.0)
@@ -32,7 +32,9 @@ class Clockwork:
 
     def ask(self) -> Decision:
         self.count += 1
-        ask = Ask(f"r{self.count}", "m", BLOCKS * 16 + 5, "t", chain(f"k{self.count}", BLOCKS), group=1)
+        ask = SchedulingRequest(
+            f"r{self.count}", "m", BLOCKS * 16 + 5, "t", chain(f"k{self.count}", BLOCKS), group=1
+        )
         return self.core.schedule(ask, PoolAnswer(POOL_OK), self.now_s, 0.0)
 
     def tell(self, decision: Decision, phase: str, detail: dict[str, Any]) -> outcome.Learned:
@@ -104,7 +106,7 @@ def test_the_margin_for_unknown_engines_ends_although_nothing_is_learnt_of_their
 
 
 def test_blocks_get_the_configured_time_at_least() -> None:
-    work = Clockwork(Settings(handover_margin_s=60.0))
+    work = Clockwork(SchedulerSettings(handover_margin_s=60.0))
     for _ in range(5):
         decision = work.serve(landed=True)
         assert decision.handover_s == 60.0

@@ -13,15 +13,16 @@ import pytest
 
 from mooncache import errors
 from mooncache.conductor.background import replicate_prefixes
-from mooncache.conductor.core.asks import Ask, PoolAnswer, Settings
-from mooncache.conductor.core.fleet_book import Assignment, FleetBook, Shape
+from mooncache.conductor.core.asks import PoolAnswer, SchedulerSettings, SchedulingRequest
+from mooncache.conductor.core.fleet_book import Assignment, FleetBook, InstanceShape
 from mooncache.conductor.core.hot_prefixes import HotPrefixes, Speed
 from mooncache.conductor.core.policy.fleet import DECODE, PREFILL
 from mooncache.conductor.core.policy.types import Choice, Request, TransferCost
-from mooncache.conductor.core.registry import READY, Instance, InstanceInfo, Load
+from mooncache.conductor.core.registry import READY, Instance, InstanceInfo
 from mooncache.conductor.core.scheduler import Scheduler
-from mooncache.conductor.shell.instruments import Instruments
+from mooncache.conductor.shell.instruments import ConductorMetrics
 from mooncache.conductor.state import native_index
+from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.metrics import Metrics
 from tests.conductor.fleets import Row, choose
 from tests.conductor.support import BLOCK, chain
@@ -31,8 +32,8 @@ NOTHING = np.zeros(2, dtype=np.int64)
 
 def pair() -> FleetBook:
     book = FleetBook()
-    book.add("p", Shape())
-    book.add("d", Shape(role=DECODE))
+    book.add("p", InstanceShape())
+    book.add("d", InstanceShape(role=DECODE))
     return book
 
 
@@ -61,10 +62,10 @@ def test_a_prompt_beyond_the_memory_waits_for_what_runs_there_not_for_ever() -> 
 
 def test_a_late_end_of_a_fetch_does_not_free_the_links_of_whom_comes_after() -> None:
     book = pair()
-    book.add("e", Shape(role=PREFILL, transfer=TransferCost(0.0, 900.0)))
+    book.add("e", InstanceShape(role=PREFILL, transfer=TransferCost(0.0, 900.0)))
     book.assign(assignment("1", prefill=2, branch="fetch", fetch_tokens=10), 0.0)
     book.remove("e")
-    assert book.add("f", Shape(role=PREFILL, transfer=TransferCost(0.0, 900.0))) == 2
+    assert book.add("f", InstanceShape(role=PREFILL, transfer=TransferCost(0.0, 900.0))) == 2
     book.assign(assignment("2", prefill=2, branch="fetch", fetch_tokens=10), 0.0)
     book.started("1", 1.0)
     assert book.view(1.0).fetch_tokens_per_s[2] == 450.0, "the newcomer's fetch is still there"
@@ -102,7 +103,7 @@ def test_all_orders_of_a_plan_that_could_not_be_given_are_planned_again(
         pool=SimpleNamespace(connected=True, node_count=8),
         hot=hot,
         clock=clock,
-        instruments=Instruments(Metrics("conductor")),
+        instruments=ConductorMetrics(Metrics("conductor")),
     )
     asyncio.run(replicate_prefixes.run_once(state))
     assert len(asked) == 1, "a master that does not answer is not asked again and again"
@@ -136,13 +137,13 @@ def crowd(core: Scheduler, count: int) -> None:
         core.register(InstanceInfo(f"i{number}", 1, "both", "m", group=5), READY, 0.0)
 
 
-def ask(number: int, keys: bytes = b"", **more: Any) -> Ask:
-    return Ask(f"r{number}", "m", **{"prompt_tokens": 640, "keys": keys, "group": 5, **more})
+def ask(number: int, keys: bytes = b"", **more: Any) -> SchedulingRequest:
+    return SchedulingRequest(f"r{number}", "m", **{"prompt_tokens": 640, "keys": keys, "group": 5, **more})
 
 
 def test_what_settles_beside_the_event_loop_touches_no_snapshots() -> None:
     """A duty settles records in a thread while decisions settle others: only the event loop counts their bytes."""
-    core = Scheduler(Settings(snapshot_bytes_max=60_000), random.Random(1), native_index)
+    core = Scheduler(SchedulerSettings(snapshot_bytes_max=60_000), random.Random(1), native_index)
     crowd(core, 40)
     record = core.schedule(ask(1), PoolAnswer(), 0.0, 0.0).record
     packed = core.prepared(record)
@@ -156,7 +157,7 @@ def test_what_settles_beside_the_event_loop_touches_no_snapshots() -> None:
 
 
 def test_an_instance_that_is_gone_leaves_no_cost_models_behind() -> None:
-    core = Scheduler(Settings(suspect_after_s=1, lease_s=2), random.Random(1), native_index)
+    core = Scheduler(SchedulerSettings(suspect_after_s=1, lease_s=2), random.Random(1), native_index)
     info = InstanceInfo("a", 1, "both", "m", group=5, kv_bytes_per_token=1000)
     core.register(info, READY, 0.0)
     decision = core.schedule(ask(1), PoolAnswer(), 0.0, 0.0)
@@ -168,11 +169,11 @@ def test_an_instance_that_is_gone_leaves_no_cost_models_behind() -> None:
 
 
 def test_an_engine_that_was_started_again_has_nothing_of_others() -> None:
-    core = Scheduler(Settings(), random.Random(1), native_index)
+    core = Scheduler(SchedulerSettings(), random.Random(1), native_index)
     info = InstanceInfo("a", 1, "both", "m", group=5, kv_capacity_tokens=1000)
     engine: Instance = core.register(info, READY, 0.0)
     for now_s in (0.1, 0.2, 0.3):
-        core.report(engine, READY, Load(running=9, waiting=9, kv_usage=1.0), "", now_s)
+        core.report(engine, READY, InstanceLoad(running=9, waiting=9, kv_usage=1.0), "", now_s)
     assert core.models.of("m").book.view(0.3).sequences.tolist() == [18.0]
     core.register(replace(info, incarnation=2), READY, 0.4)
     seen = core.models.of("m").book.view(0.4)
@@ -180,7 +181,7 @@ def test_an_engine_that_was_started_again_has_nothing_of_others() -> None:
 
 
 def test_an_instance_with_larger_blocks_does_not_hold_more_than_the_prompt() -> None:
-    core = Scheduler(Settings(), random.Random(1), native_index)
+    core = Scheduler(SchedulerSettings(), random.Random(1), native_index)
     engine = core.register(InstanceInfo("a", 1, "both", "m", group=5, block_tokens=64), READY, 0.0)
     keys = chain("x", 40)
     core.cache.apply(engine, full=True, stored=keys, removed=b"", sequence=1, keys_max=100)
@@ -191,7 +192,7 @@ def test_an_instance_with_larger_blocks_does_not_hold_more_than_the_prompt() -> 
 
 def test_an_engine_that_was_started_again_generates_nothing_of_before() -> None:
     """Its gateway may have died with it: then nobody tells of the end."""
-    core = Scheduler(Settings(), random.Random(1), native_index)
+    core = Scheduler(SchedulerSettings(), random.Random(1), native_index)
     info = InstanceInfo("a", 1, "both", "m", group=5)
     engine = core.register(info, READY, 0.0)
     decision = core.schedule(ask(1), PoolAnswer(), 0.0, 0.0)

@@ -11,7 +11,7 @@ import pytest
 
 from mooncache import errors
 from mooncache.conductor.core import outcome
-from mooncache.conductor.core.asks import Ask, PoolAnswer, Settings
+from mooncache.conductor.core.asks import PoolAnswer, SchedulerSettings, SchedulingRequest
 from mooncache.conductor.core.registry import (
     GONE_MAX,
     LEASE_INTERVALS,
@@ -20,23 +20,25 @@ from mooncache.conductor.core.registry import (
     SUSPECT,
     SUSPECT_INTERVALS,
     InstanceInfo,
-    Load,
     Registry,
 )
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.state import native_index
 from mooncache.gateway.core.instance_list import InstanceList
+from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.conditions import until
 from tests.conductor.support import PASSPORT, Conductor, chain, instance, serve
 
 
 def test_requests_end_when_their_records_are_dropped() -> None:
-    core = Scheduler(Settings(decision_count_max=100), random.Random(1), native_index)
+    core = Scheduler(SchedulerSettings(decision_count_max=100), random.Random(1), native_index)
     core.register(InstanceInfo("a", 1, "both", "m"), READY, 0.0)
     lengths = core.models.of("m").lengths
     before = lengths.mean("", 0)
-    under_way = [core.schedule(Ask(f"r{i}", "m", 100), PoolAnswer(), 1.0, 0.0) for i in range(120)]
+    under_way = [
+        core.schedule(SchedulingRequest(f"r{i}", "m", 100), PoolAnswer(), 1.0, 0.0) for i in range(120)
+    ]
     assert len(core.records) == 100
     for decision in under_way:
         core.update(decision.decision_id, outcome.FIRST_TOKEN, 0.1, 1, {}, 2.0)
@@ -86,13 +88,13 @@ def test_instances_that_register_together_do_not_report_together() -> None:
     ]
     due_s = dict.fromkeys(range(1000), 70.0)
     for number, reporting in enumerate(instances):
-        registry.report(reporting, READY, Load(), "", 70.0)
+        registry.report(reporting, READY, InstanceLoad(), "", 70.0)
         due_s[number] += reporting.next_report_s
     for _ in range(3):
         in_slots = Counter(int(at_s * 10) for at_s in due_s.values())
         assert max(in_slots.values()) <= REPORTS_PER_S / 10 + 1, "the same in each tenth of a second"
         for number, at_s in due_s.items():
-            registry.report(instances[number], READY, Load(), "", at_s)
+            registry.report(instances[number], READY, InstanceLoad(), "", at_s)
             due_s[number] += instances[number].next_report_s
             assert due_s[number] - at_s == pytest.approx(1000 / REPORTS_PER_S)
 

@@ -18,8 +18,8 @@ from mooncache.conductor.core.policy.types import (
     WAIT,
     Choice,
     PrefillCost,
+    PrefixSource,
     Rules,
-    Source,
     TransferCost,
 )
 from tests.conductor.fleets import COST, FAST, OPEN, Row, choose, fleet, names, near, request
@@ -200,11 +200,11 @@ holders = st.lists(st.tuples(st.integers(0, 7), tokens, st.sampled_from((1e4, 1e
 def test_columns_price_every_row_as_its_ways_in_plain_numbers(
     rows: tuple[Row, ...], n: int, fields: dict[str, Any], held: list[tuple[int, int, float]]
 ) -> None:
-    found = tuple(Source(*source) for source in held if source[0] < len(rows))
+    found = tuple(PrefixSource(*source) for source in held if source[0] < len(rows))
     for row, count, _ in found:
         rows = (*rows[:row], rows[row].but(local_tokens=max(count, rows[row].local_tokens)), *rows[row + 1 :])
     # As much as one holder has, others have too: the fastest of them counts.
-    found += tuple(Source(NOBODY, source.tokens, 5e4) for source in found[:1])
+    found += tuple(PrefixSource(NOBODY, source.tokens, 5e4) for source in found[:1])
     asked, seen = request(rows, n, sources=found, **fields), fleet(*rows)
     priced = branches.scores(asked, seen, OPEN)
     for row in range(len(rows)):
@@ -269,7 +269,7 @@ def test_costs_that_are_no_numbers_never_win_and_are_told() -> None:
     for policy in ("mooncache", "algorithm1", "local"):
         choice = choose(rows, 4096, policy=policy)
         assert names(choice, rows) == ("p", "d"), policy
-        assert choice.odd_rows == 1, policy
+        assert choice.invalid_costs == 1, policy
     alone = (broken, Row("d", role="decode", prefill=broken.prefill))
     assert choose(alone, 4096).reason == "no_instance"
     blind = (Row("p"), Row("d", role="decode", sequences=float("nan")), Row("e", role="decode", sequences=99))
@@ -287,9 +287,9 @@ def test_the_longer_prefix_wins_until_its_queue_is_too_long() -> None:
 def test_nobody_reads_from_itself_and_slow_senders_are_seen() -> None:
     rows = (Row("p", queue_s=0.1), Row("owner", queue_s=9.0, local_tokens=4096), Row("d", role="decode"))
     rows = tuple(row.but(local_tokens=2 * row.local_tokens) for row in rows)
-    fast = choose(rows, 9000, sources=(Source(1, 8192, 1e6),))
+    fast = choose(rows, 9000, sources=(PrefixSource(1, 8192, 1e6),))
     assert (names(fast, rows), fast.branch, fast.source_row) == (("p", "d"), "fetch", 1)
-    slow = choose(rows, 9000, sources=(Source(1, 8192, 10.0),))
+    slow = choose(rows, 9000, sources=(PrefixSource(1, 8192, 10.0),))
     assert (slow.branch, slow.source_row) == ("local", NOBODY)
 
 
@@ -382,10 +382,10 @@ def test_held_newcomers_come_into_a_batch_that_keeps_the_promise(
 def test_waiting_that_may_take_longer_is_counted_against_the_promise() -> None:
     rows = (Row("p", queue_s=24.0), Row("d", role="decode"))
     assert choose(rows, 2048, rules=RULES, ttft_slo_s=30.0).admitted
-    late = choose(rows, 2048, rules=RULES, ttft_slo_s=30.0, comes_later=0.5)
+    late = choose(rows, 2048, rules=RULES, ttft_slo_s=30.0, lateness=0.5)
     assert late.reason == "ttft"
     idle = (Row("p"), Row("d", role="decode"))
-    strict = choose(idle, 2048, rules=RULES, ttft_slo_s=1.0, comes_later=0.9, ttft_strict=True)
+    strict = choose(idle, 2048, rules=RULES, ttft_slo_s=1.0, lateness=0.9, ttft_strict=True)
     assert strict.admitted == (strict.ttft_s <= 1.0), "nothing is waited for"
 
 

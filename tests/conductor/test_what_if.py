@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from mooncache.conductor.core.asks import Ask, PoolAnswer, Settings
+from mooncache.conductor.core.asks import PoolAnswer, SchedulerSettings, SchedulingRequest
 from mooncache.conductor.core.policy import NAMES
 from mooncache.conductor.core.policy.mooncache import Mooncache
 from mooncache.conductor.core.registry import READY, InstanceInfo
@@ -23,11 +23,13 @@ from tests.conductor.test_policy import asks, clusters
 
 
 def decided(instances: int, **limits: Any) -> tuple[Scheduler, Any]:
-    core = Scheduler(Settings(rules=OPEN, **limits), random.Random(1), native_index)
+    core = Scheduler(SchedulerSettings(rules=OPEN, **limits), random.Random(1), native_index)
     for number in range(instances):
         role = "decode" if number % 2 else "prefill"
         core.register(InstanceInfo(f"{role}-{number}", 1, role, "m", group=1), READY, 0.0)
-    decision = core.schedule(Ask("r", "m", 4000, keys=bytes(32 * 200), group=1), PoolAnswer(), 0.0, 0.0)
+    decision = core.schedule(
+        SchedulingRequest("r", "m", 4000, keys=bytes(32 * 200), group=1), PoolAnswer(), 0.0, 0.0
+    )
     core.settle(decision.record)
     return core, decision
 
@@ -58,7 +60,7 @@ def test_it_says_when_the_snapshot_is_gone() -> None:
 def test_snapshots_are_bounded() -> None:
     core, decision = decided(80, snapshot_bytes_max=20_000)
     for number in range(50):
-        core.settle(core.schedule(Ask(f"r{number}", "m", 4000), PoolAnswer(), 0.0, 0.0).record)
+        core.settle(core.schedule(SchedulingRequest(f"r{number}", "m", 4000), PoolAnswer(), 0.0, 0.0).record)
         assert core.snapshots.size_bytes <= 20_000
     assert 0 < len(core.snapshots) < 50
     assert core.snapshots.find(decision.decision_id) is None, "the oldest go first"

@@ -248,13 +248,13 @@ def two_shards(engine: Harness) -> Any:
 
 
 def test_a_load_of_two_shards_ends_with_the_second(make: Make, faulty: FaultyPool) -> None:
-    from mooncache.connectors.vllm.core.chain import Chain
+    from mooncache.connectors.vllm.core.chain import KeyChain
     from mooncache.connectors.vllm.messages import LoadEnd, StepReport
 
     engine = make()
     side = two_shards(engine)
     tokens = prompt(33, 2 * BLOCK_TOKENS + 1)
-    chain = Chain.begin(side._book._passports, tokens)
+    chain = KeyChain.begin(side._book._passports, tokens)
     faulty.blocks = {key: b"" for part in chain.packed(0, 2) for key in (part[:32], part[32:])}
     request = engine.add("r", tokens, ask=ask())
     assert side.matched(request, 0) == (None, False)

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooncache.client.keys import split_keys
 from mooncache.connectors.vllm.core.book import ANSWER_TTL_S, KEYS_ASKED_MAX, AskPool, RequestBook
-from mooncache.connectors.vllm.core.chain import Chain
+from mooncache.connectors.vllm.core.chain import KeyChain
 from mooncache.connectors.vllm.core.idle import FIRST_S, MAX_S, SHARE, IdleWait
 from mooncache.errors import InvalidArgument
 from mooncache.kvcache.keys import request_keys
-from mooncache.passport import Passport, split_keys
+from mooncache.passport import Passport
 
 SIZE = 4
 PASSPORT = Passport(
@@ -66,7 +67,7 @@ def test_a_chain_that_grew_equals_one_that_was_begun_long(
     begin: int, steps: list[int], public: int, salt: str
 ) -> None:
     tokens = list(range(100, 200))
-    chain = Chain.begin(
+    chain = KeyChain.begin(
         SHARDS, tokens[:begin], salt=salt, public_tokens=public if begin else 0, public_salt="p"
     )
     end = begin
@@ -81,7 +82,7 @@ def test_a_chain_that_grew_equals_one_that_was_begun_long(
 
 
 def test_shards_have_keys_of_their_own_and_a_block_needs_all_of_them() -> None:
-    chain = Chain.begin(SHARDS, range(3 * SIZE))
+    chain = KeyChain.begin(SHARDS, range(3 * SIZE))
     keys = split_keys(chain.interleaved())
     assert len(set(keys)) == 6
     assert keys[2] == chain.key(1, 0)
@@ -93,7 +94,7 @@ def test_shards_have_keys_of_their_own_and_a_block_needs_all_of_them() -> None:
 
 def test_tokens_that_are_none_have_no_chain() -> None:
     with pytest.raises(InvalidArgument):
-        Chain.begin([PASSPORT], [-1] * SIZE)
+        KeyChain.begin([PASSPORT], [-1] * SIZE)
     assert book().add("r", [-1] * SIZE, salt="", params=None) == "tokens"
 
 
@@ -303,7 +304,7 @@ def test_blocks_that_the_pool_holds_are_not_saved() -> None:
 def test_interleaving_is_the_same_for_any_number_of_shards() -> None:
     for count in (1, 2, 3, 8):
         shards = [dataclasses.replace(PASSPORT, tp_rank=rank, tp_size=count) for rank in range(count)]
-        chain = Chain.begin(shards, range(5 * SIZE))
+        chain = KeyChain.begin(shards, range(5 * SIZE))
         wanted = [chain.key(block, shard) for block in range(5) for shard in range(count)]
         assert split_keys(chain.interleaved()) == wanted
         for missing in range(5 * count):

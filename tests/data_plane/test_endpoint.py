@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mooncache.errors import InvalidArgument, ProtocolError, Unauthenticated
-from mooncache.store_node.state import NodeState
+from mooncache.store_node.state import StoreNodeState
 from tests.data_plane import wire
 from tests.data_plane.conftest import Start
 from tests.data_plane.wire import ENDPOINT, EXPOSE, Peer, frame, key_of, keys_meta
@@ -58,7 +58,7 @@ def test_without_rdma_the_answer_is_a_reason(start: Start) -> None:
 
 
 def test_what_is_counted_of_a_rail_can_be_told_to_the_master(rdma_server: Any) -> None:
-    (told,) = NodeState.rails(cast("NodeState", SimpleNamespace(core=rdma_server)))
+    (told,) = StoreNodeState.rails(cast("StoreNodeState", SimpleNamespace(core=rdma_server)))
     assert told.device == "fake0" and told.up and told.mtu_bytes == 4096
 
 

@@ -66,7 +66,7 @@ class Live:
 
 def declared_labels() -> dict[str, set[str]]:
     """Labels as the services declare them, for metrics that nothing has moved yet."""
-    from mooncache.conductor.shell.instruments import Instruments
+    from mooncache.conductor.shell.instruments import ConductorMetrics
     from mooncache.gateway.metrics import GatewayMetrics
     from mooncache.metrics import Metrics, RpcMetrics
 
@@ -78,7 +78,7 @@ def declared_labels() -> dict[str, set[str]]:
         if job == "gateway":
             GatewayMetrics(metrics)
         if job == "conductor":
-            Instruments(metrics)
+            ConductorMetrics(metrics)
         registry: CollectorRegistry = metrics.registry
         for family in list(registry._collector_to_names):
             for name in registry._collector_to_names[family]:

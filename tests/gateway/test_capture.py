@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from mooncache.cli.app import run
 from mooncache.config.serving import GatewaySection
 from mooncache.errors import ConfigInvalid
-from mooncache.gateway.core.capture import DIGEST_BYTES, Numbering, Prompt, block_digests
+from mooncache.gateway.core.capture import DIGEST_BYTES, CapturedPrompt, Numbering, block_digests
 from mooncache.gateway.shell import capture as shell
 from mooncache.simulate import paper_cluster, simulate
 from mooncache.traces import read
@@ -301,7 +301,7 @@ def test_ids_are_equal_exactly_for_equal_beginnings(
     meaning: dict[int, tuple[int, ...]] = {}
     parents: dict[int, int] = {}
     for prompt, scope, public in requests:
-        ids = numbering.blocks(block_digests(Prompt(prompt, scope, public), 4, b"s" * 32))
+        ids = numbering.blocks(block_digests(CapturedPrompt(prompt, scope, public), 4, b"s" * 32))
         assert len(ids) == -(-len(prompt) // 4)
         for number, block in enumerate(ids):
             assert meaning.setdefault(block, tuple(prompt[: 4 * number + 4])) == tuple(
@@ -315,7 +315,7 @@ def test_tenants_share_what_is_public_and_nothing_else() -> None:
     prompt, salt = array("I", range(40)), b"s" * 32
 
     def digests(scope: str, public: int, salt: bytes = salt) -> list[bytes]:
-        data = block_digests(Prompt(prompt, scope, public), 8, salt)
+        data = block_digests(CapturedPrompt(prompt, scope, public), 8, salt)
         return [data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)]
 
     one, two = digests("a", 20), digests("b", 20)
@@ -347,7 +347,7 @@ def writer(path: Path, **more: Any) -> tuple[shell.Capture, Counts]:
 
 
 def begin(capture: shell.Capture) -> shell.Ticket | None:
-    prompt = Prompt(array("I", range(16)), "scope")
+    prompt = CapturedPrompt(array("I", range(16)), "scope")
     return capture.begin([prompt], tenant="a", session="", now_s=1.0)
 
 

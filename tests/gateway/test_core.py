@@ -15,17 +15,17 @@ from mooncache import errors
 from mooncache.errors import ConfigInvalid, EngineFailed
 from mooncache.gateway.core import body, faults, keyfile, legs, plan, usage
 from mooncache.gateway.core.cors import cors_headers
-from mooncache.gateway.core.fleet import Fleet
+from mooncache.gateway.core.fleet import FleetView
 from mooncache.gateway.core.openapi import document
-from mooncache.gateway.core.rate_limit import Limits, RateLimiter
+from mooncache.gateway.core.rate_limit import RateLimiter, RateLimits
 from mooncache.gateway.core.sse import Splitter, StreamEditor, edit_answer, has_data
-from mooncache.kvcache.params import Ask, Told
+from mooncache.kvcache.params import CacheReport, LegHint
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 
 def decode_body(data: bytes, salt: str, *, chat: bool) -> bytes:
     """What the engine gets for a client's body."""
-    return legs.decode_body(legs.forwarded(*body.parse(data, chat=chat, choice_count_max=8)), salt, Ask())
+    return legs.decode_body(legs.forwarded(*body.parse(data, chat=chat, choice_count_max=8)), salt, LegHint())
 
 
 def test_a_gateway_that_ends_says_so_and_nothing_of_store_nodes() -> None:
@@ -49,7 +49,7 @@ def test_internal_fields_of_clients_are_dropped(name: str) -> None:
     data = json.dumps({"model": "m", "messages": [{"role": "user"}], name: value}).encode()
     sent = json.loads(decode_body(data, "salt", chat=True))
     assert name not in sent or name == "kv_transfer_params"
-    assert sent["kv_transfer_params"] == Ask().to_params()
+    assert sent["kv_transfer_params"] == LegHint().to_params()
     assert sent["cache_salt"] == "salt"
 
 
@@ -61,10 +61,10 @@ def test_stream_options_are_only_sent_with_a_stream() -> None:
 
 
 def test_prefill_body_has_the_prompt_and_one_token() -> None:
-    sent = json.loads(legs.prefill_body("m", legs.prompt_json([[1, 2], [3]]), "s", Ask(role="prefill")))
+    sent = json.loads(legs.prefill_body("m", legs.prompt_json([[1, 2], [3]]), "s", LegHint(role="prefill")))
     assert sent["prompt"] == [[1, 2], [3]]
     assert sent["max_tokens"] == 1
-    assert json.loads(legs.prefill_body("m", legs.prompt_json([[1, 2]]), "s", Ask()))["prompt"] == [1, 2]
+    assert json.loads(legs.prefill_body("m", legs.prompt_json([[1, 2]]), "s", LegHint()))["prompt"] == [1, 2]
     assert legs.complete_tokens([40, 20], 16) == 32
     assert legs.complete_tokens([], 16) == legs.complete_tokens([1], 0) == 0
 
@@ -109,8 +109,8 @@ def test_cuts_do_not_change_a_stream(cuts: list[int], wants_usage: bool) -> None
             out += editor.take(block)
     assert out == expected
     assert editor.done and not splitter.rest
-    assert editor.usage == usage.Usage(9, 2, None)
-    assert editor.told == Told(hit_tokens=8)
+    assert editor.usage == usage.TokenUsage(9, 2, None)
+    assert editor.told == CacheReport(hit_tokens=8)
     assert (b'"cached_tokens":8' in out) is wants_usage
     assert b"kv_transfer_params" not in out
     assert b": ping" in out
@@ -194,7 +194,7 @@ def test_any_engine_error_is_normalised(status: int, data: bytes) -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(0, 50)), max_size=60), st.integers(1, 120))
 def test_nobody_gets_more_than_the_rate(steps: list[tuple[float, int]], per_minute: int) -> None:
-    limiter, limits, now_s, admitted = RateLimiter(), Limits(per_minute, 0), 100.0, 0
+    limiter, limits, now_s, admitted = RateLimiter(), RateLimits(per_minute, 0), 100.0, 0
     for pause_s, _ in steps:
         now_s += pause_s
         verdict = limiter.ask("t", limits, now_s)
@@ -208,7 +208,7 @@ def test_nobody_gets_more_than_the_rate(steps: list[tuple[float, int]], per_minu
 
 
 def test_tokens_may_be_charged_below_zero_and_are_paid_back() -> None:
-    limiter, limits = RateLimiter(), Limits(0, 60)
+    limiter, limits = RateLimiter(), RateLimits(0, 60)
     assert not limiter.ask("t", limits, 0.0).limit
     limiter.charge("t", limits, 120, 0.0)
     refused = limiter.ask("t", limits, 0.0)
@@ -220,14 +220,14 @@ def test_tokens_may_be_charged_below_zero_and_are_paid_back() -> None:
 def test_number_of_buckets_is_limited() -> None:
     limiter = RateLimiter(tenant_count_max=2)
     for number in range(100):
-        limiter.ask(str(number), Limits(5, 5), 0.0)
+        limiter.ask(str(number), RateLimits(5, 5), 0.0)
         limiter.check()
 
 
 def test_key_file() -> None:
     digest = hashlib.sha256(b"k").hexdigest()
     text = f'[[key]]\nsha256 = "{digest.upper()}"\ntenant = "a"\ntokens_per_minute = 5\n'
-    assert keyfile.parse(text, Limits(7, 9)) == {digest: keyfile.ApiKey("a", Limits(7, 5))}
+    assert keyfile.parse(text, RateLimits(7, 9)) == {digest: keyfile.ApiKey("a", RateLimits(7, 5))}
     for wrong in (
         "x",
         "a = 1",
@@ -239,7 +239,7 @@ def test_key_file() -> None:
         text + text,
     ):
         with pytest.raises(ConfigInvalid):
-            keyfile.parse(wrong, Limits())
+            keyfile.parse(wrong, RateLimits())
 
 
 def test_plan_without_a_second_instance_has_no_prefill_leg() -> None:
@@ -250,9 +250,9 @@ def test_plan_without_a_second_instance_has_no_prefill_leg() -> None:
 
 def test_decode_leg_is_kept_only_on_its_instance() -> None:
     a, b = plan.LegPlan("a", ""), plan.LegPlan("b", "")
-    assert plan.keeps_decode(plan.Plan(a, b), plan.Plan(a, b))
-    assert not plan.keeps_decode(plan.Plan(a, b), plan.Plan(a))
-    assert not plan.keeps_decode(plan.Plan(a, b), plan.Plan(b, a))
+    assert plan.keeps_decode(plan.RequestPlan(a, b), plan.RequestPlan(a, b))
+    assert not plan.keeps_decode(plan.RequestPlan(a, b), plan.RequestPlan(a))
+    assert not plan.keeps_decode(plan.RequestPlan(a, b), plan.RequestPlan(b, a))
 
 
 def test_too_long() -> None:
@@ -264,7 +264,7 @@ def test_too_long() -> None:
 
 
 def test_fleet_forgets_instances_but_not_models() -> None:
-    fleet, wall_s = Fleet(), iter((9e8, 1e9, 1.0, 2e9, 3.0, 1e9, 4.0, 5.0))  # a clock that jumps
+    fleet, wall_s = FleetView(), iter((9e8, 1e9, 1.0, 2e9, 3.0, 1e9, 4.0, 5.0))  # a clock that jumps
     ready = {"state": pb.INSTANCE_STATE_READY, "model": "m"}
     views = [
         pb.InstanceView(instance=pb.Instance(instance_id="p", role=pb.INSTANCE_ROLE_PREFILL, **ready)),

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from mooncache.auth import cache_salt
 from mooncache.kvcache.keys import content_passport, request_keys
-from mooncache.kvcache.params import Ask, Told
+from mooncache.kvcache.params import CacheReport, LegHint
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.conditions import until
 from tests.gateway.model_folder import BLOCK_TOKENS, instance_fields, passport_of
@@ -48,8 +48,8 @@ async def post(bench: Bench, http: aiohttp.ClientSession, body: dict[str, Any], 
         return await response.json()
 
 
-def ask_of(body: dict[str, Any]) -> Ask:
-    return Ask.from_params(body["kv_transfer_params"])
+def ask_of(body: dict[str, Any]) -> LegHint:
+    return LegHint.from_params(body["kv_transfer_params"])
 
 
 async def test_both_legs_carry_the_same_id_salt_and_tokens(
@@ -82,7 +82,7 @@ async def test_both_legs_carry_the_same_id_salt_and_tokens(
         assert not prefill.requests[0]["stream"]
         assert {prefill.requests[0]["cache_salt"], decode.requests[0]["cache_salt"]} == {salt}
         assert ask_of(prefill.requests[0]).role == "prefill"
-        assert ask_of(decode.requests[0]) == Ask(
+        assert ask_of(decode.requests[0]) == LegHint(
             role="decode", wait_tokens=complete, wait_ms=1000, request_id="req-1"
         )
         assert prefill.headers[0]["x-request-id"] == decode.headers[0]["x-request-id"] == "req-1"
@@ -276,7 +276,7 @@ async def test_a_decode_leg_that_waited_in_vain_is_counted(
     tmp_path: Path, tokenizer_folder: Path, http: aiohttp.ClientSession
 ) -> None:
     async def in_vain(engine: FakeEngine, _request: web.Request, _body: dict[str, Any]) -> web.Response:
-        told = Told(outcome="timeout", waited_ms=900.0).to_params()
+        told = CacheReport(outcome="timeout", waited_ms=900.0).to_params()
         answer = {"choices": [], "usage": usage_of(engine), "kv_transfer_params": told}
         return web.json_response(answer)
 

@@ -25,8 +25,8 @@ from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.config import load
 from mooncache.hf_engine.core.sequence import Sampling, Sequence
 from mooncache.hf_engine.engine import Output
-from mooncache.hf_engine.service import Options, Parts, build
-from mooncache.kvcache.params import Ask, Told
+from mooncache.hf_engine.service import HfOptions, Parts, build
+from mooncache.kvcache.params import CacheReport, LegHint
 from mooncache.ports import free_port
 from tests.conditions import wait_until
 
@@ -68,7 +68,7 @@ class Collector:
         return self.outputs[-1].finish
 
     @property
-    def told(self) -> Told:
+    def told(self) -> CacheReport:
         told = self.outputs[-1].told
         assert told is not None
         return told
@@ -81,7 +81,7 @@ class Lab:
         self.parts, self.engine = parts, parts.engine
 
     def sequence(
-        self, prompt: list[int], *, tokens: int = 12, ask: Ask | None = None, salt: str = "", **more: Any
+        self, prompt: list[int], *, tokens: int = 12, ask: LegHint | None = None, salt: str = "", **more: Any
     ) -> Sequence:
         more.setdefault("temperature", 0.0)
         return Sequence(
@@ -90,7 +90,7 @@ class Lab:
             passport=self.parts.passport,
             block_tokens=self.parts.passport.block_tokens,
             salt=salt,
-            ask=ask or Ask(),
+            ask=ask or LegHint(),
             sink=Collector(),
         )
 
@@ -145,7 +145,7 @@ def make_lab(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Lab]]
         values = {"hf.block_tokens": BLOCK, "hf.kv_cache_bytes": 16 << 20, "cluster.state_dir": str(tmp_path)}
         values |= {"connector.enabled": connect is not None}
         values |= {name.replace("__", "."): value for name, value in settings.items()}
-        parts = build(load(env={}, overrides=values), Options(model=str(model_folder)), connect)
+        parts = build(load(env={}, overrides=values), HfOptions(model=str(model_folder)), connect)
         parts.start()
         running.append(parts)
         if connect is not None and parts.pool is not None and getattr(connect, "reachable", True):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mooncache.errors import InvalidArgument, ModelUnknown, PromptTooLong
 from mooncache.gateway.tokens.template import ChatTemplates, special_tokens
 from mooncache.hf_engine.core.chat import conversation
-from mooncache.hf_engine.requests import CHOICES_MAX, Limits, parse
+from mooncache.hf_engine.requests import CHOICES_MAX, RequestLimits, parse
 from mooncache.hf_engine.tokens import ChatTokenizer, takes_parts
 from tests.hostile.any_json import DEEP, JSON, objects
 
@@ -113,7 +113,7 @@ def test_a_request_cannot_bring_a_template(tokenizer: ChatTokenizer) -> None:
         tokenizer.encode_chat([USER], variables={"chat_template": "{{ 1 }}"})
 
 
-LIMITS = Limits(model="m", tokens_max=64, vocab=200, eos_ids=frozenset({1}))
+LIMITS = RequestLimits(model="m", tokens_max=64, vocab=200, eos_ids=frozenset({1}))
 NUMBERS = st.integers() | st.floats() | st.sampled_from([0, 1, -1, 64, 1 << 64, 10**400])
 FIELDS = {
     "model": st.just("m") | JSON,

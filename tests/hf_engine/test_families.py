@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from mooncache.errors import ConfigInvalid, Unsupported
-from mooncache.hf_engine.attention import Span
+from mooncache.hf_engine.attention import TokenSpan
 from mooncache.hf_engine.model_runner import ModelRunner
 from tests.hf_engine.conftest import prompt
 
@@ -38,10 +38,10 @@ def test_logits_are_the_models_own(tmp_path: Path, family: str) -> None:
     runner = ModelRunner(tmp_path, dtype="float32", device="cpu", block_tokens=16, kv_cache_bytes=1 << 20)
     prompts = [prompt(40, 1), prompt(75, 2)]
     tables = [[3, 1, 7], [2, 9, 4, 0, 5]]
-    runner.forward([p[:30] for p in prompts], [Span(t, 0, 30) for t in tables], [0])
-    spans = [Span(t, 30, len(p) - 31) for p, t in zip(prompts, tables, strict=True)]
+    runner.forward([p[:30] for p in prompts], [TokenSpan(t, 0, 30) for t in tables], [0])
+    spans = [TokenSpan(t, 30, len(p) - 31) for p, t in zip(prompts, tables, strict=True)]
     runner.forward([p[30:-1] for p in prompts], spans, [])
-    last = [Span(t, len(p) - 1, 1) for p, t in zip(prompts, tables, strict=True)]
+    last = [TokenSpan(t, len(p) - 1, 1) for p, t in zip(prompts, tables, strict=True)]
     found = runner.forward([p[-1:] for p in prompts], last, [0, 1])
     with torch.inference_mode():
         for one, row in zip(prompts, found, strict=True):

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import mooncache
+from mooncache.client.keys import split_keys
 from mooncache.errors import Draining, MasterUnavailable
 from mooncache.hf_engine.core.sequence import State
 from mooncache.kvcache.keys import request_keys
-from mooncache.kvcache.params import Ask
-from mooncache.passport import split_keys
+from mooncache.kvcache.params import LegHint
 from tests.conditions import wait_until
 from tests.hf_engine.conftest import BLOCK, WAIT_S, Lab, prompt, start_cluster
 
@@ -106,7 +106,7 @@ def test_a_batch_loads_and_computes_at_once(make_lab: Callable[..., Lab], connec
 def test_public_tokens_are_shared_and_the_rest_is_not(make_lab: Callable[..., Lab], connect: Connect) -> None:
     first, second = make_lab(connect), make_lab(connect)
     one = prompt(10 * BLOCK, 31)
-    ask = Ask(public_tokens=4 * BLOCK + 3, public_salt="everybody")
+    ask = LegHint(public_tokens=4 * BLOCK + 3, public_salt="everybody")
     first.run(one, salt="tenant-1", ask=ask)
     first.settled()
     assert second.run(one, salt="tenant-2")[0].told.hit_tokens == 0
@@ -233,7 +233,7 @@ def test_an_evicted_local_copy_is_offered_again(make_lab: Callable[..., Lab], co
 def test_awaited_blocks_that_come(make_lab: Callable[..., Lab], connect: Connect) -> None:
     prefill, decode = make_lab(connect), make_lab(connect)
     one = prompt(200, 51)
-    ask = Ask(role="decode", wait_tokens=12 * BLOCK, wait_ms=60_000)
+    ask = LegHint(role="decode", wait_tokens=12 * BLOCK, wait_ms=60_000)
     waiting = decode.submit(one, ask=ask)[0]
     decode.on_engine(lambda: None)
     assert waiting.state is State.LOOKUP and not waiting.sink.first.is_set()
@@ -251,14 +251,14 @@ def test_awaited_blocks_that_come(make_lab: Callable[..., Lab], connect: Connect
 def test_awaited_blocks_that_never_come(make_lab: Callable[..., Lab], connect: Connect) -> None:
     lab, alone = make_lab(connect), make_lab()
     one = prompt(200, 52)
-    result = lab.run(one, ask=Ask(role="decode", wait_tokens=12 * BLOCK, wait_ms=50))[0]
+    result = lab.run(one, ask=LegHint(role="decode", wait_tokens=12 * BLOCK, wait_ms=50))[0]
     assert result.told.outcome == "timeout" and result.told.hit_tokens == 0 and result.told.waited_ms >= 50
     assert [result.tokens] == alone.tokens(one)
 
 
 def test_others_run_while_one_waits(make_lab: Callable[..., Lab], connect: Connect) -> None:
     lab = make_lab(connect, hf__batch_max=1)
-    waiting = lab.submit(prompt(200, 53), ask=Ask(wait_tokens=192, wait_ms=60_000))[0]
+    waiting = lab.submit(prompt(200, 53), ask=LegHint(wait_tokens=192, wait_ms=60_000))[0]
     assert len(lab.tokens(prompt(50, 54))[0]) == 12
     assert waiting.state is State.LOOKUP
     lab.engine.abort([waiting])

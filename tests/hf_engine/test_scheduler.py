@@ -7,9 +7,9 @@ import random
 import pytest
 
 from mooncache.hf_engine.core.blocks import BlockPool
-from mooncache.hf_engine.core.scheduler import Scheduler
+from mooncache.hf_engine.core.scheduler import BatchScheduler
 from mooncache.hf_engine.core.sequence import Sampling, Sequence, State
-from mooncache.kvcache.params import Ask
+from mooncache.kvcache.params import LegHint
 from mooncache.passport import Passport
 
 BLOCK = 4
@@ -36,8 +36,8 @@ def sequence(tokens: list[int], max_tokens: int = 4, **more: object) -> Sequence
     return made
 
 
-def scheduler(blocks: int = 32, batch_max: int = 4, chunk_tokens: int = 8) -> Scheduler:
-    return Scheduler(BlockPool(blocks), batch_max=batch_max, chunk_tokens=chunk_tokens)
+def scheduler(blocks: int = 32, batch_max: int = 4, chunk_tokens: int = 8) -> BatchScheduler:
+    return BatchScheduler(BlockPool(blocks), batch_max=batch_max, chunk_tokens=chunk_tokens)
 
 
 def test_prompts_share_a_budget_and_others_go_on_decoding() -> None:
@@ -96,8 +96,8 @@ def test_loads_cover_what_the_pool_has_beyond_the_local_blocks() -> None:
 
 
 def test_awaited_blocks_leave_one_to_compute() -> None:
-    assert sequence(list(range(16)), ask=Ask(wait_tokens=16)).awaited_blocks == 3
-    assert sequence(list(range(17)), ask=Ask(wait_tokens=16)).awaited_blocks == 4
+    assert sequence(list(range(16)), ask=LegHint(wait_tokens=16)).awaited_blocks == 3
+    assert sequence(list(range(17)), ask=LegHint(wait_tokens=16)).awaited_blocks == 4
 
 
 @pytest.mark.parametrize("seed", range(30))

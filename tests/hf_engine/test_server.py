@@ -19,7 +19,7 @@ from mooncache.hf_engine.server import ServerState, deliver_to, make_app
 from mooncache.hf_engine.service import Parts
 from mooncache.hf_engine.tokens import ChatTokenizer
 from mooncache.kvcache.keys import passport_from_json
-from mooncache.kvcache.params import FIELD, Ask, Told
+from mooncache.kvcache.params import FIELD, CacheReport, LegHint
 from tests.conditions import wait_until
 from tests.hf_engine.conftest import (
     API_KEY,
@@ -88,7 +88,7 @@ def test_completion(server: Server) -> None:
     again = complete(server, one)
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
     assert again["choices"][0]["token_ids"] == choice["token_ids"]
-    told = Told.from_params(again[FIELD])
+    told = CacheReport.from_params(again[FIELD])
     assert told is not None and told.local_tokens == 48
 
 
@@ -179,8 +179,8 @@ def test_stop_strings(server: Server) -> None:
 
 
 def test_awaited_tokens_without_a_pool_do_not_wait(server: Server) -> None:
-    ask = Ask(role="decode", wait_tokens=48, wait_ms=60_000)
-    told = Told.from_params(complete(server, prompt(50, 4), **{FIELD: ask.to_params()})[FIELD])
+    ask = LegHint(role="decode", wait_tokens=48, wait_ms=60_000)
+    told = CacheReport.from_params(complete(server, prompt(50, 4), **{FIELD: ask.to_params()})[FIELD])
     assert told is not None and told.outcome == "pool_absent"
 
 
@@ -268,10 +268,10 @@ def test_models_paths_and_keys(server: Server) -> None:
 
 def test_beyond_loopback_the_engine_does_not_start_without_a_key(model_folder: Path, tmp_path: Path) -> None:
     from mooncache.config import load
-    from mooncache.hf_engine.service import EXIT_CONFIG, Options, run
+    from mooncache.hf_engine.service import EXIT_CONFIG, HfOptions, run
 
     config = load(env={}, overrides={"cluster.state_dir": tmp_path})
-    assert run(config, Options(model=str(model_folder), host="0.0.0.0")) == EXIT_CONFIG
+    assert run(config, HfOptions(model=str(model_folder), host="0.0.0.0")) == EXIT_CONFIG
 
 
 def test_a_closed_stream_and_a_closed_wait_are_aborted(server: Server) -> None:
@@ -435,7 +435,7 @@ def test_two_processes_share_a_pool(model_folder: Path, tmp_path: Path) -> None:
         for server in servers:
             wait_until(lambda server=server: "pool_connected" in server.log.read_text(), "the pool is found")
         one = prompt(300, 9)
-        ask = Ask(role="decode", wait_tokens=288, wait_ms=60_000)
+        ask = LegHint(role="decode", wait_tokens=288, wait_ms=60_000)
         found: list[Any] = []
         leg = threading.Thread(target=lambda: found.append(complete(decode, one, **{FIELD: ask.to_params()})))
         leg.start()
@@ -443,7 +443,7 @@ def test_two_processes_share_a_pool(model_folder: Path, tmp_path: Path) -> None:
         first = complete(prefill, one, max_tokens=1)
         leg.join(60)
         (answer,) = found
-        told = Told.from_params(answer[FIELD])
+        told = CacheReport.from_params(answer[FIELD])
         assert told is not None and told.loaded_tokens == 288 and told.outcome == "hit" and told.waited_ms > 0
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 288
         assert answer["choices"][0]["token_ids"][:1] == first["choices"][0]["token_ids"]

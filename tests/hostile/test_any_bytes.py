@@ -29,12 +29,12 @@ from mooncache.coordination.embedded import EmbeddedCoordinator
 from mooncache.coordination.etcd import _number, _record
 from mooncache.errors import ConfigInvalid, EngineFailed, InvalidArgument, MooncacheError, Unauthenticated
 from mooncache.gateway.core import keyfile, prepared, sse
-from mooncache.gateway.core.rate_limit import Limits
+from mooncache.gateway.core.rate_limit import RateLimits
 from mooncache.gateway.tokens import beside
 from mooncache.hf_engine.core import chat
 from mooncache.kvcache import identity
 from mooncache.kvcache.keys import passport_from_json
-from mooncache.kvcache.params import Ask, Told
+from mooncache.kvcache.params import CacheReport, LegHint
 from mooncache.worker.core import facts
 from tests.hostile.any_json import DEEP, objects, texts
 
@@ -62,8 +62,8 @@ def test_the_facts_that_an_engine_answers(models: Any, version: Any, number: str
 
 @given(objects("mooncache", "wait_tokens", "wait_ms", "hit_tokens", "outcome"))
 def test_what_legs_and_engines_tell_each_other(params: Any) -> None:
-    assert isinstance(Ask.from_params(params), Ask)
-    told = Told.from_params(params)
+    assert isinstance(LegHint.from_params(params), LegHint)
+    told = CacheReport.from_params(params)
     assert told is None or told.hit_tokens >= 0
 
 
@@ -132,7 +132,7 @@ def test_a_frame_of_the_tokeniser(data: bytes) -> None:
 )
 def test_the_keys_of_a_gateway(text: str) -> None:
     with contextlib.suppress(ConfigInvalid):
-        assert isinstance(keyfile.parse(text, Limits()), dict)
+        assert isinstance(keyfile.parse(text, RateLimits()), dict)
 
 
 def settled(read: Callable[[], Any], refused: type[MooncacheError]) -> None:

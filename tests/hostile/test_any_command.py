@@ -21,7 +21,7 @@ from mooncache.rpc import STORE_NODE_SERVICE, RpcTable
 from mooncache.run_op import OpRunner
 from mooncache.store_node.copier import NativeCopier
 from mooncache.store_node.service import HANDLERS
-from mooncache.store_node.state import Identity, NodeState
+from mooncache.store_node.state import NodeIdentity, StoreNodeState
 from tests.hostile.test_any_request import Steps, requests, send
 
 SECRET = b"any command".ljust(32, b".")
@@ -58,9 +58,9 @@ def server() -> Iterator[Any]:
     assert native.stats()["store_pins"] == 0, "of blocks that are not there nothing is pinned"
 
 
-def node_of(server: Any, copier: NativeCopier, own: common_pb2.Endpoints) -> NodeState:
-    return NodeState(
-        identity=Identity("node", "host", 7, "test", 0),
+def node_of(server: Any, copier: NativeCopier, own: common_pb2.Endpoints) -> StoreNodeState:
+    return StoreNodeState(
+        identity=NodeIdentity("node", "host", 7, "test", 0),
         core=server,
         endpoints=own,
         segments=[],

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from mooncache.client.keys import split_keys
 from mooncache.client.results import GetResult, MatchResult, PutResult
 from mooncache.errors import NotFound, error_for
-from mooncache.passport import split_keys
 
 WAIT_S = 60.0
 

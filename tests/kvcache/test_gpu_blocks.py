@@ -200,10 +200,10 @@ def test_a_mover_moves_blocks_of_a_gpu(engine: Engine, mover: mv.Mover, faulty: 
     for block in range(4):
         engine.write(block, block + 1)
     names = tuple(key(number) for number in range(4))
-    mover.save(mv.Job("save", names, (0, 1, 2, 3)))
+    mover.save(mv.TransferJob("save", names, (0, 1, 2, 3)))
     assert take(mover, mover.take_saves).stored == (0, 1, 2, 3)
     assert faulty.blocks[key(2)] == expected(3)
-    mover.load(mv.Job("load", names, (7, 6, 5, 4)))
+    mover.load(mv.TransferJob("load", names, (7, 6, 5, 4)))
     report = take(mover, mover.take_loads)
     assert (report.loaded, report.reason) == (4, "")
     assert [engine.read(block) for block in (7, 6, 5, 4)] == [expected(value) for value in (1, 2, 3, 4)]
@@ -214,7 +214,7 @@ def test_a_load_is_reported_when_the_gpu_is_through_with_its_blocks(
 ) -> None:
     faulty.blocks[key(1)] = expected(8)
     gpu.hang(True)
-    mover.load(mv.Job("load", (key(1),), (6,)))
+    mover.load(mv.TransferJob("load", (key(1),), (6,)))
     assert faulty.entered.wait(WAIT_S)
     time.sleep(0.5)
     assert not mover.take_loads() and mover.loading == 1  # the time limit has passed, the copy has not ended
@@ -227,7 +227,7 @@ def test_a_save_of_a_gpu_that_hangs_ends_at_its_limit(
     engine: Engine, mover: mv.Mover, faulty: FaultyPool, gpu: PretendedGpu
 ) -> None:
     gpu.hang(True)
-    mover.save(mv.Job("save", (key(1),), (6,)))
+    mover.save(mv.TransferJob("save", (key(1),), (6,)))
     report = take(mover, mover.take_saves)
     assert (report.stored, report.lost) == ((), {mv.TIMEOUT: 1})
     assert not faulty.blocks
@@ -239,7 +239,7 @@ def test_an_engine_may_end_while_a_gpu_hangs(
 ) -> None:
     faulty.blocks[key(1)] = expected(8)
     gpu.hang(True)
-    mover.load(mv.Job("load", (key(1),), (6,)))
+    mover.load(mv.TransferJob("load", (key(1),), (6,)))
     assert faulty.entered.wait(WAIT_S)
     mover.close()
     assert take(mover, mover.take_loads).loaded == 0

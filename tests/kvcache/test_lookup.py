@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from mooncache.errors import NodeUnavailable, NoNodes
-from mooncache.kvcache.lookup import ABSENT, FAILED, FOUND, TIMEOUT, Answer, Lookups, Question
+from mooncache.kvcache.lookup import ABSENT, FAILED, FOUND, TIMEOUT, LookupRequest, LookupResult, Lookups
 from mooncache.kvcache.pool_link import PoolLink
 from tests.kvcache.conftest import WAIT_S
 from tests.kvcache.faulty import FaultyPool
@@ -30,7 +30,7 @@ def lookups(faulty_link: PoolLink) -> Iterator[Lookups]:
     made.close()
 
 
-def answer_of(lookups: Lookups, name: str) -> Answer:
+def answer_of(lookups: Lookups, name: str) -> LookupResult:
     deadline_s = time.monotonic() + WAIT_S
     while time.monotonic() < deadline_s:
         answer = lookups.take(name)
@@ -43,7 +43,7 @@ def answer_of(lookups: Lookups, name: str) -> Answer:
 
 def test_the_answer_says_what_is_there(faulty: FaultyPool, lookups: Lookups) -> None:
     faulty.blocks = {key(0): b"", key(1): b"", key(3): b""}
-    lookups.ask(Question("r", chain(4)))
+    lookups.ask(LookupRequest("r", chain(4)))
     answer = answer_of(lookups, "r")
     assert (answer.present, answer.outcome) == ((True, True, False, True), FOUND)
     assert lookups.take("r") is None
@@ -51,7 +51,7 @@ def test_the_answer_says_what_is_there(faulty: FaultyPool, lookups: Lookups) -> 
 
 
 def test_awaited_blocks_are_waited_for(faulty: FaultyPool, lookups: Lookups) -> None:
-    lookups.ask(Question("r", chain(4), awaited=3, deadline_s=time.monotonic() + WAIT_S))
+    lookups.ask(LookupRequest("r", chain(4), awaited=3, deadline_s=time.monotonic() + WAIT_S))
     while faulty.calls.count("exists") < 3:
         assert lookups.take("r") is None
         faulty.entered.wait(WAIT_S)
@@ -71,14 +71,14 @@ def test_awaited_blocks_are_waited_for(faulty: FaultyPool, lookups: Lookups) -> 
 
 def test_at_the_deadline_the_answer_is_what_there_is(faulty: FaultyPool, lookups: Lookups) -> None:
     faulty.blocks = {key(0): b""}
-    lookups.ask(Question("r", chain(3), awaited=3, deadline_s=time.monotonic()))
+    lookups.ask(LookupRequest("r", chain(3), awaited=3, deadline_s=time.monotonic()))
     answer = answer_of(lookups, "r")
     assert (answer.present, answer.outcome) == ((True, False, False), TIMEOUT)
 
 
 def test_many_that_wait_cost_one_call_for_each_poll(faulty: FaultyPool, lookups: Lookups) -> None:
     for number in range(50):
-        lookups.ask(Question(f"r{number}", chain(3), awaited=3, deadline_s=time.monotonic() + WAIT_S))
+        lookups.ask(LookupRequest(f"r{number}", chain(3), awaited=3, deadline_s=time.monotonic() + WAIT_S))
     while faulty.calls.count("match") < 50:
         faulty.entered.wait(WAIT_S)
         faulty.entered.clear()
@@ -91,17 +91,17 @@ def test_many_that_wait_cost_one_call_for_each_poll(faulty: FaultyPool, lookups:
 @pytest.mark.parametrize("error", [NodeUnavailable("gone"), ZeroDivisionError()])
 def test_a_failing_pool_is_a_miss(faulty: FaultyPool, lookups: Lookups, error: Exception) -> None:
     faulty.error = error
-    lookups.ask(Question("r", chain(3), awaited=3, deadline_s=time.monotonic() + WAIT_S))
+    lookups.ask(LookupRequest("r", chain(3), awaited=3, deadline_s=time.monotonic() + WAIT_S))
     answer = answer_of(lookups, "r")
     assert (answer.present, answer.outcome) == ((), FAILED)
     faulty.error = None
-    lookups.ask(Question("later", chain(3)))
+    lookups.ask(LookupRequest("later", chain(3)))
     assert answer_of(lookups, "later").outcome == FOUND  # the thread goes on
 
 
 def test_a_pool_without_nodes_is_absent(faulty: FaultyPool, lookups: Lookups) -> None:
     """Nobody can save what is awaited either."""
-    awaiting = Question("r", chain(3), awaited=3, deadline_s=time.monotonic() + WAIT_S)
+    awaiting = LookupRequest("r", chain(3), awaited=3, deadline_s=time.monotonic() + WAIT_S)
     faulty.error = NoNodes("the last one left")
     lookups.ask(awaiting)
     assert answer_of(lookups, "r").outcome == ABSENT
@@ -110,7 +110,7 @@ def test_a_pool_without_nodes_is_absent(faulty: FaultyPool, lookups: Lookups) ->
     answer = answer_of(lookups, "r")
     assert (answer.present, answer.outcome) == ((False, False, False), ABSENT)
     faulty.unreachable_nodes, faulty.blocks = 1, {key(0): b""}
-    lookups.ask(Question("r", chain(3)))
+    lookups.ask(LookupRequest("r", chain(3)))
     answer = answer_of(lookups, "r")
     assert (answer.present, answer.outcome) == ((True, False, False), FOUND)
 
@@ -118,7 +118,7 @@ def test_a_pool_without_nodes_is_absent(faulty: FaultyPool, lookups: Lookups) ->
 def test_a_client_that_breaks_while_blocks_are_awaited_ends_no_thread(
     faulty: FaultyPool, lookups: Lookups
 ) -> None:
-    lookups.ask(Question("r", chain(3), awaited=3, deadline_s=time.monotonic() + 0.5))
+    lookups.ask(LookupRequest("r", chain(3), awaited=3, deadline_s=time.monotonic() + 0.5))
     while "exists" not in faulty.calls and lookups.pending:
         faulty.entered.wait(0.1)
         faulty.entered.clear()
@@ -129,7 +129,7 @@ def test_a_client_that_breaks_while_blocks_are_awaited_ends_no_thread(
 def test_a_pool_that_goes_away_ends_the_waiting(
     faulty: FaultyPool, faulty_link: PoolLink, lookups: Lookups
 ) -> None:
-    lookups.ask(Question("r", chain(3), awaited=3, deadline_s=time.monotonic() + WAIT_S))
+    lookups.ask(LookupRequest("r", chain(3), awaited=3, deadline_s=time.monotonic() + WAIT_S))
     assert faulty.entered.wait(WAIT_S)
     faulty_link.close()
     assert answer_of(lookups, "r").outcome == ABSENT
@@ -143,8 +143,8 @@ def test_questions_behind_one_that_hangs_end_with_their_own_time(
     lookups = Lookups(faulty_link, timeout_s=0.05, poll_s=0.001)
     try:
         for number in range(20):
-            lookups.ask(Question(f"r{number}", chain(4)))
-        lookups.ask(Question("waits", chain(4), awaited=2, deadline_s=time.monotonic() + 0.01))
+            lookups.ask(LookupRequest(f"r{number}", chain(4)))
+        lookups.ask(LookupRequest("waits", chain(4), awaited=2, deadline_s=time.monotonic() + 0.01))
         assert {answer_of(lookups, f"r{number}").outcome for number in range(20)} == {FAILED}
         assert answer_of(lookups, "waits").outcome == TIMEOUT
         assert faulty.calls == ["match"]  # the first one hangs still
@@ -154,7 +154,7 @@ def test_questions_behind_one_that_hangs_end_with_their_own_time(
         deadline_s = time.monotonic() + WAIT_S
         outcome = ""
         while outcome != FOUND and time.monotonic() < deadline_s:  # the limit is short for a busy machine
-            lookups.ask(Question("later", chain(1)))
+            lookups.ask(LookupRequest("later", chain(1)))
             outcome = answer_of(lookups, "later").outcome
         assert outcome == FOUND
     finally:
@@ -164,10 +164,10 @@ def test_questions_behind_one_that_hangs_end_with_their_own_time(
 
 def test_a_withdrawn_question_has_no_answer(faulty: FaultyPool, lookups: Lookups) -> None:
     faulty.gate = threading.Event()
-    lookups.ask(Question("gone", chain(1)))
+    lookups.ask(LookupRequest("gone", chain(1)))
     assert faulty.entered.wait(WAIT_S)
     lookups.withdraw("gone")
-    lookups.ask(Question("kept", chain(1)))
+    lookups.ask(LookupRequest("kept", chain(1)))
     faulty.gate.set()
     assert answer_of(lookups, "kept").outcome == FOUND
     assert lookups.take("gone") is None
@@ -175,8 +175,8 @@ def test_a_withdrawn_question_has_no_answer(faulty: FaultyPool, lookups: Lookups
 
 def test_asking_again_replaces_the_question(faulty: FaultyPool, lookups: Lookups) -> None:
     faulty.gate = threading.Event()
-    lookups.ask(Question("r", chain(1)))
+    lookups.ask(LookupRequest("r", chain(1)))
     assert faulty.entered.wait(WAIT_S)
-    lookups.ask(Question("r", chain(2)))
+    lookups.ask(LookupRequest("r", chain(2)))
     faulty.gate.set()
     assert len(answer_of(lookups, "r").present) == 2

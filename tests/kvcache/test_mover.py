@@ -22,8 +22,8 @@ def key(number: int) -> bytes:
     return number.to_bytes(32, "big")
 
 
-def job(name: str, keys: list[bytes], blocks: list[int]) -> mv.Job:
-    return mv.Job(name, tuple(keys), tuple(blocks))
+def job(name: str, keys: list[bytes], blocks: list[int]) -> mv.TransferJob:
+    return mv.TransferJob(name, tuple(keys), tuple(blocks))
 
 
 def make(link: PoolLink, engine: Engine, **changes: Any) -> mv.Mover:

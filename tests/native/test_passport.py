@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from mooncache import _native
+from mooncache.client.keys import split_keys
 from mooncache.errors import InvalidArgument
-from mooncache.passport import Passport, key_of_name, split_keys
+from mooncache.passport import Passport, key_of_name
 
 BASE = Passport(
     weights_digest="aa11",

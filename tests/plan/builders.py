@@ -11,7 +11,7 @@ from mooncache.plan import loading, workload
 from mooncache.plan.core import machine
 from mooncache.plan.core.estimate import Demand, Estimator
 from mooncache.plan.core.search import Searcher
-from mooncache.plan.core.spec import Dram, GpuNode, Nic, Search, Slo, Spec, Ssd
+from mooncache.plan.core.spec import Dram, GpuNode, Nic, SearchSpec, SloSpec, Spec, Ssd
 from mooncache.traces import GenerateOptions, Trace, generate
 
 BLOCK_TOKENS = 512
@@ -37,8 +37,8 @@ def spec(**changes: Any) -> Spec:
         "dram": (Dram(gb=500, price_per_hour=0.5),),
         "ssd": (Ssd(gb=0),),
         "nic": (Nic(gbps=400, price_per_hour=0.4),),
-        "search": Search(pipeline_stages=(1,), nodes_max=8),
-        "slo": Slo(ttft_s=15, tbt_s=0.1, attainment=0.9),
+        "search": SearchSpec(pipeline_stages=(1,), nodes_max=8),
+        "slo": SloSpec(ttft_s=15, tbt_s=0.1, attainment=0.9),
     }
     return Spec(**{**values, **changes})
 

@@ -17,12 +17,12 @@ from mooncache.cli.app import run
 from mooncache.cli.plan import show
 from mooncache.config import explain, load
 from mooncache.plan import files, loading, simulation, words
-from mooncache.plan.answer import Answer, document_of
+from mooncache.plan.answer import PlanReport, document_of
 from mooncache.plan.core import variants
 from mooncache.plan.core.estimate import Layout
 from mooncache.plan.core.prices import cost_per_hour, token_prices
 from mooncache.plan.core.search import Plan
-from mooncache.plan.core.spec import Dram, Search, Slo, Spec, Ssd
+from mooncache.plan.core.spec import Dram, SearchSpec, SloSpec, Spec, Ssd
 from mooncache.plan.example import toml
 from mooncache.plan.page import page
 from mooncache.plan.run import Effort, Planner
@@ -39,14 +39,14 @@ BASES = {"A800": loading.find_profile("llama3-70b-8xa800")}
 def question() -> Spec:
     return spec(
         gpu_node=(node(count_max=12),),
-        search=Search(pipeline_stages=(1,), nodes_max=14),
+        search=SearchSpec(pipeline_stages=(1,), nodes_max=14),
         dram=(Dram(gb=250, included=True), Dram(gb=1000, price_per_hour=1.0)),
-        slo=Slo(ttft_s=10, tbt_s=0.08, attainment=0.9),
+        slo=SloSpec(ttft_s=10, tbt_s=0.08, attainment=0.9),
     )
 
 
 @cache
-def answered() -> tuple[Planner, Answer]:
+def answered() -> tuple[Planner, PlanReport]:
     asked = loading.Question(question(), ())
     planner = Planner(trace(400, 2.5, seed=3), asked, "a test")
     return planner, planner.answer(Effort(finalists=1, runs_max=6, seeds=2))
@@ -59,7 +59,7 @@ def answered() -> tuple[Planner, Answer]:
 def test_the_model_agrees_with_the_simulator(
     rate_per_s: float, prefill: int, decode: int, dram_gb: float
 ) -> None:
-    asked = spec(slo=Slo(ttft_s=15, tbt_s=0.1, attainment=0.9))
+    asked = spec(slo=SloSpec(ttft_s=15, tbt_s=0.1, attainment=0.9))
     played = trace(500, rate_per_s, seed=7)
     finder = searcher(asked, demand_of(played))
     layout: Layout = replace(
@@ -76,7 +76,7 @@ def test_the_model_agrees_with_the_simulator(
 
 
 def test_the_model_is_careful_about_an_overloaded_cluster() -> None:
-    asked = spec(slo=Slo(ttft_s=15, tbt_s=0.1, attainment=0.9))
+    asked = spec(slo=SloSpec(ttft_s=15, tbt_s=0.1, attainment=0.9))
     played = trace(500, 6.0, seed=7)
     finder = searcher(asked, demand_of(played))
     layout = replace(finder.families[0], prefill_nodes=6, decode_nodes=2)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from mooncache.plan.core.certainty import Certainty, Run, judge, load_margin
-from mooncache.plan.core.spec import Slo
+from mooncache.plan.core.certainty import Certainty, SimulatedRun, judge, load_margin
+from mooncache.plan.core.spec import SloSpec
 from tests.plan.builders import demand, searcher, spec
 
-GOOD = Run(
+GOOD = SimulatedRun(
     part="whole",
     seed=1,
     attainment=0.97,
@@ -28,7 +28,7 @@ GOOD = Run(
 )
 
 
-def judged(runs: list[Run], more_load: float = 0.5, facts: tuple[str, ...] = ()) -> Certainty:
+def judged(runs: list[SimulatedRun], more_load: float = 0.5, facts: tuple[str, ...] = ()) -> Certainty:
     finder = searcher(spec(), demand())
     layout = replace(finder.families[0], prefill_nodes=4, decode_nodes=2)
     estimate = replace(finder.estimator.estimate(layout), attainment=0.975)
@@ -55,7 +55,7 @@ def test_a_plan_without_doubts_is_sure() -> None:
     ],
 )
 def test_every_doubt_is_said_with_its_number(
-    runs: list[Run], more_load: float, facts: tuple[str, ...], said: str
+    runs: list[SimulatedRun], more_load: float, facts: tuple[str, ...], said: str
 ) -> None:
     certainty = judged(runs, more_load, facts)
     assert any(said in doubt for doubt in certainty.doubts)
@@ -70,11 +70,11 @@ def test_a_seed_that_misses_makes_it_unsure() -> None:
 
 @pytest.mark.parametrize("prefill", [2, 4, 6])
 def test_the_margin_of_the_load_is_where_the_target_is_missed(prefill: int) -> None:
-    finder = searcher(spec(slo=Slo(ttft_s=10, tbt_s=0.08, attainment=0.9)), demand(200, 2.0))
+    finder = searcher(spec(slo=SloSpec(ttft_s=10, tbt_s=0.08, attainment=0.9)), demand(200, 2.0))
     layout = replace(finder.families[0], prefill_nodes=prefill, decode_nodes=2)
     margin = load_margin(finder.estimator, layout, 0.9)
     for factor, kept in ((1 + margin, True), ((1 + margin) * 1.03, False)):
         faster = searcher(
-            spec(slo=Slo(ttft_s=10, tbt_s=0.08, attainment=0.9)), demand(200, 2.0).faster(factor * 0.9999)
+            spec(slo=SloSpec(ttft_s=10, tbt_s=0.08, attainment=0.9)), demand(200, 2.0).faster(factor * 0.9999)
         )
         assert faster.estimator.reaches(layout, 0.9) is kept

@@ -18,7 +18,7 @@ from mooncache.errors import (
 )
 from mooncache.plan import example, loading
 from mooncache.plan.core import limits, machine
-from mooncache.plan.core.spec import Dram, Nic, Search, Slo, Spec
+from mooncache.plan.core.spec import Dram, Nic, SearchSpec, SloSpec, Spec
 from mooncache.plan.workload import busiest, made, reusable
 from tests.plan.builders import demand, node, searcher, spec, trace
 
@@ -124,7 +124,7 @@ def test_an_unknown_profile_names_the_nearest() -> None:
 
 
 def test_a_model_that_does_not_fit_says_how_many_gigabytes_are_missing() -> None:
-    small = spec(gpu_node=(node(gpus=2),), search=Search(gpus_per_instance=(1, 2)))
+    small = spec(gpu_node=(node(gpus=2),), search=SearchSpec(gpus_per_instance=(1, 2)))
     measured = loading.measured(small)
     with pytest.raises(ModelDoesNotFit, match=r"141.0 GB.*2 GPUs of A800.*lack 5\.0 GB") as caught:
         machine.engines(measured, (node(gpus=2, gpu_memory_gb=75.56),), (1, 2), 0.9)
@@ -136,13 +136,13 @@ def test_a_model_that_does_not_fit_says_how_many_gigabytes_are_missing() -> None
 @pytest.mark.parametrize(
     ("slo", "words"),
     [
-        (Slo(tbt_s=0.02), ["TBT 20 ms", "an empty batch on A800 x8 takes 26.3 ms", "6.3 ms too long"]),
-        (Slo(tbt_s=0.027), ["TBT 27 ms", "each alone", "ms too long"]),
-        (Slo(ttft_s=0.1), ["TTFT 0.1 s", "each alone", "s too long"]),
+        (SloSpec(tbt_s=0.02), ["TBT 20 ms", "an empty batch on A800 x8 takes 26.3 ms", "6.3 ms too long"]),
+        (SloSpec(tbt_s=0.027), ["TBT 27 ms", "each alone", "ms too long"]),
+        (SloSpec(ttft_s=0.1), ["TTFT 0.1 s", "each alone", "s too long"]),
     ],
 )
 def test_an_slo_beyond_an_idle_cluster_says_which_limit_binds_and_by_how_much(
-    slo: Slo, words: list[str]
+    slo: SloSpec, words: list[str]
 ) -> None:
     question = spec(slo=slo)
     finder = searcher(question, demand())
@@ -155,7 +155,7 @@ def test_an_slo_beyond_an_idle_cluster_says_which_limit_binds_and_by_how_much(
 
 
 def test_prompts_that_no_gpu_holds_are_told_in_gigabytes() -> None:
-    question = spec(gpu_node=(node(gpu_memory_gb=20),), slo=Slo())
+    question = spec(gpu_node=(node(gpu_memory_gb=20),), slo=SloSpec())
     load = demand()
     finder = searcher(question, load)
     with pytest.raises(SloUnreachable, match=r"KV memory: .* GB are missing"):
@@ -169,7 +169,7 @@ def infeasible(question: Spec, rate_per_s: float) -> PlanInfeasible:
 
 
 def test_a_budget_that_is_too_small_says_how_much_is_missing() -> None:
-    error = infeasible(spec(search=Search(pipeline_stages=(1,), price_per_hour_max=15.0)), 1.0)
+    error = infeasible(spec(search=SearchSpec(pipeline_stages=(1,), price_per_hour_max=15.0)), 1.0)
     assert "The budget of 15 per hour binds" in str(error)
     assert "more (" in str(error)
     assert error.code == 733

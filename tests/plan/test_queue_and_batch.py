@@ -12,8 +12,8 @@ from mooncache.conductor.core.policy.types import PrefillCost
 from mooncache.plan import loading
 from mooncache.plan.core import machine
 from mooncache.plan.core.decode import steps
-from mooncache.plan.core.machine import Engine
-from mooncache.plan.core.prefill import Network, fetches_s, waits_s
+from mooncache.plan.core.machine import InstanceType
+from mooncache.plan.core.prefill import PoolCosts, fetches_s, waits_s
 from tests.plan.builders import demand, floats, node, spec
 
 customers = st.lists(
@@ -21,7 +21,7 @@ customers = st.lists(
 )  # (pause before the arrival, service)
 
 
-def engine(**changes: float) -> Engine:
+def engine(**changes: float) -> InstanceType:
     measured = loading.measured(spec())["A800"]
     made = machine.engine(measured, node(**changes), 8, 0.9)
     assert made is not None
@@ -94,7 +94,7 @@ def test_pipelines_take_as_long_as_the_policy_says(tokens: int, share: float, st
 
 @given(st.floats(0, 0.99), st.floats(0, 0.99))
 def test_a_busier_network_is_slower(one: float, other: float) -> None:
-    network = Network(327_680, 50e9, 6e9)
+    network = PoolCosts(327_680, 50e9, 6e9)
     cached, none = floats([0.0, 1000.0]), floats([0.0, 0.0])
     slow, fast = (fetches_s(network, cached, none, load, 0.0) for load in (max(one, other), min(one, other)))
     assert (fast <= slow).all()

@@ -31,7 +31,7 @@ def as_tree(paths: list[list[int]]) -> list[list[int]]:
     ]
 
 
-def measured(chains: list[list[int]], block_tokens: int = 4) -> reuse.Reuse:
+def measured(chains: list[list[int]], block_tokens: int = 4) -> reuse.ReuseDistances:
     offsets = np.cumsum([0, *(len(chain) for chain in chains)])
     tokens = np.array([len(chain) * block_tokens for chain in chains])
     return reuse.measure(

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from mooncache.plan.core.confirm import confirm
 from mooncache.plan.core.estimate import ADMITTED, Demand, Layout
-from mooncache.plan.core.machine import Engine
+from mooncache.plan.core.machine import InstanceType
 from mooncache.plan.core.search import Plan, Searcher, allowed, families, first_true, pareto
-from mooncache.plan.core.spec import Dram, Nic, Search, Slo, Spec, Ssd
+from mooncache.plan.core.spec import Dram, Nic, SearchSpec, SloSpec, Spec, Ssd
 from tests.plan.builders import best_cost, demand, node, searcher, spec
 
 prices = st.floats(0.5, 40)
@@ -29,7 +29,7 @@ def load_of(rate_per_s: float) -> Demand:
 
 def tried(question: Spec, finder: Searcher) -> list[Plan]:
     """Every layout there is that reaches the target."""
-    engines: dict[str, Engine] = {}
+    engines: dict[str, InstanceType] = {}
     for family in finder.families:
         engines |= {family.prefill.name: family.prefill, family.decode.name: family.decode}
     plans = []
@@ -60,8 +60,8 @@ def test_the_best_plan_is_the_one_that_trying_everything_finds(
             node("B", price_per_hour=other, gpu_tflops=600, count_max=2, count_min=1),
         ),
         ssd=(Ssd(gb=0), Ssd(gb=4000, read_gb_per_s=3, price_per_hour=disk)),
-        search=Search(pipeline_stages=(1, 2), nodes_max=5),
-        slo=Slo(ttft_s=ttft_s, tbt_s=tbt_s, attainment=target),
+        search=SearchSpec(pipeline_stages=(1, 2), nodes_max=5),
+        slo=SloSpec(ttft_s=ttft_s, tbt_s=tbt_s, attainment=target),
     )
     finder = searcher(question, load)
     found = finder.solve(target)
@@ -108,8 +108,8 @@ def test_a_lower_price_never_makes_the_best_plan_dearer(
 def test_a_looser_promise_is_never_dearer(
     load: Demand, ttft_s: float, tbt_s: float, share: float, more: float, longer: float, less: float
 ) -> None:
-    strict = Slo(ttft_s=ttft_s, tbt_s=tbt_s, attainment=share)
-    loose = Slo(ttft_s=ttft_s * more, tbt_s=tbt_s * longer, attainment=share * less)
+    strict = SloSpec(ttft_s=ttft_s, tbt_s=tbt_s, attainment=share)
+    loose = SloSpec(ttft_s=ttft_s * more, tbt_s=tbt_s * longer, attainment=share * less)
     assert best_cost(spec(slo=loose), load) <= best_cost(spec(slo=strict), load) * (1 + 1e-9)
 
 
@@ -135,7 +135,7 @@ def test_more_machines_never_serve_fewer(load: Demand, prefill: int, decode: int
 def test_no_plan_of_the_pareto_set_is_beaten(load: Demand, price: float) -> None:
     question = spec(
         gpu_node=(node(), node("B", price_per_hour=price, gpu_tflops=600)),
-        search=Search(pipeline_stages=(1,), nodes_max=5),
+        search=SearchSpec(pipeline_stages=(1,), nodes_max=5),
     )
     finder = searcher(question, load)
     front = finder.frontier(0.9)

@@ -15,8 +15,8 @@ from mooncache.bench.rows import Row
 from mooncache.cli.app import run as cli
 from mooncache.errors import ScenarioUnknown
 from mooncache.reproduce import registry
-from mooncache.reproduce.experiment import FIRST, SECOND, Run, Search, capacity, requests, simulated
-from mooncache.reproduce.finding import Finding, published
+from mooncache.reproduce.experiment import FIRST, SECOND, Run, SpeedSearch, capacity, requests, simulated
+from mooncache.reproduce.finding import Figure, published
 from mooncache.reproduce.lab import Lab
 from mooncache.reproduce.workloads import ALL, DATASETS, Sources, documents, load, synthetic
 
@@ -85,10 +85,10 @@ def test_halves_have_all_requests_and_begin_at_zero() -> None:
 
 def test_capacity_falls_with_the_promise() -> None:
     """Strict promises are kept at lower speeds only; impossible ones at none."""
-    loose = capacity(FEW, Search(Run(prefill=1, decode=1), precision=0.3))
-    strict = capacity(FEW, Search(Run(prefill=1, decode=1, ttft_slo_s=5.0), precision=0.3))
+    loose = capacity(FEW, SpeedSearch(Run(prefill=1, decode=1), precision=0.3))
+    strict = capacity(FEW, SpeedSearch(Run(prefill=1, decode=1, ttft_slo_s=5.0), precision=0.3))
     assert loose >= strict
-    assert capacity(FEW, Search(Run(ttft_slo_s=0.3))) == 0.0
+    assert capacity(FEW, SpeedSearch(Run(ttft_slo_s=0.3))) == 0.0
 
 
 def test_published_rows_compare_with_the_paper() -> None:
@@ -96,7 +96,7 @@ def test_published_rows_compare_with_the_paper() -> None:
     assert near.row == Row("a", 1.1, "s", 1.1, "paper 1 s", "within 20% of the paper", True)
     assert far.row.met is False
     assert published("a", math.nan, "s", 1.0, within=0.2).row.met is False
-    assert Finding(Row("a", 1.0, "s")).paper is None
+    assert Figure(Row("a", 1.0, "s")).paper is None
 
 
 def test_datasets_have_their_lengths_and_shares() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncache.conductor.core.policy.types import DecodeCost
-from mooncache.simulate.decode import Batch, Sequence, worst_gaps_mean
+from mooncache.simulate.decode import Batch, SimSequence, worst_gaps_mean
 
 COST = DecodeCost(0.02, 0.001, 1e-6)
 
@@ -63,12 +63,12 @@ def segmented(arrivals: list[tuple[float, int, int]], capacity: float, most: int
         arrival_s = arrivals[at][0] if at < len(arrivals) else math.inf
         if arrival_s <= leave_s:
             _, tokens, steps = arrivals[at]
-            batch.waiting.append(Sequence(at, tokens, steps))
+            batch.waiting.append(SimSequence(at, tokens, steps))
             at += 1
             now_s = batch.boundary_s(arrival_s)
             # whoever else comes within this step joins with it
             while at < len(arrivals) and arrivals[at][0] <= now_s:
-                batch.waiting.append(Sequence(at, arrivals[at][1], arrivals[at][2]))
+                batch.waiting.append(SimSequence(at, arrivals[at][1], arrivals[at][2]))
                 at += 1
         else:
             now_s = leave_s
@@ -100,7 +100,7 @@ def test_segments_equal_steps(arrivals: list[tuple[float, int, int]], capacity: 
 
 def test_a_prompt_inside_the_batch_is_a_gap_of_everybody() -> None:
     batch = Batch(COST, math.inf, math.inf)
-    first, second = Sequence("a", 100, 10), Sequence("b", 50, 4)
+    first, second = SimSequence("a", 100, 10), SimSequence("b", 50, 4)
     batch.join(first, 1, 0.0)
     batch.begin()
     at_s = batch.boundary_s(0.07)
@@ -119,7 +119,7 @@ def test_a_prompt_inside_the_batch_is_a_gap_of_everybody() -> None:
 
 def test_steps_until_is_the_first_boundary_not_before() -> None:
     batch = Batch(COST, math.inf, math.inf)
-    batch.join(Sequence("a", 1000, 500), 1, 0.0)
+    batch.join(SimSequence("a", 1000, 500), 1, 0.0)
     batch.begin()
     for steps in (0, 1, 2, 17, 499):
         seconds = batch._after(steps)
@@ -129,8 +129,8 @@ def test_steps_until_is_the_first_boundary_not_before() -> None:
 
 def test_dropped_sequence_gives_its_room_back() -> None:
     batch = Batch(COST, 5000, 10)
-    batch.join(Sequence("a", 1000, 50), 1, 0.0)
-    batch.join(Sequence("b", 2000, 30), 2, 0.0)
+    batch.join(SimSequence("a", 1000, 50), 1, 0.0)
+    batch.join(SimSequence("b", 2000, 30), 2, 0.0)
     batch.begin()
     batch.advance(batch.boundary_s(0.2))
     assert batch.drop(1) is not None
@@ -144,7 +144,7 @@ def test_long_batches_forget_old_steps() -> None:
     batch = Batch(COST, math.inf, math.inf)
     now_s = 0.0
     for number in range(300):
-        batch.join(Sequence(number, 10, 40), number, now_s)
+        batch.join(SimSequence(number, 10, 40), number, now_s)
         batch.begin()
         now_s = batch.next_leave_s()
         (ended,) = batch.advance(now_s)

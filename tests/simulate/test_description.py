@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncache.errors import ClusterInvalid, ModelTooLarge, ProfileInvalid
-from mooncache.simulate import LLAMA3_70B_8XA800, ClusterSpec, Happening, InstanceGroup, Slo, paper_cluster
+from mooncache.simulate import (
+    LLAMA3_70B_8XA800,
+    ClusterSpec,
+    InstanceGroup,
+    ScheduledEvent,
+    Slo,
+    paper_cluster,
+)
 from mooncache.simulate.cluster import Replication, RoleSwitching
 from mooncache.simulate.description import parse, read, to_toml
 
@@ -47,7 +54,7 @@ def test_what_is_written_is_read_back(
         roles=RoleSwitching(enabled=on),
         replication=Replication(enabled=on),
         profile=profile,  # type: ignore[arg-type]
-        events=(Happening(3.0, "fail", "decode-1"), Happening(4.0, "role", "first-0", "both")),
+        events=(ScheduledEvent(3.0, "fail", "decode-1"), ScheduledEvent(4.0, "role", "first-0", "both")),
     ).check()
     assert parse(to_toml(spec)) == spec
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncache.simulate.index import BlockIndex, rows_of
+from mooncache.simulate.index import BlockHolders, rows_of
 
 
 def naive(held: list[set[int]], chain: list[int]) -> list[int]:
@@ -25,7 +25,7 @@ CHANGES = st.lists(st.tuples(st.integers(0, 69), st.integers(0, 11), st.booleans
 @settings(max_examples=100, deadline=None)
 @given(CHANGES, st.integers(0, 12), st.booleans())
 def test_leading_runs_equal_sets(changes: list[tuple[int, int, bool]], length: int, shared: bool) -> None:
-    index = BlockIndex()
+    index = BlockHolders()
     held: list[set[int]] = [set() for _ in range(70)]
     if shared:  # many rows hold the beginning
         changes = [*((row, block, True) for row in range(70) for block in range(2)), *changes]
@@ -51,7 +51,7 @@ def test_leading_runs_equal_sets(changes: list[tuple[int, int, bool]], length: i
 
 
 def test_a_row_that_is_gone_holds_nothing() -> None:
-    index = BlockIndex()
+    index = BlockHolders()
     for block in range(20):
         index.add([block], block % 2)
         index.add([block], 2)

@@ -65,7 +65,7 @@ def finished(trace: Any, spec: ClusterSpec, **options: Any) -> run_module.Simula
     st.integers(0, 10_000),
     st.sampled_from(NAMES),
     st.sampled_from(["global", "local"]),
-    st.sampled_from(["none", "ours", "early", "baseline", "predicted", "ttft_tbt"]),
+    st.sampled_from(["none", "learned", "early", "baseline", "predicted", "ttft_tbt"]),
     st.sampled_from(["prefill", "decode"]),
     st.sampled_from([0, 40, 400]),
 )
@@ -394,8 +394,8 @@ def test_an_empty_trace() -> None:
 def test_a_full_batch_holds_newcomers_back_and_keeps_the_promise() -> None:
     trace = conversations(150, 30.0, seed=4)
     few = cluster(prefill=6, decode=1, first_token="decode")
-    held = run(trace, few, "mooncache", rules=Rules(admission="ours"), tbt_slo_s=0.0275)
-    free = run(trace, few, "mooncache", rules=Rules(admission="ours", holds=False), tbt_slo_s=0.0275)
+    held = run(trace, few, "mooncache", rules=Rules(admission="learned"), tbt_slo_s=0.0275)
+    free = run(trace, few, "mooncache", rules=Rules(admission="learned", holds=False), tbt_slo_s=0.0275)
     served = held.outcome == DONE
     assert held.count(REJECTED_AFTER_PREFILL) == 0, "no prompt is computed in vain"
     assert np.nanmean(held.tbt_s[served] <= 0.0275) > 0.95

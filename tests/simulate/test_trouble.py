@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncache.conductor.core.policy.types import Choice
-from mooncache.simulate import Happening, InstanceGroup
+from mooncache.simulate import InstanceGroup, ScheduledEvent
 from mooncache.simulate.cluster import ClusterSpec, RoleSwitching
 from mooncache.simulate.life import DONE, FAILED, REJECTED
 from tests.simulate.small import cluster, conversations, run, trace_of
@@ -20,8 +20,8 @@ from tests.simulate.test_run import finished
 ONE = trace_of([(0.0, 32_768, 100, list(range(64)))])
 
 
-def events(*rows: tuple[float, str, str] | tuple[float, str, str, str]) -> tuple[Happening, ...]:
-    return tuple(Happening(*row) for row in rows)
+def events(*rows: tuple[float, str, str] | tuple[float, str, str, str]) -> tuple[ScheduledEvent, ...]:
+    return tuple(ScheduledEvent(*row) for row in rows)
 
 
 def test_a_prompt_on_a_failed_instance_is_computed_elsewhere() -> None:

@@ -33,7 +33,7 @@ from mooncache.store_node.ops import (
     set_draining,
     unpin_blocks,
 )
-from mooncache.store_node.state import Identity, NodeState
+from mooncache.store_node.state import NodeIdentity, StoreNodeState
 
 CONTEXT = CallContext(tenant="default", admin=True, request_id="r", deadline_s=10.0, now_s=0.0)
 KEY = bytes(range(32))
@@ -191,11 +191,11 @@ class FakeMaster:
             (keys.add if records[start] == 1 else keys.discard)(key)
 
 
-def make_state(masters: dict[str, FakeMaster], core: FakeCore | None = None) -> NodeState:
+def make_state(masters: dict[str, FakeMaster], core: FakeCore | None = None) -> StoreNodeState:
     clock = FastClock()
     link = MasterLink(list(masters), lambda target: masters[target], clock, random.Random(1))
-    return NodeState(
-        identity=Identity("n1", "h1", 99, "0", 0),
+    return StoreNodeState(
+        identity=NodeIdentity("n1", "h1", 99, "0", 0),
         core=core or FakeCore(),
         endpoints=common_pb2.Endpoints(tcp_host="127.0.0.1", tcp_port=1),
         segments=[],
@@ -206,7 +206,7 @@ def make_state(masters: dict[str, FakeMaster], core: FakeCore | None = None) -> 
 
 
 @contextlib.asynccontextmanager
-async def duties(state: NodeState) -> Any:
+async def duties(state: StoreNodeState) -> Any:
     tasks = [asyncio.create_task(keep_membership.run(state)), asyncio.create_task(report_blocks.run(state))]
     try:
         yield

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from mooncache.client.backoff import Backoff
 from mooncache.store_node.core.report_planner import (
     RECORD_BYTES,
+    BlockReport,
     Drain,
     Idle,
-    Report,
     ReportKind,
     ReportPlanner,
     Send,
@@ -75,7 +75,7 @@ class ModelMaster:
             key = int.from_bytes(records[start + 24 : start + 56], "little")
             (keys.add if records[start] == 1 else keys.discard)(key)
 
-    def report(self, report: Report) -> tuple[int, bool]:
+    def report(self, report: BlockReport) -> tuple[int, bool]:
         if report.kind is ReportKind.FULL_BEGIN:
             if report.report_id != self.full_id:
                 self.full_id, self.full_base = report.report_id, report.first_seq

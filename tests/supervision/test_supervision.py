@@ -11,13 +11,13 @@ from mooncache.supervision import (
     GIVEN_UP,
     READY,
     STARTING,
-    Policy,
+    RestartPolicy,
     Supervision,
     exit_words,
     pause_s,
 )
 
-POLICY = Policy(
+POLICY = RestartPolicy(
     start_timeout_s=100, hang_timeout_s=10, backoff_first_s=1, backoff_max_s=60, restart_count_max=3
 )
 

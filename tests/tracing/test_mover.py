@@ -8,7 +8,7 @@ from collections.abc import Callable
 from mooncache import tracing
 from mooncache.config import Config
 from mooncache.kvcache import mover as mv
-from mooncache.kvcache.lookup import Lookups, Question
+from mooncache.kvcache.lookup import LookupRequest, Lookups
 from mooncache.kvcache.pool_link import PoolLink
 from tests.kvcache.conftest import BLOCK_BYTES, WAIT_S, Engine
 from tests.kvcache.faulty import FaultyPool
@@ -33,11 +33,11 @@ def test_loads_and_saves_tell_blocks_and_bytes(traced: Config, collector: Collec
     with tracing.span("engine.request", {}, kind="server") as request:
         context = request.context
     try:
-        mover.save(mv.Job("s", keys[:2], (0, 1), context))
+        mover.save(mv.TransferJob("s", keys[:2], (0, 1), context))
         assert mover.wait_saved(WAIT_S)
-        mover.load(mv.Job("l", keys, (4, 5, 6), context))
+        mover.load(mv.TransferJob("l", keys, (4, 5, 6), context))
         _until(mover, mover.take_loads)
-        mover.load(mv.Job("untraced", keys, (4, 5, 6)))
+        mover.load(mv.TransferJob("untraced", keys, (4, 5, 6)))
         _until(mover, mover.take_loads)
     finally:
         mover.close()
@@ -67,9 +67,9 @@ def test_a_lookup_is_a_span_until_its_answer(traced: Config, collector: Collecto
     with tracing.span("engine.request", {}, kind="server") as request:
         context = request.context
     try:
-        lookups.ask(Question("answered", b"".join(keys), trace=context))
+        lookups.ask(LookupRequest("answered", b"".join(keys), trace=context))
         assert lookups.changed.wait(WAIT_S)
-        lookups.ask(Question("withdrawn", keys[2], 1, time.monotonic() + WAIT_S, context))
+        lookups.ask(LookupRequest("withdrawn", keys[2], 1, time.monotonic() + WAIT_S, context))
         lookups.withdraw("withdrawn")
     finally:
         lookups.close()

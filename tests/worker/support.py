@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 
 from mooncache import rpc
 from mooncache.auth import load_or_create_cluster_token
+from mooncache.client.keys import split_keys
 from mooncache.clock import SystemClock
 from mooncache.config import Config, load
 from mooncache.errors import ConductorUnavailable, InstanceUnknown
 from mooncache.grpc_server import GrpcServer
 from mooncache.kvcache.keys import passport_to_json
-from mooncache.passport import Passport, split_keys
+from mooncache.passport import Passport
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.rpc import CallContext, RpcTable
 from mooncache.run_op import OpRunner

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooncache.client.keys import KEY_BYTES, split_keys
 from mooncache.errors import ProtocolError
 from mooncache.kvcache.keys import request_keys
-from mooncache.passport import KEY_BYTES, split_keys
 from mooncache.worker.core import kv_events, own_cache
 from mooncache.worker.core.kv_events import Cleared, Removed, Stored, decode
 from mooncache.worker.core.own_cache import OwnCache

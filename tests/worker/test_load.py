@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncache.conductor.core.learning import DecodeLearner
+from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.worker.adapters.hf import HfAdapter
 from mooncache.worker.adapters.vllm import VllmAdapter
-from mooncache.worker.core.load import Load, LoadMeter, MetricNames, read_labels, read_page
+from mooncache.worker.core.load import LoadMeter, MetricNames, read_labels, read_page
 
 PAGES = Path(__file__).with_name("pages")
 NAMES = MetricNames(
@@ -56,7 +57,9 @@ def page(**values: float) -> dict[str, float]:
 def test_means_are_those_of_the_window() -> None:
     meter = LoadMeter(NAMES, window_s=10)
     assert meter.take(page(t_sum=100, t_count=10), 0).ttft_ms == 0
-    assert meter.take(page(t_sum=101, t_count=12, b_sum=1, b_count=100), 5) == Load(ttft_ms=500, tbt_ms=10)
+    assert meter.take(page(t_sum=101, t_count=12, b_sum=1, b_count=100), 5) == InstanceLoad(
+        ttft_ms=500, tbt_ms=10
+    )
     assert meter.take(page(t_sum=101, t_count=12, b_sum=1, b_count=100), 14).ttft_ms == 500
     assert meter.take(page(t_sum=104, t_count=13, b_sum=1, b_count=100), 15).ttft_ms == 3000
     assert meter.take(page(t_sum=104, t_count=13, b_sum=1, b_count=100), 60).ttft_ms == 0
@@ -91,7 +94,7 @@ def test_a_counter_that_falls_begins_a_new_window() -> None:
 
 def test_numbers_are_kept_in_their_ranges() -> None:
     load = LoadMeter(NAMES).take(page(w=-5, r=1e30, u=7, p=1e300, q=1), 0)
-    assert load == Load(running=(1 << 32) - 1, kv_usage=1.0, prompt_tokens_total=(1 << 63) - 1)
+    assert load == InstanceLoad(running=(1 << 32) - 1, kv_usage=1.0, prompt_tokens_total=(1 << 63) - 1)
     assert not load.idle
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from mooncache import tiny_model
 from mooncache.auth import engine_key
+from mooncache.client.keys import split_keys
 from mooncache.config import Config, load
 from mooncache.kvcache.keys import passport_from_json, request_keys
-from mooncache.passport import split_keys
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.worker.service import WorkerService
 from tests.conditions import until

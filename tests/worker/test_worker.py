@@ -14,10 +14,10 @@ import pytest
 
 from mooncache.auth import tenant_token
 from mooncache.channel import GrpcChannel
+from mooncache.client.keys import split_keys
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid, EngineFailed, PermissionDenied
 from mooncache.kvcache.keys import passport_from_json, passport_to_json, request_keys
-from mooncache.passport import split_keys
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.proto.v1 import worker_pb2
 from mooncache.rpc import WORKER_SERVICE

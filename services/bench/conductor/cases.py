@@ -19,15 +19,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mooncache.bench.rows import Report, bar_row, describe_machine, describe_versions
+from mooncache.client.keys import KEY_BYTES
 from mooncache.clock import SystemClock
 from mooncache.conductor.core import outcome
-from mooncache.conductor.core.asks import POOL_OK, Ask, PoolAnswer
-from mooncache.conductor.core.cache_index import KEY_BYTES
-from mooncache.conductor.core.registry import READY, InstanceInfo, Load
+from mooncache.conductor.core.asks import POOL_OK, PoolAnswer, SchedulingRequest
+from mooncache.conductor.core.registry import READY, InstanceInfo
 from mooncache.conductor.ops import schedule
 from mooncache.conductor.shell.pool import PoolLookup
 from mooncache.conductor.state import ConductorState
 from mooncache.config import load
+from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.metrics import Metrics
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.rpc import CallContext
@@ -110,7 +111,7 @@ class Bench:
                 group=1,
             )
             instance = core.register(info, READY, self.clock.now_s())
-            busy = Load(running=self.rng.randrange(32), kv_usage=self.rng.random(), tbt_ms=30.0)
+            busy = InstanceLoad(running=self.rng.randrange(32), kv_usage=self.rng.random(), tbt_ms=30.0)
             core.report(instance, READY, busy, "", self.clock.now_s())
             left, parts = each, []
             while left > self.blocks:
@@ -123,10 +124,10 @@ class Bench:
                 instance, full=True, stored=b"".join(parts), removed=b"", sequence=1, keys_max=1 << 30
             )
 
-    def ask(self, number: int) -> Ask:
+    def ask(self, number: int) -> SchedulingRequest:
         """A request for a random conversation. The keys are copied: a real message brings its own."""
         keys = bytes(bytearray(self.rng.choice(self.chains)))
-        return Ask(f"r{number}", MODEL, self.options.prompt_tokens, "t", keys, group=1)
+        return SchedulingRequest(f"r{number}", MODEL, self.options.prompt_tokens, "t", keys, group=1)
 
     def decisions_s(self) -> tuple[list[float], list[float]]:
         """Times of the decision alone (index, policy, counting, record): by the clock, and of the processor."""
@@ -177,7 +178,9 @@ class Bench:
         pool = PoolAnswer(POOL_OK, self.blocks // 2, 1e-6)
         for number in range(max(1, self.options.decisions // 10)):
             ask = self.ask(number)
-            ask = Ask(f"e{number}", MODEL, ask.prompt_tokens, "t", ask.keys, ask.keys[::-1], group=1)
+            ask = SchedulingRequest(
+                f"e{number}", MODEL, ask.prompt_tokens, "t", ask.keys, ask.keys[::-1], group=1
+            )
             decision = self.state.core.schedule(ask, pool, self.clock.now_s(), 0.0)
             started_s = time.perf_counter()
             self.state.core.settle(decision.record)

@@ -24,7 +24,7 @@ Target = dict[str, Any]
 """port, key and model, as stack.Target."""
 
 
-class Client(asyncio.Protocol):
+class LoadConnection(asyncio.Protocol):
     """One kept-alive connection; one request at a time."""
 
     def __init__(self, key: str) -> None:
@@ -37,7 +37,7 @@ class Client(asyncio.Protocol):
         self.events = 0
 
     @classmethod
-    async def open(cls, port: int, key: str) -> Client:
+    async def open(cls, port: int, key: str) -> LoadConnection:
         loop = asyncio.get_running_loop()
         _, client = await loop.create_connection(lambda: cls(key), "127.0.0.1", port)
         return client
@@ -87,7 +87,7 @@ class Client(asyncio.Protocol):
         self._transport.close()
 
 
-class Load:
+class LoadGenerator:
     """Answers the parent's questions; everything runs in one event loop."""
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -140,7 +140,9 @@ class Load:
             for at, target in enumerate(targets):
                 count = -(-requests // rounds)
                 bodies = [self._body(target, self._talk(tokens), output, rate) for _ in range(count)]
-                clients = [await Client.open(target["port"], target["key"]) for _ in range(concurrency)]
+                clients = [
+                    await LoadConnection.open(target["port"], target["key"]) for _ in range(concurrency)
+                ]
                 started = time.perf_counter()
                 spread_s = output / rate if rate else _SPREAD_S
                 results = await asyncio.gather(*(self._drain(client, bodies, spread_s) for client in clients))
@@ -151,7 +153,7 @@ class Load:
         rates = [len(values) / seconds for values, seconds in zip(times, took_s, strict=True)]
         return {"ms": [[1e3 * value for value in values] for values in times], "per_s": rates}
 
-    async def _drain(self, client: Client, bodies: list[bytes], spread_s: float) -> list[float]:
+    async def _drain(self, client: LoadConnection, bodies: list[bytes], spread_s: float) -> list[float]:
         # clients do not start in step, so those with streams of equal length do not send in step either
         await asyncio.sleep(self._dice.random() * spread_s)
         times = []
@@ -163,7 +165,7 @@ class Load:
         first: list[list[float]] = [[] for _ in targets]
         later: list[list[float]] = [[] for _ in targets]
         own: dict[str, list[float]] = {"first": [], "later": []}
-        clients = [await Client.open(target["port"], target["key"]) for target in targets]
+        clients = [await LoadConnection.open(target["port"], target["key"]) for target in targets]
         for _ in range(requests):
             talk = self._talk(tokens, turns=8)
             grown = prompts.next_turn(self._dice, talk, int(added * self._chars_per_token))
@@ -187,7 +189,7 @@ class Load:
         return time.perf_counter() - started
 
     async def _relay(self, target: Target, streams: int, output: int, rate: float) -> dict[str, Any]:
-        clients = [await Client.open(target["port"], target["key"]) for _ in range(streams)]
+        clients = [await LoadConnection.open(target["port"], target["key"]) for _ in range(streams)]
         body = self._body(target, [{"role": "user", "content": "go on"}], output, rate)
         started = time.perf_counter()
         await asyncio.gather(*(client.post("/v1/chat/completions", body) for client in clients))
@@ -205,7 +207,7 @@ def main() -> int:
     import uvloop
 
     uvloop.install()
-    load = Load(Path(sys.argv[1]), int(sys.argv[2]))
+    load = LoadGenerator(Path(sys.argv[1]), int(sys.argv[2]))
     serve({}, {"first_token": load.first_token, "turns": load.turns, "relay": load.relay})
     return 0
 

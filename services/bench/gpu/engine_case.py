@@ -146,7 +146,7 @@ def _engine(
     model: Path, state_dir: Path, options: EngineOptions, connect: Callable[[], Any] | None
 ) -> Iterator[tuple[Any, Any]]:
     from mooncache.config import load
-    from mooncache.hf_engine.service import Options, build
+    from mooncache.hf_engine.service import HfOptions, build
 
     values = {
         "hf.device": options.device,
@@ -160,7 +160,7 @@ def _engine(
         "connector.save_queue_bytes_max": options.kv_cache_bytes,
         "cluster.state_dir": str(state_dir),
     }
-    parts = build(load(env={}, overrides=values), Options(model=str(model)), connect)
+    parts = build(load(env={}, overrides=values), HfOptions(model=str(model)), connect)
     parts.start()
     try:
         _until(
@@ -194,7 +194,7 @@ def _passes(
 
 def _ask(engine: Any, parts: Any, tokens: list[int], options: EngineOptions) -> Pass:
     from mooncache.hf_engine.core.sequence import Sampling, Sequence
-    from mooncache.kvcache.params import Ask
+    from mooncache.kvcache.params import LegHint
 
     answer = _Answer()
     sequence = Sequence(
@@ -203,7 +203,7 @@ def _ask(engine: Any, parts: Any, tokens: list[int], options: EngineOptions) -> 
         passport=parts.passport,
         block_tokens=parts.passport.block_tokens,
         salt="",
-        ask=Ask(),
+        ask=LegHint(),
         sink=answer,
     )
     begun_s = time.perf_counter()

@@ -17,8 +17,8 @@ from typing import TypeVar
 import aiohttp
 import numpy as np
 
-from mooncache.bench.replay.client import Endpoint, Measured, complete
-from mooncache.bench.replay.workload import Shape
+from mooncache.bench.replay.client import ReplayTarget, ReplayTiming, complete
+from mooncache.bench.replay.workload import ReplayShape
 from mooncache.conductor.core.policy.types import DecodeCost
 from mooncache.errors import EngineFailed, ProfileInvalid
 from mooncache.simulate.profile import ModelProfile, fit_decode, fit_prefill
@@ -57,8 +57,8 @@ class Calibration:
 
 
 async def measure(
-    endpoint: Endpoint,
-    shape: Shape,
+    endpoint: ReplayTarget,
+    shape: ReplayShape,
     lengths: Sequence[int],
     points: Points,
     draws: np.random.Generator,
@@ -82,7 +82,7 @@ async def measure(
                 await _answers(client, middle, count, points)
 
 
-async def _prompts(client: _Client, length: int, shape: Shape, points: Points) -> None:
+async def _prompts(client: _Client, length: int, shape: ReplayShape, points: Points) -> None:
     """One prompt that nobody has seen, and the same with as much again behind it."""
     prompt = client.fresh(length)
     points.prefill.setdefault((length, 0), []).append((await client.ask(prompt, 1)).ttft_s)
@@ -161,7 +161,11 @@ def middle_mean(values: Sequence[float]) -> float:
 
 class _Client:
     def __init__(
-        self, session: aiohttp.ClientSession, endpoint: Endpoint, shape: Shape, draws: np.random.Generator
+        self,
+        session: aiohttp.ClientSession,
+        endpoint: ReplayTarget,
+        shape: ReplayShape,
+        draws: np.random.Generator,
     ) -> None:
         self._session, self._endpoint, self._shape, self._draws = session, endpoint, shape, draws
 
@@ -170,7 +174,7 @@ class _Client:
         drawn: list[int] = self._draws.integers(64, self._shape.vocab, count).tolist()
         return drawn
 
-    async def ask(self, tokens: list[int], output_tokens: int) -> Measured:
+    async def ask(self, tokens: list[int], output_tokens: int) -> ReplayTiming:
         found = await complete(self._session, self._endpoint, tokens, output_tokens)
         if found.error:
             raise EngineFailed(f"A request of the calibration ({len(tokens)} tokens) failed: {found.error}")

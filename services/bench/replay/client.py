@@ -16,7 +16,7 @@ _ERROR_CHARS = 300
 
 
 @dataclass(slots=True)
-class Measured:
+class ReplayTiming:
     """One request. Times in seconds from sending it; `error` is empty when all went well."""
 
     ttft_s: float = 0.0
@@ -29,7 +29,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ReplayTarget:
     """Where requests go: base URL without /v1, API key, and the model's name there."""
 
     url: str
@@ -48,10 +48,10 @@ class Planned:
 
 
 async def complete(
-    session: aiohttp.ClientSession, endpoint: Endpoint, tokens: list[int], output_tokens: int
-) -> Measured:
+    session: aiohttp.ClientSession, endpoint: ReplayTarget, tokens: list[int], output_tokens: int
+) -> ReplayTiming:
     """Send one prompt and read the stream to its end. Never raises for what a server does."""
-    found = Measured()
+    found = ReplayTiming()
     body = {
         "model": endpoint.model,
         "prompt": tokens,
@@ -78,7 +78,7 @@ async def complete(
     return found
 
 
-async def _read(response: aiohttp.ClientResponse, found: Measured, sent_s: float) -> None:
+async def _read(response: aiohttp.ClientResponse, found: ReplayTiming, sent_s: float) -> None:
     last_s, last, is_done = 0.0, b"", False
     async for raw in response.content:
         if not raw.startswith(_DATA):
@@ -108,10 +108,10 @@ async def _read(response: aiohttp.ClientResponse, found: Measured, sent_s: float
 
 
 async def replay(
-    endpoint: Endpoint, requests: Sequence[Planned], tell: Callable[[int, int], None]
-) -> list[Measured]:
+    endpoint: ReplayTarget, requests: Sequence[Planned], tell: Callable[[int, int], None]
+) -> list[ReplayTiming]:
     """Send every request at its time, whatever became of those before; tell (sent, ended) now and then."""
-    results = [Measured() for _ in requests]
+    results = [ReplayTiming() for _ in requests]
     ended = 0
 
     async def one(number: int) -> None:

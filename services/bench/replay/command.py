@@ -17,7 +17,7 @@ from mooncache.cli.workload import PUBLIC_FORMAT, TraceFormat, need_packages
 from mooncache.errors import InvalidArgument, MooncacheError, TraceInvalid, TraceTooLarge
 
 if TYPE_CHECKING:
-    from mooncache.bench.replay.client import Endpoint
+    from mooncache.bench.replay.client import ReplayTarget
     from mooncache.bench.replay.run import ReplayOptions
     from mooncache.bench.rows import Report
     from mooncache.traces import Trace
@@ -72,7 +72,7 @@ def replay(
     need_packages("numpy")
     from mooncache.bench.replay.predict import Serving
     from mooncache.bench.replay.run import ReplayOptions
-    from mooncache.bench.replay.workload import Shape
+    from mooncache.bench.replay.workload import ReplayShape
 
     console = Console()
     try:
@@ -80,7 +80,7 @@ def replay(
         check_writable(markdown, "--markdown")
         options = ReplayOptions(
             requests=requests,
-            shape=Shape(tokens_per_block, context, vocab),
+            shape=ReplayShape(tokens_per_block, context, vocab),
             speed=speed,
             load=load,
             serving=Serving(prefill, decode, batch, chunk_tokens),
@@ -125,14 +125,14 @@ def _trace(path: Path | None, form: TraceFormat, seed: int) -> Trace:
     return form.read(path) if path is not None else generate(conversation(), random.Random(seed))
 
 
-async def _endpoint(url: str, key: str, model: str) -> Endpoint:
+async def _endpoint(url: str, key: str, model: str) -> ReplayTarget:
     """The endpoint with the name of a model that it serves. Raises InvalidArgument when it cannot be asked."""
     import aiohttp
 
-    from mooncache.bench.replay.client import Endpoint
+    from mooncache.bench.replay.client import ReplayTarget
 
     if model:
-        return Endpoint(url, key, model)
+        return ReplayTarget(url, key, model)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         timeout = aiohttp.ClientTimeout(total=10)
@@ -141,7 +141,7 @@ async def _endpoint(url: str, key: str, model: str) -> Endpoint:
             session.get(f"{url}/v1/models", headers=headers) as response,
         ):
             found = await response.json()
-        return Endpoint(url, key, found["data"][0]["id"])
+        return ReplayTarget(url, key, found["data"][0]["id"])
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
         raise InvalidArgument(
             f"{url}/v1/models names no model ({type(error).__name__}: {error!s:.120}); is a gateway there? "
@@ -152,12 +152,12 @@ async def _endpoint(url: str, key: str, model: str) -> Endpoint:
 @contextmanager
 def _cluster(
     options: ReplayOptions, model: str, blocks: int, tell: Callable[[str], None]
-) -> Iterator[Endpoint]:
+) -> Iterator[ReplayTarget]:
     """A cluster on hf engines, with caches that hold the whole replay; gone afterwards."""
     import tempfile
 
     from mooncache.auth import load_cluster_token, tenant_token
-    from mooncache.bench.replay.client import Endpoint
+    from mooncache.bench.replay.client import ReplayTarget
     from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
     from mooncache.tiny_model import build
 
@@ -193,6 +193,6 @@ def _cluster(
         cluster.start(_START_TIMEOUT_S)
         try:
             key = tenant_token(load_cluster_token(cluster.token_path), "bench").text
-            yield Endpoint(cluster.layout.gateway_url, key, _MODEL_NAME)
+            yield ReplayTarget(cluster.layout.gateway_url, key, _MODEL_NAME)
         finally:
             cluster.stop()

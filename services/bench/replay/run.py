@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncache.bench.replay.calibrate import Calibration, Points, fit, measure
-from mooncache.bench.replay.client import Endpoint, Measured, Planned, replay
+from mooncache.bench.replay.client import Planned, ReplayTarget, ReplayTiming, replay
 from mooncache.bench.replay.predict import Serving, predict, speed_for
-from mooncache.bench.replay.workload import Prompts, Shape, sample_conversations, shrink
+from mooncache.bench.replay.workload import Prompts, ReplayShape, sample_conversations, shrink
 from mooncache.bench.rows import Report, Row, bar_row, describe_machine, describe_versions
 from mooncache.errors import EngineFailed, InvalidArgument
 from mooncache.simulate.decode import worst_gaps_mean
@@ -35,7 +35,7 @@ class ReplayOptions:
     """`speed` 0 plays the trace as fast as gives `load`, the share of the time that the engines are busy."""
 
     requests: int = 150
-    shape: Shape = field(default_factory=Shape)
+    shape: ReplayShape = field(default_factory=ReplayShape)
     speed: float = 0.0
     load: float = 0.3
     serving: Serving = field(default_factory=Serving)
@@ -55,7 +55,7 @@ def workload(trace: Trace, options: ReplayOptions) -> Trace:
     return shrink(sample_conversations(trace.spread(rng=rng), options.requests, rng), options.shape)
 
 
-async def run(small: Trace, endpoint: Endpoint, options: ReplayOptions, tell: Tell) -> Report:
+async def run(small: Trace, endpoint: ReplayTarget, options: ReplayOptions, tell: Tell) -> Report:
     """Replay the workload and report. Raises EngineFailed when requests fail, PROFILE_INVALID for odd points."""
     draws = np.random.default_rng(random.Random(f"calibration/{options.seed}").getrandbits(64))
     lengths = sorted({int(each) for each in np.percentile(small.input_tokens, _LENGTH_SHARES)})
@@ -87,7 +87,7 @@ async def run(small: Trace, endpoint: Endpoint, options: ReplayOptions, tell: Te
 
 
 def _report(
-    played: Trace, speed: float, results: Sequence[Measured], calibration: Calibration, expected: Result
+    played: Trace, speed: float, results: Sequence[ReplayTiming], calibration: Calibration, expected: Result
 ) -> Report:
     report = Report(
         "replay of a trace, and the simulator's prediction",

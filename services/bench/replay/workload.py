@@ -29,7 +29,7 @@ _TOKEN_FIRST = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ReplayShape:
     """How requests are made smaller.
 
     tokens_per_block: tokens that a block of the trace becomes; the answers shrink alike. context_tokens: prompt and
@@ -104,7 +104,7 @@ def pick(trace: Trace, rows: NDArray[np.int64]) -> Trace:
     )
 
 
-def shrink(trace: Trace, shape: Shape) -> Trace:
+def shrink(trace: Trace, shape: ReplayShape) -> Trace:
     """The same requests with shorter blocks and answers; at least one token of answer each."""
     size, old = shape.tokens_per_block, trace.block_tokens
     whole, part = trace.input_tokens.astype(np.int64) // old, trace.input_tokens.astype(np.int64) % old
@@ -127,7 +127,7 @@ def shrink(trace: Trace, shape: Shape) -> Trace:
 class Prompts:
     """Token ids of requests: a fixed random run for each block id, the beginning of it for a partial block."""
 
-    def __init__(self, trace: Trace, shape: Shape, seed: int) -> None:
+    def __init__(self, trace: Trace, shape: ReplayShape, seed: int) -> None:
         self._trace, self._shape, self._seed = trace, shape, seed
 
     def tokens(self, row: int) -> list[int]:

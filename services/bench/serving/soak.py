@@ -20,7 +20,7 @@ from pathlib import Path
 import aiohttp
 
 from mooncache.bench.rows import Report, Row, bar_row
-from mooncache.bench.serving.talk import Answer, ask
+from mooncache.bench.serving.talk import ChatReply, ask
 from mooncache.bench.serving.turns import TurnsOptions, cluster_of, demo_key
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.cluster.http_get import http_get
@@ -56,7 +56,7 @@ class Tally:
     cached: int = 0
     prompt: int = 0
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: ChatReply) -> None:
         if answer.error:
             self.failures[answer.error[:160]] += 1
             return

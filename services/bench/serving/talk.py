@@ -11,7 +11,7 @@ import aiohttp
 
 
 @dataclass(slots=True)
-class Answer:
+class ChatReply:
     """What came back. Times in seconds since the request was sent; `error` is empty when all went well."""
 
     text: str = ""
@@ -29,9 +29,9 @@ class Answer:
 
 async def ask(
     session: aiohttp.ClientSession, url: str, key: str, body: dict[str, Any], timeout_s: float
-) -> Answer:
+) -> ChatReply:
     """Send one chat request with `stream` on and read it to its end. Never raises for what a server does."""
-    answer = Answer()
+    answer = ChatReply()
     started_s = time.perf_counter()
     whole = {**body, "stream": True, "stream_options": {"include_usage": True}}
     headers = {"Authorization": f"Bearer {key}"}
@@ -53,7 +53,7 @@ async def ask(
     return answer
 
 
-async def _read(response: aiohttp.ClientResponse, answer: Answer, started_s: float) -> None:
+async def _read(response: aiohttp.ClientResponse, answer: ChatReply, started_s: float) -> None:
     last_s = 0.0
     async for raw in response.content:
         line = raw.strip()

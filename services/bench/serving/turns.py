@@ -20,7 +20,7 @@ import aiohttp
 
 from mooncache.auth import load_cluster_token, tenant_token
 from mooncache.bench.rows import Report, Row, bar_row
-from mooncache.bench.serving.talk import Answer, ask
+from mooncache.bench.serving.talk import ChatReply, ask
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.cluster.settings import Engine
 from mooncache.errors import Internal
@@ -78,7 +78,7 @@ def run(options: TurnsOptions, tell: Tell) -> Report:
     tell("no cache: starting")
     with cluster_of(options, "nothing", {**no_cache, **own_cache_off}, 0) as cluster:
         nothing = asyncio.run(_talks(cluster, options, lambda text: tell(f"no cache: {text}")))
-    own: list[list[Answer]] | None = None
+    own: list[list[ChatReply]] | None = None
     if options.engine == "vllm":
         tell("own cache: starting")
         with cluster_of(options, "own", no_cache, 0) as cluster:
@@ -94,10 +94,10 @@ def run(options: TurnsOptions, tell: Tell) -> Report:
 
 def _rows(
     report: Report,
-    nothing: list[list[Answer]],
-    own: list[list[Answer]] | None,
-    pool: list[list[Answer]],
-    moved: Answer | None,
+    nothing: list[list[ChatReply]],
+    own: list[list[ChatReply]] | None,
+    pool: list[list[ChatReply]],
+    moved: ChatReply | None,
 ) -> None:
     base = _ttft(nothing, TURNS - 1)
     report.add(Row("prompt of the last turn", float(pool[0][-1].prompt_tokens), "tokens"))
@@ -134,11 +134,11 @@ def _rows(
         report.add(Row("prompt tokens of that turn", float(moved.prompt_tokens), "tokens"))
 
 
-def _ttft(talks: list[list[Answer]], turn: int) -> float:
+def _ttft(talks: list[list[ChatReply]], turn: int) -> float:
     return statistics.median(talk[turn].ttft_s for talk in talks)
 
 
-async def _talks(cluster: EmbeddedCluster, options: TurnsOptions, tell: Tell) -> list[list[Answer]]:
+async def _talks(cluster: EmbeddedCluster, options: TurnsOptions, tell: Tell) -> list[list[ChatReply]]:
     """Several conversations, one after the other; the very first one only warms up."""
     talks = []
     async with aiohttp.ClientSession() as session:
@@ -150,8 +150,8 @@ async def _talks(cluster: EmbeddedCluster, options: TurnsOptions, tell: Tell) ->
 
 async def _talk(
     session: aiohttp.ClientSession, cluster: EmbeddedCluster, options: TurnsOptions, talk: int, turns: int
-) -> list[Answer]:
-    answers: list[Answer] = []
+) -> list[ChatReply]:
+    answers: list[ChatReply] = []
     messages: list[dict[str, str]] = []
     for turn in range(turns):
         question = _QUESTION.format(turn=turn, talk=talk)
@@ -165,7 +165,7 @@ async def _talk(
     return answers
 
 
-async def _after_restart(cluster: EmbeddedCluster, options: TurnsOptions, tell: Tell) -> Answer | None:
+async def _after_restart(cluster: EmbeddedCluster, options: TurnsOptions, tell: Tell) -> ChatReply | None:
     """One conversation whose last turn meets engines that have just been started: their own caches are empty."""
     async with aiohttp.ClientSession() as session:
         talk = options.talks + 1

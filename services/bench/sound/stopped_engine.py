@@ -18,7 +18,7 @@ from typing import Final
 import aiohttp
 
 from mooncache.bench.rows import Row, bar_row
-from mooncache.bench.serving.talk import Answer, ask
+from mooncache.bench.serving.talk import ChatReply, ask
 from mooncache.bench.serving.turns import demo_key
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.cluster.settings import ClusterSettings
@@ -91,7 +91,7 @@ async def _rows(
 
 async def _served(
     session: aiohttp.ClientSession, cluster: EmbeddedCluster, key: str, text: str
-) -> list[Answer]:
+) -> list[ChatReply]:
     """Several requests at once. Raises EngineFailed when one is not answered."""
     bodies = [
         {"model": "bench", "max_tokens": 4, "messages": [{"role": "user", "content": f"{text}, {number}"}]}

@@ -17,7 +17,7 @@ from mooncache.bench.store.options import StoreBenchOptions
 from mooncache.bench.store.ours import OurClient, connect, start_cluster
 from mooncache.bench.worker import WorkerError
 from mooncache.client.master_link import MasterLink
-from mooncache.client.options import Options
+from mooncache.client.options import ClientOptions
 from mooncache.clock import SystemClock
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.errors import MooncacheError
@@ -69,7 +69,7 @@ def _fill(client: OurClient, round_number: int, count: int, block_bytes: int, pr
 
 async def _poll_status(cluster: EmbeddedCluster, accept: Callable[[Any], bool], timeout_s: float) -> float:
     """Seconds until the master's status is acceptable."""
-    options = Options.gather(**cluster.client_settings())
+    options = ClientOptions.gather(**cluster.client_settings())
     link = MasterLink(options.targets, options.master_channel, SystemClock(), random.Random())
     started = time.monotonic()
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mooncache.conductor.core.cache_index import KEY_BYTES
+from mooncache.client.keys import KEY_BYTES
 from mooncache.conductor.core.hot_prefixes import Order, Speed
 from mooncache.conductor.core.learning import TransferLearner
 from mooncache.conductor.shell.copies import Copies

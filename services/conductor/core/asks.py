@@ -9,13 +9,13 @@ from typing import Any
 from mooncache.conductor.core.landing import MARGIN_MIN_S
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import FETCH, LOCAL, NOBODY, WAIT, Choice, Request, Rules
-from mooncache.conductor.core.records import REFUSED, RUNNING, Record, milliseconds, pack
+from mooncache.conductor.core.records import REFUSED, RUNNING, DecisionRecord, milliseconds, pack
 
 POOL_OK, POOL_ABSENT, POOL_TIMEOUT, POOL_NO_KEYS = "ok", "absent", "timeout", "no_keys"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SchedulerSettings:
     """Limits and rules of the scheduler; times are seconds."""
 
     rules: Rules = field(default_factory=Rules)
@@ -34,7 +34,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class SchedulingRequest:
     """One request to schedule, checked. group: passport group of the keys, 0 when the caller did not say."""
 
     request_id: str
@@ -74,8 +74,8 @@ class PoolAnswer:
 class Decision:
     """A decision that was made and recorded, with names instead of rows.
 
-    computer: the instance that computes the prompt, "" when nobody was chosen; prefill: the same, "" when the decode
-    instance computes it itself. pool_tokens: leading tokens in the pool; local_tokens: in the computer's own cache.
+    prefiller: the instance that computes the prompt, "" when nobody was chosen; prefill: the same, "" when the decode
+    instance computes it itself. pool_tokens: leading tokens in the pool; local_tokens: in the prefiller's own cache.
     wait_s: how long the decode leg waits for the prefill leg's blocks; handover_s: how long once that leg has ended;
     ready_wait_s: how long whoever computes waits for another request's blocks. avoided: the decode instance computes
     the prompt because blocks did not come the other way.
@@ -84,9 +84,9 @@ class Decision:
     decision_id: str
     choice: Choice
     request: Request
-    record: Record
+    record: DecisionRecord
     pool: PoolAnswer
-    computer: str = ""
+    prefiller: str = ""
     prefill: str = ""
     decode: str = ""
     pool_tokens: int = 0
@@ -123,7 +123,7 @@ def decided(
     decision_id: str,
     choice: Choice,
     request: Request,
-    record: Record,
+    record: DecisionRecord,
     pool: PoolAnswer,
     pool_tokens: int,
     fleet: Fleet | None,
@@ -131,9 +131,9 @@ def decided(
     """Return the decision with names for rows; `fleet` is the one that was chosen from."""
     found = Decision(decision_id, choice, request, record, pool, pool_tokens=pool_tokens)
     if fleet is not None and choice.decode != NOBODY:
-        found.computer, found.decode = fleet.names[choice.computer], fleet.names[choice.decode]
-        found.prefill = found.computer if choice.prefill != NOBODY else ""
-        found.local_tokens = min(int(request.local[choice.computer]), request.prompt_tokens)
+        found.prefiller, found.decode = fleet.names[choice.prefiller_row], fleet.names[choice.decode]
+        found.prefill = found.prefiller if choice.prefill != NOBODY else ""
+        found.local_tokens = min(int(request.local[choice.prefiller_row]), request.prompt_tokens)
     return found
 
 
@@ -166,7 +166,7 @@ def sentence(choice: Choice, request: Request, fleet: Fleet | None) -> str:
 
 
 def new_record(
-    ask: Ask,
+    ask: SchedulingRequest,
     pool: PoolAnswer,
     request: Request,
     choice: Choice,
@@ -177,7 +177,7 @@ def new_record(
     pool_tokens: int,
     now_s: float,
     wall_s: float,
-) -> Record:
+) -> DecisionRecord:
     """Return the record of a decision; `fleet` is the one that was chosen from, None when there was none."""
     head: dict[str, Any] = {
         "decision_id": decision_id,
@@ -212,9 +212,9 @@ def new_record(
         },
         "chosen": chosen_fields(request, choice, fleet),
         "expected": expected_fields(choice, fleet),
-        "odd_costs": choice.odd_rows,
+        "odd_costs": choice.invalid_costs,
     }
-    return Record(
+    return DecisionRecord(
         decision_id=decision_id,
         request_id=ask.request_id,
         head=pack(head),
@@ -239,7 +239,7 @@ def chosen_fields(request: Request, choice: Choice, fleet: Fleet | None) -> dict
         "branch": choice.branch,
         "together": [fleet.names[row] for row in choice.members],
         "chunk_tokens": choice.chunk_tokens,
-        "local_tokens": min(int(request.local[choice.computer]), request.prompt_tokens),
+        "local_tokens": min(int(request.local[choice.prefiller_row]), request.prompt_tokens),
         "fetched_tokens": choice.fetch_tokens,
         "awaited_tokens": choice.prefix_tokens if choice.branch == WAIT else 0,
         "awaited_decision_id": choice.awaited.decision_id if choice.awaited is not None else "",
@@ -254,7 +254,7 @@ def expected_fields(choice: Choice, fleet: Fleet | None) -> dict[str, float] | N
     return {
         "ttft_ms": milliseconds(choice.ttft_s),
         "tbt_ms": milliseconds(choice.tbt_s),
-        "queue_ms": milliseconds(float(fleet.queue_s[choice.computer])),
+        "queue_ms": milliseconds(float(fleet.queue_s[choice.prefiller_row])),
         "ready_ms": milliseconds(choice.ready_s),
         "prefill_ms": milliseconds(choice.compute_s),
         "handover_ms": milliseconds(choice.handover_s),

@@ -9,56 +9,17 @@ there.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 
-from mooncache import errors
+from mooncache.client.keys import KEY_BYTES, count_keys
 from mooncache.conductor.core.registry import Instance
+from mooncache.kvcache.block_index import BlockIndex, block_records
 
-KEY_BYTES = 32
 STRIDE = 64
 EXACT_KEYS_MAX = 512
 TENANT = 0  # tenants are apart by the salt inside their keys
-_ADD, _REMOVE = 1, 2
-_TIER_DRAM = 1
-_HEAD_BYTES = 24
-_RECORD_BYTES = _HEAD_BYTES + KEY_BYTES
-
-
-class BlockIndex(Protocol):
-    """The native index as it is used here (`mooncache._native.BlockIndex`)."""
-
-    def apply(self, holder: int, records: object) -> object: ...
-    def begin_full(self, holder: int) -> object: ...
-    def end_full(self, holder: int) -> int: ...
-    def drop_holder(self, holder: int) -> int: ...
-    def match(self, tenant_id: int, keys: object) -> Sequence[tuple[int, int]]: ...
-    def present(self, tenant_id: int, keys: object) -> bytes: ...
-    def holder_usage(self) -> dict[int, tuple[int, int]]: ...
-    def stats(self) -> dict[str, int]: ...
-
-
-def check_keys(keys: bytes, name: str, count_max: int) -> int:
-    """Return the number of packed keys. Raises InvalidArgument (cut) or TooLarge."""
-    if len(keys) % KEY_BYTES:
-        raise errors.InvalidArgument(f"{name} must be a multiple of {KEY_BYTES} bytes, not {len(keys)}")
-    count = len(keys) // KEY_BYTES
-    if count > count_max:
-        raise errors.TooLarge(f"{count} {name} in one call; at most {count_max} are taken")
-    return count
-
-
-def records(keys: bytes, *, remove: bool = False, tenant: int = TENANT, size_bytes: int = 1) -> bytes:
-    """Return packed block records for the native index, made without a loop over the keys."""
-    count = len(keys) // KEY_BYTES
-    head = struct.pack("<BBBBIQQ", _REMOVE if remove else _ADD, _TIER_DRAM, 0, 0, 0, tenant, size_bytes)
-    packed = np.empty((count, _RECORD_BYTES), dtype=np.uint8)
-    packed[:, :_HEAD_BYTES] = np.frombuffer(head, dtype=np.uint8)
-    packed[:, _HEAD_BYTES:] = np.frombuffer(keys, dtype=np.uint8).reshape(count, KEY_BYTES)
-    return packed.tobytes()
 
 
 class CacheIndex:
@@ -75,11 +36,11 @@ class CacheIndex:
         A gap leaves what is known and asks for a full report. Raises InvalidArgument or TooLarge for keys
         that are none.
         """
-        check_keys(stored, "stored keys", keys_max)
-        check_keys(removed, "removed keys", keys_max)
+        count_keys(stored, keys_max, "stored keys")
+        count_keys(removed, keys_max, "removed keys")
         if full:
             self._index.begin_full(instance.holder)
-            self._index.apply(instance.holder, records(stored))
+            self._index.apply(instance.holder, block_records(stored))
             self._index.end_full(instance.holder)
             instance.sequence, instance.want_full = sequence, False
             return "full"
@@ -90,9 +51,9 @@ class CacheIndex:
             return "gap"
         # Stored first: a block that came and went within one report is gone.
         if stored:
-            self._index.apply(instance.holder, records(stored))
+            self._index.apply(instance.holder, block_records(stored))
         if removed:
-            self._index.apply(instance.holder, records(removed, remove=True))
+            self._index.apply(instance.holder, block_records(removed, remove=True))
         instance.sequence = sequence
         return "applied"
 

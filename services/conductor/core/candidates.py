@@ -112,7 +112,7 @@ class Candidates(msgspec.Struct, frozen=True):
         }
 
 
-class Seen(NamedTuple):
+class PolicyView(NamedTuple):
     """What the policy saw, and what it chose: enough to make `Candidates` of it later, after the answer."""
 
     fleet: Fleet
@@ -178,7 +178,7 @@ def _prefill(request: Request, fleet: Fleet, rules: Rules, row: int) -> dict[str
     }
 
 
-def _way(way: branches.Way, fleet: Fleet) -> dict[str, Any]:
+def _way(way: branches.PrefillOption, fleet: Fleet) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "kind": way.branch,
         "prefix_tokens": way.prefix_tokens,

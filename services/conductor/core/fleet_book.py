@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from mooncache.conductor.core.decode_ahead import LATER_S, Curve, DecodeAhead
-from mooncache.conductor.core.fleet_shape import BOOLS, FLOATS, INTS, Shape, believed, possible
-from mooncache.conductor.core.policy.fleet import NO_ROLE, Even, Fleet, Standing
+from mooncache.conductor.core.fleet_shape import BOOLS, FLOATS, INTS, InstanceShape, believed, possible
+from mooncache.conductor.core.policy.fleet import NO_ROLE, Even, Fleet, FleetSummary
 from mooncache.conductor.core.policy.types import (
     NOBODY,
     Bools,
@@ -29,7 +29,7 @@ from mooncache.conductor.core.policy.types import (
     TransferCost,
 )
 
-__all__ = ["Assignment", "FleetBook", "Shape"]
+__all__ = ["Assignment", "FleetBook", "InstanceShape"]
 
 Name = int | str
 _OWN = ("now_s", "names", "queue_s", "generating_s", "predict", "known")
@@ -53,7 +53,7 @@ class _Work:
     """What an assignment added to the columns."""
 
     assignment: Assignment
-    computers: tuple[int, ...]
+    prefillers: tuple[int, ...]
     generations: tuple[int, ...]
     decoder: int
     decoder_generation: int
@@ -86,7 +86,7 @@ class FleetBook:
         self._floats: Floats = np.zeros((len(FLOATS), 0))  # the table that columns of floats are rows of
         self._sliced: dict[str, Any] = {}  # the columns without the room behind them
         self._fleet: Fleet  # shows those of them that policies see
-        self._standing: Standing | None = None
+        self._standing: FleetSummary | None = None
         self._stay_s: float | None = None  # None: not the same in all rows
         self._reports = False
         self._curves = curves
@@ -102,7 +102,7 @@ class FleetBook:
         """Return the row of an instance, NOBODY when it is not known."""
         return self._rows.get(name, NOBODY)
 
-    def add(self, name: str, shape: Shape) -> int:
+    def add(self, name: str, shape: InstanceShape) -> int:
         """Take an instance in (or change a known one); return its row."""
         shape = believed(shape)
         row = self._rows.get(name)
@@ -155,7 +155,7 @@ class FleetBook:
         self._free.append(row)
 
     def set(self, name: str, **values: object) -> None:
-        """Change what an instance is: any field of `Shape`, by name, and `stay_s`; what cannot be is passed over."""
+        """Change fields of an instance's `InstanceShape`, by name, or `stay_s`. Impossible values are ignored."""
         row = self._rows[name]
         self._standing = self._stay_s = None
         for field_name, value in values.items():
@@ -237,11 +237,11 @@ class FleetBook:
     def assign(self, assignment: Assignment, now_s: float) -> None:
         """Count a request from now on."""
         choice, request = assignment.choice, assignment.request
-        computers = choice.members or (choice.computer,)
+        prefillers = choice.members or (choice.prefiller_row,)
         work = _Work(
             assignment,
-            computers,
-            tuple(self._generation[row] for row in computers),
+            prefillers,
+            tuple(self._generation[row] for row in prefillers),
             choice.decode,
             self._generation[choice.decode],
             float(request.prompt_tokens - choice.prefix_tokens),
@@ -252,8 +252,8 @@ class FleetBook:
         self._work[assignment.decision_id] = work
         cells = self._cells
         if choice.prefill != NOBODY:
-            self.arrived_s += choice.compute_s * len(computers)
-        for row in computers:
+            self.arrived_s += choice.compute_s * len(prefillers)
+        for row in prefillers:
             pending = self._pending[row]
             pending[assignment.decision_id] = choice.compute_s
             cells["pending_s"][row] += choice.compute_s
@@ -263,8 +263,8 @@ class FleetBook:
                 self._begin(row, assignment.decision_id, now_s)
         if choice.fetch_tokens > 0:
             work.fetching = True
-            cells["fetching"][choice.computer] += 1
-            self._share(choice.computer)
+            cells["fetching"][choice.prefiller_row] += 1
+            self._share(choice.prefiller_row)
         row = choice.decode
         cells["own_sequences"][row] += request.sequences
         cells["own_kv_tokens"][row] += work.kv_tokens
@@ -280,7 +280,7 @@ class FleetBook:
         if work is None or not work.computing:
             return
         self._fetched(work)
-        for row, generation in zip(work.computers, work.generations, strict=True):
+        for row, generation in zip(work.prefillers, work.generations, strict=True):
             if generation == self._generation[row]:
                 self._begin(row, decision_id, now_s)
 
@@ -296,9 +296,9 @@ class FleetBook:
         work.computing = False
         self._fetched(work)
         began_s = work.assigned_s
-        if work.generations[0] == self._generation[work.computers[0]]:
-            began_s = max(began_s, self._cells["since_s"][work.computers[0]])
-        for row, generation in zip(work.computers, work.generations, strict=True):
+        if work.generations[0] == self._generation[work.prefillers[0]]:
+            began_s = max(began_s, self._cells["since_s"][work.prefillers[0]])
+        for row, generation in zip(work.prefillers, work.generations, strict=True):
             if generation == self._generation[row]:
                 self._take_off(row, decision_id, work.uncached_tokens, now_s)
         return began_s
@@ -397,7 +397,7 @@ class FleetBook:
             if work.decoder_generation == self._generation[work.decoder]:
                 expected["own_sequences"][work.decoder] += request.sequences
                 expected["own_kv_tokens"][work.decoder] += request.kv_tokens
-            for row, generation in zip(work.computers, work.generations, strict=True):
+            for row, generation in zip(work.prefillers, work.generations, strict=True):
                 if work.computing and generation == self._generation[row]:
                     assert decision_id in self._pending[row], f"{decision_id} is not queued on row {row}"
                     expected["pending_s"][row] += work.assignment.choice.compute_s
@@ -467,9 +467,9 @@ class FleetBook:
         if not work.fetching:
             return
         work.fetching = False
-        if work.generations[0] == self._generation[work.computers[0]]:
-            self._cells["fetching"][work.computers[0]] -= 1
-            self._share(work.computers[0])
+        if work.generations[0] == self._generation[work.prefillers[0]]:
+            self._cells["fetching"][work.prefillers[0]] -= 1
+            self._share(work.prefillers[0])
 
     def _look_ahead(self, work: _Work, now_s: float, join_s: float) -> None:
         """Add the request to the decode load that is expected, joining in `join_s` seconds."""

@@ -48,7 +48,7 @@ INTS = ("role", "group", "kind", "queue_prompts", "pipeline", "fetching")
 BOOLS = ("ready", "pool", "tail")
 
 
-class Shape(NamedTuple):
+class InstanceShape(NamedTuple):
     """What an instance is, as far as requests do not change it.
 
     transfer: into the instance. handover: from the end of a prefill elsewhere to the first decode step; tail: it
@@ -81,9 +81,9 @@ def possible(value: object) -> bool:
     return not isinstance(value, float) or 0.0 <= value < math.inf
 
 
-def believed(shape: Shape) -> Shape:
+def believed(shape: InstanceShape) -> InstanceShape:
     """Return the shape with the usual costs in place of those that cannot be."""
-    usual = Shape()
+    usual = InstanceShape()
     return shape._replace(
         prefill=shape.prefill if possible(shape.prefill) else usual.prefill,
         transfer=shape.transfer if possible(shape.transfer) else usual.transfer,

@@ -16,11 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from mooncache.conductor.core.cache_index import KEY_BYTES
+from mooncache.client.keys import KEY_BYTES
 from mooncache.conductor.core.policy.replication import (
     COPIES_AT_ONCE,
     PREFIXES_MAX,
-    Demand,
+    PrefixDemand,
     copies_kept,
     copies_wanted,
 )
@@ -75,7 +75,7 @@ class HotPrefixes:
         self._bytes_per_s = bytes_per_s
         self._budget_bytes = bytes_per_s * BUDGET_S
         self._filled_s: float | None = None
-        self._demand = Demand()
+        self._demand = PrefixDemand()
         self._segments: dict[int, _Segment] = {}
         self._copied: set[int] = set()  # names of segments with copies
         self._key_bytes = 0

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-KEY_BYTES = 32
+from mooncache.client.keys import KEY_BYTES
+
 LOOKED_AT_MAX = 8  # running requests that are looked at
 WAITS_MAX = 3
 

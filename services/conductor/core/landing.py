@@ -40,18 +40,18 @@ class Landings:
         self._pairs: dict[tuple[str, str], _Pair] = {}  # those where blocks did not come the last time
         self._lag = Follower(LAG_PRIOR_S)
 
-    def away(self, computer: str, decoder: str, now_s: float) -> bool:
+    def away(self, prefiller: str, decoder: str, now_s: float) -> bool:
         """Whether the pair is to be left alone now."""
-        pair = self._pairs.get((computer, decoder))
+        pair = self._pairs.get((prefiller, decoder))
         return pair is not None and now_s < pair.until_s
 
-    def landed(self, computer: str, decoder: str) -> None:
+    def landed(self, prefiller: str, decoder: str) -> None:
         """The blocks came."""
-        self._pairs.pop((computer, decoder), None)
+        self._pairs.pop((prefiller, decoder), None)
 
-    def missed(self, computer: str, decoder: str, now_s: float) -> float:
+    def missed(self, prefiller: str, decoder: str, now_s: float) -> float:
         """The blocks did not come; return for how long the pair is left alone."""
-        pair = self._pairs.setdefault((computer, decoder), _Pair())
+        pair = self._pairs.setdefault((prefiller, decoder), _Pair())
         if now_s >= pair.until_s:  # of requests that were sent together one counts
             pair.missed += 1
             pair.until_s = now_s + min(AWAY_MAX_S, AWAY_FIRST_S * 2.0 ** min(16, pair.missed - 1))

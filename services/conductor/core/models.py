@@ -10,7 +10,7 @@ from collections import Counter
 
 from mooncache.conductor.core import learning
 from mooncache.conductor.core.fleet_book import STAY_PRIOR_S, FleetBook
-from mooncache.conductor.core.fleet_shape import Shape
+from mooncache.conductor.core.fleet_shape import InstanceShape
 from mooncache.conductor.core.landing import MARGIN_MIN_S, Landings
 from mooncache.conductor.core.lateness import Lateness
 from mooncache.conductor.core.learning import DecodeLearner, FadingMean, TransferLearner
@@ -18,7 +18,8 @@ from mooncache.conductor.core.output_lengths import OutputLengths
 from mooncache.conductor.core.policy.fleet import ROLES
 from mooncache.conductor.core.policy.types import NOBODY, DecodeCost, TransferCost
 from mooncache.conductor.core.prefill_learner import PrefillLearner
-from mooncache.conductor.core.registry import Instance, InstanceInfo, Load, Registry
+from mooncache.conductor.core.registry import Instance, InstanceInfo, Registry
+from mooncache.kvcache.instance_load import InstanceLoad
 
 MODELS_MAX = 1024  # models of which something is remembered
 BLOCK_TOKENS_UNKNOWN = 16
@@ -49,7 +50,7 @@ class ServedModel:
         kind = kind_of(info)
         row = self.book.add(
             info.instance_id,
-            Shape(
+            InstanceShape(
                 role=ROLES[instance.role],
                 prefill=self.prefill(info).cost,
                 transfer=self._transfer(info),
@@ -77,7 +78,7 @@ class ServedModel:
         self.transfers.pop(name, None)
         self.landings.forget(name)
 
-    def reported(self, instance: Instance, load: Load, now_s: float) -> None:
+    def reported(self, instance: Instance, load: InstanceLoad, now_s: float) -> None:
         """Take in an engine's load: how fast it decodes, and what others have sent there."""
         name, info = instance.info.instance_id, instance.info
         if load.tbt_ms > 0 and load.running > 0:

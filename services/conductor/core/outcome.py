@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mooncache import errors
-from mooncache.conductor.core.asks import POOL_ABSENT, POOL_TIMEOUT, Ask, PoolAnswer
-from mooncache.conductor.core.cache_index import KEY_BYTES
+from mooncache.client.keys import KEY_BYTES
+from mooncache.conductor.core.asks import POOL_ABSENT, POOL_TIMEOUT, PoolAnswer, SchedulingRequest
 from mooncache.conductor.core.landing import came
-from mooncache.conductor.core.records import Record
+from mooncache.conductor.core.records import DecisionRecord
 from mooncache.conductor.core.seen import (
     EVICTED,
     LOAD_FAILED,
@@ -103,7 +103,7 @@ def take_in(
         _first_token(scheduler, active, record, elapsed_s, detail, now_s, learned)
     if phase in ENDS:
         for leg in _decode_legs(detail)[-1:]:
-            if active.computer == active.decoder and active.compute_seen_s:
+            if active.prefiller == active.decoder and active.compute_seen_s:
                 _prefill_told(scheduler, active, record, {"told": told_of(leg)}, learned)
             else:
                 _loads(scheduler, active, active.decoder, told_of(leg))
@@ -120,7 +120,7 @@ def take_in(
 def _first_token(
     scheduler: Scheduler,
     active: Active,
-    record: Record,
+    record: DecisionRecord,
     elapsed_s: float,
     detail: dict[str, Any],
     now_s: float,
@@ -147,7 +147,7 @@ def _first_token(
 
 
 def _leg_ended(scheduler: Scheduler, active: Active, now_s: float) -> None:
-    instance = scheduler.registry.get(active.computer)
+    instance = scheduler.registry.get(active.prefiller)
     if active.prefilled_s or instance is None:
         return
     active.prefilled_s = now_s
@@ -178,14 +178,14 @@ def _judge(scheduler: Scheduler, active: Active, handover: str, learned: Learned
     active.handover = learned.handover = handover
     landings = scheduler.models.of(active.model).landings
     if handover == LANDED:
-        landings.landed(active.computer, active.decoder)
+        landings.landed(active.prefiller, active.decoder)
     else:
-        landings.missed(active.computer, active.decoder, now_s)
+        landings.missed(active.prefiller, active.decoder, now_s)
 
 
-def unkept(active: Active) -> Record:
+def unkept(active: Active) -> DecisionRecord:
     """Return a stand-in for a dropped record; nobody keeps it."""
-    return Record(
+    return DecisionRecord(
         active.decision_id,
         active.request_id,
         b"",
@@ -195,7 +195,12 @@ def unkept(active: Active) -> Record:
 
 
 def _note(
-    record: Record, phase: str, elapsed_s: float, output_tokens: int, detail: dict[str, Any], now_s: float
+    record: DecisionRecord,
+    phase: str,
+    elapsed_s: float,
+    output_tokens: int,
+    detail: dict[str, Any],
+    now_s: float,
 ) -> None:
     record.note(
         {
@@ -211,14 +216,14 @@ def _note(
 def _computed(
     scheduler: Scheduler,
     active: Active,
-    record: Record,
+    record: DecisionRecord,
     phase: str,
     detail: dict[str, Any],
     now_s: float,
     learned: Learned,
 ) -> None:
     """The prompt is computed: release what waited for it and learn how long it took and what was loaded."""
-    inline = active.computer == active.decoder
+    inline = active.prefiller == active.decoder
     began_s = scheduler.computed(active, now_s)
     active.phase = GENERATING
     scheduler.in_flight.end(active.decision_id)
@@ -237,11 +242,11 @@ def _computed(
 
 
 def _prefill_told(
-    scheduler: Scheduler, active: Active, record: Record, detail: dict[str, Any], learned: Learned
+    scheduler: Scheduler, active: Active, record: DecisionRecord, detail: dict[str, Any], learned: Learned
 ) -> None:
     """The leg that computed the prompt is described: what it found, what it computed, how long it took."""
     told = told_of(detail)
-    _loads(scheduler, active, active.computer, told)
+    _loads(scheduler, active, active.prefiller, told)
     hit = int(min(number(told, "hit_tokens", active.prefix_tokens), active.prompt_tokens))
     computed = int(number(detail, "computed_tokens", active.prompt_tokens - hit))
     learned.local_tokens = int(number(told, "local_tokens"))
@@ -253,7 +258,7 @@ def _prefill_told(
     # The engine's own figure when there is one; else the time since it could begin, loads and waits taken off.
     idle_s = (number(told, "waited_ms") + number(told, "load_ms")) / 1e3
     seen_s = active.compute_seen_s
-    if active.computer != active.decoder:
+    if active.prefiller != active.decoder:
         leg_s = (number(detail, "ended_ms") - number(detail, "sent_ms")) / 1e3
         seen_s = min(seen_s, leg_s) if leg_s > 0 else seen_s
     engine_s = number(detail, "engine_ms") / 1e3
@@ -262,7 +267,7 @@ def _prefill_told(
         record.observed["prefill_ms"] = round(seconds * 1e3, 3)
     # A small rest of two measurements is their error; taken for a prefill it would teach that prompts cost nothing.
     measured = engine_s > 0 or seconds > max(_LEAST_S, _LEAST_SHARE * seen_s)
-    instance = scheduler.registry.get(active.computer)
+    instance = scheduler.registry.get(active.prefiller)
     if instance is not None and computed > 0 and active.sequences == 1 and measured:
         n = active.prompt_tokens
         model = scheduler.models.of(instance.info.model)
@@ -285,7 +290,7 @@ def _loads(scheduler: Scheduler, active: Active, instance_id: str, told: dict[st
     model.observed_load(instance_id, loaded_bytes, load_s, scheduler.registry)
 
 
-def _missing(record: Record, told: dict[str, Any], hit_tokens: int) -> None:
+def _missing(record: DecisionRecord, told: dict[str, Any], hit_tokens: int) -> None:
     """What was planned to be there and was not: the engine says why."""
     if hit_tokens >= record.planned_prefix or not told:
         return
@@ -295,7 +300,12 @@ def _missing(record: Record, told: dict[str, Any], hit_tokens: int) -> None:
 
 
 def _finished(
-    scheduler: Scheduler, active: Active, record: Record, elapsed_s: float, output_tokens: int, now_s: float
+    scheduler: Scheduler,
+    active: Active,
+    record: DecisionRecord,
+    elapsed_s: float,
+    output_tokens: int,
+    now_s: float,
 ) -> None:
     record.observed["total_ms"] = round((elapsed_s or now_s - active.assigned_s) * 1e3, 3)
     record.observed["output_tokens"] = output_tokens
@@ -310,7 +320,12 @@ def _finished(
 
 
 def explain(
-    seen: SeenBlocks, record: Record, ask: Ask, pool: PoolAnswer, group: int, block_tokens: int
+    seen: SeenBlocks,
+    record: DecisionRecord,
+    ask: SchedulingRequest,
+    pool: PoolAnswer,
+    group: int,
+    block_tokens: int,
 ) -> None:
     """See Scheduler.explain."""
     prefix, cacheable = record.planned_prefix, record.cacheable_tokens

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from mooncache.conductor.core.candidates import Candidates, Seen
+from mooncache.conductor.core.candidates import Candidates, PolicyView
 from mooncache.conductor.core.policy.types import Rules
 from mooncache.conductor.core.seen import MissRange
 
@@ -28,7 +28,7 @@ unpack = msgspec.msgpack.Decoder().decode
 
 
 @dataclass(slots=True)
-class Record:
+class DecisionRecord:
     """One decision. `head` holds what is known when it is made, packed, `candidates` what the policy saw of the best.
 
     Thousands of records live long: packed bytes are smaller, and the garbage collector need not look into them.
@@ -41,7 +41,7 @@ class Record:
     head: bytes
     made_s: float
     candidates: bytes = b""
-    seen: Seen | None = None
+    seen: PolicyView | None = None
     message: str = ""
     state: str = RUNNING
     planned_prefix: int = 0
@@ -84,14 +84,14 @@ class Records:
 
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max
-        self._records: OrderedDict[str, Record] = OrderedDict()
+        self._records: OrderedDict[str, DecisionRecord] = OrderedDict()
         # A client may give all its requests one id: thousands of decisions under a name must cost no more than one.
         self._of_request: dict[str, deque[str]] = {}
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def add(self, record: Record) -> None:
+    def add(self, record: DecisionRecord) -> None:
         """Keep a record; drop the oldest when there are too many."""
         self._records[record.decision_id] = record
         self._of_request.setdefault(record.request_id, deque()).append(record.decision_id)
@@ -102,14 +102,14 @@ class Records:
             if not left:
                 del self._of_request[oldest.request_id]
 
-    def find(self, name: str) -> Record | None:
+    def find(self, name: str) -> DecisionRecord | None:
         """Return the record of a decision id, or the newest one of a request id."""
         if name in self._records:
             return self._records[name]
         ids = self._of_request.get(name)
         return self._records[ids[-1]] if ids else None
 
-    def newest(self) -> Record | None:
+    def newest(self) -> DecisionRecord | None:
         """Return the record of the last decision."""
         return next(reversed(self._records.values()), None)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from mooncache import errors
+from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.kvcache.keys import passport_from_json
 
 STARTING, READY, DRAINING, SUSPECT = "starting", "ready", "draining", "suspect"
@@ -51,22 +52,6 @@ class InstanceInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What a worker says every report interval. Times are milliseconds, totals count since the engine's
-    start."""
-
-    waiting: int = 0
-    running: int = 0
-    kv_usage: float = 0.0
-    ttft_ms: float = 0.0
-    tbt_ms: float = 0.0
-    prompt_tokens_total: int = 0
-    output_tokens_total: int = 0
-    local_hit_tokens_total: int = 0
-    pool_hit_tokens_total: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Wishes:
     """What a worker tells beside its instance. worker_run: random number of its process, 0 when not said. The others
     are what an operator asked of it, as an earlier conductor told."""
@@ -93,7 +78,7 @@ class Instance:
     state: str
     reported_s: float
     said: str = STARTING
-    load: Load = field(default_factory=Load)
+    load: InstanceLoad = field(default_factory=InstanceLoad)
     reason: str = ""
     worker_run: int = 0
     drain_wanted: bool | None = None  # None: nobody asked
@@ -225,7 +210,7 @@ class Registry:
             known.info = info
         self._of_model.setdefault(info.model, {})[info.instance_id] = known
         if lost is not None:
-            known.load, known.sequence, known.want_full = Load(), 0, False
+            known.load, known.sequence, known.want_full = InstanceLoad(), 0, False
             known.idle_since_s, known.short_since_s, known.surplus, known.foreign = None, None, 0, 0
         known.role = self._roles.get(info.instance_id, info.role)
         known.reason, known.said, known.worker_run = "", state, wishes.worker_run
@@ -251,7 +236,7 @@ class Registry:
             "give this one a name of its own (worker.instance_id) or stop the other"
         )
 
-    def report(self, instance: Instance, state: str, load: Load, reason: str, now_s: float) -> None:
+    def report(self, instance: Instance, state: str, load: InstanceLoad, reason: str, now_s: float) -> None:
         """Take a report in."""
         if load.running or load.waiting:
             instance.idle_since_s = None

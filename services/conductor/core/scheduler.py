@@ -14,31 +14,40 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mooncache.client.keys import KEY_BYTES
 from mooncache.conductor.core import outcome
-from mooncache.conductor.core.asks import Ask, Decision, PoolAnswer, Settings, decided, new_record
-from mooncache.conductor.core.cache_index import KEY_BYTES, BlockIndex, CacheIndex
-from mooncache.conductor.core.candidates import Candidates, Seen, Snapshots
+from mooncache.conductor.core.asks import (
+    Decision,
+    PoolAnswer,
+    SchedulerSettings,
+    SchedulingRequest,
+    decided,
+    new_record,
+)
+from mooncache.conductor.core.cache_index import CacheIndex
+from mooncache.conductor.core.candidates import Candidates, PolicyView, Snapshots
 from mooncache.conductor.core.fairness import FairShares
 from mooncache.conductor.core.fleet_book import Assignment
 from mooncache.conductor.core.in_flight import InFlight, Running
 from mooncache.conductor.core.models import ModelBooks, ServedModel
 from mooncache.conductor.core.policy import find
 from mooncache.conductor.core.policy.fleet import Fleet
-from mooncache.conductor.core.policy.types import NOBODY, WAIT, Awaited, Choice, Request, Source
-from mooncache.conductor.core.records import REFUSED, Record, Records
+from mooncache.conductor.core.policy.types import NOBODY, WAIT, Awaited, Choice, PrefixSource, Request
+from mooncache.conductor.core.records import REFUSED, DecisionRecord, Records
 from mooncache.conductor.core.registry import (
     DRAINING,
     NO_WISHES,
     READY,
     Instance,
     InstanceInfo,
-    Load,
     Registry,
     Wishes,
 )
 from mooncache.conductor.core.seen import SeenBlocks
 from mooncache.conductor.core.snapshot import copied, take
 from mooncache.conductor.core.work import Active, WorkBook
+from mooncache.kvcache.block_index import BlockIndex
+from mooncache.kvcache.instance_load import InstanceLoad
 
 if TYPE_CHECKING:
     import random
@@ -56,7 +65,7 @@ class Scheduler:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: SchedulerSettings,
         rng: random.Random,
         make_index: Callable[[], BlockIndex],
         *,
@@ -81,7 +90,7 @@ class Scheduler:
         self.shares = FairShares()
         self.records = Records(settings.decision_count_max)
         self.snapshots = Snapshots(settings.snapshot_bytes_max)
-        self._unsettled: deque[Record] = deque()
+        self._unsettled: deque[DecisionRecord] = deque()
         self.seen = SeenBlocks(make_index, settings.seen_block_count_max)
 
     # --- instances
@@ -99,7 +108,7 @@ class Scheduler:
                     self.close(active.decision_id, "lost", now_s)
         return instance
 
-    def report(self, instance: Instance, state: str, load: Load, reason: str, now_s: float) -> None:
+    def report(self, instance: Instance, state: str, load: InstanceLoad, reason: str, now_s: float) -> None:
         """Take in state and load, and learn the speed of decoding from it."""
         self.registry.report(instance, state, load, reason, now_s)
         name = instance.info.instance_id
@@ -111,7 +120,7 @@ class Scheduler:
             self._forget_lost(instance, now_s)
         self._forget_surplus(instance, load, now_s)
 
-    def _forget_surplus(self, instance: Instance, load: Load, now_s: float) -> None:
+    def _forget_surplus(self, instance: Instance, load: InstanceLoad, now_s: float) -> None:
         """A busy engine that has fewer requests than were sent there has ended the oldest of them.
 
         A gateway that died did not report the ends of its requests. Without this, an engine that others keep busy would
@@ -172,13 +181,13 @@ class Scheduler:
         """Forget what an engine held and what was in flight on it."""
         self.cache.drop(instance.holder)
         for active in self.work.touching(instance.info.instance_id):
-            if active.computer == instance.info.instance_id:
+            if active.prefiller == instance.info.instance_id:
                 self.in_flight.end(active.decision_id)
                 self.computed(active, now_s)
 
     # --- decisions
 
-    def schedule(self, ask: Ask, pool: PoolAnswer, now_s: float, wall_s: float) -> Decision:
+    def schedule(self, ask: SchedulingRequest, pool: PoolAnswer, now_s: float, wall_s: float) -> Decision:
         """Decide one request, count it and record it."""
         # Clients choose request ids and may use one twice: only another attempt makes the first plan void.
         earlier = self.work.of_request(ask.tenant, ask.request_id) if ask.attempt > 1 else None
@@ -226,7 +235,7 @@ class Scheduler:
 
     def _set_waits(self, model: ServedModel, decision: Decision) -> None:
         """How long legs wait for blocks."""
-        instance = self.registry.get(decision.computer)
+        instance = self.registry.get(decision.prefiller)
         if instance is None:
             return
         choice = decision.choice
@@ -238,7 +247,7 @@ class Scheduler:
 
     def _request(
         self,
-        ask: Ask,
+        ask: SchedulingRequest,
         pool: PoolAnswer,
         model: ServedModel,
         group: int,
@@ -265,7 +274,7 @@ class Scheduler:
             prompt_tokens=ask.prompt_tokens,
             local=local,
             cacheable_tokens=cacheable,
-            sources=(Source(NOBODY, pool_tokens),) if pool_tokens else (),
+            sources=(PrefixSource(NOBODY, pool_tokens),) if pool_tokens else (),
             group=group,
             awaited=self._awaited(ask, model, block_tokens, cacheable, now_s),
             sequences=ask.sequences,
@@ -279,13 +288,13 @@ class Scheduler:
             keep_decode=model.book.row(kept),
             priority=ask.priority,
             tenant_share=self.shares.share(ask.tenant, now_s),
-            comes_later=model.lateness.value,
+            lateness=model.lateness.value,
             number=self._number,
             affinity=affinity(ask.keys),
         )
 
     def _awaited(
-        self, ask: Ask, model: ServedModel, block_tokens: int, cacheable: int, now_s: float
+        self, ask: SchedulingRequest, model: ServedModel, block_tokens: int, cacheable: int, now_s: float
     ) -> tuple[Awaited, ...]:
         """Return leading tokens of the prompt that other requests are computing."""
         return tuple(
@@ -307,7 +316,7 @@ class Scheduler:
 
     def _decided(
         self,
-        ask: Ask,
+        ask: SchedulingRequest,
         pool: PoolAnswer,
         request: Request,
         choice: Choice,
@@ -334,20 +343,20 @@ class Scheduler:
         )
         decision = decided(decision_id, choice, request, record, pool, pool_tokens, fleet)
         if fleet is not None:
-            record.seen = Seen(copied(fleet, choice.total_s), request, choice)
+            record.seen = PolicyView(copied(fleet, choice.total_s), request, choice)
             self._unsettled.append(record)
             if len(self._unsettled) > UNSETTLED_MAX:
                 self.settle(self._unsettled.popleft())
         self.records.add(record)
         return decision
 
-    def settle(self, record: Record) -> None:
+    def settle(self, record: DecisionRecord) -> None:
         """Make of what the policy saw the record's candidates, which are small; done after the answer."""
         packed = self.prepared(record)
         if packed:
             self.snapshots.keep(record.decision_id, packed)
 
-    def prepared(self, record: Record) -> bytes:
+    def prepared(self, record: DecisionRecord) -> bytes:
         """Settle the record; return its whole snapshot packed, to be kept, b"" without one. Touches the record only."""
         seen, record.seen = record.seen, None
         kept = Candidates.of(*seen) if seen is not None else None
@@ -357,7 +366,7 @@ class Scheduler:
         return b"" if kept.whole else Snapshots.packed(take(seen.fleet, seen.request, seen.choice.total_s))
 
     def _refuse(
-        self, ask: Ask, pool: PoolAnswer, reason: str, message: str, now_s: float, wall_s: float
+        self, ask: SchedulingRequest, pool: PoolAnswer, reason: str, message: str, now_s: float, wall_s: float
     ) -> Decision:
         choice = Choice(False, reason)
         nobody = np.zeros(0, dtype=np.int64)
@@ -367,7 +376,9 @@ class Scheduler:
         decision.record.message = message
         return decision
 
-    def _count(self, ask: Ask, model: ServedModel, decision: Decision, fleet: Fleet, now_s: float) -> None:
+    def _count(
+        self, ask: SchedulingRequest, model: ServedModel, decision: Decision, fleet: Fleet, now_s: float
+    ) -> None:
         choice, request = decision.choice, decision.request
         survival = model.lengths.survival(ask.lengths_class, ask.max_output_tokens)
         model.book.assign(Assignment(decision.decision_id, choice, request, survival), now_s)
@@ -378,7 +389,7 @@ class Scheduler:
                 request_id=ask.request_id,
                 tenant=ask.tenant,
                 model=ask.model,
-                computer=decision.computer,
+                prefiller=decision.prefiller,
                 decoder=decision.decode,
                 prompt_tokens=ask.prompt_tokens,
                 prefix_tokens=choice.prefix_tokens,
@@ -397,8 +408,8 @@ class Scheduler:
         )
         if choice.prefix_tokens < request.cacheable_tokens:
             end_s = now_s + min(choice.total_s, _SECONDS_IN_FLIGHT_MAX)
-            pool = bool(fleet.pool[choice.computer])
-            self.in_flight.add(Running(decision.decision_id, decision.computer, ask.keys, end_s, pool))
+            pool = bool(fleet.pool[choice.prefiller_row])
+            self.in_flight.add(Running(decision.decision_id, decision.prefiller, ask.keys, end_s, pool))
 
     # --- what became of it
 
@@ -429,7 +440,9 @@ class Scheduler:
                 record.state = state
         return active
 
-    def explain(self, record: Record, ask: Ask, pool: PoolAnswer, group: int, block_tokens: int) -> None:
+    def explain(
+        self, record: DecisionRecord, ask: SchedulingRequest, pool: PoolAnswer, group: int, block_tokens: int
+    ) -> None:
         """Note in the record why its computed tokens were not there. Touches `seen` and the record only."""
         outcome.explain(self.seen, record, ask, pool, group, block_tokens)
 

@@ -11,7 +11,8 @@ import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mooncache.conductor.core.cache_index import KEY_BYTES, BlockIndex, records
+from mooncache.client.keys import KEY_BYTES
+from mooncache.kvcache.block_index import BlockIndex, block_records
 
 NEVER_SEEN, EVICTED, OTHER_PASSPORT, OTHER_TENANT = "never_seen", "evicted", "other_passport", "other_tenant"
 NOT_FETCHED, POOL_UNREACHABLE, NO_BLOCK = "not_worth_fetching", "pool_unreachable", "no_complete_block"
@@ -47,13 +48,13 @@ class SeenBlocks:
         keys, content_keys = keys[:room], content_keys[:room]
         if self._young.stats()["blocks"] + (len(keys) + len(content_keys)) // KEY_BYTES > 2 * self._half:
             self._old, self._young = self._young, self._make_index()
-        self._young.apply(_HOLDER, records(keys, tenant=_OWN))
+        self._young.apply(_HOLDER, block_records(keys, tenant_id=_OWN))
         if content_keys:
             self._groups.pop(group, None)
             self._groups[group] = None
             if len(self._groups) > _PASSPORTS_MAX:
                 del self._groups[next(iter(self._groups))]
-            self._young.apply(_HOLDER, records(content_keys, tenant=group))
+            self._young.apply(_HOLDER, block_records(content_keys, tenant_id=group))
 
     def explain(
         self, keys: bytes, content_keys: bytes, group: int, begin_block: int, block_tokens: int

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from mooncache.conductor.core.policy.fleet import Fleet
-from mooncache.conductor.core.policy.types import NOBODY, Awaited, Floats, Ints, Request, Source
+from mooncache.conductor.core.policy.types import NOBODY, Awaited, Floats, Ints, PrefixSource, Request
 
 _SKIPPED = ("now_s", "names", "predict", "generating_s", "known")
 _COLUMNS = tuple(field.name for field in fields(Fleet) if field.name not in _SKIPPED)
@@ -64,7 +64,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         place = {row: at for at, row in enumerate(self.rows)}
         local: Ints = np.frombuffer(self.local, dtype=np.int64)
         sources = tuple(
-            Source(place.get(row, NOBODY), tokens, rate)
+            PrefixSource(place.get(row, NOBODY), tokens, rate)
             for row, tokens, rate in self.sources
             if row == NOBODY or row in place
         )

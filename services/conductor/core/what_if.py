@@ -12,7 +12,7 @@ from mooncache.conductor.core.asks import chosen_fields, expected_fields, senten
 from mooncache.conductor.core.candidates import Candidates, Snapshots
 from mooncache.conductor.core.policy import find
 from mooncache.conductor.core.policy.types import Rules
-from mooncache.conductor.core.records import Record, unpack
+from mooncache.conductor.core.records import DecisionRecord, unpack
 
 if TYPE_CHECKING:
     import random
@@ -25,7 +25,7 @@ NOTHING = "No instance could be chosen then, whatever the policy."
 
 
 def other_choice(
-    record: Record, snapshots: Snapshots, rules: Rules, name: str, rng: random.Random
+    record: DecisionRecord, snapshots: Snapshots, rules: Rules, name: str, rng: random.Random
 ) -> dict[str, Any]:
     """Return what the policy `name` would have chosen, as JSON fields. Raises ValueError for an unknown policy.
 

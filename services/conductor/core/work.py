@@ -14,7 +14,7 @@ COMPUTING, GENERATING = "computing", "generating"
 class Active:
     """A scheduled request that has not ended.
 
-    computer: instance that computes the prompt; decoder: instance that generates. lengths_class: whose answers its
+    prefiller: instance that computes the prompt; decoder: instance that generates. lengths_class: whose answers its
     answer is expected to be like.
     """
 
@@ -22,7 +22,7 @@ class Active:
     request_id: str
     tenant: str
     model: str
-    computer: str
+    prefiller: str
     decoder: str
     prompt_tokens: int
     prefix_tokens: int
@@ -85,7 +85,7 @@ class WorkBook:
 
     def touching(self, instance_id: str) -> list[Active]:
         """Return active requests with a leg on the instance, the oldest first."""
-        return [a for a in self._active.values() if instance_id in (a.computer, a.decoder)]
+        return [a for a in self._active.values() if instance_id in (a.prefiller, a.decoder)]
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from mooncache.client.keys import count_keys
 from mooncache.conductor.config import KEYS_MAX
 from mooncache.conductor.core.asks import POOL_OK
-from mooncache.conductor.core.cache_index import check_keys
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.rpc import CallContext
@@ -14,7 +14,7 @@ async def handle(
     state: ConductorState, request: pb.FindBlocksRequest, context: CallContext
 ) -> pb.FindBlocksResponse:
     """Ask the pool; an answer that not all nodes took part in is none. Raises InvalidArgument, TooLarge."""
-    check_keys(request.keys, "keys", KEYS_MAX)
+    count_keys(request.keys, KEYS_MAX)
     found = await state.pool.match(request.keys)
     whole = found.state == POOL_OK and not found.unreachable_nodes
     return pb.FindBlocksResponse(known=whole, leading_blocks=found.blocks)

@@ -32,7 +32,7 @@ class Done:
     trimmed_blocks: int = 0
 
 
-class Instruments:
+class ConductorMetrics:
     """All metrics of one conductor."""
 
     def __init__(self, metrics: Metrics) -> None:
@@ -112,7 +112,7 @@ class Instruments:
         self.pool_lookups.labels(decision.pool.state).inc()
         if decision.pool.elapsed_s:
             self.pool_seconds.observe(decision.pool.elapsed_s)
-        self.odd_costs.inc(choice.odd_rows)
+        self.odd_costs.inc(choice.invalid_costs)
         if not choice.admitted:
             return
         self.branches.labels(choice.branch if decision.prefill else f"inline_{choice.branch}").inc()

@@ -20,7 +20,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from mooncache.connectors.vllm.messages import Handshake, StepOrders
 from mooncache.connectors.vllm.scheduler_side import SchedulerSide
-from mooncache.connectors.vllm.settings import Settings, read_settings
+from mooncache.connectors.vllm.settings import ConnectorSettings, read_settings
 from mooncache.connectors.vllm.stats import ConnectorPromMetrics, ConnectorStats
 from mooncache.connectors.vllm.worker_side import WorkerSide
 from mooncache.errors import ConfigInvalid, MooncacheError
@@ -291,7 +291,7 @@ def refuse_garbage(config: Any) -> None:
         raise ConfigInvalid(problem)
 
 
-def why_off(settings: Settings, config: Any, cache_config: Any) -> str:
+def why_off(settings: ConnectorSettings, config: Any, cache_config: Any) -> str:
     """Why this engine cannot use the pool; "" when it can."""
     if not settings.connector.enabled:
         return "connector.enabled is false"

@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from mooncache.connectors.vllm.core.book import Transfer
+from mooncache.connectors.vllm.core.book import BlockTransfer
 
 
 @dataclass
@@ -37,8 +37,8 @@ class StepOrders(KVConnectorMetadata):  # type: ignore[misc]
     the fingerprint that the orders' keys were made for; a worker with others in its memory does not carry them out.
     """
 
-    loads: list[Transfer] = field(default_factory=list)
-    saves: list[Transfer] = field(default_factory=list)
+    loads: list[BlockTransfer] = field(default_factory=list)
+    saves: list[BlockTransfer] = field(default_factory=list)
     cancels: list[str] = field(default_factory=list)
     idle: bool = False
     pinned: bool = True

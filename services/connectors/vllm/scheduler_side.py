@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from mooncache.connectors.vllm.core.book import RequestBook, Transfer
+from mooncache.connectors.vllm.core.book import BlockTransfer, RequestBook
 from mooncache.connectors.vllm.core.idle import IdleWait
 from mooncache.connectors.vllm.engine_passport import in_memory, write_passport
 from mooncache.connectors.vllm.messages import (
@@ -24,11 +24,11 @@ from mooncache.connectors.vllm.messages import (
     merge_loads,
     merge_saves,
 )
-from mooncache.connectors.vllm.settings import Settings
+from mooncache.connectors.vllm.settings import ConnectorSettings
 from mooncache.connectors.vllm.stats import ConnectorStats
 from mooncache.kvcache.keys import passport_from_json
-from mooncache.kvcache.lookup import Lookups, Question
-from mooncache.kvcache.params import Told
+from mooncache.kvcache.lookup import LookupRequest, Lookups
+from mooncache.kvcache.params import CacheReport
 from mooncache.kvcache.pool_link import PoolLink
 from mooncache.logs import Event, get_logger
 from mooncache.passport import Passport
@@ -40,7 +40,7 @@ PINNED_SHARE = 0.5
 """Part of the engine's blocks that saves may pin; the others wait their turn."""
 
 
-def _traced(transfer: Transfer, request: Any) -> Transfer:
+def _traced(transfer: BlockTransfer, request: Any) -> BlockTransfer:
     """The order with the request's trace, which vLLM keeps when it records traces itself."""
     headers = getattr(request, "trace_headers", None)
     return replace(transfer, traceparent=headers.get(TRACEPARENT, "")) if headers else transfer
@@ -49,7 +49,7 @@ def _traced(transfer: Transfer, request: Any) -> Transfer:
 class SchedulerSide:
     """See the module's text. Called by vLLM's scheduler, on one thread."""
 
-    def __init__(self, settings: Settings, link: PoolLink | None, *, block_tokens: int) -> None:
+    def __init__(self, settings: ConnectorSettings, link: PoolLink | None, *, block_tokens: int) -> None:
         self._settings = settings
         self._link = link
         self._block_tokens = block_tokens
@@ -73,9 +73,9 @@ class SchedulerSide:
         self._renewed = False
         self._pool: Any = None
         self._requests: dict[str, Any] = {}
-        self._loads: list[Transfer] = []
+        self._loads: list[BlockTransfer] = []
         self._cancels: list[str] = []
-        self._finish_saves: list[Transfer] = []
+        self._finish_saves: list[BlockTransfer] = []
         self._pins: dict[str, list[Any]] = {}
         self._pinned = 0
         self._partial_saves: dict[str, SaveEnd] = {}
@@ -203,7 +203,7 @@ class SchedulerSide:
         found = self._book.match(name, local_tokens, time.monotonic(), pool_usable=self.usable)
         if found.ask is not None and self._lookups is not None:
             ask = found.ask
-            self._lookups.ask(Question(name, ask.keys, ask.awaited, ask.deadline_s))
+            self._lookups.ask(LookupRequest(name, ask.keys, ask.awaited, ask.deadline_s))
         return found.tokens, bool(found.tokens)
 
     def _add(self, request: Any) -> None:
@@ -268,7 +268,7 @@ class SchedulerSide:
                 if transfer is not None:
                     orders.saves.append(_traced(transfer, request))
 
-    def _plan_save(self, request: Any, computed: int, output: Any) -> Transfer | None:
+    def _plan_save(self, request: Any, computed: int, output: Any) -> BlockTransfer | None:
         if not self._book.due(request.request_id, len(request.all_token_ids), computed):
             return None
         state = output.kv_connector_block_state
@@ -286,7 +286,7 @@ class SchedulerSide:
             return 1 << 30
         return max(0, int(len(self._pool.blocks) * PINNED_SHARE) - self._pinned)
 
-    def _pin(self, transfer: Transfer | None) -> None:
+    def _pin(self, transfer: BlockTransfer | None) -> None:
         if transfer is None or self._pool is None:
             return
         blocks = [self._pool.blocks[block] for block in transfer.blocks]
@@ -353,7 +353,7 @@ class SchedulerSide:
                 self._finish_saves.append(transfer)
             elif transfer is not None:
                 self._book.saved(transfer.name, [])
-        told: Told | None = self._book.told(name)
+        told: CacheReport | None = self._book.told(name)
         self._book.forget(name)
         return told.to_params() if told is not None else None
 

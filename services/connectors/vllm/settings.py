@@ -16,7 +16,7 @@ _OWN = ("passport_path", "state_dir", "master_targets", "chat_template")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ConnectorSettings:
     """passport_path: where the engine's identity is written, if anywhere. master_targets: "" takes the configured.
 
     chat_template: what the engine's server was given as --chat-template, of which the connector hears nothing else.
@@ -29,7 +29,7 @@ class Settings:
     chat_template: str = ""
 
 
-def read_settings(extra: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> Settings:
+def read_settings(extra: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> ConnectorSettings:
     """From the engine's extra configuration. Keys of other owners are left alone.
 
     Raises:
@@ -56,7 +56,7 @@ def read_settings(extra: Mapping[str, Any], base: Mapping[str, Any] | None = Non
         overrides["cluster.state_dir"] = own["state_dir"]
     config: Config = load(overrides=overrides)
     path = own.get("passport_path")
-    return Settings(
+    return ConnectorSettings(
         connector=config.connector,
         state_dir=config.cluster.state_dir,
         master_targets=own.get("master_targets", ""),

@@ -17,22 +17,22 @@ from typing import Any
 
 from mooncache import tracing
 from mooncache.client.figures import Figures, figures, growth
+from mooncache.client.keys import split_keys
 from mooncache.config import load
 from mooncache.connectors.vllm.core.idle import IdleWait
 from mooncache.connectors.vllm.engine_passport import engine_version, in_memory, read_passport, write_passport
 from mooncache.connectors.vllm.messages import Handshake, LoadEnd, SaveEnd, StepOrders, StepReport
-from mooncache.connectors.vllm.settings import Settings
+from mooncache.connectors.vllm.settings import ConnectorSettings
 from mooncache.connectors.vllm.stats import ConnectorStats
 from mooncache.connectors.vllm.weights import WeightWatch, models_in_memory
 from mooncache.errors import Closed
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.kvcache.layerwise import LayerSaver
 from mooncache.kvcache.memory import HostMemory
-from mooncache.kvcache.mover import ABSENT, Job, LoadReport, Mover, SaveReport
+from mooncache.kvcache.mover import ABSENT, LoadReport, Mover, SaveReport, TransferJob
 from mooncache.kvcache.pool_link import PoolLink
 from mooncache.kvcache.tensors import block_memory, layout_of
 from mooncache.logs import Event, get_logger
-from mooncache.passport import split_keys
 
 _log = get_logger(__name__)
 STALE = "stale"
@@ -53,7 +53,11 @@ class WorkerSide:
     """See the module's text. Called on the worker's main thread."""
 
     def __init__(
-        self, settings: Settings, connect: Callable[[], PoolLink] | None, config: Any, cache_config: Any
+        self,
+        settings: ConnectorSettings,
+        connect: Callable[[], PoolLink] | None,
+        config: Any,
+        cache_config: Any,
     ) -> None:
         self._settings = settings
         self._connect = connect
@@ -219,10 +223,10 @@ class WorkerSide:
         """Wait until no save reads the tensors; requests that load have ended when vLLM asks for it."""
         self._wait_saved(self._settings.connector.save_timeout_s)
 
-    def _job(self, transfer: Any) -> Job:
+    def _job(self, transfer: Any) -> TransferJob:
         keys = transfer.keys[self._shard]
         trace = tracing.extract({tracing.TRACEPARENT: transfer.traceparent}) if transfer.traceparent else None
-        return Job(transfer.name, tuple(split_keys(keys)), tuple(transfer.blocks), trace)
+        return TransferJob(transfer.name, tuple(split_keys(keys)), tuple(transfer.blocks), trace)
 
     def received(self, *, idle: bool) -> Received:
         """Loads that ended, with blocks that did not come; waits a moment when the engine has nothing else to do."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from mooncache.gateway.core.body import Inquiry
+from mooncache.gateway.core.body import InferenceRequest
 from mooncache.gateway.core.plan import Attempts
-from mooncache.gateway.core.prepared import Known
+from mooncache.gateway.core.prepared import TokenizedPrompt
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 
 def schedule_request(
     request_id: str,
     tenant: str,
-    inquiry: Inquiry,
-    known: Known | None,
+    inquiry: InferenceRequest,
+    known: TokenizedPrompt | None,
     attempts: Attempts,
     *,
     prompt_tokens: int,

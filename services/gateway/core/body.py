@@ -97,7 +97,7 @@ _RAW: Final = msgspec.json.Decoder(dict[str, Raw])
 
 
 @dataclass(frozen=True, slots=True)
-class Inquiry:
+class InferenceRequest:
     """One request as the gateway understands it; small, so that it may be kept as long as the request lives.
 
     choices: sequences that will be generated. max_output_tokens: 0 when the client did not say. whole_prompt: the
@@ -133,7 +133,7 @@ class Content:
     raw: dict[str, Raw] = field(repr=False)
 
 
-def parse(data: bytes, *, chat: bool, choice_count_max: int) -> tuple[Inquiry, Content]:
+def parse(data: bytes, *, chat: bool, choice_count_max: int) -> tuple[InferenceRequest, Content]:
     """Check a body. Raises Refusal (400) with a sentence that names the field."""
     body, raw = _decode(data)
     known: _Chat | _Completion
@@ -165,7 +165,7 @@ def parse(data: bytes, *, chat: bool, choice_count_max: int) -> tuple[Inquiry, C
     prompt_logprobs = known.prompt_logprobs is not None or bool(
         known.echo and known.logprobs not in (None, False)
     )
-    inquiry = Inquiry(
+    inquiry = InferenceRequest(
         chat=chat,
         model=known.model,
         stream=bool(known.stream),

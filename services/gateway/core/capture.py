@@ -27,7 +27,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class CapturedPrompt:
     """One prompt to be captured. Blocks within `public_tokens` are shared by all, the others by `scope` (a tenant)."""
 
     tokens: array[int]
@@ -40,7 +40,7 @@ class Prompt:
         return len(self.tokens) * self.tokens.itemsize
 
 
-def block_digests(prompt: Prompt, block_tokens: int, salt: bytes) -> bytes:
+def block_digests(prompt: CapturedPrompt, block_tokens: int, salt: bytes) -> bytes:
     """DIGEST_BYTES for each block, the partial last one included: keyed hash of the tokens and all before them.
 
     As with keys of the pool, what is private hangs on the scope, so equal prompts of two tenants have no id in common.

@@ -22,7 +22,7 @@ KEPT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class FleetModel:
     """One model name with its ready instances and what they have in common.
 
     max_model_tokens: largest of its instances, 0 when none said. passport: of the first instance that has one.
@@ -44,12 +44,12 @@ class Model:
 
 
 @dataclass(slots=True)
-class Fleet:
+class FleetView:
     """All models. `known` turns true with the first list; `version` is the list's."""
 
     known: bool = False
     version: int = 0
-    models: dict[str, Model] = field(default_factory=dict)
+    models: dict[str, FleetModel] = field(default_factory=dict)
     first_seen_wall_s: dict[str, float] = field(default_factory=dict)
     _turn: int = 0
 
@@ -61,7 +61,7 @@ class Fleet:
         for name in self.models.keys() - groups.keys():
             model = self.models[name]
             if not model.instances:
-                self.models[name] = Model(name)
+                self.models[name] = FleetModel(name)
             elif model.lost_s is None:
                 self.models[name] = replace(model, lost_s=now_s)
         for name, instances in groups.items():
@@ -79,7 +79,7 @@ class Fleet:
         lost = [(model, model.lost_s) for model in self.models.values() if model.lost_s is not None]
         late = [model for model, lost_s in lost if now_s - lost_s >= KEPT_S]
         for model in late:
-            self.models[model.name] = Model(model.name)
+            self.models[model.name] = FleetModel(model.name)
         return len(late) < len(lost)
 
     def longest_model_tokens(self) -> int:
@@ -97,7 +97,7 @@ class Fleet:
         return candidates[self._turn % len(candidates)]
 
 
-def _model(name: str, instances: Sequence[pb.Instance]) -> Model:
+def _model(name: str, instances: Sequence[pb.Instance]) -> FleetModel:
     ready = tuple(one for one in instances if one.state in (pb.INSTANCE_STATE_READY, 0))
     passport = None
     for instance in ready:
@@ -107,7 +107,7 @@ def _model(name: str, instances: Sequence[pb.Instance]) -> Model:
                 break
             except InvalidArgument:
                 continue  # served without keys
-    return Model(
+    return FleetModel(
         name=name,
         instances=ready,
         max_model_tokens=max((one.max_model_tokens for one in instances), default=0),

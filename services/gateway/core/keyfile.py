@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from mooncache.auth import check_tenant_name
 from mooncache.errors import ConfigInvalid, InvalidArgument
-from mooncache.gateway.core.rate_limit import Limits
+from mooncache.gateway.core.rate_limit import RateLimits
 from mooncache.small_files import parse_toml
 
 FILE_BYTES_MAX: Final = 16 << 20
@@ -29,10 +29,10 @@ class ApiKey:
     """Whose key it is and what it may use."""
 
     tenant: str
-    limits: Limits
+    limits: RateLimits
 
 
-def parse(text: str, defaults: Limits) -> dict[str, ApiKey]:
+def parse(text: str, defaults: RateLimits) -> dict[str, ApiKey]:
     """Keys by the hash of their text. Raises ConfigInvalid that names the entry, never a key."""
     tables = parse_toml(text, "gateway.keys_file", ConfigInvalid)
     entries = tables.pop("key", [])
@@ -49,7 +49,7 @@ def parse(text: str, defaults: Limits) -> dict[str, ApiKey]:
     return found
 
 
-def _entry(number: int, entry: Any, defaults: Limits) -> tuple[str, ApiKey]:
+def _entry(number: int, entry: Any, defaults: RateLimits) -> tuple[str, ApiKey]:
     where = f"gateway.keys_file: key {number}"
     if not isinstance(entry, dict) or not entry.keys() <= _FIELDS:
         raise ConfigInvalid(f"{where} may have {', '.join(sorted(_FIELDS))} only.")
@@ -60,7 +60,7 @@ def _entry(number: int, entry: Any, defaults: Limits) -> tuple[str, ApiKey]:
         check_tenant_name(tenant if isinstance(tenant, str) else "")
     except InvalidArgument as error:
         raise ConfigInvalid(f"{where}: {error.message}") from None
-    limits = Limits(
+    limits = RateLimits(
         _rate(where, entry, "requests_per_minute") or defaults.requests_per_minute,
         _rate(where, entry, "tokens_per_minute") or defaults.tokens_per_minute,
     )

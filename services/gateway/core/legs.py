@@ -8,13 +8,13 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from mooncache.gateway.core.body import INTERNAL, INTERNAL_PREFIX, Content, Inquiry
-from mooncache.kvcache.params import FIELD, Ask
+from mooncache.gateway.core.body import INTERNAL, INTERNAL_PREFIX, Content, InferenceRequest
+from mooncache.kvcache.params import FIELD, LegHint
 
 _SALT: Final = "cache_salt"
 
 
-def forwarded(inquiry: Inquiry, content: Content) -> bytes:
+def forwarded(inquiry: InferenceRequest, content: Content) -> bytes:
     """The client's fields as an engine gets them, a JSON object: internal ones dropped, all others as they came."""
     fields = {
         name: value
@@ -30,7 +30,7 @@ def forwarded(inquiry: Inquiry, content: Content) -> bytes:
     return msgspec.json.encode(fields)
 
 
-def decode_body(client_fields: bytes, salt: str, ask: Ask) -> bytes:
+def decode_body(client_fields: bytes, salt: str, ask: LegHint) -> bytes:
     """What `forwarded` made, for the engine that generates: with the request's salt and what it asks of the cache."""
     ours = msgspec.json.encode({_SALT: salt, FIELD: ask.to_params()})
     return b"".join((memoryview(client_fields)[:-1], b",", ours[1:]))
@@ -42,7 +42,7 @@ def prompt_json(prompts: Sequence[Any]) -> bytes:
     return msgspec.json.encode(lists[0] if len(lists) == 1 else lists)
 
 
-def prefill_body(model: str, prompt: bytes, salt: str, ask: Ask) -> bytes:
+def prefill_body(model: str, prompt: bytes, salt: str, ask: LegHint) -> bytes:
     """The prompt alone, as tokens, for the engine that only fills the pool: one token is generated and thrown away.
 
     Everything else of the client's request (sampling, stop words, tools) is about tokens that this leg never makes.

@@ -12,7 +12,7 @@ from typing import Final
 
 from mooncache.errors import ModelUnknown, NoInstances, Overloaded, PromptTooLong
 from mooncache.gateway.core import faults
-from mooncache.gateway.core.body import Content, Inquiry
+from mooncache.gateway.core.body import Content, InferenceRequest
 from mooncache.gateway.core.faults import Refusal
 from mooncache.gateway.core.prompts import longest_ids
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -35,7 +35,7 @@ class LegPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RequestPlan:
     """Where a request goes. `prefill` None: decode computes the prompt. `decision_id` "": no conductor made it.
 
     `hit_tokens`: leading prompt tokens that a cache held when the plan was made.
@@ -69,7 +69,7 @@ class Attempts:
             self.exclude.append(instance_id)
 
 
-def of_response(response: pb.ScheduleResponse, model: str, *, no_prefill: bool = False) -> Plan:
+def of_response(response: pb.ScheduleResponse, model: str, *, no_prefill: bool = False) -> RequestPlan:
     """The plan that the conductor made. Raises Refusal when it did not admit the request.
 
     no_prefill: the prompt cannot be prefilled elsewhere. A prefill leg is left out then, whatever the conductor says,
@@ -81,7 +81,7 @@ def of_response(response: pb.ScheduleResponse, model: str, *, no_prefill: bool =
     apart = prefill.instance_id not in ("", decode.instance_id)
     if apart and no_prefill:
         apart, decode = False, LegPlan(decode.instance_id, decode.url)
-    return Plan(
+    return RequestPlan(
         decode=decode,
         prefill=prefill if apart else None,
         decision_id=response.decision_id,
@@ -124,19 +124,19 @@ def check_length(limit: int, prompt_tokens: int, output_tokens: int, *, chat: bo
     raise faults.refuse(PromptTooLong(text), param=what)
 
 
-def check_ids(limit: int, inquiry: Inquiry, content: Content) -> None:
+def check_ids(limit: int, inquiry: InferenceRequest, content: Content) -> None:
     """Refuse token ids that are more than the model takes before any work is put into them. Raises Refusal (400)."""
     tokens = 0 if inquiry.chat else longest_ids(content.fields.get("prompt"))
     if tokens:
         check_length(limit, tokens, inquiry.max_output_tokens, chat=False)
 
 
-def keeps_decode(old: Plan, new: Plan) -> bool:
+def keeps_decode(old: RequestPlan, new: RequestPlan) -> bool:
     """After a failed prefill: may the running decode leg go on waiting for the new prefill leg?"""
     return new.prefill is not None and new.decode.instance_id == old.decode.instance_id
 
 
-def headers(made: Plan, *, is_admin: bool) -> dict[str, str]:
+def headers(made: RequestPlan, *, is_admin: bool) -> dict[str, str]:
     """What the answer's headers tell of the plan: tenants get a name that means something to `mooncache why` only.
 
     The summary names instances and tells of their load; it is for callers with the cluster token.

@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from mooncache.gateway.core.body import Inquiry
+from mooncache.gateway.core.body import InferenceRequest
 from mooncache.gateway.core.faults import Fault
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class TokenizedPrompt:
     """What is known about one request's prompt. `keys` are those of its longest prompt.
 
     lengths: tokens of each prompt. prompts, prompt_json: the tokens themselves; given up when no leg needs them.
@@ -39,7 +39,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TokenizerSource:
     """Whose tokens a prompt has: the tokenizer's folder and its digest, the model's passport as JSON, and the salts.
 
     public_salt: "" while nothing is shared.
@@ -56,9 +56,9 @@ class Source:
 class Prepared:
     """A request that can be scheduled. forward: the client's fields for the decode leg (see legs.forwarded)."""
 
-    inquiry: Inquiry
+    inquiry: InferenceRequest
     forward: bytes = field(repr=False)
-    known: Known | None = field(repr=False)
+    known: TokenizedPrompt | None = field(repr=False)
 
 
 class Parse(msgspec.Struct, tag=True, frozen=True):
@@ -74,7 +74,7 @@ class Make(msgspec.Struct, tag=True, frozen=True):
     source: None: only what is forwarded.
     """
 
-    source: Source | None
+    source: TokenizerSource | None
     model_tokens: int = 0
 
 
@@ -85,7 +85,7 @@ class Drop(msgspec.Struct, tag=True, frozen=True):
 class Parsed(msgspec.Struct, tag=True, frozen=True):
     """What a body wants."""
 
-    inquiry: Inquiry
+    inquiry: InferenceRequest
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
@@ -95,7 +95,7 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
 
 
 class Made(msgspec.Struct, tag=True, frozen=True):
-    """`tokens` and the rest: see `Known`; `is_known` False: they cannot be known for sure."""
+    """`tokens` and the rest: see `TokenizedPrompt`; `is_known` False: they cannot be known for sure."""
 
     forward: bytes
     is_known: bool = False
@@ -112,7 +112,7 @@ ASKS: Any = Parse | Make | Drop
 ANSWERS: Any = Parsed | Refused | Made
 
 
-def made(forward: bytes, known: Known | None) -> Made:
+def made(forward: bytes, known: TokenizedPrompt | None) -> Made:
     """As it travels."""
     if known is None:
         return Made(forward)
@@ -129,12 +129,12 @@ def made(forward: bytes, known: Known | None) -> Made:
     )
 
 
-def known_of(found: Made) -> Known | None:
+def known_of(found: Made) -> TokenizedPrompt | None:
     """As it arrived."""
     if not found.is_known:
         return None
     prompts = [array("I", data) for data in found.tokens]
-    return Known(
+    return TokenizedPrompt(
         tuple(map(len, prompts)),
         prompts,
         found.prompt_json,

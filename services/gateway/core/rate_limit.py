@@ -13,7 +13,7 @@ _MINUTE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RateLimits:
     """Requests and tokens per minute; 0 is no limit."""
 
     requests_per_minute: float = 0
@@ -31,7 +31,7 @@ class _Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RateVerdict:
     """`wait_s` 0: admitted. `limit` names what refused it: "requests" or "tokens"."""
 
     wait_s: float = 0.0
@@ -47,25 +47,25 @@ class RateLimiter:
         self._buckets: dict[tuple[str, str], _Bucket] = {}
         self._count_max = tenant_count_max * 2
 
-    def ask(self, tenant: str, limits: Limits, now_s: float) -> Verdict:
+    def ask(self, tenant: str, limits: RateLimits, now_s: float) -> RateVerdict:
         """May the tenant send one more request? Counts it when so."""
         requests = self._bucket(tenant, "requests", limits.requests_per_minute, now_s)
         tokens = self._bucket(tenant, "tokens", limits.tokens_per_minute, now_s)
         if requests is not None and requests.level < min(1.0, limits.requests_per_minute):
             short = min(1.0, limits.requests_per_minute) - requests.level
-            return Verdict(short * _MINUTE_S / limits.requests_per_minute, "requests")
+            return RateVerdict(short * _MINUTE_S / limits.requests_per_minute, "requests")
         if tokens is not None and tokens.level <= 0:
             # One token's worth more than empty, so that a client that comes back on time gets in.
             short = 1.0 - tokens.level
-            return Verdict(short * _MINUTE_S / limits.tokens_per_minute, "tokens")
+            return RateVerdict(short * _MINUTE_S / limits.tokens_per_minute, "tokens")
         if requests is not None:
             requests.level -= 1.0
-        return Verdict(
+        return RateVerdict(
             remaining_requests=max(0.0, requests.level) if requests else 0.0,
             remaining_tokens=max(0.0, tokens.level) if tokens else 0.0,
         )
 
-    def charge(self, tenant: str, limits: Limits, tokens: int, now_s: float) -> None:
+    def charge(self, tenant: str, limits: RateLimits, tokens: int, now_s: float) -> None:
         """Count tokens that the tenant used."""
         bucket = self._bucket(tenant, "tokens", limits.tokens_per_minute, now_s)
         if bucket is not None:

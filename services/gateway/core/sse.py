@@ -16,8 +16,8 @@ import msgspec
 from mooncache.errors import EngineFailed
 from mooncache.gateway.core import faults, usage
 from mooncache.gateway.core.faults import Fault
-from mooncache.gateway.core.usage import Usage
-from mooncache.kvcache.params import FIELD, Told
+from mooncache.gateway.core.usage import TokenUsage
+from mooncache.kvcache.params import FIELD, CacheReport
 
 EVENT_BYTES_MAX: Final = 64 << 20
 _EVENTS: Final = re.compile(rb".*?\r?\n\r?\n", re.DOTALL)
@@ -89,8 +89,8 @@ class StreamEditor:
         self._wants_usage = wants_usage
         self.prefill_tokens: int | None = None
         self.planned_tokens: int | None = None
-        self.usage: Usage | None = None
-        self.told: Told | None = None
+        self.usage: TokenUsage | None = None
+        self.told: CacheReport | None = None
         self.fault: Fault | None = None
         self.done = False
         self.event_count = 0
@@ -136,7 +136,7 @@ class StreamEditor:
     def _edited(self, event: bytes, fields: dict[str, msgspec.Raw]) -> bytes:
         changed = fields.pop(_ENCODER_FIELD, None) is not None
         if FIELD in fields:
-            told = Told.from_params(_PLAIN.decode(fields.pop(FIELD)))
+            told = CacheReport.from_params(_PLAIN.decode(fields.pop(FIELD)))
             self.told, changed = told or self.told, True
         counts = _PLAIN.decode(fields["usage"]) if "usage" in fields else None
         if isinstance(counts, dict):
@@ -158,7 +158,7 @@ class StreamEditor:
 
 def edit_answer(
     body: bytes, prefill_tokens: int | None = None, planned_tokens: int | None = None
-) -> tuple[bytes, Usage, Told | None]:
+) -> tuple[bytes, TokenUsage, CacheReport | None]:
     """A whole (not streamed) answer as the client sees it, its usage, and what the engine's connector told.
 
     `prefill_tokens` and `planned_tokens`: see usage.settle.
@@ -169,7 +169,7 @@ def edit_answer(
     try:
         fields = _RAW.decode(body)
         fields.pop(_ENCODER_FIELD, None)
-        told = Told.from_params(_PLAIN.decode(fields.pop(FIELD))) if FIELD in fields else None
+        told = CacheReport.from_params(_PLAIN.decode(fields.pop(FIELD))) if FIELD in fields else None
         counts: Any = _PLAIN.decode(fields["usage"]) if "usage" in fields else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise EngineFailed("The engine's answer is no JSON object.") from None

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mooncache.kvcache.params import Told
+from mooncache.kvcache.params import CacheReport
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     """Tokens of one request; `cached_tokens` None: the engine did not say."""
 
     prompt_tokens: int = 0
@@ -22,20 +22,20 @@ class Usage:
     cached_tokens: int | None = None
 
 
-def read(usage: Any) -> Usage:
+def read(usage: Any) -> TokenUsage:
     """From an engine's `usage` object; fields that are missing or invalid count as 0."""
     if not isinstance(usage, dict):
-        return Usage()
+        return TokenUsage()
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return Usage(
+    return TokenUsage(
         prompt_tokens=_count(usage.get("prompt_tokens")),
         completion_tokens=_count(usage.get("completion_tokens")),
         cached_tokens=_count(cached) if isinstance(cached, int) else None,
     )
 
 
-def cached_of_leg(usage: Usage | None, told: Told | None) -> int | None:
+def cached_of_leg(usage: TokenUsage | None, told: CacheReport | None) -> int | None:
     """What one leg says about its cache: its usage when it has the number, otherwise its connector."""
     if usage is not None and usage.cached_tokens is not None:
         return usage.cached_tokens

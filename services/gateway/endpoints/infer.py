@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mooncache.gateway.core.capture import Prompt
-from mooncache.gateway.shell.drive import Drive
+from mooncache.gateway.core.capture import CapturedPrompt
+from mooncache.gateway.shell.drive import RequestDriver
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.shell.intake import Intake
 from mooncache.gateway.state import GatewayState
@@ -24,17 +24,21 @@ async def infer(state: GatewayState, exchange: Exchange, *, chat: bool) -> None:
             state.capture.end(ticket, exchange.notes.get("output_tokens", 0))
 
 
-async def _prepare(state: GatewayState, exchange: Exchange, *, chat: bool) -> tuple[Drive, Ticket | None]:
+async def _prepare(
+    state: GatewayState, exchange: Exchange, *, chat: bool
+) -> tuple[RequestDriver, Ticket | None]:
     """The request as its drive needs it; the body and all that was made of it is gone when this returns."""
     intake = Intake(state, exchange)
     prepared = await intake.take(chat=chat)
-    drive = Drive(state, exchange, prepared, salt=intake.salt, body_bytes=intake.body_bytes)
+    drive = RequestDriver(state, exchange, prepared, salt=intake.salt, body_bytes=intake.body_bytes)
     if state.capture is None:
         return drive, None
     assert exchange.caller is not None
     known = prepared.known
     prompts = (
-        () if known is None else [Prompt(each, intake.salt, known.public_tokens) for each in known.prompts]
+        ()
+        if known is None
+        else [CapturedPrompt(each, intake.salt, known.public_tokens) for each in known.prompts]
     )
     ticket = state.capture.begin(
         prompts, tenant=exchange.caller.tenant, session=prepared.inquiry.session, now_s=exchange.started_s

@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from mooncache.gateway.core.fleet import Fleet, Model
+from mooncache.gateway.core.fleet import FleetModel, FleetView
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.state import GatewayState
 
 
-def describe(fleet: Fleet, model: Model) -> dict[str, Any]:
+def describe(fleet: FleetView, model: FleetModel) -> dict[str, Any]:
     """One model in OpenAI's words, with vLLM's max_model_len."""
     found = {
         "id": model.name,

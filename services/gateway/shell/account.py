@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from mooncache.gateway.core.body import Inquiry
-from mooncache.gateway.core.plan import LegPlan, Plan
+from mooncache.gateway.core.body import InferenceRequest
+from mooncache.gateway.core.plan import LegPlan, RequestPlan
 from mooncache.gateway.core.sse import StreamEditor
-from mooncache.gateway.core.usage import Usage, settle
+from mooncache.gateway.core.usage import TokenUsage, settle
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.shell.legs import LegRecord, Opened
 from mooncache.gateway.state import GatewayState
@@ -27,7 +27,7 @@ class Account:
         self,
         state: GatewayState,
         exchange: Exchange,
-        inquiry: Inquiry,
+        inquiry: InferenceRequest,
         prompt_tokens: int,
         *,
         is_known: bool,
@@ -35,7 +35,7 @@ class Account:
         self._state, self._exchange, self._inquiry = state, exchange, inquiry
         self._records: list[LegRecord] = []
         self.prompt_tokens, self._is_known = prompt_tokens, is_known
-        self.plan: Plan | None = None
+        self.plan: RequestPlan | None = None
         self.opened: Opened | None = None
         self.editor = StreamEditor(inquiry.wants_usage)
         self.cached_tokens: int | None = None
@@ -112,7 +112,7 @@ class Account:
             self._state.stats.waits_timed_out.labels(self._inquiry.model).inc()
         self._count(usage, detail.get("cached_tokens", 0), is_whole=code == "OK")
 
-    def _count(self, usage: Usage | None, cached_tokens: int, *, is_whole: bool) -> None:
+    def _count(self, usage: TokenUsage | None, cached_tokens: int, *, is_whole: bool) -> None:
         """Metrics and the tenant's bucket; prompt tokens were charged when the request was planned."""
         stats, model = self._state.stats, self._inquiry.model
         if usage is not None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mooncache.errors import ConfigInvalid
-from mooncache.gateway.core.capture import Numbering, Prompt, block_digests, line
+from mooncache.gateway.core.capture import CapturedPrompt, Numbering, block_digests, line
 from mooncache.logs import Event, get_logger
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Ticket:
     """
 
     at_s: float
-    prompts: list[Prompt]
+    prompts: list[CapturedPrompt]
     tenant: str
     session: str
     size_bytes: int
@@ -96,7 +96,9 @@ class Capture:
 
     # the event loop's side
 
-    def begin(self, prompts: Sequence[Prompt], *, tenant: str, session: str, now_s: float) -> Ticket | None:
+    def begin(
+        self, prompts: Sequence[CapturedPrompt], *, tenant: str, session: str, now_s: float
+    ) -> Ticket | None:
         """Take a request in; None when it will not be in the file. Never waits, never raises.
 
         Args:

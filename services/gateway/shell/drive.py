@@ -12,6 +12,7 @@ import contextlib
 from dataclasses import replace
 from typing import Any, Final
 
+from mooncache.client.keys import KEY_BYTES
 from mooncache.errors import (
     EngineDied,
     EngineFailed,
@@ -24,8 +25,8 @@ from mooncache.gateway.core import faults, legs, plan
 from mooncache.gateway.core.asking import schedule_request
 from mooncache.gateway.core.handover import Handover
 from mooncache.gateway.core.offenders import TRIES_MAX, digest_of
-from mooncache.gateway.core.plan import Attempts, LegPlan, Plan
-from mooncache.gateway.core.prepared import Known, Prepared
+from mooncache.gateway.core.plan import Attempts, LegPlan, RequestPlan
+from mooncache.gateway.core.prepared import Prepared, TokenizedPrompt
 from mooncache.gateway.core.sse import edit_answer
 from mooncache.gateway.shell.account import BYTES_PER_TOKEN, Account
 from mooncache.gateway.shell.engines import AnswerTooLarge
@@ -33,9 +34,8 @@ from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.shell.legs import LegRecord, Opened, open_decode, run_prefill
 from mooncache.gateway.shell.relay import relay
 from mooncache.gateway.state import GatewayState
-from mooncache.kvcache.params import Ask
+from mooncache.kvcache.params import LegHint
 from mooncache.logs import Event, get_logger
-from mooncache.passport import KEY_BYTES
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 _DRAIN_S: Final = 0.25
@@ -44,7 +44,7 @@ _LATE_PREFILL_S: Final = 0.05
 log = get_logger(__name__)
 
 
-class Drive:
+class RequestDriver:
     """See the module's text. `run` is the whole interface."""
 
     def __init__(
@@ -129,7 +129,7 @@ class Drive:
         """No leg will be sent again: a long stream need not hold what its request was made of."""
         self._forward = b""
         if self._known is not None:
-            self._known = Known(self._known.lengths, block_tokens=self._known.block_tokens)
+            self._known = TokenizedPrompt(self._known.lengths, block_tokens=self._known.block_tokens)
         self._exchange.release_body()
 
     async def _stream(self, opened: Opened) -> None:
@@ -167,7 +167,7 @@ class Drive:
 
     # plans
 
-    async def _schedule(self) -> Plan:
+    async def _schedule(self) -> RequestPlan:
         """Ask the conductor, or choose alone. Raises Refusal."""
         inquiry, known, attempts = self._inquiry, self._known, self._attempts
         caller = self._exchange.caller
@@ -189,9 +189,9 @@ class Drive:
         instance = self._state.fleet.next_instance(inquiry.model, attempts.exclude)
         if instance is None:
             raise faults.refuse(NoInstances(f"No instance that serves {inquiry.model} can be reached now."))
-        return Plan(LegPlan(instance.instance_id, instance.url), summary="unscheduled")
+        return RequestPlan(LegPlan(instance.instance_id, instance.url), summary="unscheduled")
 
-    async def _reschedule(self) -> Plan | None:
+    async def _reschedule(self) -> RequestPlan | None:
         """A plan for another attempt; None when there is none."""
         try:
             return await self._schedule()
@@ -244,9 +244,9 @@ class Drive:
             )
         )
 
-    def _ask(self, role: str, wait_tokens: int, wait_ms: int) -> Ask:
+    def _ask(self, role: str, wait_tokens: int, wait_ms: int) -> LegHint:
         public = self._known.public_tokens if self._known is not None else 0
-        return Ask(
+        return LegHint(
             role=role,
             wait_tokens=wait_tokens,
             wait_ms=wait_ms,

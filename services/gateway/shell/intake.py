@@ -10,8 +10,8 @@ from typing import Final
 from mooncache.auth import cache_salt
 from mooncache.errors import ConductorUnavailable, NoInstances
 from mooncache.gateway.core import body, faults, legs, plan
-from mooncache.gateway.core.body import Inquiry
-from mooncache.gateway.core.fleet import Model
+from mooncache.gateway.core.body import InferenceRequest
+from mooncache.gateway.core.fleet import FleetModel
 from mooncache.gateway.core.prepared import Make, Prepared
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.state import GatewayState
@@ -25,7 +25,7 @@ class Intake:
 
     def __init__(self, state: GatewayState, exchange: Exchange) -> None:
         self._state, self._exchange = state, exchange
-        self.model = Model("")
+        self.model = FleetModel("")
         self.salt = ""
         self.body_bytes = 0
 
@@ -61,7 +61,7 @@ class Intake:
         assert caller is not None
         has_source = False
 
-        def resolve(inquiry: Inquiry) -> Make:
+        def resolve(inquiry: InferenceRequest) -> Make:
             nonlocal has_source
             self._resolve(inquiry)
             source = state.readers.source(self.model, self.salt)
@@ -82,7 +82,7 @@ class Intake:
             state.readers.note(self.model, prepared.known, elapsed_s)
         return prepared
 
-    def _resolve(self, inquiry: Inquiry) -> None:
+    def _resolve(self, inquiry: InferenceRequest) -> None:
         """Find model and salt of a request. Raises Refusal, MooncacheError."""
         state, caller = self._state, self._exchange.caller
         assert caller is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 from mooncache.auth import Authenticator
 from mooncache.errors import ConfigInvalid, Unauthenticated
 from mooncache.gateway.core.keyfile import FILE_BYTES_MAX, ApiKey, parse
-from mooncache.gateway.core.rate_limit import Limits
+from mooncache.gateway.core.rate_limit import RateLimits
 
 _KEY_CHARS_MAX = 512
 
@@ -22,13 +22,13 @@ class Caller:
 
     tenant: str
     admin: bool
-    limits: Limits
+    limits: RateLimits
 
 
 class Keyring:
     """Checks `Authorization: Bearer ...`. `load` reads the file; `refresh` reads it again when it has changed."""
 
-    def __init__(self, authenticator: Authenticator, path: Path | None, defaults: Limits) -> None:
+    def __init__(self, authenticator: Authenticator, path: Path | None, defaults: RateLimits) -> None:
         self._authenticator = authenticator
         self._path = path
         self._defaults = defaults
@@ -91,4 +91,4 @@ class Keyring:
             raise Unauthenticated(
                 "Incorrect API key provided. Use a tenant token of this cluster or a key that its operator made."
             ) from None
-        return Caller(identity.tenant, identity.admin, Limits() if identity.admin else self._defaults)
+        return Caller(identity.tenant, identity.admin, RateLimits() if identity.admin else self._defaults)

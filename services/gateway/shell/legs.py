@@ -11,11 +11,11 @@ from mooncache.errors import EngineTimeout
 from mooncache.gateway.core import usage
 from mooncache.gateway.core.plan import LegPlan
 from mooncache.gateway.core.sse import edit_answer
-from mooncache.gateway.core.usage import Usage
+from mooncache.gateway.core.usage import TokenUsage
 from mooncache.gateway.shell.engines import EngineAnswer, Engines
 from mooncache.gateway.shell.exchange import Exchange
-from mooncache.gateway.shell.relay import Source
-from mooncache.kvcache.params import Told
+from mooncache.gateway.shell.relay import EngineStream
+from mooncache.kvcache.params import CacheReport
 
 _PREFILL_ANSWER_BYTES_MAX = 64 << 20
 
@@ -29,8 +29,8 @@ class LegRecord:
     sent_ms: float
     ended_ms: float = 0.0
     code: str = ""
-    usage: Usage | None = None
-    told: Told | None = None
+    usage: TokenUsage | None = None
+    told: CacheReport | None = None
 
     @property
     def cached_tokens(self) -> int | None:
@@ -60,7 +60,7 @@ class Opened:
     record: LegRecord
     answer: EngineAnswer
     body: bytes = b""
-    source: Source | None = None
+    source: EngineStream | None = None
     first: bytes = b""
     closed: bool = field(default=False)
 
@@ -108,7 +108,7 @@ async def open_decode(
                 answer = await engines.post(leg.url, path, body, exchange.request_id)
                 if not stream:
                     return Opened(record, answer, body=await answer.read_all())
-                source = Source(answer)
+                source = EngineStream(answer)
                 return Opened(record, answer, source=source, first=await source.first(exchange))
     except TimeoutError:
         if answer is not None:

@@ -20,7 +20,7 @@ from mooncache.errors import DeadlineExceeded, Internal, Overloaded
 from mooncache.gateway import heap
 from mooncache.gateway.core import faults
 from mooncache.gateway.core.bodies import FairQueue
-from mooncache.gateway.core.body import Inquiry
+from mooncache.gateway.core.body import InferenceRequest
 from mooncache.gateway.core.prepared import (
     ANSWERS,
     Drop,
@@ -41,7 +41,7 @@ _END_S: Final = 5.0
 # Long enough that most of what a body was made into is free again, and a flood of bodies is not trimmed after each.
 _TRIM_S: Final = 1.0
 
-Resolve = Callable[[Inquiry], Make]
+Resolve = Callable[[InferenceRequest], Make]
 
 
 class Preparing:

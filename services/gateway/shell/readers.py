@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 from mooncache import auth
 from mooncache.clock import Clock
 from mooncache.errors import ConfigInvalid
-from mooncache.gateway.core.body import Content, Inquiry
-from mooncache.gateway.core.fleet import Model
-from mooncache.gateway.core.prepared import Known, Source
+from mooncache.gateway.core.body import Content, InferenceRequest
+from mooncache.gateway.core.fleet import FleetModel
+from mooncache.gateway.core.prepared import TokenizedPrompt, TokenizerSource
 from mooncache.gateway.metrics import GatewayMetrics
 from mooncache.gateway.tokens.known import known_of
 from mooncache.kvcache.identity import tokenizer_digest
@@ -45,7 +45,7 @@ class _Entry:
     off_until_s: float = 0.0
 
 
-class Readers:
+class Tokenizers:
     """See the module's text.
 
     Args:
@@ -73,7 +73,7 @@ class Readers:
         """Salt of public prefixes; "" while sharing is off."""
         return self._public_salt
 
-    async def prepare(self, model: Model) -> None:
+    async def prepare(self, model: FleetModel) -> None:
         """Load the model's tokenizer when it is not loaded yet. Failures are logged and kept as the reason."""
         known = self._entries.get(model.name)
         if not model.tokenizer_path or (known is not None and known.path == model.tokenizer_path):
@@ -98,15 +98,17 @@ class Readers:
                 reason="the engine has another one, or another chat template",
             )
 
-    def source(self, model: Model, salt: str) -> Source | None:
+    def source(self, model: FleetModel, salt: str) -> TokenizerSource | None:
         """Whose tokens the prompts of a model have; None when they cannot be known for sure (counted)."""
         entry = self._usable(model)
         if entry is None:
             return None
         passport = passport_to_json(model.passport) if model.passport is not None else ""
-        return Source(entry.path, entry.digest, passport, salt, self._public_salt)
+        return TokenizerSource(entry.path, entry.digest, passport, salt, self._public_salt)
 
-    async def know(self, inquiry: Inquiry, content: Content, model: Model, salt: str) -> Known | None:
+    async def know(
+        self, inquiry: InferenceRequest, content: Content, model: FleetModel, salt: str
+    ) -> TokenizedPrompt | None:
         """Tokens and keys of a request; None when they cannot be known for sure (counted with the reason)."""
         entry = self._usable(model)
         if entry is None or entry.reader is None:
@@ -133,7 +135,7 @@ class Readers:
         self.note(model, known, self._clock.now_s() - started_s)
         return known
 
-    def note(self, model: Model, known: Known | None, elapsed_s: float) -> None:
+    def note(self, model: FleetModel, known: TokenizedPrompt | None, elapsed_s: float) -> None:
         """Count what came of a prompt, wherever it was read."""
         if known is None:
             self._stats.no_keys.labels("unreadable").inc()
@@ -158,7 +160,7 @@ class Readers:
             reason = f"the engine counts {engine_tokens} tokens where this tokenizer and chat template give {tokens}"
             log.warning(Event.TOKENIZER_UNUSABLE, model=model, path=entry.path, reason=reason)
 
-    def _usable(self, model: Model) -> _Entry | None:
+    def _usable(self, model: FleetModel) -> _Entry | None:
         """The model's tokenizer when its tokens are the engine's."""
         entry = self._entries.get(model.name)
         if entry is None or entry.reader is None:

@@ -11,7 +11,7 @@ from mooncache.gateway.shell.exchange import ClientGone, Exchange
 from mooncache.gateway.shell.watchdog import Watchdog
 
 
-class Source:
+class EngineStream:
     """An engine's stream up to its first event with data, and then the rest of it."""
 
     def __init__(self, answer: EngineAnswer) -> None:
@@ -42,7 +42,12 @@ class Source:
 
 
 async def relay(
-    source: Source, editor: StreamEditor, exchange: Exchange, first: bytes, stall_s: float, write_s: float
+    source: EngineStream,
+    editor: StreamEditor,
+    exchange: Exchange,
+    first: bytes,
+    stall_s: float,
+    write_s: float,
 ) -> None:
     """Forward everything from `first` to the end; the head of the answer is out already.
 

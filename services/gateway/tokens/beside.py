@@ -19,16 +19,16 @@ import msgspec
 
 from mooncache.gateway import heap
 from mooncache.gateway.core import body, faults, legs, plan
-from mooncache.gateway.core.body import Content, Inquiry
+from mooncache.gateway.core.body import Content, InferenceRequest
 from mooncache.gateway.core.prepared import (
     ASKS,
     Drop,
-    Known,
     Make,
     Parse,
     Parsed,
     Refused,
-    Source,
+    TokenizedPrompt,
+    TokenizerSource,
     made,
 )
 from mooncache.gateway.tokens.known import known_of
@@ -42,14 +42,14 @@ _NICE: Final = 5
 _READERS_MAX: Final = 64
 
 
-class Readers:
+class TokenizerCache:
     """Tokenizers by folder, loaded when first used."""
 
     def __init__(self, cache_bytes: int) -> None:
         self._cache_bytes = cache_bytes
         self._readers: dict[str, tuple[str, PromptReader | None]] = {}
 
-    def get(self, source: Source) -> PromptReader | None:
+    def get(self, source: TokenizerSource) -> PromptReader | None:
         """None when there is none or its files are not those that the gateway has read."""
         found = self._readers.get(source.folder)
         if found is None or found[0] != source.digest:
@@ -69,7 +69,7 @@ def main() -> int:
     os.nice(_NICE)
     source, out = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not come between two frames
-    readers = Readers(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    readers = TokenizerCache(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
     decoder = msgspec.msgpack.Decoder(ASKS)
     while (frame := read_frame(source)) is not None:
         ask = decoder.decode(frame)
@@ -81,7 +81,11 @@ def main() -> int:
 
 
 def serve(
-    ask: Parse, source: BinaryIO, out: BinaryIO, readers: Readers, decoder: msgspec.msgpack.Decoder[object]
+    ask: Parse,
+    source: BinaryIO,
+    out: BinaryIO,
+    readers: TokenizerCache,
+    decoder: msgspec.msgpack.Decoder[object],
 ) -> None:
     """One body: parse it, say what it wants, make what is asked for."""
     data = read_frame(source)
@@ -106,7 +110,9 @@ def serve(
     write_frame(out, made(legs.forwarded(inquiry, content), known))
 
 
-def know(inquiry: Inquiry, content: Content, make: Make, readers: Readers) -> Known | None:
+def know(
+    inquiry: InferenceRequest, content: Content, make: Make, readers: TokenizerCache
+) -> TokenizedPrompt | None:
     """Tokens and keys; None when they cannot be known for sure. Raises Refusal when they are too many."""
     source = make.source
     if source is None:

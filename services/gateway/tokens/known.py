@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mooncache.gateway.core.prepared import Known
+from mooncache.gateway.core.prepared import TokenizedPrompt
 from mooncache.kvcache.keys import content_passport, request_keys
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ def known_of(
     *,
     salt: str,
     public_salt: str,
-) -> Known:
-    """See `Known`.
+) -> TokenizedPrompt:
+    """See `TokenizedPrompt`.
 
     Args:
         passport: of the model's engines; None: there are no keys.
@@ -30,10 +30,10 @@ def known_of(
     """
     lengths = tuple(map(len, prompt.token_ids))
     if passport is None:
-        return Known(lengths, prompt.token_ids)
+        return TokenizedPrompt(lengths, prompt.token_ids)
     longest = max(prompt.token_ids, key=len)
     public = reader.public_tokens(fields, prompt, scope=salt) if public_salt else 0
-    return Known(
+    return TokenizedPrompt(
         lengths,
         prompt.token_ids,
         keys=request_keys(passport, longest, salt=salt, public_tokens=public, public_salt=public_salt),

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from mooncache.gateway.tokens.encoder import Encoder, Plan
+from mooncache.gateway.tokens.encoder import Encoder, EncodingPlan
 from mooncache.gateway.tokens.loading import load_tokenizer
 from mooncache.gateway.tokens.messages import Unreadable
 from mooncache.gateway.tokens.prompt import Prompt
@@ -77,7 +77,7 @@ class PromptReader:
             if sum(len(text) for text in texts if isinstance(text, str)) <= self._inline_chars:
                 return self._encoded(texts, special, scope)
             plans = [self._plan(text, special, scope) for text in texts]
-            new_chars = sum(plan.new_chars for plan in plans if isinstance(plan, Plan))
+            new_chars = sum(plan.new_chars for plan in plans if isinstance(plan, EncodingPlan))
             if new_chars <= self._inline_chars:
                 return self._finished(plans)
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._finished, plans)
@@ -121,14 +121,14 @@ class PromptReader:
     def _encoded(self, prompts: list[str | array[int]], special: bool, scope: str) -> Prompt:
         return self._finished([self._plan(prompt, special, scope) for prompt in prompts])
 
-    def _plan(self, prompt: str | array[int], special: bool, scope: str) -> Plan | array[int]:
+    def _plan(self, prompt: str | array[int], special: bool, scope: str) -> EncodingPlan | array[int]:
         if not isinstance(prompt, str):
             return prompt
         return self._encoder.plan(prompt, add_special_tokens=special, scope=scope)
 
-    def _finished(self, plans: list[Plan | array[int]]) -> Prompt:
-        ids = [self._encoder.finish(plan) if isinstance(plan, Plan) else plan for plan in plans]
-        return Prompt(ids, [plan.text if isinstance(plan, Plan) else None for plan in plans])
+    def _finished(self, plans: list[EncodingPlan | array[int]]) -> Prompt:
+        ids = [self._encoder.finish(plan) if isinstance(plan, EncodingPlan) else plan for plan in plans]
+        return Prompt(ids, [plan.text if isinstance(plan, EncodingPlan) else None for plan in plans])
 
 
 def _completion_prompts(prompt: Any) -> list[str | array[int]]:

@@ -29,7 +29,7 @@ class Work:
         return self.start + self.count == len(self.sequence.tokens)
 
 
-class Scheduler:
+class BatchScheduler:
     """See the module's text.
 
     Args:

@@ -6,9 +6,10 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
+from mooncache.client.keys import split_keys
 from mooncache.kvcache.keys import request_keys
-from mooncache.kvcache.params import Ask
-from mooncache.passport import Passport, split_keys
+from mooncache.kvcache.params import LegHint
+from mooncache.passport import Passport
 
 
 class State(enum.Enum):
@@ -51,7 +52,7 @@ class Sequence:
     passport: Passport
     block_tokens: int
     salt: str = ""
-    ask: Ask = field(default_factory=Ask)
+    ask: LegHint = field(default_factory=LegHint)
     trace: Any = None
     sink: Any = None
     name: str = ""

@@ -9,30 +9,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Protocol
 
 from mooncache import errors
+from mooncache.kvcache.block_index import BLOCK_RECORD, REMOVE, BlockIndex
 
-KEY_BYTES = 32
-_RECORD = struct.Struct("<BBBBIQQ32s")
-_REMOVE = 2
 _COUNT = struct.Struct("<H")
 _PLACE = struct.Struct("<HBBQ")
-
-
-class BlockIndex(Protocol):
-    """The native index as the master uses it (`mooncache._native.BlockIndex`); holders are node indices."""
-
-    def apply(self, holder: int, records: bytes) -> object: ...
-    def begin_full(self, holder: int) -> object: ...
-    def end_full(self, holder: int) -> int: ...
-    def drop_holder(self, holder: int) -> int: ...
-    def locate(self, tenant_id: int, keys: bytes) -> bytes: ...
-    def match(self, tenant_id: int, keys: bytes) -> Sequence[tuple[int, int]]: ...
-    def present(self, tenant_id: int, keys: bytes) -> bytes: ...
-    def tenant_usage(self) -> dict[int, tuple[int, int]]: ...
-    def holder_usage(self) -> dict[int, tuple[int, int]]: ...
-    def stats(self) -> dict[str, int]: ...
 
 
 class Directory:
@@ -131,8 +113,8 @@ class Directory:
 
     @staticmethod
     def _listen(noted: dict[int, dict[bytes, None]], records: bytes) -> None:
-        for kind, _, _, _, _, tenant_id, _, key in _RECORD.iter_unpack(records):
-            if kind == _REMOVE:
+        for kind, _, _, _, _, tenant_id, _, key in BLOCK_RECORD.iter_unpack(records):
+            if kind == REMOVE:
                 noted.get(tenant_id, {}).pop(key, None)
             else:
                 noted.setdefault(tenant_id, {})[key] = None
@@ -148,25 +130,3 @@ def unpack_holders(packed: bytes) -> list[list[int]]:
         answers.append([_PLACE.unpack_from(packed, at + place * _PLACE.size)[0] for place in range(count)])
         at += count * _PLACE.size
     return answers
-
-
-def split_keys(keys: bytes, keys_max: int) -> list[bytes]:
-    """Return packed keys as a list.
-
-    Raises InvalidArgument (not whole keys) or TooLarge (more than `keys_max`).
-    """
-    check_keys(keys, keys_max)
-    return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
-
-
-def check_keys(keys: bytes, keys_max: int) -> int:
-    """Return the number of packed keys.
-
-    Raises InvalidArgument (not whole keys) or TooLarge (more than `keys_max`).
-    """
-    if len(keys) % KEY_BYTES:
-        raise errors.InvalidArgument(f"keys must be a multiple of {KEY_BYTES} bytes, not {len(keys)}")
-    count = len(keys) // KEY_BYTES
-    if count > keys_max:
-        raise errors.TooLarge(f"{count} keys in one call; send at most {keys_max}")
-    return count

@@ -113,7 +113,7 @@ class Registration:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class SpaceUsage:
     """What a heartbeat says of a node's space."""
 
     capacity_bytes: int = 0
@@ -131,7 +131,7 @@ class Node:
     state: NodeState
     registered_s: float
     heard_s: float
-    usage: Usage = Usage()
+    usage: SpaceUsage = SpaceUsage()
     rails: tuple[Rail, ...] = ()
     drain_wanted: bool = False
     undrain_pending: bool = False
@@ -234,7 +234,7 @@ class Membership:
         return node, [Transition(node.index, node.node_id, before, node.state, contents_lost=True)]
 
     def heartbeat(
-        self, node_id: str, incarnation: int, usage: Usage, now_s: float
+        self, node_id: str, incarnation: int, usage: SpaceUsage, now_s: float
     ) -> tuple[Node, list[Transition]]:
         """Note that a node lives.
 
@@ -442,5 +442,5 @@ def _awake_state(node: Node) -> NodeState:
     return NodeState.ACTIVE if node.complete else NodeState.JOINING
 
 
-def _usage_of(info: Registration) -> Usage:
-    return Usage(capacity_bytes=sum(segment.capacity_bytes for segment in info.segments))
+def _usage_of(info: Registration) -> SpaceUsage:
+    return SpaceUsage(capacity_bytes=sum(segment.capacity_bytes for segment in info.segments))

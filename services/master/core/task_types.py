@@ -55,7 +55,7 @@ class TaskRules:
     passes_max: int = 8
 
 
-class World(Protocol):
+class PlanningView(Protocol):
     """What planning may ask; answered from the master's memory."""
 
     def holders(self, tenant_id: int, keys: Sequence[bytes]) -> list[list[int]]:

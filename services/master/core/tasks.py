@@ -26,12 +26,12 @@ from mooncache.master.core.task_types import (
     CopyStep,
     DropStep,
     Effect,
+    PlanningView,
     Step,
     TaskKind,
     TaskRules,
     TaskState,
     WantContents,
-    World,
 )
 
 
@@ -147,7 +147,7 @@ class TaskBook:
             if task.kind is TaskKind.DRAIN and task.node == node and not task.over:
                 self._end(task, TaskState.CANCELLED, errors.Cancelled.code, "the drain was called off")
 
-    def tick(self, world: World, now_s: float) -> list[Effect]:
+    def tick(self, world: PlanningView, now_s: float) -> list[Effect]:
         """Plan and return what may be started now."""
         effects: list[Effect] = []
         for task in [task for task in self.tasks.values() if not task.over]:
@@ -198,7 +198,7 @@ class TaskBook:
                     for key in step.keys:
                         self._settle(task, (step.tenant_id, key), lost, now_s)
 
-    def on_contents(self, node: int, contents: dict[int, list[bytes]], world: World) -> None:
+    def on_contents(self, node: int, contents: dict[int, list[bytes]], world: PlanningView) -> None:
         """Take the blocks (tenant id -> keys) that a draining node says it holds."""
         for task in self.tasks.values():
             if (
@@ -272,7 +272,7 @@ class TaskBook:
         size = self.rules.keys_per_step
         task.pending.extend(_Chunk(tenant_id, keys[at : at + size]) for at in range(0, len(keys), size))
 
-    def _advance(self, task: Task, world: World, now_s: float) -> list[Effect]:
+    def _advance(self, task: Task, world: PlanningView, now_s: float) -> list[Effect]:
         """Nothing is left to do in this pass: end the task or begin the next pass."""
         if task.kind is TaskKind.REPLICATE or task.failed_count:
             self._finish(task)
@@ -309,7 +309,7 @@ class TaskBook:
         task.ready.clear()
         task.open.clear()
 
-    def _plan(self, task: Task, world: World, now_s: float) -> None:
+    def _plan(self, task: Task, world: PlanningView, now_s: float) -> None:
         """Turn due chunks into ready steps while there is room to carry steps out soon."""
         for _ in range(len(task.pending)):
             if len(task.ready) >= self.rules.steps_in_flight_max:
@@ -320,7 +320,7 @@ class TaskBook:
                 continue
             self._plan_chunk(task, chunk, world, now_s)
 
-    def _plan_chunk(self, task: Task, chunk: _Chunk, world: World, now_s: float) -> None:
+    def _plan_chunk(self, task: Task, chunk: _Chunk, world: PlanningView, now_s: float) -> None:
         candidates = world.candidates()
         routes: dict[tuple[int, int], list[bytes]] = {}
         for key, holders in zip(chunk.keys, world.holders(chunk.tenant_id, chunk.keys), strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mooncache.errors import NotLeader
-from mooncache.master.core.membership import Node, Usage
+from mooncache.master.core.membership import Node, SpaceUsage
 from mooncache.master.messages import rails_of
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import common_pb2, master_pb2
@@ -22,7 +22,7 @@ async def handle(
             f"node {request.node_id!r} has registered under term {request.master_term}; "
             f"this master's is {state.membership.term}"
         )
-    usage = Usage(request.capacity_bytes, request.used_bytes, request.pinned_bytes, request.block_count)
+    usage = SpaceUsage(request.capacity_bytes, request.used_bytes, request.pinned_bytes, request.block_count)
     members = state.membership
     node, transitions = members.heartbeat(request.node_id, request.incarnation, usage, context.now_s)
     members.note_rails(node, rails_of(request.rails))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mooncache.master.core.directory import check_keys
+from mooncache.client.keys import count_keys
 from mooncache.master.messages import tenant_of
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2
@@ -15,7 +15,7 @@ async def handle(
     """Match the chain. Raises NotLeader, InvalidArgument, TooLarge, PermissionDenied."""
     state.require_leading()
     _, tenant = tenant_of(request.tenant, context)
-    check_keys(request.keys, state.config.keys_per_call_max)
+    count_keys(request.keys, state.config.keys_per_call_max)
     runs = state.directory.match(tenant, request.keys)
     leading = state.directory.leading(tenant, request.keys) if runs else 0
     state.instruments.matched.labels("hit" if runs else "miss").inc()

@@ -5,7 +5,7 @@ The directory learns it from the nodes' reports.
 
 from __future__ import annotations
 
-from mooncache.master.core.directory import split_keys
+from mooncache.client.keys import split_keys
 from mooncache.master.messages import tenant_of
 from mooncache.master.shell.fan_out import all_gone, to_holders
 from mooncache.master.state import MasterState

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mooncache import errors
+from mooncache.client.keys import split_keys
 from mooncache.logs import Event, get_logger
-from mooncache.master.core.directory import split_keys
 from mooncache.master.messages import REPLICAS_MAX, check_replicas, tenant_of
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2

@@ -16,7 +16,7 @@ from functools import partial
 from google.protobuf.message import Message
 
 from mooncache import errors
-from mooncache.master.core.directory import split_keys
+from mooncache.client.keys import split_keys
 from mooncache.master.core.membership import Node
 from mooncache.master.core.trimming import Trim, plan_trims
 from mooncache.master.messages import check_replicas, node_info, tenant_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mooncache.master.core.directory import split_keys
+from mooncache.client.keys import split_keys
 from mooncache.master.messages import tenant_of
 from mooncache.master.shell.fan_out import any_ok, to_holders
 from mooncache.master.state import MasterState

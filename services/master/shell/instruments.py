@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mooncache.master.state import MasterState
 
 
-class Instruments:
+class MasterMetrics:
     """All metrics of one master."""
 
     def __init__(self, metrics: Metrics) -> None:

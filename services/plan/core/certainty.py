@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from mooncache.plan.core.estimate import Estimate, Estimator, Layout, Seen
+from mooncache.plan.core.estimate import Estimate, Estimator, Layout, LayoutFigures
 
 GAP_FINE: Final = 0.02  # difference in attainment between model and simulator
 MARGIN_FINE: Final = 0.1  # distance to an SLO or of the load, relative
@@ -17,7 +17,7 @@ _FASTEST: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run(Seen):
+class SimulatedRun(LayoutFigures):
     """One simulation of a layout. part: "whole", "first half" or "second half" of the trace."""
 
     part: str
@@ -69,7 +69,7 @@ def load_margin(estimator: Estimator, layout: Layout, target: float) -> float:
 
 def judge(
     estimate: Estimate,
-    runs: list[Run],
+    runs: list[SimulatedRun],
     target: float,
     slo: tuple[float, float],
     more_load: float,

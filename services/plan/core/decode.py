@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from mooncache.plan.core.machine import Engine, Floats
+from mooncache.plan.core.machine import Floats, InstanceType
 from mooncache.plan.core.reuse import Ints
 
 ROUNDS: Final = 12
@@ -58,7 +58,7 @@ def _highest(values: Floats, first: Ints, last: Ints) -> Floats:
 
 
 def steps(
-    engine: Engine, instances: int, arrival_s: Floats, input_tokens: Floats, output_tokens: Floats
+    engine: InstanceType, instances: int, arrival_s: Floats, input_tokens: Floats, output_tokens: Floats
 ) -> Steps:
     """Decode a trace on `instances` equal instances that share sequences evenly.
 

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from mooncache.plan.core import decode as decoding
 from mooncache.plan.core import prefill as prefilling
-from mooncache.plan.core.machine import Engine, Floats
-from mooncache.plan.core.reuse import Reuse
-from mooncache.plan.core.spec import GB, Dram, Nic, Slo, Ssd
+from mooncache.plan.core.machine import Floats, InstanceType
+from mooncache.plan.core.reuse import ReuseDistances
+from mooncache.plan.core.spec import GB, Dram, Nic, SloSpec, Ssd
 
 Bools = NDArray[np.bool_]
 Rows = NDArray[np.intp]
@@ -42,7 +42,7 @@ class Demand:
     arrival_s: Floats
     input_tokens: Floats
     output_tokens: Floats
-    reuse: Reuse
+    reuse: ReuseDistances
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -71,8 +71,8 @@ class Layout:
     every instance does both and the two counts only add up.
     """
 
-    prefill: Engine
-    decode: Engine
+    prefill: InstanceType
+    decode: InstanceType
     prefill_nodes: int
     decode_nodes: int
     stages: int
@@ -131,7 +131,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class LayoutFigures:
     """What model and simulator both say of a layout. Shares are of all requests, times of those that are let in.
 
     *_at_target_s: the quantile over all requests at the share that is wanted, refused ones being infinitely late.
@@ -150,7 +150,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate(Seen):
+class Estimate(LayoutFigures):
     """What the statistical model expects of a layout; loads are mean use, 1 is all."""
 
     admitted: float
@@ -182,7 +182,7 @@ class Estimate(Seen):
 class Estimator:
     """The statistical model over one workload; remembers queues and batches."""
 
-    def __init__(self, demand: Demand, slo: Slo, block_bytes: float) -> None:
+    def __init__(self, demand: Demand, slo: SloSpec, block_bytes: float) -> None:
         self.demand, self.slo = demand, slo
         self.block_bytes = block_bytes
         self._cached: dict[int, Floats] = {}
@@ -215,7 +215,7 @@ class Estimator:
         """The level of a pool that keeps everything."""
         return self._top
 
-    def computing(self, engine: Engine, level: int, stages: int) -> tuple[Floats, Floats]:
+    def computing(self, engine: InstanceType, level: int, stages: int) -> tuple[Floats, Floats]:
         """(busy, way through) of every prompt on this instance with a pool of this level, seconds."""
         key = (engine.name, level, stages)
         if key not in self._computing:
@@ -232,7 +232,7 @@ class Estimator:
             )
         return self._rows[admitted]
 
-    def waits(self, engine: Engine, level: int, instances: int, admitted: float) -> Floats:
+    def waits(self, engine: InstanceType, level: int, instances: int, admitted: float) -> Floats:
         """Seconds that every prompt that is let in waits for an instance."""
         key = (engine.name, level, instances, admitted)
         if key not in self._waits:
@@ -241,7 +241,7 @@ class Estimator:
             self._waits[key] = prefilling.waits_s(self.demand.arrival_s[rows], busy[rows], instances)
         return self._waits[key]
 
-    def ideal_prefill(self, engine: Engine, nodes: int, stages: int, target: float) -> bool:
+    def ideal_prefill(self, engine: InstanceType, nodes: int, stages: int, target: float) -> bool:
         """Whether enough first tokens are in time with an unlimited pool and network: no layout does better."""
         _, through = self.computing(engine, self.unlimited, stages)
         return self._enough(
@@ -252,7 +252,7 @@ class Estimator:
             ),
         )
 
-    def ideal_decode(self, engine: Engine, nodes: int, target: float) -> bool:
+    def ideal_decode(self, engine: InstanceType, nodes: int, target: float) -> bool:
         """Whether enough times between tokens are kept when every prompt is computed at once."""
         return self._enough(target, lambda share: self.decode_met(engine, nodes, share))
 
@@ -261,7 +261,7 @@ class Estimator:
             np.count_nonzero(met(share)) >= target * len(self.demand) for share in ADMITTED if share >= target
         )
 
-    def steps(self, engine: Engine, nodes: int, admitted: float) -> decoding.Steps:
+    def steps(self, engine: InstanceType, nodes: int, admitted: float) -> decoding.Steps:
         """Decoding on so many machines."""
         key = (engine.name, nodes, admitted)
         if key not in self._steps:
@@ -275,7 +275,7 @@ class Estimator:
             )
         return self._steps[key]
 
-    def decode_met(self, engine: Engine, nodes: int, admitted: float) -> Bools:
+    def decode_met(self, engine: InstanceType, nodes: int, admitted: float) -> Bools:
         """Whose time between tokens is kept, with room for the KV."""
         steps = self.steps(engine, nodes, admitted)
         met: Bools = (steps.tbt_s <= self.slo.tbt_s) & steps.fits
@@ -304,9 +304,9 @@ class Estimator:
                 best = other
         return best
 
-    def _network(self, layout: Layout) -> prefilling.Network:
+    def _network(self, layout: Layout) -> prefilling.PoolCosts:
         disks = max(layout.ssd.read_gb_per_s, 1e-9) * GB
-        return prefilling.Network(layout.prefill.kv_bytes_per_token, layout.nic.bytes_per_s, disks)
+        return prefilling.PoolCosts(layout.prefill.kv_bytes_per_token, layout.nic.bytes_per_s, disks)
 
     def _with_pool(self, layout: Layout, memory: int, total: int, admitted: float) -> prefilling.FirstTokens:
         demand, engine, rows = self.demand, layout.prefill, self.rows(admitted)

@@ -13,14 +13,14 @@ import numpy as np
 
 from mooncache.errors import PlanInfeasible, SloUnreachable
 from mooncache.plan.core.estimate import Estimator
-from mooncache.plan.core.machine import Engine, Floats
+from mooncache.plan.core.machine import Floats, InstanceType
 from mooncache.plan.core.search import Plan, Searcher, families
 from mooncache.plan.core.spec import Spec
 
 _RELAX: int = 32
 
 
-def check_reachable(spec: Spec, engines: list[Engine], estimator: Estimator) -> None:
+def check_reachable(spec: Spec, engines: list[InstanceType], estimator: Estimator) -> None:
     """Raises SloUnreachable when an idle cluster with an unlimited cache does not meet the SLOs for enough requests."""
     decodes = [engine for engine in engines if "decode" in engine.node.roles]
     prefills = [engine for engine in engines if "prefill" in engine.node.roles]
@@ -36,7 +36,7 @@ def _sequence_tokens(estimator: Estimator) -> Floats:
     return estimator.demand.input_tokens + estimator.demand.output_tokens
 
 
-def _check_kv(spec: Spec, decodes: list[Engine], estimator: Estimator) -> None:
+def _check_kv(spec: Spec, decodes: list[InstanceType], estimator: Estimator) -> None:
     largest = max(decodes, key=lambda engine: engine.kv_capacity_tokens)
     tokens = _sequence_tokens(estimator)
     if np.mean(tokens <= largest.kv_capacity_tokens) < spec.slo.attainment:
@@ -49,7 +49,7 @@ def _check_kv(spec: Spec, decodes: list[Engine], estimator: Estimator) -> None:
         )
 
 
-def _check_tbt(spec: Spec, decodes: list[Engine], estimator: Estimator) -> None:
+def _check_tbt(spec: Spec, decodes: list[InstanceType], estimator: Estimator) -> None:
     kv = estimator.demand.input_tokens + estimator.demand.output_tokens / 2
     alone = {engine.name: engine.step_s(np.ones(len(kv)), kv) for engine in decodes}
     name = max(
@@ -71,7 +71,7 @@ def _check_tbt(spec: Spec, decodes: list[Engine], estimator: Estimator) -> None:
     )
 
 
-def _check_ttft(spec: Spec, prefills: list[Engine], estimator: Estimator) -> None:
+def _check_ttft(spec: Spec, prefills: list[InstanceType], estimator: Estimator) -> None:
     stages = max(spec.search.pipeline_stages)
     alone = {engine.name: estimator.computing(engine, estimator.unlimited, stages)[1] for engine in prefills}
     name = max(
@@ -88,7 +88,7 @@ def _check_ttft(spec: Spec, prefills: list[Engine], estimator: Estimator) -> Non
     )
 
 
-def explain_infeasible(spec: Spec, engines: list[Engine], estimator: Estimator) -> PlanInfeasible:
+def explain_infeasible(spec: Spec, engines: list[InstanceType], estimator: Estimator) -> PlanInfeasible:
     """The error that says which of the limits on machines and money ends the search, and what would be needed."""
     budget = spec.search.price_per_hour_max
     if budget is not None:
@@ -111,7 +111,7 @@ def explain_infeasible(spec: Spec, engines: list[Engine], estimator: Estimator) 
     return _hopeless(spec, engines, estimator)
 
 
-def _hopeless(spec: Spec, engines: list[Engine], estimator: Estimator) -> PlanInfeasible:
+def _hopeless(spec: Spec, engines: list[InstanceType], estimator: Estimator) -> PlanInfeasible:
     """When no number of machines is enough: how far the best gets, and which limit holds it there."""
     slo, nodes = spec.slo, spec.search.nodes_max * _RELAX
     layouts = [replace(family, prefill_nodes=nodes, decode_nodes=nodes) for family in families(spec, engines)]
@@ -124,7 +124,7 @@ def _hopeless(spec: Spec, engines: list[Engine], estimator: Estimator) -> PlanIn
     )
 
 
-def _cheapest(spec: Spec, engines: list[Engine], estimator: Estimator) -> Plan | None:
+def _cheapest(spec: Spec, engines: list[InstanceType], estimator: Estimator) -> Plan | None:
     plans = Searcher(spec, engines, estimator).solve(spec.slo.attainment, keep=1.0)
     return plans[0] if plans else None
 
@@ -137,7 +137,7 @@ def _relaxed(spec: Spec) -> Spec:
     return spec.model_copy(update={"gpu_node": nodes, "search": search})
 
 
-def _more(engines: list[Engine]) -> list[Engine]:
+def _more(engines: list[InstanceType]) -> list[InstanceType]:
     return [
         replace(engine, node=engine.node.model_copy(update={"count_max": engine.node.count_max * _RELAX}))
         for engine in engines

@@ -23,7 +23,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredModel:
     """A model as measured on one kind of instance: cost terms in seconds, and that instance's hardware."""
 
     name: str
@@ -49,7 +49,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class InstanceType:
     """One kind of instance: `gpus` GPUs of machine type `node`, `per_node` of them on one machine."""
 
     node: GpuNode
@@ -99,12 +99,12 @@ class Engine:
         return self.step_base_s + self.step_per_sequence_s * sequences + self.step_per_token_s * kv_tokens
 
 
-def missing_gb(measured: Measured, node: GpuNode, gpus: int, memory_share: float) -> float:
+def missing_gb(measured: MeasuredModel, node: GpuNode, gpus: int, memory_share: float) -> float:
     """GB that weights lack on `gpus` GPUs of this type; negative is what is left for KV."""
     return measured.weights_bytes / GB - gpus * node.gpu_memory_gb * memory_share
 
 
-def engine(measured: Measured, node: GpuNode, gpus: int, memory_share: float) -> Engine | None:
+def engine(measured: MeasuredModel, node: GpuNode, gpus: int, memory_share: float) -> InstanceType | None:
     """The instance that `gpus` GPUs of this type make; None when the weights leave no room for KV."""
     room_gb = -missing_gb(measured, node, gpus, memory_share)
     if room_gb <= 0:
@@ -116,7 +116,7 @@ def engine(measured: Measured, node: GpuNode, gpus: int, memory_share: float) ->
     a, b, c, d = measured.prefill_s
     effective_bytes_per_s = measured.kv_bytes_per_token / measured.step_per_token_s
     weights_s = min(measured.step_base_s, measured.weights_bytes / effective_bytes_per_s)
-    return Engine(
+    return InstanceType(
         node=node,
         gpus=gpus,
         per_node=per_node,
@@ -132,20 +132,23 @@ def engine(measured: Measured, node: GpuNode, gpus: int, memory_share: float) ->
     )
 
 
-def sizes(node: GpuNode, wanted: tuple[int, ...], measured: Measured) -> tuple[int, ...]:
+def sizes(node: GpuNode, wanted: tuple[int, ...], measured: MeasuredModel) -> tuple[int, ...]:
     """GPUs per instance to try on this type: those asked for that fill machines, or the profile's and the machine's."""
     chosen = wanted or (measured.gpus, node.gpus)
     return tuple(sorted({gpus for gpus in chosen if node.gpus % gpus == 0}))
 
 
 def engines(
-    measured: dict[str, Measured], nodes: tuple[GpuNode, ...], wanted: tuple[int, ...], memory_share: float
-) -> list[Engine]:
+    measured: dict[str, MeasuredModel],
+    nodes: tuple[GpuNode, ...],
+    wanted: tuple[int, ...],
+    memory_share: float,
+) -> list[InstanceType]:
     """All kinds of instances that the model fits on, per machine type by name in `measured` (its own profile).
 
     Raises ModelDoesNotFit when there is none: says how many GB are missing on the largest.
     """
-    found: list[Engine] = []
+    found: list[InstanceType] = []
     lacks: list[tuple[float, str]] = []
     for node in nodes:
         profile = measured[node.name]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mooncache.plan.core.machine import Engine, Floats
+from mooncache.plan.core.machine import Floats, InstanceType
 
 
 def waits_s(arrival_s: Floats, service_s: Floats, servers: int) -> Floats:
@@ -31,7 +31,7 @@ def waits_s(arrival_s: Floats, service_s: Floats, servers: int) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class PoolCosts:
     """What the pool costs on the way: bytes of one token, bytes/s of one machine's network and disks."""
 
     kv_bytes_per_token: float
@@ -51,7 +51,7 @@ class FirstTokens:
 
 
 def loads(
-    network: Network,
+    network: PoolCosts,
     cached: Floats,
     on_disk: Floats,
     tokens: Floats,
@@ -67,7 +67,9 @@ def loads(
     return nic, disks
 
 
-def fetches_s(network: Network, cached: Floats, on_disk: Floats, nic_load: float, disk_load: float) -> Floats:
+def fetches_s(
+    network: PoolCosts, cached: Floats, on_disk: Floats, nic_load: float, disk_load: float
+) -> Floats:
     """Seconds to fetch the cached part of each prompt; infinite when the network or the disks are overloaded."""
     nic_share, disk_share = 1 - nic_load, 1 - disk_load
     if nic_share <= 0:
@@ -81,7 +83,9 @@ def fetches_s(network: Network, cached: Floats, on_disk: Floats, nic_load: float
     return np.maximum(over_network, from_disk)
 
 
-def joining_s(network: Network, decode: Engine, tokens: Floats, compute_s: Floats, nic_load: float) -> Floats:
+def joining_s(
+    network: PoolCosts, decode: InstanceType, tokens: Floats, compute_s: Floats, nic_load: float
+) -> Floats:
     """Seconds from the computed prompt to the first token, which the decode instance sends.
 
     KV is handed over layer by layer while the prompt is computed, so only what takes longer than that is left; then
@@ -92,7 +96,7 @@ def joining_s(network: Network, decode: Engine, tokens: Floats, compute_s: Float
     return np.maximum(handover - compute_s, 0.0) + size / decode.load_bytes_per_s + decode.step_base_s
 
 
-def compute_s(engine: Engine, tokens: Floats, cached: Floats, stages: int) -> tuple[Floats, Floats]:
+def compute_s(engine: InstanceType, tokens: Floats, cached: Floats, stages: int) -> tuple[Floats, Floats]:
     """(seconds an instance is busy, seconds until the first token) of every prompt.
 
     A pipeline takes the work of one prompt off one instance but not off the instances together, so queues are those
@@ -102,7 +106,7 @@ def compute_s(engine: Engine, tokens: Floats, cached: Floats, stages: int) -> tu
     return alone, engine.pipelined_s(tokens, cached, stages) if stages > 1 else alone
 
 
-def slow_fetch(network: Network, first: FirstTokens, compute_s_per_token: float) -> bool:
+def slow_fetch(network: PoolCosts, first: FirstTokens, compute_s_per_token: float) -> bool:
     """Whether fetching a token takes longer than computing it, so that less of the pool may be better."""
     kv = network.kv_bytes_per_token
     over_network = kv / (network.nic_bytes_per_s * max(1 - first.network, 1e-9))

@@ -45,7 +45,7 @@ def counts_of_larger_before(values: Ints) -> Ints:
 
 
 @dataclass(frozen=True, slots=True)
-class Reuse:
+class ReuseDistances:
     """Stack distance of every block of every prompt, as the largest of its leading run."""
 
     offsets: Ints
@@ -69,7 +69,7 @@ class Reuse:
         return int(reused.max()) if len(reused) else 0
 
 
-def measure(hash_ids: Ints, offsets: Ints, input_tokens: Ints, block_tokens: int) -> Reuse:
+def measure(hash_ids: Ints, offsets: Ints, input_tokens: Ints, block_tokens: int) -> ReuseDistances:
     """Stack distances of a trace: request i uses blocks hash_ids[offsets[i]:offsets[i + 1]], root first."""
     count = len(hash_ids)
     lengths = np.diff(offsets)
@@ -92,7 +92,7 @@ def measure(hash_ids: Ints, offsets: Ints, input_tokens: Ints, block_tokens: int
     # Distinct blocks between the last use and the begin of this prompt, plus the block itself.
     distance[reused] = np.maximum(segment_begin[reused] - previous[reused] - repeats[reused], 1)
     needed = distance[position] if count else distance
-    return Reuse(offsets, _running_max(needed, offsets), input_tokens, block_tokens)
+    return ReuseDistances(offsets, _running_max(needed, offsets), input_tokens, block_tokens)
 
 
 def _running_max(values: Ints, offsets: Ints) -> Ints:

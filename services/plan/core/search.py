@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from mooncache.plan.core.estimate import Estimator, Layout
-from mooncache.plan.core.machine import Engine
+from mooncache.plan.core.machine import InstanceType
 from mooncache.plan.core.prices import cost_per_hour
 from mooncache.plan.core.spec import Spec
 
@@ -39,7 +39,7 @@ class Plan:
         return (self.cost_per_hour, -self.attainment, *self.layout.key)
 
 
-def families(spec: Spec, engines: list[Engine]) -> Iterator[Layout]:
+def families(spec: Spec, engines: list[InstanceType]) -> Iterator[Layout]:
     """Every combination of options, with one machine of each role."""
     prefills = [engine for engine in engines if "prefill" in engine.node.roles]
     decodes = [engine for engine in engines if "decode" in engine.node.roles]
@@ -86,7 +86,7 @@ def first_true(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
 class Searcher:
     """The search over one question; what is known about parts is kept between targets."""
 
-    def __init__(self, spec: Spec, engines: list[Engine], estimator: Estimator) -> None:
+    def __init__(self, spec: Spec, engines: list[InstanceType], estimator: Estimator) -> None:
         self.spec, self.estimator = spec, estimator
         self.families = list(families(spec, engines))
         self._fewest: dict[tuple[object, ...], int | None] = {}
@@ -95,7 +95,7 @@ class Searcher:
         """A layout with cost and attainment."""
         return Plan(layout, cost_per_hour(self.spec, layout), self.estimator.attainment(layout))
 
-    def fewest_prefill(self, engine: Engine, stages: int, target: float) -> int | None:
+    def fewest_prefill(self, engine: InstanceType, stages: int, target: float) -> int | None:
         """The fewest prefill machines that could reach the target with an unlimited pool and network."""
         key = ("prefill", engine.name, stages, target)
         if key not in self._fewest:
@@ -107,7 +107,7 @@ class Searcher:
             )
         return self._fewest[key]
 
-    def fewest_decode(self, engine: Engine, target: float) -> int | None:
+    def fewest_decode(self, engine: InstanceType, target: float) -> int | None:
         """The fewest decode machines that reach the target when every first token is in time."""
         key = ("decode", engine.name, target)
         if key not in self._fewest:

@@ -130,7 +130,7 @@ class Nic(Priced):
         return self.gbps * self.efficiency * 1e9 / 8
 
 
-class Slo(Table):
+class SloSpec(Table):
     """What is promised."""
 
     ttft_s: Positive = 30.0
@@ -141,7 +141,7 @@ class Slo(Table):
     """Share of requests that meet both."""
 
 
-class Model(Table):
+class ModelSpec(Table):
     """The model that is served."""
 
     profile: str = "llama3-70b-8xa800"
@@ -150,7 +150,7 @@ class Model(Table):
     """Share of GPU memory for weights and KV."""
 
 
-class Search(Table):
+class SearchSpec(Table):
     """Limits of the search."""
 
     gpus_per_instance: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = ()
@@ -185,11 +185,11 @@ class Workload(Table):
 class Spec(Table):
     """The whole question. Prices share one currency, whatever it is."""
 
-    slo: Slo = Slo()
+    slo: SloSpec = SloSpec()
     """What is promised."""
-    model: Model = Model()
+    model: ModelSpec = ModelSpec()
     """The model."""
-    search: Search = Search()
+    search: SearchSpec = SearchSpec()
     """Limits of the search."""
     workload: Workload | None = None
     """Only without a trace."""

@@ -17,8 +17,8 @@ from typing import Final
 from mooncache.bench.rows import Row, bar_row
 from mooncache.conductor.core.policy import NAMES
 from mooncache.reproduce import setting
-from mooncache.reproduce.experiment import PARTS, WHOLE, Run, Search, capacity, simulated
-from mooncache.reproduce.finding import Finding, Sheet, measured
+from mooncache.reproduce.experiment import PARTS, WHOLE, Run, SpeedSearch, capacity, simulated
+from mooncache.reproduce.finding import Figure, Sheet, measured
 from mooncache.reproduce.lab import Lab
 from mooncache.reproduce.registry import Scenario
 from mooncache.reproduce.workloads import CONVERSATION
@@ -28,7 +28,7 @@ GATED: Final = f"{PAPERS}, its own gate"
 POLICIES: Final = {FIXED: OURS, GATED: PAPERS}
 MEAN_BAR, P99_BAR, CAPACITY_BAR = 0.8, 0.7, 1.3
 ATTAINS: Final = 0.9
-GATES: Final = {OURS: "ours", PAPERS: "none", GATED: "ttft_tbt", FIXED: "ours"}
+GATES: Final = {OURS: "learned", PAPERS: "none", GATED: "ttft_tbt", FIXED: "learned"}
 MEANS: Final = (
     f"{OURS} may change the roles of its nodes, which no other row may, and its decode nodes have the DRAM that they "
     "need as prefill nodes (theirs have none): such means, not decisions, are the difference between it and the row "
@@ -45,7 +45,7 @@ def run_of(name: str, run: Run) -> Run:
 def latency(lab: Lab, sheet: Sheet) -> None:
     """All policies at the speed at which Algorithm 1 keeps both promises for 90 % of the requests."""
     parts = PARTS if not lab.quick else (WHOLE,)
-    speed = lab.map(capacity, [Search(BASE, share=ATTAINS)])[0]
+    speed = lab.map(capacity, [SpeedSearch(BASE, share=ATTAINS)])[0]
     for part in parts:
         suffix = "" if part == WHOLE else f", {part}"
         found = (
@@ -65,7 +65,7 @@ def latency(lab: Lab, sheet: Sheet) -> None:
                 label, bound = f"{name}: {what}{suffix}", bar if name == OURS else None
                 against = None if name == PAPERS else f"{PAPERS}: {what}"
                 row = bar_row(label, value, "s", against=against, reference=reference, at_most=bound)
-                found.append(Finding(row))
+                found.append(Figure(row))
             found.append(measured(f"{name}: effective{suffix}", one.attained, ""))
             found.append(measured(f"{name}: hit ratio{suffix}", one.hit_ratio, ""))
         sheet.findings += lab.mark(CONVERSATION, found)
@@ -80,7 +80,7 @@ def effective_capacity(lab: Lab, sheet: Sheet) -> None:
     for part in PARTS if not lab.quick else (WHOLE,):
         suffix = "" if part == WHOLE else f", {part}"
         searches = [
-            Search(run_of(name, dataclasses.replace(BASE, admission=gate, part=part)))
+            SpeedSearch(run_of(name, dataclasses.replace(BASE, admission=gate, part=part)))
             for name, gate in GATES.items()
         ]
         reached = dict(zip(GATES, lab.map(capacity, searches), strict=True))
@@ -94,7 +94,7 @@ def effective_capacity(lab: Lab, sheet: Sheet) -> None:
             reference=reached[better],
             at_least=CAPACITY_BAR,
         )
-        found.append(Finding(row))
+        found.append(Figure(row))
         found.append(measured(f"{FIXED}, its own gate: capacity{suffix}", reached[FIXED], "x"))
         if part == WHOLE:
             found += _baselines(lab, reached)
@@ -106,7 +106,7 @@ def effective_capacity(lab: Lab, sheet: Sheet) -> None:
     )
 
 
-def _baselines(lab: Lab, reached: dict[str, float]) -> list[Finding]:
+def _baselines(lab: Lab, reached: dict[str, float]) -> list[Figure]:
     """Effective share of the others at Algorithm 1's capacity; those that keep the share get a search."""
     others = [*(name for name in NAMES if name not in GATES), FIXED]
     runs = [run_of(name, BASE.at(reached[PAPERS])) for name in others]
@@ -115,14 +115,14 @@ def _baselines(lab: Lab, reached: dict[str, float]) -> list[Finding]:
         measured(f"{name}: effective at {PAPERS}'s capacity", share, "") for name, share in shares.items()
     ]
     good = [name for name, share in shares.items() if share >= setting.CAPACITY_SHARE]
-    speeds = lab.map(capacity, [Search(run_of(name, BASE)) for name in good])
+    speeds = lab.map(capacity, [SpeedSearch(run_of(name, BASE)) for name in good])
     found += [measured(f"{name}: capacity", speed, "x") for name, speed in zip(good, speeds, strict=True)]
     rivals = [speed for name, speed in zip(good, speeds, strict=True) if name != FIXED]
     best = max([*rivals, reached[PAPERS], reached[GATED]])
     bar = "above every baseline"
     above = reached[OURS] > best
     found.append(
-        Finding(
+        Figure(
             Row(
                 f"{OURS}: capacity, all beside it",
                 reached[OURS],

@@ -12,7 +12,7 @@ from typing import Final
 
 from mooncache.reproduce import setting
 from mooncache.reproduce.experiment import LIMITS_S, Run, latency, simulated
-from mooncache.reproduce.finding import Finding, Sheet, measured, published
+from mooncache.reproduce.finding import Figure, Sheet, measured, published
 from mooncache.reproduce.lab import Lab
 from mooncache.reproduce.registry import Scenario
 from mooncache.reproduce.workloads import CONVERSATION, SYNTHETIC, TOOLAGENT, Sources, load
@@ -134,8 +134,8 @@ def effective_capacity(lab: Lab, sheet: Sheet) -> None:
     )
 
 
-def _figure_6(systems: dict[str, Served], workload: str, suffix: str) -> list[Finding]:
-    found: list[Finding] = []
+def _figure_6(systems: dict[str, Served], workload: str, suffix: str) -> list[Figure]:
+    found: list[Figure] = []
     for system, served in systems.items():
         found += _shares(served, f"{workload}: {system}{suffix}", FIGURE_6[workload][system])
     against, gains = GAINS[workload]
@@ -152,7 +152,7 @@ def _figure_6(systems: dict[str, Served], workload: str, suffix: str) -> list[Fi
     return found
 
 
-def _shares(served: Served, name: str, papers: tuple[float, ...]) -> list[Finding]:
+def _shares(served: Served, name: str, papers: tuple[float, ...]) -> list[Figure]:
     return [
         published(f"{name}, TBT up to {limit:g} s", share, "", paper)
         for limit, share, paper in zip(LIMITS_S, served.within, papers, strict=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mooncache.bench.rows import Row, bar_row
-from mooncache.reproduce.finding import Finding, Sheet, measured, published
+from mooncache.reproduce.finding import Figure, Sheet, measured, published
 from mooncache.reproduce.lab import Lab
 from mooncache.reproduce.registry import Scenario
 from mooncache.reproduce.setting import HIT_BLOCKS_BAR
@@ -38,7 +38,7 @@ OURS: Final = "mooncache"
 
 
 @dataclass(frozen=True, slots=True)
-class HitRatio:
+class HitShares:
     """Shares of block references and of input tokens that were hits; halves are by time, one run."""
 
     blocks: float
@@ -47,13 +47,13 @@ class HitRatio:
     second_half: float
 
 
-def hit_ratio(sources: Sources, item: tuple[str, str, int]) -> HitRatio:
+def hit_ratio(sources: Sources, item: tuple[str, str, int]) -> HitShares:
     """One run of (workload, policy, capacity in blocks)."""
     workload, policy, capacity = item
     return measure(load(sources, workload), policy, capacity)
 
 
-def measure(trace: Trace, policy: str, capacity_blocks: int) -> HitRatio:
+def measure(trace: Trace, policy: str, capacity_blocks: int) -> HitShares:
     """Return the hit ratios of a policy on a trace, from an empty cache on."""
     cache = make(policy, capacity_blocks)
     middle_s = (float(trace.arrival_s[0]) + float(trace.arrival_s[-1])) / 2
@@ -70,7 +70,7 @@ def measure(trace: Trace, policy: str, capacity_blocks: int) -> HitRatio:
         tokens += min(held * trace.block_tokens, length)
     total = int(trace.input_tokens.sum())
     shares = [hit / max(1, use) for hit, use in zip(hits, uses, strict=True)]
-    return HitRatio(sum(hits) / max(1, sum(uses)), tokens / max(1, total), shares[0], shares[1])
+    return HitShares(sum(hits) / max(1, sum(uses)), tokens / max(1, total), shares[0], shares[1])
 
 
 def label(capacity_blocks: int) -> str:
@@ -124,7 +124,7 @@ def eviction(lab: Lab, sheet: Sheet) -> None:
             continue  # what generated requests say of eviction is what their generator was told of reuse
         items = [(workload, policy, capacity) for capacity in capacities for policy in ("lru", OURS)]
         results = dict(zip(items, lab.map(hit_ratio, items), strict=True))
-        found: list[Finding] = []
+        found: list[Figure] = []
         for capacity in capacities:
             lru, ours = results[workload, "lru", capacity], results[workload, OURS, capacity]
             found += _beside_lru(workload, capacity, lru, ours)
@@ -134,23 +134,23 @@ def eviction(lab: Lab, sheet: Sheet) -> None:
     )
 
 
-def _beside_lru(workload: str, capacity: int, lru: HitRatio, ours: HitRatio) -> list[Finding]:
+def _beside_lru(workload: str, capacity: int, lru: HitShares, ours: HitShares) -> list[Figure]:
     name = f"{workload}: {OURS}, {label(capacity)}"
     against = f"lru, {label(capacity)}"
     found = [measured(f"{workload}: {against}", lru.blocks, "")]
     row = bar_row(name, ours.blocks, "", against=against, reference=lru.blocks, at_least=1.0)
-    found.append(Finding(row))
+    found.append(Figure(row))
     if capacity == 10_000:
         for half, value, base in (
             ("first half", ours.first_half, lru.first_half),
             ("second half", ours.second_half, lru.second_half),
         ):
             row = bar_row(f"{name}, {half}", value, "", against=against, reference=base, at_least=1.0)
-            found.append(Finding(row))
+            found.append(Figure(row))
         if workload == CONVERSATION:
             met = ours.blocks >= HIT_BLOCKS_BAR
             bar = f"at least {HIT_BLOCKS_BAR}"
-            found.append(Finding(Row(f"{name}, the bar", ours.blocks, "", None, None, bar, met)))
+            found.append(Figure(Row(f"{name}, the bar", ours.blocks, "", None, None, bar, met)))
     return found
 
 

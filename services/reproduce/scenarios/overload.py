@@ -1,6 +1,6 @@
 """More requests than the cluster can serve: arXiv Table 3 (who is refused) and Figure 9 (loads in antiphase).
 
-The paper's three gates are those of Algorithm 1 with another `admission`; ours is our policy with ours, and with its
+The paper's three gates are those of Algorithm 1 with another `admission`; ours is our policy with `learned`, and with its
 planning of roles. Table 3 takes the paper's cluster at the paper's "2x". `overload` takes twice the speed at which
 that cluster is full, and a second split at which prefill and decode nodes are full together: with 8 decode nodes
 decode is far from its limit (answers are short), so the swing between both loads cannot show there.
@@ -13,8 +13,8 @@ from typing import Final
 
 from mooncache.bench.rows import bar_row
 from mooncache.reproduce import setting
-from mooncache.reproduce.experiment import PARTS, WHOLE, Run, Summary, simulated
-from mooncache.reproduce.finding import Finding, Sheet, measured, published
+from mooncache.reproduce.experiment import PARTS, WHOLE, Run, RunSummary, simulated
+from mooncache.reproduce.finding import Figure, Sheet, measured, published
 from mooncache.reproduce.lab import Lab
 from mooncache.reproduce.registry import Scenario
 from mooncache.reproduce.workloads import CONVERSATION, TOOLAGENT
@@ -25,8 +25,8 @@ GATES: Final = {
     BASELINE: ("algorithm1", "baseline"),
     EARLY: ("algorithm1", "early"),
     PREDICTED: ("algorithm1", "predicted"),
-    OURS: ("mooncache", "ours"),
-    FIXED: ("mooncache", "ours"),
+    OURS: ("mooncache", "learned"),
+    FIXED: ("mooncache", "learned"),
 }
 MEANS: Final = (
     f"{OURS}: nodes may change their roles, and decode nodes have the DRAM that they need as prefill nodes; no other "
@@ -39,12 +39,12 @@ CORRELATION_BAR: Final = 0.25  # what counts as near 0
 ANTIPHASE: Final = -0.524
 
 
-def refused(got: Summary) -> int:
+def refused(got: RunSummary) -> int:
     """Requests that were refused, before or after their prefill."""
     return got.refused + got.refused_after_prefill
 
 
-def _gates(lab: Lab, run: Run) -> dict[str, Summary]:
+def _gates(lab: Lab, run: Run) -> dict[str, RunSummary]:
     runs = [
         dataclasses.replace(run, policy=policy, admission=gate, roles=name == OURS)
         for name, (policy, gate) in GATES.items()
@@ -55,7 +55,7 @@ def _gates(lab: Lab, run: Run) -> dict[str, Summary]:
 def table_3(lab: Lab, sheet: Sheet) -> None:
     for workload in (TOOLAGENT, CONVERSATION):
         got = _gates(lab, Run(workload, speed=setting.OVERLOAD_SPEED))
-        found: list[Finding] = []
+        found: list[Figure] = []
         for name, one in got.items():
             label, share = f"{workload}: {name}, refused share", refused(one) / one.requests
             paper = TABLE_3.get(name) if workload == TOOLAGENT else None
@@ -85,7 +85,7 @@ def overload(lab: Lab, sheet: Sheet) -> None:
         for part in PARTS if not lab.quick else (WHOLE,):
             got = _gates(lab, dataclasses.replace(run, part=part))
             suffix = "" if part == WHOLE else f", {part}"
-            found: list[Finding] = []
+            found: list[Figure] = []
             for name, summary in got.items():
                 paper = ANTIPHASE if name == EARLY and part == WHOLE else None
                 found += _gate_rows(prefix + name + suffix, summary, paper)
@@ -99,7 +99,7 @@ def overload(lab: Lab, sheet: Sheet) -> None:
     )
 
 
-def _gate_rows(name: str, one: Summary, paper: float | None) -> list[Finding]:
+def _gate_rows(name: str, one: RunSummary, paper: float | None) -> list[Figure]:
     prefill_mean, prefill_sd, decode_mean, decode_sd = one.load
     label = f"{name}: correlation of prefill and decode load"
     shown = measured(label, one.load_correlation, "")
@@ -117,9 +117,9 @@ def _gate_rows(name: str, one: Summary, paper: float | None) -> list[Finding]:
     ]
 
 
-def _against_predicted(ours: Summary, predicted: Summary, prefix: str, suffix: str) -> list[Finding]:
+def _against_predicted(ours: RunSummary, predicted: RunSummary, prefix: str, suffix: str) -> list[Figure]:
     return [
-        Finding(
+        Figure(
             bar_row(
                 f"{prefix}{OURS} / prediction: refused{suffix}",
                 refused(ours),
@@ -129,7 +129,7 @@ def _against_predicted(ours: Summary, predicted: Summary, prefix: str, suffix: s
                 at_most=FEWER_BAR,
             )
         ),
-        Finding(
+        Figure(
             bar_row(
                 f"{prefix}{OURS} / prediction: effective{suffix}",
                 ours.attained,
@@ -139,7 +139,7 @@ def _against_predicted(ours: Summary, predicted: Summary, prefix: str, suffix: s
                 at_least=1.0,
             )
         ),
-        Finding(
+        Figure(
             bar_row(
                 f"{prefix}{OURS}, size of the correlation{suffix}",
                 abs(ours.load_correlation),

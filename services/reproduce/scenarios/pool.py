@@ -6,8 +6,8 @@ import dataclasses
 from typing import Final
 
 from mooncache.reproduce import setting
-from mooncache.reproduce.experiment import Run, Summary, simulated
-from mooncache.reproduce.finding import Finding, Sheet, measured, published
+from mooncache.reproduce.experiment import Run, RunSummary, simulated
+from mooncache.reproduce.finding import Figure, Sheet, measured, published
 from mooncache.reproduce.lab import Lab
 from mooncache.reproduce.registry import Scenario
 from mooncache.reproduce.workloads import CONVERSATION, SYNTHETIC, TOOLAGENT
@@ -48,8 +48,8 @@ def figure_10(lab: Lab, sheet: Sheet) -> None:
 
 
 def _gains(
-    workload: str, pool: Summary, local: Summary, name: str, papers: tuple[float, float] | None
-) -> list[Finding]:
+    workload: str, pool: RunSummary, local: RunSummary, name: str, papers: tuple[float, float] | None
+) -> list[Figure]:
     hits = pool.hit_ratio / local.hit_ratio if local.hit_ratio else float("inf")
     gpu = pool.prefill_gpu_s / local.prefill_gpu_s
     labels = (f"{workload}: hit ratio, global / {name}", f"{workload}: GPU time, global / {name}")
@@ -73,7 +73,7 @@ def figure_11(lab: Lab, sheet: Sheet) -> None:
     for workload, papers in FIGURE_11.items():
         for policy, name in (("algorithm1", "Algorithm 1"), ("mooncache", "ours")):
             got = lab.map(simulated, [Run(workload, policy=policy)])[0]
-            found: list[Finding] = []
+            found: list[Figure] = []
             for rank, copies in got.copies:
                 if rank not in papers or not copies:
                     continue

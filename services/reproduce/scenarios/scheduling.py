@@ -6,8 +6,8 @@ import dataclasses
 from typing import Final
 
 from mooncache.reproduce import setting
-from mooncache.reproduce.experiment import Run, Summary, simulated
-from mooncache.reproduce.finding import Finding, Sheet, measured, published
+from mooncache.reproduce.experiment import Run, RunSummary, simulated
+from mooncache.reproduce.finding import Figure, Sheet, measured, published
 from mooncache.reproduce.lab import Lab
 from mooncache.reproduce.registry import Scenario
 from mooncache.reproduce.workloads import CONVERSATION, TOOLAGENT
@@ -27,14 +27,14 @@ SPEEDS: Final = (1.25,)
 THRESHOLDS: Final = (1.0, 3.0)
 
 
-def _four(lab: Lab, run: Run) -> dict[str, Summary]:
+def _four(lab: Lab, run: Run) -> dict[str, RunSummary]:
     runs = [dataclasses.replace(run, policy=policy) for policy in SCHEDULERS]
     return dict(zip(SCHEDULERS, lab.map(simulated, runs), strict=True))
 
 
 def _ratios(
-    got: dict[str, Summary], papers: dict[str, float], label: str, within: float | None
-) -> list[Finding]:
+    got: dict[str, RunSummary], papers: dict[str, float], label: str, within: float | None
+) -> list[Figure]:
     best = got["algorithm1"].ttft.mean
     return [
         published(
@@ -51,7 +51,7 @@ def _ratios(
 def figure_5(lab: Lab, sheet: Sheet) -> None:
     run = Run(CONVERSATION)
     got = _four(lab, run)
-    found: list[Finding] = []
+    found: list[Figure] = []
     for policy, name in SCHEDULERS.items():
         found.append(published(f"{name}: TTFT mean", got[policy].ttft.mean, "s", FIGURE_5[policy]))
         found.append(published(f"{name}: TTFT median", got[policy].ttft.p50, "s", FIGURE_5_MEDIAN[policy]))

@@ -14,7 +14,7 @@ from mooncache.client.terms import PATIENCE_S
 from mooncache.errors import MooncacheError, NotLeader, StaleIncarnation, UnknownNode
 from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import master_pb2
-from mooncache.store_node.state import NodeState, arena_gone, stat
+from mooncache.store_node.state import StoreNodeState, arena_gone, stat
 
 PROTOCOL_MINOR = 1
 _INTERVAL_MIN_S = 0.05
@@ -23,7 +23,7 @@ _INTERVAL_MAX_S = 60.0
 log = get_logger(__name__)
 
 
-async def run(state: NodeState) -> None:
+async def run(state: StoreNodeState) -> None:
     """Until cancelled."""
     backoff = Backoff(state.rng, first_s=0.1, cap_s=2.0)
     lost_logged = False
@@ -50,7 +50,7 @@ async def run(state: NodeState) -> None:
         await _pause(state)
 
 
-async def _pause(state: NodeState) -> None:
+async def _pause(state: StoreNodeState) -> None:
     """One heartbeat interval, a little shortened at random so that nodes do not march in step."""
     interval_s = state.membership.heartbeat_interval_s * (0.8 + 0.2 * state.rng.random())
     waker = asyncio.ensure_future(state.wake_membership.wait())
@@ -63,7 +63,7 @@ async def _pause(state: NodeState) -> None:
         state.wake_membership.clear()
 
 
-async def register(state: NodeState) -> None:
+async def register(state: StoreNodeState) -> None:
     """One attempt to register with the current target.
 
     Raises:
@@ -116,7 +116,7 @@ async def register(state: NodeState) -> None:
     )
 
 
-async def heartbeat(state: NodeState) -> None:
+async def heartbeat(state: StoreNodeState) -> None:
     """One heartbeat; carries out what the master wishes in its answer.
 
     Raises:
@@ -157,7 +157,7 @@ async def heartbeat(state: NodeState) -> None:
             _drain(state, draining=False)
 
 
-def _drain(state: NodeState, *, draining: bool) -> None:
+def _drain(state: StoreNodeState, *, draining: bool) -> None:
     if state.draining != draining:
         state.set_draining(draining)
         log.info(Event.DRAIN_STARTED if draining else Event.DRAIN_FINISHED, node_id=state.identity.node_id)

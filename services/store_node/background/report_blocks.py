@@ -7,15 +7,15 @@ from mooncache.errors import MooncacheError, ReportGap, StaleIncarnation, Unknow
 from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import master_pb2
 from mooncache.store_node.core.report_planner import (
+    BlockReport,
     Drain,
     Idle,
-    Report,
     ReportKind,
     Send,
     TakeBase,
     TakePage,
 )
-from mooncache.store_node.state import NodeState
+from mooncache.store_node.state import StoreNodeState
 
 _KINDS = {
     ReportKind.DELTA: master_pb2.REPORT_KIND_DELTA,
@@ -28,7 +28,7 @@ _DISCARD_EVENTS = 65_536
 log = get_logger(__name__)
 
 
-async def run(state: NodeState) -> None:
+async def run(state: StoreNodeState) -> None:
     """Until cancelled."""
     backoff = Backoff(state.rng, first_s=0.05, cap_s=2.0)
     while True:
@@ -49,7 +49,7 @@ async def run(state: NodeState) -> None:
                     await state.clock.sleep(backoff.next_s())
 
 
-def take_base(state: NodeState) -> int:
+def take_base(state: StoreNodeState) -> int:
     """Throw away the events that the snapshot will contain, then read the newest sequence number.
 
     The number is read before the first snapshot page; events that come in between are in both and applied twice,
@@ -62,7 +62,7 @@ def take_base(state: NodeState) -> int:
             return max(newest, last_seq)
 
 
-async def send(state: NodeState, report: Report) -> bool:
+async def send(state: StoreNodeState, report: BlockReport) -> bool:
     """Send one message and tell the planner what became of it. False: pause before the next one."""
     assert state.link is not None
     request = master_pb2.ReportBlocksRequest(

@@ -30,7 +30,7 @@ class ReportKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BlockReport:
     """One ReportBlocks message, still without the node's identity."""
 
     kind: ReportKind
@@ -68,7 +68,7 @@ class TakePage:
 class Send:
     """Send the report; then call `acknowledged` or `send_failed`."""
 
-    report: Report
+    report: BlockReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class ReportPlanner:
         self._max_records = max_message_bytes // RECORD_BYTES
         self._phase = _Phase.DETACHED
         self._acked_seq = 0
-        self._pending: Report | None = None
+        self._pending: BlockReport | None = None
         self._report_id = 0
         self._base_seq = 0
         self._cursor = 0
@@ -178,7 +178,7 @@ class ReportPlanner:
             self.request_full("gap in the event log")
             return
         skip = self._acked_seq + 1 - first_seq
-        self._pending = Report(
+        self._pending = BlockReport(
             ReportKind.DELTA, 0, self._acked_seq + 1, last_seq, 0, records[skip * RECORD_BYTES :]
         )
 
@@ -193,7 +193,7 @@ class ReportPlanner:
         self._part_index = 0
         self._phase = _Phase.FULL_BEGIN
         self.full_reports_started += 1
-        self._pending = Report(ReportKind.FULL_BEGIN, self._report_id, seq, seq, 0, b"")
+        self._pending = BlockReport(ReportKind.FULL_BEGIN, self._report_id, seq, seq, 0, b"")
 
     def page_taken(self, next_cursor: int, records: bytes) -> None:
         """One page of the snapshot; `next_cursor` 0 means that it was the last."""
@@ -202,7 +202,7 @@ class ReportPlanner:
         self._cursor = next_cursor
         self._snapshot_ended = next_cursor == 0
         if records:
-            self._pending = Report(
+            self._pending = BlockReport(
                 ReportKind.FULL_PART,
                 self._report_id,
                 self._base_seq,
@@ -242,7 +242,7 @@ class ReportPlanner:
 
     def _end_full(self) -> None:
         self._phase = _Phase.FULL_END
-        self._pending = Report(
+        self._pending = BlockReport(
             ReportKind.FULL_END, self._report_id, self._base_seq, self._base_seq, self._part_index, b""
         )
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mooncache.errors import InvalidArgument, LimitExceeded
+from mooncache.client.keys import count_keys
+from mooncache.errors import InvalidArgument
 
-KEY_BYTES = 32
 MAX_KEYS = 65_536
 MAX_TTL_MS = 7 * 24 * 3_600_000
 
@@ -14,11 +14,8 @@ def check_keys(keys: bytes) -> int:
 
     Raises:
         InvalidArgument: not a whole number of keys, or none.
-        LimitExceeded: more than one call may carry.
+        TooLarge: more than one call may carry.
     """
-    count, rest = divmod(len(keys), KEY_BYTES)
-    if rest or not count:
-        raise InvalidArgument(f"keys must hold at least one key of {KEY_BYTES} bytes; got {len(keys)} bytes.")
-    if count > MAX_KEYS:
-        raise LimitExceeded(f"One call may carry at most {MAX_KEYS} keys; got {count}.")
-    return count
+    if not keys:
+        raise InvalidArgument("keys must hold at least one key")
+    return count_keys(keys, MAX_KEYS)

@@ -6,13 +6,13 @@ from mooncache.errors import Draining, InvalidArgument, Unsupported
 from mooncache.proto.v1 import store_node_pb2 as pb
 from mooncache.rpc import CallContext
 from mooncache.store_node.ops.checks import check_keys
-from mooncache.store_node.state import NodeState
+from mooncache.store_node.state import StoreNodeState
 
 _SLACK_S = 0.25
 
 
 async def handle(
-    state: NodeState, request: pb.CopyBlocksRequest, context: CallContext
+    state: StoreNodeState, request: pb.CopyBlocksRequest, context: CallContext
 ) -> pb.CopyBlocksResponse:
     state.check_fence(request.fence)
     check_keys(request.keys)

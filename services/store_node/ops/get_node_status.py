@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from mooncache.proto.v1 import store_node_pb2 as pb
 from mooncache.rpc import CallContext
-from mooncache.store_node.state import NodeState, stat
+from mooncache.store_node.state import StoreNodeState, stat
 
 
 async def handle(
-    state: NodeState, request: pb.GetNodeStatusRequest, context: CallContext
+    state: StoreNodeState, request: pb.GetNodeStatusRequest, context: CallContext
 ) -> pb.GetNodeStatusResponse:
     stats = state.core.stats()
     service = {f"service_{name}": value for name, value in state.counters.items()}

@@ -6,11 +6,11 @@ from mooncache.errors import InvalidArgument
 from mooncache.proto.v1 import store_node_pb2 as pb
 from mooncache.rpc import CallContext
 from mooncache.store_node.ops.checks import MAX_TTL_MS, check_keys
-from mooncache.store_node.state import NodeState
+from mooncache.store_node.state import StoreNodeState
 
 
 async def handle(
-    state: NodeState, request: pb.NodePinBlocksRequest, context: CallContext
+    state: StoreNodeState, request: pb.NodePinBlocksRequest, context: CallContext
 ) -> pb.NodePinBlocksResponse:
     state.check_fence(request.fence)
     check_keys(request.keys)

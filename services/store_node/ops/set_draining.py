@@ -5,13 +5,13 @@ from __future__ import annotations
 from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import store_node_pb2 as pb
 from mooncache.rpc import CallContext
-from mooncache.store_node.state import NodeState
+from mooncache.store_node.state import StoreNodeState
 
 log = get_logger(__name__)
 
 
 async def handle(
-    state: NodeState, request: pb.SetDrainingRequest, context: CallContext
+    state: StoreNodeState, request: pb.SetDrainingRequest, context: CallContext
 ) -> pb.SetDrainingResponse:
     state.check_fence(request.fence)
     if state.draining != request.draining:

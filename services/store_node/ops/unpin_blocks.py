@@ -5,11 +5,11 @@ from __future__ import annotations
 from mooncache.proto.v1 import store_node_pb2 as pb
 from mooncache.rpc import CallContext
 from mooncache.store_node.ops.checks import check_keys
-from mooncache.store_node.state import NodeState
+from mooncache.store_node.state import StoreNodeState
 
 
 async def handle(
-    state: NodeState, request: pb.NodeUnpinBlocksRequest, context: CallContext
+    state: StoreNodeState, request: pb.NodeUnpinBlocksRequest, context: CallContext
 ) -> pb.NodeUnpinBlocksResponse:
     state.check_fence(request.fence)
     check_keys(request.keys)

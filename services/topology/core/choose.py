@@ -26,7 +26,7 @@ from mooncache.topology.core.model import (
 _NOT_ACTIVE = "not used, because the port is not active (cable, switch or `ip link set ... up`)"
 
 
-class Rail(NamedTuple):
+class RankedRail(NamedTuple):
     """One port as seen from one place in memory."""
 
     device: str
@@ -38,8 +38,8 @@ class Place(NamedTuple):
     """Where memory is (cpu:0, cuda:1), which ports serve it, which help when those are busy or fail."""
 
     name: str
-    preferred: tuple[Rail, ...]
-    reserve: tuple[Rail, ...]
+    preferred: tuple[RankedRail, ...]
+    reserve: tuple[RankedRail, ...]
     reason: str
 
 
@@ -102,17 +102,17 @@ def places(host: Host) -> list[Place]:
     ports = rails_of(host)
     found = []
     for node in host.numa:
-        rails = [Rail(d.name, p.number, to_memory(d.pci, d.numa_node, node.index)) for d, p in ports]
+        rails = [RankedRail(d.name, p.number, to_memory(d.pci, d.numa_node, node.index)) for d, p in ports]
         found.append(_place(f"cpu:{node.index}", rails, host))
     for gpu in host.gpus:
         ports = rails_of(host, gpu)
         prefix = "cuda" if gpu.vendor == "nvidia" else "gpu"
-        rails = [Rail(d.name, p.number, between(d.pci, gpu.pci)) for d, p in ports]
+        rails = [RankedRail(d.name, p.number, between(d.pci, gpu.pci)) for d, p in ports]
         found.append(_place(f"{prefix}:{gpu.index}", rails, host))
     return found
 
 
-def _place(name: str, rails: list[Rail], host: Host) -> Place:
+def _place(name: str, rails: list[RankedRail], host: Host) -> Place:
     if not rails:
         return Place(name, (), (), f"{why_none(host)}: shared memory on this host, TCP to others")
     rails.sort(key=lambda rail: (rail.distance, rail.device, rail.port))

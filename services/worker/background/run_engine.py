@@ -17,6 +17,7 @@ from mooncache.bind import is_loopback
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid, EngineFailed, EngineUnavailable, InvalidArgument, MooncacheError
 from mooncache.kvcache import identity
+from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.log_files import trim
 from mooncache.logs import Event, get_logger
 from mooncache.ports import bind_free
@@ -30,7 +31,7 @@ from mooncache.worker.core.facts import (
     merged,
     model_of,
 )
-from mooncache.worker.core.load import Load, read_labels
+from mooncache.worker.core.load import read_labels
 from mooncache.worker.core.own_cache import OwnCache
 from mooncache.worker.engine_http import NOBODY
 from mooncache.worker.process import EngineProcess
@@ -220,7 +221,7 @@ def _launch(state: WorkerState) -> Launch:
 def _fresh(state: WorkerState, now_s: float) -> None:
     """A new run begins: nothing of the last one is true any more."""
     state.incarnation = secrets.randbits(63) | 1
-    state.facts, state.cache, state.load = None, None, Load()
+    state.facts, state.cache, state.load = None, None, InstanceLoad()
     state.meter.reset(now_s)
     state.stream.restart()
     state.supervision.started(now_s)
@@ -230,7 +231,7 @@ async def _over(state: WorkerState, why: str) -> None:
     """The run is over, by itself or because it hangs: nothing of it may be left. Decide what comes."""
     now_s = state.clock.now_s()
     process, state.process = state.process, None
-    state.facts, state.cache, state.load = None, None, Load()
+    state.facts, state.cache, state.load = None, None, InstanceLoad()
     if process is None:
         log.warning(Event.WORKER_ENGINE_LOST, instance_id=state.instance_id, url=state.url, reason=why)
         state.supervision.lost(now_s, why)

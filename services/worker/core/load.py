@@ -1,4 +1,4 @@
-"""Load of an engine from its Prometheus page: a small reader for the few names that matter, and means over a
+"""InstanceLoad of an engine from its Prometheus page: a small reader for the few names that matter, and means over a
 window.
 
 The page is text from another process: lines that make no sense are skipped, numbers that are none do not
@@ -12,6 +12,8 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from mooncache.kvcache.instance_load import InstanceLoad
 
 PAGE_BYTES_MAX = 16 << 20
 _COUNT_MAX = (1 << 32) - 1
@@ -51,26 +53,6 @@ class MetricNames:
         )
         sums = (f"{name}_{end}" for name in (*self.ttft, *self.tbt) for end in ("sum", "count"))
         return frozenset((*plain, *sums))
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """One moment. Times are milliseconds, 0 when nothing was measured; totals count since the engine's start."""
-
-    waiting: int = 0
-    running: int = 0
-    kv_usage: float = 0.0
-    ttft_ms: float = 0.0
-    tbt_ms: float = 0.0
-    prompt_tokens_total: int = 0
-    output_tokens_total: int = 0
-    local_hit_tokens_total: int = 0
-    pool_hit_tokens_total: int = 0
-
-    @property
-    def idle(self) -> bool:
-        """Whether the engine has no request."""
-        return self.waiting == 0 and self.running == 0
 
 
 def read_page(text: str, wanted: frozenset[str]) -> dict[str, float]:
@@ -118,13 +100,13 @@ class LoadMeter:
     tbt_window_s: float = 3.0
     _points: deque[tuple[float, tuple[float, float, float, float]]] = field(default_factory=deque)
 
-    def take(self, page: Mapping[str, float], now_s: float) -> Load:
+    def take(self, page: Mapping[str, float], now_s: float) -> InstanceLoad:
         """The load that a page (see `read_page`) tells at `now_s`."""
         names = self.names
         ttft = self._pair(page, names.ttft)
         tbt = self._pair(page, names.tbt)
         ttft_s, tbt_s = self._means((*ttft, *tbt), now_s)
-        return Load(
+        return InstanceLoad(
             waiting=_count(_sum(page, names.waiting)),
             running=_count(_sum(page, names.running)),
             kv_usage=min(1.0, max(0.0, _sum(page, names.kv_usage))),

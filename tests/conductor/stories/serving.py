@@ -11,16 +11,17 @@ import json
 import random
 from collections.abc import Callable
 
+from mooncache.client.keys import KEY_BYTES
 from mooncache.conductor.core import outcome
-from mooncache.conductor.core.asks import POOL_OK, Ask, Decision, PoolAnswer, Settings
-from mooncache.conductor.core.cache_index import KEY_BYTES
+from mooncache.conductor.core.asks import POOL_OK, Decision, PoolAnswer, SchedulerSettings, SchedulingRequest
 from mooncache.conductor.core.hot_prefixes import HotPrefixes, Speed
 from mooncache.conductor.core.policy.types import FETCH, LOCAL, WAIT, PrefillCost, Rules
 from mooncache.conductor.core.prefill_learner import PrefillLearner
 from mooncache.conductor.core.rebalance import RoleKeeper
-from mooncache.conductor.core.registry import READY, InstanceInfo, Load
+from mooncache.conductor.core.registry import READY, InstanceInfo
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.state import native_index
+from mooncache.kvcache.instance_load import InstanceLoad
 from tests.conductor.support import chain
 from tests.stories import table
 
@@ -40,7 +41,7 @@ class Serving:
     """Each `do_` is a command."""
 
     def __init__(self) -> None:
-        settings = Settings(rules=Rules(holds=False), ttft_slo_s=TTFT_SLO_S, tbt_slo_s=TBT_SLO_S)
+        settings = SchedulerSettings(rules=Rules(holds=False), ttft_slo_s=TTFT_SLO_S, tbt_slo_s=TBT_SLO_S)
         self.core = Scheduler(settings, random.Random(1), native_index)
         self.core.models.of(MODEL).prefills[ENGINE] = PrefillLearner(
             PrefillCost(0.0, 1 / COMPUTED_TOKENS_PER_S, 0.0, 0.0)
@@ -162,7 +163,7 @@ class Serving:
     def _ask(self, name: str, prompt: str, tokens: int, **more: str) -> Decision:
         answer_s = in_seconds(more.pop("answer", "1s"))
         keys = self._keys(prompt, tokens)
-        ask = Ask(
+        ask = SchedulingRequest(
             name,
             MODEL,
             tokens,
@@ -194,7 +195,7 @@ class Serving:
         def tell(phase: str) -> Callable[[], object]:
             return lambda: self.core.update(decision.decision_id, phase, 0.0, 20, {}, self.now_s)
 
-        self._at(computed_s, lambda: self._hold(decision.computer, keys))
+        self._at(computed_s, lambda: self._hold(decision.prefiller, keys))
         if decision.prefill:
             self._at(computed_s, tell(outcome.PREFILLED))
         self._at(first_s, tell(outcome.FIRST_TOKEN))
@@ -224,7 +225,7 @@ class Serving:
 
     def _report(self) -> None:
         for instance in self.core.registry:
-            load = Load(running=self.core.assigned(instance))
+            load = InstanceLoad(running=self.core.assigned(instance))
             self.core.report(instance, READY, load, "", self.now_s)
         self._at(self.now_s + REPORT_S, self._report)
 
@@ -259,7 +260,7 @@ class Serving:
     def _said(self, decision: Decision) -> str:
         choice, request = decision.choice, decision.request
         if not choice.admitted:
-            doubt = f" ({request.comes_later:.0%} more if late)" if choice.waiting_s > 0 else ""
+            doubt = f" ({request.lateness:.0%} more if late)" if choice.waiting_s > 0 else ""
             why = {
                 "ttft": f"first token in {choice.ttft_s:.1f} s{doubt}, promised in {request.ttft_slo_s:g} s",
                 "tbt": f"a token in {choice.tbt_s * 1e3:.0f} ms, promised in {request.tbt_slo_s * 1e3:g} ms",

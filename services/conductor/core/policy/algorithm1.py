@@ -32,9 +32,9 @@ from mooncache.conductor.core.policy.types import (
     Choice,
     Floats,
     Ints,
+    PrefixSource,
     Request,
     Rules,
-    Source,
 )
 
 if TYPE_CHECKING:
@@ -52,26 +52,26 @@ class Algorithm1:
     def choose(self, request: Request, fleet: Fleet, rules: Rules, rng: random.Random) -> Choice:
         """See `Policy.choose`."""
         prefillers, decoders = candidates(request, fleet)
-        computers = prefillers if prefillers.any() else decoders
+        prefillers = prefillers if prefillers.any() else decoders
         source = best_source(request) if self._fetches else None
         prefix, fetch, ready_s = prefixes(request, fleet, source, rules.threshold)
         total_s = ready_s + fleet.queue_s + fleet.prefill_s(request.prompt_tokens, prefix)
-        scores, odd = cleaned(total_s, computers)
+        scores, odd = cleaned(total_s, prefillers)
         row = least(scores, rng)
         if row == NOBODY:
-            return replace(NO_INSTANCE, odd_rows=odd)
+            return replace(NO_INSTANCE, invalid_costs=odd)
         return paired(
             request, fleet, rules, rng, row, (prefix, fetch, ready_s), source, scores, odd, ready_s[row]
         )
 
 
-def best_source(request: Request) -> Source | None:
+def best_source(request: Request) -> PrefixSource | None:
     """Return the source of the longest prefix, of several the fastest."""
     return max(request.sources, key=lambda source: (source.tokens, source.tokens_per_s), default=None)
 
 
 def prefixes(
-    request: Request, fleet: Fleet, source: Source | None, threshold: float
+    request: Request, fleet: Fleet, source: PrefixSource | None, threshold: float
 ) -> tuple[Ints, Ints, Floats]:
     """Return for each row (prefix, tokens to fetch, seconds of fetching) by the threshold's rule."""
     have = held(request)
@@ -94,7 +94,7 @@ def paired(
     rng: random.Random,
     row: int,
     prefix_fetch_ready: tuple[Ints, Ints, Floats],
-    source: Source | None,
+    source: PrefixSource | None,
     scores: Floats,
     odd: int,
     added_s: float,
@@ -118,7 +118,7 @@ def paired(
         # Nobody can read what the row would compute: a decode instance does both.
         other = least(cleaned(tbt_s, decoders)[0], rng)
         if other == NOBODY:
-            return replace(NO_INSTANCE, odd_rows=odd + more)
+            return replace(NO_INSTANCE, invalid_costs=odd + more)
         added_s = float(prefix_fetch_ready[2][other])
         return paired(
             request, fleet, rules, rng, other, prefix_fetch_ready, source, scores, odd + more, added_s
@@ -142,7 +142,7 @@ def paired(
         tbt_s=float(tbt_s[decode]),
         scores=scores,
         decode_scores=measured,
-        odd_rows=odd + more,
+        invalid_costs=odd + more,
     )
     reason, retry_s = overload.judged(request, fleet, rules, choice)
     return replace(choice, admitted=False, reason=reason, retry_after_s=retry_s) if reason else choice

@@ -43,7 +43,7 @@ class Scored:
         scores, odd = cleaned(self.measure(request, fleet, rules, mask, rng), mask)
         row = least(scores, rng)
         if row == NOBODY:
-            return replace(NO_INSTANCE, odd_rows=odd)
+            return replace(NO_INSTANCE, invalid_costs=odd)
         nothing = np.zeros(len(fleet))
         way = held(request), nothing.astype(np.int64), nothing
         decode = self.measure_decode(request, fleet, rules)

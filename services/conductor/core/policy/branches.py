@@ -25,13 +25,13 @@ from mooncache.conductor.core.policy.types import (
     Floats,
     Ints,
     PrefillCost,
+    PrefixSource,
     Request,
     Rules,
-    Source,
 )
 
 
-class Way(NamedTuple):
+class PrefillOption(NamedTuple):
     """One way for one row to come by the prompt's KV, and what it costs; see `Choice` for the fields."""
 
     branch: str
@@ -81,12 +81,12 @@ def scores(request: Request, fleet: Fleet, rules: Rules, *, full: bool = True) -
     return found
 
 
-def _fastest(request: Request) -> Iterable[Source]:
+def _fastest(request: Request) -> Iterable[PrefixSource]:
     """Return of the sources with equally many tokens the fastest: it is the best one for all rows but itself.
 
     And that one needs none of them: it has the tokens.
     """
-    found: dict[int, Source] = {}
+    found: dict[int, PrefixSource] = {}
     for source in request.sources:
         known = found.get(source.tokens)
         if known is None or source.tokens_per_s > known.tokens_per_s:
@@ -164,7 +164,7 @@ def weights(fleet: Fleet, rules: Rules) -> Floats:
     return worth
 
 
-def ways(request: Request, fleet: Fleet, rules: Rules, row: int) -> list[Way]:
+def ways(request: Request, fleet: Fleet, rules: Rules, row: int) -> list[PrefillOption]:
     """Return all ways of one row, the local one first: what `scores` takes the least of, in full."""
     n, have, queue_s = request.prompt_tokens, int(request.local[row]), float(fleet.queue_s[row])
     weight = rules.work_weight + rules.queue_weight * float(fleet.queue_prompts[row])
@@ -172,11 +172,11 @@ def ways(request: Request, fleet: Fleet, rules: Rules, row: int) -> list[Way]:
 
     def way(
         branch: str, prefix: int, fetch: int, source: int, ready_s: float, awaited: Awaited | None
-    ) -> Way:
+    ) -> PrefillOption:
         compute_s = cost.seconds(n, prefix)
         total_s = max(queue_s, ready_s) + compute_s
         score_s = total_s + weight * compute_s
-        return Way(branch, prefix, fetch, source, ready_s, compute_s, total_s, score_s, awaited)
+        return PrefillOption(branch, prefix, fetch, source, ready_s, compute_s, total_s, score_s, awaited)
 
     found = [way(LOCAL, have, 0, NOBODY, 0.0, None)]
     reader = bool(fleet.pool[row]) and int(fleet.group[row]) == request.group
@@ -195,7 +195,7 @@ def ways(request: Request, fleet: Fleet, rules: Rules, row: int) -> list[Way]:
     return found
 
 
-def cheapest(found: list[Way]) -> Way:
+def cheapest(found: list[PrefillOption]) -> PrefillOption:
     """Return the cheapest way; equal costs prefer the earlier one (local, fetch, wait)."""
     return min(found, key=lambda way: way.score_s)
 
@@ -204,7 +204,9 @@ def _transfer_s(fleet: Fleet, row: int, tokens: int, rate: float) -> float:
     return float(fleet.fetch_latency_s[row] + tokens / min(float(fleet.fetch_tokens_per_s[row]), rate))
 
 
-def together(request: Request, fleet: Fleet, rules: Rules, scores_s: Floats, alone: Way) -> Way | None:
+def together(
+    request: Request, fleet: Fleet, rules: Rules, scores_s: Floats, alone: PrefillOption
+) -> PrefillOption | None:
     """Return the best way of computing the prompt as a chunked pipeline, None when none beats `alone`.
 
     scores_s: infinite for rows that are no candidates. Of every pipeline group the least busy instances are taken,
@@ -252,7 +254,7 @@ def _together_s(
     )
 
 
-def _pipelined(request: Request, fleet: Fleet, rules: Rules, members: tuple[int, ...]) -> Way:
+def _pipelined(request: Request, fleet: Fleet, rules: Rules, members: tuple[int, ...]) -> PrefillOption:
     n, first = request.prompt_tokens, members[0]
     queue_s = max(float(fleet.queue_s[row]) for row in members)
     # The slowest stage sets the pace.
@@ -260,7 +262,7 @@ def _pipelined(request: Request, fleet: Fleet, rules: Rules, members: tuple[int,
         *(max(float(column[row]) for row in members) for column in _costs(fleet)),
     )
     have = min(int(request.local[row]) for row in members)
-    source: Source | None = None
+    source: PrefixSource | None = None
     if bool(fleet.pool[first]) and int(fleet.group[first]) == request.group:
         longer = [s for s in request.sources if s.tokens > have]
         source = max(longer, key=lambda s: (s.tokens, s.tokens_per_s), default=None)
@@ -271,7 +273,7 @@ def _pipelined(request: Request, fleet: Fleet, rules: Rules, members: tuple[int,
     plan = pipeline.best(cost, n, prefix, len(members))
     total_s = max(queue_s, ready_s) + plan.seconds
     rows = np.array(members)
-    return Way(
+    return PrefillOption(
         FETCH if fetch else LOCAL,
         prefix,
         fetch,

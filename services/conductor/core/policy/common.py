@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from mooncache.conductor.core.policy.fleet import Fleet, Standing
+from mooncache.conductor.core.policy.fleet import Fleet, FleetSummary
 from mooncache.conductor.core.policy.types import NOBODY, Bools, Choice, Floats, Ints, Request, Rules
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _kept(request: Request, decoders: Bools) -> Bools:
     return only
 
 
-def cleaned(scores: Floats, mask: Bools, standing: Standing | None = None) -> tuple[Floats, int]:
+def cleaned(scores: Floats, mask: Bools, standing: FleetSummary | None = None) -> tuple[Floats, int]:
     """Return the scores with infinity outside the mask and for what is no number, and how many were none.
 
     standing: of the fleet that the mask is of; adding its column costs a fraction of looking at the mask.

@@ -1,7 +1,7 @@
 """The instances of one model at one moment, a column for each property and a row for each instance.
 
 Policies compute with whole columns: one formula for one instance and for a thousand. They never write to a
-column: `FleetBook.view` hands out its own arrays. Masks and costs that no request changes are in `Standing`, made
+column: `FleetBook.view` hands out its own arrays. Masks and costs that no request changes are in `FleetSummary`, made
 once and used by all decisions until an instance changes.
 """
 
@@ -23,12 +23,12 @@ ROLE_NAMES = {number: name for name, number in ROLES.items()}
 Even = Floats | float  # a column, or the one number that it holds in all rows: formulas are the same for both
 
 
-class Standing(NamedTuple):
+class FleetSummary(NamedTuple):
     """What follows from the columns that requests do not change.
 
     prefillers: who may compute prompts for others; decoders: who may generate; both: who has both roles. groups: of
     each passport group (its number, its rows, those of them that share the pool). prefill_a to d, fetch_latency_s,
-    decode_*: as the columns of `Fleet`. nothing: a column of zeros. computers: prefillers and decoders. away: for each
+    decode_*: as the columns of `Fleet`. nothing: a column of zeros. prefillers: prefillers and decoders. away: for each
     of these three masks a column of zeros, infinite outside of the mask. hands_over: some hand-over takes time.
     tails: some row computes the tail. all_share: all ready rows share one pool. *_least: the least limit that some
     row has, infinite when none has one.
@@ -36,7 +36,7 @@ class Standing(NamedTuple):
 
     prefillers: Bools
     decoders: Bools
-    computers: Bools
+    prefillers: Bools
     both: Bools
     away: tuple[tuple[Bools, Floats], ...]
     groups: tuple[tuple[int, Bools, Bools], ...]
@@ -59,7 +59,7 @@ class Standing(NamedTuple):
     kv_tokens_least: float
 
     @classmethod
-    def of(cls, fleet: Fleet) -> Standing:
+    def of(cls, fleet: Fleet) -> FleetSummary:
         """Return what follows from a fleet's columns."""
         role, ready = fleet.role, fleet.ready
         both: Bools = role == BOTH
@@ -70,14 +70,14 @@ class Standing(NamedTuple):
             members = fleet.group == group
             groups.append((group, members, members & fleet.pool))
         prefillers: Bools = ready & (role == PREFILL) & fleet.pool
-        computers: Bools = prefillers | decoders
+        prefillers: Bools = prefillers | decoders
         delays: Bools = here & ((fleet.handover_s != 0.0) | (fleet.handover_tokens_per_s != np.inf))
         return cls(
             prefillers=prefillers,
             decoders=decoders,
-            computers=computers,
+            prefillers=prefillers,
             both=both,
-            away=tuple((mask, np.where(mask, 0.0, np.inf)) for mask in (prefillers, decoders, computers)),
+            away=tuple((mask, np.where(mask, 0.0, np.inf)) for mask in (prefillers, decoders, prefillers)),
             groups=tuple(groups),
             prefill_a=_even(fleet.prefill_a, here),
             prefill_b=_even(fleet.prefill_b, here),
@@ -170,16 +170,16 @@ class Fleet:
     pipeline: Ints
     predict: Callable[[float], tuple[Floats, Floats]]
     generating_s: float = 0.0
-    known: Standing | None = field(default=None, init=False, repr=False, compare=False)
+    known: FleetSummary | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.role)
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> FleetSummary:
         """What follows from the columns that requests do not change."""
         if self.known is None:
-            self.known = Standing.of(self)
+            self.known = FleetSummary.of(self)
         return self.known
 
     def decode_at(self, after_s: float) -> tuple[Floats, Floats]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from mooncache.conductor.core.policy import branches, overload, placement
-from mooncache.conductor.core.policy.branches import Way
+from mooncache.conductor.core.policy.branches import PrefillOption
 from mooncache.conductor.core.policy.common import (
     NO_INSTANCE,
     QUIET,
@@ -37,7 +37,7 @@ class _Pair(NamedTuple):
 
     prefill: int
     decode: int
-    way: Way
+    way: PrefillOption
     placed: Placements
     handover_s: float
     end_s: float
@@ -57,9 +57,9 @@ class Mooncache:
         all_there = prefillers is standing.prefillers and decoders is standing.decoders
         if not (standing.can_generate if all_there else decoders.any()):
             return NO_INSTANCE
-        computers = standing.computers if all_there else prefillers | decoders
+        prefillers = standing.prefillers if all_there else prefillers | decoders
         priced = branches.scores(request, fleet, rules, full=False)
-        scores, odd = cleaned(priced.score_s, computers, standing)
+        scores, odd = cleaned(priced.score_s, prefillers, standing)
         alone, _ = cleaned(scores, prefillers, standing)
         pair = self._paired(request, fleet, rules, rng, alone, decoders)
         inline = self._inline(request, fleet, rules, rng, decoders, paired=pair is not None)
@@ -67,7 +67,7 @@ class Mooncache:
         if inline is not None and (pair is None or inline.end_s <= pair.end_s):
             best = inline
         if best is None:
-            return replace(NO_INSTANCE, odd_rows=odd)
+            return replace(NO_INSTANCE, invalid_costs=odd)
         decode_scores = (pair or best).decode_scores
         choice = _choice(
             fleet, best, scores, decode_scores, inline.decode_scores if inline is not None else None, odd
@@ -155,11 +155,11 @@ def _choice(
 ) -> Choice:
     """Return the pair as a choice, before admission."""
     way, row = pair.way, pair.decode
-    computer = pair.prefill if pair.prefill != NOBODY else row
+    prefiller = pair.prefill if pair.prefill != NOBODY else row
     wait_s = float(pair.placed.wait_s[row])
     queue_s = way.total_s - way.compute_s
     if way.branch != "wait":
-        queue_s = min(queue_s, float(fleet.queue_s[computer]))
+        queue_s = min(queue_s, float(fleet.queue_s[prefiller]))
     return Choice(
         admitted=True,
         reason=ADMITTED,
@@ -182,5 +182,5 @@ def _choice(
         scores=scores,
         decode_scores=decode_scores,
         inline_scores=inline_scores,
-        odd_rows=odd,
+        invalid_costs=odd,
     )

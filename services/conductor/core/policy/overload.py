@@ -8,12 +8,12 @@ ttft_tbt   Algorithm 1, line 23: the chosen pair would miss a promise
 baseline   the prefill load at arrival; the decode load only when the prompt is computed, whose work is wasted then
 early      both at arrival, the decode load as it is now: stale by the prefill's time, which makes load swing
 predicted  both at arrival, the decode load predicted for the end of this prefill, every answer lasting equally long
-ours       both at arrival for the chosen instances, with learnt answer lengths (they are in `Fleet.decode_at`) and
+learned    both at arrival for the chosen instances, with learnt answer lengths (they are in `Fleet.decode_at`) and
            what predictions of waiting were late by so far, priorities and fair shares; a promise that an idle
            instance could not keep either is no reason to refuse, unless the caller made it: waiting would not help
 
 When a prompt is computed, the paper's modes look at its decode instance again (`PAPERS`, the double check) and refuse
-it there. In `ours` the decode instance holds it back instead while steps would be longer than
+it there. With `learned` the decode instance holds it back instead while steps would be longer than
 promised (`holds`): the excess is little, its time was counted at arrival, and the prompt's work is not wasted.
 """
 
@@ -25,14 +25,14 @@ from mooncache.conductor.core.policy.common import clamp_retry, headroom
 from mooncache.conductor.core.policy.fleet import BOTH, DECODE, Fleet
 from mooncache.conductor.core.policy.types import Choice, Floats, Request, Rules
 
-MODES = ("none", "ttft_tbt", "baseline", "early", "predicted", "ours")
+MODES = ("none", "ttft_tbt", "baseline", "early", "predicted", "learned")
 PAPERS = ("ttft_tbt", "baseline", "early", "predicted")
 _SHARE_MAX = 4.0
 
 
 def holds(rules: Rules) -> bool:
     """Return whether decode instances hold newcomers while steps would be longer than promised."""
-    return rules.holds and rules.admission == "ours"
+    return rules.holds and rules.admission == "learned"
 
 
 def judged(request: Request, fleet: Fleet, rules: Rules, choice: Choice) -> tuple[str, float]:
@@ -43,8 +43,8 @@ def judged(request: Request, fleet: Fleet, rules: Rules, choice: Choice) -> tupl
     mode = rules.admission
     if mode == "none":
         return "", 0.0
-    if mode == "ours":
-        return _ours(request, fleet, rules, choice)
+    if mode == "learned":
+        return _learned(request, fleet, rules, choice)
     if mode not in MODES:
         raise ValueError(f"admission {mode!r} is not one of {', '.join(MODES)}")
     if choice.ttft_s > request.ttft_slo_s:
@@ -69,12 +69,12 @@ def decode_load(fleet: Fleet, sequences: Floats, kv_tokens: Floats, request: Req
     return float(np.mean(tbt_s[mask])) / request.tbt_slo_s
 
 
-def _ours(request: Request, fleet: Fleet, rules: Rules, choice: Choice) -> tuple[str, float]:
+def _learned(request: Request, fleet: Fleet, rules: Rules, choice: Choice) -> tuple[str, float]:
     factor = headroom(request.priority, rules) / min(_SHARE_MAX, max(1.0, request.tenant_share))
     ttft_limit_s = request.ttft_slo_s * factor
     waiting_s = choice.waiting_s
     # Nothing is later than predicted where nothing is waited for.
-    ttft_s = choice.ttft_s * (1 + request.comes_later) if waiting_s > 0 else choice.ttft_s
+    ttft_s = choice.ttft_s * (1 + request.lateness) if waiting_s > 0 else choice.ttft_s
     if not request.ttft_strict:
         ttft_limit_s = max(ttft_limit_s, rules.patience * max(0.0, choice.ttft_s - waiting_s))
     if ttft_s > ttft_limit_s and (waiting_s > 0 or request.ttft_strict):

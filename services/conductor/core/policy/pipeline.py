@@ -22,7 +22,7 @@ CHUNK_OVERHEAD_S = 0.004  # begin a chunk on a stage and pass its activations on
 CHUNKS_TOKENS = (1024, 2048, 4096, 8192, 16384)
 
 
-class Plan(NamedTuple):
+class PipelinePlan(NamedTuple):
     """How a prompt is computed together, and how long it takes."""
 
     stages: int
@@ -58,11 +58,11 @@ def seconds(cost: PrefillCost, n: int, p: int, stages: int, chunk_tokens: int) -
     return (total_s + (stages - 1) * (longest_s + stages * CHUNK_OVERHEAD_S)) / stages
 
 
-def best(cost: PrefillCost, n: int, p: int, stages: int) -> Plan:
+def best(cost: PrefillCost, n: int, p: int, stages: int) -> PipelinePlan:
     """Return the best chunk for so many stages."""
     if stages <= 1:
-        return Plan(1, n - p, cost.seconds(n, p))
+        return PipelinePlan(1, n - p, cost.seconds(n, p))
     return min(
-        (Plan(stages, chunk, seconds(cost, n, p, stages, chunk)) for chunk in CHUNKS_TOKENS),
+        (PipelinePlan(stages, chunk, seconds(cost, n, p, stages, chunk)) for chunk in CHUNKS_TOKENS),
         key=lambda plan: plan.seconds,
     )

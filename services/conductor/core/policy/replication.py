@@ -47,7 +47,7 @@ class Copy(NamedTuple):
     tokens: int
 
 
-class Demand:
+class PrefixDemand:
     """How often prefixes are used. Keys name a prefix; at most PREFIXES_MAX of them are remembered."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ def copies_wanted(prefix: Prefix, send_tokens_per_s: float, instances: int, now_
 
 
 def plan_replicas(
-    demand: Demand,
+    demand: PrefixDemand,
     holders: Mapping[int, Sequence[int]],
     fleet: Fleet,
     send_tokens_per_s: float,

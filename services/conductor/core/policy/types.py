@@ -62,7 +62,7 @@ class DecodeCost(NamedTuple):
         return self.base_s + self.per_sequence_s * sequences + self.per_token_s * kv_tokens
 
 
-class Source(NamedTuple):
+class PrefixSource(NamedTuple):
     """Where leading tokens of the prompt can be read from.
 
     row: the instance that holds them, NOBODY for the store nodes. tokens_per_s: what one more reader would get.
@@ -90,7 +90,7 @@ class Request:
     cacheable_tokens: tokens of complete blocks. local: leading tokens that each row of the fleet holds itself.
     group: passport group under which the keys were made. keep_decode: the row that already has the decode leg.
     ttft_strict and tbt_strict: the caller named the promise itself, so it is kept even on idle instances.
-    tenant_share: the tenant's recent uncached tokens over its fair share. comes_later: share by which first tokens
+    tenant_share: the tenant's recent uncached tokens over its fair share. lateness: share by which first tokens
     that wait may come later than predicted, as learnt. number: running number (round robin).
     affinity: numbers that name the prefix after 1, 2, 4, 8, ... blocks (DualMap).
     """
@@ -98,7 +98,7 @@ class Request:
     prompt_tokens: int
     local: Ints
     cacheable_tokens: int = 0
-    sources: tuple[Source, ...] = ()
+    sources: tuple[PrefixSource, ...] = ()
     awaited: tuple[Awaited, ...] = ()
     group: int = 0
     sequences: int = 1
@@ -112,7 +112,7 @@ class Request:
     keep_decode: int = NOBODY
     priority: int = 0
     tenant_share: float = 1.0
-    comes_later: float = 0.0
+    lateness: float = 0.0
     number: int = 0
     affinity: tuple[int, ...] = ()
 
@@ -127,7 +127,7 @@ class Rules:
     """Settings of all policies. They are the same for every scenario and cluster.
 
     admission: none, baseline (decode is looked at only when the prompt is computed), early (decode load now),
-    predicted (decode load when the prompt will be computed, every answer lasting equally long), ours.
+    predicted (decode load when the prompt will be computed, every answer lasting equally long), learned (with answer lengths as observed).
     threshold: Algorithm 1's balancing threshold. inline_tokens_max: what a decode instance may compute itself
     while prefill instances are there. work_weight: seconds of delay that one second of computing saved is worth,
     since the next requests queue for it, and queue_weight more for each prompt that queues already.
@@ -163,7 +163,7 @@ class Choice:
     from. members: rows of the pipeline that computes the prompt together, in order of the stages, empty for one
     instance alone. ready_s: when the prefix is there; queue_s: computing in front; compute_s: the prefill itself;
     ttft_s: all of it; wait_s: for a place in the decode batch. scores: what was compared, per row, infinite for
-    rows that were no candidates: for the prompt, for the answer, for both on one instance. odd_rows: how many costs
+    rows that were no candidates: for the prompt, for the answer, for both on one instance. invalid_costs: how many costs
     were no numbers.
     """
 
@@ -189,10 +189,10 @@ class Choice:
     scores: Floats | None = field(default=None, compare=False)
     decode_scores: Floats | None = field(default=None, compare=False)
     inline_scores: Floats | None = field(default=None, compare=False)
-    odd_rows: int = 0
+    invalid_costs: int = 0
 
     @property
-    def computer(self) -> int:
+    def prefiller_row(self) -> int:
         """The row that computes the prompt (the first of a pipeline)."""
         return self.prefill if self.prefill != NOBODY else self.decode
 

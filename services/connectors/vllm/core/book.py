@@ -15,9 +15,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mooncache.connectors.vllm.core.chain import Chain
+from mooncache.connectors.vllm.core.chain import KeyChain
 from mooncache.errors import InvalidArgument
-from mooncache.kvcache.params import Ask, Told
+from mooncache.kvcache.params import CacheReport, LegHint
 from mooncache.passport import Passport
 
 ANSWER_TTL_S = 1.0
@@ -45,7 +45,7 @@ class Matched:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class BlockTransfer:
     """`keys[shard]` are the packed keys of the engine's `blocks`; `traceparent` is the request's, if it has one."""
 
     name: str
@@ -58,10 +58,10 @@ class Transfer:
 class _Request:
     request_id: str
     prompt_tokens: int
-    ask: Ask
+    ask: LegHint
     told: bool
     why_uncached: str = ""
-    chain: Chain | None = None
+    chain: KeyChain | None = None
     asked: bool = False
     pending: bool = False
     known: bytearray = field(default_factory=bytearray)
@@ -108,13 +108,13 @@ class RequestBook:
     ) -> str:
         """A request came. Returns why it is not cached, "" when it is."""
         told = isinstance(params, dict) and "mooncache" in params
-        ask = Ask.from_params(params)
+        ask = LegHint.from_params(params)
         request = _Request(request_id, len(tokens), ask, told, why_uncached)
         if not self._enabled:
             request.why_uncached = "disabled"
         if not request.why_uncached:
             try:
-                request.chain = Chain.begin(
+                request.chain = KeyChain.begin(
                     self._passports,
                     tokens,
                     salt=salt,
@@ -155,14 +155,14 @@ class RequestBook:
         request = self._requests.get(request_id)
         return request is not None and request.loading is not None
 
-    def told(self, request_id: str) -> Told | None:
+    def told(self, request_id: str) -> CacheReport | None:
         """What to tell the gateway; None when it did not ask."""
         request = self._requests.get(request_id)
         if request is None or not request.told:
             return None
         asked = request.prompt_tokens // self._block_tokens * self._block_tokens if self._block_tokens else 0
         hit = request.local_tokens + request.loaded_tokens
-        return Told(
+        return CacheReport(
             asked_tokens=asked,
             hit_tokens=hit,
             local_tokens=request.local_tokens,
@@ -246,7 +246,7 @@ class RequestBook:
         """True while some request's blocks are on their way."""
         return any(request.loading is not None for request in self._requests.values())
 
-    def allocated(self, request_id: str, blocks: Sequence[int], tokens: int) -> Transfer | None:
+    def allocated(self, request_id: str, blocks: Sequence[int], tokens: int) -> BlockTransfer | None:
         """The engine gave the request blocks for `tokens` to load behind the local ones: what to load where."""
         request = self._requests.get(request_id)
         if request is None or request.chain is None or tokens <= 0:
@@ -255,7 +255,7 @@ class RequestBook:
         end = first + tokens // self._block_tokens
         request.loading = (first, end)
         request.answered_s = None  # after a preemption the pool is asked anew
-        return Transfer(request_id, request.chain.packed(first, end), tuple(blocks[first:end]))
+        return BlockTransfer(request_id, request.chain.packed(first, end), tuple(blocks[first:end]))
 
     def loaded(self, request_id: str, count: int, size_bytes: int, seconds: float) -> int:
         """The load ended with `count` leading blocks in place. Returns the number of blocks that did not come."""
@@ -300,7 +300,7 @@ class RequestBook:
 
     def plan_save(
         self, request_id: str, tokens: Sequence[int], computed: int, blocks: Sequence[int], blocks_max: int
-    ) -> Transfer | None:
+    ) -> BlockTransfer | None:
         """Which blocks to save after a step.
 
         Args:
@@ -343,7 +343,7 @@ class RequestBook:
             b"".join(chain.key(block, shard) for block in chosen) for shard in range(len(chain.shards))
         )
         request.saved_blocks += len(chosen)
-        return Transfer(name, keys, tuple(blocks[block] for block in chosen))
+        return BlockTransfer(name, keys, tuple(blocks[block] for block in chosen))
 
     def _holds(self, request: _Request, block: int, key: bytes) -> bool:
         """Whether the pool is believed to hold a block. What its answer to the request did not have was evicted, unless

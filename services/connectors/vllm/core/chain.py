@@ -11,9 +11,10 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from mooncache.client.keys import KEY_BYTES
 from mooncache.errors import InvalidArgument
 from mooncache.kvcache.keys import request_keys, salted
-from mooncache.passport import KEY_BYTES, Passport
+from mooncache.passport import Passport
 
 
 @dataclass(slots=True)
@@ -25,7 +26,7 @@ class _Shard:
 
 
 @dataclass(slots=True)
-class Chain:
+class KeyChain:
     """Keys of the complete blocks of `tokens`. Raises InvalidArgument for token ids that are none."""
 
     block_tokens: int
@@ -40,7 +41,7 @@ class Chain:
         salt: str = "",
         public_tokens: int = 0,
         public_salt: str = "",
-    ) -> Chain:
+    ) -> KeyChain:
         chain = cls(passports[0].block_tokens)
         tokens = words_of(tokens)
         for passport in passports:

@@ -1,0 +1,50 @@
+"""The native index of blocks and their holders, as master and conductor use it, and the records that it takes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import numpy as np
+
+from mooncache.client.keys import KEY_BYTES
+
+ADD, REMOVE = 1, 2
+TIER_DRAM = 1
+BLOCK_RECORD: Final = struct.Struct("<BBBBIQQ32s")
+"""kind, tier, two reserved bytes, flags, tenant id, bytes, key; see native/src/store/event_log.h."""
+_HEAD: Final = struct.Struct("<BBBBIQQ")
+
+
+class BlockIndex(Protocol):
+    """`mooncache._native.BlockIndex`, for cores that do not load native code. Holders are numbers of the caller's."""
+
+    def apply(self, holder: int, records: bytes) -> object: ...
+    def begin_full(self, holder: int) -> object: ...
+    def end_full(self, holder: int) -> int: ...
+    def drop_holder(self, holder: int) -> int: ...
+    def locate(self, tenant_id: int, keys: bytes) -> bytes: ...
+    def match(self, tenant_id: int, keys: bytes) -> Sequence[tuple[int, int]]: ...
+    def present(self, tenant_id: int, keys: bytes) -> bytes: ...
+    def tenant_usage(self) -> dict[int, tuple[int, int]]: ...
+    def holder_usage(self) -> dict[int, tuple[int, int]]: ...
+    def stats(self) -> dict[str, int]: ...
+
+
+def native_index() -> BlockIndex:
+    """An empty native index."""
+    from mooncache import _native
+
+    index: BlockIndex = _native.BlockIndex()
+    return index
+
+
+def block_records(keys: bytes, *, remove: bool = False, tenant_id: int = 0, size_bytes: int = 1) -> bytes:
+    """Packed records of one kind, made without a loop over the keys."""
+    count = len(keys) // KEY_BYTES
+    head = _HEAD.pack(REMOVE if remove else ADD, TIER_DRAM, 0, 0, 0, tenant_id, size_bytes)
+    packed = np.empty((count, BLOCK_RECORD.size), dtype=np.uint8)
+    packed[:, : _HEAD.size] = np.frombuffer(head, dtype=np.uint8)
+    packed[:, _HEAD.size :] = np.frombuffer(keys, dtype=np.uint8).reshape(count, KEY_BYTES)
+    return packed.tobytes()
