@@ -9,8 +9,9 @@ import re
 import sys
 from pathlib import Path
 
-from mooncache import config, errors, logs
+from mooncache import config, errors
 from mooncache.config import schema
+from mooncache.runtime import logs
 
 DOCS = Path(__file__).parent.parent / "docs"
 MADE = "<!-- Made by scripts/gen_docs.py. Change the code, then run `make docs`. -->"
@@ -90,7 +91,7 @@ def events_page() -> str:
     source = Path(logs.__file__).read_text(encoding="utf-8")
     found = re.findall(r'^    [A-Z_]+ = "([a-z_.]+)"  # (?:noqa: \S+\s+)?(.+)$', source, re.MULTILINE)
     if len(found) != len(logs.Event):
-        raise SystemExit("an event in services/logs.py has no comment that says when it is written")
+        raise SystemExit("an event in services/runtime/logs.py has no comment that says when it is written")
     lines += table(("event", "when"), [(f"`{value}`", meaning) for value, meaning in found])
     return "\n".join(lines) + "\n"
 

@@ -9,9 +9,9 @@ import random
 from pathlib import Path
 
 from mooncache.simulate import SimOptions, paper_cluster, simulate
-from mooncache.simulate.life import BRANCHES
 from mooncache.simulate.report import figures, plots
 from mooncache.simulate.report.summary import summarise
+from mooncache.simulate.sim_request import BRANCHES
 from mooncache.traces import GenerateOptions, generate
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "images"

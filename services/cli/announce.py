@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mooncache.cli.output import console, human_bytes, print_table
 from mooncache.client.results import NodeView
 from mooncache.cluster.embedded import DEMO_TENANT, EmbeddedCluster
+from mooncache.reporting.output import console, human_bytes, print_table
 
 _PROMPT = "Tell me about the moon."
 _ANSWER_TOKENS = 32

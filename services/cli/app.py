@@ -12,7 +12,12 @@ from cyclopts import App, CycloptsError, Group
 from mooncache.cli import cluster, data, instances, local, services, tls, top, topology, trace
 from mooncache.cli import up as up_and_down
 from mooncache.cli.doctor import doctor
-from mooncache.cli.output import (
+from mooncache.cli.plan import plan
+from mooncache.cli.reproduce import reproduce
+from mooncache.cli.simulate import simulate
+from mooncache.cli.why import why
+from mooncache.errors import MooncacheError
+from mooncache.reporting.output import (
     EXIT_DEFECT,
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -21,11 +26,6 @@ from mooncache.cli.output import (
     print_json,
     report_error,
 )
-from mooncache.cli.plan import plan
-from mooncache.cli.reproduce import reproduce
-from mooncache.cli.simulate import simulate
-from mooncache.cli.why import why
-from mooncache.errors import MooncacheError
 
 RUN = Group("Run", sort_key=1)
 BLOCKS = Group("Blocks", sort_key=2)

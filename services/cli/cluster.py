@@ -10,7 +10,8 @@ from cyclopts import Parameter
 
 from mooncache.cli.common import HERE, AsJson, Where
 from mooncache.cli.conductor_view import conductor_lines
-from mooncache.cli.output import (
+from mooncache.client.results import told_tier_name
+from mooncache.reporting.output import (
     EXIT_MISS,
     EXIT_OK,
     console,
@@ -20,7 +21,6 @@ from mooncache.cli.output import (
     print_json,
     print_table,
 )
-from mooncache.client.results import told_tier_name
 from mooncache.topology import machine
 from mooncache.topology.core import choose
 
@@ -336,9 +336,9 @@ def drain(
 
 async def _follow(link: Any, task_id: str, deadline_s: float, *, quiet: bool) -> Any:
     """Poll a task until it is over or the time is; a task that outlives the time limit goes on at the master."""
-    from mooncache.clock import SystemClock
     from mooncache.errors import DeadlineExceeded
     from mooncache.proto.v1 import master_pb2
+    from mooncache.runtime.clock import SystemClock
 
     clock = SystemClock()
     with console.status("draining…") if not quiet else _Silent() as shown:

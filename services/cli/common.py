@@ -67,7 +67,7 @@ class Where:
         """Run `work(link)` with a line to the master and close it."""
         from mooncache.client.master_link import MasterLink
         from mooncache.client.options import ClientOptions
-        from mooncache.clock import SystemClock
+        from mooncache.runtime.clock import SystemClock
 
         options = ClientOptions.gather(**self.settings())
 
@@ -103,11 +103,11 @@ class Where:
         Raises:
             ConfigInvalid: nobody said where the conductor is.
         """
-        from mooncache.channel import GrpcChannel
         from mooncache.client.options import ClientOptions
         from mooncache.errors import ConductorUnavailable, ConfigInvalid
-        from mooncache.rpc import CONDUCTOR_SERVICE
-        from mooncache.tls import channel_credentials
+        from mooncache.runtime.grpc_channel import GrpcChannel
+        from mooncache.runtime.rpc import CONDUCTOR_SERVICE
+        from mooncache.runtime.tls import channel_credentials
 
         target = self.conductor_target()
         if not target:

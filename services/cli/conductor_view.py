@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mooncache.cli.output import human_bytes
+from mooncache.reporting.output import human_bytes
 
 
 def conductor_row(answer: Any) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from mooncache.cli.common import HERE, AsJson, Where
-from mooncache.cli.output import (
+from mooncache.errors import InvalidArgument
+from mooncache.reporting.output import (
     EXIT_MISS,
     EXIT_OK,
     console,
@@ -20,7 +21,6 @@ from mooncache.cli.output import (
     print_json,
     print_table,
 )
-from mooncache.errors import InvalidArgument
 
 MAX_VALUE_BYTES = 1 << 30
 _HEX_KEY = re.compile(r"0x[0-9a-fA-F]{64}")

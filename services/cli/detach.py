@@ -16,9 +16,9 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from mooncache.cli.output import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_OK, console, print_json
 from mooncache.cli.up import LOOK_S, Stop, watch
 from mooncache.errors import Cancelled, Internal, MooncacheError, error_for
+from mooncache.reporting.output import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_OK, console, print_json
 
 if TYPE_CHECKING:
     from mooncache.cluster.embedded import ClusterSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mooncache.cli.output import EXIT_MISS, EXIT_OK, console, print_json
+from mooncache.reporting.output import EXIT_MISS, EXIT_OK, console, print_json
 from mooncache.topology.core.findings import Finding, Grade
 
 _SIGNS: dict[Grade, str] = {"ok": "[green]✓[/]", "warn": "[yellow]![/]", "bad": "[red]✗[/]"}

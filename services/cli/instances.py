@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from mooncache.cli.common import HERE, AsJson, Where
-from mooncache.cli.output import EXIT_OK, console, print_json
 from mooncache.errors import InvalidArgument
+from mooncache.reporting.output import EXIT_OK, console, print_json
 
 ROLES = {1: "prefill", 2: "decode", 3: "both"}
 STATES = {1: "starting", 2: "ready", 3: "draining", 4: "suspect"}

@@ -9,8 +9,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from mooncache.cli.common import AsJson
-from mooncache.cli.output import EXIT_OK, console, print_json, print_table
 from mooncache.errors import InvalidArgument
+from mooncache.reporting.output import EXIT_OK, console, print_json, print_table
 
 
 def version(*, json: AsJson = False) -> int:

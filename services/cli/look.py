@@ -20,12 +20,12 @@ from mooncache.cli.instances import instance_row
 from mooncache.client.master_link import MasterLink
 from mooncache.client.options import ClientOptions
 from mooncache.client.state_dir import ClusterFile, PartView, read_cluster_file
-from mooncache.clock import SystemClock
 from mooncache.cluster.http_get import http_get
 from mooncache.cluster.watch import reason_of
 from mooncache.config import load
 from mooncache.errors import MooncacheError
 from mooncache.proto.v1 import conductor_pb2, master_pb2
+from mooncache.runtime.clock import SystemClock
 
 
 @dataclass

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter
 
 from mooncache.cli.common import AsJson
-from mooncache.cli.output import (
+from mooncache.errors import InvalidArgument, PlanInvalid, ProfileInvalid, TraceInvalid
+from mooncache.reporting.output import (
     EXIT_OK,
     EXIT_USAGE,
     check_writable,
@@ -17,8 +18,7 @@ from mooncache.cli.output import (
     print_table,
     report_error,
 )
-from mooncache.cli.workload import PUBLIC_FORMAT, TraceFormat, need_packages, progress
-from mooncache.errors import InvalidArgument, PlanInvalid, ProfileInvalid, TraceInvalid
+from mooncache.reporting.workload import PUBLIC_FORMAT, TraceFormat, need_packages, progress
 
 if TYPE_CHECKING:
     from mooncache.plan.answer import PlanReport

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from mooncache.cli.output import (
+from mooncache.errors import InvalidArgument, ScenarioUnknown, TraceInvalid, TraceTooLarge
+from mooncache.reporting.output import (
     EXIT_MISS,
     EXIT_OK,
     EXIT_USAGE,
@@ -21,8 +22,7 @@ from mooncache.cli.output import (
     print_table,
     report_error,
 )
-from mooncache.cli.workload import need_packages, progress
-from mooncache.errors import InvalidArgument, ScenarioUnknown, TraceInvalid, TraceTooLarge
+from mooncache.reporting.workload import need_packages, progress
 
 if TYPE_CHECKING:
     from mooncache.reproduce.lab import Lab, Progress

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from mooncache.cli.output import (
+from mooncache.config.small_files import nearest
+from mooncache.errors import InvalidArgument, MooncacheError
+from mooncache.reporting.output import (
     EXIT_OK,
     EXIT_USAGE,
     check_writable,
@@ -17,9 +19,7 @@ from mooncache.cli.output import (
     print_json,
     report_error,
 )
-from mooncache.cli.workload import PUBLIC_FORMAT, TraceFormat, need_packages, progress
-from mooncache.errors import InvalidArgument, MooncacheError
-from mooncache.small_files import nearest
+from mooncache.reporting.workload import PUBLIC_FORMAT, TraceFormat, need_packages, progress
 
 if TYPE_CHECKING:
     from mooncache.simulate import ClusterSpec, Result
@@ -313,10 +313,10 @@ def _deliver(
     html: Path | None,
     trace: Path | None,
 ) -> None:
-    from mooncache.simulate.life import BRANCHES
     from mooncache.simulate.report import tables
     from mooncache.simulate.report.document import document
     from mooncache.simulate.report.summary import summarise
+    from mooncache.simulate.sim_request import BRANCHES
 
     summaries = [summarise(result, BRANCHES) for result in results]
     about = {

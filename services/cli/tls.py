@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from mooncache.cli.common import AsJson
-from mooncache.cli.output import EXIT_OK, console, print_json
+from mooncache.reporting.output import EXIT_OK, console, print_json
 
 
 def init(
@@ -26,7 +26,7 @@ def init(
 
         mooncache tls init 10.0.0.5 10.0.0.6 10.0.0.7
     """
-    from mooncache.certificates import make_certificates
+    from mooncache.runtime.certificates import make_certificates
 
     made = make_certificates(folder.expanduser(), hosts, days=days)
     if json:

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from mooncache.cli.common import HERE, AsJson, Where
-from mooncache.cli.output import EXIT_OK, console, print_json
 from mooncache.errors import InvalidArgument
+from mooncache.reporting.output import EXIT_OK, console, print_json
 
 WINDOW = 10
 """Looks that rates are taken over."""

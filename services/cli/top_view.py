@@ -13,7 +13,7 @@ from mooncache.cli.cluster import status_document
 from mooncache.cli.conductor_view import conductor_lines
 from mooncache.cli.core.activity import gateway_activity, instance_activity, node_activity
 from mooncache.cli.look import Look, part_problems
-from mooncache.cli.output import human_age, human_bytes
+from mooncache.reporting.output import human_age, human_bytes
 
 _WIDE, _BAR_CELLS, _BAR_CELLS_NARROW = 104, 12, 4
 _HIGH, _FULL = 0.7, 0.9

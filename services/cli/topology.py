@@ -14,9 +14,9 @@ from rich.tree import Tree
 
 from mooncache.cli.common import AsJson
 from mooncache.cli.findings import report, show
-from mooncache.cli.output import EXIT_OK, console, print_json
+from mooncache.config.small_files import read_small
 from mooncache.errors import InvalidArgument
-from mooncache.small_files import read_small
+from mooncache.reporting.output import EXIT_OK, console, print_json
 from mooncache.topology import machine
 from mooncache.topology.core import choose, findings
 from mooncache.topology.core.distance import Distance, between

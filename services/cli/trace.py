@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from mooncache.cli.output import EXIT_OK, console, human_age, print_json
-from mooncache.cli.workload import PUBLIC_FORMAT, TraceFormat, need_packages
 from mooncache.errors import InvalidArgument
+from mooncache.reporting.output import EXIT_OK, console, human_age, print_json
+from mooncache.reporting.workload import PUBLIC_FORMAT, TraceFormat, need_packages
 
 if TYPE_CHECKING:
     from mooncache.traces.stats import TraceStats

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter
 
 from mooncache.cli.common import AsJson
-from mooncache.cli.output import (
+from mooncache.errors import Cancelled, InvalidArgument
+from mooncache.reporting.output import (
     EXIT_INTERRUPTED,
     EXIT_MISS,
     EXIT_OK,
@@ -24,7 +25,6 @@ from mooncache.cli.output import (
     error_console,
     print_json,
 )
-from mooncache.errors import Cancelled, InvalidArgument
 
 if TYPE_CHECKING:
     from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from mooncache.cli.common import HERE, AsJson, Where
-from mooncache.cli.output import EXIT_OK, console, print_json, print_table
+from mooncache.reporting.output import EXIT_OK, console, print_json, print_table
 
 _REASONS = {
     "never_seen": "never seen: these tokens were not computed before, as far as the conductor remembers",

@@ -14,7 +14,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from mooncache.errors import DeadlineExceeded
-from mooncache.forks import leave_to_parent
+from mooncache.runtime.forks import leave_to_parent
 
 T = TypeVar("T")
 _SLACK_S = 5.0

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from mooncache import tls
-from mooncache.channel import GrpcChannel
 from mooncache.config import Config
 from mooncache.errors import ConductorUnavailable
-from mooncache.rpc import CONDUCTOR_SERVICE
+from mooncache.runtime import tls
+from mooncache.runtime.grpc_channel import GrpcChannel
+from mooncache.runtime.rpc import CONDUCTOR_SERVICE
 
 
 class ConductorLink:

@@ -11,8 +11,8 @@ from mooncache.client.map_keeper import MapKeeper
 from mooncache.client.master_link import MasterLink
 from mooncache.client.options import ClientOptions
 from mooncache.client.results import ClusterView
-from mooncache.clock import SystemClock
 from mooncache.proto.v1 import master_pb2
+from mooncache.runtime.clock import SystemClock
 
 _LOCATE_ATTEMPT_S = 1.0
 

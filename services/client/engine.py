@@ -23,7 +23,7 @@ from mooncache.client.locator import Locate, Locator
 from mooncache.client.native_call import call_native
 from mooncache.client.registered import RegisteredBuffer
 from mooncache.errors import Closed, InvalidArgument
-from mooncache.logs import Event, get_logger
+from mooncache.runtime.logs import Event, get_logger
 
 _log = get_logger(__name__)
 MAX_BATCH = 65_536

@@ -15,7 +15,7 @@ from typing import Any
 from mooncache.client.device import DeviceStaging, DeviceView, Parts, in_device, parts_of
 from mooncache.client.native_call import call_native
 from mooncache.errors import DeadlineExceeded, TransportUnavailable
-from mooncache.logs import Event, get_logger
+from mooncache.runtime.logs import Event, get_logger
 
 _log = get_logger(__name__)
 

@@ -17,10 +17,10 @@ from mooncache.client.backoff import Backoff
 from mooncache.client.master_link import MasterLink
 from mooncache.client.results import ClusterView, NodeView, told_tier_name
 from mooncache.client.terms import PATIENCE_S, Terms
-from mooncache.clock import Clock
 from mooncache.errors import MooncacheError, NotLeader
-from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import common_pb2, master_pb2
+from mooncache.runtime.clock import Clock
+from mooncache.runtime.logs import Event, get_logger
 
 WAIT_S = 10.0
 CARRY_S = 15.0

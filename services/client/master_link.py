@@ -11,9 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mooncache.channel import Channel
 from mooncache.client.backoff import Backoff
-from mooncache.clock import Clock
 from mooncache.errors import (
     ConnectionLost,
     DeadlineExceeded,
@@ -23,6 +21,8 @@ from mooncache.errors import (
     NodeUnavailable,
     NotLeader,
 )
+from mooncache.runtime.channel import Channel
+from mooncache.runtime.clock import Clock
 
 MAX_TARGETS = 16
 _MIN_ATTEMPT_S = 0.05

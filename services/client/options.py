@@ -167,15 +167,15 @@ class ClientOptions:
 
     @cached_property
     def _channel_credentials(self) -> Any:
-        from mooncache.tls import channel_credentials
+        from mooncache.runtime.tls import channel_credentials
 
         return channel_credentials(self.tls)
 
     def master_channel(self, target: str) -> Any:
         """A control channel to one master target."""
-        from mooncache.channel import GrpcChannel
         from mooncache.errors import MasterUnavailable
-        from mooncache.rpc import MASTER_SERVICE
+        from mooncache.runtime.grpc_channel import GrpcChannel
+        from mooncache.runtime.rpc import MASTER_SERVICE
 
         return GrpcChannel(
             target,

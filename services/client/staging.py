@@ -19,7 +19,7 @@ from typing import Any
 from mooncache import _native
 from mooncache.client.native_call import call_native
 from mooncache.errors import BackPressure
-from mooncache.logs import Event, get_logger
+from mooncache.runtime.logs import Event, get_logger
 
 _log = get_logger(__name__)
 SLOT_BYTES = 32 << 20

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from mooncache.errors import ConfigInvalid
-from mooncache.ports import bind_free
+from mooncache.runtime.ports import bind_free
 
 
 class PortPicker:

@@ -2,7 +2,7 @@
 
 A part that ends is started again at the same address, after a pause that grows while it keeps ending; one that has
 stopped answering is killed first. A part that keeps ending is given up, and everything else goes on. The rules are
-those of `mooncache.supervision`, by which a worker treats its engine.
+those of `mooncache.runtime.supervision`, by which a worker treats its engine.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from mooncache.clock import Clock, SystemClock
 from mooncache.cluster.processes import Part, describe_exit
-from mooncache.log_files import trim
-from mooncache.supervision import GIVEN_UP, READY, STARTING, RestartPolicy, Supervision
+from mooncache.runtime.clock import Clock, SystemClock
+from mooncache.runtime.log_files import trim
+from mooncache.runtime.supervision import GIVEN_UP, READY, STARTING, RestartPolicy, Supervision
 
 POLL_S: Final = 0.1
 PROBE_S: Final = 0.5

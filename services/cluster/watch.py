@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from mooncache.auth import load_cluster_token
-from mooncache.channel import GrpcChannel
 from mooncache.client.map_keeper import view_of_map
 from mooncache.client.master_link import MasterLink
 from mooncache.client.options import ClientOptions
 from mooncache.client.results import NodeView
-from mooncache.clock import SystemClock
 from mooncache.cluster.http_get import http_get
 from mooncache.cluster.layout import ClusterLayout, is_worker
 from mooncache.cluster.processes import Part, describe_exit, last_words
@@ -35,8 +33,10 @@ from mooncache.errors import (
     MooncacheError,
 )
 from mooncache.proto.v1 import conductor_pb2, master_pb2, worker_pb2
-from mooncache.rpc import CONDUCTOR_SERVICE, WORKER_SERVICE
-from mooncache.tls import channel_credentials
+from mooncache.runtime.clock import SystemClock
+from mooncache.runtime.grpc_channel import GrpcChannel
+from mooncache.runtime.rpc import CONDUCTOR_SERVICE, WORKER_SERVICE
+from mooncache.runtime.tls import channel_credentials
 
 ENGINE_POLL_S = 0.5
 _CALL_S = 1.0

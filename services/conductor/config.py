@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mooncache.conductor.core.asks import SchedulerSettings
+from mooncache.conductor.core.decisions import SchedulerSettings
 from mooncache.conductor.core.policy.types import Rules
 from mooncache.config import ConductorSection
 

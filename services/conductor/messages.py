@@ -18,7 +18,7 @@ from mooncache.conductor.config import (
     TEXT_CHARS_MAX,
 )
 from mooncache.conductor.core import outcome
-from mooncache.conductor.core.asks import SchedulingRequest
+from mooncache.conductor.core.decisions import SchedulingRequest
 from mooncache.conductor.core.gateways import GatewayInfo
 from mooncache.conductor.core.records import DETAIL_CHARS_MAX, DETAIL_DEPTH_MAX
 from mooncache.conductor.core.registry import DRAINING, READY, STARTING, SUSPECT, Instance, InstanceInfo

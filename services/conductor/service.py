@@ -14,9 +14,9 @@ from mooncache.conductor.shell.copies import Copies
 from mooncache.conductor.shell.pool import PoolLookup
 from mooncache.conductor.state import ConductorState
 from mooncache.config import Config
-from mooncache.duties import Duty
-from mooncache.rpc import RpcTable
-from mooncache.service import Service, run_service
+from mooncache.runtime.duties import Duty
+from mooncache.runtime.rpc import RpcTable
+from mooncache.runtime.service import Service, run_service
 
 
 class ConductorService(Service):

@@ -12,9 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mooncache.clock import Clock
 from mooncache.conductor.config import JOB_BYTES_MAX, JOBS_MAX, settings_of
-from mooncache.conductor.core.asks import Decision, PoolAnswer, SchedulingRequest
+from mooncache.conductor.core.decisions import Decision, PoolAnswer, SchedulingRequest
 from mooncache.conductor.core.gateways import Gateways
 from mooncache.conductor.core.hot_prefixes import HotPrefixes
 from mooncache.conductor.core.rebalance import RoleKeeper
@@ -26,7 +25,8 @@ from mooncache.conductor.shell.instruments import ConductorMetrics
 from mooncache.conductor.shell.pool import PoolLookup
 from mooncache.config import Config
 from mooncache.kvcache.block_index import BlockIndex, native_index
-from mooncache.metrics import Metrics
+from mooncache.runtime.clock import Clock
+from mooncache.runtime.metrics import Metrics
 
 
 @dataclass(slots=True)

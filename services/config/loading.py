@@ -16,8 +16,8 @@ from pydantic.fields import FieldInfo
 
 from mooncache.config.base import Section
 from mooncache.config.schema import Config
+from mooncache.config.small_files import nearest, read_toml
 from mooncache.errors import ConfigInvalid
-from mooncache.small_files import nearest, read_toml
 
 ENV_PREFIX: Final = "MOONCACHE_"
 ENV_CONFIG: Final = "MOONCACHE_CONFIG"

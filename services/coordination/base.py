@@ -11,8 +11,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from mooncache.clock import Clock
 from mooncache.config import Config
+from mooncache.runtime.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ import fcntl
 import os
 from pathlib import Path
 
-from mooncache.clock import Clock
 from mooncache.coordination.base import Leadership, MasterRecord
 from mooncache.errors import Closed, ConfigInvalid
+from mooncache.runtime.clock import Clock
 
 _TERM_TEXT_MAX = 32
 

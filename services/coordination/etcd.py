@@ -21,14 +21,14 @@ import json
 import math
 from typing import Any, Final
 
-from mooncache import tls as tls_files
-from mooncache.clock import Clock
 from mooncache.config import CoordinationSection, TlsSection
 from mooncache.coordination.base import Leadership, MasterRecord
 from mooncache.coordination.etcd_api import EtcdApi, prefix_end
 from mooncache.errors import Closed, MasterUnavailable, MooncacheError
-from mooncache.logs import Event, get_logger
 from mooncache.proto.etcd import etcd_pb2 as pb
+from mooncache.runtime import tls as tls_files
+from mooncache.runtime.clock import Clock
+from mooncache.runtime.logs import Event, get_logger
 
 MASTERS_MAX: Final = 64
 _MARGIN: Final = 0.1  # share of the lease given up for clock drift and late wake-ups

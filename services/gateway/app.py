@@ -5,7 +5,6 @@ from __future__ import annotations
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from mooncache.bind import is_loopback
 from mooncache.gateway.endpoints import (
     chat_completions,
     completions,
@@ -19,6 +18,7 @@ from mooncache.gateway.endpoints import (
 )
 from mooncache.gateway.shell.endpoint import READ_METHODS, Endpoint
 from mooncache.gateway.state import GatewayState
+from mooncache.runtime.bind import is_loopback
 
 _POST = ("POST",)
 _ANY = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mooncache.metrics import LATENCY_BUCKETS_S, Metrics
+from mooncache.runtime.metrics import LATENCY_BUCKETS_S, Metrics
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 

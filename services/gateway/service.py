@@ -18,7 +18,6 @@ import uvicorn
 from mooncache.auth import engine_key
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.config import Config
-from mooncache.duties import Duty
 from mooncache.errors import ConfigInvalid
 from mooncache.gateway.app import build_app
 from mooncache.gateway.background import reload_keys, watch_instances
@@ -31,13 +30,14 @@ from mooncache.gateway.shell.engines import Engines
 from mooncache.gateway.shell.http_protocol import GuardedProtocol
 from mooncache.gateway.shell.keyring import Keyring
 from mooncache.gateway.shell.preparing import Preparing
-from mooncache.gateway.shell.readers import Tokenizers
+from mooncache.gateway.shell.tokenizers import Tokenizers
 from mooncache.gateway.state import GatewayState
-from mooncache.grpc_server import address
-from mooncache.logs import Event, get_logger
-from mooncache.rpc import RpcTable
-from mooncache.service import Service, run_service
-from mooncache.tls import http_client_context
+from mooncache.runtime.duties import Duty
+from mooncache.runtime.grpc_server import address
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.rpc import RpcTable
+from mooncache.runtime.service import Service, run_service
+from mooncache.runtime.tls import http_client_context
 
 _KEEP_ALIVE_S = 75
 _EVERYWHERE = ("0.0.0.0", "::", "[::]", "")  # noqa: S104  (compared with, not bound to)
@@ -125,7 +125,7 @@ class GatewayService(Service):
                 cache_bytes=gateway.tokenizer_cache_bytes // 2 // gateway.body_processes,
             ),
             bodies=Budget(gateway.open_body_bytes_max, gateway.tenant_body_bytes_max),
-            readers=Tokenizers(
+            tokenizers=Tokenizers(
                 self.token,
                 self.clock,
                 stats,
@@ -221,7 +221,7 @@ class GatewayService(Service):
             await self._state.engines.close()
             await self._state.conductor.close()
             await self._state.preparing.close()
-            self._state.readers.close()
+            self._state.tokenizers.close()
             if self._state.capture is not None:
                 await asyncio.to_thread(self._state.capture.close)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mooncache.auth import Token
-from mooncache.clock import Clock
 from mooncache.config import Config
 from mooncache.gateway.core.bodies import Budget
 from mooncache.gateway.core.fleet import FleetView
@@ -17,14 +16,15 @@ from mooncache.gateway.core.rate_limit import RateLimiter
 from mooncache.gateway.metrics import GatewayMetrics
 from mooncache.gateway.shell.alarms import Alarms
 from mooncache.gateway.shell.keyring import Keyring
-from mooncache.metrics import Metrics
+from mooncache.runtime.clock import Clock
+from mooncache.runtime.metrics import Metrics
 
 if TYPE_CHECKING:
     from mooncache.gateway.shell.capture import Capture
     from mooncache.gateway.shell.conductor import Conductor
     from mooncache.gateway.shell.engines import Engines
     from mooncache.gateway.shell.preparing import Preparing
-    from mooncache.gateway.shell.readers import Tokenizers
+    from mooncache.gateway.shell.tokenizers import Tokenizers
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class GatewayState:
     keyring: Keyring
     conductor: Conductor
     engines: Engines
-    readers: Tokenizers
+    tokenizers: Tokenizers
     preparing: Preparing
     bodies: Budget
     capture: Capture | None = None

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from mooncache import tracing
 from mooncache.errors import Overloaded
 from mooncache.hf_engine.attention import TokenSpan
 from mooncache.hf_engine.core.blocks import BlockPool
@@ -26,10 +25,11 @@ from mooncache.hf_engine.metrics import HfMetrics
 from mooncache.hf_engine.model_runner import ModelRunner
 from mooncache.hf_engine.sampling import Chosen, choose
 from mooncache.kvcache.engine_pool import EnginePool
+from mooncache.kvcache.leg_hint import CacheReport
 from mooncache.kvcache.lookup import ABSENT, FOUND, LookupRequest
 from mooncache.kvcache.mover import CANCELLED, LoadReport, SaveReport, TransferJob
-from mooncache.kvcache.params import CacheReport
-from mooncache.logs import Event, get_logger
+from mooncache.runtime import tracing
+from mooncache.runtime.logs import Event, get_logger
 
 _IDLE_S = 0.1
 _JOIN_S = 30.0

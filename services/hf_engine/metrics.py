@@ -19,7 +19,7 @@ mooncache_hf_kv_blocks_pinned                gauge      blocks held by saves und
 
 from __future__ import annotations
 
-from mooncache.metrics import Metrics
+from mooncache.runtime.metrics import Metrics
 
 _TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _TBT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)

@@ -11,7 +11,7 @@ from pathlib import Path
 from mooncache._version import __version__
 from mooncache.hf_engine.model_runner import ModelRunner
 from mooncache.kvcache import identity
-from mooncache.passport import Passport
+from mooncache.kvcache.passport import Passport
 
 # Raise the number when the same model would write other bytes into a block.
 ENGINE = "mooncache-hf/1"

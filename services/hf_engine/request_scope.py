@@ -8,9 +8,9 @@ from typing import Any
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mooncache import tracing
-from mooncache.logs import Event, get_logger
-from mooncache.run_op import clean_request_id
+from mooncache.runtime import tracing
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.run_op import clean_request_id
 
 log = get_logger(__name__)
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mooncache.errors import InvalidArgument, ModelUnknown, PromptTooLong
 from mooncache.hf_engine.core.sequence import Sampling
 from mooncache.hf_engine.tokens import ChatTokenizer
-from mooncache.kvcache.params import FIELD, LegHint
+from mooncache.kvcache.leg_hint import FIELD, LegHint
 
 CHOICES_MAX = 128
 LOGPROBS_MAX = 20

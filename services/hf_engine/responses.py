@@ -10,7 +10,7 @@ from mooncache.hf_engine.engine import Output
 from mooncache.hf_engine.requests import Asked
 from mooncache.hf_engine.sampling import Chosen
 from mooncache.hf_engine.tokens import ChatTokenizer
-from mooncache.kvcache.params import FIELD, CacheReport
+from mooncache.kvcache.leg_hint import FIELD, CacheReport
 
 
 @dataclass(slots=True)

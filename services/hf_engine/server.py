@@ -25,7 +25,6 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from mooncache.engine_guard import EngineGuard
 from mooncache.errors import (
     Draining,
     EngineFailed,
@@ -41,9 +40,10 @@ from mooncache.hf_engine.request_scope import RequestScope
 from mooncache.hf_engine.requests import Asked, RequestLimits, parse
 from mooncache.hf_engine.responses import CompletionBuilder
 from mooncache.hf_engine.tokens import ChatTokenizer
-from mooncache.logs import Event, get_logger
-from mooncache.metrics import CONTENT_TYPE
-from mooncache.passport import Passport
+from mooncache.kvcache.passport import Passport
+from mooncache.runtime.engine_guard import EngineGuard
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.metrics import CONTENT_TYPE
 
 _BODY_BYTES_MAX = 64 << 20
 _INLINE_BODY_BYTES = 16 << 10  # larger bodies are tokenised beside the event loop

@@ -18,8 +18,6 @@ from pathlib import Path
 import uvicorn
 
 import mooncache
-from mooncache import logs, tracing
-from mooncache.bind import is_loopback
 from mooncache.client.figures import ClientCollector
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid, MooncacheError
@@ -32,8 +30,10 @@ from mooncache.hf_engine.server import ServerState, deliver_to, make_app
 from mooncache.hf_engine.tokens import ChatTokenizer
 from mooncache.kvcache import identity
 from mooncache.kvcache.engine_pool import EnginePool
-from mooncache.logs import Event, get_logger
-from mooncache.passport import Passport
+from mooncache.kvcache.passport import Passport
+from mooncache.runtime import logs, tracing
+from mooncache.runtime.bind import is_loopback
+from mooncache.runtime.logs import Event, get_logger
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG = 0, 1, 2
 _ANSWER_S = 2  # for the answers of requests that did not finish while the engine drained

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from mooncache import _native
+from mooncache.config.small_files import read_small
 from mooncache.errors import ConfigInvalid
-from mooncache.small_files import read_small
 
 CACHE_FILE: Final = "model-digests.json"
 NO_TOKENIZER: Final = "none"

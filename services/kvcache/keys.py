@@ -13,7 +13,7 @@ from typing import Any
 
 from mooncache.client.keys import KEY_BYTES
 from mooncache.errors import InvalidArgument
-from mooncache.passport import Passport
+from mooncache.kvcache.passport import Passport
 
 _PASSPORTS_CACHED = 4096
 

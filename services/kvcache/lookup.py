@@ -15,10 +15,10 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from mooncache import tracing
 from mooncache.client.keys import KEY_BYTES
 from mooncache.errors import NoNodes
 from mooncache.kvcache.pool_link import Call, PoolClient, PoolLink
+from mooncache.runtime import tracing
 
 FOUND = "found"
 TIMEOUT = "timeout"

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mooncache import tracing
 from mooncache.errors import (
     AlreadyExists,
     BackPressure,
@@ -34,6 +33,7 @@ from mooncache.errors import (
 )
 from mooncache.kvcache.memory import BlockMemory, InDoubt
 from mooncache.kvcache.pool_link import Call, PoolClient, PoolLink
+from mooncache.runtime import tracing
 
 OK = 0
 BATCH_BYTES = 32 << 20

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from mooncache.client.backoff import Backoff
 from mooncache.errors import MooncacheError
-from mooncache.logs import Event, get_logger
+from mooncache.runtime.logs import Event, get_logger
 
 _log = get_logger(__name__)
 

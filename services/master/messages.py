@@ -12,7 +12,7 @@ from mooncache.master.core.membership import Endpoints, Node, NodeState, Rail, R
 from mooncache.master.core.task_types import TaskKind, TaskState
 from mooncache.master.core.tasks import Task
 from mooncache.proto.v1 import common_pb2, master_pb2, store_node_pb2
-from mooncache.rpc import CallContext
+from mooncache.runtime.rpc import CallContext
 
 NAME_CHARS_MAX = 255
 REPLICAS_MAX = 64

@@ -8,11 +8,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from mooncache import tls
-from mooncache.channel import GrpcChannel
 from mooncache.config import Config
 from mooncache.coordination import Coordinator, MasterRecord, make_coordinator
-from mooncache.duties import Duty
 from mooncache.errors import NodeUnavailable
 from mooncache.master.background import leadership
 from mooncache.master.background.duties import master_duties
@@ -21,8 +18,11 @@ from mooncache.master.config import MasterConfig
 from mooncache.master.ops.table import master_table
 from mooncache.master.shell.node_calls import NodeCalls
 from mooncache.master.state import MasterState
-from mooncache.rpc import STORE_NODE_SERVICE, RpcTable
-from mooncache.service import Service, run_service
+from mooncache.runtime import tls
+from mooncache.runtime.duties import Duty
+from mooncache.runtime.grpc_channel import GrpcChannel
+from mooncache.runtime.rpc import STORE_NODE_SERVICE, RpcTable
+from mooncache.runtime.service import Service, run_service
 
 CAMPAIGN_PAUSE_S = 0.2
 

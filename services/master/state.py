@@ -13,9 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mooncache import errors
 from mooncache.auth import tenant_id
-from mooncache.clock import Clock
 from mooncache.kvcache.block_index import BlockIndex, native_index
-from mooncache.logs import Event, get_logger
 from mooncache.master import messages
 from mooncache.master.config import MasterConfig
 from mooncache.master.core.directory import Directory
@@ -26,8 +24,10 @@ from mooncache.master.core.tasks import TaskBook
 from mooncache.master.core.usage import TenantLedger
 from mooncache.master.shell.instruments import MasterMetrics
 from mooncache.master.shell.node_calls import NodeCalls
-from mooncache.metrics import Metrics
 from mooncache.proto.v1 import common_pb2
+from mooncache.runtime.clock import Clock
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.metrics import Metrics
 
 log = get_logger(__name__)
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
+from mooncache.config.small_files import nearest, read_toml
 from mooncache.errors import PlanInvalid
 from mooncache.plan import example
 from mooncache.plan.core.machine import MeasuredModel
@@ -29,7 +30,6 @@ from mooncache.plan.core.spec import (
     implausible,
 )
 from mooncache.simulate import profile as profiles
-from mooncache.small_files import nearest, read_toml
 
 _TABLES: Final[dict[str, type[BaseModel]]] = {
     "slo": SloSpec, "model": ModelSpec, "search": SearchSpec, "workload": Workload,

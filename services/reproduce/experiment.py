@@ -18,10 +18,10 @@ from mooncache.conductor.core.policy.types import Rules
 from mooncache.reproduce import setting
 from mooncache.reproduce.workloads import CONVERSATION, Sources, load
 from mooncache.simulate.cluster import ClusterSpec, InstanceGroup, RoleSwitching, Slo
-from mooncache.simulate.life import REJECTED, REJECTED_AFTER_PREFILL
 from mooncache.simulate.options import SimOptions
 from mooncache.simulate.result import Result
 from mooncache.simulate.run import simulate
+from mooncache.simulate.sim_request import REJECTED, REJECTED_AFTER_PREFILL
 from mooncache.traces import Trace
 
 WHOLE, FIRST, SECOND = "whole", "first half", "second half"

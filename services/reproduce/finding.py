@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from mooncache.bench.rows import Row
+from mooncache.reporting.rows import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mooncache.bench.rows import Report, describe_machine, describe_versions
 from mooncache.errors import ScenarioUnknown
+from mooncache.reporting.rows import Report, describe_machine, describe_versions
 from mooncache.reproduce.finding import Sheet
 from mooncache.reproduce.lab import Lab
 

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 
 from mooncache.conductor.core.policy.fleet import PREFILL
 from mooncache.simulate.decode import SimSequence, worst_gaps_mean
-from mooncache.simulate.life import DECODING, DONE, FAILED, HANDOVER, OVER, REJECTED_AFTER_PREFILL, SimRequest
+from mooncache.simulate.sim_request import (
+    DECODING,
+    DONE,
+    FAILED,
+    HANDOVER,
+    OVER,
+    REJECTED_AFTER_PREFILL,
+    SimRequest,
+)
 
 if TYPE_CHECKING:
     from mooncache.simulate.node import SimNode

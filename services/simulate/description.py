@@ -12,6 +12,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Final
 
+from mooncache.config.small_files import nearest, parse_toml, read_toml
 from mooncache.errors import ClusterInvalid
 from mooncache.simulate import profile as profiles
 from mooncache.simulate.cluster import (
@@ -22,7 +23,6 @@ from mooncache.simulate.cluster import (
     ScheduledEvent,
     Slo,
 )
-from mooncache.small_files import nearest, parse_toml, read_toml
 
 _TABLES: Final[dict[str, type]] = {"slo": Slo, "roles": RoleSwitching, "replication": Replication}
 _LISTS: Final[dict[str, type]] = {"instances": InstanceGroup, "events": ScheduledEvent}

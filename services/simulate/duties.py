@@ -16,10 +16,10 @@ from mooncache.conductor.core.policy.replication import PrefixDemand, plan_repli
 from mooncache.conductor.core.policy.roles import RolePlanner
 
 if TYPE_CHECKING:
-    from mooncache.simulate.life import SimRequest
+    from mooncache.simulate.failures import FailureInjector
     from mooncache.simulate.network import Flow
     from mooncache.simulate.node import SimNode
-    from mooncache.simulate.trouble import FailureInjector
+    from mooncache.simulate.sim_request import SimRequest
     from mooncache.simulate.world import World
 
 _CHAINS_MAX = 8192

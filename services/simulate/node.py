@@ -18,9 +18,9 @@ from mooncache.simulate.decode import Batch
 
 if TYPE_CHECKING:
     from mooncache.simulate.index import BlockHolders
-    from mooncache.simulate.life import SimRequest
     from mooncache.simulate.network import Network
     from mooncache.simulate.profile import ModelProfile
+    from mooncache.simulate.sim_request import SimRequest
 
 _PARTIAL = UseInfo(last_partial=True)
 

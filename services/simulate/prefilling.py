@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mooncache.conductor.core.policy import pipeline
 from mooncache.conductor.core.policy.fleet import PREFILL
-from mooncache.simulate.life import COMPUTING, HANDOVER, QUEUED, SimRequest
+from mooncache.simulate.sim_request import COMPUTING, HANDOVER, QUEUED, SimRequest
 
 if TYPE_CHECKING:
     from mooncache.simulate.decoding import Decoding

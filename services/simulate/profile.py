@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 
 from mooncache.conductor.core.policy.types import DecodeCost, PrefillCost
+from mooncache.config.small_files import nearest, read_toml
 from mooncache.errors import ModelTooLarge, ProfileInvalid
-from mooncache.small_files import nearest, read_toml
 
 MEMORY_USABLE: Final = 0.9  # the share of GPU memory that engines take for weights and KV
 FIT_ERROR_MAX: Final = 0.35  # a fit that misses a measured point by more explains nothing

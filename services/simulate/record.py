@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mooncache.conductor.core.policy.fleet import ROLE_NAMES
-from mooncache.simulate.life import FAILED, REJECTED, REJECTED_AFTER_PREFILL, UNDECIDED, SimRequest
 from mooncache.simulate.result import Instances, Result, Series, Totals
+from mooncache.simulate.sim_request import FAILED, REJECTED, REJECTED_AFTER_PREFILL, UNDECIDED, SimRequest
 
 if TYPE_CHECKING:
     from mooncache.simulate.index import BlockHolders

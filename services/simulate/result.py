@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mooncache.simulate.life import DONE, FAILED, REJECTED, REJECTED_AFTER_PREFILL
+from mooncache.simulate.sim_request import DONE, FAILED, REJECTED, REJECTED_AFTER_PREFILL
 
 Floats = NDArray[np.float64]
 

@@ -17,12 +17,12 @@ from mooncache.errors import SimulationInvalid
 from mooncache.simulate.cluster import ClusterSpec
 from mooncache.simulate.decoding import Decoding
 from mooncache.simulate.duties import Duties
-from mooncache.simulate.life import REJECTED, SimRequest
+from mooncache.simulate.failures import FailureInjector
 from mooncache.simulate.options import Progress, SimOptions
 from mooncache.simulate.prefilling import Prefilling
 from mooncache.simulate.result import Result
 from mooncache.simulate.scheduling import SimScheduler
-from mooncache.simulate.trouble import FailureInjector
+from mooncache.simulate.sim_request import REJECTED, SimRequest
 from mooncache.simulate.world import World
 
 if TYPE_CHECKING:

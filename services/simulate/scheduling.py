@@ -21,7 +21,7 @@ from mooncache.conductor.core.policy import find, overload
 from mooncache.conductor.core.policy.types import Awaited, Choice, Floats, Ints, PrefixSource, Request
 from mooncache.errors import SimulationInvalid
 from mooncache.simulate.index import FEW, rows_of
-from mooncache.simulate.life import COMPUTING, QUEUED, SimRequest
+from mooncache.simulate.sim_request import COMPUTING, QUEUED, SimRequest
 
 if TYPE_CHECKING:
     from mooncache.simulate.world import World

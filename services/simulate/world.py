@@ -21,11 +21,11 @@ from mooncache.conductor.core.policy.placement import HELD_AT
 from mooncache.conductor.core.policy.types import TransferCost
 from mooncache.simulate.cluster import ROLES, ClusterSpec, InstanceGroup
 from mooncache.simulate.index import BlockHolders
-from mooncache.simulate.life import SimRequest
 from mooncache.simulate.network import Flow, Network
 from mooncache.simulate.node import SimNode
 from mooncache.simulate.options import SimOptions
 from mooncache.simulate.record import SimRecord
+from mooncache.simulate.sim_request import SimRequest
 
 if TYPE_CHECKING:
     from mooncache.traces import Trace
@@ -48,7 +48,10 @@ class World:
         self.network = Network(self._push_flow)
         self.index = BlockHolders()
         # Decode load ahead costs time, and only these look at it.
-        self.looks_ahead = options.policy == "mooncache" or options.rules.admission in ("predicted", "learned")
+        self.looks_ahead = options.policy == "mooncache" or options.rules.admission in (
+            "predicted",
+            "learned",
+        )
         self.book = FleetBook(curves=self.looks_ahead)
         self.nodes: list[SimNode] = []
         self.row_of: dict[str, int] = {}

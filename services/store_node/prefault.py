@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mooncache.client.native_call import call_native
-from mooncache.clock import Clock
 from mooncache.errors import ConfigInvalid, NoSpace
-from mooncache.logs import Event, get_logger
+from mooncache.runtime.clock import Clock
+from mooncache.runtime.logs import Event, get_logger
 
 _STEP_BYTES = 1 << 30
 _THREADS_MAX = 8

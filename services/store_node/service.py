@@ -17,18 +17,20 @@ from typing import Any
 
 from mooncache._version import __version__
 from mooncache.auth import derive_tenant_key
-from mooncache.channel import Channel, GrpcChannel
 from mooncache.client.host import host_id
 from mooncache.client.map_keeper import view_of_node
 from mooncache.client.master_link import MasterLink, parse_targets
 from mooncache.client.native_call import call_native
 from mooncache.config import Config
 from mooncache.config.pool import StoreNodeSection
-from mooncache.duties import Duty
 from mooncache.errors import ConfigInvalid, MasterUnavailable, MooncacheError
 from mooncache.proto.v1 import common_pb2
-from mooncache.rpc import MASTER_SERVICE, STORE_NODE_SERVICE, Handler, RpcTable
-from mooncache.service import Service
+from mooncache.runtime.channel import Channel
+from mooncache.runtime.duties import Duty
+from mooncache.runtime.grpc_channel import GrpcChannel
+from mooncache.runtime.rpc import MASTER_SERVICE, STORE_NODE_SERVICE, Handler, RpcTable
+from mooncache.runtime.service import Service
+from mooncache.runtime.tls import channel_credentials
 from mooncache.store_node.background import keep_membership, relay_native_log, report_blocks
 from mooncache.store_node.copier import NativeCopier
 from mooncache.store_node.core.report_planner import RECORD_BYTES, ReportPlanner
@@ -43,7 +45,6 @@ from mooncache.store_node.ops import (
 )
 from mooncache.store_node.prefault import describe, memory_left_bytes, prefault
 from mooncache.store_node.state import NodeIdentity, StoreNodeState
-from mooncache.tls import channel_credentials
 
 HANDLERS: dict[str, Handler] = {
     "CopyBlocks": copy_blocks.handle,

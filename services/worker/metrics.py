@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from mooncache.supervision import READY
+from mooncache.runtime.supervision import READY
 from mooncache.worker.state import WorkerState
 
 PREFIX = "mooncache_worker_"

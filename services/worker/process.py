@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mooncache.errors import EngineUnavailable
-from mooncache.log_files import rotate
-from mooncache.logs import redact_text
+from mooncache.runtime.log_files import rotate
+from mooncache.runtime.logs import redact_text
 
 _GUARD = Path(__file__).with_name("guard.py")
 _TAIL_BYTES = 16_384

@@ -19,16 +19,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from mooncache import auth, tls
+from mooncache import auth
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.client.host import host_id
 from mooncache.config import Config
-from mooncache.duties import Duty
 from mooncache.errors import ConfigInvalid, EngineFailed, MooncacheError
-from mooncache.logs import Event, get_logger
-from mooncache.rpc import WORKER_SERVICE, Handler, RpcTable
-from mooncache.service import Service, run_service
-from mooncache.supervision import GIVEN_UP, RestartPolicy, Supervision
+from mooncache.runtime import tls
+from mooncache.runtime.duties import Duty
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.rpc import WORKER_SERVICE, Handler, RpcTable
+from mooncache.runtime.service import Service, run_service
+from mooncache.runtime.supervision import GIVEN_UP, RestartPolicy, Supervision
 from mooncache.worker import adapters
 from mooncache.worker.background import follow_events, report_instance, run_engine, scrape_load
 from mooncache.worker.core.load import LoadMeter

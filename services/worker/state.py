@@ -9,12 +9,12 @@ from pathlib import Path
 
 from mooncache._version import __version__
 from mooncache.client.conductor_link import ConductorLink
-from mooncache.clock import Clock
 from mooncache.config import Config
 from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.proto.v1 import conductor_pb2 as pb
-from mooncache.supervision import READY, Supervision
+from mooncache.runtime.clock import Clock
+from mooncache.runtime.supervision import READY, Supervision
 from mooncache.worker.adapters.base import EngineAdapter
 from mooncache.worker.core.event_stream import EventStream
 from mooncache.worker.core.facts import EngineFacts

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from mooncache import auth
 from mooncache.errors import OK, Unauthenticated
-from mooncache.proof import NO_NONCE, NONCE_S, STALE, WINDOW, Admitted, Gate, Prover, SignedCall, Window
+from mooncache.runtime.proof import (
+    NO_NONCE,
+    NONCE_S,
+    STALE,
+    WINDOW,
+    Admitted,
+    Gate,
+    Prover,
+    SignedCall,
+    Window,
+)
 
 CLUSTER = auth.Token("default", admin=True, key=bytes(range(32)))
 TENANT = auth.tenant_token(CLUSTER, "team-a")

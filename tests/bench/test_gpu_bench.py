@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from mooncache.bench.gpu import checks, copies, engine_case
-from mooncache.bench.rows import Report
 from mooncache.bench.transfer.command import transfer
 from mooncache.client import staging
 from mooncache.errors import ChecksumMismatch, TransportUnavailable
+from mooncache.reporting.rows import Report
 from tests.gpu.pretended import PretendedGpu, library
 
 SMALL = copies.CopyOptions(buffer_bytes=1 << 18, slice_bytes=(4096, 65_536), buffers=3, rounds=2)

@@ -7,7 +7,7 @@ import json
 
 from rich.console import Console
 
-from mooncache.bench.rows import Report, bar_row
+from mooncache.reporting.rows import Report, bar_row
 
 
 def test_ratio_bar_is_met_or_missed() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from mooncache.bench.rows import Report
 from mooncache.bench.transfer import TransferOptions, cases, nixl_lane, references, run
 from mooncache.bench.transfer.cases import Case, Samples, percentile_us
 from mooncache.bench.transfer.command import transfer
@@ -17,6 +16,7 @@ from mooncache.bench.transfer.node import start_server
 from mooncache.bench.transfer.options import parse_size
 from mooncache.bench.worker import WorkerError
 from mooncache.errors import InvalidArgument, TransportUnavailable
+from mooncache.reporting.rows import Report
 
 TINY = TransferOptions(
     transports=("loopback", "shm", "tcp"),

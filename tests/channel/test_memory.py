@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from mooncache import errors, virtual_time
-from mooncache.channel import MemoryNetwork, NetworkFaults
-from mooncache.clock import LoopClock
+from mooncache import errors
 from mooncache.proto.v1 import master_pb2 as pb
-from mooncache.run_op import OpRunner
+from mooncache.runtime.clock import LoopClock
+from mooncache.runtime.run_op import OpRunner
+from mooncache.testing import virtual_time
+from mooncache.testing.memory_channel import MemoryNetwork, NetworkFaults
 from tests.service.support import PlainAuthenticator, table
 
 World = tuple[MemoryNetwork, dict[str, Any]]

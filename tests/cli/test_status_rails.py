@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from mooncache.cli import cluster
-from mooncache.cli.output import console
 from mooncache.master.messages import rails_of
 from mooncache.proto.v1 import common_pb2, master_pb2
+from mooncache.reporting.output import console
 from mooncache.store_node.metrics import rail_families
 from mooncache.topology import counters
 

@@ -81,7 +81,7 @@ def test_a_missing_package_is_named_with_what_brings_it(
         return None if name == missing else found(name, *more)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mooncache.cli.workload.find_spec", without)
+    monkeypatch.setattr("mooncache.reporting.workload.find_spec", without)
     assert run(words) != 0
     told = " ".join(capsys.readouterr().err.split())
     assert f"needs {missing}, which is not installed" in told

@@ -20,7 +20,7 @@ from mooncache.client import figures
 from mooncache.client.engine import ClientCore
 from mooncache.client.results import ClusterView, NodeView
 from mooncache.errors import Closed
-from mooncache.logs import Event
+from mooncache.runtime.logs import Event
 from mooncache.store_node.metrics import rail_families
 from tests.topology.pretended import PretendedVerbs
 

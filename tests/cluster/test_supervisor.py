@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from mooncache import log_files
-from mooncache.clock import LoopClock
 from mooncache.cluster.processes import Part
 from mooncache.cluster.supervisor import SERVICE_POLICY, Supervisor
-from mooncache.supervision import GIVEN_UP, READY
-from mooncache.virtual_time import VirtualTimeLoop
+from mooncache.runtime import log_files
+from mooncache.runtime.clock import LoopClock
+from mooncache.runtime.supervision import GIVEN_UP, READY
+from mooncache.testing.virtual_time import VirtualTimeLoop
 
 
 class FaultyPart(Part):

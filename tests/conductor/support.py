@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from mooncache.channel import GrpcChannel
 from mooncache.conductor.service import ConductorService
 from mooncache.config import Config, load
 from mooncache.errors import ConductorUnavailable
 from mooncache.proto.v1 import conductor_pb2 as pb
-from mooncache.rpc import CONDUCTOR_SERVICE
+from mooncache.runtime.grpc_channel import GrpcChannel
+from mooncache.runtime.rpc import CONDUCTOR_SERVICE
 
 BLOCK = 16
 PREFILL, DECODE = pb.INSTANCE_ROLE_PREFILL, pb.INSTANCE_ROLE_DECODE

@@ -13,14 +13,14 @@ import pytest
 
 from mooncache import errors
 from mooncache.auth import tenant_token
-from mooncache.channel import GrpcChannel
-from mooncache.conductor.core.asks import PoolAnswer, SchedulerSettings, SchedulingRequest
+from mooncache.conductor.core.decisions import PoolAnswer, SchedulerSettings, SchedulingRequest
 from mooncache.conductor.core.registry import READY, InstanceInfo
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.state import native_index
 from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.proto.v1 import conductor_pb2 as pb
-from mooncache.rpc import CONDUCTOR_SERVICE
+from mooncache.runtime.grpc_channel import GrpcChannel
+from mooncache.runtime.rpc import CONDUCTOR_SERVICE
 from tests.conditions import until
 from tests.conductor.support import (
     CALM,

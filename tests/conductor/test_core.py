@@ -43,7 +43,7 @@ from mooncache.conductor.core.seen import (
 from mooncache.kvcache.block_index import block_records
 from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.kvcache.keys import passport_to_json
-from mooncache.passport import Passport
+from mooncache.kvcache.passport import Passport
 from tests.conductor.support import chain
 
 INFO = InstanceInfo("a", 1, "prefill", "m")

@@ -9,7 +9,7 @@ from typing import Any
 
 from mooncache.conductor.background import rebalance_roles
 from mooncache.conductor.config import settings_of
-from mooncache.conductor.core.asks import PoolAnswer, SchedulingRequest
+from mooncache.conductor.core.decisions import PoolAnswer, SchedulingRequest
 from mooncache.conductor.core.policy import roles
 from mooncache.conductor.core.rebalance import RoleKeeper
 from mooncache.conductor.core.registry import READY, InstanceInfo

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mooncache.conductor.core.asks import POOL_OK, POOL_TIMEOUT, PoolAnswer
+from mooncache.conductor.core.decisions import POOL_OK, POOL_TIMEOUT, PoolAnswer
 from mooncache.conductor.core.gateways import COUNT_MAX, LEASE_S, GatewayInfo, Gateways
 from mooncache.errors import InvalidArgument
 from mooncache.proto.v1 import conductor_pb2 as pb

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from mooncache.conductor.core import outcome
-from mooncache.conductor.core.asks import POOL_OK, Decision, PoolAnswer, SchedulerSettings, SchedulingRequest
+from mooncache.conductor.core.decisions import (
+    POOL_OK,
+    Decision,
+    PoolAnswer,
+    SchedulerSettings,
+    SchedulingRequest,
+)
 from mooncache.conductor.core.landing import AWAY_FIRST_S, AWAY_MAX_S, Landings
 from mooncache.conductor.core.registry import READY, InstanceInfo
 from mooncache.conductor.core.scheduler import Scheduler

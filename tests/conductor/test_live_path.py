@@ -13,7 +13,7 @@ import pytest
 
 from mooncache import errors
 from mooncache.conductor.background import replicate_prefixes
-from mooncache.conductor.core.asks import PoolAnswer, SchedulerSettings, SchedulingRequest
+from mooncache.conductor.core.decisions import PoolAnswer, SchedulerSettings, SchedulingRequest
 from mooncache.conductor.core.fleet_book import Assignment, FleetBook, InstanceShape
 from mooncache.conductor.core.hot_prefixes import HotPrefixes, Speed
 from mooncache.conductor.core.policy.fleet import DECODE, PREFILL
@@ -23,7 +23,7 @@ from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.shell.instruments import ConductorMetrics
 from mooncache.conductor.state import native_index
 from mooncache.kvcache.instance_load import InstanceLoad
-from mooncache.metrics import Metrics
+from mooncache.runtime.metrics import Metrics
 from tests.conductor.fleets import Row, choose
 from tests.conductor.support import BLOCK, chain
 

@@ -11,7 +11,7 @@ import pytest
 
 from mooncache import errors
 from mooncache.conductor.core import outcome
-from mooncache.conductor.core.asks import PoolAnswer, SchedulerSettings, SchedulingRequest
+from mooncache.conductor.core.decisions import PoolAnswer, SchedulerSettings, SchedulingRequest
 from mooncache.conductor.core.registry import (
     GONE_MAX,
     LEASE_INTERVALS,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from mooncache.conductor.core.asks import PoolAnswer, SchedulerSettings, SchedulingRequest
+from mooncache.conductor.core.decisions import PoolAnswer, SchedulerSettings, SchedulingRequest
 from mooncache.conductor.core.policy import NAMES
 from mooncache.conductor.core.policy.mooncache import Mooncache
 from mooncache.conductor.core.registry import READY, InstanceInfo

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mooncache.config import load
+from mooncache.config.small_files import BYTES_MAX, nearest, read_small, read_toml
 from mooncache.errors import (
     ClusterInvalid,
     ConfigInvalid,
@@ -20,7 +21,6 @@ from mooncache.errors import (
 )
 from mooncache.plan import loading
 from mooncache.simulate import description, profile
-from mooncache.small_files import BYTES_MAX, nearest, read_small, read_toml
 
 READERS = {
     "configuration file": (lambda path: load(path, env={}), ConfigInvalid),

@@ -16,7 +16,7 @@ from mooncache.connectors.vllm.core.chain import KeyChain
 from mooncache.connectors.vllm.core.idle import FIRST_S, MAX_S, SHARE, IdleWait
 from mooncache.errors import InvalidArgument
 from mooncache.kvcache.keys import request_keys
-from mooncache.passport import Passport
+from mooncache.kvcache.passport import Passport
 
 SIZE = 4
 PASSPORT = Passport(

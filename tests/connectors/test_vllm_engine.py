@@ -21,7 +21,7 @@ from typing import IO, Any
 import pytest
 
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
-from mooncache.ports import free_port
+from mooncache.runtime.ports import free_port
 from tests.docs.blocks import block
 
 pytest.importorskip("vllm", reason="vLLM is not installed (scripts/install_vllm.sh)")

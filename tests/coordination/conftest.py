@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mooncache.ports import free_port
+from mooncache.runtime.ports import free_port
 from tests.processes import freeze
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mooncache import config as configuration
-from mooncache.clock import ManualClock
 from mooncache.coordination import EmbeddedCoordinator, MasterRecord, make_coordinator
 from mooncache.errors import Closed, ConfigInvalid
+from mooncache.runtime.clock import ManualClock
 
 ME = MasterRecord("m", "127.0.0.1:7700")
 

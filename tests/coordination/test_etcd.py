@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from mooncache import config as configuration
-from mooncache.clock import SystemClock
 from mooncache.config import CoordinationSection, TlsSection
 from mooncache.coordination import MasterRecord, make_coordinator
 from mooncache.coordination.embedded import EmbeddedCoordinator
 from mooncache.coordination.etcd import EtcdCoordinator
 from mooncache.errors import MasterUnavailable
+from mooncache.runtime.clock import SystemClock
 from tests.conditions import until
 
 pytestmark = pytest.mark.etcd
@@ -105,7 +105,7 @@ async def test_a_lease_that_etcd_ends_ends_leadership_and_can_be_won_again(make:
 
 LEADER = """
 import asyncio, sys
-from mooncache.clock import SystemClock
+from mooncache.runtime.clock import SystemClock
 from mooncache.config import CoordinationSection, TlsSection
 from mooncache.coordination import MasterRecord
 from mooncache.coordination.etcd import EtcdCoordinator

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.cluster.settings import missing_modules
-from mooncache.ports import free_port
+from mooncache.runtime.ports import free_port
 from tests.deploy.promql import Selector, references
 
 pytestmark = pytest.mark.timeout(300)
@@ -68,7 +68,7 @@ def declared_labels() -> dict[str, set[str]]:
     """Labels as the services declare them, for metrics that nothing has moved yet."""
     from mooncache.conductor.shell.instruments import ConductorMetrics
     from mooncache.gateway.metrics import GatewayMetrics
-    from mooncache.metrics import Metrics, RpcMetrics
+    from mooncache.runtime.metrics import Metrics, RpcMetrics
 
     found: dict[str, set[str]] = {}
     for job in JOBS:

@@ -16,7 +16,7 @@ import pytest
 
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.cluster.settings import missing_modules
-from mooncache.ports import free_port
+from mooncache.runtime.ports import free_port
 from tests.docs.blocks import (
     ROOT,
     Block,
@@ -141,7 +141,7 @@ def shape(text: str) -> list[str]:
 def test_what_up_prints() -> None:
     """The README shows what `mooncache up` prints, shortened at one place."""
     from mooncache.cli import announce
-    from mooncache.cli.output import console
+    from mooncache.reporting.output import console
 
     shown = block("README.md", "✓ master").text
     instances = [

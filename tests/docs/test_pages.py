@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 import mooncache
-from mooncache import errors, logs
+from mooncache import errors
 from mooncache.cli.app import build
 from mooncache.config import explain, load
+from mooncache.runtime import logs
 from tests.test_tidy import files
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mooncache.kvcache.identity import tokenizer_digest
 from mooncache.kvcache.keys import passport_to_json
-from mooncache.passport import Passport
+from mooncache.kvcache.passport import Passport
 
 BLOCK_TOKENS = 16
 TEMPLATE = (

@@ -19,8 +19,8 @@ from mooncache.config import Config, load
 from mooncache.errors import InvalidArgument
 from mooncache.gateway.service import GatewayService
 from mooncache.proto.v1 import conductor_pb2 as pb
-from mooncache.rpc import CONDUCTOR_SERVICE, CallContext, Handler, RpcTable
-from mooncache.service import Service
+from mooncache.runtime.rpc import CONDUCTOR_SERVICE, CallContext, Handler, RpcTable
+from mooncache.runtime.service import Service
 from tests.conditions import until
 
 MODEL = "test-model"

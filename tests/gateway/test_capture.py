@@ -58,7 +58,7 @@ def counting(folder: Path) -> Callable[[dict[str, Any]], int]:
 
 async def known(bench: Bench) -> None:
     """Wait until the tokenizer is loaded."""
-    await until(lambda: any(entry.reader for entry in bench.gateway.state.readers._entries.values()))
+    await until(lambda: any(entry.reader for entry in bench.gateway.state.tokenizers._entries.values()))
 
 
 async def complete(

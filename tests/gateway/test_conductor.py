@@ -9,9 +9,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from mooncache import logs
 from mooncache.errors import Internal, LimitExceeded, MooncacheError, NotLeader, Unauthenticated
 from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.runtime import logs
 from tests.conditions import until
 from tests.gateway.stand_in import MODEL, FakeEngine, running
 from tests.gateway.test_requests import CHAT, ask

@@ -19,7 +19,7 @@ from mooncache.gateway.core.fleet import FleetView
 from mooncache.gateway.core.openapi import document
 from mooncache.gateway.core.rate_limit import RateLimiter, RateLimits
 from mooncache.gateway.core.sse import Splitter, StreamEditor, edit_answer, has_data
-from mooncache.kvcache.params import CacheReport, LegHint
+from mooncache.kvcache.leg_hint import CacheReport, LegHint
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 

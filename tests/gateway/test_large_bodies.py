@@ -47,7 +47,7 @@ async def test_a_large_body_has_the_tokens_and_keys_of_a_small_one(
 ) -> None:
     fields = instance_fields(tokenizer_folder) | LONG
     async with running(tmp_path, [FakeEngine("e")], instance=fields) as bench:
-        readers = bench.gateway.state.readers
+        readers = bench.gateway.state.tokenizers
         await until(lambda: any(entry.reader for entry in readers._entries.values()))
         here = PromptReader.load(tokenizer_folder)
         assert here is not None

@@ -13,10 +13,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from mooncache import logs
 from mooncache.errors import ConfigInvalid
 from mooncache.gateway.shell import http_protocol
 from mooncache.gateway.shell.exchange import Exchange
+from mooncache.runtime import logs
 from tests.conditions import until
 from tests.gateway.stand_in import MODEL, Bench, FakeEngine, running
 

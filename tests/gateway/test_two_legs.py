@@ -14,7 +14,7 @@ from aiohttp import web
 
 from mooncache.auth import cache_salt
 from mooncache.kvcache.keys import content_passport, request_keys
-from mooncache.kvcache.params import CacheReport, LegHint
+from mooncache.kvcache.leg_hint import CacheReport, LegHint
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.conditions import until
 from tests.gateway.model_folder import BLOCK_TOKENS, instance_fields, passport_of
@@ -36,8 +36,8 @@ async def two_legs(tmp_path: Path, folder: Path, *more: FakeEngine, **settings: 
     async with running(tmp_path, engines, instance=instance_fields(folder), **settings) as bench:
         bench.conductor.plans = [bench.plan("d1", "p1")]
         model = bench.gateway.state.fleet.models[MODEL]
-        await bench.gateway.state.readers.prepare(model)
-        await until(lambda: bench.gateway.state.readers._entries[MODEL].reader is not None)
+        await bench.gateway.state.tokenizers.prepare(model)
+        await until(lambda: bench.gateway.state.tokenizers._entries[MODEL].reader is not None)
         yield bench
 
 
@@ -331,7 +331,7 @@ async def test_other_tokenizer_than_the_engines_gives_no_keys(
     tmp_path: Path, tokenizer_folder: Path, http: aiohttp.ClientSession
 ) -> None:
     async with two_legs(tmp_path, tokenizer_folder) as bench:
-        bench.gateway.state.readers._entries[MODEL].digest = "another"
+        bench.gateway.state.tokenizers._entries[MODEL].digest = "another"
         bench.conductor.plans = [bench.plan("d1")]
         await post(bench, http, CHAT)
         assert bench.conductor.scheduled[0].keys == b""

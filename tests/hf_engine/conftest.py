@@ -26,8 +26,8 @@ from mooncache.config import load
 from mooncache.hf_engine.core.sequence import Sampling, Sequence
 from mooncache.hf_engine.engine import Output
 from mooncache.hf_engine.service import HfOptions, Parts, build
-from mooncache.kvcache.params import CacheReport, LegHint
-from mooncache.ports import free_port
+from mooncache.kvcache.leg_hint import CacheReport, LegHint
+from mooncache.runtime.ports import free_port
 from tests.conditions import wait_until
 
 MODEL = {"layers": 2, "hidden": 128, "heads": 4, "kv_heads": 2, "vocab": 2048, "max_positions": 2048}

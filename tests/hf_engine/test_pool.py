@@ -17,7 +17,7 @@ from mooncache.client.keys import split_keys
 from mooncache.errors import Draining, MasterUnavailable
 from mooncache.hf_engine.core.sequence import State
 from mooncache.kvcache.keys import request_keys
-from mooncache.kvcache.params import LegHint
+from mooncache.kvcache.leg_hint import LegHint
 from tests.conditions import wait_until
 from tests.hf_engine.conftest import BLOCK, WAIT_S, Lab, prompt, start_cluster
 

@@ -9,8 +9,8 @@ import pytest
 from mooncache.hf_engine.core.blocks import BlockPool
 from mooncache.hf_engine.core.scheduler import BatchScheduler
 from mooncache.hf_engine.core.sequence import Sampling, Sequence, State
-from mooncache.kvcache.params import LegHint
-from mooncache.passport import Passport
+from mooncache.kvcache.leg_hint import LegHint
+from mooncache.kvcache.passport import Passport
 
 BLOCK = 4
 PASSPORT = Passport(

@@ -19,7 +19,7 @@ from mooncache.hf_engine.server import ServerState, deliver_to, make_app
 from mooncache.hf_engine.service import Parts
 from mooncache.hf_engine.tokens import ChatTokenizer
 from mooncache.kvcache.keys import passport_from_json
-from mooncache.kvcache.params import FIELD, CacheReport, LegHint
+from mooncache.kvcache.leg_hint import FIELD, CacheReport, LegHint
 from tests.conditions import wait_until
 from tests.hf_engine.conftest import (
     API_KEY,

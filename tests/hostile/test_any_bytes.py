@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from mooncache import _native, proof
+from mooncache import _native
 from mooncache.auth import Token
 from mooncache.client.state_dir import CLUSTER_FILE, read_cluster_file
 from mooncache.cluster.processes import readable
@@ -34,7 +34,8 @@ from mooncache.gateway.tokens import beside
 from mooncache.hf_engine.core import chat
 from mooncache.kvcache import identity
 from mooncache.kvcache.keys import passport_from_json
-from mooncache.kvcache.params import CacheReport, LegHint
+from mooncache.kvcache.leg_hint import CacheReport, LegHint
+from mooncache.runtime import proof
 from mooncache.worker.core import facts
 from tests.hostile.any_json import DEEP, objects, texts
 

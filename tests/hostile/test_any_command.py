@@ -11,14 +11,15 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, given, settings
 
-from mooncache import _native, logs
+from mooncache import _native
 from mooncache.auth import derive_tenant_key
 from mooncache.client.map_keeper import view_of_node
 from mooncache.client.native_call import call_native
-from mooncache.clock import LoopClock
 from mooncache.proto.v1 import common_pb2
-from mooncache.rpc import STORE_NODE_SERVICE, RpcTable
-from mooncache.run_op import OpRunner
+from mooncache.runtime import logs
+from mooncache.runtime.clock import LoopClock
+from mooncache.runtime.rpc import STORE_NODE_SERVICE, RpcTable
+from mooncache.runtime.run_op import OpRunner
 from mooncache.store_node.copier import NativeCopier
 from mooncache.store_node.service import HANDLERS
 from mooncache.store_node.state import NodeIdentity, StoreNodeState

@@ -12,17 +12,19 @@ import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mooncache import errors, logs, virtual_time
+from mooncache import errors
 from mooncache.auth import Authenticator
-from mooncache.clock import LoopClock
-from mooncache.conductor.core.asks import POOL_ABSENT, PoolAnswer
+from mooncache.conductor.core.decisions import POOL_ABSENT, PoolAnswer
 from mooncache.conductor.ops.table import conductor_table
 from mooncache.conductor.state import ConductorState
 from mooncache.master.ops.table import master_table
-from mooncache.metrics import Metrics
 from mooncache.proto.v1 import conductor_pb2
-from mooncache.rpc import CONDUCTOR_SERVICE, MASTER_SERVICE, methods_of
-from mooncache.run_op import OpRunner
+from mooncache.runtime import logs
+from mooncache.runtime.clock import LoopClock
+from mooncache.runtime.metrics import Metrics
+from mooncache.runtime.rpc import CONDUCTOR_SERVICE, MASTER_SERVICE, methods_of
+from mooncache.runtime.run_op import OpRunner
+from mooncache.testing import virtual_time
 from tests.conductor.support import PASSPORT, chain, config_at, instance
 from tests.hostile.any_message import any_message
 from tests.master.simulation.world import CLUSTER, KNOWN_KEYS, World

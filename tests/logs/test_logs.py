@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mooncache import logs
-from mooncache.logs import Event, get_logger
+from mooncache.runtime import logs
+from mooncache.runtime.logs import Event, get_logger
 
 TOKENS = ["mcc1." + "0a" * 32, "mct1.team-a." + "ff" * 32]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from mooncache import logs
+from mooncache.runtime import logs
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from mooncache import errors
-from mooncache.channel import GrpcChannel
-from mooncache.ports import free_port
-from mooncache.rpc import MASTER_SERVICE
+from mooncache.runtime.grpc_channel import GrpcChannel
+from mooncache.runtime.ports import free_port
+from mooncache.runtime.rpc import MASTER_SERVICE
 
 T = TypeVar("T")
 ETCD = shutil.which("etcd")

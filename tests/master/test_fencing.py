@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 
 import mooncache
-from mooncache import errors, virtual_time
+from mooncache import errors
 from mooncache.auth import DEFAULT_TENANT, create_cluster_token, load_cluster_token, tenant_id
-from mooncache.channel import GrpcChannel
 from mooncache.config import load
 from mooncache.master.core.placement import rank_nodes
-from mooncache.ports import free_port
 from mooncache.proto.v1 import master_pb2
-from mooncache.rpc import STORE_NODE_SERVICE, methods_of
+from mooncache.runtime.grpc_channel import GrpcChannel
+from mooncache.runtime.ports import free_port
+from mooncache.runtime.rpc import STORE_NODE_SERVICE, methods_of
 from mooncache.store_node.service import StoreNodeService
+from mooncache.testing import virtual_time
 from tests.conditions import until
 from tests.master.processes import ETCD, channel_to, etcd, eventually, master
 from tests.master.simulation.world import CLUSTER, KNOWN_KEYS, SimNode, World

@@ -12,11 +12,11 @@ import pytest
 
 from mooncache import errors
 from mooncache.auth import Token, create_cluster_token, load_cluster_token
-from mooncache.channel import GrpcChannel
 from mooncache.config import Config, load
 from mooncache.master.service import MasterService
-from mooncache.ports import free_port
 from mooncache.proto.v1 import common_pb2, master_pb2
+from mooncache.runtime.grpc_channel import GrpcChannel
+from mooncache.runtime.ports import free_port
 from tests.master.model_index import ADD, record
 from tests.master.processes import ETCD, channel_to, etcd, eventually, master
 from tests.master.simulation.world import TENANT

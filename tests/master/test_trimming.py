@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncache import errors, virtual_time
+from mooncache import errors
 from mooncache.auth import Token, derive_tenant_key
 from mooncache.master.core.placement import Candidate, rank_nodes
 from mooncache.master.core.trimming import plan_trims
 from mooncache.master.ops import trim_blocks
 from mooncache.proto.v1 import master_pb2
+from mooncache.testing import virtual_time
 from tests.master.simulation.world import BLOCK_BYTES, CLUSTER, KNOWN_KEYS, SimNode, World
 
 KEYS = sorted(KNOWN_KEYS)[:10]

@@ -12,7 +12,7 @@ import pytest
 from mooncache import _native
 from mooncache.client.keys import split_keys
 from mooncache.errors import InvalidArgument
-from mooncache.passport import Passport, key_of_name
+from mooncache.kvcache.passport import Passport, key_of_name
 
 BASE = Passport(
     weights_digest="aa11",

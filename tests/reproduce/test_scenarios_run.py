@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from mooncache.bench.rows import Row
 from mooncache.cli.app import run as cli
 from mooncache.errors import ScenarioUnknown
+from mooncache.reporting.rows import Row
 from mooncache.reproduce import registry
 from mooncache.reproduce.experiment import FIRST, SECOND, Run, SpeedSearch, capacity, requests, simulated
 from mooncache.reproduce.finding import Figure, published

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from mooncache import rpc
 from mooncache.auth import Identity, Token
-from mooncache.channel import GrpcChannel
 from mooncache.config import Config
 from mooncache.errors import NotLeader, StaleIncarnation, Unauthenticated
 from mooncache.proto.v1 import master_pb2 as pb
-from mooncache.rpc import CallContext, RpcTable
-from mooncache.service import Service
+from mooncache.runtime import rpc
+from mooncache.runtime.grpc_channel import GrpcChannel
+from mooncache.runtime.rpc import CallContext, RpcTable
+from mooncache.runtime.service import Service
 
 
 async def get_status(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from mooncache import virtual_time
-from mooncache.clock import LoopClock
-from mooncache.duties import PAUSE_MAX_S, Duty, DutyRunner
 from mooncache.errors import MasterUnavailable
+from mooncache.runtime.clock import LoopClock
+from mooncache.runtime.duties import PAUSE_MAX_S, Duty, DutyRunner
+from mooncache.testing import virtual_time
 
 
 def test_failures_back_off_and_recover() -> None:

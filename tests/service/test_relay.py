@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import pytest
 
-from mooncache import auth, errors, rpc
-from mooncache.channel import GrpcChannel
+from mooncache import auth, errors
 from mooncache.config import Config
 from mooncache.errors import to_metadata
 from mooncache.proto.v1 import master_pb2 as pb
+from mooncache.runtime import rpc
+from mooncache.runtime.grpc_channel import GrpcChannel
 from tests.service.support import TestService
 
 PATH = "/mooncache.v1.MasterService/"

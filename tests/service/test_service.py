@@ -17,8 +17,8 @@ import pytest
 
 from mooncache import auth, errors
 from mooncache.config import Config, load
-from mooncache.proof import METADATA_KEY, STALE, Prover, digest
 from mooncache.proto.v1 import master_pb2 as pb
+from mooncache.runtime.proof import METADATA_KEY, STALE, Prover, digest
 from tests.service.support import TestService, channel
 
 
@@ -207,7 +207,7 @@ SCRIPT = """
 import sys
 from mooncache import auth
 from mooncache.config import load
-from mooncache.service import run_service
+from mooncache.runtime.service import run_service
 from tests.service.support import TestService
 auth.keyed_hash = lambda key, data: bytes(32)
 config = load(env={}, overrides={"cluster.state_dir": sys.argv[1]})

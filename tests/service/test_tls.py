@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from mooncache import auth, errors, tls
-from mooncache.certificates import make_certificates
+from mooncache import auth, errors
 from mooncache.config import Config, load
 from mooncache.proto.v1 import master_pb2 as pb
+from mooncache.runtime import tls
+from mooncache.runtime.certificates import make_certificates
 from tests.service.support import TestService, channel
 
 

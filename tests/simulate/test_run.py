@@ -17,8 +17,8 @@ from mooncache.errors import SimulationInvalid
 from mooncache.simulate import ClusterSpec, InstanceGroup, SimOptions, simulate
 from mooncache.simulate import run as run_module
 from mooncache.simulate.cluster import Replication
-from mooncache.simulate.life import DONE, FAILED, REJECTED, REJECTED_AFTER_PREFILL
 from mooncache.simulate.profile import LLAMA3_70B_8XA800 as PROFILE
+from mooncache.simulate.sim_request import DONE, FAILED, REJECTED, REJECTED_AFTER_PREFILL
 from tests.simulate.small import OPEN, cluster, columns, conversations, run, trace_of
 
 

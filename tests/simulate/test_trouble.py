@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mooncache.conductor.core.policy.types import Choice
 from mooncache.simulate import InstanceGroup, ScheduledEvent
 from mooncache.simulate.cluster import ClusterSpec, RoleSwitching
-from mooncache.simulate.life import DONE, FAILED, REJECTED
+from mooncache.simulate.sim_request import DONE, FAILED, REJECTED
 from tests.simulate.small import cluster, conversations, run, trace_of
 from tests.simulate.test_run import finished
 

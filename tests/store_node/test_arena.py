@@ -10,11 +10,11 @@ import pytest
 
 import mooncache
 from mooncache.cli import cluster as view
-from mooncache.cli.output import console
 from mooncache.config import Config
 from mooncache.config.pool import StoreNodeSection
 from mooncache.errors import ConfigInvalid, TransportUnavailable
 from mooncache.proto.v1 import common_pb2, master_pb2
+from mooncache.reporting.output import console
 from mooncache.store_node.service import (
     StoreNodeService,
     check_arena,

@@ -22,7 +22,7 @@ from mooncache.errors import (
     UnknownNode,
 )
 from mooncache.proto.v1 import common_pb2, master_pb2, store_node_pb2
-from mooncache.rpc import CallContext
+from mooncache.runtime.rpc import CallContext
 from mooncache.store_node.background import keep_membership, report_blocks
 from mooncache.store_node.core.report_planner import RECORD_BYTES
 from mooncache.store_node.ops import (

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mooncache.clock import SystemClock
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid
+from mooncache.runtime.clock import SystemClock
 from mooncache.store_node.prefault import check_memory, memory_left_bytes, prefault
 from mooncache.store_node.service import StoreNodeService
 

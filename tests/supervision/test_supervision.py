@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncache.supervision import (
+from mooncache.runtime.supervision import (
     DOWN,
     GIVEN_UP,
     READY,

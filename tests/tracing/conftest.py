@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mooncache import tracing
 from mooncache.config import Config, load
+from mooncache.runtime import tracing
 from tests.tracing.collector import Collector
 
 

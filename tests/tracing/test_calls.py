@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mooncache import tracing
 from mooncache.config import Config
 from mooncache.proto.v1 import master_pb2 as pb
+from mooncache.runtime import tracing
 from tests.service.support import TestService, channel
 from tests.tracing.collector import Collector
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from mooncache import tracing
 from mooncache.config import Config
 from mooncache.kvcache import mover as mv
 from mooncache.kvcache.lookup import LookupRequest, Lookups
 from mooncache.kvcache.pool_link import PoolLink
+from mooncache.runtime import tracing
 from tests.kvcache.conftest import BLOCK_BYTES, WAIT_S, Engine
 from tests.kvcache.faulty import FaultyPool
 from tests.tracing.collector import Collector

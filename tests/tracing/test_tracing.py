@@ -13,10 +13,10 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncache import logs, tracing
 from mooncache.config import Config, load
 from mooncache.errors import Overloaded
-from mooncache.logs import Event, get_logger
+from mooncache.runtime import logs, tracing
+from mooncache.runtime.logs import Event, get_logger
 from tests.tracing.collector import Collector
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -8,9 +8,9 @@ import socket
 
 import pytest
 
-from mooncache import virtual_time
-from mooncache.clock import LoopClock, ManualClock
-from mooncache.virtual_time import RealIoRefusedError, VirtualDeadlockError, VirtualTimeLoop
+from mooncache.runtime.clock import LoopClock, ManualClock
+from mooncache.testing import virtual_time
+from mooncache.testing.virtual_time import RealIoRefusedError, VirtualDeadlockError, VirtualTimeLoop
 
 
 async def trace_of_workers() -> list[str]:

@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mooncache import rpc
 from mooncache.auth import load_or_create_cluster_token
 from mooncache.client.keys import split_keys
-from mooncache.clock import SystemClock
 from mooncache.config import Config, load
 from mooncache.errors import ConductorUnavailable, InstanceUnknown
-from mooncache.grpc_server import GrpcServer
 from mooncache.kvcache.keys import passport_to_json
-from mooncache.passport import Passport
+from mooncache.kvcache.passport import Passport
 from mooncache.proto.v1 import conductor_pb2 as pb
-from mooncache.rpc import CallContext, RpcTable
-from mooncache.run_op import OpRunner
+from mooncache.runtime import rpc
+from mooncache.runtime.clock import SystemClock
+from mooncache.runtime.grpc_server import GrpcServer
+from mooncache.runtime.rpc import CallContext, RpcTable
+from mooncache.runtime.run_op import OpRunner
 from mooncache.worker.adapters.base import Command, EngineAdapter, Launch
 from mooncache.worker.core.load import MetricNames
 

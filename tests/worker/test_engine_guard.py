@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mooncache.config import load
-from mooncache.engine_guard import EngineGuard
 from mooncache.errors import ConfigInvalid
+from mooncache.runtime.engine_guard import EngineGuard
 from mooncache.worker.adapters.base import Launch
 from mooncache.worker.adapters.vllm import VllmAdapter
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from mooncache.certificates import make_certificates
 from mooncache.config import load
 from mooncache.errors import ConfigInvalid, EngineFailed, EngineUnavailable
 from mooncache.gateway.core.faults import Refusal
 from mooncache.gateway.shell.engines import Engines
-from mooncache.tls import http_client_context
+from mooncache.runtime.certificates import make_certificates
+from mooncache.runtime.tls import http_client_context
 from mooncache.worker.adapters.hf import HfAdapter
 from mooncache.worker.adapters.vllm import VllmAdapter
 from mooncache.worker.background.run_engine import engine_url

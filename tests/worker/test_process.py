@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mooncache import log_files
-from mooncache.log_files import trim
+from mooncache.runtime import log_files
+from mooncache.runtime.log_files import trim
 from mooncache.worker.process import EngineProcess
 
 WRITER = """

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from mooncache.auth import tenant_token
-from mooncache.channel import GrpcChannel
 from mooncache.client.keys import split_keys
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid, EngineFailed, PermissionDenied
 from mooncache.kvcache.keys import passport_from_json, passport_to_json, request_keys
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.proto.v1 import worker_pb2
-from mooncache.rpc import WORKER_SERVICE
+from mooncache.runtime.grpc_channel import GrpcChannel
+from mooncache.runtime.rpc import WORKER_SERVICE
 from mooncache.worker.service import WorkerService, attach_url
 from tests.conditions import until
 from tests.worker.support import PASSPORT, Conductor, alive, conductor, order, settings

@@ -18,20 +18,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mooncache.bench.rows import Report, bar_row, describe_machine, describe_versions
 from mooncache.client.keys import KEY_BYTES
-from mooncache.clock import SystemClock
 from mooncache.conductor.core import outcome
-from mooncache.conductor.core.asks import POOL_OK, PoolAnswer, SchedulingRequest
+from mooncache.conductor.core.decisions import POOL_OK, PoolAnswer, SchedulingRequest
 from mooncache.conductor.core.registry import READY, InstanceInfo
 from mooncache.conductor.ops import schedule
 from mooncache.conductor.shell.pool import PoolLookup
 from mooncache.conductor.state import ConductorState
 from mooncache.config import load
 from mooncache.kvcache.instance_load import InstanceLoad
-from mooncache.metrics import Metrics
 from mooncache.proto.v1 import conductor_pb2 as pb
-from mooncache.rpc import CallContext
+from mooncache.reporting.rows import Report, bar_row, describe_machine, describe_versions
+from mooncache.runtime.clock import SystemClock
+from mooncache.runtime.metrics import Metrics
+from mooncache.runtime.rpc import CallContext
 
 Progress = Callable[[str], None]
 MODEL = "bench"

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from mooncache.bench.conductor.cases import ConductorBenchOptions, run
-from mooncache.bench.rows import JsonRows, MarkdownRows
+from mooncache.reporting.rows import JsonRows, MarkdownRows
 
 
 def conductor(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
-from mooncache.bench.rows import Report, describe_machine, describe_versions
+from mooncache.reporting.rows import Report, describe_machine, describe_versions
 
 __all__ = ["CASES", "GatewayBenchOptions", "run"]
 

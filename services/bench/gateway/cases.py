@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from mooncache.bench.gateway import prompts
 from mooncache.bench.gateway.stack import Stack
-from mooncache.bench.rows import Report, Row, bar_row
 from mooncache.bench.worker import Worker
+from mooncache.reporting.rows import Report, Row, bar_row
 
 if TYPE_CHECKING:
     from mooncache.bench.gateway import GatewayBenchOptions

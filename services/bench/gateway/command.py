@@ -8,9 +8,9 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from mooncache.bench.gateway import CASES, GatewayBenchOptions, run
-from mooncache.bench.rows import JsonRows, MarkdownRows
 from mooncache.bench.worker import WorkerError
 from mooncache.errors import MooncacheError
+from mooncache.reporting.rows import JsonRows, MarkdownRows
 
 _EXIT_FAILED = 1
 

@@ -28,7 +28,7 @@ from mooncache.cluster.processes import Part, stop_all
 from mooncache.config import Config, load
 from mooncache.kvcache.identity import tokenizer_digest
 from mooncache.kvcache.keys import passport_to_json
-from mooncache.passport import Passport
+from mooncache.kvcache.passport import Passport
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 BOTH_MODEL, SPLIT_MODEL = "null", "null-pd"

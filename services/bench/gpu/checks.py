@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from mooncache.bench.gpu import copies, engine_case
-from mooncache.bench.rows import Report, describe_machine, describe_versions
 from mooncache.client import staging
 from mooncache.client.native_call import call_native
 from mooncache.errors import MooncacheError
+from mooncache.reporting.rows import Report, describe_machine, describe_versions
 
 SECONDS_MAX = 450.0
 _TESTS = Path(__file__).resolve().parents[3] / "tests" / "gpu"

@@ -15,11 +15,11 @@ from typing import Any
 
 from mooncache import _native
 from mooncache.bench.gpu.yardstick import PinnedCopies
-from mooncache.bench.rows import Report, bar_row
 from mooncache.bench.transfer.options import KIB, MIB
 from mooncache.client import staging
 from mooncache.client.native_call import call_native
 from mooncache.errors import ChecksumMismatch
+from mooncache.reporting.rows import Report, bar_row
 
 Progress = Callable[[str], None]
 WAIT_S = 20.0

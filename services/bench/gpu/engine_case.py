@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mooncache.bench.rows import Report, bar_row
 from mooncache.errors import EngineTimeout
+from mooncache.reporting.rows import Report, bar_row
 
 Progress = Callable[[str], None]
 
@@ -194,7 +194,7 @@ def _passes(
 
 def _ask(engine: Any, parts: Any, tokens: list[int], options: EngineOptions) -> Pass:
     from mooncache.hf_engine.core.sequence import Sampling, Sequence
-    from mooncache.kvcache.params import LegHint
+    from mooncache.kvcache.leg_hint import LegHint
 
     answer = _Answer()
     sequence = Sequence(

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from mooncache.bench.rows import JsonRows, MarkdownRows
-from mooncache.cli.output import EXIT_USAGE, check_writable, report_error
-from mooncache.cli.workload import PUBLIC_FORMAT, TraceFormat, need_packages
 from mooncache.errors import InvalidArgument, MooncacheError, TraceInvalid, TraceTooLarge
+from mooncache.reporting.output import EXIT_USAGE, check_writable, report_error
+from mooncache.reporting.rows import JsonRows, MarkdownRows
+from mooncache.reporting.workload import PUBLIC_FORMAT, TraceFormat, need_packages
 
 if TYPE_CHECKING:
     from mooncache.bench.replay.client import ReplayTarget
     from mooncache.bench.replay.run import ReplayOptions
-    from mooncache.bench.rows import Report
+    from mooncache.reporting.rows import Report
     from mooncache.traces import Trace
 
 _MODEL_NAME = "replay"

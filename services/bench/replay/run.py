@@ -15,8 +15,8 @@ from mooncache.bench.replay.calibrate import Calibration, Points, fit, measure
 from mooncache.bench.replay.client import Planned, ReplayTarget, ReplayTiming, replay
 from mooncache.bench.replay.predict import Serving, predict, speed_for
 from mooncache.bench.replay.workload import Prompts, ReplayShape, sample_conversations, shrink
-from mooncache.bench.rows import Report, Row, bar_row, describe_machine, describe_versions
 from mooncache.errors import EngineFailed, InvalidArgument
+from mooncache.reporting.rows import Report, Row, bar_row, describe_machine, describe_versions
 from mooncache.simulate.decode import worst_gaps_mean
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from mooncache.bench.rows import JsonRows, MarkdownRows, Report
 from mooncache.errors import MooncacheError
+from mooncache.reporting.rows import JsonRows, MarkdownRows, Report
 
 _EXIT_FAILED = 1
 

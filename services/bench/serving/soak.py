@@ -19,13 +19,13 @@ from pathlib import Path
 
 import aiohttp
 
-from mooncache.bench.rows import Report, Row, bar_row
 from mooncache.bench.serving.talk import ChatReply, ask
 from mooncache.bench.serving.turns import TurnsOptions, cluster_of, demo_key
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.cluster.http_get import http_get
 from mooncache.cluster.settings import Engine
 from mooncache.errors import Internal
+from mooncache.reporting.rows import Report, Row, bar_row
 
 Tell = Callable[[str], None]
 REQUEST_TIMEOUT_S = 120.0

@@ -19,11 +19,11 @@ from pathlib import Path
 import aiohttp
 
 from mooncache.auth import load_cluster_token, tenant_token
-from mooncache.bench.rows import Report, Row, bar_row
 from mooncache.bench.serving.talk import ChatReply, ask
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.cluster.settings import Engine
 from mooncache.errors import Internal
+from mooncache.reporting.rows import Report, Row, bar_row
 
 Tell = Callable[[str], None]
 TURNS = 8

@@ -16,8 +16,8 @@ from functools import partial
 from statistics import median, quantiles
 
 import mooncache
-from mooncache.bench.rows import Row, bar_row
 from mooncache.bench.store.ours import start_cluster
+from mooncache.reporting.rows import Row, bar_row
 
 BULK_THREADS = 8
 _BULK_BLOCKS = 16

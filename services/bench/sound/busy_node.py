@@ -14,8 +14,8 @@ from statistics import median, quantiles
 from typing import Any
 
 from mooncache.auth import derive_tenant_key, keyed_hash
-from mooncache.bench.rows import Row, bar_row
 from mooncache.errors import NodeUnavailable, ProtocolError
+from mooncache.reporting.rows import Row, bar_row
 
 _BULK_CONNECTIONS = 48
 _BULK_BYTES = 8 << 20

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.status import Status
 
 from mooncache.bench import sound as cases
-from mooncache.bench.rows import JsonRows, MarkdownRows, Report, Row, describe_machine, describe_versions
 from mooncache.errors import InvalidArgument, MooncacheError
+from mooncache.reporting.rows import JsonRows, MarkdownRows, Report, Row, describe_machine, describe_versions
 
 Case = Callable[[bool, Callable[[str], None]], list[Row]]
 _EXIT_FAILED = 1

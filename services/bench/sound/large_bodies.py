@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from mooncache.bench.gateway.stack import Stack, start_stack
-from mooncache.bench.rows import Row, bar_row
 from mooncache.bench.worker import WorkerError
 from mooncache.errors import EngineFailed
+from mooncache.reporting.rows import Row, bar_row
 
 # As `gateway.body_bytes_max` and its neighbours have it for the null engines' length of 2^20 tokens.
 _BODY_BYTES: Final = (4 << 20) + 16 * (1 << 20)

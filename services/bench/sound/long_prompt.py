@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 
-from mooncache.bench.rows import Row, bar_row
 from mooncache.connectors.vllm.core.book import RequestBook
 from mooncache.errors import Internal
-from mooncache.passport import Passport
+from mooncache.kvcache.passport import Passport
+from mooncache.reporting.rows import Row, bar_row
 
 _TOKENS = 131_072
 _RANKS = 8

@@ -20,15 +20,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mooncache.bench.rows import Row, bar_row
-from mooncache.channel import GrpcChannel
 from mooncache.conductor.service import ConductorService
 from mooncache.config import Config, load
 from mooncache.errors import ConductorUnavailable, Internal, MooncacheError
 from mooncache.master.service import MasterService
 from mooncache.proto.v1 import conductor_pb2 as pb
-from mooncache.rpc import CONDUCTOR_SERVICE
-from mooncache.service import Service
+from mooncache.reporting.rows import Row, bar_row
+from mooncache.runtime.grpc_channel import GrpcChannel
+from mooncache.runtime.rpc import CONDUCTOR_SERVICE
+from mooncache.runtime.service import Service
 
 INSTANCES = 1000
 BAR_CORES = 0.33

@@ -17,12 +17,12 @@ from typing import Final
 
 import aiohttp
 
-from mooncache.bench.rows import Row, bar_row
 from mooncache.bench.serving.talk import ChatReply, ask
 from mooncache.bench.serving.turns import demo_key
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.cluster.settings import ClusterSettings
 from mooncache.errors import EngineFailed
+from mooncache.reporting.rows import Row, bar_row
 
 _REQUESTS: Final = 8
 _BAR_S: Final = 3.0

@@ -13,9 +13,9 @@ from statistics import median
 from typing import Final
 
 import mooncache
-from mooncache.bench.rows import Row, bar_row
 from mooncache.bench.store.ours import start_cluster
 from mooncache.errors import NodeUnavailable
+from mooncache.reporting.rows import Row, bar_row
 
 _BLOCKS: Final = 16
 _BLOCK_BYTES: Final = 64 << 10

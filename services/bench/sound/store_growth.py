@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from mooncache.bench.rows import Row, bar_row
 from mooncache.client.native_call import call_native
+from mooncache.reporting.rows import Row, bar_row
 
 _FROM_BLOCKS = 100_000
 _TO_BLOCKS = 10_000_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from mooncache.bench.rows import Report, describe_machine, describe_versions
 from mooncache.bench.store.options import StoreBenchOptions
+from mooncache.reporting.rows import Report, describe_machine, describe_versions
 
 __all__ = ["CASES", "StoreBenchOptions", "run"]
 

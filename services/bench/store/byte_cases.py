@@ -13,11 +13,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from mooncache import _native
-from mooncache.bench.rows import Report, bar_row
 from mooncache.bench.store.options import StoreBenchOptions
 from mooncache.bench.store.ours import connect, start_node
 from mooncache.bench.store.peer_mooncake import PeerMooncake
 from mooncache.bench.store.raw_socket import RawSocket
+from mooncache.reporting.rows import Report, bar_row
 
 Progress = Callable[[str], None]
 Times = dict[str, list[float]]

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from mooncache.bench.rows import JsonRows, MarkdownRows
 from mooncache.bench.store import CASES, StoreBenchOptions, run
 from mooncache.bench.worker import WorkerError
 from mooncache.errors import MooncacheError
+from mooncache.reporting.rows import JsonRows, MarkdownRows
 
 _EXIT_FAILED = 1
 

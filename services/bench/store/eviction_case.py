@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mooncache import _native
-from mooncache.bench.rows import Report, bar_row
 from mooncache.bench.store.metadata_cases import count_text
 from mooncache.bench.store.options import StoreBenchOptions
 from mooncache.bench.store.ours import OurClient, connect, start_cluster
+from mooncache.reporting.rows import Report, bar_row
 from mooncache.traces import generate
 from mooncache.traces.generator import conversation
 

@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable
 
 from mooncache.auth import load_cluster_token
-from mooncache.bench.rows import Report, bar_row
 from mooncache.bench.store.metadata_cases import count_text, keys_of
 from mooncache.bench.store.options import StoreBenchOptions
 from mooncache.bench.store.ours import start_cluster
 from mooncache.bench.worker import WorkerError
-from mooncache.channel import GrpcChannel
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.proto.v1 import common_pb2, master_pb2
-from mooncache.rpc import MASTER_SERVICE
+from mooncache.reporting.rows import Report, bar_row
+from mooncache.runtime.grpc_channel import GrpcChannel
+from mooncache.runtime.rpc import MASTER_SERVICE
 
 _ADD = 1
 _DRAM = 1

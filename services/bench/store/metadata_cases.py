@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from mooncache import _native
-from mooncache.bench.rows import Report, bar_row
 from mooncache.bench.store.options import StoreBenchOptions
 from mooncache.bench.store.ours import OurClient, connect, start_cluster
 from mooncache.bench.worker import WorkerError
 from mooncache.client.master_link import MasterLink
 from mooncache.client.options import ClientOptions
-from mooncache.clock import SystemClock
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.errors import MooncacheError
 from mooncache.proto.v1 import master_pb2
+from mooncache.reporting.rows import Report, bar_row
+from mooncache.runtime.clock import SystemClock
 
 Progress = Callable[[str], None]
 _BATCH = 4096

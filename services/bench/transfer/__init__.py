@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from mooncache import _native
-from mooncache.bench.rows import Report, describe_machine, describe_versions
 from mooncache.bench.transfer.cases import Case, Samples, ToolRounds, add_rows, measure_all, reference_rows
 from mooncache.bench.transfer.node import TransferNode
 from mooncache.bench.transfer.options import TRANSPORTS, TransferOptions
+from mooncache.reporting.rows import Report, describe_machine, describe_versions
 
 __all__ = ["TransferOptions", "run"]
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from mooncache import _native
-from mooncache.bench.rows import Report, bar_row
 from mooncache.bench.transfer import references
 from mooncache.bench.transfer.nixl_lane import measure_nixl
 from mooncache.bench.transfer.options import KIB, MIB, TransferOptions
 from mooncache.client.native_call import call_native
 from mooncache.errors import MooncacheError
+from mooncache.reporting.rows import Report, bar_row
 
 Progress = Callable[[str], None]
 FLOWS = ("batch", "stream", "stream unchecked")

@@ -11,13 +11,13 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from mooncache.bench.rows import JsonRows, MarkdownRows, Report, describe_machine
 from mooncache.bench.transfer import TransferOptions, run
 from mooncache.bench.transfer.cases import Case, Samples
 from mooncache.bench.transfer.node import serve_forever
 from mooncache.bench.transfer.options import DIRECTIONS, SIZES_HINT, TRANSPORTS, parse_size
 from mooncache.bench.worker import WorkerError
 from mooncache.errors import MooncacheError, TransportUnavailable
+from mooncache.reporting.rows import JsonRows, MarkdownRows, Report, describe_machine
 
 _EXIT_FAILED = 1
 _EXIT_USAGE = 2

@@ -6,7 +6,7 @@ A broken one is logged and counted, never hidden.
 from __future__ import annotations
 
 from mooncache.conductor.state import ConductorState
-from mooncache.logs import Event, get_logger
+from mooncache.runtime.logs import Event, get_logger
 
 log = get_logger(__name__)
 

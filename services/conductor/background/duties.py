@@ -18,7 +18,7 @@ from mooncache.conductor.config import (
     REPLICATE_INTERVAL_S,
 )
 from mooncache.conductor.state import ConductorState
-from mooncache.duties import Duty
+from mooncache.runtime.duties import Duty
 
 
 def conductor_duties(state: ConductorState) -> list[Duty]:

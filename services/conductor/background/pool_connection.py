@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from mooncache.conductor.state import ConductorState
 from mooncache.errors import ConfigInvalid, MooncacheError
-from mooncache.logs import Event, get_logger
+from mooncache.runtime.logs import Event, get_logger
 
 log = get_logger(__name__)
 

@@ -8,7 +8,7 @@ from mooncache.conductor.core.learning import TransferLearner
 from mooncache.conductor.shell.copies import Copies
 from mooncache.conductor.state import ConductorState
 from mooncache.errors import MooncacheError
-from mooncache.logs import Event, get_logger
+from mooncache.runtime.logs import Event, get_logger
 
 log = get_logger(__name__)
 

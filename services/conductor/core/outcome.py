@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncache import errors
 from mooncache.client.keys import KEY_BYTES
-from mooncache.conductor.core.asks import POOL_ABSENT, POOL_TIMEOUT, PoolAnswer, SchedulingRequest
+from mooncache.conductor.core.decisions import POOL_ABSENT, POOL_TIMEOUT, PoolAnswer, SchedulingRequest
 from mooncache.conductor.core.landing import came
 from mooncache.conductor.core.records import DecisionRecord
 from mooncache.conductor.core.seen import (

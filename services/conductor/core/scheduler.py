@@ -16,7 +16,9 @@ import numpy as np
 
 from mooncache.client.keys import KEY_BYTES
 from mooncache.conductor.core import outcome
-from mooncache.conductor.core.asks import (
+from mooncache.conductor.core.cache_index import CacheIndex
+from mooncache.conductor.core.candidates import Candidates, PolicyView, Snapshots
+from mooncache.conductor.core.decisions import (
     Decision,
     PoolAnswer,
     SchedulerSettings,
@@ -24,8 +26,6 @@ from mooncache.conductor.core.asks import (
     decided,
     new_record,
 )
-from mooncache.conductor.core.cache_index import CacheIndex
-from mooncache.conductor.core.candidates import Candidates, PolicyView, Snapshots
 from mooncache.conductor.core.fairness import FairShares
 from mooncache.conductor.core.fleet_book import Assignment
 from mooncache.conductor.core.in_flight import InFlight, Running

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mooncache.conductor.core.asks import chosen_fields, expected_fields, sentence
 from mooncache.conductor.core.candidates import Candidates, Snapshots
+from mooncache.conductor.core.decisions import chosen_fields, expected_fields, sentence
 from mooncache.conductor.core.policy import find
 from mooncache.conductor.core.policy.types import Rules
 from mooncache.conductor.core.records import DecisionRecord, unpack

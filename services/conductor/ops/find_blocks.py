@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from mooncache.client.keys import count_keys
 from mooncache.conductor.config import KEYS_MAX
-from mooncache.conductor.core.asks import POOL_OK
+from mooncache.conductor.core.decisions import POOL_OK
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
-from mooncache.rpc import CallContext
+from mooncache.runtime.rpc import CallContext
 
 
 async def handle(

@@ -9,7 +9,7 @@ from mooncache.conductor.core.registry import READY
 from mooncache.conductor.messages import gateway_message
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
-from mooncache.rpc import CallContext
+from mooncache.runtime.rpc import CallContext
 
 
 async def handle(

@@ -8,7 +8,7 @@ from mooncache import errors
 from mooncache.conductor.core.what_if import other_choice
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
-from mooncache.rpc import CallContext
+from mooncache.runtime.rpc import CallContext
 
 
 async def handle(

@@ -10,7 +10,7 @@ from mooncache.conductor.core.registry import Instance
 from mooncache.conductor.messages import gateway_of, instance_message, load_message
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
-from mooncache.rpc import CallContext
+from mooncache.runtime.rpc import CallContext
 
 # The answer has to be on its way before the caller's own deadline.
 _ANSWER_S = 0.1

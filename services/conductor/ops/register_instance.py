@@ -6,9 +6,9 @@ from mooncache import errors
 from mooncache.conductor.core.registry import DRAINING, READY, STARTING, Wishes
 from mooncache.conductor.messages import ROLE_NUMBERS, STATES, info_of
 from mooncache.conductor.state import ConductorState
-from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import conductor_pb2 as pb
-from mooncache.rpc import CallContext
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.rpc import CallContext
 
 log = get_logger(__name__)
 

@@ -7,9 +7,9 @@ from mooncache.conductor.config import KEYS_MAX, TEXT_CHARS_MAX
 from mooncache.conductor.core.registry import SUSPECT
 from mooncache.conductor.messages import ROLE_NUMBERS, STATES, load_of
 from mooncache.conductor.state import ConductorState
-from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import conductor_pb2 as pb
-from mooncache.rpc import CallContext
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.rpc import CallContext
 
 log = get_logger(__name__)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from mooncache.conductor.core.asks import Decision
+from mooncache.conductor.core.decisions import Decision
 from mooncache.conductor.core.policy.types import LOCAL, WAIT
 from mooncache.conductor.messages import ask_of
 from mooncache.conductor.state import ConductorState
-from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import conductor_pb2 as pb
-from mooncache.rpc import CallContext
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.rpc import CallContext
 
 log = get_logger(__name__)
 

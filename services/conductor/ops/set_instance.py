@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mooncache.conductor.messages import ROLES, instance_message
 from mooncache.conductor.state import ConductorState
-from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import conductor_pb2 as pb
-from mooncache.rpc import CallContext
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.rpc import CallContext
 
 log = get_logger(__name__)
 

@@ -14,7 +14,7 @@ from mooncache.conductor.ops import (
     update_request,
 )
 from mooncache.conductor.state import ConductorState
-from mooncache.rpc import CONDUCTOR_SERVICE, Handler, RpcTable
+from mooncache.runtime.rpc import CONDUCTOR_SERVICE, Handler, RpcTable
 
 # Tenants talk to the gateway; the conductor is for the cluster's own processes and its operators.
 ADMIN_ONLY = (

@@ -7,7 +7,7 @@ from mooncache.conductor.config import UPDATES_MAX
 from mooncache.conductor.messages import PHASES, detail_of, elapsed_of
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
-from mooncache.rpc import CallContext
+from mooncache.runtime.rpc import CallContext
 
 
 async def handle(

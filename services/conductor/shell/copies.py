@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from mooncache.channel import Channel, GrpcChannel
 from mooncache.client.master_link import MasterLink, parse_targets
-from mooncache.clock import Clock
 from mooncache.config import Config
 from mooncache.proto.v1 import master_pb2
-from mooncache.rpc import MASTER_SERVICE
-from mooncache.tls import channel_credentials
+from mooncache.runtime.channel import Channel
+from mooncache.runtime.clock import Clock
+from mooncache.runtime.grpc_channel import GrpcChannel
+from mooncache.runtime.rpc import MASTER_SERVICE
+from mooncache.runtime.tls import channel_credentials
 
 _TIMEOUT_S = 5.0
 _ATTEMPT_S = 2.0

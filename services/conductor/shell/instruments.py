@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mooncache.conductor.core.asks import Decision
+from mooncache.conductor.core.decisions import Decision
 from mooncache.conductor.core.outcome import LANDED, MISSED, Learned
 from mooncache.conductor.core.policy.fleet import ROLES
 from mooncache.conductor.core.policy.types import WAIT
 from mooncache.conductor.core.registry import STATES
-from mooncache.metrics import Metrics
+from mooncache.runtime.metrics import Metrics
 
 if TYPE_CHECKING:
     from mooncache.conductor.state import ConductorState

@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from mooncache import tracing
 from mooncache.client.aio import AsyncClient
-from mooncache.clock import Clock
-from mooncache.conductor.core.asks import POOL_ABSENT, POOL_NO_KEYS, POOL_OK, POOL_TIMEOUT, PoolAnswer
+from mooncache.conductor.core.decisions import POOL_ABSENT, POOL_NO_KEYS, POOL_OK, POOL_TIMEOUT, PoolAnswer
 from mooncache.config import Config
 from mooncache.errors import Closed, DeadlineExceeded, MooncacheError
+from mooncache.runtime import tracing
+from mooncache.runtime.clock import Clock
 
 _CONNECT_TIMEOUT_S = 2.0
 _THREADS = 8

@@ -26,7 +26,7 @@ from mooncache.connectors.vllm.worker_side import WorkerSide
 from mooncache.errors import ConfigInvalid, MooncacheError
 from mooncache.kvcache.kv_types import why_garbage
 from mooncache.kvcache.pool_link import PoolLink, connect_pool
-from mooncache.logs import Event, get_logger
+from mooncache.runtime.logs import Event, get_logger
 
 _log = get_logger(__name__)
 DEFECTS_LOGGED_MAX = 100

@@ -25,7 +25,7 @@ from mooncache.connectors.vllm.core.config_digest import (
 )
 from mooncache.kvcache import identity
 from mooncache.kvcache.memory import LayerLayout
-from mooncache.passport import Passport
+from mooncache.kvcache.passport import Passport
 
 
 def engine_version() -> str:

@@ -27,12 +27,12 @@ from mooncache.connectors.vllm.messages import (
 from mooncache.connectors.vllm.settings import ConnectorSettings
 from mooncache.connectors.vllm.stats import ConnectorStats
 from mooncache.kvcache.keys import passport_from_json
+from mooncache.kvcache.leg_hint import CacheReport
 from mooncache.kvcache.lookup import LookupRequest, Lookups
-from mooncache.kvcache.params import CacheReport
+from mooncache.kvcache.passport import Passport
 from mooncache.kvcache.pool_link import PoolLink
-from mooncache.logs import Event, get_logger
-from mooncache.passport import Passport
-from mooncache.tracing import TRACEPARENT
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.tracing import TRACEPARENT
 
 _log = get_logger(__name__)
 CONNECT_WAIT_S = 3.0

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mooncache import tracing
 from mooncache.client.figures import Figures, figures, growth
 from mooncache.client.keys import split_keys
 from mooncache.config import load
@@ -32,7 +31,8 @@ from mooncache.kvcache.memory import HostMemory
 from mooncache.kvcache.mover import ABSENT, LoadReport, Mover, SaveReport, TransferJob
 from mooncache.kvcache.pool_link import PoolLink
 from mooncache.kvcache.tensors import block_memory, layout_of
-from mooncache.logs import Event, get_logger
+from mooncache.runtime import tracing
+from mooncache.runtime.logs import Event, get_logger
 
 _log = get_logger(__name__)
 STALE = "stale"

@@ -7,8 +7,8 @@ from typing import Final
 
 from mooncache._version import __version__
 from mooncache.gateway.state import GatewayState
-from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.runtime.logs import Event, get_logger
 
 WAIT_S: Final = 10.0
 _LOST_WAIT_S: Final = 0.5
@@ -48,7 +48,7 @@ async def run(state: GatewayState) -> None:
                     models=len(models),
                 )
                 for model in models[: _LOADING_MAX - len(loading)]:
-                    task = asyncio.create_task(state.readers.prepare(model))
+                    task = asyncio.create_task(state.tokenizers.prepare(model))
                     loading.add(task)
                     task.add_done_callback(loading.discard)
             await state.clock.sleep(0)  # a conductor that answers at once must not starve the loop

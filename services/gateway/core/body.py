@@ -165,7 +165,7 @@ def parse(data: bytes, *, chat: bool, choice_count_max: int) -> tuple[InferenceR
     prompt_logprobs = known.prompt_logprobs is not None or bool(
         known.echo and known.logprobs not in (None, False)
     )
-    inquiry = InferenceRequest(
+    request = InferenceRequest(
         chat=chat,
         model=known.model,
         stream=bool(known.stream),
@@ -180,7 +180,7 @@ def parse(data: bytes, *, chat: bool, choice_count_max: int) -> tuple[InferenceR
         whole_prompt=prompt_logprobs or bool(known.use_beam_search),
         truncates=known.truncate_prompt_tokens is not None,
     )
-    return inquiry, Content(body, raw)
+    return request, Content(body, raw)
 
 
 def bytes_max(cap: int, bytes_per_token: int, model_tokens: int) -> int:

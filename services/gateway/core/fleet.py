@@ -14,7 +14,7 @@ from typing import Final
 
 from mooncache.errors import InvalidArgument
 from mooncache.kvcache.keys import passport_from_json
-from mooncache.passport import Passport
+from mooncache.kvcache.passport import Passport
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 MODEL_COUNT_MAX = 10_000

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mooncache.auth import check_tenant_name
+from mooncache.config.small_files import parse_toml
 from mooncache.errors import ConfigInvalid, InvalidArgument
 from mooncache.gateway.core.rate_limit import RateLimits
-from mooncache.small_files import parse_toml
 
 FILE_BYTES_MAX: Final = 16 << 20
 KEY_COUNT_MAX: Final = 100_000

@@ -9,23 +9,23 @@ import msgspec
 from msgspec import Raw
 
 from mooncache.gateway.core.body import INTERNAL, INTERNAL_PREFIX, Content, InferenceRequest
-from mooncache.kvcache.params import FIELD, LegHint
+from mooncache.kvcache.leg_hint import FIELD, LegHint
 
 _SALT: Final = "cache_salt"
 
 
-def forwarded(inquiry: InferenceRequest, content: Content) -> bytes:
+def forwarded(request: InferenceRequest, content: Content) -> bytes:
     """The client's fields as an engine gets them, a JSON object: internal ones dropped, all others as they came."""
     fields = {
         name: value
         for name, value in content.raw.items()
         if name not in INTERNAL and not name.startswith(INTERNAL_PREFIX) and name != _SALT
     }
-    if inquiry.stream and not inquiry.wants_usage:
+    if request.stream and not request.wants_usage:
         # Counted for the tenant and for metrics; the client does not see it.
         options = content.fields.get("stream_options") or {}
         fields["stream_options"] = _raw({**options, "include_usage": True, "continuous_usage_stats": False})
-    elif not inquiry.stream:
+    elif not request.stream:
         fields.pop("stream_options", None)  # engines refuse it without a stream
     return msgspec.json.encode(fields)
 

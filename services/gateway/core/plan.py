@@ -124,11 +124,11 @@ def check_length(limit: int, prompt_tokens: int, output_tokens: int, *, chat: bo
     raise faults.refuse(PromptTooLong(text), param=what)
 
 
-def check_ids(limit: int, inquiry: InferenceRequest, content: Content) -> None:
+def check_ids(limit: int, request: InferenceRequest, content: Content) -> None:
     """Refuse token ids that are more than the model takes before any work is put into them. Raises Refusal (400)."""
-    tokens = 0 if inquiry.chat else longest_ids(content.fields.get("prompt"))
+    tokens = 0 if request.chat else longest_ids(content.fields.get("prompt"))
     if tokens:
-        check_length(limit, tokens, inquiry.max_output_tokens, chat=False)
+        check_length(limit, tokens, request.max_output_tokens, chat=False)
 
 
 def keeps_decode(old: RequestPlan, new: RequestPlan) -> bool:

@@ -56,9 +56,9 @@ class TokenizerSource:
 class Prepared:
     """A request that can be scheduled. forward: the client's fields for the decode leg (see legs.forwarded)."""
 
-    inquiry: InferenceRequest
+    request: InferenceRequest
     forward: bytes = field(repr=False)
-    known: TokenizedPrompt | None = field(repr=False)
+    tokenized: TokenizedPrompt | None = field(repr=False)
 
 
 class Parse(msgspec.Struct, tag=True, frozen=True):
@@ -85,7 +85,7 @@ class Drop(msgspec.Struct, tag=True, frozen=True):
 class Parsed(msgspec.Struct, tag=True, frozen=True):
     """What a body wants."""
 
-    inquiry: InferenceRequest
+    request: InferenceRequest
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
@@ -112,24 +112,24 @@ ASKS: Any = Parse | Make | Drop
 ANSWERS: Any = Parsed | Refused | Made
 
 
-def made(forward: bytes, known: TokenizedPrompt | None) -> Made:
+def made(forward: bytes, tokenized: TokenizedPrompt | None) -> Made:
     """As it travels."""
-    if known is None:
+    if tokenized is None:
         return Made(forward)
     return Made(
         forward,
         is_known=True,
-        tokens=[tokens.tobytes() for tokens in known.prompts],
-        prompt_json=known.prompt_json,
-        keys=known.keys,
-        content_keys=known.content_keys,
-        public_tokens=known.public_tokens,
-        block_tokens=known.block_tokens,
-        passport_root=known.passport_root,
+        tokens=[tokens.tobytes() for tokens in tokenized.prompts],
+        prompt_json=tokenized.prompt_json,
+        keys=tokenized.keys,
+        content_keys=tokenized.content_keys,
+        public_tokens=tokenized.public_tokens,
+        block_tokens=tokenized.block_tokens,
+        passport_root=tokenized.passport_root,
     )
 
 
-def known_of(found: Made) -> TokenizedPrompt | None:
+def tokenized_of(found: Made) -> TokenizedPrompt | None:
     """As it arrived."""
     if not found.is_known:
         return None

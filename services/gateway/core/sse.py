@@ -17,7 +17,7 @@ from mooncache.errors import EngineFailed
 from mooncache.gateway.core import faults, usage
 from mooncache.gateway.core.faults import Fault
 from mooncache.gateway.core.usage import TokenUsage
-from mooncache.kvcache.params import FIELD, CacheReport
+from mooncache.kvcache.leg_hint import FIELD, CacheReport
 
 EVENT_BYTES_MAX: Final = 64 << 20
 _EVENTS: Final = re.compile(rb".*?\r?\n\r?\n", re.DOTALL)

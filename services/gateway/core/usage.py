@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mooncache.kvcache.params import CacheReport
+from mooncache.kvcache.leg_hint import CacheReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
-"""What chat and text completions have in common: read, check, know the prompt, drive."""
+"""What chat and text completions have in common: read, check, tokenise, drive."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from mooncache.gateway.core.capture import CapturedPrompt
-from mooncache.gateway.shell.drive import RequestDriver
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.shell.intake import Intake
+from mooncache.gateway.shell.request_driver import RequestDriver
 from mooncache.gateway.state import GatewayState
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ async def _prepare(
     if state.capture is None:
         return drive, None
     assert exchange.caller is not None
-    known = prepared.known
+    tokenized = prepared.tokenized
     prompts = (
         ()
-        if known is None
-        else [CapturedPrompt(each, intake.salt, known.public_tokens) for each in known.prompts]
+        if tokenized is None
+        else [CapturedPrompt(each, intake.salt, tokenized.public_tokens) for each in tokenized.prompts]
     )
     ticket = state.capture.begin(
-        prompts, tenant=exchange.caller.tenant, session=prepared.inquiry.session, now_s=exchange.started_s
+        prompts, tenant=exchange.caller.tenant, session=prepared.request.session, now_s=exchange.started_s
     )
     return drive, ticket

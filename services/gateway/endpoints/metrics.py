@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.state import GatewayState
-from mooncache.metrics import CONTENT_TYPE
+from mooncache.runtime.metrics import CONTENT_TYPE
 
 
 async def handle(state: GatewayState, exchange: Exchange) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from mooncache.bind import is_loopback
 from mooncache.gateway.core.openapi import document
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.state import GatewayState
+from mooncache.runtime.bind import is_loopback
 
 
 async def handle(state: GatewayState, exchange: Exchange) -> None:

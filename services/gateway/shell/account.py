@@ -11,7 +11,7 @@ from mooncache.gateway.core.usage import TokenUsage, settle
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.shell.legs import LegRecord, Opened
 from mooncache.gateway.state import GatewayState
-from mooncache.kvcache.params import TIMEOUT
+from mooncache.kvcache.leg_hint import TIMEOUT
 
 BYTES_PER_TOKEN: Final = 4
 
@@ -27,17 +27,17 @@ class Account:
         self,
         state: GatewayState,
         exchange: Exchange,
-        inquiry: InferenceRequest,
+        request: InferenceRequest,
         prompt_tokens: int,
         *,
-        is_known: bool,
+        is_tokenized: bool,
     ) -> None:
-        self._state, self._exchange, self._inquiry = state, exchange, inquiry
+        self._state, self._exchange, self._request = state, exchange, request
         self._records: list[LegRecord] = []
-        self.prompt_tokens, self._is_known = prompt_tokens, is_known
+        self.prompt_tokens, self._is_known = prompt_tokens, is_tokenized
         self.plan: RequestPlan | None = None
         self.opened: Opened | None = None
-        self.editor = StreamEditor(inquiry.wants_usage)
+        self.editor = StreamEditor(request.wants_usage)
         self.cached_tokens: int | None = None
         self.lost_bytes = 0
 
@@ -63,8 +63,8 @@ class Account:
 
     def output_tokens(self) -> int:
         """Tokens that were generated; an estimate where no engine said."""
-        inquiry, paces = self._inquiry, self._state.paces
-        most = inquiry.choices * inquiry.max_output_tokens or 1 << 53
+        request, paces = self._request, self._state.paces
+        most = request.choices * request.max_output_tokens or 1 << 53
         if self.lost_bytes:
             return min(most, self.lost_bytes // BYTES_PER_TOKEN)
         if self.opened is not None:
@@ -72,12 +72,12 @@ class Account:
             if usage is not None:
                 return usage.completion_tokens
             if self.opened.source is not None:
-                return min(most, paces.of_events(inquiry.model, self.editor.event_count))
+                return min(most, paces.of_events(request.model, self.editor.event_count))
         sent = [record for record in self._records if record.leg == "decode"]
         if not self._exchange.gone or not sent:
             return 0
         elapsed_s = (self.elapsed_ms() - sent[0].sent_ms) / 1e3
-        return min(most, inquiry.choices * paces.of_time(inquiry.model, elapsed_s))
+        return min(most, request.choices * paces.of_time(request.model, elapsed_s))
 
     def report(self, phase: int, detail: dict[str, Any]) -> None:
         """Tell the conductor."""
@@ -101,7 +101,7 @@ class Account:
             detail["cached_tokens"] = cached
         self.report(phase, detail)
         self._exchange.notes |= {
-            "model": self._inquiry.model,
+            "model": self._request.model,
             "prompt_tokens": usage.prompt_tokens if usage is not None else self.prompt_tokens,
             "output_tokens": self.output_tokens(),
             "cached_tokens": detail.get("cached_tokens"),
@@ -109,18 +109,18 @@ class Account:
         }
         told = self.opened.record.told if self.opened is not None else None
         if told is not None and told.outcome == TIMEOUT:
-            self._state.stats.waits_timed_out.labels(self._inquiry.model).inc()
+            self._state.stats.waits_timed_out.labels(self._request.model).inc()
         self._count(usage, detail.get("cached_tokens", 0), is_whole=code == "OK")
 
     def _count(self, usage: TokenUsage | None, cached_tokens: int, *, is_whole: bool) -> None:
         """Metrics and the tenant's bucket; prompt tokens were charged when the request was planned."""
-        stats, model = self._state.stats, self._inquiry.model
+        stats, model = self._state.stats, self._request.model
         if usage is not None:
             stats.prompt_tokens.labels(model).inc(usage.prompt_tokens)
             stats.cached_tokens.labels(model).inc(cached_tokens)
             if is_whole and self._is_known:
-                self._state.readers.compare(model, self.prompt_tokens, usage.prompt_tokens)
-            if is_whole and self._inquiry.choices == 1:
+                self._state.tokenizers.compare(model, self.prompt_tokens, usage.prompt_tokens)
+            if is_whole and self._request.choices == 1:
                 elapsed_s, events = self.elapsed_ms() / 1e3, self.editor.event_count
                 self._state.paces.learn(model, usage.completion_tokens, elapsed_s, events)
         output_tokens = self.output_tokens()

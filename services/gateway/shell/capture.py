@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 
 from mooncache.errors import ConfigInvalid
 from mooncache.gateway.core.capture import CapturedPrompt, Numbering, block_digests, line
-from mooncache.logs import Event, get_logger
+from mooncache.runtime.logs import Event, get_logger
 
 if TYPE_CHECKING:
     from mooncache.config.serving import GatewaySection

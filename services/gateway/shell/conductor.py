@@ -20,12 +20,12 @@ import msgspec
 import structlog
 
 from mooncache.client.conductor_link import ConductorLink
-from mooncache.clock import Clock
 from mooncache.errors import ConductorUnavailable, DeadlineExceeded, InvalidArgument, MooncacheError, TooLarge
 from mooncache.gateway.core.instance_list import InstanceList
 from mooncache.gateway.metrics import GatewayMetrics
-from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.runtime.clock import Clock
+from mooncache.runtime.logs import Event, get_logger
 
 UPDATE_LANES: Final = 2
 _BATCH_MAX: Final = 64

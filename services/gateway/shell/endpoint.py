@@ -12,7 +12,6 @@ from typing import Final
 
 import structlog
 
-from mooncache import tracing
 from mooncache.errors import (
     Draining,
     Internal,
@@ -27,8 +26,9 @@ from mooncache.gateway.core.cors import cors_headers
 from mooncache.gateway.core.faults import Fault, Refusal
 from mooncache.gateway.shell.exchange import ClientGone, Exchange, Receive, Scope, Send
 from mooncache.gateway.state import GatewayState
-from mooncache.logs import Event, get_logger
-from mooncache.run_op import clean_request_id
+from mooncache.runtime import tracing
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.run_op import clean_request_id
 
 Handler = Callable[[GatewayState, Exchange], Awaitable[None]]
 CLIENT_GONE_STATUS: Final = 499

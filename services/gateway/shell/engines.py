@@ -14,10 +14,10 @@ from typing import Final, Self
 
 import aiohttp
 
-from mooncache import tracing
 from mooncache.errors import EngineDied, EngineFailed, EngineTimeout, EngineUnavailable, Overloaded, TooLarge
 from mooncache.gateway.core import faults
 from mooncache.gateway.core.faults import Refusal
+from mooncache.runtime import tracing
 
 ANSWER_BYTES_MAX: Final = 512 << 20
 _ERROR_BYTES_MAX: Final = 1 << 20

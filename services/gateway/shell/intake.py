@@ -43,16 +43,16 @@ class Intake:
         return await self._beside(parts, chat=chat)
 
     async def _here(self, data: bytes, *, chat: bool) -> Prepared:
-        inquiry, content = body.parse(
+        request, content = body.parse(
             data, chat=chat, choice_count_max=self._state.config.gateway.choice_count_max
         )
-        self._resolve(inquiry)
+        self._resolve(request)
         limit = self.model.max_model_tokens
-        plan.check_ids(limit, inquiry, content)
-        known = await self._state.readers.know(inquiry, content, self.model, self.salt)
-        if known is not None:
-            plan.check_length(limit, max(known.lengths), inquiry.max_output_tokens, chat=chat)
-        return Prepared(inquiry, legs.forwarded(inquiry, content), known)
+        plan.check_ids(limit, request, content)
+        tokenized = await self._state.tokenizers.tokenize(request, content, self.model, self.salt)
+        if tokenized is not None:
+            plan.check_length(limit, max(tokenized.lengths), request.max_output_tokens, chat=chat)
+        return Prepared(request, legs.forwarded(request, content), tokenized)
 
     async def _beside(self, parts: list[bytes], *, chat: bool) -> Prepared:
         if parts[0].lstrip(_SPACE)[:1] not in (b"{", b""):
@@ -61,10 +61,10 @@ class Intake:
         assert caller is not None
         has_source = False
 
-        def resolve(inquiry: InferenceRequest) -> Make:
+        def resolve(request: InferenceRequest) -> Make:
             nonlocal has_source
-            self._resolve(inquiry)
-            source = state.readers.source(self.model, self.salt)
+            self._resolve(request)
+            source = state.tokenizers.source(self.model, self.salt)
             has_source = source is not None
             return Make(source, self.model.max_model_tokens)
 
@@ -79,25 +79,25 @@ class Intake:
         elapsed_s = state.clock.now_s() - started_s
         state.stats.read_beside.observe(elapsed_s)
         if has_source:
-            state.readers.note(self.model, prepared.known, elapsed_s)
+            state.tokenizers.note(self.model, prepared.tokenized, elapsed_s)
         return prepared
 
-    def _resolve(self, inquiry: InferenceRequest) -> None:
+    def _resolve(self, request: InferenceRequest) -> None:
         """Find model and salt of a request. Raises Refusal, MooncacheError."""
         state, caller = self._state, self._exchange.caller
         assert caller is not None
-        model = state.fleet.models.get(inquiry.model)
+        model = state.fleet.models.get(request.model)
         if model is None:
             if not state.fleet.known:
                 raise ConductorUnavailable("The gateway has not heard from the conductor yet.")
-            raise plan.unknown_model(inquiry.model)
+            raise plan.unknown_model(request.model)
         if not model.instances:
             raise NoInstances(f"No instance that serves {model.name} is ready.")
         limit = self._bytes_max(model.max_model_tokens)
         if self.body_bytes > limit:
             raise body.too_large(limit)
         self.model = model
-        self.salt = cache_salt(state.token, caller.tenant, inquiry.cache_salt)
+        self.salt = cache_salt(state.token, caller.tenant, request.cache_salt)
 
     def _bytes_max(self, model_tokens: int) -> int:
         settings = self._state.config.gateway

@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mooncache import tracing
 from mooncache.errors import EngineTimeout
 from mooncache.gateway.core import usage
 from mooncache.gateway.core.plan import LegPlan
@@ -15,7 +14,8 @@ from mooncache.gateway.core.usage import TokenUsage
 from mooncache.gateway.shell.engines import EngineAnswer, Engines
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.shell.relay import EngineStream
-from mooncache.kvcache.params import CacheReport
+from mooncache.kvcache.leg_hint import CacheReport
+from mooncache.runtime import tracing
 
 _PREFILL_ANSWER_BYTES_MAX = 64 << 20
 

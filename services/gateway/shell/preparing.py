@@ -30,7 +30,7 @@ from mooncache.gateway.core.prepared import (
     Parsed,
     Prepared,
     Refused,
-    known_of,
+    tokenized_of,
 )
 
 QUEUE_MAX: Final = 256
@@ -192,11 +192,11 @@ class _Reader:
             )
         await self._send(msgspec.msgpack.encode(parse))
         await self._send(*parts)
-        inquiry = await self._receive()
-        if not isinstance(inquiry, Parsed):
+        request = await self._receive()
+        if not isinstance(request, Parsed):
             raise EOFError
         try:
-            make = resolve(inquiry.inquiry)
+            make = resolve(request.request)
         except Exception:
             await self._send(msgspec.msgpack.encode(Drop()))
             raise
@@ -204,7 +204,7 @@ class _Reader:
         found = await self._receive()
         if not isinstance(found, Made):
             raise EOFError
-        return Prepared(inquiry.inquiry, found.forward, known_of(found))
+        return Prepared(request.request, found.forward, tokenized_of(found))
 
     async def _send(self, *parts: bytes) -> None:
         """One frame. Raises OSError."""

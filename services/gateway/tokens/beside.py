@@ -31,8 +31,8 @@ from mooncache.gateway.core.prepared import (
     TokenizerSource,
     made,
 )
-from mooncache.gateway.tokens.known import known_of
 from mooncache.gateway.tokens.reader import PromptReader
+from mooncache.gateway.tokens.tokenized import tokenized_of
 from mooncache.kvcache.identity import tokenizer_digest
 from mooncache.kvcache.keys import passport_from_json
 
@@ -69,12 +69,12 @@ def main() -> int:
     os.nice(_NICE)
     source, out = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not come between two frames
-    readers = TokenizerCache(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    tokenizers = TokenizerCache(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
     decoder = msgspec.msgpack.Decoder(ASKS)
     while (frame := read_frame(source)) is not None:
         ask = decoder.decode(frame)
         assert isinstance(ask, Parse)
-        serve(ask, source, out, readers, decoder)
+        serve(ask, source, out, tokenizers, decoder)
         gc.collect()
         heap.trim()
     return 0
@@ -84,53 +84,55 @@ def serve(
     ask: Parse,
     source: BinaryIO,
     out: BinaryIO,
-    readers: TokenizerCache,
+    tokenizers: TokenizerCache,
     decoder: msgspec.msgpack.Decoder[object],
 ) -> None:
     """One body: parse it, say what it wants, make what is asked for."""
     data = read_frame(source)
     assert data is not None
     try:
-        inquiry, content = body.parse(bytes(data), chat=ask.chat, choice_count_max=ask.choice_count_max)
+        request, content = body.parse(bytes(data), chat=ask.chat, choice_count_max=ask.choice_count_max)
     except faults.Refusal as wrong:
         write_frame(out, Refused(wrong.fault))
         return
     del data
-    write_frame(out, Parsed(inquiry))
+    write_frame(out, Parsed(request))
     frame = read_frame(source)
     found = decoder.decode(frame) if frame is not None else Drop()
     if not isinstance(found, Make):
         return
     try:
-        plan.check_ids(found.model_tokens, inquiry, content)
-        known = know(inquiry, content, found, readers)
+        plan.check_ids(found.model_tokens, request, content)
+        tokenized = tokenize(request, content, found, tokenizers)
     except faults.Refusal as wrong:
         write_frame(out, Refused(wrong.fault))
         return
-    write_frame(out, made(legs.forwarded(inquiry, content), known))
+    write_frame(out, made(legs.forwarded(request, content), tokenized))
 
 
-def know(
-    inquiry: InferenceRequest, content: Content, make: Make, readers: TokenizerCache
+def tokenize(
+    request: InferenceRequest, content: Content, make: Make, tokenizers: TokenizerCache
 ) -> TokenizedPrompt | None:
     """Tokens and keys; None when they cannot be known for sure. Raises Refusal when they are too many."""
     source = make.source
     if source is None:
         return None
     try:
-        reader = readers.get(source)
+        reader = tokenizers.get(source)
     except Exception:  # noqa: BLE001  (files of others; the gateway has logged what is wrong with them)
         return None
-    prompt = reader.read(content.fields, inquiry.chat, scope=source.salt) if reader is not None else None
+    prompt = reader.read(content.fields, request.chat, scope=source.salt) if reader is not None else None
     if reader is None or prompt is None or not prompt.token_ids:
         return None
     longest = max(map(len, prompt.token_ids))
-    plan.check_length(make.model_tokens, longest, inquiry.max_output_tokens, chat=inquiry.chat)
+    plan.check_length(make.model_tokens, longest, request.max_output_tokens, chat=request.chat)
     passport = passport_from_json(source.passport) if source.passport else None
-    known = known_of(
+    tokenized = tokenized_of(
         content.fields, reader, prompt, passport, salt=source.salt, public_salt=source.public_salt
     )
-    return replace(known, prompt_json=legs.prompt_json(known.prompts)) if known.keys else known
+    return (
+        replace(tokenized, prompt_json=legs.prompt_json(tokenized.prompts)) if tokenized.keys else tokenized
+    )
 
 
 def read_frame(source: BinaryIO) -> bytes | None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from mooncache.client.keys import split_keys
 from mooncache.kvcache.keys import request_keys
-from mooncache.kvcache.params import LegHint
-from mooncache.passport import Passport
+from mooncache.kvcache.leg_hint import LegHint
+from mooncache.kvcache.passport import Passport
 
 
 class State(enum.Enum):

@@ -5,8 +5,8 @@ A broken one is logged and counted, never hidden.
 
 from __future__ import annotations
 
-from mooncache.logs import Event, get_logger
 from mooncache.master.state import MasterState
+from mooncache.runtime.logs import Event, get_logger
 
 log = get_logger(__name__)
 

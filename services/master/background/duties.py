@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from mooncache.duties import Duty
 from mooncache.master.background import check_invariants, expire_members, refresh_map
 from mooncache.master.background.run_tasks import TaskRunner
 from mooncache.master.state import MasterState
+from mooncache.runtime.duties import Duty
 
 
 def master_duties(state: MasterState, tasks: TaskRunner) -> list[Duty]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from mooncache.coordination import Coordinator
 from mooncache.errors import MooncacheError
-from mooncache.logs import Event, get_logger
 from mooncache.master.state import MasterState
+from mooncache.runtime.logs import Event, get_logger
 
 FOLLOW_INTERVAL_S = 0.5
 

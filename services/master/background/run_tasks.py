@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Sequence
 
 from mooncache import errors
-from mooncache.logs import Event, get_logger
 from mooncache.master.core.task_types import CopyStep, DropStep, Step
 from mooncache.master.core.tasks import TaskBook
 from mooncache.master.messages import fence, node_info
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import store_node_pb2
+from mooncache.runtime.logs import Event, get_logger
 
 log = get_logger(__name__)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mooncache.logs import Event, get_logger
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2
-from mooncache.rpc import CallContext
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.rpc import CallContext
 
 log = get_logger(__name__)
 

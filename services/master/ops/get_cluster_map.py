@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2
-from mooncache.rpc import CallContext
+from mooncache.runtime.rpc import CallContext
 
 
 async def handle(

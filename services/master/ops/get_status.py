@@ -7,7 +7,7 @@ from mooncache.master.core.membership import Node
 from mooncache.master.messages import node_info
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2
-from mooncache.rpc import CallContext
+from mooncache.runtime.rpc import CallContext
 
 
 async def handle(

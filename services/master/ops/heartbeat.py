@@ -7,7 +7,7 @@ from mooncache.master.core.membership import Node, SpaceUsage
 from mooncache.master.messages import rails_of
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import common_pb2, master_pb2
-from mooncache.rpc import CallContext
+from mooncache.runtime.rpc import CallContext
 
 TENANT_NAMES_MAX = 65536
 

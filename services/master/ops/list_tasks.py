@@ -6,7 +6,7 @@ from mooncache import errors
 from mooncache.master.messages import TASK_KINDS, task_message
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2
-from mooncache.rpc import CallContext
+from mooncache.runtime.rpc import CallContext
 
 PAGE_SIZE_DEFAULT = 100
 _TOKEN_DIGITS_MAX = 18

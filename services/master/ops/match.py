@@ -6,7 +6,7 @@ from mooncache.client.keys import count_keys
 from mooncache.master.messages import tenant_of
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2
-from mooncache.rpc import CallContext
+from mooncache.runtime.rpc import CallContext
 
 
 async def handle(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from mooncache import errors
-from mooncache.logs import Event, get_logger
 from mooncache.master.messages import rails_of, registration_of
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2
-from mooncache.rpc import CallContext
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.rpc import CallContext
 
 PROTOCOL_MINOR_MAX_AHEAD = 1
 PROTOCOL_MINOR = 1

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from mooncache import errors
 from mooncache.client.keys import split_keys
-from mooncache.logs import Event, get_logger
 from mooncache.master.messages import REPLICAS_MAX, check_replicas, tenant_of
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2
-from mooncache.rpc import CallContext
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.rpc import CallContext
 
 log = get_logger(__name__)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from mooncache import errors
-from mooncache.logs import Event, get_logger
 from mooncache.master.core.reports import RECORD_BYTES, Ack, NodeReports
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2
-from mooncache.rpc import CallContext
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.rpc import CallContext
 
 log = get_logger(__name__)
 

@@ -22,7 +22,7 @@ from mooncache.master.ops import (
     watch_cluster_map,
 )
 from mooncache.master.state import MasterState
-from mooncache.rpc import MASTER_SERVICE, Handler, RpcTable
+from mooncache.runtime.rpc import MASTER_SERVICE, Handler, RpcTable
 
 # Only the cluster's own processes and its operators may change what the cluster is.
 ADMIN_ONLY = ("RegisterNode", "Heartbeat", "ReportBlocks", "DrainNode")

@@ -23,7 +23,7 @@ from mooncache.master.messages import check_replicas, node_info, tenant_of
 from mooncache.master.shell.fan_out import ask_node
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2, store_node_pb2
-from mooncache.rpc import CallContext
+from mooncache.runtime.rpc import CallContext
 
 KEYS_AT_ONCE = 4096  # ranking holders is a loop, and nobody else is served meanwhile
 _THERE = (errors.OK, errors.AlreadyExists.code)

@@ -7,7 +7,7 @@ from mooncache.master.messages import tenant_of
 from mooncache.master.shell.fan_out import any_ok, to_holders
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2, store_node_pb2
-from mooncache.rpc import CallContext
+from mooncache.runtime.rpc import CallContext
 
 
 async def handle(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mooncache import errors
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2
-from mooncache.rpc import CallContext
+from mooncache.runtime.rpc import CallContext
 
 # The answer has to be on its way before the caller's own deadline.
 _ANSWER_S = 0.1

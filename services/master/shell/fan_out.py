@@ -15,7 +15,7 @@ from mooncache import errors
 from mooncache.master.core.membership import Node
 from mooncache.master.messages import fence
 from mooncache.master.state import MasterState
-from mooncache.rpc import CallContext
+from mooncache.runtime.rpc import CallContext
 
 
 async def to_holders(

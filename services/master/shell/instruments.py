@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mooncache.master.core.membership import NodeState
-from mooncache.metrics import Metrics
+from mooncache.runtime.metrics import Metrics
 
 if TYPE_CHECKING:
     from mooncache.master.state import MasterState

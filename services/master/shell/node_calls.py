@@ -12,8 +12,8 @@ from typing import Any
 from google.protobuf.message import Message
 
 from mooncache import errors
-from mooncache.channel import Channel
 from mooncache.master.core.membership import Node
+from mooncache.runtime.channel import Channel
 
 ChannelTo = Callable[[str], Channel]
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from mooncache.bench.rows import Row, bar_row
 from mooncache.conductor.core.policy import NAMES
+from mooncache.reporting.rows import Row, bar_row
 from mooncache.reproduce import setting
 from mooncache.reproduce.experiment import PARTS, WHOLE, Run, SpeedSearch, capacity, simulated
 from mooncache.reproduce.finding import Figure, Sheet, measured

@@ -1,9 +1,9 @@
 """More requests than the cluster can serve: arXiv Table 3 (who is refused) and Figure 9 (loads in antiphase).
 
-The paper's three gates are those of Algorithm 1 with another `admission`; ours is our policy with `learned`, and with its
-planning of roles. Table 3 takes the paper's cluster at the paper's "2x". `overload` takes twice the speed at which
-that cluster is full, and a second split at which prefill and decode nodes are full together: with 8 decode nodes
-decode is far from its limit (answers are short), so the swing between both loads cannot show there.
+The paper's three gates are those of Algorithm 1 with another `admission`; ours is our policy with `learned`, and with
+its planning of roles. Table 3 takes the paper's cluster at the paper's "2x". `overload` takes twice the speed at
+which that cluster is full, and a second split at which prefill and decode nodes are full together: with 8 decode
+nodes decode is far from its limit (answers are short), so the swing between both loads cannot show there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from mooncache.bench.rows import bar_row
+from mooncache.reporting.rows import bar_row
 from mooncache.reproduce import setting
 from mooncache.reproduce.experiment import PARTS, WHOLE, Run, RunSummary, simulated
 from mooncache.reproduce.finding import Figure, Sheet, measured, published

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mooncache.bench.rows import Row, bar_row
+from mooncache.reporting.rows import Row, bar_row
 from mooncache.simulate.report.summary import Summary
 
 _FIGURES: tuple[tuple[str, str, Callable[[Summary], float]], ...] = (

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mooncache.simulate.life import OUTCOMES
 from mooncache.simulate.result import Result
+from mooncache.simulate.sim_request import OUTCOMES
 
 Floats = NDArray[np.float64]
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}

@@ -12,8 +12,8 @@ import asyncio
 from mooncache.client.backoff import Backoff
 from mooncache.client.terms import PATIENCE_S
 from mooncache.errors import MooncacheError, NotLeader, StaleIncarnation, UnknownNode
-from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import master_pb2
+from mooncache.runtime.logs import Event, get_logger
 from mooncache.store_node.state import StoreNodeState, arena_gone, stat
 
 PROTOCOL_MINOR = 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from mooncache.clock import Clock
-from mooncache.logs import Event, get_logger
+from mooncache.runtime.clock import Clock
+from mooncache.runtime.logs import Event, get_logger
 
 INTERVAL_S = 0.5
 _BATCH = 256

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mooncache.client.backoff import Backoff
 from mooncache.errors import MooncacheError, ReportGap, StaleIncarnation, UnknownNode
-from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import master_pb2
+from mooncache.runtime.logs import Event, get_logger
 from mooncache.store_node.core.report_planner import (
     BlockReport,
     Drain,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mooncache.errors import InvalidArgument
 from mooncache.proto.v1 import store_node_pb2 as pb
-from mooncache.rpc import CallContext
+from mooncache.runtime.rpc import CallContext
 from mooncache.store_node.ops.checks import MAX_TTL_MS, check_keys
 from mooncache.store_node.state import StoreNodeState
 

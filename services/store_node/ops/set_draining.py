@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import store_node_pb2 as pb
-from mooncache.rpc import CallContext
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.rpc import CallContext
 from mooncache.store_node.state import StoreNodeState
 
 log = get_logger(__name__)

@@ -17,7 +17,7 @@ from mooncache.worker.core.load import MetricNames
 
 CONNECTOR = "MooncacheConnector"
 CONNECTOR_MODULE = "mooncache.connectors.vllm"
-GUARD = "mooncache.engine_guard.EngineGuard"
+GUARD = "mooncache.runtime.engine_guard.EngineGuard"
 NO_DOMAIN = "none.invalid"
 """A name that no URL can have: `.invalid` is reserved, so that nobody ever owns it."""
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")

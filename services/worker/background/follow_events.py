@@ -15,7 +15,7 @@ from zmq.asyncio import Context
 from zmq.constants import SocketOption, SocketType
 
 from mooncache.errors import ProtocolError
-from mooncache.logs import Event, get_logger
+from mooncache.runtime.logs import Event, get_logger
 from mooncache.worker.core.endpoints import reachable, subscriber
 from mooncache.worker.core.event_stream import (
     APPLY,

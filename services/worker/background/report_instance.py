@@ -11,8 +11,8 @@ import asyncio
 
 from mooncache.client.backoff import Backoff
 from mooncache.errors import InstanceUnknown, MooncacheError, StaleIncarnation, TooLarge
-from mooncache.logs import Event, get_logger
 from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.runtime.logs import Event, get_logger
 from mooncache.worker.state import ROLE_NAMES, WorkerState
 
 _INTERVAL_MIN_S, _INTERVAL_MAX_S = 0.02, 60.0

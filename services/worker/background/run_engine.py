@@ -13,15 +13,15 @@ import socket
 import sys
 from pathlib import Path
 
-from mooncache.bind import is_loopback
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid, EngineFailed, EngineUnavailable, InvalidArgument, MooncacheError
 from mooncache.kvcache import identity
 from mooncache.kvcache.instance_load import InstanceLoad
-from mooncache.log_files import trim
-from mooncache.logs import Event, get_logger
-from mooncache.ports import bind_free
-from mooncache.supervision import DOWN, GIVEN_UP, READY, exit_words
+from mooncache.runtime.bind import is_loopback
+from mooncache.runtime.log_files import trim
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.ports import bind_free
+from mooncache.runtime.supervision import DOWN, GIVEN_UP, READY, exit_words
 from mooncache.worker.adapters.base import Launch
 from mooncache.worker.core.facts import (
     FILE_BYTES_MAX,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mooncache.supervision import READY
+from mooncache.runtime.supervision import READY
 from mooncache.worker.core.load import read_page
 from mooncache.worker.state import WorkerState
 

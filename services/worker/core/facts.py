@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from mooncache.errors import InvalidArgument
 from mooncache.kvcache.keys import passport_from_json
-from mooncache.passport import Passport
+from mooncache.kvcache.passport import Passport
 
 FILE_BYTES_MAX: Final = 1 << 20
 _NUMBER_MAX: Final = (1 << 63) - 1

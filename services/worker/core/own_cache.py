@@ -20,7 +20,7 @@ from typing import Final
 from mooncache.client.keys import KEY_BYTES, split_keys
 from mooncache.errors import InvalidArgument
 from mooncache.kvcache.keys import salted
-from mooncache.passport import Passport
+from mooncache.kvcache.passport import Passport
 from mooncache.worker.core.kv_events import SALT_CHARS_MAX, BlockHash, Cleared, Event, Removed, Stored
 
 FORGOTTEN_MAX: Final = 65_536

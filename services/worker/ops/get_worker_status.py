@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mooncache.proto.v1 import worker_pb2 as pb
-from mooncache.rpc import CallContext
+from mooncache.runtime.rpc import CallContext
 from mooncache.worker.state import WorkerState
 
 

@@ -13,7 +13,13 @@ from collections.abc import Callable
 
 from mooncache.client.keys import KEY_BYTES
 from mooncache.conductor.core import outcome
-from mooncache.conductor.core.asks import POOL_OK, Decision, PoolAnswer, SchedulerSettings, SchedulingRequest
+from mooncache.conductor.core.decisions import (
+    POOL_OK,
+    Decision,
+    PoolAnswer,
+    SchedulerSettings,
+    SchedulingRequest,
+)
 from mooncache.conductor.core.hot_prefixes import HotPrefixes, Speed
 from mooncache.conductor.core.policy.types import FETCH, LOCAL, WAIT, PrefillCost, Rules
 from mooncache.conductor.core.prefill_learner import PrefillLearner

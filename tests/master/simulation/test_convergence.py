@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
-from mooncache import _native, errors, virtual_time
+from mooncache import _native, errors
 from mooncache.auth import Token, derive_tenant_key
 from mooncache.kvcache.block_index import BlockIndex
 from mooncache.proto.v1 import common_pb2, master_pb2
+from mooncache.testing import virtual_time
 from tests.master.model_index import ModelIndex
 from tests.master.simulation.world import BLOCK_BYTES, CLUSTER, KNOWN_KEYS, World
 

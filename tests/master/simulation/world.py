@@ -15,21 +15,21 @@ from typing import Any
 
 from mooncache import errors
 from mooncache.auth import DEFAULT_TENANT, Authenticator, Token, tenant_id
-from mooncache.channel import MemoryNetwork, NetworkFaults
 from mooncache.client.terms import Terms
-from mooncache.clock import LoopClock
-from mooncache.duties import DutyRunner
 from mooncache.master.background.duties import master_duties
 from mooncache.master.background.run_tasks import TaskRunner
 from mooncache.master.config import MasterConfig
 from mooncache.master.ops.table import master_table
 from mooncache.master.shell.node_calls import NodeCalls
 from mooncache.master.state import MasterState
-from mooncache.metrics import Metrics
 from mooncache.proto.v1 import common_pb2, master_pb2, store_node_pb2
-from mooncache.rpc import STORE_NODE_SERVICE, RpcTable
-from mooncache.run_op import OpRunner
+from mooncache.runtime.clock import LoopClock
+from mooncache.runtime.duties import DutyRunner
+from mooncache.runtime.metrics import Metrics
+from mooncache.runtime.rpc import STORE_NODE_SERVICE, RpcTable
+from mooncache.runtime.run_op import OpRunner
 from mooncache.store_node.fence import check_fence
+from mooncache.testing.memory_channel import MemoryNetwork, NetworkFaults
 from tests.master.model_index import ADD, REMOVE, ModelIndex, record
 
 CLUSTER = Token(DEFAULT_TENANT, admin=True, key=b"s" * 32)

@@ -15,10 +15,10 @@ from mooncache import errors
 from mooncache.config import CoordinationSection, TlsSection
 from mooncache.coordination import Leadership, MasterRecord
 from mooncache.coordination.etcd import EtcdCoordinator
-from mooncache.duties import Duty, DutyRunner
 from mooncache.master.background import leadership
 from mooncache.master.background.duties import master_duties
 from mooncache.proto.v1 import common_pb2, master_pb2
+from mooncache.runtime.duties import Duty, DutyRunner
 from tests.master.simulation.world import CLUSTER, KNOWN_KEYS, SimMaster, SimNode, World
 from tests.master.stories.memory_etcd import MemoryEtcd, PausableClock
 from tests.stories import obey, table

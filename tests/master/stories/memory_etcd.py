@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from mooncache.clock import Clock
 from mooncache.errors import MasterUnavailable
 from mooncache.proto.etcd import etcd_pb2 as pb
+from mooncache.runtime.clock import Clock
 
 
 class PausableClock:

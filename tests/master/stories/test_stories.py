@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mooncache import virtual_time
+from mooncache.testing import virtual_time
 from tests.master.stories.cluster import Cluster
 from tests.stories import compare, played
 

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from mooncache.simulate import Result, SimOptions, paper_cluster, simulate
-from mooncache.simulate.life import BRANCHES
 from mooncache.simulate.report.summary import Summary, summarise
+from mooncache.simulate.sim_request import BRANCHES
 from mooncache.traces import GenerateOptions, generate
 
 

@@ -52,11 +52,11 @@ class Algorithm1:
     def choose(self, request: Request, fleet: Fleet, rules: Rules, rng: random.Random) -> Choice:
         """See `Policy.choose`."""
         prefillers, decoders = candidates(request, fleet)
-        prefillers = prefillers if prefillers.any() else decoders
+        eligible = prefillers if prefillers.any() else decoders
         source = best_source(request) if self._fetches else None
         prefix, fetch, ready_s = prefixes(request, fleet, source, rules.threshold)
         total_s = ready_s + fleet.queue_s + fleet.prefill_s(request.prompt_tokens, prefix)
-        scores, odd = cleaned(total_s, prefillers)
+        scores, odd = cleaned(total_s, eligible)
         row = least(scores, rng)
         if row == NOBODY:
             return replace(NO_INSTANCE, invalid_costs=odd)

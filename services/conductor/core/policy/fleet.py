@@ -28,7 +28,7 @@ class FleetSummary(NamedTuple):
 
     prefillers: who may compute prompts for others; decoders: who may generate; both: who has both roles. groups: of
     each passport group (its number, its rows, those of them that share the pool). prefill_a to d, fetch_latency_s,
-    decode_*: as the columns of `Fleet`. nothing: a column of zeros. prefillers: prefillers and decoders. away: for each
+    decode_*: as the columns of `Fleet`. nothing: a column of zeros. eligible: prefillers and decoders. away: for each
     of these three masks a column of zeros, infinite outside of the mask. hands_over: some hand-over takes time.
     tails: some row computes the tail. all_share: all ready rows share one pool. *_least: the least limit that some
     row has, infinite when none has one.
@@ -36,7 +36,7 @@ class FleetSummary(NamedTuple):
 
     prefillers: Bools
     decoders: Bools
-    prefillers: Bools
+    eligible: Bools
     both: Bools
     away: tuple[tuple[Bools, Floats], ...]
     groups: tuple[tuple[int, Bools, Bools], ...]
@@ -70,14 +70,14 @@ class FleetSummary(NamedTuple):
             members = fleet.group == group
             groups.append((group, members, members & fleet.pool))
         prefillers: Bools = ready & (role == PREFILL) & fleet.pool
-        prefillers: Bools = prefillers | decoders
+        eligible: Bools = prefillers | decoders
         delays: Bools = here & ((fleet.handover_s != 0.0) | (fleet.handover_tokens_per_s != np.inf))
         return cls(
             prefillers=prefillers,
             decoders=decoders,
-            prefillers=prefillers,
+            eligible=eligible,
             both=both,
-            away=tuple((mask, np.where(mask, 0.0, np.inf)) for mask in (prefillers, decoders, prefillers)),
+            away=tuple((mask, np.where(mask, 0.0, np.inf)) for mask in (prefillers, decoders, eligible)),
             groups=tuple(groups),
             prefill_a=_even(fleet.prefill_a, here),
             prefill_b=_even(fleet.prefill_b, here),

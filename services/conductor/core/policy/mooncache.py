@@ -57,9 +57,9 @@ class Mooncache:
         all_there = prefillers is standing.prefillers and decoders is standing.decoders
         if not (standing.can_generate if all_there else decoders.any()):
             return NO_INSTANCE
-        prefillers = standing.prefillers if all_there else prefillers | decoders
+        eligible = standing.eligible if all_there else prefillers | decoders
         priced = branches.scores(request, fleet, rules, full=False)
-        scores, odd = cleaned(priced.score_s, prefillers, standing)
+        scores, odd = cleaned(priced.score_s, eligible, standing)
         alone, _ = cleaned(scores, prefillers, standing)
         pair = self._paired(request, fleet, rules, rng, alone, decoders)
         inline = self._inline(request, fleet, rules, rng, decoders, paired=pair is not None)

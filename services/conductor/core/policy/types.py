@@ -127,7 +127,8 @@ class Rules:
     """Settings of all policies. They are the same for every scenario and cluster.
 
     admission: none, baseline (decode is looked at only when the prompt is computed), early (decode load now),
-    predicted (decode load when the prompt will be computed, every answer lasting equally long), learned (with answer lengths as observed).
+    predicted (decode load when the prompt will be computed, every answer lasting equally long), learned (with answer
+    lengths as observed).
     threshold: Algorithm 1's balancing threshold. inline_tokens_max: what a decode instance may compute itself
     while prefill instances are there. work_weight: seconds of delay that one second of computing saved is worth,
     since the next requests queue for it, and queue_weight more for each prompt that queues already.
@@ -163,8 +164,8 @@ class Choice:
     from. members: rows of the pipeline that computes the prompt together, in order of the stages, empty for one
     instance alone. ready_s: when the prefix is there; queue_s: computing in front; compute_s: the prefill itself;
     ttft_s: all of it; wait_s: for a place in the decode batch. scores: what was compared, per row, infinite for
-    rows that were no candidates: for the prompt, for the answer, for both on one instance. invalid_costs: how many costs
-    were no numbers.
+    rows that were no candidates: for the prompt, for the answer, for both on one instance. invalid_costs: how many were
+    not numbers.
     """
 
     admitted: bool

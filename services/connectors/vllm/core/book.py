@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from mooncache.connectors.vllm.core.chain import KeyChain
 from mooncache.errors import InvalidArgument
-from mooncache.kvcache.params import CacheReport, LegHint
-from mooncache.passport import Passport
+from mooncache.kvcache.leg_hint import CacheReport, LegHint
+from mooncache.kvcache.passport import Passport
 
 ANSWER_TTL_S = 1.0
 SAVED_KEYS_MAX = 1 << 18

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from mooncache.client.keys import KEY_BYTES
 from mooncache.errors import InvalidArgument
 from mooncache.kvcache.keys import request_keys, salted
-from mooncache.passport import Passport
+from mooncache.kvcache.passport import Passport
 
 
 @dataclass(slots=True)

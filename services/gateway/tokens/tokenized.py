@@ -10,10 +10,10 @@ from mooncache.kvcache.keys import content_passport, request_keys
 if TYPE_CHECKING:
     from mooncache.gateway.tokens.prompt import Prompt
     from mooncache.gateway.tokens.reader import PromptReader
-    from mooncache.passport import Passport
+    from mooncache.kvcache.passport import Passport
 
 
-def known_of(
+def tokenized_of(
     fields: dict[str, Any],
     reader: PromptReader,
     prompt: Prompt,

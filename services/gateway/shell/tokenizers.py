@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mooncache import auth
-from mooncache.clock import Clock
 from mooncache.errors import ConfigInvalid
 from mooncache.gateway.core.body import Content, InferenceRequest
 from mooncache.gateway.core.fleet import FleetModel
 from mooncache.gateway.core.prepared import TokenizedPrompt, TokenizerSource
 from mooncache.gateway.metrics import GatewayMetrics
-from mooncache.gateway.tokens.known import known_of
+from mooncache.gateway.tokens.tokenized import tokenized_of
 from mooncache.kvcache.identity import tokenizer_digest
 from mooncache.kvcache.keys import passport_to_json
-from mooncache.logs import Event, get_logger
+from mooncache.runtime.clock import Clock
+from mooncache.runtime.logs import Event, get_logger
 
 if TYPE_CHECKING:
     from mooncache.gateway.tokens import PromptReader
@@ -106,8 +106,8 @@ class Tokenizers:
         passport = passport_to_json(model.passport) if model.passport is not None else ""
         return TokenizerSource(entry.path, entry.digest, passport, salt, self._public_salt)
 
-    async def know(
-        self, inquiry: InferenceRequest, content: Content, model: FleetModel, salt: str
+    async def tokenize(
+        self, request: InferenceRequest, content: Content, model: FleetModel, salt: str
     ) -> TokenizedPrompt | None:
         """Tokens and keys of a request; None when they cannot be known for sure (counted with the reason)."""
         entry = self._usable(model)
@@ -115,12 +115,12 @@ class Tokenizers:
             return None
         started_s = self._clock.now_s()
         # The salt as scope: what one tenant's prompts left in the tokens' cache never speeds up another's.
-        prompt = await entry.reader.read_async(content.fields, inquiry.chat, scope=salt)
+        prompt = await entry.reader.read_async(content.fields, request.chat, scope=salt)
         if prompt is None or not prompt.token_ids:
             self.note(model, None, 0.0)
             return None
         make = partial(
-            known_of,
+            tokenized_of,
             content.fields,
             entry.reader,
             prompt,
@@ -129,15 +129,15 @@ class Tokenizers:
             public_salt=self._public_salt,
         )
         if prompt.token_count <= _INLINE_TOKENS:
-            known = make()
+            tokenized = make()
         else:
-            known = await asyncio.to_thread(make)
-        self.note(model, known, self._clock.now_s() - started_s)
-        return known
+            tokenized = await asyncio.to_thread(make)
+        self.note(model, tokenized, self._clock.now_s() - started_s)
+        return tokenized
 
-    def note(self, model: FleetModel, known: TokenizedPrompt | None, elapsed_s: float) -> None:
+    def note(self, model: FleetModel, tokenized: TokenizedPrompt | None, elapsed_s: float) -> None:
         """Count what came of a prompt, wherever it was read."""
-        if known is None:
+        if tokenized is None:
             self._stats.no_keys.labels("unreadable").inc()
         elif model.passport is None:
             self._stats.no_keys.labels("no_passport").inc()

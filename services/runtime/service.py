@@ -15,18 +15,19 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from mooncache import auth, logs, tls, tracing
-from mooncache.bind import check_bind, is_loopback
-from mooncache.clock import Clock, SystemClock
+from mooncache import auth
 from mooncache.config import Config, load
-from mooncache.duties import Duty, DutyRunner
 from mooncache.errors import ConfigInvalid, MooncacheError
-from mooncache.grpc_server import GrpcServer, address
-from mooncache.logs import Event, get_logger
-from mooncache.metrics import Metrics, RpcMetrics
-from mooncache.probe_http import ProbeServer
-from mooncache.rpc import RpcTable
-from mooncache.run_op import OpRunner
+from mooncache.runtime import logs, tls, tracing
+from mooncache.runtime.bind import check_bind, is_loopback
+from mooncache.runtime.clock import Clock, SystemClock
+from mooncache.runtime.duties import Duty, DutyRunner
+from mooncache.runtime.grpc_server import GrpcServer, address
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.metrics import Metrics, RpcMetrics
+from mooncache.runtime.probe_http import ProbeServer
+from mooncache.runtime.rpc import RpcTable
+from mooncache.runtime.run_op import OpRunner
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG = 0, 1, 2
 SHUTDOWN_TIMEOUT_S = 10.0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from mooncache.conductor.core.policy.fleet import BOTH, DECODE, PREFILL
 from mooncache.simulate.cluster import ROLES, ScheduledEvent
 from mooncache.simulate.decode import Batch
-from mooncache.simulate.life import COMPUTING, DECODING, FAILED, HANDOVER, OVER, QUEUED, SimRequest
+from mooncache.simulate.sim_request import COMPUTING, DECODING, FAILED, HANDOVER, OVER, QUEUED, SimRequest
 
 if TYPE_CHECKING:
     from mooncache.simulate.node import SimNode

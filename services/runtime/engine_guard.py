@@ -2,7 +2,7 @@
 
 Idea: engines grow routes with every version, and a list of guarded paths is behind from the first day. So the guard
 stands in front of the whole application and knows no path at all. `EngineGuard` is ASGI middleware: vLLM takes it as
-`--middleware mooncache.engine_guard.EngineGuard` and hands it nothing, so its key comes from the environment.
+`--middleware mooncache.runtime.engine_guard.EngineGuard` and hands it nothing, so its key comes from the environment.
 """
 
 from __future__ import annotations

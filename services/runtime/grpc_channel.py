@@ -13,7 +13,6 @@ import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from mooncache import tracing
 from mooncache.errors import METADATA_KEY as CODE_KEY
 from mooncache.errors import (
     OK,
@@ -28,11 +27,12 @@ from mooncache.errors import (
     Unsupported,
     from_grpc,
 )
-from mooncache.forks import leave_to_parent
-from mooncache.proof import METADATA_KEY as PROOF_KEY
-from mooncache.proof import STALE, Prover, SignedCall, digest
-from mooncache.rpc import methods_of
-from mooncache.run_op import new_request_id
+from mooncache.runtime import tracing
+from mooncache.runtime.forks import leave_to_parent
+from mooncache.runtime.proof import METADATA_KEY as PROOF_KEY
+from mooncache.runtime.proof import STALE, Prover, SignedCall, digest
+from mooncache.runtime.rpc import methods_of
+from mooncache.runtime.run_op import new_request_id
 
 MESSAGE_BYTES_MAX: Final = 64 << 20
 _ENVELOPE_BYTES: Final = 1 << 20  # fields around the 64 MiB of records that a report may carry

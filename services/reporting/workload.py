@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from mooncache.cli.output import error_console
 from mooncache.errors import InvalidArgument, Unsupported
+from mooncache.reporting.output import error_console
 
 if TYPE_CHECKING:
     from mooncache.traces import Trace

@@ -17,10 +17,10 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from mooncache.auth import Identity
-from mooncache.clock import Clock
 from mooncache.errors import DeadlineExceeded, Internal, MooncacheError, PermissionDenied, ProtocolError
-from mooncache.logs import Event, get_logger
-from mooncache.rpc import CallContext, RpcTable
+from mooncache.runtime.clock import Clock
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.rpc import CallContext, RpcTable
 
 TIMEOUT_MAX_S: Final = 3600.0
 TIMEOUT_DEFAULT_S: Final = 30.0

@@ -18,9 +18,9 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
-from mooncache.bind import is_loopback
 from mooncache.errors import ConfigInvalid
-from mooncache.metrics import CONTENT_TYPE, Metrics
+from mooncache.runtime.bind import is_loopback
+from mooncache.runtime.metrics import CONTENT_TYPE, Metrics
 
 REQUEST_BYTES_MAX: Final = 8192
 REQUEST_TIMEOUT_S: Final = 5.0

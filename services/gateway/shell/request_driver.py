@@ -34,9 +34,9 @@ from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.shell.legs import LegRecord, Opened, open_decode, run_prefill
 from mooncache.gateway.shell.relay import relay
 from mooncache.gateway.state import GatewayState
-from mooncache.kvcache.params import LegHint
-from mooncache.logs import Event, get_logger
+from mooncache.kvcache.leg_hint import LegHint
 from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.runtime.logs import Event, get_logger
 
 _DRAIN_S: Final = 0.25
 _LATE_PREFILL_S: Final = 0.05
@@ -57,18 +57,22 @@ class RequestDriver:
         body_bytes: int,
     ) -> None:
         self._state, self._exchange = state, exchange
-        self._inquiry, self._known, self._forward = prepared.inquiry, prepared.known, prepared.forward
+        self._request, self._tokenized, self._forward = prepared.request, prepared.tokenized, prepared.forward
         self._settings = state.config.gateway
         self._salt = salt
         self._attempts = Attempts()
         self._no_better: set[str] = set()
-        self._digest = digest_of(prepared.inquiry.path, prepared.forward)
+        self._digest = digest_of(prepared.request.path, prepared.forward)
         self._prefill: asyncio.Task[LegRecord] | None = None
         self._decode: asyncio.Task[Opened] | None = None
         self._handover = Handover()
-        tokens = prepared.known.token_count if prepared.known is not None else body_bytes // BYTES_PER_TOKEN
+        tokens = (
+            prepared.tokenized.token_count
+            if prepared.tokenized is not None
+            else body_bytes // BYTES_PER_TOKEN
+        )
         self._account = Account(
-            state, exchange, prepared.inquiry, max(1, tokens), is_known=prepared.known is not None
+            state, exchange, prepared.request, max(1, tokens), is_tokenized=prepared.tokenized is not None
         )
 
     async def run(self) -> None:
@@ -128,14 +132,16 @@ class RequestDriver:
     def _let_go(self) -> None:
         """No leg will be sent again: a long stream need not hold what its request was made of."""
         self._forward = b""
-        if self._known is not None:
-            self._known = TokenizedPrompt(self._known.lengths, block_tokens=self._known.block_tokens)
+        if self._tokenized is not None:
+            self._tokenized = TokenizedPrompt(
+                self._tokenized.lengths, block_tokens=self._tokenized.block_tokens
+            )
         self._exchange.release_body()
 
     async def _stream(self, opened: Opened) -> None:
         assert opened.source is not None
         stats, editor, exchange = self._state.stats, self._account.editor, self._exchange
-        stats.ttft.labels(self._inquiry.model).observe(self._account.elapsed_ms() / 1e3)
+        stats.ttft.labels(self._request.model).observe(self._account.elapsed_ms() / 1e3)
         editor.prefill_tokens, editor.planned_tokens = self._account.cached_tokens, self._planned_tokens()
         if self._prefill is not None:
             self._prefill.add_done_callback(self._prefill_came_late)
@@ -156,7 +162,7 @@ class RequestDriver:
             stats.events.inc(editor.event_count)
             if editor.event_count > 1:
                 elapsed_s = self._state.clock.now_s() - started_s
-                stats.tbt.labels(self._inquiry.model).observe(elapsed_s / (editor.event_count - 1))
+                stats.tbt.labels(self._request.model).observe(elapsed_s / (editor.event_count - 1))
             opened.record.usage, opened.record.told = editor.usage, editor.told
         if not editor.done:
             await exchange.write(faults.DONE)
@@ -169,26 +175,26 @@ class RequestDriver:
 
     async def _schedule(self) -> RequestPlan:
         """Ask the conductor, or choose alone. Raises Refusal."""
-        inquiry, known, attempts = self._inquiry, self._known, self._attempts
+        request, tokenized, attempts = self._request, self._tokenized, self._attempts
         caller = self._exchange.caller
         assert caller is not None
-        request = schedule_request(
+        asked = schedule_request(
             self._exchange.request_id,
             caller.tenant,
-            inquiry,
-            known,
+            request,
+            tokenized,
             attempts,
             prompt_tokens=self._account.prompt_tokens,
             is_admin=caller.admin,
         )
-        response = await self._state.conductor.schedule(request)
+        response = await self._state.conductor.schedule(asked)
         # A conductor that was just started knows fewer models than the last list: that is no 404.
         if response is not None and response.reason != plan.UNKNOWN_MODEL:
-            return plan.of_response(response, inquiry.model, no_prefill=request.no_prefill)
+            return plan.of_response(response, request.model, no_prefill=asked.no_prefill)
         self._state.stats.unscheduled.inc()
-        instance = self._state.fleet.next_instance(inquiry.model, attempts.exclude)
+        instance = self._state.fleet.next_instance(request.model, attempts.exclude)
         if instance is None:
-            raise faults.refuse(NoInstances(f"No instance that serves {inquiry.model} can be reached now."))
+            raise faults.refuse(NoInstances(f"No instance that serves {request.model} can be reached now."))
         return RequestPlan(LegPlan(instance.instance_id, instance.url), summary="unscheduled")
 
     async def _reschedule(self) -> RequestPlan | None:
@@ -206,10 +212,10 @@ class RequestDriver:
         self._start_decode(self._account.plan.decode)
 
     def _start_prefill(self, leg: LegPlan) -> None:
-        assert self._known is not None, "see plan.of_response: no_prefill"
+        assert self._tokenized is not None, "see plan.of_response: no_prefill"
         ask = self._ask("prefill", leg.wait_tokens, leg.wait_ms)
-        prompt = self._known.prompt_json or legs.prompt_json(self._known.prompts)
-        body = legs.prefill_body(self._inquiry.model, prompt, self._salt, ask)
+        prompt = self._tokenized.prompt_json or legs.prompt_json(self._tokenized.prompts)
+        body = legs.prefill_body(self._request.model, prompt, self._salt, ask)
         record = self._account.begin("prefill", leg)
         self._prefill = asyncio.create_task(
             run_prefill(
@@ -225,17 +231,17 @@ class RequestDriver:
     def _start_decode(self, leg: LegPlan) -> None:
         assert self._account.plan is not None
         wait_tokens = leg.wait_tokens
-        if self._account.plan.prefill is not None and self._known is not None and not wait_tokens:
-            wait_tokens = legs.complete_tokens(self._known.lengths, self._known.block_tokens)
+        if self._account.plan.prefill is not None and self._tokenized is not None and not wait_tokens:
+            wait_tokens = legs.complete_tokens(self._tokenized.lengths, self._tokenized.block_tokens)
         self._handover.sent(wait_tokens)
         body = legs.decode_body(self._forward, self._salt, self._ask("decode", wait_tokens, leg.wait_ms))
-        stream = self._inquiry.stream
+        stream = self._request.stream
         settings = self._settings
         self._decode = asyncio.create_task(
             open_decode(
                 self._state.engines,
                 leg,
-                self._inquiry.path,
+                self._request.path,
                 body,
                 self._account.begin("decode", leg),
                 self._exchange,
@@ -245,13 +251,13 @@ class RequestDriver:
         )
 
     def _ask(self, role: str, wait_tokens: int, wait_ms: int) -> LegHint:
-        public = self._known.public_tokens if self._known is not None else 0
+        public = self._tokenized.public_tokens if self._tokenized is not None else 0
         return LegHint(
             role=role,
             wait_tokens=wait_tokens,
             wait_ms=wait_ms,
             public_tokens=public,
-            public_salt=self._state.readers.public_salt if public else "",
+            public_salt=self._state.tokenizers.public_salt if public else "",
             request_id=self._exchange.request_id,
         )
 
@@ -307,22 +313,24 @@ class RequestDriver:
     def _bound_wait(self, record: LegRecord) -> None:
         """The prefill leg has ended well: what was not stored will not come, and what was comes soon."""
         made = self._account.plan
-        if made is None or self._known is None or self._decode is None or self._decode.done():
+        if made is None or self._tokenized is None or self._decode is None or self._decode.done():
             return
-        held = record.told.held_tokens if record.told is not None and len(self._known.lengths) == 1 else -1
+        held = (
+            record.told.held_tokens if record.told is not None and len(self._tokenized.lengths) == 1 else -1
+        )
         less = self._handover.prefilled(made.decode, held, self._state.clock.now_s())
         if less is not None:
             self._wait_less("not_stored", less)
 
     async def _look_for_blocks(self) -> None:
         """Ask the pool when the time for the hand-over is up; where it cannot be asked the leg's own limit holds."""
-        made, known = self._account.plan, self._known
-        if self._decode is None or self._decode.done() or made is None or known is None:
+        made, tokenized = self._account.plan, self._tokenized
+        if self._decode is None or self._decode.done() or made is None or tokenized is None:
             return
-        if known.block_tokens < 1 or not self._handover.is_due(self._state.clock.now_s()):
+        if tokenized.block_tokens < 1 or not self._handover.is_due(self._state.clock.now_s()):
             return
-        blocks = self._handover.awaited_tokens // known.block_tokens
-        there = await self._state.conductor.find_blocks(known.keys[: blocks * KEY_BYTES])
+        blocks = self._handover.awaited_tokens // tokenized.block_tokens
+        there = await self._state.conductor.find_blocks(tokenized.keys[: blocks * KEY_BYTES])
         if there is not None and there < blocks and not self._decode.done():
             self._wait_less("not_come", replace(made.decode, wait_tokens=0, wait_ms=0))
 
@@ -415,7 +423,7 @@ class RequestDriver:
         """An engine ended under this request; whether it may have another one."""
         self._attempts.deaths += 1
         total = self._state.offenders.died(self._digest, self._state.clock.now_s())
-        log.warning(Event.ENGINE_DIED, deaths=total, model=self._inquiry.model)
+        log.warning(Event.ENGINE_DIED, deaths=total, model=self._request.model)
         return self._attempts.deaths < TRIES_MAX and total <= TRIES_MAX
 
     async def _prefill_failed(self, record: LegRecord) -> None:

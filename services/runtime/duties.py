@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mooncache.clock import Clock
 from mooncache.errors import Internal, MooncacheError
-from mooncache.logs import Event, get_logger
+from mooncache.runtime.clock import Clock
+from mooncache.runtime.logs import Event, get_logger
 
 PAUSE_FIRST_S: Final = 0.1
 PAUSE_MAX_S: Final = 5.0

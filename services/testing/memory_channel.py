@@ -18,10 +18,10 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 
 from mooncache.auth import Identity
-from mooncache.clock import Clock
 from mooncache.errors import Closed, DeadlineExceeded, MasterUnavailable, MooncacheError, Unsupported
-from mooncache.rpc import MASTER_SERVICE, methods_of
-from mooncache.run_op import OpRunner
+from mooncache.runtime.clock import Clock
+from mooncache.runtime.rpc import MASTER_SERVICE, methods_of
+from mooncache.runtime.run_op import OpRunner
 
 
 class Authenticates(Protocol):

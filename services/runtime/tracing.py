@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 import structlog
 
 from mooncache.config import Config
-from mooncache.logs import Event, get_logger
+from mooncache.runtime.logs import Event, get_logger
 
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"

@@ -14,13 +14,13 @@ from typing import Any, Final
 
 import grpc
 
-from mooncache import tracing
 from mooncache.auth import Token
-from mooncache.channel.grpc_channel import MESSAGE_OPTIONS
-from mooncache.clock import Clock
 from mooncache.errors import OK, ConfigInvalid, MooncacheError, Unauthenticated, to_metadata
-from mooncache.proof import STALE, Admitted, Gate, digest
-from mooncache.run_op import TIMEOUT_DEFAULT_S, OpRunner
+from mooncache.runtime import tracing
+from mooncache.runtime.clock import Clock
+from mooncache.runtime.grpc_channel import MESSAGE_OPTIONS
+from mooncache.runtime.proof import STALE, Admitted, Gate, digest
+from mooncache.runtime.run_op import TIMEOUT_DEFAULT_S, OpRunner
 
 _DETAILS_CHARS_MAX: Final = 1000  # details travel in headers, whose size the other end limits
 _OPTIONS: Final = (

@@ -1,0 +1,1 @@
+"""Rows, tables and output that commands, benchmarks and the simulator share."""
