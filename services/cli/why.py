@@ -217,19 +217,11 @@ def timeline(record: dict[str, Any]) -> list[tuple[float, str]]:
     for event in record["events"]:
         at_ms = float(event["elapsed_ms"])
         moments[at_ms, _PHASES.get(event["phase"], event["phase"])] = None
-        detail = event["detail"]
-        legs = detail.get("legs") if isinstance(detail.get("legs"), list) else [detail]
-        for leg in legs:
-            if not isinstance(leg, dict) or not isinstance(leg.get("leg"), str):
-                continue
-            label = f"{leg['leg']} leg to {leg.get('instance', '?')}"
-            for field, what in (
-                ("sent_ms", f"{label} sent"),
-                ("ended_ms", f"{label} ended {leg.get('code', '')}"),
-            ):
-                value = leg.get(field)
-                if isinstance(value, int | float) and value > 0:
-                    moments[float(value), what.strip() + _told(leg, field)] = None
+        for leg in event["legs"]:
+            label = f"{leg['leg']} leg to {leg['instance']}"
+            for field, what in (("sent_ms", f"{label} sent"), ("ended_ms", f"{label} ended {leg['code']}")):
+                if leg[field] > 0:
+                    moments[leg[field], what.strip() + _cache(leg, field)] = None
     if record["events"]:
         first = record["events"][0]
         moments[max(0.0, float(first["elapsed_ms"]) - float(first["since_decision_ms"])), "scheduled"] = None
@@ -237,13 +229,13 @@ def timeline(record: dict[str, Any]) -> list[tuple[float, str]]:
     return sorted(moments)
 
 
-def _told(leg: dict[str, Any], field: str) -> str:
-    told = leg.get("told")
-    if field != "ended_ms" or not isinstance(told, dict):
+def _cache(leg: dict[str, Any], field: str) -> str:
+    cache = leg.get("cache")
+    if field != "ended_ms" or cache is None:
         return ""
     return (
-        f" ({told.get('outcome', '')}: {told.get('local_tokens', 0)} own, {told.get('loaded_tokens', 0)} loaded "
-        f"in {float(told.get('load_ms', 0)):.1f} ms, waited {float(told.get('waited_ms', 0)):.1f} ms)"
+        f" ({cache['outcome']}: {cache['local_tokens']} own, {cache['loaded_tokens']} loaded "
+        f"in {cache['load_ms']:.1f} ms, waited {cache['waited_ms']:.1f} ms)"
     )
 
 

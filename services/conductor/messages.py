@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
 from mooncache import errors
 from mooncache.client.keys import KEY_BYTES, count_keys
 from mooncache.conductor.config import (
     EXCLUDED_MAX,
     KEYS_MAX,
+    LEGS_MAX,
     NAME_CHARS_MAX,
     PROMPT_TOKENS_MAX,
     SEQUENCES_MAX,
     TEXT_CHARS_MAX,
 )
-from mooncache.conductor.core import outcome
 from mooncache.conductor.core.decisions import SchedulingRequest
 from mooncache.conductor.core.gateways import GatewayInfo
-from mooncache.conductor.core.records import DETAIL_CHARS_MAX, DETAIL_DEPTH_MAX
+from mooncache.conductor.core.policy.types import Reason
+from mooncache.conductor.core.progress import LegReport, LegRole, Phase, ProgressReport
 from mooncache.conductor.core.registry import DRAINING, READY, STARTING, SUSPECT, Instance, InstanceInfo
 from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.kvcache.keys import passport_from_json
+from mooncache.kvcache.leg_hint import CacheReport
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 ROLES: Final = {
@@ -40,13 +41,25 @@ STATES: Final = {
 }
 STATE_NUMBERS: Final = {name: number for number, name in STATES.items()}
 PHASES: Final = {
-    pb.REQUEST_PHASE_PREFILLED: outcome.PREFILLED,
-    pb.REQUEST_PHASE_PREFILL_FAILED: outcome.PREFILL_FAILED,
-    pb.REQUEST_PHASE_FIRST_TOKEN: outcome.FIRST_TOKEN,
-    pb.REQUEST_PHASE_FINISHED: outcome.FINISHED,
-    pb.REQUEST_PHASE_FAILED: outcome.FAILED,
-    pb.REQUEST_PHASE_ABORTED: outcome.ABORTED,
+    pb.REQUEST_PHASE_PREFILLED: Phase.PREFILLED,
+    pb.REQUEST_PHASE_PREFILL_FAILED: Phase.PREFILL_FAILED,
+    pb.REQUEST_PHASE_FIRST_TOKEN: Phase.FIRST_TOKEN,
+    pb.REQUEST_PHASE_FINISHED: Phase.FINISHED,
+    pb.REQUEST_PHASE_FAILED: Phase.FAILED,
+    pb.REQUEST_PHASE_ABORTED: Phase.ABORTED,
 }
+LEG_ROLES: Final = {pb.LEG_ROLE_PREFILL: LegRole.PREFILL, pb.LEG_ROLE_DECODE: LegRole.DECODE}
+REASONS: Final = {
+    Reason.ADMITTED: pb.ADMISSION_REASON_ADMITTED,
+    Reason.TTFT: pb.ADMISSION_REASON_TTFT,
+    Reason.TBT: pb.ADMISSION_REASON_TBT,
+    Reason.CAPACITY: pb.ADMISSION_REASON_CAPACITY,
+    Reason.NO_INSTANCE: pb.ADMISSION_REASON_NO_INSTANCE,
+    Reason.UNKNOWN_MODEL: pb.ADMISSION_REASON_UNKNOWN_MODEL,
+    Reason.TOO_LONG: pb.ADMISSION_REASON_TOO_LONG,
+}
+_COUNT_MAX: Final = 1 << 53
+_MS_MAX: Final = 1e9
 _TEXTS = (
     "engine",
     "engine_version",
@@ -149,39 +162,64 @@ def ask_of(request: pb.ScheduleRequest) -> SchedulingRequest:
     )
 
 
-def detail_of(text: str) -> dict[str, Any]:
-    """Return the detail of an update; what is no JSON object, or endless, is kept as a note of that."""
-    if not text:
-        return {}
-    if len(text) > DETAIL_CHARS_MAX:
-        return {"dropped": f"{len(text)} characters are too many"}
-    try:
-        found = json.loads(text, parse_int=_int, parse_float=_float, parse_constant=lambda _: None)
-    except (ValueError, RecursionError):
-        return {"dropped": "not JSON"}
-    if not _shallow(found, DETAIL_DEPTH_MAX):
-        return {"dropped": f"nested deeper than {DETAIL_DEPTH_MAX}"}
-    return found if isinstance(found, dict) else {"dropped": "not a JSON object"}
+def progress_of(message: pb.ReportProgressRequest) -> ProgressReport:
+    """Return a report whose numbers can be reckoned with. Raises InvalidArgument or TooLarge."""
+    phase = PHASES.get(message.phase)
+    if phase is None:
+        raise errors.InvalidArgument("the report names no phase")
+    if len(message.legs) > LEGS_MAX:
+        raise errors.TooLarge(f"{len(message.legs)} legs of one request; at most {LEGS_MAX} are taken")
+    return ProgressReport(
+        phase,
+        elapsed_s=_within(message.elapsed_ms, _MS_MAX) / 1e3,
+        output_tokens=_count(message.output_tokens),
+        legs=tuple(map(_leg_of, message.legs)),
+        answer_is_whole=message.answer_is_whole,
+        code=message.code[:NAME_CHARS_MAX],
+        cached_tokens=_count(message.cached_tokens) if message.HasField("cached_tokens") else None,
+    )
 
 
-def _int(text: str) -> int | float:
-    return int(text) if len(text) <= 18 else _float(text)
+def _leg_of(message: pb.LegReport) -> LegReport:
+    role = LEG_ROLES.get(message.role)
+    if role is None:
+        raise errors.InvalidArgument("the report of a leg names no role")
+    usage = message.usage
+    counted = {
+        "prompt_tokens": _count(usage.prompt_tokens),
+        "completion_tokens": _count(usage.completion_tokens),
+    }
+    if usage.HasField("cached_tokens"):
+        counted["cached_tokens"] = _count(usage.cached_tokens)
+    return LegReport(
+        role,
+        message.instance_id[:NAME_CHARS_MAX],
+        sent_ms=_within(message.sent_ms, _MS_MAX),
+        ended_ms=_within(message.ended_ms, _MS_MAX),
+        code=message.code[:NAME_CHARS_MAX],
+        usage=counted if message.HasField("usage") else None,
+        cache=_cache_of(message.cache) if message.HasField("cache") else None,
+    )
 
 
-def _float(text: str) -> float:
-    return min(1e300, max(-1e300, float(text)))
+def _cache_of(message: pb.CacheReport) -> CacheReport:
+    return CacheReport(
+        asked_tokens=_count(message.asked_tokens),
+        hit_tokens=_count(message.hit_tokens),
+        local_tokens=_count(message.local_tokens),
+        loaded_tokens=_count(message.loaded_tokens),
+        loaded_bytes=_count(message.loaded_bytes),
+        waited_ms=_within(message.waited_ms, _MS_MAX),
+        load_ms=_within(message.load_ms, _MS_MAX),
+        failed_blocks=_count(message.failed_blocks),
+        saved_blocks=_count(message.saved_blocks),
+        held_tokens=_count(message.held_tokens) if message.HasField("held_tokens") else -1,
+        outcome=message.outcome[:NAME_CHARS_MAX],
+    )
 
 
-def _shallow(value: Any, levels: int) -> bool:
-    if not isinstance(value, list | dict):
-        return True
-    items = value.values() if isinstance(value, dict) else value
-    return levels > 0 and all(_shallow(item, levels - 1) for item in items)
-
-
-def elapsed_of(milliseconds: float) -> float:
-    """Return seconds; 0 for what cannot be."""
-    return _within(milliseconds, 1e9) / 1e3
+def _count(value: int) -> int:
+    return min(value, _COUNT_MAX)
 
 
 def instance_message(instance: Instance) -> pb.Instance:

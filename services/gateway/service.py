@@ -25,7 +25,7 @@ from mooncache.gateway.core.bodies import Budget
 from mooncache.gateway.core.rate_limit import RateLimits
 from mooncache.gateway.metrics import GatewayMetrics
 from mooncache.gateway.shell.capture import Capture
-from mooncache.gateway.shell.conductor import UPDATE_LANES, Conductor
+from mooncache.gateway.shell.conductor import REPORT_LANES, Conductor
 from mooncache.gateway.shell.engines import Engines
 from mooncache.gateway.shell.http_protocol import GuardedProtocol
 from mooncache.gateway.shell.keyring import Keyring
@@ -183,8 +183,8 @@ class GatewayService(Service):
     def duties(self) -> Sequence[Duty]:
         state = self.state
         lanes = [
-            Duty(f"send_updates_{lane}", partial(state.conductor.send_updates, lane))
-            for lane in range(UPDATE_LANES)
+            Duty(f"send_reports_{lane}", partial(state.conductor.send_reports, lane))
+            for lane in range(REPORT_LANES)
         ]
         return (
             Duty("watch_instances", lambda: watch_instances.run(state)),

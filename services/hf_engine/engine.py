@@ -40,13 +40,13 @@ log = get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class Output:
     """What a sequence gives out: one token, or its end. `finish` is "" while it goes on, else stop, length, abort or
-    error; `told` comes with the first token and with the end."""
+    error; `cache` comes with the first token and with the end."""
 
     index: int
     chosen: Chosen | None = None
     finish: str = ""
     stop_id: int | None = None
-    told: CacheReport | None = None
+    cache: CacheReport | None = None
     message: str = ""
 
 
@@ -142,7 +142,7 @@ class Engine:
         self.post(lambda: self._abort(batch))
 
     def abort_all(self) -> None:
-        """The process ends: what is not over ends as aborted, and its requests are told so."""
+        """The process ends: what is not over ends as aborted, and its requests hear of it."""
         self.post(self._abort_all)
 
     def post(self, action: Callable[[], None]) -> None:
@@ -205,7 +205,7 @@ class Engine:
                 self._looked_up(sequence, (), ABSENT, 0.0)
             else:
                 keys = b"".join(sequence.keys[: sequence.reusable_blocks])
-                wait_ms = sequence.ask.wait_ms if sequence.awaited_blocks else 0
+                wait_ms = sequence.hint.wait_ms if sequence.awaited_blocks else 0
                 deadline_s = time.monotonic() + wait_ms / 1000
                 question = LookupRequest(
                     sequence.name, keys, sequence.awaited_blocks, deadline_s, sequence.trace
@@ -331,12 +331,12 @@ class Engine:
     def _chose(self, sequence: Sequence, chosen: Chosen, now_s: float) -> None:
         sequence.tokens.append(chosen.token)
         self.metrics.generation_tokens.inc()
-        told = None
+        cache = None
         if sequence.generated == 1:
             sequence.first_token_s = now_s
             self.metrics.ttft.observe(now_s - sequence.arrived_s)
             self.metrics.prompt_tokens.inc(sequence.prompt_count)
-            told = told_of(sequence)
+            cache = cache_report_of(sequence)
         else:
             self.metrics.tbt.observe(now_s - sequence.last_token_s)
         sequence.last_token_s = now_s
@@ -345,7 +345,7 @@ class Engine:
         finish = "stop" if stopped else "length" if sequence.generated >= sampling.max_tokens else ""
         stop_id = chosen.token if stopped else None
         if not finish:
-            self._outputs.append((sequence.sink, Output(sequence.index, chosen, told=told)))
+            self._outputs.append((sequence.sink, Output(sequence.index, chosen, cache=cache)))
         else:
             self._end(sequence, finish, chosen=chosen, stop_id=stop_id)
 
@@ -371,11 +371,13 @@ class Engine:
         with self._count_lock:
             self._unfinished -= 1
         self.metrics.finished.labels(finish).inc()
-        output = Output(sequence.index, finish=finish, told=told_of(sequence), message=message, **more)
+        output = Output(
+            sequence.index, finish=finish, cache=cache_report_of(sequence), message=message, **more
+        )
         self._outputs.append((sequence.sink, output))
 
 
-def told_of(sequence: Sequence) -> CacheReport:
+def cache_report_of(sequence: Sequence) -> CacheReport:
     """What the cache did for a sequence so far."""
     asked = sequence.prompt_count // sequence.block_tokens * sequence.block_tokens
     usable = (sequence.prompt_count - 1) // sequence.block_tokens * sequence.block_tokens

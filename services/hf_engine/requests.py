@@ -109,7 +109,7 @@ class Asked:
     return_token_ids: bool
     skip_special_tokens: bool
     salt: str
-    ask: LegHint
+    hint: LegHint
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def parse(body: Any, tokenizer: ChatTokenizer, limits: RequestLimits, *, chat: b
         return_token_ids=bool(fields.return_token_ids),
         skip_special_tokens=fields.skip_special_tokens is not False,
         salt=fields.cache_salt or "",
-        ask=LegHint.from_params(body.get(FIELD)),
+        hint=LegHint.from_params(body.get(FIELD)),
     )
 
 

@@ -22,7 +22,7 @@ class ChoiceBuilder:
     text: TextStream
     parts: list[str] = field(default_factory=list)
     chosen: list[Chosen] = field(default_factory=list)
-    told: CacheReport | None = None
+    cache: CacheReport | None = None
     finish: str = ""
     stop_reason: int | str | None = None
     chars: int = 0
@@ -63,7 +63,7 @@ class CompletionBuilder:
     def take(self, output: Output) -> tuple[ChoiceBuilder, Delta] | None:
         """Add an output. None when the choice was over already (by a stop string)."""
         choice = self.choices[output.index]
-        choice.told = output.told or choice.told
+        choice.cache = output.cache or choice.cache
         if choice.finish:
             return None
         first = not choice.chosen
@@ -91,7 +91,7 @@ class CompletionBuilder:
         body["choices"] = [self._whole_choice(choice) for choice in self.choices]
         if chat and self.asked.return_token_ids:
             body["prompt_token_ids"] = self.choices[0].prompt
-        return {**body, "usage": self.usage(), FIELD: self.told().to_params()}
+        return {**body, "usage": self.usage(), FIELD: self.cache_report().to_params()}
 
     def _whole_choice(self, choice: ChoiceBuilder) -> dict[str, Any]:
         text = "".join(choice.parts)
@@ -132,7 +132,7 @@ class CompletionBuilder:
                 found["prompt_token_ids"] = choice.prompt
         body = self._chunk([found])
         if self.finished:
-            body[FIELD] = self.told().to_params()
+            body[FIELD] = self.cache_report().to_params()
         return body
 
     def role_chunk(self, choice: ChoiceBuilder) -> dict[str, Any]:
@@ -161,12 +161,12 @@ class CompletionBuilder:
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": self.told().hit_tokens},
+            "prompt_tokens_details": {"cached_tokens": self.cache_report().hit_tokens},
         }
 
-    def told(self) -> CacheReport:
+    def cache_report(self) -> CacheReport:
         """What the cache did, over the first choice of every prompt; the outcome is the worst one."""
-        parts = [choice.told for choice in self.choices[:: self.asked.n] if choice.told]
+        parts = [choice.cache for choice in self.choices[:: self.asked.n] if choice.cache]
         if not parts:
             return CacheReport()
         outcomes = [part.outcome for part in parts]

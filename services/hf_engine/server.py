@@ -236,7 +236,7 @@ def _sequences(state: ServerState, asked: Asked, queue: asyncio.Queue[Output]) -
             passport=state.passport,
             block_tokens=state.passport.block_tokens,
             salt=asked.salt,
-            ask=asked.ask,
+            hint=asked.hint,
             sink=queue,
             index=number * asked.n + copy,
         )
@@ -248,17 +248,17 @@ def _sequences(state: ServerState, asked: Asked, queue: asyncio.Queue[Output]) -
 def _end(state: ServerState, answer: CompletionBuilder, sequences: list[Sequence]) -> None:
     """However a request ended: nothing runs on for it, and one line tells how it went."""
     state.engine.abort(sequences)
-    told = answer.told()
+    cache = answer.cache_report()
     log.info(
         Event.HF_REQUEST_FINISHED,
-        role=answer.asked.ask.role,
+        role=answer.asked.hint.role,
         finished=answer.finished,
         prompt_tokens=sum(len(prompt) for prompt in answer.asked.prompts),
         completion_tokens=sum(len(choice.chosen) for choice in answer.choices),
-        outcome=told.outcome,
-        hit_tokens=told.hit_tokens,
-        loaded_tokens=told.loaded_tokens,
-        waited_ms=told.waited_ms,
+        outcome=cache.outcome,
+        hit_tokens=cache.hit_tokens,
+        loaded_tokens=cache.loaded_tokens,
+        waited_ms=cache.waited_ms,
     )
 
 

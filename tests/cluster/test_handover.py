@@ -75,9 +75,7 @@ def test_a_node_that_takes_no_blocks(serving: EmbeddedCluster, capsys: pytest.Ca
         assert answer["choices"][0]["message"]["content"] == expected
         found = record(capsys, serving)
         assert found["chosen"]["prefill"] == "prefill-1"
-        legs = [
-            (leg["leg"], leg["code"]) for event in found["events"] for leg in event["detail"].get("legs", ())
-        ]
+        legs = [(leg["leg"], leg["code"]) for leg in found["events"][-1]["legs"]]
         assert sorted(legs) == [("decode", "OK"), ("decode", "REPLACED"), ("prefill", "OK")]
         assert found["observed"]["handover"] == "missed"
         assert counted(serving) == 1

@@ -102,12 +102,9 @@ class Conductor:
         response: pb.ScheduleResponse = await self.call("Schedule", pb.ScheduleRequest(**{**given, **fields}))
         return response
 
-    async def update(self, decision_id: str, phase: int, detail: Any = None, **fields: Any) -> None:
-        text = json.dumps(detail) if detail is not None else ""
-        await self.call(
-            "UpdateRequest",
-            pb.UpdateRequestRequest(decision_id=decision_id, phase=phase, detail_json=text, **fields),
-        )
+    async def progress(self, decision_id: str, phase: int, *legs: pb.LegReport, **fields: Any) -> None:
+        report = pb.ReportProgressRequest(decision_id=decision_id, phase=phase, legs=legs, **fields)
+        await self.call("ReportProgress", report)
 
     async def record(self, name: str) -> dict[str, Any]:
         response = await self.call("GetDecision", pb.GetDecisionRequest(id=name))

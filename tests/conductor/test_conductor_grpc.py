@@ -27,7 +27,7 @@ def test_register_report_schedule_list(tmp_path: Path) -> None:
         assert listed.instances[1].instance.passport_json == PASSPORT
         plan = await c.schedule("r1", chain("a", 100))
         assert plan.admitted, plan
-        assert plan.reason == "admitted"
+        assert plan.reason == pb.ADMISSION_REASON_ADMITTED
         assert (plan.prefill.instance_id, plan.decode.instance_id) == ("p", "d")
         assert plan.prefill.url == "http://127.0.0.1:1/p"
         assert plan.decode.wait_tokens == 100 * BLOCK
@@ -111,11 +111,11 @@ def test_a_second_request_waits_for_blocks_that_are_being_computed(tmp_path: Pat
         assert two.decode.wait_tokens == 2020 * BLOCK
         record = await c.record("r2")
         assert record["chosen"]["awaited_decision_id"] == one.decision_id
-        await c.update(one.decision_id, pb.REQUEST_PHASE_PREFILL_FAILED)
+        await c.progress(one.decision_id, pb.REQUEST_PHASE_PREFILL_FAILED)
         three = await c.schedule("r3", chain("c", 2010, parent="a", shared=2000))
         assert "branch=wait" in three.summary, "the second request computes the blocks now"
         for plan in (two, three):
-            await c.update(plan.decision_id, pb.REQUEST_PHASE_ABORTED)
+            await c.progress(plan.decision_id, pb.REQUEST_PHASE_ABORTED)
         assert "branch=local" in (await c.schedule("r4", first)).summary
 
     serve(tmp_path, scenario)
@@ -137,7 +137,10 @@ def test_a_failed_prefill_goes_elsewhere_and_decode_stays(tmp_path: Path) -> Non
         await c.register(*names)
         keys = chain("a", 500)
         first = await c.schedule("r", keys)
-        await c.update(first.decision_id, pb.REQUEST_PHASE_PREFILL_FAILED, {"code": "ENGINE_FAILED"})
+        leg = pb.LegReport(
+            role=pb.LEG_ROLE_PREFILL, instance_id=first.prefill.instance_id, code="ENGINE_FAILED"
+        )
+        await c.progress(first.decision_id, pb.REQUEST_PHASE_PREFILL_FAILED, leg)
         again = await c.schedule("r", keys, attempt=2, exclude=[first.prefill.instance_id])
         assert again.prefill.instance_id != first.prefill.instance_id
         assert again.decode.instance_id == first.decode.instance_id
@@ -146,7 +149,7 @@ def test_a_failed_prefill_goes_elsewhere_and_decode_stays(tmp_path: Path) -> Non
         assert record["earlier"] == [first.decision_id]
         assert (await c.record(first.decision_id))["state"] == "superseded"
         nobody = await c.schedule("r", keys, attempt=3, exclude=[one.instance_id for one in names])
-        assert (nobody.admitted, nobody.reason) == (False, "no_instance")
+        assert (nobody.admitted, nobody.reason) == (False, pb.ADMISSION_REASON_NO_INSTANCE)
 
     serve(tmp_path, scenario)
 
@@ -163,7 +166,7 @@ def test_one_request_id_for_many_requests(tmp_path: Path) -> None:
         assert len((await c.record(other.decision_id))["earlier"]) == 16
         assert (await c.record(plans[-1].decision_id))["earlier"] == []
         for plan in plans:
-            await c.update(plan.decision_id, pb.REQUEST_PHASE_ABORTED)
+            await c.progress(plan.decision_id, pb.REQUEST_PHASE_ABORTED)
         assert len(c.service.state.core.work) == 1
 
     serve(tmp_path, scenario)
@@ -172,21 +175,21 @@ def test_one_request_id_for_many_requests(tmp_path: Path) -> None:
 def test_refusals(tmp_path: Path) -> None:
     async def scenario(c: Conductor) -> None:
         unknown = await c.schedule("r0", b"", model="other")
-        assert (unknown.admitted, unknown.reason) == (False, "unknown_model")
+        assert (unknown.admitted, unknown.reason) == (False, pb.ADMISSION_REASON_UNKNOWN_MODEL)
         await c.register(
             instance("p", PREFILL, max_model_tokens=1000), instance("d", DECODE, max_model_tokens=1000)
         )
-        assert (await c.schedule("r1", b"", prompt_tokens=1000)).reason == "too_long"
+        assert (await c.schedule("r1", b"", prompt_tokens=1000)).reason == pb.ADMISSION_REASON_TOO_LONG
         keys = chain("a", 60)
         slow = [await c.schedule(f"s{i}", keys[: 32 * i], ttft_slo_ms=1) for i in (40, 50, 60)]
-        assert {plan.reason for plan in slow} == {"ttft"}
+        assert {plan.reason for plan in slow} == {pb.ADMISSION_REASON_TTFT}
         assert all(not plan.admitted and plan.retry_after_ms >= 250 for plan in slow)
         assert slow[0].summary.startswith("refused=ttft;")
         assert not slow[0].decode.instance_id
         assert (await c.schedule("r2", keys)).admitted
         await c.report("d", state=pb.INSTANCE_STATE_SUSPECT, reason="hangs")
         await c.report("p", state=pb.INSTANCE_STATE_DRAINING)
-        assert (await c.schedule("r3", keys)).reason == "no_instance"
+        assert (await c.schedule("r3", keys)).reason == pb.ADMISSION_REASON_NO_INSTANCE
         assert (await c.record("r3"))["state"] == "refused"
 
     serve(tmp_path, scenario)

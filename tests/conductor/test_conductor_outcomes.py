@@ -36,23 +36,30 @@ from tests.conductor.support import (
     serve,
 )
 
-TOLD = {
-    "asked_tokens": 1600,
-    "hit_tokens": 0,
-    "local_tokens": 0,
-    "loaded_tokens": 0,
-    "load_ms": 0.0,
-    "outcome": "miss",
-}
+MISS = pb.CacheReport(asked_tokens=1600, outcome="miss")
 
 
-async def finish(c: Conductor, plan: pb.ScheduleResponse, told: dict[str, Any]) -> None:
-    leg = {"leg": "prefill", "instance": "p", "sent_ms": 5.0, "ended_ms": 405.0, "code": "OK", "told": told}
-    await c.update(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, leg, elapsed_ms=410.0)
-    await c.update(plan.decision_id, pb.REQUEST_PHASE_FIRST_TOKEN, {"streamed": True}, elapsed_ms=450.0)
-    found = {**told, "hit_tokens": 1600, "outcome": "hit"}
-    end = {"code": "OK", "legs": [leg, {"leg": "decode", "instance": "d", "sent_ms": 5.0, "told": found}]}
-    await c.update(plan.decision_id, pb.REQUEST_PHASE_FINISHED, end, elapsed_ms=900.0, output_tokens=10)
+def prefill(cache: pb.CacheReport | None, ended_ms: float = 405.0, code: str = "OK") -> pb.LegReport:
+    return pb.LegReport(
+        role=pb.LEG_ROLE_PREFILL, instance_id="p", sent_ms=5.0, ended_ms=ended_ms, code=code, cache=cache
+    )
+
+
+async def finish(c: Conductor, plan: pb.ScheduleResponse) -> None:
+    leg = prefill(MISS)
+    await c.progress(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, leg, elapsed_ms=410.0)
+    await c.progress(plan.decision_id, pb.REQUEST_PHASE_FIRST_TOKEN, elapsed_ms=450.0)
+    found = pb.CacheReport(asked_tokens=1600, hit_tokens=1600, outcome="hit")
+    decode = pb.LegReport(role=pb.LEG_ROLE_DECODE, instance_id="d", sent_ms=5.0, cache=found)
+    await c.progress(
+        plan.decision_id,
+        pb.REQUEST_PHASE_FINISHED,
+        leg,
+        decode,
+        code="OK",
+        elapsed_ms=900.0,
+        output_tokens=10,
+    )
 
 
 def test_an_engine_of_unknown_speed_is_given_time(tmp_path: Path) -> None:
@@ -64,7 +71,7 @@ def test_an_engine_of_unknown_speed_is_given_time(tmp_path: Path) -> None:
             plan = await c.schedule(f"r{number}", chain(f"k{number}", 100))
             assert plan.prefill.instance_id == "p"
             assert (plan.decode.wait_ms > 30_000) is (number < 3)
-            await finish(c, plan, TOLD)
+            await finish(c, plan)
 
     serve(tmp_path, scenario)
 
@@ -74,16 +81,16 @@ def test_many_updates_in_one_call(tmp_path: Path) -> None:
         await c.register(*pair())
         plans = [await c.schedule(f"r{i}", chain(f"k{i}", 100)) for i in range(3)]
         end = pb.REQUEST_PHASE_FINISHED
-        updates = [pb.UpdateRequestRequest(decision_id=plan.decision_id, phase=end) for plan in plans]
-        unknown = pb.UpdateRequestRequest(decision_id="d-none", phase=end)
+        updates = [pb.ReportProgressRequest(decision_id=plan.decision_id, phase=end) for plan in plans]
+        unknown = pb.ReportProgressRequest(decision_id="d-none", phase=end)
         batch = updates[0]
         batch.more.extend([unknown, *updates[1:]])
         with pytest.raises(errors.DecisionUnknown):
-            await c.call("UpdateRequest", batch)
+            await c.call("ReportProgress", batch)
         assert len(c.service.state.core.work) == 0, "one wrong update does not hold up the others"
         batch.more.extend([unknown] * 1024)
         with pytest.raises(errors.TooLarge):
-            await c.call("UpdateRequest", batch)
+            await c.call("ReportProgress", batch)
 
     serve(tmp_path, scenario)
 
@@ -94,7 +101,7 @@ def test_records_tell_what_happened_and_why(tmp_path: Path) -> None:
     async def scenario(c: Conductor) -> None:
         await c.register(*pair())
         first = await c.schedule("r1", keys, content_keys=content)
-        await finish(c, first, TOLD)
+        await finish(c, first)
         record = await c.record("r1")
         assert record["state"] == "finished"
         assert record["misses"] == [
@@ -118,14 +125,14 @@ def test_records_tell_what_happened_and_why(tmp_path: Path) -> None:
         await c.register(instance("x", model="m2", passport_json=other))
         await c.schedule("r4", chain("else", 100), content_keys=content, model="m2")
         assert (await c.record("r4"))["misses"][0]["reason"] == "other_passport"
-        failed = {**TOLD, "outcome": "timeout"}
+        failed = pb.CacheReport(asked_tokens=1600, outcome="timeout")
         for number in range(20):  # what is overdue is not waited for, and a busy machine makes it so
             await c.schedule(f"before{number}", keys, content_keys=content)
             third = await c.schedule(f"r5-{number}", chain(f"child{number}", 120, parent="mine", shared=100))
             if "branch=wait" in third.summary:
                 break
         assert "branch=wait" in third.summary
-        await c.update(third.decision_id, pb.REQUEST_PHASE_PREFILLED, {"told": failed})
+        await c.progress(third.decision_id, pb.REQUEST_PHASE_PREFILLED, prefill(failed))
         assert (await c.record(third.decision_id))["misses"][0] == {
             "from_token": 0,
             "to_token": 1600,
@@ -141,8 +148,8 @@ def test_observations_teach_the_models(tmp_path: Path) -> None:
         before = (await c.schedule("r", chain("x", 100))).expected_ttft_ms
         for number in range(20):
             plan = await c.schedule(f"r{number}", chain(f"k{number}", 100))
-            await finish(c, plan, TOLD)
-            await c.update(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, {"engine_ms": 1}, elapsed_ms=1)
+            await finish(c, plan)
+            await c.progress(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, prefill(MISS, 6.0), elapsed_ms=1)
         model = c.service.state.core.models.of("m")
         assert model.prefills["hf"].count == 20, "repeats are not learned from"
         assert before > 0
@@ -159,10 +166,9 @@ def test_a_small_rest_of_two_measurements_is_no_prefill(tmp_path: Path) -> None:
         await c.register(*pair())
         for number in range(8):
             plan = await c.schedule(f"r{number}", chain(f"k{number}", 100))
-            leg = {"leg": "prefill", "instance": "p", "sent_ms": 5.0, "ended_ms": 50.0}
-            told = {**TOLD, "waited_ms": 60.0}
-            await c.update(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, {**leg, "told": told})
-            await c.update(plan.decision_id, pb.REQUEST_PHASE_FINISHED, {}, output_tokens=3)
+            waited = pb.CacheReport(asked_tokens=1600, waited_ms=60.0, outcome="miss")
+            await c.progress(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, prefill(waited, 50.0))
+            await c.progress(plan.decision_id, pb.REQUEST_PHASE_FINISHED, output_tokens=3)
         info = InstanceInfo("p", 1, "prefill", "m", engine="hf")
         learner = c.service.state.core.models.of("m").prefill(info)
         assert learner.cost.seconds(1605, 0) > 0.1
@@ -211,7 +217,7 @@ def test_restart_of_the_conductor(tmp_path: Path) -> None:
                 with pytest.raises(errors.InstanceUnknown):
                     await c.report("a")
                 with pytest.raises(errors.DecisionUnknown):
-                    await c.update("d-1", pb.REQUEST_PHASE_FINISHED)
+                    await c.progress("d-1", pb.REQUEST_PHASE_FINISHED)
             await c.register(instance("a"))
             wish = await c.report("a", changes=pb.CacheChanges(stored=chain("a", 3), sequence=57))
             assert wish.want_full, "what came before was lost with the conductor"
@@ -261,9 +267,9 @@ def test_bad_input_is_refused_by_name(tmp_path: Path) -> None:
             with pytest.raises(errors.InvalidArgument):
                 await c.report("p", changes=pb.CacheChanges(stored=keys, sequence=1))
         with pytest.raises(errors.InvalidArgument):
-            await c.update("d-1", 0)
+            await c.progress("d-1", 0)
         with pytest.raises(errors.DecisionUnknown):
-            await c.update("d-1", pb.REQUEST_PHASE_FINISHED)
+            await c.progress("d-1", pb.REQUEST_PHASE_FINISHED)
         with pytest.raises(errors.DecisionUnknown):
             await c.record("nothing")
 
@@ -289,24 +295,22 @@ def test_absurd_numbers_change_nothing(tmp_path: Path) -> None:
         assert plan.expected_ttft_ms >= 0
         await c.report("d", load=pb.InstanceLoad())
         plan = await c.schedule("r2", chain("a", 100), attempt=top, session="s" * 10_000)
-        for detail in ([1], "x", None, {"told": 7}, {"told": {"hit_tokens": math.nan, "loaded_bytes": "a"}}):
-            await c.update(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, detail, elapsed_ms=math.nan)
-        for text in (
-            "[" * 9000,
-            '{"a":' * 30 + "1" + "}" * 30,
-            '{"told":{"hit_tokens":1e999,"n":' + "9" * 400 + "}}",
-            "{",
-        ):
-            raw = pb.UpdateRequestRequest(decision_id=plan.decision_id, phase=1, detail_json=text)
-            await c.call("UpdateRequest", raw)
-        for detail in ({"legs": 5}, {"legs": [1, {"leg": "decode", "told": {"load_ms": -1}}]}):
-            await c.update(
-                plan.decision_id,
-                pb.REQUEST_PHASE_FINISHED,
-                detail,
-                output_tokens=(1 << 64) - 1,
-                elapsed_ms=-5,
-            )
+        wild = pb.CacheReport(hit_tokens=top, loaded_bytes=(1 << 64) - 1, load_ms=math.inf, waited_ms=-1)
+        for cache in (None, wild, pb.CacheReport(load_ms=math.nan, outcome="x" * 10_000)):
+            leg = prefill(cache, ended_ms=-math.inf, code="y" * 10_000)
+            await c.progress(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, leg, elapsed_ms=math.nan)
+        for legs in ([pb.LegReport()], [prefill(None)] * 1000):
+            with pytest.raises(errors.MooncacheError):
+                await c.progress(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, *legs)
+        decode = pb.LegReport(role=pb.LEG_ROLE_DECODE, cache=wild, usage=pb.TokenUsage(prompt_tokens=top))
+        await c.progress(
+            plan.decision_id,
+            pb.REQUEST_PHASE_FINISHED,
+            decode,
+            output_tokens=(1 << 64) - 1,
+            cached_tokens=(1 << 64) - 1,
+            elapsed_ms=-5,
+        )
         record = await c.record("r2")
         json.dumps(record, allow_nan=False)
         assert (await c.schedule("r3", chain("b", 100))).decode.instance_id
@@ -332,7 +336,7 @@ def test_only_the_cluster_token_may_ask(tmp_path: Path) -> None:
 def test_metrics_are_there(tmp_path: Path) -> None:
     async def scenario(c: Conductor) -> None:
         await c.register(*pair())
-        await finish(c, await c.schedule("r", chain("a", 100)), TOLD)
+        await finish(c, await c.schedule("r", chain("a", 100)))
         text = c.service.metrics.render().decode()
         for line in (
             'mooncache_conductor_decisions_total{reason="admitted"} 1.0',

@@ -65,8 +65,8 @@ def test_what_the_pool_holds_is_fetched_and_what_left_it_is_named(pool: Embedded
         async with beside(pool) as c:
             await connected(c)
             first = await c.schedule("r1", keys)
-            await c.update(first.decision_id, pb.REQUEST_PHASE_PREFILLED)
-            await c.update(first.decision_id, pb.REQUEST_PHASE_FINISHED)
+            await c.progress(first.decision_id, pb.REQUEST_PHASE_PREFILLED)
+            await c.progress(first.decision_id, pb.REQUEST_PHASE_FINISHED)
             await asyncio.to_thread(put, pool, keys[: 32 * 150])
             plan = await c.schedule("r2", keys)
             assert plan.pool_hit_tokens == 150 * BLOCK
@@ -76,7 +76,7 @@ def test_what_the_pool_holds_is_fetched_and_what_left_it_is_named(pool: Embedded
             assert record["chosen"]["fetched_tokens"] == 150 * BLOCK
             assert record["misses"][0] == {"from_token": 2400, "to_token": 3200, "reason": "evicted"}
             await asyncio.to_thread(remove, pool, keys[: 32 * 150])
-            await c.update(plan.decision_id, pb.REQUEST_PHASE_ABORTED)
+            await c.progress(plan.decision_id, pb.REQUEST_PHASE_ABORTED)
             await c.schedule("r3", keys)
             assert (await c.record("r3"))["misses"][0] == {
                 "from_token": 0,
@@ -113,8 +113,8 @@ def test_a_pool_that_goes_away_costs_the_hits_only(pool: EmbeddedCluster) -> Non
             await asyncio.to_thread(put, pool, keys[: 32 * 50])
             first = await c.schedule("r1", keys)
             assert first.pool_hit_tokens == 50 * BLOCK
-            await c.update(first.decision_id, pb.REQUEST_PHASE_PREFILLED)
-            await c.update(first.decision_id, pb.REQUEST_PHASE_FINISHED)
+            await c.progress(first.decision_id, pb.REQUEST_PHASE_PREFILLED)
+            await c.progress(first.decision_id, pb.REQUEST_PHASE_FINISHED)
             for name in list(pool.parts):
                 await asyncio.to_thread(pool.kill, name)
             plan = await c.schedule("r2", keys)

@@ -175,7 +175,7 @@ def test_a_hot_prefix_gets_a_second_replica_in_a_real_pool_and_loses_it_again(
             for number in range(40):
                 plan = await c.schedule(f"r{number}", keys)
                 assert plan.pool_hit_tokens == 8 * BLOCK
-                await c.update(plan.decision_id, pb.REQUEST_PHASE_FINISHED)
+                await c.progress(plan.decision_id, pb.REQUEST_PHASE_FINISHED)
             await c.schedule("once", cold)
 
             async def copied() -> bool:

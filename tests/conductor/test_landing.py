@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 from mooncache.conductor.core import outcome
 from mooncache.conductor.core.decisions import (
@@ -15,14 +14,26 @@ from mooncache.conductor.core.decisions import (
     SchedulingRequest,
 )
 from mooncache.conductor.core.landing import AWAY_FIRST_S, AWAY_MAX_S, Landings
+from mooncache.conductor.core.progress import LegReport, LegRole, Phase, ProgressReport
 from mooncache.conductor.core.registry import READY, InstanceInfo
 from mooncache.conductor.core.scheduler import Scheduler
-from mooncache.conductor.state import native_index
+from mooncache.kvcache.block_index import native_index
+from mooncache.kvcache.leg_hint import CacheReport
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.conductor.support import Conductor, chain, pair, serve
 
 BLOCKS = 200
-TOLD = {"asked_tokens": 3200, "hit_tokens": 0, "local_tokens": 0, "loaded_tokens": 0, "outcome": "miss"}
+MISS = CacheReport(asked_tokens=3200, outcome="miss")
+TIMEOUT = CacheReport(asked_tokens=3200, outcome="timeout")
+HIT = CacheReport(asked_tokens=3200, hit_tokens=3200, outcome="hit")
+
+
+def prefill(ended_ms: float = 0.0) -> LegReport:
+    return LegReport(LegRole.PREFILL, "p", sent_ms=1.0, ended_ms=ended_ms, cache=MISS)
+
+
+def decode(cache: CacheReport) -> LegReport:
+    return LegReport(LegRole.DECODE, "d", cache=cache)
 
 
 class Clockwork:
@@ -43,21 +54,20 @@ class Clockwork:
         )
         return self.core.schedule(ask, PoolAnswer(POOL_OK), self.now_s, 0.0)
 
-    def tell(self, decision: Decision, phase: str, detail: dict[str, Any]) -> outcome.Learned:
-        return self.core.update(decision.decision_id, phase, 0.0, 8, detail, self.now_s)
+    def tell(self, decision: Decision, phase: Phase, *legs: LegReport) -> outcome.Learned:
+        report = ProgressReport(phase, output_tokens=8, legs=legs)
+        return self.core.report_progress(decision.decision_id, report, self.now_s)
 
     def serve(self, *, landed: bool, prefill_s: float = 0.2) -> Decision:
         """One request with both legs; when its blocks do not land, the decode leg waits as long as it was told."""
         decision = self.ask()
         assert decision.prefill == "p"
         self.now_s += prefill_s
-        leg = {"leg": "prefill", "instance": "p", "sent_ms": 1.0, "ended_ms": prefill_s * 1e3, "told": TOLD}
-        self.tell(decision, outcome.PREFILLED, leg)
+        self.tell(decision, Phase.PREFILLED, prefill(prefill_s * 1e3))
         self.now_s += 0.05 if landed else max(0.0, decision.wait_s - prefill_s) + 0.1
-        self.tell(decision, outcome.FIRST_TOKEN, {"streamed": True})
+        self.tell(decision, Phase.FIRST_TOKEN)
         self.now_s += 0.5
-        told = {**TOLD, "hit_tokens": 3200, "outcome": "hit"} if landed else {**TOLD, "outcome": "timeout"}
-        self.tell(decision, outcome.FINISHED, {"legs": [{"leg": "decode", "instance": "d", "told": told}]})
+        self.tell(decision, Phase.FINISHED, decode(HIT if landed else TIMEOUT))
         return decision
 
 
@@ -96,9 +106,9 @@ def test_it_is_known_before_a_long_answer_has_ended() -> None:
         work.serve(landed=True)
     decision = work.ask()
     work.now_s += 0.2
-    work.tell(decision, outcome.PREFILLED, {"leg": "prefill", "instance": "p", "told": TOLD})
+    work.tell(decision, Phase.PREFILLED, prefill())
     work.now_s += decision.wait_s
-    assert work.tell(decision, outcome.FIRST_TOKEN, {"streamed": True}).handover == outcome.MISSED
+    assert work.tell(decision, Phase.FIRST_TOKEN).handover == outcome.MISSED
     assert work.ask().avoided
 
 
@@ -140,10 +150,12 @@ def test_missing_blocks_are_counted_under_their_name(tmp_path: Path) -> None:
         await c.register(*pair())
         plan = await c.schedule("r1", chain("a", 100))
         assert 0 < plan.decode.handover_ms < plan.decode.wait_ms
-        leg = {"leg": "prefill", "instance": "p", "sent_ms": 1.0, "ended_ms": 20.0, "told": TOLD}
-        await c.update(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, leg)
-        end = {"legs": [{"leg": "decode", "instance": "d", "told": {**TOLD, "outcome": "timeout"}}]}
-        await c.update(plan.decision_id, pb.REQUEST_PHASE_FINISHED, end, output_tokens=3)
+        miss = pb.CacheReport(asked_tokens=3200, outcome="miss")
+        leg = pb.LegReport(role=pb.LEG_ROLE_PREFILL, instance_id="p", sent_ms=1.0, ended_ms=20.0, cache=miss)
+        await c.progress(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, leg)
+        timeout = pb.CacheReport(asked_tokens=3200, outcome="timeout")
+        late = pb.LegReport(role=pb.LEG_ROLE_DECODE, instance_id="d", cache=timeout)
+        await c.progress(plan.decision_id, pb.REQUEST_PHASE_FINISHED, late, output_tokens=3)
         assert (await c.schedule("r2", chain("b", 100))).prefill.instance_id == ""
         page = c.service.metrics.render()
         assert b'mooncache_conductor_handovers_total{outcome="missed"} 1.0' in page

@@ -18,11 +18,13 @@ from mooncache.conductor.core.fleet_book import Assignment, FleetBook, InstanceS
 from mooncache.conductor.core.hot_prefixes import HotPrefixes, Speed
 from mooncache.conductor.core.policy.fleet import DECODE, PREFILL
 from mooncache.conductor.core.policy.types import Choice, Request, TransferCost
+from mooncache.conductor.core.progress import LegReport, LegRole, Phase, ProgressReport
 from mooncache.conductor.core.registry import READY, Instance, InstanceInfo
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.shell.instruments import ConductorMetrics
 from mooncache.conductor.state import native_index
 from mooncache.kvcache.instance_load import InstanceLoad
+from mooncache.kvcache.leg_hint import CacheReport
 from mooncache.runtime.metrics import Metrics
 from tests.conductor.fleets import Row, choose
 from tests.conductor.support import BLOCK, chain
@@ -162,9 +164,9 @@ def test_an_instance_that_is_gone_leaves_no_cost_models_behind() -> None:
     core.register(info, READY, 0.0)
     decision = core.schedule(ask(1), PoolAnswer(), 0.0, 0.0)
     core.expire(10.0)
-    told = {"loaded_bytes": 1 << 20, "load_ms": 10.0}
-    legs = {"legs": [{"leg": "decode", "told": told}]}
-    core.update(decision.decision_id, "finished", 1.0, 5, legs, 11.0)
+    leg = LegReport(LegRole.DECODE, "a", cache=CacheReport(loaded_bytes=1 << 20, load_ms=10.0))
+    report = ProgressReport(Phase.FINISHED, elapsed_s=1.0, output_tokens=5, legs=(leg,))
+    core.report_progress(decision.decision_id, report, 11.0)
     assert "a" not in core.models.of("m").transfers
 
 
@@ -201,5 +203,5 @@ def test_an_engine_that_was_started_again_generates_nothing_of_before() -> None:
     core.register(replace(info, incarnation=2), READY, 0.2)
     assert core.assigned(engine) == 0
     assert decision.record.state == "lost"
-    assert not core.update(decision.decision_id, "failed", 1.0, 0, {}, 0.3).known
+    assert not core.report_progress(decision.decision_id, ProgressReport(Phase.FAILED, 1.0), 0.3).known
     core.check()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mooncache import errors
-from mooncache.conductor.core import outcome
 from mooncache.conductor.core.decisions import PoolAnswer, SchedulerSettings, SchedulingRequest
+from mooncache.conductor.core.progress import Phase, ProgressReport
 from mooncache.conductor.core.registry import (
     GONE_MAX,
     LEASE_INTERVALS,
@@ -41,15 +41,15 @@ def test_requests_end_when_their_records_are_dropped() -> None:
     ]
     assert len(core.records) == 100
     for decision in under_way:
-        core.update(decision.decision_id, outcome.FIRST_TOKEN, 0.1, 1, {}, 2.0)
-        assert core.update(decision.decision_id, outcome.FINISHED, 0.2, 10, {}, 3.0).ended
+        core.report_progress(decision.decision_id, ProgressReport(Phase.FIRST_TOKEN, 0.1, 1), 2.0)
+        assert core.report_progress(decision.decision_id, ProgressReport(Phase.FINISHED, 0.2, 10), 3.0).ended
     assert len(core.work) == 0
     book = core.models.of("m").book
     assert book.assigned("a") == 0
     assert float(book.view(3.0).sequences.sum()) == 0, "the policy sees an idle instance again"
     assert abs(lengths.mean("", 0) - 10) < abs(before - 10) / 4, "answers were learnt from all the same"
     with pytest.raises(errors.DecisionUnknown):
-        core.update(under_way[0].decision_id, outcome.FINISHED, 0.2, 10, {}, 4.0)
+        core.report_progress(under_way[0].decision_id, ProgressReport(Phase.FINISHED, 0.2, 10), 4.0)
     core.check()
 
 
@@ -187,7 +187,7 @@ def test_a_restarted_conductor_leaves_a_drained_instance_drained(tmp_path: Path)
         await c.call("RegisterInstance", registered("p", drain=True, role_pinned=True))
         answer = await c.report("p")
         assert (answer.drain, answer.role_pinned) == (True, True)
-        assert (await c.schedule("r", chain("a", 4))).reason == "no_instance"
+        assert (await c.schedule("r", chain("a", 4))).reason == pb.ADMISSION_REASON_NO_INSTANCE
         await c.call("SetInstance", pb.SetInstanceRequest(instance_id="p", drain=False))
         answer = await c.report("p")
         assert answer.HasField("drain")

@@ -13,7 +13,7 @@ from mooncache.cli.why import timeline
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.conductor.support import Conductor, chain, config_at, instance, running
 
-TOLD = {"hit_tokens": 1600, "local_tokens": 0, "loaded_tokens": 1600, "load_ms": 12.5, "outcome": "hit"}
+LOADED = pb.CacheReport(hit_tokens=1600, loaded_tokens=1600, load_ms=12.5, outcome="hit")
 
 
 LEGS = (
@@ -49,6 +49,23 @@ async def ask_for_another_policy(c: Conductor, capsys: pytest.CaptureFixture[str
     assert "there is no policy 'nonsense'; there are mooncache" in capsys.readouterr().err
 
 
+async def serve(c: Conductor, plan: pb.ScheduleResponse) -> None:
+    leg = pb.LegReport(
+        role=pb.LEG_ROLE_PREFILL,
+        instance_id=plan.prefill.instance_id,
+        sent_ms=3.0,
+        ended_ms=80.0,
+        code="OK",
+        cache=LOADED,
+    )
+    decode = pb.LegReport(role=pb.LEG_ROLE_DECODE, instance_id="d1", sent_ms=3.0)
+    await c.progress(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, leg, elapsed_ms=80.0)
+    await c.progress(plan.decision_id, pb.REQUEST_PHASE_FIRST_TOKEN, decode, elapsed_ms=99.0)
+    decode.ended_ms, decode.code = 150.0, "OK"
+    phase, ended = pb.REQUEST_PHASE_FINISHED, {"code": "OK", "elapsed_ms": 150.0, "output_tokens": 9}
+    await c.progress(plan.decision_id, phase, leg, decode, **ended)
+
+
 def test_why(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -67,21 +84,7 @@ def test_why(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
             assert "No request has been scheduled here yet." in capsys.readouterr().err
             plan = await c.schedule("req-1", chain("a", 100))
             prefill = plan.prefill.instance_id
-            leg = {
-                "leg": "prefill",
-                "instance": prefill,
-                "sent_ms": 3.0,
-                "ended_ms": 80.0,
-                "code": "OK",
-                "told": TOLD,
-            }
-            await c.update(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, leg, elapsed_ms=80.0)
-            await c.update(plan.decision_id, pb.REQUEST_PHASE_FIRST_TOKEN, {"leg": "decode"}, elapsed_ms=99.0)
-            decode = {"leg": "decode", "instance": "d1", "sent_ms": 3.0, "ended_ms": 150.0, "code": "OK"}
-            end = {"code": "OK", "legs": [leg, decode]}
-            await c.update(
-                plan.decision_id, pb.REQUEST_PHASE_FINISHED, end, elapsed_ms=150.0, output_tokens=9
-            )
+            await serve(c, plan)
 
             assert await ask(c) == 0, "without a name the last request is explained"
             text = capsys.readouterr().out

@@ -266,7 +266,7 @@ def test_a_load_of_two_shards_ends_with_the_second(make: Make, faulty: FaultyPoo
     assert side._book.is_loading("r")
     side.reported(StepReport({"r": LoadEnd(1, 5, 0.2, "missing")}, {}))
     assert not side._book.is_loading("r")
-    told = side._book.told("r")
+    told = side._book.cache_report("r")
     assert (told.loaded_tokens, told.loaded_bytes, told.failed_blocks) == (BLOCK_TOKENS, 15, 1)
 
 

@@ -147,7 +147,7 @@ def test_nothing_is_asked_when_it_makes_no_sense() -> None:
     assert kept.match("local", 2 * SIZE, 0.0, pool_usable=True).ask is None
     add(kept, 2 * SIZE, name="absent", ask={})
     assert kept.match("absent", 0, 0.0, pool_usable=False).tokens == 0
-    told = kept.told("absent")
+    told = kept.cache_report("absent")
     assert told is not None
     assert told.outcome == "pool_absent"
     off = book(enabled=False)
@@ -183,7 +183,7 @@ def test_what_is_loaded_goes_where_the_engine_says() -> None:
     assert kept.is_loading("r")
     assert kept.match("r", 0, 0.0, pool_usable=True).tokens == 0
     assert kept.loaded("r", 3, 99, 0.5) == 0
-    told = kept.told("r")
+    told = kept.cache_report("r")
     assert told is not None
     assert (told.outcome, told.hit_tokens, told.loaded_bytes) == ("hit", 12, 99)
     assert (told.waited_ms, told.load_ms) == (250.0, 500.0)
@@ -196,7 +196,7 @@ def test_a_request_whose_load_failed_never_loads_again() -> None:
     load(kept, 3)
     assert kept.loaded("r", 1, 9, 0.1) == 2
     assert kept.match("r", 0, 0.0, pool_usable=True).tokens == 0
-    told = kept.told("r")
+    told = kept.cache_report("r")
     assert told is not None
     assert (told.outcome, told.loaded_tokens, told.failed_blocks) == ("failed", SIZE, 2)
     save = kept.plan_save("r", list(range(12)), 12, range(10, 20), 99)
@@ -226,11 +226,11 @@ def test_outcomes() -> None:
         if tokens:
             kept.allocated(name, range(1, 9), tokens)
             kept.loaded(name, tokens // SIZE, 1, 0.0)
-        told = kept.told(name)
+        told = kept.cache_report(name)
         assert told is not None
         assert told.outcome == wanted
     add(kept, SIZE, name="silent")
-    assert kept.told("silent") is None
+    assert kept.cache_report("silent") is None
 
 
 # --- saves -------------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def test_a_prefill_leg_tells_how_much_of_its_prompt_the_pool_gets() -> None:
     kept = book()
 
     def held(name: str) -> int:
-        told = kept.told(name)
+        told = kept.cache_report(name)
         assert told is not None
         return told.held_tokens
 
@@ -287,7 +287,7 @@ def test_a_prefill_leg_tells_how_much_of_its_prompt_the_pool_gets() -> None:
     null = book()
     more = add(null, 2 * SIZE, ask={"role": "prefill"})
     null.plan_save("r", more, 2 * SIZE, [0, 5], 9)  # 0 is the engine's empty block
-    told = null.told("r")
+    told = null.cache_report("r")
     assert told is not None and told.held_tokens == 0
 
 
@@ -440,7 +440,7 @@ def test_after_a_preemption_nothing_is_told_twice() -> None:
     kept.match("r", SIZE, 5.0, pool_usable=True)
     kept.allocated("r", range(10), SIZE)
     kept.loaded("r", 1, 1, 0.0)
-    told = kept.told("r")
+    told = kept.cache_report("r")
     assert told is not None
     assert (told.local_tokens, told.loaded_tokens, told.hit_tokens) == (0, SIZE, SIZE)
 

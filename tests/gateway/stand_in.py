@@ -18,6 +18,7 @@ from aiohttp import web
 from mooncache.config import Config, load
 from mooncache.errors import InvalidArgument
 from mooncache.gateway.service import GatewayService
+from mooncache.gateway.shell.legs import LEG_ROLES
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.rpc import CONDUCTOR_SERVICE, CallContext, Handler, RpcTable
 from mooncache.runtime.service import Service
@@ -45,7 +46,7 @@ class StandInConductor(Service):
         self.plans: list[pb.ScheduleResponse] = []
         self.think: Callable[[pb.ScheduleRequest], Awaitable[pb.ScheduleResponse]] | None = None
         self.scheduled: list[pb.ScheduleRequest] = []
-        self.updates: list[pb.UpdateRequestRequest] = []
+        self.updates: list[pb.ReportProgressRequest] = []
         self.updated = asyncio.Event()
         self.found_blocks: int | None = None  # leading blocks in the pool; None: it cannot be asked
         self.asked_blocks: list[int] = []
@@ -55,7 +56,7 @@ class StandInConductor(Service):
         handlers: dict[str, Handler] = dict.fromkeys(names, _refuse)
         handlers |= {
             "Schedule": _schedule,
-            "UpdateRequest": _update,
+            "ReportProgress": _update,
             "ListInstances": _list,
             "FindBlocks": _find,
         }
@@ -65,9 +66,10 @@ class StandInConductor(Service):
         """Phases that were reported, in order."""
         return [pb.RequestPhase.Name(update.phase).removeprefix("REQUEST_PHASE_") for update in self.updates]
 
-    def last_detail(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.updates[-1].detail_json)
-        return found
+    def last_legs(self) -> list[tuple[str, str, str]]:
+        """(role, instance, code) of the legs of the last report."""
+        names = {number: name for name, number in LEG_ROLES.items()}
+        return [(names[leg.role], leg.instance_id, leg.code) for leg in self.updates[-1].legs]
 
     async def wait_for_phase(self, *names: str) -> None:
         """Return once one of the phases was reported."""
@@ -95,11 +97,11 @@ async def _schedule(
 
 
 async def _update(
-    state: StandInConductor, request: pb.UpdateRequestRequest, _context: CallContext
-) -> pb.UpdateRequestResponse:
+    state: StandInConductor, request: pb.ReportProgressRequest, _context: CallContext
+) -> pb.ReportProgressResponse:
     state.updates += [request, *request.more]
     state.updated.set()
-    return pb.UpdateRequestResponse()
+    return pb.ReportProgressResponse()
 
 
 async def _find(
@@ -264,7 +266,10 @@ class Bench:
     def plan(self, decode: str, prefill: str = "", **more: Any) -> pb.ScheduleResponse:
         """A plan that names engines."""
         response = pb.ScheduleResponse(
-            decision_id=more.pop("decision_id", "d-1"), admitted=True, reason="admitted", summary="both=1"
+            decision_id=more.pop("decision_id", "d-1"),
+            admitted=True,
+            reason=pb.ADMISSION_REASON_ADMITTED,
+            summary="both=1",
         )
         response.decode.CopyFrom(pb.Leg(instance_id=decode, url=self.engines[decode].url, wait_ms=1000))
         if prefill:

@@ -20,14 +20,14 @@ from tests.gateway.test_requests import CHAT, ask
 @pytest.mark.parametrize(
     ("reason", "status", "code"),
     [
-        ("ttft", 429, "overloaded"),
-        ("capacity", 429, "overloaded"),
-        ("no_instance", 503, "no_instances"),
-        ("too_long", 400, "context_length_exceeded"),
+        (pb.ADMISSION_REASON_TTFT, 429, "overloaded"),
+        (pb.ADMISSION_REASON_CAPACITY, 429, "overloaded"),
+        (pb.ADMISSION_REASON_NO_INSTANCE, 503, "no_instances"),
+        (pb.ADMISSION_REASON_TOO_LONG, 400, "context_length_exceeded"),
     ],
 )
 async def test_refusals_of_the_conductor(
-    tmp_path: Path, http: aiohttp.ClientSession, reason: str, status: int, code: str
+    tmp_path: Path, http: aiohttp.ClientSession, reason: pb.AdmissionReason, status: int, code: str
 ) -> None:
     async with running(tmp_path, [FakeEngine("e")]) as bench:
         bench.conductor.plans = [
@@ -39,10 +39,14 @@ async def test_refusals_of_the_conductor(
             assert headers["retry-after"] == "3" and headers["retry-after-ms"] == "2500"
 
 
+UNKNOWN = pb.ScheduleResponse(admitted=False, reason=pb.ADMISSION_REASON_UNKNOWN_MODEL, message="who?")
 REASONS = {
-    "ttft": ("The first token would take 9.3 s, 2 s are promised; come back in 7.3 s.", 7312),
-    "tbt": ("A token would take 171 ms, 100 ms are promised; come back in 7.2 s.", 7207),
-    "capacity": ("No decode instance has room for 7.4 s; come back in 7.4 s.", 7401),
+    pb.ADMISSION_REASON_TTFT: (
+        "The first token would take 9.3 s, 2 s are promised; come back in 7.3 s.",
+        7312,
+    ),
+    pb.ADMISSION_REASON_TBT: ("A token would take 171 ms, 100 ms are promised; come back in 7.2 s.", 7207),
+    pb.ADMISSION_REASON_CAPACITY: ("No decode instance has room for 7.4 s; come back in 7.4 s.", 7401),
 }
 
 
@@ -72,7 +76,9 @@ async def test_tenants_learn_when_to_come_back_and_nothing_of_the_load_of_others
 
 async def test_refused_requests_cost_no_tokens(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with running(tmp_path, [FakeEngine("e")], gateway__tokens_per_minute=60) as bench:
-        full = pb.ScheduleResponse(admitted=False, reason="ttft", message="full", retry_after_ms=1)
+        full = pb.ScheduleResponse(
+            admitted=False, reason=pb.ADMISSION_REASON_TTFT, message="full", retry_after_ms=1
+        )
         bench.conductor.plans = [full]
         for _ in range(12):
             assert (await ask(bench, http, CHAT))[1]["error"]["code"] == "overloaded"
@@ -83,7 +89,7 @@ async def test_refused_requests_cost_no_tokens(tmp_path: Path, http: aiohttp.Cli
 async def test_conductor_that_forgot_the_model_is_no_404(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     """It was started again a moment ago: its instances come back with their next report."""
     async with running(tmp_path, [FakeEngine("e")]) as bench:
-        bench.conductor.plans = [pb.ScheduleResponse(admitted=False, reason="unknown_model", message="who?")]
+        bench.conductor.plans = [UNKNOWN]
         status, _, headers = await ask(bench, http, CHAT)
         assert (status, headers["x-mooncache-decision"]) == (200, "unscheduled")
 
@@ -93,7 +99,7 @@ async def test_conductor_that_starts_again_with_no_instance_yet(
 ) -> None:
     async with running(tmp_path, [FakeEngine("e")]) as bench:
         version = bench.gateway.state.fleet.version
-        bench.conductor.plans = [pb.ScheduleResponse(admitted=False, reason="unknown_model", message="who?")]
+        bench.conductor.plans = [UNKNOWN]
         bench.conductor.set_instances([])
         await until(lambda: bench.gateway.state.fleet.version != version)
         assert (await ask(bench, http, CHAT))[0] == 200

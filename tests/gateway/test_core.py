@@ -110,7 +110,7 @@ def test_cuts_do_not_change_a_stream(cuts: list[int], wants_usage: bool) -> None
     assert out == expected
     assert editor.done and not splitter.rest
     assert editor.usage == usage.TokenUsage(9, 2, None)
-    assert editor.told == CacheReport(hit_tokens=8)
+    assert editor.cache == CacheReport(hit_tokens=8)
     assert (b'"cached_tokens":8' in out) is wants_usage
     assert b"kv_transfer_params" not in out
     assert b": ping" in out

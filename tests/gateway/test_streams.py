@@ -182,7 +182,7 @@ async def test_hanging_engine_without_another_is_504(tmp_path: Path, http: aioht
 def stand_in_refusal() -> Any:
     from mooncache.proto.v1 import conductor_pb2 as pb
 
-    return pb.ScheduleResponse(admitted=False, reason="no_instance", message="none left")
+    return pb.ScheduleResponse(admitted=False, reason=pb.ADMISSION_REASON_NO_INSTANCE, message="none left")
 
 
 async def test_whole_request_has_a_limit(tmp_path: Path, http: aiohttp.ClientSession) -> None:

@@ -44,7 +44,7 @@ async def test_a_decode_engine_that_becomes_suspect_before_its_first_token_is_le
         assert list(bench.conductor.scheduled[-1].exclude) == ["d1"]
         assert len(second.requests) == 1
         await bench.conductor.wait_for_phase("FINISHED")
-        codes = [(leg["leg"], leg["instance"], leg["code"]) for leg in bench.conductor.last_detail()["legs"]]
+        codes = bench.conductor.last_legs()
         assert ("decode", "d1", "SUSPECT") in codes
         assert ("decode", "d2", "OK") in codes
 
@@ -66,7 +66,7 @@ async def test_a_suspect_engine_is_kept_when_no_other_can_take_the_request(
 
     async with two_legs(tmp_path, tokenizer_folder) as bench:
         bench.engines["d1"].behave = slow
-        refused = pb.ScheduleResponse(admitted=False, reason="no_instance", message="none")
+        refused = pb.ScheduleResponse(admitted=False, reason=pb.ADMISSION_REASON_NO_INSTANCE, message="none")
         bench.conductor.plans = [bench.plan("d1", "p1"), refused]
         call = asyncio.create_task(post(bench, http, CHAT))
         await bench.engines["d1"].asked.wait()

@@ -104,9 +104,8 @@ async def test_both_legs_carry_the_same_id_salt_and_tokens(
         )
         await bench.conductor.wait_for_phase("FINISHED")
         assert bench.conductor.phases() == ["PREFILLED", "FIRST_TOKEN", "FINISHED"]
-        detail = bench.conductor.last_detail()
-        assert detail["cached_tokens"] == 32
-        assert [leg["leg"] for leg in detail["legs"]] == ["prefill", "decode"]
+        assert bench.conductor.updates[-1].cached_tokens == 32
+        assert [role for role, _, _ in bench.conductor.last_legs()] == ["prefill", "decode"]
 
 
 async def test_tenants_get_different_keys(

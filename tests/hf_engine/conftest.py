@@ -68,10 +68,10 @@ class Collector:
         return self.outputs[-1].finish
 
     @property
-    def told(self) -> CacheReport:
-        told = self.outputs[-1].told
-        assert told is not None
-        return told
+    def cache(self) -> CacheReport:
+        cache = self.outputs[-1].cache
+        assert cache is not None
+        return cache
 
 
 class Lab:
@@ -81,7 +81,7 @@ class Lab:
         self.parts, self.engine = parts, parts.engine
 
     def sequence(
-        self, prompt: list[int], *, tokens: int = 12, ask: LegHint | None = None, salt: str = "", **more: Any
+        self, prompt: list[int], *, tokens: int = 12, hint: LegHint | None = None, salt: str = "", **more: Any
     ) -> Sequence:
         more.setdefault("temperature", 0.0)
         return Sequence(
@@ -90,7 +90,7 @@ class Lab:
             passport=self.parts.passport,
             block_tokens=self.parts.passport.block_tokens,
             salt=salt,
-            ask=ask or LegHint(),
+            hint=hint or LegHint(),
             sink=Collector(),
         )
 

@@ -64,16 +64,16 @@ def test_another_engine_loads_what_one_saved(make_lab: Callable[..., Lab], conne
     for length in (BLOCK, BLOCK + 1, 5 * BLOCK, 300):
         one = prompt(length, 77)
         computed = first.run(one)[0]
-        assert computed.told.hit_tokens == 0 and computed.told.outcome == "miss"
+        assert computed.cache.hit_tokens == 0 and computed.cache.outcome == "miss"
         # As many as were complete: the prompt's, and the one that the answer filled.
-        assert computed.told.saved_blocks == (length + 12 - 1) // BLOCK
+        assert computed.cache.saved_blocks == (length + 12 - 1) // BLOCK
         first.settled()
         loaded = second.run(one)[0]
         blocks = (length - 1) // BLOCK
-        assert loaded.told.loaded_tokens == loaded.told.hit_tokens == blocks * BLOCK
-        assert loaded.told.loaded_bytes == blocks * second.parts.runner.memory.block_bytes
-        assert loaded.told.local_tokens == 0 and loaded.told.failed_blocks == 0
-        assert loaded.told.outcome == ("hit" if blocks else "miss")
+        assert loaded.cache.loaded_tokens == loaded.cache.hit_tokens == blocks * BLOCK
+        assert loaded.cache.loaded_bytes == blocks * second.parts.runner.memory.block_bytes
+        assert loaded.cache.local_tokens == 0 and loaded.cache.failed_blocks == 0
+        assert loaded.cache.outcome == ("hit" if blocks else "miss")
         assert [computed.tokens] == [loaded.tokens] == alone.tokens(one)
     second.settled()
 
@@ -84,10 +84,10 @@ def test_answers_are_saved_for_the_next_turn(make_lab: Callable[..., Lab], conne
     answer = first.tokens(turn, tokens=50)[0]
     first.settled()
     later = second.run(turn + answer)[0]
-    assert later.told.loaded_tokens == (70 + 50 - 1) // BLOCK * BLOCK
+    assert later.cache.loaded_tokens == (70 + 50 - 1) // BLOCK * BLOCK
     off = make_lab(connect, connector__save_decode_blocks=False)
     other = prompt(70, 6)
-    told = off.run(other, tokens=50)[0].told
+    told = off.run(other, tokens=50)[0].cache
     assert told.saved_blocks == 70 // BLOCK
 
 
@@ -99,18 +99,18 @@ def test_a_batch_loads_and_computes_at_once(make_lab: Callable[..., Lab], connec
     first.settled()
     results = second.run(*known, *new)
     assert [result.tokens for result in results] == alone.tokens(*known, *new)
-    assert [result.told.outcome for result in results] == ["hit"] * 6 + ["miss"] * 6
+    assert [result.cache.outcome for result in results] == ["hit"] * 6 + ["miss"] * 6
     second.settled()
 
 
 def test_public_tokens_are_shared_and_the_rest_is_not(make_lab: Callable[..., Lab], connect: Connect) -> None:
     first, second = make_lab(connect), make_lab(connect)
     one = prompt(10 * BLOCK, 31)
-    ask = LegHint(public_tokens=4 * BLOCK + 3, public_salt="everybody")
-    first.run(one, salt="tenant-1", ask=ask)
+    hint = LegHint(public_tokens=4 * BLOCK + 3, public_salt="everybody")
+    first.run(one, salt="tenant-1", hint=hint)
     first.settled()
-    assert second.run(one, salt="tenant-2")[0].told.hit_tokens == 0
-    assert second.run(one, salt="tenant-3", ask=ask)[0].told.hit_tokens == 4 * BLOCK
+    assert second.run(one, salt="tenant-2")[0].cache.hit_tokens == 0
+    assert second.run(one, salt="tenant-3", hint=hint)[0].cache.hit_tokens == 4 * BLOCK
 
 
 def test_a_block_missing_in_the_middle(make_lab: Callable[..., Lab], connect: Connect) -> None:
@@ -122,7 +122,7 @@ def test_a_block_missing_in_the_middle(make_lab: Callable[..., Lab], connect: Co
         assert client.remove(keys_of(first, one)[5])
     result = second.run(one)[0]
     assert result.tokens == tokens
-    assert result.told.hit_tokens == 5 * BLOCK and result.told.outcome == "partial"
+    assert result.cache.hit_tokens == 5 * BLOCK and result.cache.outcome == "partial"
     second.settled()
     with connect() as client:
         assert client.match(keys_of(first, one)).leading_blocks == 12, "what was missing is there again"
@@ -147,8 +147,8 @@ def test_a_corrupted_block_in_the_middle(
     faulty.break_get = corrupt
     result = second.run(one)[0]
     assert result.tokens == tokens
-    assert result.told.hit_tokens == 7 * BLOCK and result.told.outcome == "failed"
-    assert result.told.failed_blocks == 12 - 7
+    assert result.cache.hit_tokens == 7 * BLOCK and result.cache.outcome == "failed"
+    assert result.cache.failed_blocks == 12 - 7
     second.settled()
 
 
@@ -166,7 +166,7 @@ def test_a_load_that_raises_is_computed(
     second = make_lab(lambda: faulty)
     faulty.break_get = explode
     result = second.run(one)[0]
-    assert result.tokens == tokens and result.told.hit_tokens == 0 and result.told.outcome == "failed"
+    assert result.tokens == tokens and result.cache.hit_tokens == 0 and result.cache.outcome == "failed"
     assert figure(second, "pool_errors_total", what="load", code="DEFECT") == 1
     assert figure(second, "pool_load_failed_blocks_total") == 9
     second.settled()
@@ -196,7 +196,7 @@ def test_a_load_that_waited_too_long_behind_others_is_computed(
     for sequence, tokens in zip(loading, expected, strict=True):
         assert sequence.sink.ended.wait(WAIT_S) and sequence.sink.tokens == tokens
     assert len(gets) == 1, "the second one had no time left"
-    assert loading[1].sink.told.outcome == "failed"
+    assert loading[1].sink.cache.outcome == "failed"
     lab.settled()
 
 
@@ -211,7 +211,7 @@ def test_a_client_that_cannot_be_made_is_tried_again(make_lab: Callable[..., Lab
 
     lab = make_lab(broken_first)  # waits until the pool is found
     assert len(tries) == 2
-    assert lab.run(prompt(100, 47))[0].told.outcome == "miss"
+    assert lab.run(prompt(100, 47))[0].cache.outcome == "miss"
     lab.settled()
 
 
@@ -224,7 +224,7 @@ def test_an_evicted_local_copy_is_offered_again(make_lab: Callable[..., Lab], co
     with connect() as client:
         for key in keys:
             assert client.remove(key)
-        told = lab.run(one)[0].told
+        told = lab.run(one)[0].cache
         assert told.local_tokens == 96
         lab.settled()
         assert client.match(keys).leading_blocks == 6
@@ -233,13 +233,13 @@ def test_an_evicted_local_copy_is_offered_again(make_lab: Callable[..., Lab], co
 def test_awaited_blocks_that_come(make_lab: Callable[..., Lab], connect: Connect) -> None:
     prefill, decode = make_lab(connect), make_lab(connect)
     one = prompt(200, 51)
-    ask = LegHint(role="decode", wait_tokens=12 * BLOCK, wait_ms=60_000)
-    waiting = decode.submit(one, ask=ask)[0]
+    hint = LegHint(role="decode", wait_tokens=12 * BLOCK, wait_ms=60_000)
+    waiting = decode.submit(one, hint=hint)[0]
     decode.on_engine(lambda: None)
     assert waiting.state is State.LOOKUP and not waiting.sink.first.is_set()
     first = prefill.run(one, tokens=1)[0]
     assert waiting.sink.ended.wait(WAIT_S)
-    told = waiting.sink.told
+    told = waiting.sink.cache
     assert told.loaded_tokens == told.hit_tokens == 12 * BLOCK and told.outcome == "hit"
     assert told.waited_ms > 0
     assert waiting.sink.tokens[:1] == first.tokens
@@ -251,14 +251,14 @@ def test_awaited_blocks_that_come(make_lab: Callable[..., Lab], connect: Connect
 def test_awaited_blocks_that_never_come(make_lab: Callable[..., Lab], connect: Connect) -> None:
     lab, alone = make_lab(connect), make_lab()
     one = prompt(200, 52)
-    result = lab.run(one, ask=LegHint(role="decode", wait_tokens=12 * BLOCK, wait_ms=50))[0]
-    assert result.told.outcome == "timeout" and result.told.hit_tokens == 0 and result.told.waited_ms >= 50
+    result = lab.run(one, hint=LegHint(role="decode", wait_tokens=12 * BLOCK, wait_ms=50))[0]
+    assert result.cache.outcome == "timeout" and result.cache.hit_tokens == 0 and result.cache.waited_ms >= 50
     assert [result.tokens] == alone.tokens(one)
 
 
 def test_others_run_while_one_waits(make_lab: Callable[..., Lab], connect: Connect) -> None:
     lab = make_lab(connect, hf__batch_max=1)
-    waiting = lab.submit(prompt(200, 53), ask=LegHint(wait_tokens=192, wait_ms=60_000))[0]
+    waiting = lab.submit(prompt(200, 53), hint=LegHint(wait_tokens=192, wait_ms=60_000))[0]
     assert len(lab.tokens(prompt(50, 54))[0]) == 12
     assert waiting.state is State.LOOKUP
     lab.engine.abort([waiting])
@@ -307,10 +307,10 @@ def test_no_pool_at_first_and_later_one(make_lab: Callable[..., Lab], connect: C
     later.reachable = False  # type: ignore[attr-defined]
     lab = make_lab(later)
     result = lab.run(prompt(100, 71))[0]
-    assert result.told.outcome == "pool_absent" and len(result.tokens) == 12
+    assert result.cache.outcome == "pool_absent" and len(result.tokens) == 12
     there.set()
     assert lab.parts.pool is not None and lab.parts.pool.link.connected.wait(WAIT_S), "the pool is found"
-    assert lab.run(prompt(100, 72))[0].told.outcome == "miss"
+    assert lab.run(prompt(100, 72))[0].cache.outcome == "miss"
     lab.settled()
 
 
@@ -332,7 +332,7 @@ def test_the_pool_dies_and_the_engine_goes_on(make_lab: Callable[..., Lab], tmp_
         lab.forget()
         after = lab.run(*prompts, tokens=30)
         assert [result.tokens for result in after] == expected
-        assert {result.told.outcome for result in after} <= {"pool_absent", "failed"}
+        assert {result.cache.outcome for result in after} <= {"pool_absent", "failed"}
         lab.settled()
     finally:
         cluster.stop()
@@ -348,12 +348,12 @@ def test_what_the_pool_does_not_get_is_told(
     monkeypatch.setattr(lab.parts.pool, "saved_blocks_max", taken)
     one = prompt(10 * BLOCK + 3, 91)
     told = lab.run(one, tokens=1)[0]
-    assert told.told.asked_tokens == 10 * BLOCK
-    assert told.told.held_tokens == min(taken, 10) * BLOCK
+    assert told.cache.asked_tokens == 10 * BLOCK
+    assert told.cache.held_tokens == min(taken, 10) * BLOCK
     assert figure(lab, "pool_saves_total", outcome="queue_full") == 10 - min(taken, 10)
     without = alone.run(one, tokens=1)[0]
     assert [told.tokens] == [without.tokens]
-    assert without.told.held_tokens == 0
+    assert without.cache.held_tokens == 0
     lab.settled()
 
 
@@ -373,4 +373,4 @@ def test_blocks_that_the_pool_refused_are_not_told_as_held(
     wait_until(lambda: 0 in sequence.unsaved, "the engine has heard of it")
     assert sequence.sink.ended.wait(WAIT_S)
     assert refused.is_set()
-    assert sequence.sink.told.held_tokens == 0 and sequence.sink.told.saved_blocks == 0
+    assert sequence.sink.cache.held_tokens == 0 and sequence.sink.cache.saved_blocks == 0

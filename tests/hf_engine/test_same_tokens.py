@@ -67,9 +67,9 @@ def test_thirty_prompts_alone_and_together(lab: Lab) -> None:
 def test_own_cache_is_used_and_changes_nothing(lab: Lab) -> None:
     one = prompt(200)
     first, second = lab.run(one)[0], lab.run(one)[0]
-    assert first.told.hit_tokens == 0 and first.told.outcome == "off"
-    assert second.told.local_tokens == second.told.hit_tokens == 200 // BLOCK * BLOCK == 192
-    assert second.told.outcome == "hit"
+    assert first.cache.hit_tokens == 0 and first.cache.outcome == "off"
+    assert second.cache.local_tokens == second.cache.hit_tokens == 200 // BLOCK * BLOCK == 192
+    assert second.cache.outcome == "hit"
     assert first.tokens == second.tokens
 
 
@@ -77,7 +77,7 @@ def test_a_later_turn_reuses_prompt_and_answer(lab: Lab) -> None:
     turn = prompt(50)
     answer = lab.tokens(turn, tokens=60)[0]
     later = turn + answer + prompt(10, 9)
-    told = lab.run(later)[0].told
+    told = lab.run(later)[0].cache
     # The KV of the last token of the answer was never needed, so it is not there.
     assert told.local_tokens == (50 + 60 - 1) // BLOCK * BLOCK
 
@@ -87,14 +87,14 @@ def test_a_whole_number_of_blocks_still_computes_one(lab: Lab) -> None:
     first = lab.tokens(one)
     again = lab.run(one)[0]
     assert [again.tokens] == first
-    assert again.told.asked_tokens == 4 * BLOCK and again.told.hit_tokens == 3 * BLOCK
+    assert again.cache.asked_tokens == 4 * BLOCK and again.cache.hit_tokens == 3 * BLOCK
 
 
 def test_salts_keep_caches_apart(lab: Lab) -> None:
     one = prompt(100)
     lab.run(one, salt="a")
-    assert lab.run(one, salt="b")[0].told.hit_tokens == 0
-    assert lab.run(one, salt="a")[0].told.hit_tokens == 96
+    assert lab.run(one, salt="b")[0].cache.hit_tokens == 0
+    assert lab.run(one, salt="a")[0].cache.hit_tokens == 96
 
 
 def test_too_few_blocks_preempt_and_change_nothing(make_lab: Callable[..., Lab], lab: Lab) -> None:

@@ -96,8 +96,8 @@ def test_loads_cover_what_the_pool_has_beyond_the_local_blocks() -> None:
 
 
 def test_awaited_blocks_leave_one_to_compute() -> None:
-    assert sequence(list(range(16)), ask=LegHint(wait_tokens=16)).awaited_blocks == 3
-    assert sequence(list(range(17)), ask=LegHint(wait_tokens=16)).awaited_blocks == 4
+    assert sequence(list(range(16)), hint=LegHint(wait_tokens=16)).awaited_blocks == 3
+    assert sequence(list(range(17)), hint=LegHint(wait_tokens=16)).awaited_blocks == 4
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -23,11 +23,18 @@ from mooncache.auth import Token
 from mooncache.client.state_dir import CLUSTER_FILE, read_cluster_file
 from mooncache.cluster.processes import readable
 from mooncache.cluster.watch import reason_of
-from mooncache.conductor.messages import detail_of
+from mooncache.conductor.messages import progress_of
 from mooncache.coordination import MasterRecord
 from mooncache.coordination.embedded import EmbeddedCoordinator
 from mooncache.coordination.etcd import _number, _record
-from mooncache.errors import ConfigInvalid, EngineFailed, InvalidArgument, MooncacheError, Unauthenticated
+from mooncache.errors import (
+    ConfigInvalid,
+    EngineFailed,
+    InvalidArgument,
+    MooncacheError,
+    TooLarge,
+    Unauthenticated,
+)
 from mooncache.gateway.core import keyfile, prepared, sse
 from mooncache.gateway.core.rate_limit import RateLimits
 from mooncache.gateway.tokens import beside
@@ -35,9 +42,11 @@ from mooncache.hf_engine.core import chat
 from mooncache.kvcache import identity
 from mooncache.kvcache.keys import passport_from_json
 from mooncache.kvcache.leg_hint import CacheReport, LegHint
+from mooncache.proto.v1 import conductor_pb2
 from mooncache.runtime import proof
 from mooncache.worker.core import facts
 from tests.hostile.any_json import DEEP, objects, texts
+from tests.hostile.any_message import any_message
 
 # --- texts and values from engines, gateways, workers -----------------------------------------------------------------
 
@@ -68,9 +77,10 @@ def test_what_legs_and_engines_tell_each_other(params: Any) -> None:
     assert told is None or told.hit_tokens >= 0
 
 
-@given(texts("told", "legs", "computed_tokens", "sent_ms"))
-def test_the_detail_of_a_report(text: str) -> None:
-    assert isinstance(detail_of(text), dict)
+@given(any_message(conductor_pb2.ReportProgressRequest, {}))
+def test_the_progress_of_a_request(message: conductor_pb2.ReportProgressRequest) -> None:
+    with contextlib.suppress(InvalidArgument, TooLarge):
+        json.dumps(progress_of(message).to_json(), allow_nan=False)
 
 
 @given(

@@ -49,10 +49,6 @@ CONDUCTOR = {
     "prompt_tokens": [60],
     "stored": [chain("a", 2)],
     "sequence": [1, 2],
-    "detail_json": [
-        '{"told": {"hit_tokens": 1e999}}',
-        '{"legs": [{"leg": "decode", "told": {"load_ms": -1}}]}',
-    ],
 }
 Steps = list[tuple[str, Any]]
 

@@ -19,8 +19,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mooncache.client.keys import KEY_BYTES
-from mooncache.conductor.core import outcome
 from mooncache.conductor.core.decisions import POOL_OK, PoolAnswer, SchedulingRequest
+from mooncache.conductor.core.progress import Phase, ProgressReport
 from mooncache.conductor.core.registry import READY, InstanceInfo
 from mooncache.conductor.ops import schedule
 from mooncache.conductor.shell.pool import PoolLookup
@@ -53,6 +53,9 @@ class ConductorBenchOptions:
     in_flight: int = 64
     decisions: int = 2000
     seed: int = 1
+
+
+FINISHED = ProgressReport(Phase.FINISHED, output_tokens=1)
 
 
 class _Pool(PoolLookup):
@@ -144,7 +147,7 @@ class Bench:
             core.settle(decision.record)
             running.append(decision.decision_id)
             if len(running) > self.options.in_flight:
-                core.update(running.popleft(), outcome.FINISHED, 0.0, 1, {}, now_s())
+                core.report_progress(running.popleft(), FINISHED, now_s())
         return times, busy
 
     async def ops_s(self) -> list[float]:
@@ -169,7 +172,7 @@ class Bench:
             await state.work_off()
             running.append(response.decision_id)
             if len(running) > self.options.in_flight:
-                state.core.update(running.popleft(), outcome.FINISHED, 0.0, 1, {}, now_s)
+                state.core.report_progress(running.popleft(), FINISHED, now_s)
         return times
 
     def afterwards_s(self) -> list[float]:

@@ -203,7 +203,7 @@ def _ask(engine: Any, parts: Any, tokens: list[int], options: EngineOptions) -> 
         passport=parts.passport,
         block_tokens=parts.passport.block_tokens,
         salt="",
-        ask=LegHint(),
+        hint=LegHint(),
         sink=answer,
     )
     begun_s = time.perf_counter()

@@ -133,10 +133,10 @@ async def _decide(target: str, token: str, seconds: float) -> list[float]:
 
         async def end(decision_id: str) -> None:
             await asyncio.sleep(1.0)
-            update = pb.UpdateRequestRequest(
+            report = pb.ReportProgressRequest(
                 decision_id=decision_id, phase=pb.REQUEST_PHASE_FINISHED, output_tokens=20
             )
-            await channel.call("UpdateRequest", update, _CALL_TIMEOUT_S)
+            await channel.call("ReportProgress", report, _CALL_TIMEOUT_S)
 
         began_s = time.perf_counter()
         for number in itertools.count():

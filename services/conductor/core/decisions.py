@@ -8,7 +8,7 @@ from typing import Any
 
 from mooncache.conductor.core.landing import MARGIN_MIN_S
 from mooncache.conductor.core.policy.fleet import Fleet
-from mooncache.conductor.core.policy.types import FETCH, LOCAL, NOBODY, WAIT, Choice, Request, Rules
+from mooncache.conductor.core.policy.types import FETCH, LOCAL, NOBODY, WAIT, Choice, Reason, Request, Rules
 from mooncache.conductor.core.records import REFUSED, RUNNING, DecisionRecord, milliseconds, pack
 
 POOL_OK, POOL_ABSENT, POOL_TIMEOUT, POOL_NO_KEYS = "ok", "absent", "timeout", "no_keys"
@@ -139,17 +139,17 @@ def decided(
 
 def sentence(choice: Choice, request: Request, fleet: Fleet | None) -> str:
     """Return the decision in one sentence for people."""
-    if choice.reason == "no_instance":
+    if choice.reason is Reason.NO_INSTANCE:
         return "No instance of this model takes requests now."
     if fleet is None or choice.decode == NOBODY:
         return "The request was refused."
     wait = f"come back in {choice.retry_after_s:.1f} s"
-    if choice.reason == "ttft":
+    if choice.reason is Reason.TTFT:
         return f"The first token would take {choice.ttft_s:.1f} s, {request.ttft_slo_s:g} s are promised; {wait}."
-    if choice.reason == "tbt":
+    if choice.reason is Reason.TBT:
         tbt_ms, promised_ms = choice.tbt_s * 1e3, request.tbt_slo_s * 1e3
         return f"A token would take {tbt_ms:.0f} ms, {promised_ms:g} ms are promised; {wait}."
-    if choice.reason == "capacity":
+    if choice.reason is Reason.CAPACITY:
         return f"No decode instance has room for {choice.wait_s:.1f} s; {wait}."
     left = request.prompt_tokens - choice.prefix_tokens
     where = fleet.names[choice.decode]

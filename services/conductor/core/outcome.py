@@ -1,19 +1,18 @@
 """What became of a decision: phases into the record, observations into the cost models, misses into reasons.
 
-`detail` is what the gateway tells (docs/reference-decision.md); it came over a socket, so every value is
-checked and what is unknown is kept for people only.
+Gateways report it (core/progress.py); docs/reference-decision.md shows what a record keeps of their reports.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mooncache import errors
 from mooncache.client.keys import KEY_BYTES
 from mooncache.conductor.core.decisions import POOL_ABSENT, POOL_TIMEOUT, PoolAnswer, SchedulingRequest
 from mooncache.conductor.core.landing import came
+from mooncache.conductor.core.progress import ENDS, LegReport, Phase, ProgressReport
 from mooncache.conductor.core.records import DecisionRecord
 from mooncache.conductor.core.seen import (
     EVICTED,
@@ -26,19 +25,14 @@ from mooncache.conductor.core.seen import (
     SeenBlocks,
 )
 from mooncache.conductor.core.work import GENERATING, Active
+from mooncache.kvcache.leg_hint import CacheReport
 
 if TYPE_CHECKING:
     from mooncache.conductor.core.scheduler import Scheduler
 
-PREFILLED, PREFILL_FAILED, FIRST_TOKEN = "prefilled", "prefill_failed", "first_token"
-FINISHED, FAILED, ABORTED = "finished", "failed", "aborted"
 LANDED, MISSED = "landed", "missed"
-ENDS = (FINISHED, FAILED, ABORTED)
-_NUMBER_MAX = float(1 << 53)
-_LEAST_S, _LEAST_SHARE = (
-    5e-4,
-    0.1,
-)  # a prefill that is measured takes at least so long, and so much of what was seen
+# A prefill that is measured takes at least so long, and so much of what was seen.
+_LEAST_S, _LEAST_SHARE = 5e-4, 0.1
 
 
 @dataclass(slots=True)
@@ -59,30 +53,8 @@ class Learned:
     handover: str = ""
 
 
-def number(detail: Any, name: str, default: float = 0.0) -> float:
-    """Return a number of the detail that is finite and not negative, else the default."""
-    value = detail.get(name) if isinstance(detail, dict) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return default
-    return float(value) if math.isfinite(value) and 0 <= value <= _NUMBER_MAX else default
-
-
-def told_of(detail: dict[str, Any]) -> dict[str, Any]:
-    """Return what the engine said about its cache (kvcache.params.Told), {} when it said nothing."""
-    told = detail.get("told")
-    return told if isinstance(told, dict) else {}
-
-
-def take_in(
-    scheduler: Scheduler,
-    decision_id: str,
-    phase: str,
-    elapsed_s: float,
-    output_tokens: int,
-    detail: dict[str, Any],
-    now_s: float,
-) -> Learned:
-    """See Scheduler.update."""
+def take_in(scheduler: Scheduler, decision_id: str, progress: ProgressReport, now_s: float) -> Learned:
+    """See Scheduler.report_progress."""
     active = scheduler.work.get(decision_id)
     record = scheduler.records.find(decision_id)
     if record is None or record.decision_id != decision_id:
@@ -90,26 +62,27 @@ def take_in(
             raise errors.DecisionUnknown(f"decision {decision_id[:64]!r} is not kept; it may be too old")
         # Records are for people and may be dropped while the request runs; what it weighs must still be released.
         record = unkept(active)
-    _note(record, phase, elapsed_s, output_tokens, detail, now_s)
+    record.note({**progress.to_json(), "since_decision_ms": round((now_s - record.made_s) * 1e3, 3)})
     if active is None:
         return Learned(known=False)
+    phase = progress.phase
     learned = Learned()
-    if phase in (PREFILLED, FIRST_TOKEN):
-        _computed(scheduler, active, record, phase, detail, now_s, learned)
-    if phase == PREFILL_FAILED:
+    if phase in (Phase.PREFILLED, Phase.FIRST_TOKEN):
+        _computed(scheduler, active, record, progress, now_s, learned)
+    if phase is Phase.PREFILL_FAILED:
         scheduler.in_flight.end(decision_id)
         scheduler.computed(active, now_s)
-    if phase == FIRST_TOKEN:
-        _first_token(scheduler, active, record, elapsed_s, detail, now_s, learned)
+    if phase is Phase.FIRST_TOKEN:
+        _first_token(scheduler, active, record, progress, now_s, learned)
     if phase in ENDS:
-        for leg in _decode_legs(detail)[-1:]:
-            if active.prefiller == active.decoder and active.compute_seen_s:
-                _prefill_told(scheduler, active, record, {"told": told_of(leg)}, learned)
-            else:
-                _loads(scheduler, active, active.decoder, told_of(leg))
-                _handed_over(scheduler, active, told_of(leg), learned, now_s)
-        if phase == FINISHED:
-            _finished(scheduler, active, record, elapsed_s, output_tokens, now_s)
+        cache = progress.decode_cache
+        if cache is not None and active.prefiller == active.decoder and active.compute_seen_s:
+            _prefill_reported(scheduler, active, record, None, cache, learned)
+        elif cache is not None:
+            _loads(scheduler, active, active.decoder, cache)
+            _handed_over(scheduler, active, cache, learned, now_s)
+        if phase is Phase.FINISHED:
+            _finished(scheduler, active, record, progress, now_s)
         if active.handover:
             record.observed["handover"] = active.handover
         scheduler.close(decision_id, phase, now_s)
@@ -121,15 +94,14 @@ def _first_token(
     scheduler: Scheduler,
     active: Active,
     record: DecisionRecord,
-    elapsed_s: float,
-    detail: dict[str, Any],
+    progress: ProgressReport,
     now_s: float,
     learned: Learned,
 ) -> None:
     model = scheduler.models.of(active.model)
     # Of an answer that is not streamed the gateway sees the first token together with the last.
     model.book.first_token(active.decision_id, now_s)
-    if detail.get("streamed") is False:
+    if progress.answer_is_whole:
         record.observed["streamed"] = False
         return
     if active.first_token_s:
@@ -138,7 +110,7 @@ def _first_token(
     _first_token_after(scheduler, active, learned, now_s)
     if active.prefilled_s:
         record.observed["handover_ms"] = round((now_s - active.prefilled_s) * 1e3, 3)
-    observed_s = elapsed_s or now_s - active.assigned_s
+    observed_s = progress.elapsed_s or now_s - active.assigned_s
     record.observed["ttft_ms"] = round(observed_s * 1e3, 3)
     if active.expected_ttft_s > 0:
         learned.ttft_error = observed_s / active.expected_ttft_s
@@ -165,12 +137,12 @@ def _first_token_after(scheduler: Scheduler, active: Active, learned: Learned, n
 
 
 def _handed_over(
-    scheduler: Scheduler, active: Active, told: dict[str, Any], learned: Learned, now_s: float
+    scheduler: Scheduler, active: Active, cache: CacheReport, learned: Learned, now_s: float
 ) -> None:
-    """The decode leg tells what it found of the blocks that the prefill leg had computed."""
+    """The decode leg reports what it found of the blocks that the prefill leg had computed."""
     if active.handover or not active.prefilled_s or not active.awaited_tokens:
         return
-    there = came(number(told, "hit_tokens"), active.awaited_tokens, str(told.get("outcome")))
+    there = came(cache.hit_tokens, active.awaited_tokens, cache.outcome)
     _judge(scheduler, active, LANDED if there else MISSED, learned, now_s)
 
 
@@ -194,31 +166,11 @@ def unkept(active: Active) -> DecisionRecord:
     )
 
 
-def _note(
-    record: DecisionRecord,
-    phase: str,
-    elapsed_s: float,
-    output_tokens: int,
-    detail: dict[str, Any],
-    now_s: float,
-) -> None:
-    record.note(
-        {
-            "phase": phase,
-            "elapsed_ms": round(elapsed_s * 1e3, 3),
-            "since_decision_ms": round((now_s - record.made_s) * 1e3, 3),
-            "output_tokens": output_tokens,
-            "detail": detail,
-        }
-    )
-
-
 def _computed(
     scheduler: Scheduler,
     active: Active,
     record: DecisionRecord,
-    phase: str,
-    detail: dict[str, Any],
+    progress: ProgressReport,
     now_s: float,
     learned: Learned,
 ) -> None:
@@ -231,83 +183,82 @@ def _computed(
         return
     learned.learn = active
     record.observed["queue_ms"] = round(max(0.0, began_s - active.assigned_s) * 1e3, 3)
-    if phase == FIRST_TOKEN and not inline:
+    if progress.phase is Phase.FIRST_TOKEN and not inline:
         return  # word of the prefill's end was lost; this says nothing of its duration
-    if detail.get("streamed") is not False:
+    if not progress.answer_is_whole:
         active.compute_seen_s = max(1e-4, now_s - began_s)
         record.observed["prefill_ms"] = round(active.compute_seen_s * 1e3, 3)  # until the engine tells more
     if not inline:
         _leg_ended(scheduler, active, now_s)
-        _prefill_told(scheduler, active, record, detail, learned)
+        leg = progress.prefill
+        _prefill_reported(scheduler, active, record, leg, leg.cache if leg else None, learned)
 
 
-def _prefill_told(
-    scheduler: Scheduler, active: Active, record: DecisionRecord, detail: dict[str, Any], learned: Learned
+def _prefill_reported(
+    scheduler: Scheduler,
+    active: Active,
+    record: DecisionRecord,
+    leg: LegReport | None,
+    cache: CacheReport | None,
+    learned: Learned,
 ) -> None:
-    """The leg that computed the prompt is described: what it found, what it computed, how long it took."""
-    told = told_of(detail)
-    _loads(scheduler, active, active.prefiller, told)
-    hit = int(min(number(told, "hit_tokens", active.prefix_tokens), active.prompt_tokens))
-    computed = int(number(detail, "computed_tokens", active.prompt_tokens - hit))
-    learned.local_tokens = int(number(told, "local_tokens"))
-    learned.loaded_tokens = int(number(told, "loaded_tokens"))
+    """The leg that computed the prompt is described: what it found, what it computed, how long it took.
+
+    leg: the prefill leg; None when the decode leg computed the prompt. cache: what its engine said.
+    """
+    if cache is not None:
+        _loads(scheduler, active, active.prefiller, cache)
+    hit = min(cache.hit_tokens if cache is not None else active.prefix_tokens, active.prompt_tokens)
+    computed = active.prompt_tokens - hit
+    learned.local_tokens = cache.local_tokens if cache is not None else 0
+    learned.loaded_tokens = cache.loaded_tokens if cache is not None else 0
     learned.computed_tokens = computed
     record.observed.update(
         computed_tokens=computed, local_tokens=learned.local_tokens, loaded_tokens=learned.loaded_tokens
     )
-    # The engine's own figure when there is one; else the time since it could begin, loads and waits taken off.
-    idle_s = (number(told, "waited_ms") + number(told, "load_ms")) / 1e3
+    # The time since it could begin, loads and waits taken off.
+    idle_s = (cache.waited_ms + cache.load_ms) / 1e3 if cache is not None else 0.0
     seen_s = active.compute_seen_s
-    if active.prefiller != active.decoder:
-        leg_s = (number(detail, "ended_ms") - number(detail, "sent_ms")) / 1e3
-        seen_s = min(seen_s, leg_s) if leg_s > 0 else seen_s
-    engine_s = number(detail, "engine_ms") / 1e3
-    seconds = engine_s or max(0.0, seen_s - idle_s)
+    if leg is not None and leg.ended_ms > leg.sent_ms:
+        seen_s = min(seen_s, (leg.ended_ms - leg.sent_ms) / 1e3)
+    seconds = max(0.0, seen_s - idle_s)
     if seconds > 0:
         record.observed["prefill_ms"] = round(seconds * 1e3, 3)
     # A small rest of two measurements is their error; taken for a prefill it would teach that prompts cost nothing.
-    measured = engine_s > 0 or seconds > max(_LEAST_S, _LEAST_SHARE * seen_s)
+    measured = seconds > max(_LEAST_S, _LEAST_SHARE * seen_s)
     instance = scheduler.registry.get(active.prefiller)
     if instance is not None and computed > 0 and active.sequences == 1 and measured:
         n = active.prompt_tokens
         model = scheduler.models.of(instance.info.model)
         model.observed_prefill(instance.info, n, max(0, min(n - 1, n - computed)), seconds)
-    _missing(record, told, hit)
+    if cache is not None:
+        _missing(record, cache)
 
 
-def _decode_legs(detail: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what the gateway tells of decode legs that an engine has answered."""
-    legs = detail.get("legs")
-    found = legs if isinstance(legs, list) else []
-    return [leg for leg in found if isinstance(leg, dict) and leg.get("leg") == "decode" and told_of(leg)]
-
-
-def _loads(scheduler: Scheduler, active: Active, instance_id: str, told: dict[str, Any]) -> None:
-    loaded_bytes, load_s = number(told, "loaded_bytes"), number(told, "load_ms") / 1e3
-    if not loaded_bytes or not load_s:
+def _loads(scheduler: Scheduler, active: Active, instance_id: str, cache: CacheReport) -> None:
+    if not cache.loaded_bytes or not cache.load_ms:
         return
     model = scheduler.models.of(active.model)
-    model.observed_load(instance_id, loaded_bytes, load_s, scheduler.registry)
+    model.observed_load(instance_id, cache.loaded_bytes, cache.load_ms / 1e3, scheduler.registry)
 
 
-def _missing(record: DecisionRecord, told: dict[str, Any], hit_tokens: int) -> None:
+def _missing(record: DecisionRecord, cache: CacheReport) -> None:
     """What was planned to be there and was not: the engine says why."""
-    if hit_tokens >= record.planned_prefix or not told:
+    if cache.hit_tokens >= record.planned_prefix:
         return
-    waited = told.get("outcome") == "timeout"
-    reason = TIMED_OUT if waited else LOAD_FAILED if told.get("outcome") == "failed" else EVICTED
-    record.misses.insert(0, MissRange(hit_tokens, record.planned_prefix, reason))
+    reason = {"timeout": TIMED_OUT, "failed": LOAD_FAILED}.get(cache.outcome, EVICTED)
+    record.misses.insert(0, MissRange(cache.hit_tokens, record.planned_prefix, reason))
 
 
 def _finished(
     scheduler: Scheduler,
     active: Active,
     record: DecisionRecord,
-    elapsed_s: float,
-    output_tokens: int,
+    progress: ProgressReport,
     now_s: float,
 ) -> None:
-    record.observed["total_ms"] = round((elapsed_s or now_s - active.assigned_s) * 1e3, 3)
+    output_tokens = progress.output_tokens
+    record.observed["total_ms"] = round((progress.elapsed_s or now_s - active.assigned_s) * 1e3, 3)
     record.observed["output_tokens"] = output_tokens
     if output_tokens > 0:
         per_sequence = output_tokens / active.sequences

@@ -20,8 +20,6 @@ from mooncache.conductor.core.seen import MissRange
 EARLIER_MAX = 16
 EVENTS_MAX = 32
 EVENT_BYTES_MAX = 32_768
-DETAIL_CHARS_MAX = 16_384
-DETAIL_DEPTH_MAX = 16
 RUNNING, REFUSED = "running", "refused"
 pack = msgspec.msgpack.Encoder().encode
 unpack = msgspec.msgpack.Decoder().decode
@@ -53,12 +51,12 @@ class DecisionRecord:
     observed: dict[str, Any] = field(default_factory=dict)
 
     def note(self, event: dict[str, Any]) -> None:
-        """Add an event; beyond a number they are dropped, beyond a size their details."""
+        """Add an event; beyond a number they are dropped, beyond a size their legs."""
         if len(self.events) >= EVENTS_MAX:
             return
         packed = pack(event)
         if sum(map(len, self.events)) + len(packed) > EVENT_BYTES_MAX:
-            packed = pack({**event, "detail": {"dropped": "the record is full"}})
+            packed = pack({**event, "legs": [], "dropped": "the record is full"})
         self.events.append(packed)
 
     def to_json(self, rules: Rules, more: dict[str, Any] | None = None) -> str:

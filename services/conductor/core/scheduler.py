@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,7 +32,8 @@ from mooncache.conductor.core.in_flight import InFlight, Running
 from mooncache.conductor.core.models import ModelBooks, ServedModel
 from mooncache.conductor.core.policy import find
 from mooncache.conductor.core.policy.fleet import Fleet
-from mooncache.conductor.core.policy.types import NOBODY, WAIT, Awaited, Choice, PrefixSource, Request
+from mooncache.conductor.core.policy.types import NOBODY, WAIT, Awaited, Choice, PrefixSource, Reason, Request
+from mooncache.conductor.core.progress import ProgressReport
 from mooncache.conductor.core.records import REFUSED, DecisionRecord, Records
 from mooncache.conductor.core.registry import (
     DRAINING,
@@ -198,13 +199,13 @@ class Scheduler:
         model = self.models.known(ask.model)
         if model is None:
             text = f"No instance serves {ask.model!r}."
-            return self._refuse(ask, pool, "unknown_model", text, now_s, wall_s)
+            return self._refuse(ask, pool, Reason.UNKNOWN_MODEL, text, now_s, wall_s)
         group, block_tokens = model.group(ask.group, self.registry)
         takes = model.book.takes(ask.prompt_tokens)
         if not takes.any():
             longest = model.longest()
             text = f"The prompt has {ask.prompt_tokens} tokens; {ask.model!r} takes less than {longest}."
-            return self._refuse(ask, pool, "too_long", text, now_s, wall_s)
+            return self._refuse(ask, pool, Reason.TOO_LONG, text, now_s, wall_s)
         pool_tokens, request = self._request(ask, pool, model, group, block_tokens, kept, now_s)
         fleet = model.book.view(now_s)
         if not takes.all():
@@ -366,7 +367,13 @@ class Scheduler:
         return b"" if kept.whole else Snapshots.packed(take(seen.fleet, seen.request, seen.choice.total_s))
 
     def _refuse(
-        self, ask: SchedulingRequest, pool: PoolAnswer, reason: str, message: str, now_s: float, wall_s: float
+        self,
+        ask: SchedulingRequest,
+        pool: PoolAnswer,
+        reason: Reason,
+        message: str,
+        now_s: float,
+        wall_s: float,
     ) -> Decision:
         choice = Choice(False, reason)
         nobody = np.zeros(0, dtype=np.int64)
@@ -413,17 +420,9 @@ class Scheduler:
 
     # --- what became of it
 
-    def update(
-        self,
-        decision_id: str,
-        phase: str,
-        elapsed_s: float,
-        output_tokens: int,
-        detail: dict[str, Any],
-        now_s: float,
-    ) -> outcome.Learned:
+    def report_progress(self, decision_id: str, progress: ProgressReport, now_s: float) -> outcome.Learned:
         """Take in what happened. Raises DecisionUnknown for decisions that are not kept."""
-        return outcome.take_in(self, decision_id, phase, elapsed_s, output_tokens, detail, now_s)
+        return outcome.take_in(self, decision_id, progress, now_s)
 
     def computed(self, active: Active, now_s: float) -> float | None:
         """The prompt is computed; return when its instance could have begun with it, None if known before."""

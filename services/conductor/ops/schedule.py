@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mooncache.conductor.core.decisions import Decision
 from mooncache.conductor.core.policy.types import LOCAL, WAIT
-from mooncache.conductor.messages import ask_of
+from mooncache.conductor.messages import REASONS, ask_of
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.logs import Event, get_logger
@@ -38,7 +38,7 @@ def answer(state: ConductorState, decision: Decision) -> pb.ScheduleResponse:
         decision_id=decision.decision_id,
         admitted=choice.admitted,
         retry_after_ms=_milliseconds(choice.retry_after_s),
-        reason=choice.reason,
+        reason=REASONS[choice.reason],
         message=decision.record.message,
         expected_ttft_ms=_milliseconds(choice.ttft_s),
         summary=decision.summary(),

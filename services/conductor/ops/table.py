@@ -9,9 +9,9 @@ from mooncache.conductor.ops import (
     list_instances,
     register_instance,
     report_instance,
+    report_progress,
     schedule,
     set_instance,
-    update_request,
 )
 from mooncache.conductor.state import ConductorState
 from mooncache.runtime.rpc import CONDUCTOR_SERVICE, Handler, RpcTable
@@ -21,7 +21,7 @@ ADMIN_ONLY = (
     "RegisterInstance",
     "ReportInstance",
     "Schedule",
-    "UpdateRequest",
+    "ReportProgress",
     "GetDecision",
     "ListInstances",
     "SetInstance",
@@ -36,7 +36,7 @@ def conductor_table(state: ConductorState) -> RpcTable:
         "RegisterInstance": register_instance.handle,
         "ReportInstance": report_instance.handle,
         "Schedule": schedule.handle,
-        "UpdateRequest": update_request.handle,
+        "ReportProgress": report_progress.handle,
         "GetDecision": get_decision.handle,
         "ListInstances": list_instances.handle,
         "SetInstance": set_instance.handle,

@@ -353,9 +353,9 @@ class SchedulerSide:
                 self._finish_saves.append(transfer)
             elif transfer is not None:
                 self._book.saved(transfer.name, [])
-        told: CacheReport | None = self._book.told(name)
+        cache: CacheReport | None = self._book.cache_report(name)
         self._book.forget(name)
-        return told.to_params() if told is not None else None
+        return cache.to_params() if cache is not None else None
 
     def take_stats(self) -> ConnectorStats | None:
         """Counts since the last call."""

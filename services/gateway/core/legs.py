@@ -30,9 +30,9 @@ def forwarded(request: InferenceRequest, content: Content) -> bytes:
     return msgspec.json.encode(fields)
 
 
-def decode_body(client_fields: bytes, salt: str, ask: LegHint) -> bytes:
+def decode_body(client_fields: bytes, salt: str, hint: LegHint) -> bytes:
     """What `forwarded` made, for the engine that generates: with the request's salt and what it asks of the cache."""
-    ours = msgspec.json.encode({_SALT: salt, FIELD: ask.to_params()})
+    ours = msgspec.json.encode({_SALT: salt, FIELD: hint.to_params()})
     return b"".join((memoryview(client_fields)[:-1], b",", ours[1:]))
 
 
@@ -42,7 +42,7 @@ def prompt_json(prompts: Sequence[Any]) -> bytes:
     return msgspec.json.encode(lists[0] if len(lists) == 1 else lists)
 
 
-def prefill_body(model: str, prompt: bytes, salt: str, ask: LegHint) -> bytes:
+def prefill_body(model: str, prompt: bytes, salt: str, hint: LegHint) -> bytes:
     """The prompt alone, as tokens, for the engine that only fills the pool: one token is generated and thrown away.
 
     Everything else of the client's request (sampling, stop words, tools) is about tokens that this leg never makes.
@@ -58,7 +58,7 @@ def prefill_body(model: str, prompt: bytes, salt: str, ask: LegHint) -> bytes:
             "temperature": 0,
             "stream": False,
             _SALT: salt,
-            FIELD: ask.to_params(),
+            FIELD: hint.to_params(),
         }
     )
 

@@ -18,7 +18,6 @@ from mooncache.gateway.core.prompts import longest_ids
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 DECODE_ATTEMPTS: Final = 3
-UNKNOWN_MODEL: Final = "unknown_model"
 DECISION_HEADER: Final = "x-mooncache-decision"
 PLAN_HEADER: Final = "x-mooncache-plan"
 
@@ -97,11 +96,11 @@ def _leg(leg: pb.Leg) -> LegPlan:
 def refusal(response: pb.ScheduleResponse, model: str) -> Refusal:
     """What a client is told when the conductor says no."""
     later_s = response.retry_after_ms / 1000 if response.retry_after_ms else None
-    if response.reason == UNKNOWN_MODEL:
+    if response.reason == pb.ADMISSION_REASON_UNKNOWN_MODEL:
         return unknown_model(model)
-    if response.reason == "too_long":
+    if response.reason == pb.ADMISSION_REASON_TOO_LONG:
         return faults.refuse(PromptTooLong(response.message), param="messages")
-    busy = response.reason != "no_instance"
+    busy = response.reason != pb.ADMISSION_REASON_NO_INSTANCE
     error = Overloaded(response.message) if busy else NoInstances(response.message)
     return faults.refuse(error, retry_after_s=later_s)
 

@@ -81,7 +81,7 @@ class StreamEditor:
     Args:
         wants_usage: the client asked for usage; otherwise the gateway did, and the usage event is dropped.
 
-    Attributes: `prefill_tokens` and `planned_tokens` are set from outside, see usage.settle; `usage`, `told`, `fault`,
+    Attributes: `prefill_tokens` and `planned_tokens` are set from outside, see usage.settle; `usage`, `cache`, `fault`,
     `done`, `event_count` what the stream said so far.
     """
 
@@ -90,7 +90,7 @@ class StreamEditor:
         self.prefill_tokens: int | None = None
         self.planned_tokens: int | None = None
         self.usage: TokenUsage | None = None
-        self.told: CacheReport | None = None
+        self.cache: CacheReport | None = None
         self.fault: Fault | None = None
         self.done = False
         self.event_count = 0
@@ -136,8 +136,8 @@ class StreamEditor:
     def _edited(self, event: bytes, fields: dict[str, msgspec.Raw]) -> bytes:
         changed = fields.pop(_ENCODER_FIELD, None) is not None
         if FIELD in fields:
-            told = CacheReport.from_params(_PLAIN.decode(fields.pop(FIELD)))
-            self.told, changed = told or self.told, True
+            cache = CacheReport.from_params(_PLAIN.decode(fields.pop(FIELD)))
+            self.cache, changed = cache or self.cache, True
         counts = _PLAIN.decode(fields["usage"]) if "usage" in fields else None
         if isinstance(counts, dict):
             self.usage = usage.read(counts)
@@ -152,14 +152,14 @@ class StreamEditor:
         return b"data: " + msgspec.json.encode(fields) + b"\n\n" if changed else event
 
     def _cached(self) -> int | None:
-        own = usage.cached_of_leg(self.usage, self.told)
+        own = usage.cached_of_leg(self.usage, self.cache)
         return usage.settle(own, self.prefill_tokens, self.planned_tokens)
 
 
 def edit_answer(
     body: bytes, prefill_tokens: int | None = None, planned_tokens: int | None = None
 ) -> tuple[bytes, TokenUsage, CacheReport | None]:
-    """A whole (not streamed) answer as the client sees it, its usage, and what the engine's connector told.
+    """A whole (not streamed) answer as the client sees it, its usage, and what the engine's connector said.
 
     `prefill_tokens` and `planned_tokens`: see usage.settle.
 
@@ -169,12 +169,12 @@ def edit_answer(
     try:
         fields = _RAW.decode(body)
         fields.pop(_ENCODER_FIELD, None)
-        told = CacheReport.from_params(_PLAIN.decode(fields.pop(FIELD))) if FIELD in fields else None
+        cache = CacheReport.from_params(_PLAIN.decode(fields.pop(FIELD))) if FIELD in fields else None
         counts: Any = _PLAIN.decode(fields["usage"]) if "usage" in fields else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise EngineFailed("The engine's answer is no JSON object.") from None
     found = usage.read(counts)
     if isinstance(counts, dict):
-        known = usage.settle(usage.cached_of_leg(found, told), prefill_tokens, planned_tokens)
+        known = usage.settle(usage.cached_of_leg(found, cache), prefill_tokens, planned_tokens)
         fields["usage"] = msgspec.Raw(msgspec.json.encode(usage.merge(counts, known)))
-    return msgspec.json.encode(fields), found, told
+    return msgspec.json.encode(fields), found, cache

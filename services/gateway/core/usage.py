@@ -35,11 +35,11 @@ def read(usage: Any) -> TokenUsage:
     )
 
 
-def cached_of_leg(usage: TokenUsage | None, told: CacheReport | None) -> int | None:
+def cached_of_leg(usage: TokenUsage | None, cache: CacheReport | None) -> int | None:
     """What one leg says about its cache: its usage when it has the number, otherwise its connector."""
     if usage is not None and usage.cached_tokens is not None:
         return usage.cached_tokens
-    return told.hit_tokens if told is not None else None
+    return cache.hit_tokens if cache is not None else None
 
 
 def settle(own: int | None, prefill: int | None, planned: int | None) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from mooncache.gateway.core.body import InferenceRequest
 from mooncache.gateway.core.plan import LegPlan, RequestPlan
@@ -12,6 +12,7 @@ from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.shell.legs import LegRecord, Opened
 from mooncache.gateway.state import GatewayState
 from mooncache.kvcache.leg_hint import TIMEOUT
+from mooncache.proto.v1 import conductor_pb2 as pb
 
 BYTES_PER_TOKEN: Final = 4
 
@@ -34,7 +35,7 @@ class Account:
     ) -> None:
         self._state, self._exchange, self._request = state, exchange, request
         self._records: list[LegRecord] = []
-        self.prompt_tokens, self._is_known = prompt_tokens, is_tokenized
+        self.prompt_tokens, self._is_tokenized = prompt_tokens, is_tokenized
         self.plan: RequestPlan | None = None
         self.opened: Opened | None = None
         self.editor = StreamEditor(request.wants_usage)
@@ -79,38 +80,38 @@ class Account:
         elapsed_s = (self.elapsed_ms() - sent[0].sent_ms) / 1e3
         return min(most, request.choices * paces.of_time(request.model, elapsed_s))
 
-    def report(self, phase: int, detail: dict[str, Any]) -> None:
+    def report(self, phase: pb.RequestPhase, *legs: LegRecord, answer_is_whole: bool = False) -> None:
         """Tell the conductor."""
-        if self.plan is not None:
-            self._state.conductor.update(
-                self._exchange.request_id,
-                self.plan.decision_id,
-                phase,
-                self.elapsed_ms(),
-                self.output_tokens(),
-                detail,
-            )
+        self._send(
+            phase,
+            pb.ReportProgressRequest(legs=[leg.report() for leg in legs], answer_is_whole=answer_is_whole),
+        )
 
-    def report_end(self, phase: int, code: str, planned: int | None) -> None:
+    def _send(self, phase: pb.RequestPhase, report: pb.ReportProgressRequest) -> None:
+        if self.plan is None:
+            return
+        report.decision_id, report.phase = self.plan.decision_id, phase
+        report.elapsed_ms, report.output_tokens = self.elapsed_ms(), self.output_tokens()
+        self._state.conductor.report(self._exchange.request_id, report)
+
+    def report_end(self, phase: pb.RequestPhase, code: str, planned: int | None) -> None:
         """The request is over: report, log, count and charge it."""
         usage = self.opened.record.usage if self.opened is not None else None
-        detail: dict[str, Any] = {"code": code, "legs": [record.detail() for record in self._records]}
         own = self.opened.record.cached_tokens if self.opened is not None else None
         cached = settle(own, self.cached_tokens, planned)
-        if cached is not None:
-            detail["cached_tokens"] = cached
-        self.report(phase, detail)
+        legs = [record.report() for record in self._records]
+        self._send(phase, pb.ReportProgressRequest(code=code, legs=legs, cached_tokens=cached))
         self._exchange.notes |= {
             "model": self._request.model,
             "prompt_tokens": usage.prompt_tokens if usage is not None else self.prompt_tokens,
             "output_tokens": self.output_tokens(),
-            "cached_tokens": detail.get("cached_tokens"),
+            "cached_tokens": cached,
             "instances": [f"{record.leg}:{record.instance}:{record.code}" for record in self._records],
         }
-        told = self.opened.record.told if self.opened is not None else None
-        if told is not None and told.outcome == TIMEOUT:
+        cache = self.opened.record.cache if self.opened is not None else None
+        if cache is not None and cache.outcome == TIMEOUT:
             self._state.stats.waits_timed_out.labels(self._request.model).inc()
-        self._count(usage, detail.get("cached_tokens", 0), is_whole=code == "OK")
+        self._count(usage, cached or 0, is_whole=code == "OK")
 
     def _count(self, usage: TokenUsage | None, cached_tokens: int, *, is_whole: bool) -> None:
         """Metrics and the tenant's bucket; prompt tokens were charged when the request was planned."""
@@ -118,7 +119,7 @@ class Account:
         if usage is not None:
             stats.prompt_tokens.labels(model).inc(usage.prompt_tokens)
             stats.cached_tokens.labels(model).inc(cached_tokens)
-            if is_whole and self._is_known:
+            if is_whole and self._is_tokenized:
                 self._state.tokenizers.compare(model, self.prompt_tokens, usage.prompt_tokens)
             if is_whole and self._request.choices == 1:
                 elapsed_s, events = self.elapsed_ms() / 1e3, self.editor.event_count

@@ -14,9 +14,8 @@ import asyncio
 import zlib
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 import structlog
 
 from mooncache.client.conductor_link import ConductorLink
@@ -27,10 +26,10 @@ from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.logs import Event, get_logger
 
-UPDATE_LANES: Final = 2
+REPORT_LANES: Final = 2
 _BATCH_MAX: Final = 64
 _QUEUE_MAX: Final = 4096
-_UPDATE_TIMEOUT_S: Final = 5.0
+_REPORT_TIMEOUT_S: Final = 5.0
 _AVOID_S: Final = 1.0
 _ABSENT: Final = (ConductorUnavailable, DeadlineExceeded)
 
@@ -49,8 +48,8 @@ class Conductor:
         self.present = True
         self._list = InstanceList()
         self._refusal = ""
-        self._queues: Sequence[asyncio.Queue[tuple[str, pb.UpdateRequestRequest]]] = [
-            asyncio.Queue(_QUEUE_MAX) for _ in range(UPDATE_LANES)
+        self._queues: Sequence[asyncio.Queue[tuple[str, pb.ReportProgressRequest]]] = [
+            asyncio.Queue(_QUEUE_MAX) for _ in range(REPORT_LANES)
         ]
 
     async def schedule(self, request: pb.ScheduleRequest) -> pb.ScheduleResponse | None:
@@ -97,8 +96,11 @@ class Conductor:
             return
         response = call.result()
         if response.admitted:
-            phase, detail = pb.REQUEST_PHASE_ABORTED, {"code": "CLIENT_GONE", "legs": []}
-            self.update(request_id, response.decision_id, phase, 0.0, 0, detail)
+            phase = pb.REQUEST_PHASE_ABORTED
+            self.report(
+                request_id,
+                pb.ReportProgressRequest(decision_id=response.decision_id, phase=phase, code="CLIENT_GONE"),
+            )
 
     async def find_blocks(self, keys: bytes) -> int | None:
         """How many leading blocks of packed keys the pool has; None when nobody can tell. Never raises."""
@@ -130,31 +132,18 @@ class Conductor:
         self._list.take(response)
         return self._list
 
-    def update(
-        self,
-        request_id: str,
-        decision_id: str,
-        phase: int,
-        elapsed_ms: float,
-        output_tokens: int,
-        detail: dict[str, Any],
-    ) -> None:
-        """Report soon; never waits. Decisions made without the conductor are nothing to report."""
-        if not decision_id:
+    def report(self, request_id: str, report: pb.ReportProgressRequest) -> None:
+        """Report soon; never waits. There is nothing to report of decisions that no conductor made."""
+        if not report.decision_id:
             return
-        request = pb.UpdateRequestRequest(
-            decision_id=decision_id,
-            phase=phase,  # type: ignore[arg-type]
-            elapsed_ms=elapsed_ms,
-            output_tokens=output_tokens,
-            detail_json=msgspec.json.encode(detail).decode(),
-        )
         try:
-            self._queues[zlib.crc32(decision_id.encode()) % UPDATE_LANES].put_nowait((request_id, request))
+            self._queues[zlib.crc32(report.decision_id.encode()) % REPORT_LANES].put_nowait(
+                (request_id, report)
+            )
         except asyncio.QueueFull:
             self._stats.updates_dropped.inc()
 
-    async def send_updates(self, lane: int) -> None:
+    async def send_reports(self, lane: int) -> None:
         """Send the reports of one lane for ever; a report that does not get through is dropped."""
         queue = self._queues[lane]
         while True:
@@ -163,7 +152,7 @@ class Conductor:
                 request.more.append(queue.get_nowait()[1])
             try:
                 with structlog.contextvars.bound_contextvars(request_id=request_id):
-                    await self._link.call("UpdateRequest", request, _UPDATE_TIMEOUT_S)
+                    await self._link.call("ReportProgress", request, _REPORT_TIMEOUT_S)
             except _ABSENT:
                 self._stats.updates_dropped.inc(1 + len(request.more))
             except MooncacheError:

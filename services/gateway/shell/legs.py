@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Final
 
 from mooncache.errors import EngineTimeout
 from mooncache.gateway.core import usage
@@ -15,9 +15,11 @@ from mooncache.gateway.shell.engines import EngineAnswer, Engines
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.shell.relay import EngineStream
 from mooncache.kvcache.leg_hint import CacheReport
+from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime import tracing
 
 _PREFILL_ANSWER_BYTES_MAX = 64 << 20
+LEG_ROLES: Final = {"prefill": pb.LEG_ROLE_PREFILL, "decode": pb.LEG_ROLE_DECODE}
 
 
 @dataclass(slots=True)
@@ -30,27 +32,31 @@ class LegRecord:
     ended_ms: float = 0.0
     code: str = ""
     usage: TokenUsage | None = None
-    told: CacheReport | None = None
+    cache: CacheReport | None = None
 
     @property
     def cached_tokens(self) -> int | None:
         """Prompt tokens that the leg found in a cache."""
-        return usage.cached_of_leg(self.usage, self.told)
+        return usage.cached_of_leg(self.usage, self.cache)
 
-    def detail(self) -> dict[str, Any]:
-        """As JSON can say it."""
-        found: dict[str, Any] = {
-            "leg": self.leg,
-            "instance": self.instance,
-            "sent_ms": round(self.sent_ms, 3),
-            "ended_ms": round(self.ended_ms, 3),
-            "code": self.code,
-        }
-        if self.usage is not None:
-            found["usage"] = asdict(self.usage)
-        if self.told is not None:
-            found["told"] = asdict(self.told)
-        return found
+    def report(self) -> pb.LegReport:
+        """As the conductor is told of it."""
+        return pb.LegReport(
+            role=LEG_ROLES[self.leg],
+            instance_id=self.instance,
+            sent_ms=self.sent_ms,
+            ended_ms=self.ended_ms,
+            code=self.code,
+            usage=None if self.usage is None else pb.TokenUsage(**asdict(self.usage)),
+            cache=None if self.cache is None else _cache_message(self.cache),
+        )
+
+
+def _cache_message(cache: CacheReport) -> pb.CacheReport:
+    said = asdict(cache)
+    if cache.held_tokens < 0:
+        del said["held_tokens"]
+    return pb.CacheReport(**said)
 
 
 @dataclass(slots=True)
@@ -80,7 +86,7 @@ async def run_prefill(
                     data = await answer.read_all(_PREFILL_ANSWER_BYTES_MAX)
     except TimeoutError:
         raise EngineTimeout(f"The prefill engine did not finish in {limit_s:g} s.") from None
-    _, record.usage, record.told = edit_answer(data)
+    _, record.usage, record.cache = edit_answer(data)
     return record
 
 

@@ -48,13 +48,7 @@ class RequestDriver:
     """See the module's text. `run` is the whole interface."""
 
     def __init__(
-        self,
-        state: GatewayState,
-        exchange: Exchange,
-        prepared: Prepared,
-        *,
-        salt: str,
-        body_bytes: int,
+        self, state: GatewayState, exchange: Exchange, prepared: Prepared, *, salt: str, body_bytes: int
     ) -> None:
         self._state, self._exchange = state, exchange
         self._request, self._tokenized, self._forward = prepared.request, prepared.tokenized, prepared.forward
@@ -107,9 +101,8 @@ class RequestDriver:
     async def _serve(self) -> None:
         self._state.offenders.refuse_offender(self._digest, self._state.clock.now_s())
         self._account.plan = await self._schedule()
-        self._account.charge(
-            self._account.prompt_tokens
-        )  # only now: what the conductor refuses costs the tenant nothing
+        # Only now: what the conductor refuses costs the tenant nothing.
+        self._account.charge(self._account.prompt_tokens)
         self._state.stats.overhead.observe(self._account.elapsed_ms() / 1e3)
         self._dispatch()
         opened = self._account.opened = await self._until_open()
@@ -117,12 +110,11 @@ class RequestDriver:
         self._let_go()
         assert self._exchange.caller is not None
         self._exchange.reply_headers |= plan.headers(self._account.plan, is_admin=self._exchange.caller.admin)
-        streamed = opened.source is not None
-        detail = {"leg": "decode", "instance": opened.record.instance, "streamed": streamed}
-        self._account.report(pb.REQUEST_PHASE_FIRST_TOKEN, detail)
+        whole = opened.source is None
+        self._account.report(pb.REQUEST_PHASE_FIRST_TOKEN, opened.record, answer_is_whole=whole)
         if opened.source is None:
             await self._wait_for_prefill()
-            body, opened.record.usage, opened.record.told = edit_answer(
+            body, opened.record.usage, opened.record.cache = edit_answer(
                 opened.body, self._account.cached_tokens, self._planned_tokens()
             )
             await self._exchange.reply(200, body)
@@ -163,7 +155,7 @@ class RequestDriver:
             if editor.event_count > 1:
                 elapsed_s = self._state.clock.now_s() - started_s
                 stats.tbt.labels(self._request.model).observe(elapsed_s / (editor.event_count - 1))
-            opened.record.usage, opened.record.told = editor.usage, editor.told
+            opened.record.usage, opened.record.cache = editor.usage, editor.cache
         if not editor.done:
             await exchange.write(faults.DONE)
         await exchange.end()
@@ -189,7 +181,7 @@ class RequestDriver:
         )
         response = await self._state.conductor.schedule(asked)
         # A conductor that was just started knows fewer models than the last list: that is no 404.
-        if response is not None and response.reason != plan.UNKNOWN_MODEL:
+        if response is not None and response.reason != pb.ADMISSION_REASON_UNKNOWN_MODEL:
             return plan.of_response(response, request.model, no_prefill=asked.no_prefill)
         self._state.stats.unscheduled.inc()
         instance = self._state.fleet.next_instance(request.model, attempts.exclude)
@@ -289,25 +281,17 @@ class RequestDriver:
     async def _prefill_ended(self) -> None:
         assert self._prefill is not None
         task, self._prefill = self._prefill, None
-        record = self._account.last("prefill")
-        try:
-            task.result()
-        except faults.Refusal as refusal:
+        error = task.exception()
+        record = self._report_prefill(error)
+        if isinstance(error, faults.Refusal):
             # Another instance would refuse it too; the decode leg's own answer tells the client.
-            self._account.end(record, refusal.fault.name)
-            self._account.report(pb.REQUEST_PHASE_PREFILL_FAILED, record.detail())
             self._recompute()
             return
-        except MooncacheError as error:
-            self._account.end(record, error.name)
-            self._account.report(pb.REQUEST_PHASE_PREFILL_FAILED, record.detail())
-            if isinstance(error, EngineDied) and not self._died():
-                raise
+        if isinstance(error, MooncacheError) and (not isinstance(error, EngineDied) or self._died()):
             await self._prefill_failed(record)
             return
-        self._account.end(record, "OK")
-        self._account.cached_tokens = record.cached_tokens
-        self._account.report(pb.REQUEST_PHASE_PREFILLED, record.detail())
+        if error is not None:
+            raise error
         self._bound_wait(record)
 
     def _bound_wait(self, record: LegRecord) -> None:
@@ -316,7 +300,7 @@ class RequestDriver:
         if made is None or self._tokenized is None or self._decode is None or self._decode.done():
             return
         held = (
-            record.told.held_tokens if record.told is not None and len(self._tokenized.lengths) == 1 else -1
+            record.cache.held_tokens if record.cache is not None and len(self._tokenized.lengths) == 1 else -1
         )
         less = self._handover.prefilled(made.decode, held, self._state.clock.now_s())
         if less is not None:
@@ -410,14 +394,21 @@ class RequestDriver:
         if task is not self._prefill or task.cancelled():
             return
         self._prefill = None
-        record, error = self._account.last("prefill"), task.exception()
+        self._report_prefill(task.exception())
+        self._account.editor.prefill_tokens = self._account.cached_tokens
+
+    def _report_prefill(self, error: BaseException | None) -> LegRecord:
+        """The prefill leg is over: note how, and tell the conductor."""
+        record = self._account.last("prefill")
         if error is None:
             self._account.end(record, "OK")
-            self._account.cached_tokens = self._account.editor.prefill_tokens = record.cached_tokens
-            self._account.report(pb.REQUEST_PHASE_PREFILLED, record.detail())
+            self._account.cached_tokens = record.cached_tokens
+            self._account.report(pb.REQUEST_PHASE_PREFILLED, record)
         else:
-            self._account.end(record, getattr(error, "name", EngineFailed.name))
-            self._account.report(pb.REQUEST_PHASE_PREFILL_FAILED, record.detail())
+            fault = error.fault if isinstance(error, faults.Refusal) else error
+            self._account.end(record, getattr(fault, "name", EngineFailed.name))
+            self._account.report(pb.REQUEST_PHASE_PREFILL_FAILED, record)
+        return record
 
     def _died(self) -> bool:
         """An engine ended under this request; whether it may have another one."""

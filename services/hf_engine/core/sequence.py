@@ -52,7 +52,7 @@ class Sequence:
     passport: Passport
     block_tokens: int
     salt: str = ""
-    ask: LegHint = field(default_factory=LegHint)
+    hint: LegHint = field(default_factory=LegHint)
     trace: Any = None
     sink: Any = None
     name: str = ""
@@ -68,7 +68,7 @@ class Sequence:
     saved: int = 0
     preemptions: int = 0
     random: Any = None
-    # what is told about the cache
+    # what is reported of the cache
     outcome: str = ""
     local_tokens: int = 0
     loaded_tokens: int = 0
@@ -105,7 +105,7 @@ class Sequence:
     @property
     def awaited_blocks(self) -> int:
         """Leading blocks that another instance is computing."""
-        return min(self.ask.wait_tokens // self.block_tokens, self.reusable_blocks)
+        return min(self.hint.wait_tokens // self.block_tokens, self.reusable_blocks)
 
     def in_pool(self, number: int) -> bool:
         """True when the pool's answer had this block."""
@@ -124,7 +124,7 @@ class Sequence:
                     self.passport,
                     self.tokens[: complete * self.block_tokens],
                     salt=self.salt,
-                    public_tokens=self.ask.public_tokens if self.ask.public_salt else 0,
-                    public_salt=self.ask.public_salt,
+                    public_tokens=self.hint.public_tokens if self.hint.public_salt else 0,
+                    public_salt=self.hint.public_salt,
                 )
             )

@@ -22,6 +22,17 @@ class InstanceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INSTANCE_STATE_DRAINING: _ClassVar[InstanceState]
     INSTANCE_STATE_SUSPECT: _ClassVar[InstanceState]
 
+class AdmissionReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ADMISSION_REASON_UNSPECIFIED: _ClassVar[AdmissionReason]
+    ADMISSION_REASON_ADMITTED: _ClassVar[AdmissionReason]
+    ADMISSION_REASON_TTFT: _ClassVar[AdmissionReason]
+    ADMISSION_REASON_TBT: _ClassVar[AdmissionReason]
+    ADMISSION_REASON_CAPACITY: _ClassVar[AdmissionReason]
+    ADMISSION_REASON_NO_INSTANCE: _ClassVar[AdmissionReason]
+    ADMISSION_REASON_UNKNOWN_MODEL: _ClassVar[AdmissionReason]
+    ADMISSION_REASON_TOO_LONG: _ClassVar[AdmissionReason]
+
 class RequestPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     REQUEST_PHASE_UNSPECIFIED: _ClassVar[RequestPhase]
@@ -31,6 +42,12 @@ class RequestPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REQUEST_PHASE_FINISHED: _ClassVar[RequestPhase]
     REQUEST_PHASE_FAILED: _ClassVar[RequestPhase]
     REQUEST_PHASE_ABORTED: _ClassVar[RequestPhase]
+
+class LegRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEG_ROLE_UNSPECIFIED: _ClassVar[LegRole]
+    LEG_ROLE_PREFILL: _ClassVar[LegRole]
+    LEG_ROLE_DECODE: _ClassVar[LegRole]
 INSTANCE_ROLE_UNSPECIFIED: InstanceRole
 INSTANCE_ROLE_PREFILL: InstanceRole
 INSTANCE_ROLE_DECODE: InstanceRole
@@ -40,6 +57,14 @@ INSTANCE_STATE_STARTING: InstanceState
 INSTANCE_STATE_READY: InstanceState
 INSTANCE_STATE_DRAINING: InstanceState
 INSTANCE_STATE_SUSPECT: InstanceState
+ADMISSION_REASON_UNSPECIFIED: AdmissionReason
+ADMISSION_REASON_ADMITTED: AdmissionReason
+ADMISSION_REASON_TTFT: AdmissionReason
+ADMISSION_REASON_TBT: AdmissionReason
+ADMISSION_REASON_CAPACITY: AdmissionReason
+ADMISSION_REASON_NO_INSTANCE: AdmissionReason
+ADMISSION_REASON_UNKNOWN_MODEL: AdmissionReason
+ADMISSION_REASON_TOO_LONG: AdmissionReason
 REQUEST_PHASE_UNSPECIFIED: RequestPhase
 REQUEST_PHASE_PREFILLED: RequestPhase
 REQUEST_PHASE_PREFILL_FAILED: RequestPhase
@@ -47,6 +72,9 @@ REQUEST_PHASE_FIRST_TOKEN: RequestPhase
 REQUEST_PHASE_FINISHED: RequestPhase
 REQUEST_PHASE_FAILED: RequestPhase
 REQUEST_PHASE_ABORTED: RequestPhase
+LEG_ROLE_UNSPECIFIED: LegRole
+LEG_ROLE_PREFILL: LegRole
+LEG_ROLE_DECODE: LegRole
 
 class Instance(_message.Message):
     __slots__ = ("instance_id", "incarnation", "role", "state", "engine", "engine_version", "url", "model", "tokenizer_path", "max_model_tokens", "kv_capacity_tokens", "block_tokens", "passport_json", "kv_bytes_per_token", "host_id", "max_sequences", "pool", "software_version")
@@ -242,7 +270,7 @@ class ScheduleResponse(_message.Message):
     decision_id: str
     admitted: bool
     retry_after_ms: int
-    reason: str
+    reason: AdmissionReason
     message: str
     prefill: Leg
     decode: Leg
@@ -250,25 +278,85 @@ class ScheduleResponse(_message.Message):
     pool_hit_tokens: int
     expected_ttft_ms: int
     summary: str
-    def __init__(self, decision_id: _Optional[str] = ..., admitted: _Optional[bool] = ..., retry_after_ms: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., prefill: _Optional[_Union[Leg, _Mapping]] = ..., decode: _Optional[_Union[Leg, _Mapping]] = ..., local_hit_tokens: _Optional[int] = ..., pool_hit_tokens: _Optional[int] = ..., expected_ttft_ms: _Optional[int] = ..., summary: _Optional[str] = ...) -> None: ...
+    def __init__(self, decision_id: _Optional[str] = ..., admitted: _Optional[bool] = ..., retry_after_ms: _Optional[int] = ..., reason: _Optional[_Union[AdmissionReason, str]] = ..., message: _Optional[str] = ..., prefill: _Optional[_Union[Leg, _Mapping]] = ..., decode: _Optional[_Union[Leg, _Mapping]] = ..., local_hit_tokens: _Optional[int] = ..., pool_hit_tokens: _Optional[int] = ..., expected_ttft_ms: _Optional[int] = ..., summary: _Optional[str] = ...) -> None: ...
 
-class UpdateRequestRequest(_message.Message):
-    __slots__ = ("decision_id", "phase", "elapsed_ms", "output_tokens", "detail_json", "more")
+class CacheReport(_message.Message):
+    __slots__ = ("asked_tokens", "hit_tokens", "local_tokens", "loaded_tokens", "loaded_bytes", "waited_ms", "load_ms", "failed_blocks", "saved_blocks", "held_tokens", "outcome")
+    ASKED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOADED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAITED_MS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_MS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SAVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    asked_tokens: int
+    hit_tokens: int
+    local_tokens: int
+    loaded_tokens: int
+    loaded_bytes: int
+    waited_ms: float
+    load_ms: float
+    failed_blocks: int
+    saved_blocks: int
+    held_tokens: int
+    outcome: str
+    def __init__(self, asked_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., local_tokens: _Optional[int] = ..., loaded_tokens: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., waited_ms: _Optional[float] = ..., load_ms: _Optional[float] = ..., failed_blocks: _Optional[int] = ..., saved_blocks: _Optional[int] = ..., held_tokens: _Optional[int] = ..., outcome: _Optional[str] = ...) -> None: ...
+
+class TokenUsage(_message.Message):
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class LegReport(_message.Message):
+    __slots__ = ("role", "instance_id", "sent_ms", "ended_ms", "code", "usage", "cache")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    SENT_MS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_MS_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    role: LegRole
+    instance_id: str
+    sent_ms: float
+    ended_ms: float
+    code: str
+    usage: TokenUsage
+    cache: CacheReport
+    def __init__(self, role: _Optional[_Union[LegRole, str]] = ..., instance_id: _Optional[str] = ..., sent_ms: _Optional[float] = ..., ended_ms: _Optional[float] = ..., code: _Optional[str] = ..., usage: _Optional[_Union[TokenUsage, _Mapping]] = ..., cache: _Optional[_Union[CacheReport, _Mapping]] = ...) -> None: ...
+
+class ReportProgressRequest(_message.Message):
+    __slots__ = ("decision_id", "phase", "elapsed_ms", "output_tokens", "more", "legs", "answer_is_whole", "code", "cached_tokens")
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_MS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    DETAIL_JSON_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    LEGS_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_IS_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     decision_id: str
     phase: RequestPhase
     elapsed_ms: float
     output_tokens: int
-    detail_json: str
-    more: _containers.RepeatedCompositeFieldContainer[UpdateRequestRequest]
-    def __init__(self, decision_id: _Optional[str] = ..., phase: _Optional[_Union[RequestPhase, str]] = ..., elapsed_ms: _Optional[float] = ..., output_tokens: _Optional[int] = ..., detail_json: _Optional[str] = ..., more: _Optional[_Iterable[_Union[UpdateRequestRequest, _Mapping]]] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[ReportProgressRequest]
+    legs: _containers.RepeatedCompositeFieldContainer[LegReport]
+    answer_is_whole: bool
+    code: str
+    cached_tokens: int
+    def __init__(self, decision_id: _Optional[str] = ..., phase: _Optional[_Union[RequestPhase, str]] = ..., elapsed_ms: _Optional[float] = ..., output_tokens: _Optional[int] = ..., more: _Optional[_Iterable[_Union[ReportProgressRequest, _Mapping]]] = ..., legs: _Optional[_Iterable[_Union[LegReport, _Mapping]]] = ..., answer_is_whole: _Optional[bool] = ..., code: _Optional[str] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
-class UpdateRequestResponse(_message.Message):
+class ReportProgressResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

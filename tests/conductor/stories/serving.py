@@ -12,7 +12,6 @@ import random
 from collections.abc import Callable
 
 from mooncache.client.keys import KEY_BYTES
-from mooncache.conductor.core import outcome
 from mooncache.conductor.core.decisions import (
     POOL_OK,
     Decision,
@@ -23,6 +22,7 @@ from mooncache.conductor.core.decisions import (
 from mooncache.conductor.core.hot_prefixes import HotPrefixes, Speed
 from mooncache.conductor.core.policy.types import FETCH, LOCAL, WAIT, PrefillCost, Rules
 from mooncache.conductor.core.prefill_learner import PrefillLearner
+from mooncache.conductor.core.progress import Phase, ProgressReport
 from mooncache.conductor.core.rebalance import RoleKeeper
 from mooncache.conductor.core.registry import READY, InstanceInfo
 from mooncache.conductor.core.scheduler import Scheduler
@@ -198,14 +198,16 @@ class Serving:
         choice = decision.choice
         computed_s, first_s = self.now_s + choice.total_s, self.now_s + choice.ttft_s
 
-        def tell(phase: str) -> Callable[[], object]:
-            return lambda: self.core.update(decision.decision_id, phase, 0.0, 20, {}, self.now_s)
+        def tell(phase: Phase) -> Callable[[], object]:
+            return lambda: self.core.report_progress(
+                decision.decision_id, ProgressReport(phase, output_tokens=20), self.now_s
+            )
 
         self._at(computed_s, lambda: self._hold(decision.prefiller, keys))
         if decision.prefill:
-            self._at(computed_s, tell(outcome.PREFILLED))
-        self._at(first_s, tell(outcome.FIRST_TOKEN))
-        self._at(first_s + answer_s, tell(outcome.FINISHED))
+            self._at(computed_s, tell(Phase.PREFILLED))
+        self._at(first_s, tell(Phase.FIRST_TOKEN))
+        self._at(first_s + answer_s, tell(Phase.FINISHED))
 
     def _hold(self, name: str, keys: bytes) -> None:
         """An engine has computed or loaded these blocks: they are in its own cache and in the pool."""

@@ -24,7 +24,6 @@ from mooncache.conductor.core.policy.common import (
 )
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import (
-    ADMITTED,
     FETCH,
     LOCAL,
     NOBODY,
@@ -33,6 +32,7 @@ from mooncache.conductor.core.policy.types import (
     Floats,
     Ints,
     PrefixSource,
+    Reason,
     Request,
     Rules,
 )
@@ -127,7 +127,7 @@ def paired(
     ttft_s = float(added_s) + queue_s + compute_s + handover_s
     choice = Choice(
         admitted=True,
-        reason=ADMITTED,
+        reason=Reason.ADMITTED,
         prefill=NOBODY if inline else row,
         decode=decode,
         branch=FETCH if fetch else LOCAL,

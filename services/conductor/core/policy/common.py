@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from mooncache.conductor.core.policy.fleet import Fleet, FleetSummary
-from mooncache.conductor.core.policy.types import NOBODY, Bools, Choice, Floats, Ints, Request, Rules
+from mooncache.conductor.core.policy.types import NOBODY, Bools, Choice, Floats, Ints, Reason, Request, Rules
 
 if TYPE_CHECKING:
     import random
 
 # What is no number is dealt with by `cleaned`, not by a warning.
 QUIET = np.errstate(divide="ignore", invalid="ignore", over="ignore")
-NO_INSTANCE = Choice(False, "no_instance", retry_after_s=1.0)
+NO_INSTANCE = Choice(False, Reason.NO_INSTANCE, retry_after_s=1.0)
 
 
 class Policy(Protocol):

@@ -26,7 +26,7 @@ from mooncache.conductor.core.policy.common import (
 )
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.placement import Placements
-from mooncache.conductor.core.policy.types import ADMITTED, NOBODY, Bools, Choice, Floats, Request, Rules
+from mooncache.conductor.core.policy.types import NOBODY, Bools, Choice, Floats, Reason, Request, Rules
 
 if TYPE_CHECKING:
     import random
@@ -162,7 +162,7 @@ def _choice(
         queue_s = min(queue_s, float(fleet.queue_s[prefiller]))
     return Choice(
         admitted=True,
-        reason=ADMITTED,
+        reason=Reason.ADMITTED,
         prefill=pair.prefill,
         decode=row,
         branch=way.branch,

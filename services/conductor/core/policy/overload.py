@@ -23,7 +23,7 @@ import numpy as np
 
 from mooncache.conductor.core.policy.common import clamp_retry, headroom
 from mooncache.conductor.core.policy.fleet import BOTH, DECODE, Fleet
-from mooncache.conductor.core.policy.types import Choice, Floats, Request, Rules
+from mooncache.conductor.core.policy.types import Choice, Floats, Reason, Request, Rules
 
 MODES = ("none", "ttft_tbt", "baseline", "early", "predicted", "learned")
 PAPERS = ("ttft_tbt", "baseline", "early", "predicted")
@@ -35,29 +35,29 @@ def holds(rules: Rules) -> bool:
     return rules.holds and rules.admission == "learned"
 
 
-def judged(request: Request, fleet: Fleet, rules: Rules, choice: Choice) -> tuple[str, float]:
-    """Return (reason, seconds after which it is worth coming back); the reason is "" for a request to be taken.
+def judged(request: Request, fleet: Fleet, rules: Rules, choice: Choice) -> tuple[Reason | None, float]:
+    """Return (reason, seconds after which it is worth coming back); the reason is None for a request to be taken.
 
     Raises ValueError for a mode that does not exist.
     """
     mode = rules.admission
     if mode == "none":
-        return "", 0.0
+        return None, 0.0
     if mode == "learned":
         return _learned(request, fleet, rules, choice)
     if mode not in MODES:
         raise ValueError(f"admission {mode!r} is not one of {', '.join(MODES)}")
     if choice.ttft_s > request.ttft_slo_s:
-        return "ttft", clamp_retry(choice.ttft_s - request.ttft_slo_s, rules)
+        return Reason.TTFT, clamp_retry(choice.ttft_s - request.ttft_slo_s, rules)
     if mode == "ttft_tbt" and choice.tbt_s > request.tbt_slo_s:
-        return "tbt", _place_free_s(fleet, choice, rules)
+        return Reason.TBT, _place_free_s(fleet, choice, rules)
     if mode == "early" and decode_load(fleet, fleet.batch_sequences, fleet.batch_kv_tokens, request) > 1:
-        return "tbt", _place_free_s(fleet, choice, rules)
+        return Reason.TBT, _place_free_s(fleet, choice, rules)
     if mode == "predicted":
         sequences, kv_tokens = fleet.decode_at(choice.ttft_s)
         if decode_load(fleet, sequences, kv_tokens, request) > 1:
-            return "tbt", _place_free_s(fleet, choice, rules)
-    return "", 0.0
+            return Reason.TBT, _place_free_s(fleet, choice, rules)
+    return None, 0.0
 
 
 def decode_load(fleet: Fleet, sequences: Floats, kv_tokens: Floats, request: Request) -> float:
@@ -69,7 +69,7 @@ def decode_load(fleet: Fleet, sequences: Floats, kv_tokens: Floats, request: Req
     return float(np.mean(tbt_s[mask])) / request.tbt_slo_s
 
 
-def _learned(request: Request, fleet: Fleet, rules: Rules, choice: Choice) -> tuple[str, float]:
+def _learned(request: Request, fleet: Fleet, rules: Rules, choice: Choice) -> tuple[Reason | None, float]:
     factor = headroom(request.priority, rules) / min(_SHARE_MAX, max(1.0, request.tenant_share))
     ttft_limit_s = request.ttft_slo_s * factor
     waiting_s = choice.waiting_s
@@ -78,7 +78,7 @@ def _learned(request: Request, fleet: Fleet, rules: Rules, choice: Choice) -> tu
     if not request.ttft_strict:
         ttft_limit_s = max(ttft_limit_s, rules.patience * max(0.0, choice.ttft_s - waiting_s))
     if ttft_s > ttft_limit_s and (waiting_s > 0 or request.ttft_strict):
-        reason = "capacity" if choice.wait_s > choice.queue_s else "ttft"
+        reason = Reason.CAPACITY if choice.wait_s > choice.queue_s else Reason.TTFT
         return reason, clamp_retry(min(ttft_s - ttft_limit_s, waiting_s), rules)
     tbt_limit_s = request.tbt_slo_s * factor
     row = choice.decode
@@ -90,8 +90,8 @@ def _learned(request: Request, fleet: Fleet, rules: Rules, choice: Choice) -> tu
         )
         tbt_limit_s = max(tbt_limit_s, rules.patience * float(alone_s))
     if choice.tbt_s > tbt_limit_s and (fleet.sequences[row] > 0 or request.tbt_strict):
-        return "tbt", _place_free_s(fleet, choice, rules)
-    return "", 0.0
+        return Reason.TBT, _place_free_s(fleet, choice, rules)
+    return None, 0.0
 
 
 def _place_free_s(fleet: Fleet, choice: Choice, rules: Rules) -> float:

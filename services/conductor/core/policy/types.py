@@ -7,6 +7,7 @@ that a decision can be recorded, replayed and simulated exactly.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,18 @@ Bools = NDArray[np.bool_]
 
 NOBODY = -1  # as a row: no instance, or the store nodes
 LOCAL, FETCH, WAIT = "local", "fetch", "wait"
-ADMITTED = "admitted"
+
+
+class Reason(StrEnum):
+    """Why a request was admitted or refused."""
+
+    ADMITTED = "admitted"
+    TTFT = "ttft"
+    TBT = "tbt"
+    CAPACITY = "capacity"
+    NO_INSTANCE = "no_instance"
+    UNKNOWN_MODEL = "unknown_model"
+    TOO_LONG = "too_long"
 
 
 class PrefillCost(NamedTuple):
@@ -139,7 +151,7 @@ class Rules:
     promised; without it they take in whatever has room.
     """
 
-    admission: str = "ours"
+    admission: str = "learned"
     threshold: float = 1.5
     inline_tokens_max: int = 256
     work_weight: float = 0.1
@@ -169,7 +181,7 @@ class Choice:
     """
 
     admitted: bool
-    reason: str
+    reason: Reason
     prefill: int = NOBODY
     decode: int = NOBODY
     branch: str = LOCAL

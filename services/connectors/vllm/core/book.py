@@ -58,8 +58,8 @@ class BlockTransfer:
 class _Request:
     request_id: str
     prompt_tokens: int
-    ask: LegHint
-    told: bool
+    hint: LegHint
+    reports: bool
     why_uncached: str = ""
     chain: KeyChain | None = None
     asked: bool = False
@@ -107,9 +107,9 @@ class RequestBook:
         self, request_id: str, tokens: Sequence[int], *, salt: str, params: object, why_uncached: str = ""
     ) -> str:
         """A request came. Returns why it is not cached, "" when it is."""
-        told = isinstance(params, dict) and "mooncache" in params
-        ask = LegHint.from_params(params)
-        request = _Request(request_id, len(tokens), ask, told, why_uncached)
+        reports = isinstance(params, dict) and "mooncache" in params
+        hint = LegHint.from_params(params)
+        request = _Request(request_id, len(tokens), hint, reports, why_uncached)
         if not self._enabled:
             request.why_uncached = "disabled"
         if not request.why_uncached:
@@ -118,8 +118,8 @@ class RequestBook:
                     self._passports,
                     tokens,
                     salt=salt,
-                    public_tokens=ask.public_tokens if ask.public_salt else 0,
-                    public_salt=ask.public_salt,
+                    public_tokens=hint.public_tokens if hint.public_salt else 0,
+                    public_salt=hint.public_salt,
                 )
             except InvalidArgument:
                 request.why_uncached = "tokens"
@@ -155,10 +155,10 @@ class RequestBook:
         request = self._requests.get(request_id)
         return request is not None and request.loading is not None
 
-    def told(self, request_id: str) -> CacheReport | None:
+    def cache_report(self, request_id: str) -> CacheReport | None:
         """What to tell the gateway; None when it did not ask."""
         request = self._requests.get(request_id)
-        if request is None or not request.told:
+        if request is None or not request.reports:
             return None
         asked = request.prompt_tokens // self._block_tokens * self._block_tokens if self._block_tokens else 0
         hit = request.local_tokens + request.loaded_tokens
@@ -211,9 +211,9 @@ class RequestBook:
             if (
                 not request.asked
             ):  # waiting is for the first time only: after a preemption everything is there
-                awaited = min(request.ask.wait_tokens // self._block_tokens, len(chain))
+                awaited = min(request.hint.wait_tokens // self._block_tokens, len(chain))
                 awaited = awaited if awaited > request.local_blocks else 0
-                deadline_s = now_s + request.ask.wait_ms / 1e3
+                deadline_s = now_s + request.hint.wait_ms / 1e3
             request.asked = request.pending = True
             shards = len(chain.shards)
             blocks = min(len(chain), KEYS_ASKED_MAX // shards)
@@ -316,7 +316,7 @@ class RequestBook:
         chain, size = request.chain, self._block_tokens
         # Somebody waits for what a prefill leg computes: its blocks are offered even if they were saved before, because
         # the pool may have evicted them. The saver asks before it sends.
-        trusts = request.ask.role != "prefill"
+        trusts = request.hint.role != "prefill"
         end = min(self._complete(request, len(tokens), computed), len(blocks))
         if end <= request.next_save:
             return None
