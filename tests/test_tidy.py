@@ -241,7 +241,25 @@ def test_cores_are_pure() -> None:
             top = module.split(".")[0]
             if top in CORE_BANNED:
                 offenders.append(f"{relative(path)}:{line}: import of {top}: {CORE_BANNED[top]}")
+            if module.startswith("mooncache.proto"):
+                offenders.append(
+                    f"{relative(path)}:{line}: import of a message: messages.py turns it into plain values"
+                )
     assert not offenders, report(offenders)
+
+
+def test_public_classes_have_names_of_their_own() -> None:
+    """Who searches for a name finds one class."""
+    found: dict[str, list[str]] = {}
+    for path in files("services", ".py"):
+        if "proto" in path.relative_to(SERVICES).parts:
+            continue
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(f"{relative(path)}:{node.lineno}")
+    assert "RequestDriver" in found
+    twice = [f"{name}: {', '.join(places)}" for name, places in found.items() if len(places) > 1]
+    assert not twice, report(twice)
 
 
 def test_services_do_not_import_each_other() -> None:

@@ -24,7 +24,7 @@ from mooncache.conductor.core.registry import (
 )
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.state import native_index
-from mooncache.gateway.core.instance_list import InstanceList
+from mooncache.gateway.shell.instance_list import InstanceList
 from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.conditions import until

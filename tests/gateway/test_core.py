@@ -15,10 +15,11 @@ from mooncache import errors
 from mooncache.errors import ConfigInvalid, EngineFailed
 from mooncache.gateway.core import body, faults, keyfile, legs, plan, usage
 from mooncache.gateway.core.cors import cors_headers
-from mooncache.gateway.core.fleet import FleetView
+from mooncache.gateway.core.fleet import EngineInstance, FleetView
 from mooncache.gateway.core.openapi import document
 from mooncache.gateway.core.rate_limit import RateLimiter, RateLimits
 from mooncache.gateway.core.sse import Splitter, StreamEditor, edit_answer, has_data
+from mooncache.gateway.messages import engine_instance_of, plan_of
 from mooncache.kvcache.leg_hint import CacheReport, LegHint
 from mooncache.proto.v1 import conductor_pb2 as pb
 
@@ -245,7 +246,7 @@ def test_key_file() -> None:
 def test_plan_without_a_second_instance_has_no_prefill_leg() -> None:
     response = pb.ScheduleResponse(admitted=True)
     response.decode.instance_id = response.prefill.instance_id = "same"
-    assert plan.of_response(response, "m").prefill is None
+    assert plan_of(response, "m").prefill is None
 
 
 def test_decode_leg_is_kept_only_on_its_instance() -> None:
@@ -263,14 +264,18 @@ def test_too_long() -> None:
             plan.check_length(100, prompt_tokens, output_tokens, chat=False)
 
 
+def listed(**fields: Any) -> EngineInstance:
+    return engine_instance_of(pb.InstanceView(instance=pb.Instance(**fields)))
+
+
 def test_fleet_forgets_instances_but_not_models() -> None:
     fleet, wall_s = FleetView(), iter((9e8, 1e9, 1.0, 2e9, 3.0, 1e9, 4.0, 5.0))  # a clock that jumps
     ready = {"state": pb.INSTANCE_STATE_READY, "model": "m"}
     views = [
-        pb.InstanceView(instance=pb.Instance(instance_id="p", role=pb.INSTANCE_ROLE_PREFILL, **ready)),
-        pb.InstanceView(instance=pb.Instance(instance_id="d", role=pb.INSTANCE_ROLE_DECODE, **ready)),
-        pb.InstanceView(instance=pb.Instance(instance_id="s", model="m", state=pb.INSTANCE_STATE_SUSPECT)),
-        pb.InstanceView(instance=pb.Instance(instance_id="bad", passport_json="{", **ready)),
+        listed(instance_id="p", role=pb.INSTANCE_ROLE_PREFILL, **ready),
+        listed(instance_id="d", role=pb.INSTANCE_ROLE_DECODE, **ready),
+        listed(instance_id="s", model="m", state=pb.INSTANCE_STATE_SUSPECT),
+        listed(instance_id="bad", passport_json="{", **ready),
     ]
     fleet.apply(1, views, 5.0, next(wall_s))
     chosen = {fleet.next_instance("m").instance_id for _ in range(9)}  # type: ignore[union-attr]
@@ -286,9 +291,7 @@ def test_fleet_forgets_instances_but_not_models() -> None:
     fleet.apply(5, [], 12.5, next(wall_s))
     assert not fleet.forget_lost(13.0), "a further list is no reason to wait longer"
     assert fleet.models["m"].instances == () and fleet.next_instance("m") is None
-    suspect = pb.InstanceView(
-        instance=pb.Instance(instance_id="s", model="m", state=pb.INSTANCE_STATE_SUSPECT)
-    )
+    suspect = listed(instance_id="s", model="m", state=pb.INSTANCE_STATE_SUSPECT)
     fleet.apply(6, views[:1], 14.0, next(wall_s))
     fleet.apply(7, [suspect], 15.0, next(wall_s))
     fleet.apply(8, [], 16.0, next(wall_s))

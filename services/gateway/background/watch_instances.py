@@ -6,6 +6,7 @@ import asyncio
 from typing import Final
 
 from mooncache._version import __version__
+from mooncache.gateway.messages import engine_instance_of
 from mooncache.gateway.state import GatewayState
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.logs import Event, get_logger
@@ -32,19 +33,14 @@ async def run(state: GatewayState) -> None:
             )
             listed = await state.conductor.list_instances(version, wait_s if state.fleet.known else 0.0, me)
             if listed.version != version or not state.fleet.known:
-                state.fleet.apply(listed.version, listed.views, state.clock.now_s(), state.clock.wall_s())
-                state.alarms.suspect(
-                    {
-                        view.instance.instance_id
-                        for view in listed.views
-                        if view.instance.state == pb.INSTANCE_STATE_SUSPECT
-                    }
-                )
+                instances = [engine_instance_of(view) for view in listed.views]
+                state.fleet.apply(listed.version, instances, state.clock.now_s(), state.clock.wall_s())
+                state.alarms.suspect({one.instance_id for one in instances if one.is_suspect})
                 models = [model for model in state.fleet.models.values() if model.instances]
                 log.info(
                     Event.INSTANCES_CHANGED,
                     version=listed.version,
-                    instances=len(listed.views),
+                    instances=len(instances),
                     models=len(models),
                 )
                 for model in models[: _LOADING_MAX - len(loading)]:

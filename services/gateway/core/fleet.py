@@ -15,10 +15,24 @@ from typing import Final
 from mooncache.errors import InvalidArgument
 from mooncache.kvcache.keys import passport_from_json
 from mooncache.kvcache.passport import Passport
-from mooncache.proto.v1 import conductor_pb2 as pb
 
 MODEL_COUNT_MAX = 10_000
 KEPT_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInstance:
+    """One engine as the conductor lists it. max_model_tokens: 0 when it does not say. passport_json: "" without one."""
+
+    instance_id: str
+    url: str = ""
+    model: str = ""
+    is_ready: bool = True
+    is_suspect: bool = False
+    can_generate: bool = True
+    max_model_tokens: int = 0
+    tokenizer_path: str = ""
+    passport_json: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +44,16 @@ class FleetModel:
     """
 
     name: str
-    instances: tuple[pb.Instance, ...] = ()
+    instances: tuple[EngineInstance, ...] = ()
     max_model_tokens: int = 0
     tokenizer_path: str = ""
     passport: Passport | None = None
     lost_s: float | None = None
 
-    def candidates(self, exclude: Iterable[str] = ()) -> list[pb.Instance]:
+    def candidates(self, exclude: Iterable[str] = ()) -> list[EngineInstance]:
         """Ready instances that can generate, best kind first: decode and both, else prefill ones."""
         left = [instance for instance in self.instances if instance.instance_id not in set(exclude)]
-        able = [instance for instance in left if instance.role != pb.INSTANCE_ROLE_PREFILL]
+        able = [instance for instance in left if instance.can_generate]
         return able or left
 
 
@@ -53,11 +67,11 @@ class FleetView:
     first_seen_wall_s: dict[str, float] = field(default_factory=dict)
     _turn: int = 0
 
-    def apply(self, version: int, views: Sequence[pb.InstanceView], now_s: float, wall_s: float) -> None:
+    def apply(self, version: int, listed: Sequence[EngineInstance], now_s: float, wall_s: float) -> None:
         """Take a new list; models that are not in it keep their name, and what was ready for `KEPT_S`."""
-        groups: dict[str, list[pb.Instance]] = {}
-        for view in views:
-            groups.setdefault(view.instance.model, []).append(view.instance)
+        groups: dict[str, list[EngineInstance]] = {}
+        for instance in listed:
+            groups.setdefault(instance.model, []).append(instance)
         for name in self.models.keys() - groups.keys():
             model = self.models[name]
             if not model.instances:
@@ -87,7 +101,7 @@ class FleetView:
         lengths = [model.max_model_tokens for model in self.models.values() if model.instances]
         return max(lengths) if lengths and all(lengths) else 0
 
-    def next_instance(self, model: str, exclude: Iterable[str] = ()) -> pb.Instance | None:
+    def next_instance(self, model: str, exclude: Iterable[str] = ()) -> EngineInstance | None:
         """Round robin over the instances that can serve a model; None when there is none."""
         found = self.models.get(model)
         candidates = found.candidates(exclude) if found is not None else []
@@ -97,8 +111,8 @@ class FleetView:
         return candidates[self._turn % len(candidates)]
 
 
-def _model(name: str, instances: Sequence[pb.Instance]) -> FleetModel:
-    ready = tuple(one for one in instances if one.state in (pb.INSTANCE_STATE_READY, 0))
+def _model(name: str, instances: Sequence[EngineInstance]) -> FleetModel:
+    ready = tuple(one for one in instances if one.is_ready)
     passport = None
     for instance in ready:
         if instance.passport_json:

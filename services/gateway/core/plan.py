@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from mooncache.errors import ModelUnknown, NoInstances, Overloaded, PromptTooLong
+from mooncache.errors import ModelUnknown, PromptTooLong
 from mooncache.gateway.core import faults
 from mooncache.gateway.core.body import Content, InferenceRequest
 from mooncache.gateway.core.faults import Refusal
 from mooncache.gateway.core.prompts import longest_ids
-from mooncache.proto.v1 import conductor_pb2 as pb
 
 DECODE_ATTEMPTS: Final = 3
 DECISION_HEADER: Final = "x-mooncache-decision"
@@ -66,43 +65,6 @@ class Attempts:
             self.decode_failures += 1
         if instance_id not in self.exclude:
             self.exclude.append(instance_id)
-
-
-def of_response(response: pb.ScheduleResponse, model: str, *, no_prefill: bool = False) -> RequestPlan:
-    """The plan that the conductor made. Raises Refusal when it did not admit the request.
-
-    no_prefill: the prompt cannot be prefilled elsewhere. A prefill leg is left out then, whatever the conductor says,
-    and the decode leg waits for nothing.
-    """
-    if not response.admitted:
-        raise refusal(response, model)
-    decode, prefill = _leg(response.decode), _leg(response.prefill)
-    apart = prefill.instance_id not in ("", decode.instance_id)
-    if apart and no_prefill:
-        apart, decode = False, LegPlan(decode.instance_id, decode.url)
-    return RequestPlan(
-        decode=decode,
-        prefill=prefill if apart else None,
-        decision_id=response.decision_id,
-        summary=response.summary,
-        hit_tokens=max(response.local_hit_tokens, response.pool_hit_tokens),
-    )
-
-
-def _leg(leg: pb.Leg) -> LegPlan:
-    return LegPlan(leg.instance_id, leg.url, leg.wait_tokens, leg.wait_ms, leg.handover_ms)
-
-
-def refusal(response: pb.ScheduleResponse, model: str) -> Refusal:
-    """What a client is told when the conductor says no."""
-    later_s = response.retry_after_ms / 1000 if response.retry_after_ms else None
-    if response.reason == pb.ADMISSION_REASON_UNKNOWN_MODEL:
-        return unknown_model(model)
-    if response.reason == pb.ADMISSION_REASON_TOO_LONG:
-        return faults.refuse(PromptTooLong(response.message), param="messages")
-    busy = response.reason != pb.ADMISSION_REASON_NO_INSTANCE
-    error = Overloaded(response.message) if busy else NoInstances(response.message)
-    return faults.refuse(error, retry_after_s=later_s)
 
 
 def unknown_model(model: str) -> Refusal:

@@ -20,8 +20,8 @@ import structlog
 
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.errors import ConductorUnavailable, DeadlineExceeded, InvalidArgument, MooncacheError, TooLarge
-from mooncache.gateway.core.instance_list import InstanceList
 from mooncache.gateway.metrics import GatewayMetrics
+from mooncache.gateway.shell.instance_list import InstanceList
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.logs import Event, get_logger

@@ -22,12 +22,12 @@ from mooncache.errors import (
     NoInstances,
 )
 from mooncache.gateway.core import faults, legs, plan
-from mooncache.gateway.core.asking import schedule_request
 from mooncache.gateway.core.handover import Handover
 from mooncache.gateway.core.offenders import TRIES_MAX, digest_of
 from mooncache.gateway.core.plan import Attempts, LegPlan, RequestPlan
 from mooncache.gateway.core.prepared import Prepared, TokenizedPrompt
 from mooncache.gateway.core.sse import edit_answer
+from mooncache.gateway.messages import plan_of, schedule_request
 from mooncache.gateway.shell.account import BYTES_PER_TOKEN, Account
 from mooncache.gateway.shell.engines import AnswerTooLarge
 from mooncache.gateway.shell.exchange import Exchange
@@ -182,7 +182,7 @@ class RequestDriver:
         response = await self._state.conductor.schedule(asked)
         # A conductor that was just started knows fewer models than the last list: that is no 404.
         if response is not None and response.reason != pb.ADMISSION_REASON_UNKNOWN_MODEL:
-            return plan.of_response(response, request.model, no_prefill=asked.no_prefill)
+            return plan_of(response, request.model, no_prefill=asked.no_prefill)
         self._state.stats.unscheduled.inc()
         instance = self._state.fleet.next_instance(request.model, attempts.exclude)
         if instance is None:
@@ -204,7 +204,7 @@ class RequestDriver:
         self._start_decode(self._account.plan.decode)
 
     def _start_prefill(self, leg: LegPlan) -> None:
-        assert self._tokenized is not None, "see plan.of_response: no_prefill"
+        assert self._tokenized is not None, "see messages.plan_of: no_prefill"
         ask = self._ask("prefill", leg.wait_tokens, leg.wait_ms)
         prompt = self._tokenized.prompt_json or legs.prompt_json(self._tokenized.prompts)
         body = legs.prefill_body(self._request.model, prompt, self._salt, ask)
