@@ -12,6 +12,7 @@ from mooncache import errors
 from mooncache.master.core.membership import (
     TERM_SHIFT,
     Endpoints,
+    Heartbeat,
     Membership,
     MembershipRules,
     NodeState,
@@ -46,12 +47,12 @@ def test_a_node_joins_becomes_active_suspect_dead_and_is_forgotten() -> None:
     assert not membership.expire(2.9)
     assert [t.after for t in membership.expire(3.0)] == [NodeState.SUSPECT]
     assert node.weight == 0.0
-    membership.heartbeat("a", 1, SpaceUsage(GIB), 4.0)
+    membership.heartbeat(Heartbeat("a", 1, SpaceUsage(GIB)), 4.0)
     assert node.state is NodeState.ACTIVE
     (died,) = membership.expire(14.0)
     assert died.contents_lost
     with pytest.raises(errors.UnknownNode):
-        membership.heartbeat("a", 1, SpaceUsage(GIB), 15.0)
+        membership.heartbeat(Heartbeat("a", 1, SpaceUsage(GIB)), 15.0)
     assert [t.after for t in membership.expire(104.0)] == [None]
     assert not membership.nodes
 
@@ -111,9 +112,9 @@ def test_a_registration_that_was_late_for_too_long_does_not_lock_the_true_node_o
     membership.register(info(incarnation=2), 0.0)
     membership.register(info(incarnation=1), 1.0)  # of a process that is long gone
     with pytest.raises(errors.StaleIncarnation):
-        membership.heartbeat("a", 2, SpaceUsage(GIB), 2.0)
+        membership.heartbeat(Heartbeat("a", 2, SpaceUsage(GIB)), 2.0)
     with pytest.raises(errors.UnknownNode):
-        membership.heartbeat("a", 2, SpaceUsage(GIB), 4.5)
+        membership.heartbeat(Heartbeat("a", 2, SpaceUsage(GIB)), 4.5)
     node, _ = membership.register(info(incarnation=2), 4.5)
     assert node.incarnation == 2
 
@@ -121,14 +122,14 @@ def test_a_registration_that_was_late_for_too_long_does_not_lock_the_true_node_o
 def test_indices_are_dense_stable_and_used_again_only_after_forgetting() -> None:
     membership = make()
     assert [membership.register(info(name), 0.0)[0].index for name in "abc"] == [0, 1, 2]
-    membership.heartbeat("a", 1, SpaceUsage(GIB), 120.0)
-    membership.heartbeat("c", 1, SpaceUsage(GIB), 120.0)
+    membership.heartbeat(Heartbeat("a", 1, SpaceUsage(GIB)), 120.0)
+    membership.heartbeat(Heartbeat("c", 1, SpaceUsage(GIB)), 120.0)
     membership.expire(120.0)
     assert membership.register(info("d"), 120.0)[0].index == 3
     membership.expire(121.0)
-    membership.heartbeat("a", 1, SpaceUsage(GIB), 121.0)
-    membership.heartbeat("c", 1, SpaceUsage(GIB), 121.0)
-    membership.heartbeat("d", 1, SpaceUsage(GIB), 121.0)
+    membership.heartbeat(Heartbeat("a", 1, SpaceUsage(GIB)), 121.0)
+    membership.heartbeat(Heartbeat("c", 1, SpaceUsage(GIB)), 121.0)
+    membership.heartbeat(Heartbeat("d", 1, SpaceUsage(GIB)), 121.0)
     membership.expire(121.0)
     assert "b" not in membership.nodes
     assert membership.register(info("e"), 121.0)[0].index == 1
@@ -148,13 +149,13 @@ def test_free_bytes_are_published_together_and_only_when_they_moved_enough() -> 
         membership.set_complete(node, True, 0.0)
     membership.refresh(50.0)
     epoch = membership.epoch
-    membership.heartbeat("a", 1, SpaceUsage(GIB, used_bytes=GIB // 1000), 51.5)
+    membership.heartbeat(Heartbeat("a", 1, SpaceUsage(GIB, used_bytes=GIB // 1000)), 51.5)
     assert not membership.refresh(51.5)
     for name in "ab":
-        membership.heartbeat(name, 1, SpaceUsage(GIB, used_bytes=GIB // 2), 52.0)
+        membership.heartbeat(Heartbeat(name, 1, SpaceUsage(GIB, used_bytes=GIB // 2)), 52.0)
     assert membership.refresh(52.0)
     assert membership.epoch == epoch + 1
-    membership.heartbeat("a", 1, SpaceUsage(GIB), 52.5)
+    membership.heartbeat(Heartbeat("a", 1, SpaceUsage(GIB)), 52.5)
     assert not membership.refresh(52.5)
     assert membership.refresh(53.5)
 
@@ -203,7 +204,7 @@ def test_an_arena_that_is_gone_and_a_drain_are_two_reasons() -> None:
     membership.note_arena(node, False, 6.0)
     membership.note_arena(node, True, 6.1)
     assert node.state is NodeState.SUSPECT
-    membership.heartbeat("a", 1, SpaceUsage(GIB), 7.0)
+    membership.heartbeat(Heartbeat("a", 1, SpaceUsage(GIB), arena_gone=True), 7.0)
     assert node.state is NodeState.DRAINING
     membership.register(info(incarnation=2), 8.0)
     assert node.state is NodeState.JOINING, "its memory is another one"
@@ -233,9 +234,14 @@ def test_invariants_hold_under_random_events(seed: int) -> None:
                     membership.register(info(name, rng.randrange(3), rng.choice("gh")), now_s)
                 case 2 | 3:
                     usage = SpaceUsage(GIB, rng.randrange(GIB))
-                    node, _ = membership.heartbeat(name, rng.randrange(3), usage, now_s)
-                    membership.note_own_drain(node, rng.random() < 0.3, now_s)
-                    membership.note_arena(node, rng.random() < 0.3, now_s)
+                    beat = Heartbeat(
+                        name,
+                        rng.randrange(3),
+                        usage,
+                        draining=rng.random() < 0.3,
+                        arena_gone=rng.random() < 0.3,
+                    )
+                    membership.heartbeat(beat, now_s)
                 case 4:
                     membership.set_drain(name, rng.random() < 0.5, now_s)
                 case 5:

@@ -172,6 +172,19 @@ class Transition:
     contents_lost: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What a node says of itself. last_seq: of its last event. arena_gone: the memory of its blocks does not answer."""
+
+    node_id: str
+    incarnation: int
+    usage: SpaceUsage
+    last_seq: int = 0
+    rails: tuple[Rail, ...] = ()
+    draining: bool = False
+    arena_gone: bool = False
+
+
 @dataclass(slots=True)
 class Membership:
     """Nodes by id and index, and the epoch of the map made from them."""
@@ -233,17 +246,19 @@ class Membership:
         self._changed(node, now_s)
         return node, [Transition(node.index, node.node_id, before, node.state, contents_lost=True)]
 
-    def heartbeat(
-        self, node_id: str, incarnation: int, usage: SpaceUsage, now_s: float
-    ) -> tuple[Node, list[Transition]]:
-        """Note that a node lives.
+    def heartbeat(self, beat: Heartbeat, now_s: float) -> tuple[Node, list[Transition]]:
+        """Note that a node lives, and what it says of itself.
 
         Raises UnknownNode (it must register), StaleIncarnation (it has been replaced).
         """
-        node = self.fence(node_id, incarnation, now_s)
-        node.heard_s = now_s
-        node.usage = usage
-        return node, self._recover(node)
+        node = self.fence(beat.node_id, beat.incarnation, now_s)
+        node.heard_s, node.usage = now_s, beat.usage
+        node.last_seq = max(node.last_seq, beat.last_seq)
+        transitions = self._recover(node)
+        self.note_rails(node, beat.rails)
+        transitions += self.note_own_drain(node, beat.draining, now_s)
+        transitions += self.note_arena(node, beat.arena_gone, now_s)
+        return node, transitions
 
     def note_rails(self, node: Node, rails: tuple[Rail, ...]) -> None:
         """Note a node's RDMA ports; a port that came, went or changed its state makes a new map."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mooncache.errors import NotLeader
-from mooncache.master.core.membership import Node, SpaceUsage
+from mooncache.master.core.membership import Heartbeat, Node, SpaceUsage
 from mooncache.master.messages import rails_of
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import common_pb2, master_pb2
@@ -24,12 +24,16 @@ async def handle(
         )
     usage = SpaceUsage(request.capacity_bytes, request.used_bytes, request.pinned_bytes, request.block_count)
     members = state.membership
-    node, transitions = members.heartbeat(request.node_id, request.incarnation, usage, context.now_s)
-    members.note_rails(node, rails_of(request.rails))
-    node.last_seq = max(node.last_seq, request.last_seq)
-    draining = request.state == common_pb2.NODE_STATE_DRAINING
-    transitions += members.note_own_drain(node, draining, context.now_s)
-    transitions += members.note_arena(node, request.arena_gone, context.now_s)
+    beat = Heartbeat(
+        request.node_id,
+        request.incarnation,
+        usage,
+        last_seq=request.last_seq,
+        rails=rails_of(request.rails),
+        draining=request.state == common_pb2.NODE_STATE_DRAINING,
+        arena_gone=request.arena_gone,
+    )
+    node, transitions = members.heartbeat(beat, context.now_s)
     state.apply(transitions)
     if len(request.tenant_names) <= TENANT_NAMES_MAX:
         state.learn_tenants(request.tenant_names)
@@ -37,7 +41,7 @@ async def handle(
         epoch=members.epoch,
         term=members.term,
         want_full_report=state.wants_full_report(node),
-        commands=_commands(node, draining),
+        commands=_commands(node, beat.draining),
         lease_ms=round(state.config.dead_after_s * 1000),
     )
 
