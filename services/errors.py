@@ -280,7 +280,7 @@ class PassportMismatch(MooncacheError, code=709, status=grpc.StatusCode.FAILED_P
 
 
 class DecisionUnknown(MooncacheError, code=710, status=grpc.StatusCode.NOT_FOUND):
-    hint = "No decision has this id; only the latest are kept (conductor.decision_count_max)."
+    hint = "No decision has this id; only the latest 10,000 are kept."
 
 
 class ConductorUnavailable(MooncacheError, code=711, status=grpc.StatusCode.UNAVAILABLE, retryable=True):

@@ -22,6 +22,10 @@ from mooncache.errors import ConfigInvalid, InvalidArgument
 
 MAX_STATIC_NODES = 4096
 MAX_LANES = 64
+LANES_PER_NODE = 2
+REGISTERED_BYTES_MAX = 16 << 30
+REGISTERED_BUFFERS_MAX = 256
+FANOUT_NODES_MAX = 8  # of larger clusters the master is asked
 CONNECT_TIMEOUT_S = 5.0
 _TOKEN_BYTES_MAX = 4096
 
@@ -86,10 +90,7 @@ class ClientOptions:
     shm: bool
     lanes_per_node: int
     idle_timeout_s: float
-    fanout_nodes_max: int
     receive_pool_bytes: int
-    registered_bytes_max: int
-    registered_buffers_max: int
     host_id: str
     tls: TlsSection
     rdma: dict[str, Any]
@@ -150,12 +151,9 @@ class ClientOptions:
             else check_timeout(connect_timeout_s),
             client_name=client_name or f"python-{os.getpid()}",
             shm=client.shm_enabled if shm is None else shm,
-            lanes_per_node=lanes_per_node or client.lanes_per_node,
+            lanes_per_node=lanes_per_node or LANES_PER_NODE,
             idle_timeout_s=client.idle_timeout_s,
-            fanout_nodes_max=client.fanout_nodes_max,
             receive_pool_bytes=client.receive_pool_bytes,
-            registered_bytes_max=client.registered_bytes_max,
-            registered_buffers_max=client.registered_buffers_max,
             host_id=client.host_id or host_id(),
             tls=tls,
             rdma=config.rdma.native(),
@@ -263,10 +261,10 @@ def new_native(options: ClientOptions) -> Any:
         "idle_timeout_s": options.idle_timeout_s,
         "connect_timeout_s": min(options.connect_timeout_s, CONNECT_TIMEOUT_S),
         "shm_enabled": options.shm,
-        "fanout_nodes_max": options.fanout_nodes_max,
+        "fanout_nodes_max": FANOUT_NODES_MAX,
         "receive_pool_bytes": options.receive_pool_bytes,
-        "registered_bytes_max": options.registered_bytes_max,
-        "registered_buffers_max": options.registered_buffers_max,
+        "registered_bytes_max": REGISTERED_BYTES_MAX,
+        "registered_buffers_max": REGISTERED_BUFFERS_MAX,
         **options.rdma,
     }
     if options.tls.enabled:

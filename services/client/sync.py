@@ -231,7 +231,7 @@ class Client:
 
         Worth it for memory that is used many times, such as an arena of KV blocks: what is not registered goes
         through memory of the client. Nothing is registered before the first use, and the registrations used longest
-        ago make room (`client.registered_bytes_max`, `client.registered_buffers_max`); without RDMA it has no effect.
+        ago make room (16 GiB and 256 buffers are kept); without RDMA it has no effect.
 
         Args:
             buffer: one writable object with the buffer protocol (NumPy array, bytearray, mmap; of a host tensor

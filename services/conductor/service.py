@@ -18,6 +18,9 @@ from mooncache.runtime.duties import Duty
 from mooncache.runtime.rpc import RpcTable
 from mooncache.runtime.service import Service, run_service
 
+_CALL_COUNT_MAX = 8192
+_DRAIN_TIMEOUT_S = 5.0  # control calls are short
+
 
 class ConductorService(Service):
     """See the module's text. Raises ConfigInvalid for settings that cannot work."""
@@ -30,8 +33,8 @@ class ConductorService(Service):
             host=section.host,
             port=section.port,
             metrics_port=section.metrics_port,
-            call_count_max=section.call_count_max,
-            drain_timeout_s=section.drain_timeout_s,
+            call_count_max=_CALL_COUNT_MAX,
+            drain_timeout_s=_DRAIN_TIMEOUT_S,
             advertise_host=section.advertise_host,
         )
         self.state: ConductorState

@@ -52,22 +52,6 @@ class MasterSection(Section):
     """Silence after which a node counts as dead and its blocks leave the directory."""
     slow_start_s: DurationS = Field(default=30.0, ge=0, le=3600)
     """Time over which a new or returning node grows to its full placement weight."""
-    watch_wait_max_s: DurationS = Field(default=30.0, gt=0, le=300)
-    """Longest wait of one WatchClusterMap call."""
-    node_count_max: int = Field(default=4096, ge=1, le=65535)
-    """Number of nodes that may register."""
-    task_count_max: int = Field(default=1000, ge=1, le=1_000_000)
-    """Number of tasks that are remembered."""
-    task_batch_blocks: int = Field(default=256, ge=1, le=4096)
-    """Blocks that one copy call to a node carries."""
-    task_concurrency: int = Field(default=4, ge=1, le=256)
-    """Copy calls that run at the same time."""
-    task_timeout_s: DurationS = Field(default=60.0, gt=0, le=3600)
-    """Time for one copy call."""
-    call_count_max: int = Field(default=4096, ge=1, le=1_000_000)
-    """Control calls that may be under way; more are refused with LIMIT_EXCEEDED."""
-    drain_timeout_s: DurationS = Field(default=5.0, ge=0, le=3600)
-    """Time that calls under way get to finish when the process is asked to end."""
 
     @model_validator(mode="after")
     def _ordered(self) -> MasterSection:
@@ -105,12 +89,6 @@ class StoreNodeSection(Section):
     """DAX device or file that blocks lie in, or a folder for a file without a name; empty means host memory."""
     arena_device: str = Field(default="", pattern=r"^(cuda:[0-9]{1,3})?$")
     """GPU that blocks lie on, like cuda:0, with capacity_bytes of its memory; empty means host memory."""
-    max_block_bytes: SizeBytes = Field(default=1 << 30, ge=1, le=1 << 30)
-    """Size of the largest block."""
-    expected_block_bytes: SizeBytes = Field(default=4096, ge=64, le=1 << 30)
-    """Average block size that the node must be able to fill up with; smaller ones run out of slots before memory."""
-    shards: int = Field(default=64, ge=1, le=256)
-    """Parts of the index that are locked apart; a power of two."""
     huge_pages: bool = True
     """Ask for huge pages: those of the host's pool (vm.nr_hugepages), else transparent ones where they are allowed."""
     prefault: bool = True
@@ -119,32 +97,12 @@ class StoreNodeSection(Section):
     """NUMA node that the arena's memory comes from; -1 takes the one of the thread that touches it first."""
     eviction: str = ""
     """Which blocks go first: 2q, lru, or mooncache (learns from the chains asked for); empty means 2q."""
-    event_log_capacity: int = Field(default=1 << 18, ge=1024, le=1 << 28)
-    """Block changes kept for the master; more in one go lead to a full report."""
     io_threads: int = Field(default=2, ge=1, le=64)
     """Threads of the data port."""
     max_connections: int = Field(default=16384, ge=1, le=1_000_000)
     """Connections that the data port takes."""
-    idle_timeout_s: DurationS = Field(default=300.0, gt=0, le=86400)
-    """Silence after which a data connection is closed."""
-    grant_timeout_s: DurationS = Field(default=30.0, ge=15, le=86400)
-    """Silence after which a TCP connection that holds reservations or pins is closed; clients send a PING every 5 s."""
     peer_timeout_s: DurationS = Field(default=15.0, ge=3, le=3600)
     """Time without any answer of a peer's host after which its data connections are closed."""
-    handshake_timeout_s: DurationS = Field(default=5.0, gt=0, le=300)
-    """Time for a new data connection to prove who it is."""
-    report_interval_s: DurationS = Field(default=0.1, gt=0, le=60)
-    """How often block changes are sent to the master."""
-    report_batch_blocks: int = Field(default=65536, ge=1, le=1_000_000)
-    """Block records in one report message, 56 bytes each."""
-    call_timeout_s: DurationS = Field(default=5.0, gt=0, le=300)
-    """Time for one call to the master."""
-    copy_concurrency: int = Field(default=2, ge=1, le=64)
-    """CopyBlocks calls that run at the same time."""
-    call_count_max: int = Field(default=1024, ge=1, le=1_000_000)
-    """Control calls that may be under way; more are refused with LIMIT_EXCEEDED."""
-    drain_timeout_s: DurationS = Field(default=5.0, ge=0, le=3600)
-    """Time that calls and transfers under way get to finish when the process is asked to end."""
 
 
 class ClientSection(Section):
@@ -154,10 +112,6 @@ class ClientSection(Section):
     """Cluster or tenant token; empty means the cluster token file."""
     timeout_s: DurationS = Field(default=10.0, gt=0, le=3600)
     """Time for one operation when the caller gives none."""
-    connect_timeout_s: DurationS = Field(default=1.0, gt=0, le=60)
-    """Time to open a connection to a node."""
-    lanes_per_node: int = Field(default=2, ge=1, le=64)
-    """Connections to each node for calls that move many bytes. Small calls have one more, and never wait for bulk."""
     idle_timeout_s: DurationS = Field(default=600.0, ge=0, le=86400)
     """A connection to a node, with its RDMA queue pairs, that no call used for this long is closed; 0 never."""
     replicas: int = Field(default=1, ge=1, le=16)
@@ -166,14 +120,8 @@ class ClientSection(Section):
     """Use shared memory with nodes on the same host."""
     host_id: str = Field(default="", max_length=128)
     """Name of this machine; empty means the machine's own id."""
-    fanout_nodes_max: int = Field(default=8, ge=1, le=64)
-    """Up to this many nodes are asked directly for a block whose place is unknown; beyond, the master is asked."""
     receive_pool_bytes: SizeBytes = Field(default=256 << 20, le=1 << 40)
     """Memory that gets without a destination lend to the caller (`get_view`); 0 lends none, values are copied then."""
-    registered_bytes_max: SizeBytes = 16 << 30
-    """Bytes that are registered with RDMA devices at a time, of buffers of the caller and of the receive pool."""
-    registered_buffers_max: int = Field(default=256, ge=0, le=65_536)
-    """Buffers that are registered with RDMA devices at a time; the one used longest ago makes room."""
 
 
 class RdmaSection(Section):
@@ -258,8 +206,6 @@ class CoordinationSection(Section):
     """Keys of this cluster in etcd begin with this."""
     lease_s: DurationS = Field(default=5.0, ge=1, le=120)
     """A leader that is silent for so long is replaced."""
-    call_timeout_s: DurationS = Field(default=2.0, gt=0, le=60)
-    """Time for one call to etcd."""
     etcd_tls: bool = False
     """Speak TLS to etcd with the files of the tls section."""
     etcd_user: str = ""

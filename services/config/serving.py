@@ -63,16 +63,6 @@ class ConductorSection(Section):
     """How often roles are planned; a lasting change of load moves them after two plans."""
     replicate_bytes_per_s: SizeBytes = Field(default=256 << 20, ge=0)
     """Bytes of hot prefixes that may be copied to further store nodes in a second; 0 copies none ahead of use."""
-    decision_count_max: int = Field(default=10_000, ge=1, le=1_000_000)
-    """Decisions kept for `mooncache why`."""
-    seen_block_count_max: int = Field(default=1_000_000, ge=0, le=100_000_000)
-    """Blocks remembered as computed before, to tell "evicted" from "never seen"."""
-    instance_count_max: int = Field(default=4096, ge=1, le=60_000)
-    """Number of instances that may register."""
-    call_count_max: int = Field(default=8192, ge=1, le=1_000_000)
-    """Control calls that may be under way; more are refused with LIMIT_EXCEEDED."""
-    drain_timeout_s: DurationS = Field(default=5.0, ge=0, le=3600)
-    """Time that calls under way get to finish when the process is asked to end."""
 
 
 class GatewaySection(Section):
@@ -98,20 +88,10 @@ class GatewaySection(Section):
     """Requests of one tenant under way; more are refused with 429. The cluster token has no such limit."""
     body_bytes_max: SizeBytes = Field(default=64 << 20, ge=1024, le=1 << 30)
     """Size of the largest request body, whatever the model."""
-    body_bytes_per_token: int = Field(default=16, ge=0, le=4096)
-    """A body may have so many bytes for each token of the model's length, and 4 MiB more; 0: up to `body_bytes_max`."""
     open_body_bytes_max: SizeBytes = Field(default=256 << 20, ge=1024, le=1 << 40)
     """Bytes of all bodies that are held, each until its answer begins; what goes beyond is refused with 429."""
     tenant_body_bytes_max: SizeBytes = Field(default=64 << 20, ge=1024, le=1 << 40)
     """Bytes of one tenant's bodies that are held; what goes beyond is refused with 429."""
-    body_processes: int = Field(default=1, ge=1, le=64)
-    """Processes that read bodies of more than 256 KiB beside the event loop, started when first needed."""
-    body_timeout_s: DurationS = Field(default=20.0, gt=0, le=600)
-    """Time for reading one such body, waiting for its turn included."""
-    choice_count_max: int = Field(default=128, ge=1, le=10_000)
-    """Largest n, and largest number of prompts, of one request."""
-    connect_timeout_s: DurationS = Field(default=2.0, gt=0, le=60)
-    """Time to open a connection to an engine."""
     first_token_timeout_s: DurationS = Field(default=300.0, gt=0, le=86400)
     """Time until an engine has to begin its answer."""
     stall_timeout_s: DurationS = Field(default=120.0, gt=0, le=86400)
@@ -124,10 +104,6 @@ class GatewaySection(Section):
     """Prefill instances that are tried before the decode instance computes the prompt itself."""
     schedule_timeout_s: DurationS = Field(default=1.0, gt=0, le=60)
     """Time for asking the conductor; without an answer requests go round robin over known instances."""
-    tokenizer_threads: int = Field(default=1, ge=1, le=64)
-    """Threads that tokenise long prompts beside the event loop."""
-    tokenizer_cache_bytes: SizeBytes = Field(default=256 << 20, ge=0, le=64 << 30)
-    """Memory for tokens of earlier prompts, so that a later turn tokenises only what it adds; half for large bodies."""
     cors_origins: Words = ()
     """Origins that browsers may call from; "*" for all, empty for none."""
     public_prefix_enabled: bool = False
@@ -193,8 +169,6 @@ class WorkerSection(Section):
     """Restarts within ten minutes after which the worker gives up."""
     event_count_max: int = Field(default=100_000, ge=100, le=10_000_000)
     """Cache events that may wait to be reported; more lead to a full report."""
-    call_timeout_s: DurationS = Field(default=2.0, gt=0, le=60)
-    """Time for one call to the conductor."""
     drain_timeout_s: DurationS = Field(default=30.0, ge=0, le=3600)
     """Time that requests under way get to finish when the instance drains."""
 
@@ -210,14 +184,10 @@ class VllmSection(Section):
     """Tokens of a block; 0 takes vLLM's default."""
     max_num_seqs: int = Field(default=0, ge=0)
     """Sequences that run at once; 0 takes vLLM's default."""
-    max_num_batched_tokens: int = Field(default=0, ge=0)
-    """Tokens of one step; 0 takes vLLM's default."""
     enforce_eager: bool = False
     """Do not compile and do not capture graphs: starts faster, runs slower."""
     kv_cache_bytes: SizeBytes = 0
     """Memory for KV on a machine without a GPU; 0 takes 1 GiB there."""
-    load_failure_policy: Literal["recompute", "fail"] = "recompute"
-    """What becomes of a request whose blocks could not be loaded."""
     kv_events: bool = True
     """Let vLLM tell about its own prefix cache."""
     tool_parser: str = ""
@@ -260,18 +230,10 @@ class ConnectorSection(Section):
     """Also keep blocks that are filled while decoding, for the next turn."""
     load_timeout_s: DurationS = Field(default=10.0, gt=0, le=600)
     """Time for loading the blocks of one request; what is missing then is computed."""
-    lookup_timeout_s: DurationS = Field(default=1.0, gt=0, le=60)
-    """Time for one question to the pool; no answer is a miss."""
     save_timeout_s: DurationS = Field(default=10.0, gt=0, le=600)
     """Time for one batch of saved blocks; what is not stored then is given up."""
-    wait_poll_s: DurationS = Field(default=0.003, gt=0, le=1)
-    """How often the pool is asked while blocks of another instance are awaited."""
     save_queue_bytes_max: SizeBytes = Field(default=1 << 30, ge=1 << 20)
     """Bytes that may wait to be saved; beyond it blocks are not saved and that is counted."""
-    save_threads: int = Field(default=1, ge=1, le=64)
-    """Threads that save blocks."""
-    load_threads: int = Field(default=2, ge=1, le=64)
-    """Threads that load blocks."""
     layerwise: bool = False
     """Save every layer as soon as it is computed instead of whole blocks after each step."""
 

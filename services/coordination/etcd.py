@@ -35,6 +35,7 @@ _MARGIN: Final = 0.1  # share of the lease given up for clock drift and late wak
 _RENEWALS: Final = 4  # renewals in one lease's time
 _POLL_MAX_S: Final = 0.5
 _RECORD_BYTES_MAX: Final = 4096
+_CALL_TIMEOUT_S = 2.0
 
 log = get_logger(__name__)
 
@@ -47,7 +48,7 @@ class EtcdCoordinator:
         self._api = EtcdApi(section.etcd_endpoints, credentials, section.etcd_user, section.etcd_password)
         self._clock = clock
         self._ttl_s = max(1, math.ceil(section.lease_s))
-        self._call_timeout_s = min(section.call_timeout_s, self._ttl_s / 2)
+        self._call_timeout_s = min(_CALL_TIMEOUT_S, self._ttl_s / 2)
         prefix = section.prefix.rstrip("/").encode()
         self._leader_key = prefix + b"/leader"
         self._term_key = prefix + b"/term"

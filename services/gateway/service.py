@@ -45,6 +45,11 @@ _BACKLOG = 2048
 _RELOAD_S = 5.0
 _FLUSH_S = 1.0
 _ABORT_S = 2
+_CONNECT_TIMEOUT_S = 2.0  # to an engine
+_BODY_PROCESSES = 1  # they read large bodies; a second one would take the engines' cores
+_BODY_TIMEOUT_S = 20.0
+_TOKENIZER_THREADS = 1
+_TOKENIZER_CACHE_BYTES = 256 << 20
 
 log = get_logger(__name__)
 
@@ -105,7 +110,7 @@ class GatewayService(Service):
         link = ConductorLink(config.cluster.conductor_target, self.token.text, config)
         engines = Engines(
             engine_key(self.token),
-            gateway.connect_timeout_s,
+            _CONNECT_TIMEOUT_S,
             http_client_context(config.tls),
             config.tls.server_name,
         )
@@ -120,9 +125,9 @@ class GatewayService(Service):
             conductor=Conductor(link, self.clock, stats, gateway.schedule_timeout_s),
             engines=engines,
             preparing=Preparing(
-                processes=gateway.body_processes,
-                timeout_s=gateway.body_timeout_s,
-                cache_bytes=gateway.tokenizer_cache_bytes // 2 // gateway.body_processes,
+                processes=_BODY_PROCESSES,
+                timeout_s=_BODY_TIMEOUT_S,
+                cache_bytes=_TOKENIZER_CACHE_BYTES // 2 // _BODY_PROCESSES,
             ),
             bodies=Budget(gateway.open_body_bytes_max, gateway.tenant_body_bytes_max),
             tokenizers=Tokenizers(
@@ -130,8 +135,8 @@ class GatewayService(Service):
                 self.clock,
                 stats,
                 # Half of it is for the processes that read large bodies.
-                cache_bytes=gateway.tokenizer_cache_bytes // 2,
-                threads=gateway.tokenizer_threads,
+                cache_bytes=_TOKENIZER_CACHE_BYTES // 2,
+                threads=_TOKENIZER_THREADS,
                 public_prefix=gateway.public_prefix_enabled,
             ),
         )

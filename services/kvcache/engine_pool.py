@@ -47,15 +47,11 @@ class EnginePool:
         self.link = PoolLink(connect, on_failure=on_failure)
         self.lookups = Lookups(
             self.link,
-            timeout_s=section.lookup_timeout_s,
-            poll_s=section.wait_poll_s,
             changed=self.changed,
         )
         self.mover = Mover(
             self.link,
             memory,
-            load_threads=section.load_threads,
-            save_threads=section.save_threads,
             load_timeout_s=section.load_timeout_s,
             save_timeout_s=section.save_timeout_s,
             save_queue_bytes_max=section.save_queue_bytes_max,

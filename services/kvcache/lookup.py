@@ -25,6 +25,8 @@ TIMEOUT = "timeout"
 ABSENT = "pool_absent"
 FAILED = "failed"
 POLL_SHARE, POLL_MAX_S = 0.02, 0.05
+TIMEOUT_S = 1.0  # of one question; no answer is a miss
+POLL_S = 0.003  # how soon blocks that another instance saves are seen; see _pause_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,12 @@ class Lookups:
     """See the module's text. Answers are taken with `take`; `changed` is set when there is a new one."""
 
     def __init__(
-        self, link: PoolLink, *, timeout_s: float, poll_s: float, changed: threading.Event | None = None
+        self,
+        link: PoolLink,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        poll_s: float = POLL_S,
+        changed: threading.Event | None = None,
     ) -> None:
         self._link = link
         self._timeout_s = timeout_s

@@ -56,6 +56,8 @@ _REASON_OF_CODE = {
     BackPressure.code: FULL,
     QuotaExceeded.code: FULL,
 }
+LOAD_THREADS = 2  # one loads while the other copies
+SAVE_THREADS = 1
 
 
 def _span(name: str, job: TransferJob) -> tracing.Span:
@@ -132,12 +134,12 @@ class Mover:
         link: PoolLink,
         memory: BlockMemory,
         *,
-        load_threads: int,
-        save_threads: int,
         load_timeout_s: float,
         save_timeout_s: float,
         save_queue_bytes_max: int,
         changed: threading.Event | None = None,
+        load_threads: int = LOAD_THREADS,
+        save_threads: int = SAVE_THREADS,
     ) -> None:
         self._link = link
         self._memory = memory

@@ -69,11 +69,11 @@ class MasterConfig(BaseModel):
 
     tasks_active_max: int = Field(default=64, gt=0)
     """Tasks that are not over."""
-    tasks_kept_max: int = Field(default=256, ge=0)
+    tasks_kept_max: int = Field(default=1000, ge=0)
     """Tasks over that can still be asked for."""
     task_interval_s: float = Field(default=0.1, gt=0)
     """How often tasks are planned."""
-    task_steps_max: int = Field(default=16, gt=0)
+    task_steps_max: int = Field(default=4, gt=0)
     """Copies under way at once."""
     task_steps_per_node_max: int = Field(default=2, gt=0)
     """Copies into one node at once."""
@@ -83,7 +83,7 @@ class MasterConfig(BaseModel):
     """How often one block is tried."""
     task_retry_delay_s: float = Field(default=0.5, gt=0)
     """Wait before the second try; doubles."""
-    copy_timeout_s: float = Field(default=30.0, gt=0)
+    copy_timeout_s: float = Field(default=60.0, gt=0)
     """Time for one copy call."""
 
     node_call_timeout_s: float = Field(default=5.0, gt=0)
@@ -110,12 +110,6 @@ class MasterConfig(BaseModel):
             suspect_after_s=section.suspect_after_s,
             dead_after_s=section.lease_s,
             slow_start_s=section.slow_start_s,
-            watch_max_s=section.watch_wait_max_s,
-            nodes_max=section.node_count_max,
-            tasks_kept_max=section.task_count_max,
-            task_keys_per_step=section.task_batch_blocks,
-            task_steps_max=section.task_concurrency,
-            copy_timeout_s=section.task_timeout_s,
         )
 
     def membership_rules(self) -> MembershipRules:

@@ -26,6 +26,9 @@ from mooncache.runtime.service import Service, run_service
 
 CAMPAIGN_PAUSE_S = 0.2
 
+_CALL_COUNT_MAX = 4096
+_DRAIN_TIMEOUT_S = 5.0  # control calls are short
+
 
 class MasterService(Service):
     """See the module's text. Raises ConfigInvalid for settings that cannot work."""
@@ -40,8 +43,8 @@ class MasterService(Service):
             host=section.host,
             port=section.port,
             metrics_port=section.metrics_port,
-            call_count_max=section.call_count_max,
-            drain_timeout_s=section.drain_timeout_s,
+            call_count_max=_CALL_COUNT_MAX,
+            drain_timeout_s=_DRAIN_TIMEOUT_S,
             advertise_host=section.advertise_host,
         )
         self.limits = limits or MasterConfig.of(section)

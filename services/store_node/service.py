@@ -56,10 +56,21 @@ HANDLERS: dict[str, Handler] = {
 }
 _NODE_ID_FILE = "node.id"
 _UNIX_PATH_MAX = 100
-_MESSAGE_RECORDS_MAX = (4 << 20) // RECORD_BYTES
+_MESSAGE_RECORDS_MAX = 65_536
+_COPIES_AT_ONCE = 2
+_HANDSHAKE_TIMEOUT_MS = 5_000
+_IDLE_TIMEOUT_MS = 300_000
+_GRANT_TIMEOUT_MS = 30_000  # clients that hold reservations or pins send a PING every 5 s
+_BLOCK_BYTES_MAX = 1 << 30
+_INDEX_SHARDS = 64  # locked apart
+_BLOCK_BYTES_EXPECTED = 4096  # with smaller blocks the node runs out of slots before memory
+_EVENTS_KEPT = 1 << 18  # more changes in one go lead to a full report
 _MIN_CAPACITY_BYTES = 1 << 20
 _STOP_NATIVE_S = 2.0
 _GOODBYE_S = 1.0
+
+_CALL_COUNT_MAX = 1024
+_DRAIN_TIMEOUT_S = 5.0  # control calls are short
 
 
 class StoreNodeService(Service):
@@ -73,8 +84,8 @@ class StoreNodeService(Service):
             host=node.host,
             port=node.port,
             metrics_port=node.metrics_port,
-            call_count_max=node.call_count_max,
-            drain_timeout_s=node.drain_timeout_s,
+            call_count_max=_CALL_COUNT_MAX,
+            drain_timeout_s=_DRAIN_TIMEOUT_S,
             advertise_host=node.advertise_host,
         )
         self._server: Any = None
@@ -116,9 +127,7 @@ class StoreNodeService(Service):
             clock=clock,
             rng=rng,
             link=MasterLink(targets, self._master_channel, clock, rng),
-            planner=ReportPlanner(min(node.report_batch_blocks, _MESSAGE_RECORDS_MAX) * RECORD_BYTES),
-            report_interval_s=node.report_interval_s,
-            call_timeout_s=node.call_timeout_s,
+            planner=ReportPlanner(_MESSAGE_RECORDS_MAX * RECORD_BYTES),
             started_s=clock.now_s(),
         )
         self.metrics.registry.register(NodeCollector(self._state, self._server))
@@ -141,7 +150,7 @@ class StoreNodeService(Service):
                 state=common_pb2.NODE_STATE_ACTIVE,
             )
         )
-        state.copier = NativeCopier(own, self._tenant_client, self.config.store_node.copy_concurrency)
+        state.copier = NativeCopier(own, self._tenant_client, _COPIES_AT_ONCE)
 
     def duties(self) -> Sequence[Duty]:
         state = self.state
@@ -275,16 +284,16 @@ def server_settings(
         "unix_path": unix_path(config, identity.node_id),
         "io_threads": node.io_threads,
         "max_connections": node.max_connections,
-        "idle_timeout_ms": round(node.idle_timeout_s * 1000),
-        "grant_timeout_ms": round(node.grant_timeout_s * 1000),
+        "idle_timeout_ms": _IDLE_TIMEOUT_MS,
+        "grant_timeout_ms": _GRANT_TIMEOUT_MS,
         "peer_timeout_ms": round(node.peer_timeout_s * 1000),
-        "handshake_timeout_ms": round(node.handshake_timeout_s * 1000),
-        "shards": node.shards,
+        "handshake_timeout_ms": _HANDSHAKE_TIMEOUT_MS,
+        "shards": _INDEX_SHARDS,
         "huge_pages": node.huge_pages,
         "numa_node": node.numa_node,
-        "max_block_bytes": node.max_block_bytes,
-        "expected_block_bytes": node.expected_block_bytes,
-        "event_log_capacity": node.event_log_capacity,
+        "max_block_bytes": _BLOCK_BYTES_MAX,
+        "expected_block_bytes": _BLOCK_BYTES_EXPECTED,
+        "event_log_capacity": _EVENTS_KEPT,
         **config.rdma.native(),
     }
     if node.arena_device:

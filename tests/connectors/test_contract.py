@@ -75,8 +75,8 @@ def test_it_is_a_best_effort_cache(make: Make, faulty: FaultyPool, monkeypatch: 
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ({"mooncache.load_tread": 2}, "load_threads"),
-        ({"mooncache.load_threads": 0}, "load_threads"),
+        ({"mooncache.load_timeout": 2}, "load_timeout_s"),
+        ({"mooncache.load_timeout_s": 0}, "load_timeout_s"),
         ({"mooncache.state_dir": 7}, "must be text"),
     ],
 )

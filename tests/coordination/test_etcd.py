@@ -35,7 +35,7 @@ async def make(etcd: Any) -> AsyncIterator[Make]:
     names = itertools.count()
 
     async def one(**changes: Any) -> EtcdCoordinator:
-        settings = {"etcd_endpoints": (etcd.endpoint,), "lease_s": 2, "call_timeout_s": 1.0} | changes
+        settings = {"etcd_endpoints": (etcd.endpoint,), "lease_s": 2} | changes
         coordinator = EtcdCoordinator(
             CoordinationSection(backend="etcd", **settings), TlsSection(), SystemClock()
         )

@@ -22,7 +22,7 @@ async def handle(
         raise errors.DecisionUnknown("No request has been scheduled here yet.")
     if record is None:
         raise errors.DecisionUnknown(
-            f"No decision {request.id[:64]!r} is kept here; the last {state.section.decision_count_max} are."
+            f"No decision {request.id[:64]!r} is kept here; the last {state.core.settings.decision_count_max} are."
         )
     core = state.core
     core.settle(record)

@@ -61,8 +61,6 @@ class SchedulerSide:
         if link is not None:
             self._lookups = Lookups(
                 link,
-                timeout_s=settings.connector.lookup_timeout_s,
-                poll_s=settings.connector.wait_poll_s,
                 changed=self._changed,
             )
         self._handshakes: list[Handshake] = []

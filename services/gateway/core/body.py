@@ -21,6 +21,7 @@ from mooncache.gateway.core.prompts import count, whole
 SALT_CHARS_MAX: Final = 1024
 MODEL_CHARS_MAX: Final = 256
 EXTENSION: Final = "mooncache"
+CHOICES_MAX: Final = 128  # answers of one request, and prompts
 INTERNAL: Final = frozenset(
     {
         "kv_transfer_params",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from mooncache.gateway.core.body import CHOICES_MAX
 from mooncache.gateway.core.openapi import document
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.state import GatewayState
@@ -12,5 +13,5 @@ from mooncache.runtime.bind import is_loopback
 
 async def handle(state: GatewayState, exchange: Exchange) -> None:
     settings = state.config.gateway
-    found = document(settings.choice_count_max, open_metrics=is_loopback(settings.host))
+    found = document(CHOICES_MAX, open_metrics=is_loopback(settings.host))
     await exchange.reply(200, msgspec.json.encode(found))

@@ -18,6 +18,7 @@ from mooncache.gateway.state import GatewayState
 
 INLINE_BYTES: Final = 256 << 10
 _SPACE: Final = b" \t\r\n"
+_BODY_BYTES_PER_TOKEN: Final = 16
 
 
 class Intake:
@@ -43,9 +44,7 @@ class Intake:
         return await self._beside(parts, chat=chat)
 
     async def _here(self, data: bytes, *, chat: bool) -> Prepared:
-        request, content = body.parse(
-            data, chat=chat, choice_count_max=self._state.config.gateway.choice_count_max
-        )
+        request, content = body.parse(data, chat=chat, choice_count_max=body.CHOICES_MAX)
         self._resolve(request)
         limit = self.model.max_model_tokens
         plan.check_ids(limit, request, content)
@@ -74,7 +73,7 @@ class Intake:
             resolve,
             tenant=caller.tenant,
             chat=chat,
-            choice_count_max=state.config.gateway.choice_count_max,
+            choice_count_max=body.CHOICES_MAX,
         )
         elapsed_s = state.clock.now_s() - started_s
         state.stats.read_beside.observe(elapsed_s)
@@ -102,4 +101,4 @@ class Intake:
     def _bytes_max(self, model_tokens: int) -> int:
         settings = self._state.config.gateway
         cap = min(settings.body_bytes_max, settings.tenant_body_bytes_max, settings.open_body_bytes_max)
-        return body.bytes_max(cap, settings.body_bytes_per_token, model_tokens)
+        return body.bytes_max(cap, _BODY_BYTES_PER_TOKEN, model_tokens)

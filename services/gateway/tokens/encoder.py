@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from mooncache.gateway.tokens.cuts import Cutter
 from mooncache.gateway.tokens.memo import PieceMemo
 
-# How many threads encode is `gateway.tokenizer_threads`; the library's own would compete with the event loop, and
+# One thread encodes unless told otherwise; the library's own would compete with the event loop, and
 # handing a short text to one costs more than encoding it.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

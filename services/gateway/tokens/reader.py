@@ -43,8 +43,8 @@ class PromptReader:
 
         Args:
             folder: holds tokenizer.json, tokenizer_config.json and perhaps chat_template.jinja.
-            cache_bytes: memory for tokens of earlier texts (gateway.tokenizer_cache_bytes).
-            threads: threads for long texts (gateway.tokenizer_threads).
+            cache_bytes: memory for tokens of earlier texts.
+            threads: threads for long texts.
 
         Raises:
             ValueError, OSError, jinja2.TemplateError: files that are there and cannot be used.

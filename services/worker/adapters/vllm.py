@@ -75,7 +75,6 @@ class VllmAdapter(EngineAdapter):
             "--max-model-len": vllm.max_model_len,
             "--block-size": vllm.block_tokens,
             "--max-num-seqs": vllm.max_num_seqs,
-            "--max-num-batched-tokens": vllm.max_num_batched_tokens,
         }
         options |= {name: value for name, value in numbers.items() if value}
         if self.config.connector.enabled:
@@ -111,7 +110,7 @@ class VllmAdapter(EngineAdapter):
             "kv_connector": CONNECTOR,
             "kv_connector_module_path": CONNECTOR_MODULE,
             "kv_role": "kv_both",
-            "kv_load_failure_policy": self.config.vllm.load_failure_policy,
+            "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {
                 "mooncache.passport_path": str(launch.passport_path),
                 "mooncache.state_dir": str(launch.state_dir),

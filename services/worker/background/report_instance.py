@@ -16,6 +16,7 @@ from mooncache.runtime.logs import Event, get_logger
 from mooncache.worker.state import ROLE_NAMES, WorkerState
 
 _INTERVAL_MIN_S, _INTERVAL_MAX_S = 0.02, 60.0
+_CALL_TIMEOUT_S = 2.0
 
 log = get_logger(__name__)
 
@@ -84,7 +85,7 @@ async def register(state: WorkerState) -> float:
         drain=state.drain_asked,
         role_pinned=state.role_pinned,
     )
-    response = await state.link.call("RegisterInstance", request, state.config.worker.call_timeout_s)
+    response = await state.link.call("RegisterInstance", request, _CALL_TIMEOUT_S)
     if not state.registered and state.cache is not None:
         state.cache.want_full()
     state.registered = True
@@ -124,7 +125,7 @@ async def report(state: WorkerState) -> float:
         request.changes.full, request.changes.sequence = changes.full, changes.sequence
         request.changes.stored, request.changes.removed = changes.stored, changes.removed
     try:
-        response = await state.link.call("ReportInstance", request, state.config.worker.call_timeout_s)
+        response = await state.link.call("ReportInstance", request, _CALL_TIMEOUT_S)
     except TooLarge:
         if cache is not None:
             cache.acknowledged()  # sending the same again would be refused again

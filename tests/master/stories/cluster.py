@@ -35,7 +35,7 @@ class Candidate(SimMaster):
         self.world: StoryWorld = world
         self.up = True
         self.clock = PausableClock(world.clock)
-        section = CoordinationSection(backend="etcd", lease_s=LEASE_S, call_timeout_s=1.0)
+        section = CoordinationSection(backend="etcd", lease_s=LEASE_S)
         self.coordinator = EtcdCoordinator(section, TlsSection(), self.clock)
         self.coordinator._api = world.etcd.api(name, self.clock)  # type: ignore[assignment]
         self.election = DutyRunner(world.clock, world.duty_failed)
