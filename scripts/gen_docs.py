@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 from mooncache import config, errors
@@ -32,6 +33,11 @@ def cell(text: object) -> str:
 def table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> list[str]:
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     return lines + ["| " + " | ".join(cell(value) for value in row) + " |" for row in rows]
+
+
+def wrapped(words: list[str]) -> list[str]:
+    """Words as a paragraph."""
+    return textwrap.wrap(", ".join(words) + ".", 120, break_on_hyphens=False)
 
 
 def errors_page() -> str:
@@ -66,6 +72,13 @@ def configuration_page() -> str:
         "",
     ]
     rows = config.explain(config.load(env={}))
+    wanted = [f"`{row.name}`" for row in rows if row.audience is config.Audience.EVERYBODY]
+    lines += [
+        "Most clusters set some of these; all others have defaults that suit nearly everybody:",
+        "",
+        *wrapped(wanted),
+        "",
+    ]
     for section, field in schema.Config.model_fields.items():
         mine = [row for row in rows if row.name.startswith(section + ".")]
         body = [(f"`{row.name.split('.', 1)[1]}`", f"`{cell(row.default)}`", row.help) for row in mine]

@@ -79,7 +79,7 @@ def explain(
     toml: Annotated[bool, Parameter(negative=(), help="Print a commented TOML file instead.")] = False,
     json: AsJson = False,
 ) -> int:
-    """Show every setting: its value, where the value came from, and what it means.
+    """Show every setting: its value, where the value came from, and what it means; those that most clusters set first.
 
     For example:
 
@@ -87,8 +87,8 @@ def explain(
 
         MOONCACHE_MASTER_PORT=7800 mooncache config explain --set-only
     """
+    from mooncache.config import Audience, load, to_toml
     from mooncache.config import explain as explain_config
-    from mooncache.config import load, to_toml
 
     loaded = load(config)
     if toml:
@@ -98,9 +98,12 @@ def explain(
     if json:
         print_json({"settings": [row._asdict() for row in rows]})
     else:
-        print_table(
-            f"{len(rows)} settings",
-            ("setting", "value", "from", "meaning"),
-            [(row.name, row.value, row.source, row.help) for row in rows],
-        )
+        for audience in Audience:
+            mine = [row for row in rows if row.audience is audience]
+            if mine:
+                print_table(
+                    f"{len(mine)} settings: {audience}",
+                    ("setting", "value", "from", "meaning"),
+                    [(row.name, row.value, row.source, row.help) for row in mine],
+                )
     return EXIT_OK

@@ -1,5 +1,6 @@
 """One typed configuration for every process: TOML file, environment, overrides; the same names everywhere."""
 
+from mooncache.config.audience import Audience
 from mooncache.config.loading import ExplainedSetting, explain, load, to_toml
 from mooncache.config.pool import (
     ClientSection,
@@ -24,6 +25,7 @@ from mooncache.config.serving import (
 from mooncache.config.units import parse_duration_s, parse_size_bytes
 
 __all__ = [
+    "Audience",
     "ClientSection",
     "ClusterSection",
     "ConductorSection",

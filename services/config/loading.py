@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from mooncache.config.audience import Audience, audience_of
 from mooncache.config.base import Section
 from mooncache.config.schema import Config
 from mooncache.config.small_files import nearest, read_toml
@@ -35,6 +36,7 @@ class ExplainedSetting(NamedTuple):
     source: str
     default: Any
     help: str
+    audience: Audience
 
 
 def _fields() -> dict[str, FieldInfo]:
@@ -161,7 +163,10 @@ def explain(config: Config) -> list[ExplainedSetting]:
         if name in _SECRETS and value:
             value = "[redacted]"
         source = config._sources.get(name, "default")
-        rows.append(ExplainedSetting(name, value, source, _plain(field.default), field.description or ""))
+        help_text = field.description or ""
+        rows.append(
+            ExplainedSetting(name, value, source, _plain(field.default), help_text, audience_of(name))
+        )
     return rows
 
 

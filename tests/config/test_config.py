@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from mooncache.config import Config, explain, load, parse_duration_s, parse_size_bytes, to_toml
+from mooncache.config import Audience, Config, explain, load, parse_duration_s, parse_size_bytes, to_toml
+from mooncache.config.audience import NAMED
 from mooncache.errors import ConfigInvalid
 
 
@@ -127,3 +129,10 @@ def test_units() -> None:
     for wrong in ("", "-1", "1.5", "1 XB", "1e9", "9" * 30, None, True, float("nan"), -1):
         with pytest.raises(ValueError, match="is not"):
             parse_size_bytes(wrong)
+
+
+def test_each_setting_is_for_somebody() -> None:
+    rows = explain(load(env={}))
+    assert not NAMED - {row.name for row in rows}, "settings that are gone"
+    counts = Counter(row.audience for row in rows)
+    assert 20 <= counts[Audience.EVERYBODY] <= 35 and counts[Audience.EXPERTS] >= 20
