@@ -201,7 +201,7 @@ def test_a_defect_of_the_connector_does_not_reach_the_engine(
 
     tokens = prompt(14, 100)
     engine = make()
-    for name in ("match", "plan_save", "told", "loaded"):
+    for name in ("match", "plan_save", "cache_report", "loaded"):
         monkeypatch.setattr(RequestBook, name, lambda *_args, **_more: 1 // 0)
     engine.add("r", tokens, ask=ask())
     engine.run()
