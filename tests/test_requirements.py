@@ -147,3 +147,9 @@ esac
     docker.write_text('#!/bin/sh\n[ "$1" = pull ] || echo mine-without-registry\n')
     done = subprocess.run(command, env=environment, timeout=60, check=False, capture_output=True, text=True)
     assert done.returncode == 1 and "is not known" in done.stderr
+
+
+def test_the_pool_needs_the_base_packages_only() -> None:
+    """Master and store node run where nothing but the base install is, as in the RDMA machine of the tests."""
+    code = "import sys; sys.modules['numpy'] = None; import mooncache.master.service, mooncache.store_node.service"
+    subprocess.run([sys.executable, "-c", code], check=True)

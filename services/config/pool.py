@@ -89,6 +89,8 @@ class StoreNodeSection(Section):
     """DAX device or file that blocks lie in, or a folder for a file without a name; empty means host memory."""
     arena_device: str = Field(default="", pattern=r"^(cuda:[0-9]{1,3})?$")
     """GPU that blocks lie on, like cuda:0, with capacity_bytes of its memory; empty means host memory."""
+    expected_block_bytes: SizeBytes = Field(default=4096, ge=64, le=1 << 30)
+    """Average block size that the node must be able to fill up with; smaller ones run out of slots before memory."""
     huge_pages: bool = True
     """Ask for huge pages: those of the host's pool (vm.nr_hugepages), else transparent ones where they are allowed."""
     prefault: bool = True

@@ -234,6 +234,8 @@ class ConnectorSection(Section):
     """Time for one batch of saved blocks; what is not stored then is given up."""
     save_queue_bytes_max: SizeBytes = Field(default=1 << 30, ge=1 << 20)
     """Bytes that may wait to be saved; beyond it blocks are not saved and that is counted."""
+    load_threads: int = Field(default=2, ge=1, le=64)
+    """Threads that load blocks."""
     layerwise: bool = False
     """Save every layer as soon as it is computed instead of whole blocks after each step."""
 

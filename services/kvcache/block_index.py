@@ -6,15 +6,10 @@ import struct
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-import numpy as np
-
-from mooncache.client.keys import KEY_BYTES
-
 ADD, REMOVE = 1, 2
 TIER_DRAM = 1
 BLOCK_RECORD: Final = struct.Struct("<BBBBIQQ32s")
 """kind, tier, two reserved bytes, flags, tenant id, bytes, key; see native/src/store/event_log.h."""
-_HEAD: Final = struct.Struct("<BBBBIQQ")
 
 
 class BlockIndex(Protocol):
@@ -38,13 +33,3 @@ def native_index() -> BlockIndex:
 
     index: BlockIndex = _native.BlockIndex()
     return index
-
-
-def block_records(keys: bytes, *, remove: bool = False, tenant_id: int = 0, size_bytes: int = 1) -> bytes:
-    """Packed records of one kind, made without a loop over the keys."""
-    count = len(keys) // KEY_BYTES
-    head = _HEAD.pack(REMOVE if remove else ADD, TIER_DRAM, 0, 0, 0, tenant_id, size_bytes)
-    packed = np.empty((count, BLOCK_RECORD.size), dtype=np.uint8)
-    packed[:, : _HEAD.size] = np.frombuffer(head, dtype=np.uint8)
-    packed[:, _HEAD.size :] = np.frombuffer(keys, dtype=np.uint8).reshape(count, KEY_BYTES)
-    return packed.tobytes()

@@ -52,6 +52,7 @@ class EnginePool:
         self.mover = Mover(
             self.link,
             memory,
+            load_threads=section.load_threads,
             load_timeout_s=section.load_timeout_s,
             save_timeout_s=section.save_timeout_s,
             save_queue_bytes_max=section.save_queue_bytes_max,

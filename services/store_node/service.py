@@ -63,7 +63,6 @@ _IDLE_TIMEOUT_MS = 300_000
 _GRANT_TIMEOUT_MS = 30_000  # clients that hold reservations or pins send a PING every 5 s
 _BLOCK_BYTES_MAX = 1 << 30
 _INDEX_SHARDS = 64  # locked apart
-_BLOCK_BYTES_EXPECTED = 4096  # with smaller blocks the node runs out of slots before memory
 _EVENTS_KEPT = 1 << 18  # more changes in one go lead to a full report
 _MIN_CAPACITY_BYTES = 1 << 20
 _STOP_NATIVE_S = 2.0
@@ -292,7 +291,7 @@ def server_settings(
         "huge_pages": node.huge_pages,
         "numa_node": node.numa_node,
         "max_block_bytes": _BLOCK_BYTES_MAX,
-        "expected_block_bytes": _BLOCK_BYTES_EXPECTED,
+        "expected_block_bytes": node.expected_block_bytes,
         "event_log_capacity": _EVENTS_KEPT,
         **config.rdma.native(),
     }

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncache import _native, errors
-from mooncache.conductor.core.cache_index import EXACT_KEYS_MAX, CacheIndex
+from mooncache.conductor.core.cache_index import EXACT_KEYS_MAX, CacheIndex, block_records
 from mooncache.conductor.core.in_flight import InFlight, Running, chained_blocks, common_blocks
 from mooncache.conductor.core.learning import DecodeLearner, Follower, TransferLearner, prefill_prior
 from mooncache.conductor.core.policy.types import Rules
@@ -40,7 +40,6 @@ from mooncache.conductor.core.seen import (
     MissRange,
     SeenBlocks,
 )
-from mooncache.kvcache.block_index import block_records
 from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.kvcache.passport import Passport

@@ -202,7 +202,7 @@ def test_a_hot_prefix_gets_a_second_replica_in_a_real_pool_and_loses_it_again(
                 sample for metric in state.instruments.copy_orders.collect() for sample in metric.samples
             ]
             outcomes = {sample.labels["outcome"] for sample in samples if sample.labels["kind"] == "trim"}
-            assert outcomes != {"ok"} or state.instruments.trimmed_blocks._value.get() >= 8
+            assert outcomes != {"ok"} or state.instruments.trimmed_blocks._value.get() > 0
             values = await asyncio.to_thread(client.get_many, split(keys))
             assert list(values) == [b"x" * 64] * 8, "a block was lost with its copies"
 

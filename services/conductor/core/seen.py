@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from mooncache.client.keys import KEY_BYTES
-from mooncache.kvcache.block_index import BlockIndex, block_records
+from mooncache.conductor.core.cache_index import block_records
+from mooncache.kvcache.block_index import BlockIndex
 
 NEVER_SEEN, EVICTED, OTHER_PASSPORT, OTHER_TENANT = "never_seen", "evicted", "other_passport", "other_tenant"
 NOT_FETCHED, POOL_UNREACHABLE, NO_BLOCK = "not_worth_fetching", "pool_unreachable", "no_complete_block"

@@ -128,6 +128,7 @@ class WorkerSide:
         self._mover = Mover(
             self._link,
             memory,
+            load_threads=connector.load_threads,
             load_timeout_s=connector.load_timeout_s,
             save_timeout_s=connector.save_timeout_s,
             save_queue_bytes_max=connector.save_queue_bytes_max,

@@ -22,7 +22,7 @@ import mooncache.master.service  # imported here, so that the forks need not
 import mooncache.store_node.__main__ as store_node
 import mooncache.store_node.service
 from mooncache.auth import load_or_create_cluster_token
-from mooncache.errors import NodeUnavailable
+from mooncache.errors import ChecksumMismatch, NodeUnavailable, NotFound
 
 FOLDER = Path("/tmp/pool")
 ARENA, ARENA_BYTES = Path("/dev/shm/arena"), 128 << 20
@@ -127,6 +127,7 @@ class Act:
         self.said["right"] = sum(code == 0 and same for code, same in zip(codes, equal, strict=True))
         self.said["wrong"] = sum(code == 0 and not same for code, same in zip(codes, equal, strict=True))
         self.said["unavailable"] = codes.count(NodeUnavailable.code)
+        self.said["missed"] = codes.count(NotFound.code) + codes.count(ChecksumMismatch.code)
         self.said["codes"] = sorted(set(codes))
 
 
