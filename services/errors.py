@@ -85,7 +85,7 @@ class KeyInvalid(MooncacheError, code=102, status=grpc.StatusCode.INVALID_ARGUME
 
 
 class TooLarge(MooncacheError, code=103, status=grpc.StatusCode.INVALID_ARGUMENT):
-    hint = "The value is larger than a node or a message may take; split it."
+    hint = "The value is larger than a node or a message allows; split it."
 
 
 class Closed(MooncacheError, code=104, status=grpc.StatusCode.FAILED_PRECONDITION):
@@ -100,23 +100,23 @@ class LimitExceeded(MooncacheError, code=105, status=grpc.StatusCode.RESOURCE_EX
 
 
 class NotFound(MooncacheError, code=200, status=grpc.StatusCode.NOT_FOUND):
-    hint = "No node that was asked holds the block; compute it and put it."
+    hint = "The block is not in the pool; compute it and put it."
 
 
 class AlreadyExists(MooncacheError, code=201, status=grpc.StatusCode.ALREADY_EXISTS):
-    hint = "The block is already stored; equal keys mean equal bytes, nothing is left to do."
+    hint = "The block is already stored. Equal keys mean equal bytes, so there is nothing to do."
 
 
 class ChecksumMismatch(MooncacheError, code=202, status=grpc.StatusCode.DATA_LOSS):
-    hint = "Bytes did not match their checksum and were thrown away. Look at the node's disk and memory."
+    hint = "Bytes did not match their checksum and were discarded. Check the node's disk and memory."
 
 
 class GenerationChanged(MooncacheError, code=203, status=grpc.StatusCode.ABORTED, retryable=True):
-    hint = "The block moved or left while it was read; read again."
+    hint = "The block was moved or evicted during the read; read again."
 
 
 class Pinned(MooncacheError, code=204, status=grpc.StatusCode.FAILED_PRECONDITION):
-    hint = "The block is pinned; unpin it or wait until the pin runs out."
+    hint = "The block is pinned; unpin it or wait until the pin expires."
 
 
 class ReservationUnknown(MooncacheError, code=205, status=grpc.StatusCode.NOT_FOUND):
@@ -124,7 +124,7 @@ class ReservationUnknown(MooncacheError, code=205, status=grpc.StatusCode.NOT_FO
 
 
 class PinUnknown(MooncacheError, code=206, status=grpc.StatusCode.NOT_FOUND):
-    hint = "The pin was released, ran out or belongs to a lost connection; look the block up again."
+    hint = "The pin was released, expired or belongs to a lost connection; look the block up again."
 
 
 class Incomplete(MooncacheError, code=207, status=grpc.StatusCode.FAILED_PRECONDITION):
@@ -139,7 +139,7 @@ class NoSpace(MooncacheError, code=300, status=grpc.StatusCode.RESOURCE_EXHAUSTE
 
 
 class BackPressure(MooncacheError, code=301, status=grpc.StatusCode.RESOURCE_EXHAUSTED, retryable=True):
-    hint = "The node is busy making space; send slower and try again."
+    hint = "The node is busy making space; slow down and try again."
 
 
 class QuotaExceeded(MooncacheError, code=302, status=grpc.StatusCode.RESOURCE_EXHAUSTED):
@@ -147,7 +147,7 @@ class QuotaExceeded(MooncacheError, code=302, status=grpc.StatusCode.RESOURCE_EX
 
 
 class Draining(MooncacheError, code=303, status=grpc.StatusCode.UNAVAILABLE, retryable=True):
-    hint = "The node is being emptied and takes no new blocks; use another node."
+    hint = "The node is draining and takes no new blocks; use another node."
 
 
 # connections
@@ -170,11 +170,11 @@ class ConnectionLost(MooncacheError, code=403, status=grpc.StatusCode.UNAVAILABL
 
 
 class TransportUnavailable(MooncacheError, code=404, status=grpc.StatusCode.FAILED_PRECONDITION):
-    hint = "This machine cannot use the transport, and the message says why. Others are used."
+    hint = "This machine cannot use the transport; the message says why. Other transports are used."
 
 
 class NoNodes(MooncacheError, code=405, status=grpc.StatusCode.UNAVAILABLE, retryable=True):
-    hint = "The cluster has no node that can take part; start a store node or wait until one has registered."
+    hint = "The cluster has no usable store node; start one or wait until one has registered."
 
 
 class MasterUnavailable(MooncacheError, code=406, status=grpc.StatusCode.UNAVAILABLE, retryable=True):
@@ -204,7 +204,7 @@ class ProtocolError(MooncacheError, code=502, status=grpc.StatusCode.INVALID_ARG
 
 
 class VersionSkew(MooncacheError, code=503, status=grpc.StatusCode.FAILED_PRECONDITION):
-    hint = "The two ends speak versions that do not fit; upgrade the older one."
+    hint = "The two ends speak incompatible versions; upgrade the older one."
 
 
 class TlsError(MooncacheError, code=504, status=grpc.StatusCode.UNAVAILABLE):
@@ -215,7 +215,7 @@ class TlsError(MooncacheError, code=504, status=grpc.StatusCode.UNAVAILABLE):
 
 
 class UnknownNode(MooncacheError, code=600, status=grpc.StatusCode.NOT_FOUND, retryable=True):
-    hint = "The master does not know the node (it may have restarted); register again."
+    hint = "The node is not registered with this master (it may have restarted); register again."
 
 
 class StaleIncarnation(MooncacheError, code=601, status=grpc.StatusCode.ABORTED):
@@ -223,22 +223,22 @@ class StaleIncarnation(MooncacheError, code=601, status=grpc.StatusCode.ABORTED)
 
 
 class ReportGap(MooncacheError, code=602, status=grpc.StatusCode.OUT_OF_RANGE, retryable=True):
-    hint = "Block changes are missing; send a full report."
+    hint = "The report leaves out changes of blocks; send a full report."
 
 
 class TaskUnknown(MooncacheError, code=603, status=grpc.StatusCode.NOT_FOUND):
-    hint = "The task is unknown (tasks end with their master); start it again."
+    hint = "There is no such task (tasks end with their master); start it again."
 
 
 # serving: engines, scheduling and the HTTP edge; unknown to the native code
 
 
 class ModelUnknown(MooncacheError, code=700, status=grpc.StatusCode.NOT_FOUND):
-    hint = "No instance serves a model of this name; GET /v1/models lists the names that are served."
+    hint = "No instance serves a model of this name; GET /v1/models lists the models."
 
 
 class InstanceUnknown(MooncacheError, code=701, status=grpc.StatusCode.NOT_FOUND, retryable=True):
-    hint = "The conductor does not know the instance (it may have restarted); register again."
+    hint = "The instance is not registered with the conductor (it may have restarted); register again."
 
 
 class NoInstances(MooncacheError, code=702, status=grpc.StatusCode.UNAVAILABLE, retryable=True):
@@ -248,39 +248,39 @@ class NoInstances(MooncacheError, code=702, status=grpc.StatusCode.UNAVAILABLE, 
 
 
 class Overloaded(MooncacheError, code=703, status=grpc.StatusCode.RESOURCE_EXHAUSTED, retryable=True):
-    hint = "The request could not be served within its time limits; come back after the time in Retry-After."
+    hint = "The request could not be served within its time limits; try again after the time in Retry-After."
 
 
 class RateLimited(MooncacheError, code=704, status=grpc.StatusCode.RESOURCE_EXHAUSTED, retryable=True):
-    hint = "The tenant's rate limit is reached; come back after the time in Retry-After."
+    hint = "The tenant's rate limit is reached; try again after the time in Retry-After."
 
 
 class PromptTooLong(MooncacheError, code=705, status=grpc.StatusCode.INVALID_ARGUMENT):
-    hint = "Prompt and answer together are longer than the model takes; shorten the prompt or max_tokens."
+    hint = "Prompt and answer together exceed the model's context length; shorten the prompt or max_tokens."
 
 
 class EngineUnavailable(MooncacheError, code=706, status=grpc.StatusCode.UNAVAILABLE, retryable=True):
-    hint = "The engine cannot be reached; its worker restarts it, `mooncache status` shows how that goes."
+    hint = "The engine cannot be reached. Its worker restarts it; `mooncache status` shows its state."
 
 
 class EngineFailed(MooncacheError, code=707, status=grpc.StatusCode.INTERNAL, retryable=True):
-    hint = "The engine answered with an error or broke off; its worker's log has the reason."
+    hint = "The engine answered with an error or closed the connection; its worker's log has the reason."
 
 
 class EngineDied(EngineFailed, code=712, status=grpc.StatusCode.INTERNAL, retryable=True):
-    hint = "The engine ended while it had the request; its worker's log has the reason."
+    hint = "The engine process ended during the request; its worker's log has the reason."
 
 
 class EngineTimeout(MooncacheError, code=708, status=grpc.StatusCode.DEADLINE_EXCEEDED, retryable=True):
-    hint = "The engine was silent for too long; it hangs or has more work than it can do."
+    hint = "The engine was silent for too long; it hangs or is overloaded."
 
 
 class PassportMismatch(MooncacheError, code=709, status=grpc.StatusCode.FAILED_PRECONDITION):
-    hint = "The engines' blocks differ in the named field, so they cannot share them; start them alike."
+    hint = "The engines cannot share blocks because the named field differs; start them with equal settings."
 
 
 class DecisionUnknown(MooncacheError, code=710, status=grpc.StatusCode.NOT_FOUND):
-    hint = "No decision has this id; only the latest 10,000 are kept."
+    hint = "There is no decision with this id; only the latest 10,000 are kept."
 
 
 class ConductorUnavailable(MooncacheError, code=711, status=grpc.StatusCode.UNAVAILABLE, retryable=True):
@@ -292,7 +292,7 @@ class ClusterInvalid(MooncacheError, code=725, status=grpc.StatusCode.INVALID_AR
 
 
 class ProfileInvalid(MooncacheError, code=726, status=grpc.StatusCode.INVALID_ARGUMENT):
-    hint = "The model profile makes no sense; measure the named points again or correct the named number."
+    hint = "The model profile is not plausible; measure the named points again or correct the named number."
 
 
 class ModelTooLarge(MooncacheError, code=727, status=grpc.StatusCode.FAILED_PRECONDITION):
@@ -311,7 +311,7 @@ class SimulationBroken(MooncacheError, code=729, status=grpc.StatusCode.INTERNAL
 
 
 class PlanInvalid(MooncacheError, code=730, status=grpc.StatusCode.INVALID_ARGUMENT):
-    hint = "A value of the plan's input is not usable; the message names it, its unit and what is usual."
+    hint = "A value in the plan's input is not usable; the message names it, its unit and the usual range."
 
 
 class ModelDoesNotFit(MooncacheError, code=731, status=grpc.StatusCode.FAILED_PRECONDITION):
@@ -319,22 +319,22 @@ class ModelDoesNotFit(MooncacheError, code=731, status=grpc.StatusCode.FAILED_PR
 
 
 class SloUnreachable(MooncacheError, code=732, status=grpc.StatusCode.FAILED_PRECONDITION):
-    hint = "An idle cluster of any size is beyond this limit; loosen it, or offer faster machines."
+    hint = "Even an idle cluster misses this limit, whatever its size; loosen it, or offer faster machines."
 
 
 class PlanInfeasible(MooncacheError, code=733, status=grpc.StatusCode.FAILED_PRECONDITION):
-    hint = "Counts or budget end before the SLOs are met; the message says which and what would be needed."
+    hint = "The allowed machines or the budget cannot meet the SLOs; the message says what would be needed."
 
 
 class PlanUnconfirmed(MooncacheError, code=734, status=grpc.StatusCode.FAILED_PRECONDITION):
-    hint = "The simulator did not confirm any plan of the statistical model; permit more machines or simulate more."
+    hint = "The simulator confirmed no plan of the statistical model; allow more machines or simulate more plans."
 
 
 # reproduce: published figures, measured again
 
 
 class ScenarioUnknown(MooncacheError, code=735, status=grpc.StatusCode.NOT_FOUND):
-    hint = "No published figure is reproduced under this name; `mooncache reproduce --list` names them all."
+    hint = "There is no scenario of this name; `mooncache reproduce --list` lists them all."
 
 
 # traces of requests, and what is computed from them without a cluster
@@ -347,7 +347,7 @@ class TraceInvalid(MooncacheError, code=720, status=grpc.StatusCode.INVALID_ARGU
 
 
 class TraceTooLarge(MooncacheError, code=721, status=grpc.StatusCode.RESOURCE_EXHAUSTED):
-    hint = "The trace has more lines, blocks or bytes in a line than one process takes; cut it into parts."
+    hint = "The trace exceeds the limit on lines, blocks or bytes in a line; cut it into parts."
 
 
 # everything else
@@ -358,7 +358,7 @@ class Internal(MooncacheError, code=900, status=grpc.StatusCode.INTERNAL):
 
 
 class ConfigInvalid(MooncacheError, code=901, status=grpc.StatusCode.FAILED_PRECONDITION):
-    hint = "The configuration is not usable; the message names the setting and what it should be."
+    hint = "The configuration is not usable; the message names the setting and the values it takes."
 
 
 class Unsupported(MooncacheError, code=902, status=grpc.StatusCode.UNIMPLEMENTED):

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
-_STOPS_WITHIN_S = 60.0
+from tests.conditions import wait_until
 
 
 def freeze(pid: int) -> None:
     """SIGSTOP, and return when no thread of the process runs any more; on a busy machine that takes a while."""
     os.kill(pid, signal.SIGSTOP)
     tasks = Path(f"/proc/{pid}/task")
-    until_s = time.monotonic() + _STOPS_WITHIN_S
-    while any(_state(task) not in "TtZX" for task in tasks.glob("*")):
-        assert time.monotonic() < until_s, f"process {pid} did not stop"
-        time.sleep(0.005)
+
+    def stopped() -> bool:
+        return all(_state(task) in "TtZX" for task in tasks.glob("*"))
+
+    wait_until(stopped, f"process {pid} stopped", every_s=0.005)
 
 
 def _state(task: Path) -> str:

@@ -7,6 +7,7 @@ may be longer than their budget: an entry may only shrink, and has to go once th
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -26,6 +27,9 @@ RATCHET: dict[str, int] = {}
 
 # Spelt in halves, so that this file does not offend itself.
 BANNED_WORDS = re.compile(r"\b(" + "|".join(("FIX" + "ME", "TO" + "DO", "XX" + "X")) + r")\b")
+GUEST = (
+    "tests/rdma/guest"  # a program of its own in the virtual machine: it reports what came late, and goes on
+)
 CONSOLE_MODULES = ("cli", "bench", "reporting")
 CORE_BANNED = {
     "time": "take now_s as an argument",
@@ -219,6 +223,36 @@ def test_no_tabs_and_no_trailing_space() -> None:
     assert not offenders, report(offenders)
 
 
+def waits(loop: ast.For | ast.While) -> bool:
+    """True for a loop that sleeps until a deadline, or blocks its thread in sleeps."""
+    text = ast.unparse(loop)
+    return "time.sleep(" in text or ("asyncio.sleep(" in text and "monotonic(" in text)
+
+
+def test_tests_wait_in_one_place() -> None:
+    offenders = [
+        f"{relative(path)}:{node.lineno}: wait with tests/conditions.py"
+        for path in files("tests", ".py")
+        if path.name != "conditions.py" and not path.is_relative_to(ROOT / GUEST)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.For | ast.While) and waits(node)
+    ]
+    assert not offenders, report(offenders)
+
+
+def test_docstrings_tell_something() -> None:
+    """A docstring that only points elsewhere costs its reader a second look-up."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    offenders = [
+        f"{relative(path)}: {text}"
+        for path in files("services", ".py")
+        for node in ast.walk(tree(path))
+        if isinstance(node, kinds)
+        and re.match(r"See [^.]*\.?$|See the module", text := ast.get_docstring(node) or "")
+    ]
+    assert not offenders, report(offenders)
+
+
 def test_only_the_console_prints() -> None:
     offenders = []
     for path in files("services", ".py"):
@@ -246,6 +280,34 @@ def test_cores_are_pure() -> None:
                     f"{relative(path)}:{line}: import of a message: messages.py turns it into plain values"
                 )
     assert not offenders, report(offenders)
+
+
+def module_imports() -> dict[str, set[str]]:
+    """Module -> the modules of the package that it imports, also inside of functions and for types only."""
+    modules = {
+        ".".join(path.relative_to(SERVICES).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in files("services", ".py")
+    }
+    graph: dict[str, set[str]] = {name: set() for name in modules}
+    for name, path in modules.items():
+        for node in ast.walk(tree(path)):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("mooncache"):
+                continue
+            base = (node.module or "").removeprefix("mooncache").removeprefix(".")
+            for alias in node.names:
+                inner = f"{base}.{alias.name}".removeprefix(".")
+                graph[name].add(inner if inner in modules else base)
+        graph[name] &= modules.keys() - {name}
+    return graph
+
+
+def test_modules_import_in_one_direction() -> None:
+    graph = module_imports()
+    assert sum(map(len, graph.values())) > 1000, "the imports were not found"
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        raise AssertionError("a circle of imports: " + " -> ".join(error.args[1])) from None
 
 
 def test_public_classes_have_names_of_their_own() -> None:

@@ -115,7 +115,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Legs that failed",
-            "Requests to engines that did not end well, and legs that were sent again.",
+            "Failed requests to engines, and legs that were sent again.",
             "reqps",
             (
                 (
@@ -298,7 +298,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Branches",
-            "How the KV of admitted prompts comes about: from the instance's own cache, fetched, waited for.",
+            "Source of the KV of admitted prompts: the instance's own cache, fetched, waited for.",
             "reqps",
             ((rate("mooncache_conductor_branches_total", "branch"), "{{branch}}"),),
             stacked=True,
@@ -311,7 +311,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Time of a decision",
-            "Index, policy and record; and the question to the pool before it.",
+            "Index, policy and record; and the lookup in the pool before it.",
             "s",
             (
                 *quantiles("mooncache_conductor_decision_duration_seconds"),
@@ -322,7 +322,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel(
-            "Questions to the pool",
+            "Lookups in the pool",
             "By outcome; anything but an answer counts as a miss.",
             "reqps",
             ((rate("mooncache_conductor_pool_lookups_total", "state"), "{{state}}"),),
@@ -336,13 +336,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Role switches",
-            "Instances that the load gave another role, by new role; none unless conductor.rebalance_roles is set.",
+            "Instances that followed the load to another role, by new role; only with conductor.rebalance_roles.",
             "short",
             ((f"sum by (role) (increase(mooncache_conductor_role_switches_total{_RATE}))", "to {{role}}"),),
         ),
         Panel(
             "Copies of hot prefixes",
-            "Orders to the master by kind and outcome, and parts of prefixes that have further copies now.",
+            "Requests to the master by kind and outcome, and prefix segments that have further copies now.",
             "short",
             (
                 (

@@ -1,6 +1,7 @@
-"""Write the seed corpus of fuzz_wire: one valid message for each decoder, in the order of kTargets.
+"""Write the seed corpora: for fuzz_wire one valid message for each decoder, in the order of kTargets; for fuzz_frames
+streams of frames, each behind the length at which it is cut.
 
-Usage: python native/fuzz/seed_corpus.py native/fuzz/fuzz_wire_corpus
+Usage: python native/fuzz/seed_corpus.py native/fuzz
 """
 
 from __future__ import annotations
@@ -78,11 +79,24 @@ SEEDS: list[tuple[str, bytes]] = [
     ("exposures", counted(struct.pack("<HHIQ8I", 0, 0, 0, 512, *range(8)))),
 ]
 
+STREAM = frame(20, b"") + frame(4, counted(KEY + struct.pack("<QQ", 0, 4096))) + frame(20, b"")
+STREAMS: list[tuple[str, bytes]] = [
+    ("whole", bytes([0]) + STREAM),
+    ("in_bytes", bytes([1]) + STREAM),
+    ("in_pieces", bytes([31]) + STREAM),
+    ("cut_off", bytes([7]) + STREAM[:-5]),
+    ("refused", bytes([40]) + STREAM[:40] + STREAM),
+]
+
 
 def main(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    wire, frames = folder / "fuzz_wire_corpus", folder / "fuzz_frames_corpus"
+    wire.mkdir(parents=True, exist_ok=True)
+    frames.mkdir(parents=True, exist_ok=True)
     for number, (name, message) in enumerate(SEEDS):
-        (folder / f"{number:02d}_{name}").write_bytes(bytes([number]) + message)
+        (wire / f"{number:02d}_{name}").write_bytes(bytes([number]) + message)
+    for name, stream in STREAMS:
+        (frames / name).write_bytes(stream)
 
 
 if __name__ == "__main__":

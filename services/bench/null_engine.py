@@ -66,7 +66,7 @@ class NullEngine:
         return self.port
 
     async def close(self) -> None:
-        """Closes the port and all connections."""
+        """Close the port and all connections."""
         if self._server is not None:
             self._server.close()
             for connection in list(self._connections):
@@ -292,7 +292,7 @@ async def _run(options: NullEngineOptions, port: int) -> None:
 
 
 def main() -> int:
-    """Serves until the input ends."""
+    """Serve until the input ends."""
     parser = argparse.ArgumentParser(prog="mooncache.bench.null_engine", description=__doc__)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--model", default="null")

@@ -48,7 +48,7 @@ class Worker:
         return self._process.pid
 
     def ask(self, op: str, *, timeout_s: float = 120.0, **arguments: Any) -> dict[str, Any]:
-        """Sends one question and returns its answer. Raises WorkerError on an error or after timeout_s."""
+        """Send one request and return its answer. Raises WorkerError on an error or after timeout_s."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"op": op, **arguments}).encode() + b"\n")
@@ -82,7 +82,7 @@ class Worker:
         return f"{self.module} {what}. The end of its stderr: {tail.strip() or '(empty)'}"
 
     def close(self) -> None:
-        """Ends the child: first by closing its input, after two seconds by a kill."""
+        """End the child: first by closing its input, after two seconds by a kill."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:

@@ -44,7 +44,7 @@ _BENCHMARKS = {  # not imported before one of them runs; the lists say this of t
     "serving": "A whole cluster on this machine: gateway, conductor, engines, pool.",
     "gateway": "What a gateway adds: time to the first token, tokenising, requests and events per second.",
     "replay": "A trace against a live cluster, and what the simulator predicts beside it.",
-    "sound": "What one slow, stopped or greedy part costs everybody else.",
+    "sound": "What one slow, stopped or overloaded part costs the others.",
     "transfer": "Measure what the transports move between two processes or hosts, beside each wire's own tool.",
 }
 
@@ -98,10 +98,10 @@ def build(chosen: str = "") -> App:
     doctor_app.command(topology.doctor_rdma, name="rdma")
     app.command(doctor_app)
     app.command(topology.topology, group=CLUSTER)
-    config_app = App(name="config", help="Look at the configuration.", group=TOOLS)
+    config_app = App(name="config", help="Show the configuration.", group=TOOLS)
     config_app.command(local.explain, name="explain")
     app.command(config_app)
-    trace_app = App(name="trace", help="Check, describe or make up traces of requests.", group=TOOLS)
+    trace_app = App(name="trace", help="Check, describe or generate traces of requests.", group=TOOLS)
     for verb in (trace.check, trace.stats, trace.generate):
         trace_app.command(verb)
     app.command(trace_app)

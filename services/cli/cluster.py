@@ -346,7 +346,7 @@ async def _follow(link: Any, task_id: str, deadline_s: float, *, quiet: bool) ->
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise DeadlineExceeded(
-                    f"The drain is still going on (task {task_id}); the master carries on with it."
+                    f"The drain is still running (task {task_id}); the master continues it."
                 )
             response = await link.call(
                 "GetTask", master_pb2.GetTaskRequest(task_id=task_id), left_s, attempt_s=5.0

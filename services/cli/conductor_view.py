@@ -47,7 +47,7 @@ def conductor_lines(row: dict[str, Any]) -> list[str]:
     rate = row["replicate_bytes_per_s"]
     how = [
         f"policy {row['policy']}",
-        "admission on" if row["admission"] else "admission off: nothing is refused",
+        "admission on" if row["admission"] else "admission off: no request is refused",
         "roles follow the load" if row["rebalance_roles"] else "roles fixed",
         f"hot prefixes copied, at most {human_bytes(rate)}/s" if rate else "hot prefixes not copied",
     ]

@@ -41,7 +41,7 @@ def to_key(text: str) -> str | bytes:
 
 def _read_value(value: str | None, file: Path | None) -> bytes:
     if (value is None) == (file is None):
-        raise InvalidArgument("Give a VALUE or --file PATH (- reads standard input), one of them.")
+        raise InvalidArgument("Give either a VALUE or --file PATH (- reads standard input).")
     if value is not None:
         return value.encode()
     assert file is not None
@@ -54,7 +54,7 @@ def _read_value(value: str | None, file: Path | None) -> bytes:
     except OSError as error:
         raise InvalidArgument(f"{file} cannot be read: {error.strerror}.") from None
     if len(data) > MAX_VALUE_BYTES:
-        raise InvalidArgument("A block may have at most 1 GiB. Split the file.")
+        raise InvalidArgument("A block has at most 1 GiB. Split the file.")
     return data
 
 

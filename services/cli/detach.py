@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from mooncache.cli.up import LOOK_S, Stop, watch
+from mooncache.cli.watch import LOOK_S, Stop, watch
 from mooncache.errors import Cancelled, Internal, MooncacheError, error_for
 from mooncache.reporting.output import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_OK, console, print_json
 
@@ -86,7 +86,7 @@ def _show(lines: IO[str], *, as_json: bool) -> int:
     return EXIT_OK
 
 
-_NO_WORD: Final = "The start ended without a word; see logs/up.log in the state folder."
+_NO_WORD: Final = "The start ended without a message; see logs/up.log in the state folder."
 
 
 def _parsed(line: str) -> _Message:

@@ -49,7 +49,7 @@ def findings(
     if gateway_url:
         reason = look.gateway_reason
         found.append(
-            Finding("bad", "gateway", reason, "its log says more; engines have to be ready first")
+            Finding("bad", "gateway", reason, "see its log; engines have to be ready first")
             if reason
             else Finding("ok", "gateway", f"ready at {gateway_url}/v1")
         )
@@ -71,7 +71,7 @@ def _pool(look: Look) -> list[Finding]:
         found.append(Finding("bad", "store nodes", "none is active", "start one: `mooncache store-node`"))
     elif len(active) < len(nodes):
         names = ", ".join(node.node.node_id for node in nodes if node.node.state != _NODES_ACTIVE)
-        found.append(Finding("warn", "store nodes", f"not active: {names}", "their logs say why"))
+        found.append(Finding("warn", "store nodes", f"not active: {names}", "see their logs"))
     else:
         found.append(Finding("ok", "store nodes", f"{len(active)} active"))
     return found
@@ -97,9 +97,7 @@ def _instances(rows: list[dict[str, Any]]) -> list[Finding]:
     for row in rows:
         name = f"engine {row['instance_id']}"
         if row["state"] != "ready":
-            advice = (
-                "its worker's log says more" if row["state"] != "starting" else "wait until it has loaded"
-            )
+            advice = "see its worker's log" if row["state"] != "starting" else "wait until it has loaded"
             found.append(
                 Finding("warn", name, f"is {row['state']}: {row['reason'] or 'no reason given'}", advice)
             )

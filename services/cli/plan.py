@@ -52,7 +52,10 @@ Tokens = Annotated[float | None, Parameter(group=WORKLOAD, help="Without a trace
 Reuse = Annotated[
     float | None, Parameter(group=WORKLOAD, help="Without a trace: share of prompt tokens seen before.")
 ]
-Speed = Annotated[float | None, Parameter(group=WORKLOAD, help="Let the trace arrive so many times as fast.")]
+Speed = Annotated[
+    float | None,
+    Parameter(group=WORKLOAD, help="Factor on the arrival rate of the trace; 2 is twice as fast."),
+]
 Ttft = Annotated[
     str | None, Parameter(group=PROMISES, help='Time to the first token, for example "10s"; default 30s.')
 ]
@@ -69,14 +72,14 @@ SpecPath = Annotated[
 Profile = Annotated[
     str | None, Parameter(group=HARDWARE, help="Model profile: a built-in name or a TOML file.")
 ]
-Budget = Annotated[float | None, Parameter(group=HARDWARE, help="Most that an hour may cost.")]
+Budget = Annotated[float | None, Parameter(group=HARDWARE, help="Highest cost per hour.")]
 Finalists = Annotated[
     int,
-    Parameter(group=HARDWARE, help="Plans that the simulator has to confirm; 0: statistical model alone."),
+    Parameter(group=HARDWARE, help="Plans to confirm in the simulator; 0 uses the statistical model alone."),
 ]
 Seeds = Annotated[int, Parameter(group=HARDWARE, help="Simulations of the best plan with different seeds.")]
 SimulateRequests = Annotated[
-    int, Parameter(group=HARDWARE, help="Requests that finalists are simulated on: the busiest stretch.")
+    int, Parameter(group=HARDWARE, help="Requests to simulate the finalists on, from the busiest stretch.")
 ]
 HtmlPath = Annotated[Path | None, Parameter(name="--html", group=RESULTS, help="Write a page with plots.")]
 OutDir = Annotated[
@@ -84,7 +87,7 @@ OutDir = Annotated[
     Parameter(group=RESULTS, help="Folder for mooncache.toml (services) and cluster.toml (simulate)."),
 ]
 Example = Annotated[
-    bool, Parameter(negative=(), group=RESULTS, help="Print a sample file for --spec and leave.")
+    bool, Parameter(negative=(), group=RESULTS, help="Print a sample file for --spec and exit.")
 ]
 
 
@@ -207,7 +210,7 @@ def _workload(path: Path | None, form: TraceFormat, workload: Any) -> tuple[Trac
         raise PlanInvalid(
             "Nothing to plan for: give --trace FILE, or --rate with --input-tokens and --output-tokens."
         )
-    return made(workload), "a made workload"
+    return made(workload), "a generated workload"
 
 
 def _write(

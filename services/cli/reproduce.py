@@ -26,7 +26,7 @@ from mooncache.reporting.workload import need_packages, progress
 
 if TYPE_CHECKING:
     from mooncache.reproduce.lab import Lab, Progress
-    from mooncache.reproduce.registry import Scenario
+    from mooncache.reproduce.scenario import Scenario
 
 
 def reproduce(
@@ -42,10 +42,10 @@ def reproduce(
     ] = None,
     json: Annotated[bool, Parameter(negative=(), help="Rows as one JSON document, nothing else.")] = False,
     markdown: Annotated[Path | None, Parameter(help="Also write the tables to this file.")] = None,
-    quick: Annotated[bool, Parameter(negative=(), help="Only the beginning of each trace.")] = False,
+    quick: Annotated[bool, Parameter(negative=(), help="Use only the start of each trace.")] = False,
     jobs: Annotated[int, Parameter(help="Processes for independent simulations; 0: one for each core.")] = 0,
     list_: Annotated[
-        bool, Parameter(name="--list", negative=(), help="Name the scenarios and leave.")
+        bool, Parameter(name="--list", negative=(), help="List the scenarios and exit.")
     ] = False,
 ) -> int:
     """Measure the published figures and tables of Mooncake again, with this project's policies and simulator.

@@ -134,7 +134,7 @@ def worker(
     model_name: Annotated[str | None, Parameter(help="Name that clients use for it.")] = None,
     engine: Annotated[str | None, Parameter(help="vllm or hf.")] = None,
     role: Annotated[str | None, Parameter(help="prefill, decode or both.")] = None,
-    attach: Annotated[str | None, Parameter(help="URL of an engine that runs already.")] = None,
+    attach: Annotated[str | None, Parameter(help="URL of a running engine to attach to.")] = None,
     instance_id: Annotated[str | None, Parameter(help="Name of the instance, stable over restarts.")] = None,
     host: Annotated[str | None, Parameter(help="Address of the engine's server.")] = None,
     master: Annotated[str | None, Parameter(help="Masters, host:port[,host:port…].")] = None,

@@ -36,10 +36,12 @@ MEMORY_TOKENS_MAX = 1_000_000_000_000
 
 TracePath = Annotated[Path | None, Parameter(group=WORKLOAD, help="Requests (JSONL, Mooncake's format).")]
 Generate = Annotated[
-    int | None, Parameter(group=WORKLOAD, help="Make up so many requests like those of a public chatbot.")
+    int | None, Parameter(group=WORKLOAD, help="Generate so many requests like those of a public chatbot.")
 ]
-Speed = Annotated[float, Parameter(group=WORKLOAD, help="Let them arrive so many times as fast.")]
-First = Annotated[int | None, Parameter(group=WORKLOAD, help="Only the first requests of the trace.")]
+Speed = Annotated[float, Parameter(group=WORKLOAD, help="Factor on the arrival rate; 2 is twice as fast.")]
+First = Annotated[
+    int | None, Parameter(group=WORKLOAD, help="Use only so many requests from the start of the trace.")
+]
 ClusterPath = Annotated[
     Path | None, Parameter(name="--cluster", group=CLUSTER, help="TOML file; --example prints one.")
 ]
@@ -47,7 +49,7 @@ Prefill = Annotated[int | None, Parameter(group=CLUSTER, help="Prefill instances
 Decode = Annotated[int | None, Parameter(group=CLUSTER, help="Decode instances; default 8.")]
 Memory = Annotated[
     int | None,
-    Parameter(group=CLUSTER, help="Tokens of KV that the memory of a prefill node holds; default 3000000."),
+    Parameter(group=CLUSTER, help="KV tokens that fit the memory of a prefill node; default 3000000."),
 ]
 Roles = Annotated[
     bool,
@@ -55,7 +57,7 @@ Roles = Annotated[
         name="--roles",
         negative=(),
         group=CLUSTER,
-        help="Instances change between prefill and decode with the load.",
+        help="Let instances switch between prefill and decode with the load.",
     ),
 ]
 Ttft = Annotated[str | None, Parameter(group=CLUSTER, help='Promised time to first token, like "30s".')]
@@ -71,7 +73,7 @@ PolicyNames = Annotated[
     ),
 ]
 Admission = Annotated[
-    str | None, Parameter(group=POLICIES, help="Who is refused: none, early, predicted, learned, ...")
+    str | None, Parameter(group=POLICIES, help="Admission control: none, early, predicted, learned, ...")
 ]
 Seed = Annotated[int, Parameter(group=POLICIES, help="Equal seeds give equal results.")]
 JsonPath = Annotated[
@@ -80,16 +82,18 @@ JsonPath = Annotated[
         name="--json",
         group=RESULTS,
         allow_leading_hyphen=True,
-        help="Write rows and summaries; - for the output.",
+        help="Write rows and summaries as JSON; - writes to stdout.",
     ),
 ]
 HtmlPath = Annotated[Path | None, Parameter(name="--html", group=RESULTS, help="Write a page with plots.")]
 LogPath = Annotated[
     Path | None,
-    Parameter(name="--decisions", group=RESULTS, help="Write why each request went where (JSONL)."),
+    Parameter(
+        name="--decisions", group=RESULTS, help="Write every scheduling decision with its reasons (JSONL)."
+    ),
 ]
 Example = Annotated[
-    bool, Parameter(negative=(), group=RESULTS, help="Print a sample file for --cluster and leave.")
+    bool, Parameter(negative=(), group=RESULTS, help="Print a sample file for --cluster and exit.")
 ]
 
 
@@ -128,7 +132,7 @@ def simulate(
     """
     try:
         if json is not None and json != "-" and json.startswith("-"):
-            raise InvalidArgument("--json needs a file, or - for the output.")
+            raise InvalidArgument("--json needs a file, or - for stdout.")
         need_packages("numpy", *(("matplotlib",) if html is not None else ()))
         if example:
             print(_example(), end="")

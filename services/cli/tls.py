@@ -12,9 +12,9 @@ from mooncache.reporting.output import EXIT_OK, console, print_json
 
 
 def init(
-    *hosts: Annotated[str, Parameter(help="Addresses or names by which others dial the hosts.")],
-    folder: Annotated[Path, Parameter(help="Where the files go; what is there is kept.")] = Path("tls"),
-    days: Annotated[int, Parameter(help="How long the hosts' certificates hold.")] = 825,
+    *hosts: Annotated[str, Parameter(help="Addresses or names that clients dial the hosts by.")],
+    folder: Annotated[Path, Parameter(help="Folder for the files; existing files are kept.")] = Path("tls"),
+    days: Annotated[int, Parameter(help="Validity of the hosts' certificates.")] = 825,
     json: AsJson = False,
 ) -> int:
     """Make an authority and one certificate for each host, with the openssl command.

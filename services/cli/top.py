@@ -24,7 +24,7 @@ WINDOW = 10
 def top(
     *,
     interval: Annotated[str, Parameter(help="Time between two frames.")] = "1s",
-    once: Annotated[bool, Parameter(negative=(), help="Show one frame and end.")] = False,
+    once: Annotated[bool, Parameter(negative=(), help="Show one frame and exit.")] = False,
     where: Where = HERE,
     json: AsJson = False,
 ) -> int:

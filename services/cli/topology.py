@@ -24,10 +24,12 @@ from mooncache.topology.core.model import Gpu, Host, PciLocation, RdmaDevice
 
 PEER_BYTES_MAX = 4 << 20
 
-Root = Annotated[Path, Parameter(help="Look at the kernel's files below this folder instead of /.")]
+Root = Annotated[Path, Parameter(help="Read the kernel's files below this folder instead of /.")]
 Peer = Annotated[
     Path | None,
-    Parameter(help="What `mooncache topology --json` printed on another host: says how the two would talk."),
+    Parameter(
+        help="Output of `mooncache topology --json` on another host; prints how the two would connect."
+    ),
 ]
 
 

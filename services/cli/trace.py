@@ -77,17 +77,17 @@ def generate(
         Literal["conversation", "tool-agent", "single-turn"],
         Parameter(help="Chat, tools with long system prompts, or independent requests."),
     ] = "conversation",
-    requests: Annotated[int, Parameter(help="Number of requests; 0 is an hour of the kind.")] = 0,
+    requests: Annotated[int, Parameter(help="Number of requests; 0 generates one hour of the kind.")] = 0,
     seconds: Annotated[
-        float, Parameter(help="Length of the trace in seconds; 0: as many as requests need.")
+        float, Parameter(help="Length of the trace in seconds; 0: as long as the requests need.")
     ] = 0,
     rate: Annotated[float, Parameter(help="Requests per second; 0 takes the kind's own.")] = 0,
     returning: Annotated[
-        float, Parameter(help="How often conversations go on: 1 as in the public trace, 0 never.")
+        float, Parameter(help="How often conversations continue: 1 as in the public trace, 0 never.")
     ] = 1.0,
     input_mean: Annotated[float, Parameter(help="Mean of first prompts in tokens; 0: the kind's.")] = 0,
     output_mean: Annotated[float, Parameter(help="Mean of answers in tokens; 0: the kind's.")] = 0,
-    tick: Annotated[float, Parameter(help="Stamps are rounded to so many seconds; -1: the kind's.")] = -1.0,
+    tick: Annotated[float, Parameter(help="Unit of the timestamps, in seconds; -1 takes the kind's.")] = -1.0,
     block_tokens: Annotated[int, Parameter(help="Tokens of a block.")] = 512,
     tenants: Annotated[int, Parameter(help="Tenants, the first with most traffic; 0 writes none.")] = 0,
     seed: Annotated[int, Parameter(help="Equal seeds give equal traces.")] = 1,

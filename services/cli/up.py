@@ -8,32 +8,30 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from json import dumps
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
 from mooncache.cli.common import AsJson
+from mooncache.cli.detach import run_detached
+from mooncache.cli.watch import LOOK_S, Stop, watch
 from mooncache.errors import Cancelled, InvalidArgument
 from mooncache.reporting.output import (
     EXIT_INTERRUPTED,
     EXIT_MISS,
     EXIT_OK,
     console,
-    error_console,
     print_json,
 )
 
 if TYPE_CHECKING:
-    from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
+    from mooncache.cluster.embedded import ClusterSettings
 
 ENGINES = Group("Engines", sort_key=11)
 POOL = Group("Pool", sort_key=12)
 PORTS = Group("Ports", sort_key=13)
 DOWN_S = 60.0
-LOOK_S = 60.0  # everything is ready already; a busy machine must not end what has just begun
 _POLL_S = 0.05
 
 
@@ -50,29 +48,19 @@ ConductorPort = Annotated[
     int | None, Parameter(group=PORTS, help="Port of the conductor; default 7800 when free.")
 ]
 MasterPort = Annotated[int | None, Parameter(group=PORTS, help="Port of the master; default 7700 when free.")]
-NodeCount = Annotated[int | None, Parameter(group=POOL, help="Store nodes; default 1, for a pool alone 2.")]
+NodeCount = Annotated[
+    int | None, Parameter(group=POOL, help="Store nodes; default 1, or 2 for a pool alone.")
+]
 StateDir = Annotated[
     Path | None,
     Parameter(help="Folder for token, sockets and logs; default $MOONCACHE_STATE_DIR or ~/.mooncache."),
 ]
-Timeout = Annotated[str | None, Parameter(help="Time to become ready; default 10min, for a pool alone 30s.")]
+Timeout = Annotated[
+    str | None, Parameter(help="Time to become ready; default 10min, or 30s for a pool alone.")
+]
 Detach = Annotated[
     bool, Parameter(negative=(), help="Return when everything is ready; stop it with `mooncache down`.")
 ]
-
-
-class Stop:
-    """Remembers that somebody asked for the end."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._take)
-
-    def _take(self, _number: int, _frame: FrameType | None) -> None:
-        if self.asked:  # the second Ctrl-C does not wait
-            raise KeyboardInterrupt
-        self.asked = True
 
 
 def up(
@@ -132,8 +120,6 @@ def up(
     if why and not json:
         console.print(why, style="yellow", markup=False)
     if detach:
-        from mooncache.cli.detach import run_detached
-
         return run_detached(settings, ready_s, as_json=json)
     return _in_foreground(settings, ready_s, as_json=json)
 
@@ -175,27 +161,6 @@ def _in_foreground(settings: ClusterSettings, ready_s: float | None, *, as_json:
             console.print("stopped", style="dim")
 
 
-def watch(cluster: EmbeddedCluster, stop: Stop, *, as_json: bool) -> int:
-    """Until somebody asks for the end (0). Parts that end are started again; when all are given up, the end too (1)."""
-    given_up = cluster.supervise(_print_news if as_json else _tell_news, lambda: stop.asked)
-    if stop.asked or not given_up:
-        return EXIT_OK
-    if not as_json:
-        error_console.print("Every part has been given up. The lines above name the logs.", style="red")
-    return EXIT_MISS
-
-
-def _print_news(name: str, what: str) -> None:
-    """The same news as one JSON object a line, after the document of the start."""
-    print(dumps({"part": name, "news": what}), flush=True)
-
-
-def _tell_news(name: str, what: str) -> None:
-    """One line when something happens to a part: it ended, was started again, answers again, was given up."""
-    style = "green" if what in ("ready", "answers again") else "yellow"
-    console.print(f"{time.strftime('%H:%M:%S')} {name}: {what}", style=style, markup=False, soft_wrap=True)
-
-
 def down(
     *,
     state_dir: Annotated[
@@ -234,7 +199,7 @@ def down(
     text = (
         f"stopped the cluster in {folder}"
         if ours
-        else f"the cluster in {folder} had ended already; cleaned up"
+        else f"the cluster in {folder} had already ended; cleaned up"
     )
     if killed:
         text += f"; had to kill {len(killed)} processes"

@@ -13,12 +13,12 @@ from mooncache.reporting.output import EXIT_OK, console, print_json, print_table
 _REASONS = {
     "never_seen": "never seen: these tokens were not computed before, as far as the conductor remembers",
     "evicted": "evicted: computed before, no longer in the pool",
-    "other_passport": "other passport: computed before by an engine whose blocks this one cannot read",
+    "other_passport": "other passport: computed before by an engine with incompatible blocks",
     "other_tenant": "other tenant: computed before under another tenant or cache_salt",
-    "load_failed": "load failed: the pool had it, the engine could not load it",
-    "timed_out": "timed out: awaited, not there in time",
+    "load_failed": "load failed: in the pool, but the engine could not load it",
+    "timed_out": "timed out: expected, but not in the pool in time",
     "not_worth_fetching": "not worth fetching: in the pool, computing it was expected to be faster",
-    "pool_unreachable": "pool unreachable: computed before, the pool did not answer",
+    "pool_unreachable": "pool unreachable: computed before, but the pool did not answer",
     "no_complete_block": "no complete block: the end of a prompt is always computed",
 }
 _PHASES = {
@@ -38,7 +38,7 @@ def why(
     /,
     *,
     policy: Annotated[
-        str, Parameter(help="Also tell what this policy would have done: algorithm1, least_load, ...")
+        str, Parameter(help="Also show what this policy would have decided: algorithm1, least_load, ...")
     ] = "",
     where: Where = HERE,
     json: AsJson = False,
@@ -115,7 +115,7 @@ def _what_if(record: dict[str, Any]) -> None:
 
 
 def _generating_ms(record: dict[str, Any]) -> float:
-    """Return how long the answer was expected to take after its first token."""
+    """Expected time of the answer after its first token."""
     return float(record["expected"]["tbt_ms"] * max(0.0, record["expected_output_tokens"] - 1))
 
 
@@ -159,7 +159,9 @@ def _candidates(record: dict[str, Any]) -> None:
         )
     if rows:
         more = record["candidate_count"] - len(rows)
-        title = "\nwho could compute the prompt" + (f" ({more} dearer ones are not kept)" if more > 0 else "")
+        title = "\ncandidates for the prefill" + (
+            f" ({more} more expensive ones are not kept)" if more > 0 else ""
+        )
         columns = (
             "instance",
             "role",
@@ -197,7 +199,7 @@ def _candidates(record: dict[str, Any]) -> None:
             "hand-over ms*",
             "to the end ms*",
         )
-        print_table("\nwho could generate", headings, generators)
+        print_table("\ncandidates for the decode", headings, generators)
 
 
 def _misses(record: dict[str, Any]) -> None:
@@ -208,7 +210,7 @@ def _misses(record: dict[str, Any]) -> None:
         ]
         print_table("\nprompt tokens that had to be computed", ("tokens", "why"), rows)
     elif record["chosen"]:
-        console.print("\nno prompt token had to be computed for want of its blocks")
+        console.print("\nno prompt token was computed because its blocks were missing")
 
 
 def timeline(record: dict[str, Any]) -> list[tuple[float, str]]:

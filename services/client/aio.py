@@ -116,7 +116,7 @@ class AsyncClient:
     async def put(
         self, key: Key, value: Buffer, *, replicas: int | None = None, timeout_s: float | None = None
     ) -> bool:
-        """See `Client.put`."""
+        """Store one block, as `Client.put`: True when stored, False when the pool held it already."""
         result = await self.put_many([key], [value], replicas=replicas, timeout_s=timeout_s)
         _raise_single(result.codes[0], "put")
         return result.created[0]
@@ -129,7 +129,7 @@ class AsyncClient:
         replicas: int | None = None,
         timeout_s: float | None = None,
     ) -> res.PutResult:
-        """See `Client.put_many`."""
+        """Store a batch, as `Client.put_many`: one code for each key."""
         result: res.PutResult = await self._run_cancellable(
             self._engine.put_many, keys, values, replicas, timeout_s
         )
@@ -143,35 +143,35 @@ class AsyncClient:
         replicas: int | None = None,
         timeout_s: float | None = None,
     ) -> bool:
-        """See `Client.put_iov`."""
+        """Store one block gathered from `slices`, as `Client.put_iov`."""
         return await self.put(key, list(slices), replicas=replicas, timeout_s=timeout_s)
 
     # --- get -------------------------------------------------------------------------------------------------
 
     async def get(self, key: Key, *, timeout_s: float | None = None) -> bytes | None:
-        """See `Client.get`."""
+        """The block's bytes, or None on a miss, as `Client.get`."""
         result = await self.get_many([key], timeout_s=timeout_s)
         return None if _missed(result.codes[0], "get") else result.values[0]
 
     async def get_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.GetValues:
-        """See `Client.get_many`."""
+        """The bytes of a batch, as `Client.get_many`."""
         result: res.GetValues = await self._run_cancellable(self._engine.get_many, keys, timeout_s)
         return result
 
     async def get_view(self, key: Key, *, timeout_s: float | None = None) -> memoryview | None:
-        """See `Client.get_view`."""
+        """A read-only view of memory that the client lends, or None on a miss, as `Client.get_view`."""
         result = await self.get_many_views([key], timeout_s=timeout_s)
         return None if _missed(result.codes[0], "get_view") else result.values[0]
 
     async def get_many_views(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.GetViews:
-        """See `Client.get_many_views`."""
+        """The views of a batch, as `Client.get_many_views`."""
         result: res.GetViews = await self._run_cancellable(self._engine.get_many_views, keys, timeout_s)
         return result
 
     async def get_into(
         self, key: Key, destination: Buffer, *, offset: int | None = None, timeout_s: float | None = None
     ) -> int | None:
-        """See `Client.get_into`."""
+        """Read one block into `destination`, as `Client.get_into`: bytes written, or None on a miss."""
         offsets = None if offset is None else [offset]
         result = await self.get_many_into([key], [destination], offsets=offsets, timeout_s=timeout_s)
         if result.codes[0] == BufferTooSmall.code:
@@ -188,7 +188,7 @@ class AsyncClient:
         offsets: Sequence[int] | None = None,
         timeout_s: float | None = None,
     ) -> res.GetResult:
-        """See `Client.get_many_into`."""
+        """Read a batch into `destinations`, as `Client.get_many_into`."""
         call = functools.partial(self._engine.get_many_into, offsets=offsets)
         result: res.GetResult = await self._run_cancellable(call, keys, destinations, timeout_s)
         return result
@@ -196,52 +196,52 @@ class AsyncClient:
     async def get_iov(
         self, key: Key, slices: Sequence[Buffer], *, timeout_s: float | None = None
     ) -> int | None:
-        """See `Client.get_iov`."""
+        """Read one block scattered over `slices`, as `Client.get_iov`."""
         return await self.get_into(key, list(slices), timeout_s=timeout_s)
 
     def register_buffer(self, buffer: Buffer) -> RegisteredBuffer:
-        """See `Client.register_buffer`. It waits for nothing."""
+        """Let RDMA devices use this memory in place, as `Client.register_buffer`. It waits for nothing."""
         return self._engine.register_buffer(buffer)
 
     async def reserve(self, key: Key, size_bytes: int, *, timeout_s: float | None = None) -> AsyncReservation:
-        """See `Client.reserve`: `async with await client.reserve(...) as block`."""
+        """Reserve space for one block, as `Client.reserve`: `async with await client.reserve(...) as block`."""
         native = await self._run_cancellable(self._engine.reserve, key, size_bytes, timeout_s)
         return AsyncReservation(native, self._options.timeout_s, size_bytes, self._run)
 
     # --- questions -------------------------------------------------------------------------------------------
 
     async def exists(self, key: Key, *, timeout_s: float | None = None) -> bool:
-        """See `Client.exists`."""
+        """True when some node holds the block."""
         return (await self.exists_many([key], timeout_s=timeout_s))[0]
 
     async def exists_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> tuple[bool, ...]:
-        """See `Client.exists_many`."""
+        """For each key whether some node holds the block."""
         result: tuple[bool, ...] = await self._run_cancellable(self._engine.exists_many, keys, timeout_s)
         return result
 
     async def match(
         self, keys: Iterable[Key], *, touch: bool = True, timeout_s: float | None = None
     ) -> res.MatchResult:
-        """See `Client.match`."""
+        """The longest leading run of a key chain that the pool holds, as `Client.match`."""
         result: res.MatchResult = await self._run_cancellable(self._engine.match, keys, touch, timeout_s)
         return result
 
     async def stat(self, key: Key, *, timeout_s: float | None = None) -> res.BlockStat | None:
-        """See `Client.stat`."""
+        """Size, checksum, tier, pins, hits and age of one block, or None on a miss."""
         code, found = (await self._run_cancellable(self._engine.stat_many, [key], timeout_s))[0]
         return None if _missed(code, "stat") else found
 
     async def stat_many(
         self, keys: Iterable[Key], *, timeout_s: float | None = None
     ) -> tuple[res.BlockStat | None, ...]:
-        """See `Client.stat_many`."""
+        """`stat` for a batch, as `Client.stat_many`."""
         answer = await self._run_cancellable(self._engine.stat_many, keys, timeout_s)
         return tuple(found for _, found in answer)
 
     async def list(
         self, *, limit: int = 10_000, timeout_s: float | None = None
     ) -> AsyncIterator[res.BlockEntry]:
-        """See `Client.list`; use `async for`."""
+        """Blocks of this tenant, node by node, as `Client.list`; use `async for`."""
         for node in self.nodes():
             cursor = 0
             while limit > 0 and node.state != "dead":
@@ -257,31 +257,31 @@ class AsyncClient:
     # --- changes ---------------------------------------------------------------------------------------------
 
     async def remove(self, key: Key, *, timeout_s: float | None = None) -> bool:
-        """See `Client.remove`."""
+        """Remove the block from every node. False when there was none."""
         return not _missed((await self.remove_many([key], timeout_s=timeout_s)).codes[0], "remove")
 
     async def remove_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.BatchResult:
-        """See `Client.remove_many`."""
+        """Remove a batch; one code for each key."""
         result: res.BatchResult = await self._run(self._engine.remove_many, keys, timeout_s)
         return result
 
     async def pin(self, key: Key, *, ttl_s: float = 60.0, timeout_s: float | None = None) -> bool:
-        """See `Client.pin`."""
+        """Keep the block from eviction for `ttl_s` seconds. False when there is none."""
         return not _missed((await self.pin_many([key], ttl_s=ttl_s, timeout_s=timeout_s)).codes[0], "pin")
 
     async def pin_many(
         self, keys: Iterable[Key], *, ttl_s: float = 60.0, timeout_s: float | None = None
     ) -> res.BatchResult:
-        """See `Client.pin_many`."""
+        """Pin a batch; one code for each key."""
         result: res.BatchResult = await self._run(self._engine.pin_many, keys, ttl_s, timeout_s)
         return result
 
     async def unpin(self, key: Key, *, timeout_s: float | None = None) -> bool:
-        """See `Client.unpin`."""
+        """Take the pin back. False when there is no such block."""
         return not _missed((await self.unpin_many([key], timeout_s=timeout_s)).codes[0], "unpin")
 
     async def unpin_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.BatchResult:
-        """See `Client.unpin_many`."""
+        """Unpin a batch; one code for each key."""
         result: res.BatchResult = await self._run(self._engine.unpin_many, keys, timeout_s)
         return result
 
@@ -301,12 +301,12 @@ class AsyncClient:
         return self._engine.view
 
     async def node_stat(self, node: int, *, timeout_s: float | None = None) -> dict[str, int]:
-        """See `Client.node_stat`."""
+        """A node's counters by name. `node` is an index of `nodes()`."""
         result: dict[str, int] = await self._run(self._engine.node_stat, node, timeout_s)
         return result
 
     async def ping(self, node: int, *, timeout_s: float | None = None) -> float:
-        """See `Client.ping`."""
+        """Round trip to a node over the data plane, in seconds, as `Client.ping`."""
         result: float = await self._run(self._engine.ping, node, timeout_s)
         return result
 
@@ -315,7 +315,7 @@ class AsyncClient:
         return self._engine.stats()
 
     def transports(self) -> tuple[res.TransportView, ...]:
-        """See `Client.transports`."""
+        """The transports of this client, best first, as `Client.transports`."""
         return self._engine.transports()
 
     async def close(self) -> None:

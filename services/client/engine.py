@@ -66,7 +66,7 @@ def _came(answer: tuple[int, int, Any]) -> int:
 
 
 class ClientCore:
-    """See the module's text. Thread-safe; `close` may be called from any thread and more than once."""
+    """The blocking core of both clients. Thread-safe; `close` may be called from any thread and more than once."""
 
     def __init__(
         self, native: Any, *, default_timeout_s: float, locate: Locate | None, default_replicas: int = 1

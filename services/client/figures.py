@@ -30,15 +30,17 @@ class Family(NamedTuple):
 
 
 FAMILIES: Final[Mapping[str, Family]] = {
-    "client_bytes": Family("Bytes of blocks moved, by the way they took.", "way"),
+    "client_bytes": Family("Bytes of blocks moved, by transport.", "way"),
     "client_misses": Family("Gets that found no usable block, by reason.", "reason"),
-    "client_fallbacks": Family("Times that a better way to a node was given up for some seconds.", "way"),
+    "client_fallbacks": Family(
+        "Times that a faster transport to a node was disabled for some seconds.", "way"
+    ),
     "client_rail_bytes": Family("Bytes moved over the RDMA port of this machine.", "rail"),
     "client_rail_failures": Family("Queue pairs on the RDMA port that failed.", "rail"),
     RAIL_UP: Family("1 while the RDMA port is active.", "rail"),
     "client_peer_bytes": Family("Bytes moved over RDMA with the node.", "node"),
     "client_peer_failures": Family("Transfers and connections over RDMA with the node that failed.", "node"),
-    "client_peer_fallbacks": Family("Times that RDMA with the node was given up for TCP.", "node"),
+    "client_peer_fallbacks": Family("Times that RDMA with the node was replaced by TCP.", "node"),
 }
 _PLAIN: Final[Mapping[str, tuple[str, str]]] = {
     **{f"{way}_bytes": ("client_bytes", way) for way in ("tcp", "unix", "shm", "rdma")},

@@ -200,7 +200,7 @@ def _find_cluster(
     cluster = read_cluster_file(folder)
     if cluster is None:
         raise ConfigInvalid(
-            f"No master was given and {folder} knows of no running cluster. Pass the master's host:port, set "
+            f"No master was given and {folder} has no running cluster. Pass the master's host:port, set "
             "MOONCACHE_CLUSTER_MASTER_TARGETS, or start a cluster here with `mooncache up`."
         )
     if cluster.tls_ca and not tls.enabled:

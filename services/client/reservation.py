@@ -105,15 +105,15 @@ class AsyncReservation(_Core):
         self._run = run
 
     async def write(self, offset: int, data: Buffer, *, timeout_s: float | None = None) -> None:
-        """See `Reservation.write`."""
+        """Write `data` (buffer or list of buffers) at byte `offset`, as `Reservation.write` does."""
         await self._run(self._write, offset, data, timeout_s)
 
     async def commit(self, *, timeout_s: float | None = None) -> None:
-        """See `Reservation.commit`."""
+        """Make the block visible, as `Reservation.commit` does."""
         await self._run(self._commit, timeout_s)
 
     async def abort(self) -> None:
-        """See `Reservation.abort`."""
+        """Give the space back. Harmless when the reservation is finished."""
         await self._run(self._abort)
 
     async def __aenter__(self) -> Self:

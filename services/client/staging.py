@@ -84,7 +84,7 @@ KEEPING = Keeping()
 
 
 class Stagers:
-    """See the module's text. Nothing is opened before the first `take`."""
+    """The stagers of all threads and GPUs. Nothing is opened before the first `take`."""
 
     def __init__(self, slots: int = 2) -> None:
         self._slots = slots
@@ -111,7 +111,7 @@ class Stagers:
         if stager is None or size < need_bytes:
             held = KEEPING.size_bytes()
             if held > KEPT_BYTES_MAX:
-                raise BackPressure(f"The GPU has not ended copies of {held} bytes that were given up.")
+                raise BackPressure(f"The GPU still runs abandoned copies of {held} bytes.")
             first = stager is None
             stager = None
             kept.pop(ordinal, None)

@@ -50,7 +50,7 @@ def _say_nothing(_name: str, _what: str) -> None:
 
 
 class EmbeddedCluster:
-    """See the module's text. Use it as a context manager, or `start` and `stop` it."""
+    """A whole cluster of processes on this machine. Use it as a context manager, or `start` and `stop` it."""
 
     def __init__(self, settings: ClusterSettings) -> None:
         self.settings = settings

@@ -31,7 +31,7 @@ class PortPicker:
                 if not candidate:
                     bind_free(probe, self._host)
                 elif candidate in self._picked:
-                    raise OSError(errno.EADDRINUSE, "another part of this cluster has it")
+                    raise OSError(errno.EADDRINUSE, "another part of this cluster uses it")
                 else:
                     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     probe.bind((self._host, candidate))

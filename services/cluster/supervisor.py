@@ -17,7 +17,7 @@ from typing import Final
 from mooncache.cluster.processes import Part, describe_exit
 from mooncache.runtime.clock import Clock, SystemClock
 from mooncache.runtime.log_files import trim
-from mooncache.runtime.supervision import GIVEN_UP, READY, STARTING, RestartPolicy, Supervision
+from mooncache.runtime.supervision import RestartPolicy, RunState, Supervision
 
 POLL_S: Final = 0.1
 PROBE_S: Final = 0.5
@@ -36,7 +36,7 @@ Probe = Callable[[Part], Awaitable[bool]]
 class PartRecord:
     """What has become of one part since everything was ready. `reason` is empty when all is well."""
 
-    state: str = READY
+    state: RunState = RunState.READY
     restarts: int = 0
     reason: str = ""
     last_end: str = ""
@@ -44,7 +44,7 @@ class PartRecord:
 
 @dataclass
 class Supervisor:
-    """See the module's text.
+    """Restarts the processes of one machine.
 
     `tell` hears what happens to a part, `changed` is called after each change of `records`.
     """
@@ -78,7 +78,7 @@ class Supervisor:
     @property
     def given_up(self) -> list[str]:
         """Names of the parts that are not started any more."""
-        return [name for name, record in self.records.items() if record.state == GIVEN_UP]
+        return [name for name, record in self.records.items() if record.state == RunState.GIVEN_UP]
 
     # --- one part --------------------------------------------------------------------------------------------
 
@@ -87,12 +87,12 @@ class Supervisor:
         run.started(self.clock.now_s())
         run.heard(self.clock.now_s())
         next_probe_s = 0.0
-        while run.state != GIVEN_UP:
-            if run.state in (STARTING, READY) and part.exit_code is not None:
+        while run.state != RunState.GIVEN_UP:
+            if run.state in (RunState.STARTING, RunState.READY) and part.exit_code is not None:
                 self._ended(part, run, describe_exit(part.exit_code))
             elif run.due(self.clock.now_s()):
                 self._start(part, run)
-            elif run.state in (STARTING, READY) and self.clock.now_s() >= next_probe_s:
+            elif run.state in (RunState.STARTING, RunState.READY) and self.clock.now_s() >= next_probe_s:
                 await self._look(part, run)
                 trim(part.log_path)
                 next_probe_s = self.clock.now_s() + PROBE_S
@@ -103,8 +103,8 @@ class Supervisor:
         run.ended(self.clock.now_s(), how, self.rng.random())
         record.state, record.reason, record.last_end = run.state, run.reason, how
         self.tell(part.name, f"ended with {how}; {run.reason.removesuffix(f': {how}')}")
-        if run.state == GIVEN_UP:
-            self.tell(part.name, f"everything else goes on without it; its log is {part.log_path}")
+        if run.state == RunState.GIVEN_UP:
+            self.tell(part.name, f"the other parts continue without it; its log is {part.log_path}")
         self.changed()
 
     def _start(self, part: Part, run: Supervision) -> None:
@@ -116,7 +116,7 @@ class Supervisor:
             self._ended(part, run, f"error {error.strerror}")
             return
         record.restarts += 1
-        record.state, record.reason = STARTING, f"starting again after {record.last_end}"
+        record.state, record.reason = RunState.STARTING, f"starting again after {record.last_end}"
         self.tell(part.name, "started again")
         self.changed()
 
@@ -124,7 +124,7 @@ class Supervisor:
         record = self.records[part.name]
         if await self.probe(part):
             news = run.heard(self.clock.now_s()) or record.reason != ""
-            record.state, record.reason = READY, ""
+            record.state, record.reason = RunState.READY, ""
             if news:
                 self.tell(part.name, "answers again")
                 self.changed()
@@ -133,6 +133,10 @@ class Supervisor:
         if why:
             self.tell(part.name, f"{why}; killed")
             part.send(signal.SIGKILL)
-        elif run.state == READY and record.reason == "" and self.clock.now_s() - run.heard_s > SILENCE_S:
+        elif (
+            run.state == RunState.READY
+            and record.reason == ""
+            and self.clock.now_s() - run.heard_s > SILENCE_S
+        ):
             record.reason = "does not answer"
             self.changed()

@@ -89,7 +89,7 @@ class Watch:
                 if not waiting:
                     return await self.active_nodes()
                 if should_stop():
-                    raise Cancelled("The start was called off.")
+                    raise Cancelled("The start was cancelled.")
                 if time.monotonic() >= deadline_s:
                     raise self._too_late(waiting, timeout_s)
                 await asyncio.wait(tasks.values(), timeout=POLL_S, return_when=asyncio.ALL_COMPLETED)

@@ -25,13 +25,14 @@ EXPIRE_INTERVAL_S: Final = 0.25
 REMEMBER_INTERVAL_S: Final = 0.05
 CHECK_INTERVAL_S: Final = 30.0
 POOL_RETRY_S: Final = 1.0
+REBALANCE_INTERVAL_S: Final = 15.0  # a lasting change of load moves roles after two plans
 REPLICATE_INTERVAL_S: Final = 2.0
 JOBS_MAX: Final = 1024  # prompts that wait to be explained or remembered
 JOB_BYTES_MAX: Final = 256 << 20
 
 
 def settings_of(section: ConductorSection) -> SchedulerSettings:
-    """Return the scheduler's settings."""
+    """The scheduler's settings."""
     return SchedulerSettings(
         policy=section.policy,
         rules=Rules(

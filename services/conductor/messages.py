@@ -20,11 +20,11 @@ from mooncache.conductor.config import (
 from mooncache.conductor.core.decisions import SchedulingRequest
 from mooncache.conductor.core.gateways import GatewayInfo
 from mooncache.conductor.core.policy.types import Reason
-from mooncache.conductor.core.progress import LegReport, LegRole, Phase, ProgressReport
-from mooncache.conductor.core.registry import DRAINING, READY, STARTING, SUSPECT, Instance, InstanceInfo
+from mooncache.conductor.core.progress import LegReport, Phase, ProgressReport
+from mooncache.conductor.core.registry import Instance, InstanceInfo, InstanceState
 from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.kvcache.keys import passport_from_json
-from mooncache.kvcache.leg_hint import CacheReport
+from mooncache.kvcache.leg_hint import CacheReport, LegRole
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 ROLES: Final = {
@@ -34,10 +34,10 @@ ROLES: Final = {
 }
 ROLE_NUMBERS: Final = {name: number for number, name in ROLES.items()}
 STATES: Final = {
-    pb.INSTANCE_STATE_STARTING: STARTING,
-    pb.INSTANCE_STATE_READY: READY,
-    pb.INSTANCE_STATE_DRAINING: DRAINING,
-    pb.INSTANCE_STATE_SUSPECT: SUSPECT,
+    pb.INSTANCE_STATE_STARTING: InstanceState.STARTING,
+    pb.INSTANCE_STATE_READY: InstanceState.READY,
+    pb.INSTANCE_STATE_DRAINING: InstanceState.DRAINING,
+    pb.INSTANCE_STATE_SUSPECT: InstanceState.SUSPECT,
 }
 STATE_NUMBERS: Final = {name: number for number, name in STATES.items()}
 PHASES: Final = {
@@ -72,19 +72,19 @@ _TEXTS = (
 
 
 def named(text: str, what: str, *, chars_max: int = NAME_CHARS_MAX) -> str:
-    """Return a name that is neither empty nor endless. Raises InvalidArgument."""
+    """A name that is neither empty nor too long. Raises InvalidArgument."""
     if not text or len(text) > chars_max or not text.isprintable():
         raise errors.InvalidArgument(f"{what} must be 1 to {chars_max} printable characters")
     return text
 
 
 def group_of(root: bytes) -> int:
-    """Return the number of a passport group; never 0, which stands for "not known"."""
+    """The number of a passport group; never 0, which stands for "not known"."""
     return int.from_bytes(root[:8], "little") & ((1 << 63) - 1) or 1
 
 
 def info_of(instance: pb.Instance) -> InstanceInfo:
-    """Return what a worker says of its engine. Raises InvalidArgument."""
+    """A worker's description of its engine. Raises InvalidArgument."""
     if instance.role not in ROLES:
         raise errors.InvalidArgument("the instance's role must be prefill, decode or both")
     texts = {name: getattr(instance, name) for name in _TEXTS}
@@ -115,7 +115,7 @@ def info_of(instance: pb.Instance) -> InstanceInfo:
 
 
 def load_of(load: pb.InstanceLoad) -> InstanceLoad:
-    """Return a load whose numbers can be reckoned with: what is not a number counts as 0."""
+    """A load with usable numbers: NaN and infinity count as 0."""
     return InstanceLoad(
         waiting=load.waiting,
         running=load.running,
@@ -130,7 +130,7 @@ def load_of(load: pb.InstanceLoad) -> InstanceLoad:
 
 
 def ask_of(request: pb.ScheduleRequest) -> SchedulingRequest:
-    """Return the request to schedule. Raises InvalidArgument or TooLarge."""
+    """The request to schedule. Raises InvalidArgument or TooLarge."""
     count = count_keys(request.keys, KEYS_MAX)
     if request.content_keys and len(request.content_keys) != len(request.keys):
         raise errors.InvalidArgument("content_keys must be as many as keys, or none")
@@ -163,7 +163,7 @@ def ask_of(request: pb.ScheduleRequest) -> SchedulingRequest:
 
 
 def progress_of(message: pb.ReportProgressRequest) -> ProgressReport:
-    """Return a report whose numbers can be reckoned with. Raises InvalidArgument or TooLarge."""
+    """A report with usable numbers. Raises InvalidArgument or TooLarge."""
     phase = PHASES.get(message.phase)
     if phase is None:
         raise errors.InvalidArgument("the report names no phase")
@@ -223,7 +223,7 @@ def _count(value: int) -> int:
 
 
 def instance_message(instance: Instance) -> pb.Instance:
-    """Return an instance as others see it."""
+    """An instance as a message."""
     info = instance.info
     return pb.Instance(
         instance_id=info.instance_id,
@@ -242,7 +242,7 @@ def instance_message(instance: Instance) -> pb.Instance:
 
 
 def load_message(load: InstanceLoad) -> pb.InstanceLoad:
-    """Return a load as a message."""
+    """A load as a message."""
     return pb.InstanceLoad(**asdict(load))
 
 
@@ -251,7 +251,7 @@ def _within(value: float, high: float) -> float:
 
 
 def gateway_of(message: pb.Gateway) -> GatewayInfo:
-    """Return what a gateway says of itself. Raises InvalidArgument."""
+    """A gateway's description of itself. Raises InvalidArgument."""
     return GatewayInfo(
         named(message.gateway_id, "gateway.gateway_id"),
         named(message.url, "gateway.url"),
@@ -261,7 +261,7 @@ def gateway_of(message: pb.Gateway) -> GatewayInfo:
 
 
 def gateway_message(info: GatewayInfo) -> pb.Gateway:
-    """Return it as it travels."""
+    """The gateway as a message."""
     return pb.Gateway(
         gateway_id=info.gateway_id,
         url=info.url,

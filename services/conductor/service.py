@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from mooncache.conductor.background.duties import conductor_duties
 from mooncache.conductor.ops.table import conductor_table
 from mooncache.conductor.shell.copies import Copies
+from mooncache.conductor.shell.gauges import add_gauges
 from mooncache.conductor.shell.pool import PoolLookup
 from mooncache.conductor.state import ConductorState
 from mooncache.config import Config
@@ -23,7 +24,7 @@ _DRAIN_TIMEOUT_S = 5.0  # control calls are short
 
 
 class ConductorService(Service):
-    """See the module's text. Raises ConfigInvalid for settings that cannot work."""
+    """The conductor as a service. Raises ConfigInvalid for settings that cannot work."""
 
     def __init__(self, config: Config) -> None:
         section = config.conductor
@@ -53,6 +54,7 @@ class ConductorService(Service):
             metrics=self.metrics,
             rng=random.Random(),
         )
+        add_gauges(self.metrics, self.state)
         return conductor_table(self.state)
 
     def duties(self) -> Sequence[Duty]:

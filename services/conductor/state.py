@@ -48,7 +48,7 @@ class DeferredWork:
 
 
 class ConductorState:
-    """See the module's text."""
+    """The state of one conductor, shared by its ops and duties."""
 
     def __init__(
         self,
@@ -81,7 +81,6 @@ class ConductorState:
         self._jobs: deque[DeferredWork] = deque()
         self._job_bytes = 0
         self._at_work = asyncio.Lock()
-        self.instruments.watch(self)
 
     # --- instances
     # -----------------------------------------------------------------------------------------------
@@ -143,14 +142,14 @@ class ConductorState:
                     self.core.snapshots.keep(decision_id, packed)
 
     def _do_all(self, jobs: list[DeferredWork]) -> list[tuple[str, bytes]]:
-        """Return snapshots to be kept: decisions keep theirs meanwhile, so that is for the event loop."""
+        """Snapshots to keep; the caller stores them on the event loop, since decisions change the store meanwhile."""
         found = []
         for job in jobs:
             if job.record is not None and job.ask is not None and job.pool is not None:
                 packed = self.core.prepared(job.record)
                 if packed:
                     found.append((job.record.decision_id, packed))
-                self.core.explain(job.record, job.ask, job.pool, job.group, job.block_tokens)
+                self.core.outcomes.explain(job.record, job.ask, job.pool, job.group, job.block_tokens)
             else:
                 self.core.seen.learn(job.keys, job.content_keys, job.group)
         return found

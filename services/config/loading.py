@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from mooncache.config.audience import Audience, audience_of
 from mooncache.config.base import Section
+from mooncache.config.removed import REMOVED
 from mooncache.config.schema import Config
 from mooncache.config.small_files import nearest, read_toml
 from mooncache.errors import ConfigInvalid
@@ -54,9 +55,14 @@ _FIELDS: Final = _fields()
 _ENV_NAMES: Final = {ENV_PREFIX + name.replace(".", "_").upper(): name for name in _FIELDS} | {
     ENV_STATE_DIR: "cluster.state_dir"
 }
+_REMOVED_ENV_NAMES: Final = {ENV_PREFIX + name.replace(".", "_").upper() for name in REMOVED}
 
 
 def _unknown(name: str, known: list[str], source: str) -> ConfigInvalid:
+    if name in REMOVED or name in _REMOVED_ENV_NAMES:
+        return ConfigInvalid(
+            f"{name} ({source}) is no longer a setting: Mooncache chooses the value. Delete it."
+        )
     advice = nearest(name, known, "`mooncache config explain` lists all settings.")
     return ConfigInvalid(f"There is no setting {name} ({source}); {advice}")
 

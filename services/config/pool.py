@@ -19,7 +19,7 @@ class ClusterSection(Section):
     token_file: OptionalPath = None
     """File with the cluster token (mode 0600); empty means cluster.token inside state_dir."""
     master_targets: Words = ("127.0.0.1:7700",)
-    """gRPC addresses of the masters, host:port; the leader among them is found by asking."""
+    """gRPC addresses of the masters, host:port. Clients ask them which one leads."""
     conductor_target: str = "127.0.0.1:7800"
     """gRPC address of the conductor, host:port."""
     hang_timeout_s: DurationS = Field(default=30.0, ge=0, le=3600)
@@ -47,7 +47,7 @@ class MasterSection(Section):
     heartbeat_interval_s: DurationS = Field(default=1.0, gt=0, le=60)
     """How often nodes send heartbeats."""
     suspect_after_s: DurationS = Field(default=2.5, gt=0, le=300)
-    """Silence after which a node becomes last choice."""
+    """Silence after which a node is used only when no other is possible."""
     lease_s: DurationS = Field(default=5.0, gt=0, le=600)
     """Silence after which a node counts as dead and its blocks leave the directory."""
     slow_start_s: DurationS = Field(default=30.0, ge=0, le=3600)
@@ -90,21 +90,21 @@ class StoreNodeSection(Section):
     arena_device: str = Field(default="", pattern=r"^(cuda:[0-9]{1,3})?$")
     """GPU that blocks lie on, like cuda:0, with capacity_bytes of its memory; empty means host memory."""
     expected_block_bytes: SizeBytes = Field(default=4096, ge=64, le=1 << 30)
-    """Average block size that the node must be able to fill up with; smaller ones run out of slots before memory."""
+    """Expected average size of blocks. With a smaller average the node runs out of slots before memory."""
     huge_pages: bool = True
     """Ask for huge pages: those of the host's pool (vm.nr_hugepages), else transparent ones where they are allowed."""
     prefault: bool = True
-    """Put memory behind the whole arena before the first block; else it comes from whoever first writes a block."""
+    """Touch the whole arena before the first block; otherwise the first write to each page pays for it."""
     numa_node: int = Field(default=-1, ge=-1, le=1023)
-    """NUMA node that the arena's memory comes from; -1 takes the one of the thread that touches it first."""
+    """NUMA node of the arena's memory; -1 takes the node of the thread that first touches each page."""
     eviction: str = ""
-    """Which blocks go first: 2q, lru, or mooncache (learns from the chains asked for); empty means 2q."""
+    """Which blocks are evicted first: 2q, lru, or mooncache (learns from the chains asked for); empty means 2q."""
     io_threads: int = Field(default=2, ge=1, le=64)
     """Threads of the data port."""
     max_connections: int = Field(default=16384, ge=1, le=1_000_000)
     """Connections that the data port takes."""
     peer_timeout_s: DurationS = Field(default=15.0, ge=3, le=3600)
-    """Time without any answer of a peer's host after which its data connections are closed."""
+    """Silence of a peer's host after which its data connections are closed."""
 
 
 class ClientSection(Section):
@@ -123,7 +123,7 @@ class ClientSection(Section):
     host_id: str = Field(default="", max_length=128)
     """Name of this machine; empty means the machine's own id."""
     receive_pool_bytes: SizeBytes = Field(default=256 << 20, le=1 << 40)
-    """Memory that gets without a destination lend to the caller (`get_view`); 0 lends none, values are copied then."""
+    """Memory that `get_view` lends to callers for received values; 0 lends none, and values are copied."""
 
 
 class RdmaSection(Section):
@@ -158,7 +158,7 @@ class TlsSection(Section):
     enabled: bool = False
     """Speak TLS on every port."""
     insecure: bool = False
-    """Without TLS, open ports beyond loopback all the same: on a network where everybody may read what passes."""
+    """Open ports beyond loopback without TLS; only for a network where you trust every host."""
     cert_file: OptionalPath = None
     """PEM certificate chain of this process."""
     key_file: OptionalPath = None
@@ -207,7 +207,7 @@ class CoordinationSection(Section):
     prefix: str = Field(default="/mooncache/v1", pattern=r"^/[A-Za-z0-9_./-]{1,200}$")
     """Keys of this cluster in etcd begin with this."""
     lease_s: DurationS = Field(default=5.0, ge=1, le=120)
-    """A leader that is silent for so long is replaced."""
+    """Silence of a leader after which another master takes over."""
     etcd_tls: bool = False
     """Speak TLS to etcd with the files of the tls section."""
     etcd_user: str = ""

@@ -36,33 +36,29 @@ class ConductorSection(Section):
     metrics_port: Port = 0
     """Port for /metrics, /health and /ready; 0 takes a free one."""
     report_interval_s: DurationS = Field(default=0.25, gt=0, le=60)
-    """How often workers report load and cache changes; more seldom with more than 50 instances."""
+    """How often workers report load and cache changes; less often with more than 50 instances."""
     suspect_after_s: DurationS = Field(default=2.0, gt=0, le=300)
     """Silence after which an instance gets no new requests."""
     lease_s: DurationS = Field(default=10.0, gt=0, le=600)
-    """Silence after which an instance is forgotten with all that it held."""
+    """Silence after which an instance and its cached blocks are forgotten."""
     ttft_slo_s: DurationS = Field(default=30.0, gt=0, le=3600)
-    """Time to the first token that is promised when a request names none."""
+    """TTFT limit of requests that name none."""
     tbt_slo_s: DurationS = Field(default=1.0, gt=0, le=60)
-    """Time between two tokens that is promised when a request names none."""
+    """TBT limit of requests that name none."""
     policy: PolicyName = "mooncache"
-    """Which policy decides, see docs/scheduling.md; all but mooncache are there to be compared with."""
+    """Scheduling policy, see docs/scheduling.md. All but mooncache exist for comparison."""
     admission_enabled: bool = True
     """Refuse requests whose predicted TTFT or TBT is beyond the SLO."""
     inline_tokens_max: int = Field(default=256, ge=0)
-    """Tokens that a decode instance may compute itself, when that is cheaper, while prefill instances are there."""
+    """Prompt tokens that a decode instance may compute itself, when that is cheaper than a prefill instance."""
     handover_margin_s: DurationS = Field(default=0.25, gt=0, le=300)
-    """Least time that blocks get to reach the pool once their prefill has ended; it grows with what is seen."""
-    pool_match_timeout_s: DurationS = Field(default=0.05, gt=0, le=10)
-    """Time for asking the pool about a request's blocks; without an answer they count as absent."""
+    """Minimum time for blocks to reach the pool after their prefill; it grows with the times observed."""
     request_timeout_s: DurationS = Field(default=900.0, gt=0, le=86400)
     """A request whose end is never reported is dropped after this time."""
     rebalance_roles: bool = False
     """Let instances change between prefill and decode with the load; roles that an operator set are left alone."""
-    rebalance_interval_s: DurationS = Field(default=15.0, gt=0, le=3600)
-    """How often roles are planned; a lasting change of load moves them after two plans."""
     replicate_bytes_per_s: SizeBytes = Field(default=256 << 20, ge=0)
-    """Bytes of hot prefixes that may be copied to further store nodes in a second; 0 copies none ahead of use."""
+    """Limit on copying hot prefixes to further store nodes, in bytes per second; 0 copies none."""
 
 
 class GatewaySection(Section):
@@ -87,23 +83,19 @@ class GatewaySection(Section):
     tenant_request_count_max: int = Field(default=1024, ge=1, le=1_000_000)
     """Requests of one tenant under way; more are refused with 429. The cluster token has no such limit."""
     body_bytes_max: SizeBytes = Field(default=64 << 20, ge=1024, le=1 << 30)
-    """Size of the largest request body, whatever the model."""
+    """Size of the largest request body, for every model."""
     open_body_bytes_max: SizeBytes = Field(default=256 << 20, ge=1024, le=1 << 40)
-    """Bytes of all bodies that are held, each until its answer begins; what goes beyond is refused with 429."""
+    """Limit on the bytes of all bodies held, each until its answer begins; more are refused with 429."""
     tenant_body_bytes_max: SizeBytes = Field(default=64 << 20, ge=1024, le=1 << 40)
-    """Bytes of one tenant's bodies that are held; what goes beyond is refused with 429."""
+    """Limit on the bytes of one tenant's bodies held; more are refused with 429."""
     first_token_timeout_s: DurationS = Field(default=300.0, gt=0, le=86400)
     """Time until an engine has to begin its answer."""
     stall_timeout_s: DurationS = Field(default=120.0, gt=0, le=86400)
-    """Silence of an engine in the middle of its answer that ends a request."""
+    """Silence of an engine in the middle of its answer after which the request fails."""
     request_timeout_s: DurationS = Field(default=600.0, gt=0, le=86400)
     """Time for one whole request."""
-    write_timeout_s: DurationS = Field(default=60.0, gt=0, le=3600)
-    """A client that takes no bytes for so long is gone."""
     prefill_attempts: int = Field(default=2, ge=1, le=8)
     """Prefill instances that are tried before the decode instance computes the prompt itself."""
-    schedule_timeout_s: DurationS = Field(default=1.0, gt=0, le=60)
-    """Time for asking the conductor; without an answer requests go round robin over known instances."""
     cors_origins: Words = ()
     """Origins that browsers may call from; "*" for all, empty for none."""
     public_prefix_enabled: bool = False
@@ -111,19 +103,17 @@ class GatewaySection(Section):
     capture_file: OptionalPath = None
     """Write a trace of all requests here (lengths, times, anonymous block ids; no text); empty captures nothing."""
     capture_block_tokens: int = Field(default=512, ge=1, le=1 << 20)
-    """Tokens of a block in the captured trace; a multiple of the engines' own blocks tells what they can share."""
+    """Tokens of a block in the captured trace; best a multiple of the engines' block size."""
     capture_file_bytes_max: SizeBytes = Field(default=256 << 20, ge=1024)
     """Size at which a captured file is closed, renamed to FILE.1, and a new one begun."""
     capture_file_count: int = Field(default=4, ge=1, le=1000)
     """Captured files that are kept, the one being written included."""
-    capture_queue_max: int = Field(default=50_000, ge=1, le=10_000_000)
-    """Requests that may wait to be hashed, and as many for their row; what is more is not captured, and counted."""
     capture_salt_file: OptionalPath = None
     """File (mode 0600, made when absent) with a salt that makes ids equal in all captured files; empty: in one only."""
     capture_names: bool = False
     """Also capture anonymous numbers of tenants and sessions."""
     drain_timeout_s: DurationS = Field(default=30.0, ge=0, le=3600)
-    """Time that streams under way get to finish when the process is asked to end."""
+    """Time for running streams to finish when the process is asked to stop."""
 
 
 class WorkerSection(Section):
@@ -132,7 +122,7 @@ class WorkerSection(Section):
     instance_id: str = Field(default="", max_length=128)
     """Name of the instance, stable over restarts; empty makes one from host name and port."""
     role: Literal["prefill", "decode", "both"] = "both"
-    """What the instance is for at the beginning; the conductor may switch it."""
+    """Role of the instance at the start; the conductor may switch it."""
     engine: str = Field(default="vllm", pattern=r"^(vllm|hf|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$", max_length=256)
     """Which engine: vllm, hf, or package.module:Class for an adapter of your own."""
     model: str = ""
@@ -140,9 +130,9 @@ class WorkerSection(Section):
     model_name: str = Field(default="", max_length=256)
     """Name that clients use for the model; empty means the folder's name."""
     attach_url: str = ""
-    """Work with the engine that serves here already (http://host:port) instead of starting one."""
+    """URL (http://host:port) of a running engine to attach to instead of starting one."""
     attach_passport: OptionalPath = None
-    """File with the passport that the engine at `attach_url` wrote; empty: its blocks are not known."""
+    """File with the passport that the engine at `attach_url` wrote; empty: its blocks are not used."""
     engine_host: str = "127.0.0.1"
     """Address that the engine's HTTP server listens on."""
     engine_port: Port = 0
@@ -160,17 +150,15 @@ class WorkerSection(Section):
     health_interval_s: DurationS = Field(default=1.0, gt=0, le=60)
     """How often the engine is asked for its health."""
     hang_timeout_s: DurationS = Field(default=30.0, gt=0, le=3600)
-    """An engine that does not answer its health check for so long is restarted."""
+    """Silence on health checks after which an engine is restarted."""
     restart_backoff_first_s: DurationS = Field(default=1.0, gt=0, le=600)
-    """Pause before the first restart of a crashed engine; doubles with every further one."""
+    """Pause before the first restart of a crashed engine; it doubles with every further restart."""
     restart_backoff_max_s: DurationS = Field(default=60.0, gt=0, le=3600)
     """Longest pause between restarts."""
     restart_count_max: int = Field(default=10, ge=0, le=10_000)
     """Restarts within ten minutes after which the worker gives up."""
-    event_count_max: int = Field(default=100_000, ge=100, le=10_000_000)
-    """Cache events that may wait to be reported; more lead to a full report."""
     drain_timeout_s: DurationS = Field(default=30.0, ge=0, le=3600)
-    """Time that requests under way get to finish when the instance drains."""
+    """Time for running requests to finish when the instance drains."""
 
 
 class VllmSection(Section):
@@ -189,7 +177,7 @@ class VllmSection(Section):
     kv_cache_bytes: SizeBytes = 0
     """Memory for KV on a machine without a GPU; 0 takes 1 GiB there."""
     kv_events: bool = True
-    """Let vLLM tell about its own prefix cache."""
+    """Let vLLM publish the events of its own prefix cache."""
     tool_parser: str = ""
     """vLLM's parser for tool calls of this model, for example hermes; empty turns automatic tool choice off."""
     media_domains: Words = ()
@@ -216,24 +204,24 @@ class HfSection(Section):
     queue_max: int = Field(default=1024, ge=1, le=1_000_000)
     """Requests that may wait; more are refused with 429."""
     prefill_chunk_tokens: int = Field(default=512, ge=16)
-    """Prompt tokens computed in one step, so that others go on decoding."""
+    """Prompt tokens computed in one step, so that other sequences can decode between steps."""
     drain_timeout_s: DurationS = Field(default=5.0, ge=0, le=3600)
-    """Time that requests under way get to finish when the process is asked to end."""
+    """Time for running requests to finish when the process is asked to stop."""
 
 
 class ConnectorSection(Section):
     """How an engine uses the pool."""
 
     enabled: bool = True
-    """Use the pool; without it the engine serves alone."""
+    """Use the pool; without it the engine has its own cache only."""
     save_decode_blocks: bool = True
     """Also keep blocks that are filled while decoding, for the next turn."""
     load_timeout_s: DurationS = Field(default=10.0, gt=0, le=600)
-    """Time for loading the blocks of one request; what is missing then is computed."""
+    """Time for loading the blocks of one request; missing blocks are computed."""
     save_timeout_s: DurationS = Field(default=10.0, gt=0, le=600)
-    """Time for one batch of saved blocks; what is not stored then is given up."""
+    """Time for one batch of saved blocks; unstored blocks are dropped."""
     save_queue_bytes_max: SizeBytes = Field(default=1 << 30, ge=1 << 20)
-    """Bytes that may wait to be saved; beyond it blocks are not saved and that is counted."""
+    """Bytes that may wait to be saved; further blocks are counted, not saved."""
     load_threads: int = Field(default=2, ge=1, le=64)
     """Threads that load blocks."""
     layerwise: bool = False
@@ -246,4 +234,4 @@ class TracingSection(Section):
     endpoint: str = ""
     """OTLP gRPC endpoint, for example http://127.0.0.1:4317; empty records nothing."""
     sample_ratio: float = Field(default=1.0, ge=0, le=1)
-    """Share of new traces that are recorded; a caller's own decision is kept."""
+    """Share of new traces that are recorded; a caller's sampling decision is kept."""

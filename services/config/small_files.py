@@ -18,7 +18,7 @@ BYTES_MAX: Final = 1 << 20
 
 
 def read_small(path: Path, what: str, error: type[MooncacheError], bytes_max: int = BYTES_MAX) -> bytes:
-    """Return the bytes of a file of at most `bytes_max`. Raises `error`."""
+    """The bytes of a file of at most `bytes_max`. Raises `error`."""
     try:
         with path.open("rb") as file:
             data = file.read(bytes_max + 1)
@@ -30,7 +30,7 @@ def read_small(path: Path, what: str, error: type[MooncacheError], bytes_max: in
 
 
 def read_toml(path: Path, what: str, error: type[MooncacheError]) -> dict[str, Any]:
-    """Return the tables of a TOML file. Raises `error`."""
+    """The tables of a TOML file. Raises `error`."""
     data = read_small(path, what, error)
     try:
         text = data.decode("utf-8-sig")
@@ -43,7 +43,7 @@ def read_toml(path: Path, what: str, error: type[MooncacheError]) -> dict[str, A
 
 
 def parse_toml(text: str, where: str, error: type[MooncacheError]) -> dict[str, Any]:
-    """Return the tables of a TOML text; `where` begins the sentence. Raises `error`."""
+    """The tables of a TOML text; `where` begins the sentence. Raises `error`."""
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as refused:  # int() itself refuses numbers of thousands of digits
@@ -66,7 +66,7 @@ def _refuse_large_integers(tables: dict[str, Any], where: str, error: type[Moonc
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "", cutoff: float = 0.5) -> str:
-    """Return "did you mean NAME?" when something known is near, else `otherwise` (default: all that is known)."""
+    """ "did you mean NAME?" when something known is near, else `otherwise` (default: all that is known)."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return f"did you mean {near[0]}?" if near else otherwise or f"known are {', '.join(names)}."

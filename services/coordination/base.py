@@ -11,9 +11,6 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from mooncache.config import Config
-from mooncache.runtime.clock import Clock
-
 
 @dataclass(frozen=True, slots=True)
 class MasterRecord:
@@ -70,14 +67,3 @@ class Coordinator(Protocol):
     def reachable(self) -> bool:
         """Whether the backend answered last time."""
         ...
-
-
-def make_coordinator(config: Config, clock: Clock) -> Coordinator:
-    """The coordinator that the configuration asks for. Raises ConfigInvalid."""
-    if config.coordination.backend == "etcd":
-        from mooncache.coordination.etcd import EtcdCoordinator
-
-        return EtcdCoordinator(config.coordination, config.tls, clock)
-    from mooncache.coordination.embedded import EmbeddedCoordinator
-
-    return EmbeddedCoordinator(config.cluster.state_dir / "master.term", clock)

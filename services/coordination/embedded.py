@@ -21,7 +21,7 @@ _TERM_TEXT_MAX = 32
 
 
 class EmbeddedCoordinator:
-    """See Coordinator. `term_file` None keeps nothing (tests, simulation): the term is then the wall clock's."""
+    """A coordinator for a single master. Without a `term_file` (tests, simulation) the term is the wall clock's."""
 
     def __init__(self, term_file: Path | None, clock: Clock) -> None:
         self._term_file = term_file
@@ -35,7 +35,7 @@ class EmbeddedCoordinator:
         return True
 
     async def start(self, me: MasterRecord) -> None:
-        """See Coordinator. Raises ConfigInvalid when another master holds the state folder."""
+        """Lock the state folder and begin a term. Raises ConfigInvalid when another master holds the folder."""
         self._me = me
         if self._term_file is not None and self._descriptor < 0:
             self._descriptor = _lock(self._term_file)

@@ -41,7 +41,7 @@ log = get_logger(__name__)
 
 
 class EtcdCoordinator:
-    """See Coordinator."""
+    """A coordinator that elects the leader through etcd."""
 
     def __init__(self, section: CoordinationSection, tls: TlsSection, clock: Clock) -> None:
         credentials = tls_files.channel_credentials(tls.model_copy(update={"enabled": section.etcd_tls}))
@@ -67,13 +67,13 @@ class EtcdCoordinator:
         return self._reachable
 
     async def start(self, me: MasterRecord) -> None:
-        """See Coordinator. Comes back at once; the lease is fetched, and fetched again, in the background."""
+        """Connect, and return at once; a background task gets the lease, and a new one when it is lost."""
         if self._keeper is None:
             self._me = me
             self._keeper = asyncio.create_task(self._keep(), name="etcd lease")
 
     async def campaign(self) -> Leadership:
-        """See Coordinator."""
+        """Try to become the leader; the contract is `Coordinator.campaign`."""
         if self._me is None or self._keeper is None:
             raise Closed("The coordinator is not started.")
         if self._leadership is not None:
@@ -171,7 +171,7 @@ class EtcdCoordinator:
     # the lease
 
     async def _keep(self) -> None:
-        """Hold a lease for ever: fetch one, renew it, and when its time is over give up leadership and begin again."""
+        """Hold a lease forever: fetch one, renew it, and when its time is over give up leadership and begin again."""
         while True:
             try:
                 if not self._lease:

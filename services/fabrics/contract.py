@@ -46,10 +46,10 @@ class Link(Protocol):
     """One connection to one peer, used by one thread at a time."""
 
     def submit(self, transfers: Sequence[Transfer]) -> int:
-        """Takes transfers in order until the queue is full; how many. What can never work completes with its code."""
+        """Submit transfers until the queue is full. Returns how many; impossible ones complete with their code."""
 
     def poll(self, deadline_s: float) -> list[Completion]:
-        """Moves bytes until a completion is there or time.monotonic() passed `deadline_s`."""
+        """Move bytes until a completion is there or time.monotonic() passed `deadline_s`."""
 
     def cancel(self, transfer_id: int) -> bool:
         """False when no such transfer is under way."""

@@ -153,7 +153,7 @@ class _Pending:
 
 
 class NixlLink:
-    """See the module's text; implements mooncache.fabrics.contract.Link."""
+    """A link over NIXL; implements mooncache.fabrics.contract.Link."""
 
     def __init__(self, agent: Any, metadata: bytes, slots: int = 16) -> None:
         """Raises TransportUnavailable when the peer's metadata is of no use."""
@@ -161,7 +161,7 @@ class NixlLink:
         try:
             name = agent.add_remote_agent(metadata)
         except Exception as error:
-            raise TransportUnavailable(f"NIXL does not take the peer's metadata: {error}") from error
+            raise TransportUnavailable(f"NIXL rejected the peer's metadata: {error}") from error
         self._peer = name.decode() if isinstance(name, bytes) else name
         self._memory = mmap.mmap(-1, slots * SLOT_BYTES)
         self._view = memoryview(self._memory)
@@ -301,7 +301,7 @@ class NixlLink:
             pending.code = pending.code or (ConnectionLost.code if lost else InvalidArgument.code)
 
     def _reap(self) -> bool:
-        """Takes what NIXL has finished; True when there was any."""
+        """Collect finished transfers from NIXL. Returns True when there was one."""
         still = []
         for piece in self._pieces:
             error: Exception | None = None

@@ -10,7 +10,7 @@ _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 
 
 
 class GatewayMetrics:
-    """See the texts. `model` is only ever a model that the conductor listed."""
+    """The gateway's metrics. The label `model` is always a model that the conductor listed."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.requests = metrics.counter(
@@ -27,11 +27,14 @@ class GatewayMetrics:
             "tbt_seconds", "Mean time between two events of a stream.", ("model",), LATENCY_BUCKETS_S
         )
         self.overhead = metrics.histogram(
-            "overhead_seconds", "Time of a request until its legs are sent: reading, tokenising, scheduling."
+            "overhead_seconds", "Time from the request to sending its legs: reading, tokenising, scheduling."
         )
-        self.tokenise = metrics.histogram("tokenise_seconds", "Time to make tokens and keys of a prompt.")
+        self.tokenise = metrics.histogram(
+            "tokenise_seconds", "Time to tokenise a prompt and make its block keys."
+        )
         self.read_beside = metrics.histogram(
-            "read_beside_seconds", "Time until another process had read a large body, its turn included."
+            "read_beside_seconds",
+            "Time for another process to read a large body, with the wait in the queue.",
         )
         self.schedule = metrics.histogram("schedule_seconds", "Time that the conductor took to answer.")
         self.prompt_tokens = metrics.counter("prompt_tokens", "Prompt tokens of ended requests.", ("model",))
@@ -44,7 +47,7 @@ class GatewayMetrics:
         self.legs = metrics.counter("legs", "Legs by kind and outcome.", ("leg", "code"))
         self.waits_timed_out = metrics.counter(
             "waits_timed_out",
-            "Decode legs that waited for the blocks of a prefill leg until their time was over.",
+            "Decode legs that waited in vain for the blocks of a prefill leg, until the time limit.",
             ("model",),
         )
         self.waits_cut = metrics.counter(
@@ -61,18 +64,18 @@ class GatewayMetrics:
             "unscheduled", "Requests that went round robin because the conductor did not answer."
         )
         self.conductor_errors = metrics.counter(
-            "conductor_errors", "Requests that the conductor answered with an error.", ("code",)
+            "conductor_errors", "Scheduling calls that the conductor answered with an error.", ("code",)
         )
         self.no_keys = metrics.counter("no_keys", "Requests served without block keys.", ("reason",))
         self.rate_limited = metrics.counter("rate_limited", "Requests over a tenant's limit.", ("limit",))
-        self.aborted = metrics.counter("aborted", "Requests whose client went away.")
+        self.aborted = metrics.counter("aborted", "Requests whose client disconnected.")
         self.events = metrics.counter("stream_events", "Events relayed to clients.")
         self.updates_dropped = metrics.counter(
-            "updates_dropped", "Reports to the conductor that were given up."
+            "updates_dropped", "Reports to the conductor that were dropped."
         )
         self.capture_rows = metrics.counter("capture_rows", "Requests written to the captured trace.")
         self.capture_dropped = metrics.counter(
-            "capture_dropped", "Requests that are not in the captured trace.", ("reason",)
+            "capture_dropped", "Requests left out of the captured trace.", ("reason",)
         )
         self.requests_open = metrics.gauge("requests_open", "Requests under way.")
         self.body_bytes_open = metrics.gauge("body_bytes_open", "Bytes of request bodies that are held.")

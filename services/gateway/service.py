@@ -71,7 +71,7 @@ class _Server(uvicorn.Server):
 
 
 class GatewayService(Service):
-    """See the module's text."""
+    """The gateway as a service."""
 
     def __init__(self, config: Config) -> None:
         gateway = config.gateway
@@ -122,7 +122,7 @@ class GatewayService(Service):
             metrics=self.metrics,
             stats=stats,
             keyring=keyring,
-            conductor=Conductor(link, self.clock, stats, gateway.schedule_timeout_s),
+            conductor=Conductor(link, self.clock, stats),
             engines=engines,
             preparing=Preparing(
                 processes=_BODY_PROCESSES,
@@ -245,7 +245,7 @@ def _bind(host: str, port: int) -> socket.socket:
             raise
     except OSError as error:
         raise ConfigInvalid(
-            f"gateway.host and gateway.port {host}:{port} cannot be had: {error.strerror}. Choose another port."
+            f"gateway.host and gateway.port {host}:{port} cannot be opened: {error.strerror}. Choose another port."
         ) from None
     return bound
 

@@ -26,8 +26,8 @@ from mooncache.hf_engine.model_runner import ModelRunner
 from mooncache.hf_engine.sampling import Chosen, choose
 from mooncache.kvcache.engine_pool import EnginePool
 from mooncache.kvcache.leg_hint import CacheReport
-from mooncache.kvcache.lookup import ABSENT, FOUND, LookupRequest
-from mooncache.kvcache.mover import CANCELLED, LoadReport, SaveReport, TransferJob
+from mooncache.kvcache.lookup import LookupOutcome, LookupRequest
+from mooncache.kvcache.mover import LoadReport, MoveFailure, SaveReport, TransferJob
 from mooncache.runtime import tracing
 from mooncache.runtime.logs import Event, get_logger
 
@@ -60,7 +60,7 @@ def _deliver_here(outputs: list[tuple[Any, Output]]) -> None:
 
 
 class Engine:
-    """See the module's text.
+    """Runs the model's steps on one thread.
 
     Args:
         runner: the model.
@@ -128,7 +128,7 @@ class Engine:
         batch = list(sequences)
         with self._count_lock:
             if self._unfinished + len(batch) > self.queue_max + self.scheduler.batch_max:
-                raise Overloaded(f"{self._unfinished} sequences are under way or waiting; come back later.")
+                raise Overloaded(f"{self._unfinished} sequences are running or waiting; try again later.")
             self._unfinished += len(batch)
         now_s = time.monotonic()
         for sequence in batch:
@@ -202,7 +202,7 @@ class Engine:
             if self.pool is None:
                 self._looked_up(sequence, (), "off", 0.0)
             elif not self.pool.link.usable:
-                self._looked_up(sequence, (), ABSENT, 0.0)
+                self._looked_up(sequence, (), LookupOutcome.ABSENT, 0.0)
             else:
                 keys = b"".join(sequence.keys[: sequence.reusable_blocks])
                 wait_ms = sequence.hint.wait_ms if sequence.awaited_blocks else 0
@@ -231,9 +231,9 @@ class Engine:
         self, sequence: Sequence, present: tuple[bool, ...], outcome: str, waited_s: float
     ) -> None:
         if self.pool is not None:
-            self.metrics.lookups.labels("answered" if outcome == FOUND else outcome).inc()
+            self.metrics.lookups.labels("answered" if outcome == LookupOutcome.FOUND else outcome).inc()
         sequence.present = present
-        sequence.outcome = "" if outcome == FOUND else outcome
+        sequence.outcome = "" if outcome == LookupOutcome.FOUND else outcome
         sequence.waited_ms = waited_s * 1000
         sequence.state = State.WAITING
 
@@ -252,7 +252,7 @@ class Engine:
             self.pool.mover.load(self._job(sequence.name, sequence, sequence.load))
 
     def _was_loaded(self, sequence: Sequence, report: LoadReport) -> None:
-        failed = 0 if report.reason == CANCELLED else len(report.blocks) - report.loaded
+        failed = 0 if report.reason == MoveFailure.CANCELLED else len(report.blocks) - report.loaded
         self.runner.memory.clear(report.blocks[report.loaded :])
         self.metrics.loaded(failed, report.loaded_bytes, report.seconds)
         self.scheduler.loaded(sequence, report.loaded)
@@ -285,7 +285,7 @@ class Engine:
             self._chose(work[number].sequence, token, now_s)
 
     def _offer(self, sequence: Sequence, completed: range) -> None:
-        """Blocks are complete: save them, unless they are known to be there."""
+        """Save complete blocks, unless the pool is known to have them."""
         end = completed.stop
         if not self._save_decode_blocks:
             end = min(end, sequence.prompt_count // sequence.block_tokens)

@@ -21,7 +21,7 @@ Tensor = Any
 
 
 class KvMemory:
-    """See the module's text. `movable`: the blocks as the pool's mover sees them."""
+    """One tensor with the KV of all blocks. `movable`: the blocks as the pool's mover sees them."""
 
     def __init__(
         self,

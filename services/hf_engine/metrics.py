@@ -26,30 +26,32 @@ _TBT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0
 
 
 class HfMetrics:
-    """See the module's text."""
+    """The engine's metrics."""
 
     def __init__(self) -> None:
         self.registry = make = Metrics("hf")
         self.running = make.gauge("num_requests_running", "Sequences that hold KV blocks.")
-        self.waiting = make.gauge("num_requests_waiting", "Sequences that wait.")
+        self.waiting = make.gauge("num_requests_waiting", "Sequences that wait for blocks.")
         self.usage = make.gauge("kv_cache_usage_perc", "Share of KV blocks in use.")
-        self.pinned = make.gauge("kv_blocks_pinned", "Blocks held by saves under way.")
-        self.ttft = make.histogram("time_to_first_token_seconds", "Arrival to first token.", buckets=_TTFT_S)
-        self.tbt = make.histogram("inter_token_latency_seconds", "Between two tokens.", buckets=_TBT_S)
+        self.pinned = make.gauge("kv_blocks_pinned", "Blocks held by running saves.")
+        self.ttft = make.histogram(
+            "time_to_first_token_seconds", "Time from arrival to the first token.", buckets=_TTFT_S
+        )
+        self.tbt = make.histogram("inter_token_latency_seconds", "Time between two tokens.", buckets=_TBT_S)
         self.prompt_tokens = make.counter("prompt_tokens", "Prompt tokens.")
         self.generation_tokens = make.counter("generation_tokens", "Tokens chosen.")
         self.local_queries = make.counter(
-            "prefix_cache_queries", "Prompt tokens looked for in the own cache."
+            "prefix_cache_queries", "Prompt tokens looked up in the engine's own cache."
         )
-        self.local_hits = make.counter("prefix_cache_hits", "Prompt tokens found in the own cache.")
+        self.local_hits = make.counter("prefix_cache_hits", "Prompt tokens found in the engine's own cache.")
         self.pool_hits = make.counter("pool_hits", "Prompt tokens loaded from the pool.")
         self._load_bytes = make.counter("pool_loaded_bytes", "Bytes loaded from the pool.")
         self._load_failed = make.counter("pool_load_failed_blocks", "Blocks that could not be loaded.")
-        self._load_seconds = make.histogram("pool_load_seconds", "Loading the blocks of one request.")
+        self._load_seconds = make.histogram("pool_load_seconds", "Time to load the blocks of one request.")
         self.lookups = make.counter("pool_lookups", "Lookups by outcome.", ("outcome",))
         self.saves = make.counter("pool_saves", "Blocks saved, by outcome.", ("outcome",))
         self.pool_errors = make.counter("pool_errors", "Calls to the pool that failed.", ("what", "code"))
-        self.preemptions = make.counter("preemptions", "Sequences that had to give up their blocks.")
+        self.preemptions = make.counter("preemptions", "Sequences that were preempted.")
         self.finished = make.counter("requests_finished", "Sequences by how they ended.", ("reason",))
         self.steps = make.counter("steps", "Forward passes.")
 

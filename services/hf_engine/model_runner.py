@@ -37,7 +37,7 @@ def choose_device(wanted: str) -> Any:
 
 
 class ModelRunner:
-    """See the module's text. One thread at a time may call `forward`.
+    """The loaded model and its KV memory. One thread at a time may call `forward`.
 
     Args:
         folder: the model's folder (config.json, weights).
@@ -128,7 +128,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigInvalid(f"{folder} has no readable config.json: {error}") from None
     if not isinstance(config, dict):
-        raise ConfigInvalid(f"{folder / 'config.json'} is no JSON object.")
+        raise ConfigInvalid(f"{folder / 'config.json'} is not a JSON object.")
     return config
 
 

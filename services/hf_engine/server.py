@@ -267,7 +267,7 @@ def _refuse_broken(output: Output) -> None:
     if output.finish == "error":
         raise EngineFailed(output.message)
     if output.finish == "abort":
-        raise Draining("The engine ends; send the request to another one.")
+        raise Draining("The engine is shutting down; send the request to another one.")
 
 
 async def _collect(

@@ -156,7 +156,7 @@ class _Server(uvicorn.Server):
 async def _serve(config: Config, options: HfOptions) -> int:
     if not options.api_key and not is_loopback(options.host):
         raise ConfigInvalid(
-            f"The engine would serve everybody at {options.host}: set MOONCACHE_ENGINE_API_KEY."
+            f"Without a key the engine would serve anyone who reaches {options.host}: set MOONCACHE_ENGINE_API_KEY."
         )
     _quiet_transformers()
     parts = build(config, options)

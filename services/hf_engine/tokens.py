@@ -36,7 +36,7 @@ class ChatTokenizer:
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError) as error:
-            raise ConfigInvalid(f"{folder} has no tokenizer that can be loaded: {error}") from None
+            raise ConfigInvalid(f"{folder} has no loadable tokenizer: {error}") from None
 
     def encode(self, text: str, special: bool) -> list[int]:
         """Tokens of a text, with the special tokens that the tokenizer puts around it when `special`."""

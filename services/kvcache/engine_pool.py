@@ -21,7 +21,7 @@ SAVE_SHARE = 4
 
 
 class EnginePool:
-    """See the module's text. Begins to look for the pool at once.
+    """The pool as an engine uses it: link, lookups and mover. It starts to connect at once.
 
     Args:
         section: limits and switches.

@@ -39,7 +39,7 @@ class Ranges:
 
 
 class GpuBlocks:
-    """See the module's text. Implements mooncache.kvcache.memory.BlockMemory.
+    """KV blocks in GPU memory. Implements mooncache.kvcache.memory.BlockMemory.
 
     Args:
         layers: the ranges in the order in which a block stores them.
@@ -152,5 +152,5 @@ class GpuBlocks:
         index = next(self._turn) % len(crcs)
         if _native.crc32c(views[index][0]) != crcs[index]:
             raise ChecksumMismatch(
-                "The bytes of a block changed on their way between the GPU and pinned memory."
+                "The bytes of a block changed during the copy between the GPU and pinned memory."
             )

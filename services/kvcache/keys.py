@@ -53,7 +53,7 @@ def request_keys(
         public_tokens: leading tokens that may be shared under `public_salt`; rounded down to complete blocks.
 
     Raises:
-        InvalidArgument: token ids that are none, or public tokens without a public salt.
+        InvalidArgument: invalid token ids, or public tokens without a public salt.
     """
     private = salted(passport, salt).chain_keys(tokens)
     if public_tokens < passport.block_tokens or not private:

@@ -18,7 +18,7 @@ from typing import Any
 
 from mooncache.errors import AlreadyExists, DeadlineExceeded, MooncacheError
 from mooncache.kvcache.memory import HostMemory
-from mooncache.kvcache.mover import ABSENT, CANCELLED, FULL, UNAVAILABLE, SaveReport, TransferJob, reason_of
+from mooncache.kvcache.mover import MoveFailure, SaveReport, TransferJob, reason_of
 from mooncache.kvcache.pool_link import Call, PoolLink
 
 
@@ -52,7 +52,7 @@ class _Open:
 
 
 class LayerSaver:
-    """See the module's text. `report` is called on the saver's thread with each ended save."""
+    """Saves blocks layer by layer. `report` is called on the saver's thread with each ended save."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class LayerSaver:
                 self._tasks.append((state, None))
                 self._lock.notify()
         if state is None:
-            self._report(SaveReport(job.name, (), 0, 0, 0.0, {FULL: len(job.keys)}))
+            self._report(SaveReport(job.name, (), 0, 0, 0.0, {MoveFailure.FULL: len(job.keys)}))
 
     def wait_saved(self, timeout_s: float) -> bool:
         """Wait until no save is under way; False when that took too long."""
@@ -146,12 +146,12 @@ class LayerSaver:
                     self._write(state, layer)
             except Exception as error:  # noqa: BLE001  (a defect must not end the thread: blocks would stay pinned)
                 self._link.failed(Call.SAVE, error)
-                self._give_up(state, UNAVAILABLE)
+                self._give_up(state, MoveFailure.UNAVAILABLE)
             finally:
                 if layer is None:
                     self._end(state)
         for state in states:
-            self._give_up(state, CANCELLED)
+            self._give_up(state, MoveFailure.CANCELLED)
             self._end(state)
 
     @staticmethod
@@ -170,7 +170,7 @@ class LayerSaver:
         keys = state.job.keys
         client = self._link.client()
         if client is None:
-            state.lost[ABSENT] = len(keys)
+            state.lost[MoveFailure.ABSENT] = len(keys)
             return
         try:
             there = client.exists_many(list(keys), timeout_s=state.left_s())

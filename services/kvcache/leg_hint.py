@@ -8,11 +8,21 @@ ignored.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
 from typing import Any, Self
 
 FIELD = "kv_transfer_params"
 NAME = "mooncache"
 VERSION = 1
+
+
+class LegRole(StrEnum):
+    """Which leg of a request."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 # Outcome of a leg that waited for blocks until its time was over.
 TIMEOUT = "timeout"
 

@@ -14,19 +14,25 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
+from enum import StrEnum
 
 from mooncache.client.keys import KEY_BYTES
 from mooncache.errors import NoNodes
 from mooncache.kvcache.pool_link import Call, PoolClient, PoolLink
 from mooncache.runtime import tracing
 
-FOUND = "found"
-TIMEOUT = "timeout"
-ABSENT = "pool_absent"
-FAILED = "failed"
 POLL_SHARE, POLL_MAX_S = 0.02, 0.05
 TIMEOUT_S = 1.0  # of one question; no answer is a miss
 POLL_S = 0.003  # how soon blocks that another instance saves are seen; see _pause_s
+
+
+class LookupOutcome(StrEnum):
+    """How a question to the pool ended."""
+
+    FOUND = "found"
+    TIMEOUT = "timeout"
+    ABSENT = "pool_absent"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ class LookupResult:
     """`present[i]`: the pool holds key i. `outcome`: found, timeout (awaited keys are missing), pool_absent, failed."""
 
     present: tuple[bool, ...]
-    outcome: str
+    outcome: LookupOutcome
     at_s: float
     waited_s: float = 0.0
 
@@ -63,7 +69,7 @@ class _Waiting:
     span: tracing.Span
     present: tuple[bool, ...] = ()
 
-    def answer(self, outcome: str) -> LookupResult:
+    def answer(self, outcome: LookupOutcome) -> LookupResult:
         """The answer now, with what is known to be present."""
         self.span.set(kvcache__found_blocks=sum(self.present), kvcache__reason=outcome)
         self.span.end()
@@ -72,7 +78,7 @@ class _Waiting:
 
 
 class Lookups:
-    """See the module's text. Answers are taken with `take`; `changed` is set when there is a new one."""
+    """Lookups in the pool, on their own thread. `take` collects answers; `changed` is set with each new one."""
 
     def __init__(
         self,
@@ -113,7 +119,9 @@ class Lookups:
             waiting = self._open.get(name)
             if waiting is not None and time.monotonic() > self._over_s(waiting):
                 del self._open[name]
-                return waiting.answer(TIMEOUT if waiting.question.awaited else FAILED)
+                return waiting.answer(
+                    LookupOutcome.TIMEOUT if waiting.question.awaited else LookupOutcome.FAILED
+                )
             return self._answers.pop(name, None)
 
     def _over_s(self, waiting: _Waiting) -> float:
@@ -172,7 +180,7 @@ class Lookups:
         youngest_s = max((waiting.asked_s for waiting in self._open.values()), default=0.0)
         return max(self._poll_s, min(POLL_MAX_S, POLL_SHARE * (time.monotonic() - youngest_s)))
 
-    def _finish(self, waiting: _Waiting, outcome: str) -> None:
+    def _finish(self, waiting: _Waiting, outcome: LookupOutcome) -> None:
         with self._lock:
             if self._open.get(waiting.question.name) is not waiting:
                 return  # withdrawn or asked anew
@@ -187,11 +195,11 @@ class Lookups:
                 return
         client = self._link.client()
         if client is None:
-            self._finish(waiting, ABSENT)
+            self._finish(waiting, LookupOutcome.ABSENT)
             return
         left_s = self._over_s(waiting) - time.monotonic()
         if left_s <= 0:  # others have used its time up
-            self._finish(waiting, TIMEOUT if waiting.question.awaited else FAILED)
+            self._finish(waiting, LookupOutcome.TIMEOUT if waiting.question.awaited else LookupOutcome.FAILED)
             return
         try:
             timeout_s = min(self._timeout_s, left_s)
@@ -199,16 +207,18 @@ class Lookups:
         except Exception as error:  # noqa: BLE001  (a defect must not end the thread: all requests would wait)
             self._link.failed(Call.LOOKUP, error)
             waiting.present = ()
-            self._finish(waiting, ABSENT if isinstance(error, NoNodes) else FAILED)
+            self._finish(
+                waiting, LookupOutcome.ABSENT if isinstance(error, NoNodes) else LookupOutcome.FAILED
+            )
             return
         self._link.succeeded()
         waiting.present = tuple(found.present) or (True,) * found.leading_blocks
         if found.unreachable_nodes and found.unreachable_nodes >= len(client.nodes()):
-            self._finish(waiting, ABSENT)
+            self._finish(waiting, LookupOutcome.ABSENT)
         elif found.leading_blocks >= waiting.question.awaited:
-            self._finish(waiting, FOUND)
+            self._finish(waiting, LookupOutcome.FOUND)
         elif time.monotonic() >= waiting.question.deadline_s:
-            self._finish(waiting, TIMEOUT)
+            self._finish(waiting, LookupOutcome.TIMEOUT)
 
     def _poll(self) -> None:
         """One look at everything that is awaited."""
@@ -220,7 +230,7 @@ class Lookups:
         client = self._link.client()
         if client is None:
             for waiting in waiters:
-                self._finish(waiting, ABSENT)
+                self._finish(waiting, LookupOutcome.ABSENT)
             return
         now_s = time.monotonic()
         for waiting, there in zip(waiters, self._appeared(client, waiters), strict=True):

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from mooncache.errors import (
@@ -39,22 +40,28 @@ OK = 0
 BATCH_BYTES = 32 << 20
 _TIMEOUT_MIN_S = 1e-3
 
+
+class MoveFailure(StrEnum):
+    """Why a block was not loaded or saved."""
+
+    MISSING = "missing"
+    CHECKSUM = "checksum"
+    TIMEOUT = "timeout"
+    UNAVAILABLE = "unavailable"
+    WRONG_SIZE = "wrong_size"
+    ABSENT = "pool_absent"
+    CANCELLED = "cancelled"
+    FULL = "full"
+
+
 # Reasons of failures: a fixed set, because they are labels of metrics.
-MISSING = "missing"
-CHECKSUM = "checksum"
-TIMEOUT = "timeout"
-UNAVAILABLE = "unavailable"
-WRONG_SIZE = "wrong_size"
-ABSENT = "pool_absent"
-CANCELLED = "cancelled"
-FULL = "full"
 _REASON_OF_CODE = {
-    NotFound.code: MISSING,
-    ChecksumMismatch.code: CHECKSUM,
-    DeadlineExceeded.code: TIMEOUT,
-    NoSpace.code: FULL,
-    BackPressure.code: FULL,
-    QuotaExceeded.code: FULL,
+    NotFound.code: MoveFailure.MISSING,
+    ChecksumMismatch.code: MoveFailure.CHECKSUM,
+    DeadlineExceeded.code: MoveFailure.TIMEOUT,
+    NoSpace.code: MoveFailure.FULL,
+    BackPressure.code: MoveFailure.FULL,
+    QuotaExceeded.code: MoveFailure.FULL,
 }
 LOAD_THREADS = 2  # one loads while the other copies
 SAVE_THREADS = 1
@@ -66,7 +73,7 @@ def _span(name: str, job: TransferJob) -> tracing.Span:
 
 def reason_of(code: int) -> str:
     """The reason that a stable error code stands for."""
-    return _REASON_OF_CODE.get(code, UNAVAILABLE)
+    return _REASON_OF_CODE.get(code, MoveFailure.UNAVAILABLE)
 
 
 def _code_of(error: Exception) -> int:
@@ -127,7 +134,7 @@ class _Save:
 
 
 class Mover:
-    """See the module's text. `changed` is set whenever there is a new report."""
+    """Loads and saves blocks on its own threads. `changed` is set whenever there is a new report."""
 
     def __init__(
         self,
@@ -193,7 +200,9 @@ class Mover:
                 self._saves.append(save)
                 self._lock.notify_all()
             else:
-                self._save_reports.append(SaveReport(job.name, (), 0, 0, 0.0, {FULL: len(job.keys)}))
+                self._save_reports.append(
+                    SaveReport(job.name, (), 0, 0, 0.0, {MoveFailure.FULL: len(job.keys)})
+                )
         if not fits:
             self.changed.set()
 
@@ -242,7 +251,7 @@ class Mover:
             self._saves.clear()
             self._lock.notify_all()
         for save in dropped:
-            self._end_save(save, [], 0, 0, {CANCELLED: len(save.job.keys)})
+            self._end_save(save, [], 0, 0, {MoveFailure.CANCELLED: len(save.job.keys)})
         deadline_s = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
@@ -261,7 +270,8 @@ class Mover:
                 if not self._loads:
                     return
                 load = self._loads.popleft()
-            loaded, reason = 0, UNAVAILABLE
+            loaded = 0
+            reason: str = MoveFailure.UNAVAILABLE
             try:
                 with _span("kvcache.load", load.job) as span:
                     loaded, reason = self._load_batches(load)
@@ -286,19 +296,19 @@ class Mover:
                 self.changed.set()
 
     def _load_batches(self, load: _Load) -> tuple[int, str]:
-        """Blocks that came without a gap, and why not more."""
+        """Leading blocks that were loaded, and the reason why not more."""
         job = load.job
         deadline_s = load.started_s + self._load_timeout_s
         step = max(1, BATCH_BYTES // self._memory.block_bytes)
         for at in range(0, len(job.keys), step):
             left_s = deadline_s - time.monotonic()
             if load.cancelled:
-                return at, CANCELLED
+                return at, MoveFailure.CANCELLED
             if left_s <= 0:
-                return at, TIMEOUT
+                return at, MoveFailure.TIMEOUT
             client = self._link.client()
             if client is None:
-                return at, ABSENT
+                return at, MoveFailure.ABSENT
             blocks = job.blocks[at : at + step]
             came, reason = self._load_batch(client, job.keys[at : at + step], blocks, load.fence, deadline_s)
             if reason:
@@ -328,7 +338,7 @@ class Mover:
             if code != OK:
                 return index, reason_of(code)
             if result.sizes_bytes[index] != self._memory.block_bytes:
-                return index, WRONG_SIZE
+                return index, MoveFailure.WRONG_SIZE
         return len(keys), ""
 
     # --- saves -----------------------------------------------------------------------------------------------
@@ -367,7 +377,7 @@ class Mover:
         self.changed.set()
 
     def _save_batches(self, save: _Save, stored: list[int], lost: dict[str, int]) -> tuple[int, int]:
-        """Fills `stored` and `lost`; returns blocks that were there already and bytes that moved."""
+        """Fill `stored` and `lost`. Returns the blocks that were already stored and the bytes moved."""
         job = save.job
         deadline_s = time.monotonic() + self._save_timeout_s
         step = max(1, BATCH_BYTES // self._memory.block_bytes)
@@ -377,7 +387,7 @@ class Mover:
             left_s = deadline_s - time.monotonic()
             client = self._link.client()
             if client is None or left_s <= 0:
-                reason = ABSENT if client is None else TIMEOUT
+                reason = MoveFailure.ABSENT if client is None else MoveFailure.TIMEOUT
                 lost[reason] = lost.get(reason, 0) + len(job.keys) - at
                 break
             wanted, codes = self._save_batch(client, save, indices, left_s)

@@ -85,7 +85,7 @@ class Breaker:
 
 
 class PoolLink:
-    """See the module's text.
+    """A connection to the pool that reconnects by itself.
 
     Args:
         connect: makes a client or raises; it runs on the link's own thread.

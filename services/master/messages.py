@@ -41,21 +41,21 @@ TASK_STATES = {
 
 
 def check_name(text: str, what: str) -> str:
-    """Return a name that is not empty and not too long. Raises InvalidArgument."""
+    """A name that is not empty and not too long. Raises InvalidArgument."""
     if not text or len(text) > NAME_CHARS_MAX or not text.isprintable():
         raise errors.InvalidArgument(f"{what} must have 1 to {NAME_CHARS_MAX} printable characters")
     return text
 
 
 def check_replicas(count: int) -> int:
-    """Return a number of copies that can be asked for. Raises InvalidArgument."""
+    """A number of copies that can be asked for. Raises InvalidArgument."""
     if not 1 <= count <= REPLICAS_MAX:
         raise errors.InvalidArgument(f"replica_count must be in 1..{REPLICAS_MAX}, not {count}")
     return count
 
 
 def registration_of(request: master_pb2.RegisterNodeRequest) -> Registration:
-    """Return what a node says of itself. Raises InvalidArgument."""
+    """A node's description of itself. Raises InvalidArgument."""
     if len(request.segments) > SEGMENTS_MAX:
         raise errors.InvalidArgument(f"{len(request.segments)} segments; a node has at most {SEGMENTS_MAX}")
     if not 0 <= request.endpoints.tcp_port < 65536:
@@ -81,7 +81,7 @@ def registration_of(request: master_pb2.RegisterNodeRequest) -> Registration:
 
 
 def rails_of(rails: Iterable[common_pb2.RdmaRail]) -> tuple[Rail, ...]:
-    """Return a node's RDMA ports, the first RAILS_MAX of them."""
+    """A node's RDMA ports, the first RAILS_MAX of them."""
     return tuple(
         Rail(
             device=_shown(rail.device),
@@ -101,12 +101,12 @@ def rails_of(rails: Iterable[common_pb2.RdmaRail]) -> tuple[Rail, ...]:
 
 
 def _shown(text: str) -> str:
-    """Return what terminals and pages can show of a text."""
+    """The printable characters of a text."""
     return "".join(sign if sign.isprintable() else "?" for sign in text[:NAME_CHARS_MAX])
 
 
 def node_info(node: Node) -> common_pb2.NodeInfo:
-    """Return a node as the cluster map shows it."""
+    """A node as the cluster map shows it."""
     ends = node.info.endpoints
     return common_pb2.NodeInfo(
         index=node.index,
@@ -139,7 +139,7 @@ def node_info(node: Node) -> common_pb2.NodeInfo:
 
 
 def cluster_map(nodes: Iterable[Node], term: int, epoch: int, leader: str) -> common_pb2.ClusterMap:
-    """Return the map of these nodes, ordered by index."""
+    """The map of these nodes, ordered by index."""
     ordered = sorted(nodes, key=lambda node: node.index)
     return common_pb2.ClusterMap(
         epoch=epoch, term=term, leader=leader, nodes=[node_info(node) for node in ordered]
@@ -147,7 +147,7 @@ def cluster_map(nodes: Iterable[Node], term: int, epoch: int, leader: str) -> co
 
 
 def task_message(task: Task, now_s: float) -> master_pb2.Task:
-    """Return a task as GetTask shows it."""
+    """A task as GetTask shows it."""
     return master_pb2.Task(
         task_id=task.task_id,
         kind=TASK_KINDS[task.kind],
@@ -165,7 +165,7 @@ def task_message(task: Task, now_s: float) -> master_pb2.Task:
 
 
 def tenant_of(named: str, context: CallContext) -> tuple[str, int]:
-    """Return name and id of the tenant that a call is for: the caller's own, unless an admin names another.
+    """Name and id of the tenant that a call is for: the caller's own, unless an admin names another.
 
     Raises PermissionDenied when somebody else does, InvalidArgument for a malformed name.
     """

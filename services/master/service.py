@@ -14,8 +14,9 @@ from mooncache.errors import NodeUnavailable
 from mooncache.master.background import leadership
 from mooncache.master.background.duties import master_duties
 from mooncache.master.background.run_tasks import TaskRunner
-from mooncache.master.config import MasterConfig
+from mooncache.master.limits import MasterLimits
 from mooncache.master.ops.table import master_table
+from mooncache.master.shell.gauges import add_gauges
 from mooncache.master.shell.node_calls import NodeCalls
 from mooncache.master.state import MasterState
 from mooncache.runtime import tls
@@ -31,10 +32,10 @@ _DRAIN_TIMEOUT_S = 5.0  # control calls are short
 
 
 class MasterService(Service):
-    """See the module's text. Raises ConfigInvalid for settings that cannot work."""
+    """The master as a service. Raises ConfigInvalid for settings that cannot work."""
 
     def __init__(
-        self, config: Config, *, limits: MasterConfig | None = None, coordinator: Coordinator | None = None
+        self, config: Config, *, limits: MasterLimits | None = None, coordinator: Coordinator | None = None
     ) -> None:
         section = config.master
         super().__init__(
@@ -47,7 +48,7 @@ class MasterService(Service):
             drain_timeout_s=_DRAIN_TIMEOUT_S,
             advertise_host=section.advertise_host,
         )
-        self.limits = limits or MasterConfig.of(section)
+        self.limits = limits or MasterLimits.of(section)
         self.coordinator = coordinator or make_coordinator(config, self.clock)
         self.state: MasterState
         self.tasks: TaskRunner
@@ -76,6 +77,7 @@ class MasterService(Service):
             nodes=self._nodes,
             metrics=self.metrics,
         )
+        add_gauges(self.metrics, self.state)
         self.tasks = TaskRunner(self.state)
         return master_table(self.state)
 

@@ -15,13 +15,13 @@ from mooncache import errors
 from mooncache.auth import tenant_id
 from mooncache.kvcache.block_index import BlockIndex, native_index
 from mooncache.master import messages
-from mooncache.master.config import MasterConfig
 from mooncache.master.core.directory import Directory
 from mooncache.master.core.membership import Membership, Node, NodeState, Transition
 from mooncache.master.core.placement import Candidate
 from mooncache.master.core.reports import NodeReports, ReportCounters
 from mooncache.master.core.tasks import TaskBook
 from mooncache.master.core.usage import TenantLedger
+from mooncache.master.limits import MasterLimits
 from mooncache.master.shell.instruments import MasterMetrics
 from mooncache.master.shell.node_calls import NodeCalls
 from mooncache.proto.v1 import common_pb2
@@ -33,11 +33,11 @@ log = get_logger(__name__)
 
 
 class MasterState:
-    """See the module's text. `make_index` gives an empty block index for each term."""
+    """The state of one master, shared by its ops and duties. `make_index` gives an empty block index for each term."""
 
     def __init__(
         self,
-        config: MasterConfig,
+        limits: MasterLimits,
         *,
         master_id: str,
         grpc_target: str,
@@ -46,7 +46,7 @@ class MasterState:
         metrics: Metrics,
         make_index: Callable[[], BlockIndex] = native_index,
     ) -> None:
-        self.config = config
+        self.limits = limits
         self.master_id = master_id
         self.grpc_target = grpc_target
         self.clock = clock
@@ -59,14 +59,13 @@ class MasterState:
         self.masters: tuple[tuple[str, str], ...] = ()
         self.watchers = 0
         self.trimming = asyncio.Lock()
-        self.membership = Membership(config.membership_rules(), config.placement_rules())
-        self.ledger = TenantLedger(tenant_id, config.tenant_quotas_bytes)
+        self.membership = Membership(limits.membership, limits.placement)
+        self.ledger = TenantLedger(tenant_id, limits.tenant_quotas_bytes)
         self._make_index = make_index
         self._map: common_pb2.ClusterMap | None = None
         self._map_changed = asyncio.Event()
         self._map_epoch = 0
         self._clear(0)
-        self.instruments.watch(self)
 
     # --- leadership --------------------------------------------------------------------------------------
 
@@ -99,12 +98,10 @@ class MasterState:
     # --- nodes -------------------------------------------------------------------------------------------
 
     def reports_of(self, node: Node) -> NodeReports:
-        """Return the report logic of the node's incarnation."""
+        """The report logic of the node's incarnation."""
         known = self._reports.get(node.index)
         if known is None or known[0] != (node.node_id, node.incarnation):
-            reports = NodeReports(
-                node.index, self.directory, self.config.report_rules(), self.report_counters
-            )
+            reports = NodeReports(node.index, self.directory, self.limits.reports, self.report_counters)
             self._reports[node.index] = known = ((node.node_id, node.incarnation), reports)
         return known[1]
 
@@ -151,7 +148,7 @@ class MasterState:
         self.announce()
 
     def completeness(self) -> float:
-        """Return the share of living nodes whose full report has been taken in."""
+        """The share of living nodes whose full report has been taken in."""
         return self.membership.completeness()
 
     # --- the map -----------------------------------------------------------------------------------------
@@ -165,7 +162,7 @@ class MasterState:
             self._map_changed = asyncio.Event()
 
     def cluster_map(self) -> common_pb2.ClusterMap:
-        """Return the current map (made once for each epoch; do not change it)."""
+        """The current map (made once for each epoch; do not change it)."""
         if self._map is None or self._map.epoch != self.membership.epoch:
             members = self.membership
             self._map = messages.cluster_map(
@@ -230,7 +227,7 @@ class MasterState:
                 continue
 
     def index_stat(self, name: str) -> float:
-        """Return one of the index's own counters, 0 when it has no such counter."""
+        """One of the index's own counters, 0 when it has no such counter."""
         return float(self.directory.stats().get(name, 0))
 
     def check(self) -> None:
@@ -247,5 +244,5 @@ class MasterState:
         self.membership.reset(term)
         self.directory = Directory(self._make_index())
         self.report_counters = ReportCounters()
-        self.tasks = TaskBook(self.config.task_rules(), f"t{term}")
+        self.tasks = TaskBook(self.limits.tasks, f"t{term}")
         self._reports: dict[int, tuple[tuple[str, int], NodeReports]] = {}

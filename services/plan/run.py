@@ -116,7 +116,7 @@ class Planner:
             closest = max(found.simulated, key=lambda item: item[1])
             wanted = self.spec.slo.attainment
             raise PlanUnconfirmed(
-                f"The simulator was asked about {len(found.simulated)} plans; the best of them keeps {closest[1]:.1%} "
+                f"The simulator was asked about {len(found.simulated)} plans; the best of them serves {closest[1]:.1%} "
                 f"of the requests within the SLOs, {wanted:.1%} are wanted ({closest[0].layout.name})."
             )
         target = self.spec.slo.attainment

@@ -49,7 +49,7 @@ class TraceFormat:
 
         if self.block_tokens < 0:
             raise InvalidArgument(
-                f"--block-tokens: {self.block_tokens} tokens; at least 1, or 0 to find out."
+                f"--block-tokens: {self.block_tokens} tokens; at least 1, or 0 to detect it."
             )
         try:
             return read(path, block_tokens=self.block_tokens or None, time_unit=self.time_unit)

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from mooncache.errors import ScenarioUnknown
 from mooncache.reporting.rows import Report, describe_machine, describe_versions
 from mooncache.reproduce.finding import Sheet
 from mooncache.reproduce.lab import Lab
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """One figure or table. `run` fills the sheet; `work` says what it costs: "at once", "seconds", "minutes"."""
-
-    name: str
-    title: str
-    source: str
-    run: Callable[[Lab, Sheet], None]
-    work: str = "seconds"
+from mooncache.reproduce.scenario import Scenario
+from mooncache.reproduce.scenarios import ALL
 
 
 def scenarios() -> dict[str, Scenario]:
-    """All scenarios. Imported here, so that listing them costs nothing elsewhere."""
-    from mooncache.reproduce.scenarios import ALL
-
+    """All scenarios."""
     return {scenario.name: scenario for scenario in ALL}
 
 

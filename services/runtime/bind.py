@@ -28,5 +28,5 @@ def check_bind(tls: TlsSection, setting: str, host: str) -> None:
         return
     raise ConfigInvalid(
         f"{setting} is {host}, which other machines reach, and TLS is off. Set tls.enabled with certificates "
-        "(`mooncache tls init` makes them), or tls.insecure = true where you trust everybody on that network."
+        "(`mooncache tls init` makes them), or tls.insecure = true where you trust every host on that network."
     )

@@ -23,7 +23,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Duty:
-    """`run` does the work once (or for ever); `interval_s` is the pause between two runs."""
+    """`run` does the work once (or forever); `interval_s` is the pause between two runs."""
 
     name: str
     run: Callable[[], Awaitable[None]]

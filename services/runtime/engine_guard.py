@@ -35,7 +35,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class EngineGuard:
-    """See the module's text. Requests and websockets without the key end here with 401.
+    """ASGI middleware: requests and websockets without the engine's key get 401, on every path.
 
     Raises:
         ConfigInvalid: there is no key. An engine that would let everybody in does not start.

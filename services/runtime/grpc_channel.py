@@ -57,7 +57,7 @@ _CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
 
 
 class GrpcChannel:
-    """See Channel. One event loop; the connection is opened by the first call.
+    """A `Channel` over gRPC. One event loop; the connection is opened by the first call.
 
     Args:
         target: "host:port" of the service.
@@ -92,7 +92,7 @@ class GrpcChannel:
         self._closed = False
 
     async def call(self, method: str, request: Message, timeout_s: float) -> Any:
-        """See Channel.call."""
+        """Call one method; the contract is `Channel.call`."""
         if method not in self._methods:
             raise Unsupported(f"there is no method {method} to call")
         if timeout_s <= 0:
@@ -124,7 +124,7 @@ class GrpcChannel:
                     if answer is not None:
                         return described.response_class.FromString(answer)
             raise Unauthenticated(
-                f"{self.target} called every proof for {method} stale; it was not carried out."
+                f"{self.target} rejected every proof for {method} as stale; the call was not carried out."
             )
         except TimeoutError:
             raise DeadlineExceeded(
@@ -132,7 +132,7 @@ class GrpcChannel:
             ) from None
         except DecodeError:
             raise ProtocolError(
-                f"{self.target} answered {method} with bytes that are no {method}Response."
+                f"{self.target} answered {method} with bytes that are not a {method}Response."
             ) from None
         except asyncio.CancelledError:
             if self._closed and not _cancelling():
@@ -168,7 +168,7 @@ class GrpcChannel:
         return answer
 
     async def close(self) -> None:
-        """See Channel.close."""
+        """Close the channel; calls in flight end with an error."""
         self._closed = True
         self._calls.clear()
         channel, self._channel = self._channel, None

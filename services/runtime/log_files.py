@@ -1,4 +1,4 @@
-"""Files that processes write their output into: none grows for ever, and the last part of what was cut off is kept."""
+"""Files that processes write their output into: none grows forever, and the last part of what was cut off is kept."""
 
 from __future__ import annotations
 

@@ -212,7 +212,9 @@ class Gate:
                 self._present.nonce,
                 "The proof does not fit the token of this cluster; check that both ends use the same token file.",
             )
-        admitted = Admitted(self._present.nonce, "The call is stale; it was not carried out.", key, mac)
+        admitted = Admitted(
+            self._present.nonce, "The proof of the call is stale; the call was not carried out.", key, mac
+        )
         generation = self._generation(nonce)
         if generation is None or not generation.sessions.setdefault((who, session), Window()).take(
             int(number)

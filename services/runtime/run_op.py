@@ -124,7 +124,7 @@ class OpRunner:
         try:
             return request_class.FromString(request)
         except DecodeError:
-            raise ProtocolError(f"The bytes are no {request_class.DESCRIPTOR.name}.") from None
+            raise ProtocolError(f"The bytes are not a {request_class.DESCRIPTOR.name}.") from None
 
     def _defect(self, method: str, error: Exception) -> Internal:
         log.error(Event.RPC_DEFECT, error=repr(error), exc_info=error)

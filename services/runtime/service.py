@@ -36,7 +36,7 @@ log = get_logger(__name__)
 
 
 class Service:
-    """See the module's text. One instance is one service; several may live in one loop (each has its own
+    """The base class of every service. One instance is one service; several may live in one loop (each has its own
     metrics).
 
     Args:

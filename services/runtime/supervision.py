@@ -12,13 +12,22 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final
 
 WINDOW_S: Final = 600.0
 STALL_FACTOR: Final = (
     4.0  # one step of a long prompt moves no number, and takes longer than an answer to /health
 )
-DOWN, STARTING, READY, GIVEN_UP = "down", "starting", "ready", "given_up"
+
+
+class RunState(StrEnum):
+    """What a supervised process is doing."""
+
+    DOWN = "down"
+    STARTING = "starting"
+    READY = "ready"
+    GIVEN_UP = "given_up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +54,10 @@ def pause_s(policy: RestartPolicy, ends: int, jitter: float) -> float:
 
 @dataclass(slots=True)
 class Supervision:
-    """See the module's text. `now_s` is monotonic; the shell carries out what `due` and `hangs` say."""
+    """The state of one supervised process. `now_s` is monotonic; the shell carries out what `due` and `hangs` say."""
 
     policy: RestartPolicy
-    state: str = DOWN
+    state: RunState = RunState.DOWN
     reason: str = "not started yet"
     starts: int = 0
     next_start_s: float = 0.0
@@ -59,29 +68,29 @@ class Supervision:
 
     def due(self, now_s: float) -> bool:
         """Whether it has to be started now."""
-        return self.state == DOWN and now_s >= self.next_start_s
+        return self.state == RunState.DOWN and now_s >= self.next_start_s
 
     def started(self, now_s: float) -> None:
         """A run began."""
-        assert self.state == DOWN, f"started while {self.state}"
-        self.state, self.reason = STARTING, "loading"
+        assert self.state == RunState.DOWN, f"started while {self.state}"
+        self.state, self.reason = RunState.STARTING, "loading"
         self.started_s = self.heard_s = now_s
         self.stuck_s = None
         self.starts += 1
 
     def heard(self, now_s: float) -> bool:
         """It is healthy; True when that is news."""
-        if self.state not in (STARTING, READY):
+        if self.state not in (RunState.STARTING, RunState.READY):
             return False
-        news = self.state == STARTING
-        self.state, self.reason, self.heard_s = READY, "", now_s
+        news = self.state == RunState.STARTING
+        self.state, self.reason, self.heard_s = RunState.READY, "", now_s
         return news
 
     def silent(self, now_s: float) -> str:
         """It did not answer; returns why it has to be killed, "" while there is hope."""
-        if self.state == STARTING and now_s - self.started_s > self.policy.start_timeout_s:
+        if self.state == RunState.STARTING and now_s - self.started_s > self.policy.start_timeout_s:
             return f"not healthy within {self.policy.start_timeout_s:g} s"
-        if self.state == READY:
+        if self.state == RunState.READY:
             self.reason = f"no answer for {now_s - self.heard_s:.1f} s"
             if 0 < self.policy.hang_timeout_s < now_s - self.heard_s:
                 return f"no answer for {self.policy.hang_timeout_s:g} s"
@@ -97,7 +106,7 @@ class Supervision:
     def stalled(self, now_s: float) -> str:
         """Why an engine that answers has to be killed all the same; "" when it works."""
         limit_s = STALL_FACTOR * self.policy.hang_timeout_s
-        if self.state == READY and self.stuck_s is not None and now_s - self.stuck_s > limit_s:
+        if self.state == RunState.READY and self.stuck_s is not None and now_s - self.stuck_s > limit_s:
             return f"requests run, and nothing moved for {limit_s:g} s"
         return ""
 
@@ -107,25 +116,25 @@ class Supervision:
             self.ends.popleft()
         self.ends.append(now_s)
         if len(self.ends) > self.policy.restart_count_max:
-            self.state = GIVEN_UP
+            self.state = RunState.GIVEN_UP
             self.reason = (
                 f"given up after {len(self.ends)} failures "
                 f"within {self.policy.window_s / 60:g} minutes: {why}"
             )
             return False
         wait_s = pause_s(self.policy, len(self.ends), jitter)
-        self.state, self.next_start_s = DOWN, now_s + wait_s
+        self.state, self.next_start_s = RunState.DOWN, now_s + wait_s
         self.reason = f"restarting in {wait_s:.1f} s: {why}"
         return True
 
     def lost(self, now_s: float, why: str) -> None:
-        """An engine that somebody else runs is gone: look for it again at once, for ever."""
-        self.state, self.reason, self.next_start_s = DOWN, why, now_s
+        """An engine that somebody else runs is gone: look for it again at once, forever."""
+        self.state, self.reason, self.next_start_s = RunState.DOWN, why, now_s
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
         assert len(self.ends) <= self.policy.restart_count_max + 1, "the history grows without limit"
-        assert self.state in (DOWN, STARTING, READY, GIVEN_UP), self.state
+        assert self.state in (RunState.DOWN, RunState.STARTING, RunState.READY, RunState.GIVEN_UP), self.state
         assert len(self.ends) <= self.starts, "more ends than starts"
 
 

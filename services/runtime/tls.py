@@ -84,4 +84,6 @@ def _load_pair(context: ssl.SSLContext, tls: TlsSection) -> None:
     try:
         context.load_cert_chain(str(tls.cert_file), str(tls.key_file))
     except ssl.SSLError as error:
-        raise ConfigInvalid(f"tls.cert_file and tls.key_file are no pair: {error.reason}.") from None
+        raise ConfigInvalid(
+            f"tls.cert_file and tls.key_file do not belong together: {error.reason}."
+        ) from None

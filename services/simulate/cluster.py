@@ -129,11 +129,11 @@ class ClusterSpec:
         return [f"{group.label}-{number}" for group in self.instances for number in range(group.count)]
 
     def profile_of(self, group: InstanceGroup) -> ModelProfile:
-        """Return the profile of a group's instances."""
+        """The profile of a group's instances."""
         return group.profile or self.profile
 
     def check(self) -> ClusterSpec:
-        """Return itself, or raise CLUSTER_INVALID, PROFILE_INVALID or MODEL_TOO_LARGE with a full sentence."""
+        """The spec itself. Raises CLUSTER_INVALID, PROFILE_INVALID or MODEL_TOO_LARGE with a full sentence."""
         self.profile.check()
         _one_of("pool", self.pool, POOLS)
         _one_of("first_token", self.first_token, FIRST_TOKENS)
@@ -154,7 +154,7 @@ class ClusterSpec:
         roles = {group.role for group in self.instances if group.count > 0}
         if not roles & {"decode", "both"}:
             raise ClusterInvalid(
-                f"instances: roles {sorted(roles) or 'none'}; nobody decodes: add a group with role decode or both"
+                f"instances: roles {sorted(roles) or 'none'}; no group decodes: add one with role decode or both"
             )
         self._check_events()
         return self
@@ -215,7 +215,7 @@ class ClusterSpec:
                 _one_of(f"{where}.role", event.role, tuple(ROLES))
 
     def reachable(self, ttft_s: float, tbt_s: float) -> ClusterSpec:
-        """Return itself, or raise SIMULATION_INVALID when not even an idle cluster keeps these promises.
+        """The spec itself. Raises SIMULATION_INVALID when even an idle cluster misses these SLOs.
 
         The message says which limit binds and by how much.
         """
@@ -235,7 +235,7 @@ class ClusterSpec:
         return self
 
     def with_counts(self, **counts: int) -> ClusterSpec:
-        """Return the same cluster with other counts, by group label."""
+        """The same cluster with other counts, by group label."""
         groups = tuple(replace(g, count=counts.get(g.label, g.count)) for g in self.instances)
         return replace(self, instances=groups)
 
@@ -277,7 +277,7 @@ def _number(name: str, value: Any, unit: str, low: float | None = None, above: f
         raise ClusterInvalid(f"{name} is {value} {unit}: it has to be at least {low}")
     if above is not None and value <= above:
         raise ClusterInvalid(
-            f"{name} is {value} {unit}: it has to be more than {above:g}, or nothing ever moves"
+            f"{name} is {value} {unit}: it has to be more than {above:g}, or no data would ever move"
         )
     most, instead = _LIKELY.get(name.rsplit(".", 1)[-1], (math.inf, ""))
     if value > most:
@@ -292,7 +292,7 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
 def paper_cluster(
     prefill: int = 8, decode: int = 8, dram_tokens: int = 3_000_000, **changes: Any
 ) -> ClusterSpec:
-    """Return the test bed of FAST'25: nodes of 8 x A800, 4 x 200 Gbps, 3 M tokens of DRAM on each prefill node."""
+    """The test bed of FAST'25: nodes of 8 x A800, 4 x 200 Gbps, 3 M tokens of DRAM on each prefill node."""
     blocks = dram_tokens // int(changes.get("block_tokens", 512))
     roles = changes.get("roles", RoleSwitching())
     # Decode nodes take no part in the pool; those that may become prefill nodes have the memory for it.

@@ -41,12 +41,12 @@ class _Costs:
         self.decode = profile.decode
 
     def prompt_s(self, tokens: int, held: int) -> float:
-        """Return the time of one prompt, or of one chunk that ends at `tokens`."""
+        """The time of one prompt, or of one chunk that ends at `tokens`."""
         new, square = tokens - held, tokens * tokens - held * held
         return self.fixed_s + self.per_token_s * new + self.square_s * square
 
     def batch_s(self, sequences: int, kv_tokens: float) -> float:
-        """Return what the sequences of a batch add to an iteration, beyond reading the weights."""
+        """The time that a batch adds to an iteration, beyond reading the weights."""
         return self.decode.per_sequence_s * sequences + self.decode.per_token_s * kv_tokens
 
 
@@ -277,7 +277,7 @@ class _Cluster:
 
 
 def tail_gap_s(gap_s: list[float], gap_end: list[int], first: int, last: int, before_s: float = 0.0) -> float:
-    """Return the mean of the longest tenth (at least one) of the gaps of steps first+1 ... last.
+    """The mean of the longest tenth (at least one) of the gaps of steps first+1 ... last.
 
     gap_s[i] holds for the steps after gap_end[i-1] up to gap_end[i]; `before_s` is taken off the first gap.
     """

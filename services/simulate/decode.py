@@ -107,16 +107,16 @@ class Batch:
         return sequence.reserved_tokens > self.capacity_tokens
 
     def tbt_with(self, sequence: SimSequence) -> float:
-        """Return the length of a step once the sequence has joined."""
+        """The length of a step once the sequence has joined."""
         return self.cost.tbt_s(len(self.running) + 1, self.kv_tokens + sequence.kv_tokens)
 
     def tbt_after_all(self, sequence: SimSequence) -> float:
-        """Return the length of a step once the sequence, and all that wait for a place, have joined."""
+        """The length of a step once the sequence, and all that wait for a place, have joined."""
         kv_tokens = self.kv_tokens + sum(other.kv_tokens for other in self.waiting)
         return self.cost.tbt_s(len(self.running) + len(self.waiting) + 1, kv_tokens + sequence.kv_tokens)
 
     def tbt_now(self) -> float:
-        """Return the length of a step of the batch as it is; 0 when nothing runs."""
+        """The length of a step of the batch as it is; 0 when nothing runs."""
         if not self.running:
             return 0.0
         cost = self.cost
@@ -125,11 +125,11 @@ class Batch:
     # time within a segment
 
     def _after(self, steps: int) -> float:
-        """Return the seconds that so many steps of this segment take."""
+        """The seconds that so many steps of this segment take."""
         return steps * self.step_s + self._growth_s * (steps * (steps - 1) / 2)
 
     def steps_until(self, seconds: float) -> int:
-        """Return the fewest steps of this segment that take at least so long."""
+        """The fewest steps of this segment that take at least so long."""
         if seconds <= 0:
             return 0
         step_s, growth = self.step_s, self._growth_s
@@ -146,13 +146,13 @@ class Batch:
         return steps
 
     def boundary_s(self, now_s: float) -> float:
-        """Return when the step that runs at `now_s` ends; `now_s` when nothing runs."""
+        """When the step that runs at `now_s` ends; `now_s` when nothing runs."""
         if not self.running:
             return now_s
         return self.begin_s + self._after(self.steps_until(now_s - self.begin_s))
 
     def next_leave_s(self) -> float:
-        """Return when the next sequence ends, infinite when none runs."""
+        """When the next sequence ends, infinite when none runs."""
         if not self._heap:
             return math.inf
         return self.begin_s + self._after(self._heap[0][0] - self.step)
@@ -237,17 +237,17 @@ class Batch:
         self._gaps_begin = first
 
     def gaps(self, sequence: SimSequence) -> NDArray[np.float64]:
-        """Return the time between the tokens of a sequence that has just ended (a view; copy to keep)."""
+        """The time between the tokens of a sequence that has just ended (a view; copy to keep)."""
         return self._gaps[sequence.first_step - self._gaps_begin : sequence.last_step - self._gaps_begin]
 
 
 def _counted(steps: int) -> NDArray[np.float64]:
-    """Return 0, 1, 2, ..."""
+    """0, 1, 2, ..."""
     return _COUNTED[:steps] if steps <= len(_COUNTED) else np.arange(steps, dtype=np.float64)
 
 
 def worst_gaps_mean(gaps: NDArray[np.float64], first_extra_s: float) -> tuple[float, float]:
-    """Return (mean of the longest tenth of the gaps, mean of all); the first gap is longer by `first_extra_s`.
+    """(mean of the longest tenth of the gaps, mean of all); the first gap is longer by `first_extra_s`.
 
     Source: FAST'25, section 5: TBT of a request is the mean of its longest 10 % of token arrival intervals.
     """

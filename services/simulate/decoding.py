@@ -201,7 +201,7 @@ class Decoding:
         self._turn(node)
 
     def _chunk_s(self, life: SimRequest, node: SimNode) -> float:
-        """Return what the next chunk of the prompt adds to a step."""
+        """The time that the next chunk of the prompt adds to a step."""
         cost = node.profile.prefill
         begin = node.chunk_from or life.cached_tokens
         end = min(begin + node.group.chunk_tokens, life.input_tokens)

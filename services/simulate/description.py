@@ -118,7 +118,7 @@ def _profile(value: Any, where: str, folder: Path | None) -> profiles.ModelProfi
 
 
 def to_toml(spec: ClusterSpec) -> str:
-    """Return a description that `parse` reads back to an equal spec; defaults are left out."""
+    """A description that `parse` reads back to an equal spec; defaults are left out."""
     lines = [f"{key} = {_literal(getattr(spec, key))}" for key in _PLAIN]
     built_in = profiles.BUILT_IN.get(spec.profile.name) == spec.profile
     if built_in:

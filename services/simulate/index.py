@@ -19,7 +19,7 @@ FEW = 12  # rows that are cheaper one by one
 
 
 def rows_of(mask: int) -> list[int]:
-    """Return the numbers of the bits that are set, ascending; meant for a few of them."""
+    """The numbers of the bits that are set, ascending; meant for a few of them."""
     rows = []
     while mask:
         low = mask & -mask
@@ -47,7 +47,7 @@ class BlockHolders:
         self._bits: list[int] = []
 
     def bit(self, row: int) -> int:
-        """Return the (shared) mask of one row."""
+        """The (shared) mask of one row."""
         while row >= len(self._bits):
             self._bits.append(1 << len(self._bits))
         return self._bits[row]
@@ -56,7 +56,7 @@ class BlockHolders:
         return len(self._holders)
 
     def holders(self, block: int) -> int:
-        """Return the mask of the rows that hold the block."""
+        """The mask of the rows that hold the block."""
         return self._holders.get(block, 0)
 
     def add(self, blocks: Iterable[int], row: int) -> None:
@@ -90,7 +90,7 @@ class BlockHolders:
     def leading(
         self, blocks: Sequence[int], rows: int, block_tokens: int = 1, tokens_max: int = sys.maxsize
     ) -> tuple[NDArray[np.int64], int, int]:
-        """Return (leading tokens on each row, the longest run in blocks, mask of the rows that have it).
+        """(leading tokens on each row, the longest run in blocks, mask of the rows that have it).
 
         Without block_tokens they are blocks. tokens_max: of the prompt, whose last block may not be full.
         """
@@ -113,7 +113,7 @@ class BlockHolders:
         return counts, depth, mask if depth else 0
 
     def leading_on(self, blocks: Sequence[int], row: int, begin: int) -> int:
-        """Return the leading blocks on one row, when the first `begin` are known to be there."""
+        """The leading blocks on one row, when the first `begin` are known to be there."""
         bit, holders = self.bit(row), self._holders
         for depth in range(begin, len(blocks)):
             if not holders.get(blocks[depth], 0) & bit:

@@ -70,11 +70,11 @@ class Network:
         return number
 
     def offers(self) -> NDArray[np.float64]:
-        """Return what one more flow would get of each link (a view that stays true until a link is added)."""
+        """The bandwidth of one more flow on each link (a view, valid until a link is added)."""
         return self._offer[: len(self._capacity)]
 
     def offer(self, link: int) -> float:
-        """Return what one more flow would get of the link."""
+        """The bandwidth of one more flow on the link."""
         return float(self._offer[link])
 
     def start(

@@ -83,7 +83,7 @@ class SimNode:
         self.queued_s += expected_s
 
     def head(self) -> SimRequest | None:
-        """Return the prompt that is next: the first of those that are ready; it stays in the queue."""
+        """The prompt that is next: the first of those that are ready; it stays in the queue."""
         while self.ready:
             order, life = self.ready[0]
             if self.queue.get(order) is life:
@@ -127,7 +127,7 @@ class SimNode:
         index.remove(blocks, self.row)
 
     def on_ssd(self, blocks: list[int], begin: int, end: int) -> int:
-        """Return how many of the blocks [begin, end) of a chain are here on SSD only."""
+        """How many of the blocks [begin, end) of a chain are here on SSD only."""
         if self.ssd is None:
             return 0
         return sum(1 for block in blocks[begin:end] if block not in self.dram)

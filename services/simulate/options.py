@@ -47,7 +47,7 @@ class SimOptions:
     on_decision: OnDecision | None = None
 
     def check(self) -> SimOptions:
-        """Return itself, or raise SIMULATION_INVALID."""
+        """The options themselves. Raises SIMULATION_INVALID."""
         numbers = {"spread_tick_s": self.spread_tick_s, "noise": self.noise, "sample_s": self.sample_s}
         numbers |= {"ttft_slo_s": self.ttft_slo_s or 1.0, "tbt_slo_s": self.tbt_slo_s or 1.0}
         for name, value in numbers.items():

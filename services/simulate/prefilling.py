@@ -9,14 +9,14 @@ A pipeline of instances begins a prompt when all of its members have come to it.
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from mooncache.conductor.core.policy import pipeline
 from mooncache.conductor.core.policy.fleet import PREFILL
+from mooncache.conductor.core.policy.types import Branch
 from mooncache.simulate.sim_request import COMPUTING, HANDOVER, QUEUED, SimRequest
 
 if TYPE_CHECKING:
-    from mooncache.simulate.decoding import Decoding
     from mooncache.simulate.network import Flow
     from mooncache.simulate.node import SimNode
     from mooncache.simulate.scheduling import SimScheduler
@@ -25,12 +25,25 @@ if TYPE_CHECKING:
 _JUST_IN_TIME = 1 + 1e-9  # a stream that nothing holds up ends with its prompt, not a rounding error later
 
 
+class NextStage(Protocol):
+    """What follows a prompt: the handlers of decoding."""
+
+    def load(self, life: SimRequest) -> None:
+        """All KV is in the decode node's memory."""
+
+    def wake(self, node: SimNode) -> None:
+        """A node has new work."""
+
+    def over_at_prefill(self, life: SimRequest) -> None:
+        """The first token was the only one."""
+
+
 class Prefilling:
     """Handlers of everything that happens to a prompt until it is computed."""
 
     def __init__(self, world: World, scheduler: SimScheduler) -> None:
         self.world, self.scheduler = world, scheduler
-        self.decoding: Decoding
+        self.decoding: NextStage
         self._block_tokens = world.trace.block_tokens
 
     # --- coming in
@@ -56,14 +69,14 @@ class Prefilling:
         self._announce(life)
         node = world.nodes[life.prefill]
         maker = world.lives.get(int(choice.awaited.decision_id)) if choice.awaited is not None else None
-        if choice.branch == "wait" and maker is not None and maker.state in (QUEUED, COMPUTING):
+        if choice.branch is Branch.WAIT and maker is not None and maker.state in (QUEUED, COMPUTING):
             life.awaits += 1
             maker.waiters.append(life)
-        elif choice.branch == "fetch" and choice.fetch_tokens > 0:
+        elif choice.branch is Branch.FETCH and choice.fetch_tokens > 0:
             self._fetch(life, choice.source_row, choice.fetch_tokens)
-        elif choice.branch == "wait":
+        elif choice.branch is Branch.WAIT:
             life.planned = 0
-        if choice.branch == "local":
+        if choice.branch is Branch.LOCAL:
             self._read_ssd(life, node, 0, life.planned)
         if life.awaits == 0:
             self.be_ready(life)

@@ -55,7 +55,7 @@ class ModelProfile:
         return free // self.kv_bytes_per_token
 
     def check(self) -> ModelProfile:
-        """Return itself, or raise PROFILE_INVALID or MODEL_TOO_LARGE with the field, its value and the unit."""
+        """The profile itself. Raises PROFILE_INVALID or MODEL_TOO_LARGE with the field, its value and the unit."""
         costs = {f"prefill.{key}": value for key, value in self.prefill._asdict().items()}
         costs |= {f"decode.{key}": value for key, value in self.decode._asdict().items()}
         for field in fields(self):
@@ -85,7 +85,7 @@ class ModelProfile:
             )
         if self.load_bytes_per_s <= 0:
             raise ProfileInvalid(
-                f"profile {self.name}: load_bytes_per_s is {self.load_bytes_per_s} bytes/s; nothing would ever load"
+                f"profile {self.name}: load_bytes_per_s is {self.load_bytes_per_s} bytes/s; it has to be above 0"
             )
         if self.prefill.b <= 0 and self.prefill.c <= 0:
             raise ProfileInvalid(
@@ -133,7 +133,7 @@ BUILT_IN: Final = {LLAMA3_70B_8XA800.name: LLAMA3_70B_8XA800}
 
 
 def find(name: str) -> ModelProfile:
-    """Return a built-in profile, or raise PROFILE_INVALID with the nearest name."""
+    """A built-in profile. Raises PROFILE_INVALID with the nearest name."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     advice = nearest(name, BUILT_IN, f"built in: {', '.join(sorted(BUILT_IN))}.", cutoff=0.4)
@@ -283,7 +283,7 @@ def _coefficients(table: Any, names: tuple[str, ...], where: str) -> list[float]
 
 
 def to_table(profile: ModelProfile) -> dict[str, Any]:
-    """Return the table that `from_table` reads back."""
+    """The table that `from_table` reads back."""
     a, b, c, d = profile.prefill
     base, per_sequence, per_token = profile.decode
     table: dict[str, Any] = {"name": profile.name}

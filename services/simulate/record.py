@@ -30,7 +30,7 @@ _SERIES_KINDS = {
 
 
 def watched_blocks(trace: Trace, chosen: tuple[int, ...] | None) -> tuple[list[int], list[int]]:
-    """Return (block ids, their ranks by use) whose copies are counted; ranks that do not exist are left out."""
+    """(block ids, their ranks by use) whose copies are counted; ranks that do not exist are left out."""
     if not len(trace.hash_ids):
         return [], []
     ids, counts = np.unique(trace.hash_ids, return_counts=True)
@@ -161,7 +161,7 @@ class SimRecord:
         self._counts.append((self.arrived, self.rejected, self.done, totals.hit_tokens, totals.prompt_tokens))
 
     def result(self, cluster: str) -> Result:
-        """Return everything."""
+        """The whole record."""
         nodes, trace, options = self._nodes, self._trace, self._options
         instances = Instances(
             names=[node.name for node in nodes],

@@ -91,7 +91,7 @@ class Totals:
 
 @dataclass(slots=True)
 class Result:
-    """See the module's text. Row i is request i of the trace; times of requests that never got there are NaN.
+    """The outcome of a simulation. Row i is request i of the trace; times of requests that never got there are NaN.
 
     outcome: number of OUTCOMES in life.py; reason: number of `reasons`; branch: number of BRANCHES. Rows of
     instances are -1 for none. All times are of the last attempt, except ttft_s, which counts from the arrival.
@@ -133,7 +133,7 @@ class Result:
         return len(self.arrival_s)
 
     def count(self, outcome: int) -> int:
-        """Return how many requests ended so."""
+        """The number of requests with this outcome."""
         return int(np.count_nonzero(self.outcome == outcome))
 
     @property
@@ -153,7 +153,7 @@ class Result:
         return self.count(FAILED)
 
     def effective(self, ttft_slo_s: float | None = None, tbt_slo_s: float | None = None) -> NDArray[np.bool_]:
-        """Return which requests were done within both promises (None: those of the run)."""
+        """The requests served within both SLOs, as a mask (None: the SLOs of the run)."""
         ttft = self.ttft_slo_s if ttft_slo_s is None else ttft_slo_s
         tbt = self.tbt_slo_s if tbt_slo_s is None else tbt_slo_s
         with np.errstate(invalid="ignore"):
@@ -161,27 +161,27 @@ class Result:
         return kept
 
     def attainment(self, ttft_slo_s: float | None = None, tbt_slo_s: float | None = None) -> float:
-        """Return the share of all requests that were effective (the effective request capacity)."""
+        """The share of all requests that were effective (the effective request capacity)."""
         return float(self.effective(ttft_slo_s, tbt_slo_s).mean()) if len(self) else 0.0
 
     def goodput_per_s(self, ttft_slo_s: float | None = None, tbt_slo_s: float | None = None) -> float:
-        """Return effective requests per second of the trace."""
+        """Effective requests per second of the trace."""
         count = int(self.effective(ttft_slo_s, tbt_slo_s).sum())
         return count / self.totals.span_s if self.totals.span_s > 0 else float(count)
 
     def mean_ttft_s(self) -> float:
-        """Return the mean time to the first token of the requests that got one; NaN when none did."""
+        """The mean time to the first token of the requests that got one; NaN when none did."""
         got = self.ttft_s[~np.isnan(self.ttft_s)]
         return float(got.mean()) if len(got) else float("nan")
 
     def quantile(self, column: str, share: float) -> float:
-        """Return a quantile (0..1) of a float column over the requests that have it; NaN when none has."""
+        """A quantile (0..1) of a float column over the requests that have it; NaN when none has."""
         values = getattr(self, column)
         got = values[~np.isnan(values)]
         return float(np.quantile(got, share)) if len(got) else float("nan")
 
     def prefill_gpu_s(self) -> float:
-        """Return the seconds of instances for a prompt that was computed (FAST'25, Fig. 8): all members of a
+        """The seconds of instances for a prompt that was computed (FAST'25, Fig. 8): all members of a
         pipeline count, and so does what was computed again. NaN when none was.
         """
         prompts = int(np.count_nonzero(~np.isnan(self.prefill_s)))

@@ -61,7 +61,7 @@ class SimScheduler:
         )
 
     def expected_tokens(self, life: SimRequest, tenant: str) -> float:
-        """Return how long the conductor expects the answer to be."""
+        """The conductor's expected length of the answer."""
         if self._oracle:
             return float(life.steps + self._first)
         if not self._learns:
@@ -123,7 +123,7 @@ class SimScheduler:
         return choice
 
     def _survival(self, choice: Choice, tenant: str) -> Callable[[Floats], Floats] | None:
-        """Return the share of answers longer than so many tokens; the paper's prediction lets all last equally."""
+        """The share of answers longer than so many tokens; the paper's prediction lets all last equally."""
         if self._rules.admission == "predicted":
             steps = self._stay.value / max(choice.tbt_s, 1e-4)
             return lambda tokens: (tokens < steps).astype(np.float64)
@@ -132,7 +132,7 @@ class SimScheduler:
         return None
 
     def _sources(self, life: SimRequest, local: Ints, depth: int, mask: int) -> tuple[PrefixSource, ...]:
-        """Return the holders of the longest prefix from which one more reader would get most."""
+        """The holders of the longest prefix, those with the most bandwidth for one more reader."""
         world = self.world
         tokens = min(depth * self._block_tokens, life.input_tokens)
         kv_bytes = world.cluster.profile.kv_bytes_per_token
@@ -151,7 +151,7 @@ class SimScheduler:
         return tuple(found)
 
     def _awaited(self, life: SimRequest, depth: int) -> tuple[Awaited, ...]:
-        """Return what others are computing right behind the longest prefix that anybody holds."""
+        """The running prefills that extend the longest prefix held anywhere."""
         world, blocks = self.world, life.blocks
         found: list[Awaited] = []
         other: SimRequest | None = None

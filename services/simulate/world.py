@@ -128,7 +128,7 @@ class World:
         return flow
 
     def prefill_noise(self) -> float:
-        """Return the factor by which an actual prefill differs from the model."""
+        """The factor by which an actual prefill differs from the model."""
         if self.noise is None:
             return 1.0
         sigma = self.options.noise

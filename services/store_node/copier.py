@@ -86,7 +86,7 @@ class _Peer:
 
 
 class NativeCopier:
-    """See the module's text. `close` ends what is under way."""
+    """Copies blocks from other nodes to this one. `close` ends running copies."""
 
     def __init__(self, own: NodeView, client_for: ClientFor, concurrency: int) -> None:
         self._own = _with_index(own, _SELF_INDEX)

@@ -44,7 +44,7 @@ _LABELLED: dict[str, tuple[str, str, dict[str, str]]] = {
         },
     ),
     "removed_blocks": (
-        "Blocks that left, by reason.",
+        "Blocks removed, by reason.",
         "reason",
         {
             "store_removed_evicted": "evicted",
@@ -174,12 +174,12 @@ def rail_families(
     )
     failures = CounterMetricFamily(
         f"{_PREFIX}rail_failures",
-        "Queue pairs that could not be made or connected on the RDMA port, and extents that it refused.",
+        "Failures on the RDMA port: queue pairs not created or connected, and extents not registered.",
         labels=["rail"],
     )
     counted = CounterMetricFamily(
         f"{_PREFIX}rail_device_events",
-        "What the RDMA device itself counts of trouble on the port, of all programs of the host.",
+        "Error counters of the RDMA device for the port, over all programs of the host.",
         labels=["rail", "counter"],
     )
     for rail in rails:

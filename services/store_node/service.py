@@ -73,7 +73,7 @@ _DRAIN_TIMEOUT_S = 5.0  # control calls are short
 
 
 class StoreNodeService(Service):
-    """See the module's text."""
+    """The store node as a service."""
 
     def __init__(self, config: Config) -> None:
         node = config.store_node

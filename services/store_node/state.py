@@ -68,7 +68,7 @@ class Copier(Protocol):
 
 @dataclass(slots=True)
 class StoreNodeState:
-    """See the module's text."""
+    """The state of one store node, shared by its ops and duties."""
 
     identity: NodeIdentity
     core: NodeCore

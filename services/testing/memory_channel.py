@@ -161,7 +161,7 @@ def _look_at(task: asyncio.Task[Any]) -> None:
 
 
 class MemoryChannel:
-    """See Channel. Made by MemoryNetwork.channel."""
+    """A `Channel` through a simulated network. Made by MemoryNetwork.channel."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class MemoryChannel:
         self._closed = False
 
     async def call(self, method: str, request: Message, timeout_s: float) -> Any:
-        """See Channel.call."""
+        """Call one method; the contract is `Channel.call`."""
         if self._closed:
             raise Closed(f"The channel to {self.target} is closed.")
         if method not in self._methods:
@@ -196,7 +196,7 @@ class MemoryChannel:
             raise DeadlineExceeded(message) from None
 
     async def close(self) -> None:
-        """See Channel.close."""
+        """Close the channel."""
         self._closed = True
 
     async def _exchange(self, method: str, request: Message, timeout_s: float) -> Any:
@@ -211,7 +211,7 @@ class MemoryChannel:
         await network.clock.sleep(network.delay_s())
         task = network.start(self.target, method, data, how)
         if task is None:
-            raise self._unavailable_error(f"Nobody listens at {self.target}.")
+            raise self._unavailable_error(f"Nothing listens at {self.target}.")
         failure: MooncacheError | None = None
         answer = b""
         try:

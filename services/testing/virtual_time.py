@@ -6,7 +6,7 @@ seeds try different interleavings. Real I/O, threads and child processes are ref
 time back in.
 
 Leans on asyncio privates, `BaseEventLoop._ready`, `_run_once`, `_selector` and `_clock_resolution`;
-tests/virtual_time/ says so by name when a Python version changes them.
+tests/testing/test_virtual_time.py says so by name when a Python version changes them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _REFUSED = (
 
 
 class VirtualDeadlockError(RuntimeError):
-    """Nothing is ready and no timer is set: the program would wait for ever."""
+    """Nothing is ready and no timer is set: the program would wait forever."""
 
 
 class RealIoRefusedError(RuntimeError):
@@ -76,7 +76,7 @@ class _VirtualSelector:
 
 
 class VirtualTimeLoop(asyncio.BaseEventLoop):
-    """See the module's text. `virtual_now_s` is what `time()` returns."""
+    """An asyncio event loop on virtual time. `virtual_now_s` is what `time()` returns."""
 
     _ready: deque[asyncio.Handle]
 
@@ -119,7 +119,7 @@ for _name in _REFUSED:
 def run(main: Coroutine[Any, Any, T], seed: int = 0) -> T:
     """Run a coroutine to its end on a fresh virtual loop; the tasks that it left behind are cancelled.
 
-    Raises VirtualDeadlockError when everything waits for ever, RealIoRefusedError when something asked for
+    Raises VirtualDeadlockError when everything waits forever, RealIoRefusedError when something asked for
     real I/O.
     """
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(seed)) as runner:

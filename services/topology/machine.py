@@ -23,7 +23,7 @@ _CAP_IPC_LOCK = 14
 
 
 def look(root: Path = Path("/"), config: Config | None = None) -> Host:
-    """Return what this machine has, judged with `config` (default: as it is loaded here).
+    """The devices of this machine, judged with `config` (default: the loaded configuration).
 
     With another root, limits, library and configuration are left out: they are not its own. Raises ConfigInvalid.
     """

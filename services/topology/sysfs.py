@@ -41,7 +41,7 @@ class Sysfs:
         self._root = root.resolve()
 
     def text(self, *parts: str) -> str:
-        """Return a file's text without white space around it, "" when there is none."""
+        """A file's text without white space around it, "" when there is none."""
         path = self._root.joinpath(*parts)
         try:
             with path.open("rb") as file:
@@ -50,12 +50,12 @@ class Sysfs:
             return ""
 
     def number(self, *parts: str) -> float | None:
-        """Return the first number in a file."""
+        """The first number in a file."""
         match = _NUMBER.search(self.text(*parts))
         return float(match[0]) if match else None
 
     def names(self, *parts: str) -> list[str]:
-        """Return a folder's entries, numbers in order of value."""
+        """A folder's entries, numbers in order of value."""
         try:
             found = os.listdir(self._root.joinpath(*parts))
         except OSError:
@@ -67,7 +67,7 @@ class Sysfs:
         return self._root.joinpath(*parts).exists()
 
     def target(self, *parts: str) -> str:
-        """Return where a link leads, as a path below the root; "" when it leads nowhere or outside."""
+        """The target of a link, as a path below the root; "" when it is missing or outside."""
         path = self._root.joinpath(*parts)
         try:
             real = path.resolve(strict=True)
@@ -83,7 +83,7 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 
 def pci_location(files: Sysfs, *device: str) -> PciLocation | None:
-    """Return where the device behind a link sits; None for devices that are not on PCI."""
+    """The PCI address of the device behind a link; None for devices that are not on PCI."""
     parts = files.target(*device).split("/")
     roots = [at for at, part in enumerate(parts) if _ROOT.match(part)]
     if not roots:
@@ -105,7 +105,7 @@ def pci_location(files: Sysfs, *device: str) -> PciLocation | None:
 
 
 def rdma_devices(files: Sysfs) -> list[RdmaDevice]:
-    """Return the devices of the RDMA subsystem."""
+    """The devices of the RDMA subsystem."""
     base = ("sys", "class", "infiniband")
     nodes = {
         files.text("sys", "class", "infiniband_verbs", name, "ibdev"): name
@@ -177,7 +177,7 @@ def _port(files: Sysfs, device: str, number: int) -> Port:
 
 
 def _after_number(text: str) -> str:
-    """Return "ACTIVE" of "4: ACTIVE"."""
+    """ "ACTIVE" of "4: ACTIVE"."""
     return text.split(":", 1)[-1].strip()
 
 
@@ -189,13 +189,13 @@ def _lid(text: str) -> int:
 
 
 def _path_mtu(netdev_mtu: int) -> int:
-    """Return the path MTU that RoCE uses on an interface; 0 when the interface is not known."""
+    """The path MTU that RoCE uses on an interface; 0 when the interface is not known."""
     room = netdev_mtu - _ROCE_OVERHEAD_BYTES
     return next((size for size in _PATH_MTUS_BYTES if size <= room), 0)
 
 
 def gpus(files: Sysfs) -> list[Gpu]:
-    """Return display and 3D controllers of vendors whose memory can be registered, by PCI address."""
+    """Display and 3D controllers of vendors whose memory can be registered, by PCI address."""
     found: list[Gpu] = []
     counts: dict[str, int] = {}
     for address in files.names("sys", "bus", "pci", "devices"):
@@ -215,7 +215,7 @@ def gpus(files: Sysfs) -> list[Gpu]:
 
 
 def numa_nodes(files: Sysfs) -> list[NumaNode]:
-    """Return the NUMA nodes; one of them for machines that tell of none."""
+    """The NUMA nodes; a single one for machines that report none."""
     base = ("sys", "devices", "system", "node")
     found = []
     for name in files.names(*base):
@@ -240,7 +240,7 @@ def peermem(files: Sysfs) -> bool:
 
 
 def dmabuf(files: Sysfs) -> tuple[bool, str]:
-    """Return whether GPU memory can be exported as a dma-buf, and why not."""
+    """Whether GPU memory can be exported as a dma-buf, and the reason if not."""
     version = files.text("proc", "driver", "nvidia", "version")
     if not version:
         return False, "the NVIDIA driver is not loaded"

@@ -55,7 +55,7 @@ def stats(trace: Trace) -> TraceStats:
     """Figures of a trace that is not empty. Memory: about 40 bytes for each block reference."""
     count = len(trace)
     if not count:
-        raise ValueError("an empty trace has no figures")
+        raise ValueError("an empty trace has no statistics")
     keys = compact(trace.hash_ids)
     counts = np.diff(trace.offsets)
     uses = np.bincount(keys)

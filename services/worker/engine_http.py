@@ -12,7 +12,7 @@ import msgspec
 from mooncache.worker.core.load import PAGE_BYTES_MAX
 
 _ANSWER_BYTES_MAX: Final = 4 << 20
-NOBODY: Final = "nobody listens there"
+NOBODY: Final = "nothing listens there"
 _ERRORS: Final = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from mooncache.runtime.supervision import READY
+from mooncache.runtime.supervision import RunState
 from mooncache.worker.state import WorkerState
 
 PREFIX = "mooncache_worker_"
@@ -16,7 +16,7 @@ _COUNTERS = {
     "registrations": "Registrations with the conductor.",
     "conductor_call_failures": "Calls to the conductor that failed.",
     "scrape_failures": "Readings of the engine's metrics that failed.",
-    "replay_timeouts": "Replays of cache events that did not end in time.",
+    "replay_timeouts": "Replays of cache events that did not finish in time.",
 }
 
 
@@ -36,9 +36,9 @@ class WorkerCollector(Collector):
             yield CounterMetricFamily(PREFIX + name, text, value=state.counters.get(name, 0))
         counters = (
             ("engine_starts", "Starts of the engine.", state.supervision.starts),
-            ("event_batches_seen", "Batches of cache events taken in.", state.stream.seen),
-            ("event_batches_lost", "Batches that were missed and could not be had again.", state.stream.lost),
-            ("event_batches_replayed", "Batches that came by replay.", state.stream.replayed),
+            ("event_batches_seen", "Batches of cache events received.", state.stream.seen),
+            ("event_batches_lost", "Batches that were missed and could not be replayed.", state.stream.lost),
+            ("event_batches_replayed", "Batches received by replay.", state.stream.replayed),
             ("engine_prompt_tokens", "Prompt tokens of the engine.", load.prompt_tokens_total),
             ("engine_output_tokens", "Tokens that the engine generated.", load.output_tokens_total),
             (
@@ -47,13 +47,13 @@ class WorkerCollector(Collector):
                 load.local_hit_tokens_total,
             ),
             ("engine_pool_hit_tokens", "Prompt tokens from the pool.", load.pool_hit_tokens_total),
-            ("events_senseless", "Cache events that could not be understood.", state.senseless_events),
+            ("events_invalid", "Cache events that could not be parsed.", state.invalid_events),
         )
         for name, text, value in counters:
             yield CounterMetricFamily(PREFIX + name, text, value=value)
         gauges: tuple[tuple[str, str, float], ...] = (
-            ("engine_up", "1 while the engine is healthy.", state.supervision.state == READY),
-            ("draining", "1 while the instance takes nothing new.", state.draining),
+            ("engine_up", "1 while the engine is healthy.", state.supervision.state == RunState.READY),
+            ("draining", "1 while the instance takes no new requests.", state.draining),
             ("requests_running", "Requests that the engine runs.", load.running),
             ("requests_waiting", "Requests that wait in the engine.", load.waiting),
             ("kv_usage_ratio", "Share of the engine's KV memory in use.", load.kv_usage),
@@ -67,7 +67,7 @@ class WorkerCollector(Collector):
             ),
             (
                 "blocks_without_key",
-                "Blocks left out because they are more than tokens, in this run of the engine.",
+                "Blocks left out because they depend on more than tokens, in this run of the engine.",
                 cache.not_ours_count if cache else 0,
             ),
         )

@@ -29,7 +29,7 @@ from mooncache.runtime.duties import Duty
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.rpc import WORKER_SERVICE, Handler, RpcTable
 from mooncache.runtime.service import Service, run_service
-from mooncache.runtime.supervision import GIVEN_UP, RestartPolicy, Supervision
+from mooncache.runtime.supervision import RestartPolicy, RunState, Supervision
 from mooncache.worker import adapters
 from mooncache.worker.background import follow_events, report_instance, run_engine, scrape_load
 from mooncache.worker.core.load import LoadMeter
@@ -49,7 +49,7 @@ log = get_logger(__name__)
 
 
 class WorkerService(Service):
-    """See the module's text."""
+    """The worker as a service."""
 
     def __init__(self, config: Config) -> None:
         worker = config.worker
@@ -139,7 +139,7 @@ class WorkerService(Service):
         try:
             await run_engine.run(state)
         except (ConfigInvalid, EngineFailed) as error:
-            state.supervision.state, state.supervision.reason = GIVEN_UP, error.message
+            state.supervision.state, state.supervision.reason = RunState.GIVEN_UP, error.message
             state.failure = error.message
         if state.failure:
             self.ask_to_stop()
@@ -194,7 +194,7 @@ class WorkerService(Service):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigInvalid(
-                f"A worker for {file_name} runs already (lock in {folder}); choose another worker.instance_id."
+                f"A worker for {file_name} is already running (lock in {folder}); choose another worker.instance_id."
             ) from None
         except OSError as error:
             raise ConfigInvalid(f"The folder {folder} cannot be used: {error.strerror}.") from None

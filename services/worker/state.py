@@ -14,7 +14,7 @@ from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.clock import Clock
-from mooncache.runtime.supervision import READY, Supervision
+from mooncache.runtime.supervision import RunState, Supervision
 from mooncache.worker.adapters.base import EngineAdapter
 from mooncache.worker.core.event_stream import EventStream
 from mooncache.worker.core.facts import EngineFacts
@@ -33,7 +33,7 @@ ROLE_NAMES = {number: name for name, number in ROLES.items()}
 
 @dataclass(slots=True)
 class WorkerState:
-    """See the module's text.
+    """The state of one worker, shared by its duties and its control call.
 
     file_name: the instance's name as part of file names. events: endpoints of the engine's cache events and
     of their replay. incarnation: number of the engine's present run, worker_run of this process. facts: None
@@ -72,7 +72,7 @@ class WorkerState:
     events: tuple[str, str] = ("", "")
     cache: OwnCache | None = None
     stream: EventStream = field(default_factory=EventStream)
-    senseless_events: int = 0
+    invalid_events: int = 0
     worker_run: int = 0
     drain_asked: bool | None = None
     role_pinned: bool = False
@@ -102,7 +102,7 @@ class WorkerState:
     @property
     def ready(self) -> bool:
         """Whether the engine is healthy and known."""
-        return self.supervision.state == READY and self.facts is not None
+        return self.supervision.state == RunState.READY and self.facts is not None
 
     @property
     def draining(self) -> bool:

@@ -1,5 +1,5 @@
-"""The GPU benchmark over a pretended driver, its engine case on the CPU with a tiny model, and what is said without a
-GPU. Rates of a pretended GPU say nothing; that bytes and checksums are compared first, says something."""
+"""The GPU benchmark over a fake driver, its engine case on the CPU with a tiny model, and what is said without a
+GPU. Rates of a fake GPU say nothing; that bytes and checksums are compared first, says something."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mooncache.bench.transfer.command import transfer
 from mooncache.client import staging
 from mooncache.errors import ChecksumMismatch, TransportUnavailable
 from mooncache.reporting.rows import Report
-from tests.gpu.pretended import PretendedGpu, library
+from tests.gpu.fake_gpu import FakeGpu, library
 
 SMALL = copies.CopyOptions(buffer_bytes=1 << 18, slice_bytes=(4096, 65_536), buffers=3, rounds=2)
 TINY = engine_case.EngineOptions(
@@ -40,11 +40,11 @@ def no_gpu(_ordinal: int) -> Any:
 
 @pytest.mark.parametrize("kernel", [True, False])
 def test_every_row_has_its_bar(kernel: bool) -> None:
-    gpu = PretendedGpu(kernel=kernel)
+    gpu = FakeGpu(kernel=kernel)
     report = Report("")
     copies.measure(report, SMALL, lambda _: None, device=gpu.device, library=library())
     rows = {row.name: row for row in report.rows}
-    assert report.machine["gpu"] == "Pretended GPU"
+    assert report.machine["gpu"] == "Fake GPU"
     assert len(rows) == 3 + 2 * (1 + len(SMALL.slice_bytes))
     for way in ("D2H", "H2D"):
         assert rows[f"staging {way} 256 KiB"].bar == f"at least 0.9x pinned cudaMemcpyAsync {way} 256 KiB"
@@ -54,7 +54,7 @@ def test_every_row_has_its_bar(kernel: bool) -> None:
 
 
 def test_wrong_checksums_are_no_rate() -> None:
-    gpu = PretendedGpu(kernel=True)
+    gpu = FakeGpu(kernel=True)
     gpu.wrong_kernel(True)
     try:
         with pytest.raises(ChecksumMismatch):

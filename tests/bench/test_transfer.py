@@ -197,7 +197,7 @@ def test_sizes() -> None:
         1 << 30,
     ]
     for wrong in ("", "0", "-1", "1.5M", "M"):
-        with pytest.raises(ValueError, match="is no size"):
+        with pytest.raises(ValueError, match="is not a size"):
             parse_size(wrong)
 
 

@@ -100,7 +100,7 @@ def test_version_has_a_stable_shape(tmp_path: Path) -> None:
         (["get", "x", "--master", "nowhere"], 2, "INVALID_ARGUMENT", "host:port"),
         (["get", "x", "--timeout", "soon"], 2, "INVALID_ARGUMENT", "--timeout"),
         (["put", "x"], 2, "INVALID_ARGUMENT", "VALUE"),
-        (["put", "x", "v", "--file", "f"], 2, "INVALID_ARGUMENT", "one of them"),
+        (["put", "x", "v", "--file", "f"], 2, "INVALID_ARGUMENT", "Give either a VALUE or --file"),
         (["put", "x", "--file", "/nowhere/f"], 2, "INVALID_ARGUMENT", "cannot be read"),
         (["up", "--capacity", "lots"], 2, "INVALID_ARGUMENT", "--capacity"),
         (["up", "--engine", "llama"], 2, "INVALID_ARGUMENT", "vllm, hf or none"),

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from mooncache.auth import create_cluster_token
 from mooncache.cluster.settings import missing_modules
 from tests.cli.test_cluster import environment
+from tests.conditions import wait_until
 
 START_S = 60.0
 NOWHERE = "127.0.0.1:9"
@@ -47,14 +47,14 @@ def service(folder: Path, *arguments: str) -> Iterator[dict[str, Any]]:
 
 
 def ready_line(process: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:
-    deadline_s = time.monotonic() + START_S
-    while time.monotonic() < deadline_s:
+    def found() -> dict[str, Any] | None:
         for line in log.read_text().splitlines():
             if '"service.ready"' in line:
                 return dict(json.loads(line))
         assert process.poll() is None, log.read_text()
-        time.sleep(0.05)
-    raise AssertionError(f"not ready: {log.read_text()}")
+        return None
+
+    return wait_until(found, log.read_text, START_S) or {}
 
 
 CASES = {

@@ -93,7 +93,7 @@ def test_example_is_a_cluster_file(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--generate", "10", "--policy", "algoritm1"], "did you mean algorithm1"),
         (["--generate", "10", "--speed", "0"], "--speed"),
         (["--generate", "10", "--speed", "nan"], "--speed"),
-        (["--generate", "10", "--decode", "0"], "nobody decodes"),
+        (["--generate", "10", "--decode", "0"], "no group decodes"),
         (["--generate", "10", "--prefill", "-1"], "--prefill"),
         (["--generate", "10", "--ttft", "soon"], "--ttft"),
         (["--generate", "10", "--admission", "never"], "--admission"),

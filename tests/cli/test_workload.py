@@ -102,7 +102,7 @@ def test_a_missing_package_is_named_with_what_brings_it(
         (["reproduce", "table2", "--trace", "EMPTY"], "no request in the file"),
         (["bench", "replay", "--trace", "EMPTY"], "no request in the file"),
         (["bench", "replay", "--requests", "0"], "at least 10 requests"),
-        (["bench", "replay", "--endpoint", "http://127.0.0.1:1"], "names no model"),
+        (["bench", "replay", "--endpoint", "http://127.0.0.1:1"], "lists no model"),
     ],
 )
 def test_wrong_arguments_are_told_before_the_work(

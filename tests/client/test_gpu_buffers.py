@@ -1,5 +1,5 @@
-"""GPU memory as source and destination, over a pretended CUDA driver; the parts that need a real GPU are in
-tests/gpu. Device addresses of the pretended driver cannot be read by the processor: a slip is a crash."""
+"""GPU memory as source and destination, over a fake CUDA driver; the parts that need a real GPU are in
+tests/gpu. Device addresses of the fake driver cannot be read by the processor: a slip is a crash."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from mooncache.bench.transfer.node import start_server
 from mooncache.client import device, staging
 from mooncache.client.buffers import to_part
 from mooncache.errors import BackPressure, DeadlineExceeded, InvalidArgument, NoSpace, TransportUnavailable
-from tests.gpu.pretended import PretendedGpu
+from tests.conditions import wait_until
+from tests.gpu.fake_gpu import FakeGpu
 
 
 @pytest.fixture(params=[True, False], ids=["kernel", "copies"])
-def fake(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
-    made = PretendedGpu(kernel=request.param)
+def fake(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
+    made = FakeGpu(kernel=request.param)
     monkeypatch.setattr(staging, "open_device", lambda _ordinal: made.device)
     monkeypatch.setattr(staging, "SLOT_BYTES", 100_000)
     monkeypatch.setattr(staging, "GRACE_S", 0.05)
@@ -48,7 +49,7 @@ def keys(count: int) -> list[bytes]:
     return [os.urandom(32) for _ in range(count)]
 
 
-def test_blocks_go_out_of_and_into_the_gpu(fake: PretendedGpu, client: mooncache.Client) -> None:
+def test_blocks_go_out_of_and_into_the_gpu(fake: FakeGpu, client: mooncache.Client) -> None:
     contents = [
         random.Random(i).randbytes(size) for i, size in enumerate((1, 40_000, 90_000, 150_000, 70_000, 5))
     ]
@@ -60,7 +61,7 @@ def test_blocks_go_out_of_and_into_the_gpu(fake: PretendedGpu, client: mooncache
     assert [target.read() for target in targets] == contents
 
 
-def test_slices_of_both_kinds_make_one_block(fake: PretendedGpu, client: mooncache.Client) -> None:
+def test_slices_of_both_kinds_make_one_block(fake: FakeGpu, client: mooncache.Client) -> None:
     (name,) = keys(1)
     client.put_many([name], [[fake.array(b"abc"), b"defg", fake.array(b"hi")]]).raise_for_errors()
     assert client.get(name) == b"abcdefghi"
@@ -69,7 +70,7 @@ def test_slices_of_both_kinds_make_one_block(fake: PretendedGpu, client: mooncac
     assert (first.read(), bytes(middle), last.read()) == (b"abcd", b"efg", b"hi..")
 
 
-def test_what_did_not_come_leaves_device_memory_alone(fake: PretendedGpu, client: mooncache.Client) -> None:
+def test_what_did_not_come_leaves_device_memory_alone(fake: FakeGpu, client: mooncache.Client) -> None:
     names = keys(3)
     client.put(names[1], b"there")
     targets = [fake.array(b"xxxxxxxx") for _ in names]
@@ -78,9 +79,7 @@ def test_what_did_not_come_leaves_device_memory_alone(fake: PretendedGpu, client
     assert [target.read() for target in targets] == [b"xxxxxxxx", b"therexxx", b"xxxxxxxx"]
 
 
-def test_failing_copies_are_errors_and_the_next_call_works(
-    fake: PretendedGpu, client: mooncache.Client
-) -> None:
+def test_failing_copies_are_errors_and_the_next_call_works(fake: FakeGpu, client: mooncache.Client) -> None:
     names = keys(4)
     content = b"y" * 60_000
     sources = [fake.array(content) for _ in names]
@@ -101,9 +100,7 @@ def test_failing_copies_are_errors_and_the_next_call_works(
 
 
 @pytest.mark.parametrize("gets", [False, True])
-def test_blocks_behind_the_deadline_have_its_code_and_the_others_their_own(
-    fake: PretendedGpu, gets: bool
-) -> None:
+def test_blocks_behind_the_deadline_have_its_code_and_the_others_their_own(fake: FakeGpu, gets: bool) -> None:
     arrays = [to_part(fake.array(b"y" * 60_000), writable=True) for _ in range(3)]
     moving = device.DeviceStaging()
 
@@ -117,7 +114,7 @@ def test_blocks_behind_the_deadline_have_its_code_and_the_others_their_own(
     assert [item[-1] for item in answers] == [7, None, None]
 
 
-def test_what_cannot_be_taken_is_told(fake: PretendedGpu, client: mooncache.Client) -> None:
+def test_what_cannot_be_taken_is_told(fake: FakeGpu, client: mooncache.Client) -> None:
     (name,) = keys(1)
     with pytest.raises(InvalidArgument, match="read-only"):
         client.get_many_into([name], [fake.array(b"abcd", data=(1 << 62, True))])
@@ -156,7 +153,7 @@ def test_without_a_driver_the_reason_is_told() -> None:
 
 @pytest.mark.parametrize("gets", [False, True])
 def test_a_gpu_that_hangs_ends_the_call_and_keeps_what_it_may_touch(
-    fake: PretendedGpu, client: mooncache.Client, monkeypatch: pytest.MonkeyPatch, gets: bool
+    fake: FakeGpu, client: mooncache.Client, monkeypatch: pytest.MonkeyPatch, gets: bool
 ) -> None:
     names = keys(2)
     arrays = [fake.array(bytes([value]) * 60_000) for value in (1, 2)]
@@ -179,14 +176,13 @@ def test_a_gpu_that_hangs_ends_the_call_and_keeps_what_it_may_touch(
     with pytest.raises(BackPressure, match="400000 bytes"):
         client.put_many(keys(2), arrays, timeout_s=0.1)
     fake.hang(False)
-    while staging.KEEPING.size_bytes():
-        time.sleep(0.001)
+    wait_until(lambda: not staging.KEEPING.size_bytes(), "the buffers are free", every_s=0.001)
     assert client.get_many_into(names, arrays).hits == 2
     assert [array.read()[:2] for array in arrays] == [b"\x01\x01", b"\x02\x02"]
 
 
 def test_work_of_others_is_waited_for_no_longer_than_the_limit(
-    fake: PretendedGpu, client: mooncache.Client
+    fake: FakeGpu, client: mooncache.Client
 ) -> None:
     (name,) = keys(1)
     fake.hang(True)

@@ -1,5 +1,5 @@
-"""Registered GPU memory moved in place: over the pretended CUDA driver, whose memory the processor cannot read, and the
-pretended libibverbs of the native tests. What cannot go in place is staged, within the same call."""
+"""Registered GPU memory moved in place: over the fake CUDA driver, whose memory the processor cannot read, and the
+fake libibverbs of the native tests. What cannot go in place is staged, within the same call."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from mooncache.client.device import DeviceView
 from mooncache.client.results import CHECKSUM_MISMATCH
 from mooncache.config.pool import RdmaSection
 from mooncache.errors import BackPressure, DeadlineExceeded, InvalidArgument
-from tests.gpu.pretended import PretendedGpu
+from tests.gpu.fake_gpu import FakeGpu
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("MOONCACHE_TEST_NATIVE_BUILD", ROOT / "build" / "release"))
 FAKE = BUILD / "libfake_ibverbs.so"
-DMA_BUF = 1000  # what the pretended driver hands out
+DMA_BUF = 1000  # what the fake driver hands out
 ARENA_BYTES = 8 << 20
 BLOCK_BYTES = 700_001
 
@@ -51,7 +51,7 @@ class Range:
 class Arena:
     """GPU memory that the test can look at, as an array and in parts."""
 
-    def __init__(self, gpu: PretendedGpu) -> None:
+    def __init__(self, gpu: FakeGpu) -> None:
         self.memory = mmap.mmap(-1, ARENA_BYTES)  # page by page, as drivers allocate
         self._at = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self.address = gpu.adopt(self._at, ARENA_BYTES)
@@ -73,15 +73,15 @@ def verbs() -> ctypes.CDLL:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
-    made = PretendedGpu(kernel=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
+    made = FakeGpu(kernel=True)
     monkeypatch.setattr(staging, "open_device", lambda _ordinal: made.device)
     yield made
     made.restore()
 
 
 @pytest.fixture
-def arena(gpu: PretendedGpu, verbs: ctypes.CDLL) -> Arena:
+def arena(gpu: FakeGpu, verbs: ctypes.CDLL) -> Arena:
     made = Arena(gpu)
     made.exports(verbs)
     return made
@@ -163,7 +163,7 @@ def test_registered_gpu_memory_goes_in_place(
 
 
 def test_what_cannot_go_in_place_is_staged_in_the_same_call(
-    client: mooncache.Client, gpu: PretendedGpu, arena: Arena
+    client: mooncache.Client, gpu: FakeGpu, arena: Arena
 ) -> None:
     values, names = contents(4), keys(4)
     host = bytearray(values[3])
@@ -233,7 +233,7 @@ def test_without_a_way_it_is_said_once_and_staged(
     assert said[0]["how"].startswith("staged, because RDMA unavailable, because no device memory can be")
 
 
-def test_a_gpu_that_hangs_ends_the_call(client: mooncache.Client, gpu: PretendedGpu, arena: Arena) -> None:
+def test_a_gpu_that_hangs_ends_the_call(client: mooncache.Client, gpu: FakeGpu, arena: Arena) -> None:
     names = keys(2)
     with client.register_buffer(arena.array()):
         sources = [arena.fill(i << 20, value) for i, value in enumerate(contents(2))]
@@ -249,7 +249,7 @@ def test_a_gpu_that_hangs_ends_the_call(client: mooncache.Client, gpu: Pretended
 
 
 def test_the_array_lives_as_long_as_its_registration(
-    client: mooncache.Client, gpu: PretendedGpu, arena: Arena
+    client: mooncache.Client, gpu: FakeGpu, arena: Arena
 ) -> None:
     gone: list[int] = []
     view = arena.array()

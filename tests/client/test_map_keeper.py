@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,10 @@ from mooncache.client.results import ClusterView, NodeView
 from mooncache.client.terms import PATIENCE_S
 from mooncache.errors import MasterUnavailable, MooncacheError, NotLeader, Unauthenticated
 from mooncache.proto.v1 import common_pb2, master_pb2
+from tests import conditions
+
+# The clock of these tests moves with each turn of the event loop, so they look at each turn.
+until = partial(conditions.until, every_s=0.0)
 
 
 class FastClock:
@@ -136,26 +141,18 @@ async def running(keeper: MapKeeper) -> Any:
             await task
 
 
-async def settle(condition: Any) -> None:
-    for _ in range(5000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("the condition never came true")
-
-
 async def test_changes_are_followed_and_a_lost_master_changes_nothing() -> None:
     script = Script()
     keeper, applied, _ = make_keeper(script)
     assert names(await keeper.fetch(1.0)) == ["n1", "n2"]
     async with running(keeper):
         script.map = make_map(1, 2, "n1", "n2", "n3")
-        await settle(lambda: names(keeper.view) == ["n1", "n2", "n3"])
+        await until(lambda: names(keeper.view) == ["n1", "n2", "n3"])
         script.error = MasterUnavailable("gone")
-        await settle(lambda: keeper.last_error is not None)
+        await until(lambda: keeper.last_error is not None)
         assert names(keeper.view) == ["n1", "n2", "n3"]
         script.error, script.map = None, make_map(1, 1, "old")
-        await settle(lambda: keeper.last_error is None)
+        await until(lambda: keeper.last_error is None)
         assert names(keeper.view) == ["n1", "n2", "n3"], "an older map is not taken"
     assert len(applied) == 2
 
@@ -166,13 +163,13 @@ async def test_a_new_master_does_not_empty_the_map_at_once() -> None:
     await keeper.fetch(1.0)
     async with running(keeper):
         script.map = make_map(2, 1)
-        await settle(lambda: keeper.view.term == 2)
+        await until(lambda: keeper.view.term == 2)
         assert sorted(names(keeper.view)) == ["n1", "n2"]
         script.map = make_map(2, 2, "n2")
-        await settle(lambda: keeper.view.epoch == 2)
+        await until(lambda: keeper.view.epoch == 2)
         assert sorted(names(keeper.view)) == ["n1", "n2"]
         start_s = clock.now_s()
-        await settle(lambda: names(keeper.view) == ["n2"])
+        await until(lambda: names(keeper.view) == ["n2"])
         assert clock.now_s() - start_s >= 5
 
 
@@ -196,13 +193,13 @@ async def test_a_master_with_an_older_term_is_asked_seldom_and_followed_when_it_
     keeper, applied, clock = make_keeper(script)
     await keeper.fetch(1.0)
     async with running(keeper):
-        await settle(lambda: script.calls > 1)
+        await until(lambda: script.calls > 1)
         script.map = make_map(2, 1, "n7", "n1")
         begin_s, calls = clock.now_s(), script.calls
-        await settle(lambda: keeper.last_error is not None)
+        await until(lambda: keeper.last_error is not None)
         assert isinstance(keeper.last_error, NotLeader)
         assert keeper.view.term == 9
-        await settle(lambda: keeper.view.term == 2)
+        await until(lambda: keeper.view.term == 2)
         assert clock.now_s() - begin_s >= PATIENCE_S
         assert script.calls - calls <= 40
         assert keeper.last_error is None

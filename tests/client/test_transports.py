@@ -22,7 +22,7 @@ from mooncache.client.results import ClusterView, NodeView
 from mooncache.errors import Closed
 from mooncache.runtime.logs import Event
 from mooncache.store_node.metrics import rail_families
-from tests.topology.pretended import PretendedVerbs
+from tests.topology.fake_verbs import FakeVerbs
 
 SECRET = b"s" * 32
 BLOCK = bytes(1 << 20)
@@ -44,11 +44,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Event, str]]:
 
 @pytest.fixture
 def make() -> Iterator[MakeEngine]:
-    """make(verbs, **settings of the client) -> a client of one node that offers RDMA over the pretended devices."""
+    """make(verbs, **settings of the client) -> a client of one node that offers RDMA over the fake devices."""
     servers: list[Any] = []
     engines: list[ClientCore] = []
 
-    def made(verbs: PretendedVerbs | None, *, locate: Any = None, **settings: Any) -> ClientCore:
+    def made(verbs: FakeVerbs | None, *, locate: Any = None, **settings: Any) -> ClientCore:
         rdma: dict[str, Any] = {"rdma_enabled": False} if verbs is None else {"rdma_library": verbs.path}
         server = _native.StoreServer(
             {
@@ -86,7 +86,7 @@ def rdma_of(engine: ClientCore) -> tuple[str, str]:
 
 
 def test_a_client_that_cannot_says_why_once(make: MakeEngine, told: list[tuple[Event, str]]) -> None:
-    engine = make(PretendedVerbs(1), rdma_library="libnothing-of-this-name.so")
+    engine = make(FakeVerbs(1), rdma_library="libnothing-of-this-name.so")
     assert rdma_of(engine)[0] == "idle"
     assert told == []
     for number in range(3):
@@ -102,14 +102,14 @@ def test_a_client_that_cannot_says_why_once(make: MakeEngine, told: list[tuple[E
 def test_a_client_that_closes_at_once_has_said_it_too(
     make: MakeEngine, told: list[tuple[Event, str]]
 ) -> None:
-    engine = make(PretendedVerbs(1), rdma_library="libnothing-of-this-name.so")
+    engine = make(FakeVerbs(1), rdma_library="libnothing-of-this-name.so")
     assert engine.put_many(["k"], [BLOCK], 1, None).ok
     engine.close()
     assert [event for event, _ in told] == [Event.CLIENT_RDMA_UNAVAILABLE]
 
 
 def test_a_client_that_can_is_ready_and_quiet(make: MakeEngine, told: list[tuple[Event, str]]) -> None:
-    verbs = PretendedVerbs(1)
+    verbs = FakeVerbs(1)
     engine = make(verbs, rdma_library=verbs.path)
     assert engine.put_many(["k"], [BLOCK], 1, None).ok
     assert rdma_of(engine) == ("ready", "")
@@ -121,7 +121,7 @@ def test_a_client_that_can_is_ready_and_quiet(make: MakeEngine, told: list[tuple
 
 
 def test_a_failure_is_counted_for_the_peer(make: MakeEngine) -> None:
-    verbs = PretendedVerbs(1)
+    verbs = FakeVerbs(1)
     engine = make(verbs, rdma_library=verbs.path)
     assert engine.put_many(["k"], [BLOCK], 1, None).ok
     verbs.cut(0, True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.request
 from typing import Any
 
@@ -13,6 +12,7 @@ from mooncache.auth import engine_key, load_cluster_token
 from mooncache.cli.app import run
 from mooncache.cluster.embedded import EmbeddedCluster
 from tests.cluster.conftest import ask
+from tests.conditions import wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -45,15 +45,14 @@ def alone(cluster: EmbeddedCluster, prompt: str) -> str:
 
 def record(capsys: pytest.CaptureFixture[str], cluster: EmbeddedCluster) -> dict[str, Any]:
     """The last decision, once the conductor has heard how it ended."""
-    until_s = time.monotonic() + 30
-    while True:
+
+    def ended() -> dict[str, Any] | None:
         capsys.readouterr()
         assert run(["why", "--json", "--state-dir", str(cluster.state_dir)]) == 0
         found: dict[str, Any] = json.loads(capsys.readouterr().out)
-        if found["state"] != "running":
-            return found
-        assert time.monotonic() < until_s, "no word of its end"
-        time.sleep(0.05)
+        return found if found["state"] != "running" else None
+
+    return wait_until(ended, "the end of the request") or {}
 
 
 def counted(cluster: EmbeddedCluster) -> float:

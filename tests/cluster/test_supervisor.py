@@ -15,12 +15,12 @@ from mooncache.cluster.processes import Part
 from mooncache.cluster.supervisor import SERVICE_POLICY, Supervisor
 from mooncache.runtime import log_files
 from mooncache.runtime.clock import LoopClock
-from mooncache.runtime.supervision import GIVEN_UP, READY
+from mooncache.runtime.supervision import RunState
 from mooncache.testing.virtual_time import VirtualTimeLoop
 
 
 class FaultyPart(Part):
-    """A part whose process is pretended: it ends, hangs or cannot be started when the test says so."""
+    """A part whose process is a fake: it ends, hangs or cannot be started when the test says so."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, "mooncache.master", {}, Path(f"{name}.log"))
@@ -46,7 +46,7 @@ class FaultyPart(Part):
 
 
 class World:
-    """A supervisor over pretended parts, and what it said."""
+    """A supervisor over fake parts, and what it said."""
 
     def __init__(self, *names: str) -> None:
         self.parts = {name: FaultyPart(name) for name in names}
@@ -99,7 +99,7 @@ def test_an_ended_part_is_started_again_and_the_others_are_left_alone() -> None:
     assert len(world.parts["node-1"].starts_s) == 1
     assert world.parts["master"].starts_s == []
     record = world.supervisor.records["node-1"]
-    assert (record.state, record.restarts, record.reason) == (READY, 1, "")
+    assert (record.state, record.restarts, record.reason) == (RunState.READY, 1, "")
     assert record.last_end == "signal SIGKILL"
     said = [what for name, what in world.news if name == "node-1"]
     assert said[0].startswith("ended with signal SIGKILL; restarting in ")
@@ -143,7 +143,7 @@ def test_a_silent_part_is_killed_and_started_again() -> None:
     world.run(story)
     assert len(world.parts["node-1"].starts_s) == 1
     assert ("node-1", "no answer for 30 s; killed") in world.news
-    assert world.supervisor.records["node-1"].state == READY
+    assert world.supervisor.records["node-1"].state == RunState.READY
 
 
 def test_a_short_silence_is_forgiven() -> None:
@@ -172,7 +172,7 @@ def test_a_start_that_the_machine_refuses_is_tried_again() -> None:
         await asyncio.sleep(10)
 
     world.run(story)
-    assert world.supervisor.records["node-1"].state == READY
+    assert world.supervisor.records["node-1"].state == RunState.READY
     assert world.supervisor.records["node-1"].restarts == 1
 
 
@@ -189,7 +189,7 @@ def test_when_all_are_given_up_it_ends_by_itself() -> None:
         loop.run_until_complete(story())
     finally:
         loop.close()
-    assert world.supervisor.records["node-1"].state == GIVEN_UP
+    assert world.supervisor.records["node-1"].state == RunState.GIVEN_UP
 
 
 def test_no_log_of_a_service_grows_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

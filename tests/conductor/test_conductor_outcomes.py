@@ -14,7 +14,7 @@ import pytest
 from mooncache import errors
 from mooncache.auth import tenant_token
 from mooncache.conductor.core.decisions import PoolAnswer, SchedulerSettings, SchedulingRequest
-from mooncache.conductor.core.registry import READY, InstanceInfo
+from mooncache.conductor.core.registry import InstanceInfo, InstanceState
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.state import native_index
 from mooncache.kvcache.instance_load import InstanceLoad
@@ -369,16 +369,16 @@ def test_nobody_waits_for_an_instance_that_is_silent(tmp_path: Path) -> None:
 def test_an_idle_engine_proves_that_word_was_lost() -> None:
     core = Scheduler(SchedulerSettings(), random.Random(1), native_index)
     info = InstanceInfo("a", 1, "both", "m", max_sequences=8)
-    one = core.register(info, READY, 0.0)
+    one = core.register(info, InstanceState.READY, 0.0)
     decision = core.schedule(SchedulingRequest("r", "m", 1000), PoolAnswer(), 0.0, 0.0)
     for now_s in range(1, 20):
-        core.report(one, READY, InstanceLoad(), "", float(now_s))
+        core.report(one, InstanceState.READY, InstanceLoad(), "", float(now_s))
     assert len(core.work) == 1, "an engine that never reported any load proves nothing"
-    core.report(one, READY, InstanceLoad(running=1), "", 20.0)
+    core.report(one, InstanceState.READY, InstanceLoad(running=1), "", 20.0)
     for now_s in (21.0, 22.0):
-        core.report(one, READY, InstanceLoad(), "", now_s)
+        core.report(one, InstanceState.READY, InstanceLoad(), "", now_s)
     assert len(core.work) == 1
-    core.report(one, READY, InstanceLoad(), "", 24.0)
+    core.report(one, InstanceState.READY, InstanceLoad(), "", 24.0)
     assert len(core.work) == 0
     assert decision.record.state == "lost"
     core.check()
@@ -386,27 +386,27 @@ def test_an_idle_engine_proves_that_word_was_lost() -> None:
 
 def test_a_busy_engine_forgets_what_a_dead_gateway_sent() -> None:
     core = Scheduler(SchedulerSettings(), random.Random(1), native_index)
-    one = core.register(InstanceInfo("a", 1, "both", "m", max_sequences=64), READY, 0.0)
+    one = core.register(InstanceInfo("a", 1, "both", "m", max_sequences=64), InstanceState.READY, 0.0)
     old = [
         core.schedule(SchedulingRequest(f"old{i}", "m", 1000), PoolAnswer(), float(i), 0.0) for i in range(6)
     ]
-    core.report(one, READY, InstanceLoad(running=6), "", 8.0)
+    core.report(one, InstanceState.READY, InstanceLoad(running=6), "", 8.0)
     for now_s in range(20, 25):
-        core.report(one, READY, InstanceLoad(running=2), "", float(now_s))
+        core.report(one, InstanceState.READY, InstanceLoad(running=2), "", float(now_s))
     assert len(core.work) == 6, "a few reports may be wrong"
     new = core.schedule(SchedulingRequest("new", "m", 1000), PoolAnswer(), 25.0, 0.0)
-    core.report(one, READY, InstanceLoad(running=2), "", 26.0)
+    core.report(one, InstanceState.READY, InstanceLoad(running=2), "", 26.0)
     states = [decision.record.state for decision in old]
     assert states == ["lost"] * 4 + ["running"] * 2, "the oldest, and as many as are missing"
     assert new.record.state == "running", "it may be on its way"
-    core.report(one, READY, InstanceLoad(running=3), "", 27.0)
+    core.report(one, InstanceState.READY, InstanceLoad(running=3), "", 27.0)
     assert len(core.work) == 3
     core.check()
 
 
 def test_work_of_others_counts_when_two_reports_agree() -> None:
     core = Scheduler(SchedulerSettings(), random.Random(1), native_index)
-    one = core.register(InstanceInfo("a", 1, "both", "m", max_sequences=8), READY, 0.0)
+    one = core.register(InstanceInfo("a", 1, "both", "m", max_sequences=8), InstanceState.READY, 0.0)
 
     def expected_s() -> float:
         decision = core.schedule(SchedulingRequest("r", "m", 1000), PoolAnswer(), 1.0, 0.0)
@@ -414,10 +414,10 @@ def test_work_of_others_counts_when_two_reports_agree() -> None:
         return decision.choice.ttft_s
 
     idle_s = expected_s()
-    core.report(one, READY, InstanceLoad(waiting=3, running=2), "", 1.0)
+    core.report(one, InstanceState.READY, InstanceLoad(waiting=3, running=2), "", 1.0)
     assert expected_s() == idle_s, "a single report may be older than the end of a request"
-    core.report(one, READY, InstanceLoad(waiting=3, running=2), "", 1.0)
+    core.report(one, InstanceState.READY, InstanceLoad(waiting=3, running=2), "", 1.0)
     assert expected_s() > idle_s
     assert one.foreign == 5
-    core.report(one, READY, InstanceLoad(), "", 1.0)
+    core.report(one, InstanceState.READY, InstanceLoad(), "", 1.0)
     assert expected_s() == idle_s

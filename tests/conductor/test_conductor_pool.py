@@ -20,7 +20,8 @@ PREFILL, DECODE = pb.INSTANCE_ROLE_PREFILL, pb.INSTANCE_ROLE_DECODE
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Iterator[EmbeddedCluster]:
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedCluster]:
+    monkeypatch.setattr("mooncache.conductor.shell.pool.MATCH_TIMEOUT_S", 2)  # a busy machine
     settings = ClusterSettings(state_dir=tmp_path, nodes=2, capacity_bytes=64 << 20, port=0)
     with EmbeddedCluster(settings) as cluster:
         yield cluster
@@ -32,7 +33,6 @@ async def beside(cluster: EmbeddedCluster, **overrides: Any) -> AsyncIterator[Co
         "cluster.master_targets": cluster.master_target,
         "conductor.suspect_after_s": 60,
         "conductor.lease_s": 120,
-        "conductor.pool_match_timeout_s": 2,
         **overrides,
     }
     async with running(config_at(cluster.state_dir, **settings)) as conductor:

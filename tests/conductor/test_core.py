@@ -24,22 +24,8 @@ from mooncache.conductor.core.records import (
     Records,
     pack,
 )
-from mooncache.conductor.core.registry import (
-    DRAINING,
-    READY,
-    STARTING,
-    SUSPECT,
-    InstanceInfo,
-    Registry,
-)
-from mooncache.conductor.core.seen import (
-    EVICTED,
-    NEVER_SEEN,
-    OTHER_PASSPORT,
-    OTHER_TENANT,
-    MissRange,
-    SeenBlocks,
-)
+from mooncache.conductor.core.registry import InstanceInfo, InstanceState, Registry
+from mooncache.conductor.core.seen import MissRange, MissReason, SeenBlocks
 from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.kvcache.passport import Passport
@@ -67,7 +53,7 @@ def test_engines_of_one_model_with_other_weights_are_told_apart_by_the_field() -
 
     def join(name: str, identity: Passport, group: int) -> str:
         info = InstanceInfo(name, 1, "both", "m", passport_json=passport_to_json(identity), group=group)
-        return book.apart(book.register(info, READY, 0.0)[0])
+        return book.apart(book.register(info, InstanceState.READY, 0.0)[0])
 
     assert join("a", passport(), 5) == ""
     assert join("b", passport(), 5) == ""
@@ -77,11 +63,11 @@ def test_engines_of_one_model_with_other_weights_are_told_apart_by_the_field() -
 
 def test_silence_makes_suspect_then_forgotten() -> None:
     book = registry()
-    one, lost = book.register(INFO, READY, 0.0)
-    assert (one.state, lost) == (READY, None)
+    one, lost = book.register(INFO, InstanceState.READY, 0.0)
+    assert (one.state, lost) == (InstanceState.READY, None)
     assert book.expire(2.5) == []
-    assert one.state == SUSPECT
-    book.report(one, READY, InstanceLoad(), "", 3.0)
+    assert one.state == InstanceState.SUSPECT
+    book.report(one, InstanceState.READY, InstanceLoad(), "", 3.0)
     assert one.ready
     assert book.expire(13.5) == [one]
     assert book.get("a") is None
@@ -92,39 +78,39 @@ def test_silence_makes_suspect_then_forgotten() -> None:
 
 def test_another_incarnation_loses_its_cache_and_old_reports_are_refused() -> None:
     book = registry()
-    one, _ = book.register(INFO, READY, 0.0)
+    one, _ = book.register(INFO, InstanceState.READY, 0.0)
     one.sequence = 7
-    again, lost = book.register(replace(INFO, incarnation=2), STARTING, 1.0)
+    again, lost = book.register(replace(INFO, incarnation=2), InstanceState.STARTING, 1.0)
     assert again is one
-    assert (lost, one.sequence, one.state) == (one.holder, 0, STARTING)
+    assert (lost, one.sequence, one.state) == (one.holder, 0, InstanceState.STARTING)
     with pytest.raises(errors.InstanceUnknown, match="another incarnation"):
         book.require("a", 1)
-    _, lost = book.register(replace(INFO, incarnation=2), READY, 2.0)
+    _, lost = book.register(replace(INFO, incarnation=2), InstanceState.READY, 2.0)
     assert lost is None
 
 
 def test_an_operators_wishes_stay() -> None:
     book = registry()
-    one, _ = book.register(INFO, READY, 0.0)
+    one, _ = book.register(INFO, InstanceState.READY, 0.0)
     book.set("a", "decode", True, 0.0)
-    assert (one.role, one.state) == ("decode", DRAINING)
-    one, _ = book.register(replace(INFO, incarnation=2), READY, 1.0)
-    assert (one.role, one.state) == ("decode", DRAINING)
+    assert (one.role, one.state) == ("decode", InstanceState.DRAINING)
+    one, _ = book.register(replace(INFO, incarnation=2), InstanceState.READY, 1.0)
+    assert (one.role, one.state) == ("decode", InstanceState.DRAINING)
     book.set("a", "", False, 1.0)
-    assert (one.role, one.state) == ("decode", READY)
+    assert (one.role, one.state) == ("decode", InstanceState.READY)
     with pytest.raises(errors.InstanceUnknown):
         book.set("b", "decode", None, 1.0)
 
 
 def test_version_grows_with_changes_and_not_with_load() -> None:
     book = registry()
-    one, _ = book.register(INFO, READY, 0.0)
+    one, _ = book.register(INFO, InstanceState.READY, 0.0)
     version = book.version
-    book.report(one, READY, InstanceLoad(running=3), "", 1.0)
+    book.report(one, InstanceState.READY, InstanceLoad(running=3), "", 1.0)
     assert book.version == version
     for change in (
-        lambda: book.report(one, SUSPECT, InstanceLoad(), "engine does not answer", 1.0),
-        lambda: book.report(one, READY, InstanceLoad(), "", 1.0),
+        lambda: book.report(one, InstanceState.SUSPECT, InstanceLoad(), "engine does not answer", 1.0),
+        lambda: book.report(one, InstanceState.READY, InstanceLoad(), "", 1.0),
         lambda: book.set("a", "both", None, 1.0),
         lambda: book.expire(100.0),
     ):
@@ -136,11 +122,11 @@ def test_version_grows_with_changes_and_not_with_load() -> None:
 def test_there_is_a_limit_and_holder_numbers_are_used_again() -> None:
     book = registry()
     for number in range(4):
-        book.register(replace(INFO, instance_id=str(number)), READY, 0.0)
+        book.register(replace(INFO, instance_id=str(number)), InstanceState.READY, 0.0)
     with pytest.raises(errors.LimitExceeded):
-        book.register(replace(INFO, instance_id="5"), READY, 0.0)
+        book.register(replace(INFO, instance_id="5"), InstanceState.READY, 0.0)
     book.expire(100.0)
-    fresh, _ = book.register(INFO, READY, 100.0)
+    fresh, _ = book.register(INFO, InstanceState.READY, 100.0)
     assert fresh.holder < 4
     book.check()
 
@@ -160,7 +146,7 @@ def test_records_are_what_the_native_index_takes() -> None:
 
 def test_changes_need_an_unbroken_sequence() -> None:
     cache, book = CacheIndex(_native.BlockIndex), registry()
-    one, _ = book.register(INFO, READY, 0.0)
+    one, _ = book.register(INFO, InstanceState.READY, 0.0)
     keys = chain("a", 10)
 
     def apply(sequence: int, stored: bytes = b"", removed: bytes = b"", *, full: bool = False) -> str:
@@ -201,7 +187,7 @@ def test_two_steps_find_what_looking_at_every_key_finds(count: int, lengths: lis
 def test_exact_and_stepped_search_meet() -> None:
     keys = chain("a", EXACT_KEYS_MAX + 1)
     cache, book = CacheIndex(_native.BlockIndex), registry()
-    one, _ = book.register(INFO, READY, 0.0)
+    one, _ = book.register(INFO, InstanceState.READY, 0.0)
     cache.apply(one, full=True, stored=keys[: 32 * 300], removed=b"", sequence=1, keys_max=1 << 20)
     assert cache.leading(keys) == cache.leading(keys[:-32]) == {one.holder: 300}
     assert cache.leading(b"") == {}
@@ -368,18 +354,21 @@ def seen(blocks_max: int = 1000) -> SeenBlocks:
 def test_reasons_of_misses() -> None:
     book = seen()
     mine, content = chain("mine", 10), chain("content", 10)
-    assert book.explain(mine, content, 1, 0, 16) == [MissRange(0, 160, NEVER_SEEN)]
+    assert book.explain(mine, content, 1, 0, 16) == [MissRange(0, 160, MissReason.NEVER_SEEN)]
     book.learn(chain("theirs", 8), content[: 32 * 8], 1)
     book.learn(chain("elsewhere", 9), content[: 32 * 9], 2)
     book.learn(mine[: 32 * 4], content[: 32 * 4], 1)
     assert book.explain(mine, content, 1, 0, 16) == [
-        MissRange(0, 64, EVICTED),
-        MissRange(64, 128, OTHER_TENANT),
-        MissRange(128, 144, OTHER_PASSPORT),
-        MissRange(144, 160, NEVER_SEEN),
+        MissRange(0, 64, MissReason.EVICTED),
+        MissRange(64, 128, MissReason.OTHER_TENANT),
+        MissRange(128, 144, MissReason.OTHER_PASSPORT),
+        MissRange(144, 160, MissReason.NEVER_SEEN),
     ]
-    assert book.explain(mine, content, 1, 9, 16) == [MissRange(144, 160, NEVER_SEEN)]
-    assert book.explain(mine, b"", 1, 0, 16) == [MissRange(0, 64, EVICTED), MissRange(64, 160, NEVER_SEEN)]
+    assert book.explain(mine, content, 1, 9, 16) == [MissRange(144, 160, MissReason.NEVER_SEEN)]
+    assert book.explain(mine, b"", 1, 0, 16) == [
+        MissRange(0, 64, MissReason.EVICTED),
+        MissRange(64, 160, MissReason.NEVER_SEEN),
+    ]
     assert book.explain(mine, content, 1, 10, 16) == []
 
 
@@ -388,8 +377,8 @@ def test_memory_is_bounded_and_old_blocks_go_first() -> None:
     for number in range(20):
         book.learn(chain(f"k{number}", 20), chain(f"c{number}", 20), 1)
         assert book.blocks() <= 2 * 100
-    assert book.explain(chain("k0", 20), b"", 1, 0, 1)[0].reason == NEVER_SEEN
-    assert book.explain(chain("k19", 20), b"", 1, 0, 1) == [MissRange(0, 20, EVICTED)]
+    assert book.explain(chain("k0", 20), b"", 1, 0, 1)[0].reason == MissReason.NEVER_SEEN
+    assert book.explain(chain("k19", 20), b"", 1, 0, 1) == [MissRange(0, 20, MissReason.EVICTED)]
     book.learn(chain("big", 500), chain("cbig", 500), 1)
     assert book.blocks() <= 200
     nothing = seen(0)
@@ -403,7 +392,7 @@ def test_ranges_are_bounded() -> None:
     book.learn(b"".join(keys[at : at + 32] for at in range(0, len(keys), 64)), b"", 1)
     found = book.explain(keys, b"", 1, 0, 1)
     assert len(found) <= 64
-    assert (found[0].begin, found[0].reason) == (0, EVICTED)
+    assert (found[0].begin, found[0].reason) == (0, MissReason.EVICTED)
 
 
 # --- records ------------------------------------------------------------------------------------------------------

@@ -143,7 +143,8 @@ def test_copies_stay_within_the_budget(uses: list[tuple[int, int, float]], rate:
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Iterator[EmbeddedCluster]:
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedCluster]:
+    monkeypatch.setattr("mooncache.conductor.shell.pool.MATCH_TIMEOUT_S", 2)  # a busy machine
     with EmbeddedCluster(
         ClusterSettings(state_dir=tmp_path, nodes=3, capacity_bytes=32 << 20, port=0)
     ) as cluster:
@@ -164,7 +165,7 @@ def test_a_hot_prefix_gets_a_second_replica_in_a_real_pool_and_loses_it_again(
         return Counter(entry.key for entry in client.list())
 
     async def scenario(client: mooncache.Client) -> None:
-        settings = {**CALM, "cluster.master_targets": pool.master_target, "conductor.pool_match_timeout_s": 2}
+        settings = {**CALM, "cluster.master_targets": pool.master_target}
         async with running(config_at(pool.state_dir, **settings)) as c:
             await c.register(instance("p", PREFILL), instance("d", DECODE))
 

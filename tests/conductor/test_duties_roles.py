@@ -7,12 +7,14 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mooncache.conductor.background import rebalance_roles
 from mooncache.conductor.config import settings_of
 from mooncache.conductor.core.decisions import PoolAnswer, SchedulingRequest
 from mooncache.conductor.core.policy import roles
 from mooncache.conductor.core.rebalance import RoleKeeper
-from mooncache.conductor.core.registry import READY, InstanceInfo
+from mooncache.conductor.core.registry import InstanceInfo, InstanceState
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.state import native_index
 from mooncache.config import load
@@ -50,7 +52,7 @@ class World:
                 max_model_tokens=200_000,
                 kv_capacity_tokens=2_000_000,
             )
-            self.core.register(info, READY, self.now_s)
+            self.core.register(info, InstanceState.READY, self.now_s)
 
     def count(self, role: str) -> int:
         return sum(1 for one in self.core.registry if one.role == role)
@@ -60,7 +62,7 @@ class World:
         until_s = self.now_s + seconds
         while self.now_s < until_s:
             for one in self.core.registry:
-                self.core.report(one, READY, InstanceLoad(), "", self.now_s)
+                self.core.report(one, InstanceState.READY, InstanceLoad(), "", self.now_s)
             for _ in range(int(prompts_per_s * EVERY_S)):
                 self._next += 1
                 ask = SchedulingRequest(f"r{self._next}", "m", 20_000, "t", keys=chain(f"r{self._next}", 4))
@@ -153,10 +155,13 @@ def flood(name: str, number: int) -> dict[str, Any]:
     }
 
 
-def test_a_running_conductor_tells_the_worker_its_new_role(tmp_path: Path) -> None:
+def test_a_running_conductor_tells_the_worker_its_new_role(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mooncache.conductor.background.duties.REBALANCE_INTERVAL_S", 3600)
+
     async def scenario(*, enabled: bool) -> dict[str, int]:
         settings = {**CALM, "conductor.rebalance_roles": enabled, "conductor.admission_enabled": False}
-        settings["conductor.rebalance_interval_s"] = 3600
         async with running(config_at(tmp_path / str(enabled), **settings)) as c:
             names = {"p": PREFILL, "d0": DECODE, "d1": DECODE, "d2": DECODE}
             await c.register(*(instance(name, role) for name, role in names.items()))
@@ -190,7 +195,7 @@ def test_prompts_that_decode_instances_compute_themselves_need_no_prefill_instan
     model = world.core.models.of("m")
     for _ in range(6):
         for one in world.core.registry:
-            world.core.report(one, READY, InstanceLoad(), "", world.now_s)
+            world.core.report(one, InstanceState.READY, InstanceLoad(), "", world.now_s)
         for number in range(100):
             ask = SchedulingRequest(f"s{number}", "m", 100, "t", max_output_tokens=1, keys=chain("s", 4))
             decision = world.core.schedule(ask, PoolAnswer("ok", 4), world.now_s, 0.0)

@@ -21,6 +21,7 @@ from mooncache.conductor.core.policy.replication import PrefixDemand, copies_wan
 from mooncache.conductor.core.policy.roles import NO_SIDE, Needs, RolePlanner
 from mooncache.conductor.core.policy.types import (
     NOBODY,
+    Branch,
     Choice,
     DecodeCost,
     PrefillCost,
@@ -70,7 +71,7 @@ def test_who_fetches_shares_the_links() -> None:
     book = pair()
     book.set("p", transfer=TransferCost(0.0, 900.0))
     book.add("s", InstanceShape())
-    book.assign(assignment("1", branch="fetch", fetch_tokens=10, source_row=2), 0.0)
+    book.assign(assignment("1", branch=Branch.FETCH, fetch_tokens=10, source_row=2), 0.0)
     assert book.view(0.0).fetch_tokens_per_s[0] == pytest.approx(450.0)
     book.started("1", 1.0)
     assert book.view(1.0).fetch_tokens_per_s[0] == pytest.approx(900.0)

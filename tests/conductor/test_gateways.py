@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mooncache.conductor.core.decisions import POOL_OK, POOL_TIMEOUT, PoolAnswer
+from mooncache.conductor.core.decisions import PoolAnswer, PoolState
 from mooncache.conductor.core.gateways import COUNT_MAX, LEASE_S, GatewayInfo, Gateways
 from mooncache.errors import InvalidArgument
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -54,9 +54,9 @@ def test_which_blocks_the_pool_has(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     async def scenario(c: Conductor) -> None:
         asked: list[bytes] = []
         answers = [
-            PoolAnswer(POOL_OK, 3),
-            PoolAnswer(POOL_OK, 3, unreachable_nodes=1),
-            PoolAnswer(POOL_TIMEOUT),
+            PoolAnswer(PoolState.OK, 3),
+            PoolAnswer(PoolState.OK, 3, unreachable_nodes=1),
+            PoolAnswer(PoolState.TIMEOUT),
         ]
 
         async def match(keys: bytes) -> PoolAnswer:

@@ -7,18 +7,18 @@ from pathlib import Path
 
 from mooncache.conductor.core import outcome
 from mooncache.conductor.core.decisions import (
-    POOL_OK,
     Decision,
     PoolAnswer,
+    PoolState,
     SchedulerSettings,
     SchedulingRequest,
 )
 from mooncache.conductor.core.landing import AWAY_FIRST_S, AWAY_MAX_S, Landings
-from mooncache.conductor.core.progress import LegReport, LegRole, Phase, ProgressReport
-from mooncache.conductor.core.registry import READY, InstanceInfo
+from mooncache.conductor.core.progress import LegReport, Phase, ProgressReport
+from mooncache.conductor.core.registry import InstanceInfo, InstanceState
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.kvcache.block_index import native_index
-from mooncache.kvcache.leg_hint import CacheReport
+from mooncache.kvcache.leg_hint import CacheReport, LegRole
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.conductor.support import Conductor, chain, pair, serve
 
@@ -43,7 +43,7 @@ class Clockwork:
         self.core = Scheduler(settings or SchedulerSettings(), random.Random(1), native_index)
         for name, role in (("p", "prefill"), ("d", "decode")):
             info = InstanceInfo(name, 1, role, "m", group=1, kv_bytes_per_token=1024, max_sequences=64)
-            self.core.register(info, READY, 0.0)
+            self.core.register(info, InstanceState.READY, 0.0)
         self.now_s = 0.0
         self.count = 0
 
@@ -52,7 +52,7 @@ class Clockwork:
         ask = SchedulingRequest(
             f"r{self.count}", "m", BLOCKS * 16 + 5, "t", chain(f"k{self.count}", BLOCKS), group=1
         )
-        return self.core.schedule(ask, PoolAnswer(POOL_OK), self.now_s, 0.0)
+        return self.core.schedule(ask, PoolAnswer(PoolState.OK), self.now_s, 0.0)
 
     def tell(self, decision: Decision, phase: Phase, *legs: LegReport) -> outcome.Learned:
         report = ProgressReport(phase, output_tokens=8, legs=legs)
@@ -86,7 +86,7 @@ def test_a_pair_whose_blocks_do_not_come_is_left_alone() -> None:
     for _ in range(5):
         work.serve(landed=True)
     missed = work.serve(landed=False)
-    assert missed.record.observed["handover"] == outcome.MISSED
+    assert missed.record.observed["handover"] == outcome.HandoverResult.MISSED
     inline = work.ask()
     assert (inline.prefill, inline.decode, inline.avoided) == ("", "d", True)
     work.core.close(inline.decision_id, "finished", work.now_s)
@@ -95,7 +95,7 @@ def test_a_pair_whose_blocks_do_not_come_is_left_alone() -> None:
     work.now_s += AWAY_FIRST_S + 1
     assert work.ask().avoided, "twice as long the second time"
     work.now_s += AWAY_FIRST_S
-    assert work.serve(landed=True).record.observed["handover"] == outcome.LANDED
+    assert work.serve(landed=True).record.observed["handover"] == outcome.HandoverResult.LANDED
     assert not work.ask().avoided
     work.core.check()
 
@@ -108,7 +108,7 @@ def test_it_is_known_before_a_long_answer_has_ended() -> None:
     work.now_s += 0.2
     work.tell(decision, Phase.PREFILLED, prefill())
     work.now_s += decision.wait_s
-    assert work.tell(decision, Phase.FIRST_TOKEN).handover == outcome.MISSED
+    assert work.tell(decision, Phase.FIRST_TOKEN).handover == outcome.HandoverResult.MISSED
     assert work.ask().avoided
 
 

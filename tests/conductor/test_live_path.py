@@ -17,14 +17,14 @@ from mooncache.conductor.core.decisions import PoolAnswer, SchedulerSettings, Sc
 from mooncache.conductor.core.fleet_book import Assignment, FleetBook, InstanceShape
 from mooncache.conductor.core.hot_prefixes import HotPrefixes, Speed
 from mooncache.conductor.core.policy.fleet import DECODE, PREFILL
-from mooncache.conductor.core.policy.types import Choice, Request, TransferCost
-from mooncache.conductor.core.progress import LegReport, LegRole, Phase, ProgressReport
-from mooncache.conductor.core.registry import READY, Instance, InstanceInfo
+from mooncache.conductor.core.policy.types import Branch, Choice, Request, TransferCost
+from mooncache.conductor.core.progress import LegReport, Phase, ProgressReport
+from mooncache.conductor.core.registry import Instance, InstanceInfo, InstanceState
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.shell.instruments import ConductorMetrics
 from mooncache.conductor.state import native_index
 from mooncache.kvcache.instance_load import InstanceLoad
-from mooncache.kvcache.leg_hint import CacheReport
+from mooncache.kvcache.leg_hint import CacheReport, LegRole
 from mooncache.runtime.metrics import Metrics
 from tests.conductor.fleets import Row, choose
 from tests.conductor.support import BLOCK, chain
@@ -65,10 +65,10 @@ def test_a_prompt_beyond_the_memory_waits_for_what_runs_there_not_for_ever() -> 
 def test_a_late_end_of_a_fetch_does_not_free_the_links_of_whom_comes_after() -> None:
     book = pair()
     book.add("e", InstanceShape(role=PREFILL, transfer=TransferCost(0.0, 900.0)))
-    book.assign(assignment("1", prefill=2, branch="fetch", fetch_tokens=10), 0.0)
+    book.assign(assignment("1", prefill=2, branch=Branch.FETCH, fetch_tokens=10), 0.0)
     book.remove("e")
     assert book.add("f", InstanceShape(role=PREFILL, transfer=TransferCost(0.0, 900.0))) == 2
-    book.assign(assignment("2", prefill=2, branch="fetch", fetch_tokens=10), 0.0)
+    book.assign(assignment("2", prefill=2, branch=Branch.FETCH, fetch_tokens=10), 0.0)
     book.started("1", 1.0)
     assert book.view(1.0).fetch_tokens_per_s[2] == 450.0, "the newcomer's fetch is still there"
 
@@ -136,7 +136,7 @@ def test_blocks_beyond_the_whole_budget_do_not_hold_up_those_of_other_models() -
 
 def crowd(core: Scheduler, count: int) -> None:
     for number in range(count):
-        core.register(InstanceInfo(f"i{number}", 1, "both", "m", group=5), READY, 0.0)
+        core.register(InstanceInfo(f"i{number}", 1, "both", "m", group=5), InstanceState.READY, 0.0)
 
 
 def ask(number: int, keys: bytes = b"", **more: Any) -> SchedulingRequest:
@@ -161,7 +161,7 @@ def test_what_settles_beside_the_event_loop_touches_no_snapshots() -> None:
 def test_an_instance_that_is_gone_leaves_no_cost_models_behind() -> None:
     core = Scheduler(SchedulerSettings(suspect_after_s=1, lease_s=2), random.Random(1), native_index)
     info = InstanceInfo("a", 1, "both", "m", group=5, kv_bytes_per_token=1000)
-    core.register(info, READY, 0.0)
+    core.register(info, InstanceState.READY, 0.0)
     decision = core.schedule(ask(1), PoolAnswer(), 0.0, 0.0)
     core.expire(10.0)
     leg = LegReport(LegRole.DECODE, "a", cache=CacheReport(loaded_bytes=1 << 20, load_ms=10.0))
@@ -173,18 +173,20 @@ def test_an_instance_that_is_gone_leaves_no_cost_models_behind() -> None:
 def test_an_engine_that_was_started_again_has_nothing_of_others() -> None:
     core = Scheduler(SchedulerSettings(), random.Random(1), native_index)
     info = InstanceInfo("a", 1, "both", "m", group=5, kv_capacity_tokens=1000)
-    engine: Instance = core.register(info, READY, 0.0)
+    engine: Instance = core.register(info, InstanceState.READY, 0.0)
     for now_s in (0.1, 0.2, 0.3):
-        core.report(engine, READY, InstanceLoad(running=9, waiting=9, kv_usage=1.0), "", now_s)
+        core.report(engine, InstanceState.READY, InstanceLoad(running=9, waiting=9, kv_usage=1.0), "", now_s)
     assert core.models.of("m").book.view(0.3).sequences.tolist() == [18.0]
-    core.register(replace(info, incarnation=2), READY, 0.4)
+    core.register(replace(info, incarnation=2), InstanceState.READY, 0.4)
     seen = core.models.of("m").book.view(0.4)
     assert [seen.sequences[0], seen.kv_tokens[0], seen.queue_s[0]] == [0.0, 0.0, 0.0]
 
 
 def test_an_instance_with_larger_blocks_does_not_hold_more_than_the_prompt() -> None:
     core = Scheduler(SchedulerSettings(), random.Random(1), native_index)
-    engine = core.register(InstanceInfo("a", 1, "both", "m", group=5, block_tokens=64), READY, 0.0)
+    engine = core.register(
+        InstanceInfo("a", 1, "both", "m", group=5, block_tokens=64), InstanceState.READY, 0.0
+    )
     keys = chain("x", 40)
     core.cache.apply(engine, full=True, stored=keys, removed=b"", sequence=1, keys_max=100)
     decision = core.schedule(ask(1, keys), PoolAnswer(), 0.0, 0.0)
@@ -196,11 +198,11 @@ def test_an_engine_that_was_started_again_generates_nothing_of_before() -> None:
     """Its gateway may have died with it: then nobody tells of the end."""
     core = Scheduler(SchedulerSettings(), random.Random(1), native_index)
     info = InstanceInfo("a", 1, "both", "m", group=5)
-    engine = core.register(info, READY, 0.0)
+    engine = core.register(info, InstanceState.READY, 0.0)
     decision = core.schedule(ask(1), PoolAnswer(), 0.0, 0.0)
-    core.register(info, READY, 0.1)
+    core.register(info, InstanceState.READY, 0.1)
     assert core.assigned(engine) == 1, "the same engine told again who it is"
-    core.register(replace(info, incarnation=2), READY, 0.2)
+    core.register(replace(info, incarnation=2), InstanceState.READY, 0.2)
     assert core.assigned(engine) == 0
     assert decision.record.state == "lost"
     assert not core.report_progress(decision.decision_id, ProgressReport(Phase.FAILED, 1.0), 0.3).known

@@ -15,11 +15,10 @@ from mooncache.conductor.core.progress import Phase, ProgressReport
 from mooncache.conductor.core.registry import (
     GONE_MAX,
     LEASE_INTERVALS,
-    READY,
     REPORTS_PER_S,
-    SUSPECT,
     SUSPECT_INTERVALS,
     InstanceInfo,
+    InstanceState,
     Registry,
 )
 from mooncache.conductor.core.scheduler import Scheduler
@@ -33,7 +32,7 @@ from tests.conductor.support import PASSPORT, Conductor, chain, instance, serve
 
 def test_requests_end_when_their_records_are_dropped() -> None:
     core = Scheduler(SchedulerSettings(decision_count_max=100), random.Random(1), native_index)
-    core.register(InstanceInfo("a", 1, "both", "m"), READY, 0.0)
+    core.register(InstanceInfo("a", 1, "both", "m"), InstanceState.READY, 0.0)
     lengths = core.models.of("m").lengths
     before = lengths.mean("", 0)
     under_way = [
@@ -64,7 +63,7 @@ def test_reports_are_spaced_when_there_are_many_instances(tmp_path: Path) -> Non
         assert (await c.report("first")).report_interval_ms == 250
         core, now_s = c.service.state.core, c.service.clock.now_s()
         for number in range(999):
-            core.register(InstanceInfo(f"i{number}", 1, "both", "m"), READY, now_s)
+            core.register(InstanceInfo(f"i{number}", 1, "both", "m"), InstanceState.READY, now_s)
         told_s = (await c.report("first")).report_interval_ms / 1e3
         interval_s = 1000 / REPORTS_PER_S
         assert interval_s / 2 - 0.001 <= told_s < interval_s * 1.5
@@ -72,10 +71,10 @@ def test_reports_are_spaced_when_there_are_many_instances(tmp_path: Path) -> Non
         assert first is not None
         patience_s = SUSPECT_INTERVALS * max(told_s, interval_s)
         core.expire(first.reported_s + patience_s - 1.0)
-        assert first.state == READY, "one report may be lost"
+        assert first.state == InstanceState.READY, "one report may be lost"
         gone = core.expire(first.reported_s + patience_s + 1.0)[0]
         assert first not in gone, "it was told to report more seldom than the others"
-        assert first.state == SUSPECT
+        assert first.state == InstanceState.SUSPECT
         assert first in core.expire(first.reported_s + LEASE_INTERVALS * max(told_s, interval_s) + 1.0)[0]
 
     serve(tmp_path, scenario, **{"conductor.suspect_after_s": 2, "conductor.lease_s": 10})
@@ -84,17 +83,18 @@ def test_reports_are_spaced_when_there_are_many_instances(tmp_path: Path) -> Non
 def test_instances_that_register_together_do_not_report_together() -> None:
     registry = Registry(suspect_after_s=2.0, lease_s=10.0, count_max=2000, report_interval_s=0.25)
     instances = [
-        registry.register(InstanceInfo(f"i{n}", 1, "both", "m"), READY, 70.0)[0] for n in range(1000)
+        registry.register(InstanceInfo(f"i{n}", 1, "both", "m"), InstanceState.READY, 70.0)[0]
+        for n in range(1000)
     ]
     due_s = dict.fromkeys(range(1000), 70.0)
     for number, reporting in enumerate(instances):
-        registry.report(reporting, READY, InstanceLoad(), "", 70.0)
+        registry.report(reporting, InstanceState.READY, InstanceLoad(), "", 70.0)
         due_s[number] += reporting.next_report_s
     for _ in range(3):
         in_slots = Counter(int(at_s * 10) for at_s in due_s.values())
         assert max(in_slots.values()) <= REPORTS_PER_S / 10 + 1, "the same in each tenth of a second"
         for number, at_s in due_s.items():
-            registry.report(instances[number], READY, InstanceLoad(), "", at_s)
+            registry.report(instances[number], InstanceState.READY, InstanceLoad(), "", at_s)
             due_s[number] += instances[number].next_report_s
             assert due_s[number] - at_s == pytest.approx(1000 / REPORTS_PER_S)
 
@@ -157,7 +157,9 @@ def test_many_changes_make_few_answers(tmp_path: Path) -> None:
         await until(lambda: c.service.state.watchers == 1)
         state = c.service.state
         for number in range(300):
-            state.core.register(InstanceInfo(f"i{number}", 1, "both", "m"), READY, state.clock.now_s())
+            state.core.register(
+                InstanceInfo(f"i{number}", 1, "both", "m"), InstanceState.READY, state.clock.now_s()
+            )
             state.announce()
             await asyncio.sleep(0)
         await watching
@@ -171,7 +173,7 @@ def test_changes_of_long_ago_are_a_whole_list() -> None:
     assert registry.changes(99) is None
     assert registry.changes(101) is None
     for number in range(GONE_MAX + 2):
-        registry.register(InstanceInfo(f"i{number}", 1, "both", "m"), READY, float(number))
+        registry.register(InstanceInfo(f"i{number}", 1, "both", "m"), InstanceState.READY, float(number))
     before = registry.version
     registry.expire(1e6)
     assert registry.changes(before) is None, "more are gone than are remembered"

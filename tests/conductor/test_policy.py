@@ -15,7 +15,7 @@ from mooncache.conductor.core.policy.common import handovers_s
 from mooncache.conductor.core.policy.mooncache import Mooncache
 from mooncache.conductor.core.policy.types import (
     NOBODY,
-    WAIT,
+    Branch,
     Choice,
     PrefillCost,
     PrefixSource,
@@ -86,11 +86,11 @@ def test_waiting_is_chosen_only_when_cheaper(n: int, ready_s: float, queue_s: fl
         request(rows, n, awaited=((n // 16 * 16, ready_s, "other"),)), fleet(*rows), OPEN, 0
     )
     best = branches.cheapest(found)
-    others = [way.score_s for way in found if way.branch != WAIT]
-    assert (best.branch == WAIT) == (best.score_s < min(others))
+    others = [way.score_s for way in found if way.branch != Branch.WAIT]
+    assert (best.branch == Branch.WAIT) == (best.score_s < min(others))
     late_s = best.total_s - found[0].total_s
     assert late_s <= OPEN.work_weight * found[0].compute_s, "not for long to save little"
-    if best.branch == WAIT:
+    if best.branch == Branch.WAIT:
         assert best.ready_s >= ready_s
 
 

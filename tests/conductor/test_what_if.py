@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from mooncache.conductor.core.decisions import PoolAnswer, SchedulerSettings, SchedulingRequest
 from mooncache.conductor.core.policy import NAMES
 from mooncache.conductor.core.policy.mooncache import Mooncache
-from mooncache.conductor.core.registry import READY, InstanceInfo
+from mooncache.conductor.core.registry import InstanceInfo, InstanceState
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.core.snapshot import take
 from mooncache.conductor.core.what_if import other_choice
@@ -26,7 +26,7 @@ def decided(instances: int, **limits: Any) -> tuple[Scheduler, Any]:
     core = Scheduler(SchedulerSettings(rules=OPEN, **limits), random.Random(1), native_index)
     for number in range(instances):
         role = "decode" if number % 2 else "prefill"
-        core.register(InstanceInfo(f"{role}-{number}", 1, role, "m", group=1), READY, 0.0)
+        core.register(InstanceInfo(f"{role}-{number}", 1, role, "m", group=1), InstanceState.READY, 0.0)
     decision = core.schedule(
         SchedulingRequest("r", "m", 4000, keys=bytes(32 * 200), group=1), PoolAnswer(), 0.0, 0.0
     )
@@ -51,7 +51,7 @@ def test_it_says_when_the_snapshot_is_gone() -> None:
     core, decision = decided(80, snapshot_bytes_max=0)
     found = other_choice(decision.record, core.snapshots, OPEN, "algorithm1", random.Random(2))
     assert not found["known"]
-    assert "not kept any more" in found["message"]
+    assert "no longer kept" in found["message"]
     record = json.loads(decision.record.to_json(OPEN))
     assert len(record["prefill_candidates"]) == 16, "the best candidates are kept in any case"
     assert record["candidate_count"] == 40

@@ -9,6 +9,7 @@ import pytest
 
 from mooncache.config import Audience, Config, explain, load, parse_duration_s, parse_size_bytes, to_toml
 from mooncache.config.audience import NAMED
+from mooncache.config.removed import REMOVED
 from mooncache.errors import ConfigInvalid
 
 
@@ -136,3 +137,15 @@ def test_each_setting_is_for_somebody() -> None:
     assert not NAMED - {row.name for row in rows}, "settings that are gone"
     counts = Counter(row.audience for row in rows)
     assert 20 <= counts[Audience.EVERYBODY] <= 35 and counts[Audience.EXPERTS] >= 20
+
+
+def test_a_setting_of_an_earlier_version_is_told_from_a_wrong_name(tmp_path: Path) -> None:
+    file = tmp_path / "old.toml"
+    file.write_text("[master]\ntask_concurrency = 4\n")
+    for read in (
+        lambda: load(file, env={}),
+        lambda: load(env={"MOONCACHE_MASTER_TASK_CONCURRENCY": "4"}),
+    ):
+        with pytest.raises(ConfigInvalid, match="is no longer a setting"):
+            read()
+    assert not REMOVED & {row.name for row in explain(load(env={}))}

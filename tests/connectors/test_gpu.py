@@ -1,4 +1,4 @@
-"""The connector with KV tensors in the memory of a pretended GPU, under vLLM's own scheduler: what is gathered and
+"""The connector with KV tensors in the memory of a fake GPU, under vLLM's own scheduler: what is gathered and
 scattered is right at every step, and a GPU that hangs costs its requests and nothing else."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 from mooncache.client import staging
 from tests.connectors.harness import BLOCK_TOKENS, WAIT_S, Make, ask, expected, prompt, warm
-from tests.gpu.pretended import PretendedGpu
+from tests.gpu.fake_gpu import FakeGpu
 from tests.kvcache.faulty import FaultyPool
 
 pytest.importorskip("vllm", reason="vLLM is not installed (scripts/install_vllm.sh)")
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's own
 
 
 class CudaTensor:
-    """A tensor as if it were on the GPU: its address is one of the pretended device."""
+    """A tensor as if it were on the GPU: its address is one of the fake device."""
 
-    def __init__(self, gpu: PretendedGpu, host: Any) -> None:
+    def __init__(self, gpu: FakeGpu, host: Any) -> None:
         self.host = host
         self.device = SimpleNamespace(type="cuda", index=0)
         self.address = gpu.adopt(host.data_ptr(), host.untyped_storage().nbytes())
@@ -40,10 +40,10 @@ class CudaTensor:
 
 
 @pytest.fixture(params=[True, False], ids=["kernel", "copies"])
-def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     import torch
 
-    made = PretendedGpu(kernel=request.param)
+    made = FakeGpu(kernel=request.param)
 
     class Event:
         def __init__(self) -> None:
@@ -65,7 +65,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.fixture
-def build(make: Make, gpu: PretendedGpu) -> Make:
+def build(make: Make, gpu: FakeGpu) -> Make:
     shown = lambda tensors: {name: CudaTensor(gpu, tensor) for name, tensor in tensors.items()}  # noqa: E731
     return functools.partial(make, shown=shown)
 
@@ -94,7 +94,7 @@ def test_engines_with_and_without_a_gpu_share_blocks(build: Make, make: Make, fa
 
 
 def test_blocks_are_kept_while_a_gpu_that_hangs_may_write_them(
-    build: Make, faulty: FaultyPool, gpu: PretendedGpu
+    build: Make, faulty: FaultyPool, gpu: FakeGpu
 ) -> None:
     tokens = prompt(3, 4 * BLOCK_TOKENS + 3)
     warm(build, tokens)

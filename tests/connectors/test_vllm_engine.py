@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import random
@@ -11,7 +12,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -22,6 +22,7 @@ import pytest
 
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.runtime.ports import free_port
+from tests.conditions import wait_until
 from tests.docs.blocks import block
 
 pytest.importorskip("vllm", reason="vLLM is not installed (scripts/install_vllm.sh)")
@@ -80,15 +81,14 @@ class Server:
         )
 
     def wait_healthy(self) -> None:
-        deadline_s = time.monotonic() + START_S
-        while time.monotonic() < deadline_s:
+        def healthy() -> bool:
             assert self.process.poll() is None, self.tail()
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5).read()
-                return
-            except (OSError, urllib.error.URLError):
-                time.sleep(0.5)
-        raise AssertionError(f"not healthy in {START_S} s\n{self.tail()}")
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5).close()
+                return True
+            return False
+
+        wait_until(healthy, self.tail, START_S, every_s=0.5)
 
     def tail(self) -> str:
         return "\n".join(Path(self.log.name).read_text(errors="replace").splitlines()[-40:])

@@ -6,7 +6,6 @@ import contextlib
 import shutil
 import signal
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from mooncache.runtime.ports import free_port
+from tests.conditions import wait_until
 from tests.processes import freeze
 
 
@@ -37,19 +37,20 @@ class EtcdServer:
         command += ["--initial-cluster", f"t={peer}"]
         with (self.folder / "etcd.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        deadline_s = time.monotonic() + 30
-        while time.monotonic() < deadline_s:
-            assert self.process.poll() is None, (self.folder / "etcd.log").read_text()
+
+        def healthy() -> bool:
+            assert self.process is not None and self.process.poll() is None, self.log()
             with (
                 contextlib.suppress(OSError),
                 urllib.request.urlopen(f"{client}/health", timeout=1) as answer,
             ):
-                if b'"true"' in answer.read():  # it has elected itself and takes writes
-                    return
-            time.sleep(0.05)
-        pytest.fail(
-            (self.folder / "etcd.log").read_text() + "etcd was not healthy within 30 s; its log is above"
-        )
+                return b'"true"' in answer.read()  # it has elected itself and takes writes
+            return False
+
+        wait_until(healthy, self.log)
+
+    def log(self) -> str:
+        return (self.folder / "etcd.log").read_text()
 
     def pause(self) -> None:
         assert self.process is not None

@@ -1,6 +1,6 @@
 """ENDPOINT and exposures, as a peer without any RDMA device may send them: queue pairs that cannot be, and none.
 
-Over the pretended libibverbs of the native tests where it is built (make native-test); what a node without
+Over the fake libibverbs of the native tests where it is built (make native-test); what a node without
 RDMA answers is tested everywhere.
 """
 
@@ -43,7 +43,7 @@ def rdma_server(start: Start) -> Any:
     if not FAKE.exists():
         pytest.skip(f"{FAKE} is not built (make native-test)")
     server = start(rdma_library=str(FAKE), unix_path="")
-    assert server.rails(), "the pretended library has a device"
+    assert server.rails(), "the fake library has a device"
     return server
 
 

@@ -12,18 +12,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 NODE = """
-import secrets, subprocess, sys, time
+import subprocess, sys
 from mooncache import _native
+from tests.conditions import wait_until
 from tests.data_plane.wire import SECRET
 
 def run(*command):
     subprocess.run(command, check=True, timeout=20)
-
-def wait(what, patience_s=60.0):
-    end = time.monotonic() + patience_s
-    while not what():
-        assert time.monotonic() < end, server.stats()
-        time.sleep(0.05)
 
 engine = subprocess.Popen(
     ["unshare", "--net", sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -43,7 +38,7 @@ try:
     assert engine.stdout.readline() == "reserved\\n"
     assert server.stats()["reservations_held"] == 1
     run("ip", "link", "set", "node0", "down")
-    wait(lambda: server.stats()["reservations_held"] == 0)
+    wait_until(lambda: server.stats()["reservations_held"] == 0, lambda: str(server.stats()))
     server.stop(1.0)
 finally:
     engine.kill()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -23,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.cluster.settings import missing_modules
 from mooncache.runtime.ports import free_port
+from tests.conditions import wait_until
 from tests.deploy.promql import Selector, references
 
 pytestmark = pytest.mark.timeout(300)
@@ -296,15 +297,14 @@ def prometheus(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     try:
         made = Prometheus(f"http://{address}")
         count = sum(len(places) for places in live.addresses.values())
-        deadline_s = time.monotonic() + 90
-        while True:
-            try:
-                if made.value("count(count_over_time(up[1m]) >= 3 and up == 1)") == count:
-                    break
-            except OSError:
-                pass
-            assert process.poll() is None and time.monotonic() < deadline_s, (folder / "log").read_text()
-            time.sleep(0.5)
+
+        def scrapes_all() -> bool:
+            assert process.poll() is None, (folder / "log").read_text()
+            with contextlib.suppress(OSError):
+                return made.value("count(count_over_time(up[1m]) >= 3 and up == 1)") == count
+            return False
+
+        wait_until(scrapes_all, (folder / "log").read_text, every_s=0.5)
         yield made
     finally:
         process.terminate()
@@ -314,8 +314,8 @@ def prometheus(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def test_a_real_prometheus_understands_every_query(prometheus: Prometheus, live: Live) -> None:
     may_be_empty = re.compile(r"[<>!]=?|==")  # comparisons and negative matchers may leave nothing over
     waiting = [query.replace("$__rate_interval", "1m") for query in (*dashboard_queries(), *alert_queries())]
-    deadline_s = time.monotonic() + 60
-    while True:
+
+    def all_answer() -> bool:
         silent = []
         for query in waiting:
             answer = prometheus.get("/api/v1/query", query=query)
@@ -323,21 +323,20 @@ def test_a_real_prometheus_understands_every_query(prometheus: Prometheus, live:
             used = [live.samples.get(selector.name) for selector in references(query).selectors]
             if not answer["data"]["result"] and not may_be_empty.search(query) and all(used):
                 silent.append(query)
-        if not silent:
-            return
-        # A scrape that a busy machine does not finish in time takes its series away until the next one.
-        assert time.monotonic() < deadline_s, "\n".join(silent)
-        waiting = silent
-        time.sleep(1.0)
+        waiting[:] = silent
+        return not silent
+
+    # A scrape that a busy machine does not finish in time takes its series away until the next one.
+    wait_until(all_answer, lambda: "\n".join(waiting), every_s=1.0)
 
 
 def test_a_real_prometheus_takes_the_alerts_and_none_burns(prometheus: Prometheus) -> None:
-    rules = [r for group in prometheus.get("/api/v1/rules")["data"]["groups"] for r in group["rules"]]
-    assert len(rules) == len(alert_queries())
-    deadline_s = time.monotonic() + 30
-    while any(rule["health"] == "unknown" for rule in rules) and time.monotonic() < deadline_s:
-        time.sleep(0.5)
+    def evaluated() -> list[dict[str, Any]]:
         rules = [r for group in prometheus.get("/api/v1/rules")["data"]["groups"] for r in group["rules"]]
+        return rules if all(rule["health"] != "unknown" for rule in rules) else []
+
+    rules = wait_until(evaluated, "the rules were evaluated", every_s=0.5)
+    assert len(rules) == len(alert_queries())
     assert {rule["name"]: rule["health"] for rule in rules if rule["health"] != "ok"} == {}
     assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
 

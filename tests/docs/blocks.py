@@ -12,13 +12,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import IO
+
+from tests.conditions import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELLS = ("sh", "bash", "console", "shell")
@@ -128,11 +129,15 @@ class Terminal:
 
     def wait_for(self, words: str, limit_s: float = LIMIT_S) -> None:
         """Until it has printed the words."""
-        deadline_s = time.monotonic() + limit_s
-        while words not in self.said():
-            assert self.process.poll() is None, f"{self.command} ended:\n{self.said()}"
-            assert time.monotonic() < deadline_s, f"{self.command} did not say {words!r}:\n{self.said()}"
-            time.sleep(0.05)
+
+        def printed() -> bool:
+            has_ended = self.process.poll() is not None
+            if words in self.said():
+                return True
+            assert not has_ended, f"{self.command} ended:\n{self.said()}"
+            return False
+
+        wait_until(printed, lambda: f"{self.command} did not print {words!r}:\n{self.said()}", limit_s)
 
     def ctrl_c(self, limit_s: float = 40.0) -> int:
         """Ends it as a user does; the exit code."""

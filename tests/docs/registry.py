@@ -90,7 +90,9 @@ REGISTRY: dict[tuple[str, str], Plan] = {
         "an engine takes half a minute to start",
         ("tests/worker/test_worker.py::test_attaching_to_a_running_engine",),
     ),
-    ("docs/observability.md", "MOONCACHE_TRACING_ENDPOINT="): By("tests/tracing/test_request.py::cluster"),
+    ("docs/observability.md", "MOONCACHE_TRACING_ENDPOINT="): By(
+        "tests/runtime/tracing/test_request.py::cluster"
+    ),
     ("docs/planning.md", "mooncache plan"): Runs("alone", prints=(r"mooncache up --prefill \d+ --decode",)),
     ("docs/traces.md", "mooncache trace generate"): Runs(
         "alone", swaps={"day.jsonl": "made.jsonl"}, prints=(r"20,000 requests", r"hits \d+\.\d% of blocks")

@@ -1,5 +1,5 @@
 """The conformance suite of native/tests/transport/conformance_test.cpp for NIXL: between two processes, over real NIXL
-where it is installed, and in one process over a pretended agent, which can hang, fail and lose its peer on demand."""
+where it is installed, and in one process over a fake agent, which can hang, fail and lose its peer on demand."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from mooncache.fabrics.contract import Completion, Extent, Transfer
 from mooncache.fabrics.nixl import SLOT_BYTES, NixlLink, NixlNode, make_agent, unavailable_reason
 
 
-class PretendedDisconnectError(Exception):
+class FakeDisconnectError(Exception):
     """Named as NIXL names it."""
 
 
-class PretendedAgent:
+class FakeAgent:
     """Moves bytes inside this process, when it is told to."""
 
     def __init__(self) -> None:
@@ -58,10 +58,10 @@ class PretendedAgent:
             self.regions.remove(region)
 
     def get_agent_metadata(self) -> bytes:
-        return b"pretended"
+        return b"fake"
 
     def add_remote_agent(self, metadata: bytes) -> bytes:
-        if metadata != b"pretended":
+        if metadata != b"fake":
             raise ValueError("NIXL_ERR_MISMATCH")
         return b"peer"
 
@@ -73,7 +73,7 @@ class PretendedAgent:
 
     def initialize_xfer(self, way: str, here: tuple[int, int], there: tuple[int, int], _peer: str) -> Any:
         if self.dead:
-            raise PretendedDisconnectError
+            raise FakeDisconnectError
         for address, size in (here, there):
             if not any(base <= address and address + size <= base + room for base, room in self.regions):
                 raise KeyError("NIXL_ERR_NOT_FOUND")
@@ -87,7 +87,7 @@ class PretendedAgent:
 
     def check_xfer_state(self, handle: Any) -> str:
         if self.dead:
-            raise PretendedDisconnectError
+            raise FakeDisconnectError
         if self.hold:
             return "PROC"
         way, here, there, done = handle
@@ -100,12 +100,12 @@ class PretendedAgent:
     def release_xfer_handle(self, _handle: Any) -> None:
         self.handles -= 1
         if self.refuses == "release":
-            raise PretendedDisconnectError
+            raise FakeDisconnectError
 
 
-class PretendedPeer:
+class FakePeer:
     def __init__(self) -> None:
-        self.agent = PretendedAgent()
+        self.agent = FakeAgent()
         self.node = NixlNode(self.agent)
         self.kept: list[bytearray] = []
         self.link = NixlLink(self.agent, self.node.metadata, slots=4)
@@ -172,11 +172,11 @@ class RealPeer:
         self._worker.close()
 
 
-@pytest.fixture(params=["pretended", "nixl"])
-def peer(request: pytest.FixtureRequest) -> Iterator[PretendedPeer | RealPeer]:
+@pytest.fixture(params=["fake", "nixl"])
+def peer(request: pytest.FixtureRequest) -> Iterator[FakePeer | RealPeer]:
     if request.param == "nixl" and (reason := unavailable_reason()):
         pytest.skip(reason)
-    made = PretendedPeer() if request.param == "pretended" else RealPeer()
+    made = FakePeer() if request.param == "fake" else RealPeer()
     yield made
     made.close()
 
@@ -317,7 +317,7 @@ def test_memory_that_is_registered_twice_is_gone_when_it_was_unregistered_twice(
 
 
 def test_a_transfer_that_hangs_keeps_its_slots_and_nothing_else() -> None:
-    peer = PretendedPeer()
+    peer = FakePeer()
     (extent,) = peer.add(4 * SLOT_BYTES, seed=3)
     copy = bytearray(4 * SLOT_BYTES)
     peer.agent.hold = True
@@ -336,7 +336,7 @@ def test_a_transfer_that_hangs_keeps_its_slots_and_nothing_else() -> None:
 
 
 def test_an_error_state_is_a_lost_connection() -> None:
-    peer = PretendedPeer()
+    peer = FakePeer()
     (extent,) = peer.add(4096)
     peer.agent.state = "ERR"
     peer.link.submit([Transfer(1, False, extent, [memoryview(bytearray(4096))])])
@@ -346,7 +346,7 @@ def test_an_error_state_is_a_lost_connection() -> None:
 
 
 def test_a_closed_link_takes_nothing_on() -> None:
-    peer = PretendedPeer()
+    peer = FakePeer()
     (extent,) = peer.add(4096)
     peer.link.close()
     peer.link.submit([Transfer(1, False, extent, [memoryview(bytearray(4096))])])
@@ -356,7 +356,7 @@ def test_a_closed_link_takes_nothing_on() -> None:
 
 @pytest.mark.parametrize(("call", "code"), [("transfer", InvalidArgument.code), ("release", 0)])
 def test_calls_that_fail_leave_no_handle_and_no_slot_behind(call: str, code: int) -> None:
-    peer = PretendedPeer()
+    peer = FakePeer()
     (extent,) = peer.add(8 * SLOT_BYTES, seed=3)
     copy = bytearray(8 * SLOT_BYTES)
     for _ in range(3):
@@ -371,7 +371,7 @@ def test_calls_that_fail_leave_no_handle_and_no_slot_behind(call: str, code: int
 
 
 def test_slots_that_never_come_back_outlive_their_link() -> None:
-    peer = PretendedPeer()
+    peer = FakePeer()
     (extent,) = peer.add(4096, seed=3)
     peer.agent.hold = True
     peer.link.submit([Transfer(1, False, extent, [memoryview(bytearray(4096))])])
@@ -385,7 +385,7 @@ def test_slots_that_never_come_back_outlive_their_link() -> None:
 
 def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TransportUnavailable, match="metadata"):
-        NixlLink(PretendedAgent(), b"nonsense")
+        NixlLink(FakeAgent(), b"nonsense")
     monkeypatch.setitem(sys.modules, "nixl._api", None)
     assert (nixl.unavailable_reason() or "").startswith("NIXL unavailable, because")
     with pytest.raises(TransportUnavailable, match="because"):

@@ -18,7 +18,6 @@ from aiohttp import web
 from mooncache.config import Config, load
 from mooncache.errors import InvalidArgument
 from mooncache.gateway.service import GatewayService
-from mooncache.gateway.shell.legs import LEG_ROLES
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.rpc import CONDUCTOR_SERVICE, CallContext, Handler, RpcTable
 from mooncache.runtime.service import Service
@@ -28,7 +27,7 @@ MODEL = "test-model"
 
 
 class StandInConductor(Service):
-    """Answers Schedule with `plans` in turn (the last one for ever), and remembers what it was told."""
+    """Answers Schedule with `plans` in turn (the last one forever), and remembers what it was told."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(
@@ -68,7 +67,7 @@ class StandInConductor(Service):
 
     def last_legs(self) -> list[tuple[str, str, str]]:
         """(role, instance, code) of the legs of the last report."""
-        names = {number: name for name, number in LEG_ROLES.items()}
+        names = {pb.LEG_ROLE_PREFILL: "prefill", pb.LEG_ROLE_DECODE: "decode"}
         return [(names[leg.role], leg.instance_id, leg.code) for leg in self.updates[-1].legs]
 
     async def wait_for_phase(self, *names: str) -> None:

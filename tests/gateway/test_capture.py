@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import functools
 import json
 import os
-import time
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,11 +24,12 @@ from tokenizers import Tokenizer
 from mooncache.cli.app import run
 from mooncache.config.serving import GatewaySection
 from mooncache.errors import ConfigInvalid
+from mooncache.gateway import service
 from mooncache.gateway.core.capture import DIGEST_BYTES, CapturedPrompt, Numbering, block_digests
 from mooncache.gateway.shell import capture as shell
 from mooncache.simulate import paper_cluster, simulate
 from mooncache.traces import read
-from tests.conditions import until
+from tests.conditions import until, wait_until
 from tests.gateway.model_folder import instance_fields
 from tests.gateway.stand_in import MODEL, Bench, FakeEngine, good, running
 
@@ -265,8 +266,9 @@ async def test_a_disk_that_fails_costs_rows_and_no_request(
 
 
 async def test_a_queue_that_is_full_drops_rows(
-    tmp_path: Path, tokenizer_folder: Path, http: aiohttp.ClientSession
+    tmp_path: Path, tokenizer_folder: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(service, "Capture", functools.partial(shell.Capture, queue_max=2))
     gate = asyncio.Event()
 
     async def held(engine: FakeEngine, request: web.Request, body: dict[str, Any]) -> Any:
@@ -274,7 +276,7 @@ async def test_a_queue_that_is_full_drops_rows(
         return await good(engine, request, body)
 
     engines = [FakeEngine("e", behave=held)]
-    async with capturing(tmp_path, tokenizer_folder, engines=engines, gateway__capture_queue_max=2) as bench:
+    async with capturing(tmp_path, tokenizer_folder, engines=engines) as bench:
         await known(bench)
         calls = [asyncio.create_task(complete(bench, http, f"number {number}")) for number in range(5)]
         await until(lambda: len(engines[0].requests) == 5)
@@ -339,11 +341,11 @@ class Counts(dict[str, float]):
         return SimpleNamespace(inc=inc, labels=self.counter)
 
 
-def writer(path: Path, **more: Any) -> tuple[shell.Capture, Counts]:
+def writer(path: Path, queue_max: int = shell.QUEUE_MAX, **more: Any) -> tuple[shell.Capture, Counts]:
     counts = Counts()
     stats: Any = SimpleNamespace(capture_rows=counts.counter("rows"), capture_dropped=counts.counter(""))
     section = GatewaySection(capture_file=path, capture_block_tokens=1, **more)
-    return shell.Capture(section, stats), counts
+    return shell.Capture(section, stats, queue_max), counts
 
 
 def begin(capture: shell.Capture) -> shell.Ticket | None:
@@ -353,13 +355,14 @@ def begin(capture: shell.Capture) -> shell.Ticket | None:
 
 def test_a_request_that_runs_on_does_not_cost_the_rows_of_others(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    capture, counts = writer(path, capture_queue_max=8)
+    capture, counts = writer(path, queue_max=8)
     long = begin(capture)
     assert long is not None
     tickets = []
     for number in range(100):
-        while (ticket := begin(capture)) is None:  # only as long as the thread has not yet taken the others
-            time.sleep(0.001)
+        # None only as long as the thread has not yet taken the others
+        ticket = wait_until(lambda: begin(capture), "a place in the queue", every_s=0.001)
+        assert ticket is not None
         tickets.append(ticket)
         capture.end(ticket, number)
     capture.end(long, 1000)
@@ -372,7 +375,7 @@ def test_two_gateways_cannot_have_one_file(tmp_path: Path) -> None:
     """The second is refused at its start, and what the first one writes stays where it is."""
     path = tmp_path / "trace.jsonl"
     first, counts = writer(path, capture_file_bytes_max=1024)
-    with pytest.raises(ConfigInvalid, match="another gateway writes it"):
+    with pytest.raises(ConfigInvalid, match="another gateway writes to it"):
         writer(path)
     for _ in range(30):  # it renames its own files all the same
         ticket = begin(first)
@@ -405,7 +408,7 @@ def test_two_gateways_that_start_at_once_cannot_have_one_file(
         real(descriptor, operation)
 
     monkeypatch.setattr(shell.fcntl, "flock", flock)
-    with pytest.raises(ConfigInvalid, match="another gateway writes it"):
+    with pytest.raises(ConfigInvalid, match="another gateway writes to it"):
         writer(path)
     others[0].close()
     assert path.exists()
@@ -451,10 +454,7 @@ def test_prompts_that_are_hashed_take_room_until_their_row_is_written(
         ticket = begin(capture)
         assert ticket is not None, "room is given back"
         tickets.append(ticket)
-        for _ in range(9000):
-            if ticket.digests:
-                break
-            time.sleep(0.01)
+        wait_until(lambda ticket=ticket: ticket.digests, "the hashes", every_s=0.001)
     kept = 2048 // 256  # 16 hashes of 16 bytes each; as much again is for prompts that are not hashed yet
     for ticket in tickets:
         capture.end(ticket, 1)

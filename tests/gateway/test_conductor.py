@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from mooncache.errors import Internal, LimitExceeded, MooncacheError, NotLeader, Unauthenticated
+from mooncache.gateway.shell import conductor
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime import logs
 from tests.conditions import until
@@ -105,9 +106,12 @@ async def test_conductor_that_starts_again_with_no_instance_yet(
         assert (await ask(bench, http, CHAT))[0] == 200
 
 
-async def test_plan_for_a_client_that_left_is_given_back(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+async def test_plan_for_a_client_that_left_is_given_back(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conductor, "_SCHEDULE_TIMEOUT_S", 20.0)
     asked, decided = asyncio.Event(), asyncio.Event()
-    async with running(tmp_path, [FakeEngine("e")], gateway__schedule_timeout_s=20) as bench:
+    async with running(tmp_path, [FakeEngine("e")]) as bench:
 
         async def slowly(request: pb.ScheduleRequest) -> pb.ScheduleResponse:
             asked.set()

@@ -249,13 +249,6 @@ def test_plan_without_a_second_instance_has_no_prefill_leg() -> None:
     assert plan_of(response, "m").prefill is None
 
 
-def test_decode_leg_is_kept_only_on_its_instance() -> None:
-    a, b = plan.LegPlan("a", ""), plan.LegPlan("b", "")
-    assert plan.keeps_decode(plan.RequestPlan(a, b), plan.RequestPlan(a, b))
-    assert not plan.keeps_decode(plan.RequestPlan(a, b), plan.RequestPlan(a))
-    assert not plan.keeps_decode(plan.RequestPlan(a, b), plan.RequestPlan(b, a))
-
-
 def test_too_long() -> None:
     plan.check_length(0, 10**9, 0, chat=True)
     plan.check_length(100, 99, 0, chat=True)

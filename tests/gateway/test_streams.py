@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from mooncache.gateway.shell import request_driver
 from tests.conditions import until
 from tests.gateway.stand_in import MODEL, Bench, FakeEngine, begin, chunk, running, send, usage_of
 
@@ -198,13 +199,15 @@ async def test_whole_request_has_a_limit(tmp_path: Path, http: aiohttp.ClientSes
         assert events(text)[-1] == "[DONE]"
 
 
-async def test_client_that_takes_nothing_is_given_up(tmp_path: Path) -> None:
+async def test_client_that_takes_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_driver, "SILENCE_MAX_S", 0.3)
+
     async def flood(_engine: FakeEngine, request: web.Request, _body: dict[str, Any]) -> Any:
         response = await begin(request)
         while True:
             await send(response, chunk("x" * 65536))
 
-    async with running(tmp_path, [FakeEngine("e", behave=flood)], gateway__write_timeout_s=0.3) as bench:
+    async with running(tmp_path, [FakeEngine("e", behave=flood)]) as bench:
         reader, writer = await asyncio.open_connection("127.0.0.1", bench.gateway.http_port, limit=1024)
         data = json.dumps(BODY).encode()
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n"

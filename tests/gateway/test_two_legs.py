@@ -127,7 +127,7 @@ async def test_decode_leg_does_not_wait_for_the_prefill_leg_to_be_sent(
     tmp_path: Path, tokenizer_folder: Path, http: aiohttp.ClientSession
 ) -> None:
     async def slow(engine: FakeEngine, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        await bench.engines["d1"].asked.wait()  # hangs for ever when decode is sent only afterwards
+        await bench.engines["d1"].asked.wait()  # hangs forever when decode is sent only afterwards
         return await good(engine, request, body)
 
     async with two_legs(tmp_path, tokenizer_folder) as bench:
@@ -163,7 +163,7 @@ async def hang(_engine: FakeEngine, _request: web.Request, _body: dict[str, Any]
 
 
 async def when_prefilled(engine: FakeEngine, request: web.Request, body: dict[str, Any]) -> Any:
-    """A decode engine that waits for blocks as the connector does: for ever unless it need not wait."""
+    """A decode engine that waits for blocks as the connector does: forever unless it need not wait."""
     if ask_of(body).wait_tokens:
         await engine.release.wait()  # type: ignore[attr-defined]
     return await good(engine, request, body)

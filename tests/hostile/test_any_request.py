@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mooncache import errors
 from mooncache.auth import Authenticator
-from mooncache.conductor.core.decisions import POOL_ABSENT, PoolAnswer
+from mooncache.conductor.core.decisions import PoolAnswer, PoolState
 from mooncache.conductor.ops.table import conductor_table
 from mooncache.conductor.state import ConductorState
 from mooncache.master.ops.table import master_table
@@ -116,7 +116,7 @@ class NoPool:
     connected, node_count = False, 0
 
     async def match(self, keys: bytes) -> PoolAnswer:
-        return PoolAnswer(POOL_ABSENT)
+        return PoolAnswer(PoolState.ABSENT)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

@@ -1,4 +1,4 @@
-"""Blocks in GPU memory, over a pretended driver: all layers of a block arrive, behind the engine's step, and neither a
+"""Blocks in GPU memory, over a fake driver: all layers of a block arrive, behind the engine's step, and neither a
 wait without end nor a block that is given away while a copy may still write into it."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mooncache.kvcache import mover as mv
 from mooncache.kvcache.gpu_blocks import GpuBlocks, Ranges
 from mooncache.kvcache.memory import InDoubt
 from mooncache.kvcache.pool_link import PoolLink
-from tests.gpu.pretended import PretendedGpu
+from tests.gpu.fake_gpu import FakeGpu
 from tests.kvcache.faulty import WAIT_S, FaultyPool
 
 BLOCKS, STEP = 8, 3_000
@@ -26,9 +26,9 @@ LATER_S = 10.0
 
 
 class Engine:
-    """Two layers in the memory of the pretended GPU."""
+    """Two layers in the memory of the fake GPU."""
 
-    def __init__(self, gpu: PretendedGpu) -> None:
+    def __init__(self, gpu: FakeGpu) -> None:
         self.gpu = gpu
         self.layers = [gpu.array(bytes(BLOCKS * STEP)) for _ in range(2)]
         self.events: list[Any] = []
@@ -68,8 +68,8 @@ def soon() -> float:
 
 
 @pytest.fixture(params=[True, False], ids=["kernel", "copies"])
-def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
-    made = PretendedGpu(kernel=request.param)
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
+    made = FakeGpu(kernel=request.param)
     monkeypatch.setattr(staging, "open_device", lambda _ordinal: made.device)
     monkeypatch.setattr(staging, "GRACE_S", 0.02)
     yield made
@@ -80,7 +80,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.fixture
-def engine(gpu: PretendedGpu) -> Engine:
+def engine(gpu: FakeGpu) -> Engine:
     return Engine(gpu)
 
 
@@ -103,7 +103,7 @@ def test_blocks_are_gathered_and_scattered(engine: Engine) -> None:
     assert between == bytes(24)  # what lies between the ranges is nobody's
 
 
-def test_copies_wait_for_the_step_on_the_device(engine: Engine, gpu: PretendedGpu) -> None:
+def test_copies_wait_for_the_step_on_the_device(engine: Engine, gpu: FakeGpu) -> None:
     engine.lazy = True
     fence = engine.memory.fence()
     with (
@@ -117,7 +117,7 @@ def test_copies_wait_for_the_step_on_the_device(engine: Engine, gpu: PretendedGp
         assert bytes(values[0][0]) == expected(9)
 
 
-def test_a_block_that_is_written_too_long_is_in_doubt(engine: Engine, gpu: PretendedGpu) -> None:
+def test_a_block_that_is_written_too_long_is_in_doubt(engine: Engine, gpu: FakeGpu) -> None:
 
     def write() -> None:
         with engine.memory.writing([4], engine.memory.fence(), time.monotonic() + 1.0) as places:
@@ -136,7 +136,7 @@ def test_a_block_that_is_written_too_long_is_in_doubt(engine: Engine, gpu: Prete
     assert not staging.KEEPING.size_bytes()
 
 
-def test_failing_copies_are_errors_and_the_next_ones_work(engine: Engine, gpu: PretendedGpu) -> None:
+def test_failing_copies_are_errors_and_the_next_ones_work(engine: Engine, gpu: FakeGpu) -> None:
     gpu.fail("cuMemcpyDtoHAsync", 700)
     with pytest.raises(TransportUnavailable, match="700"), engine.memory.reading([1], None, soon()):
         pass
@@ -156,7 +156,7 @@ def test_failing_copies_are_errors_and_the_next_ones_work(engine: Engine, gpu: P
         assert bytes(values[0][0]) == expected(5)
 
 
-def test_bytes_that_change_on_the_way_are_noticed(engine: Engine, gpu: PretendedGpu) -> None:
+def test_bytes_that_change_on_the_way_are_noticed(engine: Engine, gpu: FakeGpu) -> None:
     with engine.memory.reading([0], None, soon()):
         pass
     gpu.wrong_kernel(True)
@@ -210,7 +210,7 @@ def test_a_mover_moves_blocks_of_a_gpu(engine: Engine, mover: mv.Mover, faulty: 
 
 
 def test_a_load_is_reported_when_the_gpu_is_through_with_its_blocks(
-    engine: Engine, mover: mv.Mover, faulty: FaultyPool, gpu: PretendedGpu
+    engine: Engine, mover: mv.Mover, faulty: FaultyPool, gpu: FakeGpu
 ) -> None:
     faulty.blocks[key(1)] = expected(8)
     gpu.hang(True)
@@ -220,22 +220,22 @@ def test_a_load_is_reported_when_the_gpu_is_through_with_its_blocks(
     assert not mover.take_loads() and mover.loading == 1  # the time limit has passed, the copy has not ended
     gpu.hang(False)
     report = take(mover, mover.take_loads)
-    assert (report.loaded, report.reason) == (0, mv.TIMEOUT)
+    assert (report.loaded, report.reason) == (0, mv.MoveFailure.TIMEOUT)
 
 
 def test_a_save_of_a_gpu_that_hangs_ends_at_its_limit(
-    engine: Engine, mover: mv.Mover, faulty: FaultyPool, gpu: PretendedGpu
+    engine: Engine, mover: mv.Mover, faulty: FaultyPool, gpu: FakeGpu
 ) -> None:
     gpu.hang(True)
     mover.save(mv.TransferJob("save", (key(1),), (6,)))
     report = take(mover, mover.take_saves)
-    assert (report.stored, report.lost) == ((), {mv.TIMEOUT: 1})
+    assert (report.stored, report.lost) == ((), {mv.MoveFailure.TIMEOUT: 1})
     assert not faulty.blocks
     assert report.seconds >= 0.2
 
 
 def test_an_engine_may_end_while_a_gpu_hangs(
-    engine: Engine, mover: mv.Mover, faulty: FaultyPool, gpu: PretendedGpu
+    engine: Engine, mover: mv.Mover, faulty: FaultyPool, gpu: FakeGpu
 ) -> None:
     faulty.blocks[key(1)] = expected(8)
     gpu.hang(True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from mooncache.errors import NodeUnavailable, NoNodes
-from mooncache.kvcache.lookup import ABSENT, FAILED, FOUND, TIMEOUT, LookupRequest, LookupResult, Lookups
+from mooncache.kvcache.lookup import LookupOutcome, LookupRequest, LookupResult, Lookups
 from mooncache.kvcache.pool_link import PoolLink
 from tests.kvcache.conftest import WAIT_S
 from tests.kvcache.faulty import FaultyPool
@@ -45,7 +45,7 @@ def test_the_answer_says_what_is_there(faulty: FaultyPool, lookups: Lookups) -> 
     faulty.blocks = {key(0): b"", key(1): b"", key(3): b""}
     lookups.ask(LookupRequest("r", chain(4)))
     answer = answer_of(lookups, "r")
-    assert (answer.present, answer.outcome) == ((True, True, False, True), FOUND)
+    assert (answer.present, answer.outcome) == ((True, True, False, True), LookupOutcome.FOUND)
     assert lookups.take("r") is None
     assert lookups.pending == 0
 
@@ -65,7 +65,7 @@ def test_awaited_blocks_are_waited_for(faulty: FaultyPool, lookups: Lookups) -> 
     assert lookups.take("r") is None
     faulty.blocks = {key(0): b"", key(1): b"", key(2): b""}
     answer = answer_of(lookups, "r")
-    assert (answer.present, answer.outcome) == ((True, True, True, False), FOUND)
+    assert (answer.present, answer.outcome) == ((True, True, True, False), LookupOutcome.FOUND)
     assert answer.waited_s > 0
 
 
@@ -73,7 +73,7 @@ def test_at_the_deadline_the_answer_is_what_there_is(faulty: FaultyPool, lookups
     faulty.blocks = {key(0): b""}
     lookups.ask(LookupRequest("r", chain(3), awaited=3, deadline_s=time.monotonic()))
     answer = answer_of(lookups, "r")
-    assert (answer.present, answer.outcome) == ((True, False, False), TIMEOUT)
+    assert (answer.present, answer.outcome) == ((True, False, False), LookupOutcome.TIMEOUT)
 
 
 def test_many_that_wait_cost_one_call_for_each_poll(faulty: FaultyPool, lookups: Lookups) -> None:
@@ -84,7 +84,7 @@ def test_many_that_wait_cost_one_call_for_each_poll(faulty: FaultyPool, lookups:
         faulty.entered.clear()
     faulty.blocks = {key(number): b"" for number in range(3)}
     for number in range(50):
-        assert answer_of(lookups, f"r{number}").outcome == FOUND
+        assert answer_of(lookups, f"r{number}").outcome == LookupOutcome.FOUND
     assert faulty.calls.count("match") == 100
 
 
@@ -93,10 +93,10 @@ def test_a_failing_pool_is_a_miss(faulty: FaultyPool, lookups: Lookups, error: E
     faulty.error = error
     lookups.ask(LookupRequest("r", chain(3), awaited=3, deadline_s=time.monotonic() + WAIT_S))
     answer = answer_of(lookups, "r")
-    assert (answer.present, answer.outcome) == ((), FAILED)
+    assert (answer.present, answer.outcome) == ((), LookupOutcome.FAILED)
     faulty.error = None
     lookups.ask(LookupRequest("later", chain(3)))
-    assert answer_of(lookups, "later").outcome == FOUND  # the thread goes on
+    assert answer_of(lookups, "later").outcome == LookupOutcome.FOUND  # the thread goes on
 
 
 def test_a_pool_without_nodes_is_absent(faulty: FaultyPool, lookups: Lookups) -> None:
@@ -104,15 +104,15 @@ def test_a_pool_without_nodes_is_absent(faulty: FaultyPool, lookups: Lookups) ->
     awaiting = LookupRequest("r", chain(3), awaited=3, deadline_s=time.monotonic() + WAIT_S)
     faulty.error = NoNodes("the last one left")
     lookups.ask(awaiting)
-    assert answer_of(lookups, "r").outcome == ABSENT
+    assert answer_of(lookups, "r").outcome == LookupOutcome.ABSENT
     faulty.error, faulty.unreachable_nodes = None, 2
     lookups.ask(awaiting)
     answer = answer_of(lookups, "r")
-    assert (answer.present, answer.outcome) == ((False, False, False), ABSENT)
+    assert (answer.present, answer.outcome) == ((False, False, False), LookupOutcome.ABSENT)
     faulty.unreachable_nodes, faulty.blocks = 1, {key(0): b""}
     lookups.ask(LookupRequest("r", chain(3)))
     answer = answer_of(lookups, "r")
-    assert (answer.present, answer.outcome) == ((True, False, False), FOUND)
+    assert (answer.present, answer.outcome) == ((True, False, False), LookupOutcome.FOUND)
 
 
 def test_a_client_that_breaks_while_blocks_are_awaited_ends_no_thread(
@@ -123,7 +123,7 @@ def test_a_client_that_breaks_while_blocks_are_awaited_ends_no_thread(
         faulty.entered.wait(0.1)
         faulty.entered.clear()
     faulty.error = ZeroDivisionError()
-    assert answer_of(lookups, "r").outcome in {FAILED, TIMEOUT}
+    assert answer_of(lookups, "r").outcome in {LookupOutcome.FAILED, LookupOutcome.TIMEOUT}
 
 
 def test_a_pool_that_goes_away_ends_the_waiting(
@@ -132,7 +132,7 @@ def test_a_pool_that_goes_away_ends_the_waiting(
     lookups.ask(LookupRequest("r", chain(3), awaited=3, deadline_s=time.monotonic() + WAIT_S))
     assert faulty.entered.wait(WAIT_S)
     faulty_link.close()
-    assert answer_of(lookups, "r").outcome == ABSENT
+    assert answer_of(lookups, "r").outcome == LookupOutcome.ABSENT
 
 
 def test_questions_behind_one_that_hangs_end_with_their_own_time(
@@ -145,18 +145,20 @@ def test_questions_behind_one_that_hangs_end_with_their_own_time(
         for number in range(20):
             lookups.ask(LookupRequest(f"r{number}", chain(4)))
         lookups.ask(LookupRequest("waits", chain(4), awaited=2, deadline_s=time.monotonic() + 0.01))
-        assert {answer_of(lookups, f"r{number}").outcome for number in range(20)} == {FAILED}
-        assert answer_of(lookups, "waits").outcome == TIMEOUT
+        assert {answer_of(lookups, f"r{number}").outcome for number in range(20)} == {LookupOutcome.FAILED}
+        assert answer_of(lookups, "waits").outcome == LookupOutcome.TIMEOUT
         assert faulty.calls == ["match"]  # the first one hangs still
         assert lookups.pending == 0
         faulty.gate.set()
         faulty.blocks = {key(0): b""}
         deadline_s = time.monotonic() + WAIT_S
         outcome = ""
-        while outcome != FOUND and time.monotonic() < deadline_s:  # the limit is short for a busy machine
+        while (
+            outcome != LookupOutcome.FOUND and time.monotonic() < deadline_s
+        ):  # the limit is short for a busy machine
             lookups.ask(LookupRequest("later", chain(1)))
             outcome = answer_of(lookups, "later").outcome
-        assert outcome == FOUND
+        assert outcome == LookupOutcome.FOUND
     finally:
         faulty.gate.set()
         lookups.close()
@@ -169,7 +171,7 @@ def test_a_withdrawn_question_has_no_answer(faulty: FaultyPool, lookups: Lookups
     lookups.withdraw("gone")
     lookups.ask(LookupRequest("kept", chain(1)))
     faulty.gate.set()
-    assert answer_of(lookups, "kept").outcome == FOUND
+    assert answer_of(lookups, "kept").outcome == LookupOutcome.FOUND
     assert lookups.take("gone") is None
 
 

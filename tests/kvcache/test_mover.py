@@ -14,6 +14,7 @@ from mooncache.errors import ChecksumMismatch, DeadlineExceeded, NodeUnavailable
 from mooncache.kvcache import mover as mv
 from mooncache.kvcache.layerwise import LayerSaver
 from mooncache.kvcache.pool_link import Breaker, Call, PoolLink
+from tests.conditions import wait_until
 from tests.kvcache.conftest import BLOCK_BYTES, BLOCKS, WAIT_S, Engine
 from tests.kvcache.faulty import FaultyPool
 
@@ -39,15 +40,8 @@ def make(link: PoolLink, engine: Engine, **changes: Any) -> mv.Mover:
 
 def wait_for(mover: mv.Mover, take: Callable[[], list[Any]]) -> Any:
     """The next single report."""
-    deadline_s = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline_s:
-        reports = take()
-        if reports:
-            assert len(reports) == 1
-            return reports[0]
-        mover.changed.wait(1.0)
-        mover.changed.clear()
-    raise AssertionError("no report")
+    (report,) = wait_until(take, "a report")
+    return report
 
 
 @pytest.fixture
@@ -93,7 +87,7 @@ def test_a_load_stops_at_the_first_block_that_is_missing(real_link: PoolLink, mo
     wait_for(mover, mover.take_saves)
     mover.load(job("l", keys, [4, 5, 6, 7]))
     report = wait_for(mover, mover.take_loads)
-    assert (report.loaded, report.reason) == (2, mv.MISSING)
+    assert (report.loaded, report.reason) == (2, mv.MoveFailure.MISSING)
 
 
 def test_a_block_of_another_size_is_no_block(
@@ -105,15 +99,15 @@ def test_a_block_of_another_size_is_no_block(
     faulty.sizes[key(1)] = BLOCK_BYTES - 1
     mover.load(job("l", [key(i) for i in range(3)], [0, 1, 2]))
     report = wait_for(mover, mover.take_loads)
-    assert (report.loaded, report.reason) == (1, mv.WRONG_SIZE)
+    assert (report.loaded, report.reason) == (1, mv.MoveFailure.WRONG_SIZE)
 
 
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (DeadlineExceeded("late"), mv.TIMEOUT),
-        (NodeUnavailable("gone"), mv.UNAVAILABLE),
-        (ZeroDivisionError(), mv.UNAVAILABLE),
+        (DeadlineExceeded("late"), mv.MoveFailure.TIMEOUT),
+        (NodeUnavailable("gone"), mv.MoveFailure.UNAVAILABLE),
+        (ZeroDivisionError(), mv.MoveFailure.UNAVAILABLE),
     ],
 )
 def test_calls_that_fail_are_reported_and_threads_go_on(
@@ -144,10 +138,10 @@ def test_single_keys_that_fail_have_their_reasons(
     faulty.blocks = {key(0): bytes(BLOCK_BYTES), key(1): bytes(BLOCK_BYTES)}
     mover.load(job("l", [key(0), key(1)], [0, 1]))
     report = wait_for(mover, mover.take_loads)
-    assert (report.loaded, report.reason) == (1, mv.CHECKSUM)
+    assert (report.loaded, report.reason) == (1, mv.MoveFailure.CHECKSUM)
     mover.save(job("s", [key(2), key(3)], [0, 1]))
     saved = wait_for(mover, mover.take_saves)
-    assert (saved.stored, saved.lost) == ((0,), {mv.FULL: 1})
+    assert (saved.stored, saved.lost) == ((0,), {mv.MoveFailure.FULL: 1})
 
 
 def test_what_does_not_fit_into_the_queue_is_dropped_at_once(
@@ -160,7 +154,7 @@ def test_what_does_not_fit_into_the_queue_is_dropped_at_once(
     assert mover.saving_bytes == 2 * BLOCK_BYTES
     mover.save(job("b", [key(3)], [2]))
     dropped = wait_for(mover, mover.take_saves)
-    assert (dropped.name, dropped.stored, dropped.lost) == ("b", (), {mv.FULL: 1})
+    assert (dropped.name, dropped.stored, dropped.lost) == ("b", (), {mv.MoveFailure.FULL: 1})
     faulty.gate.set()
     assert wait_for(mover, mover.take_saves).name == "a"
     assert mover.wait_saved(WAIT_S)
@@ -188,7 +182,7 @@ def test_a_cancelled_load_that_did_not_begin_does_not_begin(
         mover.changed.clear()
         for report in mover.take_loads():
             names.add((report.name, report.loaded, report.reason))
-    assert names == {("busy", 1, ""), ("queued", 0, mv.CANCELLED)}
+    assert names == {("busy", 1, ""), ("queued", 0, mv.MoveFailure.CANCELLED)}
     assert engine.block(1) == bytes([7]) * BLOCK_BYTES
     assert faulty.calls.count("get") == 1
 
@@ -218,9 +212,9 @@ def test_without_a_pool_everything_ends_at_once() -> None:
     mover = make(link, Engine())
     try:
         mover.load(job("l", [key(0)], [0]))
-        assert wait_for(mover, mover.take_loads).reason == mv.ABSENT
+        assert wait_for(mover, mover.take_loads).reason == mv.MoveFailure.ABSENT
         mover.save(job("s", [key(0)], [0]))
-        assert wait_for(mover, mover.take_saves).lost == {mv.ABSENT: 1}
+        assert wait_for(mover, mover.take_saves).lost == {mv.MoveFailure.ABSENT: 1}
     finally:
         link.close()
         mover.close()
@@ -238,7 +232,7 @@ def test_closing_drops_what_waits_and_reports_it(faulty: FaultyPool, faulty_link
     closing.join(WAIT_S)
     assert not closing.is_alive()
     reports = {report.name: report.lost for report in mover.take_saves()}
-    assert reports == {"busy": {}, "queued": {mv.CANCELLED: 1}}
+    assert reports == {"busy": {}, "queued": {mv.MoveFailure.CANCELLED: 1}}
 
 
 def test_the_breaker_leaves_a_sick_pool_alone_for_a_growing_pause() -> None:
@@ -349,9 +343,9 @@ def test_layers_that_find_no_space_are_given_up(faulty: FaultyPool, faulty_link:
     )
     saver.finish(job("s", [key(0)], [0]))
     assert ended.wait(WAIT_S)
-    assert reports[0].lost == {mv.FULL: 1}
+    assert reports[0].lost == {mv.MoveFailure.FULL: 1}
     saver.finish(job("large", [key(i) for i in range(BLOCKS)], list(range(BLOCKS))))
-    assert reports[1].lost == {mv.FULL: BLOCKS}
+    assert reports[1].lost == {mv.MoveFailure.FULL: BLOCKS}
     saver.close()
 
 
@@ -424,14 +418,14 @@ def test_a_defect_while_layers_are_written_ends_no_thread_and_commits_nothing(
     order = job("s", [key(0), key(1)], [0, 1])
     saver.layer_done([order], "a")
     saver.finish(order)
-    assert saver.wait_saved(WAIT_S), "the blocks stay pinned for ever"
+    assert saver.wait_saved(WAIT_S), "the blocks stay pinned forever"
     assert (pool.committed, pool.aborted) == (0, 2)
     pool.write_error = None
     saver.finish(job("later", [key(2)], [0]))
     assert saver.wait_saved(WAIT_S)
     saver.close()
     assert [(report.stored, report.lost) for report in reports] == [
-        ((), {mv.UNAVAILABLE: 2}),
+        ((), {mv.MoveFailure.UNAVAILABLE: 2}),
         ((0,), {}),
     ]
 
@@ -444,5 +438,5 @@ def test_a_node_that_hangs_takes_its_time_once_for_all_blocks_of_a_layer(
     saver.finish(job("s", [key(i) for i in range(BLOCKS)], list(range(BLOCKS))))
     assert saver.wait_saved(WAIT_S)
     saver.close()
-    assert reports[0].lost == {mv.TIMEOUT: BLOCKS}
+    assert reports[0].lost == {mv.MoveFailure.TIMEOUT: BLOCKS}
     assert len(pool.limits_s) < BLOCKS

@@ -15,6 +15,7 @@ from mooncache import errors
 from mooncache.runtime.grpc_channel import GrpcChannel
 from mooncache.runtime.ports import free_port
 from mooncache.runtime.rpc import MASTER_SERVICE
+from tests.conditions import until
 
 T = TypeVar("T")
 ETCD = shutil.which("etcd")
@@ -75,11 +76,15 @@ async def channel_to(target: str, token: str) -> AsyncIterator[GrpcChannel]:
 
 
 async def eventually(probe: Callable[[], Awaitable[T | None]], limit_s: float = 40.0) -> T:
-    """Call `probe` until it returns something; refusals count as nothing. Raises TimeoutError."""
-    async with asyncio.timeout(limit_s):
-        while True:
-            with contextlib.suppress(errors.MooncacheError):
-                found = await probe()
-                if found is not None:
-                    return found
-            await asyncio.sleep(0.05)
+    """Call `probe` until it returns something but None; a refusal counts as None."""
+    found: list[T] = []
+
+    async def succeeded() -> bool:
+        with contextlib.suppress(errors.MooncacheError):
+            answer = await probe()
+            if answer is not None:
+                found.append(answer)
+        return bool(found)
+
+    await until(succeeded, timeout_s=limit_s)
+    return found[0]

@@ -7,12 +7,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 from mooncache.cluster.embedded import EmbeddedCluster
+from tests.conditions import wait_until
 
 
 @contextlib.contextmanager
@@ -48,9 +48,8 @@ def second_gateway(cluster: EmbeddedCluster, **settings: Any) -> Iterator[str]:
 
 
 def _wait(url: str) -> None:
-    for _ in range(1800):
+    def has_models() -> bool:
         with urllib.request.urlopen(f"{url}/health", timeout=10) as response:
-            if json.load(response)["models"]:
-                return
-        time.sleep(0.05)
-    raise AssertionError("the gateway knows no model")
+            return bool(json.load(response)["models"])
+
+    wait_until(has_models, "the gateway knows a model", every_s=0.05)

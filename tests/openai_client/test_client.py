@@ -13,6 +13,7 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
 from mooncache.cluster.embedded import EmbeddedCluster
+from tests.conditions import wait_until
 
 pytestmark = pytest.mark.timeout(300)
 TEXT = "The moon is a harsh mistress, said somebody once upon a time. " * 12
@@ -269,22 +270,20 @@ def test_leaving_a_stream_stops_the_engine(client: OpenAI, cluster: EmbeddedClus
         client, model, "go on", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
     ) as stream:
         next(iter(stream))
-    assert _metric(cluster, "mooncache_gateway_aborted_total", at_least=1)
-    assert _metric(cluster, "mooncache_gateway_streams_open", at_most=0)
+    _wait_for_metric(cluster, "mooncache_gateway_aborted_total", at_least=1)
+    _wait_for_metric(cluster, "mooncache_gateway_streams_open", at_most=0)
 
 
-def _metric(cluster: EmbeddedCluster, name: str, at_least: float = 0, at_most: float = 1e18) -> bool:
-    """Whether a metric of the gateway gets into the range before long."""
-    import time
+def _wait_for_metric(cluster: EmbeddedCluster, name: str, at_least: float = 0, at_most: float = 1e18) -> None:
+    """Wait until a metric of the gateway is in the range."""
 
-    for _ in range(900):
+    def in_range() -> bool:
         with urllib.request.urlopen(f"{cluster.layout.gateway_url}/metrics", timeout=10) as response:
             lines = response.read().decode().splitlines()
         values = [float(line.split()[-1]) for line in lines if line.startswith(name + " ")]
-        if values and at_least <= values[0] <= at_most:
-            return True
-        time.sleep(0.1)
-    return False
+        return bool(values) and at_least <= values[0] <= at_most
+
+    wait_until(in_range, f"{name} is in its range", every_s=0.1)
 
 
 def test_tenants_do_not_see_each_others_cache(cluster: EmbeddedCluster, base_url: str, model: str) -> None:

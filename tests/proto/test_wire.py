@@ -1,4 +1,4 @@
-"""Golden bytes: a message that an older version wrote must mean the same for ever."""
+"""Golden bytes: a message that an older version wrote must mean the same forever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The native transport and client suites on real verbs, in the test machine: what they pass on the pretended
+"""The native transport and client suites on real verbs, in the test machine: what they pass on the fake
 library they must pass on a kernel driver and a libibverbs that we did not write.
 
 The suites are those of `make native-test` (build/release, or MOONCACHE_TEST_NATIVE_BUILD); without them,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncache.conductor.core.policy.types import Choice
+from mooncache.conductor.core.policy.types import Branch, Choice
 from mooncache.simulate import InstanceGroup, ScheduledEvent
 from mooncache.simulate.cluster import ClusterSpec, RoleSwitching
 from mooncache.simulate.sim_request import DONE, FAILED, REJECTED
@@ -107,7 +107,7 @@ def test_a_fetch_that_broke_off_is_not_counted_as_read() -> None:
                 reason="",
                 prefill=0 if first else 1,
                 decode=2,
-                branch="local" if first else "fetch",
+                branch=Branch.LOCAL if first else Branch.FETCH,
                 prefix_tokens=0 if first else 2048,
                 fetch_tokens=0 if first else 2048,
                 source_row=-1 if first else 0,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,6 +34,11 @@ from mooncache.store_node.ops import (
     unpin_blocks,
 )
 from mooncache.store_node.state import NodeIdentity, StoreNodeState
+from tests import conditions
+
+# The clock of these tests moves with each turn of the event loop, so they look at each turn.
+until = partial(conditions.until, every_s=0.0)
+
 
 CONTEXT = CallContext(tenant="default", admin=True, request_id="r", deadline_s=10.0, now_s=0.0)
 KEY = bytes(range(32))
@@ -216,14 +221,6 @@ async def duties(state: StoreNodeState) -> Any:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(20_000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("the condition never came true")
 
 
 async def test_a_node_registers_and_its_blocks_reach_the_directory() -> None:

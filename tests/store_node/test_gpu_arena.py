@@ -1,4 +1,4 @@
-"""A store node whose blocks lie on a pretended GPU, as a process: what the cluster sees when that GPU hangs."""
+"""A store node whose blocks lie on a fake GPU, as a process: what the cluster sees when that GPU hangs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.errors import MooncacheError
 from tests.client.conftest import make_cluster
 from tests.conditions import wait_until
-from tests.gpu import pretended
+from tests.gpu import fake_gpu
 
 MIB = 1 << 20
 
@@ -32,7 +32,7 @@ def hangs(tmp_path: Path) -> Path:
 def gpu_cluster(tmp_path: Path, hangs: Path) -> Iterator[EmbeddedCluster]:
     drivers = tmp_path / "drivers"
     drivers.mkdir()
-    shutil.copy(pretended.library(), drivers / "libcuda.so.1")
+    shutil.copy(fake_gpu.library(), drivers / "libcuda.so.1")
     cluster = make_cluster(
         tmp_path / "state",
         nodes=1,

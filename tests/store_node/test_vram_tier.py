@@ -1,6 +1,6 @@
 """A pool of real processes whose second node keeps its blocks in a GPU's memory: which copy is read, what is shown.
 
-The GPU is pretended: its driver lies where the node's process finds it under the usual name.
+The GPU is a fake: its driver lies where the node's process finds it under the usual name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.cluster.processes import Part
 from tests.client.conftest import make_cluster
 from tests.conditions import wait_until
-from tests.gpu.pretended import library
+from tests.gpu.fake_gpu import library
 
 MIB = 1 << 20
 GPU_NODE = "gpu-node"

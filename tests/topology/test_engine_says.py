@@ -28,7 +28,7 @@ from mooncache.topology.core.model import (
     RdmaDevice,
     Verdict,
 )
-from tests.topology.pretended import PretendedVerbs
+from tests.topology.fake_verbs import FakeVerbs
 
 LINK_LOCAL = "fe80:0000:0000:0000:0000:0000:0000:0001"
 GLOBAL = "fd00:0000:0000:0000:0000:0000:0000:0001"
@@ -36,14 +36,14 @@ IPV4 = Gid.read(0, "10.9.0.1", ROCE_V2).value
 
 
 def devices(count: int, layer: str = "Ethernet") -> list[RdmaDevice]:
-    """What the kernel's files say of the pretended devices; the address there is stale on purpose."""
+    """What the kernel's files say of the fake devices; the address there is stale on purpose."""
     port = Port(
         1, "ACTIVE", layer, 100.0, gids=(Gid(0, GLOBAL, ROCE_V1, "eth9"), Gid(1, GLOBAL, ROCE_V1, "eth0"))
     )
     return [RdmaDevice(f"fake{index}", (port,)) for index in range(count)]
 
 
-def judged(found: list[RdmaDevice], verbs: PretendedVerbs, **settings: object) -> list[Verdict]:
+def judged(found: list[RdmaDevice], verbs: FakeVerbs, **settings: object) -> list[Verdict]:
     named = {f"rdma_{name}": value for name, value in settings.items()}
     after, missing = machine._judged(found, {"rdma_library": verbs.path, **named})
     assert missing == ""
@@ -51,7 +51,7 @@ def judged(found: list[RdmaDevice], verbs: PretendedVerbs, **settings: object) -
 
 
 def test_address_reason_and_speed_are_those_of_the_engine() -> None:
-    verbs = PretendedVerbs(3)
+    verbs = FakeVerbs(3)
     verbs.active(1, False)
     verbs.address(2, 0)
     first, down, bare = judged(devices(3), verbs)
@@ -64,11 +64,11 @@ def test_address_reason_and_speed_are_those_of_the_engine() -> None:
 
 
 def test_the_configuration_is_the_engines(tmp_path: Path) -> None:
-    verbs = PretendedVerbs(2)
+    verbs = FakeVerbs(2)
     used, other = judged(devices(2), verbs, devices=["fake0"])
     assert used.usable and not other.usable
     assert "the configuration names other devices" in other.reason
-    (fixed,) = judged(devices(1), PretendedVerbs(1), gid_index=0)
+    (fixed,) = judged(devices(1), FakeVerbs(1), gid_index=0)
     assert "GID 0 is empty" in fixed.reason
     config = tmp_path / "mooncache.toml"
     config.write_text('[rdma]\ndevices = ["mlx5_1"]\nrails_max = 2\nenabled = false\n')
@@ -77,7 +77,7 @@ def test_the_configuration_is_the_engines(tmp_path: Path) -> None:
 
 
 def test_a_device_that_cannot_be_opened_or_is_not_listed_says_so() -> None:
-    verbs = PretendedVerbs(2)
+    verbs = FakeVerbs(2)
     verbs.fail("ibv_open_device", errno.EACCES)
     closed, open_one, unknown = judged(devices(3), verbs)
     assert "cannot be opened: Permission denied" in closed.reason
@@ -158,7 +158,7 @@ def test_kinds_of_addresses_that_do_not_meet_are_no_pair() -> None:
     assert pairs(four, host("there", (GLOBAL, 100), layer="InfiniBand")) == []
     assert choose.transport_between(four, six) == (
         "tcp",
-        "the ports of both hosts have no kind of address in common",
+        "the ports of the two hosts have no common type of address",
     )
 
 

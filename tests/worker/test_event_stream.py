@@ -6,43 +6,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncache.worker.core.endpoints import reachable, subscriber
-from mooncache.worker.core.event_stream import (
-    APPLY,
-    END_OF_REPLAY,
-    OLD,
-    REPLAY,
-    RESTARTED,
-    EventStream,
-    sequence_of,
-)
+from mooncache.worker.core.event_stream import END_OF_REPLAY, EventAction, EventStream, sequence_of
 
 
 def test_in_order() -> None:
     stream = EventStream()
-    assert [stream.offer(number) for number in range(5)] == [APPLY] * 5
+    assert [stream.offer(number) for number in range(5)] == [EventAction.APPLY] * 5
     assert (stream.seen, stream.lost, stream.replayed) == (5, 0, 0)
 
 
 def test_a_gap_that_a_replay_fills() -> None:
     stream = EventStream()
     stream.offer(0)
-    assert stream.offer(3) == REPLAY
+    assert stream.offer(3) == EventAction.REPLAY
     assert stream.replay([1, 2, 3]) == [1, 2, 3]
     assert not stream.settle(3)
-    assert stream.offer(4) == APPLY
+    assert stream.offer(4) == EventAction.APPLY
     assert (stream.seen, stream.lost, stream.replayed) == (5, 0, 3)
 
 
 def test_a_replay_that_ran_ahead_of_the_live_batches() -> None:
     stream = EventStream()
     stream.replay(range(10))
-    assert [stream.offer(number) for number in (7, 8, 9, 10)] == [OLD, OLD, OLD, APPLY]
+    assert [stream.offer(number) for number in (7, 8, 9, 10)] == [
+        EventAction.OLD,
+        EventAction.OLD,
+        EventAction.OLD,
+        EventAction.APPLY,
+    ]
 
 
 def test_a_gap_that_nobody_can_fill() -> None:
     stream = EventStream()
     stream.offer(0)
-    assert stream.offer(10) == REPLAY
+    assert stream.offer(10) == EventAction.REPLAY
     assert stream.replay([8, 9]) == [8, 9]
     assert stream.settle(10)
     assert (stream.lost, stream.expected) == (7, 11)
@@ -52,9 +49,9 @@ def test_another_publisher() -> None:
     stream = EventStream()
     stream.offer(0)
     stream.offer(1)
-    assert stream.offer(0) == RESTARTED
+    assert stream.offer(0) == EventAction.RESTARTED
     stream.restart()
-    assert stream.offer(0) == APPLY
+    assert stream.offer(0) == EventAction.APPLY
     assert stream.seen == 3
 
 
@@ -65,10 +62,10 @@ def test_every_batch_is_applied_once_or_lost(live: list[int], oldest: int) -> No
     applied: list[int] = []
     for number in live:
         verdict = stream.offer(number)
-        if verdict == REPLAY:
+        if verdict == EventAction.REPLAY:
             applied += stream.replay(range(max(oldest, stream.expected), number + 1))
-            verdict = APPLY if stream.settle(number) else OLD
-        if verdict == APPLY:
+            verdict = EventAction.APPLY if stream.settle(number) else EventAction.OLD
+        if verdict == EventAction.APPLY:
             applied.append(number)
     assert applied == sorted(set(applied))
     assert len(applied) + stream.lost == (live[-1] + 1 if live else 0)

@@ -49,8 +49,8 @@ def stored(
 
 
 def events(payload: bytes) -> list[kv_events.Event]:
-    found, senseless = decode(payload)
-    assert senseless == 0
+    found, invalid = decode(payload)
+    assert invalid == 0
     return found
 
 
@@ -104,8 +104,8 @@ def test_unknown_kinds_and_fields_are_passed_over() -> None:
 )
 def test_an_event_with_a_wrong_field_is_skipped_alone(change: dict[str, Any]) -> None:
     wrong = stored([1], [1, 2, 3, 4]) | change
-    found, senseless = decode(pack(wrong, stored([2], [1, 2, 3, 4])))
-    assert senseless == 1
+    found, invalid = decode(pack(wrong, stored([2], [1, 2, 3, 4])))
+    assert invalid == 1
     assert [event.hashes for event in found if isinstance(event, Stored)] == [(2,)]
 
 

@@ -30,11 +30,8 @@ async def test_the_conductor_knows_the_instance_and_its_cache(tmp_path: Path) ->
             views[:] = answer.instances
             return bool(views) and bool(wanted(views[0]))
 
-        for _ in range(600):
-            if await ask():
-                return views[0]
-            await worker.clock.sleep(0.05)
-        raise AssertionError(f"{what}: {views}")
+        await until(ask, lambda: f"{what}: {views}", every_s=0.05)
+        return views[0]
 
     try:
         await worker.start()

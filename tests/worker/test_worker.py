@@ -21,6 +21,7 @@ from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.proto.v1 import worker_pb2
 from mooncache.runtime.grpc_channel import GrpcChannel
 from mooncache.runtime.rpc import WORKER_SERVICE
+from mooncache.worker.background import run_engine
 from mooncache.worker.service import WorkerService, attach_url
 from tests.conditions import until
 from tests.worker.support import PASSPORT, Conductor, alive, conductor, order, settings
@@ -257,7 +258,7 @@ async def test_cache_events_reach_the_conductor(tmp_path: Path) -> None:
         answer = await status(service)
         assert answer.events_seen == 5
         assert answer.events_lost == 0
-        assert service.state.senseless_events == 1
+        assert service.state.invalid_events == 1
         found.instances.clear()
         await until(
             lambda: found.held["fake-1"] == {*keys[:3], keys[4]}, "told again to a conductor that forgot"
@@ -288,10 +289,13 @@ async def test_swallowed_events_come_by_replay_or_are_counted(tmp_path: Path) ->
         assert service.state.cache.unknown_parent_count == 2
 
 
-async def test_a_flood_of_events_does_not_stop_health_and_reports(tmp_path: Path) -> None:
+async def test_a_flood_of_events_does_not_stop_health_and_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_engine, "_PENDING_EVENTS_MAX", 100)
     config = settings(tmp_path)
     batch = pack(*[stored([n], list(range(n, n + BLOCK))) for n in range(500)]).hex()
-    async with both(tmp_path, worker__event_count_max=100) as (service, found):
+    async with both(tmp_path) as (service, found):
         await until(lambda: ready(found), "ready")
         before = len(found.reports)
         order(config, batches=[batch] * 40)
@@ -333,7 +337,7 @@ async def test_attaching_to_a_running_engine(tmp_path: Path) -> None:
 async def test_two_workers_of_one_name_are_refused(tmp_path: Path) -> None:
     async with both(tmp_path) as (_, found):
         second = WorkerService(settings(tmp_path, found.port))
-        with pytest.raises(ConfigInvalid, match="runs already"):
+        with pytest.raises(ConfigInvalid, match="is already running"):
             await second.start()
 
 

@@ -18,7 +18,7 @@
 namespace mooncache {
 
 struct ProbeOptions {
-  std::string transport = "tcp";  // loopback (a pretended node in this process), shm, rdma or tcp
+  std::string transport = "tcp";  // loopback (a fake node in this process), shm, rdma or tcp
   PeerDescription peer;           // not looked at for loopback
   RdmaConfig rdma;
   Direction direction = Direction::kRead;

@@ -17,7 +17,7 @@ struct RdmaConfig {
   uint32_t rails_max = 4;    // of one connection, 8 at most
   int gid_index = -1;        // -1 = chosen: RoCE v2 over IPv4, then IPv6
   uint8_t ack_timeout = 14;  // 4.096 us * 2^n until a packet is sent again: 14 = 67 ms
-  uint8_t retry_count = 6;   // 6 at most: 7 means "for ever" to some devices, and a dead peer is never seen
+  uint8_t retry_count = 6;   // 6 at most: 7 means "forever" to some devices, and a dead peer is never seen
   uint8_t traffic_class = 0;
   uint8_t service_level = 0;
 };

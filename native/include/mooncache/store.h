@@ -171,14 +171,6 @@ struct ArenaInfo {
   bool addressable = true;      // by the processor: else only write() and read() move bytes
 };
 
-// A GPU's memory behind the arena, for RDMA devices. The descriptor is the store's.
-struct DeviceArena {
-  uint64_t address = 0;  // of the arena's first byte; 0 = the arena is not on a GPU
-  int dma_buf_fd = -1;
-  uint64_t dma_buf_offset = 0;  // of the arena's first byte in it
-  std::string no_dma_buf;       // why there is none
-};
-
 struct TenantUsage {
   TenantId tenant = 0;
   uint64_t bytes = 0;        // of reservations and blocks, as requested (not rounded)
@@ -221,6 +213,8 @@ struct StoreStats {
 
   std::vector<std::pair<std::string_view, uint64_t>> named() const;
 };
+
+class ArenaView;
 
 class Store {
  public:
@@ -311,17 +305,12 @@ class Store {
   // whoever writes it, and memory that is not there ends the writer. No byte changes, so blocks may be in
   // use. NO_SPACE.
   Status populate(uint64_t offset, uint64_t length, uint32_t threads);
-  // Exports a GPU's memory at the first call; no other call of the store needs it.
-  DeviceArena device_arena();
-  // RDMA devices have written into a reservation: call it before its commit. What a hanging GPU answers.
-  Status settle_writes();
-  // The first bytes of the first arena (none when it is not addressable), to try what else may be done with
-  // such memory; they may be in use.
-  Slice sample() const;
+  // For whoever opens blocks to devices (store/arena_view.h).
+  ArenaView arena_view();
   // Looks whether the arena's memory is still all there; call it now and then. Bytes lost since the start (a
-  // truncated file, failed pages): their blocks fail their checksums, the store goes on. A GPU that does not
-  // answer has lost all of them until it answers again, which this call tries once a second; reserve() says
-  // DRAINING meanwhile.
+  // truncated file, failed pages): their blocks fail their checksums, the store goes on. A device that does
+  // not answer has lost all of them until it answers again, which this call tries once a second; reserve()
+  // says DRAINING meanwhile.
   uint64_t lost_bytes();
   // What the last lost_bytes() found: whether nothing can be read or written.
   bool arena_gone() const;

@@ -192,7 +192,7 @@ struct LoopbackFaults {
   uint64_t chunk_bytes = 65536;       // bytes moved per step, so that cancel can fall in the middle
 };
 
-// The memory of a pretended node: segments and a generation table, addressed by number only.
+// The memory of a fake node: segments and a generation table, addressed by number only.
 class LoopbackPeer {
  public:
   virtual ~LoopbackPeer() = default;

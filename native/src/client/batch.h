@@ -34,7 +34,7 @@ struct GetBatch {
   std::span<uint64_t> known_bytes;
 
   uint64_t capacity(uint32_t item) const;
-  void settle(uint32_t item, Code code, uint64_t size, const Node& node) const;
+  void set_outcome(uint32_t item, Code code, uint64_t size, const Node& node) const;
 };
 
 struct PutBatch {

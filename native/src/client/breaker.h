@@ -89,7 +89,7 @@ class RetryBudget {
       : percent_(percent), cap_(uint64_t{burst} * 100), level_(cap_) {}
   void operations(uint64_t count) { level_ = std::min(cap_, level_ + count * percent_); }
   // How many of `wanted` retries may be made; they are booked.
-  uint64_t take(uint64_t wanted) {
+  uint64_t spend(uint64_t wanted) {
     const uint64_t granted = std::min(wanted, level_ / 100);
     level_ -= granted * 100;
     return granted;

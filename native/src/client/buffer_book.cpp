@@ -131,7 +131,7 @@ Result<RegionHandle> BufferBook::enroll(RdmaTransport& transport, Slice memory, 
   return made;
 }
 
-RegionHandle BufferBook::cover(std::span<const Slice> slices, const DeviceSums* device) {
+RegionHandle BufferBook::registration_of(std::span<const Slice> slices, const DeviceSums* device) {
   std::unique_lock lock(mutex_);
   const auto found = find(slices);
   if (found == buffers_.end() || found->second.device.get() != device) return 0;

@@ -47,7 +47,7 @@ class BufferBook {
   Status remove(Slice memory);
   // The registration of the one buffer in which all bytes of `slices` lie; 0 when there is none, or it cannot
   // be registered now. May register. Of host memory, or of the device's.
-  RegionHandle cover(std::span<const Slice> slices, const DeviceSums* device = nullptr);
+  RegionHandle registration_of(std::span<const Slice> slices, const DeviceSums* device = nullptr);
   // Of the listed buffer in which all bytes lie: null when there is none, or it is host memory.
   std::shared_ptr<DeviceSums> device_of(std::span<const Slice> slices);
   // The one for this GPU, as long as somebody has it.

@@ -117,7 +117,7 @@ bool Client::Impl::may_ask(const NodeMap& map, uint32_t position) {
 
 uint64_t Client::Impl::take_retries(uint64_t wanted) {
   const std::lock_guard lock(mutex);
-  const uint64_t granted = retries.take(wanted);
+  const uint64_t granted = retries.spend(wanted);
   counters.add(Counter::kRetries, granted);
   counters.add(Counter::kRetriesRefused, wanted - granted);
   return granted;
@@ -307,7 +307,7 @@ Status Client::unregister_buffer(Slice memory) {
 
 std::unique_ptr<LentBuffer> Client::receive_buffer(uint64_t size) {
   if (!impl_->usable()) return nullptr;
-  auto lent = impl_->receive_pool->take(size);
+  auto lent = impl_->receive_pool->acquire(size);
   impl_->counters.add(lent ? Counter::kReceivePoolBlocks : Counter::kReceivePoolMisses);
   return lent;
 }

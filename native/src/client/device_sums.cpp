@@ -9,7 +9,7 @@ constexpr auto kNoSleep = std::chrono::milliseconds(2);
 
 }  // namespace
 
-Result<std::unique_ptr<GpuStager>> DeviceSums::take() {
+Result<std::unique_ptr<GpuStager>> DeviceSums::acquire() {
   {
     const std::lock_guard lock(mutex_);
     if (!idle_.empty()) {
@@ -21,7 +21,7 @@ Result<std::unique_ptr<GpuStager>> DeviceSums::take() {
   return gpu_->make_stager(kNoPinnedBytes, 1);
 }
 
-void DeviceSums::give(std::unique_ptr<GpuStager> stager) {
+void DeviceSums::release(std::unique_ptr<GpuStager> stager) {
   const std::lock_guard lock(mutex_);
   if (idle_.size() < kIdleMax) idle_.push_back(std::move(stager));
 }
@@ -40,7 +40,7 @@ void SumsUnderWay::start(DeviceSums& device, std::span<const DeviceSlice> slices
                          std::span<const uint32_t> blocks) {
   device_ = &device;
   begun_ = std::chrono::steady_clock::now();
-  auto stager = device.take();
+  auto stager = device.acquire();
   failed_ = stager.status();
   if (!stager) return;
   stager_ = std::move(*stager);
@@ -53,7 +53,7 @@ std::optional<Result<std::vector<uint32_t>>> SumsUnderWay::look() {
   auto crcs = stager_->wait(0, Deadline::after_ms(0));
   if (!crcs && crcs.code() == Code::kDeadlineExceeded) return std::nullopt;
   if (crcs)
-    device_->give(std::move(stager_));
+    device_->release(std::move(stager_));
   else
     stager_.reset();
   return crcs;

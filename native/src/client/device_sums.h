@@ -22,8 +22,8 @@ class DeviceSums {
   explicit DeviceSums(std::shared_ptr<GpuDevice> gpu) : gpu_(std::move(gpu)) {}
   GpuDevice& gpu() const { return *gpu_; }
 
-  Result<std::unique_ptr<GpuStager>> take();
-  void give(std::unique_ptr<GpuStager> stager);
+  Result<std::unique_ptr<GpuStager>> acquire();
+  void release(std::unique_ptr<GpuStager> stager);
 
   // How devices of RDMA reach its memory, or "staged, because …". `unless_said`: only where nothing is known
   // yet.

@@ -15,7 +15,7 @@ uint64_t GetBatch::capacity(uint32_t item) const {
   return total;
 }
 
-void GetBatch::settle(uint32_t item, Code code, uint64_t size, const Node& node) const {
+void GetBatch::set_outcome(uint32_t item, Code code, uint64_t size, const Node& node) const {
   outcomes[item] = {code, size, node.info().index};
   if (how->allocate && (code == Code::kOk || code == Code::kBufferTooSmall)) {
     known_bytes[item] = size;
@@ -126,7 +126,7 @@ class FusedGet final : public Program {
         }
       }
       if (code == Code::kBufferTooSmall) size = result.block_size;
-      batch_.settle(item, code, size, node_);
+      batch_.set_outcome(item, code, size, node_);
     }
     frames_.pop_front();
     lost_.clear();

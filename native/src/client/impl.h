@@ -97,7 +97,7 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   std::map<std::weak_ptr<Node>, std::vector<std::shared_ptr<ReservationLane>>, std::owner_less<>>
       reservation_lanes;
 
-  // This process is a fork of the one that made the client. Locks may be held for ever by threads that are
+  // This process is a fork of the one that made the client. Locks may be held forever by threads that are
   // not here, and everything behind them is the parent's: nothing of it may be touched.
   bool in_child() const;
   // OK, or CLOSED with the reason (closed, or in a child).

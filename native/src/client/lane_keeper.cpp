@@ -23,7 +23,7 @@ LaneKeeper::LaneKeeper(uint32_t interval_ms)
 
 LaneKeeper::~LaneKeeper() {
   if (fork_generation_ != fork_generation_now()) {
-    (void)state_.release();  // the thread is the parent's, and its locks may be held for ever
+    (void)state_.release();  // the thread is the parent's, and its locks may be held forever
     return;
   }
   stop();

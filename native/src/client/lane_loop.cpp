@@ -18,10 +18,10 @@ constexpr uint64_t kAskShare = 4;
 // A deadline that passes after less silence than this is not held against the node.
 constexpr uint64_t kSlowMs = 100;
 
-class Loop {
+class LaneLoop {
  public:
-  Loop(std::span<LaneTask> tasks, const CallOptions& options, const std::atomic<bool>& closed,
-       const LoopLimits& limits, Counters& counters)
+  LaneLoop(std::span<LaneTask> tasks, const CallOptions& options, const std::atomic<bool>& closed,
+           const LoopLimits& limits, Counters& counters)
       : tasks_(tasks),
         options_(options),
         closed_(closed),
@@ -263,7 +263,7 @@ class Loop {
 
 void run_tasks(std::span<LaneTask> tasks, const CallOptions& options, const std::atomic<bool>& closed,
                const LoopLimits& limits, Counters& counters) {
-  Loop(tasks, options, closed, limits, counters).run();
+  LaneLoop(tasks, options, closed, limits, counters).run();
 }
 
 }  // namespace mooncache

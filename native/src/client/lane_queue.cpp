@@ -34,12 +34,12 @@ void LaneQueue::count(LaneUse use) {
   bulk_turns_ += use == LaneUse::kBulk ? 1 : 0;
 }
 
-bool LaneQueue::take(LaneUse use, std::unique_ptr<LaneTicket>& ticket) {
+bool LaneQueue::acquire(LaneUse use, std::unique_ptr<LaneTicket>& ticket) {
   std::unique_ptr<LaneTicket> spare;  // ends after the lock, which its end takes
   if (!ticket) {
     {
       const std::lock_guard lock(mutex_);
-      // Nobody who could have this turn is in the queue: give() leaves none behind.
+      // Nobody who could have this turn is in the queue: release() leaves none behind.
       if (free_for(use)) {
         count(use);
         return true;
@@ -63,7 +63,7 @@ bool LaneQueue::take(LaneUse use, std::unique_ptr<LaneTicket>& ticket) {
   return false;
 }
 
-void LaneQueue::give(LaneUse use) {
+void LaneQueue::release(LaneUse use) {
   const std::lock_guard lock(mutex_);
   give_locked(use);
 }

@@ -45,10 +45,10 @@ class LaneQueue {
   explicit LaneQueue(uint32_t bulk_max) : bulk_max_(bulk_max) {}
   uint32_t turns_max() const { return bulk_max_ + 1; }
 
-  // True: it is the caller's turn, until give(). False: `ticket` waits in the queue; ask again with it.
-  bool take(LaneUse use, std::unique_ptr<LaneTicket>& ticket);
+  // True: it is the caller's turn, until release(). False: `ticket` waits in the queue; ask again with it.
+  bool acquire(LaneUse use, std::unique_ptr<LaneTicket>& ticket);
   // The end of a turn; it is the turn of whoever waits longest and may have it.
-  void give(LaneUse use);
+  void release(LaneUse use);
   // Turns under way, those that were granted and not taken so far included.
   uint32_t turns() const;
   // Everybody in the queue asks again, for the last time: their descriptors stay readable.

@@ -99,7 +99,7 @@ Lane Node::take_idle(Route route, std::vector<Lane>& ended) {
 }
 
 Result<Lane> Node::acquire(Route route, LaneUse use, std::unique_ptr<LaneTicket>& ticket) {
-  if (!queue_.take(use, ticket)) {
+  if (!queue_.acquire(use, ticket)) {
     const std::lock_guard lock(mutex_);
     if (closed_) return {Code::kClosed, "the client is closed"};
     return Lane{};
@@ -109,7 +109,7 @@ Result<Lane> Node::acquire(Route route, LaneUse use, std::unique_ptr<LaneTicket>
   {
     const std::lock_guard lock(mutex_);
     if (closed_) {
-      queue_.give(use);
+      queue_.release(use);
       return {Code::kClosed, "the client is closed"};
     }
     lane = take_idle(route, ended);
@@ -125,7 +125,7 @@ Result<Lane> Node::acquire(Route route, LaneUse use, std::unique_ptr<LaneTicket>
   auto session = start_session(route);
   if (!session) {
     counters_.add(Counter::kConnectFailures);
-    queue_.give(use);
+    queue_.release(use);
     return session.status();
   }
   lane.session = std::move(*session);
@@ -149,7 +149,7 @@ void Node::release(Lane lane) {
     const std::lock_guard lock(mutex_);
     if (!closed_ && !retired_) idle_.push_back(std::move(lane));
   }
-  queue_.give(use);
+  queue_.release(use);
 }
 
 void Node::drop(Lane lane) {
@@ -157,7 +157,7 @@ void Node::drop(Lane lane) {
   count_bytes(lane);
   counters_.add(Counter::kLanesClosed);
   lane.session.reset();
-  queue_.give(lane.use);
+  queue_.release(lane.use);
 }
 
 void Node::close_idle() {

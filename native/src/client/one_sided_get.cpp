@@ -5,140 +5,138 @@ namespace mooncache {
 
 namespace {
 
-class OneSidedGet final : public OneSided {
+class OneSidedGet {
  public:
-  OneSidedGet(const GetBatch& batch, Work& work, Node& node, Session& session)
-      : OneSided(work, node, session, *batch.buffers, *batch.config, batch.device), batch_(batch) {}
+  explicit OneSidedGet(const GetBatch& batch) : batch_(batch) {}
 
- protected:
-  Direction direction() const override { return Direction::kRead; }
-
-  void ask(Request& request) override {
+  void ask(Chunk& chunk, Request& request) {
+    const Work& work = chunk.work;
     uint64_t bytes = 0;
-    while (end_ < work_.items.size() && end_ - begin_ < kOneSidedItems) {
+    while (chunk.end < work.items.size() && chunk.end - chunk.begin < kOneSidedItems) {
       // as many as one launch takes the checksums of
-      if (device_ != nullptr) bytes += batch_.capacity(work_.items[end_]);
-      if (end_ > begin_ && bytes > kOneSidedBytes) break;
-      ++end_;
+      if (chunk.moves.device() != nullptr) bytes += batch_.capacity(work.items[chunk.end]);
+      if (chunk.end > chunk.begin && bytes > kOneSidedBytes) break;
+      ++chunk.end;
     }
     request.opcode = wire::Opcode::kLookup;
-    request.meta.u32(static_cast<uint32_t>(end_ - begin_));
-    for (size_t i = begin_; i < end_; ++i) request.meta.key(batch_.blocks[work_.items[i]].key);
+    request.meta.u32(static_cast<uint32_t>(chunk.end - chunk.begin));
+    for (size_t i = chunk.begin; i < chunk.end; ++i) request.meta.key(batch_.blocks[work.items[i]].key);
   }
 
-  Status answer(const wire::FrameHeader&, const Status& status, Reader& in) override {
-    moves_.clear();
-    slices_.clear();
+  Status answer(Chunk& chunk, const wire::FrameHeader&, const Status& status, Reader& in, Phase& next) {
+    chunk.moves.clear();
     grants_.clear();
-    const auto found = results<wire::LookupResult>(status, in, "LOOKUP");
+    const auto found = chunk.results<wire::LookupResult>(status, in, "LOOKUP");
     if (!found) return found.status();
-    for (size_t i = 0; i < found->size(); ++i) plan(work_.items[begin_ + i], (*found)[i], exposures_[i]);
-    if (status.is_ok() && !in.done()) return {Code::kProtocolError, "malformed LOOKUP answer"};
-    start_moves();
+    for (size_t i = 0; i < found->size(); ++i)
+      plan(chunk, chunk.work.items[chunk.begin + i], (*found)[i], chunk.exposures[i]);
+    chunk.moves.start(Direction::kRead);
+    next = Phase::kMove;
     return Status::ok();
   }
 
-  void completed(const Completion& completion) override {
-    --open_;
-    Move& move = moves_[completion.id];
-    Code code = outcome(completion.code);
-    if (device_ != nullptr) {
-      if (code != Code::kOk) batch_.settle(move.item, code, move.size, node_);
+  void completed(Chunk& chunk, Move& move, const Completion& completion) {
+    Code code = chunk.moves.outcome(completion.code);
+    if (chunk.moves.device() != nullptr) {
+      if (code != Code::kOk) batch_.set_outcome(move.item, code, move.size, chunk.node);
       move.code = code;  // the others are checked when all have landed
       return;
     }
     if (code == Code::kOk && whole(move) && completion.crc32c != move.crc) code = Code::kChecksumMismatch;
-    if (code == Code::kOk && !whole(move)) code = verify_block(move);
-    batch_.settle(move.item, code, move.size, node_);
-    if (code == Code::kOk) count_bytes(*batch_.counters, move);
+    if (code == Code::kOk && !whole(move)) code = verify_block(chunk, move);
+    finish(chunk, move, code);
   }
 
-  void refused(const Move& move) override { batch_.settle(move.item, move.code, 0, node_); }
+  void refused(Chunk& chunk, const Move& move) { batch_.set_outcome(move.item, move.code, 0, chunk.node); }
 
-  void moved_all() override {
-    if (device_ == nullptr) return OneSided::moved_all();
+  Phase moved(Chunk& chunk) {
+    if (chunk.moves.device() == nullptr) return Phase::kTell;
     // Without this a device may still have landed bytes on their way to where its kernels look.
-    const bool seen = device_->gpu().flush_writes().is_ok();
-    for (Move& move : moves_) {
+    const bool seen = chunk.moves.device()->gpu().flush_writes().is_ok();
+    for (Move& move : chunk.moves.all()) {
       if (seen || move.code != Code::kOk) continue;
       move.code = Code::kTransportUnavailable;
-      refused(move);
+      refused(chunk, move);
     }
-    start_sums([](const Move&) { return true; });
+    return chunk.moves.start_sums([](const Move&) { return true; }) ? Phase::kSum : Phase::kTell;
   }
 
-  void summed() override {
-    for (const size_t i : summed_) {
-      Move& move = moves_[i];
-      if (move.code == Code::kOk && move.sum != move.crc) move.code = Code::kChecksumMismatch;
-      batch_.settle(move.item, move.code, move.size, node_);
-      if (move.code == Code::kOk) count_bytes(*batch_.counters, move);
+  Phase summed(Chunk& chunk) {
+    for (const size_t i : chunk.moves.summed()) {
+      const Move& move = chunk.moves.all()[i];
+      const bool differs = move.code == Code::kOk && move.sum != move.crc;
+      finish(chunk, move, differs ? Code::kChecksumMismatch : move.code);
     }
-    OneSided::moved_all();
+    return Phase::kTell;
   }
 
-  bool tell(Request& request) override {
-    work_.answered = end_;
-    phase_ = Phase::kAsk;
-    if (grants_.empty()) return OneSided::next(request);
-    request.opcode = wire::Opcode::kRelease;
-    request.flags = wire::kFlagNoReply;
-    wire::encode_grants(request.meta, grants_);
-    return true;
+  Phase tell(Chunk& chunk, Request& request, bool& sends) {
+    chunk.work.answered = chunk.end;
+    sends = !grants_.empty();
+    if (sends) {
+      request.opcode = wire::Opcode::kRelease;
+      request.flags = wire::kFlagNoReply;
+      wire::encode_grants(request.meta, grants_);
+    }
+    return Phase::kAsk;
   }
 
-  void give_up() override { refuse_rest(batch_, work_, node_); }
+  void give_up(Chunk& chunk) { refuse_rest(batch_, chunk.work, chunk.node); }
 
  private:
-  bool whole(const Move& move) const { return move.offset == 0 && move.size == move.extent.size; }
+  static bool whole(const Move& move) { return move.offset == 0 && move.size == move.extent.size; }
+
+  void finish(Chunk& chunk, const Move& move, Code code) {
+    batch_.set_outcome(move.item, code, move.size, chunk.node);
+    if (code == Code::kOk) chunk.moves.count_bytes(*batch_.counters, move);
+  }
 
   // A range has no CRC of its own here: the whole block is checked where it lies, like the node would.
-  Code verify_block(const Move& move) const {
-    const auto segments = node_.segments(session_.node().incarnation);
+  static Code verify_block(Chunk& chunk, const Move& move) {
+    const auto segments = chunk.node.segments(chunk.session.node().incarnation);
     return segments ? segments->verify(move.extent, move.crc) : Code::kInvalidArgument;
   }
 
-  void plan(uint32_t item, const wire::LookupResult& found, const wire::Exposure& exposure) {
+  // How much of a block is wanted; `size` is that of the block where the buffer is too small.
+  Code range_of(const GetBlock& block, uint64_t block_size, uint64_t capacity, uint64_t& size) const {
+    if (block.offset > block_size) return Code::kInvalidArgument;
+    size = std::min(capacity, block_size - block.offset);
+    if (!batch_.how->whole || size == block_size - block.offset) return Code::kOk;
+    size = block_size;
+    return Code::kBufferTooSmall;
+  }
+
+  void plan(Chunk& chunk, uint32_t item, const wire::LookupResult& found, const wire::Exposure& exposure) {
     if (found.code == Code::kOk) grants_.push_back(found.extent.grant);
     const GetBlock& block = batch_.blocks[item];
     Code code = found.code;
     uint64_t size = 0;
-    const uint64_t capacity = batch_.capacity(item);
-    if (code == Code::kOk) {
-      const uint64_t block_size = found.extent.size;
-      if (block.offset > block_size)
-        code = Code::kInvalidArgument;
-      else
-        size = std::min(capacity, block_size - block.offset);
-      if (code == Code::kOk && batch_.how->whole && size < block_size - block.offset) {
-        code = Code::kBufferTooSmall;
-        size = block_size;
-      }
-    }
-    if (rdma_ && code == Code::kOk && (exposure.code != Code::kOk || size != found.extent.size)) {
+    if (code == Code::kOk) code = range_of(block, found.extent.size, batch_.capacity(item), size);
+    if (chunk.moves.rdma() && code == Code::kOk &&
+        (exposure.code != Code::kOk || size != found.extent.size)) {
       code = Code::kTransportUnavailable;  // only a whole block can be verified here
       size = 0;
     }
-    Move move{
-        item, remote_extent(found.extent, exposure), block.offset, size, found.crc32c, code, slices_.size(),
-        0};
-    if (code == Code::kOk) {
-      PayloadSink parts;
-      if (batch_.how->allocate) {
-        const Slice slice{batch_.how->allocate(item, size), static_cast<size_t>(size)};
-        if (slice.data == nullptr)
-          code = Code::kLimitExceeded;
-        else
-          parts.add_item(std::span(&slice, 1), 0, size);
-      } else {
-        parts.add_item(block.slices, 0, size);
-      }
-      slices_.insert(slices_.end(), parts.slices.begin(), parts.slices.end());
-      move.slice_count = parts.slices.size();
-      move.code = code;
+    PayloadSink parts;
+    if (code == Code::kOk && batch_.how->allocate) {
+      const Slice slice{batch_.how->allocate(item, size), static_cast<size_t>(size)};
+      if (slice.data == nullptr)
+        code = Code::kLimitExceeded;
+      else
+        parts.add_item(std::span(&slice, 1), 0, size);
+    } else if (code == Code::kOk) {
+      parts.add_item(block.slices, 0, size);
     }
-    if (code != Code::kOk) batch_.settle(item, code, code == Code::kBufferTooSmall ? size : 0, node_);
-    moves_.push_back(move);
+    if (code != Code::kOk)
+      batch_.set_outcome(item, code, code == Code::kBufferTooSmall ? size : 0, chunk.node);
+    Move move;
+    move.item = item;
+    move.extent = remote_extent(found.extent, exposure);
+    move.offset = block.offset;
+    move.size = size;
+    move.crc = found.crc32c;
+    move.code = code;
+    chunk.moves.add(move, parts.slices);
   }
 
   const GetBatch& batch_;
@@ -148,7 +146,7 @@ class OneSidedGet final : public OneSided {
 }  // namespace
 
 std::unique_ptr<Program> make_one_sided_get(const GetBatch& batch, Work& work, Node& node, Session& session) {
-  return std::make_unique<OneSidedGet>(batch, work, node, session);
+  return std::make_unique<OneSided<OneSidedGet>>(OneSidedGet(batch), batch, work, node, session);
 }
 
 }  // namespace mooncache

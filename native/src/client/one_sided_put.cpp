@@ -5,152 +5,149 @@ namespace mooncache {
 
 namespace {
 
-class OneSidedPut final : public OneSided {
+class OneSidedPut {
  public:
-  OneSidedPut(PutBatch& batch, Work& work, std::span<Code> codes, Node& node, Session& session)
-      : OneSided(work, node, session, *batch.buffers, *batch.config, batch.device),
-        batch_(batch),
-        codes_(codes) {}
+  OneSidedPut(PutBatch& batch, std::span<Code> codes) : batch_(batch), codes_(codes) {}
 
- protected:
-  Direction direction() const override { return Direction::kWrite; }
-
-  void ask(Request& request) override {
+  void ask(Chunk& chunk, Request& request) {
+    const Work& work = chunk.work;
     wire::ReserveRequest reserve;
     reserve.wait_ms = batch_.wait_ms();
     uint64_t bytes = 0;
-    while (end_ < work_.items.size() && end_ - begin_ < kOneSidedItems) {
-      const uint32_t item = work_.items[end_];
-      if (end_ > begin_ && bytes + batch_.sizes[item] > kOneSidedBytes) break;
+    while (chunk.end < work.items.size() && chunk.end - chunk.begin < kOneSidedItems) {
+      const uint32_t item = work.items[chunk.end];
+      if (chunk.end > chunk.begin && bytes + batch_.sizes[item] > kOneSidedBytes) break;
       bytes += batch_.sizes[item];
       reserve.items.push_back({batch_.blocks[item].key, batch_.sizes[item]});
-      ++end_;
+      ++chunk.end;
     }
     request.opcode = wire::Opcode::kReserve;
     reserve.encode(request.meta);
   }
 
-  Status answer(const wire::FrameHeader& header, const Status& status, Reader& in) override {
-    if (header.opcode == wire::Opcode::kReserve) return reserved(status, in);
-    if (header.opcode == wire::Opcode::kCommit) return committed(status, in);
+  Status answer(Chunk& chunk, const wire::FrameHeader& header, const Status& status, Reader& in,
+                Phase& next) {
+    if (header.opcode == wire::Opcode::kReserve) return reserved(chunk, status, in, next);
+    if (header.opcode == wire::Opcode::kCommit) return committed(chunk, status, in, next);
     return Status::ok();  // ABORT: nothing to learn
   }
 
-  void completed(const Completion& completion) override {
-    --open_;
-    Move& move = moves_[completion.id];
-    move.code = outcome(completion.code);
-    if (device_ == nullptr) move.crc = completion.crc32c;
-    if (move.code == Code::kOk) count_bytes(*batch_.counters, move);
-    if (!rdma_ && move.code == Code::kTransportUnavailable) node_.one_sided_writes_failed();
+  void completed(Chunk& chunk, Move& move, const Completion& completion) {
+    move.code = chunk.moves.outcome(completion.code);
+    if (chunk.moves.device() == nullptr) move.crc = completion.crc32c;
+    if (move.code == Code::kOk) chunk.moves.count_bytes(*batch_.counters, move);
+    if (!chunk.moves.rdma() && move.code == Code::kTransportUnavailable) chunk.node.one_sided_writes_failed();
   }
 
-  void refused(const Move&) override {}  // tell() gives its room back
+  void refused(Chunk&, const Move&) {}  // tell() gives its room back
+
+  Phase moved(Chunk&) { return Phase::kTell; }
 
   // Of device memory the checksums come first: what is sent afterwards is what the node will be told.
-  void summed() override {
-    for (const size_t i : summed_) {
-      Move& move = moves_[i];
-      if (move.code != Code::kOk) continue;
-      move.crc = batch_.crcs[move.item] = move.sum;
-      batch_.crc_known[move.item] = 1;
+  Phase summed(Chunk& chunk) {
+    for (const size_t i : chunk.moves.summed()) {
+      Move& move = chunk.moves.all()[i];
+      if (move.code == Code::kOk) remember(move.item, move.crc = move.sum);
     }
-    start_moves();
+    return start(chunk);
   }
 
-  bool tell(Request& request) override {
+  Phase tell(Chunk& chunk, Request& request, bool& sends) {
     std::vector<wire::CommitItem> commits;
     std::vector<uint64_t> aborts;
     committing_.clear();
-    for (const Move& move : moves_) {
+    for (Move& move : chunk.moves.all()) {
       if (move.code == Code::kOk) {
         commits.push_back({move.extent.grant, move.crc, wire::CommitItem::kFlagOneSided});
         committing_.push_back(move.item);
-        batch_.crcs[move.item] = move.crc;
-        batch_.crc_known[move.item] = 1;
+        remember(move.item, move.crc);
       } else {
         codes_[move.item] = move.code;
-        if (move.extent.grant != 0) aborts.push_back(move.extent.grant);
+        if (const uint64_t grant = std::exchange(move.extent.grant, 0); grant != 0) aborts.push_back(grant);
       }
     }
+    sends = true;
     if (!aborts.empty()) {  // first these, then once more here for the commits
-      for (Move& move : moves_) {
-        if (move.code != Code::kOk) move.extent.grant = 0;
-      }
       request.opcode = wire::Opcode::kAbort;
       wire::encode_grants(request.meta, aborts);
-      return true;
+      return Phase::kTell;
     }
-    if (commits.empty()) {
-      work_.answered = end_;
-      phase_ = Phase::kAsk;
-      return OneSided::next(request);
+    if (!commits.empty()) {
+      request.opcode = wire::Opcode::kCommit;
+      wire::encode_items<wire::CommitItem>(request.meta, commits);
+      return Phase::kTold;
     }
-    request.opcode = wire::Opcode::kCommit;
-    wire::encode_items<wire::CommitItem>(request.meta, commits);
-    phase_ = Phase::kTold;
-    return true;
+    sends = false;
+    chunk.work.answered = chunk.end;
+    return Phase::kAsk;
   }
 
-  void give_up() override { refuse_rest(work_, codes_); }
+  void give_up(Chunk& chunk) { refuse_rest(chunk.work, codes_); }
 
  private:
-  Status reserved(const Status& status, Reader& in) {
-    moves_.clear();
-    slices_.clear();
-    const auto places = results<wire::ReserveResult>(status, in, "RESERVE");
+  void remember(uint32_t item, uint32_t crc) {
+    batch_.crcs[item] = crc;
+    batch_.crc_known[item] = 1;
+  }
+
+  Phase start(Chunk& chunk) {
+    chunk.moves.start(Direction::kWrite);
+    return Phase::kMove;
+  }
+
+  Status reserved(Chunk& chunk, const Status& status, Reader& in, Phase& next) {
+    chunk.moves.clear();
+    const auto places = chunk.results<wire::ReserveResult>(status, in, "RESERVE");
     if (!places) return places.status();
+    std::vector<Slice> slices;
     for (size_t i = 0; i < places->size(); ++i) {
       const wire::ReserveResult& result = (*places)[i];
-      const uint32_t item = work_.items[begin_ + i];
-      const PutBlock& block = batch_.blocks[item];
-      Move move{item,
-                remote_extent(result.extent, exposures_[i]),
-                0,
-                batch_.sizes[item],
-                0,
-                result.code,
-                slices_.size(),
-                block.slices.size()};
+      Move move;
+      move.item = chunk.work.items[chunk.begin + i];
+      move.extent = remote_extent(result.extent, chunk.exposures[i]);
+      move.size = batch_.sizes[move.item];
+      move.code = result.code;
       if (result.code != Code::kOk) move.extent.grant = 0;
-      // a link only reads what it writes to the peer
-      for (const ConstSlice& slice : block.slices)
-        slices_.push_back({const_cast<std::byte*>(slice.data), slice.size});
-      moves_.push_back(move);
+      slices.clear();
+      for (const ConstSlice& slice : batch_.blocks[move.item].slices)
+        slices.push_back({const_cast<std::byte*>(slice.data), slice.size});
+      chunk.moves.add(move, slices);
     }
-    if (status.is_ok() && !in.done()) return {Code::kProtocolError, "malformed RESERVE answer"};
-    cut_at_refusal();
-    if (device_ == nullptr) {
-      start_moves();
+    cut_at_refusal(chunk);
+    if (chunk.moves.device() == nullptr) {
+      next = start(chunk);
       return Status::ok();
     }
-    for (Move& move : moves_) move.crc = batch_.crcs[move.item];  // of an earlier copy
-    start_sums([this](const Move& move) { return batch_.crc_known[move.item] == 0; });
+    for (Move& move : chunk.moves.all()) move.crc = batch_.crcs[move.item];  // of an earlier copy
+    const bool some =
+        chunk.moves.start_sums([this](const Move& move) { return batch_.crc_known[move.item] == 0; });
+    next = some ? Phase::kSum : start(chunk);
     return Status::ok();
   }
 
   // Refused for want of space although this chunk holds some: what came before it is written and committed
   // (and may be evicted then), the rest is asked for again. The first item of a chunk is never asked twice.
-  void cut_at_refusal() {
-    for (size_t i = 1; i < moves_.size(); ++i) {
-      const Code code = moves_[i].code;
-      if ((code != Code::kNoSpace && code != Code::kLimitExceeded) || moves_[0].code != Code::kOk) continue;
-      for (size_t k = i; k < moves_.size(); ++k) {
-        if (moves_[k].code == Code::kOk) moves_[k].code = Code::kCancelled;  // given back by tell()
+  static void cut_at_refusal(Chunk& chunk) {
+    std::vector<Move>& moves = chunk.moves.all();
+    for (size_t i = 1; i < moves.size(); ++i) {
+      const Code code = moves[i].code;
+      if ((code != Code::kNoSpace && code != Code::kLimitExceeded) || moves[0].code != Code::kOk) continue;
+      for (size_t k = i; k < moves.size(); ++k) {
+        if (moves[k].code == Code::kOk) moves[k].code = Code::kCancelled;  // given back by tell()
       }
-      end_ = begin_ + i;
+      chunk.end = chunk.begin + i;
       return;
     }
   }
 
-  Status committed(const Status& status, Reader& in) {
+  Status committed(Chunk& chunk, const Status& status, Reader& in, Phase& next) {
     if (status.is_ok() && (in.u32() != committing_.size() || in.remaining() != committing_.size() * 2)) {
       return {Code::kProtocolError, "malformed COMMIT answer"};
     }
     for (const uint32_t item : committing_)
       codes_[item] = status.is_ok() ? static_cast<Code>(in.u16()) : status.code;
-    work_.answered = end_;
-    phase_ = Phase::kAsk;
+    chunk.work.answered = chunk.end;
+    next = Phase::kAsk;
     return Status::ok();
   }
 
@@ -163,7 +160,7 @@ class OneSidedPut final : public OneSided {
 
 std::unique_ptr<Program> make_one_sided_put(PutBatch& batch, Work& work, std::span<Code> codes, Node& node,
                                             Session& session) {
-  return std::make_unique<OneSidedPut>(batch, work, codes, node, session);
+  return std::make_unique<OneSided<OneSidedPut>>(OneSidedPut(batch, codes), batch, work, node, session);
 }
 
 }  // namespace mooncache

@@ -15,10 +15,10 @@ constexpr uint64_t kPageBytes = 4096;
 
 }  // namespace
 
-// In a forked child locks of other threads may be held for ever, and devices are the parent's.
+// In a forked child locks of other threads may be held forever, and devices are the parent's.
 ReceiveBuffer::~ReceiveBuffer() {
   if (pool_->fork_generation_ == fork_generation_now())
-    pool_->give(data_);
+    pool_->release(data_);
   else
     leak_in_child(std::move(pool_));
 }
@@ -42,7 +42,7 @@ ReceivePool::Slab* ReceivePool::slab_with_room(uint64_t each) {
   return nullptr;
 }
 
-std::unique_ptr<ReceiveBuffer> ReceivePool::take(uint64_t size) {
+std::unique_ptr<ReceiveBuffer> ReceivePool::acquire(uint64_t size) {
   if (size == 0 || size > bytes_max_) return nullptr;
   const uint64_t each = class_of(size);
   const std::lock_guard lock(mutex_);
@@ -92,7 +92,7 @@ void ReceivePool::unmap(size_t position) {
   slabs_.erase(slabs_.begin() + static_cast<ptrdiff_t>(position));
 }
 
-void ReceivePool::give(std::byte* data) {
+void ReceivePool::release(std::byte* data) {
   const std::lock_guard lock(mutex_);
   for (Slab& slab : slabs_) {
     if (data < slab.data || data >= slab.data + slab.size) continue;

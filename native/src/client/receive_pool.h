@@ -1,8 +1,8 @@
 // Memory of the client's own to receive blocks in, lent to the caller until he lets go of it.
 //
 // Slabs hold buffers of one size class each and are listed in the book of buffers, so that a device writes a
-// block to where the caller will read it. Bounded in bytes: when all of it is lent, take() gives nothing and
-// the caller makes memory of his own. A buffer keeps its pool alive, also beyond the client. Thread-safe.
+// block to where the caller will read it. Bounded in bytes: when all of it is lent, acquire() gives nothing
+// and the caller makes memory of his own. A buffer keeps its pool alive, also beyond the client. Thread-safe.
 #pragma once
 
 #include <memory>
@@ -41,7 +41,7 @@ class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
   ~ReceivePool();
 
   // Null: more than the pool has left, or zero bytes.
-  std::unique_ptr<ReceiveBuffer> take(uint64_t size);
+  std::unique_ptr<ReceiveBuffer> acquire(uint64_t size);
   // Mapped, and of that lent to callers.
   uint64_t mapped_bytes() const;
   uint64_t lent_bytes() const;
@@ -61,7 +61,7 @@ class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
   Slab* slab_with_room(uint64_t each);
   bool make_slab(uint64_t each);
   void unmap(size_t position);
-  void give(std::byte* data);
+  void release(std::byte* data);
 
   const std::shared_ptr<BufferBook> book_;
   const uint64_t bytes_max_;

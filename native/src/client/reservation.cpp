@@ -13,24 +13,24 @@
 
 namespace mooncache {
 
-// Used by one thread at a time (take, give). A call that was cut in the middle costs its own reservation
-// only: its answer is swallowed when it comes. No thread waits for space while it has the lane: that may take
-// as long as other reservations of the same lane need it.
+// Used by one thread at a time (acquire, release). A call that was cut in the middle costs its own
+// reservation only: its answer is swallowed when it comes. No thread waits for space while it has the lane:
+// that may take as long as other reservations of the same lane need it.
 struct ReservationLane {
   // Waits for the lane, no longer than the caller's patience lasts.
-  Status take(const CallOptions& options);
+  Status acquire(const CallOptions& options);
   // Hands the lane on, after telling the node of the grants that nobody wants any more.
-  void give();
+  void release();
   // A PING, unless the lane is in use, which says the same to the node.
   void ping(int cancel_fd);
   // Never waits: the node is told at once when nobody uses the lane, else by who has it now.
   void forget(uint64_t grant);
   // The last reservation has left: what could not be told by then ends with the connection.
-  void left();
+  void last_left();
   // By who has the lane: its reservations are void.
   void close();
   // A session of this lane's own, with the late answers of cut calls going to it.
-  void use(std::unique_ptr<Session> made);
+  void adopt(std::unique_ptr<Session> made);
 
   std::mutex mutex;
   std::condition_variable given;
@@ -61,9 +61,9 @@ constexpr int kParkMs = 100;
 // The lane for the time of one exchange.
 class Turn {
  public:
-  Turn(ReservationLane& lane, const CallOptions& options) : lane_(lane), status_(lane.take(options)) {}
+  Turn(ReservationLane& lane, const CallOptions& options) : lane_(lane), status_(lane.acquire(options)) {}
   ~Turn() {
-    if (status_) lane_.give();
+    if (status_) lane_.release();
   }
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
@@ -308,7 +308,7 @@ class Reserved final : public BlockReservation {
       const std::lock_guard lock(impl_->mutex);
       others = --lane_->count;
     }
-    if (others == 0 && impl_->usable()) lane_->left();
+    if (others == 0 && impl_->usable()) lane_->last_left();
   }
 
   std::shared_ptr<Client::Impl> impl_;
@@ -349,7 +349,7 @@ Result<std::shared_ptr<ReservationLane>> lane_for(Client::Impl& impl, const std:
     session = Session::connect(node->peer(), route = Route::kTcp, connect_by, &look);
   }
   if (!session) return session.status();
-  lane->use(std::move(*session));
+  lane->adopt(std::move(*session));
   if (route == Route::kUnix && node->one_sided_writes()) {
     const uint64_t incarnation = lane->session->node().incarnation;
     if (!node->segments(incarnation)) {
@@ -448,7 +448,7 @@ Result<std::unique_ptr<BlockReservation>> reserve_on(const std::shared_ptr<Clien
 
 }  // namespace
 
-Status ReservationLane::take(const CallOptions& options) {
+Status ReservationLane::acquire(const CallOptions& options) {
   InterruptLook look(options.interrupted);
   std::unique_lock lock(mutex);
   while (taken) {
@@ -470,7 +470,7 @@ Status ReservationLane::take(const CallOptions& options) {
   return Status::ok();
 }
 
-void ReservationLane::give() {
+void ReservationLane::release() {
   send_aborts();
   bool owing = false;
   {
@@ -491,13 +491,13 @@ void ReservationLane::close() {
   session.reset();
 }
 
-void ReservationLane::left() {
+void ReservationLane::last_left() {
   {
     const std::lock_guard lock(mutex);
     if (taken || unwanted_.empty()) return;
     taken = true;
   }
-  give();
+  release();
 }
 
 void ReservationLane::ping(int cancel_fd) {
@@ -514,10 +514,10 @@ void ReservationLane::ping(int cancel_fd) {
       close();
     }
   }
-  give();
+  release();
 }
 
-void ReservationLane::use(std::unique_ptr<Session> made) {
+void ReservationLane::adopt(std::unique_ptr<Session> made) {
   session = std::move(made);
   session->on_late_answer([this](wire::Opcode opcode, const Status& status, Reader& in) {
     if (opcode != wire::Opcode::kReserve || !status) return;
@@ -538,7 +538,7 @@ void ReservationLane::forget(uint64_t grant) {
     if (taken) return;  // who has the lane tells the node
     taken = true;
   }
-  give();
+  release();
 }
 
 void ReservationLane::send_aborts() {

@@ -24,7 +24,7 @@ class InterruptLook {
   }
   // A sleep ended early: there may be something to see.
   void soon() { next_ = {}; }
-  // How long to sleep at most; negative is for ever.
+  // How long to sleep at most; negative is forever.
   int limit(int patience_ms) const {
     const int interval_ms = static_cast<int>(kInterval.count());
     if (ask_ == nullptr) return patience_ms;

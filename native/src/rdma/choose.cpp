@@ -84,7 +84,7 @@ bool choose_gid(std::span<const GidEntry> table, int wanted, RailInfo& info, std
 Status check(const Options& options) {
   if (options.retry_count == 0 || options.retry_count > 6) {
     return {Code::kConfigInvalid,
-            "the RDMA retry count must be 1 to 6: with 7 a device may try for ever, and a dead peer is never "
+            "the RDMA retry count must be 1 to 6: with 7 a device may try forever, and a dead peer is never "
             "seen"};
   }
   if (options.ack_timeout < 8 || options.ack_timeout > 22) {

@@ -63,10 +63,10 @@ class ProtectionDomain final : public Domain {
     // requests of this side name their memory by where it lies
     return enroll(memory, IBV_ACCESS_LOCAL_WRITE, reinterpret_cast<uintptr_t>(memory.data));
   }
-  Result<std::unique_ptr<Memory>> attach_device(const DeviceMemory& memory) override {
+  Result<std::unique_ptr<Memory>> attach_device(const DeviceRange& memory) override {
     return enroll_device(memory, IBV_ACCESS_LOCAL_WRITE, memory.address);
   }
-  Result<std::unique_ptr<Memory>> expose_device(const DeviceMemory& memory, bool writable) override {
+  Result<std::unique_ptr<Memory>> expose_device(const DeviceRange& memory, bool writable) override {
     return enroll_device(memory, rights_of_peer(writable), memory.address % kDevicePageBytes);
   }
   Result<std::unique_ptr<Endpoint>> make_endpoint(uint32_t depth) override {
@@ -81,7 +81,7 @@ class ProtectionDomain final : public Domain {
 
   // `named`: what requests call the first byte. The kernel wants it to lie in its page where the memory lies
   // in its own; the device lets nobody pass the first and the last byte, though it maps whole pages.
-  Result<std::unique_ptr<Memory>> enroll_device(const DeviceMemory& memory, int access, uint64_t named) {
+  Result<std::unique_ptr<Memory>> enroll_device(const DeviceRange& memory, int access, uint64_t named) {
     const Verbs& verbs = protection_->verbs();
     const std::string& device = protection_->port->info().device;
     std::string why = memory.no_dma_buf.empty() ? "no dma-buf was exported" : memory.no_dma_buf;

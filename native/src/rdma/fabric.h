@@ -104,7 +104,7 @@ struct Reaped {
 };
 
 // Memory of a GPU, by its device address. The dma-buf may be closed when it was attached.
-struct DeviceMemory {
+struct DeviceRange {
   uint64_t address = 0;
   uint64_t size = 0;
   int dma_buf_fd = -1;
@@ -151,9 +151,9 @@ class Domain {
   virtual Result<std::unique_ptr<Memory>> attach(Slice memory) = 0;
   // The same of a GPU's memory: by dma-buf, else by nvidia-peermem, else TRANSPORT_UNAVAILABLE with both
   // reasons.
-  virtual Result<std::unique_ptr<Memory>> attach_device(const DeviceMemory& memory) = 0;
+  virtual Result<std::unique_ptr<Memory>> attach_device(const DeviceRange& memory) = 0;
   // For the peer, as expose(): exactly these bytes, whatever else lies in the pages around them.
-  virtual Result<std::unique_ptr<Memory>> expose_device(const DeviceMemory& memory, bool writable) = 0;
+  virtual Result<std::unique_ptr<Memory>> expose_device(const DeviceRange& memory, bool writable) = 0;
   // `depth` requests at a time; 0 = it only answers.
   virtual Result<std::unique_ptr<Endpoint>> make_endpoint(uint32_t depth) = 0;
   // False: the device refused to forget memory that was given back, so its key may still work on the

@@ -97,7 +97,7 @@ void Loop::run() {
     if (now_ms_ >= next_tick_ms_) tick();
     if (some_paused_ && now_ms_ >= listening_retry_ms_) resume_listening();
     shed();
-    bury();
+    remove_dead();
     if (stopping_.load()) {
       advance_stop();
       if (connections_.empty()) return;
@@ -111,7 +111,7 @@ int Loop::wait_ms() const {
   uint64_t wait = connections_.empty() ? kIdleTickMs : kTickMs;
   if (!parked_.empty()) wait = kParkedRetryMs;
   for (const auto& [ticket, parked] : parked_) {
-    const uint64_t until = parked->park_deadline_ms();
+    const uint64_t until = parked->wait().deadline_ms;
     wait = std::min(wait, until > now_ms_ ? until - now_ms_ : 0);
   }
   if (some_paused_) wait = std::min(wait, kListenRetryMs);
@@ -267,7 +267,7 @@ void Loop::install(Newcomer newcomer) {
   connections_.push_back(std::make_unique<Connection>(*this, std::move(stream), newcomer.is_unix));
   Connection& connection = *connections_.back();
   connection.index = connections_.size() - 1;
-  connection.surplus = newcomer.surplus;
+  if (newcomer.surplus) connection.set_surplus();
   metrics.connections_open.add();
   metrics.unauthenticated_open.add();
   epoll_event event{};
@@ -307,8 +307,8 @@ void Loop::ready(Connection& connection, uint32_t events) {
 void Loop::park(Connection& connection) {
   metrics.parked_now.add();
   if (parked_.empty()) parked_retry_ms_ = now_ms_ + kParkedRetryMs;
-  parked_.emplace(connection.park_ticket(), &connection);
-  tell_longest_wait();
+  parked_.emplace(connection.wait().ticket, &connection);
+  publish_longest_wait();
   // What was freed since the attempt may have gone by: nobody knew yet that this one waits.
   if (shared_.space_releases.load() != releases_seen_) space_freed_.store(true);
 }
@@ -352,7 +352,7 @@ void Loop::retry_parked() {
     bool wakes = freed && std::find(refused.begin(), refused.end(), connection.tenant()) == refused.end();
     // Another loop has somebody who comes first, and goes on from there.
     if (wakes && tried != 0 && shared_.wake_waiter(tried, ticket)) wakes = freed = false;
-    if (connection.parked() && !wakes && !all && now_ms_ < connection.park_deadline_ms()) {
+    if (connection.parked() && !wakes && !all && now_ms_ < connection.wait().deadline_ms) {
       ++at;
       continue;
     }
@@ -367,12 +367,12 @@ void Loop::retry_parked() {
       if (connection.parked()) refused.push_back(connection.tenant());
     }
     connection.account();
-    tell_longest_wait();
+    publish_longest_wait();
   }
   if (freed) (void)shared_.wake_waiter(tried, kNobody);
 }
 
-void Loop::tell_longest_wait() {
+void Loop::publish_longest_wait() {
   longest_wait_.store(parked_.empty() ? kNobody : parked_.begin()->first);
 }
 
@@ -425,15 +425,15 @@ void Loop::shed() {
   }
 }
 
-void Loop::bury() {
+void Loop::remove_dead() {
   if (dead_.empty()) return;
   const size_t left = std::erase_if(parked_, [](const auto& waiter) { return waiter.second->is_dead(); });
   metrics.parked_now.sub(static_cast<uint64_t>(left));
-  tell_longest_wait();
+  publish_longest_wait();
   std::erase_if(queue_, [](const Connection* connection) { return connection->is_dead(); });
   for (Connection* connection : dead_) {
     const size_t index = connection->index;
-    if (connection->surplus) shared_.surplus.fetch_sub(1);
+    if (connection->surplus()) shared_.surplus.fetch_sub(1);
     connections_.back()->index = index;
     std::swap(connections_[index], connections_.back());
     connections_.pop_back();
@@ -458,7 +458,7 @@ void Loop::advance_stop() {
   for (const auto& connection : connections_) {
     if (!connection->is_dead() && (over || !connection->busy())) connection->destroy(CloseReason::kStopped);
   }
-  bury();
+  remove_dead();
 }
 
 }  // namespace mooncache::server

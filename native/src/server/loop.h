@@ -2,6 +2,7 @@
 // through adopt(), space_freed(), stop() and the counters.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <deque>
@@ -76,6 +77,11 @@ class Loop {
   void run_again(Connection& connection);  // a turn without waiting for the socket
   const Visit& visit() const { return *visit_; }
   void spend(uint64_t bytes) { turn_bytes_ += bytes; }
+  // The same from what a visit may spend.
+  void spend(uint64_t bytes, uint64_t& budget) {
+    budget -= std::min(budget, bytes);
+    spend(bytes);
+  }
   // Before an attempt to get space that park() may follow.
   void about_to_reserve() { releases_seen_ = shared_.space_releases.load(); }
   void park(Connection& connection);  // a turn when space was freed, or soon
@@ -107,11 +113,11 @@ class Loop {
   void enqueue(Connection& connection);
   void run_queue();
   void retry_parked();
-  void tell_longest_wait();
+  void publish_longest_wait();
   void tick();
   void look_at_arena();
   void shed();
-  void bury();
+  void remove_dead();
   void advance_stop();
   void wake();
 

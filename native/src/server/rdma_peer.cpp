@@ -12,14 +12,14 @@ constexpr unsigned kOwnShift = 24;  // own queue pairs on a rail weigh more than
 
 }  // namespace
 
-wire::RdmaAddress RdmaPeer::meet(size_t at, const wire::RdmaAddress& peer) {
+wire::RdmaAddress RdmaPeer::connect(size_t at, const wire::RdmaAddress& peer) {
   if (ends_.size() <= at) ends_.resize(at + 1);
   End& end = ends_[at];
-  const Status met = answer(end, peer);
+  const Status connected = answer(end, peer);
   wire::RdmaAddress mine;
-  if (met) mine = wire::to_wire(end.endpoint->address());
-  if (!met && end.rail) count_failure(end);
-  mine.code = met.code;
+  if (connected) mine = wire::to_wire(end.endpoint->address());
+  if (!connected && end.rail) count_failure(end);
+  mine.code = connected.code;
   return mine;
 }
 
@@ -83,7 +83,7 @@ wire::Exposure RdmaPeer::expose(uint64_t grant, Slice memory, bool writable) {
                    [&](rdma::Domain& domain) { return domain.expose(memory, writable); });
 }
 
-wire::Exposure RdmaPeer::expose(uint64_t grant, const rdma::DeviceMemory& memory, bool writable) {
+wire::Exposure RdmaPeer::expose(uint64_t grant, const rdma::DeviceRange& memory, bool writable) {
   return expose_by(grant, memory.size, writable,
                    [&](rdma::Domain& domain) { return domain.expose_device(memory, writable); });
 }

@@ -26,12 +26,12 @@ class RdmaPeer {
 
   // Answers endpoint `at` of the peer with one of ours. May be called again when the old one has failed: what
   // is exposed stays exposed under the same keys.
-  wire::RdmaAddress meet(size_t at, const wire::RdmaAddress& peer);
-  bool met() const { return !ends_.empty(); }
+  wire::RdmaAddress connect(size_t at, const wire::RdmaAddress& peer);
+  bool connected() const { return !ends_.empty(); }
 
   // Grants to read are pins, grants to write are reservations; their numbers may be equal.
   wire::Exposure expose(uint64_t grant, Slice memory, bool writable);
-  wire::Exposure expose(uint64_t grant, const rdma::DeviceMemory& memory, bool writable);
+  wire::Exposure expose(uint64_t grant, const rdma::DeviceRange& memory, bool writable);
   void withdraw(uint64_t grant, bool writable);
   void withdraw_all();
   bool is_exposed(uint64_t grant, bool writable) const { return table(writable).contains(grant); }

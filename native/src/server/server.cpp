@@ -226,10 +226,10 @@ void StoreServer::Impl::describe_arena() {
 // File systems may refuse devices long-term access to their pages, and not every device reaches a GPU: better
 // known at once than at every block. How it goes.
 Result<std::string> StoreServer::Impl::try_arena() const {
-  const Slice piece = shared.store->sample();
+  const Slice piece = shared.store->arena_view().sample();
   const DeviceArena& arena = shared.device_arena;
-  const rdma::DeviceMemory device{arena.address, std::min(kTrialBytes, shared.config.store.capacity_bytes),
-                                  arena.dma_buf_fd, arena.dma_buf_offset, arena.no_dma_buf};
+  const rdma::DeviceRange device{arena.address, std::min(kTrialBytes, shared.config.store.capacity_bytes),
+                                 arena.dma_buf_fd, arena.dma_buf_offset, arena.no_dma_buf};
   Status last{Code::kTransportUnavailable, "it has no bytes"};
   for (const auto& rail : shared.fabric->rails()) {
     auto domain = rail->make_domain();
@@ -245,7 +245,7 @@ Result<std::string> StoreServer::Impl::try_arena() const {
 bool StoreServer::Impl::open_arena_to_fabric() {
   const ArenaInfo arena = shared.store->arena();
   if (arena.kind == "memory") return true;
-  shared.device_arena = shared.store->device_arena();
+  shared.device_arena = shared.store->arena_view().device_arena();
   const auto how = try_arena();
   if (how) {
     shared.log.push(20, "rdma_arena", "RDMA devices reach " + arena.description + " by " + *how);

@@ -12,6 +12,7 @@
 #include "mooncache/store.h"
 #include "rdma/fabric.h"
 #include "server/event_ring.h"
+#include "store/arena_view.h"
 
 namespace mooncache::server {
 

@@ -17,6 +17,18 @@
 #include "mooncache/store.h"
 #include "store/memfd.h"
 
+namespace mooncache {
+
+// A GPU's memory behind the arena, for RDMA devices. The descriptor is the store's.
+struct DeviceArena {
+  uint64_t address = 0;  // of the arena's first byte; 0 = the arena is not on a GPU
+  int dma_buf_fd = -1;
+  uint64_t dma_buf_offset = 0;  // of the arena's first byte in it
+  std::string no_dma_buf;       // why there is none
+};
+
+}  // namespace mooncache
+
 namespace mooncache::store {
 
 class ArenaMemory {
@@ -39,7 +51,7 @@ class ArenaMemory {
   virtual ArenaInfo info() const = 0;
   // Of a GPU's memory only: how RDMA devices find it, and what makes their writes visible to copies.
   virtual DeviceArena device_arena() { return {}; }
-  virtual Status settle_writes() { return Status::ok(); }
+  virtual Status flush_device_writes() { return Status::ok(); }
   // Puts memory behind a range where pages come at first touch, without changing a byte. NO_SPACE.
   virtual Status populate(uint64_t, uint64_t) { return Status::ok(); }
   virtual uint64_t resident_bytes() const { return size_bytes(); }

@@ -258,7 +258,7 @@ void Store::Core::unlink(Shard& shard, uint32_t index) {
   publish_cold(shard, entry.queue);
 }
 
-void Store::Core::settle(Shard& shard, uint32_t index) {
+void Store::Core::link_if_idle(Shard& shard, uint32_t index) {
   Entry& entry = shard.entries[index];
   if (entry.state != State::kVisible || entry.pins != 0 || entry.retained_until_ms != 0 || entry.linked != 0)
     return;
@@ -316,7 +316,7 @@ void Store::Core::free_entry(Shard& shard, uint32_t index) {
   tenants.give_back(entry.tenant, entry.size);
   give_back({entry.arena, entry.next, entry.offset});
   entry.state = State::kFree;
-  shard.entries.give(index);
+  shard.entries.release(index);
 }
 
 void Store::Core::end_reservation(Shard& shard, uint32_t index) {
@@ -361,7 +361,7 @@ void Store::Core::end_retention(Shard& shard, uint32_t index) {
   if (entry.retained_until_ms == 0) return;
   entry.retained_until_ms = 0;
   --shard.count.retained;
-  settle(shard, index);
+  link_if_idle(shard, index);
 }
 
 // Keeps one heap element per retained block.

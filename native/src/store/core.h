@@ -82,7 +82,7 @@ struct Store::Core {
   void publish_cold(const Shard& shard, Queue queue);
   void link(Shard& shard, uint32_t entry);  // hottest of its queue
   void unlink(Shard& shard, uint32_t entry);
-  void settle(Shard& shard, uint32_t entry);  // links the entry if nothing holds it
+  void link_if_idle(Shard& shard, uint32_t entry);  // links the entry if nothing holds it
   void touch(Shard& shard, uint32_t entry, uint64_t now_ms, bool in_chain);
   void hide(Shard& shard, uint32_t entry, RemoveReason reason);  // visible -> zombie or free
   void free_entry(Shard& shard, uint32_t entry);

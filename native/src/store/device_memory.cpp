@@ -71,7 +71,7 @@ DeviceArena DeviceMemory::device_arena() {
   return exported_;
 }
 
-Status DeviceMemory::settle_writes() {
+Status DeviceMemory::flush_device_writes() {
   if (failed_.load()) return gone();
   return device_->flush_writes();
 }
@@ -106,7 +106,7 @@ Status DeviceMemory::gone() const {
   return {Code::kNodeUnavailable, info_.description + " has failed"};
 }
 
-std::unique_lock<std::mutex> DeviceMemory::take(Lane*& lane) {
+std::unique_lock<std::mutex> DeviceMemory::lock_lane(Lane*& lane) {
   const uint32_t first = next_.fetch_add(1, std::memory_order_relaxed);
   for (uint32_t i = 0; i < kLanes; ++i) {
     lane = &lanes_[(first + i) % kLanes];
@@ -165,7 +165,7 @@ template <typename Start, typename Finish>
 Status DeviceMemory::moved(uint64_t offset, uint64_t size, const Start& start, const Finish& finish) {
   if (failed_.load()) return gone();
   Lane* lane = nullptr;
-  const auto lock = take(lane);
+  const auto lock = lock_lane(lane);
   if (failed_.load()) return gone();  // while we waited: the device may still use the lane's buffers
   GpuStager& stager = *lane->stager;
   const auto begin = [&](size_t slot, uint64_t at, uint64_t length) {

@@ -33,7 +33,7 @@ class DeviceMemory final : public ArenaMemory {
   ArenaInfo info() const override { return info_; }
   uint64_t lost_bytes() override;
   DeviceArena device_arena() override;
-  Status settle_writes() override;
+  Status flush_device_writes() override;
 
  private:
   // A pinned pair of buffers; one copy at a time.
@@ -44,7 +44,7 @@ class DeviceMemory final : public ArenaMemory {
   static constexpr size_t kLanes = 4;
 
   DeviceMemory() = default;
-  std::unique_lock<std::mutex> take(Lane*& lane);
+  std::unique_lock<std::mutex> lock_lane(Lane*& lane);
   template <typename Start, typename Finish>
   Status pipeline(GpuStager& stager, uint64_t size, const Start& start, const Finish& finish);
   template <typename Start, typename Finish>

@@ -7,7 +7,7 @@ namespace mooncache::store {
 
 ExtentAllocator::ExtentAllocator(uint32_t quanta) : capacity_(quanta) {
   for (auto& lists : heads_) lists.fill(kNone);
-  const uint32_t node = nodes_.take();
+  const uint32_t node = nodes_.allocate();
   nodes_[node] = Node{};
   nodes_[node].size = quanta;
   link(node);
@@ -44,7 +44,7 @@ ExtentAllocator::Allocation ExtentAllocator::allocate(uint32_t quanta) {
   nodes_[node].previous = kNone;
   const uint32_t rest_size = nodes_[node].size - quanta;
   if (rest_size > 0) {
-    const uint32_t rest = nodes_.take();
+    const uint32_t rest = nodes_.allocate();
     Node& left = nodes_[node];
     Node& right = nodes_[rest];
     right = Node{};
@@ -67,7 +67,7 @@ void ExtentAllocator::free(uint32_t node) {
     nodes_[left].size += nodes_[node].size;
     nodes_[left].right = nodes_[node].right;
     if (nodes_[node].right != kNone) nodes_[nodes_[node].right].left = left;
-    nodes_.give(node);
+    nodes_.release(node);
     node = left;
   }
   const uint32_t right = nodes_[node].right;
@@ -76,7 +76,7 @@ void ExtentAllocator::free(uint32_t node) {
     nodes_[node].size += nodes_[right].size;
     nodes_[node].right = nodes_[right].right;
     if (nodes_[right].right != kNone) nodes_[nodes_[right].right].left = node;
-    nodes_.give(right);
+    nodes_.release(right);
   }
   link(node);
 }
@@ -176,7 +176,7 @@ bool ExtentAllocator::check(std::string* why) const {
   if (!check_lists(why, &in_lists)) return false;
   uint32_t at = 0, count = 0, free_count = 0, free_sum = 0;
   bool left_free = false;
-  // Node 0 is the leftmost for ever: it is created first and merges keep the left node.
+  // Node 0 is the leftmost forever: it is created first and merges keep the left node.
   for (uint32_t node = 0, left = kNone; node != kNone; left = node, node = nodes_[node].right) {
     const Node& entry = nodes_[node];
     if (entry.offset != at || entry.size == 0 || entry.left != left) return *why = "allocator: tiling", false;

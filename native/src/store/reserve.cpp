@@ -209,10 +209,10 @@ Result<Reservation> Store::Core::take_slot(TenantId tenant, const Key& key, uint
   Shard& shard = shard_of(hash);
   const Lock lock(shard.mutex);
   if (find(shard, hash, tenant, key) != kNone) return {Code::kAlreadyExists, {}};
-  uint32_t index = shard.entries.take();
+  uint32_t index = shard.entries.allocate();
   if (index == kNone && pressure.victims_left > 0 &&
       (evict_tail(shard, Queue::kProbation, pressure) || evict_tail(shard, Queue::kProtected, pressure))) {
-    index = shard.entries.take();
+    index = shard.entries.allocate();
   }
   if (index == kNone) return {Code::kNoSpace, "no free slot: blocks are smaller than expected_block_bytes"};
   Entry& entry = shard.entries[index];

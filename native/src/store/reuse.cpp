@@ -154,7 +154,7 @@ uint32_t Reuse::shared_blocks(std::span<const uint64_t> ids, uint32_t known) {
 void Reuse::note_fork(uint64_t id) {
   if (find_fork(id) != kNone) return;
   const auto id_of = [&](uint32_t fork) { return mixed(forks_[fork].id); };
-  const uint32_t added = forks_.take();
+  const uint32_t added = forks_.allocate();
   forks_[added].id = id;
   forks_by_id_.insert(mixed(id), added, id_of);
   push_front<kPrevious, kNext>(recent_forks_, forks_, added);
@@ -162,7 +162,7 @@ void Reuse::note_fork(uint64_t id) {
   const uint32_t oldest = recent_forks_.tail;
   forks_by_id_.erase(mixed(forks_[oldest].id), oldest, id_of);
   unlink<kPrevious, kNext>(recent_forks_, forks_, oldest);
-  forks_.give(oldest);
+  forks_.release(oldest);
 }
 
 // The session goes on after `known` blocks of `before`; the turn this is.
@@ -263,7 +263,7 @@ uint32_t Reuse::find_fork(uint64_t id) const {
 
 // Makes the blocks the chain's own: those that are here, and the others when they come.
 void Reuse::own(Chain chain, std::span<const uint64_t> ids) {
-  const uint32_t index = chains_.take();
+  const uint32_t index = chains_.allocate();
   if (index == kNone) return;  // billions of bytes of chains: it stays unknown
   chain.length = static_cast<uint32_t>(ids.size());
   chain.end = chain.first + chain.length;
@@ -280,7 +280,7 @@ void Reuse::own_block(uint32_t chain, uint64_t id, uint32_t at) {
   uint32_t index = find_place(id);
   bool here = false;
   if (index == kNone) {
-    index = places_.take();
+    index = places_.allocate();
     if (index == kNone) return;
     places_[index].id = id;
     by_id_.insert(mixed(id), index, [&](uint32_t place) { return mixed(places_[place].id); });
@@ -346,7 +346,7 @@ void Reuse::drop(uint32_t index) {
   take_out(index);
   const uint32_t chain = places_[index].next;
   by_id_.erase(mixed(places_[index].id), index, [&](uint32_t place) { return mixed(places_[place].id); });
-  places_.give(index);
+  places_.release(index);
   free_if_unused(chain);
 }
 
@@ -354,7 +354,7 @@ void Reuse::free_if_unused(uint32_t index) {
   Chain& chain = chains_[index];
   if (chain.here > 0 || chain.expected > 0 || chain.learnt_from || chain.held) return;
   chain.number = 0;
-  chains_.give(index);
+  chains_.release(index);
 }
 
 // --- victims ---

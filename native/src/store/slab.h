@@ -20,7 +20,7 @@ class Slab {
   const T& operator[](uint32_t index) const { return chunks_[index / kChunk][index % kChunk]; }
 
   // kNone when the limit is reached.
-  uint32_t take() {
+  uint32_t allocate() {
     uint32_t index = free_;
     if (index != kNone) {
       free_ = (*this)[index].next;
@@ -32,7 +32,7 @@ class Slab {
     ++used_;
     return index;
   }
-  void give(uint32_t index) {
+  void release(uint32_t index) {
     (*this)[index].next = free_;
     free_ = index;
     --used_;

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "store/arena_view.h"
 #include "store/core.h"
 
 namespace mooncache {
@@ -175,7 +176,7 @@ Result<Pinned> Store::acquire(TenantId tenant, const Key& key, uint64_t now_ms) 
     core_->live_pins.fetch_sub(1, std::memory_order_relaxed);
     return {Code::kLimitExceeded, "max_pins pins are live"};
   }
-  const uint32_t number = shard.pins.take();
+  const uint32_t number = shard.pins.allocate();
   if (number == kNone) {
     core_->live_pins.fetch_sub(1, std::memory_order_relaxed);
     return {Code::kLimitExceeded, "too many pins on one shard"};
@@ -203,7 +204,7 @@ void Store::release(PinId id) {
     store::PinRecord& pin = shard.pins[number];
     pin.live = 0;
     if (++pin.generation == 0) pin.generation = 1;
-    shard.pins.give(number);
+    shard.pins.release(number);
     core_->live_pins.fetch_sub(1, std::memory_order_relaxed);
     store::Entry& entry = shard.entries[index];
     if (--entry.pins > 0) return;
@@ -211,7 +212,7 @@ void Store::release(PinId id) {
       --shard.count.zombies;
       core_->free_entry(shard, index);
     } else {
-      core_->settle(shard, index);
+      core_->link_if_idle(shard, index);
     }
   }
   core_->notify_space();
@@ -421,12 +422,6 @@ Status Store::populate(uint64_t offset, uint64_t length, uint32_t threads) {
   return failed;
 }
 
-Slice Store::sample() const {
-  constexpr uint64_t kSampleBytes = 2 << 20;
-  const auto& memory = *core_->arenas.front()->memory;
-  if (memory.data() == nullptr) return {};
-  return {memory.data(), static_cast<size_t>(std::min(kSampleBytes, core_->config.capacity_bytes))};
-}
 uint64_t Store::lost_bytes() {
   uint64_t lost = 0;
   for (const auto& arena : core_->arenas) lost += arena->memory->lost_bytes();
@@ -436,11 +431,8 @@ uint64_t Store::lost_bytes() {
 bool Store::arena_gone() const {
   return core_->arena_gone.load(std::memory_order_relaxed);
 }
-DeviceArena Store::device_arena() {
-  return core_->arenas.front()->memory->device_arena();
-}
-Status Store::settle_writes() {
-  return core_->arenas.front()->memory->settle_writes();
+ArenaView Store::arena_view() {
+  return {*core_->arenas.front()->memory, core_->config.capacity_bytes};
 }
 void Store::set_space_callback(std::function<void()> callback) {
   core_->space_callback = std::move(callback);

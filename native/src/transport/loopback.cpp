@@ -1,4 +1,4 @@
-// The reference transport: a pretended node in this process, with faults drawn from a seed.
+// The reference transport: a fake node in this process, with faults drawn from a seed.
 #include <algorithm>
 #include <mutex>
 

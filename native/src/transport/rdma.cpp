@@ -43,7 +43,7 @@ RdmaStaging::~RdmaStaging() {
   (void)munmap(data_, slots_ * kSlotBytes);
 }
 
-std::optional<uint32_t> RdmaStaging::take() {
+std::optional<uint32_t> RdmaStaging::acquire() {
   const std::lock_guard lock(mutex_);
   if (free_.empty()) return std::nullopt;
   const uint32_t slot = free_.back();
@@ -51,7 +51,7 @@ std::optional<uint32_t> RdmaStaging::take() {
   return slot;
 }
 
-void RdmaStaging::give(uint32_t slot) {
+void RdmaStaging::release(uint32_t slot) {
   const std::lock_guard lock(mutex_);
   free_.push_back(slot);
 }
@@ -85,7 +85,7 @@ Status EndpointProgram::on_response(const wire::FrameHeader&, const Status& stat
   if (!status) return Status::ok();
   const auto answers = wire::decode_items<wire::RdmaAddress>(in);
   if (!answers) return {Code::kProtocolError, "malformed ENDPOINT answer"};
-  status_ = link_.meet(*answers);
+  status_ = link_.connect(*answers);
   return Status::ok();
 }
 
@@ -183,8 +183,8 @@ Result<RegionHandle> RdmaTransport::register_region(const Region& region) {
 Status RdmaTransport::attach(const Region& region, RdmaRegion& made) {
   made.memory = region.memory;
   made.device = region.kind == MemoryKind::kDevice;
-  const rdma::DeviceMemory device{reinterpret_cast<uint64_t>(region.memory.data), region.memory.size,
-                                  region.dma_buf_fd, region.dma_buf_offset, region.no_dma_buf};
+  const rdma::DeviceRange device{reinterpret_cast<uint64_t>(region.memory.data), region.memory.size,
+                                 region.dma_buf_fd, region.dma_buf_offset, region.no_dma_buf};
   bool reached = false;
   Status last;
   for (const auto& rail : shared_->rails) {

@@ -58,8 +58,8 @@ class RdmaStaging {
 
   Slice memory() const { return {data_, static_cast<size_t>(slots_ * kSlotBytes)}; }
   std::byte* at(uint32_t slot) const { return data_ + uint64_t{slot} * kSlotBytes; }
-  std::optional<uint32_t> take();
-  void give(uint32_t slot);
+  std::optional<uint32_t> acquire();
+  void release(uint32_t slot);
 
  private:
   RdmaStaging(std::byte* data, uint64_t slots);
@@ -110,7 +110,7 @@ class RdmaLink final : public Link {
 
   // Makes (again) the queue pairs; what ENDPOINT carries, and what came back.
   Result<std::vector<wire::RdmaAddress>> prepare();
-  Status meet(std::span<const wire::RdmaAddress> answers);
+  Status connect(std::span<const wire::RdmaAddress> answers);
 
   size_t submit(std::span<const Transfer> transfers) override;
   size_t poll(std::span<Completion> completions, Deadline deadline) override;
@@ -122,6 +122,9 @@ class RdmaLink final : public Link {
   Session* session() override { return session_; }
   uint64_t bytes_moved() const override { return bytes_moved_; }
   int wait_for(std::vector<int>& fds) override;
+  // Verifies every invariant of its queues; false and a reason when one is broken. For tests, between two
+  // calls.
+  bool check(std::string* why) const;
 
  private:
   static constexpr uint32_t kNoSlot = UINT32_MAX;
@@ -134,9 +137,9 @@ class RdmaLink final : public Link {
     std::vector<rdma::Post> outbox;  // for the device's next doorbell; empty outside of post_some()
     uint64_t outbox_bytes = 0;
     std::chrono::steady_clock::time_point stopped_at;
-    bool met = false;
+    bool connected = false;
     bool dead = false;
-    bool usable() const { return met && !dead && endpoint && !endpoint->failed() && rail->rail->up(); }
+    bool usable() const { return connected && !dead && endpoint && !endpoint->failed() && rail->rail->up(); }
     size_t room() const { return endpoint->room() - std::min(endpoint->room(), outbox.size()); }
   };
   struct Pending {
@@ -248,7 +251,7 @@ class RdmaTransport final : public Transport {
   // How the rails reach a region: "fake0:1 by dma-buf; fake1:1 not at all, because …". Empty: no such region.
   std::string describe(RegionHandle handle) const;
 
-  // A link over a session that somebody else owns; prepare() and meet() are still to come.
+  // A link over a session that somebody else owns; prepare() and connect() are still to come.
   Result<std::unique_ptr<RdmaLink>> make_link(Session& session);
   const std::shared_ptr<RdmaShared>& shared() const { return shared_; }
 

@@ -79,9 +79,9 @@ Result<std::vector<wire::RdmaAddress>> RdmaLink::prepare() {
   return addresses;
 }
 
-Status RdmaLink::meet(std::span<const wire::RdmaAddress> answers) {
+Status RdmaLink::connect(std::span<const wire::RdmaAddress> answers) {
   Status last{Code::kTransportUnavailable, "RDMA unavailable, because the node answered with no queue pair"};
-  bool met = false;
+  bool some = false;
   for (size_t i = 0; i < ends_.size() && i < answers.size(); ++i) {
     if (answers[i].code != Code::kOk) continue;
     Status connected = ends_[i].endpoint->connect(wire::from_wire<rdma::EndpointAddress>(answers[i]));
@@ -89,9 +89,9 @@ Status RdmaLink::meet(std::span<const wire::RdmaAddress> answers) {
       last = std::move(connected);
       continue;
     }
-    ends_[i].met = met = true;
+    ends_[i].connected = some = true;
   }
-  return met ? Status::ok() : last;
+  return some ? Status::ok() : last;
 }
 
 bool RdmaLink::healthy() const {
@@ -187,7 +187,7 @@ void RdmaLink::drop_end(End& end, Clock::time_point patience) {
 bool RdmaLink::retire_ends() {
   bool changed = false;
   for (End& end : ends_) {
-    if (!end.endpoint || (end.met && end.usable())) continue;
+    if (!end.endpoint || (end.connected && end.usable())) continue;
     if (!end.dead) {
       end.dead = true;
       end.stopped_at = Clock::now();

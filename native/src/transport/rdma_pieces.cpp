@@ -75,7 +75,7 @@ bool RdmaLink::cut_slice(Pending& pending, Piece& piece) {
     take = std::min<uint64_t>({take, slice.size - pending.local_offset, pending.piece_bytes});
     piece.direct = slice.data + pending.local_offset;
   } else {
-    const auto slot = shared_->staging->take();
+    const auto slot = shared_->staging->acquire();
     if (!slot) return false;
     piece.slot = *slot;
     take = std::min<uint64_t>(take, pending.piece_bytes);
@@ -316,7 +316,7 @@ void RdmaLink::finish(uint32_t number) {
 
 void RdmaLink::give_back(uint32_t number) {
   if (pieces_[number].unchecked) std::erase(unchecked_, number);
-  if (pieces_[number].slot != kNoSlot) shared_->staging->give(pieces_[number].slot);
+  if (pieces_[number].slot != kNoSlot) shared_->staging->release(pieces_[number].slot);
   pieces_[number] = {};
   free_.push_back(number);
 }

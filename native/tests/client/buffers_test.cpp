@@ -17,7 +17,7 @@ Slice slice_of(std::vector<std::byte>& bytes, size_t at = 0, size_t size = SIZE_
   return {bytes.data() + at, std::min(size, bytes.size() - at)};
 }
 
-// A book over one pretended device, or over real ones.
+// A book over one fake device, or over real ones.
 class Book : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -27,7 +27,9 @@ class Book : public ::testing::Test {
   std::unique_ptr<BufferBook> book(uint64_t bytes_max, uint32_t count_max) {
     return std::make_unique<BufferBook>(rdma_, BufferBook::Limits{bytes_max, count_max}, counters_);
   }
-  static RegionHandle cover(BufferBook& book, Slice slice) { return book.cover(std::span(&slice, 1)); }
+  static RegionHandle registration_of(BufferBook& book, Slice slice) {
+    return book.registration_of(std::span(&slice, 1));
+  }
   Counters counters_;
   std::shared_ptr<RdmaAccess> rdma_;
 };
@@ -36,18 +38,18 @@ TEST_F(Book, FindsWhatIsInsideOneBufferAndNothingElse) {
   const auto book = this->book(1 << 20, 8);
   std::vector<std::byte> bytes(100'000);
   ASSERT_TRUE(book->add(slice_of(bytes, 1000, 50'000)));
-  const RegionHandle handle = cover(*book, slice_of(bytes, 1000, 50'000));
+  const RegionHandle handle = registration_of(*book, slice_of(bytes, 1000, 50'000));
   EXPECT_NE(handle, 0u);
-  EXPECT_EQ(cover(*book, slice_of(bytes, 50'999, 1)), handle);
-  EXPECT_EQ(cover(*book, slice_of(bytes, 999, 2)), 0u);
-  EXPECT_EQ(cover(*book, slice_of(bytes, 50'999, 2)), 0u);
-  EXPECT_EQ(cover(*book, slice_of(bytes, 51'000, 1)), 0u);
-  EXPECT_EQ(cover(*book, slice_of(bytes, 0, 1)), 0u);
+  EXPECT_EQ(registration_of(*book, slice_of(bytes, 50'999, 1)), handle);
+  EXPECT_EQ(registration_of(*book, slice_of(bytes, 999, 2)), 0u);
+  EXPECT_EQ(registration_of(*book, slice_of(bytes, 50'999, 2)), 0u);
+  EXPECT_EQ(registration_of(*book, slice_of(bytes, 51'000, 1)), 0u);
+  EXPECT_EQ(registration_of(*book, slice_of(bytes, 0, 1)), 0u);
   const Slice scattered[] = {slice_of(bytes, 40'000, 10), {nullptr, 0}, slice_of(bytes, 1000, 10)};
-  EXPECT_EQ(book->cover(scattered), handle);
+  EXPECT_EQ(book->registration_of(scattered), handle);
   const Slice leaving[] = {slice_of(bytes, 40'000, 10), slice_of(bytes, 60'000, 10)};
-  EXPECT_EQ(book->cover(leaving), 0u);
-  EXPECT_EQ(book->cover({}), 0u);
+  EXPECT_EQ(book->registration_of(leaving), 0u);
+  EXPECT_EQ(book->registration_of({}), 0u);
 }
 
 TEST_F(Book, TheSameBufferTwiceEndsWithTheSecondRemovalAndOverlapsAreRefused) {
@@ -61,11 +63,11 @@ TEST_F(Book, TheSameBufferTwiceEndsWithTheSecondRemovalAndOverlapsAreRefused) {
   EXPECT_EQ(book->add(slice_of(bytes, 10)).code, Code::kInvalidArgument);
   EXPECT_EQ(book->add(slice_of(bytes, 0, 10)).code, Code::kInvalidArgument);
   EXPECT_EQ(book->remove(slice_of(bytes, 0, 10)).code, Code::kNotFound);
-  EXPECT_NE(cover(*book, all), 0u);
+  EXPECT_NE(registration_of(*book, all), 0u);
   ASSERT_TRUE(book->remove(all));
-  EXPECT_NE(cover(*book, all), 0u);
+  EXPECT_NE(registration_of(*book, all), 0u);
   ASSERT_TRUE(book->remove(all));
-  EXPECT_EQ(cover(*book, all), 0u);
+  EXPECT_EQ(registration_of(*book, all), 0u);
   EXPECT_EQ(book->remove(all).code, Code::kNotFound);
   EXPECT_EQ(book->registered_bytes(), 0u);
   EXPECT_EQ(book->buffers(), 0u);
@@ -78,18 +80,18 @@ TEST_F(Book, KeepsTheRegistrationsUsedLastWithinItsLimits) {
   buffers.push_back(std::vector<std::byte>(300'001));
   for (auto& buffer : buffers) ASSERT_TRUE(book->add(slice_of(buffer)));
   EXPECT_EQ(book->registered_bytes(), 0u) << "nothing is registered before it is used";
-  const RegionHandle first = cover(*book, slice_of(buffers[0]));
-  const RegionHandle second = cover(*book, slice_of(buffers[1]));
-  EXPECT_EQ(cover(*book, slice_of(buffers[0])), first);
-  EXPECT_NE(cover(*book, slice_of(buffers[2])), 0u);  // pushes out the second one
+  const RegionHandle first = registration_of(*book, slice_of(buffers[0]));
+  const RegionHandle second = registration_of(*book, slice_of(buffers[1]));
+  EXPECT_EQ(registration_of(*book, slice_of(buffers[0])), first);
+  EXPECT_NE(registration_of(*book, slice_of(buffers[2])), 0u);  // pushes out the second one
   EXPECT_EQ(counters_.get(Counter::kRegistrationEvictions), 1u);
-  EXPECT_EQ(cover(*book, slice_of(buffers[0])), first);
-  EXPECT_NE(cover(*book, slice_of(buffers[1])), second) << "a handle that went comes never back";
+  EXPECT_EQ(registration_of(*book, slice_of(buffers[0])), first);
+  EXPECT_NE(registration_of(*book, slice_of(buffers[1])), second) << "a handle that went comes never back";
   EXPECT_EQ(book->registered_count(), 2u);
-  EXPECT_NE(cover(*book, slice_of(buffers[4])), 0u);  // both go: bytes
+  EXPECT_NE(registration_of(*book, slice_of(buffers[4])), 0u);  // both go: bytes
   EXPECT_EQ(book->registered_count(), 1u);
   EXPECT_EQ(book->registered_bytes(), 250'000u);
-  EXPECT_EQ(cover(*book, slice_of(buffers[5])), 0u) << "larger than all that may be registered";
+  EXPECT_EQ(registration_of(*book, slice_of(buffers[5])), 0u) << "larger than all that may be registered";
   EXPECT_EQ(counters_.get(Counter::kRegistrationFailures), 1u);
   EXPECT_EQ(book->registered_count(), 1u);
 }
@@ -103,7 +105,7 @@ TEST_F(Book, ManyThreadsAddUseAndRemove) {
       for (size_t i = 0; i < 300; ++i) {
         auto& mine = buffers[(t + i) % buffers.size()];
         ASSERT_TRUE(book->add(slice_of(mine)));
-        (void)cover(*book, slice_of(mine, 100, 1000));
+        (void)registration_of(*book, slice_of(mine, 100, 1000));
         ASSERT_TRUE(book->remove(slice_of(mine)));
       }
     });
@@ -116,8 +118,8 @@ TEST_F(Book, ManyThreadsAddUseAndRemove) {
 
 TEST_F(Book, TheReceivePoolIsBoundedAndUsesItsMemoryAgain) {
   const auto pool = std::make_shared<ReceivePool>(book(64 << 20, 64), 16 << 20);
-  EXPECT_EQ(pool->take(0), nullptr);
-  EXPECT_EQ(pool->take((16 << 20) + 1), nullptr);
+  EXPECT_EQ(pool->acquire(0), nullptr);
+  EXPECT_EQ(pool->acquire((16 << 20) + 1), nullptr);
   for (const uint64_t size : {1ull, 4096ull, 4097ull, 70'000ull, (1ull << 20) + 1, 9'000'000ull}) {
     const uint64_t taken = ReceivePool::class_of(size);
     EXPECT_GE(taken, size);
@@ -125,19 +127,19 @@ TEST_F(Book, TheReceivePoolIsBoundedAndUsesItsMemoryAgain) {
     EXPECT_EQ(taken % 4096, 0u);
   }
   std::vector<std::unique_ptr<ReceiveBuffer>> lent;
-  while (auto buffer = pool->take(1 << 20)) {
+  while (auto buffer = pool->acquire(1 << 20)) {
     std::fill_n(buffer->data(), buffer->size(), static_cast<std::byte>(lent.size()));
     lent.push_back(std::move(buffer));
   }
   EXPECT_EQ(lent.size(), 16u);
   for (size_t i = 0; i < lent.size(); ++i) EXPECT_EQ(lent[i]->data()[12345], static_cast<std::byte>(i));
   EXPECT_EQ(pool->lent_bytes(), 16u << 20);
-  EXPECT_EQ(pool->take(4096), nullptr);
+  EXPECT_EQ(pool->acquire(4096), nullptr);
   lent.erase(lent.begin() + 3);
-  EXPECT_EQ(pool->take(4096), nullptr) << "its slab is of another class, and not empty";
-  EXPECT_NE(pool->take(1'000'000), nullptr);
+  EXPECT_EQ(pool->acquire(4096), nullptr) << "its slab is of another class, and not empty";
+  EXPECT_NE(pool->acquire(1'000'000), nullptr);
   lent.clear();
-  EXPECT_NE(pool->take(4096), nullptr) << "an empty slab makes room";
+  EXPECT_NE(pool->acquire(4096), nullptr) << "an empty slab makes room";
   EXPECT_LE(pool->mapped_bytes(), 16u << 20);
   EXPECT_EQ(pool->lent_bytes(), 0u);
 }

@@ -72,10 +72,10 @@ TEST(BreakerTest, OpensProbesAndCloses) {
 
 TEST(BreakerTest, RetriesAreAShareOfTheOperations) {
   RetryBudget budget(20, 2);
-  EXPECT_EQ(budget.take(5), 2u);
+  EXPECT_EQ(budget.spend(5), 2u);
   budget.operations(10);
-  EXPECT_EQ(budget.take(5), 2u);
-  EXPECT_EQ(budget.take(1), 0u);
+  EXPECT_EQ(budget.spend(5), 2u);
+  EXPECT_EQ(budget.spend(1), 0u);
 }
 
 TEST(LocationCacheTest, BoundedAndCorrectable) {

@@ -1,4 +1,4 @@
-// Blocks in the memory of a (pretended) GPU, moved in place by (pretended) RDMA devices. Addresses of the GPU
+// Blocks in the memory of a (fake) GPU, moved in place by (fake) RDMA devices. Addresses of the GPU
 // cannot be read by the processor: a slip is a crash. Whatever fails, a block comes right, is a miss, or is
 // left to staging (TRANSPORT_UNAVAILABLE), and no call waits longer than its deadline.
 #include <filesystem>
@@ -8,7 +8,7 @@
 #include "client/node.h"
 #include "client/rdma_pool.h"
 #include "compare.h"
-#include "gpu/pretended_gpu.h"
+#include "gpu/fake_gpu.h"
 #include "mooncache/crc32c.h"
 #include "rdma/sockets.h"
 
@@ -16,7 +16,7 @@ namespace mooncache::testing {
 namespace {
 
 constexpr uint64_t kArenaBytes = 24 << 20;
-constexpr int kDmaBuf = 1000;  // what the pretended driver hands out
+constexpr int kDmaBuf = 1000;  // what the fake driver hands out
 
 struct PageMemory {
   explicit PageMemory(size_t bytes)
@@ -34,7 +34,7 @@ class DevicePool : public RdmaPool {
  protected:
   void SetUp() override {
     RdmaPool::SetUp();
-    if (rdma_is_real()) GTEST_SKIP() << "the GPU is pretended, and so must be the devices";
+    if (rdma_is_real()) GTEST_SKIP() << "the GPU is a fake, and so must the devices be";
   }
   void TearDown() override {
     gpu_.hang(0);
@@ -109,7 +109,7 @@ class DevicePool : public RdmaPool {
   }
   static std::vector<Code> all(size_t count, Code code) { return std::vector<Code>(count, code); }
 
-  PretendedGpu gpu_{true};
+  FakeGpu gpu_{true};
   PageMemory arena_{kArenaBytes};
   uint64_t address_ = 0;
 };
@@ -204,7 +204,7 @@ TEST_F(DevicePool, WithoutDmaBufByPeerMemoryWithoutBothStaged) {
 
 TEST_F(DevicePool, WithoutChecksumsOnTheDeviceItIsStaged) {
   open(1, 1);
-  const PretendedGpu plain(false);
+  const FakeGpu plain(false);
   address_ = gpu_.adopt(arena_.data, arena_.size);
   ASSERT_TRUE(client_->register_device_buffer(plain.device, {address_, kArenaBytes}));
   EXPECT_EQ(codes(put_device(2)), all(2, Code::kTransportUnavailable));
@@ -318,9 +318,9 @@ TEST_F(DevicePool, HostCallsNeverFindDeviceMemory) {
   const Slice listed = this->device(0, 1 << 20);
   ASSERT_TRUE(book.add(listed, device));
   EXPECT_EQ(book.add(listed).code, Code::kInvalidArgument) << "one memory is of one kind";
-  EXPECT_EQ(book.cover(std::span(&listed, 1)), 0u);
-  EXPECT_NE(book.cover(std::span(&listed, 1), device.get()), 0u);
-  EXPECT_EQ(book.cover(std::span(&listed, 1)), 0u);
+  EXPECT_EQ(book.registration_of(std::span(&listed, 1)), 0u);
+  EXPECT_NE(book.registration_of(std::span(&listed, 1), device.get()), 0u);
+  EXPECT_EQ(book.registration_of(std::span(&listed, 1)), 0u);
   EXPECT_EQ(book.device_of(std::span(&listed, 1)), device);
   const Slice beyond = this->device(1 << 20, 1);
   EXPECT_EQ(book.device_of(std::span(&beyond, 1)), nullptr);
@@ -330,7 +330,7 @@ TEST_F(DevicePool, HostCallsNeverFindDeviceMemory) {
   BufferBook small(rdma, {1 << 20, 8}, counters);
   const auto its = small.device(gpu_.device);
   ASSERT_TRUE(small.add(large, its));
-  EXPECT_EQ(small.cover(std::span(&large, 1), its.get()), 0u);
+  EXPECT_EQ(small.registration_of(std::span(&large, 1), its.get()), 0u);
   EXPECT_EQ(its->said().find("staged, because a buffer of "), 0u);
 }
 

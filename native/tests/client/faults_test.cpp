@@ -327,7 +327,7 @@ class NodeProcess {
 
 // A slot's generation in the dead process's memory may equal the one in its successor's.
 // "DeathTest" has it run before all others: its node is a fork, and under TSan only a process that has no
-// threads (those of the pretended network stay) may fork one that starts some.
+// threads (those of the fake network stay) may fork one that starts some.
 TEST(NodeDeathTest, NoPutIsAcknowledgedIntoDeadMemory) {
   constexpr size_t kSize = 1 << 20;
   const auto folder = new_folder("death");

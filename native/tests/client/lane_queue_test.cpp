@@ -18,7 +18,7 @@ bool readable(const Ticket& ticket) {
 
 bool take_at_once(LaneQueue& queue, LaneUse use) {
   Ticket ticket;
-  return queue.take(use, ticket);
+  return queue.acquire(use, ticket);
 }
 
 TEST(LaneQueue, ServesInTheOrderInWhichTheyCame) {
@@ -26,12 +26,12 @@ TEST(LaneQueue, ServesInTheOrderInWhichTheyCame) {
   ASSERT_TRUE(take_at_once(queue, LaneUse::kSmall));
   ASSERT_TRUE(take_at_once(queue, LaneUse::kSmall));
   std::vector<Ticket> waiting(3);
-  for (Ticket& ticket : waiting) ASSERT_FALSE(queue.take(LaneUse::kSmall, ticket));
+  for (Ticket& ticket : waiting) ASSERT_FALSE(queue.acquire(LaneUse::kSmall, ticket));
   for (size_t next = 0; next < waiting.size(); ++next) {
-    queue.give(LaneUse::kSmall);
+    queue.release(LaneUse::kSmall);
     for (size_t i = next; i < waiting.size(); ++i) EXPECT_EQ(readable(waiting[i]), i == next) << next << i;
     EXPECT_FALSE(take_at_once(queue, LaneUse::kSmall)) << "who comes later waits";
-    EXPECT_TRUE(queue.take(LaneUse::kSmall, waiting[next]));
+    EXPECT_TRUE(queue.acquire(LaneUse::kSmall, waiting[next]));
     EXPECT_EQ(waiting[next], nullptr);
   }
   EXPECT_EQ(queue.turns(), 2u);
@@ -42,13 +42,13 @@ TEST(LaneQueue, BulkLeavesOneTurnToSmallCalls) {
   Ticket bulk;
   ASSERT_TRUE(take_at_once(queue, LaneUse::kBulk));
   ASSERT_TRUE(take_at_once(queue, LaneUse::kBulk));
-  ASSERT_FALSE(queue.take(LaneUse::kBulk, bulk));
+  ASSERT_FALSE(queue.acquire(LaneUse::kBulk, bulk));
   EXPECT_TRUE(take_at_once(queue, LaneUse::kSmall)) << "before bulk that waits";
-  queue.give(LaneUse::kSmall);
+  queue.release(LaneUse::kSmall);
   EXPECT_FALSE(readable(bulk)) << "the turn of small calls is not for bulk";
-  queue.give(LaneUse::kBulk);
+  queue.release(LaneUse::kBulk);
   EXPECT_TRUE(readable(bulk));
-  EXPECT_TRUE(queue.take(LaneUse::kBulk, bulk));
+  EXPECT_TRUE(queue.acquire(LaneUse::kBulk, bulk));
 }
 
 TEST(LaneQueue, SmallCallsDoNotOvertakeBulkThatMayHaveTheTurn) {
@@ -56,9 +56,9 @@ TEST(LaneQueue, SmallCallsDoNotOvertakeBulkThatMayHaveTheTurn) {
   ASSERT_TRUE(take_at_once(queue, LaneUse::kSmall));
   ASSERT_TRUE(take_at_once(queue, LaneUse::kSmall));
   Ticket bulk, small;
-  ASSERT_FALSE(queue.take(LaneUse::kBulk, bulk));
-  ASSERT_FALSE(queue.take(LaneUse::kSmall, small));
-  queue.give(LaneUse::kSmall);
+  ASSERT_FALSE(queue.acquire(LaneUse::kBulk, bulk));
+  ASSERT_FALSE(queue.acquire(LaneUse::kSmall, small));
+  queue.release(LaneUse::kSmall);
   EXPECT_TRUE(readable(bulk));
   EXPECT_FALSE(readable(small));
 }
@@ -68,9 +68,9 @@ TEST(LaneQueue, WhoLeavesGivesItsTurnToTheNext) {
   ASSERT_TRUE(take_at_once(queue, LaneUse::kSmall));
   ASSERT_TRUE(take_at_once(queue, LaneUse::kSmall));
   std::vector<Ticket> waiting(3);
-  for (Ticket& ticket : waiting) ASSERT_FALSE(queue.take(LaneUse::kSmall, ticket));
+  for (Ticket& ticket : waiting) ASSERT_FALSE(queue.acquire(LaneUse::kSmall, ticket));
   waiting[0].reset();  // before its turn
-  queue.give(LaneUse::kSmall);
+  queue.release(LaneUse::kSmall);
   ASSERT_TRUE(readable(waiting[1]));
   waiting[1].reset();  // with a turn that it did not take
   EXPECT_TRUE(readable(waiting[2]));

@@ -1,6 +1,6 @@
 // Nodes that the cluster map calls by host names.
 #include "client/pool.h"
-#include "net/pretended_names.h"
+#include "net/fake_names.h"
 
 namespace mooncache::testing {
 namespace {
@@ -19,12 +19,12 @@ class NamesTest : public ::testing::Test {
     }
     EXPECT_FALSE(of_named_.empty());
     EXPECT_FALSE(of_other_.empty());
-    infos_[0].tcp_host = "slow.pretended";
+    infos_[0].tcp_host = "slow.fake";
   }
   ~NamesTest() override {
-    PretendedNames::get().open(true);
-    EXPECT_TRUE(PretendedNames::get().wait_for_waiting(0));
-    PretendedNames::get().open(false);
+    FakeNames::get().open(true);
+    EXPECT_TRUE(FakeNames::get().wait_for_waiting(0));
+    FakeNames::get().open(false);
   }
 
   // The codes of all blocks, in one call.
@@ -53,10 +53,10 @@ TEST_F(NamesTest, ANameThatIsNotResolvedCostsOnlyItsOwnBlocks) {
   config.connect_timeout_ms = 60'000;
   const auto client = client_for(infos_, config);
   const std::vector<Code> codes = get_all(*client, 2000);
-  ASSERT_TRUE(PretendedNames::get().wait_for_waiting(1)) << "the call ended before the resolver did";
+  ASSERT_TRUE(FakeNames::get().wait_for_waiting(1)) << "the call ended before the resolver did";
   for (const uint64_t k : of_other_) EXPECT_EQ(codes[k], Code::kOk);
   for (const uint64_t k : of_named_) EXPECT_NE(codes[k], Code::kOk);
-  PretendedNames::get().open(true);
+  FakeNames::get().open(true);
   for (const Code code : get_all(*client, 20'000)) EXPECT_EQ(code, Code::kOk);
 }
 
@@ -66,8 +66,8 @@ TEST_F(NamesTest, ANodeWhoseNameIsNotResolvedIsGivenUpByName) {
   const auto client = client_for({infos_[0]}, config);
   const Status status = client->ping(infos_[0].index, {}).status();
   EXPECT_EQ(status.code, Code::kNodeUnavailable) << status.message;
-  EXPECT_NE(status.message.find("slow.pretended"), std::string::npos) << status.message;
-  EXPECT_TRUE(PretendedNames::get().wait_for_waiting(1));
+  EXPECT_NE(status.message.find("slow.fake"), std::string::npos) << status.message;
+  EXPECT_TRUE(FakeNames::get().wait_for_waiting(1));
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ inline std::vector<std::byte> bytes_of(uint64_t number, size_t size) {
 }
 
 // Where RDMA is tested: on real devices when MOONCACHE_TEST_RDMA=real (in the test machine), else on the
-// pretended library. MOONCACHE_TEST_RDMA_CLIENT and _NODE name the devices of each side.
+// fake library. MOONCACHE_TEST_RDMA_CLIENT and _NODE name the devices of each side.
 inline bool rdma_is_real() {
   const char* which = std::getenv("MOONCACHE_TEST_RDMA");
   return which != nullptr && std::string(which) == "real";

@@ -1,4 +1,4 @@
-// A pool whose nodes and client have RDMA, over real devices or the pretended library.
+// A pool whose nodes and client have RDMA, over real devices or the fake library.
 #pragma once
 
 #include "client/pool.h"

@@ -1,4 +1,4 @@
-// Staging over a pretended driver: bytes arrive when wait() returned, every failing call is told, nothing
+// Staging over a fake driver: bytes arrive when wait() returned, every failing call is told, nothing
 // leaks, and no wait is longer than its deadline.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -74,7 +74,7 @@ TEST_F(Gpu, TwoBuffersTakeTurns) {
   {
     const auto device = open();
     ASSERT_TRUE(device) << device.status().message;
-    EXPECT_EQ((*device)->name(), "Pretended GPU");
+    EXPECT_EQ((*device)->name(), "Fake GPU");
     auto stager = (*device)->make_stager(1 << 20, 2);
     ASSERT_TRUE(stager) << stager.status().message;
     EXPECT_EQ((*stager)->how().rfind("copies, because", 0), 0u) << (*stager)->how();

@@ -3,15 +3,15 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 
-#include "net/pretended_names.h"
+#include "net/fake_names.h"
 
 namespace mooncache::net {
 namespace {
 
-using mooncache::testing::PretendedNames;
+using mooncache::testing::FakeNames;
 
-PretendedNames& names() {
-  return PretendedNames::get();
+FakeNames& names() {
+  return FakeNames::get();
 }
 
 bool ends(const Lookup& lookup) {
@@ -19,7 +19,7 @@ bool ends(const Lookup& lookup) {
 }
 
 std::string slow(int number) {
-  return "slow-" + std::to_string(number) + ".pretended";
+  return "slow-" + std::to_string(number) + ".fake";
 }
 
 class ResolverTest : public ::testing::Test {
@@ -42,13 +42,13 @@ TEST_F(ResolverTest, ANumericAddressIsThereAtOnce) {
 }
 
 TEST_F(ResolverTest, ANameKeepsNobodyWaiting) {
-  const auto first = look_up("slow.pretended", 80);
-  const auto second = look_up("slow.pretended", 80);
+  const auto first = look_up("slow.fake", 80);
+  const auto second = look_up("slow.fake", 80);
   EXPECT_EQ(first, second) << "one lookup for all who ask at the same time";
   ASSERT_TRUE(names().wait_for_waiting(1));
   EXPECT_FALSE(first->done());
-  EXPECT_EQ(look_up("slow.pretended", 80), first) << "also when it runs already";
-  const auto other = look_up("quick.pretended", 80);
+  EXPECT_EQ(look_up("slow.fake", 80), first) << "also when it runs already";
+  const auto other = look_up("quick.fake", 80);
   EXPECT_TRUE(ends(*other));
   names().open(true);
   ASSERT_TRUE(ends(*first));
@@ -64,17 +64,17 @@ TEST_F(ResolverTest, ThreadsAreFewAndWhoGaveUpIsNotAskedFor) {
   std::vector<std::shared_ptr<Lookup>> lookups;
   for (int i = 0; i < kResolverThreads; ++i) lookups.push_back(look_up(slow(i), 80));
   ASSERT_TRUE(names().wait_for_waiting(kResolverThreads));
-  const auto kept = look_up("slow-kept.pretended", 80);
-  look_up("slow-dropped.pretended", 80).reset();
+  const auto kept = look_up("slow-kept.fake", 80);
+  look_up("slow-dropped.fake", 80).reset();
   names().open(true);
   ASSERT_TRUE(ends(*kept));
   for (const auto& lookup : lookups) EXPECT_TRUE(ends(*lookup));
-  EXPECT_EQ(names().asked("slow-kept.pretended"), 1);
-  EXPECT_EQ(names().asked("slow-dropped.pretended"), 0);
+  EXPECT_EQ(names().asked("slow-kept.fake"), 1);
+  EXPECT_EQ(names().asked("slow-dropped.fake"), 0);
 }
 
 TEST_F(ResolverTest, ConnectingEndsAtItsDeadlineWhileTheResolverHangs) {
-  const auto fd = connect_tcp("slow.pretended", 1, Deadline::after_ms(20));
+  const auto fd = connect_tcp("slow.fake", 1, Deadline::after_ms(20));
   EXPECT_EQ(fd.code(), Code::kDeadlineExceeded);
   EXPECT_TRUE(names().wait_for_waiting(1)) << "the name is still being looked up";
 }

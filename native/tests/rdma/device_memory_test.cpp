@@ -1,4 +1,4 @@
-// What only a pretended device does on demand: dma-bufs with their refusals, reports that overtake each
+// What only a fake device does on demand: dma-bufs with their refusals, reports that overtake each
 // other, lists that a device takes in part, addresses that change, devices that hang.
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@
 namespace mooncache::testing {
 namespace {
 
-constexpr int kFd = 1000;  // nobody opens it: the pretended library knows what it stands for
+constexpr int kFd = 1000;  // nobody opens it: the fake library knows what it stands for
 
 class DeviceMemoryTest : public FabricTest {
  protected:
@@ -31,10 +31,10 @@ class DeviceMemoryTest : public FabricTest {
     std::filesystem::remove_all(folder_);
     FabricTest::TearDown();
   }
-  DeviceMemory memory(uint64_t offset = 8192, uint64_t size = 5000) {
+  DeviceRange memory(uint64_t offset = 8192, uint64_t size = 5000) {
     return {reinterpret_cast<uint64_t>(vram_.data() + begin_ + offset), size, kFd, offset, ""};
   }
-  std::string how(const DeviceMemory& wanted) {
+  std::string how(const DeviceRange& wanted) {
     auto domain = rail().make_domain();
     auto made = (*domain)->attach_device(wanted);
     return made ? (*made)->how() : "refused: " + made.status().message;
@@ -48,7 +48,7 @@ TEST_F(DeviceMemoryTest, MovesInPlaceByDmaBuf) {
   Pair pair;
   ASSERT_TRUE(pair.connect(rail(), rail()));
   std::vector<std::byte> theirs(5000, std::byte{2});
-  const DeviceMemory mine = memory();
+  const DeviceRange mine = memory();
   auto local = pair.near_domain->attach_device(mine);
   ASSERT_TRUE(local) << local.status().message;
   EXPECT_EQ((*local)->how(), "dma-buf");
@@ -67,7 +67,7 @@ TEST_F(DeviceMemoryTest, SmallWritesAreNotReadByTheProcessor) {
   Pair pair;
   ASSERT_TRUE(pair.connect(rail(), rail()));
   std::vector<std::byte> theirs(8);
-  DeviceMemory mine = memory(0, 8);
+  DeviceRange mine = memory(0, 8);
   const std::byte expected = vram_[begin_];
   mine.address = 0x7000'0000'0000;  // an address that only the device can use
   auto local = pair.near_domain->attach_device(mine);
@@ -93,7 +93,7 @@ TEST_F(DeviceMemoryTest, WithoutDmaBufPeerMemoryWithoutBothAReason) {
   std::filesystem::create_directories(folder_ / "module/nvidia_peermem");
   fake().fail("ibv_reg_dmabuf_mr", EOPNOTSUPP);
   EXPECT_EQ(how(memory()), "nvidia-peermem, because fake0 and its driver cannot register a dma-buf");
-  DeviceMemory none = memory();
+  DeviceRange none = memory();
   none.dma_buf_fd = -1;
   none.no_dma_buf = "the driver is older than CUDA 11.7";
   EXPECT_EQ(how(none), "nvidia-peermem, because the driver is older than CUDA 11.7");

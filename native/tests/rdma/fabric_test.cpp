@@ -1,4 +1,4 @@
-// Devices, domains, endpoints and memory over the pretended libibverbs: every call that may fail, fails.
+// Devices, domains, endpoints and memory over the fake libibverbs: every call that may fail, fails.
 #include "rdma/fabric.h"
 
 #include <gtest/gtest.h>

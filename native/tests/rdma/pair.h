@@ -1,4 +1,4 @@
-// A connected pair of endpoints over the pretended libibverbs, and what tests do with it.
+// A connected pair of endpoints over the fake libibverbs, and what tests do with it.
 #pragma once
 
 #include <gtest/gtest.h>

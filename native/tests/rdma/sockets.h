@@ -1,4 +1,4 @@
-// A pretended /sys of a machine with two sockets. Socket 0: fake0 and GPU 0000:3d:00.0 below one switch,
+// A fake /sys of a machine with two sockets. Socket 0: fake0 and GPU 0000:3d:00.0 below one switch,
 // fake1 and its own port; socket 1: fake2, fake3 and GPU 0000:83:00.0, each with a port of its own.
 #pragma once
 

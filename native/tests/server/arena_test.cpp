@@ -167,7 +167,7 @@ TEST_F(GpuArenaTest, BlocksOfEverySizeComeBack) {
   ASSERT_TRUE(attach);
   EXPECT_EQ(attach->status.code, Code::kUnsupported);
   EXPECT_NE(attach->status.message.find("cuda:0"), std::string::npos);
-  EXPECT_TRUE(logged("arena_opened", "gpu cuda:0 (Pretended GPU)"));
+  EXPECT_TRUE(logged("arena_opened", "gpu cuda:0 (Fake GPU)"));
 }
 
 TEST_F(GpuArenaTest, RangesGrantsAndWritesAreCheckedAfterStaging) {

@@ -1,4 +1,4 @@
-// Blocks on a GPU that RDMA devices reach: a pretended GPU, whose memory is a dma-buf for pretended devices.
+// Blocks on a GPU that RDMA devices reach: a fake GPU, whose memory is a dma-buf for fake devices.
 // What a grant opens, and when it ends.
 #include <dlfcn.h>
 
@@ -161,7 +161,7 @@ class GpuRdmaTest : public ServerTest {
 
 TEST_F(GpuRdmaTest, AGrantOpensItsBytesAndNoOthers) {
   start();
-  EXPECT_TRUE(logged("rdma_arena", "cuda:0 (Pretended GPU) by dma-buf"));
+  EXPECT_TRUE(logged("rdma_arena", "cuda:0 (Fake GPU) by dma-buf"));
   Device reader(*server);
   ASSERT_TRUE(reader.open(config.rdma));
   // extents that begin and end anywhere in their pages, each beside that of another block
@@ -231,7 +231,7 @@ TEST_F(GpuRdmaTest, AWriteThatTheGpuDoesNotConfirmIsNoBlock) {
 TEST_F(GpuRdmaTest, WithoutDmaBufThroughPeerMemoryWithoutBothOverTcp) {
   fail("cuMemGetHandleForAddressRange", 801, 0);
   start();
-  EXPECT_TRUE(logged("rdma_unavailable", "the devices refuse cuda:0 (Pretended GPU)"));
+  EXPECT_TRUE(logged("rdma_unavailable", "the devices refuse cuda:0 (Fake GPU)"));
   EXPECT_TRUE(logged("rdma_unavailable", "cuMemGetHandleForAddressRange"));
   EXPECT_TRUE(logged("rdma_unavailable", "nvidia-peermem is not loaded"));
   {

@@ -1,4 +1,4 @@
-// The pretended devices of the tests of this folder.
+// The fake devices of the tests of this folder.
 #pragma once
 
 #include "rdma/fake/fake_verbs.h"

@@ -1,4 +1,4 @@
-// Blocks on a GPU, over a pretended driver: its memory cannot be read by the processor, its copies happen
+// Blocks on a GPU, over a fake driver: its memory cannot be read by the processor, its copies happen
 // when somebody waits, and each call can fail.
 #include "store/device_memory.h"
 
@@ -6,6 +6,7 @@
 
 #include <thread>
 
+#include "store/arena_view.h"
 #include "store/store_fixture.h"
 
 namespace mooncache::test {
@@ -114,7 +115,7 @@ TEST_F(DeviceMemoryTest, AStoreKeepsBlocksThere) {
   ASSERT_NE(store, nullptr);
   EXPECT_FALSE(store->addressable());
   EXPECT_EQ(store->arena().kind, "gpu");
-  EXPECT_EQ(store->sample().data, nullptr);
+  EXPECT_EQ(store->arena_view().sample().data, nullptr);
   for (uint64_t number = 0; number < 9; ++number) {  // more than fit: evictions as everywhere
     const auto bytes = bytes_of(number, 700'000);
     const auto reservation = store->reserve(kTenant, key_of(number), bytes.size(), number);
@@ -155,7 +156,7 @@ TEST_F(DeviceMemoryTest, AFailedCopyIsToldAndTheNextOneWorks) {
       const Status status = (*memory)->copy_in(0, {bytes.data(), bytes.size()});
       fail("", 0, 0);
       EXPECT_FALSE(status);
-      EXPECT_NE(status.message.find("cuda:0 (Pretended GPU)"), std::string::npos) << status.message;
+      EXPECT_NE(status.message.find("cuda:0 (Fake GPU)"), std::string::npos) << status.message;
       EXPECT_EQ((*memory)->lost_bytes(), 0u);
       for (int lane = 0; lane < 4; ++lane) {
         ASSERT_TRUE((*memory)->copy_in(0, {bytes.data(), bytes.size()}));
@@ -197,7 +198,7 @@ TEST_F(DeviceMemoryTest, ADeviceThatAnswersAgainHasItsBytesStill) {
   EXPECT_EQ(store->lost_bytes(), 4 * kMiB);
   EXPECT_TRUE(store->draining() && store->arena_gone());
   EXPECT_EQ(put(3), Code::kDraining);
-  EXPECT_EQ(store->settle_writes().code, Code::kNodeUnavailable);
+  EXPECT_EQ(store->arena_view().flush_device_writes().code, Code::kNodeUnavailable);
   store->set_draining(true);
   hang(0);
   const Deadline deadline = Deadline::after_ms(20'000);

@@ -19,7 +19,7 @@ class Conformance : public ::testing::TestWithParam<const char*> {
       peer_ = std::make_unique<NodeHarness>(name);
     link_ = peer_->connect();
     if (!staged) return;
-    gpu_ = std::make_unique<PretendedGpu>();
+    gpu_ = std::make_unique<FakeGpu>();
     link_ = std::make_unique<StagedLink>(std::move(link_), *gpu_);
   }
   std::vector<Completion> drain(size_t count, int timeout_ms = 5000) {
@@ -36,7 +36,7 @@ class Conformance : public ::testing::TestWithParam<const char*> {
     return t;
   }
   std::unique_ptr<Peer> peer_;
-  std::unique_ptr<PretendedGpu> gpu_;  // with the caller's memory in it
+  std::unique_ptr<FakeGpu> gpu_;  // with the caller's memory in it
   std::unique_ptr<Link> link_;
 };
 

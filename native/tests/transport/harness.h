@@ -1,4 +1,4 @@
-// Peers for tests of transports: pretended ones, and real nodes in this process with grants on them.
+// Peers for tests of transports: fake ones, and real nodes in this process with grants on them.
 #pragma once
 
 #include <cstdlib>
@@ -12,12 +12,20 @@
 namespace mooncache::testing {
 
 // Completions until there are `count`, or fewer when the time is over.
+// What a link of RDMA says of itself between two calls.
+inline void expect_sound(const Link& link) {
+  const auto* rdma = dynamic_cast<const RdmaLink*>(&link);
+  std::string why;
+  EXPECT_TRUE(rdma == nullptr || rdma->check(&why)) << why;
+}
+
 inline std::vector<Completion> drain_link(Link& link, size_t count, int timeout_ms) {
   std::vector<Completion> all;
   const Deadline deadline = Deadline::after_ms(timeout_ms);
   while (all.size() < count && !deadline.expired()) {
     std::array<Completion, 7> some;
     const size_t got = link.poll(some, deadline);
+    expect_sound(link);
     all.insert(all.end(), some.begin(), some.begin() + static_cast<ptrdiff_t>(got));
   }
   return all;

@@ -62,6 +62,7 @@ TEST_F(RdmaRails, NothingStaysUnderWayHoweverATransferEnds) {
   (void)link_->wait_for(fds);
   EXPECT_GT(under_way(), 0u);
   ASSERT_TRUE(link_->cancel(1));
+  expect_sound(*link_);
   EXPECT_EQ(under_way(), 0u);
   link_ = peer_->connect();
   fake().fail_after(0, 3);
@@ -92,7 +93,7 @@ class RdmaSockets : public RdmaTest {
     for (uint32_t i = 0; i < 4; ++i) used.push_back(fake().bytes_moved(i) > before[i]);
     return used;
   }
-  // Memory of a pretended GPU at that PCI address.
+  // Memory of a fake GPU at that PCI address.
   RegionHandle gpu_region(const std::string& pci_address) {
     constexpr int kFd = 2000;
     fake().set_dma_buf(kFd, memory().data, kBytes);

@@ -1,4 +1,4 @@
-// A link to a node over devices of the pretended libibverbs.
+// A link to a node over devices of the fake libibverbs.
 #pragma once
 
 #include "rdma/fake/fake_verbs.h"

@@ -1,4 +1,4 @@
-// What only RDMA does: rails, fail-over, registered memory, staging. Over the pretended library.
+// What only RDMA does: rails, fail-over, registered memory, staging. Over the fake library.
 #include <thread>
 
 #include "compare.h"
@@ -74,22 +74,30 @@ TEST_F(RdmaTest, AllRailsDownIsAnotherTransportsTurn) {
 }
 
 TEST_F(RdmaTest, PortsThatComeBackAreUsedAgain) {
-  open(1);
   const auto source = bytes_of(4, 1 << 20);
-  const RemoteExtent extent = peer_->readable(*link_, source);
-  std::vector<std::byte> copy(source.size());
-  fake().fail_after(0, 2);
-  std::thread mend([] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    fake().fail_after(0, 0);
-    fake().cut_path(0, false);
-  });
-  Completion done = read(extent, copy);
-  mend.join();
-  // either the repair came in time, or the next transfer finds the rail again: under the same keys
-  if (done.code != Code::kOk) done = read(extent, copy);
-  EXPECT_EQ(done.code, Code::kOk);
-  EXPECT_TRUE(same_bytes(copy, source));
+  // A link gives up after some tens of milliseconds: a busy machine may come back too late, but not each
+  // time.
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    open(1);
+    const RemoteExtent extent = peer_->readable(*link_, source);
+    std::vector<std::byte> copy(source.size());
+    fake().fail_after(0, 2);
+    std::thread mend([] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      fake().fail_after(0, 0);
+      fake().cut_path(0, false);
+    });
+    Completion done = read(extent, copy);
+    mend.join();
+    // either the repair came in time, or the next transfer finds the rail again: under the same keys
+    if (done.code != Code::kOk) done = read(extent, copy);
+    if (done.code == Code::kOk) {
+      EXPECT_TRUE(same_bytes(copy, source));
+      return;
+    }
+    TearDown();
+  }
+  FAIL() << "the port came back, and no link used it";
 }
 
 TEST_F(RdmaTest, ADeviceThatIsPulledOutTakesNobodyAlong) {
@@ -179,6 +187,7 @@ TEST_F(RdmaTest, ACancelledTransferLeavesRegisteredMemoryAlone) {
   Completion none;
   ASSERT_EQ(link_->poll(std::span(&none, 1), Deadline::after(std::chrono::microseconds(200))), 0u);
   ASSERT_TRUE(link_->cancel(1));
+  expect_sound(*link_);
   std::fill(copy.begin(), copy.end(), std::byte{0xee});
   std::this_thread::sleep_for(std::chrono::milliseconds(30));
   EXPECT_TRUE(all_bytes(copy, std::byte{0xee}));
@@ -230,6 +239,7 @@ TEST_F(RdmaTest, CancelledBetweenLandingAndCheckNobodyLooksAtTheMemory) {
     std::vector<int> fds;
     for (int i = 0; i < 5; ++i) (void)link_->wait_for(fds);  // posted, some of it landed, less of it checked
     ASSERT_TRUE(link_->cancel(1));
+    expect_sound(*link_);
     EXPECT_TRUE(peer_->rdma().unregister_region(*handle));
     bytes.reset();  // a sanitizer sees whoever still reads it
     const auto done = drain(1);

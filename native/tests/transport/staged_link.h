@@ -1,5 +1,5 @@
-// A link whose caller's memory is that of a (pretended) GPU: what is written is gathered into pinned memory
-// first, what is read is scattered afterwards. The suite's vectors are adopted by the pretended driver, so
+// A link whose caller's memory is that of a (fake) GPU: what is written is gathered into pinned memory
+// first, what is read is scattered afterwards. The suite's vectors are adopted by the fake driver, so
 // that its tests stay as they are and only the driver touches their bytes.
 //
 // One transfer after the other: waiting, then (a write) on its way out of the device, then on the wire, then
@@ -10,7 +10,7 @@
 
 #include <deque>
 
-#include "gpu/pretended_gpu.h"
+#include "gpu/fake_gpu.h"
 #include "mooncache/gpu.h"
 #include "mooncache/transport.h"
 
@@ -21,7 +21,7 @@ class StagedLink final : public Link {
   static constexpr size_t kQueue = 64;
   static constexpr uint64_t kSlotBytes = 33 << 20;
 
-  StagedLink(std::unique_ptr<Link> wire, PretendedGpu& gpu)
+  StagedLink(std::unique_ptr<Link> wire, FakeGpu& gpu)
       : wire_(std::move(wire)), gpu_(gpu), stager_(std::move(*gpu.device->make_stager(kSlotBytes, 1))) {
     EXPECT_EQ(stager_->how(), "one launch with CRC-32C");
   }
@@ -159,7 +159,7 @@ class StagedLink final : public Link {
   }
 
   std::unique_ptr<Link> wire_;
-  PretendedGpu& gpu_;
+  FakeGpu& gpu_;
   std::unique_ptr<GpuStager> stager_;
   std::deque<Item> queue_;
   std::deque<Completion> done_;

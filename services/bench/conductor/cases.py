@@ -19,9 +19,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mooncache.client.keys import KEY_BYTES
-from mooncache.conductor.core.decisions import POOL_OK, PoolAnswer, SchedulingRequest
+from mooncache.conductor.core.decisions import PoolAnswer, PoolState, SchedulingRequest
 from mooncache.conductor.core.progress import Phase, ProgressReport
-from mooncache.conductor.core.registry import READY, InstanceInfo
+from mooncache.conductor.core.registry import InstanceInfo, InstanceState
 from mooncache.conductor.ops import schedule
 from mooncache.conductor.shell.pool import PoolLookup
 from mooncache.conductor.state import ConductorState
@@ -66,7 +66,7 @@ class _Pool(PoolLookup):
         self._blocks = blocks
 
     async def match(self, keys: bytes) -> PoolAnswer:
-        return PoolAnswer(POOL_OK, min(self._blocks, len(keys) // KEY_BYTES), 1e-6)
+        return PoolAnswer(PoolState.OK, min(self._blocks, len(keys) // KEY_BYTES), 1e-6)
 
 
 class Bench:
@@ -113,9 +113,9 @@ class Bench:
                 max_model_tokens=4 * options.prompt_tokens,
                 group=1,
             )
-            instance = core.register(info, READY, self.clock.now_s())
+            instance = core.register(info, InstanceState.READY, self.clock.now_s())
             busy = InstanceLoad(running=self.rng.randrange(32), kv_usage=self.rng.random(), tbt_ms=30.0)
-            core.report(instance, READY, busy, "", self.clock.now_s())
+            core.report(instance, InstanceState.READY, busy, "", self.clock.now_s())
             left, parts = each, []
             while left > self.blocks:
                 chain = self.rng.choice(self.chains)
@@ -135,7 +135,7 @@ class Bench:
     def decisions_s(self) -> tuple[list[float], list[float]]:
         """Times of the decision alone (index, policy, counting, record): by the clock, and of the processor."""
         core, now_s = self.state.core, self.clock.now_s
-        pool = PoolAnswer(POOL_OK, self.blocks // 2, 1e-6)
+        pool = PoolAnswer(PoolState.OK, self.blocks // 2, 1e-6)
         running: deque[str] = deque()
         times, busy = [], []
         for number in range(self.options.decisions):
@@ -178,7 +178,7 @@ class Bench:
     def afterwards_s(self) -> list[float]:
         """Times of what is done after the answer: explain the misses, remember the blocks."""
         times = []
-        pool = PoolAnswer(POOL_OK, self.blocks // 2, 1e-6)
+        pool = PoolAnswer(PoolState.OK, self.blocks // 2, 1e-6)
         for number in range(max(1, self.options.decisions // 10)):
             ask = self.ask(number)
             ask = SchedulingRequest(
@@ -187,7 +187,7 @@ class Bench:
             decision = self.state.core.schedule(ask, pool, self.clock.now_s(), 0.0)
             started_s = time.perf_counter()
             self.state.core.settle(decision.record)
-            self.state.core.explain(decision.record, ask, pool, 1, self.block_tokens)
+            self.state.core.outcomes.explain(decision.record, ask, pool, 1, self.block_tokens)
             self.state.core.seen.learn(ask.keys, ask.content_keys, 1)
             times.append(time.perf_counter() - started_s)
             self.state.core.close(decision.decision_id, "finished", self.clock.now_s())

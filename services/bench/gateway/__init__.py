@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Self
 
+from mooncache.bench.gateway.options import GatewayBenchOptions
 from mooncache.reporting.rows import Report, describe_machine, describe_versions
 
 __all__ = ["CASES", "GatewayBenchOptions", "run"]
@@ -14,29 +13,6 @@ CASES = ("tokens", "latency", "turns", "relay")
 """Names for `--only`, in the order in which they run."""
 
 _DISTRIBUTIONS = ("mooncache", "tokenizers", "uvicorn", "aiohttp", "uvloop", "grpcio")
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayBenchOptions:
-    """How much is measured. Tokens are counted by the benchmark's tokenizer."""
-
-    seed: int = 1
-    short_tokens: int = 1000
-    long_tokens: int = 32_000
-    added_tokens: int = 2000
-    requests: int = 512
-    long_requests: int = 15
-    streams: int = 64
-    stream_events: int = 5000
-    paced_streams: int = 250
-    paced_events_per_s: float = 100.0
-    paced_events: int = 500
-
-    def quick(self) -> Self:
-        """Less of everything: half a minute, not comparable."""
-        return replace(
-            self, requests=64, long_requests=3, stream_events=500, paced_streams=50, paced_events=50
-        )
 
 
 def run(

@@ -23,7 +23,7 @@ from mooncache.bench.worker import Worker
 from mooncache.reporting.rows import Report, Row, bar_row
 
 if TYPE_CHECKING:
-    from mooncache.bench.gateway import GatewayBenchOptions
+    from mooncache.bench.gateway.options import GatewayBenchOptions
 
 _ADDED_MS = 5.0
 _TIMES_TOKENIZER = 1.2

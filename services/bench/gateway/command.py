@@ -22,7 +22,9 @@ def gateway(
     only: Annotated[
         tuple[str, ...], Parameter(help=f"Run only these cases: {', '.join(CASES)}.", negative=())
     ] = (),
-    quick: Annotated[bool, Parameter(negative=(), help="Less data: half a minute, not comparable.")] = False,
+    quick: Annotated[
+        bool, Parameter(negative=(), help="Less data: takes half a minute; the figures are not comparable.")
+    ] = False,
 ) -> int:
     """Measure what a gateway adds: time to the first token, tokenising, requests and events per second.
 

@@ -46,7 +46,7 @@ class LoadConnection(asyncio.Protocol):
         self._transport = transport
 
     async def post(self, path: str, body: bytes) -> float:
-        """Sends a streaming request and reads it to its end. Returns the seconds to the first event."""
+        """Send a streaming request and read it to its end. Returns the seconds to the first event."""
         self._done = asyncio.get_running_loop().create_future()
         self._tail, self.first_s, self.events = b"", 0.0, 0
         head = (

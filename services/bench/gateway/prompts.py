@@ -34,7 +34,7 @@ def paragraphs() -> list[str]:
 
 
 def make_tokenizer(folder: Path) -> None:
-    """Writes tokenizer.json and tokenizer_config.json; takes about a second."""
+    """Write tokenizer.json and tokenizer_config.json, in about a second."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))

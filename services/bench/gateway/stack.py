@@ -61,7 +61,7 @@ class Stack:
 
 @contextmanager
 def start_stack() -> Iterator[Stack]:
-    """Starts everything, for the time of a `with`.
+    """Start everything, for the time of a `with`.
 
     Raises:
         WorkerError: something did not start; the text has the end of its log.

@@ -45,7 +45,7 @@ def measure(
     device: Any = None,
     library: str = "",
 ) -> None:
-    """Adds all rows. `device` and `library` are for tests.
+    """Add all rows. `device` and `library` are for tests.
 
     Raises:
         TransportUnavailable: no CUDA here; the message says why.
@@ -123,7 +123,7 @@ def _slices(memory: int, size: int, options: CopyOptions) -> tuple[list[list[tup
 
 
 def _verify(stager: Any, memory: int, size: int, options: CopyOptions) -> None:
-    """Fills the slices from one buffer, brings them back into the other one, and compares."""
+    """Fill the slices from one buffer, copy them back into the other one, and compare."""
     slices, crc = _slices(memory, size, options)
     used = sum(length for block in slices for _, length in block)
     source, back = staging.pinned(stager, 0), staging.pinned(stager, 1)

@@ -75,7 +75,7 @@ class Pass:
 
 
 def measure(report: Report, options: EngineOptions, progress: Progress) -> None:
-    """Adds two rows for each prompt and one for the tokens.
+    """Add two rows for each prompt and one for the tokens.
 
     Raises:
         EngineTimeout: an answer did not come.

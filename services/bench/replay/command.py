@@ -30,7 +30,7 @@ _BYTES_PER_TOKEN_MOST = 32 << 10
 def replay(
     *,
     trace: Annotated[
-        Path | None, Parameter(help="A trace; without one an hour of conversations is made up.")
+        Path | None, Parameter(help="A trace; without one an hour of conversations is generated.")
     ] = None,
     form: TraceFormat = PUBLIC_FORMAT,
     endpoint: Annotated[
@@ -40,12 +40,12 @@ def replay(
     key: Annotated[str, Parameter(help="API key of the endpoint.", env_var="MOONCACHE_API_KEY")] = "",
     model: Annotated[str, Parameter(help="Model of the endpoint (empty: its first), or a folder.")] = "",
     requests: Annotated[int, Parameter(help="Requests, in whole conversations drawn at random.")] = 150,
-    load: Annotated[float, Parameter(help="Share of the time that engines are to be busy.")] = 0.3,
+    load: Annotated[float, Parameter(help="Share of the time that the engines should be busy.")] = 0.3,
     speed: Annotated[
-        float, Parameter(help="Play the trace so many times as fast; 0: what gives --load.")
+        float, Parameter(help="Factor on the speed of the trace; 0 chooses the one that gives --load.")
     ] = 0.0,
-    tokens_per_block: Annotated[int, Parameter(help="Tokens that a block of the trace becomes.")] = 16,
-    context: Annotated[int, Parameter(help="Prompt and answer together are cut to so many tokens.")] = 2048,
+    tokens_per_block: Annotated[int, Parameter(help="Tokens for each block of the trace.")] = 16,
+    context: Annotated[int, Parameter(help="Limit of prompt and answer together, in tokens.")] = 2048,
     vocab: Annotated[int, Parameter(help="Token ids of prompts are drawn below this.")] = 4096,
     prefill: Annotated[int, Parameter(help="Prefill instances; 0: decode instances compute prompts.")] = 0,
     decode: Annotated[int, Parameter(help="Decode instances.")] = 1,
@@ -53,7 +53,7 @@ def replay(
     chunk_tokens: Annotated[
         int, Parameter(help="Prompt tokens of one step of the engine (hf.prefill_chunk_tokens).")
     ] = 512,
-    seed: Annotated[int, Parameter(help="Which conversations, which tokens.")] = 1,
+    seed: Annotated[int, Parameter(help="Seed for the choice of conversations and tokens.")] = 1,
     json: JsonRows = None,
     markdown: MarkdownRows = None,
 ) -> int:
@@ -144,7 +144,7 @@ async def _endpoint(url: str, key: str, model: str) -> ReplayTarget:
         return ReplayTarget(url, key, found["data"][0]["id"])
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
         raise InvalidArgument(
-            f"{url}/v1/models names no model ({type(error).__name__}: {error!s:.120}); is a gateway there? "
+            f"{url}/v1/models lists no model ({type(error).__name__}: {error!s:.120}); is a gateway there? "
             "Give its --key, or the --model."
         ) from None
 

@@ -77,7 +77,7 @@ async def run(small: Trace, endpoint: ReplayTarget, options: ReplayOptions, tell
     )
     failed = [each.error for each in results if each.error]
     if len(failed) == len(results):
-        raise EngineFailed(f"Every request failed; the first said: {failed[0]}")
+        raise EngineFailed(f"Every request failed; the first error: {failed[0]}")
     # A second round, because a machine's speed drifts: the profile is that of the time around the replay.
     await measure(endpoint, options.shape, lengths, points, draws, tell)
     calibration = fit(points, endpoint.model)
@@ -129,7 +129,7 @@ def _report(
     late = sum(each.late_s > _LATE_S for each in results)
     if late:
         report.notes.append(
-            f"{late} requests were sent more than {_LATE_S * 1e3:.0f} ms late: the client was short of time"
+            f"{late} requests were sent more than {_LATE_S * 1e3:.0f} ms late: the client could not keep up"
         )
     report.notes += [f"failed: {each.error}" for each in results if each.error][:3]
     return report

@@ -243,6 +243,6 @@ async def _pins(cluster: EmbeddedCluster) -> float:
         status, body = await http_get(part.metrics, "/metrics")
         found = re.search(rb"^mooncache_store_node_store_pins(?:{[^}]*})? ([0-9.e+-]+)$", body, re.MULTILINE)
         if status != 200 or found is None:
-            raise Internal(f"{name} does not tell how many pins it holds (HTTP {status})")
+            raise Internal(f"{name} does not report how many pins it holds (HTTP {status})")
         total += float(found[1])
     return total

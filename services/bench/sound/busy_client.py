@@ -74,7 +74,7 @@ def _rows(way: str, alone_us: float, copying_us: float, beside_us: float, bytes_
 
 
 def _fill(client: mooncache.Client) -> tuple[bytes, list[bytes]]:
-    """Stores the blocks that are read; returns the small one's key and those of the bulk."""
+    """Store the blocks to read. Returns the small one's key and those of the bulk."""
     small, *bulk = (os.urandom(32) for _ in range(1 + _BULK_BLOCKS))
     client.put(small, os.urandom(_SMALL_BYTES))
     client.put_many(bulk, [os.urandom(_BULK_BYTES) for _ in bulk]).raise_for_errors()
@@ -93,13 +93,13 @@ def _p99_us(client: mooncache.Client, key: bytes, gets: int) -> float:
 
 
 def _reader(client: mooncache.Client, keys: list[bytes]) -> Callable[[], object]:
-    """Reads all bulk once, into memory of its own."""
+    """Read all bulk once, into separate memory."""
     targets = [memoryview(bytearray(_BULK_BYTES)) for _ in keys]
     return lambda: client.get_many_into(keys, targets)
 
 
 def _copier() -> Callable[[], object]:
-    """Copies as many bytes, without Python's lock, as the client does."""
+    """Copy as many bytes without the GIL, as the client does."""
     size = _BULK_BLOCKS * _BULK_BYTES
     source, target = ((ctypes.c_char * size).from_buffer(bytearray(size)) for _ in range(2))
     return lambda: ctypes.memmove(target, source, size)

@@ -27,7 +27,9 @@ def store(
     only: Annotated[
         tuple[str, ...], Parameter(help=f"Run only these cases: {', '.join(CASES)}.", negative=())
     ] = (),
-    quick: Annotated[bool, Parameter(negative=(), help="Less data: about a minute, not comparable.")] = False,
+    quick: Annotated[
+        bool, Parameter(negative=(), help="Less data: takes about a minute; the figures are not comparable.")
+    ] = False,
 ) -> int:
     """Measure this machine's pool: bytes, small blocks, chains of keys, the index, a rebuild, memory, eviction.
 

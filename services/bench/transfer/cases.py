@@ -185,7 +185,7 @@ def reference_rows(
     progress: Progress,
     tool_rounds: ToolRounds,
 ) -> dict[Case, tuple[str, float]]:
-    """Runs the yardsticks, adds their rows, and says which case stands against which."""
+    """Run the reference tools, add their rows, and map each case to its reference."""
     yardsticks: dict[Case, tuple[str, float]] = {}
     shapes = dict.fromkeys((case.block_bytes, case.batch) for case in measured)
     for size, batch in shapes:

@@ -174,7 +174,7 @@ def _options(
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit():
-        raise ValueError(f"{text!r} is no HOST:PORT.")
+        raise ValueError(f"{text!r} is not HOST:PORT.")
     return host.strip("[]"), int(port)
 
 
@@ -195,7 +195,9 @@ def _serve(console: Console, address: str, token_file: Path | None, options: Tra
         token_file.write_text(f"mcc1.{secrets.token_bytes(32).hex()}\n", encoding="utf-8")
     token = token_file.read_text(encoding="utf-8").strip()
     if not token.startswith("mcc1.") or len(token) != 5 + 64:
-        raise ValueError(f"{token_file} holds no cluster token; remove it and a new one is made.")
+        raise ValueError(
+            f"{token_file} does not hold a cluster token; remove it, and --serve makes a new one."
+        )
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

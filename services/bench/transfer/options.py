@@ -47,5 +47,5 @@ def parse_size(text: str) -> int:
     if digits and digits[-1] in factors:
         digits, factor = digits[:-1], factors[digits[-1]]
     if not digits.isdigit() or not int(digits):
-        raise ValueError(f"{text!r} is no size; write for example {SIZES_HINT}.")
+        raise ValueError(f"{text!r} is not a size; write for example {SIZES_HINT}.")
     return int(digits) * factor

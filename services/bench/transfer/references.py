@@ -203,7 +203,7 @@ def parse_original(text: str) -> float:
 
 
 def _segment(target: subprocess.Popen[str]) -> str:
-    """Waits until the target says where it listens (it logs to stderr, which _start joins to stdout)."""
+    """Wait until the target prints its address (it logs to stderr, which _start joins to stdout)."""
     assert target.stdout is not None
     alarm = threading.Timer(_TIMEOUT_S, target.kill)  # ends the loop whatever the target says, or does not
     alarm.start()
@@ -226,7 +226,7 @@ def _start(command: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def _client(command: Sequence[str]) -> str:
-    """Runs until it succeeds: the server may need a moment to listen."""
+    """Run until it succeeds: the server may need a moment to listen."""
     deadline_s = time.monotonic() + _TIMEOUT_S
     while True:
         try:

@@ -14,6 +14,7 @@ from mooncache.conductor.config import (
     CHECK_INTERVAL_S,
     EXPIRE_INTERVAL_S,
     POOL_RETRY_S,
+    REBALANCE_INTERVAL_S,
     REMEMBER_INTERVAL_S,
     REPLICATE_INTERVAL_S,
 )
@@ -22,12 +23,12 @@ from mooncache.runtime.duties import Duty
 
 
 def conductor_duties(state: ConductorState) -> list[Duty]:
-    """Return every duty."""
+    """Every duty."""
     return [
         Duty("expire", lambda: expire.run_once(state), EXPIRE_INTERVAL_S),
         Duty("work_off", lambda: work_off.run_once(state), REMEMBER_INTERVAL_S),
         Duty("pool_connection", lambda: pool_connection.run_once(state), POOL_RETRY_S),
-        Duty("rebalance_roles", lambda: rebalance_roles.run_once(state), state.section.rebalance_interval_s),
+        Duty("rebalance_roles", lambda: rebalance_roles.run_once(state), REBALANCE_INTERVAL_S),
         Duty("replicate_prefixes", lambda: replicate_prefixes.run_once(state), REPLICATE_INTERVAL_S),
         Duty("check_invariants", lambda: check_invariants.run_once(state), CHECK_INTERVAL_S),
     ]

@@ -36,7 +36,7 @@ def block_records(keys: bytes, *, remove: bool = False, tenant_id: int = 0, size
 
 
 class CacheIndex:
-    """See the module's text. `make_index` gives an empty native index."""
+    """The blocks in every instance's own prefix cache. `make_index` gives an empty native index."""
 
     def __init__(self, make_index: Callable[[], BlockIndex]) -> None:
         self._index = make_index()
@@ -75,7 +75,7 @@ class CacheIndex:
         return self._index.drop_holder(holder)
 
     def leading(self, keys: bytes) -> dict[int, int]:
-        """Return holder -> number of leading blocks of `keys` that it holds; holders of none are not
+        """Holder -> number of leading blocks of `keys` that it holds; holders of none are not
         listed."""
         count = len(keys) // KEY_BYTES
         if count <= EXACT_KEYS_MAX:
@@ -93,9 +93,9 @@ class CacheIndex:
         return found
 
     def blocks(self) -> dict[int, int]:
-        """Return holder -> number of its blocks."""
+        """Holder -> number of its blocks."""
         return {holder: blocks for holder, (_, blocks) in self._index.holder_usage().items()}
 
     def stat(self, name: str) -> float:
-        """Return one of the index's own counters, 0 when it has no such counter."""
+        """One of the index's own counters, 0 when it has no such counter."""
         return float(self._index.stats().get(name, 0))

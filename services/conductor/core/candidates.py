@@ -40,7 +40,7 @@ class Candidates(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, fleet: Fleet, request: Request, choice: Choice) -> Candidates | None:
-        """Return the best candidates of a choice; the chosen ones are always among them. None without any."""
+        """The best candidates of a choice; the chosen ones are always among them. None without any."""
         if choice.decode == NOBODY or choice.scores is None:
             return None
         givers = np.where(fleet.role == PREFILL, choice.scores, np.inf)
@@ -69,17 +69,17 @@ class Candidates(msgspec.Struct, frozen=True):
         )
 
     def packed(self) -> bytes:
-        """Return it as bytes: smaller, and the garbage collector need not look into them."""
+        """The candidates as bytes, which are smaller and invisible to the garbage collector."""
         return msgspec.msgpack.encode(self)
 
     @staticmethod
     def unpacked(packed: bytes) -> Candidates | None:
-        """Return what `packed` made, None of nothing."""
+        """The candidates that `packed` made into bytes; None for None."""
         return msgspec.msgpack.decode(packed, type=Candidates) if packed else None
 
     @staticmethod
     def fields_of(packed: bytes, rules: Rules) -> dict[str, Any]:
-        """Return packed candidates as JSON fields, priced by the rules."""
+        """Packed candidates as JSON fields, priced by the rules."""
         found = Candidates.unpacked(packed)
         if found is None:
             return dict(_NOTHING)
@@ -133,7 +133,7 @@ class Snapshots:
 
     @staticmethod
     def packed(snapshot: Snapshot) -> bytes:
-        """Return a snapshot as it is kept."""
+        """The stored form of a snapshot."""
         return zlib.compress(msgspec.msgpack.encode(snapshot), 1)
 
     def keep(self, decision_id: str, packed: bytes) -> None:
@@ -146,13 +146,13 @@ class Snapshots:
             self.size_bytes -= len(oldest)
 
     def find(self, decision_id: str) -> Snapshot | None:
-        """Return the snapshot of a decision, None when it is gone."""
+        """The snapshot of a decision, None when it is gone."""
         packed = self._kept.get(decision_id)
         return msgspec.msgpack.decode(zlib.decompress(packed), type=Snapshot) if packed is not None else None
 
 
 def _best(scores: Floats | None, chosen: int) -> list[int]:
-    """Return the rows of the least scores, in order, the chosen one among them."""
+    """The rows of the least scores, in order, the chosen one among them."""
     if scores is None:
         return [chosen] if chosen != NOBODY else []
     rows: Ints = np.flatnonzero(scores < np.inf)

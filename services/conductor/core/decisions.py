@@ -4,14 +4,22 @@ summary."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from mooncache.conductor.core.landing import MARGIN_MIN_S
 from mooncache.conductor.core.policy.fleet import Fleet
-from mooncache.conductor.core.policy.types import FETCH, LOCAL, NOBODY, WAIT, Choice, Reason, Request, Rules
+from mooncache.conductor.core.policy.types import NOBODY, Branch, Choice, Reason, Request, Rules
 from mooncache.conductor.core.records import REFUSED, RUNNING, DecisionRecord, milliseconds, pack
 
-POOL_OK, POOL_ABSENT, POOL_TIMEOUT, POOL_NO_KEYS = "ok", "absent", "timeout", "no_keys"
+
+class PoolState(StrEnum):
+    """How the pool answered."""
+
+    OK = "ok"
+    ABSENT = "absent"
+    TIMEOUT = "timeout"
+    NO_KEYS = "no_keys"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,7 @@ class SchedulingRequest:
 class PoolAnswer:
     """What the pool said: leading blocks that it holds. state: ok, absent, timeout or no_keys."""
 
-    state: str = POOL_NO_KEYS
+    state: PoolState = PoolState.NO_KEYS
     blocks: int = 0
     elapsed_s: float = 0.0
     unreachable_nodes: int = 0
@@ -102,7 +110,7 @@ class Decision:
         return self.request.prompt_tokens - self.choice.prefix_tokens if self.decode else 0
 
     def summary(self) -> str:
-        """Return the text of the response header: about this request only."""
+        """The text of the response header: about this request only."""
         choice = self.choice
         if not choice.admitted or not self.decode:
             return f"refused={choice.reason};retry_ms={int(choice.retry_after_s * 1e3)}"
@@ -128,7 +136,7 @@ def decided(
     pool_tokens: int,
     fleet: Fleet | None,
 ) -> Decision:
-    """Return the decision with names for rows; `fleet` is the one that was chosen from."""
+    """The decision with names for rows; `fleet` is the one it chose from."""
     found = Decision(decision_id, choice, request, record, pool, pool_tokens=pool_tokens)
     if fleet is not None and choice.decode != NOBODY:
         found.prefiller, found.decode = fleet.names[choice.prefiller_row], fleet.names[choice.decode]
@@ -138,12 +146,12 @@ def decided(
 
 
 def sentence(choice: Choice, request: Request, fleet: Fleet | None) -> str:
-    """Return the decision in one sentence for people."""
+    """The decision in one sentence for people."""
     if choice.reason is Reason.NO_INSTANCE:
         return "No instance of this model takes requests now."
     if fleet is None or choice.decode == NOBODY:
         return "The request was refused."
-    wait = f"come back in {choice.retry_after_s:.1f} s"
+    wait = f"try again in {choice.retry_after_s:.1f} s"
     if choice.reason is Reason.TTFT:
         return f"The first token would take {choice.ttft_s:.1f} s, {request.ttft_slo_s:g} s are promised; {wait}."
     if choice.reason is Reason.TBT:
@@ -156,9 +164,9 @@ def sentence(choice: Choice, request: Request, fleet: Fleet | None) -> str:
     if choice.prefill == NOBODY:
         return f"{where} computes {left} of {request.prompt_tokens} prompt tokens itself and generates."
     how = {
-        LOCAL: "",
-        FETCH: f" after fetching {choice.fetch_tokens}",
-        WAIT: " after waiting for another request",
+        Branch.LOCAL: "",
+        Branch.FETCH: f" after fetching {choice.fetch_tokens}",
+        Branch.WAIT: " after waiting for another request",
     }
     who = " and ".join(fleet.names[row] for row in choice.members) or fleet.names[choice.prefill]
     verb = "compute" if len(choice.members) > 1 else "computes"
@@ -178,7 +186,7 @@ def new_record(
     now_s: float,
     wall_s: float,
 ) -> DecisionRecord:
-    """Return the record of a decision; `fleet` is the one that was chosen from, None when there was none."""
+    """The record of a decision; `fleet` is the one it chose from, None when there was none."""
     head: dict[str, Any] = {
         "decision_id": decision_id,
         "request_id": ask.request_id,
@@ -229,7 +237,7 @@ def new_record(
 
 
 def chosen_fields(request: Request, choice: Choice, fleet: Fleet | None) -> dict[str, Any] | None:
-    """Return who was chosen and how, as JSON fields; None when nobody was."""
+    """The chosen instances and their plan, as JSON fields; None without a choice."""
     if fleet is None or choice.decode == NOBODY:
         return None
     return {
@@ -241,14 +249,14 @@ def chosen_fields(request: Request, choice: Choice, fleet: Fleet | None) -> dict
         "chunk_tokens": choice.chunk_tokens,
         "local_tokens": min(int(request.local[choice.prefiller_row]), request.prompt_tokens),
         "fetched_tokens": choice.fetch_tokens,
-        "awaited_tokens": choice.prefix_tokens if choice.branch == WAIT else 0,
+        "awaited_tokens": choice.prefix_tokens if choice.branch == Branch.WAIT else 0,
         "awaited_decision_id": choice.awaited.decision_id if choice.awaited is not None else "",
         "computed_tokens": request.prompt_tokens - choice.prefix_tokens,
     }
 
 
 def expected_fields(choice: Choice, fleet: Fleet | None) -> dict[str, float] | None:
-    """Return what was expected of the choice, in milliseconds; None when nobody was chosen."""
+    """The expected times of the choice, in milliseconds; None without a choice."""
     if fleet is None or choice.decode == NOBODY:
         return None
     return {

@@ -40,7 +40,7 @@ class Curve:
 
 
 class DecodeAhead:
-    """See the module's text. Times are seconds of one monotonic clock."""
+    """The expected number of decoding sequences per instance and time. Times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:
         self._bucket = 0
@@ -94,7 +94,7 @@ class DecodeAhead:
     def at(
         self, now_s: float, after_s: float, batch: Floats, foreign: Floats | None, stay_s: Even
     ) -> tuple[Floats, Floats]:
-        """Return (sequences, kv tokens) of each instance in `after_s` seconds.
+        """(sequences, kv tokens) of each instance in `after_s` seconds.
 
         batch: what is decoded now, by the curves or longer than they said. foreign: what others sent there, None
         when nobody did. Both are two columns: sequences and KV tokens.

@@ -17,7 +17,7 @@ FORGOTTEN = 0.05  # of the mean: who left counts as active for three time consta
 
 
 class FairShares:
-    """See the module's text. Times are seconds of one monotonic clock."""
+    """Each tenant's recently computed tokens over its fair share. Times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:
         self._used: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tenant -> (tokens, as of)
@@ -42,7 +42,7 @@ class FairShares:
             self._sum = max(0.0, self._sum - faded)
 
     def share(self, tenant: str, now_s: float) -> float:
-        """Return the tenant's use over the mean use of the active tenants, at least 1.0."""
+        """The tenant's use over the mean use of the active tenants, at least 1.0."""
         if len(self._used) < 2:
             return 1.0
         mean = self._faded(self._sum, self._sum_s, now_s) / len(self._used)

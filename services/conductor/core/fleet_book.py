@@ -68,7 +68,7 @@ class _Work:
 
 
 class FleetBook:
-    """See the module's text. Times are seconds of one monotonic clock."""
+    """The state of one model's instances, as columns. Times are seconds of one monotonic clock."""
 
     def __init__(self, *, curves: bool = True) -> None:
         """curves: keep the decode load ahead (its cost is some microseconds for each request)."""
@@ -99,7 +99,7 @@ class FleetBook:
     # --- instances
 
     def row(self, name: str) -> int:
-        """Return the row of an instance, NOBODY when it is not known."""
+        """The row of an instance, NOBODY when it is not known."""
         return self._rows.get(name, NOBODY)
 
     def add(self, name: str, shape: InstanceShape) -> int:
@@ -183,7 +183,7 @@ class FleetBook:
                 self._columns[field_name][row] = value
 
     def learnt(self, kind: int, prefill: PrefillCost) -> None:
-        """All instances of a type compute as fast as this; what cannot be is passed over."""
+        """All instances of a type compute as fast as this; impossible values are ignored."""
         if not possible(prefill):
             return
         self._standing = None
@@ -192,30 +192,30 @@ class FleetBook:
             self._columns[f"prefill_{column}"][mask] = part
 
     def stays(self, stay_s: float) -> None:
-        """A sequence stays in a batch for so long, on the mean; what cannot be is passed over."""
+        """A sequence stays in a batch for so long, on the mean; impossible values are ignored."""
         if not possible(stay_s):
             return
         self._columns["stay_s"][: len(self.names)] = stay_s
         self._stay_s = stay_s
 
     def takes(self, prompt_tokens: int) -> Bools:
-        """Return which instances have room for a prompt of this length at all."""
+        """The instances with room for a prompt of this length, as a mask."""
         limit = self._columns["max_model_tokens"][: len(self.names)]
         here = self._columns["role"][: len(self.names)] != NO_ROLE
         mask: Bools = here & ((limit == 0) | (prompt_tokens < limit))
         return mask
 
     def longest(self) -> int:
-        """Return the largest limit of a prompt's length."""
+        """The largest limit of a prompt's length."""
         return int(self._columns["max_model_tokens"][: len(self.names)].max(initial=0))
 
     def mean_prompt_s(self, name: str) -> float:
-        """Return the mean time of the prompts that were sent to an instance and wait or run, 0 when there are none."""
+        """The mean time of the prompts that were sent to an instance and wait or run, 0 when there are none."""
         row = self._rows[name]
         return float(self._columns["pending_s"][row]) / max(1, len(self._pending[row]))
 
     def assigned(self, name: str) -> int:
-        """Return how many requests have a leg on an instance."""
+        """The number of requests with a leg on an instance."""
         row = self._rows.get(name, NOBODY)
         if row == NOBODY:
             return 0
@@ -338,7 +338,7 @@ class FleetBook:
     # --- what policies see
 
     def view(self, now_s: float, fetch_tokens_per_s: Floats | None = None) -> Fleet:
-        """Return the columns as they are now. They and the fleet are the book's own: look, and do not keep them.
+        """The columns as they are now. They and the fleet are the book's own: look, and do not keep them.
 
         fetch_tokens_per_s: what one more fetch into each row would get, when that is known better than by the count
         of the fetches.
@@ -379,7 +379,7 @@ class FleetBook:
         return self._ahead.at(now_s, after_s, column["batch"], foreign, self._stays())
 
     def _stays(self) -> Even:
-        """Return the mean stay of each row, one number when all have the same."""
+        """The mean stay of each row, one number when all have the same."""
         if self._stay_s is None:
             column = self._sliced["stay_s"]
             if not (column == column[0]).all():
@@ -423,7 +423,7 @@ class FleetBook:
         self._slice()
 
     def _pair(self, first: str, second: str) -> Floats:
-        """Return two columns that are looked at together as one table."""
+        """Two columns that are looked at together as one table."""
         at = FLOATS.index(first)
         assert FLOATS[at + 1] == second, "columns that are looked at together are neighbours"
         pair: Floats = self._floats[at : at + 2]
@@ -482,7 +482,7 @@ class FleetBook:
 
 
 def _generating(assignment: Assignment, mean_kv_tokens: float) -> Floats:
-    """Return (sequences, kv tokens) of a request that will still be generated each bucket of time after it began."""
+    """(sequences, kv tokens) of a request that will still be generated each bucket of time after it began."""
     request, tokens = assignment.request, LATER_S / max(assignment.choice.tbt_s, 1e-4)
     if assignment.survival is not None:
         share = assignment.survival(tokens)

@@ -73,7 +73,7 @@ class InstanceShape(NamedTuple):
 
 
 def possible(value: object) -> bool:
-    """Return whether it can be: numbers of costs are finite and not negative; only a rate may be infinite, not 0."""
+    """True for a plausible shape: costs are finite and not negative; only a rate may be infinite, never 0."""
     if isinstance(value, TransferCost):
         return possible(value.latency_s) and value.tokens_per_s > 0
     if isinstance(value, PrefillCost | DecodeCost):
@@ -82,7 +82,7 @@ def possible(value: object) -> bool:
 
 
 def believed(shape: InstanceShape) -> InstanceShape:
-    """Return the shape with the usual costs in place of those that cannot be."""
+    """The shape with the usual costs in place of implausible ones."""
     usual = InstanceShape()
     return shape._replace(
         prefill=shape.prefill if possible(shape.prefill) else usual.prefill,

@@ -19,7 +19,7 @@ class GatewayInfo:
 
 
 class Gateways:
-    """See the module's text. Two of one name are told apart by their URL. Times are of one monotonic clock."""
+    """Gateways that recently asked for the instances, by name and URL. Times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], tuple[GatewayInfo, float]] = {}
@@ -33,7 +33,7 @@ class Gateways:
             del self._known[next(iter(self._known))]
 
     def listed(self, now_s: float) -> list[tuple[GatewayInfo, float]]:
-        """Return those that are there, by URL, with the seconds since they were heard; forget the others."""
+        """The present gateways by URL, with the seconds since their last call; the others are forgotten."""
         self._known = {
             key: (info, heard_s) for key, (info, heard_s) in self._known.items() if now_s - heard_s <= LEASE_S
         }

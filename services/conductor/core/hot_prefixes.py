@@ -69,7 +69,7 @@ class Speed:
 
 
 class HotPrefixes:
-    """See the module's text. Times are seconds of one monotonic clock."""
+    """Read rates of the pool's prefixes, and the copies that they deserve. Times are seconds of one monotonic clock."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
@@ -106,7 +106,7 @@ class HotPrefixes:
             self._forget(now_s)
 
     def plan(self, speeds: dict[str, Speed], nodes: int, now_s: float) -> list[Order]:
-        """Return what should be copied now, hottest first; the orders count as given."""
+        """The copies to make now, hottest first; they count as ordered."""
         passed_s = 0.0 if self._filled_s is None else max(0.0, now_s - self._filled_s)
         limit = self._bytes_per_s * BUDGET_S
         self._budget_bytes = min(limit, self._budget_bytes + passed_s * self._bytes_per_s)
@@ -140,7 +140,7 @@ class HotPrefixes:
         return orders
 
     def plan_removals(self, speeds: dict[str, Speed], now_s: float) -> list[Order]:
-        """Return which copies may go now that fewer read them; the orders count as given."""
+        """The copies to drop now that fewer requests read them; they count as ordered."""
         orders: list[Order] = []
         for name in sorted(self._copied):
             segment, prefix = self._segments[name], self._demand.of(name)

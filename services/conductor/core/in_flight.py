@@ -37,7 +37,7 @@ class Overlap:
 
 
 def checkpoints(count: int) -> list[int]:
-    """Return block positions at which a chain of `count` keys is indexed, ascending: 0, 1, 3, 7, ... and the
+    """Block positions at which a chain of `count` keys is indexed, ascending: 0, 1, 3, 7, ... and the
     last."""
     found = []
     at = 1
@@ -50,7 +50,7 @@ def checkpoints(count: int) -> list[int]:
 
 
 def chained_blocks(mine: bytes, theirs: bytes, least: int = 0, most: int | None = None) -> int:
-    """Return how many leading keys two packed chains share, taking for granted that equal keys have equal
+    """How many leading keys two packed chains share, taking for granted that equal keys have equal
     prefixes. least, most: what is known already."""
     low, high = least, min(len(mine), len(theirs)) // KEY_BYTES
     if most is not None:
@@ -66,7 +66,7 @@ def chained_blocks(mine: bytes, theirs: bytes, least: int = 0, most: int | None 
 
 
 def common_blocks(mine: bytes, theirs: bytes) -> int:
-    """Return how many leading keys two packed chains share.
+    """The number of leading keys that two packed chains share.
 
     0 when the chain property does not hold: keys of a public prefix and of a private chain may alternate, and
     only equal bytes count.
@@ -76,7 +76,7 @@ def common_blocks(mine: bytes, theirs: bytes) -> int:
 
 
 class InFlight:
-    """See the module's text."""
+    """The prefixes that running requests are computing."""
 
     def __init__(self) -> None:
         self._running: dict[str, Running] = {}
@@ -107,7 +107,7 @@ class InFlight:
         return True
 
     def overlaps(self, keys: bytes) -> list[Overlap]:
-        """Return running requests that share leading blocks, longest first, a few at most.
+        """Running requests that share leading blocks, longest first, a few at most.
 
         Of requests that share equally much the one that ends first counts.
         """

@@ -30,7 +30,7 @@ class _Pair:
 
 
 class Landings:
-    """See the module's text; of one model. Times are seconds of one monotonic clock.
+    """Success and time of the hand-over between pairs of one model's instances.
 
     margin_min_s: least time that blocks get to come after the expected end of their prefill.
     """
@@ -72,7 +72,7 @@ class Landings:
         return max(self._margin_min_s, learnt_s)
 
     def wait_s(self, expected_s: float, prefills: int) -> float:
-        """Return how long a leg waits for blocks that are expected after `expected_s`.
+        """The time limit of a leg that waits for blocks expected after `expected_s`.
 
         prefills: how many prefills have been reported as ended. Before the first reports the engine's speed is only a
         prior, and a slow machine may take a hundred times as long. Giving up early would make both engines compute the
@@ -83,5 +83,5 @@ class Landings:
 
 
 def came(hit_tokens: float, awaited_tokens: int, outcome: str) -> bool:
-    """Return whether what the decode leg tells of its cache means that the awaited blocks came."""
+    """True when the decode leg's cache report means that the awaited blocks arrived."""
     return outcome not in ("timeout", "failed") and hit_tokens >= _ENOUGH * awaited_tokens

@@ -18,7 +18,7 @@ MATTERS = 0.1  # waiting of this share of the promise says something
 
 
 class Lateness:
-    """See the module's text. `value`: first tokens that wait may come this share later than predicted."""
+    """The margin of the predicted TTFT. `value`: the share by which waiting requests may be later than predicted."""
 
     __slots__ = ("value",)
 

@@ -33,7 +33,7 @@ class Follower:
     count: int = 0
 
     def observe(self, seen: float) -> bool:
-        """Take in one observation; return False for what cannot be."""
+        """Take in one observation; return False for an impossible one."""
         ratio = seen / self.value
         if not 0 < ratio < math.inf:
             return False
@@ -54,7 +54,7 @@ class FadingMean:
         self.value, self.count, self._memory = prior, 0, memory
 
     def observe(self, seen: float) -> bool:
-        """Take in one observation; return False for what cannot be."""
+        """Take in one observation; return False for an impossible one."""
         if not 0 <= seen <= _SECONDS_MAX:
             return False
         self.count = min(self.count + 1, self._memory)
@@ -63,7 +63,7 @@ class FadingMean:
 
 
 def prefill_prior(engine: str) -> PrefillCost:
-    """Return what is believed of an engine before anything was observed."""
+    """The prior of an engine without observations."""
     return PREFILL_PRIOR_HF if engine == "hf" else PREFILL_PRIOR
 
 
@@ -81,7 +81,7 @@ class TransferLearner:
         return self.bytes_per_s.observe(min(1e13, rate))
 
     def cost(self, kv_bytes_per_token: int) -> TransferCost:
-        """Return the model for an engine whose tokens have so many bytes."""
+        """The model for an engine whose tokens have so many bytes."""
         per_token = kv_bytes_per_token or KV_BYTES_PER_TOKEN_UNKNOWN
         return TransferCost(TRANSFER_LATENCY_S, self.bytes_per_s.value / per_token)
 

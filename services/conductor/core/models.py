@@ -99,7 +99,7 @@ class ServedModel:
     # --- what was observed
 
     def prefill(self, info: InstanceInfo) -> PrefillLearner:
-        """Return the prefill model of an instance's type."""
+        """The prefill model of an instance's type."""
         found = self.prefills.get(kind_of(info))
         if found is None:
             found = self.prefills[kind_of(info)] = PrefillLearner(learning.prefill_prior(info.engine))
@@ -112,7 +112,7 @@ class ServedModel:
             self.book.learnt(self._kinds[kind_of(info)], learner.cost)
 
     def wait_s(self, info: InstanceInfo, expected_s: float) -> float:
-        """Return how long a leg waits for blocks that the instance is expected to have computed by then."""
+        """The time limit of a leg that waits for blocks of the instance."""
         heard = max(self.prefill(info).count, self.prefill_counts[kind_of(info)])
         return self.landings.wait_s(expected_s, heard)
 
@@ -140,7 +140,7 @@ class ServedModel:
     # --- what decisions ask
 
     def group(self, asked: int, registry: Registry) -> tuple[int, int]:
-        """Return the passport group of a request's keys and the tokens of a block in it."""
+        """The passport group of a request's keys and the tokens of a block in it."""
         version, groups = self._groups
         if version != registry.version:
             groups = {}
@@ -153,7 +153,7 @@ class ServedModel:
         return group, groups.get(group, (0, 0))[1] or BLOCK_TOKENS_UNKNOWN
 
     def longest(self) -> int:
-        """Return the length that no prompt of this model may have."""
+        """The exclusive limit on the length of this model's prompts."""
         return self.book.longest()
 
     def check(self) -> None:
@@ -187,7 +187,7 @@ class ModelBooks:
         self._served: dict[str, str] = {}  # instance -> model
 
     def of(self, name: str) -> ServedModel:
-        """Return a model, a new one when it is not known."""
+        """A model, a new one when it is not known."""
         found = self._models.get(name)
         if found is None:
             found = self._models[name] = ServedModel(name, self._handover_margin_s)
@@ -195,7 +195,7 @@ class ModelBooks:
         return found
 
     def known(self, name: str) -> ServedModel | None:
-        """Return a model that has instances, None when nobody serves it."""
+        """A model that has instances, None when no instance serves it."""
         found = self._models.get(name)
         return found if found is not None and found.row_of_holder else None
 
@@ -233,7 +233,7 @@ class ModelBooks:
 
 
 def kind_of(info: InstanceInfo) -> str:
-    """Return the type of an instance: engines of one kind and version compute equally fast."""
+    """The type of an instance: engines of one kind and version compute equally fast."""
     return f"{info.engine} {info.engine_version}".strip()
 
 

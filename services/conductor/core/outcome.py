@@ -6,33 +6,30 @@ Gateways report it (core/progress.py); docs/reference-decision.md shows what a r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from enum import StrEnum
 
 from mooncache import errors
 from mooncache.client.keys import KEY_BYTES
-from mooncache.conductor.core.decisions import POOL_ABSENT, POOL_TIMEOUT, PoolAnswer, SchedulingRequest
+from mooncache.conductor.core.decisions import PoolAnswer, PoolState, SchedulingRequest
+from mooncache.conductor.core.in_flight import InFlight
 from mooncache.conductor.core.landing import came
+from mooncache.conductor.core.models import ModelBooks
 from mooncache.conductor.core.progress import ENDS, LegReport, Phase, ProgressReport
-from mooncache.conductor.core.records import DecisionRecord
-from mooncache.conductor.core.seen import (
-    EVICTED,
-    LOAD_FAILED,
-    NO_BLOCK,
-    NOT_FETCHED,
-    POOL_UNREACHABLE,
-    TIMED_OUT,
-    MissRange,
-    SeenBlocks,
-)
-from mooncache.conductor.core.work import GENERATING, Active
+from mooncache.conductor.core.records import DecisionRecord, Records
+from mooncache.conductor.core.registry import Registry
+from mooncache.conductor.core.seen import MissRange, MissReason, SeenBlocks
+from mooncache.conductor.core.work import Active, Stage, WorkBook
 from mooncache.kvcache.leg_hint import CacheReport
 
-if TYPE_CHECKING:
-    from mooncache.conductor.core.scheduler import Scheduler
-
-LANDED, MISSED = "landed", "missed"
 # A prefill that is measured takes at least so long, and so much of what was seen.
 _LEAST_S, _LEAST_SHARE = 5e-4, 0.1
+
+
+class HandoverResult(StrEnum):
+    """Whether the blocks of a prefill leg reached the decode leg."""
+
+    LANDED = "landed"
+    MISSED = "missed"
 
 
 @dataclass(slots=True)
@@ -50,113 +47,255 @@ class Learned:
     loaded_tokens: int = 0
     computed_tokens: int = 0
     learn: Active | None = None
-    handover: str = ""
+    handover: HandoverResult | None = None
 
 
-def take_in(scheduler: Scheduler, decision_id: str, progress: ProgressReport, now_s: float) -> Learned:
-    """See Scheduler.report_progress."""
-    active = scheduler.work.get(decision_id)
-    record = scheduler.records.find(decision_id)
-    if record is None or record.decision_id != decision_id:
+class Outcomes:
+    """What decisions came to. The books are the scheduler's own; this is who closes entries in them."""
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        models: ModelBooks,
+        records: Records,
+        work: WorkBook,
+        in_flight: InFlight,
+        seen: SeenBlocks,
+    ) -> None:
+        self.registry, self.models, self.records = registry, models, records
+        self.work, self.in_flight, self.seen = work, in_flight, seen
+
+    def take_in(self, decision_id: str, progress: ProgressReport, now_s: float) -> Learned:
+        """Take in what happened. Raises DecisionUnknown for decisions that are not kept."""
+        active = self.work.get(decision_id)
+        record = self.records.find(decision_id)
+        if record is None or record.decision_id != decision_id:
+            if active is None:
+                raise errors.DecisionUnknown(f"decision {decision_id[:64]!r} is not kept; it may be too old")
+            # Records are for people and may be dropped while the request runs; what it weighs must still be released.
+            record = unkept(active)
+        record.note({**progress.to_json(), "since_decision_ms": round((now_s - record.made_s) * 1e3, 3)})
         if active is None:
-            raise errors.DecisionUnknown(f"decision {decision_id[:64]!r} is not kept; it may be too old")
-        # Records are for people and may be dropped while the request runs; what it weighs must still be released.
-        record = unkept(active)
-    record.note({**progress.to_json(), "since_decision_ms": round((now_s - record.made_s) * 1e3, 3)})
-    if active is None:
-        return Learned(known=False)
-    phase = progress.phase
-    learned = Learned()
-    if phase in (Phase.PREFILLED, Phase.FIRST_TOKEN):
-        _computed(scheduler, active, record, progress, now_s, learned)
-    if phase is Phase.PREFILL_FAILED:
-        scheduler.in_flight.end(decision_id)
-        scheduler.computed(active, now_s)
-    if phase is Phase.FIRST_TOKEN:
-        _first_token(scheduler, active, record, progress, now_s, learned)
-    if phase in ENDS:
-        cache = progress.decode_cache
-        if cache is not None and active.prefiller == active.decoder and active.compute_seen_s:
-            _prefill_reported(scheduler, active, record, None, cache, learned)
-        elif cache is not None:
-            _loads(scheduler, active, active.decoder, cache)
-            _handed_over(scheduler, active, cache, learned, now_s)
-        if phase is Phase.FINISHED:
-            _finished(scheduler, active, record, progress, now_s)
-        if active.handover:
-            record.observed["handover"] = active.handover
-        scheduler.close(decision_id, phase, now_s)
-        learned.ended = True
-    return learned
+            return Learned(known=False)
+        phase = progress.phase
+        learned = Learned()
+        if phase in (Phase.PREFILLED, Phase.FIRST_TOKEN):
+            self._computed(active, record, progress, now_s, learned)
+        if phase is Phase.PREFILL_FAILED:
+            self.in_flight.end(decision_id)
+            self.computed(active, now_s)
+        if phase is Phase.FIRST_TOKEN:
+            self._first_token(active, record, progress, now_s, learned)
+        if phase in ENDS:
+            cache = progress.decode_cache
+            if cache is not None and active.prefiller == active.decoder and active.compute_seen_s:
+                self._prefill_reported(active, record, None, cache, learned)
+            elif cache is not None:
+                self._loads(active, active.decoder, cache)
+                self._handed_over(active, cache, learned, now_s)
+            if phase is Phase.FINISHED:
+                self._finished(active, record, progress, now_s)
+            if active.handover:
+                record.observed["handover"] = active.handover
+            self.close(decision_id, phase, now_s)
+            learned.ended = True
+        return learned
 
+    def computed(self, active: Active, now_s: float) -> float | None:
+        """The prompt is computed; return when its instance could have begun with it, None if known before."""
+        return self.models.of(active.model).book.computed(active.decision_id, now_s)
 
-def _first_token(
-    scheduler: Scheduler,
-    active: Active,
-    record: DecisionRecord,
-    progress: ProgressReport,
-    now_s: float,
-    learned: Learned,
-) -> None:
-    model = scheduler.models.of(active.model)
-    # Of an answer that is not streamed the gateway sees the first token together with the last.
-    model.book.first_token(active.decision_id, now_s)
-    if progress.answer_is_whole:
-        record.observed["streamed"] = False
-        return
-    if active.first_token_s:
-        return
-    active.first_token_s = now_s
-    _first_token_after(scheduler, active, learned, now_s)
-    if active.prefilled_s:
-        record.observed["handover_ms"] = round((now_s - active.prefilled_s) * 1e3, 3)
-    observed_s = progress.elapsed_s or now_s - active.assigned_s
-    record.observed["ttft_ms"] = round(observed_s * 1e3, 3)
-    if active.expected_ttft_s > 0:
-        learned.ttft_error = observed_s / active.expected_ttft_s
-        late_s = observed_s - active.expected_ttft_s
-        model.lateness.observe(active.expected_ttft_s, active.waiting_s, late_s, active.promised_ttft_s)
+    def close(self, decision_id: str, state: str, now_s: float) -> Active | None:
+        """End a decision: nothing of it is counted or awaited any more."""
+        self.in_flight.end(decision_id)
+        active = self.work.end(decision_id)
+        record = self.records.find(decision_id)
+        if active is not None:
+            self.models.of(active.model).book.ended(decision_id, now_s)
+            if record is not None:
+                record.state = state
+        return active
 
+    def _first_token(
+        self,
+        active: Active,
+        record: DecisionRecord,
+        progress: ProgressReport,
+        now_s: float,
+        learned: Learned,
+    ) -> None:
+        model = self.models.of(active.model)
+        # Of an answer that is not streamed the gateway sees the first token together with the last.
+        model.book.first_token(active.decision_id, now_s)
+        if progress.answer_is_whole:
+            record.observed["streamed"] = False
+            return
+        if active.first_token_s:
+            return
+        active.first_token_s = now_s
+        self._first_token_after(active, learned, now_s)
+        if active.prefilled_s:
+            record.observed["handover_ms"] = round((now_s - active.prefilled_s) * 1e3, 3)
+        observed_s = progress.elapsed_s or now_s - active.assigned_s
+        record.observed["ttft_ms"] = round(observed_s * 1e3, 3)
+        if active.expected_ttft_s > 0:
+            learned.ttft_error = observed_s / active.expected_ttft_s
+            late_s = observed_s - active.expected_ttft_s
+            model.lateness.observe(active.expected_ttft_s, active.waiting_s, late_s, active.promised_ttft_s)
 
-def _leg_ended(scheduler: Scheduler, active: Active, now_s: float) -> None:
-    instance = scheduler.registry.get(active.prefiller)
-    if active.prefilled_s or instance is None:
-        return
-    active.prefilled_s = now_s
-    scheduler.models.of(active.model).prefilled(instance.info)
+    def _leg_ended(self, active: Active, now_s: float) -> None:
+        instance = self.registry.get(active.prefiller)
+        if active.prefilled_s or instance is None:
+            return
+        active.prefilled_s = now_s
+        self.models.of(active.model).prefilled(instance.info)
 
+    def _first_token_after(self, active: Active, learned: Learned, now_s: float) -> None:
+        """A first token that came when the decode leg had waited in vain: it is known before the answer has ended."""
+        if not active.prefilled_s or not active.awaited_tokens:
+            return
+        if now_s - active.assigned_s < active.wait_s:
+            self.models.of(active.model).landings.observe(now_s - active.prefilled_s)
+        elif now_s - active.prefilled_s > self.models.of(active.model).landings.margin_s:
+            self._judge(active, HandoverResult.MISSED, learned, now_s)
 
-def _first_token_after(scheduler: Scheduler, active: Active, learned: Learned, now_s: float) -> None:
-    """A first token that came when the decode leg had waited in vain: it is known before the answer has ended."""
-    if not active.prefilled_s or not active.awaited_tokens:
-        return
-    if now_s - active.assigned_s < active.wait_s:
-        scheduler.models.of(active.model).landings.observe(now_s - active.prefilled_s)
-    elif now_s - active.prefilled_s > scheduler.models.of(active.model).landings.margin_s:
-        _judge(scheduler, active, MISSED, learned, now_s)
+    def _handed_over(self, active: Active, cache: CacheReport, learned: Learned, now_s: float) -> None:
+        """The decode leg reports what it found of the blocks that the prefill leg had computed."""
+        if active.handover or not active.prefilled_s or not active.awaited_tokens:
+            return
+        there = came(cache.hit_tokens, active.awaited_tokens, cache.outcome)
+        self._judge(active, HandoverResult.LANDED if there else HandoverResult.MISSED, learned, now_s)
 
+    def _judge(self, active: Active, handover: HandoverResult, learned: Learned, now_s: float) -> None:
+        active.handover = learned.handover = handover
+        landings = self.models.of(active.model).landings
+        if handover == HandoverResult.LANDED:
+            landings.landed(active.prefiller, active.decoder)
+        else:
+            landings.missed(active.prefiller, active.decoder, now_s)
 
-def _handed_over(
-    scheduler: Scheduler, active: Active, cache: CacheReport, learned: Learned, now_s: float
-) -> None:
-    """The decode leg reports what it found of the blocks that the prefill leg had computed."""
-    if active.handover or not active.prefilled_s or not active.awaited_tokens:
-        return
-    there = came(cache.hit_tokens, active.awaited_tokens, cache.outcome)
-    _judge(scheduler, active, LANDED if there else MISSED, learned, now_s)
+    def _computed(
+        self,
+        active: Active,
+        record: DecisionRecord,
+        progress: ProgressReport,
+        now_s: float,
+        learned: Learned,
+    ) -> None:
+        """The prompt is computed: release what waited for it and learn how long it took and what was loaded."""
+        inline = active.prefiller == active.decoder
+        began_s = self.computed(active, now_s)
+        active.phase = Stage.GENERATING
+        self.in_flight.end(active.decision_id)
+        if began_s is None:
+            return
+        learned.learn = active
+        record.observed["queue_ms"] = round(max(0.0, began_s - active.assigned_s) * 1e3, 3)
+        if progress.phase is Phase.FIRST_TOKEN and not inline:
+            return  # word of the prefill's end was lost; this says nothing of its duration
+        if not progress.answer_is_whole:
+            active.compute_seen_s = max(1e-4, now_s - began_s)
+            record.observed["prefill_ms"] = round(
+                active.compute_seen_s * 1e3, 3
+            )  # until the engine tells more
+        if not inline:
+            self._leg_ended(active, now_s)
+            leg = progress.prefill
+            self._prefill_reported(active, record, leg, leg.cache if leg else None, learned)
 
+    def _prefill_reported(
+        self,
+        active: Active,
+        record: DecisionRecord,
+        leg: LegReport | None,
+        cache: CacheReport | None,
+        learned: Learned,
+    ) -> None:
+        """The leg that computed the prompt is described: what it found, what it computed, how long it took.
 
-def _judge(scheduler: Scheduler, active: Active, handover: str, learned: Learned, now_s: float) -> None:
-    active.handover = learned.handover = handover
-    landings = scheduler.models.of(active.model).landings
-    if handover == LANDED:
-        landings.landed(active.prefiller, active.decoder)
-    else:
-        landings.missed(active.prefiller, active.decoder, now_s)
+        leg: the prefill leg; None when the decode leg computed the prompt. cache: what its engine said.
+        """
+        if cache is not None:
+            self._loads(active, active.prefiller, cache)
+        hit = min(cache.hit_tokens if cache is not None else active.prefix_tokens, active.prompt_tokens)
+        computed = active.prompt_tokens - hit
+        learned.local_tokens = cache.local_tokens if cache is not None else 0
+        learned.loaded_tokens = cache.loaded_tokens if cache is not None else 0
+        learned.computed_tokens = computed
+        record.observed.update(
+            computed_tokens=computed, local_tokens=learned.local_tokens, loaded_tokens=learned.loaded_tokens
+        )
+        # The time since it could begin, loads and waits taken off.
+        idle_s = (cache.waited_ms + cache.load_ms) / 1e3 if cache is not None else 0.0
+        seen_s = active.compute_seen_s
+        if leg is not None and leg.ended_ms > leg.sent_ms:
+            seen_s = min(seen_s, (leg.ended_ms - leg.sent_ms) / 1e3)
+        seconds = max(0.0, seen_s - idle_s)
+        if seconds > 0:
+            record.observed["prefill_ms"] = round(seconds * 1e3, 3)
+        # A small rest of two measurements is their error; taken for a prefill it would teach that prompts cost nothing.
+        measured = seconds > max(_LEAST_S, _LEAST_SHARE * seen_s)
+        instance = self.registry.get(active.prefiller)
+        if instance is not None and computed > 0 and active.sequences == 1 and measured:
+            n = active.prompt_tokens
+            model = self.models.of(instance.info.model)
+            model.observed_prefill(instance.info, n, max(0, min(n - 1, n - computed)), seconds)
+        if cache is not None:
+            _missing(record, cache)
+
+    def _loads(self, active: Active, instance_id: str, cache: CacheReport) -> None:
+        if not cache.loaded_bytes or not cache.load_ms:
+            return
+        model = self.models.of(active.model)
+        model.observed_load(instance_id, cache.loaded_bytes, cache.load_ms / 1e3, self.registry)
+
+    def _finished(
+        self,
+        active: Active,
+        record: DecisionRecord,
+        progress: ProgressReport,
+        now_s: float,
+    ) -> None:
+        output_tokens = progress.output_tokens
+        record.observed["total_ms"] = round((progress.elapsed_s or now_s - active.assigned_s) * 1e3, 3)
+        record.observed["output_tokens"] = output_tokens
+        if output_tokens > 0:
+            per_sequence = output_tokens / active.sequences
+            stayed_s = max(1e-3, now_s - (active.first_token_s or active.assigned_s + active.expected_ttft_s))
+            self.models.of(active.model).observed_answer(active.lengths_class, per_sequence, stayed_s)
+            if active.first_token_s:
+                record.observed["decode_ms"] = round(stayed_s * 1e3, 3)
+            if active.first_token_s and per_sequence > 1:
+                record.observed["tbt_ms"] = round(stayed_s * 1e3 / (per_sequence - 1), 3)
+
+    def explain(
+        self,
+        record: DecisionRecord,
+        ask: SchedulingRequest,
+        pool: PoolAnswer,
+        group: int,
+        block_tokens: int,
+    ) -> None:
+        """Note in the record why its computed tokens were not there. Touches `seen` and the record only."""
+        prefix, cacheable = record.planned_prefix, record.cacheable_tokens
+        there = min(max(record.pool_tokens, prefix), cacheable)
+        found = [MissRange(prefix, there, MissReason.NOT_FETCHED)] if there > prefix else []
+        begin = -(-there // block_tokens)
+        ranges = self.seen.explain(
+            ask.keys[: cacheable // block_tokens * KEY_BYTES], ask.content_keys, group, begin, block_tokens
+        )
+        if pool.state in (PoolState.ABSENT, PoolState.TIMEOUT):
+            gone = MissReason.POOL_UNREACHABLE
+            ranges = [r._replace(reason=gone) if r.reason is MissReason.EVICTED else r for r in ranges]
+        found += ranges
+        if ask.prompt_tokens > cacheable:
+            found.append(MissRange(max(cacheable, prefix), ask.prompt_tokens, MissReason.NO_BLOCK))
+        record.misses += found
 
 
 def unkept(active: Active) -> DecisionRecord:
-    """Return a stand-in for a dropped record; nobody keeps it."""
+    """A stand-in for a dropped record; it is not kept."""
     return DecisionRecord(
         active.decision_id,
         active.request_id,
@@ -166,129 +305,11 @@ def unkept(active: Active) -> DecisionRecord:
     )
 
 
-def _computed(
-    scheduler: Scheduler,
-    active: Active,
-    record: DecisionRecord,
-    progress: ProgressReport,
-    now_s: float,
-    learned: Learned,
-) -> None:
-    """The prompt is computed: release what waited for it and learn how long it took and what was loaded."""
-    inline = active.prefiller == active.decoder
-    began_s = scheduler.computed(active, now_s)
-    active.phase = GENERATING
-    scheduler.in_flight.end(active.decision_id)
-    if began_s is None:
-        return
-    learned.learn = active
-    record.observed["queue_ms"] = round(max(0.0, began_s - active.assigned_s) * 1e3, 3)
-    if progress.phase is Phase.FIRST_TOKEN and not inline:
-        return  # word of the prefill's end was lost; this says nothing of its duration
-    if not progress.answer_is_whole:
-        active.compute_seen_s = max(1e-4, now_s - began_s)
-        record.observed["prefill_ms"] = round(active.compute_seen_s * 1e3, 3)  # until the engine tells more
-    if not inline:
-        _leg_ended(scheduler, active, now_s)
-        leg = progress.prefill
-        _prefill_reported(scheduler, active, record, leg, leg.cache if leg else None, learned)
-
-
-def _prefill_reported(
-    scheduler: Scheduler,
-    active: Active,
-    record: DecisionRecord,
-    leg: LegReport | None,
-    cache: CacheReport | None,
-    learned: Learned,
-) -> None:
-    """The leg that computed the prompt is described: what it found, what it computed, how long it took.
-
-    leg: the prefill leg; None when the decode leg computed the prompt. cache: what its engine said.
-    """
-    if cache is not None:
-        _loads(scheduler, active, active.prefiller, cache)
-    hit = min(cache.hit_tokens if cache is not None else active.prefix_tokens, active.prompt_tokens)
-    computed = active.prompt_tokens - hit
-    learned.local_tokens = cache.local_tokens if cache is not None else 0
-    learned.loaded_tokens = cache.loaded_tokens if cache is not None else 0
-    learned.computed_tokens = computed
-    record.observed.update(
-        computed_tokens=computed, local_tokens=learned.local_tokens, loaded_tokens=learned.loaded_tokens
-    )
-    # The time since it could begin, loads and waits taken off.
-    idle_s = (cache.waited_ms + cache.load_ms) / 1e3 if cache is not None else 0.0
-    seen_s = active.compute_seen_s
-    if leg is not None and leg.ended_ms > leg.sent_ms:
-        seen_s = min(seen_s, (leg.ended_ms - leg.sent_ms) / 1e3)
-    seconds = max(0.0, seen_s - idle_s)
-    if seconds > 0:
-        record.observed["prefill_ms"] = round(seconds * 1e3, 3)
-    # A small rest of two measurements is their error; taken for a prefill it would teach that prompts cost nothing.
-    measured = seconds > max(_LEAST_S, _LEAST_SHARE * seen_s)
-    instance = scheduler.registry.get(active.prefiller)
-    if instance is not None and computed > 0 and active.sequences == 1 and measured:
-        n = active.prompt_tokens
-        model = scheduler.models.of(instance.info.model)
-        model.observed_prefill(instance.info, n, max(0, min(n - 1, n - computed)), seconds)
-    if cache is not None:
-        _missing(record, cache)
-
-
-def _loads(scheduler: Scheduler, active: Active, instance_id: str, cache: CacheReport) -> None:
-    if not cache.loaded_bytes or not cache.load_ms:
-        return
-    model = scheduler.models.of(active.model)
-    model.observed_load(instance_id, cache.loaded_bytes, cache.load_ms / 1e3, scheduler.registry)
-
-
 def _missing(record: DecisionRecord, cache: CacheReport) -> None:
     """What was planned to be there and was not: the engine says why."""
     if cache.hit_tokens >= record.planned_prefix:
         return
-    reason = {"timeout": TIMED_OUT, "failed": LOAD_FAILED}.get(cache.outcome, EVICTED)
-    record.misses.insert(0, MissRange(cache.hit_tokens, record.planned_prefix, reason))
-
-
-def _finished(
-    scheduler: Scheduler,
-    active: Active,
-    record: DecisionRecord,
-    progress: ProgressReport,
-    now_s: float,
-) -> None:
-    output_tokens = progress.output_tokens
-    record.observed["total_ms"] = round((progress.elapsed_s or now_s - active.assigned_s) * 1e3, 3)
-    record.observed["output_tokens"] = output_tokens
-    if output_tokens > 0:
-        per_sequence = output_tokens / active.sequences
-        stayed_s = max(1e-3, now_s - (active.first_token_s or active.assigned_s + active.expected_ttft_s))
-        scheduler.models.of(active.model).observed_answer(active.lengths_class, per_sequence, stayed_s)
-        if active.first_token_s:
-            record.observed["decode_ms"] = round(stayed_s * 1e3, 3)
-        if active.first_token_s and per_sequence > 1:
-            record.observed["tbt_ms"] = round(stayed_s * 1e3 / (per_sequence - 1), 3)
-
-
-def explain(
-    seen: SeenBlocks,
-    record: DecisionRecord,
-    ask: SchedulingRequest,
-    pool: PoolAnswer,
-    group: int,
-    block_tokens: int,
-) -> None:
-    """See Scheduler.explain."""
-    prefix, cacheable = record.planned_prefix, record.cacheable_tokens
-    there = min(max(record.pool_tokens, prefix), cacheable)
-    found = [MissRange(prefix, there, NOT_FETCHED)] if there > prefix else []
-    begin = -(-there // block_tokens)
-    ranges = seen.explain(
-        ask.keys[: cacheable // block_tokens * KEY_BYTES], ask.content_keys, group, begin, block_tokens
+    reason = {"timeout": MissReason.TIMED_OUT, "failed": MissReason.LOAD_FAILED}.get(
+        cache.outcome, MissReason.EVICTED
     )
-    if pool.state in (POOL_ABSENT, POOL_TIMEOUT):
-        ranges = [MissRange(r.begin, r.end, POOL_UNREACHABLE) if r.reason == EVICTED else r for r in ranges]
-    found += ranges
-    if ask.prompt_tokens > cacheable:
-        found.append(MissRange(max(cacheable, prefix), ask.prompt_tokens, NO_BLOCK))
-    record.misses += found
+    record.misses.insert(0, MissRange(cache.hit_tokens, record.planned_prefix, reason))

@@ -58,7 +58,7 @@ def _bucket(tokens: float) -> int:
 
 
 class OutputLengths:
-    """See the module's text; one for each model. prior_tokens: the mean before anything was seen."""
+    """Distributions of the length of one model's answers. prior_tokens: the mean before any observation."""
 
     def __init__(self, prior_tokens: float = 128.0) -> None:
         self.count = 0
@@ -67,7 +67,7 @@ class OutputLengths:
         self._classes: OrderedDict[str, _Counts] = OrderedDict()
 
     def observe(self, name: str, tokens: float) -> None:
-        """Take in the length of an answer of a class; what cannot be is passed over."""
+        """Take in the length of an answer of a class; impossible values are ignored."""
         if not 0 < tokens < 1e9:
             return
         self.count += 1
@@ -81,12 +81,12 @@ class OutputLengths:
         self._classes.move_to_end(name)
 
     def mean(self, name: str, limit: float = 0.0) -> float:
-        """Return the expected length of an answer of the class, at most `limit` tokens (0: no limit)."""
+        """The expected length of an answer of the class, at most `limit` tokens (0: no limit)."""
         middles = np.minimum(_MIDDLES, limit) if limit > 0 else _MIDDLES
         return max(1.0, float(np.dot(self._counts(name).shares, middles)))
 
     def survival(self, name: str, limit: float = 0.0) -> Callable[[Floats], Floats]:
-        """Return the function: tokens -> share of the class's answers that are longer."""
+        """The function: tokens -> share of the class's answers that are longer."""
         counts = self._counts(name)
         if counts.left is None:
             counts.left = np.maximum(1.0 - np.concatenate(([0.0], np.cumsum(counts.shares))), 0.0)
@@ -101,7 +101,7 @@ class OutputLengths:
         return longer
 
     def _counts(self, name: str) -> _Counts:
-        """Return the counts of the class, or of all when it was never seen, with fresh shares."""
+        """The counts of the class, or of all when it was never seen, with fresh shares."""
         whole = _blend(self._all, self._prior)
         found = self._classes.get(name)
         return _blend(found, whole.shares) if found is not None else whole

@@ -43,7 +43,7 @@ class PrefillLearner:
         self._seen: deque[tuple[float, float, float, float, float]] = deque(maxlen=WINDOW)
 
     def observe(self, n: int, p: int, seconds: float) -> bool:
-        """Take in one prefill of n tokens with p cached; return False for what cannot be."""
+        """Take in one prefill of n tokens with p cached; return False for an impossible one."""
         if not (
             0 < n <= _TOKENS_MAX and 0 <= p < n and math.isfinite(seconds) and 0 < seconds <= _SECONDS_MAX
         ):
@@ -87,7 +87,7 @@ class PrefillLearner:
 
 
 def _fixed_s(features: Floats, seconds: Floats, newness: Floats, prior: Floats) -> float:
-    """Return what a prefill takes however little there is to compute, to begin the fit with.
+    """The fixed cost of a prefill, from which the fit starts.
 
     Long prompts say next to nothing of it, and once they have made up the model a short or cached one that takes much
     longer than it says looks like a stall. So it is read from quick prefills that are mostly fixed cost; the stall of a

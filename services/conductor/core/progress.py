@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from mooncache.kvcache.leg_hint import CacheReport
+from mooncache.kvcache.leg_hint import CacheReport, LegRole
 
 
 class Phase(StrEnum):
@@ -21,13 +21,6 @@ class Phase(StrEnum):
 
 
 ENDS = (Phase.FINISHED, Phase.FAILED, Phase.ABORTED)
-
-
-class LegRole(StrEnum):
-    """Which leg."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from mooncache.conductor.core.registry import Registry
 
 
 class RoleKeeper:
-    """See the module's text."""
+    """Turns planned role switches into commands for named instances."""
 
     def __init__(self, tbt_slo_s: float) -> None:
         self._tbt_slo_s = tbt_slo_s
@@ -38,7 +38,7 @@ class RoleKeeper:
     def plan(
         self, model: ServedModel, registry: Registry, pinned: AbstractSet[str], now_s: float
     ) -> list[tuple[str, str]]:
-        """Return (instance, role) for each that should change now, none most of the time. Call at even intervals."""
+        """(instance, role) for each that should change now, none most of the time. Call at even intervals."""
         planner = self._planners.setdefault(model.name, RolePlanner())
         group, _ = model.group(0, registry)
         fleet = model.book.view(now_s)

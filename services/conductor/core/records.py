@@ -60,7 +60,7 @@ class DecisionRecord:
         self.events.append(packed)
 
     def to_json(self, rules: Rules, more: dict[str, Any] | None = None) -> str:
-        """Return the record as a JSON object; the candidates are priced again by the rules. more: other fields."""
+        """The record as a JSON object; the candidates are priced again by the rules. more: other fields."""
         document = {
             **unpack(self.head),
             "message": self.message,
@@ -101,18 +101,18 @@ class Records:
                 del self._of_request[oldest.request_id]
 
     def find(self, name: str) -> DecisionRecord | None:
-        """Return the record of a decision id, or the newest one of a request id."""
+        """The record of a decision id, or the newest one of a request id."""
         if name in self._records:
             return self._records[name]
         ids = self._of_request.get(name)
         return self._records[ids[-1]] if ids else None
 
     def newest(self) -> DecisionRecord | None:
-        """Return the record of the last decision."""
+        """The record of the last decision."""
         return next(reversed(self._records.values()), None)
 
     def earlier(self, request_id: str) -> list[str]:
-        """Return the last decision ids of a request, oldest first."""
+        """The last decision ids of a request, oldest first."""
         known = self._of_request.get(request_id, deque())
         return [known[at] for at in range(max(0, len(known) - EARLIER_MAX), len(known))]
 
@@ -124,5 +124,5 @@ class Records:
 
 
 def milliseconds(seconds: float) -> float:
-    """Return milliseconds, rounded for people."""
+    """Milliseconds, rounded for people."""
     return round(seconds * 1e3, 3)

@@ -12,13 +12,22 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from mooncache import errors
 from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.kvcache.keys import passport_from_json
 
-STARTING, READY, DRAINING, SUSPECT = "starting", "ready", "draining", "suspect"
-STATES = (STARTING, READY, DRAINING, SUSPECT)
+
+class InstanceState(StrEnum):
+    """Where an instance is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    SUSPECT = "suspect"
+
+
 REPORTS_PER_S = (
     150.0  # of all instances together: a quarter of a processor, and decisions hardly wait behind them
 )
@@ -75,9 +84,9 @@ class Instance:
     info: InstanceInfo
     holder: int
     role: str
-    state: str
+    state: InstanceState
     reported_s: float
-    said: str = STARTING
+    said: InstanceState = InstanceState.STARTING
     load: InstanceLoad = field(default_factory=InstanceLoad)
     reason: str = ""
     worker_run: int = 0
@@ -99,7 +108,7 @@ class Instance:
     @property
     def ready(self) -> bool:
         """Whether it gets new requests."""
-        return self.state == READY
+        return self.state == InstanceState.READY
 
 
 def _short(value: str) -> str:
@@ -108,7 +117,7 @@ def _short(value: str) -> str:
 
 
 class Registry:
-    """See the module's text. Times are seconds of one monotonic clock."""
+    """The known instances with their state and load. Times are seconds of one monotonic clock."""
 
     def __init__(
         self,
@@ -145,15 +154,15 @@ class Registry:
         return iter(self._instances.values())
 
     def get(self, instance_id: str) -> Instance | None:
-        """Return the instance of that name."""
+        """The instance of that name."""
         return self._instances.get(instance_id)
 
     def of_model(self, model: str) -> list[Instance]:
-        """Return all instances of a model."""
+        """All instances of a model."""
         return list(self._of_model.get(model, {}).values())
 
     def apart(self, instance: Instance) -> str:
-        """Return why the instance cannot share blocks with others of its model, "" when it can.
+        """The reason why the instance cannot share blocks with others of its model, "" when it can.
 
         The oldest instance of another passport group is compared; equal passports make equal groups.
         """
@@ -167,7 +176,7 @@ class Registry:
         return ""
 
     def divided_models(self) -> set[str]:
-        """Return models whose instances are in several passport groups: only there `apart` has something to say."""
+        """Models whose instances are in several passport groups; `apart` is "" for all others."""
         first: dict[str, int] = {}
         return {
             info.model
@@ -176,7 +185,7 @@ class Registry:
         }
 
     def require(self, instance_id: str, incarnation: int) -> Instance:
-        """Return the instance. Raises InstanceUnknown for other names and other incarnations."""
+        """The instance. Raises InstanceUnknown for other names and other incarnations."""
         found = self._instances.get(instance_id)
         if found is None or found.info.incarnation != incarnation:
             what = "is not registered" if found is None else "is registered with another incarnation"
@@ -184,7 +193,7 @@ class Registry:
         return found
 
     def register(
-        self, info: InstanceInfo, state: str, now_s: float, wishes: Wishes = NO_WISHES
+        self, info: InstanceInfo, state: InstanceState, now_s: float, wishes: Wishes = NO_WISHES
     ) -> tuple[Instance, int | None]:
         """Take an instance in; return it and the holder number whose contents are gone, if any.
 
@@ -197,7 +206,7 @@ class Registry:
             if len(self._instances) >= self._count_max:
                 raise errors.LimitExceeded(f"{self._count_max} instances are registered already")
             holder = self._free.pop() if self._free else self._take_holder()
-            known = Instance(info, holder, info.role, STARTING, now_s)
+            known = Instance(info, holder, info.role, InstanceState.STARTING, now_s)
             known.drain_wanted = wishes.drain
             if wishes.role_pinned:
                 known.role_pinned, self._roles[info.instance_id] = True, info.role
@@ -226,17 +235,19 @@ class Registry:
         A worker that was started again is taken as soon as the former one has said that it ends, or is silent.
         """
         same = known.info.incarnation == info.incarnation or (worker_run and worker_run == known.worker_run)
-        ended = known.said == DRAINING and not known.drain_wanted
+        ended = known.said == InstanceState.DRAINING and not known.drain_wanted
         silent_s = now_s - known.reported_s
         if same or not (worker_run and known.worker_run) or ended or now_s > known.suspect_at_s:
             return
         raise errors.StaleIncarnation(
             f"instance {info.instance_id[:128]!r} is served by another worker on {known.info.host_id or 'a host'} at "
             f"{known.info.url or 'a URL not known yet'}, which reported {silent_s:.1f} s ago; "
-            "give this one a name of its own (worker.instance_id) or stop the other"
+            "give this one a different name (worker.instance_id) or stop the other"
         )
 
-    def report(self, instance: Instance, state: str, load: InstanceLoad, reason: str, now_s: float) -> None:
+    def report(
+        self, instance: Instance, state: InstanceState, load: InstanceLoad, reason: str, now_s: float
+    ) -> None:
         """Take a report in."""
         if load.running or load.waiting:
             instance.idle_since_s = None
@@ -283,7 +294,7 @@ class Registry:
         return gone
 
     def changes(self, since: int) -> tuple[list[Instance], list[str]] | None:
-        """Return who has changed after that version, and who is gone; None when that is not known any more."""
+        """The instances changed and gone since that version; None when the version is too old."""
         if not self._oldest <= since <= self.version:
             return None
         changed = []
@@ -311,7 +322,7 @@ class Registry:
         return max(self._report_interval_s, len(self._instances) / REPORTS_PER_S)
 
     def _pause_s(self, instance: Instance, now_s: float) -> float:
-        """Return after how long the instance is to report again.
+        """The interval after which the instance should report again.
 
         Of many, each has its own moment of the interval, by its holder number. Those that register together, with a
         conductor that was started again, would otherwise always report together, and decisions wait behind them.
@@ -355,11 +366,11 @@ class Registry:
         return self._next_holder - 1
 
     def _settle(self, instance: Instance, now_s: float) -> None:
-        state = instance.said if instance.said in STATES else SUSPECT
-        if instance.drain_wanted and state == READY:
-            state = DRAINING
+        state = instance.said
+        if instance.drain_wanted and state == InstanceState.READY:
+            state = InstanceState.DRAINING
         if now_s > instance.suspect_at_s:
-            state = SUSPECT
+            state = InstanceState.SUSPECT
         if state != instance.state:
             instance.state = state
             self._touch(instance)

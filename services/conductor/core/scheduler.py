@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mooncache.client.keys import KEY_BYTES
-from mooncache.conductor.core import outcome
 from mooncache.conductor.core.cache_index import CacheIndex
 from mooncache.conductor.core.candidates import Candidates, PolicyView, Snapshots
 from mooncache.conductor.core.decisions import (
@@ -30,17 +29,25 @@ from mooncache.conductor.core.fairness import FairShares
 from mooncache.conductor.core.fleet_book import Assignment
 from mooncache.conductor.core.in_flight import InFlight, Running
 from mooncache.conductor.core.models import ModelBooks, ServedModel
+from mooncache.conductor.core.outcome import Learned, Outcomes
 from mooncache.conductor.core.policy import find
 from mooncache.conductor.core.policy.fleet import Fleet
-from mooncache.conductor.core.policy.types import NOBODY, WAIT, Awaited, Choice, PrefixSource, Reason, Request
+from mooncache.conductor.core.policy.types import (
+    NOBODY,
+    Awaited,
+    Branch,
+    Choice,
+    PrefixSource,
+    Reason,
+    Request,
+)
 from mooncache.conductor.core.progress import ProgressReport
 from mooncache.conductor.core.records import REFUSED, DecisionRecord, Records
 from mooncache.conductor.core.registry import (
-    DRAINING,
     NO_WISHES,
-    READY,
     Instance,
     InstanceInfo,
+    InstanceState,
     Registry,
     Wishes,
 )
@@ -61,7 +68,7 @@ _SECONDS_IN_FLIGHT_MAX = 600.0
 
 
 class Scheduler:
-    """See the module's text. `rng` breaks ties and names decisions; `make_index` gives empty native
+    """Schedules requests. `rng` breaks ties and names decisions; `make_index` gives empty native
     indices."""
 
     def __init__(
@@ -93,10 +100,20 @@ class Scheduler:
         self.snapshots = Snapshots(settings.snapshot_bytes_max)
         self._unsettled: deque[DecisionRecord] = deque()
         self.seen = SeenBlocks(make_index, settings.seen_block_count_max)
+        self.outcomes = Outcomes(
+            registry=self.registry,
+            models=self.models,
+            records=self.records,
+            work=self.work,
+            in_flight=self.in_flight,
+            seen=self.seen,
+        )
 
     # --- instances
 
-    def register(self, info: InstanceInfo, state: str, now_s: float, wishes: Wishes = NO_WISHES) -> Instance:
+    def register(
+        self, info: InstanceInfo, state: InstanceState, now_s: float, wishes: Wishes = NO_WISHES
+    ) -> Instance:
         """Take an instance in. Raises LimitExceeded, StaleIncarnation."""
         instance, lost = self.registry.register(info, state, now_s, wishes)
         if lost is not None:
@@ -109,7 +126,9 @@ class Scheduler:
                     self.close(active.decision_id, "lost", now_s)
         return instance
 
-    def report(self, instance: Instance, state: str, load: InstanceLoad, reason: str, now_s: float) -> None:
+    def report(
+        self, instance: Instance, state: InstanceState, load: InstanceLoad, reason: str, now_s: float
+    ) -> None:
         """Take in state and load, and learn the speed of decoding from it."""
         self.registry.report(instance, state, load, reason, now_s)
         name = instance.info.instance_id
@@ -161,10 +180,10 @@ class Scheduler:
                 self.close(active.decision_id, "lost", now_s)
             else:
                 self.in_flight.end(active.decision_id)
-                self.computed(active, now_s)
+                self.outcomes.computed(active, now_s)
 
     def assigned(self, instance: Instance) -> int:
-        """Return how many requests have a leg on the instance."""
+        """The number of requests with a leg on the instance."""
         return self.models.of(instance.info.model).book.assigned(instance.info.instance_id)
 
     def expire(self, now_s: float) -> tuple[list[Instance], list[str]]:
@@ -184,7 +203,7 @@ class Scheduler:
         for active in self.work.touching(instance.info.instance_id):
             if active.prefiller == instance.info.instance_id:
                 self.in_flight.end(active.decision_id)
-                self.computed(active, now_s)
+                self.outcomes.computed(active, now_s)
 
     # --- decisions
 
@@ -222,7 +241,7 @@ class Scheduler:
     def _landing(
         self, model: ServedModel, request: Request, fleet: Fleet, choice: Choice, now_s: float
     ) -> tuple[Request, Choice, bool]:
-        """Return another choice when blocks did not come from the chosen prefill to the chosen decode instance.
+        """Another choice when blocks did not come from the chosen prefill to the chosen decode instance.
 
         The decode instance computes the prompt itself then; nothing has to come from anywhere.
         """
@@ -243,7 +262,7 @@ class Scheduler:
         decision.handover_s = model.landings.margin_s
         if decision.prefill:
             decision.wait_s = model.wait_s(instance.info, choice.total_s)
-        if choice.branch == WAIT:
+        if choice.branch == Branch.WAIT:
             decision.ready_wait_s = model.wait_s(instance.info, choice.ready_s)
 
     def _request(
@@ -256,7 +275,7 @@ class Scheduler:
         kept: str,
         now_s: float,
     ) -> tuple[int, Request]:
-        """Return the leading tokens in the pool, and the request as policies see it."""
+        """The leading tokens in the pool, and the request as policies see it."""
         blocks = len(ask.keys) // KEY_BYTES
         cacheable = min(blocks * block_tokens, ask.prompt_tokens)
         pool_tokens = min(pool.blocks * block_tokens, cacheable)
@@ -297,7 +316,7 @@ class Scheduler:
     def _awaited(
         self, ask: SchedulingRequest, model: ServedModel, block_tokens: int, cacheable: int, now_s: float
     ) -> tuple[Awaited, ...]:
-        """Return leading tokens of the prompt that other requests are computing."""
+        """Leading tokens of the prompt that other requests are computing."""
         return tuple(
             Awaited(
                 min(overlap.blocks * block_tokens, cacheable),
@@ -313,7 +332,7 @@ class Scheduler:
 
     def _working(self, instance_id: str) -> bool:
         instance = self.registry.get(instance_id)
-        return instance is not None and instance.state in (READY, DRAINING)
+        return instance is not None and instance.state in (InstanceState.READY, InstanceState.DRAINING)
 
     def _decided(
         self,
@@ -420,30 +439,13 @@ class Scheduler:
 
     # --- what became of it
 
-    def report_progress(self, decision_id: str, progress: ProgressReport, now_s: float) -> outcome.Learned:
+    def report_progress(self, decision_id: str, progress: ProgressReport, now_s: float) -> Learned:
         """Take in what happened. Raises DecisionUnknown for decisions that are not kept."""
-        return outcome.take_in(self, decision_id, progress, now_s)
+        return self.outcomes.take_in(decision_id, progress, now_s)
 
-    def computed(self, active: Active, now_s: float) -> float | None:
-        """The prompt is computed; return when its instance could have begun with it, None if known before."""
-        return self.models.of(active.model).book.computed(active.decision_id, now_s)
-
-    def close(self, decision_id: str, state: str, now_s: float) -> Active | None:
+    def close(self, decision_id: str, state: str, now_s: float) -> None:
         """End a decision: nothing of it is counted or awaited any more."""
-        self.in_flight.end(decision_id)
-        active = self.work.end(decision_id)
-        record = self.records.find(decision_id)
-        if active is not None:
-            self.models.of(active.model).book.ended(decision_id, now_s)
-            if record is not None:
-                record.state = state
-        return active
-
-    def explain(
-        self, record: DecisionRecord, ask: SchedulingRequest, pool: PoolAnswer, group: int, block_tokens: int
-    ) -> None:
-        """Note in the record why its computed tokens were not there. Touches `seen` and the record only."""
-        outcome.explain(self.seen, record, ask, pool, group, block_tokens)
+        self.outcomes.close(decision_id, state, now_s)
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
@@ -455,7 +457,7 @@ class Scheduler:
 
 
 def affinity(keys: bytes) -> tuple[int, ...]:
-    """Return numbers that name the prefix after 1, 2, 4, 8, ... blocks and as a whole."""
+    """Numbers that name the prefix after 1, 2, 4, 8, ... blocks and as a whole."""
     count = len(keys) // KEY_BYTES
     found, at = [], 1
     while at <= min(count, 1 << 16):

@@ -9,19 +9,34 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from enum import StrEnum
 from typing import NamedTuple
 
 from mooncache.client.keys import KEY_BYTES
 from mooncache.conductor.core.cache_index import block_records
 from mooncache.kvcache.block_index import BlockIndex
 
-NEVER_SEEN, EVICTED, OTHER_PASSPORT, OTHER_TENANT = "never_seen", "evicted", "other_passport", "other_tenant"
-NOT_FETCHED, POOL_UNREACHABLE, NO_BLOCK = "not_worth_fetching", "pool_unreachable", "no_complete_block"
-LOAD_FAILED, TIMED_OUT = "load_failed", "timed_out"
 RANGES_MAX = 64
 _PASSPORTS_MAX = 64
 _OWN = (1 << 64) - 1  # tenant number of plain keys in the index; contents are under their passport's group
 _HOLDER = 0
+
+
+class MissReason(StrEnum):
+    """Why prompt tokens had to be computed."""
+
+    NEVER_SEEN = "never_seen"
+    EVICTED = "evicted"
+    OTHER_PASSPORT = "other_passport"
+    OTHER_TENANT = "other_tenant"
+    NOT_FETCHED = "not_worth_fetching"
+    POOL_UNREACHABLE = "pool_unreachable"
+    NO_BLOCK = "no_complete_block"
+    LOAD_FAILED = "load_failed"
+    TIMED_OUT = "timed_out"
+
+
+_OF_FLAGS = (MissReason.EVICTED, MissReason.OTHER_TENANT, MissReason.OTHER_PASSPORT)
 
 
 class MissRange(NamedTuple):
@@ -29,11 +44,11 @@ class MissRange(NamedTuple):
 
     begin: int
     end: int
-    reason: str
+    reason: MissReason
 
 
 class SeenBlocks:
-    """See the module's text. `blocks_max` blocks are remembered at most; 0 remembers none."""
+    """The keys of blocks that were computed before. `blocks_max` blocks are remembered at most; 0 remembers none."""
 
     def __init__(self, make_index: Callable[[], BlockIndex], blocks_max: int) -> None:
         self._make_index = make_index
@@ -60,7 +75,7 @@ class SeenBlocks:
     def explain(
         self, keys: bytes, content_keys: bytes, group: int, begin_block: int, block_tokens: int
     ) -> list[MissRange]:
-        """Return why the blocks from `begin_block` on were not there, as ranges of tokens."""
+        """The reasons of the misses from `begin_block` on, as ranges of tokens."""
         part, content = keys[begin_block * KEY_BYTES :], content_keys[begin_block * KEY_BYTES :]
         count = len(part) // KEY_BYTES
         if not count:
@@ -76,18 +91,18 @@ class SeenBlocks:
         at, found = begin_block + count, []
         for flags, same in itertools.groupby(zip(*texts, strict=True)):
             length = sum(1 for _ in same)
-            reason = NEVER_SEEN
-            for flag, name in zip(flags, (EVICTED, OTHER_TENANT, OTHER_PASSPORT), strict=True):
+            reason = MissReason.NEVER_SEEN
+            for flag, name in zip(flags, _OF_FLAGS, strict=True):
                 reason = name if flag == "1" else reason
             found.append(MissRange((at - length) * block_tokens, at * block_tokens, reason))
             at -= length
         return found[: -RANGES_MAX - 1 : -1]
 
     def blocks(self) -> int:
-        """Return how many keys are remembered, contents included."""
+        """The number of remembered keys, contents included."""
         return self._young.stats()["blocks"] + self._old.stats()["blocks"]
 
     def _present(self, tenant: int, keys: bytes) -> int:
-        """Return a number whose bit i is set when block i is remembered."""
+        """A number whose bit i is set when block i is remembered."""
         bits = int.from_bytes(self._young.present(tenant, keys), "little")
         return bits | int.from_bytes(self._old.present(tenant, keys), "little")

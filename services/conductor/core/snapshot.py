@@ -28,7 +28,7 @@ _PLAIN = tuple(
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """See the module's text. rows: the rows of the fleet that are kept, in this order."""
+    """The columns that a policy used, compressed. rows: the rows of the fleet that are kept, in this order."""
 
     names: list[str]
     rows: list[int]
@@ -47,7 +47,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         return len(self.columns) + len(self.local) + len(self.ahead) + 80 * len(self.names)
 
     def fleet(self) -> Fleet:
-        """Return the kept rows as a fleet."""
+        """The kept rows as a fleet."""
         count = len(self.rows)
         table = np.frombuffer(self.columns, dtype=np.float32).reshape(len(_COLUMNS), count).astype(np.float64)
         values: dict[str, Any] = dict(zip(_COLUMNS, table, strict=True))
@@ -60,7 +60,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         return Fleet(now_s=0.0, names=self.names, predict=between(self.ahead_s, ahead), **values)
 
     def asked(self) -> Request:
-        """Return the request, its rows renumbered to those that are kept; others are forgotten."""
+        """The request, its rows renumbered to those that are kept; others are forgotten."""
         place = {row: at for at, row in enumerate(self.rows)}
         local: Ints = np.frombuffer(self.local, dtype=np.int64)
         sources = tuple(
@@ -79,7 +79,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 def between(times: tuple[float, float, float], table: Floats) -> Callable[[float], tuple[Floats, Floats]]:
-    """Return the decode load ahead as a function of the time, straight between three moments."""
+    """The decode load ahead as a function of the time, straight between three moments."""
 
     def predict(after_s: float) -> tuple[Floats, Floats]:
         at = int(np.searchsorted(times, after_s, side="right")) - 1
@@ -96,7 +96,7 @@ def between(times: tuple[float, float, float], table: Floats) -> Callable[[float
 
 
 def copied(fleet: Fleet, at_s: float) -> Fleet:
-    """Return the fleet with columns of its own, which the next event does not change.
+    """The fleet with columns of its own, which the next event does not change.
 
     at_s: when the KV of the chosen way would be there; the decode load is kept exactly for that moment.
     """
@@ -110,7 +110,7 @@ def copied(fleet: Fleet, at_s: float) -> Fleet:
 
 
 def take(fleet: Fleet, request: Request, at_s: float, rows: Ints | None = None) -> Snapshot:
-    """Return what the policy saw of these rows (None: of all that are not excluded).
+    """The policy's view of these rows (None: of all that are not excluded).
 
     at_s: when the KV of the chosen way would be there; the decode load is kept exactly for that moment.
     """

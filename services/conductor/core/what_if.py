@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import random
 
 GONE = (
-    "What the instances looked like is not kept any more: of large fleets only the last decisions are, "
+    "The state of the instances at that time is no longer kept. Of large fleets only the last decisions keep it, "
     "{count} at the moment. Ask sooner, or replay the trace with `mooncache simulate`."
 )
 NOTHING = "No instance could be chosen then, whatever the policy."
@@ -27,7 +27,7 @@ NOTHING = "No instance could be chosen then, whatever the policy."
 def other_choice(
     record: DecisionRecord, snapshots: Snapshots, rules: Rules, name: str, rng: random.Random
 ) -> dict[str, Any]:
-    """Return what the policy `name` would have chosen, as JSON fields. Raises ValueError for an unknown policy.
+    """The choice that the policy `name` would have made, as JSON fields. Raises ValueError for an unknown policy.
 
     Fields: policy, known (whether it can be said), message, and then admitted, reason, chosen, expected, same
     (whether it would have chosen the same instances).

@@ -6,8 +6,14 @@ Who they are is here; what they weigh on their instances is in the book of insta
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-COMPUTING, GENERATING = "computing", "generating"
+
+class Stage(StrEnum):
+    """What an admitted request is doing."""
+
+    COMPUTING = "computing"
+    GENERATING = "generating"
 
 
 @dataclass(slots=True)
@@ -35,7 +41,7 @@ class Active:
     lengths_class: str = ""
     waiting_s: float = 0.0  # of its expected TTFT, and what was promised
     promised_ttft_s: float = 0.0
-    phase: str = COMPUTING
+    phase: Stage = Stage.COMPUTING
     first_token_s: float = 0.0
     compute_seen_s: float = 0.0  # how long the prompt took, as observed
     awaited_tokens: int = 0  # that the decode leg waits for, from the prefill leg of this request
@@ -45,7 +51,7 @@ class Active:
 
 
 class WorkBook:
-    """See the module's text. Times are seconds of one monotonic clock."""
+    """Requests that were scheduled and have not ended. Times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:
         self._active: dict[str, Active] = {}
@@ -55,11 +61,11 @@ class WorkBook:
         return len(self._active)
 
     def get(self, decision_id: str) -> Active | None:
-        """Return an active request."""
+        """An active request."""
         return self._active.get(decision_id)
 
     def of_request(self, tenant: str, request_id: str) -> Active | None:
-        """Return the newest active decision of a tenant's request."""
+        """The newest active decision of a tenant's request."""
         return self._active.get(self._by_request.get((tenant, request_id), ""))
 
     def assign(self, active: Active) -> None:
@@ -75,7 +81,7 @@ class WorkBook:
         return active
 
     def expired(self, before_s: float) -> list[str]:
-        """Return decisions that were assigned before `before_s` (the book is in order of assignment)."""
+        """Decisions that were assigned before `before_s` (the book is in order of assignment)."""
         found = []
         for decision_id, active in self._active.items():
             if active.assigned_s >= before_s:
@@ -84,7 +90,7 @@ class WorkBook:
         return found
 
     def touching(self, instance_id: str) -> list[Active]:
-        """Return active requests with a leg on the instance, the oldest first."""
+        """Active requests with a leg on the instance, the oldest first."""
         return [a for a in self._active.values() if instance_id in (a.prefiller, a.decoder)]
 
     def check(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mooncache.client.keys import count_keys
 from mooncache.conductor.config import KEYS_MAX
-from mooncache.conductor.core.decisions import POOL_OK
+from mooncache.conductor.core.decisions import PoolState
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.rpc import CallContext
@@ -16,5 +16,5 @@ async def handle(
     """Ask the pool; an answer that not all nodes took part in is none. Raises InvalidArgument, TooLarge."""
     count_keys(request.keys, KEYS_MAX)
     found = await state.pool.match(request.keys)
-    whole = found.state == POOL_OK and not found.unreachable_nodes
+    whole = found.state == PoolState.OK and not found.unreachable_nodes
     return pb.FindBlocksResponse(known=whole, leading_blocks=found.blocks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from mooncache._version import __version__
-from mooncache.conductor.core.registry import READY
+from mooncache.conductor.core.registry import InstanceState
 from mooncache.conductor.messages import gateway_message
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -15,7 +15,7 @@ from mooncache.runtime.rpc import CallContext
 async def handle(
     state: ConductorState, request: pb.GetConductorStatusRequest, context: CallContext
 ) -> pb.GetConductorStatusResponse:
-    """Return it."""
+    """The conductor's status."""
     done, section = state.instruments.done, state.section
     return pb.GetConductorStatusResponse(
         software_version=__version__,
@@ -27,7 +27,9 @@ async def handle(
         pool_connected=state.pool.connected,
         active_request_count=len(state.core.work),
         decisions=done.decisions,
-        roles=Counter(instance.role for instance in state.core.registry if instance.state == READY),
+        roles=Counter(
+            instance.role for instance in state.core.registry if instance.state == InstanceState.READY
+        ),
         role_switches=done.role_switches,
         copied_prefix_count=done.copied_prefixes,
         trimmed_prefix_count=done.trimmed_prefixes,

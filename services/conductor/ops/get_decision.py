@@ -14,7 +14,7 @@ from mooncache.runtime.rpc import CallContext
 async def handle(
     state: ConductorState, request: pb.GetDecisionRequest, context: CallContext
 ) -> pb.GetDecisionResponse:
-    """Return the record with its misses explained. Raises DecisionUnknown, InvalidArgument."""
+    """The record with its misses explained. Raises DecisionUnknown, InvalidArgument."""
     await state.work_off()
     records = state.core.records
     record = records.find(request.id) if request.id else records.newest()

@@ -45,7 +45,7 @@ async def handle(
 
 
 def listing(state: ConductorState, request: pb.ListInstancesRequest) -> pb.ListInstancesResponse:
-    """Return the instances ordered by name: all, or those that have changed since the version that the caller knows."""
+    """The instances ordered by name: all, or those that have changed since the version that the caller knows."""
     registry = state.core.registry
     response = pb.ListInstancesResponse(version=registry.version, run=state.run)
     changes = registry.changes(request.known_version) if request.known_run == state.run else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mooncache import errors
-from mooncache.conductor.core.registry import DRAINING, READY, STARTING, Wishes
+from mooncache.conductor.core.registry import InstanceState, Wishes
 from mooncache.conductor.messages import ROLE_NUMBERS, STATES, info_of
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -21,8 +21,8 @@ async def handle(
     Raises InvalidArgument, LimitExceeded, or StaleIncarnation: another worker serves that name.
     """
     info = info_of(request.instance)
-    said = STATES.get(request.instance.state, STARTING)
-    if said not in (STARTING, READY, DRAINING):
+    said = STATES.get(request.instance.state, InstanceState.STARTING)
+    if said not in (InstanceState.STARTING, InstanceState.READY, InstanceState.DRAINING):
         raise errors.InvalidArgument("a worker registers an instance that is starting, ready or draining")
     wishes = Wishes(
         request.worker_run, request.drain if request.HasField("drain") else None, request.role_pinned

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mooncache import errors
 from mooncache.conductor.config import KEYS_MAX, TEXT_CHARS_MAX
-from mooncache.conductor.core.registry import SUSPECT
+from mooncache.conductor.core.registry import InstanceState
 from mooncache.conductor.messages import ROLE_NUMBERS, STATES, load_of
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -20,7 +20,7 @@ async def handle(
     """Take the report in. Raises InstanceUnknown: register again."""
     core = state.core
     instance = core.registry.require(request.instance_id, request.incarnation)
-    said = STATES.get(request.state, SUSPECT)
+    said = STATES.get(request.state, InstanceState.SUSPECT)
     reason = request.reason[:TEXT_CHARS_MAX]
     core.report(instance, said, load_of(request.load), reason, context.now_s)
     if request.HasField("changes"):
@@ -35,7 +35,7 @@ async def handle(
                 keys_max=KEYS_MAX,
             )
         except ValueError as full:
-            raise errors.LimitExceeded(f"the index of caches takes no more: {full}") from full
+            raise errors.LimitExceeded(f"the index of caches is full: {full}") from full
         state.instruments.cache_reports.labels(outcome).inc()
         if outcome == "gap":
             log.info(Event.CACHE_REPORT_GAP, instance_id=request.instance_id, sequence=changes.sequence)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mooncache.conductor.core.decisions import Decision
-from mooncache.conductor.core.policy.types import LOCAL, WAIT
+from mooncache.conductor.core.policy.types import Branch
 from mooncache.conductor.messages import REASONS, ask_of
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -32,7 +32,7 @@ async def handle(
 
 
 def answer(state: ConductorState, decision: Decision) -> pb.ScheduleResponse:
-    """Return a decision as the gateway wants it."""
+    """A decision as a message."""
     choice = decision.choice
     response = pb.ScheduleResponse(
         decision_id=decision.decision_id,
@@ -46,7 +46,7 @@ def answer(state: ConductorState, decision: Decision) -> pb.ScheduleResponse:
     if not choice.admitted or not decision.decode:
         return response
     response.decode.instance_id = decision.decode
-    waits = choice.branch == WAIT
+    waits = choice.branch == Branch.WAIT
     ready_ms = _milliseconds(decision.ready_wait_s)
     if decision.prefill:
         response.prefill.instance_id = decision.prefill
@@ -64,7 +64,7 @@ def answer(state: ConductorState, decision: Decision) -> pb.ScheduleResponse:
         if instance is not None:
             leg.url = instance.info.url
     response.local_hit_tokens = decision.local_tokens
-    response.pool_hit_tokens = choice.prefix_tokens if choice.branch != LOCAL else decision.pool_tokens
+    response.pool_hit_tokens = choice.prefix_tokens if choice.branch != Branch.LOCAL else decision.pool_tokens
     return response
 
 

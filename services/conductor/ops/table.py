@@ -31,7 +31,7 @@ ADMIN_ONLY = (
 
 
 def conductor_table(state: ConductorState) -> RpcTable:
-    """Return the RPCs of the conductor bound to `state`."""
+    """The RPCs of the conductor bound to `state`."""
     handlers: dict[str, Handler] = {
         "RegisterInstance": register_instance.handle,
         "ReportInstance": report_instance.handle,

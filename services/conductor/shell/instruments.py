@@ -1,21 +1,15 @@
-"""The conductor's metrics: counters that ops move, gauges that are read from the state when scraped."""
+"""The conductor's metrics that ops and duties move; gauges.py has those that are read from the state."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING
 
 from mooncache.conductor.core.decisions import Decision
-from mooncache.conductor.core.outcome import LANDED, MISSED, Learned
+from mooncache.conductor.core.outcome import HandoverResult, Learned
 from mooncache.conductor.core.policy.fleet import ROLES
-from mooncache.conductor.core.policy.types import WAIT
-from mooncache.conductor.core.registry import STATES
+from mooncache.conductor.core.policy.types import Branch
 from mooncache.runtime.metrics import Metrics
-
-if TYPE_CHECKING:
-    from mooncache.conductor.state import ConductorState
 
 _DECISION_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
 _ERROR_BUCKETS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.33, 2.0, 4.0, 10.0)
@@ -36,12 +30,11 @@ class ConductorMetrics:
     """All metrics of one conductor."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
         self.done = Done()
         self.decisions = metrics.counter("decisions", "Scheduled requests by outcome.", ("reason",))
         self.branches = metrics.counter(
             "branches",
-            "How the KV of admitted prompts comes about: local, fetch, wait, and where.",
+            "Sources of the KV of admitted prompts: local, fetch or wait, and where.",
             ("branch",),
         )
         self.planned_tokens = metrics.counter(
@@ -57,12 +50,14 @@ class ConductorMetrics:
         )
         self.handovers_avoided = metrics.counter(
             "handovers_avoided",
-            "Prompts that the decode instance computes because blocks of such a pair did not come a while ago.",
+            "Prompts computed by the decode instance because blocks of the same pair recently did not arrive.",
         )
-        self.waits = metrics.counter("in_flight_waits", "Requests that wait for blocks of another one.")
-        self.pool_lookups = metrics.counter("pool_lookups", "Questions to the pool by outcome.", ("state",))
+        self.waits = metrics.counter(
+            "in_flight_waits", "Requests that wait for blocks that another request computes."
+        )
+        self.pool_lookups = metrics.counter("pool_lookups", "Lookups in the pool by outcome.", ("state",))
         self.pool_seconds = metrics.histogram(
-            "pool_lookup_seconds", "Time of a question to the pool.", buckets=_DECISION_BUCKETS_S
+            "pool_lookup_seconds", "Time of a lookup in the pool.", buckets=_DECISION_BUCKETS_S
         )
         self.decision_seconds = metrics.histogram(
             "decision_duration_seconds",
@@ -79,26 +74,26 @@ class ConductorMetrics:
         self.cache_reports = metrics.counter("cache_reports", "Reports of instances' caches.", ("outcome",))
         self.expired = metrics.counter("expired_requests", "Requests whose end was never reported.")
         self.forgotten = metrics.counter("forgotten_instances", "Instances whose lease ran out.")
-        self.jobs_dropped = metrics.counter("explanations_dropped", "Prompts that were not remembered.")
+        self.jobs_dropped = metrics.counter("explanations_dropped", "Prompts whose keys were not recorded.")
         self.role_switches = metrics.counter(
-            "role_switches", "Instances that were given another role by the load.", ("role",)
+            "role_switches", "Role switches that followed the load.", ("role",)
         )
         self.copy_orders = metrics.counter(
             "copy_orders",
-            "Prefixes that the master was asked to copy or to trim again, by outcome.",
+            "Requests to the master to copy a prefix, or to trim its copies, by outcome.",
             ("kind", "outcome"),
         )
         self.copied_bytes = metrics.counter(
-            "ordered_copy_bytes", "Bytes that these copies move at most, as ordered."
+            "ordered_copy_bytes", "Upper bound of the bytes that the requested copies move."
         )
         self.trimmed_blocks = metrics.counter(
-            "trimmed_block_copies", "Copies of blocks that were dropped because fewer read them."
+            "trimmed_block_copies", "Copies of blocks that were dropped because fewer requests read them."
         )
         self.broken_invariants = metrics.counter("broken_invariants", "Invariant checks that failed.")
 
         for role in ROLES:
             self.role_switches.labels(role)  # there from the start: a first change is growth, not a new line
-        for outcome in (LANDED, MISSED):
+        for outcome in (HandoverResult.LANDED, HandoverResult.MISSED):
             self.handovers.labels(outcome)
         for kind in ("copy", "trim"):
             self.copy_orders.labels(kind, "ok")
@@ -117,8 +112,8 @@ class ConductorMetrics:
             return
         self.branches.labels(choice.branch if decision.prefill else f"inline_{choice.branch}").inc()
         self.handovers_avoided.inc(1 if decision.avoided else 0)
-        self.waits.inc(1 if choice.branch == WAIT else 0)
-        source = "awaited" if choice.branch == WAIT else "pool"
+        self.waits.inc(1 if choice.branch == Branch.WAIT else 0)
+        source = "awaited" if choice.branch == Branch.WAIT else "pool"
         local = min(decision.local_tokens, choice.prefix_tokens)
         self.planned_tokens.labels("local").inc(local)
         self.planned_tokens.labels(source).inc(choice.prefix_tokens - local)
@@ -152,39 +147,3 @@ class ConductorMetrics:
         self.done.trimmed_blocks += blocks
         self.copy_orders.labels("trim", "ok").inc()
         self.trimmed_blocks.inc(blocks)
-
-    def watch(self, state: ConductorState) -> None:
-        """Add the gauges that show `state`."""
-        gauge, core = self._metrics.gauge, state.core
-        gauge(
-            "requests_active",
-            "Scheduled requests that have not ended.",
-            function=lambda: float(len(core.work)),
-        )
-        gauge("requests_in_flight", "Prompts being computed.", function=lambda: float(len(core.in_flight)))
-        gauge("records", "Decisions that are kept.", function=lambda: float(len(core.records)))
-        gauge("watchers", "Instance watches under way.", function=lambda: float(state.watchers))
-        gauge("pool_connected", "1 when the pool can be asked.", function=lambda: float(state.pool.connected))
-        gauge(
-            "index_blocks",
-            "Distinct blocks in instances' caches.",
-            function=lambda: core.cache.stat("blocks"),
-        )
-        gauge("index_memory_bytes", "Memory of that index.", function=lambda: core.cache.stat("memory_bytes"))
-        gauge(
-            "hot_segments", "Parts of prefixes whose use is counted.", function=lambda: float(len(state.hot))
-        )
-        gauge(
-            "copied_segments",
-            "Parts of prefixes that were given more than one copy.",
-            function=lambda: float(state.hot.copied),
-        )
-        gauge("seen_keys", "Keys remembered to explain misses.", function=lambda: float(core.seen.blocks()))
-        instances = gauge("instances", "Known instances by state and role.", ("state", "role"))
-        for name in STATES:
-            for role in ROLES:
-                instances.labels(name, role).set_function(partial(_count, state, name, role))
-
-
-def _count(state: ConductorState, name: str, role: str) -> float:
-    return float(sum(1 for i in state.core.registry if i.state == name and i.role == role))

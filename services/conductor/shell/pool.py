@@ -12,19 +12,21 @@ from collections.abc import Callable
 from typing import Any
 
 from mooncache.client.aio import AsyncClient
-from mooncache.conductor.core.decisions import POOL_ABSENT, POOL_NO_KEYS, POOL_OK, POOL_TIMEOUT, PoolAnswer
+from mooncache.conductor.core.decisions import PoolAnswer, PoolState
 from mooncache.config import Config
 from mooncache.errors import Closed, DeadlineExceeded, MooncacheError
 from mooncache.runtime import tracing
 from mooncache.runtime.clock import Clock
 
+# Blocks of which the pool says nothing in this time count as absent: a decision must not wait for it.
+MATCH_TIMEOUT_S = 0.05
 _CONNECT_TIMEOUT_S = 2.0
 _THREADS = 8
 _GRACE_S = 0.02
 
 
 class PoolLookup:
-    """See the module's text. `connect` is called by a background duty until it succeeds."""
+    """Bounded lookups of leading blocks in the pool. A background duty calls `connect` until it succeeds."""
 
     def __init__(
         self,
@@ -36,7 +38,6 @@ class PoolLookup:
         self._config = config
         self._token = token
         self._clock = clock
-        self._timeout_s = config.conductor.pool_match_timeout_s
         self._make_client = make_client or self._connect
         self._client: Any = None
 
@@ -60,26 +61,26 @@ class PoolLookup:
     async def match(self, keys: bytes) -> PoolAnswer:
         """Ask for the leading blocks of packed keys; never raises for a pool that cannot be asked."""
         if not keys:
-            return PoolAnswer(POOL_NO_KEYS)
+            return PoolAnswer(PoolState.NO_KEYS)
         if self._client is None or not self._client.nodes():
-            return PoolAnswer(POOL_ABSENT)
+            return PoolAnswer(PoolState.ABSENT)
         started_s = self._clock.now_s()
-        state, blocks, unreachable = POOL_OK, 0, 0
+        state, blocks, unreachable = PoolState.OK, 0, 0
         try:
             # The native call keeps its own deadline; the outer one is for a thread pool that is busy.
             with tracing.span("pool.match", kind="client", root=False) as span:
-                async with asyncio.timeout(self._timeout_s + _GRACE_S):
-                    found = await self._client.match(keys, touch=False, timeout_s=self._timeout_s)
+                async with asyncio.timeout(MATCH_TIMEOUT_S + _GRACE_S):
+                    found = await self._client.match(keys, touch=False, timeout_s=MATCH_TIMEOUT_S)
                 span.set(pool__blocks=found.leading_blocks)
             blocks, unreachable = found.leading_blocks, found.unreachable_nodes
         except (TimeoutError, DeadlineExceeded):
-            state = POOL_TIMEOUT
+            state = PoolState.TIMEOUT
         except Closed:
-            self._client, state = None, POOL_ABSENT
+            self._client, state = None, PoolState.ABSENT
         except MooncacheError:
-            state = POOL_ABSENT
-        if state == POOL_OK and unreachable and not blocks:
-            state = POOL_TIMEOUT
+            state = PoolState.ABSENT
+        if state == PoolState.OK and unreachable and not blocks:
+            state = PoolState.TIMEOUT
         return PoolAnswer(state, blocks, self._clock.now_s() - started_s, unreachable)
 
     async def close(self) -> None:

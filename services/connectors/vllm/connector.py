@@ -34,7 +34,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def shielded(answer: Callable[[], Any]) -> Callable[[Method], Method]:
-    """Return `answer()` to the engine when the method raises; the error is logged and counted."""
+    """The value of `answer()` for the engine when the method raises; the error is logged and counted."""
 
     def wrap(method: Method) -> Method:
         @functools.wraps(method)
@@ -177,7 +177,7 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return None, self.get_transfer_results(finished_req_ids).finished_recving or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks that did not come, in the same pass as the end of their load."""
+        """Blocks that could not be loaded, in the same pass as the end of their load."""
         bad, self._received_bad = self._received_bad, set()
         return bad
 
@@ -215,7 +215,7 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._scheduler.allocated(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepOrders:
-        """Loads are never lost to a defect in planning saves: requests wait for them."""
+        """The loads alone: a defect in planning saves must not lose them, since requests wait for them."""
         if self._scheduler is None:
             return StepOrders()
         orders = self._scheduler.orders(scheduler_output)
@@ -243,7 +243,7 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return answer
 
     def has_pending_push_work(self) -> bool:
-        """Keeps the engine stepping until pinned blocks are released."""
+        """True while blocks are pinned, which keeps the engine stepping until they are released."""
         return self._scheduler is not None and self._scheduler.saves_under_way
 
     @shielded(lambda: False)
@@ -300,16 +300,16 @@ def why_off(settings: ConnectorSettings, config: Any, cache_config: Any) -> str:
         return f"kv_role is {config.kv_transfer_config.kv_role}; it has to be kv_both"
     groups = cache_config.kv_cache_groups
     if len(groups) != 1:
-        return f"the model has {len(groups)} kinds of KV cache; the connector knows models with one"
+        return f"the model has {len(groups)} kinds of KV cache; the connector supports models with one"
     spec = groups[0].kv_cache_spec
     for part in getattr(spec, "kv_cache_specs", {"": spec}).values():
         kind = type(part).__name__
         if kind not in {"FullAttentionSpec", "MLAAttentionSpec"}:
-            return f"the model's KV cache is of kind {kind}; the connector knows full attention and MLA"
+            return f"the model's KV cache is of kind {kind}; the connector supports full attention and MLA"
         if getattr(part, "non_causal", False):
             return "the model's attention is not causal: the KV of a prefix depends on what follows"
     parallel = config.parallel_config
     for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
-            return f"{name} is {getattr(parallel, name)}; the connector knows 1"
+            return f"{name} is {getattr(parallel, name)}; the connector supports 1"
     return ""

@@ -47,7 +47,7 @@ def _traced(transfer: BlockTransfer, request: Any) -> BlockTransfer:
 
 
 class SchedulerSide:
-    """See the module's text. Called by vLLM's scheduler, on one thread."""
+    """The half of the connector in vLLM's scheduler. Called by vLLM's scheduler, on one thread."""
 
     def __init__(self, settings: ConnectorSettings, link: PoolLink | None, *, block_tokens: int) -> None:
         self._settings = settings
@@ -191,7 +191,7 @@ class SchedulerSide:
     # --- loads -----------------------------------------------------------------------------------------------
 
     def matched(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
-        """See get_num_new_matched_tokens."""
+        """Answer vLLM's `get_num_new_matched_tokens`."""
         name = request.request_id
         self._add(request)
         self._take_answer(name)
@@ -228,7 +228,7 @@ class SchedulerSide:
         self.stats.seen("wait_seconds", answer.waited_s)
 
     def allocated(self, request: Any, blocks: Any, tokens: int) -> None:
-        """See update_state_after_alloc."""
+        """Answer vLLM's `update_state_after_alloc`."""
         if tokens > 0:
             transfer = self._book.allocated(request.request_id, blocks.get_block_ids()[0], tokens)
             if transfer is not None:
@@ -237,7 +237,7 @@ class SchedulerSide:
     # --- steps -----------------------------------------------------------------------------------------------
 
     def orders(self, output: Any) -> StepOrders:
-        """See build_connector_meta; the saves are added by `add_saves`."""
+        """Make the metadata of a step for vLLM's `build_connector_meta`; the saves are added by `add_saves`."""
         orders = StepOrders(self._loads, [], self._cancels, pinned=self._pool is not None)
         orders.weights = self._weights
         orders.idle = output.total_num_scheduled_tokens == 0
@@ -299,7 +299,7 @@ class SchedulerSide:
             self._pool.free_blocks(reversed(blocks))
 
     def reported(self, report: Any) -> None:
-        """See update_connector_output: what ended on the workers."""
+        """Take in the ended transfers of the workers, for vLLM's `update_connector_output`."""
         if not isinstance(report, StepReport):
             return
         if report.weights:
@@ -330,7 +330,7 @@ class SchedulerSide:
     # --- the end of a request --------------------------------------------------------------------------------
 
     def finished(self, request: Any, block_ids: tuple[list[int], ...]) -> dict[str, Any] | None:
-        """See request_finished_all_groups. Returns what goes back to the gateway."""
+        """Answer vLLM's `request_finished_all_groups`. Returns the report for the gateway."""
         name = request.request_id
         if self._requests.pop(name, None) is None:
             return None

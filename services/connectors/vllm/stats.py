@@ -18,7 +18,7 @@ PREFIX: Final = "mooncache_connector_"
 OBSERVATIONS_MAX: Final = 4096
 
 COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
-    "lookups": ("Questions to the pool by outcome.", "outcome"),
+    "lookups": ("Lookups in the pool by outcome.", "outcome"),
     "loads": ("Requests that loaded blocks from the pool.", ""),
     "hit_tokens": ("Tokens that were loaded instead of computed.", ""),
     "loaded_blocks": ("Blocks loaded from the pool.", ""),
@@ -29,16 +29,16 @@ COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     "present_blocks": ("Blocks that needed no save because the pool held them.", ""),
     "dropped_blocks": ("Blocks that were not saved, by reason.", "reason"),
     "uncached_requests": ("Requests that do not use the pool, by reason.", "reason"),
-    "defects": ("Errors inside the connector that were kept from the engine.", ""),
+    "defects": ("Errors inside the connector that did not reach the engine.", ""),
     **{name: (family.text, family.label) for name, family in FAMILIES.items() if name != RAIL_UP},
 }
 HISTOGRAMS: Final[Mapping[str, str]] = {
-    "load_seconds": "Time from the order to load a request's blocks until they are there.",
-    "save_seconds": "Time from the order to save a step's blocks until they are stored.",
-    "wait_seconds": "Time until the pool's answer, with the wait for blocks that another instance computes.",
+    "load_seconds": "Time to load the blocks of a request.",
+    "save_seconds": "Time to save the blocks of a step.",
+    "wait_seconds": "Time of a lookup, with the wait for blocks that another instance computes.",
 }
 GAUGES: Final[Mapping[str, str]] = {
-    "pool_up": "1 when the pool may be asked, 0 while it is absent or left alone.",
+    "pool_up": "1 when the pool is used, 0 while it is absent or its circuit breaker is open.",
     "saving_bytes": "Bytes of blocks that wait to be saved.",
 }
 BUCKETS_S: Final = (

@@ -49,7 +49,7 @@ def models_in_memory() -> list[torch.nn.Module]:
             return [model for model in found if isinstance(model, torch.nn.Module)]
         frame = frame.f_back
     raise ConfigInvalid(
-        "The weights in memory cannot be seen: this vLLM registers KV tensors in an unknown way."
+        "The weights in memory cannot be read: this vLLM registers KV tensors in an unknown way."
     )
 
 
@@ -74,7 +74,7 @@ class _Packed:
 
 
 class WeightWatch:
-    """See the module's text. All methods are called on the worker's main thread, between steps.
+    """Detects changes of the weights in memory. All methods run on the worker's main thread, between steps.
 
     Raises:
         ConfigInvalid: a parameter has no bytes that can be read (an update that failed leaves such).
@@ -144,7 +144,9 @@ class WeightWatch:
                             continue
                         name = f"{number}.{prefix}.{key}"
                         if value.is_meta:
-                            raise ConfigInvalid(f"The parameter {name} has no values: an update did not end.")
+                            raise ConfigInvalid(
+                                f"The parameter {name} has no values: an update did not complete."
+                            )
                         seen.add(id(value))
                         yield _Tensor(name, home, key, value, value.data_ptr())
 

@@ -28,7 +28,7 @@ from mooncache.errors import Closed
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.kvcache.layerwise import LayerSaver
 from mooncache.kvcache.memory import HostMemory
-from mooncache.kvcache.mover import ABSENT, LoadReport, Mover, SaveReport, TransferJob
+from mooncache.kvcache.mover import LoadReport, MoveFailure, Mover, SaveReport, TransferJob
 from mooncache.kvcache.pool_link import PoolLink
 from mooncache.kvcache.tensors import block_memory, layout_of
 from mooncache.runtime import tracing
@@ -50,7 +50,7 @@ class Received:
 
 
 class WorkerSide:
-    """See the module's text. Called on the worker's main thread."""
+    """The half of the connector in vLLM's worker. Called on the worker's main thread."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class WorkerSide:
         return False
 
     def start_loads(self, orders: StepOrders) -> None:
-        """See start_load_kv."""
+        """Start the step's loads, for vLLM's `start_load_kv`."""
         self._orders_hold = self.look_at_weights(orders)
         for transfer in orders.loads:
             try:
@@ -188,18 +188,20 @@ class WorkerSide:
                 self._mover.load(self._job(transfer))
                 self._loading.add(transfer.name)
             except Exception:  # noqa: BLE001  (the request waits for an end: it gets one)
-                self._refused.append(LoadReport(transfer.name, transfer.blocks, 0, 0, 0.0, ABSENT))
+                self._refused.append(
+                    LoadReport(transfer.name, transfer.blocks, 0, 0, 0.0, MoveFailure.ABSENT)
+                )
         for name in orders.cancels:
             if self._mover is not None:
                 self._mover.cancel(name)
 
     def layer_done(self, orders: StepOrders, layer: str) -> None:
-        """See save_kv_layer: with `layerwise` the layer's part of the step's blocks is sent at once."""
+        """Handle vLLM's `save_kv_layer`: with `layerwise` the layer's part of the step's blocks is sent at once."""
         if self._layers is not None and orders.saves and self._orders_hold:
             self._layers.layer_done([self._job(transfer) for transfer in orders.saves], layer)
 
     def start_saves(self, orders: StepOrders) -> None:
-        """See wait_for_save. Blocks that nobody pins are saved before it returns."""
+        """Start the step's saves, for vLLM's `wait_for_save`. Unpinned blocks are saved before it returns."""
         for transfer in orders.saves:
             if self._mover is None or not self._orders_hold:
                 self._ends.saves[transfer.name] = SaveEnd(frozenset())
@@ -228,7 +230,7 @@ class WorkerSide:
         return TransferJob(transfer.name, tuple(split_keys(keys)), tuple(transfer.blocks), trace)
 
     def received(self, *, idle: bool) -> Received:
-        """Loads that ended, with blocks that did not come; waits a moment when the engine has nothing else to do."""
+        """Ended loads, and blocks that could not be loaded; waits a moment when the engine is idle."""
         refused, self._refused = self._refused, []
         if self._mover is None:
             return self._taken(refused)

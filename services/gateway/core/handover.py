@@ -1,7 +1,7 @@
 """What a decode leg waits for of its prefill leg, and for how long once that one has ended well.
 
-What was not stored will not come, and what was comes soon. A decode leg that has no answer when the time for that is up
-may be busy, or wait for what was lost on its way: only the pool knows which.
+Blocks that the prefill leg did not store never arrive; those that it stored arrive soon. A decode leg without an answer
+after that time may be busy, or may wait for blocks that were lost: only the pool knows which.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from mooncache.gateway.core.plan import LegPlan
 
 
 class Handover:
-    """See the module's text; of one request. Times are seconds of one monotonic clock.
+    """The blocks that one request's decode leg still waits for. Times are seconds of one monotonic clock.
 
-    awaited_tokens: leading prompt tokens that the present decode leg was told to wait for.
+    awaited_tokens: leading prompt tokens for which the present decode leg waits.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,4 @@
-"""From the conductor's answer to legs, and what to do when a leg fails.
-
-A request may be scheduled again: a failed prefill goes to another instance until its attempts are used up, then the
-decode instance computes the prompt itself; a failed decode goes to another instance as long as the client has seen
-nothing.
-"""
+"""Where a request goes, what was tried for it, and what its answer's headers say of that."""
 
 from __future__ import annotations
 
@@ -90,11 +85,6 @@ def check_ids(limit: int, request: InferenceRequest, content: Content) -> None:
     tokens = 0 if request.chat else longest_ids(content.fields.get("prompt"))
     if tokens:
         check_length(limit, tokens, request.max_output_tokens, chat=False)
-
-
-def keeps_decode(old: RequestPlan, new: RequestPlan) -> bool:
-    """After a failed prefill: may the running decode leg go on waiting for the new prefill leg?"""
-    return new.prefill is not None and new.decode.instance_id == old.decode.instance_id
 
 
 def headers(made: RequestPlan, *, is_admin: bool) -> dict[str, str]:

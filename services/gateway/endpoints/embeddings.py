@@ -9,7 +9,5 @@ from mooncache.gateway.state import GatewayState
 
 
 async def handle(state: GatewayState, exchange: Exchange) -> None:
-    error = Unsupported(
-        "No engine behind this gateway makes embeddings; it serves chat and text completions."
-    )
+    error = Unsupported("This gateway serves chat and text completions; it has no embeddings.")
     raise faults.refuse(error, status=404, code="embeddings_not_served")

@@ -33,7 +33,6 @@ async def _prepare(
     drive = RequestDriver(state, exchange, prepared, salt=intake.salt, body_bytes=intake.body_bytes)
     if state.capture is None:
         return drive, None
-    assert exchange.caller is not None
     tokenized = prepared.tokenized
     prompts = (
         ()
@@ -41,6 +40,9 @@ async def _prepare(
         else [CapturedPrompt(each, intake.salt, tokenized.public_tokens) for each in tokenized.prompts]
     )
     ticket = state.capture.begin(
-        prompts, tenant=exchange.caller.tenant, session=prepared.request.session, now_s=exchange.started_s
+        prompts,
+        tenant=exchange.require_caller().tenant,
+        session=prepared.request.session,
+        now_s=exchange.started_s,
     )
     return drive, ticket

@@ -11,14 +11,14 @@ from mooncache.gateway.core.usage import TokenUsage, settle
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.shell.legs import LegRecord, Opened
 from mooncache.gateway.state import GatewayState
-from mooncache.kvcache.leg_hint import TIMEOUT
+from mooncache.kvcache.leg_hint import TIMEOUT, LegRole
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 BYTES_PER_TOKEN: Final = 4
 
 
 class Account:
-    """See the module's text.
+    """The outcome of one request, for reports, metrics and charges.
 
     Attributes: `plan` is the one in force; `opened` the decode leg once its answer has begun; `cached_tokens` what the
     prefill leg found in caches; `lost_bytes` the size of an answer that was too large to be passed on.
@@ -42,15 +42,11 @@ class Account:
         self.cached_tokens: int | None = None
         self.lost_bytes = 0
 
-    def begin(self, leg: str, to: LegPlan) -> LegRecord:
+    def begin(self, leg: LegRole, to: LegPlan) -> LegRecord:
         """A leg is sent."""
         record = LegRecord(leg, to.instance_id, self.elapsed_ms())
         self._records.append(record)
         return record
-
-    def last(self, leg: str) -> LegRecord:
-        """The latest leg of a kind."""
-        return next(record for record in reversed(self._records) if record.leg == leg)
 
     def end(self, record: LegRecord, code: str) -> None:
         """A leg is over. Harmless to repeat: the first code stays."""
@@ -74,7 +70,7 @@ class Account:
                 return usage.completion_tokens
             if self.opened.source is not None:
                 return min(most, paces.of_events(request.model, self.editor.event_count))
-        sent = [record for record in self._records if record.leg == "decode"]
+        sent = [record for record in self._records if record.leg is LegRole.DECODE]
         if not self._exchange.gone or not sent:
             return 0
         elapsed_s = (self.elapsed_ms() - sent[0].sent_ms) / 1e3
@@ -130,6 +126,5 @@ class Account:
 
     def charge(self, tokens: int) -> None:
         """Take tokens from the tenant's bucket."""
-        caller = self._exchange.caller
-        assert caller is not None
+        caller = self._exchange.require_caller()
         self._state.limiter.charge(caller.tenant, caller.limits, tokens, self._state.clock.now_s())

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from mooncache.config.serving import GatewaySection
     from mooncache.gateway.metrics import GatewayMetrics
 
+# Requests that may wait to be hashed, and as many to be written; more are counted, not captured.
+QUEUE_MAX: Final = 50_000
 _WAITING_BYTES_MAX: Final = 64 << 20
 _NUMBERS_MAX: Final = 1_000_000
 _BUFFER_BYTES: Final = 64 << 10
@@ -64,15 +66,15 @@ class Ticket:
 
 
 class Capture:
-    """See the module's text. `begin` and `end` belong to the event loop, all else to the thread."""
+    """Writes the gateway's trace. `begin` and `end` belong to the event loop, everything else to the thread."""
 
-    def __init__(self, settings: GatewaySection, stats: GatewayMetrics) -> None:
+    def __init__(self, settings: GatewaySection, stats: GatewayMetrics, queue_max: int = QUEUE_MAX) -> None:
         assert settings.capture_file is not None, "capture is off"
         self._path: Path = settings.capture_file
         self._block_tokens = settings.capture_block_tokens
         self._bytes_max, self._files = settings.capture_file_bytes_max, settings.capture_file_count
         self._has_names = settings.capture_names
-        self._queue_max = settings.capture_queue_max
+        self._queue_max = queue_max
         self._stats = stats
         self._lasting = settings.capture_salt_file is not None
         self._salt = _salt_of(settings.capture_salt_file)
@@ -218,8 +220,8 @@ class Capture:
             self._file = _File(self._path, numbering, self._flushed, has_names=self._has_names)
         except OSError as error:
             raise ConfigInvalid(
-                f"gateway.capture_file {self._path} cannot be written: {error.strerror}. Choose a file in a folder "
-                "that is there and may be written, another one for each gateway."
+                f"gateway.capture_file {self._path} cannot be written: {error.strerror}. Choose a file in an "
+                "existing, writable folder, a different one for each gateway."
             ) from None
         log.info(Event.CAPTURE_STARTED, path=str(self._path), block_tokens=self._block_tokens)
 
@@ -331,7 +333,7 @@ class _File:
 def _rotate(path: Path, count: int) -> None:
     """FILE becomes FILE.1, that FILE.2, and so on; no more than `count` files are left with the new one."""
     if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is there and not a regular file")
+        raise OSError(errno.EINVAL, "it exists and is not a regular file")
     if not path.exists():
         return
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -361,11 +363,11 @@ def _lock(descriptor: int, path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise OSError(errno.EBUSY, "another gateway writes it") from None
+        raise OSError(errno.EBUSY, "another gateway writes to it") from None
     except OSError:
         return  # a file system without locks is no reason to capture nothing
     if not path.exists() or not os.path.samestat(os.fstat(descriptor), path.stat()):
-        raise OSError(errno.EBUSY, "another gateway writes it")
+        raise OSError(errno.EBUSY, "another gateway writes to it")
 
 
 def _salt_of(path: Path | None) -> bytes:
@@ -392,7 +394,7 @@ def _salt_of(path: Path | None) -> bytes:
         salt = b""
     if len(salt) != _SALT_BYTES:
         raise ConfigInvalid(
-            f"gateway.capture_salt_file {path} does not hold one line of {2 * _SALT_BYTES} hex digits; remove it and a "
-            "new one is made."
+            f"gateway.capture_salt_file {path} does not hold one line of {2 * _SALT_BYTES} hex digits; remove it, and "
+            "the gateway makes a new one."
         )
     return salt

@@ -29,6 +29,8 @@ from mooncache.runtime.logs import Event, get_logger
 REPORT_LANES: Final = 2
 _BATCH_MAX: Final = 64
 _QUEUE_MAX: Final = 4096
+# Without an answer in this time requests go round robin over the instances that are known.
+_SCHEDULE_TIMEOUT_S: Final = 1.0
 _REPORT_TIMEOUT_S: Final = 5.0
 _AVOID_S: Final = 1.0
 _ABSENT: Final = (ConductorUnavailable, DeadlineExceeded)
@@ -37,13 +39,10 @@ log = get_logger(__name__)
 
 
 class Conductor:
-    """See the module's text."""
+    """Calls to the conductor."""
 
-    def __init__(
-        self, link: ConductorLink, clock: Clock, stats: GatewayMetrics, schedule_timeout_s: float
-    ) -> None:
+    def __init__(self, link: ConductorLink, clock: Clock, stats: GatewayMetrics) -> None:
         self._link, self._clock, self._stats = link, clock, stats
-        self._schedule_timeout_s = schedule_timeout_s
         self._avoid_until_s = 0.0
         self.present = True
         self._list = InstanceList()
@@ -64,7 +63,7 @@ class Conductor:
         started_s = self._clock.now_s()
         if started_s < self._avoid_until_s:
             return None
-        call = asyncio.ensure_future(self._link.call("Schedule", request, self._schedule_timeout_s))
+        call = asyncio.ensure_future(self._link.call("Schedule", request, _SCHEDULE_TIMEOUT_S))
         try:
             response: pb.ScheduleResponse = await asyncio.shield(call)
         except asyncio.CancelledError:
@@ -108,7 +107,7 @@ class Conductor:
             return None
         try:
             response: pb.FindBlocksResponse = await self._link.call(
-                "FindBlocks", pb.FindBlocksRequest(keys=keys), self._schedule_timeout_s
+                "FindBlocks", pb.FindBlocksRequest(keys=keys), _SCHEDULE_TIMEOUT_S
             )
         except MooncacheError as error:
             self._refused(error)
@@ -122,7 +121,7 @@ class Conductor:
         request = self._list.question(known_version, wait_s, me)
         try:
             response: pb.ListInstancesResponse = await self._link.call(
-                "ListInstances", request, wait_s + self._schedule_timeout_s + 1.0
+                "ListInstances", request, wait_s + _SCHEDULE_TIMEOUT_S + 1.0
             )
         except _ABSENT as error:
             self._note(error)
@@ -144,7 +143,7 @@ class Conductor:
             self._stats.updates_dropped.inc()
 
     async def send_reports(self, lane: int) -> None:
-        """Send the reports of one lane for ever; a report that does not get through is dropped."""
+        """Send the reports of one lane forever; a report that does not get through is dropped."""
         queue = self._queues[lane]
         while True:
             request_id, request = await queue.get()

@@ -146,7 +146,7 @@ class Endpoint:
             raise Draining("The gateway is shutting down; send the request to another one.")
         limit = state.config.gateway.request_count_max
         if state.active_count > limit:
-            raise LimitExceeded("As many requests are under way as this gateway takes.")
+            raise LimitExceeded("The gateway has reached its limit of running requests.")
         self._enter(exchange)
         verdict = state.limiter.ask(caller.tenant, caller.limits, state.clock.now_s())
         for kind, most, left in (
@@ -171,7 +171,9 @@ class Endpoint:
         count = state.tenant_counts.get(caller.tenant, 0)
         if count >= limit and not caller.admin:
             state.stats.rate_limited.labels("concurrency").inc()
-            raise LimitExceeded(f"{limit} of your requests are under way; send the next when one has ended.")
+            raise LimitExceeded(
+                f"{limit} of your requests are running, which is the limit. Send the next when one has ended."
+            )
         state.tenant_counts[caller.tenant] = count + 1
         exchange.entered = True
         exchange.body_budget = state.bodies

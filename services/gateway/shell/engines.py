@@ -85,9 +85,9 @@ class Engines:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise EngineUnavailable(f"The engine cannot be reached ({_reason(error)}).") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineDied(f"The engine broke off ({_reason(error)}).") from None
+            raise EngineDied(f"The engine closed the connection ({_reason(error)}).") from None
         except ValueError as error:
-            raise EngineFailed(f"The engine makes no sense ({_reason(error)}).") from None
+            raise EngineFailed(f"The engine sent an invalid answer ({_reason(error)}).") from None
         if answer.status != 200:
             async with answer:
                 await _raise_refusal(answer)
@@ -143,7 +143,7 @@ class EngineAnswer:
         try:
             return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineDied(f"The engine broke off ({_reason(error)}).") from None
+            raise EngineDied(f"The engine closed the connection ({_reason(error)}).") from None
 
     async def read_all(self, limit: int = 0) -> bytes:
         """All that is left. Raises AnswerTooLarge beyond `limit` bytes (0: the most there is), EngineDied."""

@@ -19,6 +19,8 @@ from mooncache.gateway.shell.keyring import Caller
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+# A client that sends or takes no byte for so long counts as gone.
+SILENCE_MAX_S: Final = 60.0
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream; charset=utf-8"
 
@@ -28,7 +30,7 @@ class ClientGone(Exception):  # noqa: N818  (not an error)
 
 
 class Exchange:
-    """See the module's text.
+    """One HTTP request and its answer.
 
     Attributes: `headers` of the request, lower case; `reply_headers` are added to whatever answer follows; `caller`
     once authenticated; `begun` once the head of the answer is out; `gone` once the client has left;
@@ -57,6 +59,12 @@ class Exchange:
         self._body_bytes = 0
         self._receive, self._send = receive, send
         self._watch: asyncio.Task[None] | None = None
+
+    def require_caller(self) -> Caller:
+        """Who sent the request; for what runs after authentication only."""
+        if self.caller is None:
+            raise RuntimeError("the request was not authenticated")
+        return self.caller
 
     # in
 
@@ -113,7 +121,9 @@ class Exchange:
         short = self.body_budget.take(tenant, size)
         if short:
             whose = "your tenant's requests" if short == "tenant" else "all requests"
-            raise faults.refuse(LimitExceeded(f"The bodies of {whose} under way leave no room for this one."))
+            raise faults.refuse(
+                LimitExceeded(f"The bodies of {whose} that are held leave no room for this one.")
+            )
         self._body_bytes += size
 
     def release_body(self) -> None:

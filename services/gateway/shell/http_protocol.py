@@ -1,7 +1,7 @@
 """uvicorn's HTTP/1.1 with three limits it lacks: how long a request's head may take, how large it may be, and how many
 connections may be open without a request.
 
-Without them a client that sends one byte a minute, or headers without end, holds a connection and memory for ever, and
+Without them a client that sends one byte a minute, or headers without end, holds a connection and memory forever, and
 a stranger without a key takes all descriptors. Of idle connections the one that is idle longest is closed.
 """
 
@@ -23,7 +23,7 @@ _IDLE: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[GuardedProtocol
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """See the module's text. Between two requests uvicorn's own keep-alive limit applies."""
+    """uvicorn's HTTP/1.1 with more limits. Between two requests uvicorn's own keep-alive limit applies."""
 
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0

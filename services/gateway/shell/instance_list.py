@@ -9,7 +9,7 @@ from mooncache.proto.v1 import conductor_pb2 as pb
 
 @dataclass(slots=True)
 class InstanceList:
-    """See the module's text. run: of the conductor whose answer was taken last, 0 before the first one."""
+    """The list of instances. run: run of the conductor that gave the last answer, 0 before the first one."""
 
     run: int = 0
     version: int = 0
@@ -18,7 +18,7 @@ class InstanceList:
     def question(
         self, known_version: int, wait_s: float, me: pb.Gateway | None = None
     ) -> pb.ListInstancesRequest:
-        """Return what to ask, and who asks; for a version that this list has not, the whole list."""
+        """The request for changes since this list's version, or for the whole list."""
         return pb.ListInstancesRequest(
             known_version=known_version,
             wait_ms=int(wait_s * 1e3),

@@ -13,7 +13,7 @@ from mooncache.gateway.core import body, faults, legs, plan
 from mooncache.gateway.core.body import InferenceRequest
 from mooncache.gateway.core.fleet import FleetModel
 from mooncache.gateway.core.prepared import Make, Prepared
-from mooncache.gateway.shell.exchange import Exchange
+from mooncache.gateway.shell.exchange import SILENCE_MAX_S, Exchange
 from mooncache.gateway.state import GatewayState
 
 INLINE_BYTES: Final = 256 << 10
@@ -35,7 +35,7 @@ class Intake:
         state, settings = self._state, self._state.config.gateway
         parts = await self._exchange.read_body(
             self._bytes_max(state.fleet.longest_model_tokens()),
-            settings.write_timeout_s,
+            SILENCE_MAX_S,
             settings.request_timeout_s,
         )
         self.body_bytes = sum(map(len, parts))
@@ -55,7 +55,7 @@ class Intake:
 
     async def _beside(self, parts: list[bytes], *, chat: bool) -> Prepared:
         if parts[0].lstrip(_SPACE)[:1] not in (b"{", b""):
-            raise faults.bad_request("The body is JSON but no object; send {...}.")
+            raise faults.bad_request("The body is JSON, but not an object; send {...}.")
         state, caller = self._state, self._exchange.caller
         assert caller is not None
         has_source = False
@@ -88,7 +88,7 @@ class Intake:
         model = state.fleet.models.get(request.model)
         if model is None:
             if not state.fleet.known:
-                raise ConductorUnavailable("The gateway has not heard from the conductor yet.")
+                raise ConductorUnavailable("The gateway has not reached the conductor yet.")
             raise plan.unknown_model(request.model)
         if not model.instances:
             raise NoInstances(f"No instance that serves {model.name} is ready.")

@@ -83,12 +83,12 @@ class Keyring:
         elif not authorization:
             raise Unauthenticated(
                 "You did not provide an API key. Send it as `Authorization: Bearer YOUR_KEY`; "
-                "a tenant token of the cluster is one."
+                "a tenant token of this cluster works."
             )
         try:
             identity = self._authenticator.identify(f"{scheme} {key}")
         except Unauthenticated:
             raise Unauthenticated(
-                "Incorrect API key provided. Use a tenant token of this cluster or a key that its operator made."
+                "Incorrect API key provided. Use a tenant token of this cluster or a key from its operator."
             ) from None
         return Caller(identity.tenant, identity.admin, RateLimits() if identity.admin else self._defaults)

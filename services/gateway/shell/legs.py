@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict, dataclass, field
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 from mooncache.errors import EngineTimeout
 from mooncache.gateway.core import usage
@@ -14,19 +14,20 @@ from mooncache.gateway.core.usage import TokenUsage
 from mooncache.gateway.shell.engines import EngineAnswer, Engines
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.shell.relay import EngineStream
-from mooncache.kvcache.leg_hint import CacheReport
+from mooncache.kvcache.leg_hint import CacheReport, LegRole
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime import tracing
 
 _PREFILL_ANSWER_BYTES_MAX = 64 << 20
-LEG_ROLES: Final = {"prefill": pb.LEG_ROLE_PREFILL, "decode": pb.LEG_ROLE_DECODE}
+_ROLES: Final = {LegRole.PREFILL: pb.LEG_ROLE_PREFILL, LegRole.DECODE: pb.LEG_ROLE_DECODE}
+Answer = TypeVar("Answer")
 
 
 @dataclass(slots=True)
 class LegRecord:
     """What happened on one leg, for `why`. Times are milliseconds since the gateway took the request."""
 
-    leg: str
+    leg: LegRole
     instance: str
     sent_ms: float
     ended_ms: float = 0.0
@@ -42,7 +43,7 @@ class LegRecord:
     def report(self) -> pb.LegReport:
         """As the conductor is told of it."""
         return pb.LegReport(
-            role=LEG_ROLES[self.leg],
+            role=_ROLES[self.leg],
             instance_id=self.instance,
             sent_ms=self.sent_ms,
             ended_ms=self.ended_ms,
@@ -71,10 +72,38 @@ class Opened:
     closed: bool = field(default=False)
 
 
+@dataclass(slots=True, eq=False)
+class Leg(Generic[Answer]):
+    """A leg under way: what is noted of it, and the task that ends with its answer or its error."""
+
+    role: LegRole
+    record: LegRecord
+    task: asyncio.Task[Answer]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its answer or its error is there."""
+        return self.task.done()
+
+    def cancel(self) -> None:
+        """Give it up; its connection closes, so its engine stops."""
+        self.task.cancel()
+        self.task.add_done_callback(_forget)
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    """Take a cancelled leg's result, so that nothing complains and an answer that came too late is closed."""
+    if task.cancelled() or task.exception() is not None:
+        return
+    result = task.result()
+    if isinstance(result, Opened):
+        result.answer.close()
+
+
 async def run_prefill(
     engines: Engines, leg: LegPlan, body: bytes, record: LegRecord, *, request_id: str, limit_s: float
-) -> LegRecord:
-    """Have a prompt computed; returns when its blocks are made.
+) -> None:
+    """Have a prompt computed; returns when its blocks are made, with what the engine said in `record`.
 
     Raises:
         EngineUnavailable, EngineFailed, EngineTimeout: what went wrong. Refusal: the engine does not want this prompt.
@@ -87,7 +116,6 @@ async def run_prefill(
     except TimeoutError:
         raise EngineTimeout(f"The prefill engine did not finish in {limit_s:g} s.") from None
     _, record.usage, record.cache = edit_answer(data)
-    return record
 
 
 async def open_decode(

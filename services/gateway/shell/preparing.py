@@ -45,7 +45,7 @@ Resolve = Callable[[InferenceRequest], Make]
 
 
 class Preparing:
-    """See the module's text.
+    """Reads large bodies in other processes.
 
     Args:
         processes: bodies that are read at the same time.
@@ -92,7 +92,7 @@ class Preparing:
             del talk
 
     async def _turn(self, tenant: str, until_s: float) -> _Reader:
-        """Return a reader once one is free for this body."""
+        """A reader once one is free for this body."""
         if self._idle:
             return self._idle.pop()
         turn: asyncio.Future[_Reader] = asyncio.get_running_loop().create_future()

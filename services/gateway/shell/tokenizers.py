@@ -46,7 +46,7 @@ class _Entry:
 
 
 class Tokenizers:
-    """See the module's text.
+    """Tokenizers of the engines' models, loaded in the background.
 
     Args:
         cache_bytes, threads: see PromptReader.load.
@@ -95,7 +95,7 @@ class Tokenizers:
                 Event.TOKENIZER_UNUSABLE,
                 model=model.name,
                 path=str(folder),
-                reason="the engine has another one, or another chat template",
+                reason="the engine's tokenizer or chat template differs",
             )
 
     def source(self, model: FleetModel, salt: str) -> TokenizerSource | None:

@@ -57,7 +57,7 @@ class Encoder:
         return self.finish(self.plan(text, add_special_tokens=add_special_tokens, scope=scope))
 
     def plan(self, text: str, *, add_special_tokens: bool, scope: str = "") -> EncodingPlan:
-        """Finds what is known of a text: cheap, about 1 ms for 128 thousand characters. Raises as `encode`."""
+        """Find the known prefix of a text, in about 1 ms for 128 thousand characters. Raises as `encode`."""
         cutter = self._cutter
         cuts = cutter.cuts(text) if cutter and (not add_special_tokens or self._ends) else []
         if not cutter or not cuts:

@@ -11,7 +11,7 @@ import sys
 
 
 def main(folder: str) -> int:
-    """Loads without network; the exit status is 1 for a tokenizer that the tokenizers library does not run."""
+    """Load without network. The exit status is 1 for a tokenizer that the tokenizers library does not support."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import AutoTokenizer
 

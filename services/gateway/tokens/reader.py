@@ -39,7 +39,7 @@ class PromptReader:
 
     @classmethod
     def load(cls, folder: Path | str, *, cache_bytes: int = 0, threads: int = 1) -> PromptReader | None:
-        """Reads a tokenizer's folder; None when it has no tokenizer.json. May take seconds: call it in a thread.
+        """Read a tokenizer's folder; None without a tokenizer.json. This may take seconds: call it in a thread.
 
         Args:
             folder: holds tokenizer.json, tokenizer_config.json and perhaps chat_template.jinja.
@@ -106,13 +106,13 @@ class PromptReader:
         return _common(public.token_ids[0], prompt.token_ids[0]) if public is not None else 0
 
     def close(self) -> None:
-        """Ends the threads; encoding that is under way is finished by nobody waiting for it."""
+        """End the threads without waiting; running encodings end by themselves."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _texts(self, body: dict[str, Any], chat: bool) -> tuple[list[str | array[int]], bool]:
         """The prompts as text or as ids, and whether begin and end tokens are added."""
         if body.get("truncate_prompt_tokens") is not None or body.get("prompt_embeds") is not None:
-            raise Unreadable("only the engine knows its limits")
+            raise Unreadable("only the engine can enforce its limits")
         special = flag(body, "add_special_tokens", not chat)
         if chat:
             return [self._templates.choose(body).render(body)], special

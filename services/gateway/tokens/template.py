@@ -114,7 +114,7 @@ class ChatTemplates:
 
     @classmethod
     def load(cls, folder: Path, specials: dict[str, str]) -> ChatTemplates:
-        """Reads tokenizer_config.json, chat_template.jinja, chat_template.json and additional_chat_templates/."""
+        """Read tokenizer_config.json, chat_template.jinja, chat_template.json and additional_chat_templates/."""
         config = read_json(folder / "tokenizer_config.json")
         sources: dict[str, str] = {}
         _add(sources, config.get("chat_template"))
@@ -151,7 +151,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     if not isinstance(value, dict):
-        raise ValueError(f"{path} holds no JSON object")
+        raise ValueError(f"{path} does not hold a JSON object")
     return value
 
 

@@ -22,7 +22,7 @@ def tokenized_of(
     salt: str,
     public_salt: str,
 ) -> TokenizedPrompt:
-    """See `TokenizedPrompt`.
+    """Put the tokens and the keys of one prompt together.
 
     Args:
         passport: of the model's engines; None: there are no keys.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 
 class BlockPool:
-    """See the module's text. Blocks are numbers from 0 to `count` - 1."""
+    """The engine's KV blocks: free, held or cached. Blocks are numbers from 0 to `count` - 1."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -70,7 +70,7 @@ class BlockPool:
 
     def publish(self, block: int, key: bytes) -> None:
         """The block's content is complete and is what `key` names. The first block of a key stays the one found."""
-        assert self._refs[block] > 0, f"block {block} is published by nobody"
+        assert self._refs[block] > 0, f"block {block} is published without a holder"
         if self._key[block] is None and key not in self._block_of:
             self._key[block] = key
             self._block_of[key] = block

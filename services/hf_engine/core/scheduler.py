@@ -30,7 +30,7 @@ class Work:
 
 
 class BatchScheduler:
-    """See the module's text.
+    """Continuous batching with chunked prefill.
 
     Args:
         blocks: the pool of blocks.

@@ -39,7 +39,7 @@ class Sampling:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """See the module's text.
+    """One sequence and its KV blocks.
 
     computed: leading tokens whose KV is in `blocks`. present: for each key whether the pool has it, as far as known.
     load: range of block numbers that have to be fetched before the first step. saved: complete blocks that were

@@ -16,7 +16,7 @@ Decode = Callable[[list[int]], str]
 
 
 class TextStream:
-    """See the module's text. `stopped` is the stop string that was met, "" while none was."""
+    """Text from tokens, up to a stop string. `stopped` is the stop string found, "" before that."""
 
     def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:
         self._decode = decode

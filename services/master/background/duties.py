@@ -11,8 +11,8 @@ from mooncache.runtime.duties import Duty
 
 
 def master_duties(state: MasterState, tasks: TaskRunner) -> list[Duty]:
-    """Return every duty of the leader."""
-    config = state.config
+    """Every duty of the leader."""
+    limits = state.limits
 
     def leading(run_once: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         async def run() -> None:
@@ -22,8 +22,8 @@ def master_duties(state: MasterState, tasks: TaskRunner) -> list[Duty]:
         return run
 
     return [
-        Duty("expire_members", leading(lambda: expire_members.run_once(state)), config.expire_interval_s),
-        Duty("refresh_map", leading(lambda: refresh_map.run_once(state)), config.expire_interval_s),
-        Duty("run_tasks", leading(tasks.run_once), config.task_interval_s),
-        Duty("check_invariants", leading(lambda: check_invariants.run_once(state)), config.check_interval_s),
+        Duty("expire_members", leading(lambda: expire_members.run_once(state)), limits.expire_interval_s),
+        Duty("refresh_map", leading(lambda: refresh_map.run_once(state)), limits.expire_interval_s),
+        Duty("run_tasks", leading(tasks.run_once), limits.task_interval_s),
+        Duty("check_invariants", leading(lambda: check_invariants.run_once(state)), limits.check_interval_s),
     ]

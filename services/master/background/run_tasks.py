@@ -69,8 +69,8 @@ class TaskRunner:
         state = self._state
         source, target = state.membership.by_index(step.source), state.membership.by_index(step.target)
         if source is None or target is None:
-            raise errors.NodeUnavailable("source or target of a copy is not known any more")
-        timeout_s = state.config.copy_timeout_s
+            raise errors.NodeUnavailable("the source or the target of a copy is no longer known")
+        timeout_s = state.limits.copy_timeout_s
         request = store_node_pb2.CopyBlocksRequest(
             tenant_id=step.tenant_id,
             tenant=state.ledger.names.get(step.tenant_id, ""),
@@ -86,14 +86,14 @@ class TaskRunner:
         state = self._state
         node = state.membership.by_index(step.node)
         if node is None:
-            raise errors.NodeUnavailable("the node of a drop is not known any more")
+            raise errors.NodeUnavailable("the node of a drop is no longer known")
         request = store_node_pb2.DropBlocksRequest(
             tenant_id=step.tenant_id,
             keys=b"".join(step.keys),
             reason=store_node_pb2.DROP_REASON_DRAINED,
             fence=fence(term, node),
         )
-        response = await state.nodes.call(node, "DropBlocks", request, state.config.node_call_timeout_s)
+        response = await state.nodes.call(node, "DropBlocks", request, state.limits.node_call_timeout_s)
         return list(response.codes)
 
     def _tell_finished(self, book: TaskBook) -> None:

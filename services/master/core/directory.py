@@ -18,7 +18,7 @@ _PLACE = struct.Struct("<HBBQ")
 
 
 class Directory:
-    """See the module's text. Keys are packed: n times 32 bytes."""
+    """The directory of blocks: key to nodes and tiers. Keys are packed: n times 32 bytes."""
 
     def __init__(self, index: BlockIndex) -> None:
         self._index = index
@@ -54,21 +54,21 @@ class Directory:
         return self._index.locate(tenant_id, keys)
 
     def holders(self, tenant_id: int, keys: Sequence[bytes]) -> list[list[int]]:
-        """Return the holders of each key."""
+        """The holders of each key."""
         return unpack_holders(self._index.locate(tenant_id, b"".join(keys)))
 
     def match(self, tenant_id: int, keys: bytes) -> list[tuple[int, int]]:
-        """Return (holder, leading blocks) for holders of the first key, longest run first."""
+        """(holder, leading blocks) for holders of the first key, longest run first."""
         runs = [(holder, leading) for holder, leading in self._index.match(tenant_id, keys) if leading > 0]
         runs.sort(key=lambda run: (-run[1], run[0]))
         return runs
 
     def held(self, tenant_id: int, keys: bytes) -> int:
-        """Return how many of the keys somebody holds."""
+        """The number of keys that some node holds."""
         return self._present(tenant_id, keys).bit_count()
 
     def leading(self, tenant_id: int, keys: bytes) -> int:
-        """Return how many keys, from the first one on, somebody holds."""
+        """The number of leading keys that some node holds."""
         bits = self._present(tenant_id, keys)
         return (~bits & (bits + 1)).bit_length() - 1  # the lowest bit that is not set
 
@@ -77,15 +77,15 @@ class Directory:
         return int.from_bytes(self._index.present(tenant_id, keys), "little")
 
     def tenant_usage(self) -> dict[int, tuple[int, int]]:
-        """Return tenant id -> (bytes, blocks), over all holders."""
+        """Tenant id -> (bytes, blocks), over all holders."""
         return self._index.tenant_usage()
 
     def holder_blocks(self) -> dict[int, int]:
-        """Return holder -> number of blocks that the directory lists for it."""
+        """Holder -> number of blocks that the directory lists for it."""
         return {holder: blocks for holder, (_, blocks) in self._index.holder_usage().items()}
 
     def stats(self) -> dict[str, int]:
-        """Return the index's own counters."""
+        """The index's own counters."""
         return self._index.stats()
 
     def listen(self, holder: int) -> None:
@@ -121,7 +121,7 @@ class Directory:
 
 
 def unpack_holders(packed: bytes) -> list[list[int]]:
-    """Return the holders of each key of a packed locate answer (made by our own index, hence trusted)."""
+    """The holders of each key of a packed locate answer (made by our own index, hence trusted)."""
     answers: list[list[int]] = []
     at = 0
     while at < len(packed):

@@ -206,11 +206,11 @@ class Membership:
         self.epoch = max(self.epoch + 1, (term << TERM_SHIFT) + 1)
 
     def by_index(self, index: int) -> Node | None:
-        """Return the node that holds `index`, or None."""
+        """The node that holds `index`, or None."""
         return self._by_index.get(index)
 
     def require(self, node_id: str) -> Node:
-        """Return a known node. Raises UnknownNode."""
+        """A known node. Raises UnknownNode."""
         node = self.nodes.get(node_id)
         if node is None:
             raise errors.UnknownNode(f"node {node_id!r} is not known here; it must register first")
@@ -268,7 +268,7 @@ class Membership:
             self._bump()
 
     def fence(self, node_id: str, incarnation: int, now_s: float) -> Node:
-        """Return the living node that this message is from.
+        """The living node that this message is from.
 
         Raises UnknownNode when it is not known, dead, or new (it must register); StaleIncarnation when
         another incarnation has replaced it.
@@ -383,12 +383,12 @@ class Membership:
         return moved
 
     def completeness(self) -> float:
-        """Return the share (0..1) of living nodes whose full report has been taken in; 0.0 without nodes."""
+        """The share (0..1) of living nodes whose full report has been taken in; 0.0 without nodes."""
         living = [node for node in self.nodes.values() if node.alive]
         return sum(node.complete for node in living) / len(living) if living else 0.0
 
     def count_by_state(self) -> dict[NodeState, int]:
-        """Return the number of nodes in each state (all states present)."""
+        """The number of nodes in each state (all states present)."""
         counts = dict.fromkeys(NodeState, 0)
         for node in self.nodes.values():
             counts[node.state] += 1

@@ -72,7 +72,7 @@ class Candidate:
 
 
 def slow_start_factor(space: NodeSpace, rules: PlacementRules) -> float:
-    """Return the share (0..1) of its weight that a node may use now.
+    """The share (0..1) of its weight that a node may use now.
 
     The further of its two ramps, time and bytes.
     """
@@ -86,7 +86,7 @@ def slow_start_factor(space: NodeSpace, rules: PlacementRules) -> float:
 
 
 def node_weight(space: NodeSpace, rules: PlacementRules) -> float:
-    """Return one node's weight in GiB of usable room, 0.0 when it must not receive blocks."""
+    """One node's weight in GiB of usable room, 0.0 when it must not receive blocks."""
     if not space.placeable or space.capacity_bytes <= 0:
         return 0.0
     free_bytes = min(max(space.free_bytes, 0), space.capacity_bytes)
@@ -95,7 +95,7 @@ def node_weight(space: NodeSpace, rules: PlacementRules) -> float:
 
 
 def splitmix64(value: int) -> int:
-    """Return the splitmix64 finaliser of a 64-bit value."""
+    """The splitmix64 finaliser of a 64-bit value."""
     z = (value + 0x9E3779B97F4A7C15) & _MASK64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
@@ -103,7 +103,7 @@ def splitmix64(value: int) -> int:
 
 
 def fnv1a64(data: bytes) -> int:
-    """Return the 64-bit FNV-1a hash of `data`."""
+    """The 64-bit FNV-1a hash of `data`."""
     value = _FNV_OFFSET
     for byte in data:
         value = ((value ^ byte) * _FNV_PRIME) & _MASK64
@@ -111,7 +111,7 @@ def fnv1a64(data: bytes) -> int:
 
 
 def node_seed(node_id: str) -> int:
-    """Return the node's part of the hash.
+    """The node's part of the hash.
 
     Depends on its id only, so that it survives restarts and index changes.
     """
@@ -119,7 +119,7 @@ def node_seed(node_id: str) -> int:
 
 
 def score(key: bytes, node_id: str, weight: float) -> float:
-    """Return the rendezvous score of (key, node): higher wins; 0.0 for weight 0.
+    """The rendezvous score of (key, node): higher wins; 0.0 for weight 0.
 
     -weight / ln(u) with u uniform in (0, 1) gives every node a share of the keys proportional to its weight,
     and a change of one weight moves only the keys that this node gains or loses.
@@ -133,7 +133,7 @@ def score(key: bytes, node_id: str, weight: float) -> float:
 
 
 def rank_nodes(key: bytes, nodes: Iterable[Candidate]) -> list[Candidate]:
-    """Return the nodes with weight > 0, best score first; equal scores by node id."""
+    """The nodes with weight > 0, best score first; equal scores by node id."""
     scored = [
         (-score(key, node.node_id, node.weight), node.node_id, node) for node in nodes if node.weight > 0.0
     ]
@@ -144,7 +144,7 @@ def rank_nodes(key: bytes, nodes: Iterable[Candidate]) -> list[Candidate]:
 def choose_nodes(
     key: bytes, nodes: Iterable[Candidate], replicas: int, local_host_id: str = ""
 ) -> list[Candidate]:
-    """Return up to `replicas` distinct nodes for a block, first choice first.
+    """Up to `replicas` distinct nodes for a block, first choice first.
 
     A node on the caller's host comes first. Then the ranking, hosts not used yet before hosts used already.
     Fewer nodes than `replicas` come back when the cluster has no more; none when no node may receive blocks.

@@ -44,13 +44,13 @@ class TaskRules:
     listing_timeout_s: wait for a draining node's full report; passes_max: how often a drain looks again.
     """
 
-    steps_in_flight_max: int = 16
+    steps_in_flight_max: int = 4
     steps_per_node_max: int = 2
     keys_per_step: int = 256
     attempts_max: int = 5
     retry_delay_s: float = 0.5
     active_max: int = 64
-    kept_max: int = 256
+    kept_max: int = 1000
     listing_timeout_s: float = 30.0
     passes_max: int = 8
 

@@ -107,7 +107,7 @@ class TaskBook:
         return len(self._in_flight)
 
     def require(self, task_id: str) -> Task:
-        """Return a task. Raises TaskUnknown."""
+        """A task. Raises TaskUnknown."""
         task = self.tasks.get(task_id)
         if task is None:
             raise errors.TaskUnknown(f"no task {task_id!r} here; tasks end with the master that started them")
@@ -145,7 +145,7 @@ class TaskBook:
         """Call a node's drain off; copies under way may still finish."""
         for task in self.tasks.values():
             if task.kind is TaskKind.DRAIN and task.node == node and not task.over:
-                self._end(task, TaskState.CANCELLED, errors.Cancelled.code, "the drain was called off")
+                self._end(task, TaskState.CANCELLED, errors.Cancelled.code, "the drain was cancelled")
 
     def tick(self, world: PlanningView, now_s: float) -> list[Effect]:
         """Plan and return what may be started now."""
@@ -230,7 +230,7 @@ class TaskBook:
         limit: int,
         tenant: str | None = None,
     ) -> list[Task]:
-        """Return up to `limit` tasks, newest first, older than task number `before`.
+        """Up to `limit` tasks, newest first, older than task number `before`.
 
         Of one tenant or of all.
         """
@@ -259,9 +259,7 @@ class TaskBook:
 
     def _new(self, kind: TaskKind, now_s: float) -> Task:
         if self.active_count >= self.rules.active_max:
-            raise errors.LimitExceeded(
-                f"{self.rules.active_max} tasks are under way already; try again later"
-            )
+            raise errors.LimitExceeded(f"{self.rules.active_max} tasks are already running; try again later")
         self._numbers += 1
         task = Task(self._numbers, f"{self._prefix}-{self._numbers}", kind, now_s)
         self.tasks[task.task_id] = task
@@ -290,7 +288,7 @@ class TaskBook:
                 task,
                 TaskState.FAILED,
                 errors.DeadlineExceeded.code,
-                "the node kept naming blocks it alone holds",
+                "the node kept reporting blocks that only it holds",
             )
             return []
         task.passes += 1
@@ -421,7 +419,7 @@ def _nodes_of(step: Step) -> tuple[int, ...]:
 def _targets(
     key: bytes, preferred: Sequence[int], candidates: list[Candidate], holders: Sequence[int]
 ) -> list[int]:
-    """Return where further copies should go, best first.
+    """The nodes for further copies, best first.
 
     Preferred nodes, then hosts without a copy, then the ranking.
     """

@@ -27,7 +27,7 @@ def plan_trims(
     candidates: Sequence[Candidate],
     replica_count: int,
 ) -> list[Trim]:
-    """Return what is to be dropped, one entry for each key with more than `replica_count` (at least 1) holders."""
+    """The copies to drop, one entry for each key with more than `replica_count` (at least 1) holders."""
     trims: list[Trim] = []
     for position, (key, where) in enumerate(zip(keys, holders, strict=True)):
         if len(where) <= replica_count:

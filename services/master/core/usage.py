@@ -45,13 +45,13 @@ class TenantLedger:
             self.names[tenant_id] = name
 
     def rows(self, usage: Mapping[int, tuple[int, int]]) -> list[TenantRow]:
-        """Return one row for each tenant of `usage` (tenant id -> bytes, blocks), largest first."""
+        """One row for each tenant of `usage` (tenant id -> bytes, blocks), largest first."""
         rows = [self.row(tenant_id, usage) for tenant_id in usage]
         rows.sort(key=lambda row: (-row.used_bytes, row.tenant_id))
         return rows
 
     def row(self, tenant_id: int, usage: Mapping[int, tuple[int, int]]) -> TenantRow:
-        """Return one tenant's row, zeros when it holds nothing."""
+        """One tenant's row, zeros when it holds nothing."""
         used_bytes, block_count = usage.get(tenant_id, (0, 0))
         name = self.names.get(tenant_id, "")
         return TenantRow(tenant_id, name, used_bytes, block_count, self.quotas_bytes.get(name))

@@ -10,6 +10,6 @@ from mooncache.runtime.rpc import CallContext
 async def handle(
     state: MasterState, request: master_pb2.GetClusterMapRequest, context: CallContext
 ) -> master_pb2.GetClusterMapResponse:
-    """Return the map. Raises NotLeader."""
+    """The map. Raises NotLeader."""
     state.require_leading()
     return master_pb2.GetClusterMapResponse(map=state.cluster_map())

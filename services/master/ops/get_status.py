@@ -13,7 +13,7 @@ from mooncache.runtime.rpc import CallContext
 async def handle(
     state: MasterState, request: master_pb2.GetStatusRequest, context: CallContext
 ) -> master_pb2.GetStatusResponse:
-    """Return the status. Where nodes listen is told to admins only."""
+    """The status. Only admins see the endpoints of nodes."""
     members = state.membership
     response = master_pb2.GetStatusResponse(
         master_id=state.master_id,

@@ -12,7 +12,7 @@ from mooncache.runtime.rpc import CallContext
 async def handle(
     state: MasterState, request: master_pb2.GetTaskRequest, context: CallContext
 ) -> master_pb2.GetTaskResponse:
-    """Return the task.
+    """The task.
 
     Raises NotLeader, TaskUnknown (also for tasks of other tenants: their ids are not told).
     """

@@ -12,7 +12,7 @@ from mooncache.runtime.rpc import CallContext
 async def handle(
     state: MasterState, request: master_pb2.GetUsageRequest, context: CallContext
 ) -> master_pb2.GetUsageResponse:
-    """Return one tenant's row, or every tenant's for an admin who names none.
+    """One tenant's row, or every tenant's for an admin who names none.
 
     Raises NotLeader, PermissionDenied.
     """

@@ -42,7 +42,7 @@ async def handle(
         term=members.term,
         want_full_report=state.wants_full_report(node),
         commands=_commands(node, beat.draining),
-        lease_ms=round(state.config.dead_after_s * 1000),
+        lease_ms=round(state.limits.membership.dead_after_s * 1000),
     )
 
 

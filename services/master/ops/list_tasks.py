@@ -15,7 +15,7 @@ _TOKEN_DIGITS_MAX = 18
 async def handle(
     state: MasterState, request: master_pb2.ListTasksRequest, context: CallContext
 ) -> master_pb2.ListTasksResponse:
-    """Return one page; a tenant sees its own tasks only. Raises NotLeader, InvalidArgument."""
+    """One page; a tenant sees its own tasks only. Raises NotLeader, InvalidArgument."""
     state.require_leading()
     kinds = {message: kind for kind, message in TASK_KINDS.items()}
     if request.kind and request.kind not in kinds:
@@ -23,7 +23,7 @@ async def handle(
     token = request.page_token
     if token and not (token.isascii() and token.isdigit() and len(token) <= _TOKEN_DIGITS_MAX):
         raise errors.InvalidArgument("page_token must be the next_page_token of the page before")
-    size = min(request.page_size or PAGE_SIZE_DEFAULT, state.config.tasks_page_max)
+    size = min(request.page_size or PAGE_SIZE_DEFAULT, state.limits.tasks_page_max)
     tenant = None if context.admin else context.tenant
     tasks = state.tasks.page(
         kinds.get(request.kind), request.active_only, int(token) if token else None, size + 1, tenant

@@ -15,7 +15,7 @@ async def handle(
     """Look the keys up. Raises NotLeader, InvalidArgument, TooLarge, PermissionDenied."""
     state.require_leading()
     _, tenant = tenant_of(request.tenant, context)
-    count = count_keys(request.keys, state.config.keys_per_call_max)
+    count = count_keys(request.keys, state.limits.keys_per_call_max)
     locations = state.directory.locate(tenant, request.keys)
     held = state.directory.held(tenant, request.keys)
     state.instruments.located.labels("hit").inc(held)

@@ -15,7 +15,7 @@ async def handle(
     """Match the chain. Raises NotLeader, InvalidArgument, TooLarge, PermissionDenied."""
     state.require_leading()
     _, tenant = tenant_of(request.tenant, context)
-    count_keys(request.keys, state.config.keys_per_call_max)
+    count_keys(request.keys, state.limits.keys_per_call_max)
     runs = state.directory.match(tenant, request.keys)
     leading = state.directory.leading(tenant, request.keys) if runs else 0
     state.instruments.matched.labels("hit" if runs else "miss").inc()

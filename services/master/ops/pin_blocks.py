@@ -17,8 +17,8 @@ async def handle(
     """Pin; one code for each key. Raises NotLeader, InvalidArgument, TooLarge, PermissionDenied."""
     state.require_leading()
     _, tenant = tenant_of(request.tenant, context)
-    keys = split_keys(request.keys, state.config.keys_per_call_max)
-    ttl_max_ms = round(state.config.pin_ttl_max_s * 1000)
+    keys = split_keys(request.keys, state.limits.keys_per_call_max)
+    ttl_max_ms = round(state.limits.pin_ttl_max_s * 1000)
     if not 0 < request.ttl_ms <= ttl_max_ms:
         raise errors.InvalidArgument(f"ttl_ms must be in 1..{ttl_max_ms}, not {request.ttl_ms}")
 

@@ -31,13 +31,13 @@ async def handle(
     state.apply(transitions)
     if transitions:
         log.info(Event.NODE_REGISTERED, node_id=node.node_id, index=node.index, host_id=info.host_id)
-    config = state.config
+    limits = state.limits
     return master_pb2.RegisterNodeResponse(
         node_index=node.index,
         master_id=state.master_id,
         term=state.membership.term,
         epoch=state.membership.epoch,
-        heartbeat_interval_ms=round(config.heartbeat_interval_s * 1000),
-        lease_ms=round(config.dead_after_s * 1000),
+        heartbeat_interval_ms=round(limits.heartbeat_interval_s * 1000),
+        lease_ms=round(limits.membership.dead_after_s * 1000),
         want_full_report=state.wants_full_report(node),
     )

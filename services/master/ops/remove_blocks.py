@@ -22,7 +22,7 @@ async def handle(
     """
     state.require_leading()
     _, tenant = tenant_of(request.tenant, context)
-    keys = split_keys(request.keys, state.config.keys_per_call_max)
+    keys = split_keys(request.keys, state.limits.keys_per_call_max)
 
     def make(packed: bytes) -> store_node_pb2.DropBlocksRequest:
         return store_node_pb2.DropBlocksRequest(

@@ -22,7 +22,7 @@ async def handle(
     """
     state.require_leading()
     tenant, tenant_id = tenant_of(request.tenant, context)
-    keys = split_keys(request.keys, state.config.keys_per_call_max)
+    keys = split_keys(request.keys, state.limits.keys_per_call_max)
     if not keys:
         raise errors.InvalidArgument("name at least one key to replicate")
     count = check_replicas(request.replica_count)

@@ -25,9 +25,9 @@ async def handle(
     """Take a report in. Raises UnknownNode, StaleIncarnation, InvalidArgument, TooLarge, LimitExceeded."""
     state.require_leading()
     node = state.membership.fence(request.node_id, request.incarnation, context.now_s)
-    if len(request.records) > state.config.report_bytes_max:
+    if len(request.records) > state.limits.report_bytes_max:
         raise errors.TooLarge(
-            f"{len(request.records)} bytes of records in one report; send at most {state.config.report_bytes_max}"
+            f"{len(request.records)} bytes of records in one report; send at most {state.limits.report_bytes_max}"
         )
     kind = _KINDS.get(request.kind)
     if kind is None:

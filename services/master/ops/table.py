@@ -29,7 +29,7 @@ ADMIN_ONLY = ("RegisterNode", "Heartbeat", "ReportBlocks", "DrainNode")
 
 
 def master_table(state: MasterState) -> RpcTable:
-    """Return the RPCs of the master bound to `state`."""
+    """The RPCs of the master bound to `state`."""
     handlers: dict[str, Handler] = {
         "RegisterNode": register_node.handle,
         "Heartbeat": heartbeat.handle,

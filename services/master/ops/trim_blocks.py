@@ -37,7 +37,7 @@ async def handle(
     state.require_leading()
     tenant, tenant_id = tenant_of(request.tenant, context)
     count = check_replicas(request.replica_count)
-    keys = split_keys(request.keys, state.config.keys_per_call_max)
+    keys = split_keys(request.keys, state.limits.keys_per_call_max)
     async with state.trimming:
         state.require_leading()
         codes: list[int] = []
@@ -103,7 +103,7 @@ class _Trimming:
         await asyncio.gather(*calls)
 
     def confirmed(self, trims: Iterable[Trim]) -> list[Trim]:
-        """Return what may be dropped: all that stay confirmed, and none of them was lost while others were asked."""
+        """The copies that may be dropped: all staying copies are confirmed, and none was lost meanwhile."""
         found = []
         for trim in trims:
             if not all(self._lasts(index) for index in trim.stay):
@@ -141,7 +141,7 @@ class _Trimming:
     ) -> list[int]:
         state = self._state
         left_s = max(0.0, self._deadline_s - state.clock.now_s())
-        timeout_s = min(state.config.copy_timeout_s, left_s / 2)  # the answer has to be in time as well
+        timeout_s = min(state.limits.copy_timeout_s, left_s / 2)  # the answer has to be in time as well
         node = state.membership.by_index(index)
         if node is None or not node.alive:
             codes = [errors.NodeUnavailable.code] * len(where)

@@ -16,7 +16,7 @@ async def handle(
     """Unpin; one code for each key. Raises NotLeader, InvalidArgument, TooLarge, PermissionDenied."""
     state.require_leading()
     _, tenant = tenant_of(request.tenant, context)
-    keys = split_keys(request.keys, state.config.keys_per_call_max)
+    keys = split_keys(request.keys, state.limits.keys_per_call_max)
 
     def make(packed: bytes) -> store_node_pb2.NodeUnpinBlocksRequest:
         return store_node_pb2.NodeUnpinBlocksRequest(tenant_id=tenant, keys=packed)

@@ -16,9 +16,9 @@ async def handle(
 ) -> master_pb2.WatchClusterMapResponse:
     """Wait for a map other than the caller's. Raises NotLeader (also when leadership ends), LimitExceeded."""
     state.require_leading()
-    if state.watchers >= state.config.watchers_max:
-        raise errors.LimitExceeded(f"{state.config.watchers_max} map watches are under way; poll more slowly")
-    wait_s = min(request.wait_ms / 1000.0, state.config.watch_max_s)
+    if state.watchers >= state.limits.watchers_max:
+        raise errors.LimitExceeded(f"{state.limits.watchers_max} map watches are under way; poll more slowly")
+    wait_s = min(request.wait_ms / 1000.0, state.limits.watch_max_s)
     until_s = min(context.now_s + wait_s, context.deadline_s - _ANSWER_S)
     known = (request.known_term, request.known_epoch)
     state.watchers += 1

@@ -35,7 +35,7 @@ async def to_holders(
         for holder in holders:
             positions.setdefault(holder, []).append(position)
     term = state.membership.term
-    timeout_s = min(state.config.node_call_timeout_s, max(0.0, context.deadline_s - state.clock.now_s()))
+    timeout_s = min(state.limits.node_call_timeout_s, max(0.0, context.deadline_s - state.clock.now_s()))
     members = [(state.membership.by_index(holder), where) for holder, where in positions.items()]
     living = [(node, where) for node, where in members if node is not None and node.alive]
 
@@ -54,7 +54,7 @@ async def to_holders(
 async def ask_node(
     state: MasterState, node: Node, method: str, request: Any, count: int, timeout_s: float, term: int
 ) -> list[int]:
-    """Return a code for each of the request's `count` keys; a node that does not answer gives its error's code.
+    """A code for each of the request's `count` keys; a node that does not answer gives its error's code.
 
     `term` is the one under which it was decided what to ask.
     """
@@ -68,13 +68,13 @@ async def ask_node(
 
 
 def any_ok(codes: Sequence[int]) -> int:
-    """Return OK when one holder did it, otherwise the first refusal; NOT_FOUND without holders."""
+    """OK when one holder did it, otherwise the first refusal; NOT_FOUND without holders."""
     if not codes:
         return errors.NotFound.code
     return errors.OK if errors.OK in codes else codes[0]
 
 
 def all_gone(codes: Sequence[int]) -> int:
-    """Return OK when no holder has it any more, otherwise the first refusal; NOT_FOUND without holders."""
+    """OK when no holder has it any more, otherwise the first refusal; NOT_FOUND without holders."""
     gone = (errors.OK, errors.NotFound.code)
     return next((code for code in codes if code not in gone), errors.OK if codes else errors.NotFound.code)

@@ -19,7 +19,7 @@ ChannelTo = Callable[[str], Channel]
 
 
 class NodeCalls:
-    """See the module's text. `channel_to` makes a channel to a gRPC target."""
+    """Calls to store nodes, bounded in number and time. `channel_to` makes a channel to a gRPC target."""
 
     def __init__(self, channel_to: ChannelTo, calls_max: int) -> None:
         self._channel_to = channel_to

@@ -44,7 +44,7 @@ class Priced(Table):
                 "price_per_hour has to be above 0; say included = true when the node's price covers it"
             )
         if self.is_none and self.price_per_hour:
-            raise ValueError("an option of 0 GB is no option and cannot have a price")
+            raise ValueError("an option of 0 GB means none and cannot have a price")
         return self
 
     @property

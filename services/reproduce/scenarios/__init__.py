@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mooncache.reproduce.registry import Scenario
+from mooncache.reproduce.scenario import Scenario
 from mooncache.reproduce.scenarios import (
     calibration,
     comparison,

@@ -10,7 +10,7 @@ from typing import Final
 from mooncache.conductor.core.policy.pipeline import best
 from mooncache.reproduce.finding import Sheet, measured, published
 from mooncache.reproduce.lab import Lab
-from mooncache.reproduce.registry import Scenario
+from mooncache.reproduce.scenario import Scenario
 from mooncache.reproduce.setting import NODE_NETWORK_GBPS, PROFILE
 
 K: Final = 1024
@@ -95,13 +95,13 @@ def figure_7(_lab: Lab, sheet: Sheet) -> None:
 
 
 def prefill_s(tokens: int, held: int) -> float:
-    """Return the seconds of one prompt by the profile."""
+    """The seconds of one prompt by the profile."""
     a, b, c, d = PROFILE.prefill
     return a + b * (tokens - held) + c * (tokens**2 - held**2) + d * held
 
 
 def decode_s(sequences: int, kv_tokens: float) -> float:
-    """Return the seconds of one decode step by the profile."""
+    """The seconds of one decode step by the profile."""
     decode = PROFILE.decode
     return decode.base_s + decode.per_sequence_s * (sequences - 1) + decode.per_token_s * kv_tokens
 
@@ -112,7 +112,7 @@ TFLOPS: Final = {"8 x A800": (8 * 312.0, 5.86, 6.0), "8 x H800": (8 * 989.0, 18.
 
 
 def break_even_gb_per_s(held: int, tflops: float) -> float:
-    """Return the bandwidth above which loading `held` tokens beats computing them (B/G > 2ds / gqa(apd + bd^2))."""
+    """The bandwidth above which loading `held` tokens beats computing them (B/G > 2ds / gqa(apd + bd^2))."""
     per_flop = 2 * WIDTH * VALUE_BYTES / (GQA * (A * held * WIDTH + B * WIDTH**2))
     return per_flop * tflops * 1e12 / 1e9
 

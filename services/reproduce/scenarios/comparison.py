@@ -20,7 +20,7 @@ from mooncache.reproduce import setting
 from mooncache.reproduce.experiment import PARTS, WHOLE, Run, SpeedSearch, capacity, simulated
 from mooncache.reproduce.finding import Figure, Sheet, measured
 from mooncache.reproduce.lab import Lab
-from mooncache.reproduce.registry import Scenario
+from mooncache.reproduce.scenario import Scenario
 from mooncache.reproduce.workloads import CONVERSATION
 
 OURS, PAPERS, FIXED = "mooncache", "algorithm1", "mooncache, fixed roles"
@@ -71,7 +71,7 @@ def latency(lab: Lab, sheet: Sheet) -> None:
         sheet.findings += lab.mark(CONVERSATION, found)
     sheet.notes.append(MEANS)
     sheet.notes.append(
-        "Nobody is refused here; constants of our policy were chosen on the first half of the trace"
+        "No request is refused here; constants of our policy were chosen on the first half of the trace"
     )
 
 

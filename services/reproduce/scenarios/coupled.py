@@ -14,7 +14,7 @@ from mooncache.reproduce import setting
 from mooncache.reproduce.experiment import LIMITS_S, Run, latency, simulated
 from mooncache.reproduce.finding import Figure, Sheet, measured, published
 from mooncache.reproduce.lab import Lab
-from mooncache.reproduce.registry import Scenario
+from mooncache.reproduce.scenario import Scenario
 from mooncache.reproduce.workloads import CONVERSATION, SYNTHETIC, TOOLAGENT, Sources, load
 from mooncache.simulate.coupled import CoupledOptions, simulate_coupled
 
@@ -186,7 +186,7 @@ TTFT_FACTOR, TBT_FACTOR = 10.0, 5.0  # limits: so many times the ninetieth perce
 
 
 def throughput(rates: tuple[float, ...], served: list[Served]) -> float:
-    """Return the highest rate at which both ninetieth percentiles keep their factor over the lowest rate's."""
+    """The highest rate at which both ninetieth percentiles keep their factor over the lowest rate's."""
     best = 0.0
     for rate, one in zip(rates, served, strict=True):
         slow = one.ttft_p90_s > TTFT_FACTOR * served[0].ttft_p90_s

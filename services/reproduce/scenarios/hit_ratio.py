@@ -12,7 +12,7 @@ from typing import Final
 from mooncache.reporting.rows import Row, bar_row
 from mooncache.reproduce.finding import Figure, Sheet, measured, published
 from mooncache.reproduce.lab import Lab
-from mooncache.reproduce.registry import Scenario
+from mooncache.reproduce.scenario import Scenario
 from mooncache.reproduce.setting import HIT_BLOCKS_BAR
 from mooncache.reproduce.workloads import ALL, CONVERSATION, SYNTHETIC, TOOLAGENT, Sources, load
 from mooncache.simulate.cache import UNLIMITED, UseInfo, make
@@ -54,7 +54,7 @@ def hit_ratio(sources: Sources, item: tuple[str, str, int]) -> HitShares:
 
 
 def measure(trace: Trace, policy: str, capacity_blocks: int) -> HitShares:
-    """Return the hit ratios of a policy on a trace, from an empty cache on."""
+    """The hit ratios of a policy on a trace, from an empty cache on."""
     cache = make(policy, capacity_blocks)
     middle_s = (float(trace.arrival_s[0]) + float(trace.arrival_s[-1])) / 2
     hits, uses, tokens = [0, 0], [0, 0], 0

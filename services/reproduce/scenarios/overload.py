@@ -16,7 +16,7 @@ from mooncache.reproduce import setting
 from mooncache.reproduce.experiment import PARTS, WHOLE, Run, RunSummary, simulated
 from mooncache.reproduce.finding import Figure, Sheet, measured, published
 from mooncache.reproduce.lab import Lab
-from mooncache.reproduce.registry import Scenario
+from mooncache.reproduce.scenario import Scenario
 from mooncache.reproduce.workloads import CONVERSATION, TOOLAGENT
 
 BASELINE, EARLY, PREDICTED, OURS = "baseline", "early rejection", "early rejection with prediction", "ours"

@@ -9,7 +9,7 @@ from mooncache.reproduce import setting
 from mooncache.reproduce.experiment import Run, RunSummary, simulated
 from mooncache.reproduce.finding import Figure, Sheet, measured, published
 from mooncache.reproduce.lab import Lab
-from mooncache.reproduce.registry import Scenario
+from mooncache.reproduce.scenario import Scenario
 from mooncache.reproduce.workloads import CONVERSATION, SYNTHETIC, TOOLAGENT
 
 GLOBAL, WEAK, GOOD = "global", "local, by load", "local, by cache and load"

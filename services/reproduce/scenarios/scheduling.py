@@ -9,7 +9,7 @@ from mooncache.reproduce import setting
 from mooncache.reproduce.experiment import Run, RunSummary, simulated
 from mooncache.reproduce.finding import Figure, Sheet, measured, published
 from mooncache.reproduce.lab import Lab
-from mooncache.reproduce.registry import Scenario
+from mooncache.reproduce.scenario import Scenario
 from mooncache.reproduce.workloads import CONVERSATION, TOOLAGENT
 
 # The paper's names for our policies, and its mean TTFT in seconds.
@@ -65,7 +65,7 @@ def figure_5(lab: Lab, sheet: Sheet) -> None:
         found += _ratios(_four(lab, run.at(speed)), FIGURE_5, f", {speed:g}x speed", None)
     sheet.findings += lab.mark(CONVERSATION, found)
     sheet.notes.append(
-        f"{setting.PREFILL_NODES}P+{setting.DECODE_NODES}D at the trace's own speed, nobody is refused. The paper "
+        f"{setting.PREFILL_NODES}P+{setting.DECODE_NODES}D at the trace's own speed, no request is refused. The paper "
         "gives neither its split nor its speed; its own times are longer throughout, the ratios are what compares"
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from mooncache.reproduce.finding import Sheet, measured, published
 from mooncache.reproduce.lab import Lab
-from mooncache.reproduce.registry import Scenario
+from mooncache.reproduce.scenario import Scenario
 from mooncache.reproduce.workloads import CONVERSATION, SYNTHETIC, TOOLAGENT
 from mooncache.traces import Trace
 
@@ -23,7 +23,7 @@ FIGURE_6: Final = {1: 0.554, 2: 0.768, 3: 0.865, 4: 0.912, 5: 0.9435, 6: 0.955, 
 
 
 def reusable_share(trace: Trace) -> tuple[float, float]:
-    """Return (share of block references, share of input tokens) that a cache without a limit would hold."""
+    """(share of block references, share of input tokens) that a cache without a limit would hold."""
     ids = trace.hash_ids
     _, first = np.unique(ids, return_index=True)
     repeated = np.ones(len(ids), bool)

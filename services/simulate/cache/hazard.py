@@ -180,7 +180,7 @@ class Hazard:
         self.events[band, klass] += 1.0
 
     def refresh(self) -> None:
-        """Computes worths anew and lets the counts fade."""
+        """Recompute the worths and let the counts fade."""
         self.worth = self._index(self._estimate()).T.tolist()
         self.events *= _KEEP
         self.exposure_s *= _KEEP

@@ -23,7 +23,7 @@ def remember(ghosts: OrderedDict[int, None], block: int, places: int) -> None:
 
 
 class TwoQueues:
-    """See the module's text. The values of the queues are the times at which the blocks came."""
+    """The policy 2Q. The values of the queues are the times at which the blocks came."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class TwoQueues:
 
 
 class S3Fifo:
-    """See the module's text. `small_percent` of the capacity is for newcomers; uses are counted up to three."""
+    """The policy S3-FIFO. `small_percent` of the capacity is for newcomers; uses are counted up to three."""
 
     def __init__(self, capacity_blocks: int, small_percent: int = 10) -> None:
         self.capacity_blocks = capacity_blocks

@@ -94,7 +94,7 @@ _Place = tuple[Chain, int]  # the chain that used a block last, and the block's 
 
 
 class Reuse:
-    """See the module's text.
+    """The eviction policy `mooncache`.
 
     `chains_max`: chains that are learnt from at one time. `start_uses`: uses during which age alone decides.
     """
@@ -278,7 +278,7 @@ class Reuse:
     # --- blocks ---
 
     def _own(self, chain: Chain) -> None:
-        """Makes the chain's blocks its own: those that are here, and the others when they come."""
+        """Give the chain its blocks: the stored ones now, the others when they are stored."""
         owner = self._owner
         for at, block in enumerate(chain.blocks, start=chain.first):
             place = owner.get(block)

@@ -152,6 +152,6 @@ def _words() -> str:
         '<h2>Words</h2><p class="muted"><b>TTFT</b>: from arrival to the first token of the answer. <b>TBT</b>: mean '
         "of a request's longest tenth of gaps between tokens. <b>Attainment</b>: share of all requests that were "
         "served within both promises. <b>Goodput</b>: these per second. <b>Hit ratio</b>: prompt tokens that were "
-        "not computed because somebody held their KV. <b>s per prompt</b>: seconds "
+        "not computed because their KV was cached. <b>s per prompt</b>: seconds "
         "of instances for computing one. Quantiles are over requests that were served.</p>"
     )

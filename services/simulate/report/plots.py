@@ -176,7 +176,7 @@ def hit_ratio(results: Sequence[Result], summaries: Sequence[Summary]) -> Drawin
         results,
         drawn,
         f"Hit ratio over time. Whole run: {told}.",
-        "Prompt tokens whose KV somebody held, in the last minute or so. It climbs while caches fill.",
+        "Prompt tokens whose KV was cached, over the last minute or so. It climbs while caches fill.",
     )
 
 
@@ -263,7 +263,7 @@ def busy(result: Result) -> Drawing:
     return Drawing(
         plot,
         f"Share of time that instances computed: from {share.min():.0f} % to {share.max():.0f} %.",
-        "Even bars mean that nobody waits while others idle."
+        "Even bars mean that no request waits while instances idle."
         + (f" {_BARS_MAX} of {len(names)}, evenly picked by load." if len(names) > _BARS_MAX else ""),
         ("instance", "busy", "requests", "computed tokens"),
         tuple(

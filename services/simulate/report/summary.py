@@ -168,7 +168,7 @@ def limiting(summary: Summary) -> str:
             if lost == 0
             else f"Both promises to {100 * summary.attainment:.1f} % of the requests are"
         )
-        return f"{kept} kept, so nothing yet: a higher --speed shows what gives way first."
+        return f"{kept} kept, so nothing limits yet: a higher --speed shows the first bottleneck."
     refused = summary.outcomes.get("rejected", 0) + summary.outcomes.get("rejected_after_prefill", 0)
     if refused > 0.5 * lost * summary.requests:
         worst = next(iter(summary.reasons), "")

@@ -23,7 +23,7 @@ _WORDS = {
     "TBT": "time between tokens: mean of a request's longest tenth of gaps",
     "attainment": "share of all requests that were served within both promises",
     "goodput": "requests per second that kept both promises",
-    "hit ratio": "prompt tokens that were not computed because somebody had their KV",
+    "hit ratio": "prompt tokens that were not computed because their KV was cached",
 }
 
 
@@ -68,7 +68,7 @@ def show_run(console: Console, result: Result, summary: Summary) -> None:
     console.print(times)
     console.print(_totals(result, summary))
     console.print(_instances(result))
-    console.print(f"[bold]What holds it back:[/] {limiting(summary)}", soft_wrap=True)
+    console.print(f"[bold]Bottleneck:[/] {limiting(summary)}", soft_wrap=True)
 
 
 def _totals(result: Result, summary: Summary) -> Table:

@@ -149,7 +149,7 @@ async def heartbeat(state: StoreNodeState) -> None:
         raise UnknownNode("the answering master leads another term")
     state.terms.hear(response.term, state.membership.heard_s)
     if response.want_full_report and not state.planner.reporting_full:
-        state.planner.request_full("a heartbeat's answer asked for it")
+        state.planner.request_full("requested in a heartbeat's answer")
     for command in response.commands:
         if command == master_pb2.NODE_COMMAND_DRAIN_ON:
             _drain(state, draining=True)

@@ -89,7 +89,7 @@ class _Phase(enum.Enum):
 
 
 class ReportPlanner:
-    """See the module's text. `max_message_bytes` bounds the records of one message."""
+    """Plans a node's reports to the master. `max_message_bytes` bounds the records of one message."""
 
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         if max_message_bytes < RECORD_BYTES:
@@ -217,7 +217,7 @@ class ReportPlanner:
         """The master answered the message in flight."""
         sent, self._pending = self._pending, None
         if need_full:
-            self.request_full("the master asked for it")
+            self.request_full("requested by the master")
             return
         if sent is None:
             return

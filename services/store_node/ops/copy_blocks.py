@@ -19,7 +19,7 @@ async def handle(
     if state.copier is None:
         raise Unsupported("this node has no data-plane client to copy with")
     if state.draining:
-        raise Draining("The node is being emptied and takes no new blocks.")
+        raise Draining("The node is draining and takes no new blocks.")
     if request.source.node_id == state.identity.node_id:
         raise InvalidArgument("A node cannot copy from itself.")
     if not request.tenant:

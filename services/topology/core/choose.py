@@ -66,7 +66,7 @@ def verdict_of(port: Port) -> Verdict:
 
 
 def usable_ports(host: Host) -> list[tuple[RdmaDevice, Port]]:
-    """Return the ports that clients and nodes of a host use, in its order; none where RDMA is off."""
+    """The ports that clients and nodes of a host use, in its order; none where RDMA is off."""
     if host.rdma_off or host.verbs_missing:
         return []
     return [
@@ -79,7 +79,7 @@ def usable_ports(host: Host) -> list[tuple[RdmaDevice, Port]]:
 
 
 def rails_of(host: Host, gpu: Gpu | None = None) -> list[tuple[RdmaDevice, Port]]:
-    """Return the ports that a connection of an idle client takes, best first, `rails_max` at most.
+    """The ports that a connection of an idle client takes, best first, `rails_max` at most.
 
     The fastest first; where the memory of a GPU is registered, those nearest to it before them.
     """
@@ -120,12 +120,12 @@ def _place(name: str, rails: list[RankedRail], host: Host) -> Place:
     preferred = tuple(rail for rail in rails if rail.distance == nearest)
     others = tuple(rail for rail in rails if rail.distance != nearest)
     many = f"{len(preferred)} ports together" if len(preferred) > 1 else "one port"
-    near = "whose place is not known" if nearest is Distance.UNKNOWN else f"nearest by {nearest.words}"
+    near = "with an unknown place" if nearest is Distance.UNKNOWN else f"nearest by {nearest.words}"
     return Place(name, preferred, others, f"{many}, {near}")
 
 
 def rails_between(here: Host, there: Host) -> list[RailPair]:
-    """Return the ports that a client here and a node there connect, as both choose them.
+    """The ports that a client here and a node there connect, as both choose them.
 
     The client takes its fastest ports; the node answers each on the port nearest to it in the network (the longest
     common prefix of the addresses), among equals on the one with the fewest.
@@ -156,7 +156,7 @@ def _together_gbps(here: Host, there: Host, pairs: list[RailPair]) -> float:
 
 
 def transport_between(here: Host, there: Host) -> tuple[str, str]:
-    """Return the transport two hosts would use and why."""
+    """The transport two hosts would use and why."""
     if here.name == there.name:
         return "shm", "both ends are on one host"
     for host in (here, there):
@@ -166,7 +166,7 @@ def transport_between(here: Host, there: Host) -> tuple[str, str]:
     if pairs:
         total = _together_gbps(here, there, pairs)
         return "rdma", f"{len(pairs)} rail(s), {total:g} Gb/s together; TCP when all of them fail"
-    return "tcp", "the ports of both hosts have no kind of address in common"
+    return "tcp", "the ports of the two hosts have no common type of address"
 
 
 def _layer(port: Port) -> str:

@@ -40,7 +40,7 @@ _WORDS = {
 
 
 def between(one: PciLocation | None, other: PciLocation | None) -> Distance:
-    """Return the distance of two devices, as the engine sees it; UNKNOWN when one of them is no PCI device."""
+    """The distance of two devices, as the engine sees it; UNKNOWN when one of them is not a PCI device."""
     if one is None or other is None:
         return Distance.UNKNOWN
     return Distance[_native.rdma_distance(_place(one), _place(other))]
@@ -52,7 +52,7 @@ def _place(location: PciLocation) -> tuple[str, int]:
 
 
 def to_memory(device: PciLocation | None, device_numa: int | None, numa_node: int) -> Distance:
-    """Return the distance of a device to the memory of a NUMA node."""
+    """The distance of a device to the memory of a NUMA node."""
     near = device.numa_node if device is not None and device.numa_node is not None else device_numa
     if near is None:
         return Distance.UNKNOWN

@@ -31,19 +31,19 @@ class Finding(NamedTuple):
 
 
 def of_host(host: Host) -> list[Finding]:
-    """Return everything that is worth saying about one host, in the order in which it should be mended."""
+    """The findings about one host, in the order in which to fix them."""
     found = list(_library(host))
     if not host.devices:
         text = "the kernel knows none: bytes go by shared memory on this host and by TCP to others"
         return [
             *found,
-            Finding("warn", "RDMA devices", text, "nothing to do where there is no such hardware"),
+            Finding("warn", "RDMA devices", text, "nothing to do on a host without such hardware"),
         ]
     for device in host.devices:
         found += _device(device)
     if host.rdma_off:
         text = f"{host.rdma_off}: TCP is used instead, whatever the ports can do"
-        found.append(Finding("warn", "RDMA", text, "change that setting when RDMA is wanted here"))
+        found.append(Finding("warn", "RDMA", text, "change that setting to use RDMA here"))
     elif not usable_ports(host):
         text = f"{why_none(host)}: TCP is used instead"
         found.append(Finding("bad", "RDMA", text, "see the lines above"))
@@ -51,7 +51,7 @@ def of_host(host: Host) -> list[Finding]:
 
 
 def between_hosts(here: Host, there: Host) -> list[Finding]:
-    """Return what two hosts would use together, and what keeps them from better."""
+    """The transport between two hosts, and the obstacles to a better one."""
     kind, reason = transport_between(here, there)
     what = f"{here.name} - {there.name}"
     found = [Finding("ok" if kind != "tcp" else "warn", what, f"{kind}: {reason}")]
@@ -81,7 +81,7 @@ def _library(host: Host) -> Iterator[Finding]:
     if host.verbs_missing:
         if "ibv_get_device_list" in host.verbs_missing:  # the library is there, the kernel answers nothing
             advice = (
-                "load the kernel's part (modprobe ib_uverbs); nothing to do where there is no such hardware"
+                "load the kernel's part (modprobe ib_uverbs); nothing to do on a host without such hardware"
             )
         else:
             advice = "install the distribution's libibverbs1 (Debian: also ibverbs-providers)"
@@ -144,7 +144,9 @@ def _of_port(name: str, port: Port) -> Iterator[Finding]:
 def _memory(host: Host) -> Iterator[Finding]:
     if host.memlock_bytes is None or host.privileged:
         why = (
-            "unlimited" if host.memlock_bytes is None else "the process may lock what it likes (CAP_IPC_LOCK)"
+            "unlimited"
+            if host.memlock_bytes is None
+            else "the process may lock any amount of memory (CAP_IPC_LOCK)"
         )
         yield Finding("ok", "locked memory", why)
     elif host.memlock_bytes < MEMLOCK_WANTED_BYTES:

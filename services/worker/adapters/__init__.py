@@ -28,6 +28,6 @@ def make(name: str, config: Config) -> EngineAdapter:
     except (ImportError, AttributeError) as error:
         raise ConfigInvalid(f"worker.engine {name!r} cannot be loaded: {error}.") from None
     if not isinstance(found, type) or not issubclass(found, EngineAdapter):
-        raise ConfigInvalid(f"worker.engine {name!r} is no subclass of EngineAdapter.")
+        raise ConfigInvalid(f"worker.engine {name!r} is not a subclass of EngineAdapter.")
     adapter: EngineAdapter = found(config)
     return adapter

@@ -50,7 +50,7 @@ class Command:
 
 
 class EngineAdapter(ABC):
-    """See the module's text. `config` is the whole configuration; an adapter reads its own section."""
+    """How to start and read one kind of engine. `config` is the whole configuration; adapters read their section."""
 
     name: ClassVar[str]
     """Name of the kind of engine, as instances carry it."""

@@ -10,7 +10,7 @@ from mooncache.worker.core.load import MetricNames
 
 
 class HfAdapter(EngineAdapter):
-    """See the module's text; its settings are the sections hf and connector."""
+    """The adapter of the small engine; its settings are the sections hf and connector."""
 
     name: ClassVar[str] = "hf"
     metrics: ClassVar[MetricNames] = MetricNames(

@@ -25,7 +25,7 @@ _FEW_CORES = 4
 
 
 class VllmAdapter(EngineAdapter):
-    """See the module's text; its settings are the sections vllm and connector."""
+    """The adapter of vLLM; its settings are the sections vllm and connector."""
 
     name: ClassVar[str] = "vllm"
     kv_events: ClassVar[bool] = True

@@ -17,14 +17,7 @@ from zmq.constants import SocketOption, SocketType
 from mooncache.errors import ProtocolError
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.worker.core.endpoints import reachable, subscriber
-from mooncache.worker.core.event_stream import (
-    APPLY,
-    END_OF_REPLAY,
-    REPLAY,
-    RESTARTED,
-    SEQUENCE_BYTES,
-    sequence_of,
-)
+from mooncache.worker.core.event_stream import END_OF_REPLAY, SEQUENCE_BYTES, EventAction, sequence_of
 from mooncache.worker.core.kv_events import PAYLOAD_BYTES_MAX, decode
 from mooncache.worker.core.own_cache import OwnCache
 from mooncache.worker.state import WorkerState
@@ -74,23 +67,23 @@ async def _take(
     """One message of the publisher."""
     sequence = sequence_of(frames[1]) if len(frames) == 3 else None
     if sequence is None:
-        _senseless(state, 1, f"a message of {len(frames)} frames")
+        _note_invalid(state, 1, f"a message of {len(frames)} frames")
         return
     stream = state.stream
     verdict = stream.offer(sequence)
-    if verdict == RESTARTED:
+    if verdict == EventAction.RESTARTED:
         stream.restart()
         cache.clear()
         verdict = stream.offer(sequence)
     lost = stream.lost
-    if verdict == REPLAY:
+    if verdict == EventAction.REPLAY:
         await _replay(state, cache, context, replay_endpoint)
-        verdict = APPLY if stream.settle(sequence) else ""
+        verdict = EventAction.APPLY if stream.settle(sequence) else ""
     if stream.lost != lost:
         log.warning(Event.WORKER_EVENTS_LOST, instance_id=state.instance_id, batches=stream.lost - lost)
         # What is known stays: a wrong claim costs one worse choice and heals, forgotten blocks are never told again.
         cache.want_full()
-    if verdict == APPLY:
+    if verdict == EventAction.APPLY:
         _apply(state, cache, frames[2])
 
 
@@ -119,24 +112,24 @@ async def _replay(state: WorkerState, cache: OwnCache, context: Any, endpoint: s
 
 def _apply(state: WorkerState, cache: OwnCache, payload: bytes) -> None:
     try:
-        events, senseless = decode(payload)
+        events, invalid = decode(payload)
     except ProtocolError as error:
-        _senseless(state, 1, error.message)
+        _note_invalid(state, 1, error.message)
         return
-    if senseless:
-        _senseless(state, senseless, "events with wrong fields")
+    if invalid:
+        _note_invalid(state, invalid, "events with wrong fields")
     cache.apply(events)
 
 
-def _senseless(state: WorkerState, count: int, what: str) -> None:
+def _note_invalid(state: WorkerState, count: int, what: str) -> None:
     """Count; log the first and then at every doubling, so that a flood does not fill the log."""
-    before = state.senseless_events
-    state.senseless_events += count
-    if before.bit_length() != state.senseless_events.bit_length():
+    before = state.invalid_events
+    state.invalid_events += count
+    if before.bit_length() != state.invalid_events.bit_length():
         log.warning(
-            Event.WORKER_EVENTS_SENSELESS,
+            Event.WORKER_EVENTS_INVALID,
             instance_id=state.instance_id,
-            count=state.senseless_events,
+            count=state.invalid_events,
             reason=what,
         )
 

@@ -102,7 +102,7 @@ async def register(state: WorkerState) -> float:
 
 
 def _interval_s(milliseconds: int) -> float:
-    """Return the interval that the conductor wishes; 0 when it wishes none."""
+    """The interval that the conductor asks for; 0 without one."""
     return min(max(milliseconds / 1e3, _INTERVAL_MIN_S), _INTERVAL_MAX_S) if milliseconds else 0.0
 
 

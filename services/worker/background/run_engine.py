@@ -21,7 +21,7 @@ from mooncache.runtime.bind import is_loopback
 from mooncache.runtime.log_files import trim
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.ports import bind_free
-from mooncache.runtime.supervision import DOWN, GIVEN_UP, READY, exit_words
+from mooncache.runtime.supervision import RunState, exit_words
 from mooncache.worker.adapters.base import Launch
 from mooncache.worker.core.facts import (
     FILE_BYTES_MAX,
@@ -43,6 +43,8 @@ _ASK_TIMEOUT_S = 5.0
 _HEALTH_TIMEOUT_S = 1.0
 _PASSPORT_WAIT_S = 20.0
 _MODEL_TIMEOUT_S = 600.0
+# Cache events that may wait to be reported; more cause a full report.
+_PENDING_EVENTS_MAX = 100_000
 _BLOCKS_MIN, _BLOCKS_UNKNOWN = 10_000, 1_000_000
 
 log = get_logger(__name__)
@@ -52,7 +54,7 @@ async def run(state: WorkerState) -> None:
     """Until cancelled, or until the engine is given up (`state.failure` says why)."""
     if not state.attached and not state.model:
         await prepare(state)
-    while state.supervision.state != GIVEN_UP:
+    while state.supervision.state != RunState.GIVEN_UP:
         await step(state)
         await _pause(state)
 
@@ -60,7 +62,7 @@ async def run(state: WorkerState) -> None:
 async def step(state: WorkerState) -> None:
     """One look at the engine, and what follows from it."""
     now_s = state.clock.now_s()
-    if state.supervision.state == DOWN:
+    if state.supervision.state == RunState.DOWN:
         if state.supervision.due(now_s):
             begin(state)
         return
@@ -70,14 +72,14 @@ async def step(state: WorkerState) -> None:
     if state.process is not None:
         trim(state.process.log_path)
     # A machine that is loading an engine may be slow to answer, and no request waits for it yet.
-    longest_s = _HEALTH_TIMEOUT_S if state.supervision.state == READY else _ASK_TIMEOUT_S
+    longest_s = _HEALTH_TIMEOUT_S if state.supervision.state == RunState.READY else _ASK_TIMEOUT_S
     timeout_s = min(longest_s, state.config.worker.hang_timeout_s)
     problem = await state.http.healthy(state.url, timeout_s)
     now_s = state.clock.now_s()
     if problem:
         was = state.supervision.reason
         why = state.supervision.silent(now_s)
-        if state.attached and problem == NOBODY and state.supervision.state == READY:
+        if state.attached and problem == NOBODY and state.supervision.state == RunState.READY:
             why = problem  # it ended; whatever comes back there begins with an empty cache
         if why:
             await _over(state, why)
@@ -111,11 +113,15 @@ async def _pause(state: WorkerState) -> None:
     while left_s > 0:
         await state.clock.sleep(min(_TICK_S, left_s))
         left_s -= _TICK_S
-        if state.supervision.state == DOWN and state.supervision.due(state.clock.now_s()):
+        if state.supervision.state == RunState.DOWN and state.supervision.due(state.clock.now_s()):
             return
-        if state.process is not None and state.supervision.state != DOWN and state.process.exited is not None:
+        if (
+            state.process is not None
+            and state.supervision.state != RunState.DOWN
+            and state.process.exited is not None
+        ):
             return
-        if not state.ready and state.supervision.state != DOWN:
+        if not state.ready and state.supervision.state != RunState.DOWN:
             left_s = min(left_s, _TICK_S)
 
 
@@ -294,9 +300,9 @@ async def learn(state: WorkerState) -> None:
         blocks = state.facts.kv_capacity_tokens // passport.block_tokens
         state.cache = OwnCache(
             passport,
-            # What was removed in a batch that is lost would stay for ever: no engine holds twice its own memory.
+            # What was removed in a batch that is lost would stay forever: no engine holds twice its own memory.
             block_count_max=max(_BLOCKS_MIN, 2 * blocks) if blocks else _BLOCKS_UNKNOWN,
-            pending_max=state.config.worker.event_count_max,
+            pending_max=_PENDING_EVENTS_MAX,
         )
     state.tokenizer_path = tokenizer_folder(state.model)
     state.changed()
@@ -335,7 +341,7 @@ def _said_in(state: WorkerState) -> Path | None:
 
 
 def _mark(path: Path) -> tuple[int, int, int]:
-    """Tells one version of a file from the next; it is replaced as a whole."""
+    """A value that differs for each version of a file, which is replaced as a whole."""
     status = path.stat()
     return status.st_ino, status.st_mtime_ns, status.st_size
 
@@ -369,7 +375,7 @@ def read_capped(path: Path) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise InvalidArgument(f"{path} is no text") from None
+        raise InvalidArgument(f"{path} is not text") from None
 
 
 def free_port(host: str, asked: int, url: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mooncache.runtime.supervision import READY
+from mooncache.runtime.supervision import RunState
 from mooncache.worker.core.load import read_page
 from mooncache.worker.state import WorkerState
 
@@ -12,7 +12,7 @@ _TIMEOUT_S = 5.0
 
 async def run(state: WorkerState) -> None:
     """One reading; a page that cannot be had leaves the last load."""
-    if state.supervision.state != READY:
+    if state.supervision.state != RunState.READY:
         return
     incarnation = state.incarnation
     text = await state.http.metrics(state.url, min(_TIMEOUT_S, state.config.worker.hang_timeout_s))

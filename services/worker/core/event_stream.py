@@ -9,11 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 SEQUENCE_BYTES: Final = 8
 END_OF_REPLAY: Final = (1 << 64) - 1
-APPLY, REPLAY, OLD, RESTARTED = "apply", "replay", "old", "restarted"
+
+
+class EventAction(StrEnum):
+    """What to do with a batch of an engine's events."""
+
+    APPLY = "apply"
+    REPLAY = "replay"
+    OLD = "old"
+    RESTARTED = "restarted"
 
 
 def sequence_of(frame: bytes) -> int | None:
@@ -23,7 +32,7 @@ def sequence_of(frame: bytes) -> int | None:
 
 @dataclass(slots=True)
 class EventStream:
-    """See the module's text. `expected` is the number of the next batch to apply."""
+    """The order of a stream of numbered batches. `expected` is the number of the next batch to apply."""
 
     expected: int = 0
     last_live: int = -1
@@ -34,14 +43,14 @@ class EventStream:
     def offer(self, sequence: int) -> str:
         """A live batch came: apply it, ask for a replay first, pass it over, or begin anew and offer it again."""
         if sequence <= self.last_live:
-            return RESTARTED
+            return EventAction.RESTARTED
         self.last_live = sequence
         if sequence < self.expected:
-            return OLD
+            return EventAction.OLD
         if sequence > self.expected:
-            return REPLAY
+            return EventAction.REPLAY
         self._applied()
-        return APPLY
+        return EventAction.APPLY
 
     def replay(self, sequences: Iterable[int]) -> list[int]:
         """Numbers of a replay's answer that have to be applied, in order; what is missing between them is lost."""

@@ -41,9 +41,9 @@ def facts_from_file(text: str) -> EngineFacts:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"the passport file is no JSON: {error!r:.200}") from None
+        raise InvalidArgument(f"the passport file is not JSON: {error!r:.200}") from None
     if not isinstance(content, dict):
-        raise InvalidArgument("the passport file is no JSON object")
+        raise InvalidArgument("the passport file does not hold a JSON object")
     passport = passport_from_json(json.dumps(content.get("passport")))
     version = content.get("engine_version")
     return EngineFacts(

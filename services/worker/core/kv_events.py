@@ -85,22 +85,22 @@ def decode(payload: bytes) -> tuple[list[Event], int]:
     try:
         batch = msgspec.msgpack.decode(payload)
     except (msgspec.DecodeError, RecursionError, ValueError, TypeError, OverflowError) as error:
-        raise ProtocolError(f"no msgpack: {error!r:.200}") from None
+        raise ProtocolError(f"not msgpack: {error!r:.200}") from None
     if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
         raise ProtocolError("a batch has to be [timestamp, [events]]")
     if len(batch[1]) > EVENT_COUNT_MAX:
         raise ProtocolError(f"{len(batch[1])} events in one batch")
     events: list[Event] = []
-    senseless = 0
+    invalid = 0
     for raw in batch[1]:
         try:
             event = _event(raw)
         except (ValueError, TypeError, KeyError, IndexError):
-            senseless += 1
+            invalid += 1
             continue
         if event is not None:
             events.append(event)
-    return events, senseless
+    return events, invalid
 
 
 def _event(raw: Any) -> Event | None:

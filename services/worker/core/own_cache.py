@@ -38,7 +38,7 @@ class Changes:
 
 
 class OwnCache:
-    """See the module's text.
+    """The keys in an engine's own prefix cache, and their unreported changes.
 
     Args:
         passport: of the engine's blocks, with an empty tenant salt.

@@ -13,18 +13,18 @@ from collections.abc import Callable
 
 from mooncache.client.keys import KEY_BYTES
 from mooncache.conductor.core.decisions import (
-    POOL_OK,
     Decision,
     PoolAnswer,
+    PoolState,
     SchedulerSettings,
     SchedulingRequest,
 )
 from mooncache.conductor.core.hot_prefixes import HotPrefixes, Speed
-from mooncache.conductor.core.policy.types import FETCH, LOCAL, WAIT, PrefillCost, Rules
+from mooncache.conductor.core.policy.types import Branch, PrefillCost, Rules
 from mooncache.conductor.core.prefill_learner import PrefillLearner
 from mooncache.conductor.core.progress import Phase, ProgressReport
 from mooncache.conductor.core.rebalance import RoleKeeper
-from mooncache.conductor.core.registry import READY, InstanceInfo
+from mooncache.conductor.core.registry import InstanceInfo, InstanceState
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.state import native_index
 from mooncache.kvcache.instance_load import InstanceLoad
@@ -40,7 +40,7 @@ REPORT_S = 0.5
 PLAN_S = 15.0
 COPY_BYTES_PER_S = 1e9
 POOL_NODES = 8
-WAYS = {LOCAL: "own cache", FETCH: "from the pool", WAIT: "wait for another"}
+WAYS = {Branch.LOCAL: "own cache", Branch.FETCH: "from the pool", Branch.WAIT: "wait for another"}
 
 
 class Serving:
@@ -88,7 +88,7 @@ class Serving:
                 max_model_tokens=200_000,
                 max_sequences=256,
             )
-            self.core.register(info, READY, self.now_s)
+            self.core.register(info, InstanceState.READY, self.now_s)
 
     def do_prompt(self, name: str, _begins: str, _like: str, other: str, _for: str, tokens: str) -> None:
         """prompt B begins like A for 8000: they share so many leading tokens."""
@@ -184,7 +184,7 @@ class Serving:
             raise TypeError(f"a request has no {', '.join(more)}")
         blocks = self._in_pool(keys)
         decision = self.decisions[name] = self.core.schedule(
-            ask, PoolAnswer(POOL_OK, blocks), self.now_s, self.now_s
+            ask, PoolAnswer(PoolState.OK, blocks), self.now_s, self.now_s
         )
         self.names[decision.decision_id] = name
         if decision.choice.admitted:
@@ -234,7 +234,7 @@ class Serving:
     def _report(self) -> None:
         for instance in self.core.registry:
             load = InstanceLoad(running=self.core.assigned(instance))
-            self.core.report(instance, READY, load, "", self.now_s)
+            self.core.report(instance, InstanceState.READY, load, "", self.now_s)
         self._at(self.now_s + REPORT_S, self._report)
 
     def _plan_roles(self) -> None:
@@ -275,7 +275,7 @@ class Serving:
             }.get(choice.reason, choice.reason)
             return f"refused; {why}; come back in {choice.retry_after_s:.1f} s"
         there = []
-        if choice.branch == WAIT:
+        if choice.branch == Branch.WAIT:
             name = self.names[choice.awaited.decision_id] if choice.awaited is not None else "nobody"
             there.append(f"waits {choice.ready_s:.2f} s for {choice.prefix_tokens} that {name} computes")
         else:

@@ -18,7 +18,10 @@ from mooncache.auth import DEFAULT_TENANT, Authenticator, Token, tenant_id
 from mooncache.client.terms import Terms
 from mooncache.master.background.duties import master_duties
 from mooncache.master.background.run_tasks import TaskRunner
-from mooncache.master.config import MasterConfig
+from mooncache.master.core.membership import MembershipRules
+from mooncache.master.core.placement import PlacementRules
+from mooncache.master.core.reports import ReportRules
+from mooncache.master.limits import MasterLimits
 from mooncache.master.ops.table import master_table
 from mooncache.master.shell.node_calls import NodeCalls
 from mooncache.master.state import MasterState
@@ -36,14 +39,11 @@ CLUSTER = Token(DEFAULT_TENANT, admin=True, key=b"s" * 32)
 TENANT = tenant_id(DEFAULT_TENANT)
 BLOCK_BYTES = 4096
 CAPACITY_BYTES = 1 << 20
-CONFIG = MasterConfig(
+LIMITS = MasterLimits(
     heartbeat_interval_s=1.0,
-    suspect_after_s=3.0,
-    dead_after_s=6.0,
-    forget_after_s=60.0,
-    report_timeout_s=4.0,
-    report_buffer_bytes_max=56 * 64,
-    slow_start_s=5.0,
+    membership=MembershipRules(suspect_after_s=3.0, dead_after_s=6.0, forget_after_s=60.0),
+    placement=PlacementRules(slow_start_s=5.0),
+    reports=ReportRules(buffered_bytes_max=56 * 64, full_timeout_s=4.0),
     expire_interval_s=0.5,
     check_interval_s=1.0,
     task_interval_s=0.2,
@@ -66,11 +66,11 @@ class SimMaster:
             )
 
         self.state = MasterState(
-            CONFIG,
+            LIMITS,
             master_id=name,
             grpc_target=name,
             clock=world.clock,
-            nodes=NodeCalls(channel_to, CONFIG.node_calls_max),
+            nodes=NodeCalls(channel_to, LIMITS.node_calls_max),
             metrics=Metrics("master"),
             make_index=world.make_index,
         )

@@ -162,7 +162,7 @@ def test_tables_fit_a_terminal(
     tables.show_comparison(console, summaries)
     text = stream.getvalue()
     assert "…" not in text, "a column was cut"
-    for word in ("attainment", "hit ratio", "prefill-0", "decode-1", "p99", "What holds it back"):
+    for word in ("attainment", "hit ratio", "prefill-0", "decode-1", "p99", "Bottleneck"):
         assert word in text
 
 

@@ -1,4 +1,4 @@
-// A pretended CUDA driver and NVRTC, opened by path. Its device memory lies at addresses that the processor
+// A fake CUDA driver and NVRTC, opened by path. Its device memory lies at addresses that the processor
 // cannot read, its work happens when somebody asks for the stream and not before, one piece for each
 // question, a launch runs the kernel's own source, each function can be told to fail, and the whole device
 // can be told to hang.
@@ -177,7 +177,7 @@ API int cuInit(unsigned) {
   return verdict("cuInit");
 }
 API int cuGetErrorName(int code, const char** name) {
-  *name = code == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_PRETENDED";
+  *name = code == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_FAKE";
   return 0;
 }
 API int cuDeviceGetCount(int* count) {
@@ -191,7 +191,7 @@ API int cuDeviceGet(int* device, int ordinal) {
   return ordinal == 0 ? 0 : 101;
 }
 API int cuDeviceGetName(char* name, int size, int) {
-  std::strncpy(name, "Pretended GPU", static_cast<size_t>(size));
+  std::strncpy(name, "Fake GPU", static_cast<size_t>(size));
   return 0;
 }
 API int cuDeviceGetPCIBusId(char* address, int size, int) {

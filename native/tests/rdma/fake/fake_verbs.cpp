@@ -1,4 +1,4 @@
-// A pretended libibverbs: the calls that the data path binds, over the network in network.h. It keeps the
+// A fake libibverbs: the calls that the data path binds, over the network in network.h. It keeps the
 // rules that matter (keys, domains, ranges, access, states, queue depths) and can break in every way a test
 // asks for. What is to be destroyed is gone also where the call is told to fail: nothing could be opened
 // afterwards.
@@ -267,7 +267,7 @@ ibv_mr* ibv_reg_mr_iova(ibv_pd* pd, void* memory, size_t length, uint64_t iova, 
   if (error == 0 && (access & IBV_ACCESS_REMOTE_WRITE) != 0 && (access & IBV_ACCESS_LOCAL_WRITE) == 0)
     error = EINVAL;
   if (error == 0 && ((reinterpret_cast<uintptr_t>(memory) ^ iova) & 4095) != 0) error = EINVAL;
-  // as nvidia-peermem does: the pretended CUDA marks its addresses by this bit
+  // as nvidia-peermem does: the fake CUDA marks its addresses by this bit
   auto* pages = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(memory) & ~(uintptr_t{1} << 62));
   return error != 0 ? refuse<ibv_mr>(error) : enroll(net, pd, pages, length, iova, access);
 }

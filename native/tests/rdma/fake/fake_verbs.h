@@ -1,5 +1,5 @@
-// How tests steer the pretended libibverbs (fake_verbs.cpp). Both ends of a connection are in this process
-// and see the same pretended network; its one thread moves the bytes, so that data lands while nobody polls,
+// How tests steer the fake libibverbs (fake_verbs.cpp). Both ends of a connection are in this process
+// and see the same fake network; its one thread moves the bytes, so that data lands while nobody polls,
 // as with a real device.
 #pragma once
 

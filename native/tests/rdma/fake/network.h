@@ -1,4 +1,4 @@
-// The pretended devices and the network between them, behind the calls of fake_verbs.cpp. One lock guards
+// The fake devices and the network between them, behind the calls of fake_verbs.cpp. One lock guards
 // everything; the network's thread executes one request at a time under it, so whoever holds it finds no byte
 // under way.
 #pragma once

@@ -24,10 +24,9 @@ from mooncache.conductor.core.policy.common import (
 )
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import (
-    FETCH,
-    LOCAL,
     NOBODY,
     Bools,
+    Branch,
     Choice,
     Floats,
     Ints,
@@ -50,7 +49,7 @@ class Algorithm1:
 
     @QUIET
     def choose(self, request: Request, fleet: Fleet, rules: Rules, rng: random.Random) -> Choice:
-        """See `Policy.choose`."""
+        """Choose by Algorithm 1; the contract is `Policy.choose`."""
         prefillers, decoders = candidates(request, fleet)
         eligible = prefillers if prefillers.any() else decoders
         source = best_source(request) if self._fetches else None
@@ -66,14 +65,14 @@ class Algorithm1:
 
 
 def best_source(request: Request) -> PrefixSource | None:
-    """Return the source of the longest prefix, of several the fastest."""
+    """The source of the longest prefix, of several the fastest."""
     return max(request.sources, key=lambda source: (source.tokens, source.tokens_per_s), default=None)
 
 
 def prefixes(
     request: Request, fleet: Fleet, source: PrefixSource | None, threshold: float
 ) -> tuple[Ints, Ints, Floats]:
-    """Return for each row (prefix, tokens to fetch, seconds of fetching) by the threshold's rule."""
+    """For each row (prefix, tokens to fetch, seconds of fetching) by the threshold's rule."""
     have = held(request)
     nothing = np.zeros(len(fleet))
     if source is None or not source.tokens:
@@ -100,7 +99,7 @@ def paired(
     added_s: float,
     decode_scores: Floats | None = None,
 ) -> Choice:
-    """Return the choice of `row` for the prompt with the decode instance of the least time between tokens.
+    """The choice of `row` for the prompt with the decode instance of the least time between tokens.
 
     added_s: what the transfer adds to the time to the first token. decode_scores: another measure of the decode
     instances.
@@ -130,7 +129,7 @@ def paired(
         reason=Reason.ADMITTED,
         prefill=NOBODY if inline else row,
         decode=decode,
-        branch=FETCH if fetch else LOCAL,
+        branch=Branch.FETCH if fetch else Branch.LOCAL,
         prefix_tokens=int(prefix),
         fetch_tokens=int(fetch),
         source_row=source.row if source is not None and fetch else NOBODY,

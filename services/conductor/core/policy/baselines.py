@@ -28,16 +28,16 @@ class Scored:
     def measure(
         self, request: Request, fleet: Fleet, rules: Rules, mask: Bools, rng: random.Random
     ) -> Floats:
-        """Return a measure for each row."""
+        """A measure for each row."""
         raise NotImplementedError
 
     def measure_decode(self, request: Request, fleet: Fleet, rules: Rules) -> Floats | None:
-        """Return a measure for each row as decode instance, None for the time between tokens."""
+        """A measure for each row as decode instance, None for the time between tokens."""
         return None
 
     @QUIET
     def choose(self, request: Request, fleet: Fleet, rules: Rules, rng: random.Random) -> Choice:
-        """See `Policy.choose`."""
+        """Choose the prefill instance by a simple rule; the contract is `Policy.choose`."""
         prefillers, decoders = candidates(request, fleet)
         mask = prefillers if prefillers.any() else decoders
         scores, odd = cleaned(self.measure(request, fleet, rules, mask, rng), mask)

@@ -17,11 +17,9 @@ import numpy as np
 from mooncache.conductor.core.policy import pipeline
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import (
-    FETCH,
-    LOCAL,
     NOBODY,
-    WAIT,
     Awaited,
+    Branch,
     Floats,
     Ints,
     PrefillCost,
@@ -34,7 +32,7 @@ from mooncache.conductor.core.policy.types import (
 class PrefillOption(NamedTuple):
     """One way for one row to come by the prompt's KV, and what it costs; see `Choice` for the fields."""
 
-    branch: str
+    branch: Branch
     prefix_tokens: int
     fetch_tokens: int
     source_row: int
@@ -56,7 +54,7 @@ class Scores(NamedTuple):
 
 
 def scores(request: Request, fleet: Fleet, rules: Rules, *, full: bool = True) -> Scores:
-    """Return the cheapest way of every row, as columns; `ways` has the same in full for one row.
+    """The cheapest branch of every row, as columns; `ways` has all branches of one row.
 
     full: with the times behind the score, which most requests have no use for.
     """
@@ -82,7 +80,7 @@ def scores(request: Request, fleet: Fleet, rules: Rules, *, full: bool = True) -
 
 
 def _fastest(request: Request) -> Iterable[PrefixSource]:
-    """Return of the sources with equally many tokens the fastest: it is the best one for all rows but itself.
+    """Of the sources with equally many tokens the fastest: it is the best one for all rows but itself.
 
     And that one needs none of them: it has the tokens.
     """
@@ -95,7 +93,7 @@ def _fastest(request: Request) -> Iterable[PrefixSource]:
 
 
 def _soonest(request: Request) -> Iterable[Awaited]:
-    """Return of the requests that make equally many tokens readable the first: it is the best one for all rows but
+    """Of the requests that make equally many tokens readable the first: it is the best one for all rows but
     its own, which has them even sooner."""
     found: dict[int, Awaited] = {}
     for awaited in request.awaited:
@@ -156,7 +154,7 @@ def _take_at_home(found: Scores, request: Request, fleet: Fleet, weight: Floats,
 
 
 def weights(fleet: Fleet, rules: Rules) -> Floats:
-    """Return the seconds of delay that one second of computing saved is worth on each row.
+    """The seconds of delay that one second of computing saved is worth on each row.
 
     Those who come next queue for it, and the more prompts queue already, the more come before the queue ends.
     """
@@ -165,38 +163,40 @@ def weights(fleet: Fleet, rules: Rules) -> Floats:
 
 
 def ways(request: Request, fleet: Fleet, rules: Rules, row: int) -> list[PrefillOption]:
-    """Return all ways of one row, the local one first: what `scores` takes the least of, in full."""
+    """All branches of one row, the local one first; `scores` has the least of them."""
     n, have, queue_s = request.prompt_tokens, int(request.local[row]), float(fleet.queue_s[row])
     weight = rules.work_weight + rules.queue_weight * float(fleet.queue_prompts[row])
     cost = fleet.prefill_cost(row)
 
     def way(
-        branch: str, prefix: int, fetch: int, source: int, ready_s: float, awaited: Awaited | None
+        branch: Branch, prefix: int, fetch: int, source: int, ready_s: float, awaited: Awaited | None
     ) -> PrefillOption:
         compute_s = cost.seconds(n, prefix)
         total_s = max(queue_s, ready_s) + compute_s
         score_s = total_s + weight * compute_s
         return PrefillOption(branch, prefix, fetch, source, ready_s, compute_s, total_s, score_s, awaited)
 
-    found = [way(LOCAL, have, 0, NOBODY, 0.0, None)]
+    found = [way(Branch.LOCAL, have, 0, NOBODY, 0.0, None)]
     reader = bool(fleet.pool[row]) and int(fleet.group[row]) == request.group
     for source in request.sources:
         if reader and source.tokens > have and source.row != row:
             ready_s = _transfer_s(fleet, row, source.tokens - have, source.tokens_per_s)
-            found.append(way(FETCH, source.tokens, source.tokens - have, source.row, ready_s, None))
+            found.append(way(Branch.FETCH, source.tokens, source.tokens - have, source.row, ready_s, None))
     for awaited in request.awaited if rules.waits else ():
         if awaited.tokens <= have:
             continue
         if awaited.row == row:
-            found.append(way(WAIT, awaited.tokens, 0, NOBODY, awaited.ready_in_s, awaited))
+            found.append(way(Branch.WAIT, awaited.tokens, 0, NOBODY, awaited.ready_in_s, awaited))
         elif reader and awaited.pool:
             ready_s = awaited.ready_in_s + _transfer_s(fleet, row, awaited.tokens - have, np.inf)
-            found.append(way(WAIT, awaited.tokens, awaited.tokens - have, awaited.row, ready_s, awaited))
+            found.append(
+                way(Branch.WAIT, awaited.tokens, awaited.tokens - have, awaited.row, ready_s, awaited)
+            )
     return found
 
 
 def cheapest(found: list[PrefillOption]) -> PrefillOption:
-    """Return the cheapest way; equal costs prefer the earlier one (local, fetch, wait)."""
+    """The cheapest branch; equal costs prefer the earlier one (local, fetch, wait)."""
     return min(found, key=lambda way: way.score_s)
 
 
@@ -207,7 +207,7 @@ def _transfer_s(fleet: Fleet, row: int, tokens: int, rate: float) -> float:
 def together(
     request: Request, fleet: Fleet, rules: Rules, scores_s: Floats, alone: PrefillOption
 ) -> PrefillOption | None:
-    """Return the best way of computing the prompt as a chunked pipeline, None when none beats `alone`.
+    """The best plan for the prompt as a chunked pipeline, None when none beats `alone`.
 
     scores_s: infinite for rows that are no candidates. Of every pipeline group the least busy instances are taken,
     two and more of them; the first reads the prefix. All groups are compared by their queues and one cost for each
@@ -243,7 +243,7 @@ def together(
 def _together_s(
     compute_s: float, queue_s: Floats, queue_prompts: Ints, ready_s: float, rules: Rules
 ) -> float:
-    """Return the score of a pipeline: all its members are taken, from when each is free until the end.
+    """The score of a pipeline: all its members are taken, from when each is free until the end.
 
     A member that is free before the others waits for them: that time is lost to other prompts too.
     """
@@ -274,7 +274,7 @@ def _pipelined(request: Request, fleet: Fleet, rules: Rules, members: tuple[int,
     total_s = max(queue_s, ready_s) + plan.seconds
     rows = np.array(members)
     return PrefillOption(
-        FETCH if fetch else LOCAL,
+        Branch.FETCH if fetch else Branch.LOCAL,
         prefix,
         fetch,
         source.row if source is not None else NOBODY,

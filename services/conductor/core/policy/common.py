@@ -17,7 +17,7 @@ from mooncache.conductor.core.policy.types import NOBODY, Bools, Choice, Floats,
 if TYPE_CHECKING:
     import random
 
-# What is no number is dealt with by `cleaned`, not by a warning.
+# What is not a number is dealt with by `cleaned`, not by a warning.
 QUIET = np.errstate(divide="ignore", invalid="ignore", over="ignore")
 NO_INSTANCE = Choice(False, Reason.NO_INSTANCE, retry_after_s=1.0)
 
@@ -28,12 +28,12 @@ class Policy(Protocol):
     name: str
 
     def choose(self, request: Request, fleet: Fleet, rules: Rules, rng: random.Random) -> Choice:
-        """Return the choice; `rng` breaks ties (and is the whole of the policy `random`)."""
+        """The choice; `rng` breaks ties (and is the whole of the policy `random`)."""
         ...
 
 
 def usable(request: Request, fleet: Fleet) -> Bools:
-    """Return the rows that take requests and are not excluded."""
+    """The rows that take requests and are not excluded."""
     if not request.exclude:
         return fleet.ready
     mask: Bools = fleet.ready.copy()
@@ -44,7 +44,7 @@ def usable(request: Request, fleet: Fleet) -> Bools:
 
 
 def candidates(request: Request, fleet: Fleet) -> tuple[Bools, Bools]:
-    """Return who may compute the prompt for others, and who may generate.
+    """The masks of the rows that may prefill for others, and of those that may decode.
 
     Better a wrong role than no answer: any engine can do both, so without decode instances all generate.
     """
@@ -73,7 +73,7 @@ def _kept(request: Request, decoders: Bools) -> Bools:
 
 
 def cleaned(scores: Floats, mask: Bools, standing: FleetSummary | None = None) -> tuple[Floats, int]:
-    """Return the scores with infinity outside the mask and for what is no number, and how many were none.
+    """The scores, infinite outside the mask and where they are not finite numbers, and the count of the latter.
 
     standing: of the fleet that the mask is of; adding its column costs a fraction of looking at the mask.
     """
@@ -92,12 +92,12 @@ def cleaned(scores: Floats, mask: Bools, standing: FleetSummary | None = None) -
 
 
 def most(column: Floats | Ints) -> float:
-    """Return the largest of a column, 0 of an empty one; this way is twice as fast as `max`."""
+    """The largest of a column, 0 of an empty one; this way is twice as fast as `max`."""
     return float(column[column.argmax()]) if len(column) else 0.0
 
 
 def least(scores: Floats, rng: random.Random) -> int:
-    """Return the row of the least score, one of the equals at random, NOBODY when all are infinite."""
+    """The row of the least score, one of the equals at random, NOBODY when all are infinite."""
     if not len(scores):
         return NOBODY
     first = int(scores.argmin())
@@ -109,7 +109,7 @@ def least(scores: Floats, rng: random.Random) -> int:
 
 
 def held(request: Request) -> Ints:
-    """Return the leading tokens that each row will hold when a newcomer is begun there.
+    """The leading tokens that each row will hold when a newcomer is begun there.
 
     Algorithm 1 counts a prompt's blocks as cached where it was sent, from the decision on: what is computed on the
     row itself comes before the newcomer.
@@ -124,7 +124,7 @@ def held(request: Request) -> Ints:
 
 
 def handovers_s(request: Request, fleet: Fleet) -> Floats:
-    """Return the time from the end of a prefill elsewhere to the first decode step, for each row.
+    """The time from the end of a prefill elsewhere to the first decode step, for each row.
 
     What the decode instance does not hold is loaded; the tail behind the last complete block is computed where
     KV travels in blocks.
@@ -141,10 +141,10 @@ def handovers_s(request: Request, fleet: Fleet) -> Floats:
 
 
 def headroom(priority: int, rules: Rules) -> float:
-    """Return the factor on the limits: more important requests are still taken when others are refused already."""
+    """The factor on the limits: more important requests are still taken when others are refused already."""
     return min(2.0, max(0.5, 1.0 + rules.priority_step * priority))
 
 
 def clamp_retry(seconds: float, rules: Rules) -> float:
-    """Return how long a refused client should wait: neither at once nor for ever."""
+    """The Retry-After of a refused client, within sensible bounds."""
     return min(rules.retry_after_max_s, max(rules.retry_after_min_s, seconds))

@@ -60,7 +60,7 @@ class FleetSummary(NamedTuple):
 
     @classmethod
     def of(cls, fleet: Fleet) -> FleetSummary:
-        """Return what follows from a fleet's columns."""
+        """The columns derived from a fleet's columns."""
         role, ready = fleet.role, fleet.ready
         both: Bools = role == BOTH
         decoders = ready & ((role == DECODE) | both)
@@ -99,14 +99,14 @@ class FleetSummary(NamedTuple):
         )
 
     def outside(self, mask: Bools) -> Floats | None:
-        """Return zeros, infinite outside of the mask; None for a mask that is none of this object's own."""
+        """Zeros, infinite outside of the mask; None for a mask that is none of this object's own."""
         for known, column in self.away:
             if known is mask:
                 return column
         return None
 
     def readers(self, group: int, fleet: Fleet) -> Bools:
-        """Return the rows that can read the blocks of a passport group."""
+        """The rows that can read the blocks of a passport group."""
         for number, _, sharing in self.groups:
             if number == group:
                 return sharing
@@ -115,12 +115,12 @@ class FleetSummary(NamedTuple):
 
 
 def _least_limit(column: Floats) -> float:
-    """Return the least limit; 0 is none."""
+    """The least limit; 0 is none."""
     return float(column[column > 0].min(initial=np.inf))
 
 
 def _even(column: Floats, here: Bools) -> Even:
-    """Return the number that all rows with an instance have, or the column when they differ."""
+    """The number that all rows with an instance have, or the column when they differ."""
     values = column[here]
     return float(values[0]) if len(values) and bool((values == values[0]).all()) else column
 
@@ -183,11 +183,11 @@ class Fleet:
         return self.known
 
     def decode_at(self, after_s: float) -> tuple[Floats, Floats]:
-        """Return the sequences and their KV tokens that each row will decode in `after_s` seconds."""
+        """The sequences and their KV tokens that each row will decode in `after_s` seconds."""
         return self.predict(after_s)
 
     def prefill_s(self, n: int, p: Ints | Floats) -> Floats:
-        """Return the time of a prompt of n tokens of which each row has p; at least one is computed."""
+        """The time of a prompt of n tokens of which each row has p; at least one is computed."""
         have = np.minimum(p, n - 1).astype(np.float64, copy=False)
         standing = self.standing
         # The formula of `prefill_same_s` with as few columns made on the way as possible.
@@ -203,7 +203,7 @@ class Fleet:
         return seconds
 
     def prefill_same_s(self, n: int, p: int) -> Even:
-        """Return the same for one prefix that all rows have: one number where all rows compute equally fast."""
+        """The same for one prefix that all rows have: one number where all rows compute equally fast."""
         standing, have = self.standing, float(max(0, min(p, n - 1)))
         seconds: Even = (
             standing.prefill_a
@@ -214,7 +214,7 @@ class Fleet:
         return seconds
 
     def prefill_cost(self, row: int) -> PrefillCost:
-        """Return the cost model of one row."""
+        """The cost model of one row."""
         return PrefillCost(
             float(self.prefill_a[row]),
             float(self.prefill_b[row]),
@@ -223,7 +223,7 @@ class Fleet:
         )
 
     def tbt_s(self, sequences: Floats, kv_tokens: Floats) -> Floats:
-        """Return the step time of each row with such a batch."""
+        """The step time of each row with such a batch."""
         standing = self.standing
         seconds: Floats = standing.decode_per_sequence_s * sequences
         seconds += standing.decode_base_s

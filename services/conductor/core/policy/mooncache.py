@@ -45,13 +45,13 @@ class _Pair(NamedTuple):
 
 
 class Mooncache:
-    """See the module's text."""
+    """The policy of this project: the cheapest of all priced branches."""
 
     name = "mooncache"
 
     @QUIET
     def choose(self, request: Request, fleet: Fleet, rules: Rules, rng: random.Random) -> Choice:
-        """See `Policy.choose`."""
+        """Choose the cheapest branch; the contract is `Policy.choose`."""
         prefillers, decoders = candidates(request, fleet)
         standing = fleet.standing
         all_there = prefillers is standing.prefillers and decoders is standing.decoders
@@ -84,7 +84,7 @@ class Mooncache:
         scores: Floats,
         decoders: Bools,
     ) -> _Pair | None:
-        """Return the best prefill instance (or pipeline) with the best decode instance that can read its blocks."""
+        """The best prefill instance (or pipeline) with the best decode instance that can read its blocks."""
         best: _Pair | None = None
         handover_s = handovers_s(request, fleet)
         groups = fleet.standing.groups
@@ -117,7 +117,7 @@ class Mooncache:
         *,
         paired: bool,
     ) -> _Pair | None:
-        """Return the best decode instance that computes the prompt itself.
+        """The best decode instance that computes the prompt itself.
 
         While prefill instances are there it only takes what is short and keeps the promise of those that run there
         (arXiv 2407.00079, section 3: inlined when it needs no chunking and breaks no promise).
@@ -133,8 +133,8 @@ class Mooncache:
             if not mask.any():
                 return None
         priced = branches.scores(request, fleet, rules)
-        assert priced.total_s is not None, "it was asked for"
-        assert priced.compute_s is not None, "it was asked for"
+        assert priced.total_s is not None, "requested"
+        assert priced.compute_s is not None, "requested"
         placed = placement.price(
             request, fleet, float(np.min(priced.total_s[mask])), 0.0, holds=overload.holds(rules)
         )
@@ -153,7 +153,7 @@ class Mooncache:
 def _choice(
     fleet: Fleet, pair: _Pair, scores: Floats, decode_scores: Floats, inline_scores: Floats | None, odd: int
 ) -> Choice:
-    """Return the pair as a choice, before admission."""
+    """The pair as a choice, before admission."""
     way, row = pair.way, pair.decode
     prefiller = pair.prefill if pair.prefill != NOBODY else row
     wait_s = float(pair.placed.wait_s[row])

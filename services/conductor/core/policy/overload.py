@@ -31,12 +31,12 @@ _SHARE_MAX = 4.0
 
 
 def holds(rules: Rules) -> bool:
-    """Return whether decode instances hold newcomers while steps would be longer than promised."""
+    """True when decode instances hold newcomers while steps would exceed the TBT limit."""
     return rules.holds and rules.admission == "learned"
 
 
 def judged(request: Request, fleet: Fleet, rules: Rules, choice: Choice) -> tuple[Reason | None, float]:
-    """Return (reason, seconds after which it is worth coming back); the reason is None for a request to be taken.
+    """(reason, seconds of Retry-After); the reason is None for an admitted request.
 
     Raises ValueError for a mode that does not exist.
     """
@@ -61,7 +61,7 @@ def judged(request: Request, fleet: Fleet, rules: Rules, choice: Choice) -> tupl
 
 
 def decode_load(fleet: Fleet, sequences: Floats, kv_tokens: Floats, request: Request) -> float:
-    """Return the mean over decode instances of the time between tokens with the request, over the promise."""
+    """The mean over decode instances of the time between tokens with the request, over the promise."""
     mask = fleet.ready & ((fleet.role == DECODE) | (fleet.role == BOTH))
     if not mask.any():
         return 0.0

@@ -31,7 +31,7 @@ class PipelinePlan(NamedTuple):
 
 
 def chunk_seconds(cost: PrefillCost, n: int, p: int, chunk_tokens: int) -> np.ndarray:
-    """Return the time that each chunk would take on one instance; the first brings the cached prefix into place."""
+    """The time that each chunk would take on one instance; the first brings the cached prefix into place."""
     p = max(0, min(p, n - 1))
     ends = np.minimum(np.arange(p + chunk_tokens, n + chunk_tokens, chunk_tokens, dtype=np.float64), n)
     begins = np.concatenate(([float(p)], ends[:-1]))
@@ -41,7 +41,7 @@ def chunk_seconds(cost: PrefillCost, n: int, p: int, chunk_tokens: int) -> np.nd
 
 
 def seconds(cost: PrefillCost, n: int, p: int, stages: int, chunk_tokens: int) -> float:
-    """Return the time of a prompt of n tokens, p of them cached, on so many stages."""
+    """The time of a prompt of n tokens, p of them cached, on so many stages."""
     if stages <= 1:
         return cost.seconds(n, p)
     p = max(0, min(p, n - 1))
@@ -59,7 +59,7 @@ def seconds(cost: PrefillCost, n: int, p: int, stages: int, chunk_tokens: int) -
 
 
 def best(cost: PrefillCost, n: int, p: int, stages: int) -> PipelinePlan:
-    """Return the best chunk for so many stages."""
+    """The best chunk for so many stages."""
     if stages <= 1:
         return PipelinePlan(1, n - p, cost.seconds(n, p))
     return min(

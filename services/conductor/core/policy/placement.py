@@ -42,7 +42,7 @@ Need = Callable[[Any, Any, Fleet], Any]
 def price(
     request: Request, fleet: Fleet, at_s: float, handover_s: Floats | float, *, holds: bool = False
 ) -> Placements:
-    """Return every row priced for `at_s` seconds from now, which is when the KV is there.
+    """Every row priced for `at_s` seconds from now, which is when the KV is there.
 
     holds: newcomers are held where steps would be longer than promised (`Rules.holds`).
     """
@@ -73,7 +73,7 @@ def price(
 def _waits(
     request: Request, fleet: Fleet, at_s: float, *, holds: bool
 ) -> tuple[Floats | None, Floats | float]:
-    """Return how long a place is waited for, None where nobody waits, and the share of what was sent that fits."""
+    """The wait for a place, None without one, and the share of the sent requests that fits."""
     limits = _limits(request, fleet, holds=holds)
     over: list[tuple[Floats, Need, Even]] = []
     share: Floats | float = 1.0
@@ -95,7 +95,7 @@ def _waits(
 def _waiting_s(
     request: Request, fleet: Fleet, at_s: float, over: list[tuple[Floats, Need, Even]], share: Floats | float
 ) -> Floats:
-    """Return how long a place is waited for; over: what is beyond each limit."""
+    """The wait for a place; over: the excess over each limit."""
     # What stayed so far was in emptier batches, and long answers have not ended yet.
     full_step_s = fleet.tbt_s(fleet.sequences * share, fleet.kv_tokens * share)
     stay_s = np.maximum(fleet.stay_s, request.output_tokens * full_step_s)
@@ -109,7 +109,7 @@ def _waiting_s(
 
 
 def _limits(request: Request, fleet: Fleet, *, holds: bool) -> list[tuple[Need, Even]]:
-    """Return the limits that somebody could be over with the request.
+    """The limits that some row could exceed with the request.
 
     Where even the most of everything that any row was sent would be within the least limit, nobody is over it.
     """
@@ -139,6 +139,6 @@ def _kv_tokens(sequences: Any, kv_tokens: Any, fleet: Fleet) -> Any:
 
 
 def _work_s(sequences: Any, kv_tokens: Any, fleet: Fleet) -> Any:
-    """Return what so much adds to a step."""
+    """The time that this load adds to a step."""
     standing = fleet.standing
     return standing.decode_per_sequence_s * sequences + standing.decode_per_token_s * kv_tokens

@@ -30,7 +30,7 @@ _SEEDS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
 
 
 class Dynamo(Scored):
-    """See the module's text."""
+    """The cost rule of NVIDIA Dynamo's KV router."""
 
     name = "dynamo"
 
@@ -48,7 +48,7 @@ class Dynamo(Scored):
 
 
 class LMetric(Scored):
-    """See the module's text."""
+    """The cost rule of LMetric: tokens left to compute times the size of the batch."""
 
     name = "lmetric"
 
@@ -68,7 +68,7 @@ class LMetric(Scored):
 
 
 class DualMap(Scored):
-    """See the module's text."""
+    """The rule of DualMap: two hashes of the prefix name two candidates."""
 
     name = "dualmap"
 
@@ -96,7 +96,7 @@ class DualMap(Scored):
 
 
 class Preble(Scored):
-    """See the module's text."""
+    """The rule of Preble: the cached instance for cached prompts, else the cheapest."""
 
     name = "preble"
 
@@ -112,7 +112,7 @@ class Preble(Scored):
 
 
 def mixed(key: int, seed: int) -> int:
-    """Return a well mixed 64-bit number of a key (splitmix64); the same in every process."""
+    """A well mixed 64-bit number of a key (splitmix64); the same in every process."""
     value = (key ^ seed) & _MASK
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         value = ((value ^ (value >> shift)) * factor) & _MASK

@@ -25,7 +25,7 @@ NAMES = tuple(_BY_NAME)
 
 
 def find(name: str) -> Policy:
-    """Return the policy of that name. Raises ValueError with the names that there are."""
+    """The policy of that name. Raises ValueError with the names that there are."""
     if name not in _BY_NAME:
         raise ValueError(f"there is no policy {name!r}; there are {', '.join(NAMES)}")
     return _BY_NAME[name]

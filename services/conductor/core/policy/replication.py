@@ -35,7 +35,7 @@ class Prefix:
     at_s: float
 
     def uses_at(self, now_s: float) -> float:
-        """Return the fading count at a moment."""
+        """The fading count at a moment."""
         return self.uses * math.exp(-max(0.0, now_s - self.at_s) / FADES_IN_S)
 
 
@@ -67,11 +67,11 @@ class PrefixDemand:
         found.uses, found.at_s = found.uses_at(now_s) + 1.0, now_s
 
     def of(self, key: int) -> Prefix | None:
-        """Return what is known of a prefix; None when nothing is (any more)."""
+        """The statistics of a prefix; None when there are none."""
         return self._known.get(key)
 
     def hottest(self, count: int, now_s: float) -> list[tuple[int, Prefix]]:
-        """Return the prefixes of which most tokens are read, most first."""
+        """The prefixes of which most tokens are read, most first."""
         order = sorted(
             self._known.items(), key=lambda item: (-item[1].uses_at(now_s) * item[1].tokens, item[0])
         )
@@ -83,12 +83,12 @@ class PrefixDemand:
 
 
 def copies_kept(wanted: int) -> int:
-    """Return how many copies stay when `wanted` are: demand has to halve, so that copies do not come and go."""
+    """The number of copies to keep; demand has to halve before copies go, which avoids flapping."""
     return max(1, 2 * wanted)
 
 
 def copies_wanted(prefix: Prefix, send_tokens_per_s: float, instances: int, now_s: float) -> int:
-    """Return how many holders the prefix should have; 0 when nobody asks for it any more."""
+    """The number of holders that the prefix should have; 0 without demand."""
     uses = prefix.uses_at(now_s)
     if uses < 1.0:
         return 0
@@ -104,7 +104,7 @@ def plan_replicas(
     send_tokens_per_s: float,
     now_s: float,
 ) -> tuple[list[Copy], list[Copy]]:
-    """Return (copies to make, copies that may go).
+    """(copies to make, copies to drop).
 
     holders: rows that hold each prefix. send_tokens_per_s: what one holder can send to all its readers together.
     """

@@ -69,7 +69,7 @@ class RolePlanner:
         self.needs = Needs(0.0, 0.0)
 
     def plan(self, fleet: Fleet, arrived_s: float, tbt_slo_s: float, now_s: float) -> tuple[Switch, ...]:
-        """Return the switches that should be made now, none most of the time.
+        """The switches that should be made now, none most of the time.
 
         arrived_s: seconds of computing that prefill instances were given so far (`FleetBook.arrived_s`).
         """
@@ -136,7 +136,7 @@ class RolePlanner:
 
 
 def split(needs: Needs, counts: dict[int, int]) -> tuple[int, int]:
-    """Return the side that should get instances, and how many: who lacks takes what the other has too many."""
+    """The side that should get instances, and how many: a lacking side takes the other's surplus."""
     spare_decode = counts[DECODE] - max(1, math.ceil(needs.decode * (1 + RESERVE)))
     spare_prefill = counts[PREFILL] - max(1, math.ceil(needs.prefill * (1 + RESERVE)))
     short_prefill = math.ceil(needs.prefill) - counts[PREFILL]
@@ -151,7 +151,7 @@ def split(needs: Needs, counts: dict[int, int]) -> tuple[int, int]:
 
 
 def _balanced(needs: Needs, counts: dict[int, int]) -> tuple[int, int]:
-    """Return the side that should have one more when nobody has more than it needs."""
+    """The side that should have one more when neither side has a surplus."""
     if min(needs.prefill_least, needs.decode_least) <= 0:
         return NO_SIDE, 0  # not known yet
 

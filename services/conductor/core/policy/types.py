@@ -18,7 +18,14 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 NOBODY = -1  # as a row: no instance, or the store nodes
-LOCAL, FETCH, WAIT = "local", "fetch", "wait"
+
+
+class Branch(StrEnum):
+    """How the KV of a prompt comes about, beside what is computed."""
+
+    LOCAL = "local"
+    FETCH = "fetch"
+    WAIT = "wait"
 
 
 class Reason(StrEnum):
@@ -184,7 +191,7 @@ class Choice:
     reason: Reason
     prefill: int = NOBODY
     decode: int = NOBODY
-    branch: str = LOCAL
+    branch: Branch = Branch.LOCAL
     prefix_tokens: int = 0
     fetch_tokens: int = 0
     source_row: int = NOBODY

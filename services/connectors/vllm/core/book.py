@@ -85,7 +85,7 @@ class _Request:
 
 
 class RequestBook:
-    """See the module's text. `passports`: one for each shard, in the order of the workers' ranks."""
+    """The state of every request. `passports`: one for each shard, in the order of the workers' ranks."""
 
     def __init__(
         self, passports: Sequence[Passport], *, save_decode_blocks: bool = True, enabled: bool = True

@@ -27,7 +27,7 @@ class _Shard:
 
 @dataclass(slots=True)
 class KeyChain:
-    """Keys of the complete blocks of `tokens`. Raises InvalidArgument for token ids that are none."""
+    """Keys of the complete blocks of `tokens`. Raises InvalidArgument for invalid token ids."""
 
     block_tokens: int
     shards: list[_Shard] = field(default_factory=list)
@@ -106,7 +106,7 @@ class KeyChain:
 
 
 def words_of(tokens: Sequence[int]) -> Sequence[int]:
-    """The token ids as the array that every shard's keys are made of. Raises InvalidArgument for ids that are none."""
+    """The token ids as the array that every shard's keys are made of. Raises InvalidArgument for invalid ids."""
     if not isinstance(tokens, list | tuple | range):
         return tokens
     try:

@@ -17,7 +17,7 @@ MAX_S = 0.02
 
 @dataclass(slots=True)
 class IdleWait:
-    """See the module's text."""
+    """How long an empty step may wait for the pool."""
 
     since_s: float | None = None
 

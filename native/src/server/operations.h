@@ -1,0 +1,219 @@
+// The operations of the protocol. Each is a function that takes a request's meta, and a state where the
+// request does not end at once; one table says which function answers which opcode.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "mooncache/bytes.h"
+#include "mooncache/store.h"
+#include "server/holdings.h"
+#include "server/output_queue.h"
+#include "server/range_check.h"
+#include "wire/frame.h"
+#include "wire/messages.h"
+
+namespace mooncache::server {
+
+class Session;
+
+// How a request goes on.
+enum class Next : uint8_t {
+  kDone,     // the response is queued, or none is due: the next frame may come
+  kPayload,  // more bytes of its payload are needed
+  kTurn,     // it goes on in a later turn: this one has done enough for it
+  kSpace,    // it goes on when space is free, or at SpaceWait::deadline_ms
+  kClose,    // it was refused: the connection ends when the response has been sent
+};
+
+// A PUT or WRITE whose payload is arriving. Bytes go from the socket into their extent; the CRC of each chunk
+// is computed while the chunk is still in the cache.
+class Inbound {
+ public:
+  static Inbound put(std::vector<wire::PutItem> items);
+  static Inbound write(Session& session, const wire::WriteRequest& request);
+
+  // Prepares what comes, finishes what is complete; answers after the last piece.
+  Next step(Session& session, uint64_t budget);
+  // Where the next bytes go: places of pieces, at most `chunk_bytes` in all. `read_ahead`: the end of the
+  // payload is among them, so bytes behind it belong to the next frame.
+  size_t gather(Session& session, std::span<Slice> slices, uint64_t chunk_bytes, bool& read_ahead);
+  // `bytes` of the payload have arrived: in place (from == nullptr), or at `from`, then they are copied and
+  // belong to the current piece.
+  Next received(Session& session, uint64_t bytes, const std::byte* from);
+  // Of the current piece.
+  uint64_t missing_bytes() const { return pieces_[current_].size - received_; }
+  // The request will not be completed. What a PUT has reserved goes back; a WRITE's reservation stays with
+  // the connection.
+  void abandon(Session& session);
+  uint64_t held_bytes() const;
+
+ private:
+  // Not kept: the bytes are read and dropped. Kept without a place: they go to the store by way of the
+  // session's staging buffer.
+  struct Piece {
+    bool kept = false;
+    std::byte* place = nullptr;
+    uint64_t size = 0;
+    uint64_t offset = 0;  // WRITE: inside the reservation
+    uint32_t want_crc = 0;
+    uint32_t crc = 0;
+    Reservation reservation{};  // WRITE: its id only
+    Code code = Code::kOk;
+  };
+
+  bool is_put() const { return !items_.empty(); }
+  bool prepare(Session& session);
+  Code reserve(Session& session, size_t number);
+  uint64_t store(Session& session, Piece& piece, uint64_t begin, uint64_t bytes, const std::byte* from);
+  void finish(Session& session, Piece& piece);
+  void finish_put(Session& session, Piece& piece, bool intact);
+  Next respond(Session& session);
+
+  std::vector<wire::PutItem> items_;  // PUT only
+  std::vector<Piece> pieces_;
+  size_t current_ = 0;         // the piece that is arriving
+  size_t prepared_ = 0;        // pieces before this one know where they go
+  uint64_t received_ = 0;      // of the current piece
+  uint64_t window_bytes_ = 0;  // PUT: reserved, not committed yet
+  size_t staged_ = 0;          // bytes of the current piece that the store does not have yet
+};
+
+class ReserveOp {
+ public:
+  explicit ReserveOp(wire::ReserveRequest request);
+  Next step(Session& session, uint64_t budget);
+  uint64_t held_bytes() const;
+
+ private:
+  wire::ReserveRequest request_;
+  std::vector<wire::ReserveResult> results_;
+  bool holds_ = false;  // a result is a reservation
+};
+
+// A GET, or a READ under a grant, whose results are being put together. Payloads are sent from the arena
+// itself, under a pin that ends when the last byte is with the kernel.
+class GetOp {
+ public:
+  explicit GetOp(std::vector<wire::GetItem> items);
+  GetOp(const wire::ReadRequest& request, const BlockInfo& info, const PinGrant& grant);
+  Next step(Session& session, uint64_t budget);
+  void abandon(Session& session);
+  uint64_t held_bytes() const;
+
+ private:
+  bool begin_item(Session& session, const wire::GetItem& item);
+  bool choose_range(Session& session, const wire::GetItem& item, wire::GetResult& result);
+  bool verify(Session& session, uint64_t& budget);
+  void finish_item(Session& session, const wire::GetItem& item);
+  void remember_sound(Session& session);
+  void queue_range(Session& session, uint64_t offset, uint64_t length);
+  void release_block(Session& session);
+  Hold hold() const;
+  Next respond_get(Session& session);
+  Next respond_read(Session& session);
+
+  std::vector<wire::GetItem> items_;
+  std::vector<wire::GetResult> results_;
+  std::vector<OutPiece> parts_;
+  uint64_t total_bytes_ = 0;
+  uint64_t read_grant_ = 0;  // READ: the grant; 0 = GET
+  // The block in hand.
+  Pinned pinned_;
+  bool holding_ = false;
+  bool verify_ = false;  // a part is wanted: first see that the whole is sound
+  RangeCheck check_;
+  // GET: the last block of several chunks that was found sound in this request.
+  uint64_t sound_generation_ = 0;
+  uint32_t sound_slot_ = 0;
+  std::vector<uint32_t> sound_chunks_;
+};
+
+// What devices have to be told takes long: a turn has a budget for it, and the operation goes on in the next
+// one.
+
+// A LOOKUP or RESERVE whose grants are being opened to the peer's devices.
+struct ExposeOp {
+  bool writable = false;
+  std::vector<std::byte> answer;  // up to the exposures
+  std::vector<uint64_t> grants;   // 0: nothing to open
+  std::vector<wire::Exposure> exposures;
+  size_t next = 0;
+
+  Next step(Session& session, uint64_t budget);
+};
+struct EndpointOp {
+  std::vector<wire::RdmaAddress> peers, answers;
+
+  Next step(Session& session, uint64_t budget);
+};
+// RELEASE, COMMIT and ABORT, which close grants first.
+struct ReleaseOp {
+  std::vector<uint64_t> grants;
+  size_t next = 0;
+
+  Next step(Session& session, uint64_t budget);
+};
+struct CommitOp {
+  std::vector<wire::CommitItem> items;
+  std::vector<Code> codes;
+
+  Next step(Session& session, uint64_t budget);
+};
+struct AbortOp {
+  std::vector<uint64_t> grants;
+  std::vector<Code> codes;
+
+  Next step(Session& session, uint64_t budget);
+};
+
+// The request in hand; monostate: none.
+using Pending = std::variant<std::monostate, Inbound, ReserveOp, GetOp, ExposeOp, EndpointOp, ReleaseOp,
+                             CommitOp, AbortOp>;
+
+struct Operation {
+  Next (*start)(Session&, wire::Meta) = nullptr;
+  bool takes_payload = false;
+  bool before_auth = false;  // a peer that has not proved itself may send it
+};
+const Operation& operation(wire::Opcode opcode);
+
+namespace ops {
+
+// ops_auth.cpp: who the peer is.
+Next hello(Session& session, wire::Meta meta);
+Next auth(Session& session, wire::Meta meta);
+// ops_write.cpp: how blocks come in.
+Next put(Session& session, wire::Meta meta);
+Next reserve(Session& session, wire::Meta meta);
+Next write(Session& session, wire::Meta meta);
+Next commit(Session& session, wire::Meta meta);
+Next abort(Session& session, wire::Meta meta);
+// ops_read.cpp: how blocks go out.
+Next get(Session& session, wire::Meta meta);
+Next read(Session& session, wire::Meta meta);
+Next lookup(Session& session, wire::Meta meta);
+Next release(Session& session, wire::Meta meta);
+Next match(Session& session, wire::Meta meta);
+// ops_admin.cpp: everything about blocks but their bytes, and the node.
+Next remove(Session& session, wire::Meta meta);
+Next pin(Session& session, wire::Meta meta);
+Next unpin(Session& session, wire::Meta meta);
+Next stat(Session& session, wire::Meta meta);
+Next attach(Session& session, wire::Meta meta);
+Next list(Session& session, wire::Meta meta);
+Next node_stat(Session& session, wire::Meta meta);
+Next ping(Session& session, wire::Meta meta);
+// ops_rdma.cpp: the control side of transfers in which this process takes no part.
+Next endpoint(Session& session, wire::Meta meta);
+bool can_rdma(Session& session);
+// Answers LOOKUP (pins, to read) or RESERVE (reservations, to write): `writer` holds the answer up to the
+// exposures; `grants` has 0 where a result is none.
+Next respond_exposed(Session& session, Writer& writer, std::vector<uint64_t> grants, bool writable);
+
+}  // namespace ops
+
+}  // namespace mooncache::server

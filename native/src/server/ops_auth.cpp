@@ -1,0 +1,92 @@
+// HELLO and AUTH: who the peer is.
+#include <sys/random.h>
+
+#include "server/session.h"
+
+namespace mooncache::server {
+
+namespace {
+
+bool fill_random(std::span<std::byte> bytes) {
+  size_t have = 0;
+  while (have < bytes.size()) {
+    const ssize_t count = ::getrandom(bytes.data() + have, bytes.size() - have, 0);
+    if (count < 0 && errno != EINTR) return false;
+    if (count > 0) have += static_cast<size_t>(count);
+  }
+  return true;
+}
+
+}  // namespace
+
+Next ops::hello(Session& session, wire::Meta meta) {
+  Identity& who = session.who;
+  if (who.state != Identity::State::kNone) {
+    return session.refuse(Code::kProtocolError, "HELLO comes once, first", CloseReason::kProtocol);
+  }
+  if (session.surplus) {
+    // Not in the log: whoever tries again and again would fill it.
+    return session.close(
+        {Code::kLimitExceeded, "the node has " + std::to_string(session.config().max_connections) +
+                                   " connections already, its limit"},
+        CloseReason::kCapacity);
+  }
+  auto hello = wire::HelloRequest::decode(meta);
+  if (!hello) return session.malformed();
+  if (!wire::tenant_name_valid(hello->tenant)) {
+    session.metrics().auth_failures.add();
+    return session.refuse(Code::kUnauthenticated, "the tenant name is not valid", CloseReason::kAuth);
+  }
+  wire::HelloResponse response;
+  if (!fill_random(who.server_nonce)) {
+    return session.refuse(Code::kInternal, "no randomness for a nonce", CloseReason::kAuth);
+  }
+  response.server_nonce = who.server_nonce;
+  who.client_nonce = hello->client_nonce;
+  who.tenant_name = std::move(hello->tenant);
+  who.admin = (hello->flags & wire::HelloRequest::kFlagAdmin) != 0;
+  who.state = Identity::State::kChallenged;
+  Writer& writer = session.begin_response();
+  response.encode(writer);
+  return session.respond(writer);
+}
+
+Next ops::auth(Session& session, wire::Meta meta) {
+  Identity& who = session.who;
+  if (who.state != Identity::State::kChallenged) {
+    session.metrics().auth_failures.add();
+    return session.refuse(Code::kUnauthenticated, "AUTH comes once, after HELLO", CloseReason::kAuth);
+  }
+  const auto request = wire::AuthRequest::decode(meta);
+  if (!request) return session.malformed();
+  const ServerConfig& config = session.config();
+  const wire::Bytes32 key = who.admin ? config.secret : wire::tenant_key(config.secret, who.tenant_name);
+  const auto expected = wire::auth_mac(true, key, who.server_nonce, who.client_nonce, who.tenant_name);
+  if (!wire::equal_constant_time(expected, request->mac)) {
+    session.metrics().auth_failures.add();
+    return session.refuse(Code::kUnauthenticated,
+                          "the proof does not match the token of tenant '" + who.tenant_name + "'",
+                          CloseReason::kAuth);
+  }
+  Shared& shared = session.loop().shared();
+  who.tenant = wire::tenant_id(who.tenant_name);
+  if (!shared.tenants.learn(who.tenant, who.tenant_name)) {
+    return session.refuse(Code::kLimitExceeded, "the node knows too many tenants already",
+                          CloseReason::kAuth);
+  }
+  who.state = Identity::State::kProven;
+  shared.strangers(session.is_unix).fetch_sub(1);
+  session.metrics().unauthenticated_open.sub();
+
+  wire::AuthResponse response;
+  response.server_mac = wire::auth_mac(false, key, who.server_nonce, who.client_nonce, who.tenant_name);
+  response.capabilities = ops::can_rdma(session) ? wire::AuthResponse::kCanRdma : 0;
+  response.incarnation = config.incarnation;
+  response.node_id = config.node_id;
+  response.host_id = config.host_id;
+  Writer& writer = session.begin_response();
+  response.encode(writer);
+  return session.respond(writer);
+}
+
+}  // namespace mooncache::server

@@ -1,0 +1,137 @@
+"""TLS and mTLS on the control port, with certificates made on the spot."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mooncache import auth, errors
+from mooncache.config import Config, load
+from mooncache.proto.v1 import master_pb2 as pb
+from mooncache.runtime import tls
+from mooncache.runtime.certificates import make_certificates
+from tests.runtime.service.support import TestService, channel
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ca.pem, cert.pem and key.pem for localhost."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl command to make certificates with")
+    return make_certificates(tmp_path_factory.mktemp("pki"), ["localhost"])[0]
+
+
+def config_with(tmp_path: Path, pki: Path, **changes: Any) -> Config:
+    settings: dict[str, Any] = {
+        "cluster.state_dir": tmp_path,
+        "tls.enabled": True,
+        "tls.cert_file": pki / "cert.pem",
+        "tls.key_file": pki / "key.pem",
+        "tls.ca_file": pki / "ca.pem",
+    }
+    return load(env={}, overrides=settings | changes)
+
+
+async def test_tls_and_mutual_tls(tmp_path: Path, pki: Path) -> None:
+    for mutual in (False, True):
+        config = config_with(tmp_path, pki, **{"tls.require_client_cert": mutual})
+        service = TestService(config)
+        await service.start()
+        try:
+            full = channel(service, credentials=tls.channel_credentials(config.tls))
+            assert (await full.call("GetStatus", pb.GetStatusRequest(), 10.0)).leading
+            await full.close()
+            only_ca = load(env={}, overrides={"tls.enabled": True, "tls.ca_file": pki / "ca.pem"})
+            anonymous = channel(service, credentials=tls.channel_credentials(only_ca.tls))
+            if mutual:
+                with pytest.raises((errors.MasterUnavailable, errors.DeadlineExceeded)):
+                    await anonymous.call("GetStatus", pb.GetStatusRequest(), 3.0)
+            else:
+                assert (await anonymous.call("GetStatus", pb.GetStatusRequest(), 10.0)).leading
+            await anonymous.close()
+            plain = channel(service)
+            with pytest.raises((errors.MasterUnavailable, errors.DeadlineExceeded)):
+                await plain.call("GetStatus", pb.GetStatusRequest(), 3.0)
+            await plain.close()
+        finally:
+            await service.stop()
+
+
+def test_wrong_files_are_named(tmp_path: Path, pki: Path) -> None:
+    (tmp_path / "no.pem").write_text("hello")
+    with pytest.raises(errors.ConfigInvalid, match=r"tls\.cert_file.*not a PEM"):
+        tls.server_credentials(config_with(tmp_path, pki, **{"tls.cert_file": tmp_path / "no.pem"}).tls)
+    with pytest.raises(errors.ConfigInvalid, match=r"tls\.key_file.*cannot be read"):
+        tls.server_credentials(config_with(tmp_path, pki, **{"tls.key_file": tmp_path / "absent"}).tls)
+    with pytest.raises(errors.ConfigInvalid, match="is not set"):
+        tls.server_credentials(load(env={}, overrides={"tls.enabled": True}).tls)
+    assert tls.server_credentials(load(env={}).tls) is None
+    assert tls.channel_credentials(load(env={}).tls) is None
+
+
+@pytest.mark.parametrize("setting", ["host", "metrics.host"])
+async def test_no_port_beyond_loopback_without_tls(tmp_path: Path, pki: Path, setting: str) -> None:
+    changes = {"host": "0.0.0.0"} if setting == "host" else {}
+    overrides = {"cluster.state_dir": tmp_path} | ({"metrics.host": "0.0.0.0"} if setting != "host" else {})
+    refused = TestService(load(env={}, overrides=overrides), **changes)
+    with pytest.raises(errors.ConfigInvalid, match=r"tls\.insecure = true"):
+        await refused.start()
+    assert refused.steps == ["shutdown"], "nothing was opened"
+    written = load(env={}, overrides=overrides | {"tls.insecure": True})
+    for config in (written, config_with(tmp_path, pki, **overrides)):
+        service = TestService(config, **changes)
+        await service.start()
+        await service.stop()
+
+
+async def test_metrics_beyond_loopback_speak_tls(tmp_path: Path, pki: Path) -> None:
+    config = config_with(tmp_path, pki, **{"metrics.host": "0.0.0.0"})
+    service = TestService(config)
+    await service.start()
+    port = int(service.metrics_address.rpartition(":")[2])
+
+    async def ask(context: ssl.SSLContext | None) -> bytes:
+        reader, writer = await asyncio.open_connection("localhost", port, ssl=context)
+        key = auth.metrics_key(service.token)
+        writer.write(f"GET /metrics HTTP/1.1\r\nAuthorization: Bearer {key}\r\n\r\n".encode())
+        try:
+            return await asyncio.wait_for(reader.read(), 60)
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    try:
+        assert b"200 OK" in await ask(tls.http_client_context(config.tls))
+        assert b"HTTP" not in await ask(None)
+        with pytest.raises(ssl.SSLError):
+            await ask(ssl.create_default_context())
+    finally:
+        await service.stop()
+
+
+def test_certificates_are_made_once_and_hosts_can_be_added(tmp_path: Path, pki: Path) -> None:
+    assert pki.exists()  # there is an openssl command
+    first = make_certificates(tmp_path / "t", ["10.0.0.5", "node-1.example"])
+    before = {path: path.read_bytes() for path in (tmp_path / "t").rglob("*.pem")}
+    again = make_certificates(tmp_path / "t", ["10.0.0.5", "::1"])
+    assert again[0] == first[0]
+    assert all(path.read_bytes() == data for path, data in before.items())
+    for folder in (*first, again[1]):
+        assert (folder / "ca.pem").read_bytes() == (tmp_path / "t" / "ca.pem").read_bytes()
+        assert (folder / "key.pem").stat().st_mode & 0o077 == 0
+        ssl.create_default_context(cafile=str(folder / "ca.pem")).load_cert_chain(
+            folder / "cert.pem", folder / "key.pem"
+        )
+    assert not (first[0] / "ca.key").exists()
+    for wrong in ("", "a b", "../x", "-x", "x" * 300):
+        with pytest.raises(errors.InvalidArgument):
+            make_certificates(tmp_path / "t", [wrong])
