@@ -6,10 +6,14 @@ per poll, and only a chain whose last key has appeared is matched again. So a hu
 call per poll. Every question ends: with an answer, at its deadline, when no node can be asked, or because it was
 withdrawn. The time limit of a question counts from when it was asked: behind others that the pool keeps waiting it ends
 with them, not after them.
+
+A pool that stops answering for a moment costs those who await blocks that moment and no more: their questions stay open
+for `PATIENCE_S`. Otherwise one late answer would have all waiting decode legs compute their prompts again.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -23,6 +27,7 @@ from mooncache.runtime import tracing
 
 POLL_SHARE, POLL_MAX_S = 0.02, 0.05
 TIMEOUT_S = 1.0  # of one question; no answer is a miss
+PATIENCE_S = 5.0  # with a pool that answered before: most prompts take less than that to compute
 POLL_S = 0.003  # how soon blocks that another instance saves are seen; see _pause_s
 
 
@@ -86,11 +91,14 @@ class Lookups:
         *,
         timeout_s: float = TIMEOUT_S,
         poll_s: float = POLL_S,
+        patience_s: float = PATIENCE_S,
         changed: threading.Event | None = None,
     ) -> None:
         self._link = link
         self._timeout_s = timeout_s
         self._poll_s = poll_s
+        self._patience_s = patience_s
+        self._failing_since_s: float | None = -math.inf  # None: the last call was answered
         self.changed = changed or threading.Event()
         self._lock = threading.Condition()
         self._new: deque[_Waiting] = deque()
@@ -195,7 +203,7 @@ class Lookups:
                 return
         client = self._link.client()
         if client is None:
-            self._finish(waiting, LookupOutcome.ABSENT)
+            self._no_answer(waiting, LookupOutcome.ABSENT)
             return
         left_s = self._over_s(waiting) - time.monotonic()
         if left_s <= 0:  # others have used its time up
@@ -207,18 +215,30 @@ class Lookups:
         except Exception as error:  # noqa: BLE001  (a defect must not end the thread: all requests would wait)
             self._link.failed(Call.LOOKUP, error)
             waiting.present = ()
-            self._finish(
-                waiting, LookupOutcome.ABSENT if isinstance(error, NoNodes) else LookupOutcome.FAILED
-            )
+            if isinstance(error, NoNodes):  # nobody can save what is awaited either
+                self._finish(waiting, LookupOutcome.ABSENT)
+            else:
+                self._no_answer(waiting, LookupOutcome.FAILED)
             return
         self._link.succeeded()
         waiting.present = tuple(found.present) or (True,) * found.leading_blocks
         if found.unreachable_nodes and found.unreachable_nodes >= len(client.nodes()):
-            self._finish(waiting, LookupOutcome.ABSENT)
-        elif found.leading_blocks >= waiting.question.awaited:
+            self._no_answer(waiting, LookupOutcome.ABSENT)
+            return
+        self._failing_since_s = None
+        if found.leading_blocks >= waiting.question.awaited:
             self._finish(waiting, LookupOutcome.FOUND)
         elif time.monotonic() >= waiting.question.deadline_s:
             self._finish(waiting, LookupOutcome.TIMEOUT)
+
+    def _no_answer(self, waiting: _Waiting, outcome: LookupOutcome) -> None:
+        """The pool did not answer: a question that awaits blocks stays open for a while, any other ends."""
+        now_s = time.monotonic()
+        if self._failing_since_s is None:
+            self._failing_since_s = now_s
+        patient_until_s = min(waiting.question.deadline_s, self._failing_since_s + self._patience_s)
+        if not waiting.question.awaited or now_s >= patient_until_s:
+            self._finish(waiting, outcome)
 
     def _poll(self) -> None:
         """One look at everything that is awaited."""
@@ -230,18 +250,23 @@ class Lookups:
         client = self._link.client()
         if client is None:
             for waiting in waiters:
-                self._finish(waiting, LookupOutcome.ABSENT)
+                self._no_answer(waiting, LookupOutcome.ABSENT)
+            return
+        appeared = self._appeared(client, waiters)
+        if appeared is None:
+            for waiting in waiters:
+                self._no_answer(waiting, LookupOutcome.FAILED)
             return
         now_s = time.monotonic()
-        for waiting, there in zip(waiters, self._appeared(client, waiters), strict=True):
+        for waiting, there in zip(waiters, appeared, strict=True):
             if there or now_s >= waiting.question.deadline_s:
                 self._match(waiting)
 
-    def _appeared(self, client: PoolClient, waiters: list[_Waiting]) -> list[bool]:
-        """For each whether its last awaited block is there."""
+    def _appeared(self, client: PoolClient, waiters: list[_Waiting]) -> list[bool] | None:
+        """For each whether its last awaited block is there; None when the pool does not answer."""
         last = [waiting.question.last_awaited for waiting in waiters]
         try:
             return list(client.exists_many(last, timeout_s=self._timeout_s))
         except Exception as error:  # noqa: BLE001  (as above)
             self._link.failed(Call.LOOKUP, error)
-            return [False] * len(waiters)
+            return None

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from mooncache.errors import NodeUnavailable, NoNodes
+from mooncache.errors import DeadlineExceeded, NodeUnavailable, NoNodes
 from mooncache.kvcache.lookup import LookupOutcome, LookupRequest, LookupResult, Lookups
 from mooncache.kvcache.pool_link import PoolLink
+from tests.conditions import wait_until
 from tests.kvcache.conftest import WAIT_S
 from tests.kvcache.faulty import FaultyPool
 
@@ -25,7 +26,7 @@ def chain(count: int) -> bytes:
 
 @pytest.fixture
 def lookups(faulty_link: PoolLink) -> Iterator[Lookups]:
-    made = Lookups(faulty_link, timeout_s=1.0, poll_s=0.001)
+    made = Lookups(faulty_link, timeout_s=1.0, poll_s=0.001, patience_s=0.05)
     yield made
     made.close()
 
@@ -113,6 +114,42 @@ def test_a_pool_without_nodes_is_absent(faulty: FaultyPool, lookups: Lookups) ->
     lookups.ask(LookupRequest("r", chain(3)))
     answer = answer_of(lookups, "r")
     assert (answer.present, answer.outcome) == ((True, False, False), LookupOutcome.FOUND)
+
+
+@pytest.mark.parametrize("error", [DeadlineExceeded("a second passed"), NodeUnavailable("gone")])
+def test_a_pool_that_is_silent_for_a_moment_does_not_end_the_waiting(
+    faulty: FaultyPool, error: Exception
+) -> None:
+    link = PoolLink(lambda: faulty)
+    assert link.connected.wait(WAIT_S)
+    lookups = Lookups(link, timeout_s=1.0, poll_s=0.001, patience_s=WAIT_S)
+    try:
+        faulty.blocks = {key(0): b""}
+        lookups.ask(LookupRequest("before", chain(1)))
+        assert answer_of(lookups, "before").outcome == LookupOutcome.FOUND
+        faulty.error = error
+        lookups.ask(LookupRequest("r", chain(3), awaited=3, deadline_s=time.monotonic() + WAIT_S))
+        lookups.ask(LookupRequest("awaits nothing", chain(3)))
+        assert answer_of(lookups, "awaits nothing").outcome in {LookupOutcome.FAILED, LookupOutcome.ABSENT}
+        # three failures in a row: the pool is left alone for a while
+        wait_until(lambda: link.client() is None, "the link opened its breaker")
+        assert lookups.take("r") is None
+        faulty.blocks |= {key(1): b"", key(2): b""}
+        faulty.error = None
+        assert answer_of(lookups, "r").outcome == LookupOutcome.FOUND
+    finally:
+        lookups.close()
+        link.close()
+
+
+def test_a_pool_that_never_answered_is_not_waited_for(faulty: FaultyPool, faulty_link: PoolLink) -> None:
+    lookups = Lookups(faulty_link, timeout_s=1.0, poll_s=0.001, patience_s=10 * WAIT_S)
+    try:
+        faulty.error = NodeUnavailable("gone")
+        lookups.ask(LookupRequest("r", chain(3), awaited=3, deadline_s=time.monotonic() + 10 * WAIT_S))
+        assert answer_of(lookups, "r").outcome == LookupOutcome.FAILED
+    finally:
+        lookups.close()
 
 
 def test_a_client_that_breaks_while_blocks_are_awaited_ends_no_thread(

@@ -26,7 +26,7 @@ from mooncache.errors import ChecksumMismatch, NodeUnavailable, NotFound
 
 FOLDER = Path("/tmp/pool")
 ARENA, ARENA_BYTES = Path("/dev/shm/arena"), 128 << 20
-BLOCK_BYTES, BLOCKS = 1 << 20, 32
+BLOCK_BYTES, BLOCKS, COPIED = 1 << 20, 32, 8
 DEADLINE_S, STRIKE_WITHIN_S, SETTLED_WITHIN_S = 30.0, 5.0, 90.0
 NODES = ("b0", "b1")
 RAILS = ("va0", "va1", "vb0", "vb1")
@@ -134,7 +134,8 @@ class Act:
 def until_whole(
     name: str, client: mooncache.Client, blocks: int, *, rdma_bytes: int | None = None
 ) -> Iterator[Act]:
-    """The same act until all is right and went as it should: a starved processor is late for what works, too."""
+    """The same act until all is right and went as it should: a starved processor is late for what works, too. A put
+    sends again, elsewhere, what a node was silent about for a second; a get reads another copy."""
     until_s = time.monotonic() + SETTLED_WITHIN_S
     while True:
         with Act(name, client) as act:
@@ -219,11 +220,17 @@ def main() -> None:
         "rails": rails_in_map(client, {"rxb0:1", "rxb1:1"}),
     }
     print(json.dumps({"act": "start", **started}), flush=True)
-    blocks = {f"block-{i}": os.urandom(BLOCK_BYTES) for i in range(BLOCKS)}
-    copies = {f"copied-{i}": os.urandom(BLOCK_BYTES) for i in range(8)}
-    with Act("put", client):
+    blocks: dict[str, bytes] = {}
+    copies: dict[str, bytes] = {}
+    moved_bytes = (BLOCKS + 2 * COPIED) * BLOCK_BYTES
+    for number, again in enumerate(until_whole("put", client, BLOCKS + COPIED, rdma_bytes=moved_bytes)):
+        if number:
+            client.remove_many([*blocks, *copies])
+        blocks = {f"block-{number}-{i}": os.urandom(BLOCK_BYTES) for i in range(BLOCKS)}
+        copies = {f"copied-{number}-{i}": os.urandom(BLOCK_BYTES) for i in range(COPIED)}
         client.put_many(list(blocks), list(blocks.values())).raise_for_errors()
         client.put_many(list(copies), list(copies.values()), replicas=2).raise_for_errors()
+        again.said["right"] = len(blocks | copies)
     everything = blocks | copies
     for again in until_whole("get", client, len(everything), rdma_bytes=len(everything) * BLOCK_BYTES):
         again.read(everything)
