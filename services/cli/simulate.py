@@ -163,16 +163,15 @@ class _Options:
         self.lines = 0
 
     def rules(self) -> Any:
-        from mooncache.conductor.core.policy.overload import MODES
-        from mooncache.conductor.core.policy.types import Rules
+        from mooncache.conductor.core.policy.types import AdmissionMode, Rules
 
         if self.admission is None:
             return Rules()
-        if self.admission not in MODES:
+        if self.admission not in set(AdmissionMode):
             raise InvalidArgument(
-                f"--admission: {self.admission} is unknown; choose one of {', '.join(MODES)}."
+                f"--admission: {self.admission} is unknown; choose one of {', '.join(AdmissionMode)}."
             )
-        return Rules(admission=self.admission)
+        return Rules(admission=AdmissionMode(self.admission))
 
 
 def _example() -> str:

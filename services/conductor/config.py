@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from mooncache.conductor.core.decisions import SchedulerSettings
-from mooncache.conductor.core.policy.types import Rules
+from mooncache.conductor.core.policy.types import AdmissionMode, Rules
 from mooncache.config import ConductorSection
 
 KEYS_MAX: Final = 1_000_000  # keys in one message: 32 MB
@@ -36,7 +36,7 @@ def settings_of(section: ConductorSection) -> SchedulerSettings:
     return SchedulerSettings(
         policy=section.policy,
         rules=Rules(
-            admission="learned" if section.admission_enabled else "none",
+            admission=AdmissionMode.LEARNED if section.admission_enabled else AdmissionMode.NONE,
             inline_tokens_max=section.inline_tokens_max,
             holds=False,  # engines take in whatever has room
         ),

@@ -24,7 +24,7 @@ from mooncache.conductor.core.progress import LegReport, Phase, ProgressReport
 from mooncache.conductor.core.registry import Instance, InstanceInfo, InstanceState
 from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.kvcache.keys import passport_from_json
-from mooncache.kvcache.leg_hint import CacheReport, LegRole
+from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegRole
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 ROLES: Final = {
@@ -214,7 +214,7 @@ def _cache_of(message: pb.CacheReport) -> CacheReport:
         failed_blocks=_count(message.failed_blocks),
         saved_blocks=_count(message.saved_blocks),
         held_tokens=_count(message.held_tokens) if message.HasField("held_tokens") else -1,
-        outcome=message.outcome[:NAME_CHARS_MAX],
+        outcome=CacheOutcome.parse(message.outcome),
     )
 
 

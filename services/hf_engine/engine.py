@@ -25,7 +25,7 @@ from mooncache.hf_engine.metrics import HfMetrics
 from mooncache.hf_engine.model_runner import ModelRunner
 from mooncache.hf_engine.sampling import Chosen, choose
 from mooncache.kvcache.engine_pool import EnginePool
-from mooncache.kvcache.leg_hint import CacheReport
+from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport
 from mooncache.kvcache.lookup import LookupOutcome, LookupRequest
 from mooncache.kvcache.mover import LoadReport, MoveFailure, SaveReport, TransferJob
 from mooncache.runtime import tracing
@@ -200,9 +200,9 @@ class Engine:
             sequence.name = f"r{next(self._numbers)}"
             self.scheduler.add(sequence)
             if self.pool is None:
-                self._looked_up(sequence, (), "off", 0.0)
-            elif not self.pool.link.usable:
-                self._looked_up(sequence, (), LookupOutcome.ABSENT, 0.0)
+                self._looked_up(sequence, (), CacheOutcome.OFF, 0.0)
+            elif not self.pool.link.usable and not sequence.awaited_blocks:
+                self._looked_up(sequence, (), LookupOutcome.ABSENT.reported(), 0.0)
             else:
                 keys = b"".join(sequence.keys[: sequence.reusable_blocks])
                 wait_ms = sequence.hint.wait_ms if sequence.awaited_blocks else 0
@@ -221,19 +221,19 @@ class Engine:
             answer = self.pool.lookups.take(name)
             if answer is not None:
                 del self._asking[name]
-                self._looked_up(sequence, answer.present, answer.outcome, answer.waited_s)
+                self._looked_up(sequence, answer.present, answer.outcome.reported(), answer.waited_s)
         for loaded in self.pool.mover.take_loads():
             self._was_loaded(self._loading.pop(loaded.name), loaded)
         for saved in self.pool.mover.take_saves():
             self._was_saved(saved)
 
     def _looked_up(
-        self, sequence: Sequence, present: tuple[bool, ...], outcome: str, waited_s: float
+        self, sequence: Sequence, present: tuple[bool, ...], outcome: CacheOutcome, waited_s: float
     ) -> None:
         if self.pool is not None:
-            self.metrics.lookups.labels("answered" if outcome == LookupOutcome.FOUND else outcome).inc()
+            self.metrics.lookups.labels(outcome or "answered").inc()
         sequence.present = present
-        sequence.outcome = "" if outcome == LookupOutcome.FOUND else outcome
+        sequence.outcome = outcome
         sequence.waited_ms = waited_s * 1000
         sequence.state = State.WAITING
 
@@ -264,8 +264,8 @@ class Engine:
         sequence.failed_blocks += failed
         sequence.load_ms += report.seconds * 1000
         sequence.saved = max(sequence.saved, sequence.computed // sequence.block_tokens)
-        if failed and not sequence.outcome:
-            sequence.outcome = "failed"
+        if failed and sequence.outcome is CacheOutcome.UNKNOWN:
+            sequence.outcome = CacheOutcome.FAILED
         if sequence.cancelled:
             self._end(sequence, "abort")
 
@@ -383,8 +383,9 @@ def cache_report_of(sequence: Sequence) -> CacheReport:
     usable = (sequence.prompt_count - 1) // sequence.block_tokens * sequence.block_tokens
     hit = sequence.local_tokens + sequence.loaded_tokens
     outcome = sequence.outcome
-    if outcome in {"", "off"} and (hit or not outcome):
-        outcome = "hit" if hit and hit >= usable else "partial" if hit else "miss"
+    if outcome is CacheOutcome.UNKNOWN or (outcome is CacheOutcome.OFF and hit):
+        whole = CacheOutcome.HIT if hit >= usable else CacheOutcome.PARTIAL
+        outcome = whole if hit else CacheOutcome.MISS
     return CacheReport(
         asked_tokens=asked,
         hit_tokens=hit,

@@ -10,7 +10,7 @@ from mooncache.hf_engine.engine import Output
 from mooncache.hf_engine.requests import Asked
 from mooncache.hf_engine.sampling import Chosen
 from mooncache.hf_engine.tokens import ChatTokenizer
-from mooncache.kvcache.leg_hint import FIELD, CacheReport
+from mooncache.kvcache.leg_hint import FIELD, CacheOutcome, CacheReport
 
 
 @dataclass(slots=True)
@@ -179,7 +179,9 @@ class CompletionBuilder:
             **numbers,
             waited_ms=max(part.waited_ms for part in parts),
             load_ms=max(part.load_ms for part in parts),
-            outcome=next((outcome for outcome in outcomes if outcome != "hit"), "hit"),
+            outcome=next(
+                (outcome for outcome in outcomes if outcome is not CacheOutcome.HIT), CacheOutcome.HIT
+            ),
         )
 
     def _logprobs(

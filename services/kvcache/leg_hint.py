@@ -23,8 +23,25 @@ class LegRole(StrEnum):
     DECODE = "decode"
 
 
-# Outcome of a leg that waited for blocks until its time was over.
-TIMEOUT = "timeout"
+class CacheOutcome(StrEnum):
+    """What the cache did for one leg."""
+
+    HIT = "hit"
+    PARTIAL = "partial"
+    MISS = "miss"
+    TIMEOUT = "timeout"  # awaited blocks did not come in time
+    FAILED = "failed"  # the pool did not answer, or blocks that it had could not be loaded
+    POOL_ABSENT = "pool_absent"
+    OFF = "off"  # the request must not or cannot use the pool
+    UNKNOWN = ""  # not said
+
+    @classmethod
+    def parse(cls, text: str) -> CacheOutcome:
+        """The outcome of this name; UNKNOWN for any other text."""
+        return cls(text) if text in _OUTCOMES else cls.UNKNOWN
+
+
+_OUTCOMES = frozenset(CacheOutcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +76,7 @@ class CacheReport:
     hit_tokens: prompt tokens not computed here, local_tokens of them from the engine's own cache, loaded_tokens from
     the pool. asked_tokens: tokens of complete prompt blocks. failed_blocks: blocks that should have been there and
     could not be loaded. saved_blocks: blocks handed to the pool so far. held_tokens: leading prompt tokens whose blocks
-    the pool has or is being given now; -1: not said. outcome: hit, partial, miss, timeout, failed, pool_absent, off.
+    the pool has or is being given now; -1: not said.
     """
 
     asked_tokens: int = 0
@@ -72,7 +89,7 @@ class CacheReport:
     failed_blocks: int = 0
     saved_blocks: int = 0
     held_tokens: int = -1
-    outcome: str = ""
+    outcome: CacheOutcome = CacheOutcome.UNKNOWN
 
     def to_params(self) -> dict[str, Any]:
         """The value of `kv_transfer_params` in the response."""
@@ -95,6 +112,8 @@ def _known(cls: type, params: Any) -> dict[str, Any]:
         if field.type == "str":
             if isinstance(value, str) and len(value) <= 256:
                 found[field.name] = value
+        elif field.type == "CacheOutcome":
+            found[field.name] = CacheOutcome.parse(value) if isinstance(value, str) else CacheOutcome.UNKNOWN
         elif isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1 << 53:
             found[field.name] = int(value) if field.type == "int" else float(value)
     return found

@@ -22,6 +22,7 @@ from enum import StrEnum
 
 from mooncache.client.keys import KEY_BYTES
 from mooncache.errors import NoNodes
+from mooncache.kvcache.leg_hint import CacheOutcome
 from mooncache.kvcache.pool_link import Call, PoolClient, PoolLink
 from mooncache.runtime import tracing
 
@@ -38,6 +39,10 @@ class LookupOutcome(StrEnum):
     TIMEOUT = "timeout"
     ABSENT = "pool_absent"
     FAILED = "failed"
+
+    def reported(self) -> CacheOutcome:
+        """What a cache report says of it; an answer alone says nothing yet."""
+        return CacheOutcome.UNKNOWN if self is LookupOutcome.FOUND else CacheOutcome(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mooncache.conductor.core.policy.types import Rules
+from mooncache.conductor.core.policy.types import AdmissionMode, Rules
 from mooncache.reproduce import setting
 from mooncache.reproduce.workloads import CONVERSATION, Sources, load
 from mooncache.simulate.cluster import ClusterSpec, InstanceGroup, RoleSwitching, Slo
 from mooncache.simulate.options import SimOptions
 from mooncache.simulate.result import Result
 from mooncache.simulate.run import simulate
-from mooncache.simulate.sim_request import REJECTED, REJECTED_AFTER_PREFILL
+from mooncache.simulate.sim_request import SimOutcome
 from mooncache.traces import Trace
 
 WHOLE, FIRST, SECOND = "whole", "first half", "second half"
@@ -39,7 +39,7 @@ class Run:
 
     workload: str = CONVERSATION
     policy: str = "algorithm1"
-    admission: str = "none"
+    admission: AdmissionMode = AdmissionMode.NONE
     speed: float = setting.SPEED
     prefill: int = setting.PREFILL_NODES
     decode: int = setting.DECODE_NODES
@@ -148,8 +148,8 @@ def summed_up(result: Result) -> RunSummary:
         tbt=latency(result.tbt_s),
         tbt_mean_s=float(np.nanmean(result.tbt_mean_s)) if np.isfinite(result.tbt_mean_s).any() else math.nan,
         within_tbt=tuple(result.attainment(None, limit) for limit in LIMITS_S),
-        refused=result.count(REJECTED),
-        refused_after_prefill=result.count(REJECTED_AFTER_PREFILL),
+        refused=result.count(SimOutcome.REJECTED),
+        refused_after_prefill=result.count(SimOutcome.REJECTED_AFTER_PREFILL),
         hit_ratio=result.totals.hit_ratio,
         prefill_gpu_s=result.prefill_gpu_s(),
         fetched_tokens=float(result.fetched_tokens.mean()) if len(result) else 0.0,

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING
 
 from mooncache.conductor.core.policy.fleet import PREFILL
 from mooncache.simulate.decode import SimSequence, worst_gaps_mean
-from mooncache.simulate.sim_request import (
-    DECODING,
-    DONE,
-    FAILED,
-    HANDOVER,
-    OVER,
-    REJECTED_AFTER_PREFILL,
-    SimRequest,
-)
+from mooncache.simulate.sim_request import SimOutcome, SimRequest, SimStage
 
 if TYPE_CHECKING:
     from mooncache.simulate.node import SimNode
@@ -38,7 +30,7 @@ class Decoding:
 
     def over_at_prefill(self, life: SimRequest) -> None:
         """The first token was the only one."""
-        self._over(life, DONE)
+        self._over(life, SimOutcome.DONE)
 
     def load(self, life: SimRequest) -> None:
         """All KV is in the decode node's memory: bring it onto the GPU."""
@@ -53,12 +45,12 @@ class Decoding:
         world.push(world.now_s + load_s, self._arrive, life, life.attempt)
 
     def _arrive(self, life: SimRequest, attempt: int) -> None:
-        if life.attempt != attempt or life.state != HANDOVER:
+        if life.attempt != attempt or life.state != SimStage.HANDOVER:
             return
         node = self.world.nodes[life.decode]
         sequence = life.sequence = SimSequence(life, life.input_tokens, life.steps)
         if node.batch.never_fits(sequence):
-            self._over(life, FAILED, "too_large")
+            self._over(life, SimOutcome.FAILED, "too_large")
             return
         if self._refused(sequence, node):
             return
@@ -79,7 +71,7 @@ class Decoding:
         batch = node.batch
         if not self.scheduler.double_check or batch.tbt_after_all(sequence) <= self.world.tbt_slo_s:
             return False
-        self._over(sequence.owner, REJECTED_AFTER_PREFILL, "tbt")
+        self._over(sequence.owner, SimOutcome.REJECTED_AFTER_PREFILL, "tbt")
         return True
 
     # --- the batch
@@ -135,7 +127,7 @@ class Decoding:
         life: SimRequest = sequence.owner
         now_s = self.world.now_s
         node.batch.join(sequence, life.order, now_s)
-        life.state = DECODING
+        life.state = SimStage.DECODING
         if self._early:
             sequence.first_gap_s += now_s - (life.arrival_s + life.ttft_s)
         self.scheduler.joined(life)
@@ -150,18 +142,18 @@ class Decoding:
             worst_gaps_mean(gaps, sequence.first_gap_s) if self._early else worst_gaps_mean(gaps[1:], 0.0)
         )
         node.answers += 1
-        self._over(life, DONE, "", tbt_s, mean_s)
+        self._over(life, SimOutcome.DONE, "", tbt_s, mean_s)
 
     def _over(
         self,
         life: SimRequest,
-        outcome: int,
+        outcome: SimOutcome,
         reason: str = "",
         tbt_s: float = math.nan,
         mean_s: float = math.nan,
     ) -> None:
-        life.state = OVER
-        if outcome == DONE:
+        life.state = SimStage.OVER
+        if outcome == SimOutcome.DONE:
             tokens = life.steps + self._early
             self.world.record.totals.output_tokens += tokens
             self.scheduler.answered(life, tokens)
@@ -235,15 +227,15 @@ class Decoding:
         """A prompt that was computed here goes on in the batch, or elsewhere."""
         self.prefilling.finish(life)
         if life.steps <= 0:
-            self._over(life, DONE)
+            self._over(life, SimOutcome.DONE)
             return
-        life.state = HANDOVER
+        life.state = SimStage.HANDOVER
         if life.decode != node.row:
             self.load(life)
             return
         sequence = life.sequence = SimSequence(life, life.input_tokens, life.steps)
         if node.batch.never_fits(sequence):
-            self._over(life, FAILED, "too_large")
+            self._over(life, SimOutcome.FAILED, "too_large")
         elif self._refused(sequence, node):
             return
         elif node.batch.fits(sequence):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from mooncache.conductor.core.policy.fleet import BOTH, DECODE, PREFILL
 from mooncache.simulate.cluster import ROLES, ScheduledEvent
 from mooncache.simulate.decode import Batch
-from mooncache.simulate.sim_request import COMPUTING, DECODING, FAILED, HANDOVER, OVER, QUEUED, SimRequest
+from mooncache.simulate.sim_request import SimOutcome, SimRequest, SimStage
 
 if TYPE_CHECKING:
     from mooncache.simulate.node import SimNode
@@ -76,7 +76,7 @@ class FailureInjector:
         node.ready.clear()
         node.computing, node.queued_s, node.chunk_from = None, 0.0, 0
         for life in readers:
-            if life.state == QUEUED:
+            if life.state == SimStage.QUEUED:
                 self._read_in_vain(life)
         for life in victims:
             self._again(life, node)
@@ -86,15 +86,17 @@ class FailureInjector:
     @staticmethod
     def _touches(life: SimRequest, node: SimNode) -> bool:
         row = node.row
-        if life.state in (QUEUED, COMPUTING) and (life.prefill == row or row in life.members):
+        if life.state in (SimStage.QUEUED, SimStage.COMPUTING) and (
+            life.prefill == row or row in life.members
+        ):
             return True
-        if life.state == HANDOVER and life.stream is not None and life.prefill == row:
+        if life.state == SimStage.HANDOVER and life.stream is not None and life.prefill == row:
             return True  # the KV was not yet handed over
-        return life.decode == row and life.state in (QUEUED, COMPUTING, HANDOVER, DECODING)
+        return life.decode == row and SimStage.NEW < life.state < SimStage.OVER
 
     @staticmethod
     def _reads_from(life: SimRequest, node: SimNode) -> bool:
-        return life.state == QUEUED and any(node.nic_out in flow.links for flow in life.flows)
+        return life.state == SimStage.QUEUED and any(node.nic_out in flow.links for flow in life.flows)
 
     def _withdraw(self, life: SimRequest) -> None:
         """Take a request off everything that it occupies."""
@@ -106,7 +108,7 @@ class FailureInjector:
             life.stream = None
         for row in life.members or (life.prefill,):
             member = world.nodes[row]
-            if life.state == QUEUED:
+            if life.state == SimStage.QUEUED:
                 member.take_off(life, choice.compute_s)
             elif member.computing is life:
                 member.computing = None
@@ -115,9 +117,9 @@ class FailureInjector:
                 if member.alive and member.chunk_from:
                     member.chunk_from = 0
                     self.prefilling.decoding.wake(member)
-        if life.state in (QUEUED, COMPUTING):
+        if life.state in (SimStage.QUEUED, SimStage.COMPUTING):
             self.prefilling.withdraw(life)
-        if life.sequence is not None and life.state == HANDOVER:
+        if life.sequence is not None and life.state == SimStage.HANDOVER:
             waiting = world.nodes[life.decode].batch.waiting
             if life.sequence in waiting:
                 waiting.remove(life.sequence)
@@ -137,15 +139,17 @@ class FailureInjector:
     def _again(self, life: SimRequest, node: SimNode) -> None:
         """Place the request again, or let it break off."""
         world = self.world
-        streaming = life.state == DECODING
-        life.state = OVER
+        streaming = life.state == SimStage.DECODING
+        life.state = SimStage.OVER
         self.prefilling.release_waiters(life, made=False)
         life.attempt += 1
         life.sequence = None
         if streaming or life.attempt > world.options.retries_max:
             del world.lives[life.index]
             life.attempt -= 1
-            world.record.over(life, FAILED, world.now_s, "broke_off" if streaming else "instance_failed")
+            world.record.over(
+                life, SimOutcome.FAILED, world.now_s, "broke_off" if streaming else "instance_failed"
+            )
             return
         world.record.totals.retries += 1
         self._place(life, frozenset({node.row}))

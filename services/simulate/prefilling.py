@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from mooncache.conductor.core.policy import pipeline
 from mooncache.conductor.core.policy.fleet import PREFILL
 from mooncache.conductor.core.policy.types import Branch
-from mooncache.simulate.sim_request import COMPUTING, HANDOVER, QUEUED, SimRequest
+from mooncache.simulate.sim_request import SimRequest, SimStage
 
 if TYPE_CHECKING:
     from mooncache.simulate.network import Flow
@@ -56,7 +56,7 @@ class Prefilling:
         life.prefill = choice.decode if inline else choice.prefill
         life.decode = choice.decode
         life.members = choice.members if len(choice.members) > 1 else ()
-        life.state = QUEUED
+        life.state = SimStage.QUEUED
         life.order = world.order = world.order + 1
         life.planned_from_s = world.now_s
         life.expected_s = world.now_s + choice.ttft_s
@@ -69,7 +69,11 @@ class Prefilling:
         self._announce(life)
         node = world.nodes[life.prefill]
         maker = world.lives.get(int(choice.awaited.decision_id)) if choice.awaited is not None else None
-        if choice.branch is Branch.WAIT and maker is not None and maker.state in (QUEUED, COMPUTING):
+        if (
+            choice.branch is Branch.WAIT
+            and maker is not None
+            and maker.state in (SimStage.QUEUED, SimStage.COMPUTING)
+        ):
             life.awaits += 1
             maker.waiters.append(life)
         elif choice.branch is Branch.FETCH and choice.fetch_tokens > 0:
@@ -142,7 +146,7 @@ class Prefilling:
 
     def _came(self, life: SimRequest, attempt: int) -> None:
         """One of the things it awaited is there."""
-        if life.attempt != attempt or life.state != QUEUED:
+        if life.attempt != attempt or life.state != SimStage.QUEUED:
             return
         life.awaits -= 1
         if life.awaits <= 0 and not life.ready:
@@ -160,7 +164,7 @@ class Prefilling:
     def maker_done(self, life: SimRequest, maker: SimRequest, *, made: bool) -> None:
         """What it waited for is computed (or never will be): fetch it from there, or go on without."""
         world, choice = self.world, life.choice
-        if life.state != QUEUED or choice is None or life.ready:
+        if life.state != SimStage.QUEUED or choice is None or life.ready:
             return
         node = world.nodes[life.prefill]
         have = world.index.leading_on(life.blocks, life.prefill, 0)
@@ -213,7 +217,7 @@ class Prefilling:
         life.compute_from_s = world.now_s
         life.queue_s = world.now_s - life.planned_from_s
         life.expected_s = world.now_s + life.compute_s
-        life.state = COMPUTING
+        life.state = SimStage.COMPUTING
         for member in nodes:
             member.take_off(life, choice.compute_s)
             member.computing = life
@@ -247,18 +251,18 @@ class Prefilling:
         life: SimRequest = flow.owner
         if life.stream is flow:
             life.stream = None
-            if life.state == HANDOVER:
+            if life.state == SimStage.HANDOVER:
                 self.decoding.load(life)
 
     def _computed(self, life: SimRequest, attempt: int) -> None:
-        if life.attempt != attempt or life.state != COMPUTING:
+        if life.attempt != attempt or life.state != SimStage.COMPUTING:
             return
         self.finish(life)
         world = self.world
         if life.steps <= 0:
             self.decoding.over_at_prefill(life)
         else:
-            life.state = HANDOVER
+            life.state = SimStage.HANDOVER
             if life.stream is None:
                 self.decoding.load(life)
             else:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mooncache.conductor.core.policy.fleet import ROLE_NAMES
 from mooncache.simulate.result import Instances, Result, Series, Totals
-from mooncache.simulate.sim_request import FAILED, REJECTED, REJECTED_AFTER_PREFILL, UNDECIDED, SimRequest
+from mooncache.simulate.sim_request import SimOutcome, SimRequest
 
 if TYPE_CHECKING:
     from mooncache.simulate.index import BlockHolders
@@ -51,7 +51,7 @@ class SimRecord:
         count = len(trace)
         self._trace, self._nodes, self._options = trace, nodes, options
         self._ttft_slo_s, self._tbt_slo_s = ttft_slo_s, tbt_slo_s
-        self.outcome = np.full(count, UNDECIDED, dtype=np.int8)
+        self.outcome = np.full(count, SimOutcome.UNDECIDED, dtype=np.int8)
         self.reason = np.zeros(count, dtype=np.int16)
         self._reasons: dict[str, int] = {"": 0}
         self.branch = np.full(count, -1, dtype=np.int8)
@@ -120,7 +120,7 @@ class SimRecord:
     def over(
         self,
         life: SimRequest,
-        outcome: int,
+        outcome: SimOutcome,
         now_s: float,
         reason: str = "",
         tbt_s: float = np.nan,
@@ -128,18 +128,18 @@ class SimRecord:
     ) -> None:
         """The request ended; each does so exactly once."""
         at = life.index
-        assert self._cells["outcome"][at] == UNDECIDED, f"request {at} ended twice"
+        assert self._cells["outcome"][at] == SimOutcome.UNDECIDED, f"request {at} ended twice"
         self._cells["outcome"][at] = outcome
         self._cells["reason"][at] = self._reasons.setdefault(reason, len(self._reasons))
         self._cells["attempts"][at] = life.attempt + 1
         self._cells["end_s"][at] = now_s
         self._cells["tbt_s"][at] = tbt_s
         self._cells["tbt_mean_s"][at] = mean_s
-        if outcome in (REJECTED, REJECTED_AFTER_PREFILL):
+        if outcome in (SimOutcome.REJECTED, SimOutcome.REJECTED_AFTER_PREFILL):
             self.rejected += 1
-        elif outcome != FAILED:
+        elif outcome != SimOutcome.FAILED:
             self.done += 1
-        if outcome == REJECTED_AFTER_PREFILL:
+        if outcome == SimOutcome.REJECTED_AFTER_PREFILL:
             self.totals.wasted_prefill_s += life.compute_s * max(1, len(life.members))
 
     def sample(self, now_s: float, index: BlockHolders) -> None:

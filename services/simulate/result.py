@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mooncache.simulate.sim_request import DONE, FAILED, REJECTED, REJECTED_AFTER_PREFILL
+from mooncache.simulate.sim_request import SimOutcome
 
 Floats = NDArray[np.float64]
 
@@ -93,7 +93,7 @@ class Totals:
 class Result:
     """The outcome of a simulation. Row i is request i of the trace; times of requests that never got there are NaN.
 
-    outcome: number of OUTCOMES in life.py; reason: number of `reasons`; branch: number of BRANCHES. Rows of
+    outcome: a SimOutcome; reason: number of `reasons`; branch: number of BRANCHES. Rows of
     instances are -1 for none. All times are of the last attempt, except ttft_s, which counts from the arrival.
     fetch_s: from the decision until the prefix was there; queue_s: from the decision until the prompt was being
     computed, so fetching is part of it; prefill_s: computing it, however many instances do so together.
@@ -132,25 +132,25 @@ class Result:
     def __len__(self) -> int:
         return len(self.arrival_s)
 
-    def count(self, outcome: int) -> int:
+    def count(self, outcome: SimOutcome) -> int:
         """The number of requests with this outcome."""
         return int(np.count_nonzero(self.outcome == outcome))
 
     @property
     def done(self) -> NDArray[np.bool_]:
         """Which requests were served to their end."""
-        kept: NDArray[np.bool_] = self.outcome == DONE
+        kept: NDArray[np.bool_] = self.outcome == SimOutcome.DONE
         return kept
 
     @property
     def rejected(self) -> int:
         """Requests that were refused, at arrival or after their prefill."""
-        return self.count(REJECTED) + self.count(REJECTED_AFTER_PREFILL)
+        return self.count(SimOutcome.REJECTED) + self.count(SimOutcome.REJECTED_AFTER_PREFILL)
 
     @property
     def failed(self) -> int:
         """Requests that broke off or found no instance."""
-        return self.count(FAILED)
+        return self.count(SimOutcome.FAILED)
 
     def effective(self, ttft_slo_s: float | None = None, tbt_slo_s: float | None = None) -> NDArray[np.bool_]:
         """The requests served within both SLOs, as a mask (None: the SLOs of the run)."""

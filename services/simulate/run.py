@@ -22,7 +22,7 @@ from mooncache.simulate.options import Progress, SimOptions
 from mooncache.simulate.prefilling import Prefilling
 from mooncache.simulate.result import Result
 from mooncache.simulate.scheduling import SimScheduler
-from mooncache.simulate.sim_request import REJECTED, SimRequest
+from mooncache.simulate.sim_request import SimOutcome, SimRequest
 from mooncache.simulate.world import World
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Simulation:
         choice = self.scheduler.decide(life, exclude)
         if not choice.admitted:
             del self.world.lives[life.index]
-            self.world.record.over(life, REJECTED, self.world.now_s, choice.reason)
+            self.world.record.over(life, SimOutcome.REJECTED, self.world.now_s, choice.reason)
             return
         life.choice = choice
         self.duties.used(life)

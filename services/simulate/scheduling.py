@@ -18,10 +18,18 @@ from mooncache.conductor.core.lateness import Lateness
 from mooncache.conductor.core.learning import FadingMean
 from mooncache.conductor.core.output_lengths import OutputLengths
 from mooncache.conductor.core.policy import find, overload
-from mooncache.conductor.core.policy.types import Awaited, Choice, Floats, Ints, PrefixSource, Request
+from mooncache.conductor.core.policy.types import (
+    AdmissionMode,
+    Awaited,
+    Choice,
+    Floats,
+    Ints,
+    PrefixSource,
+    Request,
+)
 from mooncache.errors import SimulationInvalid
 from mooncache.simulate.index import FEW, rows_of
-from mooncache.simulate.sim_request import COMPUTING, QUEUED, SimRequest
+from mooncache.simulate.sim_request import SimRequest, SimStage
 
 if TYPE_CHECKING:
     from mooncache.simulate.world import World
@@ -124,7 +132,7 @@ class SimScheduler:
 
     def _survival(self, choice: Choice, tenant: str) -> Callable[[Floats], Floats] | None:
         """The share of answers longer than so many tokens; the paper's prediction lets all last equally."""
-        if self._rules.admission == "predicted":
+        if self._rules.admission is AdmissionMode.PREDICTED:
             steps = self._stay.value / max(choice.tbt_s, 1e-4)
             return lambda tokens: (tokens < steps).astype(np.float64)
         if self.world.looks_ahead and self._learns and self._lengths.count:
@@ -157,7 +165,7 @@ class SimScheduler:
         other: SimRequest | None = None
         for at in range(depth, len(blocks)):
             maker = world.inflight.get(blocks[at])
-            if maker is None or maker.state not in (QUEUED, COMPUTING) or maker is life:
+            if maker is None or maker.state not in (SimStage.QUEUED, SimStage.COMPUTING) or maker is life:
                 break
             if maker is not other and other is not None:
                 found.append(self._await(other, at, life))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -9,11 +10,28 @@ if TYPE_CHECKING:
     from mooncache.simulate.decode import SimSequence
     from mooncache.simulate.network import Flow
 
-DONE, REJECTED, REJECTED_AFTER_PREFILL, FAILED, UNDECIDED = 0, 1, 2, 3, -1
-OUTCOMES: Final = ("done", "rejected", "rejected_after_prefill", "failed")
 BRANCHES: Final = ("local", "fetch", "wait", "inline")
 
-NEW, QUEUED, COMPUTING, HANDOVER, DECODING, OVER = range(6)
+
+class SimOutcome(IntEnum):
+    """How a request ended; the numbers are those of the column `outcome` of a result."""
+
+    UNDECIDED = -1
+    DONE = 0
+    REJECTED = 1
+    REJECTED_AFTER_PREFILL = 2
+    FAILED = 3
+
+
+class SimStage(IntEnum):
+    """Where a request is on its way."""
+
+    NEW = 0
+    QUEUED = 1
+    COMPUTING = 2
+    HANDOVER = 3
+    DECODING = 4
+    OVER = 5
 
 
 class SimRequest:
@@ -58,7 +76,7 @@ class SimRequest:
         self.index, self.arrival_s, self.input_tokens, self.steps = index, arrival_s, input_tokens, steps
         self.blocks = blocks
         self.attempt = 0
-        self.state = NEW
+        self.state = SimStage.NEW
         self.decision = 0  # number of the decision that it follows
         self.order = 0  # place among all prompts that were queued: first come, first served
         self.choice: Choice | None = None

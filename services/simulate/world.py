@@ -18,7 +18,7 @@ import numpy as np
 from mooncache.conductor.core.fleet_book import FleetBook, InstanceShape
 from mooncache.conductor.core.policy import overload
 from mooncache.conductor.core.policy.placement import HELD_AT
-from mooncache.conductor.core.policy.types import TransferCost
+from mooncache.conductor.core.policy.types import AdmissionMode, TransferCost
 from mooncache.simulate.cluster import ROLES, ClusterSpec, InstanceGroup
 from mooncache.simulate.index import BlockHolders
 from mooncache.simulate.network import Flow, Network
@@ -48,10 +48,10 @@ class World:
         self.network = Network(self._push_flow)
         self.index = BlockHolders()
         # Decode load ahead costs time, and only these look at it.
-        self.looks_ahead = options.policy == "mooncache" or options.rules.admission in (
-            "predicted",
-            "learned",
-        )
+        self.looks_ahead = options.policy == "mooncache" or options.rules.admission in {
+            AdmissionMode.PREDICTED,
+            AdmissionMode.LEARNED,
+        }
         self.book = FleetBook(curves=self.looks_ahead)
         self.nodes: list[SimNode] = []
         self.row_of: dict[str, int] = {}

@@ -13,6 +13,7 @@ from mooncache.conductor.core.policy import find
 from mooncache.conductor.core.policy.fleet import ROLES, Fleet
 from mooncache.conductor.core.policy.types import (
     NOBODY,
+    AdmissionMode,
     Awaited,
     Choice,
     DecodeCost,
@@ -26,7 +27,7 @@ from mooncache.conductor.core.policy.types import (
 COST = PrefillCost(0.01, 1e-4, 1e-9, 1e-6)
 DECODING = DecodeCost(0.02, 0.001, 1e-8)
 FAST = TransferCost(0.001, 1e6)
-OPEN = Rules(admission="none")
+OPEN = Rules(admission=AdmissionMode.NONE)
 
 
 @dataclass(frozen=True)

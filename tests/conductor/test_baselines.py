@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncache.conductor.core.policy import NAMES, find, overload, pipeline
-from mooncache.conductor.core.policy.types import NOBODY, PrefillCost, PrefixSource, Rules, TransferCost
+from mooncache.conductor.core.policy.types import (
+    NOBODY,
+    AdmissionMode,
+    PrefillCost,
+    PrefixSource,
+    Rules,
+    TransferCost,
+)
 from tests.conductor.fleets import COST, OPEN, Row, choose, fleet, names, request
 
 D = Row("d", role="decode")
@@ -98,15 +105,17 @@ def test_dualmap_stays_with_two_until_both_are_late() -> None:
 # --- admission ----------------------------------------------------------------------------------------------------
 
 
-def reason(mode: str, *rows: Row, policy: str = "algorithm1", n: int = 4096, **fields: object) -> str:
+def reason(
+    mode: AdmissionMode, *rows: Row, policy: str = "algorithm1", n: int = 4096, **fields: object
+) -> str:
     return choose(rows, n, rules=Rules(admission=mode), policy=policy, tbt_slo_s=0.1, **fields).reason
 
 
 def test_modes_of_admission_look_at_what_they_say() -> None:
     late = (Row("p", queue_s=40.0), D)
-    assert [reason(mode, *late) for mode in overload.MODES] == ["admitted", *["ttft"] * 5]
+    assert [reason(mode, *late) for mode in AdmissionMode] == ["admitted", *["ttft"] * 5]
     full = (Row("p"), D.but(sequences=200.0, stay_s=1e9))
-    assert [reason(mode, *full) for mode in overload.MODES] == [
+    assert [reason(mode, *full) for mode in AdmissionMode] == [
         "admitted",
         "tbt",
         "admitted",  # baseline looks at the decode side when the prompt is computed
@@ -116,11 +125,11 @@ def test_modes_of_admission_look_at_what_they_say() -> None:
     ]
     # Those who decode now will have left when this prompt is computed.
     soon = (Row("p", queue_s=20.0), D.but(sequences=200.0, stay_s=2.0))
-    assert reason("early", *soon) == "tbt"
-    assert reason("predicted", *soon) == "admitted"
-    assert reason("learned", *soon, policy="mooncache") == "admitted"
-    with pytest.raises(ValueError, match="admission 'x' is not one of none, ttft_tbt"):
-        reason("x", *soon)
+    assert reason(AdmissionMode.EARLY, *soon) == "tbt"
+    assert reason(AdmissionMode.PREDICTED, *soon) == "admitted"
+    assert reason(AdmissionMode.LEARNED, *soon, policy="mooncache") == "admitted"
+    with pytest.raises(ValueError, match="'x' is not a valid AdmissionMode"):
+        AdmissionMode("x")
 
 
 def test_the_newcomer_counts_in_the_load_that_it_is_judged_by() -> None:
@@ -135,8 +144,8 @@ def test_the_newcomer_counts_in_the_load_that_it_is_judged_by() -> None:
 
 def test_who_uses_more_than_a_share_is_refused_first() -> None:
     late = (Row("p", queue_s=20.0), D)
-    assert reason("learned", *late, policy="mooncache") == "admitted"
-    assert reason("learned", *late, policy="mooncache", tenant_share=3.0) == "ttft"
+    assert reason(AdmissionMode.LEARNED, *late, policy="mooncache") == "admitted"
+    assert reason(AdmissionMode.LEARNED, *late, policy="mooncache", tenant_share=3.0) == "ttft"
 
 
 def test_refusals_say_when_to_come_back() -> None:

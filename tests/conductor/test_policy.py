@@ -15,6 +15,7 @@ from mooncache.conductor.core.policy.common import handovers_s
 from mooncache.conductor.core.policy.mooncache import Mooncache
 from mooncache.conductor.core.policy.types import (
     NOBODY,
+    AdmissionMode,
     Branch,
     Choice,
     PrefillCost,
@@ -224,7 +225,7 @@ def test_columns_choose_what_a_loop_over_instances_would(
     rows: tuple[Row, ...], n: int, fields: dict[str, Any]
 ) -> None:
     """Brute force: every prefill with every decode instance, priced one by one in plain numbers."""
-    rules = Rules(admission="none", pipelines=False, inline_tokens_max=-(10**9))
+    rules = Rules(admission=AdmissionMode.NONE, pipelines=False, inline_tokens_max=-(10**9))
     rows = tuple(row.but(role="decode" if row.role == "both" else row.role) for row in rows)
     asked, seen = request(rows, n, **fields), fleet(*rows)
     choice = Mooncache().choose(asked, seen, rules, random.Random(1))
@@ -309,7 +310,7 @@ def test_short_rests_are_computed_on_decode_and_long_ones_are_not() -> None:
     rows = (Row("p"), Row("d", role="decode", local_tokens=4000))
     assert names(choose(rows, 4096), rows) == ("", "d")
     assert names(choose(rows, 9000), rows) == ("p", "d")
-    never = Rules(admission="none", inline_tokens_max=0)
+    never = Rules(admission=AdmissionMode.NONE, inline_tokens_max=0)
     assert names(choose(rows, 4096, rules=never), rows) == ("p", "d")
     assert names(choose(rows, 4096, rules=never, no_prefill=True), rows) == ("", "d")
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from mooncache.conductor.core.policy.types import Rules
+from mooncache.conductor.core.policy.types import AdmissionMode, Rules
 from mooncache.simulate import ClusterSpec, InstanceGroup, Result, SimOptions, simulate
 from mooncache.traces import Trace
 
-OPEN = Rules(admission="none")
+OPEN = Rules(admission=AdmissionMode.NONE)
 
 
 def trace_of(rows: list[tuple[float, int, int, list[int]]]) -> Trace:

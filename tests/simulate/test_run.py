@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncache.conductor.core.policy import NAMES
-from mooncache.conductor.core.policy.types import Request, Rules
+from mooncache.conductor.core.policy.types import AdmissionMode, Request, Rules
 from mooncache.errors import SimulationInvalid
 from mooncache.simulate import ClusterSpec, InstanceGroup, SimOptions, simulate
 from mooncache.simulate import run as run_module
 from mooncache.simulate.cluster import Replication
 from mooncache.simulate.profile import LLAMA3_70B_8XA800 as PROFILE
-from mooncache.simulate.sim_request import DONE, FAILED, REJECTED, REJECTED_AFTER_PREFILL
+from mooncache.simulate.sim_request import SimOutcome
 from tests.simulate.small import OPEN, cluster, columns, conversations, run, trace_of
 
 
@@ -65,26 +65,37 @@ def finished(trace: Any, spec: ClusterSpec, **options: Any) -> run_module.Simula
     st.integers(0, 10_000),
     st.sampled_from(NAMES),
     st.sampled_from(["global", "local"]),
-    st.sampled_from(["none", "learned", "early", "baseline", "predicted", "ttft_tbt"]),
+    st.sampled_from(AdmissionMode),
     st.sampled_from(["prefill", "decode"]),
     st.sampled_from([0, 40, 400]),
 )
 def test_every_request_ends_once(
-    count: int, rate: float, seed: int, policy: str, pool: str, admission: str, first: str, dram_blocks: int
+    count: int,
+    rate: float,
+    seed: int,
+    policy: str,
+    pool: str,
+    admission: AdmissionMode,
+    first: str,
+    dram_blocks: int,
 ) -> None:
     trace = conversations(count, rate, seed)
     spec = cluster(dram_blocks=dram_blocks, pool=pool, first_token=first, group_ssd_blocks=dram_blocks // 2)
     rules = Rules(admission=admission)
     simulation = finished(trace, spec, policy=policy, rules=rules, ttft_slo_s=5.0, tbt_slo_s=0.03)
     record = simulation.world.record
-    assert set(np.unique(record.outcome)) <= {DONE, REJECTED, REJECTED_AFTER_PREFILL}
-    if admission == "none":
-        assert (record.outcome == DONE).all()
+    assert set(np.unique(record.outcome)) <= {
+        SimOutcome.DONE,
+        SimOutcome.REJECTED,
+        SimOutcome.REJECTED_AFTER_PREFILL,
+    }
+    if admission is AdmissionMode.NONE:
+        assert (record.outcome == SimOutcome.DONE).all()
         served = record.totals
         assert served.output_tokens == trace.output_tokens.sum()
         assert served.prompt_tokens == trace.input_tokens.sum()
         assert served.hit_tokens + served.computed_tokens == served.prompt_tokens
-    assert np.isfinite(record._float["ttft_s"][record.outcome == DONE]).all()
+    assert np.isfinite(record._float["ttft_s"][record.outcome == SimOutcome.DONE]).all()
     assert record.arrived == count == record.rejected + record.done
 
 
@@ -166,7 +177,7 @@ def test_coupled_instances_stall_their_batch(inline: str) -> None:
     spec = ClusterSpec(instances=(group,))
     trace = trace_of([(0.0, 1024, 200, [0, 1]), (2.0, 32768, 5, list(range(10, 74)))])
     result = run(trace, spec, spread_tick_s=0)
-    assert (result.outcome == DONE).all()
+    assert (result.outcome == SimOutcome.DONE).all()
     prompt_s = PROFILE.prefill.seconds(32768, 0)
     if inline == "whole":
         assert result.tbt_s[0] > prompt_s / 20  # one gap as long as the prompt, among the twenty longest
@@ -249,7 +260,7 @@ def test_more_never_hurts_beyond_noise(policy: str, changes: dict[str, tuple[Any
 def test_a_tiny_decode_memory_holds_requests_back() -> None:
     trace = conversations(40, 5.0, seed=2)
     wide, narrow = run(trace, cluster()), run(trace, cluster(group_kv_capacity_tokens=30_000))
-    assert (narrow.outcome == DONE).all()
+    assert (narrow.outcome == SimOutcome.DONE).all()
     assert narrow.end_s.max() > wide.end_s.max()
 
 
@@ -262,12 +273,12 @@ def test_answers_that_fit_nowhere_fail_in_words() -> None:
 
 def test_rejected_after_prefill_is_wasted_work() -> None:
     trace = conversations(120, 30.0, seed=4)
-    rules = Rules(admission="baseline")
+    rules = Rules(admission=AdmissionMode.BASELINE)
     result = run(trace, cluster(prefill=6, decode=1), rules=rules, tbt_slo_s=0.0275)
-    wasted = result.outcome == REJECTED_AFTER_PREFILL
+    wasted = result.outcome == SimOutcome.REJECTED_AFTER_PREFILL
     assert wasted.any()
     assert result.totals.wasted_prefill_s == pytest.approx(result.prefill_s[wasted].sum())
-    assert result.rejected + result.count(DONE) == len(trace)
+    assert result.rejected + result.count(SimOutcome.DONE) == len(trace)
     assert not result.effective()[wasted].any()
 
 
@@ -291,7 +302,7 @@ def test_hot_prefixes_are_copied_ahead_of_demand() -> None:
     result = run(trace, spec, "mooncache")
     assert result.totals.copies > 0
     assert result.totals.bytes_replicated > 0
-    assert (result.outcome == DONE).all()
+    assert (result.outcome == SimOutcome.DONE).all()
     finished(trace, spec, policy="mooncache")
 
 
@@ -299,7 +310,7 @@ def test_hot_prefixes_are_copied_ahead_of_demand() -> None:
 def test_who_waits_for_a_prompt_inside_the_batch_does_not_begin_it_twice(inline: str) -> None:
     """The end of one prompt wakes those that wait for it, while the next one stops the batch already."""
     spec = ClusterSpec(instances=(InstanceGroup("both", 2, dram_blocks=300, inline=inline),))
-    assert (run(conversations(60, 4.0, seed=1), spec, "mooncache").outcome == DONE).all()
+    assert (run(conversations(60, 4.0, seed=1), spec, "mooncache").outcome == SimOutcome.DONE).all()
 
 
 def test_a_copy_that_may_go_leaves_the_last_one_of_each_block() -> None:
@@ -388,16 +399,18 @@ def test_an_empty_trace() -> None:
     result = run(trace_of([]), cluster())
     assert len(result) == 0
     assert result.attainment() == 0.0
-    assert result.count(FAILED) == 0
+    assert result.count(SimOutcome.FAILED) == 0
 
 
 def test_a_full_batch_holds_newcomers_back_and_keeps_the_promise() -> None:
     trace = conversations(150, 30.0, seed=4)
     few = cluster(prefill=6, decode=1, first_token="decode")
-    held = run(trace, few, "mooncache", rules=Rules(admission="learned"), tbt_slo_s=0.0275)
-    free = run(trace, few, "mooncache", rules=Rules(admission="learned", holds=False), tbt_slo_s=0.0275)
-    served = held.outcome == DONE
-    assert held.count(REJECTED_AFTER_PREFILL) == 0, "no prompt is computed in vain"
+    held = run(trace, few, "mooncache", rules=Rules(admission=AdmissionMode.LEARNED), tbt_slo_s=0.0275)
+    free = run(
+        trace, few, "mooncache", rules=Rules(admission=AdmissionMode.LEARNED, holds=False), tbt_slo_s=0.0275
+    )
+    served = held.outcome == SimOutcome.DONE
+    assert held.count(SimOutcome.REJECTED_AFTER_PREFILL) == 0, "no prompt is computed in vain"
     assert np.nanmean(held.tbt_s[served] <= 0.0275) > 0.95
     assert held.attainment() >= free.attainment()
 
@@ -407,5 +420,5 @@ def test_places_are_given_in_the_order_of_decisions() -> None:
     first = (0.0, 4096, 400, list(range(8)))
     rows = [first, (0.1, 65_536, 10, list(range(1000, 1128))), (0.2, 4096, 10, list(range(2000, 2008)))]
     result = run(trace_of(rows), cluster(prefill=3, group_sequences_max=1), "mooncache", sample_s=1.0)
-    assert (result.outcome == DONE).all()
+    assert (result.outcome == SimOutcome.DONE).all()
     assert result.end_s[1] < result.end_s[2]

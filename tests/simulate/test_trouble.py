@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mooncache.conductor.core.policy.types import Branch, Choice
 from mooncache.simulate import InstanceGroup, ScheduledEvent
 from mooncache.simulate.cluster import ClusterSpec, RoleSwitching
-from mooncache.simulate.sim_request import DONE, FAILED, REJECTED
+from mooncache.simulate.sim_request import SimOutcome
 from tests.simulate.small import cluster, conversations, run, trace_of
 from tests.simulate.test_run import finished
 
@@ -28,7 +28,7 @@ def test_a_prompt_on_a_failed_instance_is_computed_elsewhere() -> None:
     calm = run(ONE, cluster(prefill=2))
     name = ("prefill-0", "prefill-1")[calm.prefill_row[0]]
     hit = run(ONE, cluster(prefill=2, events=events((2.0, "fail", name))))
-    assert hit.outcome[0] == DONE
+    assert hit.outcome[0] == SimOutcome.DONE
     assert hit.attempts[0] == 2
     assert hit.prefill_row[0] != calm.prefill_row[0]
     assert hit.ttft_s[0] == pytest.approx(calm.ttft_s[0] + 2.0)
@@ -38,13 +38,13 @@ def test_a_prompt_on_a_failed_instance_is_computed_elsewhere() -> None:
 def test_without_retries_it_fails() -> None:
     name = ("prefill-0", "prefill-1")[run(ONE, cluster(prefill=2)).prefill_row[0]]
     hit = run(ONE, cluster(prefill=2, events=events((2.0, "fail", name))), retries_max=0)
-    assert hit.outcome[0] == FAILED
+    assert hit.outcome[0] == SimOutcome.FAILED
     assert hit.reasons[hit.reason[0]] == "instance_failed"
 
 
 def test_an_answer_that_streams_breaks_off() -> None:
     hit = run(ONE, cluster(decode=1, events=events((6.0, "fail", "decode-0"))))
-    assert hit.outcome[0] == FAILED
+    assert hit.outcome[0] == SimOutcome.FAILED
     assert hit.reasons[hit.reason[0]] == "broke_off"
     assert np.isfinite(hit.ttft_s[0])
     assert not hit.effective()[0]
@@ -56,7 +56,7 @@ def test_with_nobody_left_requests_are_refused() -> None:
         trace,
         cluster(decode=1, prefill=1, events=events((30.0, "fail", "decode-0"), (30.0, "fail", "prefill-0"))),
     )
-    assert hit.outcome.tolist() == [DONE, REJECTED]
+    assert hit.outcome.tolist() == [SimOutcome.DONE, SimOutcome.REJECTED]
     assert hit.reasons[hit.reason[1]] == "no_instance"
 
 
@@ -81,7 +81,7 @@ def test_a_switched_instance_drains_and_works_in_its_new_role() -> None:
     trace = conversations(120, 3.0, seed=3)
     spec = cluster(prefill=3, decode=1, events=events((8.0, "role", "prefill-0", "decode")))
     result = run(trace, spec)
-    assert (result.outcome == DONE).all()
+    assert (result.outcome == SimOutcome.DONE).all()
     assert result.totals.role_switches == 1
     assert result.instances.role[0] == "decode"
     switched = 8.0 + spec.roles.switch_s
@@ -118,7 +118,7 @@ def test_a_fetch_that_broke_off_is_not_counted_as_read() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mooncache.simulate.scheduling.find", lambda _name: Fetching())
         result = run(trace, spec, spread_tick_s=0)
-    assert result.outcome.tolist() == [DONE, DONE]
+    assert result.outcome.tolist() == [SimOutcome.DONE, SimOutcome.DONE]
     assert result.cached_tokens[1] == 0
     assert result.fetched_tokens[1] == 0
     whole = 2048 * spec.profile.kv_bytes_per_token
@@ -142,7 +142,7 @@ def test_roles_follow_the_load() -> None:
     moved = run(trace, replace(spec, roles=RoleSwitching(enabled=True, switch_s=2.0, every_s=5.0)))
     assert moved.totals.role_switches > 0
     assert moved.instances.role.count("prefill") > 1
-    assert (moved.outcome == DONE).all()
+    assert (moved.outcome == SimOutcome.DONE).all()
     assert moved.mean_ttft_s() < 0.7 * fixed.mean_ttft_s()
 
 
@@ -172,7 +172,7 @@ def test_nobody_is_lost_whatever_happens(
     spec = cluster(dram_blocks=60, events=events(*happen))
     simulation = finished(conversations(40, 2.0, seed), spec, policy=policy, retries_max=retries)
     outcomes = set(np.unique(simulation.world.record.outcome))
-    assert outcomes <= {DONE, REJECTED, FAILED}
+    assert outcomes <= {SimOutcome.DONE, SimOutcome.REJECTED, SimOutcome.FAILED}
 
 
 @pytest.mark.parametrize("inline", ["whole", "chunked"])
@@ -182,4 +182,4 @@ def test_coupled_instances_fail_too(inline: str) -> None:
     simulation = finished(conversations(60, 2.0, seed=8), spec, policy="least_load")
     outcome = simulation.world.record.outcome
     assert (outcome >= 0).all()
-    assert (outcome == DONE).sum() > 40
+    assert (outcome == SimOutcome.DONE).sum() > 40

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mooncache.conductor.core.policy.types import Rules
+from mooncache.conductor.core.policy.types import AdmissionMode, Rules
 from mooncache.errors import InvalidArgument
 from mooncache.simulate import ClusterSpec, InstanceGroup, Result, SimOptions, Slo, simulate
 from mooncache.traces.stats import hit_blocks
@@ -77,7 +77,7 @@ def describe(serving: Serving, calibration: Calibration, block_tokens: int) -> C
 def predict(trace: Trace, serving: Serving, calibration: Calibration, seed: int) -> Result:
     """What the simulator expects; TTFT as a client sees it, the fixed cost of a request included."""
     spec = describe(serving, calibration, trace.block_tokens)
-    options = SimOptions(rules=Rules(admission="none"), seed=seed, spread_tick_s=0.0)
+    options = SimOptions(rules=Rules(admission=AdmissionMode.NONE), seed=seed, spread_tick_s=0.0)
     result = simulate(trace, spec, options)
     return replace(result, ttft_s=result.ttft_s + calibration.overhead_s)
 

@@ -14,6 +14,7 @@ from statistics import median
 
 from mooncache.connectors.vllm.core.book import RequestBook
 from mooncache.errors import Internal
+from mooncache.kvcache.leg_hint import CacheOutcome
 from mooncache.kvcache.passport import Passport
 from mooncache.reporting.rows import Row, bar_row
 
@@ -70,7 +71,7 @@ def _asked_s(passports: list[Passport], tokens: list[int]) -> float:
     began_s = time.perf_counter()
     book.add("r", tokens, salt="", params=None)
     book.match("r", 0, 0.0, pool_usable=True)
-    book.answered("r", present, "found", 0.0, 0.0)
+    book.answered("r", present, CacheOutcome.UNKNOWN, 0.0, 0.0)
     found = book.match("r", 0, 0.0, pool_usable=True)
     took_s = time.perf_counter() - began_s
     if found.tokens != _BLOCK_TOKENS * (blocks - 1):

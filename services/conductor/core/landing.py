@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mooncache.conductor.core.learning import Follower
+from mooncache.kvcache.leg_hint import CacheOutcome
 
 AWAY_FIRST_S, AWAY_MAX_S = 30.0, 600.0
 LAG_PRIOR_S = 0.5  # from the end of the prefill to the first token
@@ -82,6 +83,8 @@ class Landings:
         return min(WAIT_MAX_S, expected_s * WAIT_FACTOR + margin_s)
 
 
-def came(hit_tokens: float, awaited_tokens: int, outcome: str) -> bool:
+def came(hit_tokens: float, awaited_tokens: int, outcome: CacheOutcome) -> bool:
     """True when the decode leg's cache report means that the awaited blocks arrived."""
-    return outcome not in ("timeout", "failed") and hit_tokens >= _ENOUGH * awaited_tokens
+    return (
+        outcome not in {CacheOutcome.TIMEOUT, CacheOutcome.FAILED} and hit_tokens >= _ENOUGH * awaited_tokens
+    )

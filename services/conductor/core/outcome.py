@@ -19,7 +19,7 @@ from mooncache.conductor.core.records import DecisionRecord, Records
 from mooncache.conductor.core.registry import Registry
 from mooncache.conductor.core.seen import MissRange, MissReason, SeenBlocks
 from mooncache.conductor.core.work import Active, Stage, WorkBook
-from mooncache.kvcache.leg_hint import CacheReport
+from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport
 
 # A prefill that is measured takes at least so long, and so much of what was seen.
 _LEAST_S, _LEAST_SHARE = 5e-4, 0.1
@@ -305,11 +305,12 @@ def unkept(active: Active) -> DecisionRecord:
     )
 
 
+_MISS_REASONS = {CacheOutcome.TIMEOUT: MissReason.TIMED_OUT, CacheOutcome.FAILED: MissReason.LOAD_FAILED}
+
+
 def _missing(record: DecisionRecord, cache: CacheReport) -> None:
     """What was planned to be there and was not: the engine says why."""
     if cache.hit_tokens >= record.planned_prefix:
         return
-    reason = {"timeout": MissReason.TIMED_OUT, "failed": MissReason.LOAD_FAILED}.get(
-        cache.outcome, MissReason.EVICTED
-    )
+    reason = _MISS_REASONS.get(cache.outcome, MissReason.EVICTED)
     record.misses.insert(0, MissRange(cache.hit_tokens, record.planned_prefix, reason))

@@ -223,7 +223,8 @@ class SchedulerSide:
         answer = self._lookups.take(name) if self._lookups is not None else None
         if answer is None:
             return
-        self._book.answered(name, answer.present, answer.outcome, answer.waited_s, time.monotonic())
+        outcome = answer.outcome.reported()
+        self._book.answered(name, answer.present, outcome, answer.waited_s, time.monotonic())
         self.stats.count("lookups", label=answer.outcome)
         self.stats.seen("wait_seconds", answer.waited_s)
 

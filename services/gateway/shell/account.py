@@ -11,7 +11,7 @@ from mooncache.gateway.core.usage import TokenUsage, settle
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.shell.legs import LegRecord, Opened
 from mooncache.gateway.state import GatewayState
-from mooncache.kvcache.leg_hint import TIMEOUT, LegRole
+from mooncache.kvcache.leg_hint import CacheOutcome, LegRole
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 BYTES_PER_TOKEN: Final = 4
@@ -105,7 +105,7 @@ class Account:
             "instances": [f"{record.leg}:{record.instance}:{record.code}" for record in self._records],
         }
         cache = self.opened.record.cache if self.opened is not None else None
-        if cache is not None and cache.outcome == TIMEOUT:
+        if cache is not None and cache.outcome is CacheOutcome.TIMEOUT:
             self._state.stats.waits_timed_out.labels(self._request.model).inc()
         self._count(usage, cached or 0, is_whole=code == "OK")
 

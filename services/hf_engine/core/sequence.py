@@ -8,7 +8,7 @@ from typing import Any
 
 from mooncache.client.keys import split_keys
 from mooncache.kvcache.keys import request_keys
-from mooncache.kvcache.leg_hint import LegHint
+from mooncache.kvcache.leg_hint import CacheOutcome, LegHint
 from mooncache.kvcache.passport import Passport
 
 
@@ -69,7 +69,7 @@ class Sequence:
     preemptions: int = 0
     random: Any = None
     # what is reported of the cache
-    outcome: str = ""
+    outcome: CacheOutcome = CacheOutcome.UNKNOWN
     local_tokens: int = 0
     loaded_tokens: int = 0
     loaded_bytes: int = 0

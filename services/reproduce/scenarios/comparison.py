@@ -15,6 +15,7 @@ import dataclasses
 from typing import Final
 
 from mooncache.conductor.core.policy import NAMES
+from mooncache.conductor.core.policy.types import AdmissionMode
 from mooncache.reporting.rows import Row, bar_row
 from mooncache.reproduce import setting
 from mooncache.reproduce.experiment import PARTS, WHOLE, Run, SpeedSearch, capacity, simulated
@@ -28,7 +29,12 @@ GATED: Final = f"{PAPERS}, its own gate"
 POLICIES: Final = {FIXED: OURS, GATED: PAPERS}
 MEAN_BAR, P99_BAR, CAPACITY_BAR = 0.8, 0.7, 1.3
 ATTAINS: Final = 0.9
-GATES: Final = {OURS: "learned", PAPERS: "none", GATED: "ttft_tbt", FIXED: "learned"}
+GATES: Final = {
+    OURS: AdmissionMode.LEARNED,
+    PAPERS: AdmissionMode.NONE,
+    GATED: AdmissionMode.TTFT_TBT,
+    FIXED: AdmissionMode.LEARNED,
+}
 MEANS: Final = (
     f"{OURS} may change the roles of its nodes, which no other row may, and its decode nodes have the DRAM that they "
     "need as prefill nodes (theirs have none): such means, not decisions, are the difference between it and the row "

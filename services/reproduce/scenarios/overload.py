@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
+from mooncache.conductor.core.policy.types import AdmissionMode
 from mooncache.reporting.rows import bar_row
 from mooncache.reproduce import setting
 from mooncache.reproduce.experiment import PARTS, WHOLE, Run, RunSummary, simulated
@@ -22,11 +23,11 @@ from mooncache.reproduce.workloads import CONVERSATION, TOOLAGENT
 BASELINE, EARLY, PREDICTED, OURS = "baseline", "early rejection", "early rejection with prediction", "ours"
 FIXED: Final = "ours, roles fixed"
 GATES: Final = {
-    BASELINE: ("algorithm1", "baseline"),
-    EARLY: ("algorithm1", "early"),
-    PREDICTED: ("algorithm1", "predicted"),
-    OURS: ("mooncache", "learned"),
-    FIXED: ("mooncache", "learned"),
+    BASELINE: ("algorithm1", AdmissionMode.BASELINE),
+    EARLY: ("algorithm1", AdmissionMode.EARLY),
+    PREDICTED: ("algorithm1", AdmissionMode.PREDICTED),
+    OURS: ("mooncache", AdmissionMode.LEARNED),
+    FIXED: ("mooncache", AdmissionMode.LEARNED),
 }
 MEANS: Final = (
     f"{OURS}: nodes may change their roles, and decode nodes have the DRAM that they need as prefill nodes; no other "

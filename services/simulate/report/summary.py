@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mooncache.simulate.result import Result
-from mooncache.simulate.sim_request import OUTCOMES
+from mooncache.simulate.sim_request import SimOutcome
 
 Floats = NDArray[np.float64]
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -90,7 +90,11 @@ def summarise(result: Result, branches: Sequence[str] = ()) -> Summary:
     return Summary(
         policy=result.policy,
         requests=len(result),
-        outcomes={name: result.count(number) for number, name in enumerate(OUTCOMES)},
+        outcomes={
+            name.lower(): result.count(outcome)
+            for name, outcome in SimOutcome.__members__.items()
+            if outcome >= 0
+        },
         reasons={result.reasons[at]: int(reasons[at]) for at in np.argsort(-reasons) if reasons[at]},
         ttft_s=Spread.of(result.ttft_s[done]),
         tbt_s=Spread.of(result.tbt_s[done]),

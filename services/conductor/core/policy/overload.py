@@ -23,37 +23,34 @@ import numpy as np
 
 from mooncache.conductor.core.policy.common import clamp_retry, headroom
 from mooncache.conductor.core.policy.fleet import BOTH, DECODE, Fleet
-from mooncache.conductor.core.policy.types import Choice, Floats, Reason, Request, Rules
+from mooncache.conductor.core.policy.types import AdmissionMode, Choice, Floats, Reason, Request, Rules
 
-MODES = ("none", "ttft_tbt", "baseline", "early", "predicted", "learned")
-PAPERS = ("ttft_tbt", "baseline", "early", "predicted")
+PAPERS = frozenset(AdmissionMode) - {AdmissionMode.NONE, AdmissionMode.LEARNED}
 _SHARE_MAX = 4.0
 
 
 def holds(rules: Rules) -> bool:
     """True when decode instances hold newcomers while steps would exceed the TBT limit."""
-    return rules.holds and rules.admission == "learned"
+    return rules.holds and rules.admission is AdmissionMode.LEARNED
 
 
 def judged(request: Request, fleet: Fleet, rules: Rules, choice: Choice) -> tuple[Reason | None, float]:
-    """(reason, seconds of Retry-After); the reason is None for an admitted request.
-
-    Raises ValueError for a mode that does not exist.
-    """
+    """(reason, seconds of Retry-After); the reason is None for an admitted request."""
     mode = rules.admission
-    if mode == "none":
+    if mode is AdmissionMode.NONE:
         return None, 0.0
-    if mode == "learned":
+    if mode is AdmissionMode.LEARNED:
         return _learned(request, fleet, rules, choice)
-    if mode not in MODES:
-        raise ValueError(f"admission {mode!r} is not one of {', '.join(MODES)}")
     if choice.ttft_s > request.ttft_slo_s:
         return Reason.TTFT, clamp_retry(choice.ttft_s - request.ttft_slo_s, rules)
-    if mode == "ttft_tbt" and choice.tbt_s > request.tbt_slo_s:
+    if mode is AdmissionMode.TTFT_TBT and choice.tbt_s > request.tbt_slo_s:
         return Reason.TBT, _place_free_s(fleet, choice, rules)
-    if mode == "early" and decode_load(fleet, fleet.batch_sequences, fleet.batch_kv_tokens, request) > 1:
+    if (
+        mode is AdmissionMode.EARLY
+        and decode_load(fleet, fleet.batch_sequences, fleet.batch_kv_tokens, request) > 1
+    ):
         return Reason.TBT, _place_free_s(fleet, choice, rules)
-    if mode == "predicted":
+    if mode is AdmissionMode.PREDICTED:
         sequences, kv_tokens = fleet.decode_at(choice.ttft_s)
         if decode_load(fleet, sequences, kv_tokens, request) > 1:
             return Reason.TBT, _place_free_s(fleet, choice, rules)

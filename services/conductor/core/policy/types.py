@@ -40,6 +40,17 @@ class Reason(StrEnum):
     TOO_LONG = "too_long"
 
 
+class AdmissionMode(StrEnum):
+    """Which requests are refused at arrival; `overload` says how each is judged."""
+
+    NONE = "none"
+    TTFT_TBT = "ttft_tbt"
+    BASELINE = "baseline"
+    EARLY = "early"
+    PREDICTED = "predicted"
+    LEARNED = "learned"
+
+
 class PrefillCost(NamedTuple):
     """Time to compute a prompt of n tokens whose first p are cached: a + b(n-p) + c(n^2-p^2) + d p.
 
@@ -145,9 +156,6 @@ class Request:
 class Rules:
     """Settings of all policies. They are the same for every scenario and cluster.
 
-    admission: none, baseline (decode is looked at only when the prompt is computed), early (decode load now),
-    predicted (decode load when the prompt will be computed, every answer lasting equally long), learned (with answer
-    lengths as observed).
     threshold: Algorithm 1's balancing threshold. inline_tokens_max: what a decode instance may compute itself
     while prefill instances are there. work_weight: seconds of delay that one second of computing saved is worth,
     since the next requests queue for it, and queue_weight more for each prompt that queues already.
@@ -158,7 +166,7 @@ class Rules:
     promised; without it they take in whatever has room.
     """
 
-    admission: str = "learned"
+    admission: AdmissionMode = AdmissionMode.LEARNED
     threshold: float = 1.5
     inline_tokens_max: int = 256
     work_weight: float = 0.1

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from mooncache.connectors.vllm.core.chain import KeyChain
 from mooncache.errors import InvalidArgument
-from mooncache.kvcache.leg_hint import CacheReport, LegHint
+from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegHint
 from mooncache.kvcache.passport import Passport
 
 ANSWER_TTL_S = 1.0
@@ -74,7 +74,7 @@ class _Request:
     local_tokens: int = 0
     next_save: int = 0
     running: bool = False
-    outcome: str = ""
+    outcome: CacheOutcome = CacheOutcome.UNKNOWN  # of the lookup; UNKNOWN when it was answered
     loaded_tokens: int = 0
     loaded_bytes: int = 0
     waited_s: float = 0.0
@@ -177,16 +177,16 @@ class RequestBook:
         )
 
     @staticmethod
-    def _outcome(request: _Request, asked: int, hit: int) -> str:
+    def _outcome(request: _Request, asked: int, hit: int) -> CacheOutcome:
         if request.why_uncached:
-            return "off"
+            return CacheOutcome.OFF
         if request.failed_blocks:
-            return "failed"
-        if request.outcome in {"pool_absent", "timeout", "failed"} and hit < asked:
+            return CacheOutcome.FAILED
+        if request.outcome is not CacheOutcome.UNKNOWN and hit < asked:
             return request.outcome
         if not hit:
-            return "miss"
-        return "hit" if hit >= asked else "partial"
+            return CacheOutcome.MISS
+        return CacheOutcome.HIT if hit >= asked else CacheOutcome.PARTIAL
 
     # --- loads -----------------------------------------------------------------------------------------------
 
@@ -204,16 +204,16 @@ class RequestBook:
         if request.pending:
             return Matched(None)
         if request.answered_s is None or now_s - request.answered_s > ANSWER_TTL_S:
-            if not pool_usable:
-                request.outcome = "pool_absent"
-                return Matched(0)
             awaited, deadline_s = 0, now_s
-            if (
-                not request.asked
-            ):  # waiting is for the first time only: after a preemption everything is there
+            # Waiting is for the first time only: after a preemption everything is there.
+            if not request.asked:
                 awaited = min(request.hint.wait_tokens // self._block_tokens, len(chain))
                 awaited = awaited if awaited > request.local_blocks else 0
                 deadline_s = now_s + request.hint.wait_ms / 1e3
+            # A pool that is silent for a moment is still worth waiting for: the lookup knows for how long.
+            if not pool_usable and not awaited:
+                request.outcome = CacheOutcome.POOL_ABSENT
+                return Matched(0)
             request.asked = request.pending = True
             shards = len(chain.shards)
             blocks = min(len(chain), KEYS_ASKED_MAX // shards)
@@ -225,9 +225,9 @@ class RequestBook:
         return Matched(run * self._block_tokens)
 
     def answered(
-        self, request_id: str, present: Sequence[bool], outcome: str, waited_s: float, now_s: float
+        self, request_id: str, present: Sequence[bool], outcome: CacheOutcome, waited_s: float, now_s: float
     ) -> None:
-        """The pool's answer to `AskPool`."""
+        """The pool's answer to `AskPool`; `outcome` UNKNOWN when it did answer."""
         request = self._requests.get(request_id)
         if request is None or request.chain is None or not request.pending:
             return
@@ -236,7 +236,7 @@ class RequestBook:
         request.known = bytearray(request.chain.whole(present))
         request.known_as_of = self._saves
         request.waited_s += waited_s
-        request.outcome = "" if outcome == "found" else outcome
+        request.outcome = outcome
 
     def pending(self) -> bool:
         """True while some question has no answer."""
