@@ -1,6 +1,7 @@
 """Mooncache native data plane"""
 
 from collections.abc import Sequence
+from typing import Any
 
 
 def crc32c(data: object, seed: int = 0) -> int:
@@ -162,26 +163,26 @@ class StoreServer:
 
     def stop(self, timeout_s: float = 5.0) -> None: ...
 
-    def endpoints(self) -> dict: ...
+    def endpoints(self) -> dict[str, Any]: ...
 
-    def arena(self) -> dict: ...
+    def arena(self) -> dict[str, Any]: ...
 
     def populate(self, offset: int, length: int, threads: int) -> None:
         """Puts memory behind these bytes of the arena."""
 
-    def stats(self) -> dict: ...
+    def stats(self) -> dict[str, int]: ...
 
     def latency_histograms(self) -> dict: ...
 
-    def rails(self) -> list: ...
+    def rails(self) -> list[dict[str, Any]]: ...
 
     def drain_log(self, max_events: int = 256) -> list[tuple[int, str, str]]: ...
 
-    def drain_events(self, max_events: int) -> tuple: ...
+    def drain_events(self, max_events: int) -> tuple[int, int, bool, bytes]: ...
 
     def event_seq(self) -> int: ...
 
-    def snapshot(self, cursor: int, max_records: int) -> tuple: ...
+    def snapshot(self, cursor: int, max_records: int) -> tuple[int, bytes]: ...
 
     def set_draining(self, draining: bool) -> None: ...
 
@@ -237,7 +238,7 @@ class Reservation:
     @property
     def node_index(self) -> int: ...
 
-def place(key: object, nodes: list, host_id: str, count: int) -> list:
+def place(key: object, nodes: list, host_id: str, count: int) -> list[int]:
     """Positions of the nodes for a block, best first."""
 
 class Client:
@@ -253,13 +254,13 @@ class Client:
     @property
     def map_epoch(self) -> int: ...
 
-    def put(self, keys: object, sources: object, replicas: int = 1, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list:
+    def put(self, keys: object, sources: object, replicas: int = 1, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list[tuple[int, int | None]]:
         """-> [(code, node_index)]"""
 
-    def get(self, keys: object, destinations: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, offsets: object | None = None, node: int | None = None) -> list:
+    def get(self, keys: object, destinations: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, offsets: object | None = None, node: int | None = None) -> list[tuple[int, int, int | None]]:
         """-> [(code, size_bytes, node_index)]"""
 
-    def get_bytes(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list:
+    def get_bytes(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list[bytes | int]:
         """-> list of bytes, or of the code (int) where there is no block"""
 
     def get_lent(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list:
@@ -275,49 +276,49 @@ class Client:
     def gpu_direct(self, gpu: GpuDevice) -> str:
         """How calls reach the memory of this GPU, empty before one tried."""
 
-    def put_device(self, keys: object, sources: Sequence[Sequence[tuple[int, int]]], replicas: int = 1, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list:
+    def put_device(self, keys: object, sources: Sequence[Sequence[tuple[int, int]]], replicas: int = 1, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list[tuple[int, int | None]]:
         """As put, out of registered device memory only."""
 
-    def get_device(self, keys: object, destinations: Sequence[Sequence[tuple[int, int]]], timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list:
+    def get_device(self, keys: object, destinations: Sequence[Sequence[tuple[int, int]]], timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list[tuple[int, int, int | None]]:
         """As get, into registered device memory only."""
 
-    def match(self, keys: object, timeout_s: float = 30.0, touch: bool = True, cancel: CancelToken | None = None, node: int | None = None, everybody: bool = False) -> tuple:
+    def match(self, keys: object, timeout_s: float = 30.0, touch: bool = True, cancel: CancelToken | None = None, node: int | None = None, everybody: bool = False) -> tuple[int, tuple[bool, ...], int]:
         """
         -> (leading_run, a bool for each key, unreachable_nodes); everybody: every node is asked, however many there are
         """
 
-    def exists(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> tuple:
+    def exists(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> tuple[bool, ...]:
         """-> a bool for each key"""
 
-    def remove(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list: ...
+    def remove(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list[int]: ...
 
-    def pin(self, keys: object, ttl_s: float, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list: ...
+    def pin(self, keys: object, ttl_s: float, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list[int]: ...
 
-    def unpin(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list: ...
+    def unpin(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list[int]: ...
 
-    def stat(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list:
+    def stat(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list[dict | None]:
         """-> list of dict, None where there is no block"""
 
-    def list_blocks(self, node: int, cursor: int = 0, limit: int = 1000, timeout_s: float = 30.0, cancel: CancelToken | None = None) -> tuple:
+    def list_blocks(self, node: int, cursor: int = 0, limit: int = 1000, timeout_s: float = 30.0, cancel: CancelToken | None = None) -> tuple[int, list[tuple[bytes, int, int, int]]]:
         """
         -> (next_cursor, [(key, size_bytes, tier, hits)]); next_cursor 0: that was the last page
         """
 
-    def node_stat(self, node: int, timeout_s: float = 30.0) -> dict: ...
+    def node_stat(self, node: int, timeout_s: float = 30.0) -> dict[str, int]: ...
 
     def ping(self, node: int, timeout_s: float = 30.0) -> float:
         """-> round trip in seconds"""
 
     def reserve(self, key: object, size_bytes: int, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> Reservation: ...
 
-    def unlocated(self, keys: object) -> list:
+    def unlocated(self, keys: object) -> list[int]:
         """Positions of keys that only the directory can locate."""
 
     def learn_locations(self, keys: object, packed: bytes) -> None: ...
 
-    def stats(self) -> dict: ...
+    def stats(self) -> dict[str, int]: ...
 
-    def transports(self) -> list:
+    def transports(self) -> list[tuple[str, str, str]]:
         """-> [(name, state, reason)], best first; opens nothing."""
 
     def latency_histograms(self) -> dict:

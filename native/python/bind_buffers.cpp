@@ -84,16 +84,16 @@ struct DeviceBatch {
   }
 };
 
-nb::list put_device(Client& client, nb::handle keys, const DeviceBlocks& sources, uint32_t replicas,
-                    double timeout_s, const CancelToken* cancel, std::optional<uint32_t> node) {
+PutAnswers put_device(Client& client, nb::handle keys, const DeviceBlocks& sources, uint32_t replicas,
+                      double timeout_s, const CancelToken* cancel, std::optional<uint32_t> node) {
   const DeviceBatch<PutBlock, ConstSlice> batch(keys, sources, to_options(timeout_s, cancel, node));
   std::vector<PutOutcome> outcomes(batch.blocks.size());
   check(interruptible([&] { return client.put(batch.blocks, replicas, batch.options, outcomes); }));
   return answers(outcomes);
 }
 
-nb::list get_device(Client& client, nb::handle keys, const DeviceBlocks& targets, double timeout_s,
-                    const CancelToken* cancel, std::optional<uint32_t> node) {
+GetAnswers get_device(Client& client, nb::handle keys, const DeviceBlocks& targets, double timeout_s,
+                      const CancelToken* cancel, std::optional<uint32_t> node) {
   const DeviceBatch<GetBlock, Slice> batch(keys, targets, to_options(timeout_s, cancel, node));
   std::vector<GetOutcome> outcomes(batch.blocks.size());
   check(interruptible([&] { return client.get(batch.blocks, {}, batch.options, outcomes); }));

@@ -5,6 +5,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/variant.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -48,13 +49,23 @@ CallOptions to_options(double timeout_s, const CancelToken* cancel, std::optiona
 
 namespace {
 
+using Codes = nb::typed<nb::list, int>;
+using Flags = nb::typed<nb::tuple, bool, nb::ellipsis>;
+using NamedCounts = nb::typed<nb::dict, nb::str, uint64_t>;
+using MatchAnswer = nb::typed<nb::tuple, uint32_t, Flags, uint32_t>;
+using ListedEntry = nb::typed<nb::tuple, nb::bytes, uint64_t, int, uint64_t>;
+using BlockPage = nb::typed<nb::tuple, uint64_t, nb::typed<nb::list, ListedEntry>>;
+using BytesOrCodes = nb::typed<nb::list, std::variant<nb::bytes, int>>;
+using Positions = nb::typed<nb::list, uint32_t>;
+using Transports = nb::typed<nb::list, nb::typed<nb::tuple, nb::str, nb::str, nb::str>>;
+
 nb::object node_or_none(uint32_t index) {
   return index == kNoNode ? nb::none() : nb::cast(index);
 }
 
 }  // namespace
 
-nb::list answers(std::span<const PutOutcome> outcomes) {
+PutAnswers answers(std::span<const PutOutcome> outcomes) {
   nb::list result;
   for (const PutOutcome& outcome : outcomes) {
     result.append(nb::make_tuple(static_cast<int>(outcome.code), node_or_none(outcome.node_index)));
@@ -62,7 +73,7 @@ nb::list answers(std::span<const PutOutcome> outcomes) {
   return result;
 }
 
-nb::list answers(std::span<const GetOutcome> outcomes) {
+GetAnswers answers(std::span<const GetOutcome> outcomes) {
   nb::list result;
   for (const GetOutcome& outcome : outcomes) {
     result.append(
@@ -174,20 +185,20 @@ std::vector<NodeInfo> to_nodes(const nb::list& list) {
   return nodes;
 }
 
-nb::list codes_list(std::span<const Code> codes) {
+Codes codes_list(std::span<const Code> codes) {
   nb::list list;
   for (const Code code : codes) list.append(static_cast<int>(code));
   return list;
 }
 
-nb::dict values_dict(const NamedValues& values) {
+NamedCounts values_dict(const NamedValues& values) {
   nb::dict dict;
   for (const auto& [name, value] : values) dict[name.c_str()] = value;
   return dict;
 }
 
-nb::list put(Client& client, nb::handle keys_in, nb::handle sources, uint32_t replicas, double timeout_s,
-             const CancelToken* cancel, std::optional<uint32_t> node) {
+PutAnswers put(Client& client, nb::handle keys_in, nb::handle sources, uint32_t replicas, double timeout_s,
+               const CancelToken* cancel, std::optional<uint32_t> node) {
   const auto keys = to_keys(keys_in);
   const CallOptions options = to_options(timeout_s, cancel, node);
   Batch<ConstSlice> batch(sources, keys.size(), false, "sources");
@@ -198,8 +209,8 @@ nb::list put(Client& client, nb::handle keys_in, nb::handle sources, uint32_t re
   return answers(outcomes);
 }
 
-nb::list get(Client& client, nb::handle keys_in, nb::handle destinations, double timeout_s,
-             const CancelToken* cancel, nb::object offsets, std::optional<uint32_t> node) {
+GetAnswers get(Client& client, nb::handle keys_in, nb::handle destinations, double timeout_s,
+               const CancelToken* cancel, nb::object offsets, std::optional<uint32_t> node) {
   const auto keys = to_keys(keys_in);
   const CallOptions options = to_options(timeout_s, cancel, node);
   Batch<Slice> batch(destinations, keys.size(), true, "destinations");
@@ -265,7 +276,7 @@ MatchReport run_match(Client& client, std::span<const Key> keys, double timeout_
 }
 
 // A bool for each key: made here, because a loop in Python over the keys of a long prompt holds others up.
-nb::tuple present_flags(const MatchReport& report, size_t count) {
+Flags present_flags(const MatchReport& report, size_t count) {
   nb::object flags = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(count)));
   if (!flags.is_valid()) throw nb::python_error();
   for (size_t i = 0; i < count; ++i) {
@@ -273,19 +284,19 @@ nb::tuple present_flags(const MatchReport& report, size_t count) {
                        (std::to_integer<unsigned>(report.bitmap[i / 8]) >> (i % 8) & 1u) != 0;
     PyTuple_SET_ITEM(flags.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(there ? Py_True : Py_False));
   }
-  return nb::borrow<nb::tuple>(flags);
+  return Flags(nb::borrow<nb::tuple>(flags));
 }
 
 template <typename Call>
-nb::list coded(nb::handle keys_in, Call call) {
+Codes coded(nb::handle keys_in, Call call) {
   const auto keys = to_keys(keys_in);
   std::vector<Code> codes(keys.size(), Code::kNotFound);
   check(interruptible([&] { return call(keys, codes); }));
   return codes_list(codes);
 }
 
-nb::list stat(Client& client, nb::handle keys_in, double timeout_s, const CancelToken* cancel,
-              std::optional<uint32_t> node) {
+nb::typed<nb::list, std::optional<nb::dict>> stat(Client& client, nb::handle keys_in, double timeout_s,
+                                                  const CancelToken* cancel, std::optional<uint32_t> node) {
   const auto keys = to_keys(keys_in);
   const CallOptions options = to_options(timeout_s, cancel, node);
   std::vector<BlockStat> stats(keys.size());
@@ -314,7 +325,7 @@ nb::list stat(Client& client, nb::handle keys_in, double timeout_s, const Cancel
   return result;
 }
 
-nb::tuple list_blocks(Client& client, uint32_t node, uint64_t cursor, uint32_t limit, double timeout_s,
+BlockPage list_blocks(Client& client, uint32_t node, uint64_t cursor, uint32_t limit, double timeout_s,
                       const CancelToken* cancel) {
   const CallOptions options = to_options(timeout_s, cancel, std::nullopt);
   const ListedPage page =
@@ -367,7 +378,7 @@ void bind_control(nb::class_<Client>& c) {
   c.def(
       "match",
       [](Client& client, nb::handle keys, double timeout_s, bool touch, const CancelToken* token, Node on,
-         bool everybody) {
+         bool everybody) -> MatchAnswer {
         const auto batch = to_keys(keys);
         const MatchReport report = run_match(client, batch, timeout_s, touch, token, on, everybody);
         return nb::make_tuple(report.leading_run, present_flags(report, batch.size()),
@@ -437,7 +448,9 @@ void bind_blocks(nb::class_<Client>& c) {
   c.def(
       "get_bytes",
       [](Client& client, nb::handle keys, double timeout_s, const CancelToken* token,
-         std::optional<uint32_t> on) { return get_sized(client, keys, timeout_s, token, on, false); },
+         std::optional<uint32_t> on) -> BytesOrCodes {
+        return get_sized(client, keys, timeout_s, token, on, false);
+      },
       nb::arg("keys"), nb::arg("timeout_s") = 30.0, cancel, node,
       "-> list of bytes, or of the code (int) where there is no block");
   c.def(
@@ -453,7 +466,7 @@ void bind_figures(nb::class_<Client>& c) {
   c.def("stats", [](Client& client) { return values_dict(without_gil([&] { return client.stats(); })); });
   c.def(
       "transports",
-      [](const Client& client) {
+      [](const Client& client) -> Transports {
         nb::list list;
         for (const ClientTransport& way : client.transports())
           list.append(nb::make_tuple(way.name, way.state, way.reason));
@@ -488,7 +501,7 @@ void bind_client(nb::module_& m) {
   bind_reservation(m);
   m.def(
       "place",
-      [](nb::handle key, const nb::list& nodes, const std::string& host_id, size_t count) {
+      [](nb::handle key, const nb::list& nodes, const std::string& host_id, size_t count) -> Positions {
         const auto keys = to_keys(key);
         if (keys.size() != 1) refuse("one key of 32 bytes is needed");
         nb::list positions;
@@ -527,7 +540,7 @@ void bind_client(nb::module_& m) {
       nb::arg("key"), nb::arg("size_bytes"), nb::arg("timeout_s") = 30.0, cancel, node);
   c.def(
       "unlocated",
-      [](Client& client, nb::handle keys) {
+      [](Client& client, nb::handle keys) -> Positions {
         nb::list list;
         for (const uint32_t position : client.unlocated(to_keys(keys))) list.append(position);
         return list;

@@ -144,7 +144,7 @@ void stop(StoreServer& server, double timeout_s) {
       [&] { server.stop(Deadline::after_ms(static_cast<int64_t>(std::min(timeout_s, 86'400.0) * 1000))); });
 }
 
-nb::dict endpoints(const StoreServer& server) {
+nb::typed<nb::dict, nb::str, nb::any> endpoints(const StoreServer& server) {
   const Endpoints endpoints = server.endpoints();
   nb::dict out;
   out["tcp_host"] = endpoints.tcp_host;
@@ -154,7 +154,7 @@ nb::dict endpoints(const StoreServer& server) {
   return out;
 }
 
-nb::dict arena(StoreServer& server) {
+nb::typed<nb::dict, nb::str, nb::any> arena(StoreServer& server) {
   const ArenaInfo info = server.store().arena();
   nb::dict out;
   out["kind"] = info.kind;
@@ -182,14 +182,14 @@ nb::typed<nb::dict, nb::str, double> growth_benchmark(uint64_t from_blocks, uint
   return out;
 }
 
-nb::dict stats(const StoreServer& server) {
+nb::typed<nb::dict, nb::str, uint64_t> stats(const StoreServer& server) {
   const auto values = without_gil([&] { return server.stats(); });
   nb::dict out;
   for (const auto& [name, value] : values) out[name.c_str()] = value;
   return out;
 }
 
-nb::list rails(const StoreServer& server) {
+nb::typed<nb::list, nb::typed<nb::dict, nb::str, nb::any>> rails(const StoreServer& server) {
   nb::list out;
   for (const RailView& rail : without_gil([&] { return server.rails(); })) {
     nb::dict item;
@@ -235,12 +235,14 @@ std::vector<std::tuple<int, std::string, std::string>> drain_log(StoreServer& se
   return out;
 }
 
-nb::tuple drain_events(StoreServer& server, uint64_t max_events) {
+nb::typed<nb::tuple, uint64_t, uint64_t, bool, nb::bytes> drain_events(StoreServer& server,
+                                                                       uint64_t max_events) {
   const EventBatch batch = without_gil([&] { return server.store().drain_events(max_events); });
   return nb::make_tuple(batch.first_seq, batch.last_seq, batch.overflow, to_bytes(batch.records));
 }
 
-nb::tuple snapshot(StoreServer& server, uint64_t cursor, uint32_t max_records) {
+nb::typed<nb::tuple, uint64_t, nb::bytes> snapshot(StoreServer& server, uint64_t cursor,
+                                                   uint32_t max_records) {
   const SnapshotPage page = without_gil([&] { return server.store().snapshot(cursor, max_records); });
   return nb::make_tuple(page.next_cursor, to_bytes(page.records));
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/unique_ptr.h>
 
 #include <memory>
@@ -27,10 +28,16 @@ auto interruptible(Work work) {
   return result;
 }
 
+// What Python gets, as the stub declares it. A node is None where no node answered.
+using NodeIndex = std::optional<uint32_t>;
 // (code, node) of each block.
-nanobind::list answers(std::span<const PutOutcome> outcomes);
+using PutAnswers = nanobind::typed<nanobind::list, nanobind::typed<nanobind::tuple, int, NodeIndex>>;
 // (code, bytes, node) of each block.
-nanobind::list answers(std::span<const GetOutcome> outcomes);
+using GetAnswers =
+    nanobind::typed<nanobind::list, nanobind::typed<nanobind::tuple, int, uint64_t, NodeIndex>>;
+
+PutAnswers answers(std::span<const PutOutcome> outcomes);
+GetAnswers answers(std::span<const GetOutcome> outcomes);
 
 void bind_buffers(nanobind::module_& m, nanobind::class_<Client>& client);
 

@@ -33,7 +33,7 @@ class Look:
     """What was seen. `*_error` is a sentence when the part did not answer."""
 
     taken_s: float
-    status: Any = None
+    status: master_pb2.GetStatusResponse | None = None
     master_error: MooncacheError | None = None
     instances: list[dict[str, Any]] | None = None
     conductor: dict[str, Any] | None = None

@@ -220,7 +220,7 @@ class AsyncClient:
         return result
 
     async def match(
-        self, keys: Iterable[Key], *, touch: bool = True, timeout_s: float | None = None
+        self, keys: Iterable[Key] | bytes, *, touch: bool = True, timeout_s: float | None = None
     ) -> res.MatchResult:
         """The longest leading run of a key chain that the pool holds, as `Client.match`."""
         result: res.MatchResult = await self._run_cancellable(self._engine.match, keys, touch, timeout_s)

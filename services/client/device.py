@@ -17,13 +17,16 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mooncache.client import staging
 from mooncache.client.dlpack import dlpack_range
 from mooncache.client.native_call import call_native
 from mooncache.client.staging import Stagers
 from mooncache.errors import DeadlineExceeded, InvalidArgument, MooncacheError
+
+if TYPE_CHECKING:
+    from mooncache._native import GpuDevice, GpuStager
 
 _CUDA, _CUDA_MANAGED = 2, 13  # DLPack's numbers of devices
 
@@ -126,7 +129,7 @@ class DeviceStaging:
     def __init__(self) -> None:
         self._stagers = Stagers()
 
-    def device(self, ordinal: int) -> Any:
+    def device(self, ordinal: int) -> GpuDevice:
         """The device as the native core opened it. Raises TransportUnavailable: no CUDA here."""
         return self._stagers.device(ordinal)
 
@@ -173,7 +176,7 @@ class DeviceStaging:
         late = (DeadlineExceeded.code, None) if sizes is None else (DeadlineExceeded.code, 0, None)
         return answers + [late] * (len(values) - len(answers))
 
-    def _groups(self, values: Sequence[Parts], stager: Any) -> list[_Group]:
+    def _groups(self, values: Sequence[Parts], stager: GpuStager) -> list[_Group]:
         slot_bytes = stager.slot(0)[1]
         groups: list[_Group] = []
         used = slot_bytes + 1
@@ -202,7 +205,7 @@ class DeviceStaging:
 class _Moving:
     """What both directions share: which pinned buffers the device may still touch."""
 
-    def __init__(self, stager: Any, call: Native, end_s: float) -> None:
+    def __init__(self, stager: GpuStager, call: Native, end_s: float) -> None:
         self.stager = stager
         self.busy: set[int] = set()
         self.call = call
@@ -253,7 +256,7 @@ class _Putting(_Moving):
 class _Getting(_Moving):
     """Group n + 1 is fetched while the device copies group n in."""
 
-    def __init__(self, stager: Any, call: Native, end_s: float, sizes: Callable[[Any], int]) -> None:
+    def __init__(self, stager: GpuStager, call: Native, end_s: float, sizes: Callable[[Any], int]) -> None:
         super().__init__(stager, call, end_s)
         self._sizes = sizes
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mooncache.client import buffers as buf
 from mooncache.client import results as res
@@ -25,16 +25,19 @@ from mooncache.client.registered import RegisteredBuffer
 from mooncache.errors import Closed, InvalidArgument
 from mooncache.runtime.logs import Event, get_logger
 
+if TYPE_CHECKING:
+    from mooncache._native import CancelToken, Reservation
+    from mooncache._native import Client as NativeClient
+
+T = TypeVar("T")
+_GetAnswer = tuple[int, int, int | None]
+"""(code, bytes, index of the node) of one block."""
 _log = get_logger(__name__)
 MAX_BATCH = 65_536
 MAX_TIMEOUT_S = 3_600.0
 MAX_REPLICAS = 16
 RDMA_LOOK_S = 1.0  # a look costs a small call several percent
 MAX_TTL_S = 7 * 24 * 3_600.0
-
-
-class CancelTokenLike(Protocol):
-    def cancel(self) -> None: ...
 
 
 def check_timeout(timeout_s: float) -> float:
@@ -56,11 +59,11 @@ def _check_count(name: str, value: int, low: int, high: int) -> int:
     return value
 
 
-def _codes(answer: list[Any]) -> tuple[int, ...]:
+def _codes(answer: Sequence[object]) -> tuple[int, ...]:
     return tuple(item if isinstance(item, int) else res.OK for item in answer)
 
 
-def _came(answer: tuple[int, int, Any]) -> int:
+def _came(answer: _GetAnswer) -> int:
     """Bytes of a block that a get brought."""
     return answer[1] if answer[0] == res.OK else 0
 
@@ -69,7 +72,12 @@ class ClientCore:
     """The blocking core of both clients. Thread-safe; `close` may be called from any thread and more than once."""
 
     def __init__(
-        self, native: Any, *, default_timeout_s: float, locate: Locate | None, default_replicas: int = 1
+        self,
+        native: NativeClient,
+        *,
+        default_timeout_s: float,
+        locate: Locate | None,
+        default_replicas: int = 1,
     ) -> None:
         self._native = native
         self._default_timeout_s = check_timeout(default_timeout_s)
@@ -147,7 +155,7 @@ class ClientCore:
 
     # --- helpers ---------------------------------------------------------------------------------------------
 
-    def _core(self) -> Any:
+    def _core(self) -> NativeClient:
         if self._closed:
             raise Closed("The client is closed. Make a new one with mooncache.connect().")
         if self._rdma_open and time.monotonic() >= self._rdma_look_s and not self.in_child:
@@ -166,20 +174,19 @@ class ClientCore:
             )
         return block_keys
 
-    def _chain(self, keys: Iterable[Key]) -> bytes:
+    def _chain(self, keys: Iterable[Key] | bytes) -> bytes:
         """The keys packed; a chain that is packed already, thousands of keys perhaps, is not taken apart."""
-        packed: Any = keys
-        if type(packed) is bytes and not len(packed) % KEY_BYTES and len(packed) <= MAX_BATCH * KEY_BYTES:
-            return packed
-        return pack_keys(self._batch(packed))
+        if isinstance(keys, bytes) and not len(keys) % KEY_BYTES and len(keys) <= MAX_BATCH * KEY_BYTES:
+            return keys
+        return pack_keys(self._batch(cast("Iterable[Key]", keys)))
 
     def _located(
         self,
         block_keys: list[bytes],
         limit_s: float,
-        ask: Callable[[Sequence[int], float], list[Any]],
-        missed: Callable[[Any], bool],
-    ) -> list[Any]:
+        ask: Callable[[Sequence[int], float], list[T]],
+        missed: Callable[[T], bool],
+    ) -> list[T]:
         """What `ask` says of each key, and again of those it misses that can be located; all within one limit.
 
         `ask` takes positions in `block_keys` and the time that is left.
@@ -208,7 +215,7 @@ class ClientCore:
         values: Sequence[buf.Buffer],
         replicas: int | None,
         timeout_s: float | None,
-        cancel: CancelTokenLike | None = None,
+        cancel: CancelToken | None = None,
         node: int | None = None,
     ) -> res.PutResult:
         block_keys = self._batch(keys)
@@ -231,12 +238,14 @@ class ClientCore:
         limit_s = self._timeout(timeout_s)
         if in_device(sources):
 
-            def put(way: Any, positions: Sequence[int], parts: Sequence[Any], left_s: float) -> Any:
+            def put(
+                device: bool, positions: Sequence[int], parts: Sequence[Any], left_s: float
+            ) -> list[tuple[int, int | None]]:
                 keys = [block_keys[i] for i in positions]
+                way = core.put_device if device else core.put
                 return call_native(way, keys, parts, replicas, left_s, cancel, node)
 
-            ways = partial(put, core.put_device), partial(put, core.put)
-            answer = self._direct.move(core, sources, limit_s, *ways)
+            answer = self._direct.move(core, sources, limit_s, partial(put, True), partial(put, False))
         else:
             answer = call_native(core.put, block_keys, sources, replicas, limit_s, cancel, node)
         created = tuple(code == res.OK for code, _ in answer)
@@ -249,7 +258,7 @@ class ClientCore:
         keys: Iterable[Key],
         destinations: Sequence[buf.Buffer],
         timeout_s: float | None,
-        cancel: CancelTokenLike | None = None,
+        cancel: CancelToken | None = None,
         offsets: Sequence[int] | None = None,
     ) -> res.GetResult:
         block_keys = self._batch(keys)
@@ -271,7 +280,9 @@ class ClientCore:
 
         if in_device(targets):
 
-            def get(device: bool, positions: Sequence[int], parts: Sequence[Any], left_s: float) -> Any:
+            def get(
+                device: bool, positions: Sequence[int], parts: Sequence[Any], left_s: float
+            ) -> list[_GetAnswer]:
                 keys = [block_keys[i] for i in positions]
                 part = None if ranges is None else [ranges[i] for i in positions]
                 return self._get_located(keys, parts, left_s, cancel, part, device=device)
@@ -292,54 +303,56 @@ class ClientCore:
         block_keys: list[bytes],
         targets: Sequence[Any],
         limit_s: float,
-        cancel: CancelTokenLike | None,
+        cancel: CancelToken | None,
         ranges: list[int] | None,
         *,
         device: bool = False,
-    ) -> list[Any]:
-        call = self._core().get_device if device else self._core().get
+    ) -> list[_GetAnswer]:
+        core = self._core()
 
-        def ask(positions: Sequence[int], left_s: float) -> list[Any]:
+        def ask(positions: Sequence[int], left_s: float) -> list[_GetAnswer]:
             keys, parts = [block_keys[i] for i in positions], [targets[i] for i in positions]
-            more = () if device else (None if ranges is None else [ranges[i] for i in positions],)
-            answer: list[Any] = call_native(call, keys, parts, left_s, cancel, *more)
-            return answer
+            if device:
+                return call_native(core.get_device, keys, parts, left_s, cancel)
+            part = None if ranges is None else [ranges[i] for i in positions]
+            return call_native(core.get, keys, parts, left_s, cancel, part)
 
         return self._located(block_keys, limit_s, ask, lambda item: item[0] == res.NOT_FOUND)
 
     def get_many(
-        self, keys: Iterable[Key], timeout_s: float | None, cancel: CancelTokenLike | None = None
+        self, keys: Iterable[Key], timeout_s: float | None, cancel: CancelToken | None = None
     ) -> res.GetValues:
-        answer = self._get_sized("get_bytes", keys, timeout_s, cancel)
+        answer = self._get_sized(lambda core: core.get_bytes, keys, timeout_s, cancel)
         return res.GetValues(
             _codes(answer), tuple(item if isinstance(item, bytes) else None for item in answer)
         )
 
     def get_many_views(
-        self, keys: Iterable[Key], timeout_s: float | None, cancel: CancelTokenLike | None = None
+        self, keys: Iterable[Key], timeout_s: float | None, cancel: CancelToken | None = None
     ) -> res.GetViews:
-        answer = self._get_sized("get_lent", keys, timeout_s, cancel)
+        answer = self._get_sized(lambda core: core.get_lent, keys, timeout_s, cancel)
         return res.GetViews(
             _codes(answer), tuple(None if isinstance(item, int) else memoryview(item) for item in answer)
         )
 
     def _get_sized(
-        self, name: str, keys: Iterable[Key], timeout_s: float | None, cancel: CancelTokenLike | None
-    ) -> list[Any]:
+        self,
+        way: Callable[[NativeClient], Callable[[list[bytes], float, CancelToken | None], list[T]]],
+        keys: Iterable[Key],
+        timeout_s: float | None,
+        cancel: CancelToken | None,
+    ) -> list[T]:
         """A native get into memory made once the size is known: for each key what holds the bytes, or the code."""
         block_keys = self._batch(keys)
         if not block_keys:
             return []
         limit_s = self._timeout(timeout_s)
-        call = getattr(self._core(), name)
+        call = way(self._core())
 
-        def ask(positions: Sequence[int], left_s: float) -> list[Any]:
-            answer: list[Any] = call_native(call, [block_keys[i] for i in positions], left_s, cancel)
-            return answer
+        def ask(positions: Sequence[int], left_s: float) -> list[T]:
+            return call_native(call, [block_keys[i] for i in positions], left_s, cancel)
 
-        return self._located(
-            block_keys, limit_s, ask, lambda item: isinstance(item, int) and item == res.NOT_FOUND
-        )
+        return self._located(block_keys, limit_s, ask, lambda item: item == res.NOT_FOUND)
 
     def register_buffer(self, buffer: buf.Buffer) -> RegisteredBuffer:
         core = self._core()
@@ -350,8 +363,8 @@ class ClientCore:
         return RegisteredBuffer(call_native(core.register_buffer, buffer))
 
     def reserve(
-        self, key: Key, size_bytes: int, timeout_s: float | None, cancel: CancelTokenLike | None = None
-    ) -> Any:
+        self, key: Key, size_bytes: int, timeout_s: float | None, cancel: CancelToken | None = None
+    ) -> Reservation:
         block_key = to_block_key(key)
         _check_count("size_bytes", size_bytes, 1, 1 << 62)
         return call_native(self._core().reserve, block_key, size_bytes, self._timeout(timeout_s), cancel)
@@ -359,7 +372,7 @@ class ClientCore:
     # --- questions -------------------------------------------------------------------------------------------
 
     def exists_many(
-        self, keys: Iterable[Key], timeout_s: float | None, cancel: CancelTokenLike | None = None
+        self, keys: Iterable[Key], timeout_s: float | None, cancel: CancelToken | None = None
     ) -> tuple[bool, ...]:
         block_keys = self._batch(keys)
         if not block_keys:
@@ -374,10 +387,10 @@ class ClientCore:
 
     def match(
         self,
-        keys: Iterable[Key],
+        keys: Iterable[Key] | bytes,
         touch: bool,
         timeout_s: float | None,
-        cancel: CancelTokenLike | None = None,
+        cancel: CancelToken | None = None,
     ) -> res.MatchResult:
         packed = self._chain(keys)
         count = len(packed) // KEY_BYTES
@@ -396,7 +409,7 @@ class ClientCore:
         return res.MatchResult(run, present, unreachable)
 
     def stat_many(
-        self, keys: Iterable[Key], timeout_s: float | None, cancel: CancelTokenLike | None = None
+        self, keys: Iterable[Key], timeout_s: float | None, cancel: CancelToken | None = None
     ) -> tuple[tuple[int, res.BlockStat | None], ...]:
         """Code and stat of each key; the stat is None unless the code is 0."""
         block_keys = self._batch(keys)
@@ -404,8 +417,8 @@ class ClientCore:
             return ()
         core = self._core()
 
-        def ask(positions: Sequence[int], left_s: float) -> list[Any]:
-            return list(call_native(core.stat, pack_keys([block_keys[i] for i in positions]), left_s, cancel))
+        def ask(positions: Sequence[int], left_s: float) -> list[dict[str, Any] | None]:
+            return call_native(core.stat, pack_keys([block_keys[i] for i in positions]), left_s, cancel)
 
         answer = self._located(block_keys, self._timeout(timeout_s), ask, lambda item: item is None)
         return tuple(self._block_stat(item) for item in answer)
@@ -429,29 +442,34 @@ class ClientCore:
     # --- changes ---------------------------------------------------------------------------------------------
 
     def _change(
-        self, name: str, keys: Iterable[Key], timeout_s: float | None, *extra: Any
+        self,
+        way: Callable[[NativeClient, bytes, float], list[int]],
+        keys: Iterable[Key],
+        timeout_s: float | None,
     ) -> res.BatchResult:
         block_keys = self._batch(keys)
         if not block_keys:
             return res.BatchResult(())
-        call = getattr(self._core(), name)
+        core = self._core()
 
         def ask(positions: Sequence[int], left_s: float) -> list[int]:
-            return list(call_native(call, pack_keys([block_keys[i] for i in positions]), *extra, left_s))
+            return call_native(way, core, pack_keys([block_keys[i] for i in positions]), left_s)
 
         codes = self._located(block_keys, self._timeout(timeout_s), ask, lambda code: code == res.NOT_FOUND)
         return res.BatchResult(tuple(codes))
 
     def remove_many(self, keys: Iterable[Key], timeout_s: float | None) -> res.BatchResult:
-        return self._change("remove", keys, timeout_s)
+        return self._change(lambda core, packed, left_s: core.remove(packed, left_s), keys, timeout_s)
 
     def pin_many(self, keys: Iterable[Key], ttl_s: float, timeout_s: float | None) -> res.BatchResult:
         if isinstance(ttl_s, bool) or not isinstance(ttl_s, (int, float)) or not 0 < ttl_s <= MAX_TTL_S:
             raise InvalidArgument(f"ttl_s must be above 0 and at most {MAX_TTL_S:g} seconds; got {ttl_s!r}.")
-        return self._change("pin", keys, timeout_s, float(ttl_s))
+        return self._change(
+            lambda core, packed, left_s: core.pin(packed, float(ttl_s), left_s), keys, timeout_s
+        )
 
     def unpin_many(self, keys: Iterable[Key], timeout_s: float | None) -> res.BatchResult:
-        return self._change("unpin", keys, timeout_s)
+        return self._change(lambda core, packed, left_s: core.unpin(packed, left_s), keys, timeout_s)
 
     # --- nodes -----------------------------------------------------------------------------------------------
 

@@ -10,12 +10,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mooncache.client.device import DeviceStaging, DeviceView, Parts, in_device, parts_of
 from mooncache.client.native_call import call_native
 from mooncache.errors import DeadlineExceeded, TransportUnavailable
 from mooncache.runtime.logs import Event, get_logger
+
+if TYPE_CHECKING:
+    from mooncache._native import Client as NativeClient
+    from mooncache._native import Registration
 
 _log = get_logger(__name__)
 
@@ -32,7 +36,7 @@ class GpuDirect:
         self._lock = threading.Lock()
         self._said: dict[int, str] = {}  # by ordinal, of those that ever had a registered buffer
 
-    def register(self, core: Any, view: DeviceView) -> Any:
+    def register(self, core: NativeClient, view: DeviceView) -> Registration:
         """The native registration of a range.
 
         Raises:
@@ -47,7 +51,7 @@ class GpuDirect:
 
     def move(
         self,
-        core: Any,
+        core: NativeClient,
         values: Sequence[Parts],
         limit_s: float,
         direct: Way | None,
@@ -105,7 +109,7 @@ class GpuDirect:
             i for i, own in enumerate(parts) if all(isinstance(part, DeviceView) for part in own)
         ]
 
-    def _say(self, core: Any, ordinal: int) -> None:
+    def _say(self, core: NativeClient, ordinal: int) -> None:
         gpu = self._staging.device(ordinal)
         how = core.gpu_direct(gpu)
         with self._lock:

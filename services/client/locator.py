@@ -10,10 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mooncache.client.native_call import call_native
 from mooncache.errors import MooncacheError
+
+if TYPE_CHECKING:
+    from mooncache._native import Client as NativeClient
 
 Locate = Callable[[bytes, float], bytes]
 """Packed keys and a time limit in seconds -> packed locations (see BlockIndex.locate)."""
@@ -31,7 +34,7 @@ class Locator:
     """Thread-safe. `locate` None: there is no master, only nodes."""
 
     def __init__(
-        self, native: Any, locate: Locate | None, now_s: Callable[[], float] = time.monotonic
+        self, native: NativeClient, locate: Locate | None, now_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._native = native
         self._locate = locate

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 from mooncache.errors import InvalidArgument, error_for
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-def call_native(call: Callable[..., Any], *args: Any) -> Any:
+
+def call_native(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call the native core and type what it refuses: ValueError(sentence), RuntimeError(code, name, message)."""
     try:
-        return call(*args)
+        return call(*args, **kwargs)
     except ValueError as error:
         raise InvalidArgument(_sentence(str(error))) from None
     except RuntimeError as error:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mooncache.auth import parse_token, tenant_token
 from mooncache.client.engine import check_timeout
@@ -19,6 +19,12 @@ from mooncache.client.results import ClusterView, NodeView
 from mooncache.client.state_dir import read_cluster_file
 from mooncache.config import Config, TlsSection, explain, load
 from mooncache.errors import ConfigInvalid, InvalidArgument
+
+if TYPE_CHECKING:
+    import grpc
+
+    from mooncache._native import Client as NativeClient
+    from mooncache.runtime.grpc_channel import GrpcChannel
 
 MAX_STATIC_NODES = 4096
 MAX_LANES = 64
@@ -164,12 +170,12 @@ class ClientOptions:
         return ClusterView(nodes=self.nodes)
 
     @cached_property
-    def _channel_credentials(self) -> Any:
+    def _channel_credentials(self) -> grpc.ChannelCredentials | None:
         from mooncache.runtime.tls import channel_credentials
 
         return channel_credentials(self.tls)
 
-    def master_channel(self, target: str) -> Any:
+    def master_channel(self, target: str) -> GrpcChannel:
         """A control channel to one master target."""
         from mooncache.errors import MasterUnavailable
         from mooncache.runtime.grpc_channel import GrpcChannel
@@ -247,7 +253,7 @@ def _credentials(
     return parsed.text, parsed.tenant_key, parsed.tenant
 
 
-def new_native(options: ClientOptions) -> Any:
+def new_native(options: ClientOptions) -> NativeClient:
     """The native client core for these options."""
     from mooncache import _native
 

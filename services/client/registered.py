@@ -8,13 +8,16 @@ registration to be used.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from mooncache._native import Registration
 
 
 class RegisteredBuffer:
     """Made by `Client.register_buffer`. As a context manager it ends with the block, else with `close()`."""
 
-    def __init__(self, native: Any) -> None:
+    def __init__(self, native: Registration) -> None:
         self._native = native
 
     @property

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mooncache.client.buffers import Buffer, to_host_source
 from mooncache.client.native_call import call_native
 from mooncache.errors import Closed, InvalidArgument
 
+if TYPE_CHECKING:
+    from mooncache._native import Reservation as NativeReservation
+
 
 class _Core:
     """What both reservations share: the native handle and whether it is finished."""
 
-    def __init__(self, native: Any, timeout_s: float, size_bytes: int) -> None:
+    def __init__(self, native: NativeReservation, timeout_s: float, size_bytes: int) -> None:
         self._native = native
         self._timeout_s = timeout_s
         self._size_bytes = size_bytes
@@ -100,7 +103,7 @@ Run = Callable[..., Awaitable[Any]]
 class AsyncReservation(_Core):
     """Made by `AsyncClient.reserve`; the asyncio twin of `Reservation` (use `async with`)."""
 
-    def __init__(self, native: Any, timeout_s: float, size_bytes: int, run: Run) -> None:
+    def __init__(self, native: NativeReservation, timeout_s: float, size_bytes: int, run: Run) -> None:
         super().__init__(native, timeout_s, size_bytes)
         self._run = run
 

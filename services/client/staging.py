@@ -40,14 +40,14 @@ def find_nvrtc() -> str:
     return ""
 
 
-def open_device(ordinal: int) -> Any:
+def open_device(ordinal: int) -> _native.GpuDevice:
     """The device by its ordinal, as the native core opens it."""
     return call_native(_native.GpuDevice, ordinal, "", find_nvrtc())
 
 
 @dataclass(slots=True)
 class _Kept:
-    stager: Any
+    stager: _native.GpuStager
     slots: tuple[int, ...]
     owners: Any
 
@@ -65,7 +65,7 @@ class Keeping:
         self._lock = threading.Lock()
         self._kept: list[_Kept] = []
 
-    def keep(self, stager: Any, slots: Sequence[int], owners: Any) -> _Kept:
+    def keep(self, stager: _native.GpuStager, slots: Sequence[int], owners: Any) -> _Kept:
         kept = _Kept(stager, tuple(slots), owners)
         with self._lock:
             self._kept.append(kept)
@@ -88,18 +88,18 @@ class Stagers:
 
     def __init__(self, slots: int = 2) -> None:
         self._slots = slots
-        self._devices: dict[int, Any] = {}
+        self._devices: dict[int, _native.GpuDevice] = {}
         self._lock = threading.Lock()
         self._local = threading.local()
 
-    def device(self, ordinal: int) -> Any:
+    def device(self, ordinal: int) -> _native.GpuDevice:
         """Raises TransportUnavailable: no CUDA here."""
         with self._lock:
             if ordinal not in self._devices:
                 self._devices[ordinal] = open_device(ordinal)
             return self._devices[ordinal]
 
-    def take(self, ordinal: int, need_bytes: int) -> Any:
+    def take(self, ordinal: int, need_bytes: int) -> _native.GpuStager:
         """This thread's stager, with buffers of at least so many bytes.
 
         Raises:
@@ -123,34 +123,33 @@ class Stagers:
                 _log.info(Event.CLIENT_GPU_STAGING, device=device.name, how=stager.how)
         return stager
 
-    def give_up(self, ordinal: int, stager: Any, slots: Sequence[int], owners: Any) -> _Kept:
+    def give_up(self, ordinal: int, stager: _native.GpuStager, slots: Sequence[int], owners: Any) -> _Kept:
         """Keep the stager and `owners` until the device is through with the slots. This thread gets another one."""
         self._mine().pop(ordinal, None)
         return KEEPING.keep(stager, slots, owners)
 
-    def _mine(self) -> dict[int, tuple[int, Any]]:
-        mine: dict[int, tuple[int, Any]] = self._local.__dict__.setdefault("stagers", {})
+    def _mine(self) -> dict[int, tuple[int, _native.GpuStager]]:
+        mine: dict[int, tuple[int, _native.GpuStager]] = self._local.__dict__.setdefault("stagers", {})
         return mine
 
 
-def start(stager: Any, slot: int, slices: Slices, *, into: bool, crc: bool) -> None:
+def start(stager: _native.GpuStager, slot: int, slices: Slices, *, into: bool, crc: bool) -> None:
     """Begin to copy all slices out of the device into the slot's first bytes, or from there into the device."""
     begin = stager.start_in if into else stager.start_out
     flat = [piece for block in slices for piece in block]
     call_native(begin, slot, flat, [len(block) for block in slices], crc)
 
 
-def wait(stager: Any, slot: int, end_s: float) -> list[int]:
+def wait(stager: _native.GpuStager, slot: int, end_s: float) -> list[int]:
     """Until the slot's copies are through, with a little grace: the CRC-32C of each block, empty without a kernel.
 
     Raises:
         DeadlineExceeded: they may still be under way.
     """
-    crcs: list[int] = call_native(stager.wait, slot, max(end_s - time.monotonic(), GRACE_S))
-    return crcs
+    return call_native(stager.wait, slot, max(end_s - time.monotonic(), GRACE_S))
 
 
-def pinned(stager: Any, slot: int) -> memoryview:
+def pinned(stager: _native.GpuStager, slot: int) -> memoryview:
     """The slot's memory. It lives as long as a view of it."""
     address, size = stager.slot(slot)
     array: Any = (ctypes.c_uint8 * size).from_address(address)

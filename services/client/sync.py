@@ -270,9 +270,12 @@ class Client:
         return self._engine.exists_many(keys, timeout_s)
 
     def match(
-        self, keys: Iterable[Key], *, touch: bool = True, timeout_s: float | None = None
+        self, keys: Iterable[Key] | bytes, *, touch: bool = True, timeout_s: float | None = None
     ) -> res.MatchResult:
-        """The longest leading run of a key chain that the pool holds. `touch` marks the blocks as used."""
+        """The longest leading run of a key chain that the pool holds. `touch` marks the blocks as used.
+
+        A long chain may come as one bytes object, 32 bytes a key.
+        """
         return self._engine.match(keys, touch, timeout_s)
 
     def stat(self, key: Key, *, timeout_s: float | None = None) -> res.BlockStat | None:

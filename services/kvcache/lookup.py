@@ -13,7 +13,6 @@ for `PATIENCE_S`. Otherwise one late answer would have all waiting decode legs c
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
@@ -28,7 +27,7 @@ from mooncache.runtime import tracing
 
 POLL_SHARE, POLL_MAX_S = 0.02, 0.05
 TIMEOUT_S = 1.0  # of one question; no answer is a miss
-PATIENCE_S = 5.0  # with a pool that answered before: most prompts take less than that to compute
+PATIENCE_S = 5.0  # with a pool that was reached before: most prompts take less than that to compute
 POLL_S = 0.003  # how soon blocks that another instance saves are seen; see _pause_s
 
 
@@ -103,7 +102,7 @@ class Lookups:
         self._timeout_s = timeout_s
         self._poll_s = poll_s
         self._patience_s = patience_s
-        self._failing_since_s: float | None = -math.inf  # None: the last call was answered
+        self._failing_since_s: float | None = None  # None: the last call was answered
         self.changed = changed or threading.Event()
         self._lock = threading.Condition()
         self._new: deque[_Waiting] = deque()
@@ -237,12 +236,14 @@ class Lookups:
             self._finish(waiting, LookupOutcome.TIMEOUT)
 
     def _no_answer(self, waiting: _Waiting, outcome: LookupOutcome) -> None:
-        """The pool did not answer: a question that awaits blocks stays open for a while, any other ends."""
+        """The pool did not answer. A question that awaits blocks of a pool that was reached before stays open for a while;
+        any other ends."""
         now_s = time.monotonic()
         if self._failing_since_s is None:
             self._failing_since_s = now_s
         patient_until_s = min(waiting.question.deadline_s, self._failing_since_s + self._patience_s)
-        if not waiting.question.awaited or now_s >= patient_until_s:
+        may_wait = waiting.question.awaited and self._link.connected.is_set()
+        if not may_wait or now_s >= patient_until_s:
             self._finish(waiting, outcome)
 
     def _poll(self) -> None:
@@ -264,7 +265,7 @@ class Lookups:
             return
         now_s = time.monotonic()
         for waiting, there in zip(waiters, appeared, strict=True):
-            if there or now_s >= waiting.question.deadline_s:
+            if there or self._failing_since_s is not None or now_s >= waiting.question.deadline_s:
                 self._match(waiting)
 
     def _appeared(self, client: PoolClient, waiters: list[_Waiting]) -> list[bool] | None:

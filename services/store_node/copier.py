@@ -14,7 +14,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mooncache.client.keys import split_keys
 from mooncache.client.map_keeper import view_of_node
@@ -22,6 +22,9 @@ from mooncache.client.native_call import call_native
 from mooncache.client.results import NodeView
 from mooncache.errors import ConnectionLost, DeadlineExceeded, InvalidArgument, NodeUnavailable
 from mooncache.proto.v1 import common_pb2
+
+if TYPE_CHECKING:
+    from mooncache._native import Client as NativeClient
 
 OK = 0
 ALREADY_EXISTS = 201
@@ -33,7 +36,7 @@ MAX_SOURCES = 256
 _SELF_INDEX = 65_534
 _SOURCE_LIMIT = 65_000
 
-ClientFor = Callable[[str], Any]
+ClientFor = Callable[[str], "NativeClient"]
 """Makes a native client that acts for a tenant."""
 
 
@@ -55,7 +58,7 @@ def batches(sizes_bytes: Iterable[int | None], limit_bytes: int) -> list[list[in
 class _Peer:
     """One tenant's client with the nodes it knows."""
 
-    def __init__(self, client: Any, own: NodeView) -> None:
+    def __init__(self, client: NativeClient, own: NodeView) -> None:
         self._client = client
         self._own = own
         self._sources: collections.OrderedDict[str, NodeView] = collections.OrderedDict()
@@ -64,7 +67,7 @@ class _Peer:
         self._lock = threading.Lock()
 
     @property
-    def client(self) -> Any:
+    def client(self) -> NativeClient:
         return self._client
 
     def index_of(self, source: NodeView) -> int:
@@ -168,26 +171,24 @@ class NativeCopier:
         return codes, copied_bytes
 
     def _copy_group(
-        self, client: Any, source: int, keys: list[bytes], deadline_s: float
+        self, client: NativeClient, source: int, keys: list[bytes], deadline_s: float
     ) -> list[tuple[int, int]]:
         """Code and bytes moved of each key."""
         values = call_native(client.get_bytes, keys, _left_s(deadline_s), None, source)
-        outcome: list[tuple[int, int]] = [
-            (OK if isinstance(item, bytes) else int(item), 0) for item in values
-        ]
-        found = [i for i, item in enumerate(values) if isinstance(item, bytes)]
+        outcome = [(OK, len(item)) if isinstance(item, bytes) else (item, 0) for item in values]
+        found = {i: item for i, item in enumerate(values) if isinstance(item, bytes)}
         if found:
             answer = call_native(
                 client.put,
                 [keys[i] for i in found],
-                [values[i] for i in found],
+                list(found.values()),
                 1,
                 _left_s(deadline_s),
                 None,
                 _SELF_INDEX,
             )
             for i, (code, _) in zip(found, answer, strict=True):
-                outcome[i] = (code, len(values[i]) if code == OK else 0)
+                outcome[i] = (code, len(found[i]) if code == OK else 0)
         return outcome
 
 

@@ -13,7 +13,7 @@ import random
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mooncache._version import __version__
 from mooncache.auth import derive_tenant_key
@@ -45,6 +45,12 @@ from mooncache.store_node.ops import (
 )
 from mooncache.store_node.prefault import describe, memory_left_bytes, prefault
 from mooncache.store_node.state import NodeIdentity, StoreNodeState
+
+if TYPE_CHECKING:
+    import grpc
+
+    from mooncache._native import Client as NativeClient
+    from mooncache._native import StoreServer
 
 HANDLERS: dict[str, Handler] = {
     "CopyBlocks": copy_blocks.handle,
@@ -87,9 +93,9 @@ class StoreNodeService(Service):
             drain_timeout_s=_DRAIN_TIMEOUT_S,
             advertise_host=node.advertise_host,
         )
-        self._server: Any = None
+        self._server: StoreServer | None = None
         self._state: StoreNodeState | None = None
-        self._credentials: Any = None
+        self._credentials: grpc.ChannelCredentials | None = None
 
     @property
     def state(self) -> StoreNodeState:
@@ -109,27 +115,27 @@ class StoreNodeService(Service):
             started_wall_ms=int(self.clock.wall_s() * 1000),
         )
         settings = server_settings(self.config, identity, wanted_bytes(node), self.token.key)
-        self._server = call_native(_native.StoreServer, settings)
-        check_arena(self._server.arena())
-        describe(self._server)
+        self._server = server = call_native(_native.StoreServer, settings)
+        check_arena(server.arena())
+        describe(server)
         if node.prefault:
-            await prefault(self._server, self.clock)
-        call_native(self._server.start)
+            await prefault(server, self.clock)
+        call_native(server.start)
         self._credentials = channel_credentials(self.config.tls)
         clock, rng = self.clock, random.Random(identity.incarnation)
         targets = parse_targets(self.config.cluster.master_targets)
         self._state = StoreNodeState(
             identity=identity,
-            core=self._server,
-            endpoints=self._endpoints(),
-            segments=[segment_of(self._server.arena())],
+            core=server,
+            endpoints=self._endpoints(server),
+            segments=[segment_of(server.arena())],
             clock=clock,
             rng=rng,
             link=MasterLink(targets, self._master_channel, clock, rng),
             planner=ReportPlanner(_MESSAGE_RECORDS_MAX * RECORD_BYTES),
             started_s=clock.now_s(),
         )
-        self.metrics.registry.register(NodeCollector(self._state, self._server))
+        self.metrics.registry.register(NodeCollector(self._state, server))
         return RpcTable(STORE_NODE_SERVICE, self._state, HANDLERS, admin_only=tuple(HANDLERS))
 
     def binds(self) -> Sequence[tuple[str, str]]:
@@ -152,11 +158,12 @@ class StoreNodeService(Service):
         state.copier = NativeCopier(own, self._tenant_client, _COPIES_AT_ONCE)
 
     def duties(self) -> Sequence[Duty]:
-        state = self.state
+        state, server = self.state, self._server
+        assert server is not None, "build has not run"
         return (
             Duty("keep_membership", lambda: keep_membership.run(state)),
             Duty("report_blocks", lambda: report_blocks.run(state)),
-            Duty("relay_native_log", lambda: relay_native_log.run(self._server, self.clock)),
+            Duty("relay_native_log", lambda: relay_native_log.run(server, self.clock)),
         )
 
     def readiness(self) -> str:
@@ -186,8 +193,8 @@ class StoreNodeService(Service):
             relay_native_log.relay(server)
             server.stop(_STOP_NATIVE_S)
 
-    def _endpoints(self) -> common_pb2.Endpoints:
-        found = self._server.endpoints()
+    def _endpoints(self, server: StoreServer) -> common_pb2.Endpoints:
+        found = server.endpoints()
         host = self.config.store_node.advertise_host or found["tcp_host"]
         return common_pb2.Endpoints(
             tcp_host=host, tcp_port=found["tcp_port"], unix_path=found["unix_path"], tls=found["tls"]
@@ -203,7 +210,7 @@ class StoreNodeService(Service):
             server_name=self.config.tls.server_name,
         )
 
-    def _tenant_client(self, tenant: str) -> Any:
+    def _tenant_client(self, tenant: str) -> NativeClient:
         """A native client that proves a tenant's key: the node holds the secret that all of them come from."""
         from mooncache import _native
 

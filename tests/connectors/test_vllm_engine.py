@@ -90,6 +90,14 @@ class Server:
 
         wait_until(healthy, self.tail, START_S, every_s=0.5)
 
+    def wait_for_pool(self) -> None:
+        """Until a lookup is answered: the first one connects, and beside a busy machine's other work it may be late."""
+
+        def answered() -> bool:
+            return self.complete(prompt(9000, 100), max_tokens=1)["told"]["outcome"] in {"hit", "miss"}
+
+        wait_until(answered, self.tail)
+
     def tail(self) -> str:
         return "\n".join(Path(self.log.name).read_text(errors="replace").splitlines()[-40:])
 
@@ -174,8 +182,9 @@ def servers(
     first = Server(engine_model, cluster, tmp_path_factory.mktemp("first"), layerwise=True, **patient)
     second = Server(engine_model, cluster, tmp_path_factory.mktemp("second"), **patient)
     try:
-        first.wait_healthy()
-        second.wait_healthy()
+        for server in (first, second):
+            server.wait_healthy()
+            server.wait_for_pool()
         yield first, second
     finally:
         first.stop()

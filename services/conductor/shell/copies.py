@@ -25,7 +25,7 @@ class Copies:
         self._config = config
         self._token = token
         self._clock = clock
-        self._link: Any = None
+        self._link: MasterLink | None = None
 
     async def order(self, keys: bytes, copies: int) -> str:
         """Have packed keys on `copies` nodes; return the master's task. Raises MooncacheError."""

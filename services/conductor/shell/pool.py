@@ -8,8 +8,7 @@ Without an answer blocks count as absent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from mooncache.client.aio import AsyncClient
 from mooncache.conductor.core.decisions import PoolAnswer, PoolState
@@ -33,13 +32,13 @@ class PoolLookup:
         config: Config,
         token: str,
         clock: Clock,
-        make_client: Callable[[], Any] | None = None,
+        make_client: Callable[[], Awaitable[AsyncClient]] | None = None,
     ) -> None:
         self._config = config
         self._token = token
         self._clock = clock
         self._make_client = make_client or self._connect
-        self._client: Any = None
+        self._client: AsyncClient | None = None
 
     @property
     def connected(self) -> bool:
