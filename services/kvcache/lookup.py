@@ -27,7 +27,7 @@ from mooncache.runtime import tracing
 
 POLL_SHARE, POLL_MAX_S = 0.02, 0.05
 TIMEOUT_S = 1.0  # of one question; no answer is a miss
-PATIENCE_S = 5.0  # with a pool that was reached before: most prompts take less than that to compute
+PATIENCE_S = 5.0  # with a pool that was reached once: most prompts take less than that to compute
 POLL_S = 0.003  # how soon blocks that another instance saves are seen; see _pause_s
 
 
@@ -236,8 +236,8 @@ class Lookups:
             self._finish(waiting, LookupOutcome.TIMEOUT)
 
     def _no_answer(self, waiting: _Waiting, outcome: LookupOutcome) -> None:
-        """The pool did not answer. A question that awaits blocks of a pool that was reached before stays open for a while;
-        any other ends."""
+        """The pool did not answer. A question that awaits blocks of a pool that was reached once stays open for a
+        while; any other ends."""
         now_s = time.monotonic()
         if self._failing_since_s is None:
             self._failing_since_s = now_s
