@@ -282,9 +282,9 @@ class Client:
     def get_device(self, keys: object, destinations: Sequence[Sequence[tuple[int, int]]], timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list[tuple[int, int, int | None]]:
         """As get, into registered device memory only."""
 
-    def match(self, keys: object, timeout_s: float = 30.0, touch: bool = True, cancel: CancelToken | None = None, node: int | None = None, everybody: bool = False) -> tuple[int, tuple[bool, ...], int]:
+    def match(self, keys: object, timeout_s: float = 30.0, touch: bool = True, cancel: CancelToken | None = None, node: int | None = None, all_nodes: bool = False) -> tuple[int, tuple[bool, ...], int]:
         """
-        -> (leading_run, a bool for each key, unreachable_nodes); everybody: every node is asked, however many there are
+        -> (leading_run, a bool for each key, unreachable_nodes); all_nodes: every node is asked, however many there are
         """
 
     def exists(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> tuple[bool, ...]:

@@ -105,7 +105,7 @@ def tenant_token(cluster: Token, tenant: str) -> Token:
 
 
 def cache_salt(cluster: Token, tenant: str, client_salt: str = "") -> str:
-    """Salt that keeps a tenant's blocks apart from everybody else's; nobody without the cluster token can guess it.
+    """Salt that keeps the blocks of tenants apart; without the cluster token it cannot be guessed.
 
     `client_salt` is what the client itself asked for (OpenAI's `cache_salt`): it separates further, inside the tenant.
     """

@@ -81,7 +81,7 @@ async def obey(vocabulary: object, command: str) -> list[str]:
 
 async def played(text: str, vocabulary: object) -> str:
     """Run a story to its end; return its text with the answers that it gave now."""
-    told = []
+    reported = []
     for paragraph in paragraphs(text):
         answers: list[str] = []
         for line, command in paragraph.commands():
@@ -90,8 +90,8 @@ async def played(text: str, vocabulary: object) -> str:
             except Exception as error:
                 error.add_note(f"line {line} of the story: {command}")
                 raise
-        told.append(paragraph.with_answers(answers))
-    return "\n\n".join(told) + "\n"
+        reported.append(paragraph.with_answers(answers))
+    return "\n\n".join(reported) + "\n"
 
 
 def compare(path: Path, now: str, *, rewrite: bool) -> None:

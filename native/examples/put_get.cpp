@@ -42,7 +42,7 @@ int main(int argc, char** argv) {
   config.credentials = *credentials;
 
   // Step 2: a client, and the map that tells it which nodes there are. A program inside a cluster gets the
-  // map from the master; here it has one line. An empty node_id means: whoever answers at this address.
+  // map from the master; here it has one line. An empty node_id means: any node that answers at this address.
   auto client = Client::create(config);
   if (!client) return fail("client", client.code(), client.status().message);
   NodeInfo node;

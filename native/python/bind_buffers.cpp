@@ -42,7 +42,7 @@ class Registration {
 
   size_t size() const { return memory_.size; }
   void close() {
-    if (!std::exchange(listed_, false)) return;  // whoever closes it first gives the export back, not before
+    if (!std::exchange(listed_, false)) return;  // the first to close it gives the export back, not before
     {
       const nb::gil_scoped_release released;  // may wait for another thread that registers it
       (void)client_().unregister_buffer(memory_);

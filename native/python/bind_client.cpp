@@ -231,7 +231,7 @@ GetAnswers get(Client& client, nb::handle keys_in, nb::handle destinations, doub
   return answers(outcomes);
 }
 
-// Memory of the right size, made once the node told the size: lent by the client (a ReceivedBlock) if that is
+// Memory of the right size, made once the node said the size: lent by the client (a ReceivedBlock) if that is
 // asked for and there is some, else a bytes object. An int (the code) where there is no block.
 nb::list get_sized(Client& client, nb::handle keys_in, double timeout_s, const CancelToken* cancel,
                    std::optional<uint32_t> node, bool lend) {
@@ -269,9 +269,9 @@ nb::list get_sized(Client& client, nb::handle keys_in, double timeout_s, const C
 }
 
 MatchReport run_match(Client& client, std::span<const Key> keys, double timeout_s, bool touch,
-                      const CancelToken* cancel, std::optional<uint32_t> node, bool everybody = false) {
+                      const CancelToken* cancel, std::optional<uint32_t> node, bool all_nodes = false) {
   CallOptions options = to_options(timeout_s, cancel, node);
-  options.everybody = everybody;
+  options.all_nodes = all_nodes;
   return value_or_raise(interruptible([&] { return client.match(keys, touch, options); }));
 }
 
@@ -378,14 +378,14 @@ void bind_control(nb::class_<Client>& c) {
   c.def(
       "match",
       [](Client& client, nb::handle keys, double timeout_s, bool touch, const CancelToken* token, Node on,
-         bool everybody) -> MatchAnswer {
+         bool all_nodes) -> MatchAnswer {
         const auto batch = to_keys(keys);
-        const MatchReport report = run_match(client, batch, timeout_s, touch, token, on, everybody);
+        const MatchReport report = run_match(client, batch, timeout_s, touch, token, on, all_nodes);
         return nb::make_tuple(report.leading_run, present_flags(report, batch.size()),
                               report.unreachable_nodes);
       },
-      nb::arg("keys"), timeout, nb::arg("touch") = true, cancel, node, nb::arg("everybody") = false,
-      "-> (leading_run, a bool for each key, unreachable_nodes); everybody: every node is asked, however "
+      nb::arg("keys"), timeout, nb::arg("touch") = true, cancel, node, nb::arg("all_nodes") = false,
+      "-> (leading_run, a bool for each key, unreachable_nodes); all_nodes: every node is asked, however "
       "many there are");
   c.def(
       "exists",

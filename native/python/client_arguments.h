@@ -1,5 +1,5 @@
 // Python arguments of the client as C++ ones: keys, buffers, lists of buffers. Buffers stay exported as long
-// as the object that took them lives, so that nobody can free or resize them under a call.
+// as the object that took them lives, so that they cannot be freed or resized under a call.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -123,8 +123,8 @@ def status(*, where: Where = HERE, json: AsJson = False) -> int:
 
     look, gateway_url, conductor_target = asyncio.run(once())
     master_error = look.master_error or MasterUnavailable("The master did not answer.")
-    nobody = look.conductor is None and not look.parts
-    if look.status is None and (nobody or not master_error.retryable):  # a wrong token is wrong everywhere
+    silent = look.conductor is None and not look.parts
+    if look.status is None and (silent or not master_error.retryable):  # a wrong token is wrong everywhere
         raise master_error
     document = status_document(look.status) if look.status is not None else {"master": None, "nodes": []}
     document["parts"] = [asdict(part) for part in look.parts]

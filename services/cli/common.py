@@ -101,7 +101,7 @@ class Where:
         """A channel to the conductor, for use inside one event loop. Close it.
 
         Raises:
-            ConfigInvalid: nobody said where the conductor is.
+            ConfigInvalid: the conductor's address is not configured.
         """
         from mooncache.client.options import ClientOptions
         from mooncache.errors import ConductorUnavailable, ConfigInvalid

@@ -1,6 +1,6 @@
 """One look at a running cluster: master, conductor, gateway and every service's metrics, asked at the same time.
 
-Whoever does not answer is missing from the picture, with the reason; the look never fails because of one part.
+A part that does not answer is missing from the picture, with the reason; the look never fails because of one part.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Looker:
             await self._conductor.close()
 
     async def look(self, *, with_metrics: bool = True) -> Look:
-        """Ask everybody at once."""
+        """Ask all parts at once."""
         self.cluster = self._read()  # process ids and restarts change while `top` looks on
         found = Look(time.monotonic(), parts=self.cluster.parts if self.cluster is not None else ())
         known = dict(self.cluster.metrics) if self.cluster is not None else {}
@@ -124,7 +124,7 @@ class Looker:
         if self._conductor is None:
             return
         request = conductor_pb2.GetConductorStatusRequest()
-        # A conductor of an earlier version has no such call; what is wrong with it is told by its instances.
+        # A conductor of an earlier version has no such call; its instances say what is wrong with it.
         with contextlib.suppress(MooncacheError):
             answer = await self._conductor.call("GetConductorStatus", request, min(2.0, self._timeout_s))
             found.conductor = conductor_row(answer)

@@ -102,12 +102,12 @@ def _measure(
         sheets.append(sheet)
         if not as_json:
             sheet.print(console)
-    told = registry.report(lab, sheets)
+    report = registry.report(lab, sheets)
     if markdown is not None:
-        markdown.write_text(registry.page(told, sheets), encoding="utf-8")
+        markdown.write_text(registry.page(report, sheets), encoding="utf-8")
     if as_json:
-        sys.stdout.write(told.to_json() + "\n")
-    missed = [row.name for row in told.rows if row.met is False]
+        sys.stdout.write(report.to_json() + "\n")
+    missed = [row.name for row in report.rows if row.met is False]
     if missed and not as_json:
         error_console.print(f"[red]{len(missed)} bars missed[/]: {'; '.join(missed)}", soft_wrap=True)
     return EXIT_MISS if missed else EXIT_OK

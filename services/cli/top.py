@@ -73,7 +73,7 @@ async def _once(where: Where, interval_s: float, *, as_json: bool) -> int:
 
 
 def _refuse_nothing(look: Any) -> None:
-    """When nobody at all answers, the reason is the answer."""
+    """When no part answers, the reason is the answer."""
     if look.status is None and look.instances is None and not look.metrics and look.master_error is not None:
         raise look.master_error
 

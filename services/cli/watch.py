@@ -17,7 +17,7 @@ LOOK_S = 60.0  # everything is ready already; a busy machine must not end what h
 
 
 class Stop:
-    """Remembers that somebody asked for the end."""
+    """Remembers that the end was asked for."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -31,7 +31,7 @@ class Stop:
 
 
 def watch(cluster: EmbeddedCluster, stop: Stop, *, as_json: bool) -> int:
-    """Until somebody asks for the end (0). Parts that end are started again; when all are given up, the end too (1)."""
+    """Until the end is asked for (0). Parts that end are started again; when all are given up, the end too (1)."""
     given_up = cluster.supervise(_print_news if as_json else _tell_news, lambda: stop.asked)
     if stop.asked or not given_up:
         return EXIT_OK

@@ -39,7 +39,7 @@ class ConductorLink:
         """Call `method` of ConductorService.
 
         Raises:
-            ConductorUnavailable: nobody answers there. DeadlineExceeded: no answer in time.
+            ConductorUnavailable: nothing answers there. DeadlineExceeded: no answer in time.
             MooncacheError: the conductor's own refusal.
         """
         return await self._channel.call(method, request, timeout_s)

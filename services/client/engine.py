@@ -19,6 +19,7 @@ from mooncache.client import results as res
 from mooncache.client.device import DeviceStaging, device_view, in_device
 from mooncache.client.gpu_direct import GpuDirect
 from mooncache.client.keys import KEY_BYTES, Key, pack_keys, to_block_key, to_block_keys
+from mooncache.client.limits import MAX_BATCH, MAX_REPLICAS, MAX_TTL_S, check_count, check_timeout
 from mooncache.client.locator import Locate, Locator
 from mooncache.client.native_call import call_native
 from mooncache.client.registered import RegisteredBuffer
@@ -33,30 +34,7 @@ T = TypeVar("T")
 _GetAnswer = tuple[int, int, int | None]
 """(code, bytes, index of the node) of one block."""
 _log = get_logger(__name__)
-MAX_BATCH = 65_536
-MAX_TIMEOUT_S = 3_600.0
-MAX_REPLICAS = 16
 RDMA_LOOK_S = 1.0  # a look costs a small call several percent
-MAX_TTL_S = 7 * 24 * 3_600.0
-
-
-def check_timeout(timeout_s: float) -> float:
-    """A time limit in seconds that is usable, or InvalidArgument with the reason."""
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
-        raise InvalidArgument(f"timeout_s must be a number of seconds; got {type(timeout_s).__name__}.")
-    if not 0 < timeout_s <= MAX_TIMEOUT_S:
-        raise InvalidArgument(
-            f"timeout_s must be above 0 and at most {MAX_TIMEOUT_S:g} seconds; got {timeout_s}."
-        )
-    return float(timeout_s)
-
-
-def _check_count(name: str, value: int, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidArgument(f"{name} must be an int; got {type(value).__name__}.")
-    if not low <= value <= high:
-        raise InvalidArgument(f"{name} must be between {low} and {high}; got {value}.")
-    return value
 
 
 def _codes(answer: Sequence[object]) -> tuple[int, ...]:
@@ -92,7 +70,7 @@ class ClientCore:
         self._direct = GpuDirect(DeviceStaging())
         self._rdma_open = False  # a node offers RDMA, and it is not known yet whether it can be used here
         self._rdma_look_s = 0.0
-        self._rdma_told = False
+        self._rdma_logged = False
 
     # --- membership ------------------------------------------------------------------------------------------
 
@@ -129,7 +107,7 @@ class ClientCore:
                 ],
             )
             self._view = view
-            self._rdma_open = not self._rdma_told and (
+            self._rdma_open = not self._rdma_logged and (
                 self._locate is None or any(node.rails for node in view.nodes)
             )
 
@@ -146,7 +124,7 @@ class ClientCore:
                 return
             self._closed = True
         if self._rdma_open:
-            self._tell_rdma()
+            self._log_rdma()
         self._native.close()
 
     @property
@@ -159,7 +137,7 @@ class ClientCore:
         if self._closed:
             raise Closed("The client is closed. Make a new one with mooncache.connect().")
         if self._rdma_open and time.monotonic() >= self._rdma_look_s and not self.in_child:
-            self._tell_rdma()
+            self._log_rdma()
         return self._native
 
     def _timeout(self, timeout_s: float | None) -> float:
@@ -230,7 +208,7 @@ class ClientCore:
             if buf.size_bytes(source) == 0:
                 raise InvalidArgument(f"A block must hold at least one byte; value {position} is empty.")
         replicas = self._default_replicas if replicas is None else replicas
-        _check_count("replicas", replicas, 1, MAX_REPLICAS)
+        check_count("replicas", replicas, 1, MAX_REPLICAS)
         if not block_keys:
             return res.PutResult(())
         core = self._core()
@@ -275,7 +253,7 @@ class ClientCore:
             return res.GetResult(())
         limit_s = self._timeout(timeout_s)
         ranges = (
-            None if offsets is None else [_check_count("offset", offset, 0, 1 << 62) for offset in offsets]
+            None if offsets is None else [check_count("offset", offset, 0, 1 << 62) for offset in offsets]
         )
 
         if in_device(targets):
@@ -366,7 +344,7 @@ class ClientCore:
         self, key: Key, size_bytes: int, timeout_s: float | None, cancel: CancelToken | None = None
     ) -> Reservation:
         block_key = to_block_key(key)
-        _check_count("size_bytes", size_bytes, 1, 1 << 62)
+        check_count("size_bytes", size_bytes, 1, 1 << 62)
         return call_native(self._core().reserve, block_key, size_bytes, self._timeout(timeout_s), cancel)
 
     # --- questions -------------------------------------------------------------------------------------------
@@ -499,16 +477,16 @@ class ClientCore:
     def transports(self) -> tuple[res.TransportView, ...]:
         core = self._core()
         if self._rdma_open:
-            self._tell_rdma()
+            self._log_rdma()
         return tuple(res.TransportView(*way) for way in core.transports())
 
-    def _tell_rdma(self) -> None:
+    def _log_rdma(self) -> None:
         """Log once why RDMA, which a node offers, is not used; look again later while nothing has asked for it."""
         self._rdma_look_s = time.monotonic() + RDMA_LOOK_S
         _, state, reason = next(way for way in self._native.transports() if way[0] == "rdma")
         if state == "idle":
             return
         with self._lock:
-            told, self._rdma_told, self._rdma_open = self._rdma_told, True, False
-        if not told and state == "unavailable":
+            logged, self._rdma_logged, self._rdma_open = self._rdma_logged, True, False
+        if not logged and state == "unavailable":
             _log.warning(Event.CLIENT_RDMA_UNAVAILABLE, reason=reason)

@@ -93,7 +93,7 @@ class ClientCollector(Collector):
         self._client = client
 
     def describe(self) -> Sequence[Metric]:
-        """Nothing: the registry need not ask for values when it is told about us."""
+        """Nothing: the registry need not ask for values when this collector is registered."""
         return ()
 
     def collect(self) -> Iterator[Metric]:

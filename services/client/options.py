@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from mooncache.auth import parse_token, tenant_token
-from mooncache.client.engine import check_timeout
 from mooncache.client.host import host_id
+from mooncache.client.limits import check_timeout
 from mooncache.client.master_link import parse_targets
 from mooncache.client.results import ClusterView, NodeView
 from mooncache.client.state_dir import read_cluster_file
@@ -192,7 +192,7 @@ class ClientOptions:
 
 
 def _is_set(config: Config, name: str) -> bool:
-    """True when somebody chose the value, False when it is the default."""
+    """True when the value was chosen, False when it is the default."""
     return any(row.name == name and row.source != "default" for row in explain(config))
 
 

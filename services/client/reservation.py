@@ -76,7 +76,7 @@ class Reservation(_Core):
 
         Raises:
             Incomplete: some range was never written; the reservation is gone.
-            AlreadyExists: somebody else committed the key first.
+            AlreadyExists: another writer committed the key first.
         """
         self._commit(timeout_s)
 

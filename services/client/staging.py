@@ -1,8 +1,8 @@
 """Pinned buffers between GPU memory and the native core: one stager for each thread and GPU, and what hangs.
 
 Idea: a wait for the device ends at its deadline, but the copy does not. What the device may still touch, pinned buffers
-and the arrays that were given to it, is kept here until its stream is empty, whoever has let go of it, and its thread
-gets a fresh stager. A device that never comes back is refused more memory after `KEPT_BYTES_MAX`.
+and the arrays that were given to it, is kept here until its stream is empty, even when its owner has let go of it, and
+its thread gets a fresh stager. A device that never comes back is refused more memory after `KEPT_BYTES_MAX`.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class Client:
 
         Raises:
             NoSpace, BackPressure, QuotaExceeded, TooLarge: the pool cannot take it.
-            NoNodes, NodeUnavailable, DeadlineExceeded: nobody took it in time.
+            NoNodes, NodeUnavailable, DeadlineExceeded: no node took it in time.
         """
         result = self._engine.put_many([key], [value], replicas, timeout_s)
         _raise_single(result.codes[0], "put")

@@ -46,7 +46,7 @@ def _never() -> bool:
 
 
 def _say_nothing(_name: str, _what: str) -> None:
-    """Progress that nobody looks at."""
+    """Progress that is not shown."""
 
 
 class EmbeddedCluster:

@@ -9,7 +9,7 @@ _ANSWER_BYTES_MAX = 16 << 20
 
 
 async def http_get(address: str, path: str, *, token: str = "", timeout_s: float = 2.0) -> tuple[int, bytes]:
-    """Status and body of http://address/path; status 0 when nobody answers in time (the body is empty then)."""
+    """Status and body of http://address/path; status 0 when nothing answers in time (the body is empty then)."""
     try:
         async with asyncio.timeout(timeout_s):
             return await _get(address, path, token)

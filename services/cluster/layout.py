@@ -1,4 +1,4 @@
-"""Which processes a one-machine cluster has, and what each is told through its environment.
+"""Which processes a one-machine cluster has, and the environment of each.
 
 The services are the same as anywhere else; all that is special here is that this module writes their settings. What
 the user has set (file or environment) wins over what is chosen here for engines, because both are about one machine.
@@ -43,7 +43,7 @@ def is_worker(part: Part) -> bool:
 def plan(
     settings: ClusterSettings, config: Config, state_dir: Path, run_dir: Path, run_id: str
 ) -> ClusterLayout:
-    """Choose the ports and say what each part is told. Raises ConfigInvalid for a port that cannot be used."""
+    """Choose the ports and make each part's environment. Raises ConfigInvalid for a port that cannot be used."""
     with PortPicker(settings.host) as ports:
         return _Planner(settings, config, state_dir, run_dir, run_id, ports).layout()
 

@@ -46,13 +46,13 @@ class PartRecord:
 class Supervisor:
     """Restarts the processes of one machine.
 
-    `tell` hears what happens to a part, `changed` is called after each change of `records`.
+    `progress` hears what happens to a part, `changed` is called after each change of `records`.
     """
 
     parts: dict[str, Part]
     policy: RestartPolicy
     probe: Probe
-    tell: Progress
+    progress: Progress
     changed: Callable[[], None]
     clock: Clock = field(default_factory=SystemClock)
     rng: random.Random = field(default_factory=random.Random)
@@ -102,9 +102,9 @@ class Supervisor:
         record = self.records[part.name]
         run.ended(self.clock.now_s(), how, self.rng.random())
         record.state, record.reason, record.last_end = run.state, run.reason, how
-        self.tell(part.name, f"ended with {how}; {run.reason.removesuffix(f': {how}')}")
+        self.progress(part.name, f"ended with {how}; {run.reason.removesuffix(f': {how}')}")
         if run.state == RunState.GIVEN_UP:
-            self.tell(part.name, f"the other parts continue without it; its log is {part.log_path}")
+            self.progress(part.name, f"the other parts continue without it; its log is {part.log_path}")
         self.changed()
 
     def _start(self, part: Part, run: Supervision) -> None:
@@ -117,7 +117,7 @@ class Supervisor:
             return
         record.restarts += 1
         record.state, record.reason = RunState.STARTING, f"starting again after {record.last_end}"
-        self.tell(part.name, "started again")
+        self.progress(part.name, "started again")
         self.changed()
 
     async def _look(self, part: Part, run: Supervision) -> None:
@@ -126,12 +126,12 @@ class Supervisor:
             news = run.heard(self.clock.now_s()) or record.reason != ""
             record.state, record.reason = RunState.READY, ""
             if news:
-                self.tell(part.name, "answers again")
+                self.progress(part.name, "answers again")
                 self.changed()
             return
         why = run.silent(self.clock.now_s())
         if why:
-            self.tell(part.name, f"{why}; killed")
+            self.progress(part.name, f"{why}; killed")
             part.send(signal.SIGKILL)
         elif (
             run.state == RunState.READY

@@ -43,7 +43,7 @@ _CALL_S = 1.0
 
 
 def crashed(parts: Mapping[str, Part]) -> Part | None:
-    """The first part that has ended although nobody asked it to."""
+    """The first part that has ended without having been asked to."""
     return next((part for part in parts.values() if part.exit_code is not None), None)
 
 
@@ -67,7 +67,7 @@ class Watch:
             await channel.close()
 
     async def until_ready(
-        self, timeout_s: float, tell: Progress, should_stop: Callable[[], bool]
+        self, timeout_s: float, progress: Progress, should_stop: Callable[[], bool]
     ) -> tuple[NodeView, ...]:
         """Wait until every running part works together; returns the nodes of the cluster map.
 
@@ -76,7 +76,7 @@ class Watch:
             MasterUnavailable, EngineUnavailable: not ready in time; the text names what is missing.
             Cancelled: `should_stop` said so.
         """
-        waits = self._waits(tell)
+        waits = self._waits(progress)
         tasks = {name: asyncio.create_task(wait) for name, wait in waits.items()}
         deadline_s = time.monotonic() + timeout_s
         try:
@@ -101,7 +101,7 @@ class Watch:
     async def supervise(self, supervisor: Supervisor, should_stop: Callable[[], bool]) -> None:
         """Keep every part running and tell what the engines do, until `should_stop` or nothing is left to keep."""
         followers = [
-            asyncio.create_task(self._follow_engine(part, supervisor.tell))
+            asyncio.create_task(self._follow_engine(part, supervisor.progress))
             for part in self._layout.parts.values()
             if is_worker(part)
         ]
@@ -157,24 +157,24 @@ class Watch:
 
     # --- waiting for each part -------------------------------------------------------------------------------
 
-    def _waits(self, tell: Progress) -> dict[str, Coroutine[Any, Any, None]]:
+    def _waits(self, progress: Progress) -> dict[str, Coroutine[Any, Any, None]]:
         waits: dict[str, Coroutine[Any, Any, None]] = {}
         nodes: set[str] = set()
         for name, part in self._layout.parts.items():
             if part.exit_code is not None:
                 continue
             if is_worker(part):
-                waits[name] = self._wait_worker(part, tell)
+                waits[name] = self._wait_worker(part, progress)
             elif part.module == "mooncache.store_node":
                 nodes.add(name)
             elif part.module != "mooncache.master":
-                waits[name] = self._wait_probe(part, tell)
-        waits["the store nodes"] = self._wait_nodes(nodes, tell)
+                waits[name] = self._wait_probe(part, progress)
+        waits["the store nodes"] = self._wait_nodes(nodes, progress)
         if self._layout.gateway_url.startswith("http:"):
             waits["models of the gateway"] = self._wait_models()
         return waits
 
-    async def _wait_nodes(self, wanted: set[str], tell: Progress) -> None:
+    async def _wait_nodes(self, wanted: set[str], progress: Progress) -> None:
         seen: set[str] = set()
         while True:
             try:
@@ -184,16 +184,16 @@ class Watch:
                 continue
             if "master" not in seen:
                 seen.add("master")
-                tell("master", "ready")
+                progress("master", "ready")
             nodes = {node.node_id for node in await self.active_nodes()}
             for name in sorted(nodes - seen):
                 seen.add(name)
-                tell(name, "ready")
+                progress(name, "ready")
             if wanted <= nodes:
                 return
             await asyncio.sleep(POLL_S)
 
-    async def _wait_probe(self, part: Part, tell: Progress) -> None:
+    async def _wait_probe(self, part: Part, progress: Progress) -> None:
         said = ""
         while part.metrics:
             status, body = await http_get(part.metrics, "/ready")
@@ -202,11 +202,11 @@ class Watch:
             reason = reason_of(body)
             if reason and reason != said:
                 said = reason
-                tell(part.name, reason)
+                progress(part.name, reason)
             await asyncio.sleep(POLL_S)
-        tell(part.name, "ready")
+        progress(part.name, "ready")
 
-    async def _wait_worker(self, part: Part, tell: Progress) -> None:
+    async def _wait_worker(self, part: Part, progress: Progress) -> None:
         said = ""
         while True:
             for view in await self.instances():
@@ -214,12 +214,12 @@ class Watch:
                     view.instance.instance_id == part.name
                     and view.instance.state == conductor_pb2.INSTANCE_STATE_READY
                 ):
-                    tell(part.name, "ready")
+                    progress(part.name, "ready")
                     return
             text = await self._doing(part)
             if text and text != said:
                 said = text
-                tell(part.name, text)
+                progress(part.name, text)
             await asyncio.sleep(ENGINE_POLL_S)
 
     async def _doing(self, part: Part) -> str:
@@ -238,14 +238,14 @@ class Watch:
                 return
             await asyncio.sleep(ENGINE_POLL_S)
 
-    async def _follow_engine(self, part: Part, tell: Progress) -> None:
+    async def _follow_engine(self, part: Part, progress: Progress) -> None:
         said = "ready"
         while True:
             await asyncio.sleep(ENGINE_POLL_S)
             status = await self.worker_status(part)
             if status is not None and status.doing and status.doing != said:
                 said = status.doing
-                tell(part.name, said)
+                progress(part.name, said)
 
     # --- inside ----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The conductor's settings as its parts want them, and limits that nobody needs to choose."""
+"""The conductor's settings as its parts want them, and limits that are not configurable."""
 
 from __future__ import annotations
 

@@ -9,12 +9,12 @@ from typing import Final
 class Audience(StrEnum):
     """For whom a setting is."""
 
-    EVERYBODY = "you will want these"
+    COMMON = "you will want these"
     SOME = "you may need these"
     EXPERTS = "for experts"
 
 
-_EVERYBODY: Final = frozenset(
+_COMMON: Final = frozenset(
     [
         "cluster.state_dir",
         "cluster.token_file",
@@ -90,11 +90,11 @@ _EXPERTS: Final = frozenset(
         "connector.layerwise",
     ]
 )
-NAMED: Final = _EVERYBODY | _EXPERTS
+NAMED: Final = _COMMON | _EXPERTS
 
 
 def audience_of(name: str) -> Audience:
     """For whom `section.name` is."""
-    if name in _EVERYBODY:
-        return Audience.EVERYBODY
+    if name in _COMMON:
+        return Audience.COMMON
     return Audience.EXPERTS if name in _EXPERTS else Audience.SOME

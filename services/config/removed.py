@@ -1,4 +1,4 @@
-"""Settings of earlier versions that the code chooses now. A configuration that names one is told so."""
+"""Settings of earlier versions that the code chooses now. A configuration that names one is refused with the reason."""
 
 from __future__ import annotations
 

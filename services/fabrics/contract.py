@@ -1,6 +1,6 @@
 """The contract of a transport, as native/include/mooncache/transport.h states it, for transports in Python.
 
-The invariant is the same: bytes of the caller are moved by the thread that calls `poll`, and by nobody else; after
+The invariant is the same: bytes of the caller are moved by the thread that calls `poll`, and by no other; after
 `cancel` or `close` returned, not one byte of the affected transfers is read or written. Completions come in the order
 of submission, except for cancelled ones, which may overtake.
 """

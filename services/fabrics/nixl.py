@@ -5,9 +5,9 @@ has stopped. So it never sees the caller's memory. A link has staging slots that
 into pieces of at most a slot, and the bytes are copied between slot and caller by `poll`, in the pass that computes
 their CRC-32C. A cancelled transfer leaves only slots behind, which stay taken until NIXL is through with them.
 
-What it cannot keep: NIXL has no grants. Whoever has a node's metadata may read and write all memory that the node has
-registered by then, so `NixlNode` is for peers that trust each other (docs/decisions/0013-nixl.md); `writable` is
-checked on this side only.
+What it cannot keep: NIXL has no grants. A process that has a node's metadata may read and write all memory that the
+node has registered by then, so `NixlNode` is for peers that trust each other (docs/decisions/0013-nixl.md); `writable`
+is checked on this side only.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def _leg(leg: pb.Leg) -> LegPlan:
 
 
 def _refusal(response: pb.ScheduleResponse, model: str) -> Refusal:
-    """What a client is told when the conductor says no."""
+    """The refusal that a client gets when the conductor says no."""
     later_s = response.retry_after_ms / 1000 if response.retry_after_ms else None
     if response.reason == pb.ADMISSION_REASON_UNKNOWN_MODEL:
         return unknown_model(model)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class GatewayState:
     """`active_count` requests under way, `tenant_counts` of each tenant; `idle` is set while there are none.
 
-    `capture` is None while no trace is captured. `gateway_id` and `url` are what the conductor is told.
+    `capture` is None while no trace is captured. `gateway_id` and `url` are reported to the conductor.
     """
 
     config: Config

@@ -73,7 +73,7 @@ class KvMemory:
         return torch.index_select(self._rows, 0, rows + layer * 2, out=target)
 
     def clear(self, block_ids: Sequence[int]) -> None:
-        """Zero blocks whose bytes are nobody's: a masked position must never be a NaN."""
+        """Zero blocks whose bytes belong to no sequence: a masked position must never be a NaN."""
         for block in block_ids:
             self._raw[block].zero_()
 

@@ -64,7 +64,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(slots=True)
 class ServerState:
-    """What the handlers work with. api_key "" lets everybody in (on loopback only, see service.py)."""
+    """What the handlers work with. api_key "" lets every caller in (on loopback only, see service.py)."""
 
     engine: Engine
     tokenizer: ChatTokenizer

@@ -225,7 +225,7 @@ def _weight_files(folder: Path) -> list[Path]:
 def _identity(path: Path) -> list[int]:
     """Size, times and inode of the file itself: hub folders are links, and a link does not change with its file.
 
-    Tools set the mtime back when they rewrite a file in place; nobody can set the ctime.
+    Tools set the mtime back when they rewrite a file in place; no tool can set the ctime.
     """
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev, status.st_ctime_ns]

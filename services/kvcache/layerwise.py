@@ -1,8 +1,8 @@
 """Saving blocks layer by layer while the engine computes the next layer.
 
 Idea: a block is reserved in the pool when its first layer is done, each layer's ranges are written as they come, and
-the commit follows the last one. Nobody sees the block before that. Layers for which the engine's hook did not fire are
-written at the end, so the result is the same whether hooks fire or not. One thread does it in order; its queue is
+the commit follows the last one. No reader sees the block before that. Layers for which the engine's hook did not fire
+are written at the end, so the result is the same whether hooks fire or not. One thread does it in order; its queue is
 bounded by the bytes of the blocks in it.
 """
 

@@ -1,8 +1,8 @@
 """Asking the pool what it holds, beside the engine's thread.
 
-Idea: a question is a key chain and the number of leading blocks that somebody else is computing. A thread asks for the
-longest leading run; while awaited blocks are missing, the *last* awaited key of every question is asked in one batch
-per poll, and only a chain whose last key has appeared is matched again. So a hundred waiting requests cost one
+Idea: a question is a key chain and the number of leading blocks that another instance is computing. A thread asks for
+the longest leading run; while awaited blocks are missing, the *last* awaited key of every question is asked in one
+batch per poll, and only a chain whose last key has appeared is matched again. So a hundred waiting requests cost one
 call per poll. Every question ends: with an answer, at its deadline, when no node can be asked, or because it was
 withdrawn. The time limit of a question counts from when it was asked: behind others that the pool keeps waiting it ends
 with them, not after them.
@@ -219,7 +219,7 @@ class Lookups:
         except Exception as error:  # noqa: BLE001  (a defect must not end the thread: all requests would wait)
             self._link.failed(Call.LOOKUP, error)
             waiting.present = ()
-            if isinstance(error, NoNodes):  # nobody can save what is awaited either
+            if isinstance(error, NoNodes):  # no node can take what is awaited either
                 self._finish(waiting, LookupOutcome.ABSENT)
             else:
                 self._no_answer(waiting, LookupOutcome.FAILED)

@@ -46,7 +46,7 @@ class BlockMemory(Protocol):
         """
 
 
-class InDoubt(Exception):  # noqa: N818  (a state, and never the caller's: whoever moves blocks waits for its end)
+class InDoubt(Exception):  # noqa: N818  (a state, and never the caller's: the mover of blocks waits for its end)
     """A copy into blocks failed with `error` and may still go on until `settled()`: they must not be given away."""
 
     def __init__(self, error: MooncacheError, settled: Callable[[], bool]) -> None:
@@ -55,7 +55,7 @@ class InDoubt(Exception):  # noqa: N818  (a state, and never the caller's: whoev
         self.settled = settled
 
     def wait(self, given_up: Callable[[float], bool]) -> None:
-        """Until the copy has ended; `given_up(pause_s)` pauses, and says True when nobody waits any more."""
+        """Until the copy has ended; `given_up(pause_s)` pauses, and says True when no caller waits any more."""
         while not self.settled():
             if given_up(_POLL_S):
                 return

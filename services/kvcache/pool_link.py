@@ -162,14 +162,14 @@ class PoolLink:
                 client.close()
 
     def _run(self) -> None:
-        told = False
+        logged = False
         while not self._closed.is_set():
             try:
                 client = self._connect()
             except Exception as error:  # noqa: BLE001  (whatever is wrong with the pool, the engine serves)
-                if not told:
+                if not logged:
                     _log.warning(Event.CONNECTOR_POOL_ABSENT, code=code_name(error), reason=str(error))
-                    told = True
+                    logged = True
                 self._closed.wait(self._backoff.next_s())
                 continue
             with self._lock:

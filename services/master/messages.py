@@ -167,7 +167,7 @@ def task_message(task: Task, now_s: float) -> master_pb2.Task:
 def tenant_of(named: str, context: CallContext) -> tuple[str, int]:
     """Name and id of the tenant that a call is for: the caller's own, unless an admin names another.
 
-    Raises PermissionDenied when somebody else does, InvalidArgument for a malformed name.
+    Raises PermissionDenied when another caller does, InvalidArgument for a malformed name.
     """
     if named and named != context.tenant and not context.admin:
         raise errors.PermissionDenied(f"tenant {context.tenant!r} may not act for tenant {named[:64]!r}")

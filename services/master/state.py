@@ -85,7 +85,7 @@ class MasterState:
         self.announce()
 
     def follow(self, leader_id: str, leader_target: str) -> None:
-        """Note who leads, so that callers can be told."""
+        """Note who leads, so that callers can be redirected."""
         if not self.leading:
             self.leader_id, self.leader_target = leader_id, leader_target
 

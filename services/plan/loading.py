@@ -1,7 +1,7 @@
 """Reads what a plan is asked from TOML and the command line; whatever is wrong is named with its place and its unit.
 
-Hardware that a file does not describe is taken from the example, and the answer says so: prices of nobody must never
-pass for prices.
+Hardware that a file does not describe is taken from the example, and the answer says so: prices that were not given
+must never pass for prices.
 """
 
 from __future__ import annotations

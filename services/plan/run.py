@@ -23,7 +23,7 @@ from mooncache.simulate.profile import ModelProfile
 from mooncache.simulate.result import Result
 from mooncache.traces import Trace
 
-Tell = Callable[[str, float], None]
+Progress = Callable[[str, float], None]
 CURVE_POINTS: Final = 40
 PARETO_MAX: Final = 12
 
@@ -38,15 +38,17 @@ class Effort:
     requests_max: int = 6_000
 
 
-def _nobody(_what: str, _share: float) -> None:
-    """Progress that nobody watches."""
+def _no_progress(_what: str, _share: float) -> None:
+    """Progress that is not shown."""
 
 
 class Planner:
     """The parts of one question, kept between its steps."""
 
-    def __init__(self, trace: Trace, question: Question, source: str, tell: Tell = _nobody) -> None:
-        self.spec, self.source, self.tell = question.spec, source, tell
+    def __init__(
+        self, trace: Trace, question: Question, source: str, on_progress: Progress = _no_progress
+    ) -> None:
+        self.spec, self.source, self.on_progress = question.spec, source, on_progress
         self.bases: dict[str, ModelProfile] = {
             node.name: loading.find_profile(node.profile or self.spec.model.profile)
             for node in self.spec.gpu_node
@@ -65,17 +67,17 @@ class Planner:
 
     def search(self) -> tuple[Searcher, list[Plan], list[Plan]]:
         """(the searcher, plans that reach the target, the Pareto set). Raises when there is none."""
-        self.tell("Statistical model", 0.0)
+        self.on_progress("Statistical model", 0.0)
         limits.check_reachable(self.spec, self.engines, self.estimator)
         searcher = Searcher(self.spec, self.engines, self.estimator)
         target = self.spec.slo.attainment
         plans = searcher.solve(
-            target, tell=lambda done, total: self.tell("Statistical model", 0.7 * done / total)
+            target, on_progress=lambda done, total: self.on_progress("Statistical model", 0.7 * done / total)
         )
         if not plans:
             raise limits.explain_infeasible(self.spec, self.engines, self.estimator)
         frontier = searcher.frontier(
-            target, lambda done, total: self.tell("Pareto set", 0.7 + 0.3 * done / total)
+            target, lambda done, total: self.on_progress("Pareto set", 0.7 + 0.3 * done / total)
         )
         return searcher, plans, pareto([*frontier, plans[0]])
 
@@ -95,7 +97,7 @@ class Planner:
             begin = (count - 1) / most
             what = f"Simulator, plan {count}"
             run, result = self.simulate(
-                layout, sample, 1, "whole", lambda share: self.tell(what, begin + share / most)
+                layout, sample, 1, "whole", lambda share: self.on_progress(what, begin + share / most)
             )
             self.results[layout.key] = (run, result)
             return run.attainment
@@ -128,11 +130,16 @@ class Planner:
         return Confirmed((*found.simulated, *more), variants.cheapest(found.best, more, target))
 
     def simulate(
-        self, layout: Layout, trace: Trace, seed: int, part: str, tell: Callable[[float], None] | None = None
+        self,
+        layout: Layout,
+        trace: Trace,
+        seed: int,
+        part: str,
+        on_progress: Callable[[float], None] | None = None,
     ) -> tuple[SimulatedRun, Result]:
         """One run of a layout."""
         cluster = simulation.cluster_of(layout, self.bases, self.spec.slo, self.trace.block_tokens)
-        return simulation.run(trace, cluster, self.spec.slo, seed, part, tell)
+        return simulation.run(trace, cluster, self.spec.slo, seed, part, on_progress)
 
     def runs_of(self, plan: Plan, effort: Effort) -> list[SimulatedRun]:
         """All runs of the best plan: further seeds, and each half of the trace alone."""
@@ -153,7 +160,9 @@ class Planner:
                     trace,
                     seed,
                     part,
-                    lambda share, begin=begin, width=width: self.tell("How sure", begin + width * share),  # type: ignore[misc]
+                    lambda share, begin=begin, width=width: self.on_progress(
+                        "How sure", begin + width * share
+                    ),  # type: ignore[misc]
                 )[0]
             )
         return runs
@@ -184,7 +193,7 @@ class Planner:
             for plan, _ in found.simulated:
                 own = best_runs if plan.layout.key == best.layout.key else (self.results[plan.layout.key][0],)
                 simulated.append(self.finalist(plan, own))
-        self.tell("Done", 1.0)
+        self.on_progress("Done", 1.0)
         return PlanReport(
             spec=self.spec,
             source=self.source,
@@ -242,17 +251,21 @@ class Planner:
 
 
 def plan(
-    trace: Trace, question: Question, source: str, effort: Effort | None = None, tell: Tell = _nobody
+    trace: Trace,
+    question: Question,
+    source: str,
+    effort: Effort | None = None,
+    on_progress: Progress = _no_progress,
 ) -> PlanReport:
     """The cheapest configurations for a workload.
 
     Args:
         trace: the workload. question: what is asked. source: where the workload comes from, for the report.
-        tell: progress: (what is being done, share of it that is done).
+        on_progress: (what is being done, share of it that is done).
 
     Raises PlanInvalid, ModelDoesNotFit, SloUnreachable, PlanInfeasible, PlanUnconfirmed.
     """
-    return Planner(trace, question, source, tell).answer(effort or Effort())
+    return Planner(trace, question, source, on_progress).answer(effort or Effort())
 
 
 def _notes(spec: Spec, question: Question, demand: Demand, *, cut: bool) -> list[str]:

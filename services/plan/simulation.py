@@ -27,7 +27,7 @@ from mooncache.traces import Trace
 
 NOISE: Final = 0.05  # relative deviation of computing times: what makes seeds differ
 POLICY: Final = "mooncache"
-Tell = Callable[[float], None]
+Progress = Callable[[float], None]
 
 
 def profile_of(engine: InstanceType, base: ModelProfile, memory_share: float) -> ModelProfile:
@@ -94,14 +94,19 @@ def _group(
 
 
 def run(
-    trace: Trace, cluster: ClusterSpec, slo: SloSpec, seed: int, part: str = "whole", tell: Tell | None = None
+    trace: Trace,
+    cluster: ClusterSpec,
+    slo: SloSpec,
+    seed: int,
+    part: str = "whole",
+    on_progress: Progress | None = None,
 ) -> tuple[SimulatedRun, Result]:
-    """One simulation. `tell` gets the share that is done."""
+    """One simulation. `on_progress` gets the share that is done."""
     options = SimOptions(policy=POLICY, seed=seed, noise=NOISE)
 
     def progress(arrived: int, count: int, _now_s: float) -> None:
-        if tell is not None:
-            tell(arrived / max(count, 1))
+        if on_progress is not None:
+            on_progress(arrived / max(count, 1))
 
     result = simulate(trace, cluster, options, progress)
     return run_of(result, slo, part, seed), result

@@ -1,6 +1,6 @@
 """How the CLI speaks: rich text for people, one JSON document for programs; errors as a sentence and an exit code.
 
-Exit codes are stable: 0 done, 1 a miss or a part failed, 2 wrong arguments or configuration, 3 somebody cannot be
+Exit codes are stable: 0 done, 1 a miss or a part failed, 2 wrong arguments or configuration, 3 a part cannot be
 reached (trying again may help), 4 not allowed, 5 no space, 70 a defect, 130 interrupted.
 """
 

@@ -75,7 +75,7 @@ def need_packages(*modules: str) -> None:
 def progress(unit: str = "", *, quiet: bool) -> Iterator[Callable[[str, float, float], None]]:
     """A bar on a terminal's error stream, silence elsewhere: tell(what is being done, how much is done, of how much).
 
-    With a unit the numbers are shown ("3/12 requests"), without one a percentage; total 0: nobody knows yet.
+    With a unit the numbers are shown ("3/12 requests"), without one a percentage; total 0: not known yet.
     """
     if quiet or not error_console.is_terminal:
         yield lambda _what, _done, _total: None

@@ -31,7 +31,7 @@ LIMITS_S: Final = (0.05, 0.07, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A workload on a cluster under a policy. outputs 0: as in the trace. admission "none": everybody is served.
+    """A workload on a cluster under a policy. outputs 0: as in the trace. admission "none": all requests are served.
 
     part: the half of the trace (by time) that is played, from empty caches on. roles: whether nodes may change
     between prefill and decode while it runs; the DRAM of a decode node joins the pool when it becomes a prefill node.

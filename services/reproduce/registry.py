@@ -45,25 +45,27 @@ def run_one(lab: Lab, scenario: Scenario) -> Sheet:
 def report(lab: Lab, sheets: Sequence[Sheet]) -> Report:
     """All rows with machine, versions, and where the requests came from."""
     sources = lab.sources
-    told = Report("reproduce", machine=describe_machine(), versions=describe_versions(("mooncache", "numpy")))
+    report = Report(
+        "reproduce", machine=describe_machine(), versions=describe_versions(("mooncache", "numpy"))
+    )
     for name in ("conversation", "toolagent", "synthetic"):
         path = sources.path(name)
-        told.notes.append(f"{name}: {'generated stand-in' if path is None else path.name}")
+        report.notes.append(f"{name}: {'generated stand-in' if path is None else path.name}")
     if sources.first:
-        told.notes.append(
+        report.notes.append(
             f"only the first {sources.first} requests of each trace; the paper's are of whole traces"
         )
     for sheet in sheets:
-        told.add(*sheet.rows())
-        told.notes += [f"{sheet.name}: {note}" for note in sheet.notes]
-    return told
+        report.add(*sheet.rows())
+        report.notes += [f"{sheet.name}: {note}" for note in sheet.notes]
+    return report
 
 
-def page(told: Report, sheets: Sequence[Sheet]) -> str:
+def page(report: Report, sheets: Sequence[Sheet]) -> str:
     """The report as a page: where it was made, then a table for each scenario."""
-    facts = ", ".join(f"{name} {value}" for name, value in {**told.machine, **told.versions}.items())
+    facts = ", ".join(f"{name} {value}" for name, value in {**report.machine, **report.versions}.items())
     sources = "; ".join(
-        note for note in told.notes if note.split(":")[0] in ("conversation", "toolagent", "synthetic")
+        note for note in report.notes if note.split(":")[0] in ("conversation", "toolagent", "synthetic")
     )
     head = f"# Reproduction: every row\n\nMade by `mooncache reproduce --markdown`. {facts}. Traces: {sources}.\n"
     star = "A star marks rows made on generated requests.\n"

@@ -1,6 +1,6 @@
 """The requests of each experiment: the traces that were given, generated stand-ins for the others, public datasets.
 
-A stand-in has the published statistics of what it stands for, nothing more; whoever uses one says so. The datasets
+A stand-in has the published statistics of what it stands for, nothing more; its users say so. The datasets
 of the arXiv paper (summaries, exams over documents, prompts of one length) are documents with questions: a
 Poisson process of requests, each about a document that others ask about too.
 """

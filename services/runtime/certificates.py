@@ -4,7 +4,8 @@
     FOLDER/ca.pem          the authority: every host needs it
     FOLDER/HOST/           what that host needs: ca.pem, cert.pem, key.pem (0600)
 
-What is there already is kept, so that a host can be added later. Whoever runs an authority already needs none of this.
+What is there already is kept, so that a host can be added later. Operators with an authority of their own need none of
+this.
 """
 
 from __future__ import annotations

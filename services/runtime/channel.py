@@ -13,7 +13,7 @@ class Channel(Protocol):
     async def call(self, method: str, request: Message, timeout_s: float) -> Any:
         """Call an RPC by its short name, for example "Heartbeat", and return its response message.
 
-        Raises MooncacheError: the service's own refusal, the channel's `unavailable_error` when nobody
+        Raises MooncacheError: the service's own refusal, the channel's `unavailable_error` when nothing
         answers at the address, or DeadlineExceeded after `timeout_s` seconds (the call may or may not have
         been carried out).
         """

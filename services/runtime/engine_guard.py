@@ -38,7 +38,7 @@ class EngineGuard:
     """ASGI middleware: requests and websockets without the engine's key get 401, on every path.
 
     Raises:
-        ConfigInvalid: there is no key. An engine that would let everybody in does not start.
+        ConfigInvalid: there is no key. An engine that would let every caller in does not start.
     """
 
     def __init__(self, app: App, key: str = "") -> None:
@@ -58,7 +58,8 @@ class EngineGuard:
             await send({"type": "http.response.body", "body": _BODY})
 
     def _knows(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Whether there is one Authorization header and it has the key. Its length is not told by the time it takes."""
+        """Whether there is one Authorization header and it has the key. The time that it takes does not reveal its
+        length."""
         given = [value for name, value in headers if name.lower() == b"authorization"]
         scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
         right = hmac.compare_digest(hashlib.sha256(key.strip()).digest(), self._key)

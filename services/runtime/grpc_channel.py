@@ -64,7 +64,7 @@ class GrpcChannel:
         service: descriptor, for example rpc.MASTER_SERVICE.
         token: cluster or tenant token; it is proven, never sent.
         credentials: TLS credentials (tls.channel_credentials), None for plain text.
-        unavailable_error: class raised when nobody answers there (MasterUnavailable or NodeUnavailable).
+        unavailable_error: class raised when nothing answers there (MasterUnavailable or NodeUnavailable).
         server_name: name to check the certificate against when it is not the host of `target`.
     """
 

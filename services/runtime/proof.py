@@ -8,9 +8,9 @@ over that call's MAC, its code, and the digest of the response. What passes on t
 - the same call again: its number is used up. Numbers are remembered for each session of a caller under each nonce;
 - a call that was held back: nonces change every NONCE_S seconds of the service's own monotonic clock, and the last two
   are taken. No wall clock, no clock of the caller is involved;
-- an answer of somebody else: without the key it cannot be made.
+- an answer of another process: without the key it cannot be made.
 
-A caller that has no nonce yet, or an old one, is told the present one in an answer that is proven like every other,
+A caller that has no nonce yet, or an old one, gets the present one in an answer that is proven like every other,
 nothing having been carried out, and calls again. Memory is bounded: only calls that were proven are remembered, and a
 nonce under which too many sessions are known makes room for the next one early.
 
@@ -43,7 +43,7 @@ STALE: Final = (
 )  # in place of a code: nothing was carried out, call again with the nonce that comes with this
 NO_NONCE: Final = "-"
 _SCHEME: Final = "mcp1"
-_EVERYBODY: Final = "*"
+_ALL_TENANTS: Final = "*"
 _WINDOW_MASK: Final = (1 << WINDOW) - 1
 _HEADER: Final = re.compile(
     r"mcp1 (\*|[a-z0-9][a-z0-9_.-]{0,62}) (-|[0-9a-f]{32}) ([0-9a-f]{32}) ([0-9]{1,19}) ([0-9a-f]{64})"
@@ -104,7 +104,7 @@ class Prover:
         if self._token is None:
             raise self._refusal or Unauthenticated("No token was given.")
         self._key = self._key or _control_key(self._token.key)
-        who = _EVERYBODY if self._token.admin else self._token.tenant
+        who = _ALL_TENANTS if self._token.admin else self._token.tenant
         signed = f"{_SCHEME} {who} {self._nonce} {self._session} {next(self._numbers)}"
         mac = _call_mac(self._key, signed, path, request_digest)
         return SignedCall(f"{signed} {mac.hex()}", mac)
@@ -192,7 +192,7 @@ class Gate:
 
         @lru_cache(maxsize=4096)
         def key_of(who: str) -> bytes:
-            admin = who == _EVERYBODY
+            admin = who == _ALL_TENANTS
             return _control_key(cluster.key if admin else auth.derive_tenant_key(cluster.key, who))
 
         self._key_of = key_of
@@ -221,8 +221,8 @@ class Gate:
         ):
             admitted.stale = True
         else:
-            tenant = auth.DEFAULT_TENANT if who == _EVERYBODY else who
-            admitted.identity = auth.Identity(tenant, admin=who == _EVERYBODY)
+            tenant = auth.DEFAULT_TENANT if who == _ALL_TENANTS else who
+            admitted.identity = auth.Identity(tenant, admin=who == _ALL_TENANTS)
         return admitted
 
     def _generation(self, nonce: str) -> _Generation | None:

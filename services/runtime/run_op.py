@@ -34,7 +34,7 @@ Identify = Callable[[], Identity]
 
 
 class Observer(Protocol):
-    """Is told about every finished call; see metrics.RpcMetrics."""
+    """Hears about every finished call; see metrics.RpcMetrics."""
 
     def call_finished(self, method: str, code: str, elapsed_s: float) -> None: ...
 

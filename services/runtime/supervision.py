@@ -128,7 +128,7 @@ class Supervision:
         return True
 
     def lost(self, now_s: float, why: str) -> None:
-        """An engine that somebody else runs is gone: look for it again at once, forever."""
+        """An engine that is run elsewhere is gone: look for it again at once, forever."""
         self.state, self.reason, self.next_start_s = RunState.DOWN, why, now_s
 
     def check(self) -> None:

@@ -1,7 +1,7 @@
 """Coupled engines: every instance prefills and decodes its own requests, as vLLM 0.5.1 does. The baseline of Mooncake.
 
 Idea: an instance is a loop of iterations. Whole prompts: a waiting prompt runs before anything else, alone in
-its iteration, and everybody who is decoding waits for its end (a long gap). Chunked: an iteration is one token
+its iteration, and all that are decoding wait for its end (a long gap). Chunked: an iteration is one token
 of every running sequence plus a piece of a prompt, up to a budget. Decode iterations between two changes of
 the batch differ only by the growth of the KV, so they are one segment (gap, count), not events; the gaps of a
 request are the segments between its first and its last token.
@@ -54,7 +54,7 @@ class _Costs:
 class CoupledOptions:
     """chunk_tokens 0: whole prompts first. Prefix cache: blocks in the instance's own HBM, least recently used go.
 
-    sequences_max 1 is how long prompts are served when nobody's gaps may suffer: one request at a time.
+    sequences_max 1 is how long prompts are served when no other request's gaps may suffer: one request at a time.
     """
 
     instances: int = 16
@@ -247,7 +247,7 @@ class _Cluster:
             instance.reserved += kv
 
     def _decode(self, instance: _Instance, until_s: float) -> None:
-        """Iterations until somebody ends, or until one ends at `until_s` or later."""
+        """Iterations until a request ends, or until one ends at `until_s` or later."""
         costs, sequences = self._costs, len(instance.running)
         step_s = costs.decode.base_s + costs.batch_s(sequences, instance.kv_tokens)
         if instance.stalled_s:

@@ -27,7 +27,7 @@ ROUNDING_S = 1e-9  # clocks of hours, in floats, are not finer
 
 
 class SimSequence:
-    """One answer being generated. `owner` is whoever asked; tokens are counted in steps of the batch."""
+    """One answer being generated. `owner` is the request; tokens are counted in steps of the batch."""
 
     __slots__ = (
         "first_gap_s",

@@ -1,7 +1,7 @@
 """Answers: loading the handed-over KV, the second look at the promise, generating, and prompts inside the batch.
 
 A batch changes at step boundaries only. One event is kept for each instance: the next boundary at which something
-can change (a sequence ends, or somebody came and waits for a place).
+can change (a sequence ends, or a newcomer waits for a place).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Decoding:
     # --- the batch
 
     def wake(self, node: SimNode) -> None:
-        """Somebody came: look at the batch at the end of the step that runs."""
+        """A newcomer is there: look at the batch at the end of the step that runs."""
         if node.chunk_from or not node.alive:
             return  # the end of the chunk, or of the prompt, looks at the batch
         batch = node.batch
@@ -178,7 +178,7 @@ class Decoding:
         return life
 
     def _stand_still(self, life: SimRequest, node: SimNode) -> None:
-        """The whole prompt is computed before the next step: a boundary that somebody asked for meanwhile is none."""
+        """The whole prompt is computed before the next step: a boundary that was asked for meanwhile is none."""
         node.batch_event_s = math.inf
         node.batch_version += 1
         node.chunk_from = -1

@@ -1,7 +1,7 @@
 """Flows over shared links: every flow gets its max-min fair share, recomputed only where something changed.
 
 Idea: a flow crosses a few links (SSD, NIC out, NIC in) and may have a ceiling of its own (a stream is not faster
-than the prefill that makes it). A link whose flows could not fill it even at their ceilings binds nobody, so it
+than the prefill that makes it). A link whose flows could not fill it even at their ceilings limits no flow, so it
 does not connect its flows: a change reaches only the flows that are linked by links that could bind.
 Invariants: no link carries more than its capacity; a flow below its ceiling has a full link on which no flow is
 faster; bytes are neither lost nor made.

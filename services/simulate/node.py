@@ -2,7 +2,7 @@
 batch, cache tiers and links.
 
 Invariant: the cluster's block index has a node's bit for a block exactly while one of the node's tiers holds it;
-whoever changes a tier goes through `store` or `wipe`.
+all changes of a tier go through `store` or `wipe`.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ def _least_squares(
         system = columns[:, wanted] / scale * weight[:, None]
         found, _, rank, _ = np.linalg.lstsq(system, np.ones(len(seconds)), rcond=1e-9)
         if rank < len(wanted):
-            # Points on one line or of one length: the last, least important column cannot be told apart.
+            # Points on one line or of one length: the last, least important column cannot be distinguished.
             wanted = wanted[:-1]
             continue
         values[:] = 0.0

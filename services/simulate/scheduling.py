@@ -2,7 +2,7 @@
 
 Idea: everything here is what a real conductor knows: its own book of assignments, the block index (fed without
 delay), the prompts in flight, and lengths learnt from answers that ended. What really happens is in the other
-files; the two meet only where the conductor is told of an event.
+files; the two meet only where an event is reported to the conductor.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class SimScheduler:
         ready_in_s = max(maker.expected_s - self.world.now_s, 0.01)
         return Awaited(tokens, ready_in_s, maker.prefill, str(maker.index), self._global)
 
-    # what the conductor is told
+    # what the conductor learns
 
     def started(self, life: SimRequest) -> None:
         """Its prompt is being computed."""

@@ -89,7 +89,7 @@ class SimRequest:
         self.flows: list[Flow] = []
         self.stream: Flow | None = None
         self.waiters: list[SimRequest] = []  # requests that wait for blocks this one computes
-        self.inflight_from = -1  # from this block on it computes what nobody else was computing
+        self.inflight_from = -1  # from this block on it computes what no other request was computing
         self.sequence: SimSequence | None = None
         self.compute_from_s = self.compute_s = self.queue_s = self.fetch_s = self.ttft_s = 0.0
         self.expected_s = 0.0  # when the conductor expects the prompt to be computed

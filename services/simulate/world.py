@@ -36,7 +36,8 @@ class World:
 
     def __init__(self, trace: Trace, cluster: ClusterSpec, options: SimOptions) -> None:
         self.trace, self.cluster, self.options = trace, cluster, options
-        # Where the first token comes before the hand-over, waiting for a place is a gap between tokens: nobody is held.
+        # Where the first token comes before the hand-over, waiting for a place is a gap between tokens: no request is
+        # held.
         holds = options.rules.holds and cluster.first_token == "decode"  # noqa: S105
         self.rules = replace(options.rules, holds=holds)
         self.now_s = 0.0

@@ -269,7 +269,7 @@ def check_arena(arena: dict[str, Any]) -> None:
 
 
 def segment_of(arena: dict[str, Any]) -> common_pb2.Segment:
-    """What the native server says of its arena, as the master is told."""
+    """What the native server says of its arena, as it is reported to the master."""
     tier = common_pb2.TIER_HBM if arena["kind"] == "gpu" else common_pb2.TIER_DRAM
     return common_pb2.Segment(id=0, tier=tier, capacity_bytes=arena["size_bytes"], kind=arena["kind"])
 

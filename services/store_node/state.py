@@ -103,14 +103,15 @@ class StoreNodeState:
 
     @property
     def node_state(self) -> common_pb2.NodeState:
-        """Whether somebody asked the node to take no new blocks."""
+        """Whether the node was asked to take no new blocks."""
         return common_pb2.NODE_STATE_DRAINING if self.draining else common_pb2.NODE_STATE_ACTIVE
 
     def rails(self) -> list[common_pb2.RdmaRail]:
-        """The RDMA ports that the native server answers on, as they are now. It counts more than the master is told."""
-        told = common_pb2.RdmaRail.DESCRIPTOR.fields_by_name
+        """The RDMA ports that the native server answers on, as they are now. It counts more than is reported to the
+        master."""
+        reported = common_pb2.RdmaRail.DESCRIPTOR.fields_by_name
         return [
-            common_pb2.RdmaRail(**{name: value for name, value in rail.items() if name in told})
+            common_pb2.RdmaRail(**{name: value for name, value in rail.items() if name in reported})
             for rail in self.core.rails()
         ]
 

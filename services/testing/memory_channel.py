@@ -116,7 +116,7 @@ class MemoryNetwork:
         return twice
 
     def start(self, address: str, method: str, data: bytes, how: _Call) -> asyncio.Task[bytes] | None:
-        """Deliver a request: a task that yields the response's bytes, or None when nobody listens."""
+        """Deliver a request: a task that yields the response's bytes, or None when nothing listens."""
         server = self._servers.get(address)
         if server is None:
             self.counts["refused"] += 1
@@ -155,7 +155,7 @@ async def _serve(
 
 
 def _look_at(task: asyncio.Task[Any]) -> None:
-    """Take a finished task's exception, so that an answer nobody waits for is no warning."""
+    """Take a finished task's exception, so that an answer that is not awaited is no warning."""
     if not task.cancelled():
         task.exception()
 

@@ -1,4 +1,4 @@
-"""What a port itself counts of trouble: the kernel's counters of the RDMA device, read when somebody asks.
+"""What a port itself counts of trouble: the kernel's counters of the RDMA device, read on demand.
 
 Devices name and choose their counters freely, so only names that are known here are read; a device has those that it
 has. A counter that cannot be read is left out.

@@ -86,21 +86,21 @@ def _with_verdicts(device: RdmaDevice, said: Sequence[Mapping[str, Any]]) -> Rdm
     )
     ports = []
     for port in device.ports:
-        told = by_number.get(port.number)
-        verdict = Verdict(False, whole) if told is None else _verdict(told, port)
-        mtu_bytes = told["mtu_bytes"] if told is not None else 0
+        described = by_number.get(port.number)
+        verdict = Verdict(False, whole) if described is None else _verdict(described, port)
+        mtu_bytes = described["mtu_bytes"] if described is not None else 0
         ports.append(replace(port, verdict=verdict, mtu_bytes=mtu_bytes or port.mtu_bytes))
     gpu_direct = next((port["gpu_direct"] for port in said if port["gpu_direct"]), "")
     return replace(device, ports=tuple(ports), gpu_direct=gpu_direct)
 
 
-def _verdict(told: Mapping[str, Any], port: Port) -> Verdict:
-    if not told["usable"]:
-        return Verdict(False, told["reason"], megabits_per_s=told["megabits_per_s"])
-    kind = IB if told["link_layer"] == INFINIBAND else ROCE_V2
-    netdev = next((gid.netdev for gid in port.gids if gid.index == told["gid_index"]), "")
-    gid = Gid.read(told["gid_index"], told["gid"], kind, netdev)
-    return Verdict(True, "", gid, told["gid_reason"], told["megabits_per_s"])
+def _verdict(described: Mapping[str, Any], port: Port) -> Verdict:
+    if not described["usable"]:
+        return Verdict(False, described["reason"], megabits_per_s=described["megabits_per_s"])
+    kind = IB if described["link_layer"] == INFINIBAND else ROCE_V2
+    netdev = next((gid.netdev for gid in port.gids if gid.index == described["gid_index"]), "")
+    gid = Gid.read(described["gid_index"], described["gid"], kind, netdev)
+    return Verdict(True, "", gid, described["gid_reason"], described["megabits_per_s"])
 
 
 def _openable(device: RdmaDevice) -> RdmaDevice:

@@ -12,7 +12,7 @@ import msgspec
 from mooncache.worker.core.load import PAGE_BYTES_MAX
 
 _ANSWER_BYTES_MAX: Final = 4 << 20
-NOBODY: Final = "nothing listens there"
+NOTHING_LISTENS: Final = "nothing listens there"
 _ERRORS: Final = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
 
 
@@ -36,7 +36,7 @@ class EngineHttp:
         try:
             status, _ = await self._get(url + "/health", timeout_s, 1 << 16)
         except aiohttp.ClientConnectorError:
-            return NOBODY
+            return NOTHING_LISTENS
         except _ERRORS as error:
             return f"/health: {type(error).__name__}"
         return "" if status == 200 else f"/health answered {status}"

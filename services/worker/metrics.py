@@ -1,4 +1,4 @@
-"""What a worker exports beside the engine's own page: read from the state when somebody asks."""
+"""What a worker exports beside the engine's own page: read from the state on demand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WorkerCollector(Collector):
         self._state = state
 
     def describe(self) -> list[Metric]:
-        """Nothing: the registry need not ask for values when it is told about us."""
+        """Nothing: the registry need not ask for values when this collector is registered."""
         return []
 
     def collect(self) -> Iterator[Metric]:

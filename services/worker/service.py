@@ -119,7 +119,7 @@ class WorkerService(Service):
         return RpcTable(WORKER_SERVICE, self._state, HANDLERS, admin_only=tuple(HANDLERS))
 
     def binds(self) -> Sequence[tuple[str, str]]:
-        """The engine's port, too, unless somebody else opened it."""
+        """The engine's port, too, unless the engine was opened elsewhere."""
         worker = self.config.worker
         own = () if worker.attach_url else (("worker.engine_host", worker.engine_host),)
         return [*super().binds(), *own]

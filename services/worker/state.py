@@ -37,7 +37,7 @@ class WorkerState:
 
     file_name: the instance's name as part of file names. events: endpoints of the engine's cache events and
     of their replay. incarnation: number of the engine's present run, worker_run of this process. facts: None
-    until the engine is ready and they are known. drain_asked: what an operator wishes, None: nobody asked.
+    until the engine is ready and they are known. drain_asked: what an operator wishes, None: not asked.
     role_pinned: an operator chose the role. stopping: the worker itself ends. version: grows when the instance
     has to be registered anew.
     """
@@ -96,7 +96,7 @@ class WorkerState:
 
     @property
     def attached(self) -> bool:
-        """Whether the engine was started by somebody else."""
+        """Whether the engine was started elsewhere."""
         return bool(self.config.worker.attach_url)
 
     @property

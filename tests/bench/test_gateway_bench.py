@@ -28,10 +28,10 @@ TINY = GatewayBenchOptions(
 
 @pytest.mark.slow
 def test_every_case_gives_rows() -> None:
-    told: list[str] = []
-    report = run(TINY, told.append)
+    reported: list[str] = []
+    report = run(TINY, reported.append)
     assert len(report.rows) > 20
-    assert len(told) >= len(CASES)
+    assert len(reported) >= len(CASES)
     assert {row.met for row in report.rows} >= {None}
     assert sum(row.bar is not None for row in report.rows) == 7
 

@@ -29,10 +29,10 @@ TINY = StoreBenchOptions(
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_every_case_gives_rows(case: str) -> None:
-    told: list[str] = []
-    report = run(TINY, told.append, only=(case,))
+    reported: list[str] = []
+    report = run(TINY, reported.append, only=(case,))
     assert report.rows
-    assert told
+    assert reported
     assert all(row.value >= 0 for row in report.rows)
     assert report.machine["cores"]
     assert report.versions["mooncache"]

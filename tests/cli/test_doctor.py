@@ -37,14 +37,14 @@ def seen(*rows: dict[str, Any], **change: Any) -> Look:
     return look
 
 
-def told(look: Look) -> list[Finding]:
+def findings_of(look: Look) -> list[Finding]:
     return findings(look, conductor_target="c:1", gateway_url="http://g:1")
 
 
 def test_all_is_well() -> None:
-    assert {finding.grade for finding in told(seen(row("a", role="prefill"), row("b", role="decode")))} == {
-        "ok"
-    }
+    assert {
+        finding.grade for finding in findings_of(seen(row("a", role="prefill"), row("b", role="decode")))
+    } == {"ok"}
 
 
 def test_settings_that_make_vllm_answer_garbage_are_named() -> None:
@@ -75,7 +75,7 @@ def test_what_is_wrong_is_named_with_advice() -> None:
         (seen(row("a", role="prefill")), "model m", "no engine that decodes"),
     ]
     for look, what, text in cases:
-        wrong = [finding for finding in told(look) if finding.grade != "ok"]
+        wrong = [finding for finding in findings_of(look) if finding.grade != "ok"]
         assert [finding.what for finding in wrong] == [what], text
         assert text in wrong[0].found
         assert wrong[0].advice

@@ -86,7 +86,7 @@ def test_example_is_a_cluster_file(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         ([], "--trace FILE, or --generate"),
         (["--generate", "0"], "1 to"),
@@ -107,11 +107,11 @@ def test_example_is_a_cluster_file(tmp_path: Path, capsys: pytest.CaptureFixture
     ],
 )
 def test_mistakes_are_one_line_with_a_code(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], reported: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["simulate", *arguments]) == 2
     error = capsys.readouterr().err
-    assert told in " ".join(error.split())
+    assert reported in " ".join(error.split())
     assert "Traceback" not in error
     assert "(" in error.split(":")[0], "no code"
 

@@ -41,9 +41,11 @@ def test_what_a_node_says_is_shown_and_does_nothing() -> None:
     (said,) = rails_of(
         [common_pb2.RdmaRail(device="[/x]\x1b[2J", port=1, address="[red]", link_layer="a\nb")]
     )
-    told = common_pb2.RdmaRail(device=said.device, port=1, address=said.address, link_layer=said.link_layer)
+    reported = common_pb2.RdmaRail(
+        device=said.device, port=1, address=said.address, link_layer=said.link_layer
+    )
     with console.capture() as capture:
-        cluster._show_pool(cluster.status_document(answer(told)))
+        cluster._show_pool(cluster.status_document(answer(reported)))
     (line,) = (line for line in capture.get().splitlines() if "[/x]" in line)
     assert "[/x]?[2J:1" in line and "a?b [red]" in line
 

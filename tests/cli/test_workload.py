@@ -83,9 +83,9 @@ def test_a_missing_package_is_named_with_what_brings_it(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("mooncache.reporting.workload.find_spec", without)
     assert run(words) != 0
-    told = " ".join(capsys.readouterr().err.split())
-    assert f"needs {missing}, which is not installed" in told
-    assert 'pip install "mooncache[simulate]"' in told
+    reported = " ".join(capsys.readouterr().err.split())
+    assert f"needs {missing}, which is not installed" in reported
+    assert 'pip install "mooncache[simulate]"' in reported
     assert not list(tmp_path.iterdir())
 
 

@@ -30,7 +30,7 @@ MakeEngine = Callable[..., ClientCore]
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Event, str]]:
+def reported(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Event, str]]:
     """Warnings of the client, as (event, reason)."""
     lines: list[tuple[Event, str]] = []
 
@@ -85,30 +85,30 @@ def rdma_of(engine: ClientCore) -> tuple[str, str]:
     return view.state, view.reason
 
 
-def test_a_client_that_cannot_says_why_once(make: MakeEngine, told: list[tuple[Event, str]]) -> None:
+def test_a_client_that_cannot_says_why_once(make: MakeEngine, reported: list[tuple[Event, str]]) -> None:
     engine = make(FakeVerbs(1), rdma_library="libnothing-of-this-name.so")
     assert rdma_of(engine)[0] == "idle"
-    assert told == []
+    assert reported == []
     for number in range(3):
         assert engine.put_many([f"k{number}"], [BLOCK], 1, None).ok
     state, reason = rdma_of(engine)
     assert state == "unavailable"
     assert "RDMA unavailable, because libnothing-of-this-name.so cannot be opened" in reason
-    assert told == [(Event.CLIENT_RDMA_UNAVAILABLE, reason)]
+    assert reported == [(Event.CLIENT_RDMA_UNAVAILABLE, reason)]
     engine.close()
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 def test_a_client_that_closes_at_once_has_said_it_too(
-    make: MakeEngine, told: list[tuple[Event, str]]
+    make: MakeEngine, reported: list[tuple[Event, str]]
 ) -> None:
     engine = make(FakeVerbs(1), rdma_library="libnothing-of-this-name.so")
     assert engine.put_many(["k"], [BLOCK], 1, None).ok
     engine.close()
-    assert [event for event, _ in told] == [Event.CLIENT_RDMA_UNAVAILABLE]
+    assert [event for event, _ in reported] == [Event.CLIENT_RDMA_UNAVAILABLE]
 
 
-def test_a_client_that_can_is_ready_and_quiet(make: MakeEngine, told: list[tuple[Event, str]]) -> None:
+def test_a_client_that_can_is_ready_and_quiet(make: MakeEngine, reported: list[tuple[Event, str]]) -> None:
     verbs = FakeVerbs(1)
     engine = make(verbs, rdma_library=verbs.path)
     assert engine.put_many(["k"], [BLOCK], 1, None).ok
@@ -117,7 +117,7 @@ def test_a_client_that_can_is_ready_and_quiet(make: MakeEngine, told: list[tuple
     stats = engine.stats()
     assert stats["rdma_peer_n_bytes"] == len(BLOCK)
     assert (stats["rdma_peer_n_failures"], stats["rdma_peer_n_fallbacks"]) == (0, 0)
-    assert told == []
+    assert reported == []
 
 
 def test_a_failure_is_counted_for_the_peer(make: MakeEngine) -> None:
@@ -135,11 +135,11 @@ def test_a_failure_is_counted_for_the_peer(make: MakeEngine) -> None:
     verbs.cut(0, False)
 
 
-def test_where_no_node_offers_it_nobody_is_told(make: MakeEngine, told: list[tuple[Event, str]]) -> None:
+def test_where_no_node_offers_it_nobody_is_told(make: MakeEngine, reported: list[tuple[Event, str]]) -> None:
     engine = make(None, locate=lambda *_: b"", rdma_library="libnothing-of-this-name.so")
     assert engine.put_many(["k"], [BLOCK], 1, None).ok
     engine.close()
-    assert told == []
+    assert reported == []
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def authority(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("tls", [False, True])
 def test_what_the_configuration_says_is_no_trouble(
-    tls: bool, authority: str, told: list[tuple[Event, str]]
+    tls: bool, authority: str, reported: list[tuple[Event, str]]
 ) -> None:
     settings: dict[str, Any] = {"tls": True, "tls_ca": authority} if tls else {"rdma_enabled": False}
     native = _native.Client({"key": derive_tenant_key(SECRET, "t"), "tenant": "t"} | settings)
@@ -164,7 +164,7 @@ def test_what_the_configuration_says_is_no_trouble(
     state, reason = rdma_of(engine)
     assert (state, ("not encrypted" if tls else "rdma.enabled") in reason) == ("off", True)
     engine.close()
-    assert told == []
+    assert reported == []
     with pytest.raises(Closed):
         engine.transports()
 

@@ -12,7 +12,7 @@ import numpy as np
 from mooncache.conductor.core.policy import find
 from mooncache.conductor.core.policy.fleet import ROLES, Fleet
 from mooncache.conductor.core.policy.types import (
-    NOBODY,
+    NO_ROW,
     AdmissionMode,
     Awaited,
     Choice,
@@ -109,15 +109,15 @@ def request(rows: tuple[Row, ...], n: int = 4096, **fields: Any) -> Request:
     pool = fields.pop("pool_tokens", 0)
     place = {row.name: at for at, row in enumerate(rows)}
     awaited = tuple(
-        Awaited(tokens, ready_in_s, place.get(name, NOBODY))
+        Awaited(tokens, ready_in_s, place.get(name, NO_ROW))
         for tokens, ready_in_s, name in fields.pop("awaited", ())
     )
     exclude = frozenset(place[name] for name in fields.pop("exclude", ()) if name in place)
-    keep = place.get(fields.pop("keep_decode", ""), NOBODY)
+    keep = place.get(fields.pop("keep_decode", ""), NO_ROW)
     return Request(
         prompt_tokens=n,
         local=np.array([row.local_tokens for row in rows], dtype=np.int64),
-        sources=(*fields.pop("sources", ()), *((PrefixSource(NOBODY, pool),) if pool else ())),
+        sources=(*fields.pop("sources", ()), *((PrefixSource(NO_ROW, pool),) if pool else ())),
         awaited=awaited,
         exclude=exclude,
         keep_decode=keep,
@@ -139,8 +139,8 @@ def choose(
 
 def names(choice: Choice, rows: tuple[Row, ...]) -> tuple[str, str]:
     """(prefill instance or "", decode instance)."""
-    assert choice.decode != NOBODY
-    return rows[choice.prefill].name if choice.prefill != NOBODY else "", rows[choice.decode].name
+    assert choice.decode != NO_ROW
+    return rows[choice.prefill].name if choice.prefill != NO_ROW else "", rows[choice.decode].name
 
 
 def near(one: float, other: float) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mooncache.conductor.core.policy import NAMES, find, overload, pipeline
 from mooncache.conductor.core.policy.types import (
-    NOBODY,
+    NO_ROW,
     AdmissionMode,
     PrefillCost,
     PrefixSource,
@@ -38,12 +38,12 @@ def test_every_policy_serves_and_says_no_when_nobody_is_there(name: str) -> None
     assert choice.admitted
     assert names(choice, rows)[1] == "d"
     assert choose(tuple(row.but(ready=False) for row in rows), policy=name).reason == "no_instance"
-    assert choose((Row("p"),), policy=name).prefill == NOBODY, "one instance does both"
+    assert choose((Row("p"),), policy=name).prefill == NO_ROW, "one instance does both"
 
 
 def test_algorithm_1_fetches_beyond_its_threshold_only() -> None:
     rows = (Row("p", local_tokens=2048, transfer=TransferCost(0.0, 1e6)), D)
-    best = (PrefixSource(NOBODY, 4096),)
+    best = (PrefixSource(NO_ROW, 4096),)
     far = choose(rows, 8192, policy="algorithm1", sources=best, rules=replace(OPEN, threshold=1.9))
     assert (far.branch, far.prefix_tokens, far.fetch_tokens) == ("fetch", 4096, 2048)
     near = choose(rows, 8192, policy="algorithm1", sources=best, rules=replace(OPEN, threshold=2.0))
@@ -55,7 +55,7 @@ def test_algorithm_1_fetches_beyond_its_threshold_only() -> None:
 
 def test_algorithm_1_adds_up_what_it_could_overlap() -> None:
     rows = (Row("p", queue_s=2.0, transfer=TransferCost(0.5, 4096.0)), D)
-    choice = choose(rows, 8192, policy="algorithm1", sources=(PrefixSource(NOBODY, 4096),))
+    choice = choose(rows, 8192, policy="algorithm1", sources=(PrefixSource(NO_ROW, 4096),))
     expected_s = 0.5 + 1.0 + 2.0 + COST.seconds(8192, 4096)
     assert choice.ttft_s - choice.handover_s == pytest.approx(expected_s)
 

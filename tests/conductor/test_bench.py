@@ -16,8 +16,8 @@ TINY = ConductorBenchOptions(
 
 
 def test_rows() -> None:
-    told: list[str] = []
-    report = run(TINY, told.append)
+    reported: list[str] = []
+    report = run(TINY, reported.append)
     assert len(report.rows) == 2 * 8
     assert all(row.value > 0 for row in report.rows)
     assert [row.name for row in report.rows if row.bar] == [
@@ -26,5 +26,5 @@ def test_rows() -> None:
         "decision p50: 8k tokens, 128 keys, 5 instances",
         "decision p99: 8k tokens, 128 keys, 5 instances",
     ]
-    assert told
+    assert reported
     assert "requests in flight" in report.notes[0]

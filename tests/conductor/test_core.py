@@ -57,8 +57,12 @@ def test_engines_of_one_model_with_other_weights_are_told_apart_by_the_field() -
 
     assert join("a", passport(), 5) == ""
     assert join("b", passport(), 5) == ""
-    told = join("c", passport(weights_digest="other"), 6)
-    assert "with a" in told and "weights_digest is other, there same" in told and "config" not in told
+    reported = join("c", passport(weights_digest="other"), 6)
+    assert (
+        "with a" in reported
+        and "weights_digest is other, there same" in reported
+        and "config" not in reported
+    )
 
 
 def test_silence_makes_suspect_then_forgotten() -> None:

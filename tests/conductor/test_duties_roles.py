@@ -175,19 +175,19 @@ def test_a_running_conductor_tells_the_worker_its_new_role(
             for _ in range(roles.LASTS_PLANS):
                 clock.at_s += 12.0
                 await rebalance_roles.run_once(c.service.state)
-            told = {name: (await c.report(name)).role for name in names}
+            reported = {name: (await c.report(name)).role for name in names}
             text = c.service.metrics.render().decode()
             assert ('role_switches_total{role="prefill"} 0.0' in text) is not enabled
             status = await c.call("GetConductorStatus", pb.GetConductorStatusRequest())
             assert bool(status.role_switches["prefill"]) is enabled
-            return told
+            return reported
 
-    told = asyncio.run(scenario(enabled=True))
-    assert PREFILL in (told["d1"], told["d2"]), "the worker does not hear of its new role"
-    assert told["d0"] == DECODE, "an operator's choice was overruled"
-    assert DECODE in told.values()
-    told = asyncio.run(scenario(enabled=False))
-    assert [told[name] for name in ("p", "d0", "d1", "d2")] == [PREFILL, DECODE, DECODE, DECODE]
+    reported = asyncio.run(scenario(enabled=True))
+    assert PREFILL in (reported["d1"], reported["d2"]), "the worker does not hear of its new role"
+    assert reported["d0"] == DECODE, "an operator's choice was overruled"
+    assert DECODE in reported.values()
+    reported = asyncio.run(scenario(enabled=False))
+    assert [reported[name] for name in ("p", "d0", "d1", "d2")] == [PREFILL, DECODE, DECODE, DECODE]
 
 
 def test_prompts_that_decode_instances_compute_themselves_need_no_prefill_instances() -> None:

@@ -20,7 +20,7 @@ from mooncache.conductor.core.policy.fleet import DECODE, PREFILL, FleetSummary
 from mooncache.conductor.core.policy.replication import PrefixDemand, copies_wanted, plan_replicas
 from mooncache.conductor.core.policy.roles import NO_SIDE, Needs, RolePlanner
 from mooncache.conductor.core.policy.types import (
-    NOBODY,
+    NO_ROW,
     Branch,
     Choice,
     DecodeCost,
@@ -198,7 +198,7 @@ def test_the_book_stays_whole(moves: list[tuple[int, str]]) -> None:
     for now, (number, move) in enumerate(moves):
         name, now_s = str(number), float(now)
         if move == "assign" and name not in there:
-            book.assign(assignment(name, 1.0 + number, prefill=NOBODY if number % 3 == 0 else 0), now_s)
+            book.assign(assignment(name, 1.0 + number, prefill=NO_ROW if number % 3 == 0 else 0), now_s)
             there.add(name)
         elif move == "ended":
             book.ended(name, now_s)

@@ -14,7 +14,7 @@ from mooncache.conductor.core.policy import branches, placement
 from mooncache.conductor.core.policy.common import handovers_s
 from mooncache.conductor.core.policy.mooncache import Mooncache
 from mooncache.conductor.core.policy.types import (
-    NOBODY,
+    NO_ROW,
     AdmissionMode,
     Branch,
     Choice,
@@ -179,7 +179,7 @@ def test_every_choice_is_allowed(
     assert 0 <= choice.queue_s <= choice.ttft_s
     if any(row.role != "prefill" for row in rows if row.name in usable):
         assert rows[choice.decode].role != "prefill"
-    if choice.prefill != NOBODY:
+    if choice.prefill != NO_ROW:
         giver, taker = rows[choice.prefill], rows[choice.decode]
         assert not fields["no_prefill"]
         assert giver.name in usable - {taker.name}
@@ -205,7 +205,7 @@ def test_columns_price_every_row_as_its_ways_in_plain_numbers(
     for row, count, _ in found:
         rows = (*rows[:row], rows[row].but(local_tokens=max(count, rows[row].local_tokens)), *rows[row + 1 :])
     # As much as one holder has, others have too: the fastest of them counts.
-    found += tuple(PrefixSource(NOBODY, source.tokens, 5e4) for source in found[:1])
+    found += tuple(PrefixSource(NO_ROW, source.tokens, 5e4) for source in found[:1])
     asked, seen = request(rows, n, sources=found, **fields), fleet(*rows)
     priced = branches.scores(asked, seen, OPEN)
     for row in range(len(rows)):
@@ -250,7 +250,7 @@ def test_columns_choose_what_a_loop_over_instances_would(
             if rows[at].group == group and rows[at].pool
         ]
     if not ends:
-        assert choice.prefill == NOBODY
+        assert choice.prefill == NO_ROW
         return
     way = branches.cheapest(branches.ways(asked, seen, rules, choice.prefill))
     placed = placement.price(asked, seen, way.total_s, handover_s)
@@ -291,7 +291,7 @@ def test_nobody_reads_from_itself_and_slow_senders_are_seen() -> None:
     fast = choose(rows, 9000, sources=(PrefixSource(1, 8192, 1e6),))
     assert (names(fast, rows), fast.branch, fast.source_row) == (("p", "d"), "fetch", 1)
     slow = choose(rows, 9000, sources=(PrefixSource(1, 8192, 10.0),))
-    assert (slow.branch, slow.source_row) == ("local", NOBODY)
+    assert (slow.branch, slow.source_row) == ("local", NO_ROW)
 
 
 def test_ties_are_broken_at_random_and_repeatably() -> None:

@@ -136,7 +136,7 @@ def test_each_setting_is_for_somebody() -> None:
     rows = explain(load(env={}))
     assert not NAMED - {row.name for row in rows}, "settings that are gone"
     counts = Counter(row.audience for row in rows)
-    assert 20 <= counts[Audience.EVERYBODY] <= 35 and counts[Audience.EXPERTS] >= 20
+    assert 20 <= counts[Audience.COMMON] <= 35 and counts[Audience.EXPERTS] >= 20
 
 
 def test_a_setting_of_an_earlier_version_is_told_from_a_wrong_name(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ class Harness:
         sampled = self._forward(output)
         worker.wait_for_save()
         results = worker.get_transfer_results(output.finished_req_ids)
-        told = KVConnectorOutput(
+        reported = KVConnectorOutput(
             finished_sending=results.finished_sending,
             finished_recving=results.finished_recving,
             failed_recving=results.failed_recving,
@@ -225,7 +225,7 @@ class Harness:
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
             sampled_token_ids=[sampled[name] for name in names],
-            kv_connector_output=told,
+            kv_connector_output=reported,
         )
         for core in self.scheduler.update_from_output(output, made).values():
             stats = core.scheduler_stats
@@ -283,7 +283,7 @@ class Harness:
         request = self.scheduler.requests.get(name)
         return "gone" if request is None else request.status.name
 
-    def told(self, name: str) -> dict[str, Any]:
+    def reported(self, name: str) -> dict[str, Any]:
         """What went back to the gateway."""
         return self.finished[name].kv_transfer_params["mooncache"]
 

@@ -134,7 +134,7 @@ def test_other_weights_never_hit(make: Make, faulty: FaultyPool, tmp_path: Path)
     second = make({"mooncache.passport_path": str(paths[1])}, model=other)
     second.add("r", tokens, ask=ask())
     second.run()
-    assert second.told("r")["outcome"] == "miss"
+    assert second.heard("r")["outcome"] == "miss"
     mine, theirs = (json.loads(path.read_text())["passport"] for path in paths)
     assert {name for name in mine if mine[name] != theirs[name]} == {"weights_digest"}
 
@@ -191,7 +191,7 @@ def test_a_model_whose_files_are_gone_serves_without_the_pool(
     engine.add("r", tokens, ask=ask())
     engine.run()
     assert engine.outputs["r"] == expected(tokens, 4)
-    assert engine.told("r")["outcome"] == "off"
+    assert engine.heard("r")["outcome"] == "off"
     assert faulty.calls == []
 
 
@@ -266,8 +266,8 @@ def test_a_load_of_two_shards_ends_with_the_second(make: Make, faulty: FaultyPoo
     assert side._book.is_loading("r")
     side.reported(StepReport({"r": LoadEnd(1, 5, 0.2, "missing")}, {}))
     assert not side._book.is_loading("r")
-    told = side._book.cache_report("r")
-    assert (told.loaded_tokens, told.loaded_bytes, told.failed_blocks) == (BLOCK_TOKENS, 15, 1)
+    heard = side._book.cache_report("r")
+    assert (heard.loaded_tokens, heard.loaded_bytes, heard.failed_blocks) == (BLOCK_TOKENS, 15, 1)
 
 
 def test_a_save_of_two_shards_ends_with_the_second(make: Make, faulty: FaultyPool) -> None:

@@ -150,9 +150,9 @@ def test_nothing_is_asked_when_it_makes_no_sense() -> None:
     assert kept.match("local", 2 * SIZE, 0.0, pool_usable=True).ask is None
     add(kept, 2 * SIZE, name="absent", ask={})
     assert kept.match("absent", 0, 0.0, pool_usable=False).tokens == 0
-    told = kept.cache_report("absent")
-    assert told is not None
-    assert told.outcome == "pool_absent"
+    heard = kept.cache_report("absent")
+    assert heard is not None
+    assert heard.outcome == "pool_absent"
     # a pool that is silent may be back before the blocks are due
     add(kept, 2 * SIZE, name="waits", ask={"wait_tokens": 2 * SIZE, "wait_ms": 1000})
     asked = kept.match("waits", 0, 0.0, pool_usable=False).ask
@@ -191,10 +191,10 @@ def test_what_is_loaded_goes_where_the_engine_says() -> None:
     assert kept.is_loading("r")
     assert kept.match("r", 0, 0.0, pool_usable=True).tokens == 0
     assert kept.loaded("r", 3, 99, 0.5) == 0
-    told = kept.cache_report("r")
-    assert told is not None
-    assert (told.outcome, told.hit_tokens, told.loaded_bytes) == ("hit", 12, 99)
-    assert (told.waited_ms, told.load_ms) == (250.0, 500.0)
+    heard = kept.cache_report("r")
+    assert heard is not None
+    assert (heard.outcome, heard.hit_tokens, heard.loaded_bytes) == ("hit", 12, 99)
+    assert (heard.waited_ms, heard.load_ms) == (250.0, 500.0)
     assert kept.allocated("r", range(10), 0) is None
 
 
@@ -204,9 +204,9 @@ def test_a_request_whose_load_failed_never_loads_again() -> None:
     load(kept, 3)
     assert kept.loaded("r", 1, 9, 0.1) == 2
     assert kept.match("r", 0, 0.0, pool_usable=True).tokens == 0
-    told = kept.cache_report("r")
-    assert told is not None
-    assert (told.outcome, told.loaded_tokens, told.failed_blocks) == ("failed", SIZE, 2)
+    heard = kept.cache_report("r")
+    assert heard is not None
+    assert (heard.outcome, heard.loaded_tokens, heard.failed_blocks) == ("failed", SIZE, 2)
     save = kept.plan_save("r", list(range(12)), 12, range(10, 20), 99)
     assert save is not None
     assert save.blocks == (11, 12)  # computed again, saved again
@@ -234,9 +234,9 @@ def test_outcomes() -> None:
         if tokens:
             kept.allocated(name, range(1, 9), tokens)
             kept.loaded(name, tokens // SIZE, 1, 0.0)
-        told = kept.cache_report(name)
-        assert told is not None
-        assert told.outcome == wanted
+        heard = kept.cache_report(name)
+        assert heard is not None
+        assert heard.outcome == wanted
     add(kept, SIZE, name="silent")
     assert kept.cache_report("silent") is None
 
@@ -273,9 +273,9 @@ def test_a_prefill_leg_tells_how_much_of_its_prompt_the_pool_gets() -> None:
     kept = book()
 
     def held(name: str) -> int:
-        told = kept.cache_report(name)
-        assert told is not None
-        return told.held_tokens
+        heard = kept.cache_report(name)
+        assert heard is not None
+        return heard.held_tokens
 
     tokens = add(kept, 4 * SIZE + 1, ask={"role": "prefill"})
     assert held("r") == 0
@@ -295,8 +295,8 @@ def test_a_prefill_leg_tells_how_much_of_its_prompt_the_pool_gets() -> None:
     null = book()
     more = add(null, 2 * SIZE, ask={"role": "prefill"})
     null.plan_save("r", more, 2 * SIZE, [0, 5], 9)  # 0 is the engine's empty block
-    told = null.cache_report("r")
-    assert told is not None and told.held_tokens == 0
+    heard = null.cache_report("r")
+    assert heard is not None and heard.held_tokens == 0
 
 
 def test_blocks_that_the_pool_holds_are_not_saved() -> None:
@@ -450,9 +450,9 @@ def test_after_a_preemption_nothing_is_told_twice() -> None:
     kept.match("r", SIZE, 5.0, pool_usable=True)
     kept.allocated("r", range(10), SIZE)
     kept.loaded("r", 1, 1, 0.0)
-    told = kept.cache_report("r")
-    assert told is not None
-    assert (told.local_tokens, told.loaded_tokens, told.hit_tokens) == (0, SIZE, SIZE)
+    heard = kept.cache_report("r")
+    assert heard is not None
+    assert (heard.local_tokens, heard.loaded_tokens, heard.hit_tokens) == (0, SIZE, SIZE)
 
 
 # --- waiting -----------------------------------------------------------------------------------------------------

@@ -77,8 +77,8 @@ def test_a_second_engine_loads_what_the_first_computed(build: Make, faulty: Faul
     engine.add("r", tokens, ask=ask())
     engine.run()
     assert engine.outputs["r"] == expected(tokens, 4)
-    told = engine.told("r")
-    assert (told["outcome"], told["hit_tokens"], told["loaded_tokens"]) == ("hit", 320, 320)
+    reported = engine.reported("r")
+    assert (reported["outcome"], reported["hit_tokens"], reported["loaded_tokens"]) == ("hit", 320, 320)
     assert engine.counted["loaded_blocks"] == 10
     assert engine.leaked_blocks == 0
 
@@ -90,7 +90,7 @@ def test_engines_with_and_without_a_gpu_share_blocks(build: Make, make: Make, fa
     engine.add("r", tokens, ask=ask())
     engine.run()
     assert engine.outputs["r"] == expected(tokens, 4)
-    assert engine.told("r")["loaded_tokens"] == 6 * BLOCK_TOKENS
+    assert engine.reported("r")["loaded_tokens"] == 6 * BLOCK_TOKENS
 
 
 def test_blocks_are_kept_while_a_gpu_that_hangs_may_write_them(
@@ -108,6 +108,6 @@ def test_blocks_are_kept_while_a_gpu_that_hangs_may_write_them(
     gpu.hang(False)
     engine.run()
     assert engine.outputs["r"] == expected(tokens, 4)
-    assert engine.told("r")["outcome"] in {"failed", "timeout"}
+    assert engine.reported("r")["outcome"] in {"failed", "timeout"}
     assert engine.counted["load_failures:timeout"] == 4
     assert engine.leaked_blocks == 0

@@ -29,9 +29,9 @@ def test_a_second_engine_loads_what_the_first_computed(make: Make, faulty: Fault
     assert request.num_computed_tokens == 10 * BLOCK_TOKENS
     engine.run()
     assert engine.outputs["r"] == expected(tokens, 4)
-    told = engine.told("r")
-    assert (told["outcome"], told["hit_tokens"], told["loaded_tokens"]) == ("hit", 320, 320)
-    assert told["loaded_bytes"] == 10 * BLOCK_TOKENS * 4 * 2 * 8 * 4
+    reported = engine.reported("r")
+    assert (reported["outcome"], reported["hit_tokens"], reported["loaded_tokens"]) == ("hit", 320, 320)
+    assert reported["loaded_bytes"] == 10 * BLOCK_TOKENS * 4 * 2 * 8 * 4
     assert engine.counted["loaded_blocks"] == 10
     assert engine.counted["lookups:found"] == 1
     assert engine.leaked_blocks == 0
@@ -45,8 +45,8 @@ def test_the_engines_own_cache_comes_first(make: Make, faulty: FaultyPool) -> No
     engine.run()
     engine.add("whole", tokens, ask=ask())
     engine.run()
-    told = engine.told("whole")
-    assert (told["local_tokens"], told["loaded_tokens"], told["outcome"]) == (128, 128, "hit")
+    reported = engine.reported("whole")
+    assert (reported["local_tokens"], reported["loaded_tokens"], reported["outcome"]) == (128, 128, "hit")
     assert engine.outputs["whole"] == expected(tokens, 4)
 
 
@@ -60,7 +60,7 @@ def test_blocks_filled_while_decoding_serve_the_next_turn(make: Make, faulty: Fa
     other.add("next", longer, ask=ask())
     other.run()
     complete = (len(tokens) + 79) // BLOCK_TOKENS * BLOCK_TOKENS  # the last token's KV was never computed
-    assert other.told("next")["loaded_tokens"] == complete
+    assert other.reported("next")["loaded_tokens"] == complete
     assert other.outputs["next"] == expected(longer, 4)
     silent = make({"mooncache.save_decode_blocks": False})
     silent.add("turn", prompt(5, 40), max_tokens=80)
@@ -79,7 +79,7 @@ def test_salts_keep_tenants_apart_and_a_public_prefix_is_shared(make: Make, faul
     other.add("c", tokens, salt="tenant-c", ask=ask(**public))
     other.add("a", tokens, salt="tenant-a", ask=ask(**public))
     other.run()
-    assert [other.told(name)["loaded_tokens"] for name in "bca"] == [0, 64, 192]
+    assert [other.reported(name)["loaded_tokens"] for name in "bca"] == [0, 64, 192]
 
 
 def test_decode_waits_for_the_blocks_that_prefill_computes(make: Make, faulty: FaultyPool) -> None:
@@ -92,11 +92,11 @@ def test_decode_waits_for_the_blocks_that_prefill_computes(make: Make, faulty: F
     prefill = make()
     prefill.add("p", tokens, max_tokens=1, ask=ask("prefill"))
     prefill.run()
-    assert prefill.told("p")["saved_blocks"] == 5
+    assert prefill.reported("p")["saved_blocks"] == 5
     decode.run()
-    told = decode.told("d")
-    assert (told["outcome"], told["loaded_tokens"]) == ("hit", 160)
-    assert told["waited_ms"] > 0
+    reported = decode.reported("d")
+    assert (reported["outcome"], reported["loaded_tokens"]) == ("hit", 160)
+    assert reported["waited_ms"] > 0
     assert decode.outputs["d"] == expected(tokens, 4)
 
 
@@ -105,7 +105,7 @@ def test_blocks_that_never_come_are_computed_at_the_deadline(make: Make, faulty:
     decode = make()
     decode.add("d", tokens, ask=ask("decode", wait_tokens=len(tokens), wait_ms=5))
     decode.run()
-    assert decode.told("d")["outcome"] == "timeout"
+    assert decode.reported("d")["outcome"] == "timeout"
     assert decode.outputs["d"] == expected(tokens, 4)
 
 
@@ -115,7 +115,7 @@ def test_prefill_offers_blocks_again_that_the_pool_evicted(make: Make, faulty: F
     faulty.blocks.clear()
     prefill.add("p", tokens, max_tokens=1, ask=ask("prefill"))
     prefill.run()
-    assert prefill.told("p")["local_tokens"] == 3 * BLOCK_TOKENS
+    assert prefill.reported("p")["local_tokens"] == 3 * BLOCK_TOKENS
     assert len(faulty.blocks) == 4
 
 
@@ -136,9 +136,9 @@ def test_a_block_that_does_not_come_is_computed_again(make: Make, faulty: Faulty
     engine.add("r", tokens, ask=ask())
     engine.run()
     assert engine.outputs["r"] == expected(tokens, 4)
-    told = engine.told("r")
-    assert (told["outcome"], told["failed_blocks"]) == ("failed", 6 - position)
-    assert told["loaded_tokens"] == position * BLOCK_TOKENS
+    reported = engine.reported("r")
+    assert (reported["outcome"], reported["failed_blocks"]) == ("failed", 6 - position)
+    assert reported["loaded_tokens"] == position * BLOCK_TOKENS
     assert engine.counted["load_failures:checksum"] == 6 - position
     assert engine.leaked_blocks == 0
 
@@ -158,7 +158,7 @@ def test_under_the_policy_fail_the_request_ends_with_an_error(make: Make, faulty
     engine.add("again", tokens, ask=ask())
     engine.run()
     assert engine.outputs["again"] == expected(tokens, 4)
-    assert engine.told("again")["outcome"] == "hit"
+    assert engine.reported("again")["outcome"] == "hit"
 
 
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
@@ -171,7 +171,7 @@ def test_a_pool_that_dies_is_a_miss(make: Make, faulty: FaultyPool, policy: str)
     engine.run()
     for number in range(8):
         assert engine.outputs[f"r{number}"] == expected(prompt(100 + number, 100), 4)
-        assert engine.told(f"r{number}")["outcome"] in {"failed", "pool_absent"}
+        assert engine.reported(f"r{number}")["outcome"] in {"failed", "pool_absent"}
     assert engine.leaked_blocks == 0
 
 
@@ -190,7 +190,7 @@ def test_without_a_pool_the_engine_serves(
     engine.add("r", tokens, ask=ask("decode", wait_tokens=96, wait_ms=20_000))
     engine.run()
     assert engine.outputs["r"] == expected(tokens, 4)
-    assert engine.told("r")["outcome"] == "pool_absent"
+    assert engine.reported("r")["outcome"] == "pool_absent"
     assert engine.leaked_blocks == 0
 
 
@@ -218,7 +218,7 @@ def test_requests_whose_tokens_do_not_say_what_their_kv_is_are_not_cached(
     engine = make()
     engine.add("lora", tokens, ask=ask(), lora_request=LoRARequest("adapter", 1, "/nowhere"))
     engine.run()
-    assert engine.told("lora")["outcome"] == "off"
+    assert engine.reported("lora")["outcome"] == "off"
     assert engine.counted["uncached_requests:lora"] == 1
     assert faulty.blocks == {}
 
@@ -324,7 +324,7 @@ def test_preempted_requests_come_back_and_their_saves_stay_right(make: Make, fau
     for name, tokens in prompts.items():
         assert engine.outputs[name] == expected(tokens, 120)
         assert (
-            engine.told(name)["hit_tokens"] == 0
+            engine.reported(name)["hit_tokens"] == 0
         )  # what came back from the pool after a preemption is no hit
     assert engine.leaked_blocks == 0
     other = make()
@@ -332,7 +332,7 @@ def test_preempted_requests_come_back_and_their_saves_stay_right(make: Make, fau
         other.add(name, tokens + engine.outputs[name], ask=ask())
     other.run()
     for name, tokens in prompts.items():
-        assert other.told(name)["loaded_tokens"] == (len(tokens) + 119) // BLOCK_TOKENS * BLOCK_TOKENS
+        assert other.reported(name)["loaded_tokens"] == (len(tokens) + 119) // BLOCK_TOKENS * BLOCK_TOKENS
 
 
 @pytest.mark.parametrize("layerwise", [False, True])
@@ -381,7 +381,7 @@ def test_storm(make: Make, faulty: FaultyPool, seed: int, layerwise: bool) -> No
     for number, tokens in enumerate(prefixes):
         other.add(f"check{number}", tokens, ask=ask())
     other.run()
-    assert all(other.told(f"check{number}")["outcome"] != "failed" for number in range(3))
+    assert all(other.reported(f"check{number}")["outcome"] != "failed" for number in range(3))
 
 
 # --- the engine's time -------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ class Server:
         """Until a lookup is answered: the first one connects, and beside a busy machine's other work it may be late."""
 
         def answered() -> bool:
-            return self.complete(prompt(9000, 100), max_tokens=1)["told"]["outcome"] in {"hit", "miss"}
+            return self.complete(prompt(9000, 100), max_tokens=1)["reported"]["outcome"] in {"hit", "miss"}
 
         wait_until(answered, self.tail)
 
@@ -122,7 +122,7 @@ class Server:
         return {
             "tokens": content["choices"][0]["token_ids"],
             "cached": details.get("cached_tokens") or 0,
-            "told": content["kv_transfer_params"]["mooncache"],
+            "reported": content["kv_transfer_params"]["mooncache"],
         }
 
     def post(self, path: str, body: Any = None) -> None:
@@ -229,12 +229,12 @@ def test_another_engine_gives_the_same_tokens_from_the_pool(
     tokens = prompt(length, length)
     first, second = servers
     cold = first.complete(tokens)
-    assert (cold["cached"], cold["told"]["outcome"]) == (0, "miss")
+    assert (cold["cached"], cold["reported"]["outcome"]) == (0, "miss")
     whole = complete_tokens(length)
     # The first engine's saves may still be under way: the second waits for them as a decode instance does.
     hot = second.complete(tokens, role="decode", wait_tokens=whole, wait_ms=60_000)
-    assert hot["told"]["outcome"] == "hit"
-    assert hot["told"]["loaded_tokens"] == whole
+    assert hot["reported"]["outcome"] == "hit"
+    assert hot["reported"]["loaded_tokens"] == whole
     assert hot["cached"] == whole
     assert hot["tokens"] == cold["tokens"] == oracle(tokens)
 
@@ -252,12 +252,12 @@ def test_prefill_and_decode_at_the_same_time(servers: tuple[Server, Server], ora
             for tokens in prompts
         ]
         for tokens, (decode, prefill) in zip(prompts, legs, strict=True):
-            sent, answer = prefill.result()["told"], decode.result()
+            sent, answer = prefill.result()["reported"], decode.result()
             assert sent["outcome"] in {"miss", "failed"}, (
                 sent
             )  # failed: the pool was late to say that it is a miss
-            reports = json.dumps({"prefill": sent, "decode": answer["told"]}, indent=1)
-            assert answer["told"]["loaded_tokens"] == complete_tokens(len(tokens)), reports
+            reports = json.dumps({"prefill": sent, "decode": answer["reported"]}, indent=1)
+            assert answer["reported"]["loaded_tokens"] == complete_tokens(len(tokens)), reports
             assert answer["cached"] == complete_tokens(len(tokens))
             assert answer["tokens"] == oracle(tokens)
 
@@ -267,10 +267,12 @@ def test_the_next_turn_finds_what_decoding_made(servers: tuple[Server, Server], 
     first, second = servers
     tokens = prompt(6000, 150)
     turn = second.complete(tokens, max_tokens=100)
-    assert turn["told"]["saved_blocks"] == 7  # the last token's KV is never computed: 249 tokens are 7 blocks
+    assert (
+        turn["reported"]["saved_blocks"] == 7
+    )  # the last token's KV is never computed: 249 tokens are 7 blocks
     longer = tokens + turn["tokens"] + prompt(6001, 20)
     answer = first.complete(longer, wait_tokens=224, wait_ms=60_000)
-    assert answer["told"]["loaded_tokens"] == 224
+    assert answer["reported"]["loaded_tokens"] == 224
     assert answer["tokens"] == oracle(longer)
 
 
@@ -292,16 +294,16 @@ def test_weights_that_change_in_a_running_engine_begin_new_keys(
         server.reload_weights(other)
     answer = first.complete(tokens)
     assert answer["tokens"] == trained(tokens)
-    assert (answer["cached"], answer["told"]["hit_tokens"]) == (0, 0)
+    assert (answer["cached"], answer["reported"]["hit_tokens"]) == (0, 0)
     shared = second.complete(tokens, wait_tokens=whole, wait_ms=60_000)
     assert shared["tokens"] == trained(tokens)
-    assert (shared["cached"], shared["told"]["loaded_tokens"]) == (whole, whole)
+    assert (shared["cached"], shared["reported"]["loaded_tokens"]) == (whole, whole)
     assert first.passport.read_text() == second.passport.read_text() != before
     for server in servers:
         server.reload_weights(engine_model)
     again = second.complete(tokens)
     assert again["tokens"] == oracle(tokens)
-    assert again["told"]["loaded_tokens"] == whole  # the blocks of these weights are still there
+    assert again["reported"]["loaded_tokens"] == whole  # the blocks of these weights are still there
     first.complete(tokens)
     assert first.passport.read_text() == second.passport.read_text() == before
 
@@ -335,6 +337,6 @@ def test_when_the_pool_dies_the_engines_compute(
         tokens = prompt(7000 + number, 200)
         answer = second.complete(tokens, role="decode", wait_tokens=192, wait_ms=500)
         assert answer["tokens"] == oracle(tokens)
-        assert answer["told"]["hit_tokens"] == 0
-        assert answer["told"]["outcome"] in {"pool_absent", "failed", "timeout", "miss"}
+        assert answer["reported"]["hit_tokens"] == 0
+        assert answer["reported"]["outcome"] in {"pool_absent", "failed", "timeout", "miss"}
     assert second.process.poll() is None

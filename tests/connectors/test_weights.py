@@ -139,8 +139,8 @@ def run(engine: Harness, name: str, tokens: list[int], **more: Any) -> dict[str,
     engine.run()
     assert engine.outputs[name] == expected(tokens, len(engine.outputs[name]), engine.seed)
     assert engine.leaked_blocks == 0
-    told: dict[str, Any] = engine.told(name)
-    return told
+    reported: dict[str, Any] = engine.reported(name)
+    return reported
 
 
 def test_other_weights_have_other_keys_and_hit_again_among_themselves(
@@ -159,8 +159,8 @@ def test_other_weights_have_other_keys_and_hit_again_among_themselves(
     for engine in (first, second):
         engine.set_weights(7)
         assert engine.scheduler.reset_prefix_cache()
-    told = run(first, "after", WHOLE)
-    assert (told["outcome"], told["hit_tokens"]) == ("miss", 0)
+    reported = run(first, "after", WHOLE)
+    assert (reported["outcome"], reported["hit_tokens"]) == ("miss", 0)
     assert run(second, "hits", WHOLE)["loaded_tokens"] == COUNT  # of the new weights: the harness compares
     assert passports()[0] == passports()[1] != old[0]
     first.set_weights(0)
@@ -189,8 +189,8 @@ def test_what_ran_while_weights_changed_gives_nothing_to_the_new_generation(
     fresh = make()
     fresh.set_weights(7)
     run(fresh, "notices", prompt(73, 40))
-    told = run(fresh, "other", mixed)  # the harness compares every block that comes
-    assert told["loaded_tokens"] > 0
+    reported = run(fresh, "other", mixed)  # the harness compares every block that comes
+    assert reported["loaded_tokens"] > 0
 
 
 def test_a_load_that_is_under_way_when_weights_change_counts_for_nothing(
@@ -211,7 +211,7 @@ def test_a_load_that_is_under_way_when_weights_change_counts_for_nothing(
     faulty.gate.set()
     engine.run()
     assert engine.outputs["r"] == expected(WHOLE, 4, 7)
-    assert engine.told("r")["loaded_tokens"] == 0
+    assert engine.reported("r")["loaded_tokens"] == 0
     assert engine.counted["load_failures:stale"] == COUNT // BLOCK_TOKENS
 
 

@@ -58,8 +58,8 @@ def test_without_rdma_the_answer_is_a_reason(start: Start) -> None:
 
 
 def test_what_is_counted_of_a_rail_can_be_told_to_the_master(rdma_server: Any) -> None:
-    (told,) = StoreNodeState.rails(cast("StoreNodeState", SimpleNamespace(core=rdma_server)))
-    assert told.device == "fake0" and told.up and told.mtu_bytes == 4096
+    (reported,) = StoreNodeState.rails(cast("StoreNodeState", SimpleNamespace(core=rdma_server)))
+    assert reported.device == "fake0" and reported.up and reported.mtu_bytes == 4096
 
 
 def test_strangers_get_no_queue_pair(rdma_server: Any) -> None:

@@ -56,8 +56,8 @@ class Hosts:
         """Of a terminal on that host: the settings that the page exports, and a machine of its own."""
         settings = block(PAGE, "export MOONCACHE_TLS_ENABLED").text
         home = str(self.folder / "moon" / f"host-{number}")
-        told = run_script(f"{settings}\nenv -0", self.folder, environment(HOME=home)).split("\0")
-        exported = dict(line.split("=", 1) for line in told if line.startswith("MOONCACHE_"))
+        reported = run_script(f"{settings}\nenv -0", self.folder, environment(HOME=home)).split("\0")
+        exported = dict(line.split("=", 1) for line in reported if line.startswith("MOONCACHE_"))
         assert len(exported) == 5
         name = f"host-{number}"
         more = {"HOME": home, "MOONCACHE_STORE_NODE_HOST_ID": name, "MOONCACHE_CLIENT_HOST_ID": name}

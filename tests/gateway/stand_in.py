@@ -206,7 +206,7 @@ def chunk(text: str, **more: Any) -> dict[str, Any]:
 async def good(engine: FakeEngine, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     """A correct answer, streamed when asked for."""
     said_held = {} if engine.held_tokens is None else {"held_tokens": engine.held_tokens}
-    told = {"mooncache": {"v": 1, "hit_tokens": engine.cached_tokens, "outcome": "hit", **said_held}}
+    reported = {"mooncache": {"v": 1, "hit_tokens": engine.cached_tokens, "outcome": "hit", **said_held}}
     if not body.get("stream"):
         chat = request.path.endswith("/chat/completions")
         message = {"role": "assistant", "content": "one two three"}
@@ -219,14 +219,14 @@ async def good(engine: FakeEngine, request: web.Request, body: dict[str, Any]) -
                 "model": MODEL,
                 "choices": [{"index": 0, "finish_reason": "stop", **said}],
                 "usage": usage_of(engine),
-                "kv_transfer_params": told,
+                "kv_transfer_params": reported,
             }
         )
     response = await begin(request)
     for number in range(engine.tokens):
         await send(response, chunk(f"t{number} "))
     if (body.get("stream_options") or {}).get("include_usage"):
-        last = chunk("", usage=usage_of(engine), kv_transfer_params=told)
+        last = chunk("", usage=usage_of(engine), kv_transfer_params=reported)
         await send(response, {**last, "choices": []})
     await response.write(b"data: [DONE]\n\n")
     return response

@@ -55,7 +55,7 @@ async def test_tenants_learn_when_to_come_back_and_nothing_of_the_load_of_others
     tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:
     async with running(tmp_path, [FakeEngine("e")]) as bench:
-        told = []
+        reported = []
         for auth in ({}, {"authorization": f"Bearer {bench.gateway.token.text}"}):
             for reason, (message, later_ms) in REASONS.items():
                 bench.conductor.plans = [
@@ -65,8 +65,8 @@ async def test_tenants_learn_when_to_come_back_and_nothing_of_the_load_of_others
                 ]
                 status, answer, headers = await ask(bench, http, CHAT, **auth)
                 assert status == 429
-                told.append((answer, headers["retry-after-ms"], sorted(headers)))
-        tenants, operators = told[:3], told[3:]
+                reported.append((answer, headers["retry-after-ms"], sorted(headers)))
+        tenants, operators = reported[:3], reported[3:]
         assert [later for _, later, _ in tenants] == ["7500", "7250", "7500"]
         assert all(answer == tenants[0][0] and names == tenants[0][2] for answer, _, names in tenants)
         assert not any(character.isdigit() for character in tenants[0][0]["error"]["message"])

@@ -158,12 +158,12 @@ def test_event_without_end_is_limited() -> None:
 
 def test_whole_answer_loses_transfer_params_and_keeps_the_rest() -> None:
     data = b'{"id":"1","x":1.50,"usage":{"prompt_tokens":10},"kv_transfer_params":{"mooncache":{"hit_tokens":99}}}'
-    out, found, told = edit_answer(data, None)
+    out, found, reported = edit_answer(data, None)
     assert b'"x":1.50' in out and b"kv_transfer" not in out
     assert (
         json.loads(out)["usage"]["prompt_tokens_details"]["cached_tokens"] == 10
     )  # never more than there are
-    assert found.prompt_tokens == 10 and told is not None
+    assert found.prompt_tokens == 10 and reported is not None
     assert json.loads(edit_answer(data, 4)[0])["usage"]["prompt_tokens_details"]["cached_tokens"] == 4
     for broken in (b"", b"[]", b"\xff"):
         with pytest.raises(EngineFailed):

@@ -149,9 +149,9 @@ async def test_tenants_learn_the_name_of_the_decision_only(
                 assert response.status == 200, await response.text()
                 assert response.headers["x-mooncache-decision"] == "d-1"
                 assert ("x-mooncache-plan" in response.headers) is sees
-                told = "".join(f"{name}: {value}\n" for name, value in response.headers.items())
+                reported = "".join(f"{name}: {value}\n" for name, value in response.headers.items())
                 # Whole words: a request id of random letters may hold "d1".
-                assert sees or not any(re.search(rf"\b{name}\b", told) for name in bench.engines)
+                assert sees or not any(re.search(rf"\b{name}\b", reported) for name in bench.engines)
 
 
 @pytest.mark.parametrize("how", ["away", "broken", "hang"])
@@ -164,5 +164,5 @@ async def test_errors_name_no_engine(tmp_path: Path, http: aiohttp.ClientSession
         body = {**CHAT, "stream": True}
         async with http.post(bench.url + "/v1/chat/completions", json=body, headers=bench.auth()) as response:
             assert response.status >= 500
-            told = await response.text() + str(response.headers)
-        assert engine.name not in told and port not in told and "127.0.0.1" not in told
+            reported = await response.text() + str(response.headers)
+        assert engine.name not in reported and port not in reported and "127.0.0.1" not in reported

@@ -275,8 +275,8 @@ async def test_a_decode_leg_that_waited_in_vain_is_counted(
     tmp_path: Path, tokenizer_folder: Path, http: aiohttp.ClientSession
 ) -> None:
     async def in_vain(engine: FakeEngine, _request: web.Request, _body: dict[str, Any]) -> web.Response:
-        told = CacheReport(outcome="timeout", waited_ms=900.0).to_params()
-        answer = {"choices": [], "usage": usage_of(engine), "kv_transfer_params": told}
+        reported = CacheReport(outcome="timeout", waited_ms=900.0).to_params()
+        answer = {"choices": [], "usage": usage_of(engine), "kv_transfer_params": reported}
         return web.json_response(answer)
 
     async with two_legs(tmp_path, tokenizer_folder) as bench:

@@ -87,8 +87,8 @@ def test_answers_are_saved_for_the_next_turn(make_lab: Callable[..., Lab], conne
     assert later.cache.loaded_tokens == (70 + 50 - 1) // BLOCK * BLOCK
     off = make_lab(connect, connector__save_decode_blocks=False)
     other = prompt(70, 6)
-    told = off.run(other, tokens=50)[0].cache
-    assert told.saved_blocks == 70 // BLOCK
+    reported = off.run(other, tokens=50)[0].cache
+    assert reported.saved_blocks == 70 // BLOCK
 
 
 def test_a_batch_loads_and_computes_at_once(make_lab: Callable[..., Lab], connect: Connect) -> None:
@@ -224,8 +224,8 @@ def test_an_evicted_local_copy_is_offered_again(make_lab: Callable[..., Lab], co
     with connect() as client:
         for key in keys:
             assert client.remove(key)
-        told = lab.run(one)[0].cache
-        assert told.local_tokens == 96
+        reported = lab.run(one)[0].cache
+        assert reported.local_tokens == 96
         lab.settled()
         assert client.match(keys).leading_blocks == 6
 
@@ -239,9 +239,9 @@ def test_awaited_blocks_that_come(make_lab: Callable[..., Lab], connect: Connect
     assert waiting.state is State.LOOKUP and not waiting.sink.first.is_set()
     first = prefill.run(one, tokens=1)[0]
     assert waiting.sink.ended.wait(WAIT_S)
-    told = waiting.sink.cache
-    assert told.loaded_tokens == told.hit_tokens == 12 * BLOCK and told.outcome == "hit"
-    assert told.waited_ms > 0
+    reported = waiting.sink.cache
+    assert reported.loaded_tokens == reported.hit_tokens == 12 * BLOCK and reported.outcome == "hit"
+    assert reported.waited_ms > 0
     assert waiting.sink.tokens[:1] == first.tokens
     decode.forget()
     assert waiting.sink.tokens == decode.tokens(one)[0]
@@ -347,12 +347,12 @@ def test_what_the_pool_does_not_get_is_told(
     assert lab.parts.pool is not None
     monkeypatch.setattr(lab.parts.pool, "saved_blocks_max", taken)
     one = prompt(10 * BLOCK + 3, 91)
-    told = lab.run(one, tokens=1)[0]
-    assert told.cache.asked_tokens == 10 * BLOCK
-    assert told.cache.held_tokens == min(taken, 10) * BLOCK
+    reported = lab.run(one, tokens=1)[0]
+    assert reported.cache.asked_tokens == 10 * BLOCK
+    assert reported.cache.held_tokens == min(taken, 10) * BLOCK
     assert figure(lab, "pool_saves_total", outcome="queue_full") == 10 - min(taken, 10)
     without = alone.run(one, tokens=1)[0]
-    assert [told.tokens] == [without.tokens]
+    assert [reported.tokens] == [without.tokens]
     assert without.cache.held_tokens == 0
     lab.settled()
 

@@ -77,9 +77,9 @@ def test_a_later_turn_reuses_prompt_and_answer(lab: Lab) -> None:
     turn = prompt(50)
     answer = lab.tokens(turn, tokens=60)[0]
     later = turn + answer + prompt(10, 9)
-    told = lab.run(later)[0].cache
+    reported = lab.run(later)[0].cache
     # The KV of the last token of the answer was never needed, so it is not there.
-    assert told.local_tokens == (50 + 60 - 1) // BLOCK * BLOCK
+    assert reported.local_tokens == (50 + 60 - 1) // BLOCK * BLOCK
 
 
 def test_a_whole_number_of_blocks_still_computes_one(lab: Lab) -> None:

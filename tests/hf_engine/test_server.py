@@ -88,8 +88,8 @@ def test_completion(server: Server) -> None:
     again = complete(server, one)
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
     assert again["choices"][0]["token_ids"] == choice["token_ids"]
-    told = CacheReport.from_params(again[FIELD])
-    assert told is not None and told.local_tokens == 48
+    reported = CacheReport.from_params(again[FIELD])
+    assert reported is not None and reported.local_tokens == 48
 
 
 def test_many_prompts_and_choices(server: Server) -> None:
@@ -180,8 +180,8 @@ def test_stop_strings(server: Server) -> None:
 
 def test_awaited_tokens_without_a_pool_do_not_wait(server: Server) -> None:
     ask = LegHint(role="decode", wait_tokens=48, wait_ms=60_000)
-    told = CacheReport.from_params(complete(server, prompt(50, 4), **{FIELD: ask.to_params()})[FIELD])
-    assert told is not None and told.outcome == "pool_absent"
+    reported = CacheReport.from_params(complete(server, prompt(50, 4), **{FIELD: ask.to_params()})[FIELD])
+    assert reported is not None and reported.outcome == "pool_absent"
 
 
 @pytest.mark.parametrize(
@@ -443,8 +443,13 @@ def test_two_processes_share_a_pool(model_folder: Path, tmp_path: Path) -> None:
         first = complete(prefill, one, max_tokens=1)
         leg.join(60)
         (answer,) = found
-        told = CacheReport.from_params(answer[FIELD])
-        assert told is not None and told.loaded_tokens == 288 and told.outcome == "hit" and told.waited_ms > 0
+        reported = CacheReport.from_params(answer[FIELD])
+        assert (
+            reported is not None
+            and reported.loaded_tokens == 288
+            and reported.outcome == "hit"
+            and reported.waited_ms > 0
+        )
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 288
         assert answer["choices"][0]["token_ids"][:1] == first["choices"][0]["token_ids"]
         assert metric(decode, "pool_hits_total") == 288

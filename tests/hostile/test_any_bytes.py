@@ -73,8 +73,8 @@ def test_the_facts_that_an_engine_answers(models: Any, version: Any, number: str
 @given(objects("mooncache", "wait_tokens", "wait_ms", "hit_tokens", "outcome"))
 def test_what_legs_and_engines_tell_each_other(params: Any) -> None:
     assert isinstance(LegHint.from_params(params), LegHint)
-    told = CacheReport.from_params(params)
-    assert told is None or told.hit_tokens >= 0
+    reported = CacheReport.from_params(params)
+    assert reported is None or reported.hit_tokens >= 0
 
 
 @given(any_message(conductor_pb2.ReportProgressRequest, {}))

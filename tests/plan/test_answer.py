@@ -202,9 +202,9 @@ def test_what_no_service_can_do_is_said() -> None:
     text = files.config_toml(replace(answer, best=best))
     assert text.count("NOT SET HERE") == 2
     cluster = simulation.cluster_of(layout, BASES, answer.spec.slo, 512)
-    told = to_toml(cluster)
-    assert "ssd_blocks" in told
-    assert "pipeline_size = 2" in told
+    reported = to_toml(cluster)
+    assert "ssd_blocks" in reported
+    assert "pipeline_size = 2" in reported
 
 
 def test_numbers_of_an_overloaded_cluster_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,12 +268,12 @@ def test_the_command_writes_everything(tmp_path: Path, capsys: pytest.CaptureFix
     hardware.write_text(toml(question()), encoding="utf-8")
     words = ["plan", "--trace", str(path), "--spec", str(hardware), "--seeds", "1"]
     assert run([*words, "--finalists", "1", "--json", "--out", str(out), "--html", str(html)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["best"]["cost_per_hour"] > 0
-    assert told["best"]["simulator"][0]["attainment"] >= 0.9
-    assert set(told["best"]["cost_per_million"]) == {"input", "cached", "output", "all"}
-    assert told["certainty"]["word"] in {"high", "fair", "low"}
-    assert sorted(Path(name).name for name in told["files"]) == [
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["best"]["cost_per_hour"] > 0
+    assert reported["best"]["simulator"][0]["attainment"] >= 0.9
+    assert set(reported["best"]["cost_per_million"]) == {"input", "cached", "output", "all"}
+    assert reported["certainty"]["word"] in {"high", "fair", "low"}
+    assert sorted(Path(name).name for name in reported["files"]) == [
         "cluster.toml",
         "mooncache.toml",
         "plan.html",

@@ -116,8 +116,8 @@ async def test_conversation_of_eight_turns_reuses_all_earlier_blocks(vllm_cluste
             )
             assert answer.usage is not None
             if turn:
-                told = f"turn {turn}: {cached_tokens(answer.usage)} of {earlier_tokens}"
-                assert cached_tokens(answer.usage) >= earlier_tokens // BLOCK * BLOCK, told
+                reported = f"turn {turn}: {cached_tokens(answer.usage)} of {earlier_tokens}"
+                assert cached_tokens(answer.usage) >= earlier_tokens // BLOCK * BLOCK, reported
             # The answer's text is tokenised anew in the next turn; what is certain to come back is its prompt,
             # without the last words of the template, which open the answer.
             earlier_tokens = answer.usage.prompt_tokens - 4

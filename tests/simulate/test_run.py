@@ -356,10 +356,10 @@ def test_series_and_progress() -> None:
 
 
 def test_decisions_are_told() -> None:
-    told: list[int] = []
-    options = SimOptions(policy="mooncache", rules=OPEN, on_decision=lambda at, *_rest: told.append(at))
+    reported: list[int] = []
+    options = SimOptions(policy="mooncache", rules=OPEN, on_decision=lambda at, *_rest: reported.append(at))
     simulate(conversations(20, 2.0, seed=1), cluster(), options)
-    assert told == list(range(20))
+    assert reported == list(range(20))
 
 
 @pytest.mark.parametrize(

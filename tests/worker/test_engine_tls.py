@@ -91,6 +91,6 @@ def test_plain_http_stays_on_the_host(host: str, *, enabled: bool, url: str) -> 
 def test_engines_are_told_the_files(tmp_path: Path, adapter: Any) -> None:
     made = adapter(load(env={}))
     assert not any(word.startswith("--ssl") for word in made.command(launch(tmp_path)).arguments)
-    told = made.command(launch(tmp_path, tls_cert=Path("/c.pem"), tls_key=Path("/k.pem"))).arguments
-    assert told[told.index("--ssl-certfile") + 1] == "/c.pem"
-    assert told[told.index("--ssl-keyfile") + 1] == "/k.pem"
+    reported = made.command(launch(tmp_path, tls_cert=Path("/c.pem"), tls_key=Path("/k.pem"))).arguments
+    assert reported[reported.index("--ssl-certfile") + 1] == "/c.pem"
+    assert reported[reported.index("--ssl-keyfile") + 1] == "/k.pem"

@@ -288,7 +288,7 @@ def test_a_conductor_that_follows_the_reports_knows_what_is_held(steps: list[tup
     """Model: a random history of stores, removals, clears, acknowledgements and lost answers."""
     cache = OwnCache(PASSPORT, pending_max=3)
     tokens = list(range(6 * BLOCK))
-    told: set[bytes] = set()
+    reported: set[bytes] = set()
     sequence = 0
     for what, block in [*steps, *[("a", 0)] * 3]:
         if what == "s":
@@ -299,13 +299,13 @@ def test_a_conductor_that_follows_the_reports_knows_what_is_held(steps: list[tup
             cache.clear()
         elif report := cache.next_report():
             if report.full:
-                told, sequence = set(split_keys(report.stored)), report.sequence
+                reported, sequence = set(split_keys(report.stored)), report.sequence
             elif report.sequence == sequence + 1:
-                told = (told | set(split_keys(report.stored))) - set(split_keys(report.removed))
+                reported = (reported | set(split_keys(report.stored))) - set(split_keys(report.removed))
                 sequence = report.sequence
             else:
                 assert report.sequence == sequence
             if what == "a":
                 cache.acknowledged()
         cache.check()
-    assert told == cache.keys()
+    assert reported == cache.keys()

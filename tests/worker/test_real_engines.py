@@ -89,12 +89,12 @@ async def complete(service: WorkerService, prompt: list[int], **more: Any) -> di
 async def check_load(service: WorkerService, found: Conductor, prompt_tokens: int) -> None:
     """The report tells what the engine did."""
 
-    def told() -> bool:
+    def reported() -> bool:
         load = found.reports[-1].load
         counted = load.prompt_tokens_total >= prompt_tokens and load.output_tokens_total >= 16
         return counted and (load.running, load.waiting) == (0, 0)
 
-    await until(told, "tokens were counted")
+    await until(reported, "tokens were counted")
     load_now = found.reports[-1].load
     assert load_now.ttft_ms > 0
     assert load_now.tbt_ms > 0

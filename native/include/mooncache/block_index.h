@@ -103,7 +103,7 @@ class BlockIndex {
   Result<std::vector<std::byte>> locate_packed(TenantId tenant, std::span<const std::byte> keys,
                                                uint32_t holders_max = kIndexHoldersMax) const;
 
-  // Leading runs of a chain of keys. Stops at the first key that nobody has.
+  // Leading runs of a chain of keys. Stops at the first key that no holder has.
   Result<IndexMatch> match(TenantId tenant, std::span<const std::byte> keys) const;
 
   // Bit i % 8 of byte i / 8 is set when anyone holds key i.

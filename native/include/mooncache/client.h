@@ -1,7 +1,7 @@
 // The cluster client: put and get blocks by key on the nodes of a pool.
 //
 // The ideas: (1) the caller's thread moves all bytes, so nothing moves after a call returned; (2) the
-// location of a block is guessed without asking anybody (cache, same host, placement) and corrected on
+// location of a block is guessed without asking any service (cache, same host, placement) and corrected on
 // a miss; (3) bytes count as read only after their CRC-32C was compared in the process that reads; (4)
 // a sick node costs its own blocks a bounded delay and the others nothing.
 //
@@ -140,7 +140,7 @@ struct CallOptions {
   // cancel token does. For what can be seen only by looking, as Python sees signals.
   bool (*interrupted)() = nullptr;
   std::optional<uint32_t> node;  // only this node (by index)
-  bool everybody = false;        // questions go to every node, however many there are
+  bool all_nodes = false;        // questions go to every node, however many there are
   // All slices are addresses of one GPU, in buffers that register_device_buffer() knows. Blocks go in place
   // over RDMA; those that cannot have TRANSPORT_UNAVAILABLE (their destination holds unspecified bytes) and
   // may be moved through host memory. No processor touches them. What was enqueued on the device before is

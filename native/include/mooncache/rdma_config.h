@@ -1,4 +1,4 @@
-// What a client or a node may be told about RDMA. The defaults use every active port where there is one, and
+// The RDMA settings of a client or a node. The defaults use every active port where there is one, and
 // fall back to TCP, with a reason, everywhere else.
 #pragma once
 

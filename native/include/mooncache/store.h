@@ -75,7 +75,7 @@ struct StoreConfig {
 enum class ReservationId : uint64_t {};
 enum class PinId : uint64_t {};
 
-// Where a block's bytes lie, as told to peers. `offset` counts from the start of segment `segment`.
+// Where a block's bytes lie, as peers learn it. `offset` counts from the start of segment `segment`.
 struct Extent {
   uint32_t segment = 0;
   uint32_t slot = 0;
@@ -302,10 +302,10 @@ class Store {
   ArenaInfo arena() const;
   // Puts memory behind the bytes [offset, offset + length) of the arenas, taken as one row, with `threads`
   // threads; what lies behind the end is left out. Else pages come when a block is first written, from
-  // whoever writes it, and memory that is not there ends the writer. No byte changes, so blocks may be in
+  // the writer, and memory that is not there ends the writer. No byte changes, so blocks may be in
   // use. NO_SPACE.
   Status populate(uint64_t offset, uint64_t length, uint32_t threads);
-  // For whoever opens blocks to devices (store/arena_view.h).
+  // For code that opens blocks to devices (store/arena_view.h).
   ArenaView arena_view();
   // Looks whether the arena's memory is still all there; call it now and then. Bytes lost since the start (a
   // truncated file, failed pages): their blocks fail their checksums, the store goes on. A device that does

@@ -1,6 +1,6 @@
 // Moving bytes between the caller's memory and an extent of a node, one interface for every wire.
 //
-// The invariant: bytes are moved by the thread that calls poll(), and by nobody else. After cancel()
+// The invariant: bytes are moved by the thread that calls poll(), and by no other. After cancel()
 // or close() returned, not one byte of the affected transfers moves in either direction, so the
 // caller may free or reuse its memory at once.
 //
@@ -124,7 +124,7 @@ struct Completion {
   Code code = Code::kOk;
   uint64_t bytes = 0;
   uint32_t crc32c = 0;  // of the bytes moved, computed in the pass that moved them
-  bool checked = true;  // false: nobody computed crc32c; so it is for device memory that is moved in place
+  bool checked = true;  // false: crc32c was not computed; so it is for device memory that is moved in place
 };
 
 // One connection to one peer. Not thread-safe: one thread at a time.
@@ -143,9 +143,10 @@ class Link {
   // What is still queued completes with CLOSED at the next poll.
   virtual void close() = 0;
   virtual bool healthy() const = 0;
-  // For who waits for more than this link. Bytes move while nobody polls, and one of the descriptors added
-  // here becomes readable when poll() would find something; the result is for how many milliseconds that may
-  // be relied on, 0 = poll now. Negative: bytes move inside poll() only, do not wait at all.
+  // For callers that wait for more than this link. Bytes move while no thread polls, and one of the
+  // descriptors added here becomes readable when poll() would find something; the result is for how many
+  // milliseconds that may be relied on, 0 = poll now. Negative: bytes move inside poll() only, do not wait at
+  // all.
   virtual int wait_for(std::vector<int>& fds) {
     (void)fds;
     return -1;

@@ -11,7 +11,7 @@ namespace mooncache {
 namespace {
 
 // Plain atomics, no lock: the handler reads them, and a forked child, which gives up guards, would wait for a
-// lock that another thread of its parent had. A slot is live while `begin` is not 0; whoever took it writes
+// lock that another thread of its parent had. A slot is live while `begin` is not 0; its owner writes
 // `begin` last and clears it first.
 struct Range {
   std::atomic<bool> taken{false};

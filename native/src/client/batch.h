@@ -30,7 +30,7 @@ struct GetBatch {
   const ClientConfig* config = nullptr;
   BufferBook* buffers = nullptr;
   DeviceCall* device = nullptr;  // null: host memory
-  // With GetOptions::allocate, per block: its size once a node told it, 0 before.
+  // With GetOptions::allocate, per block: its size once a node said it, 0 before.
   std::span<uint64_t> known_bytes;
 
   uint64_t capacity(uint32_t item) const;

@@ -46,7 +46,7 @@ class Breaker {
 
 // Of two ways to a peer, when the better one, that failed, is tried again: after a pause that doubles with
 // each failure until it has worked again. Unlike a breaker it books no probe: the other way works meanwhile,
-// so whoever comes after the pause tries.
+// so the first call after the pause tries.
 class Detour {
  public:
   static constexpr uint32_t kPauseMinMs = 5'000;

@@ -7,7 +7,7 @@
 // by one buffer as a whole, goes through staging memory.
 //
 // Memory of a GPU is listed with its device and exported as a dma-buf for as long as a registration takes. It
-// is found only by who asks for that device's memory: everybody else would let the processor touch it.
+// is found only by who asks for that device's memory: every other caller would let the processor touch it.
 //
 // A transfer under way keeps its registration alive, whatever becomes of it here. Thread-safe.
 #pragma once
@@ -50,7 +50,7 @@ class BufferBook {
   RegionHandle registration_of(std::span<const Slice> slices, const DeviceSums* device = nullptr);
   // Of the listed buffer in which all bytes lie: null when there is none, or it is host memory.
   std::shared_ptr<DeviceSums> device_of(std::span<const Slice> slices);
-  // The one for this GPU, as long as somebody has it.
+  // The one for this GPU, as long as it is in use.
   std::shared_ptr<DeviceSums> device(const std::shared_ptr<GpuDevice>& gpu);
 
   uint64_t buffers() const;

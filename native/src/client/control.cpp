@@ -21,16 +21,16 @@ std::vector<Question> Client::Impl::questions(const NodeMap& map, std::span<cons
                                               const CallOptions& options, uint32_t& unreachable) {
   std::vector<Question> asked;
   unreachable = 0;
-  const bool everybody = options.everybody || map.nodes.size() <= config.fanout_nodes_max;
+  const bool all_nodes = options.all_nodes || map.nodes.size() <= config.fanout_nodes_max;
   for (uint32_t position = 0; position < map.nodes.size(); ++position) {
     Question question{position, {}};
-    if (options.node ? map.infos[position].index == *options.node : everybody) {
+    if (options.node ? map.infos[position].index == *options.node : all_nodes) {
       question.items.resize(keys.size());
       for (uint32_t i = 0; i < keys.size(); ++i) question.items[i] = i;
     }
     asked.push_back(std::move(question));
   }
-  if (!everybody && !options.node) {
+  if (!all_nodes && !options.node) {
     for (uint32_t i = 0; i < keys.size(); ++i) {
       std::vector<uint32_t> chosen;
       for (uint32_t next; chosen.size() < 3 && (next = guess(map, keys[i], chosen, false)) != kNoNode;) {
@@ -143,7 +143,7 @@ Result<MatchReport> Client::Impl::match(std::span<const Key> keys, bool touch, c
     if (end.code == Code::kCancelled || end.code == Code::kClosed) return end;
     report.unreachable_nodes += end ? 0 : 1;
   }
-  if (!ends.empty() && asked.size() == 1 && !ends[0]) return ends[0];  // nobody answered: say why
+  if (!ends.empty() && asked.size() == 1 && !ends[0]) return ends[0];  // no node answered: say why
   bool leading = true;
   for (size_t i = 0; i < keys.size(); ++i) {
     const bool here = nearest[i].first != kNoNode;

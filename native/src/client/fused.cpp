@@ -162,7 +162,7 @@ class FusedGet final : public Program {
   size_t sent_;
   std::deque<size_t> frames_;  // items in each frame in flight
   std::vector<wire::GetResult> results_;
-  std::vector<uint32_t> lost_;  // of the frame being received: nobody gave them memory
+  std::vector<uint32_t> lost_;  // of the frame being received: they got no memory
 };
 
 class FusedPut final : public Program {

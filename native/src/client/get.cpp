@@ -1,6 +1,6 @@
 // get: rounds over guessed places. In each round every unresolved block is asked of one node, all nodes in
-// parallel; a miss, wrong bytes or a failed node send the block on to its next guess, at last to whoever
-// MATCH finds among the nodes not tried yet.
+// parallel; a miss, wrong bytes or a failed node send the block on to its next guess, at last to the node
+// that MATCH finds among the nodes not tried yet.
 #include <algorithm>
 
 #include "client/impl.h"
@@ -192,7 +192,7 @@ class GetCall {
     return batch_.known_bytes[item] > 0 ? batch_.known_bytes[item] : usual_bytes_;
   }
 
-  // Blocks of a batch that allocates have no size before somebody told it, and the way depends on the size.
+  // Blocks of a batch that allocates have no size before a node said it, and the way depends on the size.
   // The guess is what blocks measured lately. A block above this limit is not sent where there is a better
   // way for large ones: the node tells its size, and it is asked for again.
   uint64_t unsized_max(Node& node, Session& session) const {

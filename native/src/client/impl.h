@@ -87,7 +87,7 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   std::unique_ptr<LaneKeeper> keeper;
   // What blocks that were got without a known size measured lately, in bytes; 0 = not known yet.
   std::atomic<uint64_t> usual_bytes{0};
-  std::atomic<uint64_t> next_look_ms{0};  // at connections that nobody uses
+  std::atomic<uint64_t> next_look_ms{0};  // at connections that are not in use
   uint64_t fork_generation = 0;
 
   std::mutex mutex;  // map, retries, reservation lanes
@@ -139,7 +139,7 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   // can go in place.
   Status begin_device_call(DeviceCall& call, uint64_t bytes, const CallOptions& options) const;
   bool worth_device_call(DeviceCall& call, uint64_t bytes) const;
-  // Whether this session has RDMA; if not, the device is told why.
+  // Whether this session has RDMA; if not, the device records why.
   bool rdma_for_device(const DeviceCall& call, Node& node, const Session& session) const;
   Status put(std::span<const PutBlock> blocks, uint32_t replicas, const CallOptions& options,
              std::span<PutOutcome> outcomes);

@@ -253,7 +253,7 @@ class LaneLoop {
   uint64_t now_ms_;
   InterruptLook look_;
   // More such threads than processors would keep a small call of the process waiting for whole slices of the
-  // scheduler: after each piece they stand back for whoever else can run.
+  // scheduler: after each piece they stand back for other threads that can run.
   const bool has_bulk_;
   std::vector<pollfd> polled_;
   std::vector<int> fds_;

@@ -39,7 +39,7 @@ bool LaneQueue::acquire(LaneUse use, std::unique_ptr<LaneTicket>& ticket) {
   if (!ticket) {
     {
       const std::lock_guard lock(mutex_);
-      // Nobody who could have this turn is in the queue: release() leaves none behind.
+      // No ticket that could have this turn is in the queue: release() leaves none behind.
       if (free_for(use)) {
         count(use);
         return true;

@@ -21,7 +21,7 @@ inline constexpr uint64_t kSmallCallBytes = 64 << 10;
 
 class LaneQueue;
 
-// A place in the queue. Its end gives it back, and the turn with it when nobody took that.
+// A place in the queue. Its end gives it back, and the turn with it when that was not taken.
 class LaneTicket {
  public:
   LaneTicket(LaneQueue& queue, LaneUse use);
@@ -47,11 +47,11 @@ class LaneQueue {
 
   // True: it is the caller's turn, until release(). False: `ticket` waits in the queue; ask again with it.
   bool acquire(LaneUse use, std::unique_ptr<LaneTicket>& ticket);
-  // The end of a turn; it is the turn of whoever waits longest and may have it.
+  // The end of a turn; the ticket that waits longest and may have it is next.
   void release(LaneUse use);
   // Turns under way, those that were granted and not taken so far included.
   uint32_t turns() const;
-  // Everybody in the queue asks again, for the last time: their descriptors stay readable.
+  // All tickets in the queue ask again, for the last time: their descriptors stay readable.
   void wake_all();
 
  private:

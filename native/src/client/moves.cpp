@@ -36,7 +36,7 @@ Moves::Begun Moves::begin_next() {
   Move& move = moves_[next_];
   if (move.code != Code::kOk) {
     ++next_;
-    return Begun::kBegun;  // it has ended, and whoever gave it its code knows
+    return Begun::kBegun;  // it has ended, and the caller that gave it its code knows
   }
   Transfer transfer;
   transfer.id = next_;

@@ -2,7 +2,7 @@
 //
 // The idea: a sound node before a failing one, then by the way its bytes take (mapped memory of the own host,
 // the own host, RDMA, TCP), and only among those with the same way by what the memory itself is. Memory of a
-// GPU never goes before mapped memory: nobody maps it here, its bytes go over a socket.
+// GPU never goes before mapped memory: it is not mapped here, its bytes go over a socket.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace mooncache {
 enum class Reach : uint8_t { kMapped, kHost, kRdma, kTcp };
 
 struct ReadingHost {
-  std::string_view host_id;  // empty: nobody is on this host
+  std::string_view host_id;  // empty: no node is on this host
   bool maps = true;          // shared memory may be used
   bool rdma = false;         // RDMA may be used, as far as is known
 };

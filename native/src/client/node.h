@@ -1,5 +1,5 @@
 // One node as a client knows it: its lanes (authenticated connections), its breaker, its shared memory. Lives
-// as long as anybody uses it, also after it left the map.
+// as long as it is in use, also after it left the map.
 #pragma once
 
 #include <map>
@@ -20,7 +20,7 @@ class RdmaAccess {
  public:
   RdmaAccess(RdmaConfig config, uint64_t staging_bytes)
       : config_(std::move(config)), staging_bytes_(staging_bytes) {}
-  // The transport once somebody asked for it, whether or not it can be used; else null.
+  // The transport once it was asked for, whether or not it can be used; else null.
   RdmaTransport* opened() { return opened_.load(std::memory_order_acquire); }
   // Null: switched off, or unavailable on this machine.
   RdmaTransport* get() {
@@ -84,7 +84,7 @@ class Node {
   void close_idle();
   // It left the map. Calls that began before still get lanes, which are closed after their use.
   void retire();
-  // Lanes that nobody used since then, with their queue pairs.
+  // Lanes that were not used since then, with their queue pairs.
   void close_idle_since(uint64_t before_ms);
 
   bool allow(uint64_t now_ms);

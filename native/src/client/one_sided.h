@@ -2,7 +2,7 @@
 // link, tell the node (RELEASE or COMMIT); a chunk of items at a time. What differs between the two
 // directions is their `Way`; any one-sided link would do.
 //
-// Blocks in device memory go over RDMA in place or not at all (TRANSPORT_UNAVAILABLE: whoever called stages
+// Blocks in device memory go over RDMA in place or not at all (TRANSPORT_UNAVAILABLE: the caller stages
 // them). Nothing here reads or writes them: the link does not copy them, and their checksums are the device's
 // own work, before the bytes leave (put) and after they landed (get).
 #pragma once

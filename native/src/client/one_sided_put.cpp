@@ -43,7 +43,7 @@ class OneSidedPut {
 
   Phase moved(Chunk&) { return Phase::kTell; }
 
-  // Of device memory the checksums come first: what is sent afterwards is what the node will be told.
+  // Of device memory the checksums come first: what is sent afterwards is what the node will hear.
   Phase summed(Chunk& chunk) {
     for (const size_t i : chunk.moves.summed()) {
       Move& move = chunk.moves.all()[i];

@@ -19,13 +19,13 @@ namespace mooncache {
 struct ReservationLane {
   // Waits for the lane, no longer than the caller's patience lasts.
   Status acquire(const CallOptions& options);
-  // Hands the lane on, after telling the node of the grants that nobody wants any more.
+  // Hands the lane on, after telling the node which grants are not wanted any more.
   void release();
   // A PING, unless the lane is in use, which says the same to the node.
   void ping(int cancel_fd);
-  // Never waits: the node is told at once when nobody uses the lane, else by who has it now.
+  // Never waits: the node hears at once when the lane is free, else from its present user.
   void forget(uint64_t grant);
-  // The last reservation has left: what could not be told by then ends with the connection.
+  // The last reservation has left: what the node could not hear by then ends with the connection.
   void last_left();
   // By who has the lane: its reservations are void.
   void close();
@@ -54,7 +54,7 @@ constexpr int kPingPatienceMs = 10'000;
 constexpr auto kCancelLook = std::chrono::milliseconds(5);
 // Between two questions for space on a lane that others use.
 constexpr int kAskAgainMs = 20;
-// How long the node may hold a question for space on a lane that nobody else uses: who joins it waits so
+// How long the node may hold a question for space on a lane that no other caller uses: who joins it waits so
 // long.
 constexpr int kParkMs = 100;
 

@@ -92,7 +92,7 @@ struct BlockIndex::Impl {
   mutable std::shared_mutex mutex;
 };
 
-// Two 64 x 64 -> 128 multiplications fold the key; a seed that nobody outside knows keeps chosen keys
+// Two 64 x 64 -> 128 multiplications fold the key; a secret seed keeps chosen keys
 // from colliding on purpose.
 inline uint64_t BlockIndex::Impl::hash(TenantId tenant, const Key& key) const {
   __extension__ using Wide = unsigned __int128;

@@ -114,7 +114,7 @@ class ResolverThreads {
 void Lookup::finish(Addresses addresses) {
   addresses_ = std::move(addresses);
   done_.store(true, std::memory_order_release);
-  if (event_.valid()) (void)eventfd_write(event_.get(), 1);  // nobody reads it: it stays readable
+  if (event_.valid()) (void)eventfd_write(event_.get(), 1);  // it is never read: it stays readable
 }
 
 std::shared_ptr<Lookup> look_up(const std::string& host, uint16_t port) {

@@ -2,8 +2,8 @@
 //
 // getaddrinfo takes as long as the system's resolver likes, often many seconds when a name server is dead,
 // and cannot be cancelled. It runs on threads of its own, which end when nothing is left to look up; a lookup
-// tells by a descriptor that it is done. Whoever gives up drops the lookup. One name is looked up once for
-// all who ask at the same time, so a dead name costs one thread.
+// tells by a descriptor that it is done. A caller that gives up drops the lookup. One name is looked up once
+// for all who ask at the same time, so a dead name costs one thread.
 #pragma once
 
 #include <sys/socket.h>

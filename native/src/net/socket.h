@@ -53,7 +53,7 @@ struct SocketOptions {
 
 // A listening, non-blocking socket. `port` 0 takes a free one; see local_port().
 Result<UniqueFd> listen_tcp(const std::string& host, uint16_t port, int backlog = 1024);
-// Listens on `path` (mode 0600). An old socket file is replaced only when nobody answers on it.
+// Listens on `path` (mode 0600). An old socket file is replaced only when nothing answers on it.
 Result<UniqueFd> listen_unix(const std::string& path, int backlog = 1024);
 Result<uint16_t> local_port(int fd);
 

@@ -52,7 +52,7 @@ struct RailLoad {
 // the first.
 std::vector<size_t> order_rails(std::span<const RailLoad> rails, size_t turn);
 
-// A number for how late `bytes` more would be through: by what is under way on the rail, whoever posted it.
+// A number for how late `bytes` more would be through: by what is under way on the rail, of any link.
 uint64_t time_through(const RailLoad& rail, uint64_t bytes, uint32_t slowness);
 
 }  // namespace mooncache::rdma

@@ -80,7 +80,7 @@ class ProtectionDomain final : public Domain {
   }
 
   // `named`: what requests call the first byte. The kernel wants it to lie in its page where the memory lies
-  // in its own; the device lets nobody pass the first and the last byte, though it maps whole pages.
+  // in its own; the device lets no peer pass the first and the last byte, though it maps whole pages.
   Result<std::unique_ptr<Memory>> enroll_device(const DeviceRange& memory, int access, uint64_t named) {
     const Verbs& verbs = protection_->verbs();
     const std::string& device = protection_->port->info().device;

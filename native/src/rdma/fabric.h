@@ -1,6 +1,6 @@
 // RDMA devices of this machine as the transport and the server see them: rails, domains, endpoints, memory.
 //
-// The ideas: (1) nothing here needs the headers or the library of verbs, so everybody may include it; what
+// The ideas: (1) nothing here needs the headers or the library of verbs, so any file may include it; what
 // opens libibverbs at run time is behind open_fabric(), and absence is a sentence; (2) a domain is the unit
 // of trust: memory exposed in it can be reached by the endpoints of the same domain only, so a node gives
 // every connection its own; (3) an object keeps alive what it needs, and memory is quiet once its endpoint's
@@ -114,7 +114,7 @@ struct DeviceRange {
 
 class Memory {
  public:
-  virtual ~Memory() = default;  // nobody reaches the memory by its keys any more
+  virtual ~Memory() = default;  // no peer reaches the memory by its keys any more
   // How the device gets at it: "pages", "dma-buf", or "nvidia-peermem, because ...".
   virtual std::string how() const = 0;
   virtual uint32_t local_key() const = 0;

@@ -60,7 +60,7 @@ int node_of_memory(Slice memory) {
     const uintptr_t at = begin + (memory.size - 1) / (pages.size() - 1) * i;
     pages[i] = reinterpret_cast<void*>(at & ~(page - 1));
   }
-  std::array<int, 3> nodes{-1, -1, -1};  // or a negative errno: a page that nobody touched has none
+  std::array<int, 3> nodes{-1, -1, -1};  // or a negative errno: a page that was never touched has none
   if (syscall(SYS_move_pages, 0, pages.size(), pages.data(), nullptr, nodes.data(), 0) != 0) return -1;
   return nodes[0] >= 0 && nodes[1] == nodes[0] && nodes[2] == nodes[0] ? nodes[0] : -1;
 }

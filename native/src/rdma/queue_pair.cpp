@@ -79,7 +79,7 @@ class QueuePair final : public Endpoint {
 
   const std::shared_ptr<Protection> protection_;
   const Verbs& verbs_;
-  const RailInfo& info_;  // as it was when this was made: the address that the peer was told
+  const RailInfo& info_;  // as it was when this was made: the address that the peer knows
   const uint32_t depth_;
   ibv_comp_channel* channel_ = nullptr;
   ibv_cq* cq_ = nullptr;

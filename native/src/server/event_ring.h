@@ -1,5 +1,5 @@
 // The node's log as structured events: a bounded ring that loops append to and the Python shell
-// drains into its own logging. When nobody drains, the oldest events go and a count says how many.
+// drains into its own logging. When it is not drained, the oldest events go and a count says how many.
 #pragma once
 
 #include <cstdint>

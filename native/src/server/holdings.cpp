@@ -184,7 +184,7 @@ void Holdings::withdraw_all() {
 Slice Holdings::host_extent(uint64_t grant, bool writable) {
   if (writable) return store().writable(ReservationId{grant});
   const ConstSlice bytes = store().readable(PinId{grant});
-  return {const_cast<std::byte*>(bytes.data), bytes.size};  // the device is told to read only
+  return {const_cast<std::byte*>(bytes.data), bytes.size};  // the device may read only
 }
 
 // Only while the GPU answers: a grant on one that does not would be read in vain.

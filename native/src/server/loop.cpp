@@ -163,7 +163,7 @@ void Loop::accept_some(Listener& listener) {
       return;
     }
     accept_failing_ = false;
-    // Those beyond the limit are told why, as long as they are not too many.
+    // Those beyond the limit hear why, as long as they are not too many.
     const uint32_t limit = shared_.config.max_connections;
     const uint32_t open = shared_.connections.load();
     const bool surplus = open - std::min(open, shared_.surplus.load()) >= limit;
@@ -195,7 +195,7 @@ void Loop::keep_spare() {
 }
 
 // Out of descriptors or memory. With the spare descriptor those who wait are taken and closed: they ask
-// elsewhere at once instead of waiting for their time to end. The state is told once.
+// elsewhere at once instead of waiting for their time to end. The state is logged once.
 void Loop::accept_failed(Listener& listener, int error) {
   if (!std::exchange(accept_failing_, true)) {
     shared_.log.push(40, "accept_failed",
@@ -309,7 +309,7 @@ void Loop::park(Connection& connection) {
   if (parked_.empty()) parked_retry_ms_ = now_ms_ + kParkedRetryMs;
   parked_.emplace(connection.wait().ticket, &connection);
   publish_longest_wait();
-  // What was freed since the attempt may have gone by: nobody knew yet that this one waits.
+  // What was freed since the attempt may have gone by: it was not known yet that this one waits.
   if (shared_.space_releases.load() != releases_seen_) space_freed_.store(true);
 }
 
@@ -338,7 +338,7 @@ void Loop::run_queue() {
 }
 
 // In the order in which they came, those of the other loops included. Who waits longest gets what was freed,
-// until there is no more: whoever comes after one that got nothing would get nothing either. Only of another
+// until there is no more: those behind one that got nothing would get nothing either. Only of another
 // tenant, which has another quota, one more is tried.
 void Loop::retry_parked() {
   bool freed = space_freed_.exchange(false);
@@ -350,7 +350,7 @@ void Loop::retry_parked() {
     const uint64_t ticket = at->first;
     Connection& connection = *at->second;
     bool wakes = freed && std::find(refused.begin(), refused.end(), connection.tenant()) == refused.end();
-    // Another loop has somebody who comes first, and goes on from there.
+    // Another loop has one that comes first, and continues from there.
     if (wakes && tried != 0 && shared_.wake_waiter(tried, ticket)) wakes = freed = false;
     if (connection.parked() && !wakes && !all && now_ms_ < connection.wait().deadline_ms) {
       ++at;
@@ -369,11 +369,11 @@ void Loop::retry_parked() {
     connection.account();
     publish_longest_wait();
   }
-  if (freed) (void)shared_.wake_waiter(tried, kNobody);
+  if (freed) (void)shared_.wake_waiter(tried, kNoWait);
 }
 
 void Loop::publish_longest_wait() {
-  longest_wait_.store(parked_.empty() ? kNobody : parked_.begin()->first);
+  longest_wait_.store(parked_.empty() ? kNoWait : parked_.begin()->first);
 }
 
 void Loop::tick() {
@@ -390,10 +390,10 @@ std::span<std::byte> Loop::look_at() {
 // One loop tells it, whichever sees it first. Only a device can come back.
 void Loop::look_at_arena() {
   const uint64_t lost = shared_.store->lost_bytes();
-  uint64_t told = shared_.lost_bytes.load();
-  if (lost == told || (lost < told && shared_.store->addressable())) return;
-  if (!shared_.lost_bytes.compare_exchange_strong(told, lost)) return;  // the next tick sees what is left
-  if (lost < told) {
+  uint64_t logged = shared_.lost_bytes.load();
+  if (lost == logged || (lost < logged && shared_.store->addressable())) return;
+  if (!shared_.lost_bytes.compare_exchange_strong(logged, lost)) return;  // the next tick sees what is left
+  if (lost < logged) {
     shared_.log.push(20, "arena_back",
                      shared_.store->arena().description + " answers again: new blocks are taken");
     return;
@@ -453,7 +453,7 @@ void Loop::advance_stop() {
   }
   for (const auto& listener : listeners_) pause(*listener);
   some_paused_ = false;
-  listeners_.clear();  // closed: who waits in the backlog is told so at once
+  listeners_.clear();  // closed: connections in the backlog end at once
   const bool over = deadline.expired();
   for (const auto& connection : connections_) {
     if (!connection->is_dead() && (over || !connection->busy())) connection->destroy(CloseReason::kStopped);

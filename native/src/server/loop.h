@@ -52,7 +52,7 @@ struct Visit {
 class Loop {
  public:
   static constexpr size_t kScratchBytes = 64 << 10;
-  static constexpr uint64_t kNobody = UINT64_MAX;
+  static constexpr uint64_t kNoWait = UINT64_MAX;
 
   explicit Loop(Shared& shared);
   ~Loop();
@@ -67,7 +67,7 @@ class Loop {
   // From any thread.
   void adopt(Newcomer newcomer);
   void space_freed();
-  // The ticket of who waits longest for space here; kNobody.
+  // The ticket of who waits longest for space here; kNoWait.
   uint64_t longest_wait() const { return longest_wait_.load(); }
   void stop(Deadline deadline);
   uint32_t load() const { return load_.load(std::memory_order_relaxed); }
@@ -128,8 +128,8 @@ class Loop {
   std::vector<std::unique_ptr<Listener>> listeners_;
   std::vector<Loop*> loops_;
   net::UniqueFd spare_;          // given up to take and close a connection when there is no descriptor left
-  bool accept_failing_ = false;  // told
-  bool full_ = false;            // told: max_connections are open
+  bool accept_failing_ = false;  // and logged
+  bool full_ = false;            // and logged: max_connections are open
   bool some_paused_ = false;
   uint64_t listening_retry_ms_ = 0;
 
@@ -152,7 +152,7 @@ class Loop {
 
   std::atomic<bool> woken_{false};
   std::atomic<bool> space_freed_{false};
-  std::atomic<uint64_t> longest_wait_{kNobody};
+  std::atomic<uint64_t> longest_wait_{kNoWait};
   std::atomic<bool> stopping_{false};
   std::mutex mutex_;  // guards newcomers_ and stop_deadline_
   std::vector<Newcomer> newcomers_;

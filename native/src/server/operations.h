@@ -132,7 +132,7 @@ class GetOp {
   std::vector<uint32_t> sound_chunks_;
 };
 
-// What devices have to be told takes long: a turn has a budget for it, and the operation goes on in the next
+// Commands to devices take long: a turn has a budget for it, and the operation goes on in the next
 // one.
 
 // A LOOKUP or RESERVE whose grants are being opened to the peer's devices.

@@ -111,7 +111,7 @@ Next ops::attach(Session& session, wire::Meta meta) {
   return next;
 }
 
-// Totals for everybody; the node's inner counters for the admin.
+// Totals for every caller; the node's inner counters for the admin.
 Next ops::node_stat(Session& session, wire::Meta meta) {
   if (!meta.empty()) return session.malformed();
   wire::NodeStatResponse response;

@@ -25,7 +25,7 @@ Next ops::hello(Session& session, wire::Meta meta) {
     return session.refuse(Code::kProtocolError, "HELLO comes once, first", CloseReason::kProtocol);
   }
   if (session.surplus) {
-    // Not in the log: whoever tries again and again would fill it.
+    // Not in the log: a caller that tries again and again would fill it.
     return session.close(
         {Code::kLimitExceeded, "the node has " + std::to_string(session.config().max_connections) +
                                    " connections already, its limit"},

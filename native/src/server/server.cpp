@@ -170,7 +170,7 @@ Result<std::unique_ptr<StoreServer>> StoreServer::create(ServerConfig config) {
   Impl* raw = impl.get();
   raw->shared.store->set_space_callback([raw] {
     raw->shared.space_releases.fetch_add(1);
-    (void)raw->shared.wake_waiter(0, Loop::kNobody);
+    (void)raw->shared.wake_waiter(0, Loop::kNoWait);
   });
   raw->shared.wake_waiter = [raw](uint64_t after, uint64_t before) {
     Loop* next = nullptr;
@@ -206,7 +206,7 @@ void StoreServer::Impl::fit_descriptors() {
   shared.config.max_connections = static_cast<uint32_t>(std::max<uint64_t>(fits, 1));
 }
 
-// What is said once, so that nobody takes the arena for a place that keeps blocks.
+// Said once, so that the arena is not taken for a place that keeps blocks.
 void StoreServer::Impl::describe_arena() {
   const ArenaInfo arena = shared.store->arena();
   shared.shares_memory = arena.why_not_shared.empty();

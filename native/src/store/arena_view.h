@@ -1,5 +1,5 @@
-// The memory of a store as devices of RDMA reach it. Only whoever opens blocks to devices needs it: the store
-// itself moves bytes by copies. It lives as long as its store.
+// The memory of a store as devices of RDMA reach it. Only code that opens blocks to devices needs it: the
+// store itself moves bytes by copies. It lives as long as its store.
 #pragma once
 
 #include <algorithm>

@@ -14,7 +14,7 @@ constexpr const char* kNoKernel = "none";  // one extent is one copy: nothing is
 // A copy of 256 KiB takes 20 us; a device that has not ended it by then is asked no more.
 constexpr int64_t kPatienceMs = 2000;
 constexpr int64_t kLastAskMs = 200;
-// How often a device that failed is tried, and how long that may hold up whoever tries.
+// How often a device that failed is tried, and how long that may hold up a caller.
 constexpr int64_t kTryAgainMs = 1000;
 constexpr int64_t kTrialMs = 10;
 constexpr uint32_t kOnePiece[] = {1};
@@ -33,7 +33,7 @@ Result<std::unique_ptr<DeviceMemory>> DeviceMemory::open(int ordinal, uint64_t s
     if (!stager) return stager.status();
     lane.stager = std::move(*stager);
   }
-  // whole pages, so that no page that is exported belongs to anybody else
+  // whole pages, so that no page that is exported belongs to other memory
   const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
   auto address = memory->device_->allocate((size_bytes + page - 1) / page * page);
   if (!address) {
@@ -148,7 +148,7 @@ Status DeviceMemory::pipeline(GpuStager& stager, uint64_t size, const Start& sta
 }
 
 // A device that does not answer any more is asked once; then it counts as gone, with the buffers that it may
-// still write to. One that answers has ended all that it was told.
+// still write to. One that answers has ended all commands.
 Status DeviceMemory::judged(GpuStager& stager, Status status) {
   if (status) return status;
   bool answers =

@@ -2,8 +2,8 @@
 // while one half of a buffer is on its way over the bus, the other one is filled or emptied.
 //
 // What it promises: a copy that says OK is through when it returns, also for other threads; after a device
-// has failed, every copy fails at once, so that nobody waits for it twice, until the device has ended all
-// that it was told and moved a byte again.
+// has failed, every copy fails at once, so that no caller waits for it twice, until the device has ended all
+// commands and moved a byte again.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
 // The bounded log of what became visible or invisible. Records are numbered from 1; a reader that falls
-// behind by more than the capacity loses the oldest and is told so (it then takes a snapshot).
+// behind by more than the capacity loses the oldest and learns so (it then takes a snapshot).
 // Leaf lock: append is called under a shard's lock, which makes the order per key that of the effects.
 #pragma once
 

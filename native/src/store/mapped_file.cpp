@@ -37,7 +37,7 @@ std::string text_of(uint64_t bytes) {
 Status check_rights(const std::string& path, const struct stat& facts) {
   if (S_ISCHR(facts.st_mode)) {
     if ((facts.st_mode & 0007) == 0) return Status::ok();
-    return wrong(path, "may be opened by everybody, who could read and change all blocks; chmod o= it");
+    return wrong(path, "may be opened by every user, who could read and change all blocks; chmod o= it");
   }
   if (facts.st_uid != ::geteuid())
     return wrong(path, "belongs to another user, who could truncate it under the node; chown it");
@@ -98,7 +98,7 @@ Status MappedFile::open_named(const std::string& path) {
   return fd_ >= 0 ? Status::ok() : refused(path, "it cannot be opened for reading and writing", errno);
 }
 
-// Nobody can reach it by a name, and it is gone with the process.
+// It has no name to be reached by, and it is gone with the process.
 Status MappedFile::open_unnamed(const std::string& folder) {
   fd_ = ::open(folder.c_str(), O_RDWR | O_CLOEXEC | O_TMPFILE | O_EXCL, 0600);
   if (fd_ >= 0) return Status::ok();

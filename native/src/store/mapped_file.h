@@ -55,7 +55,7 @@ class MappedFile final : public ArenaMemory {
 
   ArenaInfo info_;
   bool is_device_ = false;
-  int fd_ = -1;  // holds the lock; never handed to anybody, or the lock would outlive this process
+  int fd_ = -1;  // holds the lock; never handed out, or the lock would outlive this process
   int fd_ro_ = -1, fd_rw_ = -1;
   std::byte* data_ = nullptr;
   BusGuard guard_;

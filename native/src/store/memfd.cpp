@@ -99,7 +99,7 @@ Status Memfd::bind(int numa_node) {
   constexpr int kBits = 8 * sizeof(unsigned long);
   unsigned long nodes[kNumaNodesMax / kBits] = {};
   if (numa_node < kNumaNodesMax) nodes[numa_node / kBits] = 1ul << (numa_node % kBits);
-  // One more than there are: the kernel reads a bit less than it is told.
+  // One more than there are: the kernel reads a bit less than that.
   if (::syscall(SYS_mbind, data_, size_bytes_, MPOL_BIND, nodes, kNumaNodesMax + 1, 0) == 0)
     return Status::ok();
   return {Code::kConfigInvalid,

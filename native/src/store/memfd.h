@@ -37,7 +37,7 @@ class Memfd {
   int fd_rw() const { return fd_rw_; }
   Pages pages() const { return pages_; }
   uint64_t page_bytes() const { return page_bytes_; }
-  // Why there are no huge pages although they were asked for; "" = there are, or nobody asked.
+  // Why there are no huge pages although they were asked for; "" = there are, or they were not asked for.
   const std::string& why_not_huge() const { return why_not_huge_; }
   // Puts memory behind a range, without changing a byte of it. NO_SPACE.
   Status populate(uint64_t offset, uint64_t length);

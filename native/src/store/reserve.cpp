@@ -51,7 +51,7 @@ bool Store::Core::evict_tail(Shard& shard, Queue queue, Pressure& pressure) {
   return true;
 }
 
-// The published ticks may be stale by the time that anybody acts on them.
+// The published ticks may be stale by the time that they are acted on.
 std::pair<uint64_t, uint32_t> Store::Core::coldest(size_t queue) const {
   std::pair<uint64_t, uint32_t> found{kNever, kNone};
   for (uint32_t number = 0; number < config.shards; ++number) {

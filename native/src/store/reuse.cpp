@@ -234,7 +234,7 @@ void Reuse::forget(uint32_t index) {
   free_if_unused(index);
 }
 
-// Chains that came into another band of age: nobody used them in the one before.
+// Chains that came into another band of age: not used in the one before.
 void Reuse::age(double now_s) {
   for (size_t band = 0; band + 1 < kBands; ++band) {
     const double end_s = kBandBeginS[band + 1], seconds = end_s - kBandBeginS[band];

@@ -1,4 +1,4 @@
-// Eviction by the hits that blocks will still bring: policy "mooncache". The idea and the reasons are told in
+// Eviction by the hits that blocks will still bring: policy "mooncache". The idea and the reasons are in
 // services/simulate/cache/reuse.py; both make the same decisions, bit for bit (tests/native/test_reuse.py).
 //
 // Sessions use ever longer chains. Each use makes a Chain, which owns the blocks of the request as far as

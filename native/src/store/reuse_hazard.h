@@ -1,6 +1,6 @@
 // How likely blocks of a class are used again now, learnt while requests come. The ideas and the numbers are
-// told in services/simulate/cache/hazard.py; both compute the same bits: only + - * / and comparisons, in the
-// same order. No clock, no randomness, not thread-safe.
+// described in services/simulate/cache/hazard.py; both compute the same bits: only + - * / and comparisons,
+// in the same order. No clock, no randomness, not thread-safe.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ inline constexpr double kSharedGapMaxS = 480.0;
 
 // What is seen of a chain when it is used.
 struct Signals {
-  uint32_t turn = 1;  // 1: a session nobody knows
+  uint32_t turn = 1;  // 1: an unknown session
   double gap_s = 0;   // since the session's last use; 0 at the first
   uint64_t blocks = 0;
   uint64_t new_blocks = 0;

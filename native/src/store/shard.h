@@ -54,8 +54,8 @@ struct Entry {
 };
 static_assert(sizeof(Entry) == 112);
 
-// The block of this slot may go, and it lies there. Whoever took the slot's number from an arena has let go
-// of the arena's lock since: the slot may hold another block by now, which is warm and lies elsewhere.
+// The block of this slot may go, and it lies there. A caller that took the slot's number from an arena has
+// let go of the arena's lock since: the slot may hold another block by now, which is warm and lies elsewhere.
 inline bool is_victim_at(const Entry& entry, uint32_t arena, uint32_t offset) {
   return entry.state == State::kVisible && entry.linked != 0 && entry.arena == arena &&
          entry.offset == offset;

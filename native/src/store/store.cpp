@@ -27,7 +27,7 @@ Result<std::unique_ptr<Store>> Store::open(StoreConfig config) {
 Result<Reservation> Store::reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms) {
   bool more_to_evict = false;
   auto reservation = core_->reserve(tenant, key, size, now_ms, &more_to_evict);
-  // Whoever waits for space need not wait for anybody: the next try evicts the next victims.
+  // A put that waits for space need not wait for a reader: the next try evicts the next victims.
   if (more_to_evict) core_->notify_space();
   return reservation;
 }

@@ -1,6 +1,6 @@
 // A fixed number of zeroed records that costs next to nothing to make, however many they are: the kernel
 // provides a page when it is first touched. A vector of that size writes every page at once, which stops
-// whoever holds the lock meanwhile.
+// the thread that holds the lock meanwhile.
 #pragma once
 
 #include <sys/mman.h>

@@ -156,7 +156,7 @@ Session::Session(const PeerDescription& peer, Route route, std::shared_ptr<net::
 // The connection is ended, not just closed here: a child that was forked while it was being made may hold the
 // socket open, and with it everything that the node granted. The other way round, a child must not end its
 // parent's.
-// Whoever copies one-sided ends before its session does, so the node sees the end after the last byte.
+// A one-sided copy ends before its session does, so the node sees the end after the last byte.
 Session::~Session() {
   not_the_childs_.release();  // the number may stand for another file as soon as the stream is gone
   if (!stream_ || owner_ != getpid()) return;

@@ -200,7 +200,7 @@ Status RdmaTransport::attach(const Region& region, RdmaRegion& made) {
   return Status::ok();
 }
 
-// After attaching: pages that nobody had touched have got their place by then.
+// After attaching: pages that were never touched have got their place by then.
 void RdmaTransport::measure(const Region& region, RdmaRegion& made) const {
   rdma::PciPlace gpu;
   int node = region.numa_node;

@@ -251,7 +251,7 @@ class RdmaTransport final : public Transport {
   // How the rails reach a region: "fake0:1 by dma-buf; fake1:1 not at all, because …". Empty: no such region.
   std::string describe(RegionHandle handle) const;
 
-  // A link over a session that somebody else owns; prepare() and connect() are still to come.
+  // A link over a session that another object owns; prepare() and connect() are still to come.
   Result<std::unique_ptr<RdmaLink>> make_link(Session& session);
   const std::shared_ptr<RdmaShared>& shared() const { return shared_; }
 

@@ -343,7 +343,7 @@ Status RdmaLink::cancel(TransferId id) {
   for (uint32_t number = 0; number < pieces_.size(); ++number) {
     if (pieces_[number].serial == serial && pieces_[number].landed) give_back(number);
   }
-  // what still flies lands in staging memory, where nobody looks at it
+  // what still flies lands in staging memory, where it is not looked at
   std::erase_if(queue_, [serial](const Pending& other) { return other.serial == serial; });
   return Status::ok();
 }

@@ -110,7 +110,7 @@ void RdmaLink::skip(Pending& pending, uint64_t bytes) {
   }
 }
 
-// The CRC of a piece's bytes, 0 when nobody wants it; those that go through a slot are copied between it and
+// The CRC of a piece's bytes, 0 when it is not wanted; those that go through a slot are copied between it and
 // the caller's slices on the way.
 uint32_t RdmaLink::checksum(const Pending& pending, const Piece& piece) {
   const bool wanted = pending.counted;

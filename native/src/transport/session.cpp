@@ -17,7 +17,7 @@ constexpr size_t kTailBytes = 8 << 10;
 constexpr size_t kScratchBytes = 64 << 10;
 constexpr size_t kReadPieces = 128;
 
-// Swallows bytes that nobody wants; never read, shared by all threads on purpose per thread.
+// Swallows unwanted bytes; never read, shared by all threads on purpose per thread.
 std::byte* scratch() {
   static thread_local std::vector<std::byte> bytes(kScratchBytes);
   return bytes.data();

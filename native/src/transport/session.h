@@ -114,7 +114,7 @@ class Session {
   // The node's name is still being looked up.
   bool resolving() const { return lookup_ && !lookup_->done(); }
   short poll_events() const;
-  // True when the connection was closed by the peer or holds bytes nobody asked for. One system call.
+  // True when the connection was closed by the peer or holds bytes that were not asked for. One system call.
   bool stale() const;
 
   Route route() const { return route_; }

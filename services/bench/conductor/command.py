@@ -25,8 +25,8 @@ def conductor(
 ) -> int:
     """Measure how long a decision of the conductor takes, alone and as a whole Schedule op.
 
-    In this process, without network, over 64 instances and an index of a million blocks unless told otherwise, and
-    what it costs to keep the index and to look a prompt up. Takes about a minute.
+    In this process, without network, over 64 instances and an index of a million blocks unless options say otherwise,
+    and what it costs to keep the index and to look a prompt up. Takes about a minute.
 
     For example:
 

@@ -114,7 +114,7 @@ def _add_rows(
 
 
 def _slices(memory: int, size: int, options: CopyOptions) -> tuple[list[list[tuple[int, int]]], bool]:
-    """A buffer of slices that lie apart, in blocks; or one slice whose checksum nobody wants (size 0)."""
+    """A buffer of slices that lie apart, in blocks; or one slice whose checksum is not wanted (size 0)."""
     if not size:
         return [[(memory, options.buffer_bytes)]], False
     count = options.buffer_bytes // size
@@ -138,7 +138,7 @@ def _verify(stager: Any, memory: int, size: int, options: CopyOptions) -> None:
     if bytes(back[:used]) != pattern[:used]:
         raise ChecksumMismatch(f"Slices of {size} bytes came back with other bytes.")
     if not read:
-        return  # no kernel, or nobody asked
+        return  # no kernel, or it was not asked for
     expected, at = [], 0
     for block in slices:
         length = sum(piece for _, piece in block)

@@ -210,8 +210,8 @@ def _ask(engine: Any, parts: Any, tokens: list[int], options: EngineOptions) -> 
     engine.submit([sequence])
     if not answer.ended.wait(options.wait_s):
         raise EngineTimeout(f"A prompt of {len(tokens)} tokens was not answered in {options.wait_s:g} s.")
-    told = answer.outputs[-1].cache
-    return Pass(answer.tokens, answer.first_s - begun_s, told.loaded_tokens if told else 0)
+    report = answer.outputs[-1].cache
+    return Pass(answer.tokens, answer.first_s - begun_s, report.loaded_tokens if report else 0)
 
 
 def _forget(engine: Any, options: EngineOptions) -> None:

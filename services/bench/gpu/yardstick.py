@@ -1,7 +1,7 @@
 """The yardstick of the GPU benchmark: the driver's own asynchronous copies, called without anything of ours between.
 
 Idea: pinned memory and one stream, as many copies of the same bytes as ours make, one synchronisation at the end:
-nobody who moves bytes between host and device by the copy engines is faster. libcuda is called by ctypes, so that it
+no mover of bytes between host and device is faster than the copy engines. libcuda is called by ctypes, so that it
 needs neither torch nor the code that is judged.
 """
 

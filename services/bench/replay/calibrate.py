@@ -1,8 +1,9 @@
 """A model profile of the cluster at hand, from a few measured points: what the simulator needs to know of it.
 
-Prompts that nobody has seen, of lengths as in the trace, one at a time, give the prefill; the same prompts made longer
-give what a cached prefix saves; a few answers side by side give the step. What a request costs without any model work
-(HTTP, tokenising, scheduling) is told apart by the shortest prompt: it delays one request and keeps no engine busy.
+Prompts that were never sent before, of lengths as in the trace, one at a time, give the prefill; the same prompts made
+longer give what a cached prefix saves; a few answers side by side give the step. What a request costs without any model
+work (HTTP, tokenising, scheduling) is measured with the shortest prompt: it delays one request and keeps no engine
+busy.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ async def measure(
     lengths: Sequence[int],
     points: Points,
     draws: np.random.Generator,
-    tell: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> None:
     """Add one round of points. Raises EngineFailed when a request of the calibration fails."""
     async with aiohttp.ClientSession() as session:
         client = _Client(session, endpoint, shape, draws)
-        tell("calibrating: warming up")
+        progress("calibrating: warming up")
         middle = int(np.median(lengths))
         for length in (middle, max(lengths) // 2, middle):
             await client.ask(client.fresh(length), 4)
@@ -75,15 +76,15 @@ async def measure(
             points.short_s.append((await client.ask(client.fresh(_SHORT_TOKENS), 1)).ttft_s)
         for again in range(_ROUNDS):
             for length in lengths:
-                tell(f"calibrating: prompts of {length} tokens, {again + 1} of {_ROUNDS}")
+                progress(f"calibrating: prompts of {length} tokens, {again + 1} of {_ROUNDS}")
                 await _prompts(client, length, shape, points)
             for count in _BATCHES:
-                tell(f"calibrating: {count} answers at once, {again + 1} of {_ROUNDS}")
+                progress(f"calibrating: {count} answers at once, {again + 1} of {_ROUNDS}")
                 await _answers(client, middle, count, points)
 
 
 async def _prompts(client: _Client, length: int, shape: ReplayShape, points: Points) -> None:
-    """One prompt that nobody has seen, and the same with as much again behind it."""
+    """One prompt that was never sent before, and the same with as much again behind it."""
     prompt = client.fresh(length)
     points.prefill.setdefault((length, 0), []).append((await client.ask(prompt, 1)).ttft_s)
     longer = prompt + client.fresh(length)
@@ -170,7 +171,7 @@ class _Client:
         self._session, self._endpoint, self._shape, self._draws = session, endpoint, shape, draws
 
     def fresh(self, count: int) -> list[int]:
-        """Tokens that nobody has seen in this order."""
+        """Tokens that were never sent in this order."""
         drawn: list[int] = self._draws.integers(64, self._shape.vocab, count).tolist()
         return drawn
 

@@ -108,7 +108,7 @@ async def _read(response: aiohttp.ClientResponse, found: ReplayTiming, sent_s: f
 
 
 async def replay(
-    endpoint: ReplayTarget, requests: Sequence[Planned], tell: Callable[[int, int], None]
+    endpoint: ReplayTarget, requests: Sequence[Planned], progress: Callable[[int, int], None]
 ) -> list[ReplayTiming]:
     """Send every request at its time, whatever became of those before; tell (sent, ended) now and then."""
     results = [ReplayTiming() for _ in requests]
@@ -130,6 +130,6 @@ async def replay(
             await asyncio.sleep(max(0.0, delay_s))
             late_s[number] = time.perf_counter() - began_s - planned.at_s
             tasks.append(asyncio.create_task(one(number)))
-            tell(number + 1, ended)
+            progress(number + 1, ended)
         await asyncio.gather(*tasks)
     return results

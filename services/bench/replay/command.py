@@ -102,7 +102,7 @@ def _report(
     key: str,
     model: str,
     options: ReplayOptions,
-    tell: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> Report:
     """The replay, against the endpoint or a cluster of its own. Raises MooncacheError."""
     from mooncache.bench.replay.run import run, workload
@@ -110,9 +110,9 @@ def _report(
     small = workload(_trace(trace, form, options.seed), options)
     if endpoint:
         where = asyncio.run(_endpoint(endpoint.rstrip("/").removesuffix("/v1"), key, model))
-        return asyncio.run(run(small, where, options, tell))
-    with _cluster(options, model, len(set(small.hash_ids.tolist())), tell) as where:
-        return asyncio.run(run(small, where, options, tell))
+        return asyncio.run(run(small, where, options, progress))
+    with _cluster(options, model, len(set(small.hash_ids.tolist())), progress) as where:
+        return asyncio.run(run(small, where, options, progress))
 
 
 def _trace(path: Path | None, form: TraceFormat, seed: int) -> Trace:
@@ -151,7 +151,7 @@ async def _endpoint(url: str, key: str, model: str) -> ReplayTarget:
 
 @contextmanager
 def _cluster(
-    options: ReplayOptions, model: str, blocks: int, tell: Callable[[str], None]
+    options: ReplayOptions, model: str, blocks: int, progress: Callable[[str], None]
 ) -> Iterator[ReplayTarget]:
     """A cluster on hf engines, with caches that hold the whole replay; gone afterwards."""
     import tempfile
@@ -166,7 +166,7 @@ def _cluster(
     with tempfile.TemporaryDirectory(prefix="mooncache-bench-replay-") as folder:
         if not model:
             # Large enough for its computing, not the machinery around it, to be what is measured.
-            tell("making a model")
+            progress("making a model")
             made = build(Path(folder) / "model", layers=4, hidden=384, heads=6, kv_heads=2, vocab=8192)
             model = str(made)
         env = {
@@ -189,7 +189,7 @@ def _cluster(
             extra_env=tuple(env.items()),
         )
         cluster = EmbeddedCluster(settings)
-        tell("starting a cluster")
+        progress("starting a cluster")
         cluster.start(_START_TIMEOUT_S)
         try:
             key = tenant_token(load_cluster_token(cluster.token_path), "bench").text

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mooncache.simulate import Result
     from mooncache.traces import Trace
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 ERROR_MAX_PERCENT = 15.0
 _LENGTH_SHARES = (5, 35, 65, 85, 97)
 _LATE_S = 0.05
@@ -55,12 +55,12 @@ def workload(trace: Trace, options: ReplayOptions) -> Trace:
     return shrink(sample_conversations(trace.spread(rng=rng), options.requests, rng), options.shape)
 
 
-async def run(small: Trace, endpoint: ReplayTarget, options: ReplayOptions, tell: Tell) -> Report:
+async def run(small: Trace, endpoint: ReplayTarget, options: ReplayOptions, progress: Progress) -> Report:
     """Replay the workload and report. Raises EngineFailed when requests fail, PROFILE_INVALID for odd points."""
     draws = np.random.default_rng(random.Random(f"calibration/{options.seed}").getrandbits(64))
     lengths = sorted({int(each) for each in np.percentile(small.input_tokens, _LENGTH_SHARES)})
     points = Points()
-    await measure(endpoint, options.shape, lengths, points, draws, tell)
+    await measure(endpoint, options.shape, lengths, points, draws, progress)
     speed = options.speed or speed_for(small, options.serving, fit(points, endpoint.model), options.load)
     played = small.speed(speed)
     prompts = Prompts(played, options.shape, options.seed)
@@ -71,7 +71,7 @@ async def run(small: Trace, endpoint: ReplayTarget, options: ReplayOptions, tell
     results = await replay(
         endpoint,
         planned,
-        lambda sent, ended: tell(
+        lambda sent, ended: progress(
             f"replaying: {sent} of {len(planned)} sent, {ended} ended, {played.span_s:.0f} s"
         ),
     )
@@ -79,9 +79,9 @@ async def run(small: Trace, endpoint: ReplayTarget, options: ReplayOptions, tell
     if len(failed) == len(results):
         raise EngineFailed(f"Every request failed; the first error: {failed[0]}")
     # A second round, because a machine's speed drifts: the profile is that of the time around the replay.
-    await measure(endpoint, options.shape, lengths, points, draws, tell)
+    await measure(endpoint, options.shape, lengths, points, draws, progress)
     calibration = fit(points, endpoint.model)
-    tell("simulating")
+    progress("simulating")
     expected = await asyncio.to_thread(predict, played, options.serving, calibration, options.seed)
     return _report(played, speed, results, calibration, expected)
 

@@ -27,7 +27,7 @@ from mooncache.cluster.settings import Engine
 from mooncache.errors import Internal
 from mooncache.reporting.rows import Report, Row, bar_row
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 REQUEST_TIMEOUT_S = 120.0
 SETTLE_S = 10.0
 RECOVER_TIMEOUT_S = 180.0
@@ -71,7 +71,7 @@ class Tally:
         return sum(self.failures.values())
 
 
-def run(options: SoakOptions, tell: Tell) -> Report:
+def run(options: SoakOptions, progress: Progress) -> Report:
     """Start a cluster, load it, kill its parts, and report."""
     report = Report(f"soak: {options.streams} streams, engine {options.engine}")
     start = TurnsOptions(engine=options.engine, model=options.model)
@@ -83,11 +83,11 @@ def run(options: SoakOptions, tell: Tell) -> Report:
         "MOONCACHE_CONDUCTOR_SEEN_BLOCK_COUNT_MAX": "5000",
     }
     with cluster_of(start, "soak", env, 1) as cluster:
-        asyncio.run(_soak(cluster, options, report, tell))
+        asyncio.run(_soak(cluster, options, report, progress))
     return report
 
 
-async def _soak(cluster: EmbeddedCluster, options: SoakOptions, report: Report, tell: Tell) -> None:
+async def _soak(cluster: EmbeddedCluster, options: SoakOptions, report: Report, progress: Progress) -> None:
     quiet = Tally()
     resident: dict[str, list[int]] = {}
 
@@ -96,13 +96,13 @@ async def _soak(cluster: EmbeddedCluster, options: SoakOptions, report: Report, 
             resident.setdefault(name, []).append(tree_private_bytes(pid))
 
     # Memory is looked at from the second minute on (or the second half): before, caches and pools fill up.
-    await _load(cluster, options, quiet, options.seconds, tell, sample)
+    await _load(cluster, options, quiet, options.seconds, progress, sample)
     _quiet_rows(report, quiet, resident, options)
     await asyncio.sleep(SETTLE_S)
     report.add(bar_row("pins left after the load", await _pins(cluster), "pins", at_most=0))
     if options.kill:
         for name in list(cluster.parts):
-            await _kill_under_load(cluster, options, name, report, tell)
+            await _kill_under_load(cluster, options, name, report, progress)
 
 
 def _quiet_rows(report: Report, tally: Tally, resident: dict[str, list[int]], options: SoakOptions) -> None:
@@ -134,7 +134,7 @@ async def _load(
     options: SoakOptions,
     tally: Tally,
     seconds: float,
-    tell: Tell,
+    progress: Progress,
     sample: Callable[[], None] | None = None,
 ) -> None:
     """`streams` clients, each with conversations of a few turns, until the time is over."""
@@ -146,7 +146,7 @@ async def _load(
             for number in range(options.streams)
         ]
         while (left_s := until_s - time.monotonic()) > 0:
-            tell(
+            progress(
                 f"{options.streams} streams, {left_s:.0f} s left: {tally.ok} ended well, {tally.failed} failed"
             )
             if sample is not None:
@@ -184,12 +184,12 @@ async def _client(
 
 
 async def _kill_under_load(
-    cluster: EmbeddedCluster, options: SoakOptions, name: str, report: Report, tell: Tell
+    cluster: EmbeddedCluster, options: SoakOptions, name: str, report: Report, progress: Progress
 ) -> None:
     """kill -9 of one part while requests run; it is started again, and the load has to work again."""
     tally = Tally()
     load = asyncio.create_task(
-        _load(cluster, options, tally, options.after_kill_s, lambda text: tell(f"kill -9 {name}: {text}"))
+        _load(cluster, options, tally, options.after_kill_s, lambda text: progress(f"kill -9 {name}: {text}"))
     )
     await asyncio.sleep(options.after_kill_s / 5)
     await asyncio.to_thread(cluster.kill, name)
@@ -202,7 +202,7 @@ async def _kill_under_load(
         hung = 1
     await asyncio.to_thread(cluster.wait_ready, RECOVER_TIMEOUT_S)
     healed = Tally()
-    await _load(cluster, options, healed, 5.0, lambda text: tell(f"after {name}: {text}"))
+    await _load(cluster, options, healed, 5.0, lambda text: progress(f"after {name}: {text}"))
     report.add(Row(f"kill -9 {name}: requests that ended well", float(tally.ok), "requests"))
     report.add(
         Row(f"kill -9 {name}: requests that ended with a clean error", float(tally.failed), "requests")
@@ -235,7 +235,7 @@ def tree_private_bytes(pid: int) -> int:
 
 
 async def _pins(cluster: EmbeddedCluster) -> float:
-    """Pins that nodes hold when nobody reads: none may be left. Raises Internal when a node does not tell."""
+    """Pins that nodes hold while no client reads: none may be left. Raises Internal when a node does not say."""
     total = 0.0
     for name, part in cluster.parts.items():
         if part.module != "mooncache.store_node":

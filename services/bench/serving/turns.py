@@ -25,7 +25,7 @@ from mooncache.cluster.settings import Engine
 from mooncache.errors import Internal
 from mooncache.reporting.rows import Report, Row, bar_row
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 TURNS = 8
 ANSWER_TOKENS = 16
 _QUESTION = "Turn {turn} of conversation {talk}. Consider number {turn}, then consider it again. "
@@ -68,26 +68,26 @@ def cluster_of(
             cluster.stop()
 
 
-def run(options: TurnsOptions, tell: Tell) -> Report:
+def run(options: TurnsOptions, progress: Progress) -> Report:
     """All three clusters, one after the other, and a report."""
     report = Report(f"turns of a conversation, engine {options.engine}")
     no_cache = {"MOONCACHE_CONNECTOR_ENABLED": "false"}
     own_cache_off = (
         {"MOONCACHE_VLLM_EXTRA_ARGS": "--no-enable-prefix-caching"} if options.engine == "vllm" else {}
     )
-    tell("no cache: starting")
+    progress("no cache: starting")
     with cluster_of(options, "nothing", {**no_cache, **own_cache_off}, 0) as cluster:
-        nothing = asyncio.run(_talks(cluster, options, lambda text: tell(f"no cache: {text}")))
+        nothing = asyncio.run(_talks(cluster, options, lambda text: progress(f"no cache: {text}")))
     own: list[list[ChatReply]] | None = None
     if options.engine == "vllm":
-        tell("own cache: starting")
+        progress("own cache: starting")
         with cluster_of(options, "own", no_cache, 0) as cluster:
-            own = asyncio.run(_talks(cluster, options, lambda text: tell(f"own cache: {text}")))
-    tell("pool: starting")
+            own = asyncio.run(_talks(cluster, options, lambda text: progress(f"own cache: {text}")))
+    progress("pool: starting")
     with cluster_of(options, "pool", {}, 1) as cluster:
-        pool = asyncio.run(_talks(cluster, options, lambda text: tell(f"pool: {text}")))
-        tell("pool: both engines start anew")
-        moved = asyncio.run(_after_restart(cluster, options, tell))
+        pool = asyncio.run(_talks(cluster, options, lambda text: progress(f"pool: {text}")))
+        progress("pool: both engines start anew")
+        moved = asyncio.run(_after_restart(cluster, options, progress))
     _rows(report, nothing, own, pool, moved)
     return report
 
@@ -138,12 +138,14 @@ def _ttft(talks: list[list[ChatReply]], turn: int) -> float:
     return statistics.median(talk[turn].ttft_s for talk in talks)
 
 
-async def _talks(cluster: EmbeddedCluster, options: TurnsOptions, tell: Tell) -> list[list[ChatReply]]:
+async def _talks(
+    cluster: EmbeddedCluster, options: TurnsOptions, progress: Progress
+) -> list[list[ChatReply]]:
     """Several conversations, one after the other; the very first one only warms up."""
     talks = []
     async with aiohttp.ClientSession() as session:
         for talk in range(options.talks + 1):
-            tell(f"conversation {talk} of {options.talks}")
+            progress(f"conversation {talk} of {options.talks}")
             talks.append(await _talk(session, cluster, options, talk, TURNS))
     return talks[1:]
 
@@ -165,13 +167,15 @@ async def _talk(
     return answers
 
 
-async def _after_restart(cluster: EmbeddedCluster, options: TurnsOptions, tell: Tell) -> ChatReply | None:
+async def _after_restart(
+    cluster: EmbeddedCluster, options: TurnsOptions, progress: Progress
+) -> ChatReply | None:
     """One conversation whose last turn meets engines that have just been started: their own caches are empty."""
     async with aiohttp.ClientSession() as session:
         talk = options.talks + 1
         answers = await _talk(session, cluster, options, talk, TURNS - 1)
         await asyncio.to_thread(_restart_engines, cluster, options.start_timeout_s)
-        tell("pool: engines are back")
+        progress("pool: engines are back")
         # Something else first: a fresh engine's very first request pays for its own warm-up.
         await _talk(session, cluster, options, talk + 1, 2)
         messages = []

@@ -27,7 +27,7 @@ _WARM_UP = 200
 _AT_MOST = 10.0
 
 
-def run(quick: bool, tell: Callable[[str], None]) -> list[Row]:
+def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
     """p99 of a 4 KiB get alone, beside bulk and beside copying, over TCP and over shared memory; medians of rounds."""
     gets, rounds = (500, 3) if quick else (2000, 7)
     rows: list[Row] = []
@@ -38,7 +38,7 @@ def run(quick: bool, tell: Callable[[str], None]) -> list[Row]:
                 small, bulk = _fill(client)
                 alone, beside, copying, rates = [], [], [], []
                 for number in range(rounds):
-                    tell(f"{way}, round {number + 1} of {rounds}")
+                    progress(f"{way}, round {number + 1} of {rounds}")
                     alone.append(_p99_us(client, small, gets))
                     with _busy(_copier):
                         copying.append(_p99_us(client, small, gets))

@@ -30,7 +30,7 @@ _MAGIC, _VERSION = 0x314B434D, 1
 _HELLO, _AUTH, _PUT, _GET = 1, 2, 3, 4
 
 
-def run(quick: bool, tell: Callable[[str], None]) -> list[Row]:
+def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
     """p99 of a 4 KiB get with one request after the other, alone and beside the bulk; medians of the rounds.
 
     The receivers are one process that throws the bulk away unread, so the node has a core for itself.
@@ -50,7 +50,7 @@ def run(quick: bool, tell: Callable[[str], None]) -> list[Row]:
             small.put(key, os.urandom(size))
         alone, beside = [], []
         for number in range(rounds):
-            tell(f"round {number + 1} of {rounds}")
+            progress(f"round {number + 1} of {rounds}")
             alone.append(_p99_ms(small, gets))
             readers = context.Process(target=_read_bulk, args=(port, secret, theirs), name="bulk-readers")
             readers.start()
@@ -75,19 +75,19 @@ def run(quick: bool, tell: Callable[[str], None]) -> list[Row]:
     ]
 
 
-def _serve(secret: bytes, tell: Connection) -> None:
+def _serve(secret: bytes, progress: Connection) -> None:
     from mooncache import _native
 
     server: Any = _native.StoreServer(
         {"secret": secret, "tcp_host": "127.0.0.1", "io_threads": 1, "capacity_bytes": 64 << 20}
     )
     server.start()
-    tell.send(server.endpoints()["tcp_port"])
+    progress.send(server.endpoints()["tcp_port"])
     while True:
         time.sleep(_TIMEOUT_S)
 
 
-def _read_bulk(port: int, secret: bytes, tell: Connection) -> None:
+def _read_bulk(port: int, secret: bytes, progress: Connection) -> None:
     """Every connection asks again as soon as it has what it asked for."""
     peers = {peer.fileno(): peer for peer in (_Peer(port, secret) for _ in range(_BULK_CONNECTIONS))}
     ready = select.epoll()
@@ -98,7 +98,7 @@ def _read_bulk(port: int, secret: bytes, tell: Connection) -> None:
     scratch = bytearray(1 << 20)
     answer_bytes = _BULK_BYTES + peer.overhead_bytes
     taken = dict.fromkeys(peers, 0)
-    told = False
+    announced = False
     while True:
         for number, _ in ready.poll():
             got = peers[number].socket.recv_into(
@@ -108,9 +108,9 @@ def _read_bulk(port: int, secret: bytes, tell: Connection) -> None:
             while taken[number] >= answer_bytes:
                 taken[number] -= answer_bytes
                 peers[number].ask(_BULK_KEY)
-        if not told and all(taken.values()):
-            told = True
-            tell.send("reading")
+        if not announced and all(taken.values()):
+            announced = True
+            progress.send("reading")
 
 
 def _p99_ms(peer: _Peer, gets: int) -> float:

@@ -39,7 +39,7 @@ def sound(
     markdown: MarkdownRows = None,
     quick: Annotated[bool, Parameter(negative=(), help="Fewer rounds: seconds for each case.")] = False,
 ) -> int:
-    """Measure what one slow, stopped or greedy part costs everybody else.
+    """Measure what one slow, stopped or greedy part costs the others.
 
     Each case compares figures of one run. A case that cannot run says why, and the others go on.
 

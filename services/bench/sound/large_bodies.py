@@ -30,14 +30,14 @@ _BAR_MEMORY: Final = 1.1
 _SETTLE_S: Final = 10.0
 
 
-def run(quick: bool, tell: Callable[[str], None]) -> list[Row]:
+def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
     """Three rows: /health alone, beside the bodies, and the memory that is left.
 
     Raises:
         EngineFailed: gateway, conductor or engines did not start.
     """
     with ExitStack() as resources:
-        tell("starting conductor, gateway and null engines")
+        progress("starting conductor, gateway and null engines")
         try:
             stack = resources.enter_context(start_stack())
         except WorkerError as error:
@@ -51,9 +51,9 @@ def run(quick: bool, tell: Callable[[str], None]) -> list[Row]:
         time.sleep(1.0)
         before_bytes = _memory_bytes(stack.gateway_pid)
         seconds = 3.0 if quick else 20.0
-        tell("/health alone")
+        progress("/health alone")
         alone_ms = _probe(stack, seconds)
-        tell(f"/health beside bodies of {_BODY_BYTES >> 20} MiB")
+        progress(f"/health beside bodies of {_BODY_BYTES >> 20} MiB")
         stop = threading.Event()
         senders = [
             threading.Thread(target=_flood, args=(stack, bodies, number, stop), daemon=True)

@@ -32,12 +32,12 @@ _PASSPORT = Passport(
 )
 
 
-def run(quick: bool, tell: Callable[[str], None]) -> list[Row]:
-    """Medians over prompts that nobody has seen before, for one rank and for eight."""
+def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
+    """Medians over prompts that were never sent before, for one rank and for eight."""
     rounds = 5 if quick else 25
     rows: list[Row] = []
     for ranks in (1, _RANKS):
-        tell(f"{ranks} ranks")
+        progress(f"{ranks} ranks")
         passports = [replace(_PASSPORT, tp_rank=rank, tp_size=ranks) for rank in range(ranks)]
         whole, hashing = [], []
         for number in range(rounds):

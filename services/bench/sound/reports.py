@@ -1,7 +1,7 @@
 """A thousand instances report to one conductor over gRPC: its processor time, and how long decisions take meanwhile.
 
 The conductor and the instances are processes of their own; decisions are asked for and timed in this one. An instance
-reports another load and some blocks that came and went whenever the conductor's last answer told it to, as a worker
+reports another load and some blocks that came and went whenever the conductor's last answer asked for it, as a worker
 does.
 """
 
@@ -42,7 +42,7 @@ _CALL_TIMEOUT_S = 10.0
 _SPAWN = multiprocessing.get_context("spawn")
 
 
-def run(quick: bool, tell: Callable[[str], None]) -> list[Row]:
+def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
     """Measure for half a minute, some seconds when `quick`."""
     seconds = 8.0 if quick else 30.0
     with TemporaryDirectory() as folder, ExitStack() as processes:
@@ -57,10 +57,10 @@ def run(quick: bool, tell: Callable[[str], None]) -> list[Row]:
         config = load(env={}, overrides={**settings, **targets})
         conductor, answers = _process(processes, _serve, ConductorService, config)
         target, token = (str(text) for text in _told(answers))
-        tell(f"{INSTANCES} instances register")
+        progress(f"{INSTANCES} instances register")
         _, fleet = _process(processes, _fleet, target, token)
         _told(fleet)
-        tell(f"decisions for {seconds:.0f} s")
+        progress(f"decisions for {seconds:.0f} s")
         fleet.send("count")
         before = _told(fleet)[0]
         began_s, busy_s = time.perf_counter(), _processor_s(conductor)

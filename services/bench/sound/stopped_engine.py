@@ -1,7 +1,7 @@
 """Requests whose decode engine is stopped (SIGSTOP) before their first token: how long until another engine answers?
 
 Two engines that do everything, one of them stopped, and requests sent at once: about half of them go to the stopped
-one, because nobody knows yet. Each has to be answered by the other one.
+one, because the stop is not noticed yet. Each has to be answered by the other one.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _REQUESTS: Final = 8
 _BAR_S: Final = 3.0
 _START_S: Final = 300.0
 _CALL_S: Final = 60.0
-# The worker has asked the engine again, and everybody has heard.
+# The worker has asked the engine again, and all parts have heard.
 _RECOVER_S: Final = 3.0
 
 
-def run(quick: bool, tell: Callable[[str], None]) -> list[Row]:
+def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
     """Two rows: the first token while all is well, and the slowest one beside a stopped engine.
 
     Raises:
@@ -51,24 +51,24 @@ def run(quick: bool, tell: Callable[[str], None]) -> list[Row]:
             extra_env=(("MOONCACHE_CONDUCTOR_ADMISSION_ENABLED", "false"),),
         )
         cluster = EmbeddedCluster(settings)
-        tell("starting two engines")
+        progress("starting two engines")
         cluster.start(_START_S)
         try:
             pids = [row["engine_pid"] for row in cluster.describe_instances()]
-            return asyncio.run(_rows(cluster, pids, 1 if quick else 5, tell))
+            return asyncio.run(_rows(cluster, pids, 1 if quick else 5, progress))
         finally:
             cluster.stop()
 
 
 async def _rows(
-    cluster: EmbeddedCluster, pids: list[int], rounds: int, tell: Callable[[str], None]
+    cluster: EmbeddedCluster, pids: list[int], rounds: int, progress: Callable[[str], None]
 ) -> list[Row]:
     well_s: list[float] = []
     slowest_s: list[float] = []
     key = demo_key(cluster)
     async with aiohttp.ClientSession() as session:
         for number in range(rounds):
-            tell(f"round {number + 1} of {rounds}")
+            progress(f"round {number + 1} of {rounds}")
             await _served(session, cluster, key, f"warm up {number}")
             well_s += [answer.ttft_s for answer in await _served(session, cluster, key, f"all well {number}")]
             os.kill(pids[number % 2], signal.SIGSTOP)

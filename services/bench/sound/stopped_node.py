@@ -23,7 +23,7 @@ _BAR_S: Final = 1.2
 _CALL_S: Final = 30.0
 
 
-def run(quick: bool, tell: Callable[[str], None]) -> list[Row]:
+def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
     """Three rows: the put while all is well, the first one after the stop, and the slowest of those that follow.
 
     Raises:
@@ -33,7 +33,7 @@ def run(quick: bool, tell: Callable[[str], None]) -> list[Row]:
     first_s: list[float] = []
     later_s: list[float] = []
     for number in range(1 if quick else 5):
-        tell(f"round {number + 1}")
+        progress(f"round {number + 1}")
         with (
             start_cluster(nodes=2, capacity_bytes=256 << 20) as cluster,
             mooncache.connect(**cluster.client_settings(), timeout_s=_CALL_S) as client,

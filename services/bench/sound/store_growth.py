@@ -1,6 +1,6 @@
 """Growth of the store's index: the longest put while a node fills up with small blocks.
 
-By the clock a put also takes as long as the operating system gives the processor to somebody else. How long that is
+By the clock a put also takes as long as the operating system gives the processor to others. How long that is
 tells a loop that does nothing but read the clock, for as long a time.
 """
 
@@ -18,16 +18,16 @@ _QUICK_BLOCKS = 2_000_000
 _LONGEST_PUT_MS = 5.0
 
 
-def run(quick: bool, tell: Callable[[str], None]) -> list[Row]:
+def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
     """Put one block after the other into a store that starts empty."""
     from mooncache import _native
 
     to_blocks = _QUICK_BLOCKS if quick else _TO_BLOCKS
-    tell(f"{to_blocks:,} blocks")
+    progress(f"{to_blocks:,} blocks")
     began_s = time.perf_counter()
     found = call_native(_native.store_growth_benchmark, _FROM_BLOCKS, to_blocks)
     took_s = time.perf_counter() - began_s
-    tell("a loop that does nothing, as long")
+    progress("a loop that does nothing, as long")
     pause_ms = _longest_pause_s(took_s) * 1e3
     span = f"{_FROM_BLOCKS:,} to {to_blocks:,} blocks"
     return [

@@ -1,7 +1,7 @@
 """What learnt eviction brings and what it costs: each policy in the native store, over one generated trace.
 
 Hits are counted in a store without network, under the trace's own clock: replayed as fast as possible, chains would
-look as if everybody answered at once, and what `mooncache` learns is when people answer. The cost is processor time of
+look as if all users answered at once, and what `mooncache` learns is when people answer. The cost is processor time of
 a client and a node together, over the network, for the same requests.
 """
 

@@ -1,4 +1,4 @@
-"""What `mooncache bench store` can be told."""
+"""The options of `mooncache bench store`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `mooncache bench transfer` can be told."""
+"""The options of `mooncache bench transfer`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Duty: notice instances that went silent, and requests of which nobody reports the end."""
+"""Duty: notice instances that went silent, and requests whose end is not reported."""
 
 from __future__ import annotations
 

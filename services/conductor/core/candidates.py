@@ -1,4 +1,4 @@
-"""The best candidates of a decision, kept as what the policy saw of them and priced again when somebody asks.
+"""The best candidates of a decision, kept as what the policy saw of them and priced again on demand.
 
 Pricing sixteen candidates in words takes longer than choosing among a thousand in columns, and few records are ever
 read: so the record holds a snapshot of the best rows only. For another policy's opinion the whole fleet is needed;
@@ -17,7 +17,7 @@ import numpy as np
 from mooncache.conductor.core.policy import branches, placement
 from mooncache.conductor.core.policy.common import handovers_s
 from mooncache.conductor.core.policy.fleet import PREFILL, ROLE_NAMES, Fleet
-from mooncache.conductor.core.policy.types import NOBODY, Choice, Floats, Ints, Request, Rules
+from mooncache.conductor.core.policy.types import NO_ROW, Choice, Floats, Ints, Request, Rules
 from mooncache.conductor.core.snapshot import Snapshot, take
 
 KEPT_MAX = 16
@@ -27,7 +27,7 @@ _NOTHING = {"candidate_count": 0, "prefill_candidates": [], "inline_candidates":
 class Candidates(msgspec.Struct, frozen=True):
     """Places in the snapshot of those who could compute the prompt, do both, generate; the best first.
 
-    count: how many were priced for the prompt. whole: the snapshot holds everybody who could be chosen.
+    count: how many were priced for the prompt. whole: the snapshot holds all that could be chosen.
     """
 
     count: int
@@ -41,14 +41,14 @@ class Candidates(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, fleet: Fleet, request: Request, choice: Choice) -> Candidates | None:
         """The best candidates of a choice; the chosen ones are always among them. None without any."""
-        if choice.decode == NOBODY or choice.scores is None:
+        if choice.decode == NO_ROW or choice.scores is None:
             return None
         givers = np.where(fleet.role == PREFILL, choice.scores, np.inf)
-        inline = choice.prefill == NOBODY
-        prefills = _best(givers, NOBODY if inline else choice.prefill)
-        inlines = _best(choice.inline_scores, choice.decode if inline else NOBODY)
+        inline = choice.prefill == NO_ROW
+        prefills = _best(givers, NO_ROW if inline else choice.prefill)
+        inlines = _best(choice.inline_scores, choice.decode if inline else NO_ROW)
         decodes = _best(choice.decode_scores, choice.decode)
-        sources = [source.row for source in request.sources if source.row != NOBODY]
+        sources = [source.row for source in request.sources if source.row != NO_ROW]
         chosen = {*prefills, *inlines, *decodes, *choice.members, *sources}
         count = int(np.count_nonzero(givers < np.inf))
         if choice.inline_scores is not None:
@@ -154,12 +154,12 @@ class Snapshots:
 def _best(scores: Floats | None, chosen: int) -> list[int]:
     """The rows of the least scores, in order, the chosen one among them."""
     if scores is None:
-        return [chosen] if chosen != NOBODY else []
+        return [chosen] if chosen != NO_ROW else []
     rows: Ints = np.flatnonzero(scores < np.inf)
     if len(rows) > KEPT_MAX:
         rows = rows[np.argpartition(scores[rows], KEPT_MAX)[:KEPT_MAX]]
     found: list[int] = rows[np.argsort(scores[rows], kind="stable")].tolist()
-    if chosen != NOBODY and chosen not in found:
+    if chosen != NO_ROW and chosen not in found:
         found.append(chosen)
     return found
 
@@ -189,7 +189,7 @@ def _way(way: branches.PrefillOption, fleet: Fleet) -> dict[str, Any]:
         "score_ms": _ms(way.score_s),
     }
     if way.awaited is not None:
-        fields["awaited_instance_id"] = fleet.names[way.awaited.row] if way.awaited.row != NOBODY else ""
+        fields["awaited_instance_id"] = fleet.names[way.awaited.row] if way.awaited.row != NO_ROW else ""
         fields["awaited_decision_id"] = way.awaited.decision_id
     return fields
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mooncache.conductor.core.landing import MARGIN_MIN_S
 from mooncache.conductor.core.policy.fleet import Fleet
-from mooncache.conductor.core.policy.types import NOBODY, Branch, Choice, Reason, Request, Rules
+from mooncache.conductor.core.policy.types import NO_ROW, Branch, Choice, Reason, Request, Rules
 from mooncache.conductor.core.records import REFUSED, RUNNING, DecisionRecord, milliseconds, pack
 
 
@@ -82,11 +82,11 @@ class PoolAnswer:
 class Decision:
     """A decision that was made and recorded, with names instead of rows.
 
-    prefiller: the instance that computes the prompt, "" when nobody was chosen; prefill: the same, "" when the decode
+    prefiller: the instance that computes the prompt, "" when none was chosen; prefill: the same, "" when the decode
     instance computes it itself. pool_tokens: leading tokens in the pool; local_tokens: in the prefiller's own cache.
     wait_s: how long the decode leg waits for the prefill leg's blocks; handover_s: how long once that leg has ended;
-    ready_wait_s: how long whoever computes waits for another request's blocks. avoided: the decode instance computes
-    the prompt because blocks did not come the other way.
+    ready_wait_s: how long the computing instance waits for another request's blocks. avoided: the decode instance
+    computes the prompt because blocks did not come the other way.
     """
 
     decision_id: str
@@ -138,9 +138,9 @@ def decided(
 ) -> Decision:
     """The decision with names for rows; `fleet` is the one it chose from."""
     found = Decision(decision_id, choice, request, record, pool, pool_tokens=pool_tokens)
-    if fleet is not None and choice.decode != NOBODY:
+    if fleet is not None and choice.decode != NO_ROW:
         found.prefiller, found.decode = fleet.names[choice.prefiller_row], fleet.names[choice.decode]
-        found.prefill = found.prefiller if choice.prefill != NOBODY else ""
+        found.prefill = found.prefiller if choice.prefill != NO_ROW else ""
         found.local_tokens = min(int(request.local[choice.prefiller_row]), request.prompt_tokens)
     return found
 
@@ -149,7 +149,7 @@ def sentence(choice: Choice, request: Request, fleet: Fleet | None) -> str:
     """The decision in one sentence for people."""
     if choice.reason is Reason.NO_INSTANCE:
         return "No instance of this model takes requests now."
-    if fleet is None or choice.decode == NOBODY:
+    if fleet is None or choice.decode == NO_ROW:
         return "The request was refused."
     wait = f"try again in {choice.retry_after_s:.1f} s"
     if choice.reason is Reason.TTFT:
@@ -161,7 +161,7 @@ def sentence(choice: Choice, request: Request, fleet: Fleet | None) -> str:
         return f"No decode instance has room for {choice.wait_s:.1f} s; {wait}."
     left = request.prompt_tokens - choice.prefix_tokens
     where = fleet.names[choice.decode]
-    if choice.prefill == NOBODY:
+    if choice.prefill == NO_ROW:
         return f"{where} computes {left} of {request.prompt_tokens} prompt tokens itself and generates."
     how = {
         Branch.LOCAL: "",
@@ -238,12 +238,12 @@ def new_record(
 
 def chosen_fields(request: Request, choice: Choice, fleet: Fleet | None) -> dict[str, Any] | None:
     """The chosen instances and their plan, as JSON fields; None without a choice."""
-    if fleet is None or choice.decode == NOBODY:
+    if fleet is None or choice.decode == NO_ROW:
         return None
     return {
-        "prefill": fleet.names[choice.prefill] if choice.prefill != NOBODY else "",
+        "prefill": fleet.names[choice.prefill] if choice.prefill != NO_ROW else "",
         "decode": fleet.names[choice.decode],
-        "inline": choice.prefill == NOBODY,
+        "inline": choice.prefill == NO_ROW,
         "branch": choice.branch,
         "together": [fleet.names[row] for row in choice.members],
         "chunk_tokens": choice.chunk_tokens,
@@ -257,7 +257,7 @@ def chosen_fields(request: Request, choice: Choice, fleet: Fleet | None) -> dict
 
 def expected_fields(choice: Choice, fleet: Fleet | None) -> dict[str, float] | None:
     """The expected times of the choice, in milliseconds; None without a choice."""
-    if fleet is None or choice.decode == NOBODY:
+    if fleet is None or choice.decode == NO_ROW:
         return None
     return {
         "ttft_ms": milliseconds(choice.ttft_s),

@@ -97,7 +97,7 @@ class DecodeAhead:
         """(sequences, kv tokens) of each instance in `after_s` seconds.
 
         batch: what is decoded now, by the curves or longer than they said. foreign: what others sent there, None
-        when nobody did. Both are two columns: sequences and KV tokens.
+        when none did. Both are two columns: sequences and KV tokens.
         """
         rows = batch.shape[1]
         ahead = max(0, int((now_s + after_s) / BUCKET_S) - self._bucket)

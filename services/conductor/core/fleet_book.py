@@ -19,7 +19,7 @@ from mooncache.conductor.core.decode_ahead import LATER_S, Curve, DecodeAhead
 from mooncache.conductor.core.fleet_shape import BOOLS, FLOATS, INTS, InstanceShape, believed, possible
 from mooncache.conductor.core.policy.fleet import NO_ROLE, Even, Fleet, FleetSummary
 from mooncache.conductor.core.policy.types import (
-    NOBODY,
+    NO_ROW,
     Bools,
     Choice,
     DecodeCost,
@@ -99,8 +99,8 @@ class FleetBook:
     # --- instances
 
     def row(self, name: str) -> int:
-        """The row of an instance, NOBODY when it is not known."""
-        return self._rows.get(name, NOBODY)
+        """The row of an instance, NO_ROW when it is not known."""
+        return self._rows.get(name, NO_ROW)
 
     def add(self, name: str, shape: InstanceShape) -> int:
         """Take an instance in (or change a known one); return its row."""
@@ -216,8 +216,8 @@ class FleetBook:
 
     def assigned(self, name: str) -> int:
         """The number of requests with a leg on an instance."""
-        row = self._rows.get(name, NOBODY)
-        if row == NOBODY:
+        row = self._rows.get(name, NO_ROW)
+        if row == NO_ROW:
             return 0
         return max(len(self._pending[row]), int(self._columns["own_sequences"][row]))
 
@@ -251,7 +251,7 @@ class FleetBook:
         )
         self._work[assignment.decision_id] = work
         cells = self._cells
-        if choice.prefill != NOBODY:
+        if choice.prefill != NO_ROW:
             self.arrived_s += choice.compute_s * len(prefillers)
         for row in prefillers:
             pending = self._pending[row]
@@ -437,7 +437,7 @@ class FleetBook:
         cells["foreign_kv_tokens"][row] = reported - own if reported > own else 0.0
 
     def _leave(self, counts: str, sizes: str, row: int, sequences: int, kv_tokens: float) -> None:
-        """Take a request's decoding off; what nobody is left in holds exactly nothing, whatever was rounded."""
+        """Take a request's decoding off; an empty row holds exactly nothing, whatever was rounded."""
         count, size = self._cells[counts], self._cells[sizes]
         count[row] -= sequences
         size[row] = size[row] - kv_tokens if count[row] > 0 else 0.0

@@ -2,12 +2,11 @@
 
 A prompt's leading blocks in the pool are counted in segments of doubling length (block 1, 2, 3-4, 5-8, ... and the
 rest), so that a shared beginning is counted once for all prompts that share it, and a request costs a few dictionary
-entries instead of one for each block. How many copies a segment deserves is the policy's (`policy/replication.py`):
-its rate of reading over what one reader was observed to load. Copies are asked for within a budget of bytes that
-fills at an even rate; an order is only repeated when its copies may be gone. Copies of segments that were copied from
-here, and only of those, are given back when demand has fallen below half of what justified them (also copies that
-others asked for: nobody knows whose they are); what a restart forgets is evicted by its nodes as any block that is not
-used.
+entries instead of one for each block. How many copies a segment deserves is the policy's (`policy/replication.py`): its
+rate of reading over what one reader was observed to load. Copies are asked for within a budget of bytes that fills at
+an even rate; an order is only repeated when its copies may be gone. Copies of segments that were copied from here, and
+only of those, are given back when demand has fallen below half of what justified them (also copies that others asked
+for: it is not known whose they are); what a restart forgets is evicted by its nodes as any block that is not used.
 Invariant: at most KNOWN_MAX segments with KEY_BYTES_MAX of keys are kept.
 """
 

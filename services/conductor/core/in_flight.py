@@ -1,7 +1,7 @@
 """Blocks that are being computed now: which running request will have which prefix, and when.
 
 A chain key stands for its whole prefix, so the longest common prefix with running requests is found by their
-keys at a few checkpoints (block 1, 2, 4, 8, ... and the last): the deepest own checkpoint that somebody
+keys at a few checkpoints (block 1, 2, 4, 8, ... and the last): the deepest own checkpoint that another request
 shares names the candidates, a binary search in each of them finds the length, one comparison of the bytes
 proves it. No loop over keys.
 """

@@ -16,14 +16,14 @@ from mooncache.conductor.core.lateness import Lateness
 from mooncache.conductor.core.learning import DecodeLearner, FadingMean, TransferLearner
 from mooncache.conductor.core.output_lengths import OutputLengths
 from mooncache.conductor.core.policy.fleet import ROLES
-from mooncache.conductor.core.policy.types import NOBODY, DecodeCost, TransferCost
+from mooncache.conductor.core.policy.types import NO_ROW, DecodeCost, TransferCost
 from mooncache.conductor.core.prefill_learner import PrefillLearner
 from mooncache.conductor.core.registry import Instance, InstanceInfo, Registry
 from mooncache.kvcache.instance_load import InstanceLoad
 
 MODELS_MAX = 1024  # models of which something is remembered
 BLOCK_TOKENS_UNKNOWN = 16
-_OTHERS_TOKENS = 512  # of a prompt that somebody else sent, as long as nothing is known
+_OTHERS_TOKENS = 512  # of a prompt that others sent, as long as nothing is known
 
 
 class ServedModel:
@@ -122,7 +122,7 @@ class ServedModel:
 
     def observed_load(self, name: str, loaded_bytes: float, seconds: float, registry: Registry) -> None:
         """An instance loaded KV from the pool."""
-        for known in ("", name) if self.book.row(name) != NOBODY else ("",):
+        for known in ("", name) if self.book.row(name) != NO_ROW else ("",):
             self.transfers.setdefault(known, TransferLearner()).observe(loaded_bytes, seconds)
         # Instances that loaded nothing yet are believed to be like the others.
         for instance in registry.of_model(self.name):
@@ -163,7 +163,7 @@ class ServedModel:
             assert self.book.names[row], "a number in the index of caches points at an instance that is gone"
 
     def restarted(self, name: str) -> None:
-        """Another engine of that name: what was learnt of its decoding is void, and nobody else uses it yet."""
+        """Another engine of that name: what was learnt of its decoding is void, and no other engine uses it yet."""
         self.decodes.pop(name, None)
         self.landings.forget(name)
         self.book.report(name, foreign_sequences=0.0, foreign_queue_s=0.0, kv_tokens=0.0)
@@ -225,7 +225,7 @@ class ModelBooks:
         assert rows == len(self._served), "instances and rows disagree"
 
     def _forget(self) -> None:
-        """Clients of a test bench may name models without end: those that nobody serves go first."""
+        """Clients of a test bench may name models without end: those that no instance serves go first."""
         for name in [name for name, model in self._models.items() if not model.row_of_holder][:-1]:
             if len(self._models) <= MODELS_MAX:
                 break

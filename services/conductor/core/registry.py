@@ -63,7 +63,7 @@ class InstanceInfo:
 @dataclass(frozen=True, slots=True)
 class Wishes:
     """What a worker tells beside its instance. worker_run: random number of its process, 0 when not said. The others
-    are what an operator asked of it, as an earlier conductor told."""
+    are what an operator asked of it, as an earlier conductor reported."""
 
     worker_run: int = 0
     drain: bool | None = None
@@ -90,10 +90,10 @@ class Instance:
     load: InstanceLoad = field(default_factory=InstanceLoad)
     reason: str = ""
     worker_run: int = 0
-    drain_wanted: bool | None = None  # None: nobody asked
+    drain_wanted: bool | None = None  # None: not asked
     role_pinned: bool = False  # an operator chose it
     version: int = 0  # of its last change
-    next_report_s: float = 0.0  # after how long it was told to report again
+    next_report_s: float = 0.0  # after how long it is to report again
     suspect_at_s: float = 0.0  # when its silence means something
     gone_at_s: float = 0.0  # when it is forgotten
     sequence: int = 0
@@ -334,7 +334,7 @@ class Registry:
         return interval_s / 2 + (moment_s - now_s - interval_s / 2) % interval_s
 
     def _heard(self, instance: Instance, now_s: float) -> None:
-        """Note that the instance lives; who is told to report more seldom may be silent for longer."""
+        """Note that the instance lives; one that reports more seldom may be silent for longer."""
         instance.reported_s, instance.next_report_s = now_s, self._pause_s(instance, now_s)
         spaced_s = max(instance.next_report_s, self.interval_s)
         if spaced_s <= self._report_interval_s:

@@ -33,7 +33,7 @@ from mooncache.conductor.core.outcome import Learned, Outcomes
 from mooncache.conductor.core.policy import find
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import (
-    NOBODY,
+    NO_ROW,
     Awaited,
     Branch,
     Choice,
@@ -187,7 +187,7 @@ class Scheduler:
         return self.models.of(instance.info.model).book.assigned(instance.info.instance_id)
 
     def expire(self, now_s: float) -> tuple[list[Instance], list[str]]:
-        """Forget silent instances and requests of which nobody reported the end; return both."""
+        """Forget silent instances and requests whose end was not reported; return both."""
         gone = self.registry.expire(now_s)
         for instance in gone:
             self._lose(instance, now_s)
@@ -245,7 +245,7 @@ class Scheduler:
 
         The decode instance computes the prompt itself then; nothing has to come from anywhere.
         """
-        if not choice.admitted or choice.prefill == NOBODY:
+        if not choice.admitted or choice.prefill == NO_ROW:
             return request, choice, False
         if not model.landings.away(fleet.names[choice.prefill], fleet.names[choice.decode], now_s):
             return request, choice, False
@@ -294,7 +294,7 @@ class Scheduler:
             prompt_tokens=ask.prompt_tokens,
             local=local,
             cacheable_tokens=cacheable,
-            sources=(PrefixSource(NOBODY, pool_tokens),) if pool_tokens else (),
+            sources=(PrefixSource(NO_ROW, pool_tokens),) if pool_tokens else (),
             group=group,
             awaited=self._awaited(ask, model, block_tokens, cacheable, now_s),
             sequences=ask.sequences,
@@ -304,7 +304,7 @@ class Scheduler:
             ttft_strict=ask.ttft_slo_s > 0,
             tbt_strict=ask.tbt_slo_s > 0,
             no_prefill=ask.no_prefill or not cacheable,
-            exclude=frozenset(row for name in ask.exclude if (row := model.book.row(name)) != NOBODY),
+            exclude=frozenset(row for name in ask.exclude if (row := model.book.row(name)) != NO_ROW),
             keep_decode=model.book.row(kept),
             priority=ask.priority,
             tenant_share=self.shares.share(ask.tenant, now_s),
@@ -395,8 +395,8 @@ class Scheduler:
         wall_s: float,
     ) -> Decision:
         choice = Choice(False, reason)
-        nobody = np.zeros(0, dtype=np.int64)
-        request = Request(prompt_tokens=ask.prompt_tokens, local=nobody, sequences=ask.sequences)
+        no_rows = np.zeros(0, dtype=np.int64)
+        request = Request(prompt_tokens=ask.prompt_tokens, local=no_rows, sequences=ask.sequences)
         decision = self._decided(ask, pool, request, choice, None, 0, 0, now_s, wall_s)
         decision.record.state = REFUSED
         decision.record.message = message

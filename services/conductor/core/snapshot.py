@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from mooncache.conductor.core.policy.fleet import Fleet
-from mooncache.conductor.core.policy.types import NOBODY, Awaited, Floats, Ints, PrefixSource, Request
+from mooncache.conductor.core.policy.types import NO_ROW, Awaited, Floats, Ints, PrefixSource, Request
 
 _SKIPPED = ("now_s", "names", "predict", "generating_s", "known")
 _COLUMNS = tuple(field.name for field in fields(Fleet) if field.name not in _SKIPPED)
@@ -64,18 +64,18 @@ class Snapshot(msgspec.Struct, frozen=True):
         place = {row: at for at, row in enumerate(self.rows)}
         local: Ints = np.frombuffer(self.local, dtype=np.int64)
         sources = tuple(
-            PrefixSource(place.get(row, NOBODY), tokens, rate)
+            PrefixSource(place.get(row, NO_ROW), tokens, rate)
             for row, tokens, rate in self.sources
-            if row == NOBODY or row in place
+            if row == NO_ROW or row in place
         )
         awaited = tuple(
-            Awaited(tokens, ready_in_s, place.get(row, NOBODY), decision_id, pool)
+            Awaited(tokens, ready_in_s, place.get(row, NO_ROW), decision_id, pool)
             for tokens, ready_in_s, row, decision_id, pool in self.awaited
         )
         plain = dict(self.request)
         plain["affinity"] = tuple(plain["affinity"])
         found = Request(local=local, sources=sources, awaited=awaited, **plain)
-        return replace(found, keep_decode=place.get(found.keep_decode, NOBODY))
+        return replace(found, keep_decode=place.get(found.keep_decode, NO_ROW))
 
 
 def between(times: tuple[float, float, float], table: Floats) -> Callable[[float], tuple[Floats, Floats]]:

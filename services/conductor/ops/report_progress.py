@@ -38,4 +38,4 @@ def _take_in(state: ConductorState, report: pb.ReportProgressRequest, now_s: flo
     state.instruments.learned(progress.phase, learned)
     if learned.learn is not None:
         state.remember_later(learned.learn)
-        learned.learn.keys = learned.learn.content_keys = b""  # up to megabytes that nobody asks for again
+        learned.learn.keys = learned.learn.content_keys = b""  # up to megabytes that are not asked for again

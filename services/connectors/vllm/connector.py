@@ -128,7 +128,7 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @shielded(nothing)
     def unregister_kv_caches(self) -> None:
-        """Before sleep (vLLM 0.33): nobody touches the tensors until they are back at the same addresses."""
+        """Before sleep (vLLM 0.33): no thread touches the tensors until they are back at the same addresses."""
         if self._worker is not None:
             self._worker.drain()
 

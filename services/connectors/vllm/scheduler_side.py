@@ -87,7 +87,7 @@ class SchedulerSide:
         self._files = [passport_from_json(shard.passport) for shard in shards]
         self._weights = tuple(shard.weights for shard in shards)
         if self._link is not None:
-            self._link.connected.wait(CONNECT_WAIT_S)  # the engine is starting: nobody is kept waiting
+            self._link.connected.wait(CONNECT_WAIT_S)  # the engine is starting: no request is kept waiting
         self._shards = max(1, len(shards))
         self._book = RequestBook(
             self._passports(),

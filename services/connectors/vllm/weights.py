@@ -33,10 +33,10 @@ _FRAMES_MAX: Final = 16
 def models_in_memory() -> list[torch.nn.Module]:
     """The model, and the draft model where there is one, of the runner that calls the connector.
 
-    vLLM hands a connector KV tensors and no model; whoever registers them has it.
+    vLLM hands a connector KV tensors and no model; the object that registers them has it.
 
     Raises:
-        ConfigInvalid: nobody on the way here has a model.
+        ConfigInvalid: no object on the way here has a model.
     """
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_FRAMES_MAX):

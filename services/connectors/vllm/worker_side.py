@@ -164,7 +164,7 @@ class WorkerSide:
                 self._broken_weights = "the weights were not read again"
                 self._weights.renew()
                 self._broken_weights = ""
-        except Exception as error:  # noqa: BLE001  (weights that nobody can name: no key is right for them)
+        except Exception as error:  # noqa: BLE001  (weights without an identity: no key is right for them)
             self._broken_weights = str(error)
         if not self._broken_weights and orders.weights[self._shard] == self._weights.fingerprint:
             return True

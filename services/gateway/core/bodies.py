@@ -51,7 +51,7 @@ class Budget:
 
 
 class FairQueue(Generic[Item]):
-    """Items wait in the order of their tenant; tenants take turns, so that one with many holds nobody back."""
+    """Items wait in the order of their tenant; tenants take turns, so that one with many does not delay the others."""
 
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max

@@ -185,7 +185,7 @@ def parse(data: bytes, *, chat: bool, choice_count_max: int) -> tuple[InferenceR
 
 
 def bytes_max(cap: int, bytes_per_token: int, model_tokens: int) -> int:
-    """Size of the largest body that a model with so many tokens can have a use for; `cap` while nobody knows them.
+    """Size of the largest body that a model with so many tokens can have a use for; `cap` while they are not known.
 
     A token is a few bytes of JSON whether it comes as text or as a number. Beside the prompt a body holds tools,
     schemas and images, which is what `_BESIDE_PROMPT_BYTES` is for.

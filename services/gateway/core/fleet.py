@@ -88,7 +88,7 @@ class FleetView:
     def forget_lost(self, now_s: float) -> bool:
         """Give up instances that no list has named for `KEPT_S`; returns whether some are still waited for.
 
-        now_s: monotonic; nobody's fall-back may depend on how the wall clock is set.
+        now_s: monotonic; a fall-back must not depend on how the wall clock is set.
         """
         lost = [(model, model.lost_s) for model in self.models.values() if model.lost_s is not None]
         late = [model for model, lost_s in lost if now_s - lost_s >= KEPT_S]

@@ -1,7 +1,7 @@
 """Requests under which engines ended: one that meets a defect of an engine must not take all engines down in turn.
 
 A request gets one more try after an engine ended under it. Its digest is remembered for a while, until a request of
-that digest is served: whoever was on an engine that somebody killed is served by the next one, and forgotten. A digest
+that digest is served: a request on an engine that was killed is served by the next one, and forgotten. A digest
 that goes on ending engines is refused.
 """
 

@@ -68,7 +68,7 @@ def unknown_model(model: str) -> Refusal:
 
 
 def check_length(limit: int, prompt_tokens: int, output_tokens: int, *, chat: bool) -> None:
-    """Nothing when prompt and answer can fit into the model or nobody knows. Raises Refusal (400)."""
+    """Nothing when prompt and answer can fit into the model or the limit is not known. Raises Refusal (400)."""
     if not limit or prompt_tokens + max(1, output_tokens) <= limit:
         return
     asked = f" and max_tokens asks for {output_tokens} more" if output_tokens else ""

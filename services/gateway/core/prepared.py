@@ -69,7 +69,7 @@ class Parse(msgspec.Struct, tag=True, frozen=True):
 
 
 class Make(msgspec.Struct, tag=True, frozen=True):
-    """Tokens and keys of the body that was parsed last, for a model of that length (0: nobody knows).
+    """Tokens and keys of the body that was parsed last, for a model of that length (0: not known).
 
     source: None: only what is forwarded.
     """

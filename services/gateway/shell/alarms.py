@@ -1,7 +1,7 @@
 """Who has to hear that an instance has become suspect: the requests that wait for its first token.
 
-A suspicion counts once it has lasted for `GRACE_S`: a conductor that was stopped for a moment suspects everybody until
-the next reports.
+A suspicion counts once it has lasted for `GRACE_S`: a conductor that was stopped for a moment suspects all of them
+until the next reports.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Alarms:
         return alarm
 
     def leave(self, alarm: Alarm, instance_ids: Collection[str]) -> None:
-        """Nobody waits for it any more; `instance_ids` as they were given to `listen`."""
+        """No request waits for it any more; `instance_ids` as they were given to `listen`."""
         alarm.cancel()
         for name in instance_ids:
             listeners = self._listeners[name]

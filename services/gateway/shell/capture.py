@@ -92,7 +92,7 @@ class Capture:
         self._reported: dict[str, int] = {}
         self._report_at_s = 0.0
         self._last_error = ""
-        self._open()  # a file that cannot be written is a mistake of the configuration, told at the start
+        self._open()  # a file that cannot be written is a mistake of the configuration, noticed at the start
         self._thread = threading.Thread(target=self._work, name="capture", daemon=True)
         self._thread.start()
 
@@ -262,7 +262,7 @@ class Capture:
 
 
 class _File:
-    """One file that is being written, readable by its owner only. `flushed` is told what became of rows."""
+    """One file that is being written, readable by its owner only. `flushed` hears what became of rows."""
 
     def __init__(
         self, path: Path, numbering: Numbering, flushed: Callable[..., None], *, has_names: bool
@@ -325,7 +325,7 @@ class _File:
         try:
             self.flush()
         finally:
-            # The number may belong to somebody else as soon as it is free.
+            # The number may belong to another process as soon as it is free.
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
 

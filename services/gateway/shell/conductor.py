@@ -54,7 +54,7 @@ class Conductor:
     async def schedule(self, request: pb.ScheduleRequest) -> pb.ScheduleResponse | None:
         """Ask where a request goes; None when the conductor does not answer, or not to the question.
 
-        When the caller is cancelled meanwhile, the plan that nobody will carry out is given back: the conductor
+        When the caller is cancelled meanwhile, the plan, which will not be carried out, is given back: the conductor
         would count it as work under way until its own limit.
 
         Raises:
@@ -102,7 +102,7 @@ class Conductor:
             )
 
     async def find_blocks(self, keys: bytes) -> int | None:
-        """How many leading blocks of packed keys the pool has; None when nobody can tell. Never raises."""
+        """How many leading blocks of packed keys the pool has; None when the pool does not say. Never raises."""
         if self._clock.now_s() < self._avoid_until_s:
             return None
         try:

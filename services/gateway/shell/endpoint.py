@@ -1,6 +1,6 @@
 """The one wrapper around every endpoint: id, trace, method, key, rate, limits; then errors, counters and the log line.
 
-Whatever a handler raises becomes an answer in OpenAI's shape, or an event when the stream has begun. Nobody but this
+Whatever a handler raises becomes an answer in OpenAI's shape, or an event when the stream has begun. Only this
 module answers errors.
 """
 

@@ -1,6 +1,6 @@
 """HTTP to the engines: one shared pool of connections, the engines' own key, errors of the catalogue.
 
-Closing the answer closes the connection, which is how an engine learns that nobody wants the rest.
+Closing the answer closes the connection, which is how an engine learns that the rest is not wanted.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Engines:
         """Send a body; returns when the head of a 200 answer is there.
 
         Raises:
-            EngineUnavailable: nobody answers there. EngineDied: the connection broke while it had the request.
+            EngineUnavailable: nothing answers there. EngineDied: the connection broke while it had the request.
             EngineFailed: it answered 5xx. Overloaded: its queue is full. EngineTimeout: it gave up itself.
             Refusal: the engine refused the request itself (400, 413, 422); its own words.
         """

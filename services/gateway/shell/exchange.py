@@ -69,7 +69,7 @@ class Exchange:
     # in
 
     async def read_body(self, limit: int, timeout_s: float, whole_s: float = float("inf")) -> list[bytes]:
-        """The whole body in the pieces in which it came: to join large ones would stop everybody.
+        """The whole body in the pieces in which it came: to join large ones would stop all streams.
 
         From here on a client that leaves cancels the current task.
 

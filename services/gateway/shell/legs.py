@@ -41,7 +41,7 @@ class LegRecord:
         return usage.cached_of_leg(self.usage, self.cache)
 
     def report(self) -> pb.LegReport:
-        """As the conductor is told of it."""
+        """As it is reported to the conductor."""
         return pb.LegReport(
             role=_ROLES[self.leg],
             instance_id=self.instance,

@@ -140,11 +140,11 @@ class Preparing:
 
     def _over(self, talk: asyncio.Task[Prepared]) -> None:
         self._talks.discard(talk)
-        # Whoever asked may hold the body for a little longer, until it is answered: twice.
+        # The caller may hold the body for a little longer, until it is answered: twice.
         self._trims = 2
         self._trim_later()
         if not talk.cancelled():
-            talk.exception()  # whoever asked may have left
+            talk.exception()  # the caller may have left
 
     def _trim_later(self) -> None:
         if self._trim is None and self._trims > 0:
@@ -169,7 +169,7 @@ class Preparing:
 
 
 class _Reader:
-    """One process, or none while nobody needs it."""
+    """One process, or none while it is not needed."""
 
     def __init__(self, cache_bytes: int) -> None:
         self._cache_bytes = cache_bytes

@@ -31,7 +31,7 @@ class RequestPlanner:
         self.attempts, self.prompt_tokens = Attempts(), prompt_tokens
 
     async def first(self) -> RequestPlan:
-        """The first plan. Raises Refusal: nobody may or can serve the request, or engines ended under it before."""
+        """The first plan. Raises Refusal: no engine may or can serve the request, or engines ended under it before."""
         self._state.offenders.refuse_offender(self._digest, self._state.clock.now_s())
         return await self._schedule()
 

@@ -1,7 +1,7 @@
 """Tokens and block keys of a prompt, with the tokenizer of the model's engine.
 
 A tokenizer is loaded once per model in the background. It is used only when its digest is the one in the engine's
-passport: other tokens would give keys that nobody has. Without a usable one requests are served without keys.
+passport: other tokens would give keys that no engine has. Without a usable one requests are served without keys.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Tokenizers:
         """Take an engine's count of a prompt that was tokenised here.
 
         Engines whose count differs again and again read prompts in another way, most likely by another chat template:
-        keys of such tokens are keys that nobody has, and each decode leg would wait for them in vain. So there are
+        keys of such tokens are keys that no engine has, and each decode leg would wait for them in vain. So there are
         none for a while.
         """
         entry = self._entries.get(model)

@@ -1,8 +1,8 @@
 """Reads large bodies beside the gateway: `python -m mooncache.gateway.tokens.beside`, asked over its standard input.
 
-To parse, render and tokenise tens of megabytes takes seconds and twenty times their size in memory. Here that stops
-nobody's stream, and the memory goes back. Frames are a length of 8 bytes and msgpack (core/prepared.py); the process
-ends with its input. It knows no secret: salts are what the gateway sends for one request.
+To parse, render and tokenise tens of megabytes takes seconds and twenty times their size in memory. Here no stream
+stops for it, and the memory goes back. Frames are a length of 8 bytes and msgpack (core/prepared.py); the process ends
+with its input. It knows no secret: salts are what the gateway sends for one request.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from mooncache.kvcache.identity import tokenizer_digest
 from mooncache.kvcache.keys import passport_from_json
 
 FRAME_BYTES_MAX: Final = 4 << 30
-# The gateway's event loop goes first: it has everybody's streams.
+# The gateway's event loop goes first: it has all streams.
 _NICE: Final = 5
 _READERS_MAX: Final = 64
 

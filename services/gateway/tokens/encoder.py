@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from mooncache.gateway.tokens.cuts import Cutter
 from mooncache.gateway.tokens.memo import PieceMemo
 
-# One thread encodes unless told otherwise; the library's own would compete with the event loop, and
+# One thread encodes unless the environment says otherwise; the library's own would compete with the event loop, and
 # handing a short text to one costs more than encoding it.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -52,7 +52,7 @@ class Encoder:
     def encode(self, text: str, *, add_special_tokens: bool, scope: str = "") -> array[int]:
         """Ids of the tokens of a text. Raises ValueError for text that is no Unicode (lone surrogates).
 
-        scope: whose remembered parts may be used; nobody can tell from the time what others have asked.
+        scope: whose remembered parts may be used; so that the time does not reveal what others have asked.
         """
         return self.finish(self.plan(text, add_special_tokens=add_special_tokens, scope=scope))
 

@@ -1,8 +1,8 @@
 """Who uses which KV block, and which blocks hold something worth finding again.
 
-Idea: a block is free when nobody refers to it, but a free block that was published under a key keeps its content until
-it is handed out again, oldest first. So the free list is the local prefix cache. Invariant: a block is in the free
-list exactly when its reference count is 0, and a key leads to at most one block.
+Idea: a block is free when no sequence refers to it, but a free block that was published under a key keeps its content
+until it is handed out again, oldest first. So the free list is the local prefix cache. Invariant: a block is in the
+free list exactly when its reference count is 0, and a key leads to at most one block.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class BlockPool:
         self._refs[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """One reference less for each; what nobody refers to becomes free, blocks without content first in line."""
+        """One reference less for each; what is not referred to becomes free, blocks without content first in line."""
         for block in blocks:
             assert self._refs[block] > 0, f"block {block} is released more often than held"
             self._refs[block] -= 1

@@ -33,7 +33,7 @@ async def lead(state: MasterState, coordinator: Coordinator) -> None:
 
 
 async def follow(state: MasterState, coordinator: Coordinator) -> None:
-    """Learn who leads and who else is there, so that callers can be told."""
+    """Learn who leads and who else is there, so that callers can be redirected."""
     try:
         leader = await coordinator.leader()
         masters = await coordinator.masters()

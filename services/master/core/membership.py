@@ -313,7 +313,7 @@ class Membership:
     def note_arena(self, node: Node, gone: bool, now_s: float) -> list[Transition]:
         """Note whether the memory of the node's blocks answers. While it does not, the node takes no new blocks.
 
-        Unlike a drain this begins and ends with what the node says, and nobody empties the node meanwhile.
+        Unlike a drain this begins and ends with what the node says, and the node is not emptied meanwhile.
         """
         if node.arena_gone == gone:
             return []

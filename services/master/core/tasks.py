@@ -2,7 +2,7 @@
 
 A task owns blocks, not a schedule. Each chunk of keys is planned at the moment it is carried out, from the
 directory as it is then: where copies are, who can take one. A step that fails puts its keys back, later, and
-they are planned again; so a target that died, a source that evicted, or a copy that somebody else made need
+they are planned again; so a target that died, a source that evicted, or a copy that was made meanwhile need
 no special case. Effects are data (`CopyStep`, `DropStep`, `WantContents`); the shell carries them out and
 hands the outcome back.
 

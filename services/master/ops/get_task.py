@@ -14,7 +14,7 @@ async def handle(
 ) -> master_pb2.GetTaskResponse:
     """The task.
 
-    Raises NotLeader, TaskUnknown (also for tasks of other tenants: their ids are not told).
+    Raises NotLeader, TaskUnknown (also for tasks of other tenants: their ids are not revealed).
     """
     state.require_leading()
     task = state.tasks.require(request.task_id)

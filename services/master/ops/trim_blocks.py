@@ -1,6 +1,6 @@
 """TrimBlocks: drop copies beyond a number.
 
-The directory may lag behind the nodes, so a copy only goes after those that stay were confirmed: their nodes are told
+The directory may lag behind the nodes, so a copy only goes after those that stay were confirmed: their nodes are asked
 to fetch the block from the one that will lose it, which moves nothing when they have it. Who confirmed has to be the
 same living process when the others lose theirs. Trims run one after the other, or two with different views could each
 take the other's last copy. A pinned copy stays. Every command carries the term of the view that it follows from, so
@@ -25,7 +25,7 @@ from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2, store_node_pb2
 from mooncache.runtime.rpc import CallContext
 
-KEYS_AT_ONCE = 4096  # ranking holders is a loop, and nobody else is served meanwhile
+KEYS_AT_ONCE = 4096  # ranking holders is a loop, and no other call is served meanwhile
 _THERE = (errors.OK, errors.AlreadyExists.code)
 _GONE = (errors.OK, errors.NotFound.code)
 
@@ -72,7 +72,7 @@ class _Trimming:
         self._state, self._tenant, self._tenant_id = state, tenant, tenant_id
         self._keys, self._codes, self._deadline_s = keys, codes, context.deadline_s
         self._term = state.membership.term
-        self._asked: dict[int, int] = {}  # incarnation of each node that was told to have blocks
+        self._asked: dict[int, int] = {}  # incarnation of each node that was asked to keep blocks
 
     async def confirm(self, trims: Sequence[Trim]) -> None:
         """Make sure that those that stay have the block now."""

@@ -28,7 +28,7 @@ async def to_holders(
 ) -> list[list[int]]:
     """Call `method` on every living holder with its keys; return for each key the codes of its holders.
 
-    A node that does not answer contributes its error's code. A key that nobody holds gets an empty list.
+    A node that does not answer contributes its error's code. A key that no node holds gets an empty list.
     """
     positions: dict[int, list[int]] = {}
     for position, holders in enumerate(state.holders(tenant_id, keys)):

@@ -22,7 +22,7 @@ from mooncache.plan.core.spec import Spec
 
 KEEP: Final = 1.3  # families within this factor of the best are solved too, as alternatives
 LADDER: Final = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
-Tell = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Searcher:
             )
         return self._fewest[key]
 
-    def solve(self, target: float, keep: float = KEEP, tell: Tell | None = None) -> list[Plan]:
+    def solve(self, target: float, keep: float = KEEP, on_progress: Progress | None = None) -> list[Plan]:
         """The cheapest plan of each family that reaches `target`, cheapest first; none beyond `keep` times the best."""
         bounded = []
         for number, family in enumerate(self.families):
@@ -136,8 +136,8 @@ class Searcher:
             if plan is not None:
                 found.append(plan)
                 best = min(best, plan.cost_per_hour)
-            if tell is not None:
-                tell(number + 1, len(bounded))
+            if on_progress is not None:
+                on_progress(number + 1, len(bounded))
         return sorted(
             (plan for plan in found if plan.cost_per_hour <= best * keep), key=lambda plan: plan.order
         )
@@ -175,14 +175,14 @@ class Searcher:
         beyond = first_true(low, start.prefill.node.count_max + 1, too_much)
         return start.prefill.node.count_max if beyond is None else beyond - 1
 
-    def frontier(self, target: float, tell: Tell | None = None) -> list[Plan]:
+    def frontier(self, target: float, on_progress: Progress | None = None) -> list[Plan]:
         """Plans that no other beats on both cost and attainment, from half of the requests to as many as can be."""
         targets = sorted({*LADDER, target})
         plans: list[Plan] = []
         for number, step in enumerate(targets):
             plans += self.solve(step, keep=1.0)
-            if tell is not None:
-                tell(number + 1, len(targets))
+            if on_progress is not None:
+                on_progress(number + 1, len(targets))
         return pareto(plans)
 
 

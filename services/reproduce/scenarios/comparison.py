@@ -1,12 +1,11 @@
 """Our policy beside every baseline: latency at the load where Algorithm 1 attains 90 %, and effective capacity.
 
-Both searches are bisections over the speed of the trace. Every policy has the same nodes; ours may also change
-their roles, which the published policies do not know, and has memory on its decode nodes for that (the row without
-both is beside it, on the halves too). Latency is compared with
-nobody refused, since refusing slow requests would make a policy look fast. The capacity of ours is that with its own
-gate; Algorithm 1's is the better of two, without a gate and with its own (a request refused is one not served in time,
-but it leaves the queue to others). A baseline that does not keep the share at Algorithm 1's capacity without a gate is
-below it without a search of its own.
+Both searches are bisections over the speed of the trace. Every policy has the same nodes; ours may also change their
+roles, which the published policies do not know, and has memory on its decode nodes for that (the row without both is
+beside it, on the halves too). Latency is compared with no request refused, since refusing slow requests would make a
+policy look fast. The capacity of ours is that with its own gate; Algorithm 1's is the better of two, without a gate and
+with its own (a request refused is one not served in time, but it leaves the queue to others). A baseline that does not
+keep the share at Algorithm 1's capacity without a gate is below it without a search of its own.
 """
 
 from __future__ import annotations

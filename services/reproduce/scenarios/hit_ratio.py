@@ -121,7 +121,7 @@ def eviction(lab: Lab, sheet: Sheet) -> None:
     capacities = (1_000, 3_000, 5_000, 10_000, 20_000, 30_000, 50_000, 100_000, UNLIMITED)
     for workload in (CONVERSATION, SYNTHETIC, TOOLAGENT):
         if lab.sources.stand_in(workload) and workload != CONVERSATION and not lab.quick:
-            continue  # what generated requests say of eviction is what their generator was told of reuse
+            continue  # what generated requests say of eviction is what their generator assumed of reuse
         items = [(workload, policy, capacity) for capacity in capacities for policy in ("lru", OURS)]
         results = dict(zip(items, lab.map(hit_ratio, items), strict=True))
         found: list[Figure] = []

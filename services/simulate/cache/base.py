@@ -1,4 +1,4 @@
-"""What every eviction policy of one tier of one node can do, and what it is told of each use.
+"""What every eviction policy of one tier of one node can do, and what it learns of each use.
 
 Idea: the ids form a prefix tree. A request uses a chain, root first; `use` touches the blocks that are here,
 stores the others (or not: admission) and answers which ids left. Within one use the last block counts as used

@@ -4,7 +4,7 @@ Idea: chains that look alike when they are used (`Signals`) share a class; a cla
 per second, in each of 16 bands of age (time since last use). The classes are a grid: the time between the last
 two uses of the session (a shape over age) times a score (turn of the session, length of the chain, blocks that
 were new), in steps of 5 %. The hazard starts at a prior and is corrected by what happens: first by band of
-age, then by score, by shape and by class, each with imagined events, so that a class nobody has seen follows the
+age, then by score, by shape and by class, each with imagined events, so that a class that was never seen follows the
 others. By band they are many while the prior is about right and few when traffic is unlike it (`_trust`). What was
 counted fades, so that other traffic is learnt anew.
 The worth of a block that has not been used for some time is the most hits per second of residence that it can
@@ -96,7 +96,7 @@ _KEEP: Final = 0.96  # of all counts, at each refresh
 class Signals(NamedTuple):
     """What is seen of a chain when it is used."""
 
-    turn: int  # 1: a session nobody knows
+    turn: int  # 1: an unknown session
     gap_s: float  # since the session's last use; 0 at the first
     blocks: int
     new_blocks: int

@@ -260,7 +260,7 @@ class Reuse:
             del self._remembered[last]
 
     def _age(self, now_s: float) -> None:
-        """Chains that came into another band of age: nobody used them in the one before."""
+        """Chains that came into another band of age: not used in the one before."""
         for band in range(BANDS - 1):
             chains, end_s = self._ageing[band], BAND_BEGIN_S[band + 1]
             seconds = end_s - BAND_BEGIN_S[band]
@@ -368,7 +368,7 @@ class Reuse:
             place[0].here -= 1
 
     def set_aside(self, block: int) -> None:
-        """The block cannot go now (somebody reads it): it counts as gone until `stored`."""
+        """The block cannot go now (it is being read): it counts as gone until `stored`."""
         place = self._owner.pop(block, None)
         if place is not None:
             place[0].here -= 1

@@ -1,7 +1,7 @@
 """Runs for programs: rows in the form of `mooncache bench`, and a summary for each policy.
 
-NaN is not JSON: what nobody got is null. Nothing in the document depends on when or how fast it was made, apart from
-the field `wall_s`.
+NaN is not JSON: a value that no request got is null. Nothing in the document depends on when or how fast it was made,
+apart from the field `wall_s`.
 """
 
 from __future__ import annotations

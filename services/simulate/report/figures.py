@@ -310,7 +310,7 @@ def duration_text(value_s: float) -> str:
 def svg(plot: Plot, alt: str, *, prefix: str = "f") -> str:
     """The plot as an `<svg>` element for a page that declares `colour_css`. `prefix` keeps ids of a page apart.
 
-    `alt` is what somebody hears who does not see the plot: its main message, not "a chart".
+    `alt` is what a screen reader says instead of the plot: its main message, not "a chart".
     """
     with _style():
         from matplotlib.backends.backend_svg import FigureCanvasSVG

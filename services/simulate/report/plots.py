@@ -58,13 +58,13 @@ def ttft(results: Sequence[Result], summaries: Sequence[Summary]) -> Drawing:
         figures.cdf(plot, result.ttft_s[result.done], result.policy, order=order, of=len(result))
     figures.seconds_axis(plot)
     figures.limit_line(plot, results[0].ttft_slo_s, f"promised {duration_text(results[0].ttft_slo_s)}")
-    told = "; ".join(
+    summary = "; ".join(
         f"{s.policy}: half within {duration_text(s.ttft_s.p50)}, 99 % within {duration_text(s.ttft_s.p99)}"
         for s in summaries
     )
     return Drawing(
         plot,
-        f"Distribution of the time to first token. {told}.",
+        f"Distribution of the time to first token. {summary}.",
         "How many of all requests had their first token within a time. A curve that ends below 100 % refused "
         "or lost the rest.",
         ("share of those served", *_names(results)),
@@ -80,13 +80,13 @@ def tbt(results: Sequence[Result], summaries: Sequence[Summary]) -> Drawing:
     figures.seconds_axis(plot, log=False)
     figures.limit_line(plot, results[0].tbt_slo_s, f"promised {duration_text(results[0].tbt_slo_s)}")
     plot.axes.set_xlim(left=0.0)
-    told = "; ".join(
+    summary = "; ".join(
         f"{s.policy}: mean {duration_text(s.tbt_s.mean)}, 99 % within {duration_text(s.tbt_s.p99)}"
         for s in summaries
     )
     return Drawing(
         plot,
-        f"Distribution of the time between tokens. {told}.",
+        f"Distribution of the time between tokens. {summary}.",
         "Mean of each request's longest tenth of gaps: the stutter that a reader notices.",
         ("share of those served", *_names(results)),
         _quantile_rows(results, "tbt_s"),
@@ -138,7 +138,7 @@ def load(results: Sequence[Result], *, decode: bool) -> Drawing:
     drawn = _over_time(results, f"{pool} load", f"% of the promised {promise}", lines)
     if any(np.nanmax(values, initial=0.0) > 90.0 for _, values in lines):
         figures.limit_line(drawn[0], 100.0, "limit", vertical=False)
-    told = ", ".join(
+    summary = ", ".join(
         f"{r.policy} {_mean(values):.0f} % on average, {np.nanmax(values, initial=0.0):.0f} % at most"
         for r, (_, values) in zip(results, lines, strict=True)
     )
@@ -146,7 +146,7 @@ def load(results: Sequence[Result], *, decode: bool) -> Drawing:
     return _timeline(
         results,
         drawn,
-        f"{pool} load over time: {told}.",
+        f"{pool} load over time: {summary}.",
         f"Mean over the instances of the pool: {meaning}.",
     )
 
@@ -155,11 +155,13 @@ def queue(results: Sequence[Result]) -> Drawing:
     """Requests that wait for their prompt to be computed."""
     lines = [(r.series.at_s, r.series.queue_requests.sum(axis=1).astype(np.float64)) for r in results]
     drawn = _over_time(results, "Queue", "prompts waiting", lines)
-    told = ", ".join(f"{r.policy} {v.max(initial=0.0):.0f}" for r, (_, v) in zip(results, lines, strict=True))
+    summary = ", ".join(
+        f"{r.policy} {v.max(initial=0.0):.0f}" for r, (_, v) in zip(results, lines, strict=True)
+    )
     return _timeline(
         results,
         drawn,
-        f"Prompts that wait over time; most at once: {told}.",
+        f"Prompts that wait over time; most at once: {summary}.",
         "Prompts that are assigned and not yet being computed, all instances together.",
     )
 
@@ -171,11 +173,11 @@ def hit_ratio(results: Sequence[Result], summaries: Sequence[Summary]) -> Drawin
         at_s, ratio = windowed_hit_ratio(result)
         lines.append((at_s, 100 * _smooth(ratio)))
     drawn = _over_time(results, "Hit ratio", "% of prompt tokens", lines)
-    told = ", ".join(f"{s.policy} {percent(s.hit_ratio)}" for s in summaries)
+    summary = ", ".join(f"{s.policy} {percent(s.hit_ratio)}" for s in summaries)
     return _timeline(
         results,
         drawn,
-        f"Hit ratio over time. Whole run: {told}.",
+        f"Hit ratio over time. Whole run: {summary}.",
         "Prompt tokens whose KV was cached, over the last minute or so. It climbs while caches fill.",
     )
 
@@ -198,11 +200,11 @@ def goodput(results: Sequence[Result], summaries: Sequence[Summary]) -> Drawing:
     drawn = _over_time(results, "Goodput", "requests per second", lines)
     figures.line(drawn[0], windows[0][0], windows[0][1], "arrived", faint=True)
     drawn[0].axes.set_ylim(0.0, 1.08 * max([0.1, *windows[0][1].tolist()]))
-    told = ", ".join(f"{s.policy} {percent(s.attainment)}" for s in summaries)
+    summary = ", ".join(f"{s.policy} {percent(s.attainment)}" for s in summaries)
     return _timeline(
         results,
         drawn,
-        f"Requests per second that kept both promises. Of all requests: {told}.",
+        f"Requests per second that kept both promises. Of all requests: {summary}.",
         "Served within both promises, by time of arrival. The distance to the grey line is what was lost.",
     )
 
@@ -239,11 +241,11 @@ def roles(results: Sequence[Result]) -> Drawing | None:
         return None
     lines = [(r.series.at_s, (r.series.role == 0).sum(axis=1).astype(np.float64)) for r in results]
     drawn = _over_time(results, "Prefill instances", "instances", lines)
-    told = ", ".join(f"{r.policy} {r.totals.role_switches}" for r in results)
+    summary = ", ".join(f"{r.policy} {r.totals.role_switches}" for r in results)
     return _timeline(
         results,
         drawn,
-        f"Prefill instances over time; role switches: {told}.",
+        f"Prefill instances over time; role switches: {summary}.",
         "Instances change between prefill and decode as the load asks for it.",
     )
 

@@ -1,7 +1,7 @@
 """The figures of one run that people compare, each with the definition of services/simulate/result.py.
 
 Idea: everything that is printed, written as JSON or plotted beside a plot comes from here, so that the table, the
-page and the rows never disagree. NaN means "nobody got there", never zero.
+page and the rows never disagree. NaN means "no request got there", never zero.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ async def register(state: StoreNodeState) -> None:
     """One attempt to register with the current target.
 
     Raises:
-        MooncacheError: nobody answered, or the master refused; the next attempt goes to the next target.
+        MooncacheError: no master answered, or the master refused; the next attempt goes to the next target.
     """
     assert state.link is not None
     identity = state.identity
@@ -121,7 +121,7 @@ async def heartbeat(state: StoreNodeState) -> None:
 
     Raises:
         UnknownNode, StaleIncarnation: the master wants a registration.
-        MooncacheError: nobody answered.
+        MooncacheError: no master answered.
     """
     assert state.link is not None
     stats = state.core.stats()

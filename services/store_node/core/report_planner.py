@@ -2,7 +2,7 @@
 
 Idea: the node owns the truth; the master's directory is derived from two kinds of reports. Deltas are
 contiguous, sequence-numbered pieces of the native event log. A full report (BEGIN, PARTs, END) replaces all the
-master knew about the node. The planner asks its shell for one small action at a time (`next_step`) and is told the
+master knew about the node. The planner asks its shell for one small action at a time (`next_step`) and learns the
 outcome, so every order of losses and repeats can be tested without a network.
 
 Invariants (`check`):

@@ -19,7 +19,7 @@ CONNECTOR = "MooncacheConnector"
 CONNECTOR_MODULE = "mooncache.connectors.vllm"
 GUARD = "mooncache.runtime.engine_guard.EngineGuard"
 NO_DOMAIN = "none.invalid"
-"""A name that no URL can have: `.invalid` is reserved, so that nobody ever owns it."""
+"""A name that no URL can have: `.invalid` is reserved, so that it is never owned."""
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 _FEW_CORES = 4
 

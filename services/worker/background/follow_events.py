@@ -81,7 +81,8 @@ async def _take(
         verdict = EventAction.APPLY if stream.settle(sequence) else ""
     if stream.lost != lost:
         log.warning(Event.WORKER_EVENTS_LOST, instance_id=state.instance_id, batches=stream.lost - lost)
-        # What is known stays: a wrong claim costs one worse choice and heals, forgotten blocks are never told again.
+        # What is known stays: a wrong claim costs one worse choice and heals, forgotten blocks are never reported
+        # again.
         cache.want_full()
     if verdict == EventAction.APPLY:
         _apply(state, cache, frames[2])

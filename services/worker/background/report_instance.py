@@ -1,6 +1,6 @@
 """Duty: be registered with the conductor, report load and cache changes, and carry out what it wishes.
 
-The conductor's state is soft: whatever it does not know is told again. Without it the engine goes on; reports
+The conductor's state is soft: whatever it does not know is reported again. Without it the engine goes on; reports
 are tried again with jittered back-off, and a report of cache changes that got no answer is sent again under
 its number.
 """

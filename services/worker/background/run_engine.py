@@ -1,7 +1,7 @@
 """Duty: keep one engine running. Start it, ask for its health, kill it when it hangs, start it again, or give
 it up.
 
-What to do is decided in core/supervision.py. An engine that somebody else runs (worker.attach_url) is only asked.
+What to do is decided in core/supervision.py. An engine that is run elsewhere (worker.attach_url) is only asked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mooncache.worker.core.facts import (
 )
 from mooncache.worker.core.load import read_labels
 from mooncache.worker.core.own_cache import OwnCache
-from mooncache.worker.engine_http import NOBODY
+from mooncache.worker.engine_http import NOTHING_LISTENS
 from mooncache.worker.process import EngineProcess
 from mooncache.worker.state import WorkerState
 
@@ -79,7 +79,7 @@ async def step(state: WorkerState) -> None:
     if problem:
         was = state.supervision.reason
         why = state.supervision.silent(now_s)
-        if state.attached and problem == NOBODY and state.supervision.state == RunState.READY:
+        if state.attached and problem == NOTHING_LISTENS and state.supervision.state == RunState.READY:
             why = problem  # it ended; whatever comes back there begins with an empty cache
         if why:
             await _over(state, why)
@@ -287,8 +287,8 @@ async def learn(state: WorkerState) -> None:
         set_model(state, state.config.worker.model or root or name)
         state.model_name = state.config.worker.model_name or name
         state.events = await event_sources(state)
-    told = facts_from_http(models, version, read_labels(page, "vllm:cache_config_info"))
-    state.facts = merged(said or EngineFacts(), told)
+    found = facts_from_http(models, version, read_labels(page, "vllm:cache_config_info"))
+    state.facts = merged(said or EngineFacts(), found)
     passport = state.facts.passport
     if passport is None:
         log.warning(
@@ -310,7 +310,7 @@ async def learn(state: WorkerState) -> None:
 
 
 def learn_again(state: WorkerState) -> None:
-    """An engine whose weights were changed, or whose cache was reset, writes its passport anew: tell everybody."""
+    """An engine whose weights were changed, or whose cache was reset, writes its passport anew: report it."""
     path = _said_in(state)
     if path is None or state.facts is None:
         return

@@ -24,7 +24,7 @@ from mooncache.conductor.core.policy.common import (
 )
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import (
-    NOBODY,
+    NO_ROW,
     Bools,
     Branch,
     Choice,
@@ -57,7 +57,7 @@ class Algorithm1:
         total_s = ready_s + fleet.queue_s + fleet.prefill_s(request.prompt_tokens, prefix)
         scores, odd = cleaned(total_s, eligible)
         row = least(scores, rng)
-        if row == NOBODY:
+        if row == NO_ROW:
             return replace(NO_INSTANCE, invalid_costs=odd)
         return paired(
             request, fleet, rules, rng, row, (prefix, fetch, ready_s), source, scores, odd, ready_s[row]
@@ -78,7 +78,7 @@ def prefixes(
     if source is None or not source.tokens:
         return have, nothing.astype(np.int64), nothing
     fetches: Bools = fleet.pool & (fleet.group == request.group) & (source.tokens > have * threshold)
-    if source.row != NOBODY:
+    if source.row != NO_ROW:
         fetches[source.row] = False
     fetch: Ints = np.where(fetches, source.tokens - have, 0)
     rate = np.minimum(fleet.fetch_tokens_per_s, source.tokens_per_s)
@@ -113,10 +113,10 @@ def paired(
     group = fleet.group == fleet.group[row]
     measured, more = cleaned(tbt_s if decode_scores is None else decode_scores, decoders & fleet.pool & group)
     decode = row if inline else least(measured, rng)
-    if decode == NOBODY:
-        # Nobody can read what the row would compute: a decode instance does both.
+    if decode == NO_ROW:
+        # No other instance can read what the row would compute: a decode instance does both.
         other = least(cleaned(tbt_s, decoders)[0], rng)
-        if other == NOBODY:
+        if other == NO_ROW:
             return replace(NO_INSTANCE, invalid_costs=odd + more)
         added_s = float(prefix_fetch_ready[2][other])
         return paired(
@@ -127,12 +127,12 @@ def paired(
     choice = Choice(
         admitted=True,
         reason=Reason.ADMITTED,
-        prefill=NOBODY if inline else row,
+        prefill=NO_ROW if inline else row,
         decode=decode,
         branch=Branch.FETCH if fetch else Branch.LOCAL,
         prefix_tokens=int(prefix),
         fetch_tokens=int(fetch),
-        source_row=source.row if source is not None and fetch else NOBODY,
+        source_row=source.row if source is not None and fetch else NO_ROW,
         ttft_s=ttft_s,
         queue_s=queue_s,
         ready_s=float(ready_s),

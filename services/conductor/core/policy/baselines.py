@@ -14,7 +14,7 @@ import numpy as np
 from mooncache.conductor.core.policy.algorithm1 import paired
 from mooncache.conductor.core.policy.common import NO_INSTANCE, QUIET, candidates, cleaned, held, least
 from mooncache.conductor.core.policy.fleet import Fleet
-from mooncache.conductor.core.policy.types import NOBODY, Bools, Choice, Floats, Request, Rules
+from mooncache.conductor.core.policy.types import NO_ROW, Bools, Choice, Floats, Request, Rules
 
 if TYPE_CHECKING:
     import random
@@ -42,7 +42,7 @@ class Scored:
         mask = prefillers if prefillers.any() else decoders
         scores, odd = cleaned(self.measure(request, fleet, rules, mask, rng), mask)
         row = least(scores, rng)
-        if row == NOBODY:
+        if row == NO_ROW:
             return replace(NO_INSTANCE, invalid_costs=odd)
         nothing = np.zeros(len(fleet))
         way = held(request), nothing.astype(np.int64), nothing
@@ -91,7 +91,7 @@ class LeastLoad(Scored):
 
 
 class LongestPrefix(Scored):
-    """The longest own prefix, of equals the shortest queue: herds onto whoever holds a common beginning."""
+    """The longest own prefix, of equals the shortest queue: herds onto the holder of a common beginning."""
 
     name = "longest_prefix"
 

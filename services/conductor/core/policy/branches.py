@@ -17,7 +17,7 @@ import numpy as np
 from mooncache.conductor.core.policy import pipeline
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import (
-    NOBODY,
+    NO_ROW,
     Awaited,
     Branch,
     Floats,
@@ -131,7 +131,7 @@ def _take_longer(
     wins = score_s < found.score_s
     wins &= gain > 0
     wins &= standing.readers(request.group, fleet)
-    if owner != NOBODY:
+    if owner != NO_ROW:
         wins[owner] = False
     np.copyto(found.score_s, score_s, where=wins)
     if found.total_s is not None and found.compute_s is not None:
@@ -176,7 +176,7 @@ def ways(request: Request, fleet: Fleet, rules: Rules, row: int) -> list[Prefill
         score_s = total_s + weight * compute_s
         return PrefillOption(branch, prefix, fetch, source, ready_s, compute_s, total_s, score_s, awaited)
 
-    found = [way(Branch.LOCAL, have, 0, NOBODY, 0.0, None)]
+    found = [way(Branch.LOCAL, have, 0, NO_ROW, 0.0, None)]
     reader = bool(fleet.pool[row]) and int(fleet.group[row]) == request.group
     for source in request.sources:
         if reader and source.tokens > have and source.row != row:
@@ -186,7 +186,7 @@ def ways(request: Request, fleet: Fleet, rules: Rules, row: int) -> list[Prefill
         if awaited.tokens <= have:
             continue
         if awaited.row == row:
-            found.append(way(Branch.WAIT, awaited.tokens, 0, NOBODY, awaited.ready_in_s, awaited))
+            found.append(way(Branch.WAIT, awaited.tokens, 0, NO_ROW, awaited.ready_in_s, awaited))
         elif reader and awaited.pool:
             ready_s = awaited.ready_in_s + _transfer_s(fleet, row, awaited.tokens - have, np.inf)
             found.append(
@@ -277,7 +277,7 @@ def _pipelined(request: Request, fleet: Fleet, rules: Rules, members: tuple[int,
         Branch.FETCH if fetch else Branch.LOCAL,
         prefix,
         fetch,
-        source.row if source is not None else NOBODY,
+        source.row if source is not None else NO_ROW,
         ready_s,
         plan.seconds,
         total_s,

@@ -1,6 +1,6 @@
 """What all policies share: who may be chosen, the least of a column, and promises.
 
-A cost that is not a number never wins: `least` treats it as infinite, and how many there were is told in the
+A cost that is not a number never wins: `least` treats it as infinite, and how many there were is said in the
 choice, so that a broken cost model shows up instead of attracting all requests.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from mooncache.conductor.core.policy.fleet import Fleet, FleetSummary
-from mooncache.conductor.core.policy.types import NOBODY, Bools, Choice, Floats, Ints, Reason, Request, Rules
+from mooncache.conductor.core.policy.types import NO_ROW, Bools, Choice, Floats, Ints, Reason, Request, Rules
 
 if TYPE_CHECKING:
     import random
@@ -65,7 +65,7 @@ def candidates(request: Request, fleet: Fleet) -> tuple[Bools, Bools]:
 def _kept(request: Request, decoders: Bools) -> Bools:
     """The instance that has the decode leg already is the only candidate for it, while it is one."""
     row = request.keep_decode
-    if row == NOBODY or not decoders[row]:
+    if row == NO_ROW or not decoders[row]:
         return decoders
     only: Bools = np.zeros(len(decoders), dtype=np.bool_)
     only[row] = True
@@ -97,13 +97,13 @@ def most(column: Floats | Ints) -> float:
 
 
 def least(scores: Floats, rng: random.Random) -> int:
-    """The row of the least score, one of the equals at random, NOBODY when all are infinite."""
+    """The row of the least score, one of the equals at random, NO_ROW when all are infinite."""
     if not len(scores):
-        return NOBODY
+        return NO_ROW
     first = int(scores.argmin())
     low = float(scores[first])
     if not low < np.inf:
-        return NOBODY
+        return NO_ROW
     equal = (scores <= low + abs(low) * 1e-9 + 1e-12).nonzero()[0]
     return first if len(equal) == 1 else int(equal[rng.randrange(len(equal))])
 
@@ -114,7 +114,7 @@ def held(request: Request) -> Ints:
     Algorithm 1 counts a prompt's blocks as cached where it was sent, from the decision on: what is computed on the
     row itself comes before the newcomer.
     """
-    if not any(awaited.row != NOBODY for awaited in request.awaited):
+    if not any(awaited.row != NO_ROW for awaited in request.awaited):
         return request.local
     local: Ints = request.local.copy()
     for awaited in request.awaited:

@@ -26,7 +26,7 @@ from mooncache.conductor.core.policy.common import (
 )
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.placement import Placements
-from mooncache.conductor.core.policy.types import NOBODY, Bools, Choice, Floats, Reason, Request, Rules
+from mooncache.conductor.core.policy.types import NO_ROW, Bools, Choice, Floats, Reason, Request, Rules
 
 if TYPE_CHECKING:
     import random
@@ -91,7 +91,7 @@ class Mooncache:
         for _, members, sharing in groups:
             own = scores if len(groups) == 1 else np.where(members, scores, np.inf)
             row = least(own, rng)
-            if row == NOBODY:
+            if row == NO_ROW:
                 continue
             way = branches.cheapest(branches.ways(request, fleet, rules, row))
             way = branches.together(request, fleet, rules, own, way) or way
@@ -99,7 +99,7 @@ class Mooncache:
             mask = decoders if fleet.standing.all_share else decoders & sharing
             measured, _ = cleaned(placed.score_s, mask, fleet.standing)
             decode = least(measured, rng)
-            if decode == NOBODY:
+            if decode == NO_ROW:
                 continue
             end_s = way.score_s + float(measured[decode])
             if best is None or end_s < best.end_s:
@@ -144,10 +144,10 @@ class Mooncache:
         delay_s = priced.compute_s * fleet.sequences  # what the sequences running there lose together
         ends, _ = cleaned(priced.score_s + placed.score_s + delay_s, mask)
         row = least(ends, rng)
-        if row == NOBODY:
+        if row == NO_ROW:
             return None
         way = branches.cheapest(branches.ways(request, fleet, rules, row))
-        return _Pair(NOBODY, row, way, placed, 0.0, float(ends[row]), ends)
+        return _Pair(NO_ROW, row, way, placed, 0.0, float(ends[row]), ends)
 
 
 def _choice(
@@ -155,7 +155,7 @@ def _choice(
 ) -> Choice:
     """The pair as a choice, before admission."""
     way, row = pair.way, pair.decode
-    prefiller = pair.prefill if pair.prefill != NOBODY else row
+    prefiller = pair.prefill if pair.prefill != NO_ROW else row
     wait_s = float(pair.placed.wait_s[row])
     queue_s = way.total_s - way.compute_s
     if way.branch != "wait":

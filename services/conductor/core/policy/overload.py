@@ -3,7 +3,7 @@
 Source: Mooncake (arXiv 2407.00079, section 7). Load is a share of the promise: predicted TTFT over its limit,
 predicted time between tokens over its limit, the newcomer counted. The modes (Rules.admission):
 
-none       nobody is refused
+none       no request is refused
 ttft_tbt   Algorithm 1, line 23: the chosen pair would miss a promise
 baseline   the prefill load at arrival; the decode load only when the prompt is computed, whose work is wasted then
 early      both at arrival, the decode load as it is now: stale by the prefill's time, which makes load swing

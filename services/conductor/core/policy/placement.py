@@ -21,7 +21,7 @@ from mooncache.conductor.core.policy.common import QUIET, most
 from mooncache.conductor.core.policy.fleet import Even, Fleet
 from mooncache.conductor.core.policy.types import Floats, Request
 
-LATE_S = 1e6  # behind everybody who keeps the promise
+LATE_S = 1e6  # behind all that keep the promise
 HELD_AT = (
     0.98  # share of the promised time between tokens at which newcomers are held: steps grow with answers
 )
@@ -111,7 +111,7 @@ def _waiting_s(
 def _limits(request: Request, fleet: Fleet, *, holds: bool) -> list[tuple[Need, Even]]:
     """The limits that some row could exceed with the request.
 
-    Where even the most of everything that any row was sent would be within the least limit, nobody is over it.
+    Where even the most of everything that any row was sent would be within the least limit, no row is over it.
     """
     standing = fleet.standing
     sequences, kv_tokens = most(fleet.sequences), most(fleet.kv_tokens)

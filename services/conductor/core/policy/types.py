@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-NOBODY = -1  # as a row: no instance, or the store nodes
+NO_ROW = -1  # as a row: no instance, or the store nodes
 
 
 class Branch(StrEnum):
@@ -95,7 +95,7 @@ class DecodeCost(NamedTuple):
 class PrefixSource(NamedTuple):
     """Where leading tokens of the prompt can be read from.
 
-    row: the instance that holds them, NOBODY for the store nodes. tokens_per_s: what one more reader would get.
+    row: the instance that holds them, NO_ROW for the store nodes. tokens_per_s: what one more reader would get.
     """
 
     row: int
@@ -139,7 +139,7 @@ class Request:
     tbt_strict: bool = False
     no_prefill: bool = False
     exclude: frozenset[int] = frozenset()
-    keep_decode: int = NOBODY
+    keep_decode: int = NO_ROW
     priority: int = 0
     tenant_share: float = 1.0
     lateness: float = 0.0
@@ -160,7 +160,7 @@ class Rules:
     while prefill instances are there. work_weight: seconds of delay that one second of computing saved is worth,
     since the next requests queue for it, and queue_weight more for each prompt that queues already.
     waits, pipelines: whether these ways are looked at; pipeline_worth_s: a prompt that one instance computes sooner
-    is not divided. patience: an idle instance's time, times this, is the least limit of a promise that nobody asked
+    is not divided. patience: an idle instance's time, times this, is the least limit of a promise that no caller asked
     for. overlap_weight: Dynamo's weight of computing. affinity_depth: which of a request's `affinity` hashes DualMap
     takes (the one of two blocks). holds: decode instances let a newcomer wait while their steps would be longer than
     promised; without it they take in whatever has room.
@@ -187,7 +187,7 @@ class Rules:
 class Choice:
     """The outcome. Rows are those of the fleet that was chosen from.
 
-    prefill: NOBODY when the decode instance computes the prompt itself. source_row: whom `fetch_tokens` are read
+    prefill: NO_ROW when the decode instance computes the prompt itself. source_row: whom `fetch_tokens` are read
     from. members: rows of the pipeline that computes the prompt together, in order of the stages, empty for one
     instance alone. ready_s: when the prefix is there; queue_s: computing in front; compute_s: the prefill itself;
     ttft_s: all of it; wait_s: for a place in the decode batch. scores: what was compared, per row, infinite for
@@ -197,12 +197,12 @@ class Choice:
 
     admitted: bool
     reason: Reason
-    prefill: int = NOBODY
-    decode: int = NOBODY
+    prefill: int = NO_ROW
+    decode: int = NO_ROW
     branch: Branch = Branch.LOCAL
     prefix_tokens: int = 0
     fetch_tokens: int = 0
-    source_row: int = NOBODY
+    source_row: int = NO_ROW
     awaited: Awaited | None = None
     members: tuple[int, ...] = ()
     chunk_tokens: int = 0
@@ -222,7 +222,7 @@ class Choice:
     @property
     def prefiller_row(self) -> int:
         """The row that computes the prompt (the first of a pipeline)."""
-        return self.prefill if self.prefill != NOBODY else self.decode
+        return self.prefill if self.prefill != NO_ROW else self.decode
 
     @property
     def waiting_s(self) -> float:

@@ -314,8 +314,8 @@ class RequestBook:
             return None
         request.running = True
         chain, size = request.chain, self._block_tokens
-        # Somebody waits for what a prefill leg computes: its blocks are offered even if they were saved before, because
-        # the pool may have evicted them. The saver asks before it sends.
+        # A decode leg waits for what a prefill leg computes: its blocks are offered even if they were saved before,
+        # because the pool may have evicted them. The saver asks before it sends.
         trusts = request.hint.role != "prefill"
         end = min(self._complete(request, len(tokens), computed), len(blocks))
         if end <= request.next_save:

@@ -1,7 +1,7 @@
 """What of vLLM's configuration enters the passport: everything, except what is known to leave the KV as it is.
 
 Idea: a list of fields that matter is behind with every version of vLLM, and then engines with other KV share keys. So
-the lists here name what does *not* matter. A field that nobody has heard of splits the cache; it never joins it.
+the lists here name what does *not* matter. A field that is not listed splits the cache; it never joins it.
 """
 
 from __future__ import annotations
