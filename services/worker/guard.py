@@ -45,13 +45,17 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def is_tracker(pid: int) -> bool:
-    """Whether the process is Python's tracker of shared memory: it removes what killed processes left, then ends."""
+def may_be_tracker(pid: int) -> bool:
+    """Whether the process is Python's tracker of shared memory: it removes what killed processes left, then ends.
+
+    A process that is just starting its program has no command line for a moment. It may become the tracker.
+    """
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return b"multiprocessing.resource_tracker" in file.read(4096)
+            text = file.read(4096)
     except OSError:
         return False
+    return not text or b"multiprocessing.resource_tracker" in text
 
 
 def kill_all() -> None:
@@ -60,7 +64,7 @@ def kill_all() -> None:
     while (passed_s := time.monotonic() - begun_s) < _KILL_S:
         left = descendants(os.getpid())
         for pid in left:
-            if passed_s < _TRACKER_S and is_tracker(pid):
+            if passed_s < _TRACKER_S and may_be_tracker(pid):
                 continue
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

@@ -134,7 +134,7 @@ def test_other_weights_never_hit(make: Make, faulty: FaultyPool, tmp_path: Path)
     second = make({"mooncache.passport_path": str(paths[1])}, model=other)
     second.add("r", tokens, ask=ask())
     second.run()
-    assert second.heard("r")["outcome"] == "miss"
+    assert second.reported("r")["outcome"] == "miss"
     mine, theirs = (json.loads(path.read_text())["passport"] for path in paths)
     assert {name for name in mine if mine[name] != theirs[name]} == {"weights_digest"}
 
@@ -191,7 +191,7 @@ def test_a_model_whose_files_are_gone_serves_without_the_pool(
     engine.add("r", tokens, ask=ask())
     engine.run()
     assert engine.outputs["r"] == expected(tokens, 4)
-    assert engine.heard("r")["outcome"] == "off"
+    assert engine.reported("r")["outcome"] == "off"
     assert faulty.calls == []
 
 
