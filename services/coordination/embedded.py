@@ -18,6 +18,8 @@ from mooncache.errors import Closed, ConfigInvalid
 from mooncache.runtime.clock import Clock
 
 _TERM_TEXT_MAX = 32
+# Terms travel as signed 64-bit integers. A larger number in the file is damage: no clock and no count gets near it.
+_TERM_MAX = 1 << 62
 
 
 class EmbeddedCoordinator:
@@ -29,6 +31,7 @@ class EmbeddedCoordinator:
         self._me: MasterRecord | None = None
         self._leadership: Leadership | None = None
         self._descriptor = -1
+        self._last_term = 0
 
     @property
     def reachable(self) -> bool:
@@ -79,8 +82,9 @@ class EmbeddedCoordinator:
             .partition("\n")[0]
             .strip()
         )
-        before = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
-        term = max(before + 1, floor)
+        before = int(text) if text.isascii() and text.isdigit() else 0
+        term = max(self._last_term + 1, before + 1 if before <= _TERM_MAX else 0, floor)
+        self._last_term = term
         # One small write: a crash leaves the old text or the new one; the wall clock covers a torn one.
         os.pwrite(self._descriptor, f"{term:019d}\n".encode(), 0)
         os.fsync(self._descriptor)

@@ -209,6 +209,10 @@ class Wall:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=60) | st.integers(0, 1 << 70).map(lambda number: str(number).encode()))
+@example(str((1 << 62) - 1).encode())
+@example(str(1 << 62).encode())
+@example(str((1 << 63) - 2).encode())
+@example(str((1 << 63) - 1).encode())
 def test_the_file_with_the_term(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "master.term").write_bytes(content)
     coordinator = EmbeddedCoordinator(tmp_path / "master.term", Wall())

@@ -46,6 +46,7 @@ def acts(said: list[dict[str, Any]]) -> Acts:
 
 def test_blocks_go_and_come_over_both_rails(acts: Acts) -> None:
     put, got = acts["put"], acts["get"]
+    assert put["right"] == BLOCKS + COPIED
     assert put["rdma_bytes"] == (BLOCKS + 2 * COPIED) * BLOCK_BYTES and put["tcp_bytes"] < BLOCK_BYTES
     assert got["right"] == BLOCKS + COPIED and got["rdma_bytes"] == (BLOCKS + COPIED) * BLOCK_BYTES
     # The client's ends carry what is put, the nodes' ends what is got; each rail its fair part. Emulated
