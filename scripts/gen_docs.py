@@ -74,7 +74,7 @@ def configuration_page() -> str:
     rows = config.explain(config.load(env={}))
     wanted = [f"`{row.name}`" for row in rows if row.audience is config.Audience.COMMON]
     lines += [
-        "Most clusters set some of these; all others have defaults that suit nearly everybody:",
+        "Most clusters set some of these; all others have defaults that suit nearly all clusters:",
         "",
         *wrapped(wanted),
         "",

@@ -319,9 +319,8 @@ def _deliver(
     from mooncache.simulate.report import tables
     from mooncache.simulate.report.document import document
     from mooncache.simulate.report.summary import summarise
-    from mooncache.simulate.sim_request import BRANCHES
 
-    summaries = [summarise(result, BRANCHES) for result in results]
+    summaries = [summarise(result) for result in results]
     about = {
         "cluster": spec.name,
         "instances": {group.label: group.count for group in spec.instances},

@@ -42,17 +42,19 @@ class CacheOutcome(StrEnum):
 
 
 _OUTCOMES = frozenset(CacheOutcome)
+_ROLES = frozenset(LegRole)
 
 
 @dataclass(frozen=True, slots=True)
 class LegHint:
     """Gateway to engine.
 
-    role: which leg this is. wait_tokens: leading prompt tokens that another instance is computing; wait for their
-    blocks in the pool, for at most wait_ms. public_tokens, public_salt: see keys.request_keys. request_id: for logs.
+    role: which leg this is; None for a request that came straight to the engine. wait_tokens: leading prompt tokens
+    that another instance is computing; wait for their blocks in the pool, for at most wait_ms. public_tokens,
+    public_salt: see keys.request_keys. request_id: for logs.
     """
 
-    role: str = "both"
+    role: LegRole | None = None
     wait_tokens: int = 0
     wait_ms: int = 0
     public_tokens: int = 0
@@ -112,6 +114,8 @@ def _known(cls: type, params: Any) -> dict[str, Any]:
         if field.type == "str":
             if isinstance(value, str) and len(value) <= 256:
                 found[field.name] = value
+        elif field.type == "LegRole | None":
+            found[field.name] = LegRole(value) if isinstance(value, str) and value in _ROLES else None
         elif field.type == "CacheOutcome":
             found[field.name] = CacheOutcome.parse(value) if isinstance(value, str) else CacheOutcome.UNKNOWN
         elif isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1 << 53:

@@ -18,7 +18,7 @@ from mooncache.plan.core.certainty import SimulatedRun
 from mooncache.plan.core.estimate import Layout
 from mooncache.plan.core.machine import Floats, InstanceType
 from mooncache.plan.core.spec import GB, SloSpec
-from mooncache.simulate.cluster import ClusterSpec, InstanceGroup, RoleSwitching, Slo
+from mooncache.simulate.cluster import ClusterSpec, FirstToken, InlineMode, InstanceGroup, RoleSwitching, Slo
 from mooncache.simulate.options import SimOptions
 from mooncache.simulate.profile import ModelProfile
 from mooncache.simulate.result import Result
@@ -66,7 +66,7 @@ def cluster_of(
         name=f"{prefill + decode} both" if layout.arrangement == "both" else f"{prefill}P+{decode}D",
         profile=bases[layout.prefill.node.name],
         block_tokens=block_tokens,
-        first_token="decode",  # noqa: S106 - no password
+        first_token=FirstToken.DECODE,
         slo=Slo(slo.ttft_s, slo.tbt_s),
         roles=RoleSwitching(enabled=layout.arrangement == "switching"),
     )
@@ -86,7 +86,7 @@ def _group(
         nic_in_gbps=layout.nic.gbps * share,
         nic_out_gbps=layout.nic.gbps * share,
         nic_efficiency=layout.nic.efficiency,
-        inline="chunked" if role == "both" else "whole",  # as engines do it
+        inline=InlineMode.CHUNKED if role == "both" else InlineMode.WHOLE,  # as engines do it
         pipeline_size=layout.stages if role == "prefill" else 1,
         profile=None if profile == base else profile,
     )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mooncache.conductor.core.policy.types import AdmissionMode, Rules
 from mooncache.reproduce import setting
 from mooncache.reproduce.workloads import CONVERSATION, Sources, load
-from mooncache.simulate.cluster import ClusterSpec, InstanceGroup, RoleSwitching, Slo
+from mooncache.simulate.cluster import ClusterSpec, InstanceGroup, PoolScope, RoleSwitching, Slo
 from mooncache.simulate.options import SimOptions
 from mooncache.simulate.result import Result
 from mooncache.simulate.run import simulate
@@ -44,7 +44,7 @@ class Run:
     prefill: int = setting.PREFILL_NODES
     decode: int = setting.DECODE_NODES
     part: str = WHOLE
-    pool: str = "global"
+    pool: PoolScope = PoolScope.GLOBAL
     pool_blocks: int = setting.POOL_BLOCKS_PER_NODE
     eviction: str = "lru"
     network_gbps: float = setting.NODE_NETWORK_GBPS

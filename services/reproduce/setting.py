@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from mooncache.simulate.cluster import FirstToken
 from mooncache.simulate.profile import LLAMA3_70B_8XA800, ModelProfile
 
 PROFILE: Final[ModelProfile] = LLAMA3_70B_8XA800  # the papers' dummy model on their nodes
@@ -34,7 +35,7 @@ FIGURE_6_SPEED: Final = 1.45
 OVERLOAD_SPEED: Final = 2.0  # arXiv Table 3 says "2x speed" of a trace that is not public
 # Who sends the first token: the decode node, when the KV has come. So TTFT has the hand-over in it, as in the
 # paper's "-86 %" of Figure 14, and no gap has; else short answers to long prompts miss 0.1 s (Figure 15: 99 % do not).
-FIRST_TOKEN: Final = "decode"  # noqa: S105
+FIRST_TOKEN: Final = FirstToken.DECODE
 THRESHOLD: Final = 1.5  # kvcache_balancing_threshold; not published, and 1 to 3 differ little
 
 # vLLM 0.5.1. 2,048 tokens is the chunk size at which both published facts come out: the prefill GPU time of

@@ -8,7 +8,9 @@ Invariant: a spec that passed `check` can be simulated: someone can prefill, som
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any, Final
 
 from mooncache.conductor.core.policy.fleet import BOTH, DECODE, PREFILL
@@ -17,11 +19,36 @@ from mooncache.simulate.cache import make
 from mooncache.simulate.profile import LLAMA3_70B_8XA800, ModelProfile
 
 ROLES: Final = {"prefill": PREFILL, "decode": DECODE, "both": BOTH}
-POOLS: Final = ("global", "local")
-FIRST_TOKENS: Final = ("prefill", "decode")
-INLINE: Final = ("whole", "chunked")
-EVENT_KINDS: Final = ("fail", "join", "role")
 GBPS: Final = 1e9 / 8  # bytes/s of one Gbps
+
+
+class PoolScope(StrEnum):
+    """Whose blocks a node can read."""
+
+    GLOBAL = "global"  # any node reads from any other
+    LOCAL = "local"  # a node uses only what it holds itself
+
+
+class FirstToken(StrEnum):
+    """Which instance sends a request's first token."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class InlineMode(StrEnum):
+    """How a prompt is computed inside a decode batch."""
+
+    WHOLE = "whole"  # the batch stands still
+    CHUNKED = "chunked"  # a chunk of chunk_tokens in every step
+
+
+class EventKind(StrEnum):
+    """What happens to a simulated instance."""
+
+    FAIL = "fail"
+    JOIN = "join"
+    ROLE = "role"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +79,7 @@ class InstanceGroup:
     kv_capacity_tokens: int = 0
     sequences_max: int = 0
     keep_handover: bool = True
-    inline: str = "whole"
+    inline: InlineMode = InlineMode.WHOLE
     chunk_tokens: int = 512
     profile: ModelProfile | None = None
 
@@ -95,7 +122,7 @@ class ScheduledEvent:
     """Something that happens to an instance: it fails, joins (at `at_s`, in its group) or gets another role."""
 
     at_s: float
-    kind: str
+    kind: EventKind
     instance: str
     role: str = ""
 
@@ -104,16 +131,16 @@ class ScheduledEvent:
 class ClusterSpec:
     """A cluster of one model.
 
-    pool: "global" (any node reads from any other) or "local" (a node uses only what it holds itself).
-    first_token: who sends it: "prefill" as it ends (the papers), or "decode" after the hand-over (this product).
+    first_token: who sends it: the prefill instance as it ends (the papers), or the decode instance after the
+    hand-over (this product).
     """
 
     instances: tuple[InstanceGroup, ...]
     name: str = "cluster"
     profile: ModelProfile = LLAMA3_70B_8XA800
-    pool: str = "global"
+    pool: PoolScope = PoolScope.GLOBAL
     block_tokens: int = 512
-    first_token: str = "prefill"  # noqa: S105
+    first_token: FirstToken = FirstToken.PREFILL
     slo: Slo = field(default_factory=Slo)
     roles: RoleSwitching = field(default_factory=RoleSwitching)
     replication: Replication = field(default_factory=Replication)
@@ -135,8 +162,8 @@ class ClusterSpec:
     def check(self) -> ClusterSpec:
         """The spec itself. Raises CLUSTER_INVALID, PROFILE_INVALID or MODEL_TOO_LARGE with a full sentence."""
         self.profile.check()
-        _one_of("pool", self.pool, POOLS)
-        _one_of("first_token", self.first_token, FIRST_TOKENS)
+        _one_of("pool", self.pool, PoolScope)
+        _one_of("first_token", self.first_token, FirstToken)
         _number("block_tokens", self.block_tokens, "tokens", low=1)
         _number("slo.ttft_s", self.slo.ttft_s, "s", above=0.0)
         _number("slo.tbt_s", self.slo.tbt_s, "s", above=0.0)
@@ -162,7 +189,7 @@ class ClusterSpec:
     def _check_group(self, group: InstanceGroup) -> None:
         where = f"instances.{group.label}"
         _one_of(f"{where}.role", group.role, tuple(ROLES))
-        _one_of(f"{where}.inline", group.inline, INLINE)
+        _one_of(f"{where}.inline", group.inline, InlineMode)
         for name, (unit, low, above) in _LIMITS.items():
             _number(f"{where}.{name}", getattr(group, name), unit, low=low, above=above)
         if group.nic_efficiency > 1:
@@ -202,16 +229,16 @@ class ClusterSpec:
         labels = {group.label for group in self.instances}
         for number, event in enumerate(self.events, start=1):
             where = f"events[{number}]"
-            _one_of(f"{where}.kind", event.kind, EVENT_KINDS)
+            _one_of(f"{where}.kind", event.kind, EventKind)
             _number(f"{where}.at_s", event.at_s, "s", low=0.0)
-            if event.kind == "join":
+            if event.kind == EventKind.JOIN:
                 if event.instance not in labels:
                     raise ClusterInvalid(
                         f"{where}.instance is {event.instance}: a join names a group ({', '.join(sorted(labels))})"
                     )
             elif event.instance not in known:
                 raise ClusterInvalid(f"{where}.instance is {event.instance}: no instance has this name")
-            if event.kind == "role":
+            if event.kind == EventKind.ROLE:
                 _one_of(f"{where}.role", event.role, tuple(ROLES))
 
     def reachable(self, ttft_s: float, tbt_s: float) -> ClusterSpec:
@@ -284,7 +311,7 @@ def _number(name: str, value: Any, unit: str, low: float | None = None, above: f
         raise ClusterInvalid(f"{name} is {value:g} {unit}: more than {most:g} {unit} looks like {instead}")
 
 
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+def _one_of(name: str, value: str, known: Iterable[str]) -> None:
     if value not in known:
         raise ClusterInvalid(f"{name} is {value!r}: choose one of {', '.join(known)}")
 

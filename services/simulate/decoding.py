@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from mooncache.conductor.core.policy.fleet import PREFILL
+from mooncache.simulate.cluster import FirstToken, InlineMode
 from mooncache.simulate.decode import SimSequence, worst_gaps_mean
 from mooncache.simulate.sim_request import SimOutcome, SimRequest, SimStage
 
@@ -26,7 +27,7 @@ class Decoding:
     def __init__(self, world: World, scheduler: SimScheduler, prefilling: Prefilling) -> None:
         self.world, self.scheduler, self.prefilling = world, scheduler, prefilling
         prefilling.decoding = self
-        self._early = world.cluster.first_token == "prefill"  # noqa: S105
+        self._early = world.cluster.first_token == FirstToken.PREFILL
 
     def over_at_prefill(self, life: SimRequest) -> None:
         """The first token was the only one."""
@@ -109,7 +110,7 @@ class Decoding:
         if node.role != PREFILL:
             prompt = node.computing if node.chunk_from else self._next_prompt(node)
             if prompt is not None:
-                if node.group.inline == "whole":
+                if node.group.inline == InlineMode.WHOLE:
                     self._stand_still(prompt, node)
                     return
                 extra_s = self._chunk_s(prompt, node)

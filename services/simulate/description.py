@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import MISSING, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,11 @@ from mooncache.errors import ClusterInvalid
 from mooncache.simulate import profile as profiles
 from mooncache.simulate.cluster import (
     ClusterSpec,
+    EventKind,
+    FirstToken,
+    InlineMode,
     InstanceGroup,
+    PoolScope,
     Replication,
     RoleSwitching,
     ScheduledEvent,
@@ -25,6 +30,9 @@ from mooncache.simulate.cluster import (
 )
 
 _TABLES: Final[dict[str, type]] = {"slo": Slo, "roles": RoleSwitching, "replication": Replication}
+_CHOICES: Final[dict[str, type[StrEnum]]] = {
+    kind.__name__: kind for kind in (PoolScope, FirstToken, InlineMode, EventKind)
+}
 _LISTS: Final[dict[str, type]] = {"instances": InstanceGroup, "events": ScheduledEvent}
 _PLAIN: Final = ("name", "pool", "block_tokens", "first_token")
 _TOP: Final = (*_PLAIN, "profile", *_TABLES, *_LISTS)
@@ -98,6 +106,9 @@ def _value(where: str, kind: type, key: str, value: Any) -> Any:
         return float(value)
     if wanted == "int" and number and float(value).is_integer() and math.isfinite(value):
         return int(value)
+    if wanted in _CHOICES and isinstance(value, str):
+        choices = _CHOICES[wanted]
+        return choices(value) if value in set(choices) else value  # `check` refuses another and names these
     if (wanted == "str" and isinstance(value, str)) or (wanted == "bool" and isinstance(value, bool)):
         return value
     words = {"float": "a number", "int": "a whole number", "str": "text", "bool": "true or false"}

@@ -14,6 +14,7 @@ import numpy as np
 
 from mooncache.conductor.core.policy.replication import PrefixDemand, plan_replicas
 from mooncache.conductor.core.policy.roles import RolePlanner
+from mooncache.simulate.cluster import PoolScope
 
 if TYPE_CHECKING:
     from mooncache.simulate.failures import FailureInjector
@@ -38,7 +39,7 @@ class Duties:
         self._made: dict[
             tuple[int, int], list[int]
         ] = {}  # (key, row) -> the blocks that the copy brought there
-        self.replicates = world.cluster.replication.enabled and world.cluster.pool == "global"
+        self.replicates = world.cluster.replication.enabled and world.cluster.pool == PoolScope.GLOBAL
         if not len(world.trace):
             return
         begin_s = float(world.trace.arrival_s[0])

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mooncache.conductor.core.policy.fleet import BOTH, DECODE, PREFILL
-from mooncache.simulate.cluster import ROLES, ScheduledEvent
+from mooncache.simulate.cluster import ROLES, EventKind, ScheduledEvent
 from mooncache.simulate.decode import Batch
 from mooncache.simulate.sim_request import SimOutcome, SimRequest, SimStage
 
@@ -43,7 +43,7 @@ class FailureInjector:
 
     def _happen(self, event: ScheduledEvent) -> None:
         world = self.world
-        if event.kind == "join":
+        if event.kind == EventKind.JOIN:
             group = next(group for group in world.cluster.instances if group.label == event.instance)
             number = sum(1 for node in world.nodes if node.group.label == group.label)
             world.add_node(f"{group.label}-{number}", replace(group, pipeline_size=1))
@@ -51,7 +51,7 @@ class FailureInjector:
         node = world.nodes[world.row_of[event.instance]]
         if not node.alive:
             return
-        if event.kind == "fail":
+        if event.kind == EventKind.FAIL:
             self.fail(node)
         else:
             self.switch(node, ROLES[event.role])

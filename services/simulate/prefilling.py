@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from mooncache.conductor.core.policy import pipeline
 from mooncache.conductor.core.policy.fleet import PREFILL
 from mooncache.conductor.core.policy.types import Branch
+from mooncache.simulate.cluster import FirstToken, PoolScope
 from mooncache.simulate.sim_request import SimRequest, SimStage
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class Prefilling:
         there = world.index.leading_on(life.blocks, source, 0) if made else 0
         life.awaits -= 1
         life.planned = max(have, 0)
-        if made and there > have and source != life.prefill and world.cluster.pool == "global":
+        if made and there > have and source != life.prefill and world.cluster.pool == PoolScope.GLOBAL:
             life.planned = there
             tokens = min(there * self._block_tokens, life.input_tokens) - have * self._block_tokens
             self._fetch(life, source, tokens)
@@ -286,7 +287,7 @@ class Prefilling:
         self.withdraw(life)
         self.scheduler.computed(life)
         world.record.computed(life)
-        if world.cluster.first_token == "prefill":  # noqa: S105
+        if world.cluster.first_token == FirstToken.PREFILL:
             life.ttft_s = now_s - life.arrival_s
             world.record.first_token(life)
         self.release_waiters(life, made=True)

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mooncache.conductor.core.policy.fleet import ROLE_NAMES
+from mooncache.conductor.core.policy.types import Branch
 from mooncache.simulate.result import Instances, Result, Series, Totals
-from mooncache.simulate.sim_request import SimOutcome, SimRequest
+from mooncache.simulate.sim_request import SimBranch, SimOutcome, SimRequest
 
 if TYPE_CHECKING:
     from mooncache.simulate.index import BlockHolders
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from mooncache.traces import Trace
 
 WATCHED_RANKS = (1, 10, 100, 1_000, 10_000)
-_BRANCH = {"local": 0, "fetch": 1, "wait": 2, "inline": 3}
+_BRANCH = {Branch.LOCAL: SimBranch.LOCAL, Branch.FETCH: SimBranch.FETCH, Branch.WAIT: SimBranch.WAIT}
 _SERIES_KINDS = {
     "prefill_load": np.float32,
     "decode_load": np.float32,
@@ -94,7 +95,7 @@ class SimRecord:
         choice = life.choice
         assert choice is not None, "a decision has a choice"
         at = life.index
-        self._cells["branch"][at] = _BRANCH["inline" if choice.prefill < 0 else choice.branch]
+        self._cells["branch"][at] = SimBranch.INLINE if choice.prefill < 0 else _BRANCH[choice.branch]
         self._cells["prefill_row"][at] = life.prefill
         self._cells["decode_row"][at] = life.decode
         self._cells["predicted_ttft_s"][at] = choice.ttft_s

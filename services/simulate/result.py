@@ -93,7 +93,7 @@ class Totals:
 class Result:
     """The outcome of a simulation. Row i is request i of the trace; times of requests that never got there are NaN.
 
-    outcome: a SimOutcome; reason: number of `reasons`; branch: number of BRANCHES. Rows of
+    outcome: a SimOutcome; reason: number of `reasons`; branch: a SimBranch. Rows of
     instances are -1 for none. All times are of the last attempt, except ttft_s, which counts from the arrival.
     fetch_s: from the decision until the prefix was there; queue_s: from the decision until the prompt was being
     computed, so fetching is part of it; prefill_s: computing it, however many instances do so together.

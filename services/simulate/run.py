@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mooncache.errors import SimulationInvalid
-from mooncache.simulate.cluster import ClusterSpec
+from mooncache.simulate.cluster import ClusterSpec, FirstToken
 from mooncache.simulate.decoding import Decoding
 from mooncache.simulate.duties import Duties
 from mooncache.simulate.failures import FailureInjector
@@ -79,7 +79,7 @@ class Simulation:
         self.decoding = Decoding(self.world, self.scheduler, self.prefilling)
         self.trouble = FailureInjector(self.world, self.scheduler, self.prefilling, self.place)
         self.duties = Duties(self.world, self.trouble)
-        self._steps_less = 1 if cluster.first_token == "prefill" else 0  # noqa: S105
+        self._steps_less = 1 if cluster.first_token == FirstToken.PREFILL else 0
         self._decisions = 0
 
     def run(self, progress: Progress | None) -> Result:

@@ -28,6 +28,7 @@ from mooncache.conductor.core.policy.types import (
     Request,
 )
 from mooncache.errors import SimulationInvalid
+from mooncache.simulate.cluster import FirstToken, PoolScope
 from mooncache.simulate.index import FEW, rows_of
 from mooncache.simulate.sim_request import SimRequest, SimStage
 
@@ -51,10 +52,10 @@ class SimScheduler:
         except ValueError as error:
             raise SimulationInvalid(f"policy: {error}") from None
         self._rules = world.rules
-        self._first = 1 if world.cluster.first_token == "prefill" else 0  # noqa: S105
+        self._first = 1 if world.cluster.first_token == FirstToken.PREFILL else 0
         self._oracle = options.output_tokens == "oracle"
         self._learns = options.output_tokens == "learned"
-        self._global = world.cluster.pool == "global"
+        self._global = world.cluster.pool == PoolScope.GLOBAL
         self._block_tokens = world.trace.block_tokens
         self._lengths = OutputLengths(_LENGTH_PRIOR_TOKENS)
         self._mean = float(world.trace.output_tokens.mean()) if len(world.trace) else _LENGTH_PRIOR_TOKENS

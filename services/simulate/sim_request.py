@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mooncache.conductor.core.policy.types import Choice
     from mooncache.simulate.decode import SimSequence
     from mooncache.simulate.network import Flow
-
-BRANCHES: Final = ("local", "fetch", "wait", "inline")
 
 
 class SimOutcome(IntEnum):
@@ -21,6 +19,15 @@ class SimOutcome(IntEnum):
     REJECTED = 1
     REJECTED_AFTER_PREFILL = 2
     FAILED = 3
+
+
+class SimBranch(IntEnum):
+    """How a prompt's KV came about; the numbers are those of the column `branch` of a result."""
+
+    LOCAL = 0
+    FETCH = 1
+    WAIT = 2
+    INLINE = 3  # computed where it was decoded
 
 
 class SimStage(IntEnum):

@@ -19,7 +19,7 @@ from mooncache.conductor.core.fleet_book import FleetBook, InstanceShape
 from mooncache.conductor.core.policy import overload
 from mooncache.conductor.core.policy.placement import HELD_AT
 from mooncache.conductor.core.policy.types import AdmissionMode, TransferCost
-from mooncache.simulate.cluster import ROLES, ClusterSpec, InstanceGroup
+from mooncache.simulate.cluster import ROLES, ClusterSpec, FirstToken, InstanceGroup
 from mooncache.simulate.index import BlockHolders
 from mooncache.simulate.network import Flow, Network
 from mooncache.simulate.node import SimNode
@@ -38,7 +38,7 @@ class World:
         self.trace, self.cluster, self.options = trace, cluster, options
         # Where the first token comes before the hand-over, waiting for a place is a gap between tokens: no request is
         # held.
-        holds = options.rules.holds and cluster.first_token == "decode"  # noqa: S105
+        holds = options.rules.holds and cluster.first_token == FirstToken.DECODE
         self.rules = replace(options.rules, holds=holds)
         self.now_s = 0.0
         self.queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -81,7 +81,7 @@ class World:
         capacity = node.batch.capacity_tokens
         if overload.holds(self.rules):
             node.batch.held_at_s = HELD_AT * self.tbt_slo_s
-        early = self.cluster.first_token == "prefill"  # noqa: S105  (the hand-over is then behind the first token)
+        early = self.cluster.first_token == FirstToken.PREFILL  # the hand-over is then behind the first token
         row = self.book.add(
             name,
             InstanceShape(

@@ -20,7 +20,7 @@ from mooncache.gateway.core.openapi import document
 from mooncache.gateway.core.rate_limit import RateLimiter, RateLimits
 from mooncache.gateway.core.sse import Splitter, StreamEditor, edit_answer, has_data
 from mooncache.gateway.messages import engine_instance_of, plan_of
-from mooncache.kvcache.leg_hint import CacheReport, LegHint
+from mooncache.kvcache.leg_hint import CacheReport, LegHint, LegRole
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 
@@ -62,7 +62,9 @@ def test_stream_options_are_only_sent_with_a_stream() -> None:
 
 
 def test_prefill_body_has_the_prompt_and_one_token() -> None:
-    sent = json.loads(legs.prefill_body("m", legs.prompt_json([[1, 2], [3]]), "s", LegHint(role="prefill")))
+    sent = json.loads(
+        legs.prefill_body("m", legs.prompt_json([[1, 2], [3]]), "s", LegHint(role=LegRole.PREFILL))
+    )
     assert sent["prompt"] == [[1, 2], [3]]
     assert sent["max_tokens"] == 1
     assert json.loads(legs.prefill_body("m", legs.prompt_json([[1, 2]]), "s", LegHint()))["prompt"] == [1, 2]

@@ -17,7 +17,7 @@ from mooncache.client.keys import split_keys
 from mooncache.errors import Draining, MasterUnavailable
 from mooncache.hf_engine.core.sequence import State
 from mooncache.kvcache.keys import request_keys
-from mooncache.kvcache.leg_hint import LegHint
+from mooncache.kvcache.leg_hint import LegHint, LegRole
 from tests.conditions import wait_until
 from tests.hf_engine.conftest import BLOCK, WAIT_S, Lab, prompt, start_cluster
 
@@ -233,7 +233,7 @@ def test_an_evicted_local_copy_is_offered_again(make_lab: Callable[..., Lab], co
 def test_awaited_blocks_that_come(make_lab: Callable[..., Lab], connect: Connect) -> None:
     prefill, decode = make_lab(connect), make_lab(connect)
     one = prompt(200, 51)
-    hint = LegHint(role="decode", wait_tokens=12 * BLOCK, wait_ms=60_000)
+    hint = LegHint(role=LegRole.DECODE, wait_tokens=12 * BLOCK, wait_ms=60_000)
     waiting = decode.submit(one, hint=hint)[0]
     decode.on_engine(lambda: None)
     assert waiting.state is State.LOOKUP and not waiting.sink.first.is_set()
@@ -251,7 +251,7 @@ def test_awaited_blocks_that_come(make_lab: Callable[..., Lab], connect: Connect
 def test_awaited_blocks_that_never_come(make_lab: Callable[..., Lab], connect: Connect) -> None:
     lab, alone = make_lab(connect), make_lab()
     one = prompt(200, 52)
-    result = lab.run(one, hint=LegHint(role="decode", wait_tokens=12 * BLOCK, wait_ms=50))[0]
+    result = lab.run(one, hint=LegHint(role=LegRole.DECODE, wait_tokens=12 * BLOCK, wait_ms=50))[0]
     assert result.cache.outcome == "timeout" and result.cache.hit_tokens == 0 and result.cache.waited_ms >= 50
     assert [result.tokens] == alone.tokens(one)
 

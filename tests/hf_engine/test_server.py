@@ -19,7 +19,7 @@ from mooncache.hf_engine.server import ServerState, deliver_to, make_app
 from mooncache.hf_engine.service import Parts
 from mooncache.hf_engine.tokens import ChatTokenizer
 from mooncache.kvcache.keys import passport_from_json
-from mooncache.kvcache.leg_hint import FIELD, CacheReport, LegHint
+from mooncache.kvcache.leg_hint import FIELD, CacheReport, LegHint, LegRole
 from tests.conditions import wait_until
 from tests.hf_engine.conftest import (
     API_KEY,
@@ -179,7 +179,7 @@ def test_stop_strings(server: Server) -> None:
 
 
 def test_awaited_tokens_without_a_pool_do_not_wait(server: Server) -> None:
-    ask = LegHint(role="decode", wait_tokens=48, wait_ms=60_000)
+    ask = LegHint(role=LegRole.DECODE, wait_tokens=48, wait_ms=60_000)
     reported = CacheReport.from_params(complete(server, prompt(50, 4), **{FIELD: ask.to_params()})[FIELD])
     assert reported is not None and reported.outcome == "pool_absent"
 
@@ -435,7 +435,7 @@ def test_two_processes_share_a_pool(model_folder: Path, tmp_path: Path) -> None:
         for server in servers:
             wait_until(lambda server=server: "pool_connected" in server.log.read_text(), "the pool is found")
         one = prompt(300, 9)
-        ask = LegHint(role="decode", wait_tokens=288, wait_ms=60_000)
+        ask = LegHint(role=LegRole.DECODE, wait_tokens=288, wait_ms=60_000)
         found: list[Any] = []
         leg = threading.Thread(target=lambda: found.append(complete(decode, one, **{FIELD: ask.to_params()})))
         leg.start()

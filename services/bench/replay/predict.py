@@ -10,6 +10,7 @@ import numpy as np
 from mooncache.conductor.core.policy.types import AdmissionMode, Rules
 from mooncache.errors import InvalidArgument
 from mooncache.simulate import ClusterSpec, InstanceGroup, Result, SimOptions, Slo, simulate
+from mooncache.simulate.cluster import FirstToken, InlineMode
 from mooncache.traces.stats import hit_blocks
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def describe(serving: Serving, calibration: Calibration, block_tokens: int) -> C
         count=serving.decode,
         dram_blocks=serving.cache_blocks,
         sequences_max=serving.batch_max,
-        inline="chunked",
+        inline=InlineMode.CHUNKED,
         chunk_tokens=serving.chunk_tokens,
         fetch_latency_s=0.0,
     )
@@ -69,7 +70,7 @@ def describe(serving: Serving, calibration: Calibration, block_tokens: int) -> C
         name="replay",
         profile=calibration.profile,
         block_tokens=block_tokens,
-        first_token="decode" if serving.prefill else "prefill",
+        first_token=FirstToken.DECODE if serving.prefill else FirstToken.PREFILL,
         slo=Slo(ttft_s=60.0, tbt_s=5.0),
     )
 

@@ -11,6 +11,7 @@ from mooncache.reproduce.finding import Figure, Sheet, measured, published
 from mooncache.reproduce.lab import Lab
 from mooncache.reproduce.scenario import Scenario
 from mooncache.reproduce.workloads import CONVERSATION, SYNTHETIC, TOOLAGENT
+from mooncache.simulate.cluster import PoolScope
 
 GLOBAL, WEAK, GOOD = "global", "local, by load", "local, by cache and load"
 FIGURE_10: Final = {  # hit ratio local, global; prefill GPU seconds local, global
@@ -24,8 +25,8 @@ def figure_10(lab: Lab, sheet: Sheet) -> None:
     for workload, (hit_local, hit_global, gpu_local, gpu_global) in FIGURE_10.items():
         base = Run(workload, prefill=10, decode=6, outputs=1)
         runs = {
-            WEAK: dataclasses.replace(base, policy="least_load", pool="local"),
-            GOOD: dataclasses.replace(base, policy="local", pool="local"),
+            WEAK: dataclasses.replace(base, policy="least_load", pool=PoolScope.LOCAL),
+            GOOD: dataclasses.replace(base, policy="local", pool=PoolScope.LOCAL),
             GLOBAL: base,
         }
         got = dict(zip(runs, lab.map(simulated, list(runs.values())), strict=True))
@@ -103,7 +104,7 @@ def figure_13(lab: Lab, sheet: Sheet) -> None:
     runs = {gbps: Run(SYNTHETIC, network_gbps=gbps * 0.87) for gbps in FIGURE_13}
     got = dict(zip(runs, lab.map(simulated, list(runs.values())), strict=True))
     best, paper_best = got[400].ttft.mean, FIGURE_13[400]
-    local = Run(SYNTHETIC, pool="local")
+    local = Run(SYNTHETIC, pool=PoolScope.LOCAL)
     weak, good = lab.map(
         simulated,
         [dataclasses.replace(local, policy="least_load"), dataclasses.replace(local, policy="local")],

@@ -6,14 +6,13 @@ page and the rows never disagree. NaN means "no request got there", never zero.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mooncache.simulate.result import Result
-from mooncache.simulate.sim_request import SimOutcome
+from mooncache.simulate.sim_request import SimBranch, SimOutcome
 
 Floats = NDArray[np.float64]
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -74,8 +73,8 @@ class Summary:
     branches: dict[str, int] = field(default_factory=dict)
 
 
-def summarise(result: Result, branches: Sequence[str] = ()) -> Summary:
-    """The figures of a run; `branches` names the numbers in `result.branch`."""
+def summarise(result: Result) -> Summary:
+    """The figures of a run."""
     total = max(1, len(result))
     totals, instances = result.totals, result.instances
     done = result.done
@@ -84,7 +83,7 @@ def summarise(result: Result, branches: Sequence[str] = ()) -> Summary:
         tbt_within = float((done & (result.tbt_s <= result.tbt_slo_s)).sum() / total)
     refused = result.outcome != 0
     reasons = np.bincount(result.reason[refused & (result.reason >= 0)], minlength=len(result.reasons))
-    chosen = np.bincount(result.branch[result.branch >= 0], minlength=len(branches))
+    chosen = np.bincount(result.branch[result.branch >= 0], minlength=len(SimBranch))
     busy = busy_share(result)
     decodes = np.array([role == "decode" for role in instances.role], dtype=bool)
     return Summary(
@@ -119,7 +118,7 @@ def summarise(result: Result, branches: Sequence[str] = ()) -> Summary:
         retries=totals.retries,
         span_s=totals.span_s,
         wall_s=totals.wall_s,
-        branches={name: int(chosen[at]) for at, name in enumerate(branches) if chosen[at]},
+        branches={branch.name.lower(): int(chosen[branch]) for branch in SimBranch if chosen[branch]},
     )
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from mooncache.simulate import Result, SimOptions, paper_cluster, simulate
 from mooncache.simulate.report.summary import Summary, summarise
-from mooncache.simulate.sim_request import BRANCHES
 from mooncache.traces import GenerateOptions, generate
 
 
@@ -21,7 +20,7 @@ def results() -> list[Result]:
 
 @pytest.fixture(scope="session")
 def summaries(results: list[Result]) -> list[Summary]:
-    return [summarise(result, BRANCHES) for result in results]
+    return [summarise(result) for result in results]
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from mooncache.connectors.vllm.core.chain import KeyChain
 from mooncache.errors import InvalidArgument
-from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegHint
+from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegHint, LegRole
 from mooncache.kvcache.passport import Passport
 
 ANSWER_TTL_S = 1.0
@@ -316,7 +316,7 @@ class RequestBook:
         chain, size = request.chain, self._block_tokens
         # A decode leg waits for what a prefill leg computes: its blocks are offered even if they were saved before,
         # because the pool may have evicted them. The saver asks before it sends.
-        trusts = request.hint.role != "prefill"
+        trusts = request.hint.role is not LegRole.PREFILL
         end = min(self._complete(request, len(tokens), computed), len(blocks))
         if end <= request.next_save:
             return None
