@@ -101,10 +101,7 @@ class ClusterTest : public ::testing::Test {
   ClusterTest() {
     for (uint32_t i = 0; i < 3; ++i)
       nodes_.push_back(std::make_unique<TestNode>(i, 64 << 20, "host-" + std::to_string(i)));
-    ClientConfig config = client_config(false);
-    config.stall_timeout_ms = 200;
-    config.connect_timeout_ms = 300;
-    client_ = client_for(infos(), config);
+    client_ = client_for(infos(), client_config(false));
   }
   std::vector<NodeInfo> infos() const {
     std::vector<NodeInfo> list;
@@ -196,6 +193,9 @@ TEST_F(ClusterTest, FullNodePassesThePutOn) {
 TEST_F(ClusterTest, SilentNodeCostsABoundedDelayAndOpensItsBreaker) {
   const Key key = key_of(9);
   const auto source = bytes_of(9, 10'000);
+  ClientConfig config = client_config(false);
+  config.connect_timeout_ms = 1000;
+  client_ = client_for(infos(), config);
   ASSERT_EQ(put_one(*client_, key, source, 2).copies, 2u);
   TestNode& first = holder(key);
   first.stop();

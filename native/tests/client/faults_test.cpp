@@ -356,7 +356,7 @@ TEST(NodeDeathTest, NoPutIsAcknowledgedIntoDeadMemory) {
 TEST(Limits, AFullNodeThatLivesMayHoldAPutBack) {
   TestNode full(0, 8 << 20), roomy(1, 64 << 20);
   ClientConfig config = client_config(false);
-  config.stall_timeout_ms = 500;
+  config.stall_timeout_ms = 1500;
   config.put_wait_ms = 20'000;
   auto client = client_for({full.info, roomy.info}, config);
   CallOptions there = within_ms(5000);
@@ -366,7 +366,7 @@ TEST(Limits, AFullNodeThatLivesMayHoldAPutBack) {
   const auto bytes = bytes_of(2, 4 << 20);
   std::thread releaser([&] {
     EXPECT_TRUE(eventually([&] { return server_stat(full, "parked_total") > 0; }));
-    sleep_ms(1500);  // three times as long as a silence may last
+    sleep_ms(4500);  // three times as long as a silence may last
     EXPECT_TRUE((*held)->abort(CallOptions{}));
   });
   const PutOutcome outcome = put_one(*client, key_of(2), bytes, 2, within_ms(30'000));
@@ -383,7 +383,7 @@ class BusyLane : public ::testing::Test {
     ClientConfig config = client_config(false);
     config.lanes_per_node = 1;
     config.put_wait_ms = put_wait_ms;
-    config.stall_timeout_ms = 200;
+    config.stall_timeout_ms = 1000;
     client_ = client_for({node_.info, spare_.info}, config);
     CallOptions there;
     there.node = 0;
@@ -421,7 +421,7 @@ class BusyLane : public ::testing::Test {
 };
 
 TEST_F(BusyLane, WaitingForItIsNotHeldAgainstTheNode) {
-  occupy(1000);
+  occupy(3000);
   std::vector<std::byte> copy(large_bytes_.size());
   EXPECT_EQ(get_one(*client_, large_, copy).code, Code::kOk);
   EXPECT_TRUE(copy == large_bytes_);

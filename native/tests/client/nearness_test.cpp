@@ -122,8 +122,6 @@ class TierTest : public ::testing::Test {
       nodes_.push_back(std::make_unique<TestNode>(i, 64 << 20, "host-" + std::to_string(i)));
     nodes_[2]->info.medium = Medium::kHbm;
     nodes_[2]->info.mappable = false;
-    config_ = client_config(false);
-    config_.connect_timeout_ms = 300;
   }
   std::vector<NodeInfo> infos() const {
     std::vector<NodeInfo> list;
@@ -156,7 +154,7 @@ class TierTest : public ::testing::Test {
     return got.node_index;
   }
   std::vector<std::unique_ptr<TestNode>> nodes_;
-  ClientConfig config_;
+  ClientConfig config_ = client_config(false);
   const std::vector<std::byte> source_ = bytes_of(1, 50'000);
 };
 
