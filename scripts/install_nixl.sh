@@ -3,7 +3,7 @@
 #
 # Only the library itself: its requirements are PyTorch with CUDA in two versions, gigabytes that nothing of it needs on
 # a machine without a GPU when any PyTorch is there. The extra [nixl] is the whole. Never fails: without it the tests
-# over the real library skip and say so, those over the pretended one run.
+# over the real library skip and say so, those over the fake one run.
 set -euo pipefail
 
 python=$1

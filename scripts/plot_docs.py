@@ -1,6 +1,6 @@
 """Draw the pictures of docs/images: `.venv/bin/python scripts/plot_docs.py`. Equal code gives equal files.
 
-All of them come from one simulated workload that is made up here, so that nobody needs a trace to draw them again.
+All of them come from one simulated workload that is made up here, so that no trace is needed to draw them again.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             (
                 (rate("mooncache_conductor_handovers_total", "outcome"), "{{outcome}}"),
                 (rate("mooncache_conductor_handovers_avoided_total"), "avoided after misses"),
-                (rate("mooncache_gateway_waits_timed_out_total", "model"), "{{model}} waited in vain"),
+                (rate("mooncache_gateway_waits_timed_out_total", "model"), "{{model}} timed out waiting"),
             ),
         ),
         Panel(

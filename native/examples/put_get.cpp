@@ -84,7 +84,7 @@ int main(int argc, char** argv) {
   std::printf("put and got %llu bytes: %s\n", static_cast<unsigned long long>(got.size),
               equal ? "equal" : "DIFFERENT");
 
-  // Step 6: a block stays until the node needs its space; this one is not needed any more.
+  // Step 6: a block stays until the node needs its space; this one is no longer needed.
   Code removed = Code::kOk;
   (void)(*client)->remove(std::span(&key, 1), options, std::span(&removed, 1));
   return equal ? 0 : 1;
