@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from typing import Any
 import pytest
 
 from mooncache.cluster.settings import missing_modules
+from tests.conditions import wait_until
 from tests.docs.blocks import (
     Block,
     Terminal,
@@ -157,9 +157,10 @@ def test_three_hosts(hosts: Hosts) -> None:
 def wait_for_instances(hosts: Hosts, command: str) -> dict[str, Any]:
     """What status says on host C once both engines are ready to the conductor."""
     known: dict[str, Any] = {}
-    deadline_s = time.monotonic() + 60
-    while time.monotonic() < deadline_s:
-        known = json.loads(hosts.run(7, command))
-        if [row["state"] for row in known["serving"]["instances"]] == ["ready", "ready"]:
-            return known
-    raise AssertionError(json.dumps(known, indent=1))
+
+    def both_ready() -> bool:
+        known.update(json.loads(hosts.run(7, command)))
+        return [row["state"] for row in known["serving"]["instances"]] == ["ready", "ready"]
+
+    wait_until(both_ready, lambda: f"both engines to be ready: {json.dumps(known, indent=1)}")
+    return known

@@ -31,6 +31,7 @@ from mooncache.errors import (
 from mooncache.fabrics import nixl
 from mooncache.fabrics.contract import Completion, Extent, Transfer
 from mooncache.fabrics.nixl import SLOT_BYTES, NixlLink, NixlNode, make_agent, unavailable_reason
+from tests.conditions import wait_until
 
 
 class FakeDisconnectError(Exception):
@@ -181,11 +182,11 @@ def peer(request: pytest.FixtureRequest) -> Iterator[FakePeer | RealPeer]:
     made.close()
 
 
-def drain(link: NixlLink, count: int, timeout_s: float = 20.0) -> list[Completion]:
-    end_s = time.monotonic() + timeout_s
+def drain(link: NixlLink, count: int) -> list[Completion]:
     found: list[Completion] = []
-    while len(found) < count and time.monotonic() < end_s:
-        found += link.poll(end_s)
+    wait_until(
+        lambda: found.extend(link.poll(time.monotonic() + 1.0)) or len(found) >= count, "all completions"
+    )
     return found
 
 

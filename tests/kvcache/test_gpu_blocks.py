@@ -16,6 +16,7 @@ from mooncache.kvcache import mover as mv
 from mooncache.kvcache.gpu_blocks import GpuBlocks, Ranges
 from mooncache.kvcache.memory import InDoubt
 from mooncache.kvcache.pool_link import PoolLink
+from tests.conditions import wait_until
 from tests.gpu.fake_gpu import FakeGpu
 from tests.kvcache.faulty import WAIT_S, FaultyPool
 
@@ -184,12 +185,7 @@ def mover(faulty_link: PoolLink, engine: Engine) -> Iterator[mv.Mover]:
 
 
 def take(mover: mv.Mover, reports: Any) -> Any:
-    deadline_s = soon()
-    while time.monotonic() < deadline_s:
-        if found := reports():
-            return found[0]
-        mover.changed.wait(0.05)
-    raise AssertionError("no report")
+    return wait_until(reports, "a report")[0]
 
 
 def key(number: int) -> bytes:

@@ -32,14 +32,7 @@ def lookups(faulty_link: PoolLink) -> Iterator[Lookups]:
 
 
 def answer_of(lookups: Lookups, name: str) -> LookupResult:
-    deadline_s = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline_s:
-        answer = lookups.take(name)
-        if answer is not None:
-            return answer
-        lookups.changed.wait(0.01)
-        lookups.changed.clear()
-    raise AssertionError("no answer")
+    return wait_until(lambda: lookups.take(name), "an answer", every_s=0.002)
 
 
 def test_the_answer_says_what_is_there(faulty: FaultyPool, lookups: Lookups) -> None:
@@ -192,14 +185,12 @@ def test_questions_behind_one_that_hangs_end_with_their_own_time(
         assert lookups.pending == 0
         faulty.gate.set()
         faulty.blocks = {key(0): b""}
-        deadline_s = time.monotonic() + WAIT_S
-        outcome = ""
-        while (
-            outcome != LookupOutcome.FOUND and time.monotonic() < deadline_s
-        ):  # the limit is short for a busy machine
+
+        def found() -> bool:  # asked again, because the time limit is short for a busy machine
             lookups.ask(LookupRequest("later", chain(1)))
-            outcome = answer_of(lookups, "later").outcome
-        assert outcome == LookupOutcome.FOUND
+            return answer_of(lookups, "later").outcome is LookupOutcome.FOUND
+
+        wait_until(found, "the pool's answer")
     finally:
         faulty.gate.set()
         lookups.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -63,13 +62,10 @@ class Collector:
 
     def wait_for(self, enough: Callable[[list[Seen]], bool], timeout_s: float = 90.0) -> list[Seen]:
         """All spans, once `enough` says so; fails with what is there otherwise."""
-        deadline_s = time.monotonic() + timeout_s
         with self._changed:
-            while not enough(self._spans):
-                left_s = deadline_s - time.monotonic()
-                listed = "\n".join(f"{s.service} {s.name} {s.attributes}" for s in self._spans[-60:])
-                assert left_s > 0, f"these spans only came:\n{listed}"
-                self._changed.wait(left_s)
+            came = self._changed.wait_for(lambda: enough(self._spans), timeout_s)
+            listed = "\n".join(f"{s.service} {s.name} {s.attributes}" for s in self._spans[-60:])
+            assert came, f"these spans only came:\n{listed}"
             return list(self._spans)
 
     def _export(self, request: Any, _context: Any) -> Any:
