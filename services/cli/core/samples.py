@@ -34,13 +34,23 @@ def total(samples: Mapping[tuple[str, frozenset[tuple[str, str]]], float], name:
 
 
 def buckets(samples: Samples, name: str) -> dict[float, float]:
-    """Upper bound -> cumulative count of a histogram, summed over its other labels."""
+    """Upper bound -> cumulative count of a histogram, summed over its other labels; buckets without a bound are left
+    out."""
     found: dict[float, float] = {}
     for (sample, labels), value in samples.items():
-        if sample == f"{name}_bucket":
-            bound = float(dict(labels).get("le", "inf"))
+        bound = _number(dict(labels).get("le", "inf")) if sample == f"{name}_bucket" else None
+        if bound is not None:
             found[bound] = found.get(bound, 0.0) + value
     return found
+
+
+def _number(text: str) -> float | None:
+    """The number that a text is; None for any other text, and for NaN."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(value) else value
 
 
 def quantile(bounds: Mapping[float, float], share: float) -> float | None:

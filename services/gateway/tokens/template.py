@@ -150,6 +150,8 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} does not hold a JSON object")
     return value
