@@ -20,7 +20,7 @@ from mooncache.errors import Overloaded
 from mooncache.hf_engine.attention import TokenSpan
 from mooncache.hf_engine.core.blocks import BlockPool
 from mooncache.hf_engine.core.scheduler import BatchScheduler, Work
-from mooncache.hf_engine.core.sequence import Sequence, State
+from mooncache.hf_engine.core.sequence import FinishReason, Sequence, State
 from mooncache.hf_engine.metrics import HfMetrics
 from mooncache.hf_engine.model_runner import ModelRunner
 from mooncache.hf_engine.sampling import Chosen, choose
@@ -39,12 +39,12 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a sequence gives out: one token, or its end. `finish` is "" while it goes on, else stop, length, abort or
-    error; `cache` comes with the first token and with the end."""
+    """What a sequence gives out: one token, or its end. `finish` None: it goes on. `cache` comes with the first token
+    and with the end."""
 
     index: int
     chosen: Chosen | None = None
-    finish: str = ""
+    finish: FinishReason | None = None
     stop_id: int | None = None
     cache: CacheReport | None = None
     message: str = ""
@@ -192,7 +192,8 @@ class Engine:
         except Exception as error:  # one bad step must not end the engine
             log.error(Event.HF_STEP_FAILED, error=repr(error), exc_info=error)
             for item in work:
-                self._end(item.sequence, "error", message=f"the forward pass failed: {type(error).__name__}")
+                text = f"the forward pass failed: {type(error).__name__}"
+                self._end(item.sequence, FinishReason.ERROR, message=text)
         return True
 
     def _take(self, batch: list[Sequence]) -> None:
@@ -267,7 +268,7 @@ class Engine:
         if failed and sequence.outcome is CacheOutcome.UNKNOWN:
             sequence.outcome = CacheOutcome.FAILED
         if sequence.cancelled:
-            self._end(sequence, "abort")
+            self._end(sequence, FinishReason.ABORT)
 
     def _step(self, work: list[Work]) -> None:
         choosing = [number for number, item in enumerate(work) if item.chooses]
@@ -342,12 +343,12 @@ class Engine:
         sequence.last_token_s = now_s
         sampling = sequence.sampling
         stopped = chosen.token in sampling.stop_ids and sequence.generated >= sampling.min_tokens
-        finish = "stop" if stopped else "length" if sequence.generated >= sampling.max_tokens else ""
-        stop_id = chosen.token if stopped else None
-        if not finish:
-            self._outputs.append((sequence.sink, Output(sequence.index, chosen, cache=cache)))
+        if stopped:
+            self._end(sequence, FinishReason.STOP, chosen=chosen, stop_id=chosen.token)
+        elif sequence.generated >= sampling.max_tokens:
+            self._end(sequence, FinishReason.LENGTH, chosen=chosen)
         else:
-            self._end(sequence, finish, chosen=chosen, stop_id=stop_id)
+            self._outputs.append((sequence.sink, Output(sequence.index, chosen, cache=cache)))
 
     def _abort(self, batch: list[Sequence]) -> None:
         for sequence in batch:
@@ -359,21 +360,27 @@ class Engine:
                 self.pool.lookups.withdraw(sequence.name)
                 self.pool.mover.cancel(sequence.name)
             if sequence.state is not State.LOADING:  # then `_was_loaded` ends it
-                self._end(sequence, "abort")
+                self._end(sequence, FinishReason.ABORT)
 
     def _abort_all(self) -> None:
         self._abort([*self.scheduler.waiting, *self.scheduler.running])
 
-    def _end(self, sequence: Sequence, finish: str, message: str = "", **more: Any) -> None:
+    def _end(
+        self,
+        sequence: Sequence,
+        finish: FinishReason,
+        *,
+        message: str = "",
+        chosen: Chosen | None = None,
+        stop_id: int | None = None,
+    ) -> None:
         if sequence.state is State.DONE:
             return
         self.scheduler.finish(sequence)
         with self._count_lock:
             self._unfinished -= 1
         self.metrics.finished.labels(finish).inc()
-        output = Output(
-            sequence.index, finish=finish, cache=cache_report_of(sequence), message=message, **more
-        )
+        output = Output(sequence.index, chosen, finish, stop_id, cache_report_of(sequence), message)
         self._outputs.append((sequence.sink, output))
 
 

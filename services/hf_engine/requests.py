@@ -8,7 +8,7 @@ with the field ("n: ..."), from which the server takes OpenAI's `param`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -95,6 +95,9 @@ class _Chat(_Body):
     reasoning_effort: str | None = Field(default=None, max_length=64)
 
 
+_AnyBody = TypeVar("_AnyBody", _Chat, _Completion)
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A request that can be served: one sequence for each prompt and choice, choices of a prompt side by side."""
@@ -133,10 +136,10 @@ def parse(body: Any, tokenizer: ChatTokenizer, limits: RequestLimits, *, chat: b
     for name, neutral in _REFUSED.items():
         if name in body and body[name] not in neutral:
             raise InvalidArgument(f"{name}: this engine does not support it; leave the field out.")
-    fields: Any = _validated(_Chat if chat else _Completion, body)
+    fields: _Chat | _Completion = _validated(_Chat, body) if chat else _validated(_Completion, body)
     if fields.model is not None and fields.model != limits.model:
         raise ModelUnknown(f"model: The model `{fields.model}` does not exist.")
-    prompts = _chat_prompt(fields, tokenizer) if chat else _prompts(fields, tokenizer)
+    prompts = _chat_prompt(fields, tokenizer) if isinstance(fields, _Chat) else _prompts(fields, tokenizer)
     n = fields.n or 1
     if len(prompts) * n > CHOICES_MAX:
         raise InvalidArgument(f"n: {len(prompts)} prompts times n = {n} is more than {CHOICES_MAX} choices.")
@@ -149,7 +152,7 @@ def parse(body: Any, tokenizer: ChatTokenizer, limits: RequestLimits, *, chat: b
         chat=chat,
         prompts=tuple(prompts),
         n=n,
-        sampling=tuple(_sampling(fields, len(prompt), limits, chat=chat) for prompt in prompts),
+        sampling=tuple(_sampling(fields, len(prompt), limits) for prompt in prompts),
         stops=_stops(fields.stop),
         stream=bool(fields.stream),
         include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
@@ -160,7 +163,7 @@ def parse(body: Any, tokenizer: ChatTokenizer, limits: RequestLimits, *, chat: b
     )
 
 
-def _validated(kind: type[BaseModel], body: dict[str, Any]) -> BaseModel:
+def _validated(kind: type[_AnyBody], body: dict[str, Any]) -> _AnyBody:
     try:
         return kind.model_validate(body)
     except ValidationError as error:
@@ -170,7 +173,7 @@ def _validated(kind: type[BaseModel], body: dict[str, Any]) -> BaseModel:
 
 
 def _prompts(fields: _Completion, tokenizer: ChatTokenizer) -> list[list[int]]:
-    given: Any = fields.prompt
+    given: Any = fields.prompt  # one of four shapes, as pydantic has checked
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         given = [given]
     if not given:
@@ -197,11 +200,11 @@ def _chat_prompt(fields: _Chat, tokenizer: ChatTokenizer) -> list[list[int]]:
     return [tokens]
 
 
-def _sampling(fields: Any, prompt_count: int, limits: RequestLimits, *, chat: bool) -> Sampling:
+def _sampling(fields: _Chat | _Completion, prompt_count: int, limits: RequestLimits) -> Sampling:
     room = limits.tokens_max - prompt_count
     wanted = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
     if wanted is None:
-        wanted = room if chat else min(_COMPLETION_TOKENS_DEFAULT, room)
+        wanted = room if isinstance(fields, _Chat) else min(_COMPLETION_TOKENS_DEFAULT, room)
     if wanted == 0:
         raise InvalidArgument("max_tokens: it has to be at least 1.")
     if room < 1 or wanted > room:
@@ -216,7 +219,7 @@ def _sampling(fields: Any, prompt_count: int, limits: RequestLimits, *, chat: bo
         raise InvalidArgument(f"stop_token_ids: token ids have to be from 0 to {limits.vocab - 1}.")
     if not fields.ignore_eos:
         stop_ids |= limits.eos_ids
-    if chat:
+    if isinstance(fields, _Chat):
         logprobs = (fields.top_logprobs or 0) if fields.logprobs else -1
     else:
         logprobs = -1 if fields.logprobs is None else fields.logprobs

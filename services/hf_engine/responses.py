@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from mooncache.hf_engine.core.sequence import FinishReason
 from mooncache.hf_engine.core.text import TextStream
 from mooncache.hf_engine.engine import Output
 from mooncache.hf_engine.requests import Asked
@@ -23,14 +24,14 @@ class ChoiceBuilder:
     parts: list[str] = field(default_factory=list)
     chosen: list[Chosen] = field(default_factory=list)
     cache: CacheReport | None = None
-    finish: str = ""
+    finish: FinishReason | None = None
     stop_reason: int | str | None = None
     chars: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new in a choice: text, tokens, and the end when `finish` is not empty."""
+    """What is new in a choice: text, tokens, and whether they are its first ones."""
 
     text: str
     chosen: tuple[Chosen, ...]
@@ -78,7 +79,7 @@ class CompletionBuilder:
             text += choice.text.finish()
             choice.finish, choice.stop_reason = output.finish, output.stop_id
         if choice.text.stopped:
-            choice.finish, choice.stop_reason = "stop", choice.text.stopped
+            choice.finish, choice.stop_reason = FinishReason.STOP, choice.text.stopped
         choice.parts.append(text)
         return choice, Delta(text, new, first)
 
@@ -118,7 +119,7 @@ class CompletionBuilder:
         found: dict[str, Any] = {
             "index": choice.index,
             "logprobs": self._logprobs(choice, delta.chosen),
-            "finish_reason": choice.finish or None,
+            "finish_reason": choice.finish,
         }
         if choice.finish:
             found["stop_reason"] = choice.stop_reason

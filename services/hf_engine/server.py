@@ -11,7 +11,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ from mooncache.errors import (
     Overloaded,
     TooLarge,
 )
-from mooncache.hf_engine.core.sequence import Sequence
+from mooncache.hf_engine.core.sequence import FinishReason, Sequence
 from mooncache.hf_engine.engine import Engine, Output
 from mooncache.hf_engine.request_scope import RequestScope
 from mooncache.hf_engine.requests import Asked, RequestLimits, parse
@@ -264,9 +264,9 @@ def _end(state: ServerState, answer: CompletionBuilder, sequences: list[Sequence
 
 def _refuse_broken(output: Output) -> None:
     """Raises EngineFailed or Draining for an output that is no answer."""
-    if output.finish == "error":
+    if output.finish is FinishReason.ERROR:
         raise EngineFailed(output.message)
-    if output.finish == "abort":
+    if output.finish is FinishReason.ABORT:
         raise Draining("The engine is shutting down; send the request to another one.")
 
 
@@ -283,7 +283,7 @@ async def _collect(
             state.engine.abort([sequences[output.index]])
 
 
-async def _unless_gone(request: Request, work: Any) -> None:
+async def _unless_gone(request: Request, work: Coroutine[None, None, None]) -> None:
     """Do the work, or end it when the client closes the connection. Raises ClientDisconnect."""
 
     async def gone() -> None:

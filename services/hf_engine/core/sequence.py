@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mooncache.client.keys import split_keys
 from mooncache.kvcache.keys import request_keys
 from mooncache.kvcache.leg_hint import CacheOutcome, LegHint
 from mooncache.kvcache.passport import Passport
+
+if TYPE_CHECKING:
+    from mooncache.runtime.tracing import TraceContext
 
 
 class State(enum.Enum):
@@ -20,6 +23,15 @@ class State(enum.Enum):
     LOADING = "loading"  # has blocks; the pool's bytes are on their way into them
     RUNNING = "running"  # takes part in steps
     DONE = "done"
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence is over, in the words of OpenAI's answers."""
+
+    STOP = "stop"  # a token or a string that ends the answer
+    LENGTH = "length"  # as many tokens as were asked for
+    ABORT = "abort"  # its client has left, or the engine ends
+    ERROR = "error"  # a step failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +56,8 @@ class Sequence:
     computed: leading tokens whose KV is in `blocks`. present: for each key whether the pool has it, as far as known.
     load: range of block numbers that have to be fetched before the first step. saved: complete blocks that were
     handed to the mover or need not be. unsaved: those of them that the pool does not get. trace: the request's trace
-    context, if it has one. name: by which lookups and the mover know it.
+    context, if it has one. name: by which lookups and the mover know it. sink: where its outputs go; the caller's, see
+    engine.Deliver. random: a generator of torch, once a token was sampled.
     """
 
     tokens: list[int]
@@ -53,7 +66,7 @@ class Sequence:
     block_tokens: int
     salt: str = ""
     hint: LegHint = field(default_factory=LegHint)
-    trace: Any = None
+    trace: TraceContext | None = None
     sink: Any = None
     name: str = ""
     index: int = 0
