@@ -1,12 +1,36 @@
-"""Paths to endpoints, each with and without a trailing slash: not every client follows a redirect."""
+"""The gateway's application: which path leads where, and the one wrapper around every endpoint.
+
+The wrapper gives a request its id and its trace, checks method, key, rate and limits, and writes counters and the log
+line. Whatever a handler raises becomes an answer in OpenAI's shape, or an event when the stream has begun. Only this
+module answers errors. Each path is there with and without a trailing slash: not every client follows a redirect.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from enum import Enum, auto
+from typing import Final
+
+import structlog
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from mooncache.errors import (
+    Draining,
+    Internal,
+    LimitExceeded,
+    MooncacheError,
+    PermissionDenied,
+    RateLimited,
+    Unauthenticated,
+    Unsupported,
+)
+from mooncache.gateway.core import faults
+from mooncache.gateway.core.cors import cors_headers
+from mooncache.gateway.core.faults import EndCode, Fault, Refusal
+from mooncache.gateway.core.rate_limit import RateLimit
 from mooncache.gateway.endpoints import (
-    chat_completions,
     completions,
     embeddings,
     health,
@@ -16,29 +40,51 @@ from mooncache.gateway.endpoints import (
     not_found,
     openapi,
 )
-from mooncache.gateway.shell.endpoint import READ_METHODS, Endpoint
+from mooncache.gateway.shell.exchange import ClientGone, Exchange, Receive, Scope, Send
 from mooncache.gateway.state import GatewayState
+from mooncache.runtime import tracing
 from mooncache.runtime.bind import is_loopback
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.run_op import clean_request_id
 
+Handler = Callable[[GatewayState, Exchange], Awaitable[None]]
+CLIENT_GONE_STATUS: Final = 499
+READ_METHODS: Final = ("GET", "HEAD")
+_LAST_WORDS_S: Final = 5.0
 _POST = ("POST",)
 _ANY = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+
+log = get_logger(__name__)
+
+
+class Access(Enum):
+    """Who may call an endpoint."""
+
+    OPEN = auto()
+    KEY = auto()
+    """Whoever has a key of this cluster."""
+    ADMIN = auto()
+    """Who has the cluster's token."""
 
 
 def build_app(state: GatewayState) -> Starlette:
     """The application of one gateway."""
-    metrics_key = False if is_loopback(state.config.gateway.host) else "admin"
+    metrics_access = Access.OPEN if is_loopback(state.config.gateway.host) else Access.ADMIN
     endpoints: list[tuple[str, Endpoint]] = [
         (
             "/v1/chat/completions",
-            Endpoint(state, "chat_completions", chat_completions.handle, methods=_POST, limited=True),
+            Endpoint(state, "chat_completions", completions.handle_chat, methods=_POST, limited=True),
         ),
-        ("/v1/completions", Endpoint(state, "completions", completions.handle, methods=_POST, limited=True)),
+        (
+            "/v1/completions",
+            Endpoint(state, "completions", completions.handle_text, methods=_POST, limited=True),
+        ),
         ("/v1/embeddings", Endpoint(state, "embeddings", embeddings.handle, methods=_POST)),
         ("/v1/models", Endpoint(state, "models", models.handle)),
         ("/v1/models/{model:path}", Endpoint(state, "model", model.handle)),
-        ("/health", Endpoint(state, "health", health.handle, needs_key=False)),
-        ("/metrics", Endpoint(state, "metrics", metrics.handle, needs_key=metrics_key)),
-        ("/openapi.json", Endpoint(state, "openapi", openapi.handle, needs_key=False)),
+        ("/health", Endpoint(state, "health", health.handle, access=Access.OPEN)),
+        ("/metrics", Endpoint(state, "metrics", metrics.handle, access=metrics_access)),
+        ("/openapi.json", Endpoint(state, "openapi", openapi.handle, access=Access.OPEN)),
     ]
     routes = []
     for path, endpoint in endpoints:
@@ -47,8 +93,190 @@ def build_app(state: GatewayState) -> Starlette:
             routes.append(Route(path + "/", endpoint))
     app = Starlette(routes=routes)
     app.router.redirect_slashes = False
-    app.router.default = Endpoint(state, "unknown", not_found.handle, methods=_ANY, needs_key=False)
+    app.router.default = Endpoint(state, "unknown", not_found.handle, methods=_ANY, access=Access.OPEN)
     return app
 
 
-__all__ = ["READ_METHODS", "build_app"]
+class Endpoint:
+    """An ASGI application around one handler.
+
+    Args:
+        name: label of metrics and logs.
+        methods: what is answered besides OPTIONS.
+        access: who may call.
+        limited: whether it counts against rate limits and the number of requests under way.
+    """
+
+    def __init__(
+        self,
+        state: GatewayState,
+        name: str,
+        handle: Handler,
+        *,
+        methods: tuple[str, ...] = READ_METHODS,
+        access: Access = Access.KEY,
+        limited: bool = False,
+    ) -> None:
+        self._state, self.name, self._handle = state, name, handle
+        self._methods, self._access, self._limited = methods, access, limited
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = self._state
+        headers = {name: value for name, value in scope["headers"] if name == b"x-request-id"}
+        request_id = clean_request_id(headers.get(b"x-request-id", b"").decode("latin-1"))
+        exchange = Exchange(scope, receive, send, request_id=request_id, started_s=state.clock.now_s())
+        exchange.reply_headers |= cors_headers(exchange.headers, state.config.gateway.cors_origins)
+        bound = structlog.contextvars.bound_contextvars(request_id=request_id, endpoint=self.name)
+        span = tracing.span(
+            "gateway.request",
+            exchange.headers,
+            kind="server",
+            root=exchange.method == "POST",  # probes and scrapes are no requests
+            endpoint=self.name,
+        )
+        with bound, span:
+            outcome: str = EndCode.OK
+            if self._limited:
+                state.active_count += 1
+                state.idle.clear()
+            try:
+                outcome = await self._guarded(exchange)
+            finally:
+                exchange.unwatch()
+                exchange.release_body()
+                if self._limited:
+                    self._leave(exchange)
+                    state.active_count -= 1
+                    if not state.active_count:
+                        state.idle.set()
+                self._finished(exchange, outcome)
+
+    async def _guarded(self, exchange: Exchange) -> str:
+        """Run the handler and answer its errors; returns the code of the outcome: `EndCode` or an error's."""
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            await self._checked(exchange)
+            return EndCode.OK
+        except Refusal as refusal:
+            return await self._answer(exchange, refusal.fault)
+        except MooncacheError as error:
+            return await self._answer(exchange, faults.of_error(error))
+        except ClientGone:
+            exchange.gone = True
+            return self._left(exchange)
+        except asyncio.CancelledError:
+            if not exchange.gone:
+                if not self._state.draining:
+                    raise
+                task.uncancel()
+                return await self._answer(
+                    exchange, faults.of_error(Draining("The gateway is shutting down."))
+                )
+            task.uncancel()
+            return self._left(exchange)
+        except Exception as error:
+            log.error(Event.RPC_DEFECT, error=repr(error), exc_info=error)
+            text = f"The request failed unexpectedly ({type(error).__name__}); the gateway's log has the details."
+            return await self._answer(exchange, faults.of_error(Internal(text)))
+
+    async def _checked(self, exchange: Exchange) -> None:
+        state = self._state
+        if exchange.method == "OPTIONS":
+            exchange.reply_headers["allow"] = ", ".join((*self._methods, "OPTIONS"))
+            await exchange.reply(204, b"")
+            return
+        if exchange.method not in self._methods:
+            exchange.reply_headers["allow"] = ", ".join((*self._methods, "OPTIONS"))
+            error = Unsupported(f"Method {exchange.method} is not allowed here; use {self._methods[0]}.")
+            raise faults.refuse(error, status=405, code="method_not_allowed")
+        if self._access is not Access.OPEN:
+            exchange.caller = state.keyring.identify(exchange.headers.get("authorization", ""))
+            if self._access is Access.ADMIN and not exchange.caller.admin:
+                raise PermissionDenied("This needs the cluster token.")
+        if self._limited:
+            self._admit(exchange)
+        await self._handle(state, exchange)
+
+    def _admit(self, exchange: Exchange) -> None:
+        state, caller = self._state, exchange.require_caller()
+        if state.draining:
+            raise Draining("The gateway is shutting down; send the request to another one.")
+        limit = state.config.gateway.request_count_max
+        if state.active_count > limit:
+            raise LimitExceeded("The gateway has reached its limit of running requests.")
+        self._enter(exchange)
+        verdict = state.limiter.ask(caller.tenant, caller.limits, state.clock.now_s())
+        for kind, most, left in (
+            (RateLimit.REQUESTS, caller.limits.requests_per_minute, verdict.remaining_requests),
+            (RateLimit.TOKENS, caller.limits.tokens_per_minute, verdict.remaining_tokens),
+        ):
+            if most:
+                exchange.reply_headers[f"x-ratelimit-limit-{kind}"] = f"{most:.0f}"
+                exchange.reply_headers[f"x-ratelimit-remaining-{kind}"] = f"{int(left)}"
+        if verdict.limit is not None:
+            state.stats.rate_limited.labels(verdict.limit).inc()
+            text = (
+                f"Rate limit reached: {verdict.limit} per minute. Please try again in {verdict.wait_s:.1f} s."
+            )
+            raise faults.refuse(RateLimited(text), retry_after_s=verdict.wait_s)
+
+    def _enter(self, exchange: Exchange) -> None:
+        """Count the request for its tenant; the holder of the cluster token has no limit. Raises LimitExceeded."""
+        state, caller = self._state, exchange.require_caller()
+        limit = state.config.gateway.tenant_request_count_max
+        count = state.tenant_counts.get(caller.tenant, 0)
+        if count >= limit and not caller.admin:
+            state.stats.rate_limited.labels(RateLimit.CONCURRENCY).inc()
+            raise LimitExceeded(
+                f"{limit} of your requests are running, which is the limit. Send the next when one has ended."
+            )
+        state.tenant_counts[caller.tenant] = count + 1
+        exchange.entered = True
+        exchange.body_budget = state.bodies
+
+    def _leave(self, exchange: Exchange) -> None:
+        if not exchange.entered or exchange.caller is None:
+            return
+        counts, tenant = self._state.tenant_counts, exchange.caller.tenant
+        counts[tenant] -= 1
+        if not counts[tenant]:
+            del counts[tenant]
+
+    async def _answer(self, exchange: Exchange, fault: Fault) -> str:
+        """Send an error: as an answer, or as the last event of a stream that has begun."""
+        self._state.stats.errors.labels(fault.name).inc()
+        if exchange.caller is None or not exchange.caller.admin:
+            fault = faults.without_load(fault)
+        try:
+            # What is under way may be a client that takes nothing: its error must not hold the request.
+            async with asyncio.timeout(_LAST_WORDS_S):
+                if exchange.begun:
+                    await exchange.write(fault.event() + faults.DONE)
+                    await exchange.end()
+                else:
+                    await exchange.reply(fault.status, fault.body(), headers=fault.headers())
+        except TimeoutError:
+            exchange.gone = True
+        return fault.name
+
+    def _left(self, exchange: Exchange) -> str:
+        self._state.stats.aborted.inc()
+        if not exchange.begun:
+            exchange.status = CLIENT_GONE_STATUS
+        return EndCode.CLIENT_GONE
+
+    def _finished(self, exchange: Exchange, outcome: str) -> None:
+        state = self._state
+        elapsed_s = state.clock.now_s() - exchange.started_s
+        state.stats.requests.labels(self.name, str(exchange.status)).inc()
+        state.stats.duration.labels(self.name).observe(elapsed_s)
+        level = log.info if self._limited or outcome not in (EndCode.OK, Unauthenticated.name) else log.debug
+        level(
+            Event.HTTP_FINISHED,
+            status=exchange.status,
+            code=outcome,
+            tenant=exchange.caller.tenant if exchange.caller else "",
+            elapsed_ms=round(elapsed_s * 1e3, 3),
+            **exchange.notes,
+        )

@@ -22,6 +22,7 @@ from mooncache.errors import ConfigInvalid
 from mooncache.gateway.app import build_app
 from mooncache.gateway.background import reload_keys, watch_instances
 from mooncache.gateway.core.bodies import Budget
+from mooncache.gateway.core.fleet import FleetView
 from mooncache.gateway.core.rate_limit import RateLimits
 from mooncache.gateway.metrics import GatewayMetrics
 from mooncache.gateway.shell.capture import Capture
@@ -106,7 +107,7 @@ class GatewayService(Service):
         defaults = RateLimits(gateway.requests_per_minute, gateway.tokens_per_minute)
         keyring = Keyring(self.authenticator, gateway.keys_file, defaults)
         keyring.load()
-        stats = GatewayMetrics(self.metrics)
+        stats, fleet = GatewayMetrics(self.metrics), FleetView()
         link = ConductorLink(config.cluster.conductor_target, self.token.text, config)
         engines = Engines(
             engine_key(self.token),
@@ -122,7 +123,8 @@ class GatewayService(Service):
             metrics=self.metrics,
             stats=stats,
             keyring=keyring,
-            conductor=Conductor(link, self.clock, stats),
+            conductor=Conductor(link, self.clock, stats, fleet),
+            fleet=fleet,
             engines=engines,
             preparing=Preparing(
                 processes=_BODY_PROCESSES,

@@ -40,13 +40,13 @@ class GatewayState:
     metrics: Metrics
     stats: GatewayMetrics
     keyring: Keyring
+    fleet: FleetView
     conductor: Conductor
     engines: Engines
     tokenizers: Tokenizers
     preparing: Preparing
     bodies: Budget
     capture: Capture | None = None
-    fleet: FleetView = field(default_factory=FleetView)
     limiter: RateLimiter = field(default_factory=RateLimiter)
     offenders: Offenders = field(default_factory=Offenders)
     paces: Paces = field(default_factory=Paces)

@@ -13,20 +13,22 @@ from hypothesis import strategies as st
 
 from mooncache import errors
 from mooncache.errors import ConfigInvalid, EngineFailed
-from mooncache.gateway.core import body, faults, keyfile, legs, plan, usage
+from mooncache.gateway.core import answer, body, faults, keyfile
+from mooncache.gateway.core.answer import Splitter, StreamEditor, edit_answer, has_data
 from mooncache.gateway.core.cors import cors_headers
 from mooncache.gateway.core.fleet import EngineInstance, FleetView
 from mooncache.gateway.core.openapi import document
+from mooncache.gateway.core.plan import complete_tokens
 from mooncache.gateway.core.rate_limit import RateLimiter, RateLimits
-from mooncache.gateway.core.sse import Splitter, StreamEditor, edit_answer, has_data
-from mooncache.gateway.messages import engine_instance_of, plan_of
+from mooncache.gateway.shell.conductor import plan_of
+from mooncache.gateway.shell.instance_list import engine_instance_of
 from mooncache.kvcache.leg_hint import CacheReport, LegHint, LegRole
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 
 def decode_body(data: bytes, salt: str, *, chat: bool) -> bytes:
     """What the engine gets for a client's body."""
-    return legs.decode_body(legs.forwarded(*body.parse(data, chat=chat, choice_count_max=8)), salt, LegHint())
+    return body.decode_body(body.forwarded(*body.parse(data, chat=chat, choice_count_max=8)), salt, LegHint())
 
 
 def test_a_gateway_that_ends_says_so_and_nothing_of_store_nodes() -> None:
@@ -63,13 +65,13 @@ def test_stream_options_are_only_sent_with_a_stream() -> None:
 
 def test_prefill_body_has_the_prompt_and_one_token() -> None:
     sent = json.loads(
-        legs.prefill_body("m", legs.prompt_json([[1, 2], [3]]), "s", LegHint(role=LegRole.PREFILL))
+        body.prefill_body("m", body.prompt_json([[1, 2], [3]]), "s", LegHint(role=LegRole.PREFILL))
     )
     assert sent["prompt"] == [[1, 2], [3]]
     assert sent["max_tokens"] == 1
-    assert json.loads(legs.prefill_body("m", legs.prompt_json([[1, 2]]), "s", LegHint()))["prompt"] == [1, 2]
-    assert legs.complete_tokens([40, 20], 16) == 32
-    assert legs.complete_tokens([], 16) == legs.complete_tokens([1], 0) == 0
+    assert json.loads(body.prefill_body("m", body.prompt_json([[1, 2]]), "s", LegHint()))["prompt"] == [1, 2]
+    assert complete_tokens([40, 20], 16) == 32
+    assert complete_tokens([], 16) == complete_tokens([1], 0) == 0
 
 
 @given(st.binary(max_size=200) | st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=8),
@@ -112,7 +114,7 @@ def test_cuts_do_not_change_a_stream(cuts: list[int], wants_usage: bool) -> None
             out += editor.take(block)
     assert out == expected
     assert editor.done and not splitter.rest
-    assert editor.usage == usage.TokenUsage(9, 2, None)
+    assert editor.usage == answer.TokenUsage(9, 2, None)
     assert editor.cache == CacheReport(hit_tokens=8)
     assert (b'"cached_tokens":8' in out) is wants_usage
     assert b"kv_transfer_params" not in out
@@ -252,11 +254,11 @@ def test_plan_without_a_second_instance_has_no_prefill_leg() -> None:
 
 
 def test_too_long() -> None:
-    plan.check_length(0, 10**9, 0, chat=True)
-    plan.check_length(100, 99, 0, chat=True)
+    body.check_length(0, 10**9, 0, chat=True)
+    body.check_length(100, 99, 0, chat=True)
     for prompt_tokens, output_tokens in ((100, 0), (90, 11)):
         with pytest.raises(faults.Refusal):
-            plan.check_length(100, prompt_tokens, output_tokens, chat=False)
+            body.check_length(100, prompt_tokens, output_tokens, chat=False)
 
 
 def listed(**fields: Any) -> EngineInstance:

@@ -11,8 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from mooncache.gateway.core.handover import Handover
-from mooncache.gateway.core.plan import LegPlan
+from mooncache.gateway.core.plan import Handover, LegPlan
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.conditions import until
 from tests.gateway.model_folder import BLOCK_TOKENS

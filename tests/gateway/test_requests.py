@@ -14,7 +14,8 @@ import pytest
 from aiohttp import web
 
 from mooncache.errors import ConfigInvalid
-from mooncache.gateway.shell import http_protocol, intake
+from mooncache.gateway.endpoints import completions
+from mooncache.gateway.shell import http_protocol
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.runtime import logs
 from tests.conditions import until
@@ -106,7 +107,7 @@ async def test_body_beyond_the_limit_is_413(tmp_path: Path, http: aiohttp.Client
 
 
 async def test_body_that_never_comes_is_408(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "SILENCE_MAX_S", 0.2)
+    monkeypatch.setattr(completions, "SILENCE_MAX_S", 0.2)
     async with running(tmp_path, [FakeEngine("e")]) as bench:
         reader, writer = await asyncio.open_connection("127.0.0.1", bench.gateway.http_port)
         head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\nauthorization: Bearer {bench.key()}\r\n\r\n"

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from mooncache.gateway.shell import request_driver
+from mooncache.gateway.endpoints import completions
 from tests.conditions import until
 from tests.gateway.stand_in import MODEL, Bench, FakeEngine, begin, chunk, running, send, usage_of
 
@@ -200,7 +200,7 @@ async def test_whole_request_has_a_limit(tmp_path: Path, http: aiohttp.ClientSes
 
 
 async def test_client_that_takes_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_driver, "SILENCE_MAX_S", 0.3)
+    monkeypatch.setattr(completions, "SILENCE_MAX_S", 0.3)
 
     async def flood(_engine: FakeEngine, request: web.Request, _body: dict[str, Any]) -> Any:
         response = await begin(request)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mooncache.errors import InvalidArgument, ModelUnknown, PromptTooLong
-from mooncache.gateway.tokens.template import ChatTemplates, special_tokens
+from mooncache.gateway.tokens.loading import load_templates, special_tokens
 from mooncache.hf_engine.core.chat import conversation
 from mooncache.hf_engine.requests import CHOICES_MAX, RequestLimits, parse
 from mooncache.hf_engine.tokens import ChatTokenizer, takes_parts
@@ -54,7 +54,7 @@ def test_same_tokens_as_the_gateway(
     model_folder: Path, tokenizer: ChatTokenizer, body: dict[str, Any]
 ) -> None:
     config = json.loads((model_folder / "tokenizer_config.json").read_text())
-    template = ChatTemplates.load(model_folder, special_tokens(config, {})).choose(body)
+    template = load_templates(model_folder, special_tokens(config, {})).choose(body)
     given = {
         name: body[name]
         for name in ("tools", "add_generation_prompt", "continue_final_message")

@@ -14,8 +14,9 @@ from mooncache.cli.core import samples
 from mooncache.client.map_keeper import carry_over, view_of_map
 from mooncache.cluster.processes import readable
 from mooncache.gateway.core.faults import Refusal
-from mooncache.gateway.messages import engine_instance_of, plan_of
-from mooncache.gateway.tokens.template import read_json
+from mooncache.gateway.shell.conductor import plan_of
+from mooncache.gateway.shell.instance_list import engine_instance_of
+from mooncache.gateway.tokens.loading import read_json
 from mooncache.proto.v1 import common_pb2, conductor_pb2
 from tests.hostile.any_json import DEEP, texts
 from tests.hostile.any_message import any_message

@@ -35,7 +35,7 @@ from mooncache.errors import (
     TooLarge,
     Unauthenticated,
 )
-from mooncache.gateway.core import keyfile, prepared, sse
+from mooncache.gateway.core import answer, keyfile, prepared
 from mooncache.gateway.core.rate_limit import RateLimits
 from mooncache.gateway.tokens import beside
 from mooncache.hf_engine.core import chat
@@ -90,12 +90,12 @@ def test_the_progress_of_a_request(message: conductor_pb2.ReportProgressRequest)
 )
 def test_the_stream_of_an_engine(data: bytes) -> None:
     for text in (data, b"data: " + data + b"\n\n", b"data: " + data + b'"usage"\r\n\r\ndata: [DONE]\n\n'):
-        splitter, editor = sse.Splitter(), sse.StreamEditor(True)
+        splitter, editor = answer.Splitter(), answer.StreamEditor(True)
         with contextlib.suppress(MooncacheError):
             block = splitter.feed(text)
             assert isinstance(editor.take(block), bytes)
     with contextlib.suppress(EngineFailed):
-        json.loads(sse.edit_answer(data)[0])
+        json.loads(answer.edit_answer(data)[0])
 
 
 @given(objects("role", "content", "tool_calls", "function", "arguments", "type", "text"), st.booleans())

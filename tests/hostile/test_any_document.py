@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mooncache.cli import announce, detach
 from mooncache.cli.topology import _document, _read_peer
 from mooncache.errors import ClusterInvalid, InvalidArgument, ModelTooLarge, MooncacheError, ProfileInvalid
-from mooncache.gateway.tokens.messages import Unreadable, conversation, tool_schemas
+from mooncache.gateway.tokens.template import Unreadable, conversation, tool_schemas
 from mooncache.simulate import description
 from mooncache.simulate.cluster import ClusterSpec
 from mooncache.topology.core import findings

@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from mooncache._version import __version__
-from mooncache.gateway.messages import engine_instance_of
+from mooncache.gateway.shell.instance_list import engine_instance_of
 from mooncache.gateway.state import GatewayState
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.logs import Event, get_logger

@@ -7,9 +7,17 @@ Bytes are counted as they arrive, so that a client that announces much and sends
 from __future__ import annotations
 
 from collections import deque
+from enum import Enum, auto
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
+
+
+class BodyLimit(Enum):
+    """Whose bytes are used up."""
+
+    TENANT = auto()
+    GATEWAY = auto()
 
 
 class Budget:
@@ -20,18 +28,17 @@ class Budget:
         self._tenants: dict[str, int] = {}
         self.bytes = 0
 
-    def take(self, tenant: str, size: int) -> str:
-        """Count `size` more bytes. "" when there is room, otherwise nothing is counted and it says whose is used up:
-        "tenant" or "gateway"."""
+    def take(self, tenant: str, size: int) -> BodyLimit | None:
+        """Count `size` more bytes. Without room nothing is counted, and the answer says whose bytes are used up."""
         used = self._tenants.get(tenant, 0)
         if used + size > self._tenant_bytes_max:
-            return "tenant"
+            return BodyLimit.TENANT
         if self.bytes + size > self._bytes_max:
-            return "gateway"
+            return BodyLimit.GATEWAY
         if size:
             self._tenants[tenant] = used + size
             self.bytes += size
-        return ""
+        return None
 
     def give(self, tenant: str, size: int) -> None:
         """They are no longer held."""

@@ -1,4 +1,4 @@
-"""Request bodies: what the gateway has to know of them, checked; all else forwarded byte for byte.
+"""Request bodies: what the gateway has to know of a client's, checked, and what engines get of it, byte for byte.
 
 The schema is open: a body is a JSON object of which `_Known` names the fields that are read here. A field that is not
 named, and the value of one that is, goes to the engine exactly as it came. Fields that engines and gateways use among
@@ -7,16 +7,18 @@ themselves (`INTERNAL`) name hosts, blocks and queues: from a client they are dr
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Raw
 
-from mooncache.errors import TooLarge
+from mooncache.errors import PromptTooLong, TooLarge
 from mooncache.gateway.core import faults
 from mooncache.gateway.core.faults import Refusal, bad_request
-from mooncache.gateway.core.prompts import count, whole
+from mooncache.kvcache.leg_hint import FIELD, LegHint
 
 SALT_CHARS_MAX: Final = 1024
 MODEL_CHARS_MAX: Final = 256
@@ -38,9 +40,12 @@ INTERNAL: Final = frozenset(
 )
 INTERNAL_PREFIX: Final = "bootstrap_"
 _BESIDE_PROMPT_BYTES: Final = 4 << 20
+_SALT: Final = "cache_salt"
+_PROMPT_SHAPES: Final = "a string, a list of strings, of tokens, or of lists of tokens"
 
 _Count = Annotated[int, Meta(ge=0, lt=1 << 32)]
 _Number = int | float
+_Tokens = list[Annotated[int, Meta(ge=0, lt=1 << 32)]]
 _Slo = Annotated[int, Meta(ge=0, lt=1 << 32)]
 
 
@@ -134,6 +139,37 @@ class Content:
     raw: dict[str, Raw] = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """What is known about one request's prompt. `keys` are those of its longest prompt.
+
+    lengths: tokens of each prompt. prompts, prompt_json: the tokens themselves; given up when no leg needs them.
+    """
+
+    lengths: tuple[int, ...]
+    prompts: list[array[int]] = field(default_factory=list, repr=False)
+    prompt_json: bytes = field(default=b"", repr=False)
+    keys: bytes = field(default=b"", repr=False)
+    content_keys: bytes = field(default=b"", repr=False)
+    public_tokens: int = 0
+    block_tokens: int = 0
+    passport_root: bytes = b""
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of all prompts together."""
+        return sum(self.lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that can be scheduled. forward: the client's fields for the decode leg (see `forwarded`)."""
+
+    request: InferenceRequest
+    forward: bytes = field(repr=False)
+    tokenized: TokenizedPrompt | None = field(repr=False)
+
+
 def parse(data: bytes, *, chat: bool, choice_count_max: int) -> tuple[InferenceRequest, Content]:
     """Check a body. Raises Refusal (400) with a sentence that names the field."""
     body, raw = _decode(data)
@@ -144,13 +180,12 @@ def parse(data: bytes, *, chat: bool, choice_count_max: int) -> tuple[InferenceR
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
     prompts = 1
-    if chat:
+    if isinstance(known, _Chat):
         if "messages" not in body:
             raise bad_request("`messages` is missing; it is a list of objects with a role.", "messages")
     else:
-        assert isinstance(known, _Completion)
         try:
-            prompts = count(known.prompt, embedded=body.get("prompt_embeds") is not None)
+            prompts = prompt_count(known.prompt, embedded=body.get("prompt_embeds") is not None)
         except RecursionError:
             raise bad_request("`prompt` is nested too deeply.", "prompt") from None
     answers = known.n or 1
@@ -200,6 +235,75 @@ def too_large(limit: int) -> Refusal:
     return faults.refuse(TooLarge(f"The request's body is larger than {limit} bytes."))
 
 
+def check_length(limit: int, prompt_tokens: int, output_tokens: int, *, chat: bool) -> None:
+    """Nothing when prompt and answer can fit into the model or the limit is not known. Raises Refusal (400)."""
+    if not limit or prompt_tokens + max(1, output_tokens) <= limit:
+        return
+    asked = f" and max_tokens asks for {output_tokens} more" if output_tokens else ""
+    what = "messages" if chat else "prompt"
+    text = (
+        f"This model's maximum context length is {limit} tokens, but the {what} has {prompt_tokens} tokens{asked}. "
+        "Shorten it or ask for fewer tokens."
+    )
+    raise faults.refuse(PromptTooLong(text), param=what)
+
+
+def check_ids(limit: int, request: InferenceRequest, content: Content) -> None:
+    """Refuse token ids that are more than the model takes before any work is put into them. Raises Refusal (400)."""
+    tokens = 0 if request.chat else longest_ids(content.fields.get("prompt"))
+    if tokens:
+        check_length(limit, tokens, request.max_output_tokens, chat=False)
+
+
+def forwarded(request: InferenceRequest, content: Content) -> bytes:
+    """The client's fields as an engine gets them, a JSON object: internal ones dropped, all others as they came."""
+    fields = {
+        name: value
+        for name, value in content.raw.items()
+        if name not in INTERNAL and not name.startswith(INTERNAL_PREFIX) and name != _SALT
+    }
+    if request.stream and not request.wants_usage:
+        # Counted for the tenant and for metrics; the client does not see it.
+        options = content.fields.get("stream_options") or {}
+        fields["stream_options"] = _raw({**options, "include_usage": True, "continuous_usage_stats": False})
+    elif not request.stream:
+        fields.pop("stream_options", None)  # engines refuse it without a stream
+    return msgspec.json.encode(fields)
+
+
+def decode_body(client_fields: bytes, salt: str, hint: LegHint) -> bytes:
+    """What `forwarded` made, for the engine that generates: with the request's salt and what it asks of the cache."""
+    ours = msgspec.json.encode({_SALT: salt, FIELD: hint.to_params()})
+    return b"".join((memoryview(client_fields)[:-1], b",", ours[1:]))
+
+
+def prompt_json(prompts: Sequence[array[int] | list[int]]) -> bytes:
+    """The field `prompt` of a prefill leg: token ids."""
+    lists = [list(tokens) for tokens in prompts]
+    return msgspec.json.encode(lists[0] if len(lists) == 1 else lists)
+
+
+def prefill_body(model: str, prompt: bytes, salt: str, hint: LegHint) -> bytes:
+    """The prompt alone, as tokens, for the engine that only fills the pool: one token is generated and thrown away.
+
+    Everything else of the client's request (sampling, stop words, tools) is about tokens that this leg never makes.
+
+    Args:
+        prompt: what `prompt_json` made.
+    """
+    return msgspec.json.encode(
+        {
+            "model": model,
+            "prompt": Raw(prompt),
+            "max_tokens": 1,
+            "temperature": 0,
+            "stream": False,
+            _SALT: salt,
+            FIELD: hint.to_params(),
+        }
+    )
+
+
 def _decode(data: bytes) -> tuple[dict[str, Any], dict[str, Raw]]:
     if not data.strip():
         raise bad_request("The body is empty; send a JSON object.")
@@ -237,3 +341,53 @@ def _invalid(text: str) -> Refusal:
         name = sentence.rpartition("field `")[2].rstrip("`")
         return bad_request(f"`{name}` is missing.", name)
     return bad_request(f"{sentence}.")
+
+
+def _raw(value: Any) -> Raw:
+    return Raw(msgspec.json.encode(value))
+
+
+def prompt_count(prompt: Any, *, embedded: bool) -> int:
+    """Number of prompts in the field `prompt` of a text completion. Raises Refusal.
+
+    embedded: the body has prompt embeddings, so there need not be one.
+    """
+    if isinstance(prompt, str) or (prompt is None and embedded):
+        return 1
+    if prompt is None:
+        raise bad_request(f"`prompt` is missing; it is {_PROMPT_SHAPES}.", "prompt")
+    if not isinstance(prompt, list) or not prompt:
+        raise bad_request(f"`prompt` has to be {_PROMPT_SHAPES}.", "prompt")
+    first = prompt[0]
+    kind: Any = list[str] if isinstance(first, str) else list[_Tokens] if isinstance(first, list) else _Tokens
+    try:
+        _check_prompt(prompt, kind)
+    except msgspec.ValidationError as error:
+        raise bad_request(f"`prompt` has to be one kind of list all through: {error}.", "prompt") from None
+    if isinstance(first, list) and not all(prompt):
+        raise bad_request("`prompt` has an empty list of tokens.", "prompt")
+    return 1 if kind is _Tokens else len(prompt)
+
+
+def longest_ids(prompt: Any) -> int:
+    """Tokens of the longest prompt that comes as token ids, known without reading it; 0 when none does."""
+    if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], str):
+        return 0
+    return max(map(len, prompt)) if isinstance(prompt[0], list) else len(prompt)
+
+
+def _check_prompt(prompt: list[Any], kind: Any) -> None:
+    try:
+        msgspec.convert(prompt, kind)
+    except msgspec.ValidationError:
+        msgspec.convert(_whole_prompt(prompt), kind)
+
+
+def _whole_prompt(prompt: list[Any]) -> list[Any]:
+    """With 5.0 as 5: to JSON they are the same."""
+    return [_whole_prompt(item) if isinstance(item, list) else whole(item) for item in prompt]
+
+
+def whole(value: Any) -> Any:
+    """A whole number for a float that is one; everything else as it is."""
+    return int(value) if type(value) is float and value.is_integer() else value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
@@ -47,6 +48,22 @@ _RETRY_STEP_S: Final = 0.25
 _BUSY: Final = (
     "The cluster has too much to do to take this request now. Come back after the time in Retry-After."
 )
+
+
+class EndCode(StrEnum):
+    """How a request or a leg ended, beside the errors of the catalogue."""
+
+    OK = "OK"
+    CANCELLED = "CANCELLED"
+    CLIENT_GONE = "CLIENT_GONE"
+    ENGINE_REFUSED = "ENGINE_REFUSED"
+    """The engine does not want this request."""
+    REPLACED = "REPLACED"
+    """Another plan's leg was sent instead."""
+    SUSPECT = "SUSPECT"
+    """Its instance became suspect, and another one took the request."""
+    UNNEEDED = "UNNEEDED"
+    """The answer was complete before the prefill leg ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +152,11 @@ def refuse(
     return Refusal(fault)
 
 
+def unknown_model(model: str) -> Refusal:
+    """404 in the words that clients know."""
+    return refuse(errors.ModelUnknown(f"The model `{model[:256]}` does not exist."), param="model")
+
+
 def bad_request(message: str, param: str | None = None) -> Refusal:
     """400 with the field's name."""
     return refuse(errors.InvalidArgument(message), param=param)
@@ -153,7 +175,7 @@ def of_engine(status: int, body: bytes) -> Fault:
     text = (message or body[:512].decode("utf-8", "replace") or f"The engine answered {status}.")[
         :MESSAGE_CHARS_MAX
     ]
-    name = "ENGINE_REFUSED" if status < 500 else errors.EngineFailed.name
+    name = EndCode.ENGINE_REFUSED if status < 500 else errors.EngineFailed.name
     return Fault(name, status, text, type_ or kind, code if code is not None else status, param)
 
 

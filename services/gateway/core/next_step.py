@@ -14,6 +14,23 @@ from mooncache.gateway.core.plan import DECODE_ATTEMPTS, Attempts, RequestPlan
 from mooncache.kvcache.leg_hint import LegRole
 
 
+class LegState(StrEnum):
+    """Where the leg of one role is."""
+
+    IDLE = "idle"
+    """None is under way: not sent, given up, or its end was dealt with."""
+    RUNNING = "running"
+    """It was sent and has not answered."""
+    ANSWERED = "answered"
+    """The prompt is computed, or the client's answer has begun."""
+    FAILED = "failed"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its answer or its error is there."""
+        return self in (LegState.ANSWERED, LegState.FAILED)
+
+
 class LegEnd(StrEnum):
     """How a leg ended."""
 

@@ -1,15 +1,18 @@
-"""Where a request goes, what was tried for it, and what its answer's headers say of that."""
+"""Where a request goes: its legs, what was tried for it, and for how long the decode leg waits for the prefill leg.
+
+Blocks that the prefill leg did not store never arrive; those that it stored arrive soon. A decode leg without an answer
+after that time may be busy, or may wait for blocks that were lost: only the pool knows which.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Final
 
-from mooncache.errors import ModelUnknown, PromptTooLong
-from mooncache.gateway.core import faults
-from mooncache.gateway.core.body import Content, InferenceRequest
-from mooncache.gateway.core.faults import Refusal
-from mooncache.gateway.core.prompts import longest_ids
+from mooncache.gateway.core.answer import TokenUsage, cached_of_leg
+from mooncache.kvcache.leg_hint import CacheReport, LegRole
 
 DECODE_ATTEMPTS: Final = 3
 DECISION_HEADER: Final = "x-mooncache-decision"
@@ -41,6 +44,36 @@ class RequestPlan:
     hit_tokens: int = 0
 
 
+class WaitCut(StrEnum):
+    """Why a decode leg is sent again with less to wait for."""
+
+    NOT_STORED = "not_stored"
+    """The prefill engine says so."""
+    NOT_COME = "not_come"
+    """The pool says so, when the time for the blocks is up."""
+
+
+@dataclass(slots=True)
+class LegRecord:
+    """What happened on one leg, for `why`. Times are milliseconds since the gateway took the request.
+
+    code: how it ended, an error of the catalogue or an `EndCode`; "" while it is under way.
+    """
+
+    role: LegRole
+    instance: str = ""
+    sent_ms: float = 0.0
+    ended_ms: float = 0.0
+    code: str = ""
+    usage: TokenUsage | None = None
+    cache: CacheReport | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that the leg found in a cache."""
+        return cached_of_leg(self.usage, self.cache)
+
+
 @dataclass(slots=True)
 class Attempts:
     """What has been tried for one request."""
@@ -62,29 +95,11 @@ class Attempts:
             self.exclude.append(instance_id)
 
 
-def unknown_model(model: str) -> Refusal:
-    """404 in the words that clients know."""
-    return faults.refuse(ModelUnknown(f"The model `{model[:256]}` does not exist."), param="model")
-
-
-def check_length(limit: int, prompt_tokens: int, output_tokens: int, *, chat: bool) -> None:
-    """Nothing when prompt and answer can fit into the model or the limit is not known. Raises Refusal (400)."""
-    if not limit or prompt_tokens + max(1, output_tokens) <= limit:
-        return
-    asked = f" and max_tokens asks for {output_tokens} more" if output_tokens else ""
-    what = "messages" if chat else "prompt"
-    text = (
-        f"This model's maximum context length is {limit} tokens, but the {what} has {prompt_tokens} tokens{asked}. "
-        "Shorten it or ask for fewer tokens."
-    )
-    raise faults.refuse(PromptTooLong(text), param=what)
-
-
-def check_ids(limit: int, request: InferenceRequest, content: Content) -> None:
-    """Refuse token ids that are more than the model takes before any work is put into them. Raises Refusal (400)."""
-    tokens = 0 if request.chat else longest_ids(content.fields.get("prompt"))
-    if tokens:
-        check_length(limit, tokens, request.max_output_tokens, chat=False)
+def complete_tokens(lengths: Sequence[int], block_tokens: int) -> int:
+    """Tokens of complete blocks of the longest prompt: what a decode leg may wait for."""
+    if block_tokens < 1:
+        return 0
+    return max((length // block_tokens * block_tokens for length in lengths), default=0)
 
 
 def headers(made: RequestPlan, *, is_admin: bool) -> dict[str, str]:
@@ -101,3 +116,43 @@ def headers(made: RequestPlan, *, is_admin: bool) -> dict[str, str]:
 def _header_text(text: str) -> str:
     """A text as a header's value: one line of printable ASCII."""
     return "".join(c if " " <= c <= "~" else "?" for c in text[:1024])
+
+
+class Handover:
+    """The blocks that one request's decode leg still waits for. Times are seconds of one monotonic clock.
+
+    awaited_tokens: leading prompt tokens for which the present decode leg waits.
+    """
+
+    def __init__(self) -> None:
+        self.awaited_tokens = 0
+        self._by_s: float | None = None
+
+    def sent(self, awaited_tokens: int) -> None:
+        """A decode leg was sent."""
+        self.awaited_tokens, self._by_s = awaited_tokens, None
+
+    def prefilled(self, leg: LegPlan, held_tokens: int, now_s: float) -> LegPlan | None:
+        """The prefill leg has ended well: the decode leg with less to wait for, None when it may go on waiting.
+
+        Args:
+            leg: the decode leg as planned.
+            held_tokens: leading prompt tokens that the pool has or is being given; below 0: not said.
+        """
+        if 0 <= held_tokens < self.awaited_tokens:
+            wait_ms = (leg.handover_ms or leg.wait_ms) if held_tokens else 0
+            return replace(leg, wait_tokens=held_tokens, wait_ms=wait_ms)
+        if self.awaited_tokens and leg.handover_ms:
+            self._by_s = now_s + leg.handover_ms / 1e3
+        return None
+
+    def left_s(self, now_s: float) -> float | None:
+        """Time until the pool should be asked; None: never."""
+        return max(0.0, self._by_s - now_s) if self._by_s is not None else None
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether to ask the pool now; True once."""
+        if self._by_s is None or now_s < self._by_s:
+            return False
+        self._by_s = None
+        return True

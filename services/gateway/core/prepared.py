@@ -1,41 +1,19 @@
-"""What becomes of a body before its legs are sent, and how two processes tell each other.
+"""What the gateway and the process that reads large bodies say to each other.
 
-Large bodies are read by another process (shell/preparing.py). It is asked twice: what does this body want (`Parse`),
-and, once the gateway knows model and tenant, which tokens and keys has its prompt (`Make`).
+The process (shell/preparing.py starts it) is asked twice: what does this body want (`Parse`), and, once the gateway
+knows model and tenant, which tokens and keys has its prompt (`Make`).
 """
 
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from mooncache.gateway.core.body import InferenceRequest
+from mooncache.gateway.core.body import InferenceRequest, TokenizedPrompt
 from mooncache.gateway.core.faults import Fault
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizedPrompt:
-    """What is known about one request's prompt. `keys` are those of its longest prompt.
-
-    lengths: tokens of each prompt. prompts, prompt_json: the tokens themselves; given up when no leg needs them.
-    """
-
-    lengths: tuple[int, ...]
-    prompts: list[array[int]] = field(default_factory=list, repr=False)
-    prompt_json: bytes = field(default=b"", repr=False)
-    keys: bytes = field(default=b"", repr=False)
-    content_keys: bytes = field(default=b"", repr=False)
-    public_tokens: int = 0
-    block_tokens: int = 0
-    passport_root: bytes = b""
-
-    @property
-    def token_count(self) -> int:
-        """Tokens of all prompts together."""
-        return sum(self.lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +28,6 @@ class TokenizerSource:
     passport: str
     salt: str
     public_salt: str
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request that can be scheduled. forward: the client's fields for the decode leg (see legs.forwarded)."""
-
-    request: InferenceRequest
-    forward: bytes = field(repr=False)
-    tokenized: TokenizedPrompt | None = field(repr=False)
 
 
 class Parse(msgspec.Struct, tag=True, frozen=True):

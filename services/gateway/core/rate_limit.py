@@ -7,9 +7,18 @@ bucket may go below zero and the tenant waits until it is filled again (leaky bu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 TENANT_COUNT_MAX = 100_000
 _MINUTE_S = 60.0
+
+
+class RateLimit(StrEnum):
+    """What a tenant's limit counts."""
+
+    REQUESTS = "requests"
+    TOKENS = "tokens"
+    CONCURRENCY = "concurrency"  # requests that run at the same time; counted by the endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +41,10 @@ class _Bucket:
 
 @dataclass(frozen=True, slots=True)
 class RateVerdict:
-    """`wait_s` 0: admitted. `limit` names what refused it: "requests" or "tokens"."""
+    """`limit` says what refused the request for the next `wait_s`; None: it is admitted."""
 
     wait_s: float = 0.0
-    limit: str = ""
+    limit: RateLimit | None = None
     remaining_requests: float = 0.0
     remaining_tokens: float = 0.0
 
@@ -44,20 +53,20 @@ class RateLimiter:
     """All tenants' buckets. `now_s` comes from the caller and may not go back."""
 
     def __init__(self, tenant_count_max: int = TENANT_COUNT_MAX) -> None:
-        self._buckets: dict[tuple[str, str], _Bucket] = {}
+        self._buckets: dict[tuple[str, RateLimit], _Bucket] = {}
         self._count_max = tenant_count_max * 2
 
     def ask(self, tenant: str, limits: RateLimits, now_s: float) -> RateVerdict:
         """May the tenant send one more request? Counts it when so."""
-        requests = self._bucket(tenant, "requests", limits.requests_per_minute, now_s)
-        tokens = self._bucket(tenant, "tokens", limits.tokens_per_minute, now_s)
+        requests = self._bucket(tenant, RateLimit.REQUESTS, limits.requests_per_minute, now_s)
+        tokens = self._bucket(tenant, RateLimit.TOKENS, limits.tokens_per_minute, now_s)
         if requests is not None and requests.level < min(1.0, limits.requests_per_minute):
             short = min(1.0, limits.requests_per_minute) - requests.level
-            return RateVerdict(short * _MINUTE_S / limits.requests_per_minute, "requests")
+            return RateVerdict(short * _MINUTE_S / limits.requests_per_minute, RateLimit.REQUESTS)
         if tokens is not None and tokens.level <= 0:
             # One token's worth more than empty, so that a client that comes back on time gets in.
             short = 1.0 - tokens.level
-            return RateVerdict(short * _MINUTE_S / limits.tokens_per_minute, "tokens")
+            return RateVerdict(short * _MINUTE_S / limits.tokens_per_minute, RateLimit.TOKENS)
         if requests is not None:
             requests.level -= 1.0
         return RateVerdict(
@@ -67,7 +76,7 @@ class RateLimiter:
 
     def charge(self, tenant: str, limits: RateLimits, tokens: int, now_s: float) -> None:
         """Count tokens that the tenant used."""
-        bucket = self._bucket(tenant, "tokens", limits.tokens_per_minute, now_s)
+        bucket = self._bucket(tenant, RateLimit.TOKENS, limits.tokens_per_minute, now_s)
         if bucket is not None:
             bucket.level -= tokens
 
@@ -75,7 +84,7 @@ class RateLimiter:
         """Invariant for tests."""
         assert len(self._buckets) <= self._count_max
 
-    def _bucket(self, tenant: str, kind: str, per_minute: float, now_s: float) -> _Bucket | None:
+    def _bucket(self, tenant: str, kind: RateLimit, per_minute: float, now_s: float) -> _Bucket | None:
         if per_minute <= 0:
             return None
         key = (tenant, kind)

@@ -1,1 +1,1 @@
-"""One file per path: what it answers. Everything around it is in shell/endpoint.py."""
+"""What each path answers: one file for a path, or for two that answer alike. Everything around it is in app.py."""

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Final
 
+from mooncache.gateway.core.answer import StreamEditor, TokenUsage, settled_cached_tokens
 from mooncache.gateway.core.body import InferenceRequest
-from mooncache.gateway.core.plan import LegPlan, RequestPlan
-from mooncache.gateway.core.sse import StreamEditor
-from mooncache.gateway.core.usage import TokenUsage, settle
+from mooncache.gateway.core.faults import EndCode
+from mooncache.gateway.core.plan import LegPlan, LegRecord
+from mooncache.gateway.shell.conductor import RequestPlanner
 from mooncache.gateway.shell.exchange import Exchange
-from mooncache.gateway.shell.legs import LegRecord, Opened
 from mooncache.gateway.state import GatewayState
-from mooncache.kvcache.leg_hint import CacheOutcome, LegRole
+from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegRole
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 BYTES_PER_TOKEN: Final = 4
+_ROLES: Final = {LegRole.PREFILL: pb.LEG_ROLE_PREFILL, LegRole.DECODE: pb.LEG_ROLE_DECODE}
 
 
 class Account:
     """The outcome of one request, for reports, metrics and charges.
 
-    Attributes: `plan` is the one in force; `opened` the decode leg once its answer has begun; `cached_tokens` what the
-    prefill leg found in caches; `lost_bytes` the size of an answer that was too large to be passed on.
+    Attributes: `answering` is the decode leg once its answer has begun; `cached_tokens` what the prefill leg found in
+    caches; `lost_bytes` the size of an answer that was too large to be passed on.
     """
 
     def __init__(
@@ -29,22 +31,21 @@ class Account:
         state: GatewayState,
         exchange: Exchange,
         request: InferenceRequest,
-        prompt_tokens: int,
+        planner: RequestPlanner,
         *,
         is_tokenized: bool,
     ) -> None:
-        self._state, self._exchange, self._request = state, exchange, request
+        self._state, self._exchange, self._request, self._planner = state, exchange, request, planner
         self._records: list[LegRecord] = []
-        self.prompt_tokens, self._is_tokenized = prompt_tokens, is_tokenized
-        self.plan: RequestPlan | None = None
-        self.opened: Opened | None = None
+        self._is_tokenized = is_tokenized
+        self.answering: LegRecord | None = None
         self.editor = StreamEditor(request.wants_usage)
         self.cached_tokens: int | None = None
         self.lost_bytes = 0
 
-    def begin(self, leg: LegRole, to: LegPlan) -> LegRecord:
+    def begin(self, role: LegRole, to: LegPlan) -> LegRecord:
         """A leg is sent."""
-        record = LegRecord(leg, to.instance_id, self.elapsed_ms())
+        record = LegRecord(role, to.instance_id, self.elapsed_ms())
         self._records.append(record)
         return record
 
@@ -52,7 +53,7 @@ class Account:
         """A leg is over. Harmless to repeat: the first code stays."""
         if not record.code:
             record.code, record.ended_ms = code, self.elapsed_ms()
-            self._state.stats.legs.labels(record.leg, code).inc()
+            self._state.stats.legs.labels(record.role, code).inc()
 
     def elapsed_ms(self) -> float:
         """Since the gateway took the request."""
@@ -64,13 +65,12 @@ class Account:
         most = request.choices * request.max_output_tokens or 1 << 53
         if self.lost_bytes:
             return min(most, self.lost_bytes // BYTES_PER_TOKEN)
-        if self.opened is not None:
-            usage = self.opened.record.usage
-            if usage is not None:
-                return usage.completion_tokens
-            if self.opened.source is not None:
+        if self.answering is not None:
+            if self.answering.usage is not None:
+                return self.answering.usage.completion_tokens
+            if request.stream:
                 return min(most, paces.of_events(request.model, self.editor.event_count))
-        sent = [record for record in self._records if record.leg is LegRole.DECODE]
+        sent = [record for record in self._records if record.role is LegRole.DECODE]
         if not self._exchange.gone or not sent:
             return 0
         elapsed_s = (self.elapsed_ms() - sent[0].sent_ms) / 1e3
@@ -80,34 +80,33 @@ class Account:
         """Tell the conductor."""
         self._send(
             phase,
-            pb.ReportProgressRequest(legs=[leg.report() for leg in legs], answer_is_whole=answer_is_whole),
+            pb.ReportProgressRequest(
+                legs=[_leg_report(leg) for leg in legs], answer_is_whole=answer_is_whole
+            ),
         )
 
     def _send(self, phase: pb.RequestPhase, report: pb.ReportProgressRequest) -> None:
-        if self.plan is None:
-            return
-        report.decision_id, report.phase = self.plan.decision_id, phase
+        report.decision_id, report.phase = self._planner.plan.decision_id, phase
         report.elapsed_ms, report.output_tokens = self.elapsed_ms(), self.output_tokens()
         self._state.conductor.report(self._exchange.request_id, report)
 
     def report_end(self, phase: pb.RequestPhase, code: str, planned: int | None) -> None:
         """The request is over: report, log, count and charge it."""
-        usage = self.opened.record.usage if self.opened is not None else None
-        own = self.opened.record.cached_tokens if self.opened is not None else None
-        cached = settle(own, self.cached_tokens, planned)
-        legs = [record.report() for record in self._records]
+        answering = self.answering or LegRecord(LegRole.DECODE)
+        usage = answering.usage
+        cached = settled_cached_tokens(answering.cached_tokens, self.cached_tokens, planned)
+        legs = [_leg_report(record) for record in self._records]
         self._send(phase, pb.ReportProgressRequest(code=code, legs=legs, cached_tokens=cached))
         self._exchange.notes |= {
             "model": self._request.model,
-            "prompt_tokens": usage.prompt_tokens if usage is not None else self.prompt_tokens,
+            "prompt_tokens": usage.prompt_tokens if usage is not None else self._planner.prompt_tokens,
             "output_tokens": self.output_tokens(),
             "cached_tokens": cached,
-            "instances": [f"{record.leg}:{record.instance}:{record.code}" for record in self._records],
+            "instances": [f"{record.role}:{record.instance}:{record.code}" for record in self._records],
         }
-        cache = self.opened.record.cache if self.opened is not None else None
-        if cache is not None and cache.outcome is CacheOutcome.TIMEOUT:
+        if answering.cache is not None and answering.cache.outcome is CacheOutcome.TIMEOUT:
             self._state.stats.waits_timed_out.labels(self._request.model).inc()
-        self._count(usage, cached or 0, is_whole=code == "OK")
+        self._count(usage, cached or 0, is_whole=code == EndCode.OK)
 
     def _count(self, usage: TokenUsage | None, cached_tokens: int, *, is_whole: bool) -> None:
         """Metrics and the tenant's bucket; prompt tokens were charged when the request was planned."""
@@ -116,7 +115,7 @@ class Account:
             stats.prompt_tokens.labels(model).inc(usage.prompt_tokens)
             stats.cached_tokens.labels(model).inc(cached_tokens)
             if is_whole and self._is_tokenized:
-                self._state.tokenizers.compare(model, self.prompt_tokens, usage.prompt_tokens)
+                self._state.tokenizers.compare(model, self._planner.prompt_tokens, usage.prompt_tokens)
             if is_whole and self._request.choices == 1:
                 elapsed_s, events = self.elapsed_ms() / 1e3, self.editor.event_count
                 self._state.paces.learn(model, usage.completion_tokens, elapsed_s, events)
@@ -128,3 +127,23 @@ class Account:
         """Take tokens from the tenant's bucket."""
         caller = self._exchange.require_caller()
         self._state.limiter.charge(caller.tenant, caller.limits, tokens, self._state.clock.now_s())
+
+
+def _leg_report(record: LegRecord) -> pb.LegReport:
+    """A leg as it is reported to the conductor."""
+    return pb.LegReport(
+        role=_ROLES[record.role],
+        instance_id=record.instance,
+        sent_ms=record.sent_ms,
+        ended_ms=record.ended_ms,
+        code=record.code,
+        usage=None if record.usage is None else pb.TokenUsage(**asdict(record.usage)),
+        cache=None if record.cache is None else _cache_message(record.cache),
+    )
+
+
+def _cache_message(cache: CacheReport) -> pb.CacheReport:
+    said = asdict(cache)
+    if cache.held_tokens < 0:
+        del said["held_tokens"]
+    return pb.CacheReport(**said)

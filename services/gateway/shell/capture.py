@@ -23,6 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -46,6 +47,17 @@ _CLOSE_S: Final = 5.0
 _SALT_BYTES: Final = 32
 
 log = get_logger(__name__)
+
+
+class CaptureLoss(StrEnum):
+    """Why a request is not in the captured trace."""
+
+    NO_TOKENS = "no_tokens"
+    QUEUE_FULL = "queue_full"
+    OUTLASTED = "outlasted"
+    """It ran for so long that it held too many others back."""
+    WRITE_FAILED = "write_failed"
+    DEFECT = "defect"
 
 
 @dataclass(slots=True, eq=False)
@@ -87,9 +99,9 @@ class Capture:
         self._held_bytes = 0  # of the hashes of those in `_order`
         self._file: _File | None = None
         self._retry_at_s = 0.0
-        self._refused: dict[str, int] = {}
-        self._lost: dict[str, int] = {}
-        self._reported: dict[str, int] = {}
+        self._refused: dict[CaptureLoss, int] = {}
+        self._lost: dict[CaptureLoss, int] = {}
+        self._reported: dict[CaptureLoss, int] = {}
         self._report_at_s = 0.0
         self._last_error = ""
         self._open()  # a file that cannot be written is a mistake of the configuration, noticed at the start
@@ -109,14 +121,14 @@ class Capture:
         """
         prompts = [prompt for prompt in prompts if len(prompt.tokens)]
         if not prompts:
-            self._refuse("no_tokens")
+            self._refuse(CaptureLoss.NO_TOKENS)
             return None
         size_bytes = sum(prompt.size_bytes for prompt in prompts)
         if (
             self._begun - self._taken >= self._queue_max
             or self._begun_bytes - self._released_bytes + size_bytes > _WAITING_BYTES_MAX
         ):
-            self._refuse("queue_full")
+            self._refuse(CaptureLoss.QUEUE_FULL)
             return None
         self._last_s = max(self._last_s, now_s)
         ticket = Ticket(self._last_s, prompts, tenant, session, size_bytes)
@@ -125,7 +137,7 @@ class Capture:
         self._inbox.put(ticket)
         return ticket
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: CaptureLoss) -> None:
         self._stats.capture_dropped.labels(reason).inc()
         self._refused[reason] = self._refused.get(reason, 0) + 1
 
@@ -146,7 +158,7 @@ class Capture:
             try:
                 is_open = self._round()
             except Exception as error:  # noqa: BLE001  (rows are lost, requests are not)
-                self._lose("defect", 1, error)
+                self._lose(CaptureLoss.DEFECT, 1, error)
         self._finish()
 
     def _round(self) -> bool:
@@ -192,10 +204,10 @@ class Capture:
         self._released_bytes += ticket.size_bytes
         rows, added = len(ticket.lengths), 0
         if ticket.output_tokens is None:
-            self._lose("outlasted", rows)
+            self._lose(CaptureLoss.OUTLASTED, rows)
             return
         if self._file is None and time.monotonic() < self._retry_at_s:
-            self._lose("write_failed", rows)
+            self._lose(CaptureLoss.WRITE_FAILED, rows)
             return
         try:
             if self._file is None:
@@ -229,7 +241,7 @@ class Capture:
         if is_written:
             self._stats.capture_rows.inc(rows)
         else:
-            self._lose("write_failed", rows)
+            self._lose(CaptureLoss.WRITE_FAILED, rows)
 
     def _give_up(self, error: Exception, rows: int) -> None:
         """Close the file and try again later with a new one."""
@@ -237,9 +249,9 @@ class Capture:
             with contextlib.suppress(OSError):
                 self._file.close()
         self._file, self._retry_at_s = None, time.monotonic() + _RETRY_S
-        self._lose("write_failed", rows, error)
+        self._lose(CaptureLoss.WRITE_FAILED, rows, error)
 
-    def _lose(self, reason: str, rows: int, error: Exception | None = None) -> None:
+    def _lose(self, reason: CaptureLoss, rows: int, error: Exception | None = None) -> None:
         self._stats.capture_dropped.labels(reason).inc(rows)
         self._lost[reason] = self._lost.get(reason, 0) + rows
         self._last_error = repr(error)[:300] if error is not None else self._last_error

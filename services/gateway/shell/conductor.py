@@ -1,4 +1,4 @@
-"""Calls to the conductor: where does a request go, and what became of it.
+"""The conductor, as the gateway sees it: where does a request go, and what became of it.
 
 Without an answer requests go round robin over the instances of the last list: worse placed, but served. So they do when
 the answer is an error that says nothing about the request: a defect, a limit on calls, a token that does not fit. What
@@ -19,8 +19,24 @@ from typing import Final
 import structlog
 
 from mooncache.client.conductor_link import ConductorLink
-from mooncache.errors import ConductorUnavailable, DeadlineExceeded, InvalidArgument, MooncacheError, TooLarge
+from mooncache.errors import (
+    ConductorUnavailable,
+    DeadlineExceeded,
+    InvalidArgument,
+    MooncacheError,
+    NoInstances,
+    Overloaded,
+    PromptTooLong,
+    TooLarge,
+)
+from mooncache.gateway.core import faults
+from mooncache.gateway.core.body import InferenceRequest, Prepared, TokenizedPrompt
+from mooncache.gateway.core.faults import EndCode, Refusal
+from mooncache.gateway.core.fleet import FleetView
+from mooncache.gateway.core.offenders import TRIES_MAX, Offenders, digest_of
+from mooncache.gateway.core.plan import Attempts, LegPlan, RequestPlan
 from mooncache.gateway.metrics import GatewayMetrics
+from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.shell.instance_list import InstanceList
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.clock import Clock
@@ -39,10 +55,14 @@ log = get_logger(__name__)
 
 
 class Conductor:
-    """Calls to the conductor."""
+    """Calls to the conductor, and the gateway's own choice of an instance when there is no answer.
 
-    def __init__(self, link: ConductorLink, clock: Clock, stats: GatewayMetrics) -> None:
-        self._link, self._clock, self._stats = link, clock, stats
+    Args:
+        fleet: the instances of the last list.
+    """
+
+    def __init__(self, link: ConductorLink, clock: Clock, stats: GatewayMetrics, fleet: FleetView) -> None:
+        self._link, self._clock, self._stats, self._fleet = link, clock, stats, fleet
         self._avoid_until_s = 0.0
         self.present = True
         self._list = InstanceList()
@@ -50,6 +70,23 @@ class Conductor:
         self._queues: Sequence[asyncio.Queue[tuple[str, pb.ReportProgressRequest]]] = [
             asyncio.Queue(_QUEUE_MAX) for _ in range(REPORT_LANES)
         ]
+
+    async def plan(self, asked: pb.ScheduleRequest) -> RequestPlan:
+        """Where a request goes: the conductor's plan, or the next instance in turn.
+
+        Raises:
+            Refusal: the conductor does not admit the request, or no instance can be reached.
+            InvalidArgument, TooLarge: see `schedule`.
+        """
+        response = await self.schedule(asked)
+        # A conductor that was just started knows fewer models than the last list: that is no 404.
+        if response is not None and response.reason != pb.ADMISSION_REASON_UNKNOWN_MODEL:
+            return plan_of(response, asked.model, no_prefill=asked.no_prefill)
+        self._stats.unscheduled.inc()
+        instance = self._fleet.next_instance(asked.model, asked.exclude)
+        if instance is None:
+            raise faults.refuse(NoInstances(f"No instance that serves {asked.model} can be reached now."))
+        return RequestPlan(LegPlan(instance.instance_id, instance.url), summary="unscheduled")
 
     async def schedule(self, request: pb.ScheduleRequest) -> pb.ScheduleResponse | None:
         """Ask where a request goes; None when the conductor does not answer, or not to the question.
@@ -98,7 +135,9 @@ class Conductor:
             phase = pb.REQUEST_PHASE_ABORTED
             self.report(
                 request_id,
-                pb.ReportProgressRequest(decision_id=response.decision_id, phase=phase, code="CLIENT_GONE"),
+                pb.ReportProgressRequest(
+                    decision_id=response.decision_id, phase=phase, code=EndCode.CLIENT_GONE
+                ),
             )
 
     async def find_blocks(self, keys: bytes) -> int | None:
@@ -172,3 +211,135 @@ class Conductor:
         elif error is None and not self.present:
             log.info(Event.CONDUCTOR_FOUND)
         self.present = error is None
+
+
+class RequestPlanner:
+    """The plans of one request: asks for them, keeps the one in force, counts what was tried.
+
+    Attributes: `plan` names no instance until the first one is made; `attempts` what was tried; `prompt_tokens` an
+    estimate where the prompt is not tokenized.
+    """
+
+    def __init__(
+        self,
+        conductor: Conductor,
+        offenders: Offenders,
+        clock: Clock,
+        exchange: Exchange,
+        prepared: Prepared,
+        prompt_tokens: int,
+    ) -> None:
+        self._conductor, self._offenders, self._clock, self._exchange = conductor, offenders, clock, exchange
+        self._request, self._tokenized = prepared.request, prepared.tokenized
+        self._digest = digest_of(prepared.request.path, prepared.forward)
+        self.plan = RequestPlan(LegPlan("", ""))
+        self.attempts, self.prompt_tokens = Attempts(), prompt_tokens
+
+    async def first(self) -> None:
+        """Make the first plan. Raises Refusal: no engine may or can serve it, or engines ended under it before."""
+        self._offenders.refuse_offender(self._digest, self._clock.now_s())
+        self.plan = await self._schedule()
+
+    async def another(self) -> RequestPlan | None:
+        """A plan for another attempt, not yet in force; None when there is none."""
+        try:
+            return await self._schedule()
+        except (faults.Refusal, MooncacheError):
+            return None
+
+    def served(self) -> None:
+        """The request has its answer: it is not the kind that ends engines."""
+        self._offenders.served(self._digest)
+
+    def died(self) -> bool:
+        """An engine ended under this request; whether it may have another one."""
+        self.attempts.deaths += 1
+        total = self._offenders.died(self._digest, self._clock.now_s())
+        log.warning(Event.ENGINE_DIED, deaths=total, model=self._request.model)
+        return self.attempts.deaths < TRIES_MAX and total <= TRIES_MAX
+
+    def release(self) -> None:
+        """No plan will be asked for any more: forget the prompt."""
+        self._tokenized = None
+
+    async def _schedule(self) -> RequestPlan:
+        caller = self._exchange.require_caller()
+        asked = schedule_request(
+            self._exchange.request_id,
+            caller.tenant,
+            self._request,
+            self._tokenized,
+            self.attempts,
+            prompt_tokens=self.prompt_tokens,
+            is_admin=caller.admin,
+        )
+        return await self._conductor.plan(asked)
+
+
+def schedule_request(
+    request_id: str,
+    tenant: str,
+    request: InferenceRequest,
+    tokenized: TokenizedPrompt | None,
+    attempts: Attempts,
+    *,
+    prompt_tokens: int,
+    is_admin: bool,
+) -> pb.ScheduleRequest:
+    """The question. Keys are left out where no cache can help, and priority where the caller may not set it."""
+    whole = request.whole_prompt
+    return pb.ScheduleRequest(
+        request_id=request_id,
+        tenant=tenant,
+        model=request.model,
+        prompt_tokens=prompt_tokens,
+        keys=tokenized.keys if tokenized and not whole else b"",
+        content_keys=tokenized.content_keys if tokenized and not whole else b"",
+        passport_root=tokenized.passport_root if tokenized else b"",
+        max_output_tokens=request.max_output_tokens,
+        ttft_slo_ms=request.ttft_slo_ms,
+        tbt_slo_ms=request.tbt_slo_ms,
+        sequence_count=request.choices,
+        exclude=attempts.exclude,
+        attempt=attempts.number,
+        no_prefill=tokenized is None or not tokenized.block_tokens or whole,
+        session=f"{tenant}/{request.session}" if request.session else "",
+        priority=request.priority if is_admin else 0,
+    )
+
+
+def plan_of(response: pb.ScheduleResponse, model: str, *, no_prefill: bool = False) -> RequestPlan:
+    """The plan that the conductor made. Raises Refusal when it did not admit the request.
+
+    no_prefill: the prompt cannot be prefilled elsewhere. A prefill leg is left out then, whatever the conductor says,
+    and the decode leg waits for nothing.
+    """
+    if not response.admitted:
+        raise _refusal(response, model)
+    decode, prefill = _leg(response.decode), _leg(response.prefill)
+    apart = prefill.instance_id not in ("", decode.instance_id)
+    if apart and no_prefill:
+        apart, decode = False, LegPlan(decode.instance_id, decode.url)
+    return RequestPlan(
+        decode=decode,
+        prefill=prefill if apart else None,
+        decision_id=response.decision_id,
+        summary=response.summary,
+        hit_tokens=max(response.local_hit_tokens, response.pool_hit_tokens),
+    )
+
+
+def _leg(leg: pb.Leg) -> LegPlan:
+    return LegPlan(leg.instance_id, leg.url, leg.wait_tokens, leg.wait_ms, leg.handover_ms)
+
+
+def _refusal(response: pb.ScheduleResponse, model: str) -> Refusal:
+    """The refusal that a client gets when the conductor says no."""
+    later_s = response.retry_after_ms / 1000 if response.retry_after_ms else None
+    if response.reason == pb.ADMISSION_REASON_UNKNOWN_MODEL:
+        return faults.unknown_model(model)
+    if response.reason == pb.ADMISSION_REASON_TOO_LONG:
+        return faults.refuse(PromptTooLong(response.message), param="messages")
+    busy = response.reason != pb.ADMISSION_REASON_NO_INSTANCE
+    error = Overloaded(response.message) if busy else NoInstances(response.message)
+    return faults.refuse(error, retry_after_s=later_s)

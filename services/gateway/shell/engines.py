@@ -1,4 +1,4 @@
-"""HTTP to the engines: one shared pool of connections, the engines' own key, errors of the catalogue.
+"""HTTP to the engines: one shared pool of connections, their key, errors of the catalogue, and the calls of both legs.
 
 Closing the answer closes the connection, which is how an engine learns that the rest is not wanted.
 """
@@ -6,17 +6,22 @@ Closing the answer closes the connection, which is how an engine learns that the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import os
 import ssl
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import aiohttp
 
 from mooncache.errors import EngineDied, EngineFailed, EngineTimeout, EngineUnavailable, Overloaded, TooLarge
 from mooncache.gateway.core import faults
+from mooncache.gateway.core.answer import Splitter, TokenUsage, edit_answer, has_data
 from mooncache.gateway.core.faults import Refusal
+from mooncache.gateway.core.plan import LegPlan
+from mooncache.gateway.shell.exchange import Exchange
+from mooncache.kvcache.leg_hint import CacheReport
 from mooncache.runtime import tracing
 
 ANSWER_BYTES_MAX: Final = 512 << 20
@@ -26,6 +31,9 @@ _KEEP_ALIVE_S: Final = 3.0
 _READ_BYTES: Final = 1 << 18
 _WHOLE_BYTES_MAX: Final = 1 << 20
 _IDLE_RACE_S: Final = 1.0
+_LAST_WORDS_S: Final = 5.0
+_DRAIN_S: Final = 0.25
+_PREFILL_ANSWER_BYTES_MAX: Final = 64 << 20
 # The engine understood the request and refuses it: no other instance would take it.
 _CLIENT_FAULTS: Final = frozenset({400, 413, 415, 422})
 
@@ -167,6 +175,116 @@ class AnswerTooLarge(Refusal):
         self.size_bytes = limit
 
 
+class Prefilled(NamedTuple):
+    """What an engine said that has computed a prompt."""
+
+    usage: TokenUsage
+    cache: CacheReport | None
+
+
+class DecodeStream:
+    """The answer of a decode leg once it has begun: the engine's events, or the whole of an answer without a stream.
+
+    Attributes: `first` is the first block that has data, `body` the whole answer of a request that wants no stream.
+    """
+
+    def __init__(self, answer: EngineAnswer) -> None:
+        self._answer = answer
+        self._splitter = Splitter()
+        self.first = b""
+        self.body = b""
+
+    async def read_whole(self) -> None:
+        """Wait for all of an answer without a stream. Raises AnswerTooLarge, EngineDied."""
+        self.body = await self._answer.read_all()
+
+    async def begin(self, exchange: Exchange) -> None:
+        """Wait for the first event. Comments before it (an engine's keep-alive) reach the client at once.
+
+        Raises:
+            EngineFailed: the stream ended or broke before it.
+        """
+        while block := await self.next():
+            if has_data(block):
+                self.first = block
+                return
+            await exchange.begin_stream()
+            await exchange.write(block)
+        raise EngineFailed("The engine ended its stream before the first token.")
+
+    async def next(self) -> bytes:
+        """The next complete events; b"" at the end. Raises EngineFailed when the connection breaks."""
+        while data := await self._answer.read_some():
+            if block := self._splitter.feed(data):
+                return block
+        return b""
+
+    async def drain(self) -> None:
+        """Read the end of a stream that is over, so that its connection can be used again."""
+        with contextlib.suppress(TimeoutError, EngineFailed):
+            async with asyncio.timeout(_DRAIN_S):
+                await self._answer.read_some()
+
+    def close(self) -> None:
+        """Give the connection back. Harmless to repeat."""
+        self._answer.close()
+
+
+async def run_prefill(
+    engines: Engines, leg: LegPlan, body: bytes, *, request_id: str, limit_s: float
+) -> Prefilled:
+    """Have a prompt computed; returns when its blocks are made.
+
+    Raises:
+        EngineUnavailable, EngineFailed, EngineTimeout: what went wrong. Refusal: the engine does not want this prompt.
+    """
+    try:
+        with tracing.span("gateway.prefill", kind="client", instance=leg.instance_id):
+            async with asyncio.timeout(limit_s):
+                async with await engines.post(leg.url, "/v1/completions", body, request_id) as answer:
+                    data = await answer.read_all(_PREFILL_ANSWER_BYTES_MAX)
+    except TimeoutError:
+        raise EngineTimeout(f"The prefill engine did not finish in {limit_s:g} s.") from None
+    _, usage, cache = edit_answer(data)
+    return Prefilled(usage, cache)
+
+
+async def open_decode(
+    engines: Engines,
+    leg: LegPlan,
+    path: str,
+    body: bytes,
+    exchange: Exchange,
+    *,
+    is_stream: bool,
+    limit_s: float,
+) -> DecodeStream:
+    """Send the request to the engine that generates; returns when there is something to tell the client.
+
+    Raises:
+        EngineUnavailable, EngineFailed, EngineTimeout: what went wrong. Refusal: the engine refuses the request.
+    """
+    stream: DecodeStream | None = None
+    try:
+        # The span ends with the first token; the engine's own goes on to the last.
+        with tracing.span("gateway.decode", kind="client", instance=leg.instance_id):
+            async with asyncio.timeout(limit_s):
+                stream = DecodeStream(await engines.post(leg.url, path, body, exchange.request_id))
+                if is_stream:
+                    await stream.begin(exchange)
+                else:
+                    await stream.read_whole()
+                return stream
+    except TimeoutError:
+        if stream is not None:
+            stream.close()
+        raise EngineTimeout(f"The engine did not answer within {limit_s:g} s.") from None
+    except BaseException:
+        if stream is not None:
+            stream.close()
+        raise
+
+
 async def _raise_refusal(answer: EngineAnswer) -> None:
     try:
         async with asyncio.timeout(_LAST_WORDS_S):
@@ -184,9 +302,6 @@ async def _raise_refusal(answer: EngineAnswer) -> None:
     if answer.status in (408, 504):
         raise EngineTimeout(text)
     raise EngineFailed(text)
-
-
-_LAST_WORDS_S: Final = 5.0
 
 
 def _reason(error: BaseException) -> str:

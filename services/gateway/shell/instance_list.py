@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mooncache.gateway.core.fleet import EngineInstance
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 
@@ -38,3 +39,19 @@ class InstanceList:
         known.update((view.instance.instance_id, view) for view in answer.instances)
         self.views = [known[name] for name in sorted(known)]
         self.run, self.version = answer.run, answer.version
+
+
+def engine_instance_of(view: pb.InstanceView) -> EngineInstance:
+    """An instance as the conductor lists it."""
+    instance = view.instance
+    return EngineInstance(
+        instance_id=instance.instance_id,
+        url=instance.url,
+        model=instance.model,
+        is_ready=instance.state in (pb.INSTANCE_STATE_READY, pb.INSTANCE_STATE_UNSPECIFIED),
+        is_suspect=instance.state == pb.INSTANCE_STATE_SUSPECT,
+        can_generate=instance.role != pb.INSTANCE_ROLE_PREFILL,
+        max_model_tokens=instance.max_model_tokens,
+        tokenizer_path=instance.tokenizer_path,
+        passport_json=instance.passport_json,
+    )

@@ -1,28 +1,28 @@
 """Both legs of one request, until the decode leg has begun to answer.
 
-core/next_step.py says what follows when a leg ends or its instance becomes suspect, core/handover.py how long the
-decode leg waits for the prefill leg's blocks. Here that is carried out. Whatever way a request ends, both legs are
+core/next_step.py says what follows when a leg ends or its instance becomes suspect, `core/plan.py:Handover` how long
+the decode leg waits for the prefill leg's blocks. Here that is carried out. Whatever way a request ends, both legs are
 closed, so that no engine works in vain.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from mooncache.client.keys import KEY_BYTES
 from mooncache.errors import EngineFailed, EngineUnavailable, MooncacheError
-from mooncache.gateway.core import faults, legs
-from mooncache.gateway.core.handover import Handover
-from mooncache.gateway.core.next_step import LegEnd, LegStep, end_of, next_step, wants_plan
-from mooncache.gateway.core.plan import LegPlan, RequestPlan
-from mooncache.gateway.core.prepared import Prepared, TokenizedPrompt
+from mooncache.gateway.core import body, faults
+from mooncache.gateway.core.body import Prepared, TokenizedPrompt
+from mooncache.gateway.core.faults import EndCode
+from mooncache.gateway.core.next_step import LegEnd, LegState, LegStep, end_of, next_step, wants_plan
+from mooncache.gateway.core.plan import Handover, LegPlan, LegRecord, WaitCut, complete_tokens
 from mooncache.gateway.shell.account import Account
-from mooncache.gateway.shell.engines import AnswerTooLarge
+from mooncache.gateway.shell.conductor import RequestPlanner
+from mooncache.gateway.shell.engines import AnswerTooLarge, DecodeStream, Prefilled, open_decode, run_prefill
 from mooncache.gateway.shell.exchange import Exchange
-from mooncache.gateway.shell.legs import Leg, LegRecord, Opened, open_decode, run_prefill
-from mooncache.gateway.shell.request_planner import RequestPlanner
 from mooncache.gateway.state import GatewayState
 from mooncache.kvcache.leg_hint import LegHint, LegRole
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -30,14 +30,68 @@ from mooncache.runtime.logs import Event, get_logger
 
 _LATE_PREFILL_S: Final = 0.05
 
+Answer = TypeVar("Answer")
+
 log = get_logger(__name__)
 
 
-class LegRunner:
-    """Sends legs and replaces them.
+class Leg(Generic[Answer]):
+    """The leg of one role, sent again and again if need be.
 
-    Attributes: `prefill` and `decode` are the legs that are open.
+    Attributes: `record` what is noted of the one that was sent last; `task` ends with its answer or its error.
     """
+
+    def __init__(self, role: LegRole) -> None:
+        self.role = role
+        self.record = LegRecord(role)
+        self.task: asyncio.Task[Answer] | None = None
+
+    @property
+    def state(self) -> LegState:
+        task = self.task
+        if task is None:
+            return LegState.IDLE
+        if not task.done():
+            return LegState.RUNNING
+        is_good = not task.cancelled() and task.exception() is None
+        return LegState.ANSWERED if is_good else LegState.FAILED
+
+    def send(self, record: LegRecord, attempt: Coroutine[Any, Any, Answer]) -> None:
+        """It is under way from now on. Only for a leg that is IDLE."""
+        self.record, self.task = record, asyncio.create_task(attempt)
+
+    def answer(self) -> Answer:
+        """What came of it. Raises its error. Only for a leg that has ended."""
+        if self.task is None:
+            raise RuntimeError("the leg is not under way")
+        return self.task.result()
+
+    def drop(self) -> None:
+        """Give it up; its connection closes, so its engine stops. IDLE from now on."""
+        task, self.task = self.task, None
+        if task is None:
+            return
+        task.cancel()
+        if task.done():
+            _forget(task)
+        else:
+            task.add_done_callback(_forget)
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    """Take a leg's result that has no use, so that nothing complains and the connection is given back."""
+    if task.cancelled() or task.exception() is not None:
+        return
+    result = task.result()
+    if isinstance(result, DecodeStream):
+        result.close()
+
+
+AnyLeg = Leg[Prefilled] | Leg[DecodeStream]
+
+
+class LegRunner:
+    """Sends the legs of the plan in force (`RequestPlanner.plan`) and replaces them."""
 
     def __init__(
         self,
@@ -56,32 +110,28 @@ class LegRunner:
         self._settings = state.config.gateway
         self._handover = Handover()
         self._no_better: set[str] = set()
-        self._plan = RequestPlan(LegPlan("", ""))
-        self.prefill: Leg[None] | None = None
-        self.decode: Leg[Opened] | None = None
+        self.prefill = Leg[Prefilled](LegRole.PREFILL)
+        self.decode = Leg[DecodeStream](LegRole.DECODE)
 
-    async def open(self, made: RequestPlan) -> Opened:
-        """The decode leg's first answer, whatever has to be replaced until then.
+    async def open(self) -> DecodeStream:
+        """The decode leg's answer once it has begun, whatever has to be replaced until then. `close` closes it.
 
         Raises:
             Refusal, MooncacheError: of the leg that could not be replaced.
         """
-        decode = self._send_both(made)
+        self._send_both()
         while True:
-            await self._until_news(decode)
-            prefill = self.prefill
-            if prefill is not None and prefill.has_ended:
-                decode = await self._prefill_ended(prefill, decode)
-            if decode.has_ended:
+            await self._until_news()
+            if self.prefill.state.has_ended:
+                await self._prefill_ended()
+            if self.decode.state.has_ended:
                 try:
-                    opened = decode.task.result()
+                    return self.decode.answer()
                 except (faults.Refusal, MooncacheError) as error:
-                    decode = await self._decode_failed(decode, error)
+                    await self._decode_failed(error)
                     continue
-                self.decode = None
-                return opened
-            decode = await self._leave_suspect_instances(decode)
-            decode = await self._look_for_blocks(decode)
+            await self._leave_suspect_instances()
+            await self._look_for_blocks()
 
     def release(self) -> None:
         """No leg will be sent again: a long stream need not hold what its request was made of."""
@@ -90,64 +140,51 @@ class LegRunner:
 
     def close(self, code: str) -> None:
         """Give up what is open. Harmless to repeat."""
-        if self.prefill is not None:
-            self._drop(self.prefill, "UNNEEDED" if code == "OK" else code)
-        if self.decode is not None:
-            self._drop(self.decode, code)
+        self._drop(self.prefill, EndCode.UNNEEDED if code == EndCode.OK else code)
+        self._drop(self.decode, code)
 
     # sending
 
-    def _use(self, made: RequestPlan) -> None:
-        self._plan = self._account.plan = made
-
-    def _send_both(self, made: RequestPlan) -> Leg[Opened]:
-        """Both legs of a plan instead of whatever is open."""
-        if self.prefill is not None:
-            self._drop(self.prefill, "REPLACED")
-        self.prefill, self._account.cached_tokens = None, None
-        self._use(made)
-        if made.prefill is not None:
-            self._send_prefill(made.prefill)
-        return self._send_decode(made.decode)
+    def _send_both(self) -> None:
+        """Both legs of the plan instead of whatever is open."""
+        self._drop(self.prefill, EndCode.REPLACED)
+        self._account.cached_tokens = None
+        plan = self._planner.plan
+        if plan.prefill is not None:
+            self._send_prefill(plan.prefill)
+        self._send_decode(plan.decode)
 
     def _send_prefill(self, to: LegPlan) -> None:
-        if self.prefill is not None:
-            self._drop(self.prefill, "REPLACED")
-        prompt = self._tokenized.prompt_json or legs.prompt_json(self._tokenized.prompts)
+        self._drop(self.prefill, EndCode.REPLACED)
+        prompt = self._tokenized.prompt_json or body.prompt_json(self._tokenized.prompts)
         hint = self._hint(LegRole.PREFILL, to.wait_tokens, to.wait_ms)
-        record = self._account.begin(LegRole.PREFILL, to)
         running = run_prefill(
             self._state.engines,
             to,
-            legs.prefill_body(self._request.model, prompt, self._salt, hint),
-            record,
+            body.prefill_body(self._request.model, prompt, self._salt, hint),
             request_id=self._exchange.request_id,
             limit_s=self._settings.first_token_timeout_s,
         )
-        self.prefill = Leg(LegRole.PREFILL, record, asyncio.create_task(running))
+        self.prefill.send(self._account.begin(LegRole.PREFILL, to), running)
 
-    def _send_decode(self, to: LegPlan) -> Leg[Opened]:
-        if self.decode is not None:
-            self._drop(self.decode, "REPLACED")
+    def _send_decode(self, to: LegPlan) -> None:
+        self._drop(self.decode, EndCode.REPLACED)
         wait_tokens = to.wait_tokens
-        if self._plan.prefill is not None and not wait_tokens:
-            wait_tokens = legs.complete_tokens(self._tokenized.lengths, self._tokenized.block_tokens)
+        if self._planner.plan.prefill is not None and not wait_tokens:
+            wait_tokens = complete_tokens(self._tokenized.lengths, self._tokenized.block_tokens)
         self._handover.sent(wait_tokens)
-        stream, settings = self._request.stream, self._settings
+        is_stream, settings = self._request.stream, self._settings
         hint = self._hint(LegRole.DECODE, wait_tokens, to.wait_ms)
-        record = self._account.begin(LegRole.DECODE, to)
         opening = open_decode(
             self._state.engines,
             to,
             self._request.path,
-            legs.decode_body(self._forward, self._salt, hint),
-            record,
+            body.decode_body(self._forward, self._salt, hint),
             self._exchange,
-            stream=stream,
-            limit_s=settings.first_token_timeout_s if stream else settings.request_timeout_s,
+            is_stream=is_stream,
+            limit_s=settings.first_token_timeout_s if is_stream else settings.request_timeout_s,
         )
-        self.decode = leg = Leg(LegRole.DECODE, record, asyncio.create_task(opening))
-        return leg
+        self.decode.send(self._account.begin(LegRole.DECODE, to), opening)
 
     def _hint(self, role: LegRole, wait_tokens: int, wait_ms: int) -> LegHint:
         public = self._tokenized.public_tokens
@@ -160,66 +197,61 @@ class LegRunner:
             request_id=self._exchange.request_id,
         )
 
-    def _drop(self, leg: Leg[Any], code: str) -> None:
-        self._account.end(leg.record, code)
-        leg.cancel()
+    def _drop(self, leg: AnyLeg, code: str) -> None:
+        if leg.state is not LegState.IDLE:
+            self._account.end(leg.record, code)
+            leg.drop()
 
     # what happens to legs
 
-    async def _until_news(self, decode: Leg[Opened]) -> None:
+    async def _until_news(self) -> None:
         """Return when a leg has ended, sits on an instance that has become suspect, or has waited long enough."""
-        open_legs: list[Leg[Any]] = [decode] if self.prefill is None else [decode, self.prefill]
-        names = {leg.record.instance for leg in open_legs} - self._no_better
+        tasks = [leg.task for leg in self._legs() if leg.task is not None]
+        names = {leg.record.instance for leg in self._legs() if leg.task is not None} - self._no_better
         alarm = self._state.alarms.listen(names)
         try:
             left_s = self._handover.left_s(self._state.clock.now_s())
-            tasks: list[asyncio.Future[Any]] = [*(leg.task for leg in open_legs), alarm]
-            await asyncio.wait(tasks, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((*tasks, alarm), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._state.alarms.leave(alarm, names)
 
-    async def _prefill_ended(self, prefill: Leg[None], decode: Leg[Opened]) -> Leg[Opened]:
-        self.prefill = None
-        error = prefill.task.exception()
-        self._note_prefill(prefill, error)
+    async def _prefill_ended(self) -> None:
+        error = self._note_prefill()
         if error is None:
-            return self._bound_wait(prefill.record, decode)
-        if not isinstance(error, (faults.Refusal, MooncacheError)):
+            self._bound_wait()
+        elif isinstance(error, (faults.Refusal, MooncacheError)):
+            await self._replace(self.prefill, error)
+        else:
             raise error
-        return await self._replace(prefill, error, decode)
 
-    async def _decode_failed(
-        self, decode: Leg[Opened], error: faults.Refusal | MooncacheError
-    ) -> Leg[Opened]:
+    async def _decode_failed(self, error: faults.Refusal | MooncacheError) -> None:
         fault = error.fault if isinstance(error, faults.Refusal) else error
-        self._account.end(decode.record, fault.name)
+        self._account.end(self.decode.record, fault.name)
         if isinstance(error, AnswerTooLarge):
             self._account.lost_bytes = error.size_bytes
-        return await self._replace(decode, error, decode)
+        await self._replace(self.decode, error)
 
-    async def _leave_suspect_instances(self, decode: Leg[Opened]) -> Leg[Opened]:
+    async def _leave_suspect_instances(self) -> None:
         """Send legs without an answer away from instances that have become suspect, when others would take them."""
-        for leg in (decode, self.prefill):
-            if leg is None or leg.has_ended or leg.record.instance in self._no_better:
+        for leg in self._legs():
+            instance = leg.record.instance
+            if leg.state is not LegState.RUNNING or instance in self._no_better:
                 continue
-            if self._state.alarms.is_sick(leg.record.instance):
-                now_open = await self._replace(leg, None, decode)
-                if leg.record.instance not in self._no_better:
-                    return now_open
-        return decode
+            if self._state.alarms.is_sick(instance):
+                await self._replace(leg, None)
+                if instance not in self._no_better:
+                    return
 
-    async def _replace(
-        self, leg: Leg[Any], error: faults.Refusal | MooncacheError | None, decode: Leg[Opened]
-    ) -> Leg[Opened]:
+    async def _replace(self, leg: AnyLeg, error: faults.Refusal | MooncacheError | None) -> None:
         """Carry out what core/next_step.py says of a leg that failed, or whose instance is suspect (`error` None).
 
-        Returns the decode leg that is open then. Raises `error` when the leg cannot be replaced.
+        Raises `error` when the leg cannot be replaced.
         """
         end = LegEnd.SUSPECT if error is None else end_of(error)
-        attempts, old = self._planner.attempts, self._plan
+        attempts, old = self._planner.attempts, self._planner.plan
         may_die_again = end is not LegEnd.DIED or self._planner.died()
-        if leg.role is LegRole.PREFILL and decode.has_ended and may_die_again:
-            return decode  # it has found another way already
+        if leg.role is LegRole.PREFILL and self.decode.state.has_ended and may_die_again:
+            return  # it has found another way already
         new = None
         if end is not LegEnd.REFUSED:
             attempts.failed(leg.record.instance, prefill=leg.role is LegRole.PREFILL)
@@ -231,31 +263,43 @@ class LegRunner:
             may_die_again=may_die_again,
         ):
             new = await self._planner.another()
-        if end is LegEnd.SUSPECT and leg.has_ended:
-            return decode  # it has answered after all
+        if end is LegEnd.SUSPECT and leg.state.has_ended:
+            return  # it has answered after all
         step = next_step(leg.role, end, old, new, may_die_again=may_die_again)
         if new is not None:
-            self._use(new)
+            self._planner.plan = new
         self._log(leg, end, step)
         if error is not None and step is LegStep.FAIL:
             raise error
-        if leg.role is LegRole.PREFILL and decode.has_ended:
-            return decode  # its answer came while the conductor was asked
+        if leg.role is LegRole.PREFILL and self.decode.state.has_ended:
+            return  # its answer came while the conductor was asked
         if step is LegStep.GO_ON:
             self._no_better.add(leg.record.instance)
-            return decode
+            return
         if end is LegEnd.SUSPECT:
-            self._account.end(leg.record, "SUSPECT")
-        if step is LegStep.RECOMPUTE or new is None:
-            return self._recompute()
-        self._state.stats.retries.labels(leg.role).inc()
-        if step is LegStep.SEND_PREFILL and new.prefill is not None:
-            self._account.cached_tokens = None
-            self._send_prefill(new.prefill)
-            return decode
-        return self._send_both(new)
+            self._account.end(leg.record, EndCode.SUSPECT)
+        self._send_again(leg.role, step)
 
-    def _log(self, leg: Leg[Any], end: LegEnd, step: LegStep) -> None:
+    def _send_again(self, role: LegRole, step: LegStep) -> None:
+        """Send what the step says, of the plan in force."""
+        plan = self._planner.plan
+        if step is LegStep.RECOMPUTE:
+            self._state.stats.recomputed.inc()
+            self._decode_alone(replace(plan.decode, wait_tokens=0, wait_ms=0))
+            return
+        self._state.stats.retries.labels(role).inc()
+        if step is LegStep.SEND_PREFILL and plan.prefill is not None:
+            self._account.cached_tokens = None
+            self._send_prefill(plan.prefill)
+        else:
+            self._send_both()
+
+    def _decode_alone(self, to: LegPlan) -> None:
+        """The decode leg again, for a plan without a prefill leg."""
+        self._planner.plan = replace(self._planner.plan, prefill=None)
+        self._send_decode(to)
+
+    def _log(self, leg: AnyLeg, end: LegEnd, step: LegStep) -> None:
         """A leg that failed; not one that is refused, nor one that goes on where it is."""
         if end is LegEnd.REFUSED or step is LegStep.GO_ON:
             return
@@ -267,76 +311,80 @@ class LegRunner:
             again=step in (LegStep.SEND_PREFILL, LegStep.SEND_BOTH),
         )
 
-    def _recompute(self) -> Leg[Opened]:
-        """The decode leg again with nothing to wait for."""
-        self._state.stats.recomputed.inc()
-        self._use(replace(self._plan, prefill=None))
-        return self._send_decode(replace(self._plan.decode, wait_tokens=0, wait_ms=0))
-
     # the hand-over
 
-    def _bound_wait(self, record: LegRecord, decode: Leg[Opened]) -> Leg[Opened]:
+    def _bound_wait(self) -> None:
         """The prefill leg has ended well: what was not stored will not come, and what was comes soon."""
-        if not self._is_tokenized or decode.has_ended:
-            return decode
+        if not self._is_tokenized or self.decode.state.has_ended:
+            return
+        cache = self.prefill.record.cache
         one_prompt = len(self._tokenized.lengths) == 1
-        held = record.cache.held_tokens if record.cache is not None and one_prompt else -1
-        less = self._handover.prefilled(self._plan.decode, held, self._state.clock.now_s())
-        return decode if less is None else self._wait_less("not_stored", less)
+        held = cache.held_tokens if cache is not None and one_prompt else -1
+        less = self._handover.prefilled(self._planner.plan.decode, held, self._state.clock.now_s())
+        if less is not None:
+            self._wait_less(WaitCut.NOT_STORED, less)
 
-    async def _look_for_blocks(self, decode: Leg[Opened]) -> Leg[Opened]:
+    async def _look_for_blocks(self) -> None:
         """Ask the pool when the time for the hand-over is up; where it cannot be asked the leg's own limit holds."""
         block_tokens = self._tokenized.block_tokens
-        if decode.has_ended or block_tokens < 1 or not self._handover.is_due(self._state.clock.now_s()):
-            return decode
+        if self.decode.state.has_ended or block_tokens < 1:
+            return
+        if not self._handover.is_due(self._state.clock.now_s()):
+            return
         blocks = self._handover.awaited_tokens // block_tokens
         there = await self._state.conductor.find_blocks(self._tokenized.keys[: blocks * KEY_BYTES])
-        if there is None or there >= blocks or decode.has_ended:
-            return decode
-        return self._wait_less("not_come", replace(self._plan.decode, wait_tokens=0, wait_ms=0))
+        if there is None or there >= blocks or self.decode.state.has_ended:
+            return
+        self._wait_less(WaitCut.NOT_COME, replace(self._planner.plan.decode, wait_tokens=0, wait_ms=0))
 
-    def _wait_less(self, reason: str, to: LegPlan) -> Leg[Opened]:
+    def _wait_less(self, reason: WaitCut, to: LegPlan) -> None:
         """The decode leg again with less to wait for; what the pool has by now it finds."""
         tokens = self._handover.awaited_tokens
         log.warning(Event.HANDOVER_MISSED, instance=to.instance_id, reason=reason, tokens=tokens)
         self._state.stats.waits_cut.labels(reason).inc()
-        self._use(replace(self._plan, prefill=None))
-        return self._send_decode(to)
+        self._decode_alone(to)
 
     # a prefill leg that ends when the decode leg has begun to answer: nothing is left to decide
 
     def planned_tokens(self) -> int | None:
-        """What caches held when the plan was made, while the prefill leg has not said; see usage.settle."""
-        return self._plan.hit_tokens if self.prefill is not None else None
+        """What caches held when the plan was made, while the prefill leg has not said."""
+        return None if self.prefill.state is LegState.IDLE else self._planner.plan.hit_tokens
 
     async def wait_for_prefill(self) -> None:
         """A whole answer may overtake the prefill leg's own by a moment, and that one knows what was cached."""
-        if self.prefill is not None:
-            await asyncio.wait({self.prefill.task}, timeout=_LATE_PREFILL_S)
-            if self.prefill.has_ended:
-                self._prefill_came_late(self.prefill.task)
+        task = self.prefill.task
+        if task is not None:
+            await asyncio.wait({task}, timeout=_LATE_PREFILL_S)
+            if task.done():
+                self._prefill_came_late(task)
 
     def follow_prefill(self) -> None:
         """Note the prefill leg's end while the answer is being sent."""
-        if self.prefill is not None:
+        if self.prefill.task is not None:
             self.prefill.task.add_done_callback(self._prefill_came_late)
 
-    def _prefill_came_late(self, task: asyncio.Task[None]) -> None:
-        prefill = self.prefill
-        if prefill is None or task is not prefill.task or task.cancelled():
-            return
-        self.prefill = None
-        self._note_prefill(prefill, task.exception())
-        self._account.editor.prefill_tokens = self._account.cached_tokens
+    def _prefill_came_late(self, task: asyncio.Task[Prefilled]) -> None:
+        if task is self.prefill.task and not task.cancelled():
+            self._note_prefill()
+            self._account.editor.prefill_tokens = self._account.cached_tokens
 
-    def _note_prefill(self, prefill: Leg[None], error: BaseException | None) -> None:
-        """The prefill leg is over: note how, and tell the conductor."""
-        record = prefill.record
+    def _note_prefill(self) -> BaseException | None:
+        """The prefill leg is over: note how, tell the conductor, and return what went wrong."""
+        record, task = self.prefill.record, self.prefill.task
+        if task is None:
+            return None
+        error = task.exception()
         if error is None:
-            self._account.end(record, "OK")
+            record.usage, record.cache = task.result()
+            self._account.end(record, EndCode.OK)
             self._account.cached_tokens = record.cached_tokens
             self._account.report(pb.REQUEST_PHASE_PREFILLED, record)
         else:
             fault = error.fault if isinstance(error, faults.Refusal) else error
             self._account.end(record, getattr(fault, "name", EngineFailed.name))
             self._account.report(pb.REQUEST_PHASE_PREFILL_FAILED, record)
+        self.prefill.drop()
+        return error
+
+    def _legs(self) -> tuple[AnyLeg, ...]:
+        return (self.decode, self.prefill)

@@ -20,7 +20,7 @@ from mooncache.errors import DeadlineExceeded, Internal, Overloaded
 from mooncache.gateway import heap
 from mooncache.gateway.core import faults
 from mooncache.gateway.core.bodies import FairQueue
-from mooncache.gateway.core.body import InferenceRequest
+from mooncache.gateway.core.body import InferenceRequest, Prepared
 from mooncache.gateway.core.prepared import (
     ANSWERS,
     Drop,
@@ -28,7 +28,6 @@ from mooncache.gateway.core.prepared import (
     Make,
     Parse,
     Parsed,
-    Prepared,
     Refused,
     tokenized_of,
 )

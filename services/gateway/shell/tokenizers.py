@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mooncache import auth
 from mooncache.errors import ConfigInvalid
-from mooncache.gateway.core.body import Content, InferenceRequest
+from mooncache.gateway.core.body import Content, InferenceRequest, TokenizedPrompt
 from mooncache.gateway.core.fleet import FleetModel
-from mooncache.gateway.core.prepared import TokenizedPrompt, TokenizerSource
+from mooncache.gateway.core.prepared import TokenizerSource
 from mooncache.gateway.metrics import GatewayMetrics
-from mooncache.gateway.tokens.tokenized import tokenized_of
 from mooncache.kvcache.identity import tokenizer_digest
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.runtime.clock import Clock
@@ -35,12 +35,26 @@ _OFF_S: Final = 600.0
 log = get_logger(__name__)
 
 
+class NoKeys(StrEnum):
+    """Why a request is served without block keys."""
+
+    LOADING = "loading"
+    NO_TOKENIZER = "no_tokenizer"
+    UNREADABLE = "unreadable"
+    """Only the engine can know the tokens of this prompt."""
+    NO_PASSPORT = "no_passport"
+    OTHER_COUNTS = "other_counts"
+    """The engine counts other tokens."""
+    OTHER_TOKENIZER = "other_tokenizer"
+    """The engine has another tokenizer."""
+
+
 @dataclass(slots=True)
 class _Entry:
     path: str
     digest: str = ""
     reader: PromptReader | None = None
-    reason: str = "loading"
+    reason: NoKeys = NoKeys.LOADING
     differences: int = 0
     off_until_s: float = 0.0
 
@@ -86,7 +100,7 @@ class Tokenizers:
             if entry.reader is None:
                 raise ConfigInvalid("there is no tokenizer.json")
         except Exception as error:  # noqa: BLE001  (files of others; whatever is wrong, requests are served)
-            entry.reason = "no_tokenizer"
+            entry.reason = NoKeys.NO_TOKENIZER
             log.warning(Event.TOKENIZER_UNUSABLE, model=model.name, path=str(folder), reason=str(error)[:500])
             return
         log.info(Event.TOKENIZER_LOADED, model=model.name, path=str(folder))
@@ -120,9 +134,8 @@ class Tokenizers:
             self.note(model, None, 0.0)
             return None
         make = partial(
-            tokenized_of,
+            entry.reader.tokenized,
             content.fields,
-            entry.reader,
             prompt,
             model.passport,
             salt=salt,
@@ -138,9 +151,9 @@ class Tokenizers:
     def note(self, model: FleetModel, tokenized: TokenizedPrompt | None, elapsed_s: float) -> None:
         """Count what came of a prompt, wherever it was read."""
         if tokenized is None:
-            self._stats.no_keys.labels("unreadable").inc()
+            self._stats.no_keys.labels(NoKeys.UNREADABLE).inc()
         elif model.passport is None:
-            self._stats.no_keys.labels("no_passport").inc()
+            self._stats.no_keys.labels(NoKeys.NO_PASSPORT).inc()
         else:
             self._stats.tokenise.observe(elapsed_s)
 
@@ -164,13 +177,15 @@ class Tokenizers:
         """The model's tokenizer when its tokens are the engine's."""
         entry = self._entries.get(model.name)
         if entry is None or entry.reader is None:
-            self._stats.no_keys.labels(entry.reason if entry is not None else "no_tokenizer").inc()
+            self._stats.no_keys.labels(entry.reason if entry is not None else NoKeys.NO_TOKENIZER).inc()
             return None
         if self._clock.now_s() < entry.off_until_s:
-            self._stats.no_keys.labels("other_counts").inc()
+            self._stats.no_keys.labels(NoKeys.OTHER_COUNTS).inc()
             return None
         if model.passport is not None and model.passport.tokenizer_digest != entry.digest:
-            self._stats.no_keys.labels("other_tokenizer").inc()  # its tokens would mean something else there
+            self._stats.no_keys.labels(
+                NoKeys.OTHER_TOKENIZER
+            ).inc()  # its tokens would mean something else there
             return None
         return entry
 

@@ -6,7 +6,6 @@ without block keys, which costs a cache hit and never an answer.
 
 from __future__ import annotations
 
-from mooncache.gateway.tokens.prompt import Prompt
-from mooncache.gateway.tokens.reader import PromptReader
+from mooncache.gateway.tokens.reader import Prompt, PromptReader
 
 __all__ = ["Prompt", "PromptReader"]

@@ -18,8 +18,8 @@ from typing import BinaryIO, Final
 import msgspec
 
 from mooncache.gateway import heap
-from mooncache.gateway.core import body, faults, legs, plan
-from mooncache.gateway.core.body import Content, InferenceRequest
+from mooncache.gateway.core import body, faults
+from mooncache.gateway.core.body import Content, InferenceRequest, TokenizedPrompt
 from mooncache.gateway.core.prepared import (
     ASKS,
     Drop,
@@ -27,12 +27,10 @@ from mooncache.gateway.core.prepared import (
     Parse,
     Parsed,
     Refused,
-    TokenizedPrompt,
     TokenizerSource,
     made,
 )
 from mooncache.gateway.tokens.reader import PromptReader
-from mooncache.gateway.tokens.tokenized import tokenized_of
 from mooncache.kvcache.identity import tokenizer_digest
 from mooncache.kvcache.keys import passport_from_json
 
@@ -102,12 +100,12 @@ def serve(
     if not isinstance(found, Make):
         return
     try:
-        plan.check_ids(found.model_tokens, request, content)
+        body.check_ids(found.model_tokens, request, content)
         tokenized = tokenize(request, content, found, tokenizers)
     except faults.Refusal as wrong:
         write_frame(out, Refused(wrong.fault))
         return
-    write_frame(out, made(legs.forwarded(request, content), tokenized))
+    write_frame(out, made(body.forwarded(request, content), tokenized))
 
 
 def tokenize(
@@ -125,13 +123,13 @@ def tokenize(
     if reader is None or prompt is None or not prompt.token_ids:
         return None
     longest = max(map(len, prompt.token_ids))
-    plan.check_length(make.model_tokens, longest, request.max_output_tokens, chat=request.chat)
+    body.check_length(make.model_tokens, longest, request.max_output_tokens, chat=request.chat)
     passport = passport_from_json(source.passport) if source.passport else None
-    tokenized = tokenized_of(
-        content.fields, reader, prompt, passport, salt=source.salt, public_salt=source.public_salt
+    tokenized = reader.tokenized(
+        content.fields, prompt, passport, salt=source.salt, public_salt=source.public_salt
     )
     return (
-        replace(tokenized, prompt_json=legs.prompt_json(tokenized.prompts)) if tokenized.keys else tokenized
+        replace(tokenized, prompt_json=body.prompt_json(tokenized.prompts)) if tokenized.keys else tokenized
     )
 
 

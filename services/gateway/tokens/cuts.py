@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
 from typing import Any
 
-_WORD_END = re.compile(r"[A-Za-z](?= [A-Za-z0-9])")
 _META = "\u2581"
 
 # Parts of the alternations that tokenizers split text with. None of them can match a letter followed by a space, none
@@ -66,95 +64,21 @@ _CHARACTER_NORMALIZERS = frozenset(
 _SPLITS_WORDS = frozenset(["Whitespace", "WhitespaceSplit", "BertPreTokenizer"])
 
 
-class Cutter:
-    """Cuts texts for one tokenizer.
-
-    Args:
-        tokenizer: the content of its tokenizer.json.
-        target_chars: parts are about that long.
-        splits_specials: the tokenizer treats special tokens inside a text as plain text.
-    """
-
-    def __init__(
-        self, tokenizer: dict[str, Any], *, target_chars: int = 1024, splits_specials: bool = False
-    ) -> None:
-        added = tokenizer.get("added_tokens") or []
-        possible = _model_is_known(tokenizer.get("model") or {}) and not splits_specials
-        possible = possible and not any(token["single_word"] for token in added)
-        self._target = target_chars
-        self._scan, self._clean = _special_scan(added) if possible else (None, frozenset[str]())
-        self._words = possible and _words_are_apart(tokenizer, added)
-        # a normalizer that puts a mark before every part already stands for the space that the part begins with
-        self.drops_space = self._words and _prepends(tokenizer.get("normalizer"))
-
-    @property
-    def possible(self) -> bool:
-        """False when every text is encoded whole."""
-        return self._scan is not None or self._words
-
-    def cuts(self, text: str) -> list[tuple[int, bool]]:
-        """(position, is it between two words) of each cut, ascending."""
-        found: list[tuple[int, bool]] = []
-        end = len(text)
-        if not self.possible or end <= 2 * self._target:
-            return found
-        specials = self._special_starts(text)
-        special, word, start = -1, -1 if self._words else end, 0
-        while True:
-            low = start + self._target
-            if word < low and word != end:
-                match = _WORD_END.search(text, low - 1)
-                word = match.end() if match else end
-            at = word
-            if word > low + self._target or word == end:
-                while special < low:
-                    special = next(specials, end)
-                    if special == end:
-                        break
-                at = min(word, special)
-            if at >= end or low >= end:
-                return found
-            found.append((at, at == word))
-            start = at
-
-    def _special_starts(self, text: str) -> Iterator[int]:
-        if self._scan is None:
-            return iter(())
-        clean = self._clean
-        return (match.start() for match in self._scan.finditer(text) if match.group() in clean)
-
-
-def _special_scan(added: list[dict[str, Any]]) -> tuple[re.Pattern[str] | None, frozenset[str]]:
-    """A pattern that finds what the tokenizer takes out of raw text first, and those of them to cut before."""
-    raw = [token for token in added if not token["normalized"] and token["content"]]
-    contents = sorted({token["content"] for token in raw}, key=len, reverse=True)
-    clean = {
-        token["content"]
-        for token in raw
-        if not token["lstrip"]
-        and not token["rstrip"]
-        and not any(char.isspace() for char in token["content"])
-        and not any(token["content"] in other and token["content"] != other for other in contents)
-    }
-    if not clean:
-        return None, frozenset()
-    # the longest first: the tokenizer takes the leftmost, then the longest
-    return re.compile("|".join(map(re.escape, contents))), frozenset(clean)
-
-
-def _model_is_known(model: dict[str, Any]) -> bool:
+def model_is_known(model: dict[str, Any]) -> bool:
+    """Whether the model encodes each text apart from the texts around it."""
     kind = str(model.get("type"))
     return kind in ("WordPiece", "WordLevel", "Unigram") or (kind == "BPE" and not model.get("dropout"))
 
 
-def _words_are_apart(tokenizer: dict[str, Any], added: list[dict[str, Any]]) -> bool:
+def words_are_apart(tokenizer: dict[str, Any], added: list[dict[str, Any]]) -> bool:
+    """Whether no stage joins a letter with a space that a letter or digit follows."""
     if any(token["rstrip"] or _may_hold_space(token["content"]) for token in added):
         return False
     normalizer = tokenizer.get("normalizer")
     stages = _stages(tokenizer.get("pre_tokenizer"), "pretokenizers")
     if not stages:
         # a prepended mark replaces the space that a part begins with; before an added token there would be no mark
-        marked = _prepends(normalizer) and not any(token["content"][:1].isalnum() for token in added)
+        marked = prepends_mark(normalizer) and not any(token["content"][:1].isalnum() for token in added)
         return _merges_keep_words(tokenizer["model"]) and (marked or _marks_spaces(normalizer))
     if not all(stage["type"] in _CHARACTER_NORMALIZERS for stage in _stages(normalizer, "normalizers")):
         return False
@@ -241,7 +165,7 @@ def _marks_spaces(normalizer: dict[str, Any] | None) -> bool:
     )  # fmt: skip
 
 
-def _prepends(normalizer: dict[str, Any] | None) -> bool:
+def prepends_mark(normalizer: dict[str, Any] | None) -> bool:
     """A mark is put before the text, then spaces become marks: how Llama 2 reads text."""
     stages = _stages(normalizer, "normalizers")
     return (

@@ -1,4 +1,4 @@
-"""A tokenizer from its folder, the same one that transformers' AutoTokenizer gives the engine.
+"""A tokenizer and its chat templates from their folder: the same ones that transformers gives the engine.
 
 tokenizer.json says it all when tokenizer_config.json names a generic class. Some classes build another tokenizer from
 the same vocabulary; then transformers, where it is installed, is asked in a process of its own, because importing it
@@ -16,8 +16,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from mooncache.gateway.tokens.template import read_json, special_tokens
+from mooncache.gateway.tokens.template import ChatTemplates
 
+_SPECIAL_NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _GENERIC_CLASSES = frozenset(["PreTrainedTokenizerFast", "TokenizersBackend"])
 _EXPORT_MODULE = "mooncache.gateway.tokens.export"
 _EXPORT_TIMEOUT_S = 120.0
@@ -44,6 +45,42 @@ def load_tokenizer(folder: Path) -> tuple[Tokenizer, dict[str, str]] | None:
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = bool(config.get("split_special_tokens", False))
     return tokenizer, specials
+
+
+def load_templates(folder: Path, specials: dict[str, str]) -> ChatTemplates:
+    """Read tokenizer_config.json, chat_template.jinja, chat_template.json and additional_chat_templates/."""
+    config = read_json(folder / "tokenizer_config.json")
+    sources: dict[str, str] = {}
+    _add(sources, config.get("chat_template"))
+    _add(sources, read_json(folder / "chat_template.json").get("chat_template"))
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    sources |= {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
+    return ChatTemplates(sources, specials)
+
+
+def special_tokens(config: dict[str, Any], token_map: dict[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token and so on, as templates see them."""
+    found = {}
+    for name in (f"{kind}_token" for kind in _SPECIAL_NAMES):
+        value = config.get(name, token_map.get(name))
+        content = value.get("content") if isinstance(value, dict) else value
+        if isinstance(content, str):
+            found[name] = content
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty when there is no file. Raises ValueError for anything else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} does not hold a JSON object")
+    return value
 
 
 def _parsed(text: str, path: Path) -> Tokenizer:
@@ -83,3 +120,12 @@ def _add_missing_tokens(tokenizer: Tokenizer, config: dict[str, Any], specials: 
         if content not in known:
             tokenizer.add_special_tokens([AddedToken(content, special=True)])
             known.add(content)
+
+
+def _add(sources: dict[str, str], given: Any) -> None:
+    if isinstance(given, str):
+        sources["default"] = given
+    elif isinstance(given, list):
+        sources |= {str(entry["name"]): str(entry["template"]) for entry in given}
+    elif isinstance(given, dict):
+        sources |= {str(name): str(source) for name, source in given.items()}

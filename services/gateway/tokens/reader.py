@@ -8,17 +8,36 @@ from __future__ import annotations
 import asyncio
 from array import array
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mooncache.gateway.core.body import TokenizedPrompt
 from mooncache.gateway.tokens.encoder import Encoder, EncodingPlan
-from mooncache.gateway.tokens.loading import load_tokenizer
-from mooncache.gateway.tokens.messages import Unreadable
-from mooncache.gateway.tokens.prompt import Prompt
-from mooncache.gateway.tokens.template import ChatTemplates, flag
+from mooncache.gateway.tokens.loading import load_templates, load_tokenizer
+from mooncache.gateway.tokens.template import ChatTemplates, Unreadable, flag
+from mooncache.kvcache.keys import content_passport, request_keys
+from mooncache.kvcache.passport import Passport
 
 _INLINE_CHARS = 16_384  # about 2 ms of tokenising: less than a hop to a thread costs under load
 _TOKEN_ID_MAX = 0xFFFF_FFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids of each prompt of one request, in the request's order.
+
+    token_ids: arrays of 32-bit unsigned integers ("I"); chat requests have one. texts: what was encoded, None where the
+    request gave token ids.
+    """
+
+    token_ids: list[array[int]] = field(default_factory=list)
+    texts: list[str | None] = field(default_factory=list)
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of all prompts together."""
+        return sum(map(len, self.token_ids))
 
 
 class PromptReader:
@@ -55,7 +74,7 @@ class PromptReader:
             return None
         tokenizer, specials = loaded
         encoder = Encoder(tokenizer, cache_bytes=cache_bytes)
-        return cls(encoder, ChatTemplates.load(folder, specials), threads=threads)
+        return cls(encoder, load_templates(folder, specials), threads=threads)
 
     def read(self, body: dict[str, Any], chat: bool, *, scope: str = "") -> Prompt | None:
         """Tokens of a request's prompts; None when only the engine can know them.
@@ -83,6 +102,36 @@ class PromptReader:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._finished, plans)
         except (Unreadable, ValueError):
             return None
+
+    def tokenized(
+        self,
+        fields: dict[str, Any],
+        prompt: Prompt,
+        passport: Passport | None,
+        *,
+        salt: str,
+        public_salt: str,
+    ) -> TokenizedPrompt:
+        """The tokens of `read` with their block keys: the one rule for prompts read in the gateway and beside it.
+
+        Args:
+            passport: of the model's engines; None: there are no keys.
+            public_salt: "" while nothing is shared.
+        """
+        lengths = tuple(map(len, prompt.token_ids))
+        if passport is None:
+            return TokenizedPrompt(lengths, prompt.token_ids)
+        longest = max(prompt.token_ids, key=len)
+        public = self.public_tokens(fields, prompt, scope=salt) if public_salt else 0
+        return TokenizedPrompt(
+            lengths,
+            prompt.token_ids,
+            keys=request_keys(passport, longest, salt=salt, public_tokens=public, public_salt=public_salt),
+            content_keys=content_passport(passport.block_tokens).chain_keys(longest),
+            public_tokens=public,
+            block_tokens=passport.block_tokens,
+            passport_root=passport.root(),
+        )
 
     def public_tokens(self, body: dict[str, Any], prompt: Prompt, *, scope: str = "") -> int:
         """Leading tokens of a chat `prompt` that come from body["mooncache"]["public_messages"] messages alone.

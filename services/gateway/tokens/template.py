@@ -1,4 +1,7 @@
-"""Chat templates: found in a tokenizer's folder, rendered as transformers renders them.
+"""From the messages of a chat request to text: the model's chat template, rendered as transformers renders it.
+
+vLLM validates a request against typed messages and hands the template only the fields that it knows. This is the same
+rule written down; `Unreadable` says that the request holds something else, such as an image.
 
 Templates come from the model, which the operator chose. A template that a client sends is never run: engines refuse
 it too.
@@ -8,7 +11,6 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -17,10 +19,8 @@ import jinja2.nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mooncache.gateway.tokens.content_format import reads_parts
-from mooncache.gateway.tokens.messages import Unreadable, conversation, tool_schemas
 
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-_SPECIAL_NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 # arguments of the rendering itself, which a client may not set through chat_template_kwargs
 _RESERVED = frozenset(
     {
@@ -28,6 +28,20 @@ _RESERVED = frozenset(
         "return_tensors", "return_dict", "tokenizer_kwargs", "return_assistant_tokens_mask",
     }
 )  # fmt: skip
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+_BILLING_HEADER = "x-anthropic-billing-header"
+_FUNCTION_FIELDS = ("name", "description", "parameters")
+_FUNCTION_FIELDS_WHEN_GIVEN = ("strict", "defer_loading")
+
+
+class Unreadable(Exception):  # noqa: N818 - a reason, not a failure
+    """The tokens of this request cannot be known here."""
 
 
 class ChatTemplate:
@@ -112,18 +126,6 @@ class ChatTemplates:
             if name in ("default", "tool_use")
         }
 
-    @classmethod
-    def load(cls, folder: Path, specials: dict[str, str]) -> ChatTemplates:
-        """Read tokenizer_config.json, chat_template.jinja, chat_template.json and additional_chat_templates/."""
-        config = read_json(folder / "tokenizer_config.json")
-        sources: dict[str, str] = {}
-        _add(sources, config.get("chat_template"))
-        _add(sources, read_json(folder / "chat_template.json").get("chat_template"))
-        files = {"default": folder / "chat_template.jinja"}
-        files |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-        sources |= {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
-        return cls(sources, specials)
-
     def choose(self, body: dict[str, Any]) -> ChatTemplate:
         """The template for a request. Raises Unreadable when the model has none."""
         chosen = self._compiled.get("tool_use") if body.get("tools") else None
@@ -131,30 +133,6 @@ class ChatTemplates:
         if chosen is None:
             raise Unreadable("no chat template")
         return chosen
-
-
-def special_tokens(config: dict[str, Any], token_map: dict[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token and so on, as templates see them."""
-    found = {}
-    for name in (f"{kind}_token" for kind in _SPECIAL_NAMES):
-        value = config.get(name, token_map.get(name))
-        content = value.get("content") if isinstance(value, dict) else value
-        if isinstance(content, str):
-            found[name] = content
-    return found
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty when there is no file. Raises ValueError for anything else."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except RecursionError:
-        raise ValueError(f"{path} is nested too deeply") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} does not hold a JSON object")
-    return value
 
 
 class _Generation(jinja2.ext.Extension):
@@ -232,10 +210,130 @@ def flag(body: dict[str, Any], name: str, default: bool) -> bool:
     return value
 
 
-def _add(sources: dict[str, str], given: Any) -> None:
-    if isinstance(given, str):
-        sources["default"] = given
-    elif isinstance(given, list):
-        sources |= {str(entry["name"]): str(entry["template"]) for entry in given}
-    elif isinstance(given, dict):
-        sources |= {str(name): str(source) for name, source in given.items()}
+def conversation(messages: Any, *, structured: bool) -> list[dict[str, Any]]:
+    """The template's `messages`.
+
+    Args:
+        messages: as sent by the client; not changed.
+        structured: the template reads content as a list of parts; otherwise it is one string.
+
+    Raises:
+        Unreadable: content that is not text, or nothing that a server would accept.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise Unreadable("messages")
+    return [_message(message, structured) for message in messages]
+
+
+def tool_schemas(tools: Any) -> list[dict[str, Any]] | None:
+    """The template's `tools`: the declared fields in their order; what else the client sent is left out."""
+    if tools is None:
+        return None
+    if not isinstance(tools, list) or not tools:
+        raise Unreadable("tools")
+    return [_tool(tool) for tool in tools]
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise Unreadable("tools")
+    deferred = tool.get("defer_loading")
+    given = {**function, "defer_loading": function.get("defer_loading", deferred)}
+    schema = {name: given.get(name) for name in _FUNCTION_FIELDS}
+    schema |= {name: given[name] for name in _FUNCTION_FIELDS_WHEN_GIVEN if given.get(name) is not None}
+    return {
+        "type": tool.get("type", "function"),
+        "function": schema,
+        **({} if deferred is None else {"defer_loading": deferred}),
+    }
+
+
+def _message(message: Any, structured: bool) -> dict[str, Any]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise Unreadable("role")
+    role = message["role"]
+    found: dict[str, Any] = {"role": role, "content": _content(message.get("content"), role, structured)}
+    if role == "assistant":
+        calls = message.get("tool_calls")
+        if calls:
+            found["tool_calls"] = [_tool_call(call) for call in _list(calls)]
+        reasoning = message.get("reasoning")
+        if reasoning is None:
+            reasoning = message.get("reasoning_content")
+        if reasoning is not None:
+            found["reasoning"] = found["reasoning_content"] = reasoning
+    elif role == "tool":
+        if "tool_call_id" in message:
+            found["tool_call_id"] = message["tool_call_id"]
+        if isinstance(found["content"], list):
+            found["content"] = "\n".join(part["text"] for part in found["content"])
+    if isinstance(message.get("name"), str):
+        found["name"] = message["name"]
+    if role == "developer":
+        found["tools"] = message.get("tools")
+    return found
+
+
+def _content(content: Any, role: str, structured: bool) -> str | list[dict[str, Any]]:
+    if content is None:
+        parts: list[str] = []
+    elif isinstance(content, str):
+        parts = [content]
+    else:
+        parts = [text for part in _list(content) if (text := _part(part)) is not None]
+    if role == "system":
+        parts = [text for part in parts if (text := _without_billing_header(part)) is not None]
+    if structured:
+        return [{"type": "text", "text": text} for text in parts]
+    return "\n".join(text for text in parts if text)
+
+
+def _part(part: Any) -> str | None:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str) or kind not in _TEXT_PARTS or part.get("uuid") is not None:
+        raise Unreadable("content")
+    text = part.get(_TEXT_PARTS[kind])
+    if text is None and kind in ("text", "refusal"):
+        return None
+    if not isinstance(text, str):
+        raise Unreadable("content")
+    return text
+
+
+def _without_billing_header(text: str) -> str | None:
+    """A client's attribution line changes with every request; vLLM drops it, and what is then empty."""
+    if not text.startswith(_BILLING_HEADER):
+        return text
+    return text.partition("\n")[2] or None
+
+
+def _tool_call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or call.get("type", "function") != "function":
+        raise Unreadable("tool_calls")
+    return {
+        "id": call.get("id"),
+        "function": {"arguments": _arguments(function.get("arguments")), "name": function.get("name")},
+        "type": "function",
+    }
+
+
+def _arguments(given: Any) -> dict[str, Any]:
+    """Templates want an object; whatever is none counts as empty."""
+    if isinstance(given, str) and given:
+        try:
+            given = json.loads(given)
+        except ValueError:
+            return {}
+        except RecursionError:
+            raise Unreadable("tool_calls") from None
+    return given if isinstance(given, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise Unreadable("list")
+    return value

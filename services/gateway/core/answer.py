@@ -1,22 +1,26 @@
-"""Server-sent events of an engine: cut out of a byte stream, looked at only when they have to be, edited byte-exactly.
+"""An engine's answer as the client sees it: events cut out of a byte stream and edited, tokens counted.
 
-Idea: nearly all events are plain text chunks that clients may see as they are, so a whole block of complete events is
+Events: nearly all events are plain text chunks that clients may see as they are, so a whole block of complete events is
 searched for a few byte strings and forwarded untouched when it has none. Only events that carry usage, transfer
 parameters, an error or the end are parsed. An event is never forwarded in part: a broken engine must not leave half a
 JSON object in a client's stream.
+
+Tokens: with a prefill leg the prompt was looked up and computed there. The decode leg finds nearly all of it in the
+cache, which is no saving of the client's. So `cached_tokens` is what the prefill leg found, and the prefill leg's own
+output token never shows.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from mooncache.errors import EngineFailed
-from mooncache.gateway.core import faults, usage
+from mooncache.gateway.core import faults
 from mooncache.gateway.core.faults import Fault
-from mooncache.gateway.core.usage import TokenUsage
 from mooncache.kvcache.leg_hint import FIELD, CacheReport
 
 EVENT_BYTES_MAX: Final = 64 << 20
@@ -26,6 +30,15 @@ _ENCODER_FIELD: Final = (
 )
 _RAW: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _PLAIN: Final = msgspec.json.Decoder()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """Tokens of one request; `cached_tokens` None: the engine did not say."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int | None = None
 
 
 class Splitter:
@@ -81,8 +94,8 @@ class StreamEditor:
     Args:
         wants_usage: the client asked for usage; otherwise the gateway did, and the usage event is dropped.
 
-    Attributes: `prefill_tokens` and `planned_tokens` are set from outside, see usage.settle; `usage`, `cache`, `fault`,
-    `done`, `event_count` what the stream said so far.
+    Attributes: `prefill_tokens` and `planned_tokens` are set from outside, see `settled_cached_tokens`; `usage`,
+    `cache`, `fault`, `done`, `event_count` what the stream said so far.
     """
 
     def __init__(self, wants_usage: bool) -> None:
@@ -140,10 +153,10 @@ class StreamEditor:
             self.cache, changed = cache or self.cache, True
         counts = _PLAIN.decode(fields["usage"]) if "usage" in fields else None
         if isinstance(counts, dict):
-            self.usage = usage.read(counts)
+            self.usage = read_usage(counts)
             changed = True
             if self._wants_usage:
-                merged = usage.merge(counts, self._cached())
+                merged = merged_usage(counts, self._cached())
                 fields["usage"] = msgspec.Raw(msgspec.json.encode(merged))
             else:
                 del fields["usage"]
@@ -152,8 +165,8 @@ class StreamEditor:
         return b"data: " + msgspec.json.encode(fields) + b"\n\n" if changed else event
 
     def _cached(self) -> int | None:
-        own = usage.cached_of_leg(self.usage, self.cache)
-        return usage.settle(own, self.prefill_tokens, self.planned_tokens)
+        own = cached_of_leg(self.usage, self.cache)
+        return settled_cached_tokens(own, self.prefill_tokens, self.planned_tokens)
 
 
 def edit_answer(
@@ -161,7 +174,7 @@ def edit_answer(
 ) -> tuple[bytes, TokenUsage, CacheReport | None]:
     """A whole (not streamed) answer as the client sees it, its usage, and what the engine's connector said.
 
-    `prefill_tokens` and `planned_tokens`: see usage.settle.
+    `prefill_tokens` and `planned_tokens`: see `settled_cached_tokens`.
 
     Raises:
         EngineFailed: the body is no JSON object.
@@ -173,8 +186,55 @@ def edit_answer(
         counts: Any = _PLAIN.decode(fields["usage"]) if "usage" in fields else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise EngineFailed("The engine's answer is no JSON object.") from None
-    found = usage.read(counts)
+    found = read_usage(counts)
     if isinstance(counts, dict):
-        known = usage.settle(usage.cached_of_leg(found, cache), prefill_tokens, planned_tokens)
-        fields["usage"] = msgspec.Raw(msgspec.json.encode(usage.merge(counts, known)))
+        known = settled_cached_tokens(cached_of_leg(found, cache), prefill_tokens, planned_tokens)
+        fields["usage"] = msgspec.Raw(msgspec.json.encode(merged_usage(counts, known)))
     return msgspec.json.encode(fields), found, cache
+
+
+def read_usage(usage: Any) -> TokenUsage:
+    """From an engine's `usage` object; fields that are missing or invalid count as 0."""
+    if not isinstance(usage, dict):
+        return TokenUsage()
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return TokenUsage(
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        completion_tokens=_count(usage.get("completion_tokens")),
+        cached_tokens=_count(cached) if isinstance(cached, int) else None,
+    )
+
+
+def cached_of_leg(usage: TokenUsage | None, cache: CacheReport | None) -> int | None:
+    """What one leg says about its cache: its usage when it has the number, otherwise its connector."""
+    if usage is not None and usage.cached_tokens is not None:
+        return usage.cached_tokens
+    return cache.hit_tokens if cache is not None else None
+
+
+def settled_cached_tokens(own: int | None, prefill: int | None, planned: int | None) -> int | None:
+    """The request's cached tokens.
+
+    Args:
+        own: what the decode leg found; that includes what a prefill leg computed for it a moment ago.
+        prefill: what the prefill leg found, when it has said so.
+        planned: while a prefill leg has not: what caches held when the request was planned. None: no such leg.
+    """
+    if prefill is not None:
+        return prefill
+    return min(own, planned) if own is not None and planned is not None else own
+
+
+def merged_usage(usage: dict[str, Any], cached_tokens: int | None) -> dict[str, Any]:
+    """The client's `usage`: the decode leg's with `cached_tokens` put in; None leaves the leg's own number."""
+    if cached_tokens is None:
+        return usage
+    details = usage.get("prompt_tokens_details")
+    details = dict(details) if isinstance(details, dict) else {}
+    details["cached_tokens"] = min(cached_tokens, _count(usage.get("prompt_tokens")))
+    return {**usage, "prompt_tokens_details": details}
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
