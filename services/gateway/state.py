@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from mooncache.auth import Token
 from mooncache.config import Config
@@ -15,16 +14,14 @@ from mooncache.gateway.core.pace import Paces
 from mooncache.gateway.core.rate_limit import RateLimiter
 from mooncache.gateway.metrics import GatewayMetrics
 from mooncache.gateway.shell.alarms import Alarms
+from mooncache.gateway.shell.capture import Capture
+from mooncache.gateway.shell.conductor import Conductor
+from mooncache.gateway.shell.engines import Engines
 from mooncache.gateway.shell.keyring import Keyring
+from mooncache.gateway.shell.preparing import Preparing
+from mooncache.gateway.shell.tokenizers import Tokenizers
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.metrics import Metrics
-
-if TYPE_CHECKING:
-    from mooncache.gateway.shell.capture import Capture
-    from mooncache.gateway.shell.conductor import Conductor
-    from mooncache.gateway.shell.engines import Engines
-    from mooncache.gateway.shell.preparing import Preparing
-    from mooncache.gateway.shell.tokenizers import Tokenizers
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ to the conductor. Whatever waits has a limit.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mooncache.auth import cache_salt
 from mooncache.errors import (
@@ -28,15 +28,13 @@ from mooncache.gateway.core.fleet import FleetModel
 from mooncache.gateway.core.plan import LegRecord
 from mooncache.gateway.core.prepared import Make
 from mooncache.gateway.shell.account import BYTES_PER_TOKEN, Account
+from mooncache.gateway.shell.capture import Ticket
 from mooncache.gateway.shell.conductor import RequestPlanner
 from mooncache.gateway.shell.engines import DecodeStream
 from mooncache.gateway.shell.exchange import SILENCE_MAX_S, ClientGone, Exchange, StreamEnd, Watchdog
 from mooncache.gateway.shell.leg_runner import LegRunner
 from mooncache.gateway.state import GatewayState
 from mooncache.proto.v1 import conductor_pb2 as pb
-
-if TYPE_CHECKING:
-    from mooncache.gateway.shell.capture import Ticket
 
 INLINE_BYTES: Final = 256 << 10
 _SPACE: Final = b" \t\r\n"

@@ -25,15 +25,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from mooncache.config.serving import GatewaySection
 from mooncache.errors import ConfigInvalid
 from mooncache.gateway.core.capture import CapturedPrompt, Numbering, block_digests, line
+from mooncache.gateway.metrics import GatewayMetrics
 from mooncache.runtime.logs import Event, get_logger
-
-if TYPE_CHECKING:
-    from mooncache.config.serving import GatewaySection
-    from mooncache.gateway.metrics import GatewayMetrics
 
 # Requests that may wait to be hashed, and as many to be written; more are counted, not captured.
 QUEUE_MAX: Final = 50_000
