@@ -8,17 +8,15 @@ Invariant: a spec that passed `check` can be simulated: someone can prefill, som
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from mooncache.conductor.core.policy.fleet import BOTH, DECODE, PREFILL
 from mooncache.errors import ClusterInvalid, InvalidArgument, ModelTooLarge, SimulationInvalid
+from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.simulate.cache import make
 from mooncache.simulate.profile import LLAMA3_70B_8XA800, ModelProfile
 
-ROLES: Final = {"prefill": PREFILL, "decode": DECODE, "both": BOTH}
 GBPS: Final = 1e9 / 8  # bytes/s of one Gbps
 
 
@@ -63,7 +61,7 @@ class InstanceGroup:
     "chunked" (a chunk of chunk_tokens in every step). profile: None takes the cluster's.
     """
 
-    role: str
+    role: InstanceRole
     count: int
     name: str = ""
     dram_blocks: int = 5859
@@ -86,7 +84,7 @@ class InstanceGroup:
     @property
     def label(self) -> str:
         """Name of the group; its instances are `label-0`, `label-1`, ..."""
-        return self.name or self.role
+        return self.name or str(self.role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +122,7 @@ class ScheduledEvent:
     at_s: float
     kind: EventKind
     instance: str
-    role: str = ""
+    role: InstanceRole | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +176,8 @@ class ClusterSpec:
                 )
         for group in self.instances:
             self._check_group(group)
-        roles = {group.role for group in self.instances if group.count > 0}
-        if not roles & {"decode", "both"}:
+        roles = {str(group.role) for group in self.instances if group.count > 0}
+        if not roles & {InstanceRole.DECODE, InstanceRole.BOTH}:
             raise ClusterInvalid(
                 f"instances: roles {sorted(roles) or 'none'}; no group decodes: add one with role decode or both"
             )
@@ -188,7 +186,7 @@ class ClusterSpec:
 
     def _check_group(self, group: InstanceGroup) -> None:
         where = f"instances.{group.label}"
-        _one_of(f"{where}.role", group.role, tuple(ROLES))
+        _one_of(f"{where}.role", group.role, InstanceRole)
         _one_of(f"{where}.inline", group.inline, InlineMode)
         for name, (unit, low, above) in _LIMITS.items():
             _number(f"{where}.{name}", getattr(group, name), unit, low=low, above=above)
@@ -200,7 +198,7 @@ class ClusterSpec:
             raise ClusterInvalid(
                 f"{where}.pipeline_size is {group.pipeline_size} instances, but the group has {group.count}"
             )
-        if group.pipeline_size > 1 and group.role != "prefill":
+        if group.pipeline_size > 1 and group.role != InstanceRole.PREFILL:
             raise ClusterInvalid(
                 f"{where}.pipeline_size is {group.pipeline_size} instances, but only prefill instances compute "
                 f"a prompt together: role {group.role} needs 1"
@@ -239,7 +237,7 @@ class ClusterSpec:
             elif event.instance not in known:
                 raise ClusterInvalid(f"{where}.instance is {event.instance}: no instance has this name")
             if event.kind == EventKind.ROLE:
-                _one_of(f"{where}.role", event.role, tuple(ROLES))
+                _one_of(f"{where}.role", event.role or "", InstanceRole)
 
     def reachable(self, ttft_s: float, tbt_s: float) -> ClusterSpec:
         """The spec itself. Raises SIMULATION_INVALID when even an idle cluster misses these SLOs.
@@ -249,7 +247,9 @@ class ClusterSpec:
         used = [group for group in self.instances if group.count > 0]
         costs = [(self.profile_of(group), group) for group in used]
         first_s = min(profile.prefill.seconds(1, 0) for profile, _ in costs)
-        step_s = min(profile.decode.tbt_s(1, 1) for profile, group in costs if group.role != "prefill")
+        step_s = min(
+            profile.decode.tbt_s(1, 1) for profile, group in costs if group.role != InstanceRole.PREFILL
+        )
         for name, promise_s, best_s, what in (
             ("ttft", ttft_s, first_s, "the shortest prompt alone takes"),
             ("tbt", tbt_s, step_s, "a step of one short sequence alone takes"),
@@ -311,8 +311,8 @@ def _number(name: str, value: Any, unit: str, low: float | None = None, above: f
         raise ClusterInvalid(f"{name} is {value:g} {unit}: more than {most:g} {unit} looks like {instead}")
 
 
-def _one_of(name: str, value: str, known: Iterable[str]) -> None:
-    if value not in known:
+def _one_of(name: str, value: str, known: type[StrEnum]) -> None:
+    if value not in set(known):
         raise ClusterInvalid(f"{name} is {value!r}: choose one of {', '.join(known)}")
 
 
@@ -325,8 +325,8 @@ def paper_cluster(
     # Decode nodes take no part in the pool; those that may become prefill nodes have the memory for it.
     spare = blocks if roles.enabled else 0
     groups = (
-        InstanceGroup("prefill", prefill, dram_blocks=blocks, keep_handover=False),
-        InstanceGroup("decode", decode, dram_blocks=spare, keep_handover=False),
+        InstanceGroup(InstanceRole.PREFILL, prefill, dram_blocks=blocks, keep_handover=False),
+        InstanceGroup(InstanceRole.DECODE, decode, dram_blocks=spare, keep_handover=False),
     )
     return ClusterSpec(
         instances=tuple(g for g in groups if g.count), **{"name": f"{prefill}P+{decode}D", **changes}

@@ -13,41 +13,18 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from mooncache.conductor.core.policy.types import DecodeCost
+    from mooncache.simulate.sim_request import SimSequence
 
 WORST_SHARE = 0.1  # the paper's TBT of a request: the mean of the longest tenth of its gaps
 _COUNTED = np.arange(4096, dtype=np.float64)
 ROUNDING_S = 1e-9  # clocks of hours, in floats, are not finer
-
-
-class SimSequence:
-    """One answer being generated. `owner` is the request; tokens are counted in steps of the batch."""
-
-    __slots__ = (
-        "first_gap_s",
-        "first_step",
-        "joined_s",
-        "kv_tokens",
-        "last_step",
-        "owner",
-        "reserved_tokens",
-        "steps",
-    )
-
-    def __init__(self, owner: Any, kv_tokens: int, steps: int) -> None:
-        self.owner, self.kv_tokens, self.steps = owner, kv_tokens, steps
-        self.reserved_tokens = kv_tokens + steps
-        self.first_step = self.last_step = -1
-        self.joined_s = 0.0
-        self.first_gap_s = (
-            0.0  # what its first gap is longer than the step (hand-over, waiting; less: stalls before)
-        )
 
 
 class Batch:

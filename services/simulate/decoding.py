@@ -7,16 +7,17 @@ can change (a sequence ends, or a newcomer waits for a place).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mooncache.conductor.core.policy.fleet import PREFILL
+from mooncache.conductor.core.policy.types import Reason
 from mooncache.simulate.cluster import FirstToken, InlineMode
-from mooncache.simulate.decode import SimSequence, worst_gaps_mean
-from mooncache.simulate.sim_request import SimOutcome, SimRequest, SimStage
+from mooncache.simulate.decode import worst_gaps_mean
+from mooncache.simulate.sim_request import FailureReason, SimOutcome, SimRequest, SimSequence, SimStage
 
 if TYPE_CHECKING:
     from mooncache.simulate.node import SimNode
-    from mooncache.simulate.prefilling import Prefilling
     from mooncache.simulate.scheduling import SimScheduler
     from mooncache.simulate.world import World
 
@@ -24,34 +25,40 @@ if TYPE_CHECKING:
 class Decoding:
     """Handlers of everything that happens to a request after its prompt was computed."""
 
-    def __init__(self, world: World, scheduler: SimScheduler, prefilling: Prefilling) -> None:
-        self.world, self.scheduler, self.prefilling = world, scheduler, prefilling
-        prefilling.decoding = self
+    def __init__(
+        self,
+        world: World,
+        scheduler: SimScheduler,
+        begin_prompt: Callable[[SimRequest, SimNode], None],
+        finish_prompt: Callable[[SimRequest], None],
+    ) -> None:
+        self.world, self.scheduler = world, scheduler
+        self._begin_prompt, self._finish_prompt = begin_prompt, finish_prompt
         self._early = world.cluster.first_token == FirstToken.PREFILL
 
-    def over_at_prefill(self, life: SimRequest) -> None:
+    def over_at_prefill(self, request: SimRequest) -> None:
         """The first token was the only one."""
-        self._over(life, SimOutcome.DONE)
+        self._over(request, SimOutcome.DONE)
 
-    def load(self, life: SimRequest) -> None:
+    def load(self, request: SimRequest) -> None:
         """All KV is in the decode node's memory: bring it onto the GPU."""
         world = self.world
-        node = world.nodes[life.decode]
-        if life.decode == life.prefill and node.role != PREFILL:
+        node = world.nodes[request.decode]
+        if request.decode == request.prefill and node.role != PREFILL:
             load_s = 0.0
         else:
-            load_s = life.input_tokens * node.profile.kv_bytes_per_token / node.profile.load_bytes_per_s
-        if node.group.keep_handover and life.decode != life.prefill:
-            node.store(life.blocks, world.now_s, world.index)
-        world.push(world.now_s + load_s, self._arrive, life, life.attempt)
+            load_s = request.input_tokens * node.profile.kv_bytes_per_token / node.profile.load_bytes_per_s
+        if node.group.keep_handover and request.decode != request.prefill:
+            node.store(request.blocks, world.now_s, world.index)
+        world.push(world.now_s + load_s, self._arrive, request, request.attempt)
 
-    def _arrive(self, life: SimRequest, attempt: int) -> None:
-        if life.attempt != attempt or life.state != SimStage.HANDOVER:
+    def _arrive(self, request: SimRequest, attempt: int) -> None:
+        if request.attempt != attempt or request.state != SimStage.HANDOVER:
             return
-        node = self.world.nodes[life.decode]
-        sequence = life.sequence = SimSequence(life, life.input_tokens, life.steps)
+        node = self.world.nodes[request.decode]
+        sequence = request.sequence = SimSequence(request, request.input_tokens, request.steps)
         if node.batch.never_fits(sequence):
-            self._over(life, SimOutcome.FAILED, "too_large")
+            self._over(request, SimOutcome.FAILED, FailureReason.TOO_LARGE)
             return
         if self._refused(sequence, node):
             return
@@ -61,9 +68,9 @@ class Decoding:
     @staticmethod
     def _queue(sequence: SimSequence, node: SimNode) -> None:
         """Places are given in the order of the decisions: an engine knows of a request before its KV is there."""
-        waiting, order = node.batch.waiting, sequence.owner.order
+        waiting, order = node.batch.waiting, sequence.request.order
         at = len(waiting)
-        while at and waiting[at - 1].owner.order > order:
+        while at and waiting[at - 1].request.order > order:
             at -= 1
         waiting.insert(at, sequence)
 
@@ -72,7 +79,7 @@ class Decoding:
         batch = node.batch
         if not self.scheduler.double_check or batch.tbt_after_all(sequence) <= self.world.tbt_slo_s:
             return False
-        self._over(sequence.owner, SimOutcome.REJECTED_AFTER_PREFILL, "tbt")
+        self._over(sequence.request, SimOutcome.REJECTED_AFTER_PREFILL, Reason.TBT)
         return True
 
     # --- the batch
@@ -111,7 +118,7 @@ class Decoding:
             prompt = node.computing if node.chunk_from else self._next_prompt(node)
             if prompt is not None:
                 if node.group.inline == InlineMode.WHOLE:
-                    self._stand_still(prompt, node)
+                    self._compute_whole(prompt, node)
                     return
                 extra_s = self._chunk_s(prompt, node)
         if extra_s and not batch.running:
@@ -125,85 +132,88 @@ class Decoding:
             self._schedule(node, batch.next_leave_s())
 
     def _join(self, sequence: SimSequence, node: SimNode) -> None:
-        life: SimRequest = sequence.owner
+        request = sequence.request
         now_s = self.world.now_s
-        node.batch.join(sequence, life.order, now_s)
-        life.state = SimStage.DECODING
+        node.batch.join(sequence, request.order, now_s)
+        request.state = SimStage.DECODING
         if self._early:
-            sequence.first_gap_s += now_s - (life.arrival_s + life.ttft_s)
-        self.scheduler.joined(life)
+            sequence.first_gap_s += now_s - (request.arrival_s + request.ttft_s)
+        self.scheduler.joined(request)
 
     def _answered(self, sequence: SimSequence, node: SimNode) -> None:
-        life: SimRequest = sequence.owner
+        request = sequence.request
         gaps = node.batch.gaps(sequence)
         if not self._early:
-            life.ttft_s = sequence.joined_s + float(gaps[0]) + sequence.first_gap_s - life.arrival_s
-            self.world.record.first_token(life)
+            request.ttft_s = sequence.joined_s + float(gaps[0]) + sequence.first_gap_s - request.arrival_s
+            self.world.record.first_token(request)
         tbt_s, mean_s = (
             worst_gaps_mean(gaps, sequence.first_gap_s) if self._early else worst_gaps_mean(gaps[1:], 0.0)
         )
         node.answers += 1
-        self._over(life, SimOutcome.DONE, "", tbt_s, mean_s)
+        self._over(request, SimOutcome.DONE, "", tbt_s, mean_s)
 
     def _over(
         self,
-        life: SimRequest,
+        request: SimRequest,
         outcome: SimOutcome,
         reason: str = "",
         tbt_s: float = math.nan,
         mean_s: float = math.nan,
     ) -> None:
-        life.state = SimStage.OVER
+        request.state = SimStage.OVER
         if outcome == SimOutcome.DONE:
-            tokens = life.steps + self._early
+            tokens = request.steps + self._early
             self.world.record.totals.output_tokens += tokens
-            self.scheduler.answered(life, tokens)
+            self.scheduler.answered(request, tokens)
             if tokens == 1:
                 tbt_s = mean_s = 0.0
-        self.scheduler.ended(life)
-        life.sequence = None  # they point at each other; a million of such pairs are work for the collector
-        del self.world.lives[life.index]
-        self.world.record.over(life, outcome, self.world.now_s, reason, tbt_s, mean_s)
+        self.scheduler.ended(request)
+        # They point at each other: a million of such pairs are work for the garbage collector.
+        request.sequence = None
+        del self.world.requests[request.index]
+        self.world.record.over(request, outcome, self.world.now_s, reason, tbt_s, mean_s)
 
     # --- prompts inside the batch
 
     def _next_prompt(self, node: SimNode) -> SimRequest | None:
         """Begin the next prompt here, if there is one and room for its answer."""
-        life = node.head()
-        if life is None or node.computing is not None or life.members:
+        request = node.head()
+        if request is None or node.computing is not None or request.members:
             return None
-        sequence = SimSequence(life, life.input_tokens, life.steps)
+        sequence = SimSequence(request, request.input_tokens, request.steps)
         if not node.batch.fits(sequence) and not node.batch.never_fits(sequence):
             return None
-        self.prefilling.begin(life, [node])
-        return life
+        self._begin_prompt(request, node)
+        return request
 
-    def _stand_still(self, life: SimRequest, node: SimNode) -> None:
+    def _compute_whole(self, request: SimRequest, node: SimNode) -> None:
         """The whole prompt is computed before the next step: a boundary that was asked for meanwhile is none."""
         node.batch_event_s = math.inf
         node.batch_version += 1
         node.chunk_from = -1
-        node.batch.stall(life.compute_s)
-        self.world.push(self.world.now_s + life.compute_s, self._stood, node, life, life.attempt)
+        node.batch.stall(request.compute_s)
+        self.world.push(
+            self.world.now_s + request.compute_s, self._whole_computed, node, request, request.attempt
+        )
 
-    def _stood(self, node: SimNode, life: SimRequest, attempt: int) -> None:
-        if life.attempt != attempt or not node.alive:
+    def _whole_computed(self, node: SimNode, request: SimRequest, attempt: int) -> None:
+        if request.attempt != attempt or not node.alive:
             return
         node.chunk_from = 0
-        self._inlined(life, node)
+        self._inlined(request, node)
         self._turn(node)
 
-    def _chunk_s(self, life: SimRequest, node: SimNode) -> float:
+    def _chunk_s(self, request: SimRequest, node: SimNode) -> float:
         """The time that the next chunk of the prompt adds to a step."""
         cost = node.profile.prefill
-        begin = node.chunk_from or life.cached_tokens
-        end = min(begin + node.group.chunk_tokens, life.input_tokens)
+        begin = node.chunk_from or request.cached_tokens
+        end = min(begin + node.group.chunk_tokens, request.input_tokens)
         seconds = node.profile.chunk_overhead_s
         seconds += cost.b * (end - begin) + cost.c * (float(end) * end - float(begin) * begin)
         if not node.chunk_from:
-            seconds += cost.a + cost.d * life.cached_tokens
-            life.compute_s = 0.0
-        life.compute_s += seconds
+            seconds += cost.a + cost.d * request.cached_tokens
+            request.compute_s = 0.0
+        request.compute_s += seconds
         node.chunk_from = end
         return seconds
 
@@ -218,25 +228,25 @@ class Decoding:
         node.batch_event_s = math.inf
         for sequence in node.batch.advance(self.world.now_s):
             self._answered(sequence, node)
-        life = node.computing
-        if life is not None and node.chunk_from >= life.input_tokens:
+        request = node.computing
+        if request is not None and node.chunk_from >= request.input_tokens:
             node.chunk_from = 0
-            self._inlined(life, node)
+            self._inlined(request, node)
         self._turn(node)
 
-    def _inlined(self, life: SimRequest, node: SimNode) -> None:
+    def _inlined(self, request: SimRequest, node: SimNode) -> None:
         """A prompt that was computed here goes on in the batch, or elsewhere."""
-        self.prefilling.finish(life)
-        if life.steps <= 0:
-            self._over(life, SimOutcome.DONE)
+        self._finish_prompt(request)
+        if request.steps <= 0:
+            self._over(request, SimOutcome.DONE)
             return
-        life.state = SimStage.HANDOVER
-        if life.decode != node.row:
-            self.load(life)
+        request.state = SimStage.HANDOVER
+        if request.decode != node.row:
+            self.load(request)
             return
-        sequence = life.sequence = SimSequence(life, life.input_tokens, life.steps)
+        sequence = request.sequence = SimSequence(request, request.input_tokens, request.steps)
         if node.batch.never_fits(sequence):
-            self._over(life, SimOutcome.FAILED, "too_large")
+            self._over(request, SimOutcome.FAILED, FailureReason.TOO_LARGE)
         elif self._refused(sequence, node):
             return
         elif node.batch.fits(sequence):

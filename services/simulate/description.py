@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from mooncache.config.small_files import nearest, parse_toml, read_toml
 from mooncache.errors import ClusterInvalid
+from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.simulate import profile as profiles
 from mooncache.simulate.cluster import (
     ClusterSpec,
@@ -31,7 +32,7 @@ from mooncache.simulate.cluster import (
 
 _TABLES: Final[dict[str, type]] = {"slo": Slo, "roles": RoleSwitching, "replication": Replication}
 _CHOICES: Final[dict[str, type[StrEnum]]] = {
-    kind.__name__: kind for kind in (PoolScope, FirstToken, InlineMode, EventKind)
+    kind.__name__: kind for kind in (PoolScope, FirstToken, InlineMode, EventKind, InstanceRole)
 }
 _LISTS: Final[dict[str, type]] = {"instances": InstanceGroup, "events": ScheduledEvent}
 _PLAIN: Final = ("name", "pool", "block_tokens", "first_token")
@@ -100,7 +101,7 @@ def _make(kind: type, table: Any, where: str, folder: Path | None) -> Any:
 
 def _value(where: str, kind: type, key: str, value: Any) -> Any:
     """Check a value against the field's annotation, which is a plain type's name."""
-    wanted = str(next(field.type for field in fields(kind) if field.name == key))
+    wanted = str(next(field.type for field in fields(kind) if field.name == key)).removesuffix(" | None")
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if wanted == "float" and number:
         return float(value)

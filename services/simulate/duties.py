@@ -8,6 +8,7 @@ Invariant: the last copy of a block is never dropped here.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,15 +31,14 @@ _HOTTEST = 256
 class Duties:
     """Periodic handlers; they exist only where the cluster asks for them."""
 
-    def __init__(self, world: World, trouble: FailureInjector) -> None:
-        self.world, self.trouble = world, trouble
+    def __init__(self, world: World, failures: FailureInjector) -> None:
+        self.world, self.failures = world, failures
         self._planner = RolePlanner()
         self._demand = PrefixDemand()
         self._chains: dict[int, list[int]] = {}  # key of a prefix -> its blocks
         self._copying: set[tuple[int, int]] = set()  # (key, row) under way
-        self._made: dict[
-            tuple[int, int], list[int]
-        ] = {}  # (key, row) -> the blocks that the copy brought there
+        # (key, row) -> the blocks that the copy brought there
+        self._made: dict[tuple[int, int], list[int]] = {}
         self.replicates = world.cluster.replication.enabled and world.cluster.pool == PoolScope.GLOBAL
         if not len(world.trace):
             return
@@ -49,36 +49,36 @@ class Duties:
             world.push(begin_s, self._plan_copies)
 
     def _goes_on(self) -> bool:
-        return bool(self.world.lives) or self.world.now_s < self.world.trace.arrival_s[-1]
+        return bool(self.world.requests) or self.world.now_s < self.world.trace.arrival_s[-1]
 
     def _plan_roles(self) -> None:
         world, book = self.world, self.world.book
         switches = self._planner.plan(book.view(world.now_s), book.arrived_s, world.tbt_slo_s, world.now_s)
         for row, role in switches:
-            self.trouble.switch(world.nodes[row], role)
+            self.failures.switch(world.nodes[row], role)
         if self._goes_on():
             world.push(world.now_s + world.cluster.roles.every_s, self._plan_roles)
 
     # --- copies of hot prefixes
 
-    def used(self, life: SimRequest) -> None:
+    def used(self, request: SimRequest) -> None:
         """A request that begins with a known prefix was scheduled: that prefix is in demand.
 
         Prefixes are counted at depths of 1, 2, 4, ... blocks, so that different requests name the same ones.
         """
-        choice = life.choice
+        choice = request.choice
         if not self.replicates or choice is None:
             return
         blocks = choice.prefix_tokens // self.world.trace.block_tokens
         if not blocks:
             return
         depth = 1 << (blocks.bit_length() - 1)
-        key = life.blocks[depth - 1]
+        key = request.blocks[depth - 1]
         self._demand.use(key, depth * self.world.trace.block_tokens, self.world.now_s)
         if key not in self._chains:
             if len(self._chains) >= _CHAINS_MAX:
                 self._chains.clear()
-            self._chains[key] = life.blocks[:depth]
+            self._chains[key] = request.blocks[:depth]
 
     def _plan_copies(self) -> None:
         world = self.world
@@ -110,12 +110,11 @@ class Duties:
             return
         source = max(whole, key=lambda node: world.network.offer(node.nic_out))
         self._copying.add((key, target.row))
-        world.send((source.nic_out, target.nic_in), size, self._copied, (key, chain, target))
+        world.send((source.nic_out, target.nic_in), size, partial(self._copied, key, chain, target))
         world.record.totals.bytes_replicated += size
         world.record.totals.copies += 1
 
-    def _copied(self, flow: Flow, now_s: float) -> None:
-        key, chain, target = flow.owner
+    def _copied(self, key: int, chain: list[int], target: SimNode, _flow: Flow, now_s: float) -> None:
         self._copying.discard((key, target.row))
         if not target.alive:
             return

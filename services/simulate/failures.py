@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mooncache.conductor.core.policy.fleet import BOTH, DECODE, PREFILL
-from mooncache.simulate.cluster import ROLES, EventKind, ScheduledEvent
+from mooncache.conductor.core.policy.fleet import PREFILL, ROLES
+from mooncache.simulate.cluster import EventKind, ScheduledEvent
 from mooncache.simulate.decode import Batch
-from mooncache.simulate.sim_request import SimOutcome, SimRequest, SimStage
+from mooncache.simulate.sim_request import FailureReason, SimOutcome, SimRequest, SimStage
 
 if TYPE_CHECKING:
     from mooncache.simulate.node import SimNode
@@ -28,7 +28,7 @@ _DRAIN_POLL_S = 0.25
 
 
 class FailureInjector:
-    """Handlers of scheduled happenings and of role switches."""
+    """Handlers of scheduled events and of role switches."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class FailureInjector:
     ) -> None:
         self.world, self.scheduler, self.prefilling, self._place = world, scheduler, prefilling, place
         for event in world.cluster.events:
-            world.push(event.at_s, self._happen, event)
+            world.push(event.at_s, self._handle, event)
 
-    def _happen(self, event: ScheduledEvent) -> None:
+    def _handle(self, event: ScheduledEvent) -> None:
         world = self.world
         if event.kind == EventKind.JOIN:
             group = next(group for group in world.cluster.instances if group.label == event.instance)
@@ -53,7 +53,7 @@ class FailureInjector:
             return
         if event.kind == EventKind.FAIL:
             self.fail(node)
-        else:
+        elif event.role is not None:
             self.switch(node, ROLES[event.role])
 
     # --- failures
@@ -64,10 +64,10 @@ class FailureInjector:
         node.alive = False
         world.book.set(node.name, ready=False)
         node.wipe(world.index)
-        victims = [life for life in world.lives.values() if self._touches(life, node)]
-        readers = [life for life in world.lives.values() if self._reads_from(life, node)]
-        for life in victims:
-            self._withdraw(life)
+        victims = [request for request in world.requests.values() if self._touches(request, node)]
+        readers = [request for request in world.requests.values() if self._reads_from(request, node)]
+        for request in victims:
+            self._withdraw(request)
         batch = node.batch
         node.batch = Batch(batch.cost, batch.capacity_tokens, batch.sequences_max)
         node.batch.busy_s, node.batch.step, node.batch.tokens = batch.busy_s, batch.step, batch.tokens
@@ -75,93 +75,92 @@ class FailureInjector:
         node.queue.clear()
         node.ready.clear()
         node.computing, node.queued_s, node.chunk_from = None, 0.0, 0
-        for life in readers:
-            if life.state == SimStage.QUEUED:
-                self._read_in_vain(life)
-        for life in victims:
-            self._again(life, node)
+        for request in readers:
+            if request.state == SimStage.QUEUED:
+                self._lose_source(request)
+        for request in victims:
+            self._retry(request, node)
         for other in world.nodes:
             self.prefilling.try_start(other)
 
     @staticmethod
-    def _touches(life: SimRequest, node: SimNode) -> bool:
+    def _touches(request: SimRequest, node: SimNode) -> bool:
         row = node.row
-        if life.state in (SimStage.QUEUED, SimStage.COMPUTING) and (
-            life.prefill == row or row in life.members
+        if request.state in (SimStage.QUEUED, SimStage.COMPUTING) and (
+            request.prefill == row or row in request.members
         ):
             return True
-        if life.state == SimStage.HANDOVER and life.stream is not None and life.prefill == row:
+        if request.state == SimStage.HANDOVER and request.stream is not None and request.prefill == row:
             return True  # the KV was not yet handed over
-        return life.decode == row and SimStage.NEW < life.state < SimStage.OVER
+        return request.decode == row and SimStage.NEW < request.state < SimStage.OVER
 
     @staticmethod
-    def _reads_from(life: SimRequest, node: SimNode) -> bool:
-        return life.state == SimStage.QUEUED and any(node.nic_out in flow.links for flow in life.flows)
+    def _reads_from(request: SimRequest, node: SimNode) -> bool:
+        return request.state == SimStage.QUEUED and any(node.nic_out in flow.links for flow in request.flows)
 
-    def _withdraw(self, life: SimRequest) -> None:
+    def _withdraw(self, request: SimRequest) -> None:
         """Take a request off everything that it occupies."""
-        world, choice = self.world, life.choice
+        world, choice = self.world, request.choice
         assert choice is not None, "only decided requests occupy anything"
-        self._stop_reading(life)
-        if life.stream is not None:
-            world.record.totals.bytes_handed_over -= world.network.cancel(life.stream, world.now_s)
-            life.stream = None
-        for row in life.members or (life.prefill,):
+        self._stop_reading(request)
+        if request.stream is not None:
+            world.record.totals.bytes_handed_over -= world.network.cancel(request.stream, world.now_s)
+            request.stream = None
+        for row in request.members or (request.prefill,):
             member = world.nodes[row]
-            if life.state == SimStage.QUEUED:
-                member.take_off(life, choice.compute_s)
-            elif member.computing is life:
+            if request.state == SimStage.QUEUED:
+                member.take_off(request, choice.compute_s)
+            elif member.computing is request:
                 member.computing = None
-                if member.role == PREFILL or life.members:  # else it was the batch's time
-                    member.busy_s += world.now_s - life.compute_from_s
+                if member.role == PREFILL or request.members:  # else it was the batch's time
+                    member.busy_s += world.now_s - request.compute_from_s
                 if member.alive and member.chunk_from:
                     member.chunk_from = 0
                     self.prefilling.decoding.wake(member)
-        if life.state in (SimStage.QUEUED, SimStage.COMPUTING):
-            self.prefilling.withdraw(life)
-        if life.sequence is not None and life.state == SimStage.HANDOVER:
-            waiting = world.nodes[life.decode].batch.waiting
-            if life.sequence in waiting:
-                waiting.remove(life.sequence)
-        self.scheduler.ended(life)
+        if request.state in (SimStage.QUEUED, SimStage.COMPUTING):
+            self.prefilling.withdraw(request)
+        if request.sequence is not None and request.state == SimStage.HANDOVER:
+            waiting = world.nodes[request.decode].batch.waiting
+            if request.sequence in waiting:
+                waiting.remove(request.sequence)
+        self.scheduler.ended(request)
 
-    def _stop_reading(self, life: SimRequest) -> None:
+    def _stop_reading(self, request: SimRequest) -> None:
         """Cancel its fetches and SSD reads; bytes that were not moved were not read."""
         world, totals = self.world, self.world.record.totals
-        for flow in life.flows:
+        for flow in request.flows:
             left = world.network.cancel(flow, world.now_s)
             if len(flow.links) != 2:  # SSD alone, or SSD and both NICs
                 totals.bytes_ssd -= left
             if len(flow.links) > 1:
                 totals.bytes_fetched -= left
-        life.flows = []
+        request.flows = []
 
-    def _again(self, life: SimRequest, node: SimNode) -> None:
+    def _retry(self, request: SimRequest, node: SimNode) -> None:
         """Place the request again, or let it break off."""
         world = self.world
-        streaming = life.state == SimStage.DECODING
-        life.state = SimStage.OVER
-        self.prefilling.release_waiters(life, made=False)
-        life.attempt += 1
-        life.sequence = None
-        if streaming or life.attempt > world.options.retries_max:
-            del world.lives[life.index]
-            life.attempt -= 1
-            world.record.over(
-                life, SimOutcome.FAILED, world.now_s, "broke_off" if streaming else "instance_failed"
-            )
+        streaming = request.state == SimStage.DECODING
+        request.state = SimStage.OVER
+        self.prefilling.release_waiters(request, made=False)
+        request.attempt += 1
+        request.sequence = None
+        if streaming or request.attempt > world.options.retries_max:
+            del world.requests[request.index]
+            request.attempt -= 1
+            reason = FailureReason.BROKE_OFF if streaming else FailureReason.INSTANCE_FAILED
+            world.record.over(request, SimOutcome.FAILED, world.now_s, reason)
             return
         world.record.totals.retries += 1
-        self._place(life, frozenset({node.row}))
+        self._place(request, frozenset({node.row}))
 
-    def _read_in_vain(self, life: SimRequest) -> None:
+    def _lose_source(self, request: SimRequest) -> None:
         """Its source is gone: compute what is not here."""
         world = self.world
-        self._stop_reading(life)
-        life.fetched_tokens = 0
-        life.planned = world.index.leading_on(life.blocks, life.prefill, 0)
-        life.awaits = 0
-        self.prefilling.be_ready(life)
+        self._stop_reading(request)
+        request.fetched_tokens = 0
+        request.planned = world.index.leading_on(request.blocks, request.prefill, 0)
+        request.awaits = 0
+        self.prefilling.be_ready(request)
 
     # --- roles
 
@@ -177,7 +176,7 @@ class FailureInjector:
         world = self.world
         if not node.alive:
             return
-        busy = not node.idle or any(life.decode == node.row for life in world.lives.values())
+        busy = not node.idle or any(request.decode == node.row for request in world.requests.values())
         if busy:
             world.push(world.now_s + _DRAIN_POLL_S, self._drained, node, role)
         else:
@@ -186,7 +185,6 @@ class FailureInjector:
     def _switched(self, node: SimNode, role: int) -> None:
         if not node.alive:
             return
-        assert role in (PREFILL, DECODE, BOTH), "roles are numbers of the fleet"
         node.role, node.switching = role, False
         self.world.record.totals.role_switches += 1
         self.world.book.set(node.name, role=role, ready=True)

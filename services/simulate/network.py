@@ -13,7 +13,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,16 +23,10 @@ _SLACK = 1.0 + 1e-9
 class Flow:
     """Bytes under way. `done` is called at the end; `version` tells outdated ends in the event queue apart."""
 
-    __slots__ = ("bytes_left", "ceiling", "done", "links", "number", "owner", "rate", "updated_s", "version")
+    __slots__ = ("bytes_left", "ceiling", "done", "links", "number", "rate", "updated_s", "version")
 
-    def __init__(self, number: int, links: tuple[int, ...], size: float, ceiling: float, owner: Any) -> None:
-        self.number, self.links, self.bytes_left, self.ceiling, self.owner = (
-            number,
-            links,
-            size,
-            ceiling,
-            owner,
-        )
+    def __init__(self, number: int, links: tuple[int, ...], size: float, ceiling: float) -> None:
+        self.number, self.links, self.bytes_left, self.ceiling = number, links, size, ceiling
         self.rate = 0.0
         self.updated_s = 0.0
         self.version = 0
@@ -77,13 +70,11 @@ class Network:
         """The bandwidth of one more flow on the link."""
         return float(self._offer[link])
 
-    def start(
-        self, links: Sequence[int], size: float, now_s: float, ceiling: float = math.inf, owner: Any = None
-    ) -> Flow:
+    def start(self, links: Sequence[int], size: float, now_s: float, ceiling: float = math.inf) -> Flow:
         """Begin to move `size` bytes over all of the links at once, never faster than `ceiling` bytes/s."""
         own = tuple(links)
         self._number += 1
-        flow = Flow(self._number, own, size, min([ceiling, *(self._capacity[link] for link in own)]), owner)
+        flow = Flow(self._number, own, size, min([ceiling, *(self._capacity[link] for link in own)]))
         flow.updated_s = now_s
         self.moved_bytes += size
         easy = True

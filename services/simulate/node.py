@@ -11,9 +11,9 @@ import heapq
 import math
 from typing import TYPE_CHECKING
 
-from mooncache.conductor.core.policy.fleet import BOTH, PREFILL
+from mooncache.conductor.core.policy.fleet import BOTH, PREFILL, ROLES
 from mooncache.simulate.cache import NO_INFO, NodeCache, UseInfo, make
-from mooncache.simulate.cluster import GBPS, ROLES, InstanceGroup
+from mooncache.simulate.cluster import GBPS, InstanceGroup
 from mooncache.simulate.decode import Batch
 
 if TYPE_CHECKING:
@@ -77,23 +77,23 @@ class SimNode:
         """Nothing is queued, computed or generated here."""
         return not (self.queue or self.computing or self.batch.running or self.batch.waiting)
 
-    def enqueue(self, life: SimRequest, expected_s: float) -> None:
+    def enqueue(self, request: SimRequest, expected_s: float) -> None:
         """A prompt waits here from now on."""
-        self.queue[life.order] = life
+        self.queue[request.order] = request
         self.queued_s += expected_s
 
     def head(self) -> SimRequest | None:
         """The prompt that is next: the first of those that are ready; it stays in the queue."""
         while self.ready:
-            order, life = self.ready[0]
-            if self.queue.get(order) is life:
-                return life
+            order, request = self.ready[0]
+            if self.queue.get(order) is request:
+                return request
             heapq.heappop(self.ready)
         return None
 
-    def take_off(self, life: SimRequest, expected_s: float) -> None:
+    def take_off(self, request: SimRequest, expected_s: float) -> None:
         """A prompt no longer waits here."""
-        if self.queue.pop(life.order, None) is not None:
+        if self.queue.pop(request.order, None) is not None:
             self.queued_s = max(0.0, self.queued_s - expected_s) if self.queue else 0.0
 
     def store(self, blocks: list[int], now_s: float, index: BlockHolders, *, partial: bool = False) -> None:

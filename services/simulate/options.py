@@ -5,15 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import Choice, Request, Rules
 from mooncache.errors import SimulationInvalid
 
-EXPECTATIONS = ("learned", "mean", "oracle")
-
 OnDecision = Callable[[int, Request, Fleet, Choice, float], None]
 Progress = Callable[[int, int, float], None]
+
+
+class LengthForecast(StrEnum):
+    """How the conductor expects lengths of answers."""
+
+    LEARNED = "learned"  # from answers that ended, while it runs
+    MEAN = "mean"  # of the trace
+    ORACLE = "oracle"  # each request's own, which no real conductor knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +29,7 @@ class SimOptions:
 
     spread_tick_s: requests of one tick of a coarse clock are spread over it (0: times as they are in the trace).
     ttft_slo_s, tbt_slo_s: None takes the cluster's. noise: relative standard deviation of actual prefill times
-    around the model. output_tokens: how the conductor expects answers: "learned" while it runs, "mean" of the
-    trace, or "oracle" (each request's own, which no real conductor knows). double_check: the decode instance
+    around the model. output_tokens: how the conductor expects lengths of answers. double_check: the decode instance
     checks its own TBT when a request's KV has come; None does so in the paper's modes. retries_max: times that a
     request goes elsewhere when its instance fails. sample_s: time between samples of the series (longer in a
     trace that would have more than 50,000 of them). watched: block
@@ -38,7 +44,7 @@ class SimOptions:
     ttft_slo_s: float | None = None
     tbt_slo_s: float | None = None
     noise: float = 0.0
-    output_tokens: str = "learned"
+    output_tokens: LengthForecast = LengthForecast.LEARNED
     double_check: bool | None = None
     retries_max: int = 2
     sources_max: int = 3
@@ -59,9 +65,9 @@ class SimOptions:
             raise SimulationInvalid(
                 f"noise is {self.noise}: a relative deviation above 1 makes times meaningless"
             )
-        if self.output_tokens not in EXPECTATIONS:
+        if self.output_tokens not in set(LengthForecast):
             raise SimulationInvalid(
-                f"output_tokens is {self.output_tokens!r}: choose one of {', '.join(EXPECTATIONS)}"
+                f"output_tokens is {self.output_tokens!r}: choose one of {', '.join(LengthForecast)}"
             )
         if self.retries_max < 0 or self.sources_max < 1:
             raise SimulationInvalid(

@@ -90,37 +90,37 @@ class SimRecord:
         self._counts: list[tuple[int, int, int, int, int]] = []
         self._watched, self._ranks = watched_blocks(trace, options.watched)
 
-    def decided(self, life: SimRequest) -> None:
+    def decided(self, request: SimRequest) -> None:
         """The request was given to instances."""
-        choice = life.choice
+        choice = request.choice
         assert choice is not None, "a decision has a choice"
-        at = life.index
+        at = request.index
         self._cells["branch"][at] = SimBranch.INLINE if choice.prefill < 0 else _BRANCH[choice.branch]
-        self._cells["prefill_row"][at] = life.prefill
-        self._cells["decode_row"][at] = life.decode
+        self._cells["prefill_row"][at] = request.prefill
+        self._cells["decode_row"][at] = request.decode
         self._cells["predicted_ttft_s"][at] = choice.ttft_s
         self._cells["predicted_tbt_s"][at] = choice.tbt_s
 
-    def computed(self, life: SimRequest) -> None:
+    def computed(self, request: SimRequest) -> None:
         """The prompt is computed."""
-        at = life.index
-        self._cells["queue_s"][at] = life.queue_s
-        self._cells["prefill_s"][at] = life.compute_s
-        self._cells["fetch_s"][at] = life.fetch_s
-        self._cells["cached_tokens"][at] = life.cached_tokens
-        self._cells["fetched_tokens"][at] = life.fetched_tokens
-        self.totals.prompt_tokens += life.input_tokens
-        self.totals.hit_tokens += life.cached_tokens
-        self.totals.computed_tokens += life.input_tokens - life.cached_tokens
-        self.totals.prefill_s += life.compute_s * max(1, len(life.members))
+        at = request.index
+        self._cells["queue_s"][at] = request.queue_s
+        self._cells["prefill_s"][at] = request.compute_s
+        self._cells["fetch_s"][at] = request.fetch_s
+        self._cells["cached_tokens"][at] = request.cached_tokens
+        self._cells["fetched_tokens"][at] = request.fetched_tokens
+        self.totals.prompt_tokens += request.input_tokens
+        self.totals.hit_tokens += request.cached_tokens
+        self.totals.computed_tokens += request.input_tokens - request.cached_tokens
+        self.totals.prefill_s += request.compute_s * max(1, len(request.members))
 
-    def first_token(self, life: SimRequest) -> None:
+    def first_token(self, request: SimRequest) -> None:
         """The first token is there."""
-        self._cells["ttft_s"][life.index] = life.ttft_s
+        self._cells["ttft_s"][request.index] = request.ttft_s
 
     def over(
         self,
-        life: SimRequest,
+        request: SimRequest,
         outcome: SimOutcome,
         now_s: float,
         reason: str = "",
@@ -128,11 +128,11 @@ class SimRecord:
         mean_s: float = np.nan,
     ) -> None:
         """The request ended; each does so exactly once."""
-        at = life.index
+        at = request.index
         assert self._cells["outcome"][at] == SimOutcome.UNDECIDED, f"request {at} ended twice"
         self._cells["outcome"][at] = outcome
         self._cells["reason"][at] = self._reasons.setdefault(reason, len(self._reasons))
-        self._cells["attempts"][at] = life.attempt + 1
+        self._cells["attempts"][at] = request.attempt + 1
         self._cells["end_s"][at] = now_s
         self._cells["tbt_s"][at] = tbt_s
         self._cells["tbt_mean_s"][at] = mean_s
@@ -141,7 +141,7 @@ class SimRecord:
         elif outcome != SimOutcome.FAILED:
             self.done += 1
         if outcome == SimOutcome.REJECTED_AFTER_PREFILL:
-            self.totals.wasted_prefill_s += life.compute_s * max(1, len(life.members))
+            self.totals.wasted_prefill_s += request.compute_s * max(1, len(request.members))
 
     def sample(self, now_s: float, index: BlockHolders) -> None:
         """Take a sample of every series."""
@@ -166,7 +166,7 @@ class SimRecord:
         nodes, trace, options = self._nodes, self._trace, self._options
         instances = Instances(
             names=[node.name for node in nodes],
-            role=[ROLE_NAMES.get(node.role, "none") for node in nodes],
+            role=[ROLE_NAMES[node.role] for node in nodes],
             busy_s=np.array([node.busy_s + node.batch.busy_s for node in nodes]),
             requests=np.array([node.prompts + node.answers for node in nodes], dtype=np.int64),
             computed_tokens=np.array([node.computed_tokens for node in nodes], dtype=np.int64),

@@ -1,7 +1,7 @@
 """`simulate`: a trace, a cluster and a policy in; what would have happened out.
 
 The loop takes arrivals from the trace and events from the queue, whichever comes first. Everything that happens
-is in the parts: scheduling (decisions), prefilling, decoding, trouble.
+is in the parts: scheduling (decisions), prefilling, decoding, failures.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from mooncache.simulate.sim_request import SimOutcome, SimRequest
 from mooncache.simulate.world import World
 
 if TYPE_CHECKING:
+    from mooncache.simulate.node import SimNode
     from mooncache.traces import Trace
 
 _PROGRESS_CALLS = 100
@@ -75,10 +76,10 @@ class Simulation:
     def __init__(self, trace: Trace, cluster: ClusterSpec, options: SimOptions) -> None:
         self.world = World(trace, cluster, options)
         self.scheduler = SimScheduler(self.world)
-        self.prefilling = Prefilling(self.world, self.scheduler)
-        self.decoding = Decoding(self.world, self.scheduler, self.prefilling)
-        self.trouble = FailureInjector(self.world, self.scheduler, self.prefilling, self.place)
-        self.duties = Duties(self.world, self.trouble)
+        decoding = Decoding(self.world, self.scheduler, self._begin_inline, self._finish_inline)
+        self.prefilling = Prefilling(self.world, self.scheduler, decoding)
+        failures = FailureInjector(self.world, self.scheduler, self.prefilling, self.place)
+        self.duties = Duties(self.world, failures)
         self._steps_less = 1 if cluster.first_token == FirstToken.PREFILL else 0
         self._decisions = 0
 
@@ -117,21 +118,31 @@ class Simulation:
     def arrive(self, at: int, now_s: float, input_tokens: int, output_tokens: int) -> None:
         """A request comes in."""
         world = self.world
-        life = SimRequest(at, now_s, input_tokens, output_tokens - self._steps_less, world.trace.blocks(at))
-        world.lives[at] = life
+        request = SimRequest(
+            at, now_s, input_tokens, output_tokens - self._steps_less, world.trace.blocks(at)
+        )
+        world.requests[at] = request
         world.record.arrived += 1
-        self.place(life)
+        self.place(request)
 
-    def place(self, life: SimRequest, exclude: frozenset[int] = frozenset()) -> None:
+    def place(self, request: SimRequest, exclude: frozenset[int] = frozenset()) -> None:
         """Decide where the request goes, or refuse it."""
         self._decisions += 1
-        life.decision = self._decisions
-        choice = self.scheduler.decide(life, exclude)
+        request.decision = self._decisions
+        choice = self.scheduler.decide(request, exclude)
         if not choice.admitted:
-            del self.world.lives[life.index]
-            self.world.record.over(life, SimOutcome.REJECTED, self.world.now_s, choice.reason)
+            del self.world.requests[request.index]
+            self.world.record.over(request, SimOutcome.REJECTED, self.world.now_s, choice.reason)
             return
-        life.choice = choice
-        self.duties.used(life)
-        self.prefilling.enqueue(life)
-        self.world.record.decided(life)
+        request.choice = choice
+        self.duties.used(request)
+        self.prefilling.enqueue(request)
+        self.world.record.decided(request)
+
+    def _begin_inline(self, request: SimRequest, node: SimNode) -> None:
+        """A decode batch computes a prompt itself."""
+        self.prefilling.begin(request, [node])
+
+    def _finish_inline(self, request: SimRequest) -> None:
+        """It has computed the prompt."""
+        self.prefilling.finish(request)

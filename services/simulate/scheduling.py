@@ -30,6 +30,7 @@ from mooncache.conductor.core.policy.types import (
 from mooncache.errors import SimulationInvalid
 from mooncache.simulate.cluster import FirstToken, PoolScope
 from mooncache.simulate.index import FEW, rows_of
+from mooncache.simulate.options import LengthForecast
 from mooncache.simulate.sim_request import SimRequest, SimStage
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _AFFINITY_DEPTHS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class SimScheduler:
-    """Makes requests of lives, asks the policy, and keeps the conductor's books."""
+    """Describes requests for the policy, asks it, and keeps the conductor's books."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -53,8 +54,8 @@ class SimScheduler:
             raise SimulationInvalid(f"policy: {error}") from None
         self._rules = world.rules
         self._first = 1 if world.cluster.first_token == FirstToken.PREFILL else 0
-        self._oracle = options.output_tokens == "oracle"
-        self._learns = options.output_tokens == "learned"
+        self._oracle = options.output_tokens == LengthForecast.ORACLE
+        self._learns = options.output_tokens == LengthForecast.LEARNED
         self._global = world.cluster.pool == PoolScope.GLOBAL
         self._block_tokens = world.trace.block_tokens
         self._lengths = OutputLengths(_LENGTH_PRIOR_TOKENS)
@@ -69,10 +70,10 @@ class SimScheduler:
             else options.double_check
         )
 
-    def expected_tokens(self, life: SimRequest, tenant: str) -> float:
+    def expected_tokens(self, request: SimRequest, tenant: str) -> float:
         """The conductor's expected length of the answer."""
         if self._oracle:
-            return float(life.steps + self._first)
+            return float(request.steps + self._first)
         if not self._learns:
             return self._mean
         seen, expected = self._expected.get(tenant, (-_RENEW, 0.0))
@@ -81,54 +82,54 @@ class SimScheduler:
             self._expected[tenant] = self._lengths.count, expected
         return expected
 
-    def answered(self, life: SimRequest, tokens: int) -> None:
+    def answered(self, request: SimRequest, tokens: int) -> None:
         """Learn from an answer that ended: its length, and how long it stayed."""
         world = self.world
         if self._learns:
-            self._lengths.observe(self._tenant(life), float(tokens))
-        if life.sequence is not None and self._stay.observe(world.now_s - life.sequence.joined_s):
+            self._lengths.observe(self._tenant(request), float(tokens))
+        if request.sequence is not None and self._stay.observe(world.now_s - request.sequence.joined_s):
             world.book.stays(self._stay.value)
 
-    def _tenant(self, life: SimRequest) -> str:
+    def _tenant(self, request: SimRequest) -> str:
         tenants = self.world.trace.tenant
-        return "" if tenants is None else str(int(tenants[life.index]))
+        return "" if tenants is None else str(int(tenants[request.index]))
 
-    def decide(self, life: SimRequest, exclude: frozenset[int] = frozenset()) -> Choice:
+    def decide(self, request: SimRequest, exclude: frozenset[int] = frozenset()) -> Choice:
         """Ask the policy; an admitted choice is counted in the conductor's book."""
         world = self.world
-        blocks = life.blocks
+        blocks = request.blocks
         local, depth, mask = world.index.leading(
-            blocks, len(world.nodes), self._block_tokens, life.input_tokens
+            blocks, len(world.nodes), self._block_tokens, request.input_tokens
         )
-        trace, tenant = world.trace, self._tenant(life)
-        request = Request(
-            prompt_tokens=life.input_tokens,
-            cacheable_tokens=life.input_tokens,
+        trace, tenant = world.trace, self._tenant(request)
+        policy_request = Request(
+            prompt_tokens=request.input_tokens,
+            cacheable_tokens=request.input_tokens,
             local=local,
-            sources=self._sources(life, local, depth, mask) if self._global and depth else (),
-            awaited=self._awaited(life, depth),
-            output_tokens=self.expected_tokens(life, tenant),
+            sources=self._sources(request, local, depth, mask) if self._global and depth else (),
+            awaited=self._awaited(request, depth),
+            output_tokens=self.expected_tokens(request, tenant),
             ttft_slo_s=world.ttft_slo_s,
             tbt_slo_s=world.tbt_slo_s,
             ttft_strict=True,  # the promises of a simulation are what its requests are judged by
             tbt_strict=True,
             exclude=exclude,
-            priority=0 if trace.priority is None else int(trace.priority[life.index]),
+            priority=0 if trace.priority is None else int(trace.priority[request.index]),
             tenant_share=1.0 if self._shares is None else self._shares.share(tenant, world.now_s),
             lateness=self._lateness.value,
-            number=life.decision,
+            number=request.decision,
             affinity=tuple([blocks[at - 1] for at in _AFFINITY_DEPTHS[: len(blocks).bit_length()]]),
         )
         fleet = world.book.view(world.now_s)
-        choice = self.policy.choose(request, fleet, self._rules, world.rng)
+        choice = self.policy.choose(policy_request, fleet, self._rules, world.rng)
         world.record.totals.decisions += 1
         if world.options.on_decision is not None:
-            world.options.on_decision(life.index, request, fleet, choice, world.now_s)
+            world.options.on_decision(request.index, policy_request, fleet, choice, world.now_s)
         if choice.admitted:
             survival = self._survival(choice, tenant)
-            world.book.assign(Assignment(life.index, choice, request, survival), world.now_s)
+            world.book.assign(Assignment(request.index, choice, policy_request, survival), world.now_s)
             if self._shares is not None:
-                self._shares.use(tenant, float(life.input_tokens - choice.prefix_tokens), world.now_s)
+                self._shares.use(tenant, float(request.input_tokens - choice.prefix_tokens), world.now_s)
         return choice
 
     def _survival(self, choice: Choice, tenant: str) -> Callable[[Floats], Floats] | None:
@@ -140,10 +141,10 @@ class SimScheduler:
             return self._lengths.survival(tenant)
         return None
 
-    def _sources(self, life: SimRequest, local: Ints, depth: int, mask: int) -> tuple[PrefixSource, ...]:
+    def _sources(self, request: SimRequest, local: Ints, depth: int, mask: int) -> tuple[PrefixSource, ...]:
         """The holders of the longest prefix, those with the most bandwidth for one more reader."""
         world = self.world
-        tokens = min(depth * self._block_tokens, life.input_tokens)
+        tokens = min(depth * self._block_tokens, request.input_tokens)
         kv_bytes = world.cluster.profile.kv_bytes_per_token
         count = world.options.sources_max
         rates = world.network.offers()[1::3]  # NIC out of each row
@@ -159,47 +160,47 @@ class SimScheduler:
             offered[best] = -1.0
         return tuple(found)
 
-    def _awaited(self, life: SimRequest, depth: int) -> tuple[Awaited, ...]:
+    def _awaited(self, request: SimRequest, depth: int) -> tuple[Awaited, ...]:
         """The running prefills that extend the longest prefix held anywhere."""
-        world, blocks = self.world, life.blocks
+        world, blocks = self.world, request.blocks
         found: list[Awaited] = []
         other: SimRequest | None = None
         for at in range(depth, len(blocks)):
             maker = world.inflight.get(blocks[at])
-            if maker is None or maker.state not in (SimStage.QUEUED, SimStage.COMPUTING) or maker is life:
+            if maker is None or maker.state not in (SimStage.QUEUED, SimStage.COMPUTING) or maker is request:
                 break
             if maker is not other and other is not None:
-                found.append(self._await(other, at, life))
+                found.append(self._await(other, at, request))
             other = maker
         else:
             at = len(blocks)
         if other is not None:
-            found.append(self._await(other, at, life))
+            found.append(self._await(other, at, request))
         return tuple(found[:_AWAITED_MAX])
 
-    def _await(self, maker: SimRequest, depth: int, life: SimRequest) -> Awaited:
-        tokens = min(depth * self._block_tokens, life.input_tokens)
+    def _await(self, maker: SimRequest, depth: int, request: SimRequest) -> Awaited:
+        tokens = min(depth * self._block_tokens, request.input_tokens)
         ready_in_s = max(maker.expected_s - self.world.now_s, 0.01)
         return Awaited(tokens, ready_in_s, maker.prefill, str(maker.index), self._global)
 
     # what the conductor learns
 
-    def started(self, life: SimRequest) -> None:
+    def started(self, request: SimRequest) -> None:
         """Its prompt is being computed."""
-        self.world.book.started(life.index, self.world.now_s)
+        self.world.book.started(request.index, self.world.now_s)
 
-    def computed(self, life: SimRequest) -> None:
+    def computed(self, request: SimRequest) -> None:
         """Its prompt is computed."""
-        self.world.book.computed(life.index, self.world.now_s)
+        self.world.book.computed(request.index, self.world.now_s)
 
-    def joined(self, life: SimRequest) -> None:
+    def joined(self, request: SimRequest) -> None:
         """Its first token is due; how late it is teaches the model of waiting."""
-        world, choice = self.world, life.choice
+        world, choice = self.world, request.choice
         assert choice is not None, "only decided requests generate"
-        late_s = world.now_s - life.planned_from_s - choice.ttft_s
+        late_s = world.now_s - request.planned_from_s - choice.ttft_s
         self._lateness.observe(choice.ttft_s, choice.wait_s, late_s, world.ttft_slo_s)
-        self.world.book.first_token(life.index, self.world.now_s)
+        self.world.book.first_token(request.index, self.world.now_s)
 
-    def ended(self, life: SimRequest) -> None:
+    def ended(self, request: SimRequest) -> None:
         """It is over, one way or another."""
-        self.world.book.ended(life.index, self.world.now_s)
+        self.world.book.ended(request.index, self.world.now_s)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mooncache.conductor.core.policy.types import Choice
-    from mooncache.simulate.decode import SimSequence
     from mooncache.simulate.network import Flow
 
 
@@ -19,6 +18,14 @@ class SimOutcome(IntEnum):
     REJECTED = 1
     REJECTED_AFTER_PREFILL = 2
     FAILED = 3
+
+
+class FailureReason(StrEnum):
+    """Why a request failed; the conductor's `Reason` says why one was refused."""
+
+    TOO_LARGE = "too_large"  # not even an empty instance has room for its KV
+    BROKE_OFF = "broke_off"  # its instance failed after the first token
+    INSTANCE_FAILED = "instance_failed"  # instances failed more often than it was tried again
 
 
 class SimBranch(IntEnum):
@@ -101,3 +108,26 @@ class SimRequest:
         self.compute_from_s = self.compute_s = self.queue_s = self.fetch_s = self.ttft_s = 0.0
         self.expected_s = 0.0  # when the conductor expects the prompt to be computed
         self.cached_tokens = self.fetched_tokens = 0
+
+
+class SimSequence:
+    """One answer being generated; tokens are counted in steps of the batch."""
+
+    __slots__ = (
+        "first_gap_s",
+        "first_step",
+        "joined_s",
+        "kv_tokens",
+        "last_step",
+        "request",
+        "reserved_tokens",
+        "steps",
+    )
+
+    def __init__(self, request: SimRequest, kv_tokens: int, steps: int) -> None:
+        self.request, self.kv_tokens, self.steps = request, kv_tokens, steps
+        self.reserved_tokens = kv_tokens + steps
+        self.first_step = self.last_step = -1
+        self.joined_s = 0.0
+        # What its first gap is longer than the step (hand-over, waiting; less: stalls before).
+        self.first_gap_s = 0.0

@@ -17,9 +17,10 @@ import numpy as np
 
 from mooncache.conductor.core.fleet_book import FleetBook, InstanceShape
 from mooncache.conductor.core.policy import overload
+from mooncache.conductor.core.policy.fleet import ROLES
 from mooncache.conductor.core.policy.placement import HELD_AT
 from mooncache.conductor.core.policy.types import AdmissionMode, TransferCost
-from mooncache.simulate.cluster import ROLES, ClusterSpec, FirstToken, InstanceGroup
+from mooncache.simulate.cluster import ClusterSpec, FirstToken, InstanceGroup
 from mooncache.simulate.index import BlockHolders
 from mooncache.simulate.network import Flow, Network
 from mooncache.simulate.node import SimNode
@@ -57,7 +58,7 @@ class World:
         self.nodes: list[SimNode] = []
         self.row_of: dict[str, int] = {}
         self.inflight: dict[int, SimRequest] = {}  # block -> the request that computes it
-        self.lives: dict[int, SimRequest] = {}  # requests that are under way
+        self.requests: dict[int, SimRequest] = {}  # requests that are under way
         self.order = 0
         self.ttft_slo_s = options.ttft_slo_s or cluster.slo.ttft_s
         self.tbt_slo_s = options.tbt_slo_s or cluster.slo.tbt_s
@@ -120,11 +121,10 @@ class World:
         links: tuple[int, ...],
         size: float,
         done: Callable[[Flow, float], None],
-        owner: Any,
         ceiling: float = inf,
     ) -> Flow:
         """Begin a transfer; `done` is called when its last byte is there."""
-        flow = self.network.start(links, size, self.now_s, ceiling, owner)
+        flow = self.network.start(links, size, self.now_s, ceiling)
         flow.done = done
         return flow
 

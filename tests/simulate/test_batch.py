@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncache.conductor.core.policy.types import DecodeCost
-from mooncache.simulate.decode import Batch, SimSequence, worst_gaps_mean
+from mooncache.simulate.decode import Batch, worst_gaps_mean
+from mooncache.simulate.sim_request import SimSequence
 
 COST = DecodeCost(0.02, 0.001, 1e-6)
 
@@ -73,10 +74,10 @@ def segmented(arrivals: list[tuple[float, int, int]], capacity: float, most: int
         else:
             now_s = leave_s
         for ended in batch.advance(now_s):
-            gaps[ended.owner] = batch.gaps(ended).tolist()
+            gaps[ended.request] = batch.gaps(ended).tolist()
         while batch.waiting and batch.fits(batch.waiting[0]):
             sequence = batch.waiting.popleft()
-            batch.join(sequence, sequence.owner, now_s)
+            batch.join(sequence, sequence.request, now_s)
         assert batch.reserved_tokens <= capacity
         assert len(batch.running) <= most
         batch.begin()
@@ -136,7 +137,7 @@ def test_dropped_sequence_gives_its_room_back() -> None:
     assert batch.drop(1) is not None
     assert batch.drop(1) is None
     batch.begin()
-    assert [sequence.owner for sequence in batch.advance(batch.next_leave_s())] == ["b"]
+    assert [sequence.request for sequence in batch.advance(batch.next_leave_s())] == ["b"]
     assert batch.kv_tokens == batch.reserved_tokens == 0
 
 

@@ -43,7 +43,7 @@ def finished(trace: Any, spec: ClusterSpec, **options: Any) -> run_module.Simula
 
     world.push = checked  # type: ignore[method-assign]
     simulation.run(None)
-    assert not world.lives, "nobody is left"
+    assert not world.requests, "a request is left"
     assert not world.queue
     assert not world.inflight, "what is computed is not in flight"
     for node in world.nodes:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mooncache.conductor.core.policy.fleet import PREFILL
 from mooncache.simulate.report import figures
 from mooncache.simulate.report.figures import Plot, duration_text
 from mooncache.simulate.report.summary import (
@@ -239,7 +240,7 @@ def roles(results: Sequence[Result]) -> Drawing | None:
     """Prefill instances over time; None when no policy changed any role."""
     if not any(result.totals.role_switches for result in results):
         return None
-    lines = [(r.series.at_s, (r.series.role == 0).sum(axis=1).astype(np.float64)) for r in results]
+    lines = [(r.series.at_s, (r.series.role == PREFILL).sum(axis=1).astype(np.float64)) for r in results]
     drawn = _over_time(results, "Prefill instances", "instances", lines)
     summary = ", ".join(f"{r.policy} {r.totals.role_switches}" for r in results)
     return _timeline(

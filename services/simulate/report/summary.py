@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from mooncache.conductor.core.policy.fleet import BOTH, DECODE, PREFILL
+from mooncache.conductor.core.policy.types import Reason
+from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.simulate.result import Result
 from mooncache.simulate.sim_request import SimBranch, SimOutcome
 
@@ -85,7 +88,7 @@ def summarise(result: Result) -> Summary:
     reasons = np.bincount(result.reason[refused & (result.reason >= 0)], minlength=len(result.reasons))
     chosen = np.bincount(result.branch[result.branch >= 0], minlength=len(SimBranch))
     busy = busy_share(result)
-    decodes = np.array([role == "decode" for role in instances.role], dtype=bool)
+    decodes = np.array([role == InstanceRole.DECODE for role in instances.role], dtype=bool)
     return Summary(
         policy=result.policy,
         requests=len(result),
@@ -153,7 +156,7 @@ def per_window(result: Result, window_s: float = 60.0) -> tuple[Floats, Floats, 
 def pool_mean(result: Result, load: NDArray[np.float32], *, decode: bool) -> Floats:
     """Mean over the instances that have the role at each sample (both counts for either); NaN where none has."""
     role = result.series.role
-    member = ((role == 1) | (role == 2)) if decode else ((role == 0) | (role == 2))
+    member = (role == (DECODE if decode else PREFILL)) | (role == BOTH)
     member = member & np.isfinite(load)
     count = member.sum(axis=1)
     total = np.where(member, load, 0.0).sum(axis=1, dtype=np.float64)
@@ -175,7 +178,7 @@ def limiting(summary: Summary) -> str:
     refused = summary.outcomes.get("rejected", 0) + summary.outcomes.get("rejected_after_prefill", 0)
     if refused > 0.5 * lost * summary.requests:
         worst = next(iter(summary.reasons), "")
-        if worst == "no_instance":
+        if worst == Reason.NO_INSTANCE:
             return (
                 "Requests are refused because no instance was ready for them: see events, roles and failures."
             )
