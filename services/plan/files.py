@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from mooncache.config import Config, load
+from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.plan import simulation
 from mooncache.plan.answer import PlanReport
 from mooncache.plan.core.estimate import Layout
-from mooncache.plan.core.spec import GB
+from mooncache.plan.core.spec import GB, Arrangement
 from mooncache.simulate.cluster import ClusterSpec
 from mooncache.simulate.profile import ModelProfile
 
@@ -32,7 +33,7 @@ def settings_of(answer: PlanReport) -> dict[str, dict[str, Any]]:
             "ttft_slo_s": slo.ttft_s,
             "tbt_slo_s": slo.tbt_s,
             "admission_enabled": True,
-            "rebalance_roles": layout.arrangement == "switching",
+            "rebalance_roles": layout.arrangement is Arrangement.SWITCHING,
         },
         "store_node": {"capacity_bytes": math.floor(layout.dram.gb * GB)},
     }
@@ -60,11 +61,11 @@ def config_toml(answer: PlanReport) -> str:
 def _where(layout: Layout) -> list[str]:
     lines = []
     parts = [
-        ("prefill", layout.prefill, layout.prefill_nodes),
-        ("decode", layout.decode, layout.decode_nodes),
+        (InstanceRole.PREFILL, layout.prefill, layout.prefill_nodes),
+        (InstanceRole.DECODE, layout.decode, layout.decode_nodes),
     ]
-    if layout.arrangement == "both":
-        parts = [("both", layout.prefill, layout.nodes)]
+    if layout.arrangement is Arrangement.BOTH:
+        parts = [(InstanceRole.BOTH, layout.prefill, layout.nodes)]
     for role, engine, machines in parts:
         lines.append(
             f"{role}: {machines} x {engine.node.name}, {engine.per_node} per machine with {engine.gpus} GPUs each: "
@@ -96,7 +97,7 @@ def beyond(layout: Layout) -> list[str]:
 def up_command(layout: Layout) -> str:
     """The whole layout with `mooncache up`."""
     prefill, decode = layout.prefill_instances, layout.decode_instances
-    if layout.arrangement == "both":
+    if layout.arrangement is Arrangement.BOTH:
         prefill, decode = 0, prefill + decode
     return (
         f"mooncache up --prefill {prefill} --decode {decode} "

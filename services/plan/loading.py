@@ -6,6 +6,7 @@ must never pass for prices.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ _TABLES: Final[dict[str, type[BaseModel]]] = {
 }  # fmt: skip
 _LISTS: Final = ("gpu_node", "dram", "ssd", "nic")
 _SPEED: Final = "speed"
+_ENUM_MEMBER: Final = re.compile(r"<\w+\.\w+: ('[^']*')>")  # as pydantic writes what it wants
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ def _sentences(error: ValidationError) -> Iterator[str]:
         place = ""
         for part in problem["loc"]:
             place += f"[{part + 1}]" if isinstance(part, int) else f"{'.' if place else ''}{part}"
-        reason = problem["msg"].removeprefix("Value error, ")
+        reason = _ENUM_MEMBER.sub(r"\1", problem["msg"].removeprefix("Value error, "))
         given = "" if problem["type"] in {"value_error", "missing"} else f" (given: {problem['input']!r:.80})"
         yield f"{place}: {reason}{given}." if place else f"{reason}."
 

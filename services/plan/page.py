@@ -9,6 +9,7 @@ from typing import Any, Final
 from mooncache.plan import words
 from mooncache.plan.answer import PlanReport
 from mooncache.plan.core.prices import extras_per_hour
+from mooncache.plan.core.spec import Arrangement
 from mooncache.simulate.report import figures
 
 _CSS: Final = """
@@ -36,8 +37,10 @@ _BREAKDOWN_MAX: Final = 6
 
 def page(answer: PlanReport, config: str) -> str:
     """The page. Raises Unsupported when matplotlib is not installed."""
-    best = answer.best
+    best, slo = answer.best, answer.spec.slo
     light, dark = figures.colour_css(dark=False), figures.colour_css(dark=True)
+    ttft = _cdf_plot(answer, "ttft", "Time to first token", slo.ttft_s, log=True)
+    tbt = _cdf_plot(answer, "tbt", "Time between tokens", slo.tbt_s, log=False)
     body = [
         "<h1>What to buy</h1>",
         f'<p class="lead">{_text(_sentence(answer))}</p>',
@@ -57,7 +60,7 @@ def page(answer: PlanReport, config: str) -> str:
         '<p class="muted">No other configuration is both cheaper and better, by the statistical model.</p>',
         f'<p class="muted">{_text(words.OVERLOAD_NOTE)}.</p>' if words.overloaded(answer) else "",
         "<h2>The best plan, request by request</h2>",
-        f'<div class="plots">{_cdf_plot(answer, "ttft")}{_cdf_plot(answer, "tbt")}{_hits_plot(answer)}</div>',
+        f'<div class="plots">{ttft}{tbt}{_hits_plot(answer)}</div>',
         "<h2>Configuration</h2>",
         f"<pre>{_text(config)}</pre>",
     ]
@@ -82,9 +85,9 @@ def _sentence(answer: PlanReport) -> str:
     pool = f"{words.size(layout.dram.gb)} of memory"
     pool += f" and {words.size(layout.ssd.gb)} of disks" if layout.ssd.gb else ""
     machines = f"{prefill} for prefill{pipes} and {decode} for decoding"
-    if layout.arrangement == "both":
+    if layout.arrangement is Arrangement.BOTH:
         machines = f"{prefill} prefill and decoding"
-    elif layout.arrangement == "switching":
+    elif layout.arrangement is Arrangement.SWITCHING:
         machines += ", with roles that follow the load"
     return (
         f"{machines}, each with {pool} "
@@ -214,22 +217,18 @@ def _breakdown_plot(answer: PlanReport) -> str:
     return _figure(plot, "Finalists in the order of the table, parts of their price", "cost")
 
 
-def _cdf_plot(answer: PlanReport, what: str) -> str:
-    slo = answer.spec.slo
-    limit, title = (
-        (slo.ttft_s, "Time to first token") if what == "ttft" else (slo.tbt_s, "Time between tokens")
-    )
+def _cdf_plot(answer: PlanReport, name: str, title: str, limit_s: float, *, log: bool) -> str:
     plot = figures.new_figure(title, y_label="requests, %")
-    model, count = answer.curves[f"model_{what}_s"], int(answer.curves["requests"][0])
-    simulated = answer.curves.get(f"simulated_{what}_s")
+    model, count = answer.curves[f"model_{name}_s"], int(answer.curves["requests"][0])
+    simulated = answer.curves.get(f"simulated_{name}_s")
     if simulated is not None:
         figures.cdf(plot, simulated, "simulator", order=0, of=count)
     figures.cdf(plot, model, "statistical model", order=1, of=count)
-    figures.limit_line(plot, limit, f"{figures.duration_text(limit)} promised")
-    figures.seconds_axis(plot, log=what == "ttft")
+    figures.limit_line(plot, limit_s, f"{figures.duration_text(limit_s)} promised")
+    figures.seconds_axis(plot, log=log)
     values = simulated or model
-    within = sum(value <= limit for value in values) / max(count, 1)
-    return _figure(plot, f"{within:.1%} of the requests are within {figures.duration_text(limit)}", what)
+    within = sum(value <= limit_s for value in values) / max(count, 1)
+    return _figure(plot, f"{within:.1%} of the requests are within {figures.duration_text(limit_s)}", name)
 
 
 def _hits_plot(answer: PlanReport) -> str:

@@ -14,14 +14,14 @@ from mooncache.plan.answer import Finalist, PlanReport
 from mooncache.plan.core import limits, machine, variants
 from mooncache.plan.core.certainty import SPAN_FINE_S, Certainty, SimulatedRun, judge, load_margin
 from mooncache.plan.core.confirm import Confirmed, confirm
-from mooncache.plan.core.estimate import FIXED, Demand, Estimator, Layout
+from mooncache.plan.core.estimate import Demand, Estimator, Layout
 from mooncache.plan.core.prices import token_prices
 from mooncache.plan.core.search import Plan, Searcher, allowed, pareto
-from mooncache.plan.core.spec import GB, Spec
+from mooncache.plan.core.spec import GB, Arrangement, Spec
 from mooncache.plan.loading import Question
 from mooncache.simulate.profile import ModelProfile
 from mooncache.simulate.result import Result
-from mooncache.traces import Trace
+from mooncache.traces import Trace, TracePart
 
 Progress = Callable[[str, float], None]
 CURVE_POINTS: Final = 40
@@ -97,7 +97,7 @@ class Planner:
             begin = (count - 1) / most
             what = f"Simulator, plan {count}"
             run, result = self.simulate(
-                layout, sample, 1, "whole", lambda share: self.on_progress(what, begin + share / most)
+                layout, sample, 1, TracePart.WHOLE, lambda share: self.on_progress(what, begin + share / most)
             )
             self.results[layout.key] = (run, result)
             return run.attainment
@@ -134,7 +134,7 @@ class Planner:
         layout: Layout,
         trace: Trace,
         seed: int,
-        part: str,
+        part: TracePart,
         on_progress: Callable[[float], None] | None = None,
     ) -> tuple[SimulatedRun, Result]:
         """One run of a layout."""
@@ -145,13 +145,9 @@ class Planner:
         """All runs of the best plan: further seeds, and each half of the trace alone."""
         sample = workload.busiest(self.trace, effort.requests_max)
         runs = [self.results[plan.layout.key][0]]
-        further = [(sample, seed, "whole") for seed in range(2, effort.seeds + 1)]
-        first, second = sample.halves()
-        further += [
-            (half, 1, part)
-            for half, part in ((first, "first half"), (second, "second half"))
-            if len(half) > 1
-        ]
+        further = [(sample, seed, TracePart.WHOLE) for seed in range(2, effort.seeds + 1)]
+        halves = [(sample.part(part), 1, part) for part in (TracePart.FIRST_HALF, TracePart.SECOND_HALF)]
+        further += [half for half in halves if len(half[0]) > 1]
         for number, (trace, seed, part) in enumerate(further):
             begin, width = number / len(further), 1 / len(further)
             runs.append(
@@ -213,7 +209,7 @@ class Planner:
         layout, slo = plan.layout, self.spec.slo
         scaled = sorted({engine.name for engine in (layout.prefill, layout.decode) if not engine.measured})
         facts = []
-        modelled = layout.arrangement == FIXED
+        modelled = layout.arrangement is Arrangement.FIXED
         if not modelled:
             facts.append(
                 "the statistical model knows fixed roles only: this plan is the simulator's word alone"

@@ -14,16 +14,17 @@ from typing import Any, Final
 import numpy as np
 
 from mooncache.conductor.core.policy.types import DecodeCost, PrefillCost
+from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.plan.core.certainty import SimulatedRun
 from mooncache.plan.core.estimate import Layout
 from mooncache.plan.core.machine import Floats, InstanceType
-from mooncache.plan.core.spec import GB, SloSpec
+from mooncache.plan.core.spec import GB, Arrangement, SloSpec
 from mooncache.simulate.cluster import ClusterSpec, FirstToken, InlineMode, InstanceGroup, RoleSwitching, Slo
 from mooncache.simulate.options import SimOptions
 from mooncache.simulate.profile import ModelProfile
 from mooncache.simulate.result import Result
 from mooncache.simulate.run import simulate
-from mooncache.traces import Trace
+from mooncache.traces import Trace, TracePart
 
 NOISE: Final = 0.05  # relative deviation of computing times: what makes seeds differ
 POLICY: Final = "mooncache"
@@ -55,25 +56,32 @@ def cluster_of(
 ) -> ClusterSpec:
     """A layout as the simulator takes it. bases: the profile of each machine type, by its name."""
     prefill, decode = layout.prefill_instances, layout.decode_instances
-    parts = [("prefill", layout.prefill, prefill), ("decode", layout.decode, decode)]
-    if layout.arrangement == "both":
-        parts = [("both", layout.prefill, prefill + decode)]
+    parts = [(InstanceRole.PREFILL, layout.prefill, prefill), (InstanceRole.DECODE, layout.decode, decode)]
+    if layout.arrangement is Arrangement.BOTH:
+        parts = [(InstanceRole.BOTH, layout.prefill, prefill + decode)]
     return ClusterSpec(
         instances=tuple(
             _group(role, engine, count, layout, bases[engine.node.name], block_tokens)
             for role, engine, count in parts
         ),
-        name=f"{prefill + decode} both" if layout.arrangement == "both" else f"{prefill}P+{decode}D",
+        name=f"{prefill + decode} both"
+        if layout.arrangement is Arrangement.BOTH
+        else f"{prefill}P+{decode}D",
         profile=bases[layout.prefill.node.name],
         block_tokens=block_tokens,
         first_token=FirstToken.DECODE,
         slo=Slo(slo.ttft_s, slo.tbt_s),
-        roles=RoleSwitching(enabled=layout.arrangement == "switching"),
+        roles=RoleSwitching(enabled=layout.arrangement is Arrangement.SWITCHING),
     )
 
 
 def _group(
-    role: str, engine: InstanceType, count: int, layout: Layout, base: ModelProfile, block_tokens: int
+    role: InstanceRole,
+    engine: InstanceType,
+    count: int,
+    layout: Layout,
+    base: ModelProfile,
+    block_tokens: int,
 ) -> InstanceGroup:
     share = 1 / engine.per_node
     block_bytes = block_tokens * engine.kv_bytes_per_token
@@ -86,8 +94,8 @@ def _group(
         nic_in_gbps=layout.nic.gbps * share,
         nic_out_gbps=layout.nic.gbps * share,
         nic_efficiency=layout.nic.efficiency,
-        inline=InlineMode.CHUNKED if role == "both" else InlineMode.WHOLE,  # as engines do it
-        pipeline_size=layout.stages if role == "prefill" else 1,
+        inline=InlineMode.CHUNKED if role is InstanceRole.BOTH else InlineMode.WHOLE,  # as engines do it
+        pipeline_size=layout.stages if role is InstanceRole.PREFILL else 1,
         profile=None if profile == base else profile,
     )
     return replace(group, ssd_read_gbytes_per_s=layout.ssd.read_gb_per_s * share) if layout.ssd.gb else group
@@ -98,7 +106,7 @@ def run(
     cluster: ClusterSpec,
     slo: SloSpec,
     seed: int,
-    part: str = "whole",
+    part: TracePart = TracePart.WHOLE,
     on_progress: Progress | None = None,
 ) -> tuple[SimulatedRun, Result]:
     """One simulation. `on_progress` gets the share that is done."""
@@ -112,7 +120,7 @@ def run(
     return run_of(result, slo, part, seed), result
 
 
-def run_of(result: Result, slo: SloSpec, part: str, seed: int) -> SimulatedRun:
+def run_of(result: Result, slo: SloSpec, part: TracePart, seed: int) -> SimulatedRun:
     """A result as the plan reads it; requests that were refused count as infinitely late."""
     done = result.done
     ttft = np.where(done, result.ttft_s, np.inf)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mooncache.plan.answer import Finalist, PlanReport
 from mooncache.plan.core.certainty import Certainty
-from mooncache.plan.core.estimate import FIXED, Layout
+from mooncache.plan.core.estimate import Layout
+from mooncache.plan.core.spec import Arrangement
 
 FINALIST_COLUMNS = (
     "",
@@ -30,14 +31,14 @@ def machines(finalist: Finalist) -> tuple[str, str]:
     """What does prefill and what decodes: "4 H800", or "8 on 4 H800" when a machine holds two instances."""
     layout = finalist.plan.layout
     prefill, decode = counts(layout)
-    if layout.arrangement == "switching":
+    if layout.arrangement is Arrangement.SWITCHING:
         decode += ", roles follow the load"
     return prefill + (f", in pipes of {layout.stages}" if layout.stages > 1 else ""), decode
 
 
 def counts(layout: Layout) -> tuple[str, str]:
     """Machines for prefill and for decoding."""
-    if layout.arrangement == "both":
+    if layout.arrangement is Arrangement.BOTH:
         instances = layout.prefill_instances + layout.decode_instances
         return _count(instances, layout.nodes, layout.prefill.node.name) + " for both", "the same"
     return (
@@ -78,7 +79,7 @@ def price(value: float | None) -> str:
 
 def modelled(finalist: Finalist) -> str:
     """The model's share within the SLOs; a dash where it knows nothing, ~ where it is no more than a hint."""
-    if finalist.plan.layout.arrangement != FIXED:
+    if finalist.plan.layout.arrangement is not Arrangement.FIXED:
         return "-"
     return f"{'~' if finalist.estimate.overloaded else ''}{finalist.estimate.attainment:.1%}"
 

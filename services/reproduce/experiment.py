@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mooncache.conductor.core.policy.types import AdmissionMode, Rules
+from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.reproduce import setting
 from mooncache.reproduce.workloads import CONVERSATION, Sources, load
 from mooncache.simulate.cluster import ClusterSpec, InstanceGroup, PoolScope, RoleSwitching, Slo
@@ -22,10 +23,8 @@ from mooncache.simulate.options import SimOptions
 from mooncache.simulate.result import Result
 from mooncache.simulate.run import simulate
 from mooncache.simulate.sim_request import SimOutcome
-from mooncache.traces import Trace
+from mooncache.traces import Trace, TracePart
 
-WHOLE, FIRST, SECOND = "whole", "first half", "second half"
-PARTS: Final = (WHOLE, FIRST, SECOND)
 LIMITS_S: Final = (0.05, 0.07, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 1.0)
 
 
@@ -38,12 +37,12 @@ class Run:
     """
 
     workload: str = CONVERSATION
-    policy: str = "algorithm1"
+    policy: str = setting.PAPERS_POLICY
     admission: AdmissionMode = AdmissionMode.NONE
     speed: float = setting.SPEED
     prefill: int = setting.PREFILL_NODES
     decode: int = setting.DECODE_NODES
-    part: str = WHOLE
+    part: TracePart = TracePart.WHOLE
     pool: PoolScope = PoolScope.GLOBAL
     pool_blocks: int = setting.POOL_BLOCKS_PER_NODE
     eviction: str = "lru"
@@ -99,7 +98,10 @@ def simulated(sources: Sources, run: Run) -> RunSummary:
 def play(sources: Sources, run: Run) -> Result:
     """Simulate one run and return everything that is known of it."""
     cluster = ClusterSpec(
-        instances=(_group(run, "prefill", run.prefill), _group(run, "decode", run.decode)),
+        instances=(
+            _group(run, InstanceRole.PREFILL, run.prefill),
+            _group(run, InstanceRole.DECODE, run.decode),
+        ),
         name=f"{run.prefill}P+{run.decode}D",
         profile=setting.PROFILE,
         pool=run.pool,
@@ -114,20 +116,18 @@ def play(sources: Sources, run: Run) -> Result:
 
 def requests(sources: Sources, run: Run) -> Trace:
     """The requests of a run: its workload, half, outputs and speed."""
-    trace = load(sources, run.workload)
-    if run.part != WHOLE:
-        trace = trace.halves()[PARTS.index(run.part) - 1]
+    trace = load(sources, run.workload).part(run.part)
     if run.outputs:
         trace = trace.with_outputs(run.outputs)
     return trace if run.speed == 1.0 else trace.speed(run.speed)
 
 
-def _group(run: Run, role: str, count: int) -> InstanceGroup:
+def _group(run: Run, role: InstanceRole, count: int) -> InstanceGroup:
     return InstanceGroup(
         role,
         count,
-        dram_blocks=run.pool_blocks if role == "prefill" or run.roles else 0,
-        keep_handover=role == "prefill",
+        dram_blocks=run.pool_blocks if role is InstanceRole.PREFILL or run.roles else 0,
+        keep_handover=role is InstanceRole.PREFILL,
         nic_in_gbps=run.network_gbps,
         nic_out_gbps=run.network_gbps,
         nic_efficiency=1.0,
@@ -177,13 +177,11 @@ def _loads(result: Result) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     series = result.series
     first_s, last_s = (result.arrival_s[0], result.arrival_s[-1]) if len(result) else (0.0, 0.0)
     arriving = (series.at_s <= last_s) & (series.at_s >= first_s + 0.1 * (last_s - first_s))
-    columns = {
-        role: [n for n, r in enumerate(result.instances.role) if r == role] for role in ("prefill", "decode")
-    }
     if not arriving.any():
         return np.zeros(1), np.zeros(1)
-    prefill = series.prefill_load[arriving][:, columns["prefill"]]
-    decode = series.decode_load[arriving][:, columns["decode"]]
+    roles = np.array(result.instances.role)
+    prefill = series.prefill_load[arriving][:, roles == InstanceRole.PREFILL]
+    decode = series.decode_load[arriving][:, roles == InstanceRole.DECODE]
     return prefill.mean(axis=1, dtype=np.float64), decode.mean(axis=1, dtype=np.float64)
 
 

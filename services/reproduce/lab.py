@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from mooncache.reproduce.finding import Figure
 from mooncache.reproduce.workloads import Sources, load
-from mooncache.traces import Trace
+from mooncache.traces import Trace, TracePart
 
 Item = TypeVar("Item", bound=Hashable)
 Result = TypeVar("Result")
@@ -47,6 +47,11 @@ class Lab:
     def quick(self) -> bool:
         """Whether only the beginning of each trace is played: then scenarios leave out halves and ranges."""
         return self.sources.first > 0
+
+    @property
+    def parts(self) -> tuple[TracePart, ...]:
+        """What of each trace is played."""
+        return (TracePart.WHOLE,) if self.quick else tuple(TracePart)
 
     def trace(self, name: str) -> Trace:
         """The requests of a workload."""

@@ -14,6 +14,8 @@ from mooncache.simulate.profile import LLAMA3_70B_8XA800, ModelProfile
 PROFILE: Final[ModelProfile] = LLAMA3_70B_8XA800  # the papers' dummy model on their nodes
 BLOCK_TOKENS: Final = 512  # of the published traces; the FAST experiments used 256
 SEED: Final = 1
+PAPERS_POLICY: Final = "algorithm1"  # FAST'25, Algorithm 1
+OUR_POLICY: Final = "mooncache"
 
 # FAST'25 testbed (section 4.1): 16 nodes, 4 x 200 Gbps each, of which the engine reaches 87 GB/s.
 NODES: Final = 16

@@ -9,6 +9,7 @@ from its root. A trace never changes; what cuts or stretches it returns another 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BLOCK_TOKENS = 512
+
+
+class TracePart(StrEnum):
+    """What of a trace is played."""
+
+    WHOLE = "whole"
+    FIRST_HALF = "first half"
+    SECOND_HALF = "second half"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,10 @@ class Trace:
         begin_s, end_s = float(self.arrival_s[0]), float(self.arrival_s[-1])
         middle_s = (begin_s + end_s) / 2
         return self.window(begin_s, middle_s), self.window(middle_s, np.nextafter(end_s, np.inf))
+
+    def part(self, part: TracePart) -> Trace:
+        """The whole trace or one of its halves."""
+        return self if part == TracePart.WHOLE else self.halves()[part == TracePart.SECOND_HALF]
 
     def speed(self, factor: float) -> Trace:
         """The same requests, `factor` times as fast."""

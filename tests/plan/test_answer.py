@@ -22,7 +22,7 @@ from mooncache.plan.core import variants
 from mooncache.plan.core.estimate import Layout
 from mooncache.plan.core.prices import cost_per_hour, token_prices
 from mooncache.plan.core.search import Plan
-from mooncache.plan.core.spec import Dram, SearchSpec, SloSpec, Spec, Ssd
+from mooncache.plan.core.spec import Arrangement, Dram, SearchSpec, SloSpec, Spec, Ssd
 from mooncache.plan.example import toml
 from mooncache.plan.page import page
 from mooncache.plan.run import Effort, Planner
@@ -172,8 +172,8 @@ def test_machines_of_two_kinds_cannot_change_places() -> None:
     assert variants.explore(("switching",), [best], best, 0.9, lambda _: None, lambda _: 1.0) == []
 
 
-@pytest.mark.parametrize("arrangement", ["switching", "both"])
-def test_a_variant_is_a_cluster_a_configuration_and_words(arrangement: str) -> None:
+@pytest.mark.parametrize("arrangement", [Arrangement.SWITCHING, Arrangement.BOTH])
+def test_a_variant_is_a_cluster_a_configuration_and_words(arrangement: Arrangement) -> None:
     planner, answer = answered()
     seen = {finalist.plan.layout.arrangement for finalist in answer.finalists}
     assert seen == {"fixed", "switching", "both"}

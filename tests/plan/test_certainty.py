@@ -8,10 +8,11 @@ import pytest
 
 from mooncache.plan.core.certainty import Certainty, SimulatedRun, judge, load_margin
 from mooncache.plan.core.spec import SloSpec
+from mooncache.traces import TracePart
 from tests.plan.builders import demand, searcher, spec
 
 GOOD = SimulatedRun(
-    part="whole",
+    part=TracePart.WHOLE,
     seed=1,
     attainment=0.97,
     ttft_mean_s=2.0,
@@ -36,7 +37,7 @@ def judged(runs: list[SimulatedRun], more_load: float = 0.5, facts: tuple[str, .
 
 
 def test_a_plan_without_doubts_is_sure() -> None:
-    certainty = judged([GOOD, replace(GOOD, seed=2), replace(GOOD, part="first half")])
+    certainty = judged([GOOD, replace(GOOD, seed=2), replace(GOOD, part=TracePart.FIRST_HALF)])
     assert (certainty.word, certainty.doubts) == ("high", ())
     assert certainty.attainment_gap == pytest.approx(0.005)
     assert certainty.ttft_margin == pytest.approx(1 - 7 / 15)
@@ -47,7 +48,7 @@ def test_a_plan_without_doubts_is_sure() -> None:
     ("runs", "more_load", "facts", "said"),
     [
         ([replace(GOOD, attainment=1.0)], 0.5, (), "differ by 2.5%"),
-        ([GOOD, replace(GOOD, part="second half", attainment=0.91)], 0.5, (), "only 91.0% are"),
+        ([GOOD, replace(GOOD, part=TracePart.SECOND_HALF, attainment=0.91)], 0.5, (), "only 91.0% are"),
         ([replace(GOOD, ttft_at_target_s=14.5)], 0.5, (), "TTFT has 3% to spare"),
         ([replace(GOOD, tbt_at_target_s=0.2)], 0.5, (), "TBT has 0% to spare"),
         ([GOOD], 0.04, (), "4% more load"),

@@ -15,10 +15,11 @@ from mooncache.cli.app import run as cli
 from mooncache.errors import ScenarioUnknown
 from mooncache.reporting.rows import Row
 from mooncache.reproduce import registry
-from mooncache.reproduce.experiment import FIRST, SECOND, Run, SpeedSearch, capacity, requests, simulated
+from mooncache.reproduce.experiment import Run, SpeedSearch, capacity, requests, simulated
 from mooncache.reproduce.finding import Figure, published
 from mooncache.reproduce.lab import Lab
 from mooncache.reproduce.workloads import ALL, DATASETS, Sources, documents, load, synthetic
+from mooncache.traces import TracePart
 
 FEW = Sources(first=40)
 
@@ -77,7 +78,10 @@ def test_processes_do_not_change_a_result() -> None:
 
 def test_halves_have_all_requests_and_begin_at_zero() -> None:
     whole = requests(FEW, Run())
-    first, second = requests(FEW, Run(part=FIRST)), requests(FEW, Run(part=SECOND))
+    first, second = (
+        requests(FEW, Run(part=TracePart.FIRST_HALF)),
+        requests(FEW, Run(part=TracePart.SECOND_HALF)),
+    )
     assert len(first) + len(second) == len(whole)
     assert requests(FEW, Run(speed=2.0)).span_s == pytest.approx(whole.span_s / 2)
     assert set(requests(FEW, Run(outputs=1)).output_tokens.tolist()) == {1}

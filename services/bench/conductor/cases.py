@@ -27,6 +27,7 @@ from mooncache.conductor.shell.pool import PoolLookup
 from mooncache.conductor.state import ConductorState
 from mooncache.config import load
 from mooncache.kvcache.instance_load import InstanceLoad
+from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.reporting.rows import Report, bar_row, describe_machine, describe_versions
 from mooncache.runtime.clock import SystemClock
@@ -100,7 +101,8 @@ class Bench:
         total = options.prefill_instances + options.decode_instances
         each = options.index_blocks // total
         for number in range(total):
-            role = "prefill" if number < options.prefill_instances else "decode"
+            prefills = number < options.prefill_instances
+            role = InstanceRole.PREFILL if prefills else InstanceRole.DECODE
             info = InstanceInfo(
                 f"{role}-{number}",
                 1,

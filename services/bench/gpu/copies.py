@@ -11,7 +11,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from mooncache import _native
 from mooncache.bench.gpu.yardstick import PinnedCopies
@@ -42,7 +41,7 @@ def measure(
     options: CopyOptions,
     progress: Progress,
     *,
-    device: Any = None,
+    device: _native.GpuDevice | None = None,
     library: str = "",
 ) -> None:
     """Add all rows. `device` and `library` are for tests.
@@ -61,7 +60,11 @@ def measure(
 
 
 def _measure(
-    report: Report, options: CopyOptions, progress: Progress, device: Any, yardstick: PinnedCopies
+    report: Report,
+    options: CopyOptions,
+    progress: Progress,
+    device: _native.GpuDevice,
+    yardstick: PinnedCopies,
 ) -> None:
     stager = call_native(device.make_stager, options.buffer_bytes, 2)
     memory = call_native(device.allocate, 2 * options.buffer_bytes)
@@ -122,7 +125,7 @@ def _slices(memory: int, size: int, options: CopyOptions) -> tuple[list[list[tup
     return [pieces[at : at + options.block_slices] for at in range(0, count, options.block_slices)], True
 
 
-def _verify(stager: Any, memory: int, size: int, options: CopyOptions) -> None:
+def _verify(stager: _native.GpuStager, memory: int, size: int, options: CopyOptions) -> None:
     """Fill the slices from one buffer, copy them back into the other one, and compare."""
     slices, crc = _slices(memory, size, options)
     used = sum(length for block in slices for _, length in block)
@@ -148,7 +151,7 @@ def _verify(stager: Any, memory: int, size: int, options: CopyOptions) -> None:
         raise ChecksumMismatch(f"The checksums of slices of {size} bytes are wrong.")
 
 
-def _rate(stager: Any, memory: int, size: int, options: CopyOptions, *, into: bool) -> float:
+def _rate(stager: _native.GpuStager, memory: int, size: int, options: CopyOptions, *, into: bool) -> float:
     slices, crc = _slices(memory, size, options)
     used = sum(length for block in slices for _, length in block)
     flat = [piece for block in slices for piece in block]

@@ -9,6 +9,7 @@ import numpy as np
 
 from mooncache.conductor.core.policy.types import AdmissionMode, Rules
 from mooncache.errors import InvalidArgument
+from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.simulate import ClusterSpec, InstanceGroup, Result, SimOptions, Slo, simulate
 from mooncache.simulate.cluster import FirstToken, InlineMode
 from mooncache.traces.stats import hit_blocks
@@ -45,7 +46,7 @@ class Serving:
 def describe(serving: Serving, calibration: Calibration, block_tokens: int) -> ClusterSpec:
     """The cluster as the simulator sees it. Admission is off, so the promises only colour tables."""
     decode = InstanceGroup(
-        role="decode" if serving.prefill else "both",
+        role=InstanceRole.DECODE if serving.prefill else InstanceRole.BOTH,
         count=serving.decode,
         dram_blocks=serving.cache_blocks,
         sequences_max=serving.batch_max,
@@ -57,7 +58,7 @@ def describe(serving: Serving, calibration: Calibration, block_tokens: int) -> C
     if serving.prefill:
         groups = (
             InstanceGroup(
-                role="prefill",
+                role=InstanceRole.PREFILL,
                 count=serving.prefill,
                 dram_blocks=serving.cache_blocks,
                 chunk_tokens=serving.chunk_tokens,

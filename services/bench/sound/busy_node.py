@@ -11,7 +11,6 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from statistics import median, quantiles
-from typing import Any
 
 from mooncache.auth import derive_tenant_key, keyed_hash
 from mooncache.errors import NodeUnavailable, ProtocolError
@@ -78,7 +77,7 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
 def _serve(secret: bytes, progress: Connection) -> None:
     from mooncache import _native
 
-    server: Any = _native.StoreServer(
+    server = _native.StoreServer(
         {"secret": secret, "tcp_host": "127.0.0.1", "io_threads": 1, "capacity_bytes": 64 << 20}
     )
     server.start()

@@ -12,6 +12,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from pathlib import Path
 
 from mooncache import _native
@@ -23,11 +24,20 @@ from mooncache.traces import generate
 from mooncache.traces.generator import conversation
 
 Progress = Callable[[str], None]
-POLICIES = ("lru", "2q", "mooncache")
-DEFAULT_POLICY = "2q"
 _SEED = 7
 _BLOCK_BYTES = 4096
 _NODE_BYTES_MIN = 1 << 20
+
+
+class EvictionPolicy(StrEnum):
+    """What a store node evicts first."""
+
+    LRU = "lru"
+    TWO_QUEUES = "2q"
+    LEARNT = "mooncache"
+
+
+DEFAULT_POLICY = EvictionPolicy.TWO_QUEUES
 
 
 def eviction_rows(report: Report, options: StoreBenchOptions, progress: Progress) -> None:
@@ -38,19 +48,18 @@ def eviction_rows(report: Report, options: StoreBenchOptions, progress: Progress
     asked = sum(map(len, chains))
     for capacity in options.eviction_blocks:
         hits = {}
-        for policy in POLICIES:
+        for policy in EvictionPolicy:
             label = f"eviction {policy}, {count_text(capacity)} blocks: hits"
             progress(label)
             hits[policy] = sum(_native.replay_chains(policy, capacity, chains, times_ms)) / asked
-            learnt = policy == "mooncache"
             report.add(
                 bar_row(
                     label,
                     hits[policy],
                     "of blocks",
-                    against=None if policy == "lru" else "lru",
-                    reference=None if policy == "lru" else hits["lru"],
-                    at_least=1.0 if learnt else None,
+                    against=None if policy is EvictionPolicy.LRU else EvictionPolicy.LRU,
+                    reference=None if policy is EvictionPolicy.LRU else hits[EvictionPolicy.LRU],
+                    at_least=1.0 if policy is EvictionPolicy.LEARNT else None,
                 )
             )
     _cost_rows(report, options, chains, progress)
@@ -60,14 +69,14 @@ def _cost_rows(
     report: Report, options: StoreBenchOptions, chains: Sequence[Sequence[int]], progress: Progress
 ) -> None:
     capacity = options.eviction_blocks[0]
-    seconds: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+    seconds: dict[EvictionPolicy, list[float]] = {policy: [] for policy in EvictionPolicy}
     for round_number in range(options.eviction_repeats):
-        for policy in POLICIES:
+        for policy in EvictionPolicy:
             progress(f"eviction: cost of {policy}, round {round_number + 1} of {options.eviction_repeats}")
             seconds[policy].append(_processor_s(policy, capacity, chains))
     medians = {policy: statistics.median(of) for policy, of in seconds.items()}
-    for policy in POLICIES:
-        default = policy == DEFAULT_POLICY
+    for policy in EvictionPolicy:
+        default = policy is DEFAULT_POLICY
         report.add(
             bar_row(
                 f"eviction {policy}: processor time of match and put",
@@ -79,7 +88,7 @@ def _cost_rows(
         )
 
 
-def _processor_s(policy: str, capacity_blocks: int, chains: Sequence[Sequence[int]]) -> float:
+def _processor_s(policy: EvictionPolicy, capacity_blocks: int, chains: Sequence[Sequence[int]]) -> float:
     """Processor time of client and node for all chains, on a fresh node."""
     env = {
         "MOONCACHE_STORE_NODE_EVICTION": policy,

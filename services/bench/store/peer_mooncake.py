@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,13 @@ from mooncache.bench.worker import Worker, WorkerError, serve
 POOL_SETTING = "MC_TCP_ENABLE_CONNECTION_POOL"
 _SEGMENT_BYTES = 1 << 30
 _BUFFER_BYTES = 256 << 20
+
+
+class _Process(StrEnum):
+    """The processes that use the original's package."""
+
+    HOLDER = "holder"  # lends memory
+    CLIENT = "client"  # is measured
 
 
 def unavailable_reason() -> str | None:
@@ -61,8 +69,10 @@ class PeerMooncake:
         try:
             self._wait_for_master(port)
             module, target = "mooncache.bench.store.peer_mooncake", f"127.0.0.1:{port}"
-            self._workers.append(Worker(module, ["holder", target], env=self._env))
-            self.client = Worker(module, ["client", target, str(block_bytes), str(count)], env=self._env)
+            self._workers.append(Worker(module, [_Process.HOLDER, target], env=self._env))
+            self.client = Worker(
+                module, [_Process.CLIENT, target, str(block_bytes), str(count)], env=self._env
+            )
             self._workers.append(self.client)
         except BaseException:
             self.close()
@@ -164,15 +174,15 @@ class _Client:
         return {"exist_s": times}
 
 
-def _child(role: str, target: str, block_bytes: int = 0, count: int = 0) -> None:
+def _child(part: _Process, target: str, block_bytes: int = 0, count: int = 0) -> None:
     from mooncake.store import MooncakeDistributedStore  # type: ignore[import-not-found, unused-ignore]
 
     store = MooncakeDistributedStore()
-    segment = _SEGMENT_BYTES if role == "holder" else 0
+    segment = _SEGMENT_BYTES if part is _Process.HOLDER else 0
     code = store.setup("127.0.0.1", "P2PHANDSHAKE", segment, _BUFFER_BYTES, "tcp", "", target)
     if code != 0:
         raise SystemExit(f"the original's setup answered {code}")
-    if role == "holder":
+    if part is _Process.HOLDER:
         serve({}, {})
         return
     client = _Client(store, block_bytes, count)
@@ -192,4 +202,4 @@ def _free_ports(count: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    _child(sys.argv[1], sys.argv[2], *(int(argument) for argument in sys.argv[3:]))
+    _child(_Process(sys.argv[1]), sys.argv[2], *(int(argument) for argument in sys.argv[3:]))

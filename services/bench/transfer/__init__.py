@@ -8,7 +8,7 @@ from typing import Any
 from mooncache import _native
 from mooncache.bench.transfer.cases import Case, Samples, ToolRounds, add_rows, measure_all, reference_rows
 from mooncache.bench.transfer.node import TransferNode
-from mooncache.bench.transfer.options import TRANSPORTS, TransferOptions
+from mooncache.bench.transfer.options import TransferOptions, Transport
 from mooncache.reporting.rows import Report, describe_machine, describe_versions
 
 __all__ = ["TransferOptions", "run"]
@@ -32,11 +32,11 @@ def run(
         "submits a block for each that is through; checksums of all reads compared, but where it says unchecked; "
         f"CRC-32C implementation: {_native.crc32c_implementation()}"
     )
-    asked = options.transports or TRANSPORTS
+    asked = options.transports or tuple(Transport)
     tool_rounds: ToolRounds = {}
     if peer is not None:
         report.notes.append("another host: processor time is that of this side only")
-        asked = tuple(name for name in asked if name not in {"loopback", "shm", "nixl"})
+        asked = tuple(one for one in asked if one in {Transport.TCP, Transport.RDMA})
         samples = measure_all(options, asked, peer, None, report, progress)
     else:
         progress("starting a node")

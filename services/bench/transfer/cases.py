@@ -13,38 +13,46 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from mooncache import _native
 from mooncache.bench.transfer import references
 from mooncache.bench.transfer.nixl_lane import measure_nixl
-from mooncache.bench.transfer.options import KIB, MIB, TransferOptions
+from mooncache.bench.transfer.options import KIB, MIB, Direction, TransferOptions, Transport
 from mooncache.client.native_call import call_native
 from mooncache.errors import MooncacheError
 from mooncache.reporting.rows import Report, bar_row
 
 Progress = Callable[[str], None]
-FLOWS = ("batch", "stream", "stream unchecked")
 Shape = tuple[int, int]  # block bytes, batch
-ToolRounds = dict[Shape, dict[str, list[float]]]  # GB/s of perftest by direction, one for each round
+ToolRounds = dict[Shape, dict[Direction, list[float]]]  # GB/s of perftest, one for each round
+
+
+class BlockFlow(StrEnum):
+    """How blocks follow each other."""
+
+    BATCH = "batch"
+    STREAM = "stream"
+    STREAM_UNCHECKED = "stream unchecked"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """One measurement's coordinates."""
 
-    transport: str
-    direction: str
+    transport: Transport
+    direction: Direction
     block_bytes: int
     batch: int
     threads: int
-    flow: str = "batch"  # one of FLOWS
+    flow: BlockFlow = BlockFlow.BATCH
 
     def __str__(self) -> str:
         size = size_text(self.block_bytes)
         text = f"{self.transport} {self.direction} {size} x{self.batch} t{self.threads}"
-        return text if self.flow == "batch" else f"{text} {self.flow}"
+        return text if self.flow == BlockFlow.BATCH else f"{text} {self.flow}"
 
 
 @dataclass(slots=True)
@@ -63,12 +71,12 @@ def size_text(size_bytes: int) -> str:
     return f"{size_bytes // KIB} KiB" if size_bytes % KIB == 0 else f"{size_bytes} B"
 
 
-def cases(options: TransferOptions, transports: tuple[str, ...]) -> Iterator[Case]:
+def cases(options: TransferOptions, transports: tuple[Transport, ...]) -> Iterator[Case]:
     """All combinations, the transports innermost, so that those that are compared run one after the other."""
     for size, batch, threads, direction, transport in itertools.product(
         options.block_bytes, options.batches, options.threads, options.directions, transports
     ):
-        for flow in FLOWS if transport == "rdma" else FLOWS[:1]:
+        for flow in BlockFlow if transport == Transport.RDMA else (BlockFlow.BATCH,):
             yield Case(transport, direction, size, batch, threads, flow)
 
 
@@ -78,16 +86,19 @@ def measure(
     """One round of one case. Raises MooncacheError with the reason when it cannot run."""
     before = node_cpu() if node_cpu else 0.0
     shape: dict[str, Any] = {
-        "write": case.direction == "write",
+        "write": case.direction == Direction.WRITE,
         "block_bytes": case.block_bytes,
         "batch": case.batch,
         "threads": case.threads,
         "duration_ms": duration_ms,
     }
-    if case.transport == "nixl":
+    if case.transport == Transport.NIXL:
         result = measure_nixl(**shape)
     else:
-        flow = {"continuous": case.flow != "batch", "verify": case.flow != "stream unchecked"}
+        flow = {
+            "continuous": case.flow != BlockFlow.BATCH,
+            "verify": case.flow != BlockFlow.STREAM_UNCHECKED,
+        }
         result = call_native(_native.transfer_probe, {**peer, **shape, **flow, "transport": case.transport})
     cpu_s = result["cpu_seconds"] + (node_cpu() - before if node_cpu else 0.0)
     gigabytes = result["bytes"] / 1e9
@@ -96,7 +107,7 @@ def measure(
 
 def measure_all(
     options: TransferOptions,
-    transports: tuple[str, ...],
+    transports: tuple[Transport, ...],
     peer: dict[str, Any],
     node_cpu: Callable[[], float] | None,
     report: Report,
@@ -108,13 +119,13 @@ def measure_all(
     With `tool_rounds` each round also runs perftest for every shape that was measured over RDMA, into it.
     """
     samples: dict[Case, Samples] = defaultdict(Samples)
-    refused: set[tuple[str, int]] = set()  # NIXL refuses threads, not all of its cases
+    refused: set[tuple[Transport, int]] = set()  # NIXL refuses threads, not all of its cases
     for number in range(options.rounds):
         for case in cases(options, transports):
             if (case.transport, case.threads) in refused:
                 continue
             progress(f"round {number + 1} of {options.rounds}: {case}")
-            beside = rdma_device() if case.transport == "rdma" and tool_rounds is not None else None
+            beside = rdma_device() if case.transport == Transport.RDMA and tool_rounds is not None else None
             try:
                 got = measure(case, *_like_tool(peer, options, beside), node_cpu)
             except MooncacheError as error:
@@ -144,11 +155,13 @@ def _tool_round(
     samples: dict[Case, Samples], report: Report, progress: Progress, tool_rounds: ToolRounds
 ) -> None:
     device = rdma_device()
-    shapes = dict.fromkeys((case.block_bytes, case.batch) for case in samples if case.transport == "rdma")
+    shapes = dict.fromkeys(
+        (case.block_bytes, case.batch) for case in samples if case.transport == Transport.RDMA
+    )
     for size, batch in shapes if device else ():
         progress(f"perftest {size_text(size)} x{batch}")
-        for way, rate in _figures(report, references.perftest(device or "", size, batch)).items():
-            tool_rounds.setdefault((size, batch), {}).setdefault(way, []).append(rate)
+        for direction, rate in _figures(report, references.perftest(device or "", size, batch)).items():
+            tool_rounds.setdefault((size, batch), {}).setdefault(direction, []).append(rate)
 
 
 def percentile_us(values: list[float], percent: int) -> float:
@@ -162,7 +175,7 @@ def add_rows(report: Report, samples: dict[Case, Samples], yardsticks: dict[Case
     for case, known in samples.items():
         against, reference = yardsticks.get(case, (None, None))
         # the tool streams: a batch that ends before the next begins is no match for it, and is shown without a bar
-        at_least = 0.85 if against and against.startswith("ib_") and case.flow != "batch" else None
+        at_least = 0.85 if against and against.startswith("ib_") and case.flow != BlockFlow.BATCH else None
         report.add(
             bar_row(
                 str(case),
@@ -192,59 +205,63 @@ def reference_rows(
         mine = [case for case in measured if (case.block_bytes, case.batch) == (size, batch)]
         used = {case.transport for case in mine}
         label = f"{size_text(size)} x{batch}"
-        found: dict[tuple[str, str], tuple[str, float]] = {}
-        if used & {"shm", "loopback"}:
+        found: dict[tuple[Transport, Direction], tuple[str, float]] = {}
+        if used & {Transport.SHM, Transport.LOOPBACK}:
             progress(f"memcpy {label}")
             rate = references.memcpy(size, batch, options.duration_ms / 1e3)
             report.add(bar_row(f"memcpy {label}", rate, "GB/s"))
-            for transport, way in itertools.product(("shm", "loopback"), options.directions):
-                found[transport, way] = (f"memcpy {label}", rate)
-        if "nixl" in used:
+            for transport, direction in itertools.product(
+                (Transport.SHM, Transport.LOOPBACK), options.directions
+            ):
+                found[transport, direction] = (f"memcpy {label}", rate)
+        if Transport.NIXL in used:
             progress(f"NIXL itself {label}")
             answer = references.nixl(size, batch, options.duration_ms / 1e3)
-            _note(report, found, "nixl", "NIXL over UCX", label, _figures(report, answer))
-        if "tcp" in used:
+            _note(report, found, Transport.NIXL, "NIXL over UCX", label, _figures(report, answer))
+        if Transport.TCP in used:
             progress(f"raw socket {label}")
             figures = references.raw_socket(size, batch, options.duration_ms / 1e3)
-            _note(report, found, "tcp", "raw socket", label, figures)
+            _note(report, found, Transport.TCP, "raw socket", label, figures)
             _original(report, mine, label, progress)
-        for way, rates in tool_rounds.get((size, batch), {}).items():
-            name = f"ib_{way}_bw {label}"
+        for direction, rates in tool_rounds.get((size, batch), {}).items():
+            name = f"ib_{direction}_bw {label}"
             report.add(bar_row(name, statistics.median(rates), "GB/s"))
-            found["rdma", way] = (name, statistics.median(rates))
+            found[Transport.RDMA, direction] = (name, statistics.median(rates))
         for case in mine:
             if case.threads == 1 and (case.transport, case.direction) in found:
                 yardsticks[case] = found[case.transport, case.direction]
-    if any(case.transport == "tcp" for case in measured):
+    if any(case.transport == Transport.TCP for case in measured):
         progress("iperf3")
-        for way, rate in _figures(report, references.iperf3()).items():
-            report.add(bar_row(f"iperf3 {way}, one stream", rate, "GB/s"))
+        for direction, rate in _figures(report, references.iperf3()).items():
+            report.add(bar_row(f"iperf3 {direction}, one stream", rate, "GB/s"))
     return yardsticks
 
 
 def _note(
     report: Report,
-    found: dict[tuple[str, str], tuple[str, float]],
-    transport: str,
+    found: dict[tuple[Transport, Direction], tuple[str, float]],
+    transport: Transport,
     tool: str,
     label: str,
-    figures: dict[str, float],
+    figures: references.Figures,
 ) -> None:
-    for way, rate in figures.items():
-        name = f"{tool} {way} {label}"
+    for direction, rate in figures.items():
+        name = f"{tool} {direction} {label}"
         report.add(bar_row(name, rate, "GB/s"))
-        found[transport, way] = (name, rate)
+        found[transport, direction] = (name, rate)
 
 
 def _original(report: Report, mine: list[Case], label: str, progress: Progress) -> None:
     for threads in dict.fromkeys(case.threads for case in mine):
         progress(f"transfer_engine_bench {label} t{threads}")
         answer = references.original_engine(mine[0].block_bytes, mine[0].batch, threads)
-        for way, rate in _figures(report, answer).items():
-            report.add(bar_row(f"original transfer_engine_bench tcp {way} {label} t{threads}", rate, "GB/s"))
+        for direction, rate in _figures(report, answer).items():
+            report.add(
+                bar_row(f"original transfer_engine_bench tcp {direction} {label} t{threads}", rate, "GB/s")
+            )
 
 
-def _figures(report: Report, answer: dict[str, float] | str) -> dict[str, float]:
+def _figures(report: Report, answer: references.Figures | str) -> references.Figures:
     if isinstance(answer, dict):
         return answer
     if answer not in report.notes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 import signal
 import threading
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -14,11 +15,12 @@ from rich.console import Console
 from mooncache.bench.transfer import TransferOptions, run
 from mooncache.bench.transfer.cases import Case, Samples
 from mooncache.bench.transfer.node import serve_forever
-from mooncache.bench.transfer.options import DIRECTIONS, SIZES_HINT, TRANSPORTS, parse_size
+from mooncache.bench.transfer.options import SIZES_HINT, Direction, Transport, parse_size
 from mooncache.bench.worker import WorkerError
 from mooncache.errors import MooncacheError, TransportUnavailable
 from mooncache.reporting.rows import JsonRows, MarkdownRows, Report, describe_machine
 
+Member = TypeVar("Member", bound=StrEnum)
 _EXIT_FAILED = 1
 _EXIT_USAGE = 2
 
@@ -29,8 +31,8 @@ def _names(help_text: str) -> Parameter:
 
 def transfer(
     *,
-    transport: Annotated[tuple[str, ...], _names(f"Only these: {', '.join(TRANSPORTS)}.")] = (),
-    direction: Annotated[tuple[str, ...], _names("Only read or only write.")] = DIRECTIONS,
+    transport: Annotated[tuple[str, ...], _names(f"Only these: {', '.join(Transport)}.")] = (),
+    direction: Annotated[tuple[str, ...], _names("Only read or only write.")] = tuple(Direction),
     block: Annotated[tuple[str, ...], _names(f"Block sizes, such as {SIZES_HINT}.")] = (),
     batch: Annotated[tuple[int, ...], _names("Blocks under way per thread.")] = (8,),
     threads: Annotated[tuple[int, ...], _names("Threads, each with its own link.")] = (1,),
@@ -142,10 +144,7 @@ def _options(
     references: bool,
 ) -> TransferOptions:
     """What was asked for, checked. Raises ValueError with a sentence."""
-    for kind, names, known in (("transport", transport, TRANSPORTS), ("direction", direction, DIRECTIONS)):
-        for name in names:
-            if name not in known:
-                raise ValueError(f"There is no {kind} {name!r}; choose from: {', '.join(known)}.")
+    transports, directions = _members(Transport, transport), _members(Direction, direction)
     if memory != "host":
         raise ValueError(f"There is no memory kind {memory!r}; choose from: host, cuda.")
     if any(not 1 <= count <= 1024 for count in batch):
@@ -159,8 +158,8 @@ def _options(
     sizes = tuple(parse_size(text) for text in block) or TransferOptions().block_bytes
     need = 4 * max(sizes) * max(batch) * max(threads)
     return TransferOptions(
-        transport,
-        direction,
+        transports,
+        directions,
         sizes,
         batch,
         threads,
@@ -169,6 +168,13 @@ def _options(
         references=references,
         arena_bytes=max(1 << 28, need),
     )
+
+
+def _members(kind: type[Member], names: tuple[str, ...]) -> tuple[Member, ...]:
+    for name in names:
+        if name not in set(kind):
+            raise ValueError(f"There is no {kind.__name__.lower()} {name!r}; choose from: {', '.join(kind)}.")
+    return tuple(kind(name) for name in names)
 
 
 def _address(text: str) -> tuple[str, int]:

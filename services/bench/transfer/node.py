@@ -19,7 +19,9 @@ from mooncache.bench.worker import Worker, serve
 from mooncache.client.native_call import call_native
 
 
-def start_server(host: str, port: int, unix_path: str, secret: bytes, arena_bytes: int) -> Any:
+def start_server(
+    host: str, port: int, unix_path: str, secret: bytes, arena_bytes: int
+) -> _native.StoreServer:
     """A running native server. Raises MooncacheError when it cannot listen or has no memory."""
     settings = {
         "secret": secret,

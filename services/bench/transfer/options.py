@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 KIB = 1 << 10
 MIB = 1 << 20
-TRANSPORTS = ("loopback", "shm", "tcp", "rdma", "nixl")
-DIRECTIONS = ("read", "write")
 SIZES_HINT = "1048576, 1M, 64K"
+
+
+class Transport(StrEnum):
+    """What moves the bytes."""
+
+    LOOPBACK = "loopback"
+    SHM = "shm"
+    TCP = "tcp"
+    RDMA = "rdma"
+    NIXL = "nixl"
+
+
+class Direction(StrEnum):
+    """Whether blocks come from the node or go there."""
+
+    READ = "read"
+    WRITE = "write"
 
 
 @dataclass(frozen=True, slots=True)
 class TransferOptions:
     """Sizes in bytes. Every combination of the tuples is one measurement, repeated in `rounds` rounds over all."""
 
-    transports: tuple[str, ...] = ()  # empty: all that this machine and the peer have
-    directions: tuple[str, ...] = DIRECTIONS
+    transports: tuple[Transport, ...] = ()  # empty: all that this machine and the peer have
+    directions: tuple[Direction, ...] = tuple(Direction)
     block_bytes: tuple[int, ...] = (16 * KIB, 256 * KIB, MIB)
     batches: tuple[int, ...] = (8,)
     threads: tuple[int, ...] = (1,)

@@ -20,12 +20,13 @@ from pathlib import Path
 
 from mooncache.bench.store.raw_socket import RawSocket
 from mooncache.bench.transfer.nixl_lane import measure_plain
+from mooncache.bench.transfer.options import Direction
 from mooncache.errors import TransportUnavailable
 
 DURATION_S = 2
 _MARGIN_S = 1
 _TIMEOUT_S = 30.0
-Figures = dict[str, float]
+Figures = dict[Direction, float]
 
 
 def raw_socket(block_bytes: int, batch: int, duration_s: float) -> Figures:
@@ -35,13 +36,13 @@ def raw_socket(block_bytes: int, batch: int, duration_s: float) -> Figures:
     raw = RawSocket(block_bytes, batch, min(block_bytes, 64 << 10))
     figures: Figures = {}
     try:
-        for name, once in (("read", raw.get_s), ("write", raw.put_s)):
+        for direction, once in ((Direction.READ, raw.get_s), (Direction.WRITE, raw.put_s)):
             once(memory)
             moved, spent, end = 0, 0.0, time.perf_counter() + duration_s
             while not moved or time.perf_counter() < end:
                 spent += once(memory)
                 moved += total
-            figures[name] = moved / spent / 1e9
+            figures[direction] = moved / spent / 1e9
     finally:
         raw.close()
     return figures
@@ -64,13 +65,13 @@ def iperf3() -> Figures | str:
         return "iperf3 is not installed (Debian package iperf3)"
     port = free_port()
     figures: Figures = {}
-    for name, extra in (("write", []), ("read", ["-R"])):
+    for direction, extra in ((Direction.WRITE, []), (Direction.READ, ["-R"])):
         server = _start(["iperf3", "-s", "-1", "-p", str(port)])
         try:
             text = _client(
                 ["iperf3", "-c", "127.0.0.1", "-p", str(port), "-t", str(DURATION_S), "-J", *extra]
             )
-            figures[name] = parse_iperf3(text)
+            figures[direction] = parse_iperf3(text)
         except (RuntimeError, ValueError, KeyError) as error:
             return f"iperf3 gave no figure: {error}"
         finally:
@@ -87,10 +88,13 @@ def nixl(block_bytes: int, batch: int, duration_s: float) -> Figures | str:
     """NIXL's own requests over UCX between two processes here; the reason when there is none."""
     try:
         return {
-            name: measure_plain(
-                write=name == "write", block_bytes=block_bytes, batch=batch, duration_s=duration_s
+            direction: measure_plain(
+                write=direction is Direction.WRITE,
+                block_bytes=block_bytes,
+                batch=batch,
+                duration_s=duration_s,
             )
-            for name in ("read", "write")
+            for direction in Direction
         }
     except TransportUnavailable as error:
         return error.message
@@ -99,8 +103,8 @@ def nixl(block_bytes: int, batch: int, duration_s: float) -> Figures | str:
 def perftest(device: str, block_bytes: int, batch: int) -> Figures | str:
     """`ib_write_bw` and `ib_read_bw` between two processes here, over `device`."""
     figures: Figures = {}
-    for name in ("read", "write"):
-        tool = f"ib_{name}_bw"
+    for direction in Direction:
+        tool = f"ib_{direction}_bw"
         if shutil.which(tool) is None:
             return f"{tool} is not installed (Debian package perftest)"
         common = [
@@ -123,7 +127,7 @@ def perftest(device: str, block_bytes: int, batch: int) -> Figures | str:
         ]
         server = _start(common)
         try:
-            figures[name] = parse_perftest(_client([*common, "127.0.0.1"]))
+            figures[direction] = parse_perftest(_client([*common, "127.0.0.1"]))
         except (RuntimeError, ValueError) as error:
             return f"{tool} gave no figure: {error}"
         finally:
@@ -171,14 +175,14 @@ def original_engine(block_bytes: int, batch: int, threads: int) -> Figures | str
     figures: Figures = {}
     try:
         segment = _segment(target)
-        for name in ("read", "write"):
+        for direction in Direction:
             text = _client(
                 [
                     *common,
                     "--mode=initiator",
                     f"--local_server_name=127.0.0.1:{free_port()}",
                     f"--segment_id={segment}",
-                    f"--operation={name}",
+                    f"--operation={direction}",
                     f"--block_size={block_bytes}",
                     f"--batch_size={batch}",
                     f"--threads={threads}",
@@ -186,7 +190,7 @@ def original_engine(block_bytes: int, batch: int, threads: int) -> Figures | str
                     "--report_precision=4",
                 ]
             )
-            figures[name] = parse_original(text)
+            figures[direction] = parse_original(text)
     except (RuntimeError, ValueError) as error:
         return f"transfer_engine_bench gave no figure: {error}"
     finally:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from mooncache.plan.core.estimate import Estimate, Estimator, Layout, LayoutFigures
+from mooncache.traces import TracePart
 
 GAP_FINE: Final = 0.02  # difference in attainment between model and simulator
 MARGIN_FINE: Final = 0.1  # distance to an SLO or of the load, relative
@@ -18,9 +19,9 @@ _FASTEST: Final = 8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRun(LayoutFigures):
-    """One simulation of a layout. part: "whole", "first half" or "second half" of the trace."""
+    """One simulation of a layout."""
 
-    part: str
+    part: TracePart
     seed: int
     refused: float
     wall_s: float
@@ -82,10 +83,10 @@ def judge(
     Args: slo: (TTFT, TBT) seconds; facts: doubts that are known beforehand; modelled: whether the statistical model
     knows this arrangement, so that its numbers say something.
     """
-    whole = [run for run in runs if run.part == "whole"]
+    whole = [run for run in runs if run.part == TracePart.WHOLE]
     first = whole[0]
     shares = [run.attainment for run in whole]
-    halves = tuple(run.attainment for run in runs if run.part != "whole")
+    halves = tuple(run.attainment for run in runs if run.part != TracePart.WHOLE)
     gap = estimate.attainment - first.attainment
     ttft_margin = 1 - max(run.ttft_at_target_s for run in whole) / slo[0]
     tbt_margin = 1 - max(run.tbt_at_target_s for run in whole) / slo[1]

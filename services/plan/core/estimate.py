@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 import numpy as np
@@ -25,13 +26,12 @@ from mooncache.plan.core import decode as decoding
 from mooncache.plan.core import prefill as prefilling
 from mooncache.plan.core.machine import Floats, InstanceType
 from mooncache.plan.core.reuse import ReuseDistances
-from mooncache.plan.core.spec import GB, Dram, Nic, SloSpec, Ssd
+from mooncache.plan.core.spec import GB, Arrangement, Dram, Nic, SloSpec, Ssd
 
 Bools = NDArray[np.bool_]
 Rows = NDArray[np.intp]
 ADMITTED: Final = (1.0, 0.99, 0.97, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)  # shares that may be let in
 _GOLDEN: Final = 0.6180339887498949
-FIXED: Final = "fixed"  # the arrangement that this model knows
 LEVELS_PER_DOUBLING: Final = 4  # pool sizes are rounded down to these steps: 19 % apart
 
 
@@ -65,11 +65,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One configuration: machines of each role, what an instance is, and what every machine is given.
-
-    arrangement: "fixed" roles; "switching" roles that follow the load and only begin like this; or "both", where
-    every instance does both and the two counts only add up.
-    """
+    """One configuration: machines of each role, what an instance is, and what every machine is given."""
 
     prefill: InstanceType
     decode: InstanceType
@@ -79,7 +75,7 @@ class Layout:
     dram: Dram
     ssd: Ssd
     nic: Nic
-    arrangement: str = FIXED
+    arrangement: Arrangement = Arrangement.FIXED
 
     @property
     def prefill_instances(self) -> int:
@@ -102,9 +98,9 @@ class Layout:
         roles = (
             f"{self.prefill_instances}P ({self.prefill.name}) + {self.decode_instances}D ({self.decode.name})"
         )
-        if self.arrangement == "both":
+        if self.arrangement is Arrangement.BOTH:
             roles = f"{self.prefill_instances + self.decode_instances} of both roles ({self.prefill.name})"
-        elif self.arrangement != FIXED:
+        elif self.arrangement is Arrangement.SWITCHING:
             roles += ", roles follow the load"
         parts = [roles, f"{self.dram.gb:g} GB DRAM"]
         if self.ssd.gb:
@@ -149,6 +145,16 @@ class LayoutFigures:
     goodput_per_s: float
 
 
+class Bottleneck(StrEnum):
+    """What keeps requests outside of the SLOs."""
+
+    CAPACITY = "capacity"
+    TTFT = "TTFT"
+    TBT = "TBT"
+    KV_MEMORY = "KV memory"
+    NONE = "none"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate(LayoutFigures):
     """What the statistical model expects of a layout; loads are mean use, 1 is all."""
@@ -170,13 +176,17 @@ class Estimate(LayoutFigures):
         return self.admitted < 1
 
     @property
-    def binding(self) -> str:
+    def binding(self) -> Bottleneck:
         """The limit that most of the requests outside of the SLOs ran into."""
         if self.overloaded:
-            return "capacity"
-        lost = {"TTFT": 1 - self.ttft_met, "TBT": 1 - self.tbt_met, "KV memory": 1 - self.kv_fits}
-        worst = max(lost, key=lambda name: lost[name])
-        return worst if lost[worst] > 0 else "none"
+            return Bottleneck.CAPACITY
+        lost = {
+            Bottleneck.TTFT: 1 - self.ttft_met,
+            Bottleneck.TBT: 1 - self.tbt_met,
+            Bottleneck.KV_MEMORY: 1 - self.kv_fits,
+        }
+        worst = max(lost, key=lambda limit: lost[limit])
+        return worst if lost[worst] > 0 else Bottleneck.NONE
 
 
 class Estimator:

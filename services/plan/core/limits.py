@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from mooncache.errors import PlanInfeasible, SloUnreachable
+from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.plan.core.estimate import Estimator
 from mooncache.plan.core.machine import Floats, InstanceType
 from mooncache.plan.core.search import Plan, Searcher, families
@@ -22,10 +23,10 @@ _RELAX: int = 32
 
 def check_reachable(spec: Spec, engines: list[InstanceType], estimator: Estimator) -> None:
     """Raises SloUnreachable when an idle cluster with an unlimited cache does not meet the SLOs for enough requests."""
-    decodes = [engine for engine in engines if "decode" in engine.node.roles]
-    prefills = [engine for engine in engines if "prefill" in engine.node.roles]
+    decodes = [engine for engine in engines if InstanceRole.DECODE in engine.node.roles]
+    prefills = [engine for engine in engines if InstanceRole.PREFILL in engine.node.roles]
     if not decodes or not prefills:
-        missing = "decode" if not decodes else "prefill"
+        missing = InstanceRole.DECODE if not decodes else InstanceRole.PREFILL
         raise SloUnreachable(f"The model fits on no machine type that may do {missing}.")
     _check_kv(spec, decodes, estimator)
     _check_tbt(spec, decodes, estimator)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.plan.core.estimate import Estimator, Layout
 from mooncache.plan.core.machine import InstanceType
 from mooncache.plan.core.prices import cost_per_hour
@@ -41,8 +42,8 @@ class Plan:
 
 def families(spec: Spec, engines: list[InstanceType]) -> Iterator[Layout]:
     """Every combination of options, with one machine of each role."""
-    prefills = [engine for engine in engines if "prefill" in engine.node.roles]
-    decodes = [engine for engine in engines if "decode" in engine.node.roles]
+    prefills = [engine for engine in engines if InstanceRole.PREFILL in engine.node.roles]
+    decodes = [engine for engine in engines if InstanceRole.DECODE in engine.node.roles]
     options = itertools.product(
         prefills, decodes, sorted(set(spec.search.pipeline_stages)), spec.dram, spec.ssd, spec.nic
     )
@@ -97,7 +98,7 @@ class Searcher:
 
     def fewest_prefill(self, engine: InstanceType, stages: int, target: float) -> int | None:
         """The fewest prefill machines that could reach the target with an unlimited pool and network."""
-        key = ("prefill", engine.name, stages, target)
+        key = (InstanceRole.PREFILL, engine.name, stages, target)
         if key not in self._fewest:
             high = min(engine.node.count_max, self.spec.search.nodes_max - 1)
             self._fewest[key] = first_true(
@@ -109,7 +110,7 @@ class Searcher:
 
     def fewest_decode(self, engine: InstanceType, target: float) -> int | None:
         """The fewest decode machines that reach the target when every first token is in time."""
-        key = ("decode", engine.name, target)
+        key = (InstanceRole.DECODE, engine.name, target)
         if key not in self._fewest:
             high = min(engine.node.count_max, self.spec.search.nodes_max - 1)
             self._fewest[key] = first_true(

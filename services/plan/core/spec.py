@@ -6,17 +6,31 @@ was probably meant: a plan computed with 100 s for 100 ms would look like any ot
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Final, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from mooncache.kvcache.instance_role import InstanceRole
+
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]*$")]
-Role = Literal["prefill", "decode"]
-Arrangement = Literal["switching", "both"]
 GB: Final = 10**9
 OPTIONS_MAX: Final = 16  # of one kind; the search is their product
+
+
+class Arrangement(StrEnum):
+    """How the roles of a plan's instances are arranged."""
+
+    FIXED = "fixed"  # the statistical model knows this one only
+    SWITCHING = "switching"  # roles follow the load and only begin as planned
+    BOTH = "both"  # every instance does both; the counts of the two roles only add up
+
+
+Role = Literal[InstanceRole.PREFILL, InstanceRole.DECODE]
+ROLES: Final[tuple[Role, ...]] = (InstanceRole.PREFILL, InstanceRole.DECODE)
+Variant = Literal[Arrangement.SWITCHING, Arrangement.BOTH]
 
 
 class Table(BaseModel):
@@ -74,7 +88,7 @@ class GpuNode(Table):
     """Machines that are there anyway and are paid for."""
     count_max: int = Field(default=32, ge=1, le=100_000)
     """Machines that can be had."""
-    roles: tuple[Role, ...] = Field(default=("prefill", "decode"), min_length=1)
+    roles: tuple[Role, ...] = Field(default=ROLES, min_length=1)
     """What instances on it may do."""
     profile: str = ""
     """Profile measured on this type; empty scales the model's profile."""
@@ -157,7 +171,7 @@ class SearchSpec(Table):
     """GPUs of one instance (tensor parallel); empty: the GPUs of the profile, and all GPUs of a machine."""
     pipeline_stages: tuple[Annotated[int, Field(ge=1, le=16)], ...] = Field(default=(1, 4), min_length=1)
     """Prefill instances that compute one long prompt together (chunked pipeline); 1 is none."""
-    arrangements: tuple[Arrangement, ...] = ("switching", "both")
+    arrangements: tuple[Variant, ...] = (Arrangement.SWITCHING, Arrangement.BOTH)
     """What the simulator tries besides fixed roles: roles that follow the load, instances that do both."""
     nodes_max: int = Field(default=64, ge=2, le=100_000)
     """Machines of one plan."""
@@ -210,7 +224,7 @@ class Spec(Table):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"two entries of gpu_node are called {twice[0]!r}")
-        for role in ("prefill", "decode"):
+        for role in ROLES:
             if not any(role in node.roles for node in self.gpu_node):
                 raise ValueError(f"no entry of gpu_node may do {role}")
         needed = sum(node.count_min for node in self.gpu_node)

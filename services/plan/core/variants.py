@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from mooncache.plan.core.estimate import FIXED, Layout
+from mooncache.plan.core.estimate import Layout
 from mooncache.plan.core.search import Plan
+from mooncache.plan.core.spec import Arrangement, Variant
 
 RUNS_EACH: int = 3
 
@@ -31,7 +32,7 @@ def uniform(plans: Iterable[Plan]) -> Plan | None:
 
 
 def explore(
-    arrangements: Sequence[str],
+    arrangements: Sequence[Variant],
     plans: Iterable[Plan],
     best: Plan,
     target: float,
@@ -50,11 +51,11 @@ def explore(
         return []
     done: list[tuple[Plan, float]] = []
     for arrangement in arrangements:
-        stages = 1 if arrangement == "both" else base.layout.stages
+        stages = 1 if arrangement is Arrangement.BOTH else base.layout.stages
         layout: Layout | None = replace(base.layout, arrangement=arrangement, stages=stages)
         runs = 0
         while layout is not None and runs < RUNS_EACH:
-            plan = plan_of(layout) if layout.arrangement != FIXED else None
+            plan = plan_of(layout)
             if plan is not None and plan.cost_per_hour <= best.cost_per_hour:
                 share = simulate(layout)
                 runs += 1

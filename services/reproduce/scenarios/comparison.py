@@ -17,13 +17,14 @@ from mooncache.conductor.core.policy import NAMES
 from mooncache.conductor.core.policy.types import AdmissionMode
 from mooncache.reporting.rows import Row, bar_row
 from mooncache.reproduce import setting
-from mooncache.reproduce.experiment import PARTS, WHOLE, Run, SpeedSearch, capacity, simulated
+from mooncache.reproduce.experiment import Run, SpeedSearch, capacity, simulated
 from mooncache.reproduce.finding import Figure, Sheet, measured
 from mooncache.reproduce.lab import Lab
 from mooncache.reproduce.scenario import Scenario
 from mooncache.reproduce.workloads import CONVERSATION
+from mooncache.traces import TracePart
 
-OURS, PAPERS, FIXED = "mooncache", "algorithm1", "mooncache, fixed roles"
+OURS, PAPERS, FIXED = setting.OUR_POLICY, setting.PAPERS_POLICY, f"{setting.OUR_POLICY}, fixed roles"
 GATED: Final = f"{PAPERS}, its own gate"
 POLICIES: Final = {FIXED: OURS, GATED: PAPERS}
 MEAN_BAR, P99_BAR, CAPACITY_BAR = 0.8, 0.7, 1.3
@@ -49,14 +50,15 @@ def run_of(name: str, run: Run) -> Run:
 
 def latency(lab: Lab, sheet: Sheet) -> None:
     """All policies at the speed at which Algorithm 1 keeps both promises for 90 % of the requests."""
-    parts = PARTS if not lab.quick else (WHOLE,)
     speed = lab.map(capacity, [SpeedSearch(BASE, share=ATTAINS)])[0]
-    for part in parts:
-        suffix = "" if part == WHOLE else f", {part}"
+    for part in lab.parts:
+        suffix = "" if part is TracePart.WHOLE else f", {part}"
         found = (
-            [measured(f"speed at which {PAPERS} attains {ATTAINS:.0%}", speed, "x")] if part == WHOLE else []
+            [measured(f"speed at which {PAPERS} attains {ATTAINS:.0%}", speed, "x")]
+            if part is TracePart.WHOLE
+            else []
         )
-        names = (*NAMES, FIXED) if part == WHOLE else (PAPERS, OURS, FIXED)
+        names = (*NAMES, FIXED) if part is TracePart.WHOLE else (PAPERS, OURS, FIXED)
         runs = [run_of(name, dataclasses.replace(BASE, part=part, speed=speed)) for name in names]
         got = dict(zip(names, lab.map(simulated, runs), strict=True))
         theirs = got[PAPERS]
@@ -82,8 +84,8 @@ def latency(lab: Lab, sheet: Sheet) -> None:
 
 def effective_capacity(lab: Lab, sheet: Sheet) -> None:
     """The highest speed at which 95 % of the requests keep both promises."""
-    for part in PARTS if not lab.quick else (WHOLE,):
-        suffix = "" if part == WHOLE else f", {part}"
+    for part in lab.parts:
+        suffix = "" if part is TracePart.WHOLE else f", {part}"
         searches = [
             SpeedSearch(run_of(name, dataclasses.replace(BASE, admission=gate, part=part)))
             for name, gate in GATES.items()
@@ -101,7 +103,7 @@ def effective_capacity(lab: Lab, sheet: Sheet) -> None:
         )
         found.append(Figure(row))
         found.append(measured(f"{FIXED}, its own gate: capacity{suffix}", reached[FIXED], "x"))
-        if part == WHOLE:
+        if part is TracePart.WHOLE:
             found += _baselines(lab, reached)
         sheet.findings += lab.mark(CONVERSATION, found)
     sheet.notes.append(MEANS)

@@ -14,20 +14,21 @@ from typing import Final
 from mooncache.conductor.core.policy.types import AdmissionMode
 from mooncache.reporting.rows import bar_row
 from mooncache.reproduce import setting
-from mooncache.reproduce.experiment import PARTS, WHOLE, Run, RunSummary, simulated
+from mooncache.reproduce.experiment import Run, RunSummary, simulated
 from mooncache.reproduce.finding import Figure, Sheet, measured, published
 from mooncache.reproduce.lab import Lab
 from mooncache.reproduce.scenario import Scenario
 from mooncache.reproduce.workloads import CONVERSATION, TOOLAGENT
+from mooncache.traces import TracePart
 
 BASELINE, EARLY, PREDICTED, OURS = "baseline", "early rejection", "early rejection with prediction", "ours"
 FIXED: Final = "ours, roles fixed"
 GATES: Final = {
-    BASELINE: ("algorithm1", AdmissionMode.BASELINE),
-    EARLY: ("algorithm1", AdmissionMode.EARLY),
-    PREDICTED: ("algorithm1", AdmissionMode.PREDICTED),
-    OURS: ("mooncache", AdmissionMode.LEARNED),
-    FIXED: ("mooncache", AdmissionMode.LEARNED),
+    BASELINE: (setting.PAPERS_POLICY, AdmissionMode.BASELINE),
+    EARLY: (setting.PAPERS_POLICY, AdmissionMode.EARLY),
+    PREDICTED: (setting.PAPERS_POLICY, AdmissionMode.PREDICTED),
+    OURS: (setting.OUR_POLICY, AdmissionMode.LEARNED),
+    FIXED: (setting.OUR_POLICY, AdmissionMode.LEARNED),
 }
 MEANS: Final = (
     f"{OURS}: nodes may change their roles, and decode nodes have the DRAM that they need as prefill nodes; no other "
@@ -83,12 +84,12 @@ def overload(lab: Lab, sheet: Sheet) -> None:
         decode=setting.NODES - setting.BOTH_FULL_PREFILL,
     )
     for run, prefix in ((one, ""), (both, f"{both.prefill}P+{both.decode}D: ")):
-        for part in PARTS if not lab.quick else (WHOLE,):
+        for part in lab.parts:
             got = _gates(lab, dataclasses.replace(run, part=part))
-            suffix = "" if part == WHOLE else f", {part}"
+            suffix = "" if part is TracePart.WHOLE else f", {part}"
             found: list[Figure] = []
             for name, summary in got.items():
-                paper = ANTIPHASE if name == EARLY and part == WHOLE else None
+                paper = ANTIPHASE if name == EARLY and part is TracePart.WHOLE else None
                 found += _gate_rows(prefix + name + suffix, summary, paper)
             found += _against_predicted(got[OURS], got[PREDICTED], prefix, suffix)
             sheet.findings += lab.mark(CONVERSATION, found)

@@ -72,7 +72,7 @@ FIGURE_11: Final[dict[str, dict[int, tuple[int, float | None]]]] = {
 
 def figure_11(lab: Lab, sheet: Sheet) -> None:
     for workload, papers in FIGURE_11.items():
-        for policy, name in (("algorithm1", "Algorithm 1"), ("mooncache", "ours")):
+        for policy, name in ((setting.PAPERS_POLICY, "Algorithm 1"), (setting.OUR_POLICY, "ours")):
             got = lab.map(simulated, [Run(workload, policy=policy)])[0]
             found: list[Figure] = []
             for rank, copies in got.copies:
@@ -82,7 +82,7 @@ def figure_11(lab: Lab, sheet: Sheet) -> None:
                 label = f"{workload}: {name}, copies of the block of rank {rank:,}, most"
                 paper, reached_s = papers[rank]
                 at_s = got.copies_at_s[copies.index(most)]
-                if policy != "algorithm1":
+                if policy != setting.PAPERS_POLICY:
                     found.append(measured(label, most, ""))
                     continue
                 found.append(published(label, most, "", paper))
@@ -123,7 +123,9 @@ def figure_13(lab: Lab, sheet: Sheet) -> None:
         measured("tokens fetched for a request, 400 Gbps, mean", got[400].fetched_tokens, "tokens"),
     ]
     sheet.findings += lab.mark(SYNTHETIC, found)
-    ours = lab.map(simulated, [dataclasses.replace(runs[gbps], policy="mooncache") for gbps in (24, 40, 400)])
+    ours = lab.map(
+        simulated, [dataclasses.replace(runs[gbps], policy=setting.OUR_POLICY) for gbps in (24, 40, 400)]
+    )
     sheet.findings += lab.mark(
         SYNTHETIC,
         [

@@ -56,7 +56,7 @@ def figure_5(lab: Lab, sheet: Sheet) -> None:
         found.append(published(f"{name}: TTFT mean", got[policy].ttft.mean, "s", FIGURE_5[policy]))
         found.append(published(f"{name}: TTFT median", got[policy].ttft.p50, "s", FIGURE_5_MEDIAN[policy]))
     found += _ratios(got, FIGURE_5, "", RATIO_BAR)
-    ours = lab.map(simulated, [dataclasses.replace(run, policy="mooncache")])[0]
+    ours = lab.map(simulated, [dataclasses.replace(run, policy=setting.OUR_POLICY)])[0]
     found.append(measured("our policy: TTFT mean", ours.ttft.mean, "s"))
     for threshold in () if lab.quick else THRESHOLDS:
         other = lab.map(simulated, [dataclasses.replace(run, threshold=threshold)])[0]
