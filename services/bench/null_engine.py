@@ -44,13 +44,13 @@ class NullEngineOptions:
 class NullEngine:
     """The server; use `start` and `close` within one event loop.
 
-    Attributes: `request_count`; `open_count`, answers under way, and `idle`, set while there are none; `aborted_count`,
+    Attributes: `open_count`, answers under way, and `idle`, set while there are none; `aborted_count`,
     answers whose client left; `bodies`, the last few requests' bodies.
     """
 
     def __init__(self, options: NullEngineOptions | None = None) -> None:
         self.options = options or NullEngineOptions()
-        self.request_count = self.open_count = self.aborted_count = 0
+        self.open_count = self.aborted_count = 0
         self.idle = asyncio.Event()
         self.idle.set()
         self.bodies: deque[dict[str, Any]] = deque(maxlen=32)
@@ -145,7 +145,6 @@ class _Connection(asyncio.Protocol):
             tokens = int(fields.get("max_completion_tokens") or fields.get("max_tokens") or options.tokens)
         except (msgspec.DecodeError, TypeError, ValueError) as error:
             return self._answer(400, _error(f"not a request: {error}", 400))
-        self._engine.request_count += 1
         self._engine.bodies.append(fields)
         request_id = headers.get("x-request-id", "null")
         work = self._generate(fields, chat=_PATHS[path], tokens=max(0, tokens), request_id=request_id)

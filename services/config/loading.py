@@ -18,7 +18,7 @@ from mooncache.config.audience import Audience, audience_of
 from mooncache.config.base import Section
 from mooncache.config.removed import REMOVED
 from mooncache.config.schema import Config
-from mooncache.config.small_files import nearest, read_toml
+from mooncache.config.small_files import nearest, read_toml, toml_value
 from mooncache.errors import ConfigInvalid
 
 ENV_PREFIX: Final = "MOONCACHE_"
@@ -189,17 +189,6 @@ def to_toml(config: Config) -> str:
             lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
         lines += [
             *(f"# {line.strip()}" for line in row.help.splitlines()),
-            f"{key} = {_toml_value(row.value)}",
+            f"{key} = {toml_value(row.value)}",
         ]
     return "\n".join(lines) + "\n"
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

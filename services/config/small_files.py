@@ -7,6 +7,7 @@ that a sentence reads "The configuration file PATH is not TOML: ... (at line 3, 
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -50,6 +51,17 @@ def parse_toml(text: str, where: str, error: type[MooncacheError]) -> dict[str, 
         raise error(f"{where} is not TOML: {refused}.") from None
     _refuse_large_integers(tables, where, error)
     return tables
+
+
+def toml_value(value: Any) -> str:
+    """The value as TOML reads it back; what is neither a number, a truth value nor a list is text."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    return json.dumps(str(value), ensure_ascii=False)
 
 
 def _refuse_large_integers(tables: dict[str, Any], where: str, error: type[MooncacheError]) -> None:

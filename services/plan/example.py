@@ -5,8 +5,9 @@ Machine data are from public data sheets. All prices are made up for the example
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
+from mooncache.config.small_files import toml_value
 from mooncache.plan.core.spec import Dram, GpuNode, Nic, SearchSpec, SloSpec, Spec, Ssd, Table
 
 NODES: Final = (
@@ -77,16 +78,7 @@ def _table(name: str, values: Table, model: type[Table], *, comments: bool = Tru
             continue
         if comments and info.description:
             lines.append(f"# {info.description}")
-        lines.append(f"{field} = {_value(value)}")
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        lines.append(f"{field} = {toml_value(value)}")
     return [*lines, ""]
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return str(int(value)) if value == int(value) else repr(value)
-    if isinstance(value, tuple):
-        return "[" + ", ".join(_value(item) for item in value) + "]"
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

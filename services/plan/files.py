@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mooncache.config import Config, load
+from mooncache.config.small_files import toml_value
 from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.plan import simulation
 from mooncache.plan.answer import PlanReport
@@ -52,7 +53,7 @@ def config_toml(answer: PlanReport) -> str:
     ]
     for section, fields in settings_of(answer).items():
         lines += ["", f"[{section}]"]
-        lines += [f"{name} = {_value(value)}" for name, value in fields.items()]
+        lines += [f"{name} = {toml_value(value)}" for name, value in fields.items()]
     text = "\n".join(lines) + "\n"
     check(text)
     return text
@@ -116,11 +117,3 @@ def check(text: str) -> Config:
 def cluster(answer: PlanReport, bases: dict[str, ModelProfile], block_tokens: int) -> ClusterSpec:
     """The best plan as a cluster for `mooncache simulate`."""
     return simulation.cluster_of(answer.best.plan.layout, bases, answer.spec.slo, block_tokens)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        return "[" + ", ".join(_value(item) for item in value) + "]"
-    return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -11,24 +11,13 @@ from mooncache.plan.answer import PlanReport
 from mooncache.plan.core.prices import extras_per_hour
 from mooncache.plan.core.spec import Arrangement
 from mooncache.simulate.report import figures
+from mooncache.simulate.report.html_page import cards, html_page
 
-_CSS: Final = """
-*{box-sizing:border-box}body{margin:0;background:var(--paper);color:var(--ink);
-font:15px/1.5 system-ui,'DejaVu Sans',sans-serif}main{max-width:1080px;margin:0 auto;padding:28px 20px 60px}
-h1{font-size:26px;margin:0 0 4px}h2{font-size:18px;margin:34px 0 10px}p{margin:6px 0}.muted{color:var(--muted)}
-.lead{font-size:17px}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(170px,1fr));gap:12px;margin:18px 0}
-.card{border:1px solid var(--grid);border-radius:10px;padding:12px 14px}.card b{display:block;font-size:22px;
-font-variant-numeric:tabular-nums}.card span{color:var(--muted);font-size:13px}.scroll{overflow-x:auto;margin:10px 0}
-table{border-collapse:collapse;width:100%;font-size:13.5px}th{text-align:left;color:var(--muted);font-weight:600;
-border-bottom:1px solid var(--grid)}th,td{padding:6px 18px 6px 0;white-space:nowrap;vertical-align:top}
-td{border-bottom:1px solid var(--grid)}.num{text-align:right;font-variant-numeric:tabular-nums}
+_STYLE: Final = """.lead{font-size:1.06rem}
+th,td{text-align:left;vertical-align:top}.num{text-align:right}
 tr.best td{font-weight:600}tr.misses td{color:var(--muted)}td.wrap{white-space:normal}
-.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(440px,100%),1fr));gap:20px}
-figure{margin:0}figure svg{width:100%;height:auto;display:block}figcaption{color:var(--muted);font-size:13px}
 .word{display:inline-block;border-radius:6px;padding:1px 9px;border:1px solid currentColor;font-weight:600}
-.high{color:var(--c2)}.fair{color:var(--c1)}.low{color:var(--limit)}pre{overflow-x:auto;border:1px solid var(--grid);
-border-radius:10px;padding:12px 14px;font-size:13px}
+.high{color:var(--c2)}.fair{color:var(--c1)}.low{color:var(--limit)}
 .note{border-left:3px solid var(--c1);padding:2px 0 2px 12px;margin:8px 0}
 @media print{main{max-width:none}}
 """
@@ -38,7 +27,6 @@ _BREAKDOWN_MAX: Final = 6
 def page(answer: PlanReport, config: str) -> str:
     """The page. Raises Unsupported when matplotlib is not installed."""
     best, slo = answer.best, answer.spec.slo
-    light, dark = figures.colour_css(dark=False), figures.colour_css(dark=True)
     ttft = _cdf_plot(answer, "ttft", "Time to first token", slo.ttft_s, log=True)
     tbt = _cdf_plot(answer, "tbt", "Time between tokens", slo.tbt_s, log=False)
     body = [
@@ -64,14 +52,7 @@ def page(answer: PlanReport, config: str) -> str:
         "<h2>Configuration</h2>",
         f"<pre>{_text(config)}</pre>",
     ]
-    title = _text(best.plan.layout.name)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>Plan: {title}</title><style>:root{{{light}}}"
-        f"@media (prefers-color-scheme: dark){{:root{{{dark}}}}}{_CSS}</style></head>"
-        f"<body><main>{''.join(body)}</main></body></html>\n"
-    )
+    return html_page(f"Plan: {best.plan.layout.name}", "".join(body), _STYLE)
 
 
 def _text(value: object) -> str:
@@ -105,16 +86,15 @@ def _scope(answer: PlanReport) -> str:
 def _cards(answer: PlanReport) -> str:
     prices, best = answer.best.prices, answer.best
     share = best.estimate.attainment if best.simulated is None else best.simulated
-    cells = (
-        (words.price(best.plan.cost_per_hour), "per hour"),
-        (f"{share:.1%}", "of requests within the SLOs"),
-        (words.price(prices.input), "per 1M input tokens"),
-        (words.price(prices.cached), "per 1M cached tokens"),
-        (words.price(prices.output), "per 1M output tokens"),
+    return cards(
+        (
+            (words.price(best.plan.cost_per_hour), "per hour"),
+            (f"{share:.1%}", "of requests within the SLOs"),
+            (words.price(prices.input), "per 1M input tokens"),
+            (words.price(prices.cached), "per 1M cached tokens"),
+            (words.price(prices.output), "per 1M output tokens"),
+        )
     )
-    return '<div class="cards">' + "".join(
-        f'<div class="card"><b>{_text(value)}</b><span>{_text(label)}</span></div>' for value, label in cells
-    ) + "</div>"  # fmt: skip
 
 
 def _certainty(answer: PlanReport) -> str:

@@ -6,14 +6,13 @@ names the nearest one, and a value of the wrong type names the field, the value 
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import MISSING, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from mooncache.config.small_files import nearest, parse_toml, read_toml
+from mooncache.config.small_files import nearest, parse_toml, read_toml, toml_value
 from mooncache.errors import ClusterInvalid
 from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.simulate import profile as profiles
@@ -131,10 +130,10 @@ def _profile(value: Any, where: str, folder: Path | None) -> profiles.ModelProfi
 
 def to_toml(spec: ClusterSpec) -> str:
     """A description that `parse` reads back to an equal spec; defaults are left out."""
-    lines = [f"{key} = {_literal(getattr(spec, key))}" for key in _PLAIN]
+    lines = [f"{key} = {toml_value(getattr(spec, key))}" for key in _PLAIN]
     built_in = profiles.BUILT_IN.get(spec.profile.name) == spec.profile
     if built_in:
-        lines.append(f"profile = {_literal(spec.profile.name)}")
+        lines.append(f"profile = {toml_value(spec.profile.name)}")
     else:
         lines += ["", *_profile_lines("profile", spec.profile)]
     for key, kind in _TABLES.items():
@@ -145,7 +144,7 @@ def to_toml(spec: ClusterSpec) -> str:
             lines += ["", f"[[{key}]]", *_changed(row, kind)]
             own = getattr(row, "profile", None)
             if own is not None and profiles.BUILT_IN.get(own.name) == own:
-                lines.append(f"profile = {_literal(own.name)}")
+                lines.append(f"profile = {toml_value(own.name)}")
             elif own is not None:
                 lines += _profile_lines(f"{key}.profile", own)
     return "\n".join(lines) + "\n"
@@ -156,24 +155,16 @@ def _changed(row: Any, kind: type) -> list[str]:
     for field in fields(kind):
         value = getattr(row, field.name)
         if field.name != "profile" and (field.default is MISSING or value != field.default):
-            found.append(f"{field.name} = {_literal(value)}")
+            found.append(f"{field.name} = {toml_value(value)}")
     return found
 
 
 def _profile_lines(name: str, profile: profiles.ModelProfile) -> list[str]:
     table = profiles.to_table(profile)
-    plain = [f"{key} = {_literal(value)}" for key, value in table.items() if not isinstance(value, dict)]
+    plain = [f"{key} = {toml_value(value)}" for key, value in table.items() if not isinstance(value, dict)]
     lines = [f"[{name}]", *plain]
     for key, value in table.items():
         if isinstance(value, dict):
             lines.append(f"[{name}.{key}]")
-            lines += [f"{part} = {_literal(number)}" for part, number in value.items()]
+            lines += [f"{part} = {toml_value(number)}" for part, number in value.items()]
     return lines
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    return repr(value)

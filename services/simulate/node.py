@@ -11,7 +11,7 @@ import heapq
 import math
 from typing import TYPE_CHECKING
 
-from mooncache.conductor.core.policy.fleet import BOTH, PREFILL, ROLES
+from mooncache.conductor.core.policy.fleet import ROLES
 from mooncache.simulate.cache import NO_INFO, NodeCache, UseInfo, make
 from mooncache.simulate.cluster import GBPS, InstanceGroup
 from mooncache.simulate.decode import Batch
@@ -34,10 +34,9 @@ class SimNode:
         name: str,
         group: InstanceGroup,
         profile: ModelProfile,
-        pipeline: int,
         network: Network,
     ) -> None:
-        self.row, self.name, self.group, self.profile, self.pipeline = row, name, group, profile, pipeline
+        self.row, self.name, self.group, self.profile = row, name, group, profile
         self.role = ROLES[group.role]
         self.alive = True
         self.switching = False
@@ -61,16 +60,6 @@ class SimNode:
         self.ssd_read = network.add(group.ssd_read_gbytes_per_s * 1e9)
         self.nic_out = network.add(group.nic_out_gbps * GBPS * group.nic_efficiency)
         self.nic_in = network.add(group.nic_in_gbps * GBPS * group.nic_efficiency)
-
-    @property
-    def decodes(self) -> bool:
-        """Prompts that come here are computed inside the decode batch."""
-        return self.role != PREFILL
-
-    @property
-    def coupled(self) -> bool:
-        """Both phases share this instance."""
-        return self.role == BOTH
 
     @property
     def idle(self) -> bool:

@@ -62,7 +62,6 @@ class World:
         self.order = 0
         self.ttft_slo_s = options.ttft_slo_s or cluster.slo.ttft_s
         self.tbt_slo_s = options.tbt_slo_s or cluster.slo.tbt_s
-        self._joined = 0
         pipelines = 0
         for group in cluster.instances:
             for number in range(group.count):
@@ -78,7 +77,7 @@ class World:
         """Take an instance in, here and in the conductor's book."""
         profile = self.cluster.profile_of(group)
         kv = profile.kv_bytes_per_token
-        node = SimNode(len(self.nodes), name, group, profile, pipeline, self.network)
+        node = SimNode(len(self.nodes), name, group, profile, self.network)
         capacity = node.batch.capacity_tokens
         if overload.holds(self.rules):
             node.batch.held_at_s = HELD_AT * self.tbt_slo_s

@@ -179,7 +179,6 @@ class _Plan:
 
     arrival_s: NDArray[np.float64]
     session: NDArray[np.int64]
-    depth: NDArray[np.int64]
     parent: NDArray[np.int64]
     outputs: NDArray[np.int64]
     sessions: int
@@ -215,7 +214,7 @@ def _plan_requests(options: GenerateOptions, draws: np.random.Generator) -> _Pla
     follows = np.flatnonzero(session[chain][1:] == session[chain][:-1])
     parent[chain[follows + 1]] = chain[follows]
     outputs = options.output_tokens.sample(len(order), draws)
-    return _Plan(at_s, session, depth, parent, outputs, count)
+    return _Plan(at_s, session, parent, outputs, count)
 
 
 def _return_chances(options: GenerateOptions) -> NDArray[np.float64]:

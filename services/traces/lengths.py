@@ -39,11 +39,6 @@ class Lengths:
             raise InvalidArgument(f"a length is between 1 and infinitely many tokens: {self.points}")
 
     @classmethod
-    def fixed(cls, tokens: float) -> Lengths:
-        """One length for all."""
-        return cls(((0.0, tokens), (1.0, tokens)))
-
-    @classmethod
     def lognormal(cls, mean_tokens: float, spread: float = 1.0, most_tokens: float = math.inf) -> Lengths:
         """A log-normal distribution of this mean; `spread` is the standard deviation of the logarithm (0 to 3)."""
         if not (1 <= mean_tokens < math.inf and 0 <= spread <= 3 and most_tokens >= 1):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
-from rich.console import Console
 
-from mooncache.errors import MooncacheError
+from mooncache.bench.delivery import deliver
 from mooncache.reporting.rows import JsonRows, MarkdownRows, Report
-
-_EXIT_FAILED = 1
 
 
 def serving(
@@ -40,17 +38,9 @@ def serving(
     """
     from mooncache.bench.serving import soak, turns
 
-    console = Console()
-    try:
-        with console.status("starting") as status:
-            report: Report
-            if case == "turns":
-                options = turns.TurnsOptions(engine, model, turn_tokens, talks)
-                report = turns.run(options, status.update)
-            else:
-                report = soak.run(soak.SoakOptions(engine, model, streams, seconds, kill), status.update)
-    except MooncacheError as error:
-        console.print(f"The benchmark could not finish: {error}", style="red", markup=False)
-        return _EXIT_FAILED
-    report.deliver(console, json, markdown)
-    return 0
+    def measure(progress: Callable[[str], None]) -> Report:
+        if case == "turns":
+            return turns.run(turns.TurnsOptions(engine, model, turn_tokens, talks), progress)
+        return soak.run(soak.SoakOptions(engine, model, streams, seconds, kill), progress)
+
+    return deliver(measure, json, markdown)

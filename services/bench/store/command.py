@@ -7,12 +7,9 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
+from mooncache.bench.delivery import deliver
 from mooncache.bench.store import CASES, StoreBenchOptions, run
-from mooncache.bench.worker import WorkerError
-from mooncache.errors import MooncacheError
 from mooncache.reporting.rows import JsonRows, MarkdownRows
-
-_EXIT_FAILED = 1
 
 
 def store(
@@ -62,11 +59,4 @@ def store(
         if reason is not None:
             console.print(reason, style="red")
             return 2
-    try:
-        with console.status("starting") as status:
-            report = run(options, status.update, only or CASES)
-    except (WorkerError, MooncacheError) as error:
-        console.print(f"The benchmark could not finish: {error}", style="red", markup=False)
-        return _EXIT_FAILED
-    report.deliver(console, json, markdown)
-    return 0
+    return deliver(lambda progress: run(options, progress, only or CASES), json, markdown)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mooncache.bench.transfer.cases import Case, Samples, size_text
 from mooncache.simulate.report import figures
+from mooncache.simulate.report.html_page import html_page
 
 
 def throughput_plot(samples: dict[Case, Samples]) -> tuple[figures.Plot, str]:
@@ -25,15 +26,17 @@ def throughput_plot(samples: dict[Case, Samples]) -> tuple[figures.Plot, str]:
     )
     sizes = sorted({case.block_bytes for case in shown})
     best = (0.0, "")
-    for order, (transport, way) in enumerate(dict.fromkeys((c.transport, c.direction) for c in shown)):
+    for order, (transport, direction) in enumerate(dict.fromkeys((c.transport, c.direction) for c in shown)):
         line = {
             c.block_bytes: statistics.median(samples[c].gb_per_s)
             for c in shown
-            if (c.transport, c.direction) == (transport, way)
+            if (c.transport, c.direction) == (transport, direction)
         }
         values = [line.get(size, float("nan")) for size in sizes]
-        figures.line(plot, sizes, values, f"{transport} {way}", order=order)
-        best = max(best, *((rate, f"{transport} {way} at {size_text(size)}") for size, rate in line.items()))
+        figures.line(plot, sizes, values, f"{transport} {direction}", order=order)
+        best = max(
+            best, *((rate, f"{transport} {direction} at {size_text(size)}") for size, rate in line.items())
+        )
     plot.axes.set_xscale("log", base=2)
     plot.axes.set_xticks(sizes, [size_text(size) for size in sizes])
     plot.axes.set_ylim(bottom=0)
@@ -48,14 +51,6 @@ def write_svg(samples: dict[Case, Samples], path: Path) -> None:
 def write_html(samples: dict[Case, Samples], table_markdown: str, path: Path) -> None:
     """One page without scripts: the plot, and the table as text below it."""
     plot, alt = throughput_plot(samples)
-    path.write_text(
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1"><title>mooncache bench transfer</title>'
-        f"<style>:root{{color-scheme:light dark;{figures.colour_css(dark=False)}}}"
-        f"@media (prefers-color-scheme:dark){{:root{{{figures.colour_css(dark=True)}}}}}"
-        "body{background:var(--paper);color:var(--ink);font:15px system-ui;max-width:60rem;margin:1rem auto;"
-        "padding:0 1rem}svg{max-width:100%;height:auto}pre{overflow-x:auto;font-size:12px}</style>"
-        f"<h1>Transfers</h1><p>{html.escape(alt)}.</p>{figures.svg(plot, alt)}"
-        f"<pre>{html.escape(table_markdown)}</pre></html>\n",
-        encoding="utf-8",
-    )
+    table = html.escape(table_markdown)
+    body = f"<h1>Transfers</h1><p>{html.escape(alt)}.</p>{figures.svg(plot, alt)}<pre>{table}</pre>"
+    path.write_text(html_page("mooncache bench transfer", body), encoding="utf-8")

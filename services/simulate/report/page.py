@@ -12,28 +12,12 @@ from typing import Any
 
 from mooncache.simulate.report import figures, plots
 from mooncache.simulate.report.figures import duration_text
+from mooncache.simulate.report.html_page import cards, html_page
 from mooncache.simulate.report.summary import Summary, limiting
 from mooncache.simulate.report.tables import bytes_text, percent
 from mooncache.simulate.result import Result
 
-_STYLE = """
-*{box-sizing:border-box}
-body{margin:0;background:var(--paper);color:var(--ink);
-font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
-main{max-width:1080px;margin:0 auto;padding:20px 16px 48px}
-h1{font-size:1.5rem;margin:0 0 4px}h2{font-size:1.1rem;margin:32px 0 8px}
-p{margin:4px 0 10px;max-width:70ch}.muted,figcaption{color:var(--muted);font-size:.9rem}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(140px,1fr));gap:10px;margin:16px 0}
-.card{border:1px solid var(--grid);border-radius:8px;padding:10px 12px}
-.card b{display:block;font-size:1.35rem;font-variant-numeric:tabular-nums}
-.card span{color:var(--muted);font-size:.82rem}
-.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,430px),1fr));gap:18px;align-items:start}
-figure{margin:0;border:1px solid var(--grid);border-radius:8px;padding:10px 12px;min-width:0}
-figure svg{width:100%;height:auto;display:block}figcaption{margin:6px 0}
-.scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.88rem;font-variant-numeric:tabular-nums}
-th,td{padding:5px 8px;border-bottom:1px solid var(--grid);text-align:right;white-space:nowrap}
-th:first-child,td:first-child{text-align:left}thead th{color:var(--muted);font-weight:600}
-td.best{font-weight:700;color:var(--c2)}
+_STYLE = """td.best{font-weight:700;color:var(--c2)}
 summary{cursor:pointer;color:var(--muted);font-size:.88rem;padding:4px 0}
 .dot{display:inline-block;width:.7em;height:.7em;border-radius:50%;margin-right:.45em}
 @media print{details{display:none}}
@@ -48,16 +32,11 @@ def page(results: Sequence[Result], summaries: Sequence[Summary], about: dict[st
     """
     drawn = "\n".join(_figure(drawing, n) for n, drawing in enumerate(plots.drawings(results, summaries)))
     title = f"{about['requests']:,} requests on {about['cluster']}"
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{html.escape(title)}</title>\n"
-        f"<style>:root{{color-scheme:light dark;{figures.colour_css(dark=False)}}}\n"
-        f"@media (prefers-color-scheme:dark){{:root{{{figures.colour_css(dark=True)}}}}}{_STYLE}</style>\n"
-        f"</head><body><main>\n<h1>{html.escape(title)}</h1>\n{_about(about)}\n"
-        f"{_cards(summaries)}\n{_comparison(summaries)}\n"
-        f'<h2>Plots</h2>\n<div class="plots">\n{drawn}\n</div>\n{_words()}\n</main></body></html>\n'
+    return html_page(
+        title,
+        f"<h1>{html.escape(title)}</h1>\n{_about(about)}\n{_cards(summaries)}\n{_comparison(summaries)}\n"
+        f'<h2>Plots</h2>\n<div class="plots">\n{drawn}\n</div>\n{_words()}',
+        _STYLE,
     )
 
 
@@ -83,12 +62,8 @@ def _cards(summaries: Sequence[Summary]) -> str:
         (percent(first.prefill_busy), "prefill busy"),
         (percent(first.decode_busy), "decode busy"),
     )
-    cards = "".join(
-        f'<div class="card"><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>'
-        for value, name in facts
-    )
     head = f"<h2>{html.escape(first.policy)}</h2>" if len(summaries) > 1 else ""
-    return f'{head}<p>{html.escape(limiting(first))}</p><div class="cards">{cards}</div>'
+    return f"{head}<p>{html.escape(limiting(first))}</p>{cards(facts)}"
 
 
 _COLUMNS: tuple[tuple[str, Any, Any, bool], ...] = (
