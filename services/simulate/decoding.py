@@ -56,14 +56,10 @@ class Decoding:
         if request.attempt != attempt or request.state != SimStage.HANDOVER:
             return
         node = self.world.nodes[request.decode]
-        sequence = request.sequence = SimSequence(request, request.input_tokens, request.steps)
-        if node.batch.never_fits(sequence):
-            self._over(request, SimOutcome.FAILED, FailureReason.TOO_LARGE)
-            return
-        if self._refused(sequence, node):
-            return
-        self._queue(sequence, node)
-        self.wake(node)
+        sequence = self._admit(request, node)
+        if sequence is not None:
+            self._queue(sequence, node)
+            self.wake(node)
 
     @staticmethod
     def _queue(sequence: SimSequence, node: SimNode) -> None:
@@ -74,13 +70,17 @@ class Decoding:
             at -= 1
         waiting.insert(at, sequence)
 
-    def _refused(self, sequence: SimSequence, node: SimNode) -> bool:
+    def _admit(self, request: SimRequest, node: SimNode) -> SimSequence | None:
         """The double check: when all its KV is there, a request is judged once more, with all that came before it."""
         batch = node.batch
-        if not self.scheduler.double_check or batch.tbt_after_all(sequence) <= self.world.tbt_slo_s:
-            return False
-        self._over(sequence.request, SimOutcome.REJECTED_AFTER_PREFILL, Reason.TBT)
-        return True
+        sequence = request.sequence = SimSequence(request, request.input_tokens, request.steps)
+        if batch.never_fits(sequence):
+            self._over(request, SimOutcome.FAILED, FailureReason.TOO_LARGE)
+            return None
+        if self.scheduler.double_check and batch.tbt_after_all(sequence) > self.world.tbt_slo_s:
+            self._over(request, SimOutcome.REJECTED_AFTER_PREFILL, Reason.TBT)
+            return None
+        return sequence
 
     # --- the batch
 
@@ -244,12 +244,10 @@ class Decoding:
         if request.decode != node.row:
             self.load(request)
             return
-        sequence = request.sequence = SimSequence(request, request.input_tokens, request.steps)
-        if node.batch.never_fits(sequence):
-            self._over(request, SimOutcome.FAILED, FailureReason.TOO_LARGE)
-        elif self._refused(sequence, node):
+        sequence = self._admit(request, node)
+        if sequence is None:
             return
-        elif node.batch.fits(sequence):
+        if node.batch.fits(sequence):
             self._join(sequence, node)
         else:
             self._queue(sequence, node)

@@ -54,8 +54,8 @@ class SimScheduler:
             raise SimulationInvalid(f"policy: {error}") from None
         self._rules = world.rules
         self._first = 1 if world.cluster.first_token == FirstToken.PREFILL else 0
-        self._oracle = options.output_tokens == LengthForecast.ORACLE
-        self._learns = options.output_tokens == LengthForecast.LEARNED
+        self._forecast = options.output_tokens
+        self._learns = self._forecast == LengthForecast.LEARNED
         self._global = world.cluster.pool == PoolScope.GLOBAL
         self._block_tokens = world.trace.block_tokens
         self._lengths = OutputLengths(_LENGTH_PRIOR_TOKENS)
@@ -72,9 +72,9 @@ class SimScheduler:
 
     def expected_tokens(self, request: SimRequest, tenant: str) -> float:
         """The conductor's expected length of the answer."""
-        if self._oracle:
+        if self._forecast == LengthForecast.ORACLE:
             return float(request.steps + self._first)
-        if not self._learns:
+        if self._forecast == LengthForecast.MEAN:
             return self._mean
         seen, expected = self._expected.get(tenant, (-_RENEW, 0.0))
         if self._lengths.count - seen >= _RENEW:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mooncache.bench.transfer import TransferOptions, cases, nixl_lane, references, run
-from mooncache.bench.transfer.cases import Case, Samples, percentile_us
+from mooncache.bench.transfer.cases import BlockFlow, Case, Samples, percentile_us
 from mooncache.bench.transfer.command import transfer
 from mooncache.bench.transfer.node import start_server
 from mooncache.bench.transfer.options import parse_size
@@ -51,7 +51,7 @@ def test_yardsticks_stand_beside_the_rows() -> None:
 
 
 def test_over_rdma_batches_and_streams_stand_beside_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = {"batch": 1.0, "stream": 3.0, "stream unchecked": 3.6}
+    rates = {BlockFlow.BATCH: 1.0, BlockFlow.STREAM: 3.0, BlockFlow.STREAM_UNCHECKED: 3.6}
     monkeypatch.setattr(cases, "measure", lambda case, *_: Samples([rates[case.flow]], [1.0], [1.0]))
     monkeypatch.setattr(cases, "rdma_device", lambda: "rxe0")
     tool = iter([2.0, 4.0, 9.0])

@@ -6,7 +6,6 @@ both measured in alternating rounds of one run.
 
 from __future__ import annotations
 
-import os
 import random
 import tempfile
 import time
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncache.bench.gateway import prompts
 from mooncache.bench.gateway.stack import Stack
-from mooncache.bench.worker import Worker
+from mooncache.bench.worker import Worker, processor_s
 from mooncache.reporting.rows import Report, Row, bar_row
 
 if TYPE_CHECKING:
@@ -100,10 +99,10 @@ def latency_rows(
         rate=_TALK_RATE,
     )
     _latencies(report, answer, what, bar=True)
-    before_s = _cpu_s(stack.gateway_pid)
+    before_s = processor_s(stack.gateway_pid)
     alone = {**common, "targets": [asdict(stack.gateway)]}
     load.ask("first_token", **alone, concurrency=1, requests=options.requests, output=2, rate=0)
-    used_ms = 1e3 * (_cpu_s(stack.gateway_pid) - before_s) / options.requests
+    used_ms = 1e3 * (processor_s(stack.gateway_pid) - before_s) / options.requests
     what = f"{options.short_tokens}-token prompt"
     report.add(Row(f"processor time of the gateway for one request, {what}", used_ms, "ms"))
     progress("requests per second")
@@ -170,9 +169,9 @@ def relay_rows(
         "output": options.paced_events,
         "rate": options.paced_events_per_s,
     }
-    before_s = _cpu_s(stack.gateway_pid)
+    before_s = processor_s(stack.gateway_pid)
     answer = load.ask("relay", target=gateway, **paced, timeout_s=300)
-    used_s = _cpu_s(stack.gateway_pid) - before_s
+    used_s = processor_s(stack.gateway_pid) - before_s
     what = f"{options.paced_streams} streams of {options.paced_events_per_s:g} events/s"
     report.add(Row(f"events, {what}: through the gateway", answer["per_s"], "1/s"))
     report.add(
@@ -207,9 +206,3 @@ def _timed(work: Callable[[], Any]) -> float:
 def _encode(tokenizer: Any, text: str) -> list[int]:
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     return ids
-
-
-def _cpu_s(pid: int) -> float:
-    """Processor time that a process has used so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(") ")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -44,7 +44,7 @@ class TurnsOptions:
 
 @contextmanager
 def cluster_of(
-    options: TurnsOptions, name: str, env: dict[str, str], prefill: int
+    options: TurnsOptions, name: str, env: dict[str, str], prefill: int, decode: int = 1
 ) -> Iterator[EmbeddedCluster]:
     """A cluster of its own in a folder of its own, gone afterwards."""
     with tempfile.TemporaryDirectory(prefix=f"mooncache-bench-{name}-") as folder:
@@ -54,7 +54,7 @@ def cluster_of(
             model=options.model,
             model_name="bench",
             prefill=prefill,
-            decode=1,
+            decode=decode,
             port=0,
             conductor_port=0,
             gateway_port=0,
@@ -156,15 +156,25 @@ async def _talk(
     answers: list[ChatReply] = []
     messages: list[dict[str, str]] = []
     for turn in range(turns):
-        question = _QUESTION.format(turn=turn, talk=talk)
-        messages.append({"role": "user", "content": question * max(1, options.turn_tokens // 24)})
-        body = {"model": "bench", "messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0}
-        answer = await ask(session, cluster.layout.gateway_url, demo_key(cluster), body, 600.0)
+        messages.append(_question(options, talk, turn))
+        answer = await _ask(session, cluster, messages)
         if answer.error:
             raise Internal(f"turn {turn} of conversation {talk}: {answer.error}")
         answers.append(answer)
         messages.append({"role": "assistant", "content": answer.text})
     return answers
+
+
+def _question(options: TurnsOptions, talk: int, turn: int) -> dict[str, str]:
+    text = _QUESTION.format(turn=turn, talk=talk)
+    return {"role": "user", "content": text * max(1, options.turn_tokens // 24)}
+
+
+async def _ask(
+    session: aiohttp.ClientSession, cluster: EmbeddedCluster, messages: list[dict[str, str]]
+) -> ChatReply:
+    body = {"model": "bench", "messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0}
+    return await ask(session, cluster.layout.gateway_url, demo_key(cluster), body, 600.0)
 
 
 async def _after_restart(
@@ -180,13 +190,10 @@ async def _after_restart(
         await _talk(session, cluster, options, talk + 1, 2)
         messages = []
         for turn, answer in enumerate(answers):
-            question = _QUESTION.format(turn=turn, talk=talk)
-            messages.append({"role": "user", "content": question * max(1, options.turn_tokens // 24)})
+            messages.append(_question(options, talk, turn))
             messages.append({"role": "assistant", "content": answer.text})
-        question = _QUESTION.format(turn=TURNS - 1, talk=talk)
-        messages.append({"role": "user", "content": question * max(1, options.turn_tokens // 24)})
-        body = {"model": "bench", "messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0}
-        found = await ask(session, cluster.layout.gateway_url, demo_key(cluster), body, 600.0)
+        messages.append(_question(options, talk, TURNS - 1))
+        found = await _ask(session, cluster, messages)
         return None if found.error else found
 
 

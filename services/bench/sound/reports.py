@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import multiprocessing
-import os
 import random
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from mooncache.bench.worker import processor_s
 from mooncache.conductor.service import ConductorService
 from mooncache.config import Config, load
 from mooncache.errors import ConductorUnavailable, Internal, MooncacheError
@@ -63,9 +62,9 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
         progress(f"decisions for {seconds:.0f} s")
         fleet.send("count")
         before = _told(fleet)[0]
-        began_s, busy_s = time.perf_counter(), _processor_s(conductor)
+        began_s, busy_s = time.perf_counter(), processor_s(conductor)
         times = sorted(asyncio.run(_decide(target, token, seconds)))
-        took_s, busy_s = time.perf_counter() - began_s, _processor_s(conductor) - busy_s
+        took_s, busy_s = time.perf_counter() - began_s, processor_s(conductor) - busy_s
         fleet.send("count")
         reports, failed, problem = _told(fleet)
     if failed:
@@ -102,12 +101,6 @@ def _told(pipe: Connection) -> tuple[Any, ...]:
             found: tuple[Any, ...] = pipe.recv()
             return found
     raise Internal("a process of the benchmark has ended or does not answer")
-
-
-def _processor_s(pid: int) -> float:
-    """Processor time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _serve(kind: Callable[[Config], Service], config: Config, pipe: Connection) -> None:

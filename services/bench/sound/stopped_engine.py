@@ -11,16 +11,13 @@ import os
 import signal
 import statistics
 from collections.abc import Callable
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 import aiohttp
 
 from mooncache.bench.serving.talk import ChatReply, ask
-from mooncache.bench.serving.turns import demo_key
+from mooncache.bench.serving.turns import TurnsOptions, cluster_of, demo_key
 from mooncache.cluster.embedded import EmbeddedCluster
-from mooncache.cluster.settings import ClusterSettings
 from mooncache.errors import EngineFailed
 from mooncache.reporting.rows import Row, bar_row
 
@@ -38,26 +35,11 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
     Raises:
         EngineFailed: a request was not served.
     """
-    with TemporaryDirectory(prefix="mooncache-bench-stopped-") as folder:
-        settings = ClusterSettings(
-            state_dir=Path(folder),
-            engine="hf",
-            model_name="bench",
-            prefill=0,
-            decode=2,
-            port=0,
-            conductor_port=0,
-            gateway_port=0,
-            extra_env=(("MOONCACHE_CONDUCTOR_ADMISSION_ENABLED", "false"),),
-        )
-        cluster = EmbeddedCluster(settings)
-        progress("starting two engines")
-        cluster.start(_START_S)
-        try:
-            pids = [row["engine_pid"] for row in cluster.describe_instances()]
-            return asyncio.run(_rows(cluster, pids, 1 if quick else 5, progress))
-        finally:
-            cluster.stop()
+    progress("starting two engines")
+    options = TurnsOptions(engine="hf", start_timeout_s=_START_S)
+    with cluster_of(options, "stopped", {}, prefill=0, decode=2) as cluster:
+        pids = [row["engine_pid"] for row in cluster.describe_instances()]
+        return asyncio.run(_rows(cluster, pids, 1 if quick else 5, progress))
 
 
 async def _rows(

@@ -7,18 +7,17 @@ a client and a node together, over the network, for the same requests.
 
 from __future__ import annotations
 
-import os
 import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from pathlib import Path
 
 from mooncache import _native
 from mooncache.bench.store.metadata_cases import count_text
 from mooncache.bench.store.options import StoreBenchOptions
 from mooncache.bench.store.ours import OurClient, connect, start_cluster
+from mooncache.bench.worker import processor_s
 from mooncache.reporting.rows import Report, bar_row
 from mooncache.traces import generate
 from mooncache.traces.generator import conversation
@@ -97,10 +96,10 @@ def _processor_s(policy: EvictionPolicy, capacity_blocks: int, chains: Sequence[
     capacity_bytes = max(_NODE_BYTES_MIN, capacity_blocks * _BLOCK_BYTES)
     with start_cluster(1, capacity_bytes, env) as cluster, connect(cluster, shared_memory=False) as client:
         node = cluster.parts["node-1"].pid
-        before_s = _spent_s(node)
+        before_s = time.process_time() + processor_s(node)
         for chain in chains:
             _use(client, chain)
-        return _spent_s(node) - before_s
+        return time.process_time() + processor_s(node) - before_s
 
 
 def _use(client: OurClient, chain: Sequence[int]) -> None:
@@ -111,10 +110,3 @@ def _use(client: OurClient, chain: Sequence[int]) -> None:
     if missing:
         # what does not fit any more while the node evicts is no error of the benchmark
         client.client.put_many(missing, [bytes(_BLOCK_BYTES)] * len(missing))
-
-
-def _spent_s(pid: int) -> float:
-    """Processor time of this process and another, user and system."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    ticks = int(fields[11]) + int(fields[12])
-    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")

@@ -66,16 +66,11 @@ def iperf3() -> Figures | str:
     port = free_port()
     figures: Figures = {}
     for direction, extra in ((Direction.WRITE, []), (Direction.READ, ["-R"])):
-        server = _start(["iperf3", "-s", "-1", "-p", str(port)])
+        client = ["iperf3", "-c", "127.0.0.1", "-p", str(port), "-t", str(DURATION_S), "-J", *extra]
         try:
-            text = _client(
-                ["iperf3", "-c", "127.0.0.1", "-p", str(port), "-t", str(DURATION_S), "-J", *extra]
-            )
-            figures[direction] = parse_iperf3(text)
+            figures[direction] = parse_iperf3(_between(["iperf3", "-s", "-1", "-p", str(port)], client))
         except (RuntimeError, ValueError, KeyError) as error:
             return f"iperf3 gave no figure: {error}"
-        finally:
-            _end(server)
     return figures
 
 
@@ -125,13 +120,10 @@ def perftest(device: str, block_bytes: int, batch: int) -> Figures | str:
             str(free_port()),
             "-F",
         ]
-        server = _start(common)
         try:
-            figures[direction] = parse_perftest(_client([*common, "127.0.0.1"]))
+            figures[direction] = parse_perftest(_between(common, [*common, "127.0.0.1"]))
         except (RuntimeError, ValueError) as error:
             return f"{tool} gave no figure: {error}"
-        finally:
-            _end(server)
     return figures
 
 
@@ -227,6 +219,15 @@ def free_port() -> int:
 
 def _start(command: Sequence[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _between(server: Sequence[str], client: Sequence[str]) -> str:
+    """What a tool's client prints while its server runs."""
+    running = _start(server)
+    try:
+        return _client(client)
+    finally:
+        _end(running)
 
 
 def _client(command: Sequence[str]) -> str:

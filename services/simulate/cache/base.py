@@ -10,8 +10,8 @@ calls in the same order give the same answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import MutableMapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 UNLIMITED: Final = 1 << 62  # a capacity in blocks that nothing fills
 
@@ -60,15 +60,30 @@ class NodeCache(Protocol):
     def __len__(self) -> int: ...
 
 
-class Holds(Protocol):
-    def __contains__(self, block: int, /) -> bool: ...
+class Table:
+    """What the policies share whose blocks are the keys of one dict, which they keep in their own order."""
 
+    def __init__(self, capacity_blocks: int, here: MutableMapping[int, Any]) -> None:
+        self.capacity_blocks = capacity_blocks
+        self._here = here
 
-def leading_run(held: Holds, blocks: Iterable[int]) -> int:
-    """Blocks at the front that `held` contains."""
-    count = 0
-    for block in blocks:
-        if block not in held:
-            break
-        count += 1
-    return count
+    def leading(self, blocks: Sequence[int], now_s: float) -> int:
+        count, here = 0, self._here
+        for block in blocks:
+            if block not in here:
+                break
+            count += 1
+        return count
+
+    def held(self, blocks: Sequence[int]) -> list[int]:
+        here = self._here
+        return [block for block in blocks if block in here]
+
+    def discard(self, block: int) -> None:
+        self._here.pop(block, None)
+
+    def __contains__(self, block: int, /) -> bool:
+        return block in self._here
+
+    def __len__(self) -> int:
+        return len(self._here)

@@ -11,16 +11,15 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Final
 
-from mooncache.simulate.cache.base import NO_INFO, UseInfo, leading_run
+from mooncache.simulate.cache.base import NO_INFO, Table, UseInfo
 
 _NEVER: Final = 1 << 62
 
 
-class Belady:
+class Belady(Table):
     """`use` must be called with the given chains in the given order."""
 
     def __init__(self, capacity_blocks: int, chains: Sequence[Sequence[int]]) -> None:
-        self.capacity_blocks = capacity_blocks
         self._next: list[list[int]] = [[] for _ in chains]
         following: dict[int, int] = {}
         for number in range(len(chains) - 1, -1, -1):
@@ -28,6 +27,7 @@ class Belady:
             following.update(dict.fromkeys(chains[number], number))
         self._used = 0
         self._next_use: dict[int, int] = {}
+        super().__init__(capacity_blocks, self._next_use)
         # (-next use, -position, block): of blocks used at the same time next the last of the chain goes.
         self._heap: list[tuple[int, int, int]] = []
 
@@ -51,19 +51,3 @@ class Belady:
                     gone.append(victim)
         self._used += 1
         return [block for block in gone if block not in fresh]
-
-    def leading(self, blocks: Sequence[int], now_s: float) -> int:
-        return leading_run(self._next_use, blocks)
-
-    def discard(self, block: int) -> None:
-        self._next_use.pop(block, None)
-
-    def held(self, blocks: Sequence[int]) -> list[int]:
-        here = self._next_use
-        return [block for block in blocks if block in here]
-
-    def __contains__(self, block: int, /) -> bool:
-        return block in self._next_use
-
-    def __len__(self) -> int:
-        return len(self._next_use)

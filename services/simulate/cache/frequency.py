@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-from mooncache.simulate.cache.base import NO_INFO, UseInfo, leading_run
+from mooncache.simulate.cache.base import NO_INFO, Table, UseInfo
 
 
-class Lfu:
+class Lfu(Table):
     """The block with the fewest uses goes; `history`: uses are counted on after a block left."""
 
     def __init__(self, capacity_blocks: int, history: bool = False) -> None:
-        self.capacity_blocks = capacity_blocks
         self._history = history
         self._uses: dict[int, int] = {}
         self._number: dict[int, int] = {}  # of the valid heap entry of each resident block
+        super().__init__(capacity_blocks, self._number)
         self._heap: list[tuple[int, int, int]] = []
         self._pushed = 0
 
@@ -63,22 +63,9 @@ class Lfu:
             heappush(self._heap, entry)
         return gone
 
-    def leading(self, blocks: Sequence[int], now_s: float) -> int:
-        return leading_run(self._number, blocks)
-
     def discard(self, block: int) -> None:
         if self._number.pop(block, None) is not None and not self._history:
             del self._uses[block]
-
-    def held(self, blocks: Sequence[int]) -> list[int]:
-        here = self._number
-        return [block for block in blocks if block in here]
-
-    def __contains__(self, block: int, /) -> bool:
-        return block in self._number
-
-    def __len__(self) -> int:
-        return len(self._number)
 
 
 class LengthAware(Lfu):

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any
 
-from mooncache.simulate.cache.base import NO_INFO, UseInfo, leading_run
+from mooncache.simulate.cache.base import NO_INFO, UseInfo
 
 
 def remember(ghosts: OrderedDict[int, None], block: int, places: int) -> None:
@@ -22,7 +24,33 @@ def remember(ghosts: OrderedDict[int, None], block: int, places: int) -> None:
         ghosts.popitem(last=False)
 
 
-class TwoQueues:
+class _Queues:
+    """What both policies share: newcomers in one queue, blocks that proved themselves in the other."""
+
+    def __init__(self, capacity_blocks: int) -> None:
+        self.capacity_blocks = capacity_blocks
+        self._new: OrderedDict[int, Any] = OrderedDict()
+        self._proved: OrderedDict[int, Any] = OrderedDict()
+        self._ghosts: OrderedDict[int, None] = OrderedDict()
+
+    def leading(self, blocks: Sequence[int], now_s: float) -> int:
+        return sum(1 for _ in takewhile(self.__contains__, blocks))
+
+    def discard(self, block: int) -> None:
+        self._new.pop(block, None)
+        self._proved.pop(block, None)
+
+    def held(self, blocks: Sequence[int]) -> list[int]:
+        return [block for block in blocks if block in self]
+
+    def __contains__(self, block: int, /) -> bool:
+        return block in self._proved or block in self._new
+
+    def __len__(self) -> int:
+        return len(self._new) + len(self._proved)
+
+
+class TwoQueues(_Queues):
     """The policy 2Q. The values of the queues are the times at which the blocks came."""
 
     def __init__(
@@ -32,13 +60,11 @@ class TwoQueues:
         ghost_factor: int = 4,
         correlated_s: float = 2.0,
     ) -> None:
-        self.capacity_blocks = capacity_blocks
+        super().__init__(capacity_blocks)
+        self._probation, self._protected = self._new, self._proved
         self._probation_percent = probation_percent
         self._ghosts_max = ghost_factor * capacity_blocks
         self._correlated_s = correlated_s
-        self._probation: OrderedDict[int, float] = OrderedDict()
-        self._protected: OrderedDict[int, float] = OrderedDict()
-        self._ghosts: OrderedDict[int, None] = OrderedDict()
 
     def use(self, blocks: Sequence[int], now_s: float, info: UseInfo = NO_INFO) -> list[int]:
         fresh: set[int] = set()
@@ -65,32 +91,14 @@ class TwoQueues:
             gone.append(block)
         return [block for block in gone if block not in fresh]
 
-    def leading(self, blocks: Sequence[int], now_s: float) -> int:
-        return leading_run(self, blocks)
 
-    def discard(self, block: int) -> None:
-        self._probation.pop(block, None)
-        self._protected.pop(block, None)
-
-    def held(self, blocks: Sequence[int]) -> list[int]:
-        return [block for block in blocks if block in self]
-
-    def __contains__(self, block: int, /) -> bool:
-        return block in self._protected or block in self._probation
-
-    def __len__(self) -> int:
-        return len(self._probation) + len(self._protected)
-
-
-class S3Fifo:
+class S3Fifo(_Queues):
     """The policy S3-FIFO. `small_percent` of the capacity is for newcomers; uses are counted up to three."""
 
     def __init__(self, capacity_blocks: int, small_percent: int = 10) -> None:
-        self.capacity_blocks = capacity_blocks
+        super().__init__(capacity_blocks)
+        self._small, self._main = self._new, self._proved
         self._small_max = capacity_blocks * small_percent // 100
-        self._small: OrderedDict[int, int] = OrderedDict()
-        self._main: OrderedDict[int, int] = OrderedDict()
-        self._ghosts: OrderedDict[int, None] = OrderedDict()
 
     def use(self, blocks: Sequence[int], now_s: float, info: UseInfo = NO_INFO) -> list[int]:
         fresh: set[int] = set()
@@ -123,19 +131,3 @@ class S3Fifo:
             if uses == 0:
                 return [block]
             self._main[block] = uses - 1
-
-    def leading(self, blocks: Sequence[int], now_s: float) -> int:
-        return leading_run(self, blocks)
-
-    def discard(self, block: int) -> None:
-        self._small.pop(block, None)
-        self._main.pop(block, None)
-
-    def held(self, blocks: Sequence[int]) -> list[int]:
-        return [block for block in blocks if block in self]
-
-    def __contains__(self, block: int, /) -> bool:
-        return block in self._small or block in self._main
-
-    def __len__(self) -> int:
-        return len(self._small) + len(self._main)

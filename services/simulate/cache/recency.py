@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from mooncache.simulate.cache.base import NO_INFO, UseInfo, leading_run
+from mooncache.simulate.cache.base import NO_INFO, Table, UseInfo
 
 
-class Lru:
+class Lru(Table):
     """The block whose last use is longest ago goes."""
 
     def __init__(self, capacity_blocks: int) -> None:
-        self.capacity_blocks = capacity_blocks
         self._queue: OrderedDict[int, None] = OrderedDict()
+        super().__init__(capacity_blocks, self._queue)
 
     def use(self, blocks: Sequence[int], now_s: float, info: UseInfo = NO_INFO) -> list[int]:
         queue = self._queue
@@ -30,22 +30,6 @@ class Lru:
         while len(queue) > self.capacity_blocks:
             gone.append(queue.popitem(last=False)[0])
         return gone
-
-    def leading(self, blocks: Sequence[int], now_s: float) -> int:
-        return leading_run(self._queue, blocks)
-
-    def discard(self, block: int) -> None:
-        self._queue.pop(block, None)
-
-    def held(self, blocks: Sequence[int]) -> list[int]:
-        here = self._queue
-        return [block for block in blocks if block in here]
-
-    def __contains__(self, block: int, /) -> bool:
-        return block in self._queue
-
-    def __len__(self) -> int:
-        return len(self._queue)
 
 
 class Fifo(Lru):
@@ -85,7 +69,7 @@ class Ttl(Lru):
         return [block for block in gone if block not in self._queue]
 
     def leading(self, blocks: Sequence[int], now_s: float) -> int:
-        count = leading_run(self._queue, blocks)
+        count = super().leading(blocks, now_s)
         while count > 0 and self._used_s[blocks[count - 1]] + self.ttl_s < now_s:
             count -= 1
         return count

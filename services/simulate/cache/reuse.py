@@ -28,7 +28,7 @@ from collections.abc import Container, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
-from mooncache.simulate.cache.base import NO_INFO, UseInfo, leading_run
+from mooncache.simulate.cache.base import NO_INFO, Table, UseInfo
 from mooncache.simulate.cache.hazard import (
     BAND_BEGIN_S,
     BANDS,
@@ -93,7 +93,7 @@ class Chain:
 _Place = tuple[Chain, int]  # the chain that used a block last, and the block's position in it
 
 
-class Reuse:
+class Reuse(Table):
     """The eviction policy `mooncache`.
 
     `chains_max`: chains that are learnt from at one time. `start_uses`: uses during which age alone decides.
@@ -102,10 +102,10 @@ class Reuse:
     def __init__(
         self, capacity_blocks: int, chains_max: int = _CHAINS_MAX, start_uses: int = _START_USES
     ) -> None:
-        self.capacity_blocks = capacity_blocks
         self._start_uses = start_uses
         self._chains_max = chains_max
         self._owner: dict[int, _Place] = {}
+        super().__init__(capacity_blocks, self._owner)
         self._remembered: dict[int, Chain] = {}  # last full block of chains that are learnt from
         self._ageing: list[deque[Chain]] = [deque() for _ in range(BANDS)]
         self._ageing_count = 0
@@ -382,16 +382,3 @@ class Reuse:
         """The chain that used the block last, as far as that is known."""
         place = self._owner.get(block) or self._expected.get(block)
         return place[0] if place is not None else self._remembered.get(block)
-
-    def leading(self, blocks: Sequence[int], now_s: float) -> int:
-        return leading_run(self._owner, blocks)
-
-    def held(self, blocks: Sequence[int]) -> list[int]:
-        here = self._owner
-        return [block for block in blocks if block in here]
-
-    def __contains__(self, block: int, /) -> bool:
-        return block in self._owner
-
-    def __len__(self) -> int:
-        return len(self._owner)
