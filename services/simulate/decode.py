@@ -30,40 +30,14 @@ ROUNDING_S = 1e-9  # clocks of hours, in floats, are not finer
 class Batch:
     """Continuous batching with first come, first served places."""
 
-    __slots__ = (
-        "_gaps",
-        "_gaps_begin",
-        "_gaps_end",
-        "_growth_s",
-        "_heap",
-        "_stall_s",
-        "begin_s",
-        "busy_s",
-        "capacity_tokens",
-        "cost",
-        "held_at_s",
-        "kv_tokens",
-        "reserved_tokens",
-        "running",
-        "sequences_max",
-        "step",
-        "step_s",
-        "tokens",
-        "waiting",
-    )
-
     def __init__(self, cost: DecodeCost, capacity_tokens: float, sequences_max: float) -> None:
         self.cost, self.capacity_tokens, self.sequences_max = cost, capacity_tokens, sequences_max
         self.running: dict[int, SimSequence] = {}
         self.waiting: deque[SimSequence] = deque()
         self._heap: list[tuple[int, int, SimSequence]] = []
-        self.kv_tokens = 0
-        self.reserved_tokens = 0
+        self.kv_tokens = self.reserved_tokens = 0
         self.step = 0  # steps that are over when the segment begins
-        self.begin_s = 0.0
-        self.step_s = 0.0
-        self._growth_s = 0.0
-        self._stall_s = 0.0
+        self.begin_s = self.step_s = self._growth_s = self._stall_s = 0.0
         self._gaps: NDArray[np.float64] = np.zeros(256)
         self._gaps_begin = 0  # step whose length is the buffer's first
         self._gaps_end = 0

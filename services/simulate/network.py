@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +21,18 @@ from numpy.typing import NDArray
 _SLACK = 1.0 + 1e-9
 
 
+@dataclass(slots=True, eq=False)
 class Flow:
     """Bytes under way. `done` is called at the end; `version` tells outdated ends in the event queue apart."""
 
-    __slots__ = ("bytes_left", "ceiling", "done", "links", "number", "rate", "updated_s", "version")
-
-    def __init__(self, number: int, links: tuple[int, ...], size: float, ceiling: float) -> None:
-        self.number, self.links, self.bytes_left, self.ceiling = number, links, size, ceiling
-        self.rate = 0.0
-        self.updated_s = 0.0
-        self.version = 0
-        self.done: Callable[[Flow, float], None] | None = None
+    number: int
+    links: tuple[int, ...]
+    bytes_left: float
+    ceiling: float
+    rate: float = 0.0
+    updated_s: float = 0.0
+    version: int = 0
+    done: Callable[[Flow, float], None] | None = None
 
 
 class Network:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mooncache.conductor.core.policy.types import DecodeCost, PrefillCost
 from mooncache.config.small_files import nearest, read_toml
@@ -173,7 +174,7 @@ def fit_decode(points: Sequence[tuple[float, float, float]]) -> DecodeCost:
 
 def _points(
     points: Sequence[tuple[float, float, float]], what: str, names: tuple[str, ...]
-) -> np.ndarray[Any, Any]:
+) -> NDArray[np.float64]:
     if len(points) < 3:
         raise ProfileInvalid(
             f"{what} points: {len(points)} given, at least 3 are needed ({', '.join(names)})"
@@ -192,7 +193,7 @@ def _points(
 
 
 def _least_squares(
-    columns: np.ndarray[Any, Any], seconds: np.ndarray[Any, Any], wanted: list[int], what: str
+    columns: NDArray[np.float64], seconds: NDArray[np.float64], wanted: list[int], what: str
 ) -> list[float]:
     weight = 1.0 / seconds
     values = np.zeros(columns.shape[1])

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from mooncache.client.keys import KEY_BYTES
 from mooncache.conductor.core.decisions import PoolAnswer, PoolState, SchedulingRequest
@@ -25,7 +24,7 @@ from mooncache.conductor.core.registry import InstanceInfo, InstanceState
 from mooncache.conductor.ops import schedule
 from mooncache.conductor.shell.pool import PoolLookup
 from mooncache.conductor.state import ConductorState
-from mooncache.config import load
+from mooncache.config import Config, load
 from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -62,7 +61,7 @@ FINISHED = ProgressReport(Phase.FINISHED, output_tokens=1)
 class _Pool(PoolLookup):
     """A pool that answers at once: it holds a fixed share of every prompt."""
 
-    def __init__(self, config: Any, clock: SystemClock, blocks: int) -> None:
+    def __init__(self, config: Config, clock: SystemClock, blocks: int) -> None:
         super().__init__(config, "", clock)
         self._blocks = blocks
 

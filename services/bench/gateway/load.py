@@ -12,7 +12,7 @@ import random
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mooncache.bench.gateway import prompts
 from mooncache.bench.worker import serve
@@ -29,7 +29,7 @@ class LoadConnection(asyncio.Protocol):
 
     def __init__(self, key: str) -> None:
         self._key = key
-        self._transport: Any = None
+        self._transport: asyncio.Transport
         self._done: asyncio.Future[None] | None = None
         self._tail = b""
         self._sent_s = 0.0
@@ -43,7 +43,7 @@ class LoadConnection(asyncio.Protocol):
         return client
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
 
     async def post(self, path: str, body: bytes) -> float:
         """Send a streaming request and read it to its end. Returns the seconds to the first event."""

@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from mooncache.reporting.rows import Report, Row, bar_row, describe_machine, des
 from mooncache.simulate.decode import worst_gaps_mean
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from mooncache.simulate import Result
     from mooncache.traces import Trace
 
@@ -141,12 +143,12 @@ def _pair(report: Report, name: str, measured: float, predicted: float, unit: st
     report.add(Row(f"{name}, predicted", predicted, unit, ratio, "measured"))
 
 
-def _of(values: Any, share: int | None) -> float:
+def _of(values: NDArray[np.float64], share: int | None) -> float:
     kept = values[~np.isnan(values)]
     if not len(kept):
         return math.nan
     return float(kept.mean()) if share is None else float(np.percentile(kept, share))
 
 
-def _cached_share(expected: Result, good: Any) -> float:
+def _cached_share(expected: Result, good: NDArray[np.bool_]) -> float:
     return float(expected.cached_tokens[good].sum() / max(1, expected.input_tokens[good].sum()))

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from mooncache import _native
 from mooncache.bench.store.options import StoreBenchOptions
@@ -24,6 +23,7 @@ from mooncache.reporting.rows import Report, bar_row
 from mooncache.runtime.clock import SystemClock
 
 Progress = Callable[[str], None]
+StatusCheck = Callable[[master_pb2.GetStatusResponse], bool]
 _BATCH = 4096
 _SETTLE_S = 120.0
 
@@ -67,7 +67,7 @@ def _fill(client: OurClient, round_number: int, count: int, block_bytes: int, pr
             progress(f"storing {count_text(count)} blocks: {done}")
 
 
-async def _poll_status(cluster: EmbeddedCluster, accept: Callable[[Any], bool], timeout_s: float) -> float:
+async def _poll_status(cluster: EmbeddedCluster, accept: StatusCheck, timeout_s: float) -> float:
     """Seconds until the master's status is acceptable."""
     options = ClientOptions.gather(**cluster.client_settings())
     link = MasterLink(options.targets, options.master_channel, SystemClock(), random.Random())
@@ -143,8 +143,8 @@ def rebuild_rows(report: Report, options: StoreBenchOptions, progress: Progress)
             report.add(bar_row(f"{label}: gets failed meanwhile", reader.failed, "gets", at_most=0.0))
 
 
-def _is_whole(nodes: int, blocks: int) -> Callable[[Any], bool]:
-    def accept(status: Any) -> bool:
+def _is_whole(nodes: int, blocks: int) -> StatusCheck:
+    def accept(status: master_pb2.GetStatusResponse) -> bool:
         return len(status.nodes) == nodes and status.directory_complete and status.block_count == blocks
 
     return accept

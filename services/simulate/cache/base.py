@@ -60,7 +60,7 @@ class NodeCache(Protocol):
     def __len__(self) -> int: ...
 
 
-class Table:
+class CacheTable:
     """What the policies share whose blocks are the keys of one dict, which they keep in their own order."""
 
     def __init__(self, capacity_blocks: int, here: MutableMapping[int, Any]) -> None:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Final
 
-from mooncache.simulate.cache.base import NO_INFO, Table, UseInfo
+from mooncache.simulate.cache.base import NO_INFO, CacheTable, UseInfo
 
 _NEVER: Final = 1 << 62
 
 
-class Belady(Table):
+class Belady(CacheTable):
     """`use` must be called with the given chains in the given order."""
 
     def __init__(self, capacity_blocks: int, chains: Sequence[Sequence[int]]) -> None:

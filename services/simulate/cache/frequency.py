@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-from mooncache.simulate.cache.base import NO_INFO, Table, UseInfo
+from mooncache.simulate.cache.base import NO_INFO, CacheTable, UseInfo
 
 
-class Lfu(Table):
+class Lfu(CacheTable):
     """The block with the fewest uses goes; `history`: uses are counted on after a block left."""
 
     def __init__(self, capacity_blocks: int, history: bool = False) -> None:

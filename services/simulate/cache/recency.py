@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from mooncache.simulate.cache.base import NO_INFO, Table, UseInfo
+from mooncache.simulate.cache.base import NO_INFO, CacheTable, UseInfo
 
 
-class Lru(Table):
+class Lru(CacheTable):
     """The block whose last use is longest ago goes."""
 
     def __init__(self, capacity_blocks: int) -> None:

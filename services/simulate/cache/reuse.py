@@ -28,7 +28,7 @@ from collections.abc import Container, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
-from mooncache.simulate.cache.base import NO_INFO, Table, UseInfo
+from mooncache.simulate.cache.base import NO_INFO, CacheTable, UseInfo
 from mooncache.simulate.cache.hazard import (
     BAND_BEGIN_S,
     BANDS,
@@ -93,7 +93,7 @@ class Chain:
 _Place = tuple[Chain, int]  # the chain that used a block last, and the block's position in it
 
 
-class Reuse(Table):
+class Reuse(CacheTable):
     """The eviction policy `mooncache`.
 
     `chains_max`: chains that are learnt from at one time. `start_uses`: uses during which age alone decides.

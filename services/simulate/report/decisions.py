@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from mooncache.conductor.core.policy.fleet import Fleet
-from mooncache.conductor.core.policy.types import Choice, Request
+from mooncache.conductor.core.policy.types import Choice, Floats, Request
 from mooncache.simulate.report.document import plain
 
 CANDIDATES_MAX = 5
@@ -72,7 +72,7 @@ def _name(fleet: Fleet, row: int) -> str | None:
     return fleet.names[row] if row >= 0 else None
 
 
-def _best(fleet: Fleet, scores: Any) -> dict[str, float]:
+def _best(fleet: Fleet, scores: Floats | None) -> dict[str, float]:
     if scores is None or not len(scores):
         return {}
     order = np.argsort(scores, kind="stable")[:CANDIDATES_MAX]

@@ -52,13 +52,22 @@ def _names(results: Sequence[Result]) -> tuple[str, ...]:
     return tuple(result.policy for result in results)
 
 
+def _distribution(
+    results: Sequence[Result], title: str, column: str, promised_s: float, *, log: bool
+) -> Plot:
+    """The share of all requests that arrived by a column of those that were served."""
+    plot = figures.new_figure(title, y_label="% of all requests")
+    for order, result in enumerate(results):
+        values = getattr(result, column)[result.done]
+        figures.cdf(plot, values, result.policy, order=order, of=len(result))
+    figures.seconds_axis(plot, log=log)
+    figures.limit_line(plot, promised_s, f"promised {duration_text(promised_s)}")
+    return plot
+
+
 def ttft(results: Sequence[Result], summaries: Sequence[Summary]) -> Drawing:
     """Distribution of the time to the first token over all requests that arrived."""
-    plot = figures.new_figure("Time to first token", y_label="% of all requests")
-    for order, result in enumerate(results):
-        figures.cdf(plot, result.ttft_s[result.done], result.policy, order=order, of=len(result))
-    figures.seconds_axis(plot)
-    figures.limit_line(plot, results[0].ttft_slo_s, f"promised {duration_text(results[0].ttft_slo_s)}")
+    plot = _distribution(results, "Time to first token", "ttft_s", results[0].ttft_slo_s, log=True)
     summary = "; ".join(
         f"{s.policy}: half within {duration_text(s.ttft_s.p50)}, 99 % within {duration_text(s.ttft_s.p99)}"
         for s in summaries
@@ -75,11 +84,7 @@ def ttft(results: Sequence[Result], summaries: Sequence[Summary]) -> Drawing:
 
 def tbt(results: Sequence[Result], summaries: Sequence[Summary]) -> Drawing:
     """Distribution of the time between tokens."""
-    plot = figures.new_figure("Time between tokens", y_label="% of all requests")
-    for order, result in enumerate(results):
-        figures.cdf(plot, result.tbt_s[result.done], result.policy, order=order, of=len(result))
-    figures.seconds_axis(plot, log=False)
-    figures.limit_line(plot, results[0].tbt_slo_s, f"promised {duration_text(results[0].tbt_slo_s)}")
+    plot = _distribution(results, "Time between tokens", "tbt_s", results[0].tbt_slo_s, log=False)
     plot.axes.set_xlim(left=0.0)
     summary = "; ".join(
         f"{s.policy}: mean {duration_text(s.tbt_s.mean)}, 99 % within {duration_text(s.tbt_s.p99)}"
