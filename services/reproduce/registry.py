@@ -12,6 +12,7 @@ from mooncache.reproduce.finding import Sheet
 from mooncache.reproduce.lab import Lab
 from mooncache.reproduce.scenario import Scenario
 from mooncache.reproduce.scenarios import ALL
+from mooncache.reproduce.workloads import PUBLISHED
 
 
 def scenarios() -> dict[str, Scenario]:
@@ -48,7 +49,7 @@ def report(lab: Lab, sheets: Sequence[Sheet]) -> Report:
     report = Report(
         "reproduce", machine=describe_machine(), versions=describe_versions(("mooncache", "numpy"))
     )
-    for name in ("conversation", "toolagent", "synthetic"):
+    for name in PUBLISHED:
         path = sources.path(name)
         report.notes.append(f"{name}: {'generated stand-in' if path is None else path.name}")
     if sources.first:
@@ -64,9 +65,7 @@ def report(lab: Lab, sheets: Sequence[Sheet]) -> Report:
 def page(report: Report, sheets: Sequence[Sheet]) -> str:
     """The report as a page: where it was made, then a table for each scenario."""
     facts = ", ".join(f"{name} {value}" for name, value in {**report.machine, **report.versions}.items())
-    sources = "; ".join(
-        note for note in report.notes if note.split(":")[0] in ("conversation", "toolagent", "synthetic")
-    )
+    sources = "; ".join(note for note in report.notes if note.split(":")[0] in PUBLISHED)
     head = f"# Reproduction: every row\n\nMade by `mooncache reproduce --markdown`. {facts}. Traces: {sources}.\n"
     star = "A star marks rows made on generated requests.\n"
     return "\n".join([head, star, *(sheet.to_markdown() for sheet in sheets)])

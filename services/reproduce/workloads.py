@@ -22,6 +22,7 @@ from mooncache.traces import Trace, generate, read
 from mooncache.traces.generator import conversation, tool_agent
 
 CONVERSATION, TOOLAGENT, SYNTHETIC = "conversation", "toolagent", "synthetic"
+PUBLISHED: Final = (CONVERSATION, TOOLAGENT, SYNTHETIC)
 ALL = "all mixed"
 
 
@@ -41,9 +42,8 @@ class Sources:
 
     def stand_in(self, name: str) -> bool:
         """Whether this is one of the paper's traces without its file."""
-        parts = (CONVERSATION, TOOLAGENT, SYNTHETIC)
-        wanted = parts if name == ALL else (name,)
-        return any(part in parts and self.path(part) is None for part in wanted)
+        wanted = PUBLISHED if name == ALL else (name,)
+        return any(part in PUBLISHED and self.path(part) is None for part in wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def load(sources: Sources, name: str) -> Trace:
     elif name == SYNTHETIC:
         trace = synthetic(3993, 3.91, SEED)
     elif name == ALL:
-        return mixed([load(sources, part) for part in (CONVERSATION, TOOLAGENT, SYNTHETIC)])
+        return mixed([load(sources, part) for part in PUBLISHED])
     elif name in DATASETS:
         trace = documents(DATASETS[name], SEED)
     else:

@@ -7,7 +7,6 @@ client that is measured. The connection pool is off in its default and on in its
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from mooncache.bench.worker import Worker, WorkerError, serve
+from mooncache.bench.worker import Worker, WorkerError, find_tool, serve
+from mooncache.cluster.ports import PortPicker
 
 POOL_SETTING = "MC_TCP_ENABLE_CONNECTION_POOL"
 _SEGMENT_BYTES = 1 << 30
@@ -36,7 +36,7 @@ class _Process(StrEnum):
 
 def unavailable_reason() -> str | None:
     """None when the original can be run here, else why not."""
-    if shutil.which("mooncake_master", path=_search_path()) is None:
+    if find_tool("mooncake_master") is None:
         return (
             "the original is not installed: pip install 'mooncache[bench]' (its wheel also needs the Debian "
             "packages libibverbs1 librdmacm1 libnuma1 libcurl4 liburing2)"
@@ -50,11 +50,12 @@ class PeerMooncake:
     def __init__(self, *, pool: bool, block_bytes: int, count: int) -> None:
         self._env = {POOL_SETTING: "1" if pool else "0", "GLOG_minloglevel": "2", "MC_LOG_LEVEL": "ERROR"}
         self._folder = tempfile.TemporaryDirectory(prefix="mooncache-bench-")
-        port, metrics_port = _free_ports(2)
+        with PortPicker("127.0.0.1") as ports:
+            port, metrics_port = ports.any(), ports.any()
         self._log = (Path(self._folder.name) / "master.log").open("wb")
         self._master = subprocess.Popen(
             [
-                shutil.which("mooncake_master", path=_search_path()) or "mooncake_master",
+                find_tool("mooncake_master") or "mooncake_master",
                 f"--rpc_port={port}",
                 "--rpc_address=127.0.0.1",
                 f"--metrics_port={metrics_port}",
@@ -187,18 +188,6 @@ def _child(part: _Process, target: str, block_bytes: int = 0, count: int = 0) ->
         return
     client = _Client(store, block_bytes, count)
     serve({}, {"batch": client.batch, "small": client.small, "exist": client.exist})
-
-
-def _search_path() -> str:
-    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 if __name__ == "__main__":

@@ -7,12 +7,9 @@ runs as processes of its own with a time limit, and its last lines are parsed, n
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -21,7 +18,9 @@ from pathlib import Path
 from mooncache.bench.store.raw_socket import RawSocket
 from mooncache.bench.transfer.nixl_lane import measure_plain
 from mooncache.bench.transfer.options import Direction
+from mooncache.bench.worker import find_tool
 from mooncache.errors import TransportUnavailable
+from mooncache.runtime.ports import free_port
 
 DURATION_S = 2
 _MARGIN_S = 1
@@ -151,9 +150,7 @@ def parse_perftest(text: str) -> float:
 
 def original_engine(block_bytes: int, batch: int, threads: int) -> Figures | str:
     """The original's own `transfer_engine_bench` over TCP between two processes here."""
-    tool = shutil.which(
-        "transfer_engine_bench", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    )
+    tool = find_tool("transfer_engine_bench")
     if tool is None:
         return "transfer_engine_bench is not installed (the extra called bench brings it)"
     buffer_bytes = max(256 << 20, 2 * block_bytes * batch * threads)
@@ -210,11 +207,6 @@ def _segment(target: subprocess.Popen[str]) -> str:
     finally:
         alarm.cancel()
     raise RuntimeError("the target did not start")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _start(command: Sequence[str]) -> subprocess.Popen[str]:
