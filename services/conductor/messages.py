@@ -129,7 +129,7 @@ def load_of(load: pb.InstanceLoad) -> InstanceLoad:
     )
 
 
-def ask_of(request: pb.ScheduleRequest) -> SchedulingRequest:
+def scheduling_request_of(request: pb.ScheduleRequest) -> SchedulingRequest:
     """The request to schedule. Raises InvalidArgument or TooLarge."""
     count = count_keys(request.keys, KEYS_MAX)
     if request.content_keys and len(request.content_keys) != len(request.keys):

@@ -37,7 +37,7 @@ class DeferredWork:
     content_keys: bytes
     group: int
     record: DecisionRecord | None = None
-    ask: SchedulingRequest | None = None
+    request: SchedulingRequest | None = None
     pool: PoolAnswer | None = None
     block_tokens: int = 0
 
@@ -103,17 +103,17 @@ class ConductorState:
     # --- what can wait
     # -------------------------------------------------------------------------------------------
 
-    def explain_later(self, decision: Decision, ask: SchedulingRequest) -> None:
+    def explain_later(self, decision: Decision, request: SchedulingRequest) -> None:
         """Find out later why the decision's computed tokens were not there."""
         record = decision.record
         block_tokens = record.block_tokens
         if decision.decode and block_tokens:
             job = DeferredWork(
-                ask.keys,
-                ask.content_keys,
-                decision.request.group,
+                request.keys,
+                request.content_keys,
+                decision.policy_request.group,
                 record,
-                ask,
+                request,
                 decision.pool,
                 block_tokens,
             )
@@ -145,11 +145,11 @@ class ConductorState:
         """Snapshots to keep; the caller stores them on the event loop, since decisions change the store meanwhile."""
         found = []
         for job in jobs:
-            if job.record is not None and job.ask is not None and job.pool is not None:
+            if job.record is not None and job.request is not None and job.pool is not None:
                 packed = self.core.prepared(job.record)
                 if packed:
                     found.append((job.record.decision_id, packed))
-                self.core.outcomes.explain(job.record, job.ask, job.pool, job.group, job.block_tokens)
+                self.core.outcomes.explain(job.record, job.request, job.pool, job.group, job.block_tokens)
             else:
                 self.core.seen.learn(job.keys, job.content_keys, job.group)
         return found

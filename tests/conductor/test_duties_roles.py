@@ -65,8 +65,8 @@ class World:
                 self.core.report(one, InstanceState.READY, InstanceLoad(), "", self.now_s)
             for _ in range(int(prompts_per_s * EVERY_S)):
                 self._next += 1
-                ask = SchedulingRequest(f"r{self._next}", "m", 20_000, "t", keys=chain(f"r{self._next}", 4))
-                decision = self.core.schedule(ask, PoolAnswer(), self.now_s, 0.0)
+                request = SchedulingRequest(f"r{self._next}", "m", 20_000, "t", keys=chain(f"r{self._next}", 4))
+                decision = self.core.schedule(request, PoolAnswer(), self.now_s, 0.0)
                 assert decision.choice.admitted
                 self.core.close(decision.decision_id, "finished", self.now_s + 1.0)
             self.now_s += EVERY_S
@@ -99,10 +99,10 @@ def test_roles_follow_the_load_and_come_back_late() -> None:
     model = world.core.models.of("m")
     # Now answers are what there is to do: so many run that one instance would be beyond its time between tokens.
     for number in range(400):
-        ask = SchedulingRequest(
+        request = SchedulingRequest(
             f"long{number}", "m", 20_000, "t", max_output_tokens=5000, keys=chain(f"l{number}", 4)
         )
-        decision = world.core.schedule(ask, PoolAnswer(), world.now_s, 0.0)
+        decision = world.core.schedule(request, PoolAnswer(), world.now_s, 0.0)
         model.book.computed(decision.decision_id, world.now_s)
         model.book.first_token(decision.decision_id, world.now_s)
     world.pass_time(400.0, prompts_per_s=0.0)
@@ -197,8 +197,8 @@ def test_prompts_that_decode_instances_compute_themselves_need_no_prefill_instan
         for one in world.core.registry:
             world.core.report(one, InstanceState.READY, InstanceLoad(), "", world.now_s)
         for number in range(100):
-            ask = SchedulingRequest(f"s{number}", "m", 100, "t", max_output_tokens=1, keys=chain("s", 4))
-            decision = world.core.schedule(ask, PoolAnswer("ok", 4), world.now_s, 0.0)
+            request = SchedulingRequest(f"s{number}", "m", 100, "t", max_output_tokens=1, keys=chain("s", 4))
+            decision = world.core.schedule(request, PoolAnswer("ok", 4), world.now_s, 0.0)
             assert decision.prefill == "", "short: computed where it is decoded"
             world.core.close(decision.decision_id, "finished", world.now_s)
         world.now_s += EVERY_S / 10

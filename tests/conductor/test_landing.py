@@ -47,12 +47,12 @@ class Clockwork:
         self.now_s = 0.0
         self.count = 0
 
-    def ask(self) -> Decision:
+    def schedule(self) -> Decision:
         self.count += 1
-        ask = SchedulingRequest(
+        request = SchedulingRequest(
             f"r{self.count}", "m", BLOCKS * 16 + 5, "t", chain(f"k{self.count}", BLOCKS), group=1
         )
-        return self.core.schedule(ask, PoolAnswer(PoolState.OK), self.now_s, 0.0)
+        return self.core.schedule(request, PoolAnswer(PoolState.OK), self.now_s, 0.0)
 
     def tell(self, decision: Decision, phase: Phase, *legs: LegReport) -> outcome.Learned:
         report = ProgressReport(phase, output_tokens=8, legs=legs)
@@ -60,7 +60,7 @@ class Clockwork:
 
     def serve(self, *, landed: bool, prefill_s: float = 0.2) -> Decision:
         """One request with both legs; when its blocks do not land, the decode leg waits as long as it was told."""
-        decision = self.ask()
+        decision = self.schedule()
         assert decision.prefill == "p"
         self.now_s += prefill_s
         self.tell(decision, Phase.PREFILLED, prefill(prefill_s * 1e3))
@@ -87,16 +87,16 @@ def test_a_pair_whose_blocks_do_not_come_is_left_alone() -> None:
         work.serve(landed=True)
     missed = work.serve(landed=False)
     assert missed.record.observed["handover"] == outcome.HandoverResult.MISSED
-    inline = work.ask()
+    inline = work.schedule()
     assert (inline.prefill, inline.decode, inline.avoided) == ("", "d", True)
     work.core.close(inline.decision_id, "finished", work.now_s)
     work.now_s += AWAY_FIRST_S + 1
     work.serve(landed=False)
     work.now_s += AWAY_FIRST_S + 1
-    assert work.ask().avoided, "twice as long the second time"
+    assert work.schedule().avoided, "twice as long the second time"
     work.now_s += AWAY_FIRST_S
     assert work.serve(landed=True).record.observed["handover"] == outcome.HandoverResult.LANDED
-    assert not work.ask().avoided
+    assert not work.schedule().avoided
     work.core.check()
 
 
@@ -104,12 +104,12 @@ def test_it_is_known_before_a_long_answer_has_ended() -> None:
     work = Clockwork()
     for _ in range(5):
         work.serve(landed=True)
-    decision = work.ask()
+    decision = work.schedule()
     work.now_s += 0.2
     work.tell(decision, Phase.PREFILLED, prefill())
     work.now_s += decision.wait_s
     assert work.tell(decision, Phase.FIRST_TOKEN).handover == outcome.HandoverResult.MISSED
-    assert work.ask().avoided
+    assert work.schedule().avoided
 
 
 def test_the_margin_for_unknown_engines_ends_although_nothing_is_learnt_of_their_speed() -> None:

@@ -139,7 +139,7 @@ def crowd(core: Scheduler, count: int) -> None:
         core.register(InstanceInfo(f"i{number}", 1, "both", "m", group=5), InstanceState.READY, 0.0)
 
 
-def ask(number: int, keys: bytes = b"", **more: Any) -> SchedulingRequest:
+def request(number: int, keys: bytes = b"", **more: Any) -> SchedulingRequest:
     return SchedulingRequest(f"r{number}", "m", **{"prompt_tokens": 640, "keys": keys, "group": 5, **more})
 
 
@@ -147,7 +147,7 @@ def test_what_settles_beside_the_event_loop_touches_no_snapshots() -> None:
     """A duty settles records in a thread while decisions settle others: only the event loop counts their bytes."""
     core = Scheduler(SchedulerSettings(snapshot_bytes_max=60_000), random.Random(1), native_index)
     crowd(core, 40)
-    record = core.schedule(ask(1), PoolAnswer(), 0.0, 0.0).record
+    record = core.schedule(request(1), PoolAnswer(), 0.0, 0.0).record
     packed = core.prepared(record)
     assert packed and record.candidates and record.seen is None
     assert (len(core.snapshots), core.snapshots.size_bytes) == (0, 0)
@@ -162,7 +162,7 @@ def test_an_instance_that_is_gone_leaves_no_cost_models_behind() -> None:
     core = Scheduler(SchedulerSettings(suspect_after_s=1, lease_s=2), random.Random(1), native_index)
     info = InstanceInfo("a", 1, "both", "m", group=5, kv_bytes_per_token=1000)
     core.register(info, InstanceState.READY, 0.0)
-    decision = core.schedule(ask(1), PoolAnswer(), 0.0, 0.0)
+    decision = core.schedule(request(1), PoolAnswer(), 0.0, 0.0)
     core.expire(10.0)
     leg = LegReport(LegRole.DECODE, "a", cache=CacheReport(loaded_bytes=1 << 20, load_ms=10.0))
     report = ProgressReport(Phase.FINISHED, elapsed_s=1.0, output_tokens=5, legs=(leg,))
@@ -189,7 +189,7 @@ def test_an_instance_with_larger_blocks_does_not_hold_more_than_the_prompt() -> 
     )
     keys = chain("x", 40)
     core.cache.apply(engine, full=True, stored=keys, removed=b"", sequence=1, keys_max=100)
-    decision = core.schedule(ask(1, keys), PoolAnswer(), 0.0, 0.0)
+    decision = core.schedule(request(1, keys), PoolAnswer(), 0.0, 0.0)
     assert decision.computed_tokens >= 0
     assert core.models.of("m").book.view(0.0).queue_tokens[0] >= 0
 
@@ -199,7 +199,7 @@ def test_an_engine_that_was_started_again_generates_nothing_of_before() -> None:
     core = Scheduler(SchedulerSettings(), random.Random(1), native_index)
     info = InstanceInfo("a", 1, "both", "m", group=5)
     engine = core.register(info, InstanceState.READY, 0.0)
-    decision = core.schedule(ask(1), PoolAnswer(), 0.0, 0.0)
+    decision = core.schedule(request(1), PoolAnswer(), 0.0, 0.0)
     core.register(info, InstanceState.READY, 0.1)
     assert core.assigned(engine) == 1, "the same engine told again who it is"
     core.register(replace(info, incarnation=2), InstanceState.READY, 0.2)

@@ -78,6 +78,36 @@ class PoolAnswer:
     unreachable_nodes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request that is to be scheduled now: what it says, and what the pool holds of it."""
+
+    request: SchedulingRequest
+    pool: PoolAnswer
+    now_s: float
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """An arrival with what a policy saw of it and chose for it; records and decisions are made of this.
+
+    fleet: what the policy chose from, None when it was not asked; its columns are the book's own, which change with the
+    next event. block_tokens: 0 when no instance serves the model.
+    """
+
+    arrival: Arrival
+    policy_request: Request
+    choice: Choice
+    fleet: Fleet | None = None
+    block_tokens: int = 0
+
+    @property
+    def pool_tokens(self) -> int:
+        """The leading tokens that the pool holds."""
+        return min(self.arrival.pool.blocks * self.block_tokens, self.policy_request.cacheable_tokens)
+
+
 @dataclass(slots=True)
 class Decision:
     """A decision that was made and recorded, with names instead of rows.
@@ -91,7 +121,7 @@ class Decision:
 
     decision_id: str
     choice: Choice
-    request: Request
+    policy_request: Request
     record: DecisionRecord
     pool: PoolAnswer
     prefiller: str = ""
@@ -107,7 +137,7 @@ class Decision:
     @property
     def computed_tokens(self) -> int:
         """Prompt tokens left to compute."""
-        return self.request.prompt_tokens - self.choice.prefix_tokens if self.decode else 0
+        return self.policy_request.prompt_tokens - self.choice.prefix_tokens if self.decode else 0
 
     def summary(self) -> str:
         """The text of the response header: about this request only."""
@@ -127,17 +157,12 @@ class Decision:
         return ";".join(f"{name}={value}" for name, value in parts.items())
 
 
-def decided(
-    decision_id: str,
-    choice: Choice,
-    request: Request,
-    record: DecisionRecord,
-    pool: PoolAnswer,
-    pool_tokens: int,
-    fleet: Fleet | None,
-) -> Decision:
-    """The decision with names for rows; `fleet` is the one it chose from."""
-    found = Decision(decision_id, choice, request, record, pool, pool_tokens=pool_tokens)
+def new_decision(planned: PlannedRequest, record: DecisionRecord) -> Decision:
+    """The decision with names for rows."""
+    choice, request, fleet = planned.choice, planned.policy_request, planned.fleet
+    found = Decision(
+        record.decision_id, choice, request, record, planned.arrival.pool, pool_tokens=record.pool_tokens
+    )
     if fleet is not None and choice.decode != NO_ROW:
         found.prefiller, found.decode = fleet.names[choice.prefiller_row], fleet.names[choice.decode]
         found.prefill = found.prefiller if choice.prefill != NO_ROW else ""
@@ -173,44 +198,35 @@ def sentence(choice: Choice, request: Request, fleet: Fleet | None) -> str:
     return f"{who} {verb} {left} of {request.prompt_tokens} prompt tokens{how[choice.branch]}, {where} generates."
 
 
-def new_record(
-    ask: SchedulingRequest,
-    pool: PoolAnswer,
-    request: Request,
-    choice: Choice,
-    fleet: Fleet | None,
-    decision_id: str,
-    earlier: list[str],
-    block_tokens: int,
-    pool_tokens: int,
-    now_s: float,
-    wall_s: float,
-) -> DecisionRecord:
-    """The record of a decision; `fleet` is the one it chose from, None when there was none."""
+def new_record(planned: PlannedRequest, decision_id: str, earlier: list[str]) -> DecisionRecord:
+    """The record of a decision. earlier: decisions for the same request."""
+    arrival, choice, fleet = planned.arrival, planned.choice, planned.fleet
+    request, policy_request, pool = arrival.request, planned.policy_request, arrival.pool
+    pool_tokens = planned.pool_tokens
     head: dict[str, Any] = {
         "decision_id": decision_id,
-        "request_id": ask.request_id,
-        "tenant": ask.tenant,
-        "model": ask.model,
-        "made_at_s": round(wall_s, 3),
-        "attempt": ask.attempt,
+        "request_id": request.request_id,
+        "tenant": request.tenant,
+        "model": request.model,
+        "made_at_s": round(arrival.wall_s, 3),
+        "attempt": request.attempt,
         "earlier": earlier,
-        "excluded": sorted(ask.exclude),
+        "excluded": sorted(request.exclude),
         "admitted": choice.admitted,
         "reason": choice.reason,
         "retry_after_ms": milliseconds(choice.retry_after_s),
-        "prompt_tokens": ask.prompt_tokens,
-        "cacheable_tokens": request.cacheable_tokens,
-        "block_tokens": block_tokens,
-        "sequences": request.sequences,
-        "max_output_tokens": ask.max_output_tokens,
-        "expected_output_tokens": round(request.output_tokens, 1),
-        "priority": ask.priority,
-        "tenant_share": round(request.tenant_share, 3),
-        "session": ask.session,
+        "prompt_tokens": request.prompt_tokens,
+        "cacheable_tokens": policy_request.cacheable_tokens,
+        "block_tokens": planned.block_tokens,
+        "sequences": policy_request.sequences,
+        "max_output_tokens": request.max_output_tokens,
+        "expected_output_tokens": round(policy_request.output_tokens, 1),
+        "priority": request.priority,
+        "tenant_share": round(policy_request.tenant_share, 3),
+        "session": request.session,
         "promised": {
-            "ttft_ms": milliseconds(request.ttft_slo_s),
-            "tbt_ms": milliseconds(request.tbt_slo_s),
+            "ttft_ms": milliseconds(policy_request.ttft_slo_s),
+            "tbt_ms": milliseconds(policy_request.tbt_slo_s),
         },
         "pool": {
             "state": pool.state,
@@ -218,19 +234,19 @@ def new_record(
             "lookup_ms": milliseconds(pool.elapsed_s),
             "unreachable_nodes": pool.unreachable_nodes,
         },
-        "chosen": chosen_fields(request, choice, fleet),
+        "chosen": chosen_fields(policy_request, choice, fleet),
         "expected": expected_fields(choice, fleet),
         "odd_costs": choice.invalid_costs,
     }
     return DecisionRecord(
         decision_id=decision_id,
-        request_id=ask.request_id,
+        request_id=request.request_id,
         head=pack(head),
-        made_s=now_s,
-        message=sentence(choice, request, fleet),
-        cacheable_tokens=request.cacheable_tokens,
+        made_s=arrival.now_s,
+        message=sentence(choice, policy_request, fleet),
+        cacheable_tokens=policy_request.cacheable_tokens,
         pool_tokens=pool_tokens,
-        block_tokens=block_tokens,
+        block_tokens=planned.block_tokens,
         state=RUNNING if choice.admitted else REFUSED,
         planned_prefix=choice.prefix_tokens,
     )

@@ -272,7 +272,7 @@ class Outcomes:
     def explain(
         self,
         record: DecisionRecord,
-        ask: SchedulingRequest,
+        request: SchedulingRequest,
         pool: PoolAnswer,
         group: int,
         block_tokens: int,
@@ -283,14 +283,18 @@ class Outcomes:
         found = [MissRange(prefix, there, MissReason.NOT_FETCHED)] if there > prefix else []
         begin = -(-there // block_tokens)
         ranges = self.seen.explain(
-            ask.keys[: cacheable // block_tokens * KEY_BYTES], ask.content_keys, group, begin, block_tokens
+            request.keys[: cacheable // block_tokens * KEY_BYTES],
+            request.content_keys,
+            group,
+            begin,
+            block_tokens,
         )
         if pool.state in (PoolState.ABSENT, PoolState.TIMEOUT):
             gone = MissReason.POOL_UNREACHABLE
             ranges = [r._replace(reason=gone) if r.reason is MissReason.EVICTED else r for r in ranges]
         found += ranges
-        if ask.prompt_tokens > cacheable:
-            found.append(MissRange(max(cacheable, prefix), ask.prompt_tokens, MissReason.NO_BLOCK))
+        if request.prompt_tokens > cacheable:
+            found.append(MissRange(max(cacheable, prefix), request.prompt_tokens, MissReason.NO_BLOCK))
         record.misses += found
 
 

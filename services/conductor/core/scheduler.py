@@ -18,11 +18,13 @@ from mooncache.client.keys import KEY_BYTES
 from mooncache.conductor.core.cache_index import CacheIndex
 from mooncache.conductor.core.candidates import Candidates, PolicyView, Snapshots
 from mooncache.conductor.core.decisions import (
+    Arrival,
     Decision,
+    PlannedRequest,
     PoolAnswer,
     SchedulerSettings,
     SchedulingRequest,
-    decided,
+    new_decision,
     new_record,
 )
 from mooncache.conductor.core.fairness import FairShares
@@ -42,7 +44,7 @@ from mooncache.conductor.core.policy.types import (
     Request,
 )
 from mooncache.conductor.core.progress import ProgressReport
-from mooncache.conductor.core.records import REFUSED, DecisionRecord, Records
+from mooncache.conductor.core.records import DecisionRecord, Records
 from mooncache.conductor.core.registry import (
     NO_WISHES,
     Instance,
@@ -207,51 +209,54 @@ class Scheduler:
 
     # --- decisions
 
-    def schedule(self, ask: SchedulingRequest, pool: PoolAnswer, now_s: float, wall_s: float) -> Decision:
+    def schedule(self, request: SchedulingRequest, pool: PoolAnswer, now_s: float, wall_s: float) -> Decision:
         """Decide one request, count it and record it."""
+        arrival = Arrival(request, pool, now_s, wall_s)
         # Clients choose request ids and may use one twice: only another attempt makes the first plan void.
-        earlier = self.work.of_request(ask.tenant, ask.request_id) if ask.attempt > 1 else None
+        earlier = self.work.of_request(request.tenant, request.request_id) if request.attempt > 1 else None
         kept = ""
         if earlier is not None:
-            kept = earlier.decoder if earlier.decoder not in ask.exclude else ""
+            kept = earlier.decoder if earlier.decoder not in request.exclude else ""
             self.close(earlier.decision_id, "superseded", now_s)
-        model = self.models.known(ask.model)
+        model = self.models.known(request.model)
         if model is None:
-            text = f"No instance serves {ask.model!r}."
-            return self._refuse(ask, pool, Reason.UNKNOWN_MODEL, text, now_s, wall_s)
-        group, block_tokens = model.group(ask.group, self.registry)
-        takes = model.book.takes(ask.prompt_tokens)
+            text = f"No instance serves {request.model!r}."
+            return self._refuse(arrival, Reason.UNKNOWN_MODEL, text)
+        group, block_tokens = model.group(request.group, self.registry)
+        takes = model.book.takes(request.prompt_tokens)
         if not takes.any():
             longest = model.longest()
-            text = f"The prompt has {ask.prompt_tokens} tokens; {ask.model!r} takes less than {longest}."
-            return self._refuse(ask, pool, Reason.TOO_LONG, text, now_s, wall_s)
-        pool_tokens, request = self._request(ask, pool, model, group, block_tokens, kept, now_s)
+            text = (
+                f"The prompt has {request.prompt_tokens} tokens; {request.model!r} takes less than {longest}."
+            )
+            return self._refuse(arrival, Reason.TOO_LONG, text)
+        policy_request = self._policy_request(arrival, model, group, block_tokens, kept)
         fleet = model.book.view(now_s)
         if not takes.all():
             fleet = replace(fleet, ready=fleet.ready & takes)
-        choice = self.policy.choose(request, fleet, self.settings.rules, self._rng)
-        request, choice, avoided = self._landing(model, request, fleet, choice, now_s)
-        decision = self._decided(ask, pool, request, choice, fleet, block_tokens, pool_tokens, now_s, wall_s)
+        choice = self.policy.choose(policy_request, fleet, self.settings.rules, self._rng)
+        policy_request, choice, avoided = self._landing(model, policy_request, fleet, choice, now_s)
+        decision = self._record(PlannedRequest(arrival, policy_request, choice, fleet, block_tokens))
         if choice.admitted:
             decision.avoided = avoided
             self._set_waits(model, decision)
-            self._count(ask, model, decision, fleet, now_s)
+            self._count(arrival, model, decision, fleet)
         return decision
 
     def _landing(
-        self, model: ServedModel, request: Request, fleet: Fleet, choice: Choice, now_s: float
+        self, model: ServedModel, policy_request: Request, fleet: Fleet, choice: Choice, now_s: float
     ) -> tuple[Request, Choice, bool]:
         """Another choice when blocks did not come from the chosen prefill to the chosen decode instance.
 
         The decode instance computes the prompt itself then; nothing has to come from anywhere.
         """
         if not choice.admitted or choice.prefill == NO_ROW:
-            return request, choice, False
+            return policy_request, choice, False
         if not model.landings.away(fleet.names[choice.prefill], fleet.names[choice.decode], now_s):
-            return request, choice, False
-        alone = replace(request, no_prefill=True)
+            return policy_request, choice, False
+        alone = replace(policy_request, no_prefill=True)
         found = self.policy.choose(alone, fleet, self.settings.rules, self._rng)
-        return (alone, found, True) if found.admitted else (request, choice, False)
+        return (alone, found, True) if found.admitted else (policy_request, choice, False)
 
     def _set_waits(self, model: ServedModel, decision: Decision) -> None:
         """How long legs wait for blocks."""
@@ -265,56 +270,50 @@ class Scheduler:
         if choice.branch == Branch.WAIT:
             decision.ready_wait_s = model.wait_s(instance.info, choice.ready_s)
 
-    def _request(
-        self,
-        ask: SchedulingRequest,
-        pool: PoolAnswer,
-        model: ServedModel,
-        group: int,
-        block_tokens: int,
-        kept: str,
-        now_s: float,
-    ) -> tuple[int, Request]:
-        """The leading tokens in the pool, and the request as policies see it."""
-        blocks = len(ask.keys) // KEY_BYTES
-        cacheable = min(blocks * block_tokens, ask.prompt_tokens)
-        pool_tokens = min(pool.blocks * block_tokens, cacheable)
+    def _policy_request(
+        self, arrival: Arrival, model: ServedModel, group: int, block_tokens: int, kept: str
+    ) -> Request:
+        """The request as policies see it. kept: the instance that has the decode leg already, "" without one."""
+        request, now_s = arrival.request, arrival.now_s
+        blocks = len(request.keys) // KEY_BYTES
+        cacheable = min(blocks * block_tokens, request.prompt_tokens)
+        pool_tokens = min(arrival.pool.blocks * block_tokens, cacheable)
         local = np.zeros(len(model.book), dtype=np.int64)
-        if ask.keys:
+        if request.keys:
             known = model.row_of_holder
             held = {
                 known[holder]: blocks
-                for holder, blocks in self.cache.leading(ask.keys).items()
+                for holder, blocks in self.cache.leading(request.keys).items()
                 if holder in known
             }
             local[list(held)] = np.minimum(np.array(list(held.values()), np.int64) * block_tokens, cacheable)
         settings = self.settings
         self._number += 1
-        return pool_tokens, Request(
-            prompt_tokens=ask.prompt_tokens,
+        return Request(
+            prompt_tokens=request.prompt_tokens,
             local=local,
             cacheable_tokens=cacheable,
             sources=(PrefixSource(NO_ROW, pool_tokens),) if pool_tokens else (),
             group=group,
-            awaited=self._awaited(ask, model, block_tokens, cacheable, now_s),
-            sequences=ask.sequences,
-            output_tokens=model.lengths.mean(ask.lengths_class, ask.max_output_tokens),
-            ttft_slo_s=ask.ttft_slo_s or settings.ttft_slo_s,
-            tbt_slo_s=ask.tbt_slo_s or settings.tbt_slo_s,
-            ttft_strict=ask.ttft_slo_s > 0,
-            tbt_strict=ask.tbt_slo_s > 0,
-            no_prefill=ask.no_prefill or not cacheable,
-            exclude=frozenset(row for name in ask.exclude if (row := model.book.row(name)) != NO_ROW),
+            awaited=self._awaited(request, model, block_tokens, cacheable, now_s),
+            sequences=request.sequences,
+            output_tokens=model.lengths.mean(request.lengths_class, request.max_output_tokens),
+            ttft_slo_s=request.ttft_slo_s or settings.ttft_slo_s,
+            tbt_slo_s=request.tbt_slo_s or settings.tbt_slo_s,
+            ttft_strict=request.ttft_slo_s > 0,
+            tbt_strict=request.tbt_slo_s > 0,
+            no_prefill=request.no_prefill or not cacheable,
+            exclude=frozenset(row for name in request.exclude if (row := model.book.row(name)) != NO_ROW),
             keep_decode=model.book.row(kept),
-            priority=ask.priority,
-            tenant_share=self.shares.share(ask.tenant, now_s),
+            priority=request.priority,
+            tenant_share=self.shares.share(request.tenant, now_s),
             lateness=model.lateness.value,
             number=self._number,
-            affinity=affinity(ask.keys),
+            affinity=affinity(request.keys),
         )
 
     def _awaited(
-        self, ask: SchedulingRequest, model: ServedModel, block_tokens: int, cacheable: int, now_s: float
+        self, request: SchedulingRequest, model: ServedModel, block_tokens: int, cacheable: int, now_s: float
     ) -> tuple[Awaited, ...]:
         """Leading tokens of the prompt that other requests are computing."""
         return tuple(
@@ -326,7 +325,7 @@ class Scheduler:
                 overlap.running.decision_id,
                 overlap.running.pool,
             )
-            for overlap in self.in_flight.overlaps(ask.keys)
+            for overlap in self.in_flight.overlaps(request.keys)
             if self._working(overlap.running.instance_id)
         )
 
@@ -334,41 +333,19 @@ class Scheduler:
         instance = self.registry.get(instance_id)
         return instance is not None and instance.state in (InstanceState.READY, InstanceState.DRAINING)
 
-    def _decided(
-        self,
-        ask: SchedulingRequest,
-        pool: PoolAnswer,
-        request: Request,
-        choice: Choice,
-        fleet: Fleet | None,
-        block_tokens: int,
-        pool_tokens: int,
-        now_s: float,
-        wall_s: float,
-    ) -> Decision:
+    def _record(self, planned: PlannedRequest) -> Decision:
+        """The decision, with its record among the others."""
+        request, choice = planned.arrival.request, planned.choice
         decision_id = f"d-{self._rng.getrandbits(64):016x}"
-        earlier = self.records.earlier(ask.request_id) if ask.attempt > 1 else []
-        record = new_record(
-            ask,
-            pool,
-            request,
-            choice,
-            fleet,
-            decision_id,
-            earlier,
-            block_tokens,
-            pool_tokens,
-            now_s,
-            wall_s,
-        )
-        decision = decided(decision_id, choice, request, record, pool, pool_tokens, fleet)
-        if fleet is not None:
-            record.seen = PolicyView(copied(fleet, choice.total_s), request, choice)
+        earlier = self.records.earlier(request.request_id) if request.attempt > 1 else []
+        record = new_record(planned, decision_id, earlier)
+        if planned.fleet is not None:
+            record.seen = PolicyView(copied(planned.fleet, choice.total_s), planned.policy_request, choice)
             self._unsettled.append(record)
             if len(self._unsettled) > UNSETTLED_MAX:
                 self.settle(self._unsettled.popleft())
         self.records.add(record)
-        return decision
+        return new_decision(planned, record)
 
     def settle(self, record: DecisionRecord) -> None:
         """Make of what the policy saw the record's candidates, which are small; done after the answer."""
@@ -385,57 +362,50 @@ class Scheduler:
         record.candidates = kept.packed()
         return b"" if kept.whole else Snapshots.packed(take(seen.fleet, seen.request, seen.choice.total_s))
 
-    def _refuse(
-        self,
-        ask: SchedulingRequest,
-        pool: PoolAnswer,
-        reason: Reason,
-        message: str,
-        now_s: float,
-        wall_s: float,
-    ) -> Decision:
-        choice = Choice(False, reason)
-        no_rows = np.zeros(0, dtype=np.int64)
-        request = Request(prompt_tokens=ask.prompt_tokens, local=no_rows, sequences=ask.sequences)
-        decision = self._decided(ask, pool, request, choice, None, 0, 0, now_s, wall_s)
-        decision.record.state = REFUSED
+    def _refuse(self, arrival: Arrival, reason: Reason, message: str) -> Decision:
+        """Refuse a request that no policy needs to see."""
+        policy_request = Request(
+            prompt_tokens=arrival.request.prompt_tokens,
+            local=np.zeros(0, dtype=np.int64),
+            sequences=arrival.request.sequences,
+        )
+        decision = self._record(PlannedRequest(arrival, policy_request, Choice(False, reason)))
         decision.record.message = message
         return decision
 
-    def _count(
-        self, ask: SchedulingRequest, model: ServedModel, decision: Decision, fleet: Fleet, now_s: float
-    ) -> None:
-        choice, request = decision.choice, decision.request
-        survival = model.lengths.survival(ask.lengths_class, ask.max_output_tokens)
-        model.book.assign(Assignment(decision.decision_id, choice, request, survival), now_s)
-        self.shares.use(ask.tenant, float(decision.computed_tokens), now_s)
+    def _count(self, arrival: Arrival, model: ServedModel, decision: Decision, fleet: Fleet) -> None:
+        request, now_s = arrival.request, arrival.now_s
+        choice, policy_request = decision.choice, decision.policy_request
+        survival = model.lengths.survival(request.lengths_class, request.max_output_tokens)
+        model.book.assign(Assignment(decision.decision_id, choice, policy_request, survival), now_s)
+        self.shares.use(request.tenant, float(decision.computed_tokens), now_s)
         self.work.assign(
             Active(
                 decision_id=decision.decision_id,
-                request_id=ask.request_id,
-                tenant=ask.tenant,
-                model=ask.model,
+                request_id=request.request_id,
+                tenant=request.tenant,
+                model=request.model,
                 prefiller=decision.prefiller,
                 decoder=decision.decode,
-                prompt_tokens=ask.prompt_tokens,
+                prompt_tokens=request.prompt_tokens,
                 prefix_tokens=choice.prefix_tokens,
-                sequences=request.sequences,
+                sequences=policy_request.sequences,
                 assigned_s=now_s,
                 expected_ttft_s=choice.ttft_s,
-                keys=ask.keys,
-                content_keys=ask.content_keys,
-                group=request.group,
-                lengths_class=ask.lengths_class,
+                keys=request.keys,
+                content_keys=request.content_keys,
+                group=policy_request.group,
+                lengths_class=request.lengths_class,
                 waiting_s=choice.waiting_s,
-                promised_ttft_s=request.ttft_slo_s,
-                awaited_tokens=request.cacheable_tokens if decision.prefill else 0,
+                promised_ttft_s=policy_request.ttft_slo_s,
+                awaited_tokens=policy_request.cacheable_tokens if decision.prefill else 0,
                 wait_s=decision.wait_s,
             )
         )
-        if choice.prefix_tokens < request.cacheable_tokens:
+        if choice.prefix_tokens < policy_request.cacheable_tokens:
             end_s = now_s + min(choice.total_s, _SECONDS_IN_FLIGHT_MAX)
             pool = bool(fleet.pool[choice.prefiller_row])
-            self.in_flight.add(Running(decision.decision_id, decision.prefiller, ask.keys, end_s, pool))
+            self.in_flight.add(Running(decision.decision_id, decision.prefiller, request.keys, end_s, pool))
 
     # --- what became of it
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mooncache.conductor.core.decisions import Decision
 from mooncache.conductor.core.policy.types import Branch
-from mooncache.conductor.messages import REASONS, ask_of
+from mooncache.conductor.messages import REASONS, scheduling_request_of
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.logs import Event, get_logger
@@ -17,17 +17,28 @@ async def handle(
     state: ConductorState, request: pb.ScheduleRequest, context: CallContext
 ) -> pb.ScheduleResponse:
     """Ask the pool, decide, answer; what the misses mean is found out afterwards. Raises InvalidArgument."""
-    ask = ask_of(request)
-    pool = await state.pool.match(ask.keys)
+    scheduling_request = scheduling_request_of(request)
+    pool = await state.pool.match(scheduling_request.keys)
     now_s = state.clock.now_s()
-    decision = state.core.schedule(ask, pool, now_s, state.clock.wall_s())
+    decision = state.core.schedule(scheduling_request, pool, now_s, state.clock.wall_s())
     response = answer(state, decision)
     if decision.choice.admitted and pool.blocks:
-        state.hot.use(ask.model, ask.keys, pool.blocks, decision.record.block_tokens, now_s)
+        state.hot.use(
+            scheduling_request.model,
+            scheduling_request.keys,
+            pool.blocks,
+            decision.record.block_tokens,
+            now_s,
+        )
     state.instruments.decided(decision, state.clock.now_s() - now_s)
     if not decision.choice.admitted:
-        log.info(Event.REQUEST_REFUSED, reason=decision.choice.reason, model=ask.model, tenant=ask.tenant)
-    state.explain_later(decision, ask)
+        log.info(
+            Event.REQUEST_REFUSED,
+            reason=decision.choice.reason,
+            model=scheduling_request.model,
+            tenant=scheduling_request.tenant,
+        )
+    state.explain_later(decision, scheduling_request)
     return response
 
 
@@ -50,7 +61,7 @@ def answer(state: ConductorState, decision: Decision) -> pb.ScheduleResponse:
     ready_ms = _milliseconds(decision.ready_wait_s)
     if decision.prefill:
         response.prefill.instance_id = decision.prefill
-        response.decode.wait_tokens = decision.request.cacheable_tokens
+        response.decode.wait_tokens = decision.policy_request.cacheable_tokens
         response.decode.wait_ms = _milliseconds(decision.wait_s)
         response.decode.handover_ms = _milliseconds(decision.handover_s)
         if waits:

@@ -169,7 +169,7 @@ class Serving:
     def _ask(self, name: str, prompt: str, tokens: int, **more: str) -> Decision:
         answer_s = in_seconds(more.pop("answer", "1s"))
         keys = self._keys(prompt, tokens)
-        ask = SchedulingRequest(
+        request = SchedulingRequest(
             name,
             MODEL,
             tokens,
@@ -184,7 +184,7 @@ class Serving:
             raise TypeError(f"a request has no {', '.join(more)}")
         blocks = self._in_pool(keys)
         decision = self.decisions[name] = self.core.schedule(
-            ask, PoolAnswer(PoolState.OK, blocks), self.now_s, self.now_s
+            request, PoolAnswer(PoolState.OK, blocks), self.now_s, self.now_s
         )
         self.names[decision.decision_id] = name
         if decision.choice.admitted:
@@ -266,7 +266,7 @@ class Serving:
         raise AssertionError("blocks of no prompt")
 
     def _said(self, decision: Decision) -> str:
-        choice, request = decision.choice, decision.request
+        choice, request = decision.choice, decision.policy_request
         if not choice.admitted:
             doubt = f" ({request.lateness:.0%} more if late)" if choice.waiting_s > 0 else ""
             why = {

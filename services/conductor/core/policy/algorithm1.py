@@ -8,7 +8,7 @@ between tokens. Corners as they must be: the ratio of a prefix to none is infini
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,32 @@ if TYPE_CHECKING:
     import random
 
 
+class Prefixes(NamedTuple):
+    """How each row comes by the beginning of the prompt, as columns.
+
+    tokens: leading ones that are there when it computes. fetch_tokens: those of them that it fetches from `source`, in
+    `ready_s` seconds.
+    """
+
+    tokens: Ints
+    fetch_tokens: Ints
+    ready_s: Floats
+    source: PrefixSource | None = None
+
+
+class Compared(NamedTuple):
+    """What was compared to choose who computes the prompt.
+
+    invalid_costs: how many of the scores were not numbers. decode_scores: what is compared to choose who generates;
+    None: the time between tokens.
+    """
+
+    prefixes: Prefixes
+    scores: Floats
+    invalid_costs: int
+    decode_scores: Floats | None = None
+
+
 class Algorithm1:
     """`fetches` False is the paper's local cache-aware baseline: the threshold is infinite."""
 
@@ -53,15 +79,13 @@ class Algorithm1:
         prefillers, decoders = candidates(request, fleet)
         eligible = prefillers if prefillers.any() else decoders
         source = best_source(request) if self._fetches else None
-        prefix, fetch, ready_s = prefixes(request, fleet, source, rules.threshold)
-        total_s = ready_s + fleet.queue_s + fleet.prefill_s(request.prompt_tokens, prefix)
-        scores, odd = cleaned(total_s, eligible)
+        prefixes = prefixes_of(request, fleet, source, rules.threshold)
+        total_s = prefixes.ready_s + fleet.queue_s + fleet.prefill_s(request.prompt_tokens, prefixes.tokens)
+        scores, invalid = cleaned(total_s, eligible)
         row = least(scores, rng)
         if row == NO_ROW:
-            return replace(NO_INSTANCE, invalid_costs=odd)
-        return paired(
-            request, fleet, rules, rng, row, (prefix, fetch, ready_s), source, scores, odd, ready_s[row]
-        )
+            return replace(NO_INSTANCE, invalid_costs=invalid)
+        return paired(request, fleet, rules, rng, row, Compared(prefixes, scores, invalid))
 
 
 def best_source(request: Request) -> PrefixSource | None:
@@ -69,79 +93,68 @@ def best_source(request: Request) -> PrefixSource | None:
     return max(request.sources, key=lambda source: (source.tokens, source.tokens_per_s), default=None)
 
 
-def prefixes(
-    request: Request, fleet: Fleet, source: PrefixSource | None, threshold: float
-) -> tuple[Ints, Ints, Floats]:
-    """For each row (prefix, tokens to fetch, seconds of fetching) by the threshold's rule."""
-    have = held(request)
+def own_prefixes(request: Request, fleet: Fleet) -> Prefixes:
+    """What each row holds itself; nothing is fetched."""
     nothing = np.zeros(len(fleet))
+    return Prefixes(held(request), nothing.astype(np.int64), nothing)
+
+
+def prefixes_of(request: Request, fleet: Fleet, source: PrefixSource | None, threshold: float) -> Prefixes:
+    """The prefix of each row by the threshold's rule."""
     if source is None or not source.tokens:
-        return have, nothing.astype(np.int64), nothing
+        return own_prefixes(request, fleet)
+    have = held(request)
     fetches: Bools = fleet.pool & (fleet.group == request.group) & (source.tokens > have * threshold)
     if source.row != NO_ROW:
         fetches[source.row] = False
     fetch: Ints = np.where(fetches, source.tokens - have, 0)
     rate = np.minimum(fleet.fetch_tokens_per_s, source.tokens_per_s)
     ready_s: Floats = np.where(fetches, fleet.fetch_latency_s + fetch / rate, 0.0)
-    return np.where(fetches, source.tokens, have), fetch, ready_s
+    return Prefixes(np.where(fetches, source.tokens, have), fetch, ready_s, source)
 
 
 def paired(
-    request: Request,
-    fleet: Fleet,
-    rules: Rules,
-    rng: random.Random,
-    row: int,
-    prefix_fetch_ready: tuple[Ints, Ints, Floats],
-    source: PrefixSource | None,
-    scores: Floats,
-    odd: int,
-    added_s: float,
-    decode_scores: Floats | None = None,
+    request: Request, fleet: Fleet, rules: Rules, rng: random.Random, row: int, compared: Compared
 ) -> Choice:
-    """The choice of `row` for the prompt with the decode instance of the least time between tokens.
-
-    added_s: what the transfer adds to the time to the first token. decode_scores: another measure of the decode
-    instances.
-    """
+    """The choice of `row` for the prompt with the decode instance of the least score."""
     prefillers, decoders = candidates(request, fleet)
-    prefix, fetch, ready_s = (column[row] for column in prefix_fetch_ready)
-    compute_s = fleet.prefill_cost(row).seconds(request.prompt_tokens, int(prefix))
+    prefixes = compared.prefixes
+    prefix, fetch, ready_s = int(prefixes.tokens[row]), int(prefixes.fetch_tokens[row]), prefixes.ready_s[row]
+    compute_s = fleet.prefill_cost(row).seconds(request.prompt_tokens, prefix)
     queue_s = float(fleet.queue_s[row])
     tbt_s = fleet.tbt_s(fleet.sequences + request.sequences, fleet.kv_tokens + request.kv_tokens)
     inline = not prefillers[row]
     group = fleet.group == fleet.group[row]
-    measured, more = cleaned(tbt_s if decode_scores is None else decode_scores, decoders & fleet.pool & group)
+    decode_scores = tbt_s if compared.decode_scores is None else compared.decode_scores
+    measured, invalid = cleaned(decode_scores, decoders & fleet.pool & group)
+    compared = compared._replace(invalid_costs=compared.invalid_costs + invalid)
     decode = row if inline else least(measured, rng)
     if decode == NO_ROW:
         # No other instance can read what the row would compute: a decode instance does both.
         other = least(cleaned(tbt_s, decoders)[0], rng)
         if other == NO_ROW:
-            return replace(NO_INSTANCE, invalid_costs=odd + more)
-        added_s = float(prefix_fetch_ready[2][other])
-        return paired(
-            request, fleet, rules, rng, other, prefix_fetch_ready, source, scores, odd + more, added_s
-        )
+            return replace(NO_INSTANCE, invalid_costs=compared.invalid_costs)
+        return paired(request, fleet, rules, rng, other, compared._replace(decode_scores=None))
     handover_s = 0.0 if inline else float(handovers_s(request, fleet)[decode])
-    ttft_s = float(added_s) + queue_s + compute_s + handover_s
+    ttft_s = float(ready_s) + queue_s + compute_s + handover_s
     choice = Choice(
         admitted=True,
         reason=Reason.ADMITTED,
         prefill=NO_ROW if inline else row,
         decode=decode,
         branch=Branch.FETCH if fetch else Branch.LOCAL,
-        prefix_tokens=int(prefix),
-        fetch_tokens=int(fetch),
-        source_row=source.row if source is not None and fetch else NO_ROW,
+        prefix_tokens=prefix,
+        fetch_tokens=fetch,
+        source_row=prefixes.source.row if prefixes.source is not None and fetch else NO_ROW,
         ttft_s=ttft_s,
         queue_s=queue_s,
         ready_s=float(ready_s),
         compute_s=compute_s,
         handover_s=handover_s,
         tbt_s=float(tbt_s[decode]),
-        scores=scores,
+        scores=compared.scores,
         decode_scores=measured,
-        invalid_costs=odd + more,
+        invalid_costs=compared.invalid_costs,
     )
     reason, retry_s = overload.judged(request, fleet, rules, choice)
     return replace(choice, admitted=False, reason=reason, retry_after_s=retry_s) if reason else choice

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mooncache.conductor.core.policy.algorithm1 import paired
+from mooncache.conductor.core.policy.algorithm1 import Compared, own_prefixes, paired
 from mooncache.conductor.core.policy.common import NO_INSTANCE, QUIET, candidates, cleaned, held, least
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import NO_ROW, Bools, Choice, Floats, Request, Rules
@@ -40,14 +40,13 @@ class Scored:
         """Choose the prefill instance by a simple rule; the contract is `Policy.choose`."""
         prefillers, decoders = candidates(request, fleet)
         mask = prefillers if prefillers.any() else decoders
-        scores, odd = cleaned(self.measure(request, fleet, rules, mask, rng), mask)
+        scores, invalid = cleaned(self.measure(request, fleet, rules, mask, rng), mask)
         row = least(scores, rng)
         if row == NO_ROW:
-            return replace(NO_INSTANCE, invalid_costs=odd)
-        nothing = np.zeros(len(fleet))
-        way = held(request), nothing.astype(np.int64), nothing
-        decode = self.measure_decode(request, fleet, rules)
-        return paired(request, fleet, rules, rng, row, way, None, scores, odd, 0.0, decode)
+            return replace(NO_INSTANCE, invalid_costs=invalid)
+        decode_scores = self.measure_decode(request, fleet, rules)
+        compared = Compared(own_prefixes(request, fleet), scores, invalid, decode_scores)
+        return paired(request, fleet, rules, rng, row, compared)
 
 
 class Random(Scored):

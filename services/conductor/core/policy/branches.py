@@ -46,8 +46,13 @@ class PrefillOption(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The cheapest way of every row that computes alone: what is compared, when the KV is there, the computing."""
+    """The cheapest option of every row that computes alone: what is compared, when the KV is there, the computing.
 
+    local: the leading tokens that each row holds. weight: see `weights`.
+    """
+
+    local: Floats
+    weight: Floats
     score_s: Floats
     total_s: Floats | None
     compute_s: Floats | None
@@ -64,18 +69,14 @@ def scores(request: Request, fleet: Fleet, rules: Rules, *, full: bool = True) -
     total_s = fleet.queue_s + compute_s
     score_s = weight * compute_s
     score_s += total_s
-    found = Scores(score_s, total_s, compute_s) if full else Scores(score_s, None, None)
+    found = Scores(local, weight, score_s, total_s if full else None, compute_s if full else None)
     for source in _fastest(request):
-        rate = source.tokens_per_s
-        _take_longer(found, local, request, fleet, weight, source.tokens, rate, 0.0, source.row)
+        _take_longer(found, request, fleet, source, 0.0)
     if rules.waits:
         for awaited in _soonest(request):
-            ready_in_s = awaited.ready_in_s
-            _take_longer(
-                found, local, request, fleet, weight, awaited.tokens, np.inf, ready_in_s, awaited.row
-            )
+            _take_longer(found, request, fleet, PrefixSource(awaited.row, awaited.tokens), awaited.ready_in_s)
         for awaited in request.awaited:
-            _take_at_home(found, request, fleet, weight, awaited)
+            _take_at_home(found, request, fleet, awaited)
     return found
 
 
@@ -104,49 +105,41 @@ def _soonest(request: Request) -> Iterable[Awaited]:
 
 
 def _take_longer(
-    found: Scores,
-    local: Floats,
-    request: Request,
-    fleet: Fleet,
-    weight: Floats,
-    tokens: int,
-    tokens_per_s: float,
-    ready_in_s: float,
-    owner: int,
+    found: Scores, request: Request, fleet: Fleet, source: PrefixSource, ready_in_s: float
 ) -> None:
-    """Take the way over a longer prefix, which is read from elsewhere, where that is cheaper."""
+    """Take the longer prefix of a source, which can be read in `ready_in_s`, where that is cheaper."""
     standing = fleet.standing
-    gain = tokens - local
+    gain = source.tokens - found.local
     rate = fleet.fetch_tokens_per_s
-    if tokens_per_s < np.inf:
-        rate = np.minimum(rate, tokens_per_s)
+    if source.tokens_per_s < np.inf:
+        rate = np.minimum(rate, source.tokens_per_s)
     # All who gain compute the same rest: one prefix for the whole column.
-    compute_s = fleet.prefill_same_s(request.prompt_tokens, tokens)
+    compute_s = fleet.prefill_same_s(request.prompt_tokens, source.tokens)
     total_s = gain / rate
     total_s += ready_in_s + standing.fetch_latency_s
     np.maximum(fleet.queue_s, total_s, out=total_s)
     total_s += compute_s
-    score_s = weight * compute_s
+    score_s = found.weight * compute_s
     score_s += total_s
     wins = score_s < found.score_s
     wins &= gain > 0
     wins &= standing.readers(request.group, fleet)
-    if owner != NO_ROW:
-        wins[owner] = False
+    if source.row != NO_ROW:
+        wins[source.row] = False
     np.copyto(found.score_s, score_s, where=wins)
     if found.total_s is not None and found.compute_s is not None:
         np.copyto(found.total_s, total_s, where=wins)
         np.copyto(found.compute_s, compute_s, where=wins)
 
 
-def _take_at_home(found: Scores, request: Request, fleet: Fleet, weight: Floats, awaited: Awaited) -> None:
+def _take_at_home(found: Scores, request: Request, fleet: Fleet, awaited: Awaited) -> None:
     """Where the other request runs, its blocks are in the engine's own cache: nothing is fetched."""
     row = awaited.row
     if not 0 <= row < len(fleet) or awaited.tokens <= request.local[row]:
         return
     compute_s = fleet.prefill_cost(row).seconds(request.prompt_tokens, awaited.tokens)
     total_s = max(float(fleet.queue_s[row]), awaited.ready_in_s) + compute_s
-    score_s = total_s + float(weight[row]) * compute_s
+    score_s = total_s + float(found.weight[row]) * compute_s
     if score_s < found.score_s[row]:
         found.score_s[row] = score_s
         if found.total_s is not None and found.compute_s is not None:
