@@ -12,6 +12,7 @@ from typing import Any
 
 from mooncache.client.results import NodeView
 from mooncache.cluster.embedded import DEMO_TENANT, EmbeddedCluster
+from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.reporting.output import console, human_bytes, print_table
 
 _PROMPT = "Tell me about the moon."
@@ -115,7 +116,7 @@ def _show_parts(document: dict[str, Any], serving: dict[str, Any]) -> None:
         (
             item["instance_id"],
             item["pid"],
-            f"{item['role'] if item['role'] != 'both' else 'prefill and decode'}, {item['engine']}"
+            f"{item['role'] if item['role'] != InstanceRole.BOTH else 'prefill and decode'}, {item['engine']}"
             + ("" if item["pool"] else ", without the pool"),
             item["url"],
         )

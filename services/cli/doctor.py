@@ -11,6 +11,7 @@ from typing import Any
 from mooncache.cli.common import AsJson, Where
 from mooncache.cli.findings import report
 from mooncache.cli.look import Look, Looker
+from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.topology import machine
 from mooncache.topology.core import choose
 from mooncache.topology.core.findings import Finding
@@ -111,7 +112,7 @@ def _instances(rows: list[dict[str, Any]]) -> list[Finding]:
             found.append(Finding("ok", name, f"{row['role']}, {row['engine']} serves {row['model']}"))
     for model in sorted({row["model"] for row in rows}):
         roles = {row["role"] for row in rows if row["model"] == model and row["state"] == "ready"}
-        if roles and roles == {"prefill"}:
+        if roles == {InstanceRole.PREFILL}:
             found.append(
                 Finding(
                     "bad", f"model {model}", "has no engine that decodes", "start one with worker.role decode"

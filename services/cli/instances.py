@@ -8,9 +8,9 @@ from cyclopts import Parameter
 
 from mooncache.cli.common import HERE, AsJson, Where
 from mooncache.errors import InvalidArgument
+from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.reporting.output import EXIT_OK, console, print_json
 
-ROLES = {1: "prefill", 2: "decode", 3: "both"}
 STATES = {1: "starting", 2: "ready", 3: "draining", 4: "suspect"}
 
 InstanceId = Annotated[str, Parameter(help="Name of the instance, as `mooncache status` shows it.")]
@@ -18,10 +18,12 @@ InstanceId = Annotated[str, Parameter(help="Name of the instance, as `mooncache 
 
 def instance_row(view: Any) -> dict[str, Any]:
     """One InstanceView as a plain document."""
+    from mooncache.kvcache.instance_messages import INSTANCE_ROLES
+
     instance, load = view.instance, view.load
     return {
         "instance_id": instance.instance_id,
-        "role": ROLES.get(instance.role, "unknown"),
+        "role": INSTANCE_ROLES.get(instance.role, "unknown"),
         "state": STATES.get(instance.state, "unknown"),
         "reason": view.reason,
         "apart": view.apart,
@@ -49,12 +51,13 @@ def instance_row(view: Any) -> dict[str, Any]:
 
 
 def _set(where: Where, text: str, *, as_json: bool, **change: Any) -> int:
+    from mooncache.kvcache.instance_messages import INSTANCE_ROLES
     from mooncache.proto.v1 import conductor_pb2
 
     answer = where.ask_conductor("SetInstance", conductor_pb2.SetInstanceRequest(**change))
     document = {
         "instance_id": answer.instance.instance_id,
-        "role": ROLES.get(answer.instance.role, "unknown"),
+        "role": INSTANCE_ROLES.get(answer.instance.role, "unknown"),
         "state": STATES.get(answer.instance.state, "unknown"),
     }
     if as_json:
@@ -100,13 +103,14 @@ def role(
 
         mooncache instance role prefill-1 both
     """
-    numbers = {name: number for number, name in ROLES.items()}
-    if new_role not in numbers:
+    from mooncache.kvcache.instance_messages import INSTANCE_ROLE_NUMBERS
+
+    if new_role not in set(InstanceRole):
         raise InvalidArgument(f"A role is prefill, decode or both; got {new_role!r}.")
     return _set(
         where,
         f"{instance_id}: {new_role}",
         as_json=json,
         instance_id=instance_id,
-        role=numbers[new_role],
+        role=INSTANCE_ROLE_NUMBERS[InstanceRole(new_role)],
     )

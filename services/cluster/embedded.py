@@ -31,6 +31,8 @@ from mooncache.cluster.supervisor import SERVICE_POLICY, PartRecord, Progress, S
 from mooncache.cluster.watch import Watch
 from mooncache.config import load
 from mooncache.errors import ConfigInvalid
+from mooncache.kvcache.instance_messages import INSTANCE_ROLES
+from mooncache.kvcache.instance_role import InstanceRole
 
 __all__ = ["ClusterSettings", "EmbeddedCluster", "Progress"]
 
@@ -183,7 +185,7 @@ class EmbeddedCluster:
                     rows.append(
                         {
                             "instance_id": name,
-                            "role": {1: "prefill", 2: "decode"}.get(instance.role, "both"),
+                            "role": INSTANCE_ROLES.get(instance.role, InstanceRole.BOTH),
                             "engine": f"{instance.engine} {instance.engine_version}".strip(),
                             "model": instance.model,
                             "max_model_tokens": instance.max_model_tokens,

@@ -20,6 +20,7 @@ from mooncache.cluster.settings import (
     gpu_count,
 )
 from mooncache.config import Config, explain
+from mooncache.kvcache.instance_role import InstanceRole
 
 _BLOCK_TOKENS = 32
 _GPU_SHARE = 0.85
@@ -129,7 +130,7 @@ class _Planner:
 
     def _worker(self, name: str, index: int, count: int) -> Part:
         settings = self._settings
-        role = name.partition("-")[0] if settings.prefill else "both"
+        role = InstanceRole(name.partition("-")[0]) if settings.prefill else InstanceRole.BOTH
         more = {
             "INSTANCE_ID": name,
             "ROLE": role,

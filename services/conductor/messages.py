@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from typing import Final
 
 from mooncache import errors
@@ -23,16 +22,11 @@ from mooncache.conductor.core.policy.types import Reason
 from mooncache.conductor.core.progress import LegReport, Phase, ProgressReport
 from mooncache.conductor.core.registry import Instance, InstanceInfo, InstanceState
 from mooncache.kvcache.instance_load import InstanceLoad
+from mooncache.kvcache.instance_messages import INSTANCE_ROLE_NUMBERS, INSTANCE_ROLES
 from mooncache.kvcache.keys import passport_from_json
 from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegRole
 from mooncache.proto.v1 import conductor_pb2 as pb
 
-ROLES: Final = {
-    pb.INSTANCE_ROLE_PREFILL: "prefill",
-    pb.INSTANCE_ROLE_DECODE: "decode",
-    pb.INSTANCE_ROLE_BOTH: "both",
-}
-ROLE_NUMBERS: Final = {name: number for number, name in ROLES.items()}
 STATES: Final = {
     pb.INSTANCE_STATE_STARTING: InstanceState.STARTING,
     pb.INSTANCE_STATE_READY: InstanceState.READY,
@@ -85,7 +79,7 @@ def group_of(root: bytes) -> int:
 
 def info_of(instance: pb.Instance) -> InstanceInfo:
     """A worker's description of its engine. Raises InvalidArgument."""
-    if instance.role not in ROLES:
+    if instance.role not in INSTANCE_ROLES:
         raise errors.InvalidArgument("the instance's role must be prefill, decode or both")
     texts = {name: getattr(instance, name) for name in _TEXTS}
     for name, text in texts.items():
@@ -101,7 +95,7 @@ def info_of(instance: pb.Instance) -> InstanceInfo:
     return InstanceInfo(
         instance_id=named(instance.instance_id, "instance_id", chars_max=128),
         incarnation=instance.incarnation,
-        role=ROLES[instance.role],
+        role=INSTANCE_ROLES[instance.role],
         model=named(instance.model, "model"),
         max_model_tokens=instance.max_model_tokens,
         kv_capacity_tokens=min(instance.kv_capacity_tokens, 1 << 53),
@@ -228,7 +222,7 @@ def instance_message(instance: Instance) -> pb.Instance:
     return pb.Instance(
         instance_id=info.instance_id,
         incarnation=info.incarnation,
-        role=ROLE_NUMBERS[instance.role],
+        role=INSTANCE_ROLE_NUMBERS[instance.role],
         state=STATE_NUMBERS[instance.state],
         model=info.model,
         max_model_tokens=info.max_model_tokens,
@@ -239,11 +233,6 @@ def instance_message(instance: Instance) -> pb.Instance:
         pool=info.pool,
         **{name: getattr(info, name) for name in _TEXTS},
     )
-
-
-def load_message(load: InstanceLoad) -> pb.InstanceLoad:
-    """A load as a message."""
-    return pb.InstanceLoad(**asdict(load))
 
 
 def _within(value: float, high: float) -> float:

@@ -24,6 +24,7 @@ from mooncache.client.conductor_link import ConductorLink
 from mooncache.client.host import host_id
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid, EngineFailed, MooncacheError
+from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.runtime import tls
 from mooncache.runtime.duties import Duty
 from mooncache.runtime.logs import Event, get_logger
@@ -104,7 +105,7 @@ class WorkerService(Service):
             state_dir=state_dir,
             instance_id=instance_id,
             file_name=file_name,
-            role=worker.role,
+            role=InstanceRole(worker.role),
             host_id=host_id(),
             engine_key=key,
             url=url,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mooncache._version import __version__
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.config import Config
 from mooncache.kvcache.instance_load import InstanceLoad
+from mooncache.kvcache.instance_messages import INSTANCE_ROLE_NUMBERS
+from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.clock import Clock
@@ -22,13 +24,6 @@ from mooncache.worker.core.load import LoadMeter
 from mooncache.worker.core.own_cache import OwnCache
 from mooncache.worker.engine_http import EngineHttp
 from mooncache.worker.process import EngineProcess
-
-ROLES = {
-    "prefill": pb.INSTANCE_ROLE_PREFILL,
-    "decode": pb.INSTANCE_ROLE_DECODE,
-    "both": pb.INSTANCE_ROLE_BOTH,
-}
-ROLE_NAMES = {number: name for name, number in ROLES.items()}
 
 
 @dataclass(slots=True)
@@ -54,7 +49,7 @@ class WorkerState:
     state_dir: Path
     instance_id: str
     file_name: str
-    role: str
+    role: InstanceRole
     host_id: str
     engine_key: str = field(repr=False)
     model: str = ""
@@ -136,7 +131,7 @@ class WorkerState:
         return pb.Instance(
             instance_id=self.instance_id,
             incarnation=self.incarnation,
-            role=ROLES[self.role],
+            role=INSTANCE_ROLE_NUMBERS[self.role],
             state=self.instance_state,
             engine=self.adapter.name,
             engine_version=facts.engine_version,
@@ -153,7 +148,3 @@ class WorkerState:
             pool=facts.pool,
             software_version=__version__,
         )
-
-    def load_message(self) -> pb.InstanceLoad:
-        """The load as it is reported."""
-        return pb.InstanceLoad(**asdict(self.load))

@@ -17,6 +17,7 @@ from mooncache.conductor.core.models import ServedModel
 from mooncache.conductor.core.policy.fleet import DECODE, PREFILL, ROLE_NAMES
 from mooncache.conductor.core.policy.roles import RolePlanner
 from mooncache.conductor.core.registry import Registry
+from mooncache.kvcache.instance_role import InstanceRole
 
 
 class RoleKeeper:
@@ -37,7 +38,7 @@ class RoleKeeper:
 
     def plan(
         self, model: ServedModel, registry: Registry, pinned: AbstractSet[str], now_s: float
-    ) -> list[tuple[str, str]]:
+    ) -> list[tuple[str, InstanceRole]]:
         """(instance, role) for each that should change now, none most of the time. Call at even intervals."""
         planner = self._planners.setdefault(model.name, RolePlanner())
         group, _ = model.group(0, registry)

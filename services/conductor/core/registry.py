@@ -16,6 +16,7 @@ from enum import StrEnum
 
 from mooncache import errors
 from mooncache.kvcache.instance_load import InstanceLoad
+from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.kvcache.keys import passport_from_json
 
 
@@ -42,7 +43,7 @@ class InstanceInfo:
 
     instance_id: str
     incarnation: int
-    role: str
+    role: InstanceRole
     model: str
     engine: str = "vllm"
     engine_version: str = ""
@@ -83,7 +84,7 @@ class Instance:
 
     info: InstanceInfo
     holder: int
-    role: str
+    role: InstanceRole
     state: InstanceState
     reported_s: float
     said: InstanceState = InstanceState.STARTING
@@ -137,7 +138,7 @@ class Registry:
         self._changed = changed or (lambda instance: None)
         self._instances: dict[str, Instance] = {}
         self._of_model: dict[str, dict[str, Instance]] = {}
-        self._roles: dict[str, str] = {}  # set by an operator; kept while the instance is known
+        self._roles: dict[str, InstanceRole] = {}  # set by an operator; kept while the instance is known
         self._free: list[int] = []
         self._next_holder = 0
         self._by_change: OrderedDict[str, None] = OrderedDict()  # names, the last changed at the end
@@ -261,17 +262,23 @@ class Registry:
         self._settle(instance, now_s)
 
     def set(
-        self, instance_id: str, role: str, drain: bool | None, now_s: float, *, pinned: bool = False
+        self,
+        instance_id: str,
+        role: InstanceRole | None,
+        drain: bool | None,
+        now_s: float,
+        *,
+        pinned: bool = False,
     ) -> Instance:
-        """Carry out a wish; role "" and drain None leave things. pinned: an operator's. Raises InstanceUnknown."""
+        """Carry out a wish; None leaves things. pinned: an operator's. Raises InstanceUnknown."""
         instance = self._instances.get(instance_id)
         if instance is None:
             raise errors.InstanceUnknown(f"instance {instance_id[:128]!r} is not registered")
-        if role and role != instance.role:
+        if role is not None and role != instance.role:
             self._roles[instance_id] = instance.role = role
             self._touch(instance)
             self._changed(instance)
-        if role and pinned:
+        if role is not None and pinned:
             self._roles[instance_id], instance.role_pinned = role, True
         if drain is not None and drain != instance.drain_wanted:
             instance.drain_wanted = drain

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from mooncache import errors
 from mooncache.conductor.config import SETTLE_S, WATCH_MAX_S, WATCHERS_MAX
 from mooncache.conductor.core.registry import Instance
-from mooncache.conductor.messages import gateway_of, instance_message, load_message
+from mooncache.conductor.messages import gateway_of, instance_message
 from mooncache.conductor.state import ConductorState
+from mooncache.kvcache.instance_messages import load_message
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.rpc import CallContext
 

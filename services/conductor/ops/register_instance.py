@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from mooncache import errors
 from mooncache.conductor.core.registry import InstanceState, Wishes
-from mooncache.conductor.messages import ROLE_NUMBERS, STATES, info_of
+from mooncache.conductor.messages import STATES, info_of
 from mooncache.conductor.state import ConductorState
+from mooncache.kvcache.instance_messages import INSTANCE_ROLE_NUMBERS
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.rpc import CallContext
@@ -49,6 +50,6 @@ async def handle(
     return pb.RegisterInstanceResponse(
         report_interval_ms=max(1, int(instance.next_report_s * 1e3)),
         lease_ms=max(1, int(state.section.lease_s * 1e3)),
-        role=ROLE_NUMBERS[instance.role],
+        role=INSTANCE_ROLE_NUMBERS[instance.role],
         role_pinned=instance.role_pinned,
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from mooncache import errors
 from mooncache.conductor.config import KEYS_MAX, TEXT_CHARS_MAX
 from mooncache.conductor.core.registry import InstanceState
-from mooncache.conductor.messages import ROLE_NUMBERS, STATES, load_of
+from mooncache.conductor.messages import STATES, load_of
 from mooncache.conductor.state import ConductorState
+from mooncache.kvcache.instance_messages import INSTANCE_ROLE_NUMBERS
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.rpc import CallContext
@@ -41,7 +42,7 @@ async def handle(
             log.info(Event.CACHE_REPORT_GAP, instance_id=request.instance_id, sequence=changes.sequence)
     state.announce()
     return pb.ReportInstanceResponse(
-        role=ROLE_NUMBERS[instance.role],
+        role=INSTANCE_ROLE_NUMBERS[instance.role],
         drain=instance.drain_wanted,
         want_full=instance.want_full,
         role_pinned=instance.role_pinned,

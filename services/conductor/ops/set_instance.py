@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from mooncache.conductor.messages import ROLES, instance_message
+from mooncache.conductor.messages import instance_message
 from mooncache.conductor.state import ConductorState
+from mooncache.kvcache.instance_messages import INSTANCE_ROLES
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.rpc import CallContext
@@ -15,7 +16,7 @@ async def handle(
     state: ConductorState, request: pb.SetInstanceRequest, context: CallContext
 ) -> pb.SetInstanceResponse:
     """Carry it out; the worker hears of it with its next report. Raises InstanceUnknown."""
-    role = ROLES.get(request.role, "")
+    role = INSTANCE_ROLES.get(request.role)
     drain = request.drain if request.HasField("drain") else None
     instance = state.core.registry.set(request.instance_id, role, drain, context.now_s, pinned=True)
     state.announce()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from mooncache.conductor.core.policy.fleet import ROLES
 from mooncache.conductor.core.registry import InstanceState
 from mooncache.conductor.state import ConductorState
+from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.runtime.metrics import Metrics
 
 
@@ -37,9 +37,9 @@ def add_gauges(metrics: Metrics, state: ConductorState) -> None:
     gauge("seen_keys", "Keys remembered to explain misses.", function=lambda: float(core.seen.blocks()))
     instances = gauge("instances", "Known instances by state and role.", ("state", "role"))
     for name in InstanceState:
-        for role in ROLES:
+        for role in InstanceRole:
             instances.labels(name, role).set_function(partial(_count, state, name, role))
 
 
-def _count(state: ConductorState, name: str, role: str) -> float:
+def _count(state: ConductorState, name: InstanceState, role: InstanceRole) -> float:
     return float(sum(1 for i in state.core.registry if i.state == name and i.role == role))

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from mooncache.conductor.core.decisions import Decision
 from mooncache.conductor.core.outcome import HandoverResult, Learned
-from mooncache.conductor.core.policy.fleet import ROLES
 from mooncache.conductor.core.policy.types import Branch
+from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.runtime.metrics import Metrics
 
 _DECISION_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
@@ -91,7 +91,7 @@ class ConductorMetrics:
         )
         self.broken_invariants = metrics.counter("broken_invariants", "Invariant checks that failed.")
 
-        for role in ROLES:
+        for role in InstanceRole:
             self.role_switches.labels(role)  # there from the start: a first change is growth, not a new line
         for outcome in (HandoverResult.LANDED, HandoverResult.MISSED):
             self.handovers.labels(outcome)
@@ -130,7 +130,7 @@ class ConductorMetrics:
         self.observed_tokens.labels("pool").inc(learned.loaded_tokens)
         self.observed_tokens.labels("computed").inc(learned.computed_tokens)
 
-    def switched(self, role: str) -> None:
+    def switched(self, role: InstanceRole) -> None:
         """An instance was given another role by the load."""
         self.done.role_switches[role] += 1
         self.role_switches.labels(role).inc()

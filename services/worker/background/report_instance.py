@@ -11,9 +11,10 @@ import asyncio
 
 from mooncache.client.backoff import Backoff
 from mooncache.errors import InstanceUnknown, MooncacheError, StaleIncarnation, TooLarge
+from mooncache.kvcache.instance_messages import INSTANCE_ROLES, load_message
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.logs import Event, get_logger
-from mooncache.worker.state import ROLE_NAMES, WorkerState
+from mooncache.worker.state import WorkerState
 
 _INTERVAL_MIN_S, _INTERVAL_MAX_S = 0.02, 60.0
 _CALL_TIMEOUT_S = 2.0
@@ -118,7 +119,7 @@ async def report(state: WorkerState) -> float:
         instance_id=state.instance_id,
         incarnation=incarnation,
         state=state.instance_state,
-        load=state.load_message(),
+        load=load_message(state.load),
         reason="" if state.instance_state == pb.INSTANCE_STATE_READY else state.doing,
     )
     if changes is not None:
@@ -152,7 +153,7 @@ async def report(state: WorkerState) -> float:
 
 def _switch(state: WorkerState, role: pb.InstanceRole) -> None:
     """Take the role that the conductor names. The engine is the same for all roles; others ask the conductor."""
-    name = ROLE_NAMES.get(role, state.role)
-    if name != state.role:
-        log.info(Event.WORKER_ROLE_SWITCHED, instance_id=state.instance_id, was=state.role, role=name)
-        state.role = name
+    wanted = INSTANCE_ROLES.get(role, state.role)
+    if wanted != state.role:
+        log.info(Event.WORKER_ROLE_SWITCHED, instance_id=state.instance_id, was=state.role, role=wanted)
+        state.role = wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mooncache.kvcache.instance_messages import load_message
 from mooncache.proto.v1 import worker_pb2 as pb
 from mooncache.runtime.rpc import CallContext
 from mooncache.worker.state import WorkerState
@@ -12,7 +13,7 @@ async def handle(
 ) -> pb.GetWorkerStatusResponse:
     return pb.GetWorkerStatusResponse(
         instance=state.instance(),
-        load=state.load_message(),
+        load=load_message(state.load),
         engine_pid=state.process.pid if state.process is not None and state.process.exited is None else 0,
         engine_starts=state.supervision.starts,
         doing=state.doing,

@@ -14,11 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from mooncache.conductor.core.policy.types import Bools, Floats, Ints, PrefillCost
+from mooncache.kvcache.instance_role import InstanceRole
 
+# A column holds numbers: these stand for roles there.
 PREFILL, DECODE, BOTH, NO_ROLE = 0, 1, 2, -1
-ROLES = {"prefill": PREFILL, "decode": DECODE, "both": BOTH}
-ROLE_NAMES = {number: name for name, number in ROLES.items()}
-
+ROLES = {InstanceRole.PREFILL: PREFILL, InstanceRole.DECODE: DECODE, InstanceRole.BOTH: BOTH}
+ROLE_NAMES = {number: role for role, number in ROLES.items()}
 
 Even = Floats | float  # a column, or the one number that it holds in all rows: formulas are the same for both
 
