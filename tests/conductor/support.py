@@ -7,11 +7,15 @@ import contextlib
 import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mooncache.conductor.config import settings_of
+from mooncache.conductor.core.decisions import SchedulerSettings
+from mooncache.conductor.core.policy.types import Rules
 from mooncache.conductor.service import ConductorService
-from mooncache.config import Config, load
+from mooncache.config import ConductorSection, Config, load
 from mooncache.errors import ConductorUnavailable
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.grpc_channel import GrpcChannel
@@ -37,6 +41,11 @@ def chain(name: str, blocks: int, *, parent: str = "", shared: int = 0) -> bytes
     """Packed keys of a prompt; the first `shared` are those of `parent`."""
     own = [hashlib.sha256(f"{name}:{i}".encode()).digest() for i in range(shared, blocks)]
     return chain(parent, shared) + b"".join(own) if shared else b"".join(own)
+
+
+def scheduler_settings(**changes: Any) -> SchedulerSettings:
+    """The usual settings with the usual rules of policies, but for these."""
+    return replace(settings_of(ConductorSection()), **{"rules": Rules(), **changes})
 
 
 def instance(name: str, role: int = pb.INSTANCE_ROLE_BOTH, **fields: Any) -> pb.Instance:

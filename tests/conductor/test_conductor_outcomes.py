@@ -13,7 +13,8 @@ import pytest
 
 from mooncache import errors
 from mooncache.auth import tenant_token
-from mooncache.conductor.core.decisions import PoolAnswer, SchedulerSettings, SchedulingRequest
+from mooncache.conductor.core.decisions import PoolAnswer, SchedulingRequest
+from mooncache.conductor.core.records import DecisionState
 from mooncache.conductor.core.registry import InstanceInfo, InstanceState
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.state import native_index
@@ -33,6 +34,7 @@ from tests.conductor.support import (
     instance,
     pair,
     running,
+    scheduler_settings,
     serve,
 )
 
@@ -367,7 +369,7 @@ def test_nobody_waits_for_an_instance_that_is_silent(tmp_path: Path) -> None:
 
 
 def test_an_idle_engine_proves_that_word_was_lost() -> None:
-    core = Scheduler(SchedulerSettings(), random.Random(1), native_index)
+    core = Scheduler(scheduler_settings(), random.Random(1), native_index)
     info = InstanceInfo("a", 1, "both", "m", max_sequences=8)
     one = core.register(info, InstanceState.READY, 0.0)
     decision = core.schedule(SchedulingRequest("r", "m", 1000), PoolAnswer(), 0.0, 0.0)
@@ -385,7 +387,7 @@ def test_an_idle_engine_proves_that_word_was_lost() -> None:
 
 
 def test_a_busy_engine_forgets_what_a_dead_gateway_sent() -> None:
-    core = Scheduler(SchedulerSettings(), random.Random(1), native_index)
+    core = Scheduler(scheduler_settings(), random.Random(1), native_index)
     one = core.register(InstanceInfo("a", 1, "both", "m", max_sequences=64), InstanceState.READY, 0.0)
     old = [
         core.schedule(SchedulingRequest(f"old{i}", "m", 1000), PoolAnswer(), float(i), 0.0) for i in range(6)
@@ -405,12 +407,12 @@ def test_a_busy_engine_forgets_what_a_dead_gateway_sent() -> None:
 
 
 def test_work_of_others_counts_when_two_reports_agree() -> None:
-    core = Scheduler(SchedulerSettings(), random.Random(1), native_index)
+    core = Scheduler(scheduler_settings(), random.Random(1), native_index)
     one = core.register(InstanceInfo("a", 1, "both", "m", max_sequences=8), InstanceState.READY, 0.0)
 
     def expected_s() -> float:
         decision = core.schedule(SchedulingRequest("r", "m", 1000), PoolAnswer(), 1.0, 0.0)
-        core.close(decision.decision_id, "finished", 1.0)
+        core.close(decision.decision_id, DecisionState.FINISHED, 1.0)
         return decision.choice.ttft_s
 
     idle_s = expected_s()

@@ -14,6 +14,7 @@ from mooncache.conductor.config import settings_of
 from mooncache.conductor.core.decisions import PoolAnswer, SchedulingRequest
 from mooncache.conductor.core.policy import roles
 from mooncache.conductor.core.rebalance import RoleKeeper
+from mooncache.conductor.core.records import DecisionState
 from mooncache.conductor.core.registry import InstanceInfo, InstanceState
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.state import native_index
@@ -65,10 +66,12 @@ class World:
                 self.core.report(one, InstanceState.READY, InstanceLoad(), "", self.now_s)
             for _ in range(int(prompts_per_s * EVERY_S)):
                 self._next += 1
-                request = SchedulingRequest(f"r{self._next}", "m", 20_000, "t", keys=chain(f"r{self._next}", 4))
+                request = SchedulingRequest(
+                    f"r{self._next}", "m", 20_000, "t", keys=chain(f"r{self._next}", 4)
+                )
                 decision = self.core.schedule(request, PoolAnswer(), self.now_s, 0.0)
                 assert decision.choice.admitted
-                self.core.close(decision.decision_id, "finished", self.now_s + 1.0)
+                self.core.close(decision.decision_id, DecisionState.FINISHED, self.now_s + 1.0)
             self.now_s += EVERY_S
             model = self.core.models.known("m")
             assert model is not None
@@ -200,7 +203,7 @@ def test_prompts_that_decode_instances_compute_themselves_need_no_prefill_instan
             request = SchedulingRequest(f"s{number}", "m", 100, "t", max_output_tokens=1, keys=chain("s", 4))
             decision = world.core.schedule(request, PoolAnswer("ok", 4), world.now_s, 0.0)
             assert decision.prefill == "", "short: computed where it is decoded"
-            world.core.close(decision.decision_id, "finished", world.now_s)
+            world.core.close(decision.decision_id, DecisionState.FINISHED, world.now_s)
         world.now_s += EVERY_S / 10
         assert world.keeper.plan(model, world.core.registry, world.pinned, world.now_s) == []
     assert world.keeper.needs("m")[0] < 0.1

@@ -15,12 +15,13 @@ from mooncache.conductor.core.decisions import (
 )
 from mooncache.conductor.core.landing import AWAY_FIRST_S, AWAY_MAX_S, Landings
 from mooncache.conductor.core.progress import LegReport, Phase, ProgressReport
+from mooncache.conductor.core.records import DecisionState
 from mooncache.conductor.core.registry import InstanceInfo, InstanceState
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.kvcache.block_index import native_index
 from mooncache.kvcache.leg_hint import CacheReport, LegRole
 from mooncache.proto.v1 import conductor_pb2 as pb
-from tests.conductor.support import Conductor, chain, pair, serve
+from tests.conductor.support import Conductor, chain, pair, scheduler_settings, serve
 
 BLOCKS = 200
 MISS = CacheReport(asked_tokens=3200, outcome="miss")
@@ -40,7 +41,7 @@ class Clockwork:
     """A scheduler with a prefill and a decode instance, and requests one after the other."""
 
     def __init__(self, settings: SchedulerSettings | None = None) -> None:
-        self.core = Scheduler(settings or SchedulerSettings(), random.Random(1), native_index)
+        self.core = Scheduler(settings or scheduler_settings(), random.Random(1), native_index)
         for name, role in (("p", "prefill"), ("d", "decode")):
             info = InstanceInfo(name, 1, role, "m", group=1, kv_bytes_per_token=1024, max_sequences=64)
             self.core.register(info, InstanceState.READY, 0.0)
@@ -89,7 +90,7 @@ def test_a_pair_whose_blocks_do_not_come_is_left_alone() -> None:
     assert missed.record.observed["handover"] == outcome.HandoverResult.MISSED
     inline = work.schedule()
     assert (inline.prefill, inline.decode, inline.avoided) == ("", "d", True)
-    work.core.close(inline.decision_id, "finished", work.now_s)
+    work.core.close(inline.decision_id, DecisionState.FINISHED, work.now_s)
     work.now_s += AWAY_FIRST_S + 1
     work.serve(landed=False)
     work.now_s += AWAY_FIRST_S + 1
@@ -122,7 +123,7 @@ def test_the_margin_for_unknown_engines_ends_although_nothing_is_learnt_of_their
 
 
 def test_blocks_get_the_configured_time_at_least() -> None:
-    work = Clockwork(SchedulerSettings(handover_margin_s=60.0))
+    work = Clockwork(scheduler_settings(handover_margin_s=60.0))
     for _ in range(5):
         decision = work.serve(landed=True)
         assert decision.handover_s == 60.0
@@ -133,7 +134,7 @@ def test_blocks_get_the_configured_time_at_least() -> None:
 
 
 def test_a_restarted_engine_is_tried_again() -> None:
-    landings = Landings()
+    landings = Landings(scheduler_settings().handover_margin_s)
     assert landings.missed("p", "d", 0.0) == AWAY_FIRST_S
     assert landings.away("p", "d", 1.0)
     assert not landings.away("p", "e", 1.0)

@@ -13,7 +13,7 @@ import pytest
 
 from mooncache import errors
 from mooncache.conductor.background import replicate_prefixes
-from mooncache.conductor.core.decisions import PoolAnswer, SchedulerSettings, SchedulingRequest
+from mooncache.conductor.core.decisions import PoolAnswer, SchedulingRequest
 from mooncache.conductor.core.fleet_book import Assignment, FleetBook, InstanceShape
 from mooncache.conductor.core.hot_prefixes import HotPrefixes, Speed
 from mooncache.conductor.core.policy.fleet import DECODE, PREFILL
@@ -27,7 +27,7 @@ from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.kvcache.leg_hint import CacheReport, LegRole
 from mooncache.runtime.metrics import Metrics
 from tests.conductor.fleets import Row, choose
-from tests.conductor.support import BLOCK, chain
+from tests.conductor.support import BLOCK, chain, scheduler_settings
 
 NOTHING = np.zeros(2, dtype=np.int64)
 
@@ -145,7 +145,7 @@ def request(number: int, keys: bytes = b"", **more: Any) -> SchedulingRequest:
 
 def test_what_settles_beside_the_event_loop_touches_no_snapshots() -> None:
     """A duty settles records in a thread while decisions settle others: only the event loop counts their bytes."""
-    core = Scheduler(SchedulerSettings(snapshot_bytes_max=60_000), random.Random(1), native_index)
+    core = Scheduler(scheduler_settings(snapshot_bytes_max=60_000), random.Random(1), native_index)
     crowd(core, 40)
     record = core.schedule(request(1), PoolAnswer(), 0.0, 0.0).record
     packed = core.prepared(record)
@@ -159,7 +159,7 @@ def test_what_settles_beside_the_event_loop_touches_no_snapshots() -> None:
 
 
 def test_an_instance_that_is_gone_leaves_no_cost_models_behind() -> None:
-    core = Scheduler(SchedulerSettings(suspect_after_s=1, lease_s=2), random.Random(1), native_index)
+    core = Scheduler(scheduler_settings(suspect_after_s=1, lease_s=2), random.Random(1), native_index)
     info = InstanceInfo("a", 1, "both", "m", group=5, kv_bytes_per_token=1000)
     core.register(info, InstanceState.READY, 0.0)
     decision = core.schedule(request(1), PoolAnswer(), 0.0, 0.0)
@@ -171,7 +171,7 @@ def test_an_instance_that_is_gone_leaves_no_cost_models_behind() -> None:
 
 
 def test_an_engine_that_was_started_again_has_nothing_of_others() -> None:
-    core = Scheduler(SchedulerSettings(), random.Random(1), native_index)
+    core = Scheduler(scheduler_settings(), random.Random(1), native_index)
     info = InstanceInfo("a", 1, "both", "m", group=5, kv_capacity_tokens=1000)
     engine: Instance = core.register(info, InstanceState.READY, 0.0)
     for now_s in (0.1, 0.2, 0.3):
@@ -183,7 +183,7 @@ def test_an_engine_that_was_started_again_has_nothing_of_others() -> None:
 
 
 def test_an_instance_with_larger_blocks_does_not_hold_more_than_the_prompt() -> None:
-    core = Scheduler(SchedulerSettings(), random.Random(1), native_index)
+    core = Scheduler(scheduler_settings(), random.Random(1), native_index)
     engine = core.register(
         InstanceInfo("a", 1, "both", "m", group=5, block_tokens=64), InstanceState.READY, 0.0
     )
@@ -196,7 +196,7 @@ def test_an_instance_with_larger_blocks_does_not_hold_more_than_the_prompt() -> 
 
 def test_an_engine_that_was_started_again_generates_nothing_of_before() -> None:
     """Its gateway may have died with it: then nobody tells of the end."""
-    core = Scheduler(SchedulerSettings(), random.Random(1), native_index)
+    core = Scheduler(scheduler_settings(), random.Random(1), native_index)
     info = InstanceInfo("a", 1, "both", "m", group=5)
     engine = core.register(info, InstanceState.READY, 0.0)
     decision = core.schedule(request(1), PoolAnswer(), 0.0, 0.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mooncache import errors
-from mooncache.conductor.core.decisions import PoolAnswer, SchedulerSettings, SchedulingRequest
+from mooncache.conductor.core.decisions import PoolAnswer, SchedulingRequest
 from mooncache.conductor.core.progress import Phase, ProgressReport
 from mooncache.conductor.core.registry import (
     GONE_MAX,
@@ -27,11 +27,11 @@ from mooncache.gateway.shell.instance_list import InstanceList
 from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.conditions import until
-from tests.conductor.support import PASSPORT, Conductor, chain, instance, serve
+from tests.conductor.support import PASSPORT, Conductor, chain, instance, scheduler_settings, serve
 
 
 def test_requests_end_when_their_records_are_dropped() -> None:
-    core = Scheduler(SchedulerSettings(decision_count_max=100), random.Random(1), native_index)
+    core = Scheduler(scheduler_settings(decision_count_max=100), random.Random(1), native_index)
     core.register(InstanceInfo("a", 1, "both", "m"), InstanceState.READY, 0.0)
     lengths = core.models.of("m").lengths
     before = lengths.mean("", 0)

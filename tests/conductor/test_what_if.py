@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from mooncache.conductor.core.decisions import PoolAnswer, SchedulerSettings, SchedulingRequest
+from mooncache.conductor.core.decisions import PoolAnswer, SchedulingRequest
 from mooncache.conductor.core.policy import NAMES
 from mooncache.conductor.core.policy.mooncache import Mooncache
 from mooncache.conductor.core.registry import InstanceInfo, InstanceState
@@ -19,11 +19,12 @@ from mooncache.conductor.core.snapshot import take
 from mooncache.conductor.core.what_if import other_choice
 from mooncache.conductor.state import native_index
 from tests.conductor.fleets import OPEN, Row, fleet, request
+from tests.conductor.support import scheduler_settings
 from tests.conductor.test_policy import asks, clusters
 
 
 def decided(instances: int, **limits: Any) -> tuple[Scheduler, Any]:
-    core = Scheduler(SchedulerSettings(rules=OPEN, **limits), random.Random(1), native_index)
+    core = Scheduler(scheduler_settings(rules=OPEN, **limits), random.Random(1), native_index)
     for number in range(instances):
         role = "decode" if number % 2 else "prefill"
         core.register(InstanceInfo(f"{role}-{number}", 1, role, "m", group=1), InstanceState.READY, 0.0)

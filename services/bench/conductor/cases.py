@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from mooncache.client.keys import KEY_BYTES
 from mooncache.conductor.core.decisions import PoolAnswer, PoolState, SchedulingRequest
 from mooncache.conductor.core.progress import Phase, ProgressReport
+from mooncache.conductor.core.records import DecisionState
 from mooncache.conductor.core.registry import InstanceInfo, InstanceState
 from mooncache.conductor.ops import schedule
 from mooncache.conductor.shell.pool import PoolLookup
@@ -191,7 +192,7 @@ class Bench:
             self.state.core.outcomes.explain(decision.record, ask, pool, 1, self.block_tokens)
             self.state.core.seen.learn(ask.keys, ask.content_keys, 1)
             times.append(time.perf_counter() - started_s)
-            self.state.core.close(decision.decision_id, "finished", self.clock.now_s())
+            self.state.core.close(decision.decision_id, DecisionState.FINISHED, self.clock.now_s())
         return times
 
     def index_s(self) -> tuple[list[float], list[float]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Final
 
 import numpy as np
@@ -23,6 +24,15 @@ STRIDE = 64
 EXACT_KEYS_MAX = 512
 TENANT = 0  # tenants are apart by the salt inside their keys
 _RECORD_HEAD: Final = struct.Struct("<BBBBIQQ")  # of BLOCK_RECORD, without its key
+
+
+class CacheUpdate(StrEnum):
+    """What became of a report of an instance's cache."""
+
+    APPLIED = "applied"
+    FULL = "full"
+    REPEATED = "repeated"
+    GAP = "gap"  # what is known stays, and a full report is asked for
 
 
 def block_records(keys: bytes, *, remove: bool = False, tenant_id: int = 0, size_bytes: int = 1) -> bytes:
@@ -43,12 +53,8 @@ class CacheIndex:
 
     def apply(
         self, instance: Instance, *, full: bool, stored: bytes, removed: bytes, sequence: int, keys_max: int
-    ) -> str:
-        """Take in changes of an instance's cache; return applied, full, repeated or gap.
-
-        A gap leaves what is known and asks for a full report. Raises InvalidArgument or TooLarge for keys
-        that are none.
-        """
+    ) -> CacheUpdate:
+        """Take in changes of an instance's cache. Raises InvalidArgument or TooLarge for keys that are none."""
         count_keys(stored, keys_max, "stored keys")
         count_keys(removed, keys_max, "removed keys")
         if full:
@@ -56,19 +62,19 @@ class CacheIndex:
             self._index.apply(instance.holder, block_records(stored))
             self._index.end_full(instance.holder)
             instance.sequence, instance.want_full = sequence, False
-            return "full"
+            return CacheUpdate.FULL
         if sequence <= instance.sequence:
-            return "repeated"
+            return CacheUpdate.REPEATED
         if instance.want_full or sequence != instance.sequence + 1:
             instance.want_full = True
-            return "gap"
+            return CacheUpdate.GAP
         # Stored first: a block that came and went within one report is gone.
         if stored:
             self._index.apply(instance.holder, block_records(stored))
         if removed:
             self._index.apply(instance.holder, block_records(removed, remove=True))
         instance.sequence = sequence
-        return "applied"
+        return CacheUpdate.APPLIED
 
     def drop(self, holder: int) -> int:
         """Forget all blocks of a holder."""

@@ -3,14 +3,13 @@ summary."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from mooncache.conductor.core.landing import MARGIN_MIN_S
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import NO_ROW, Branch, Choice, Reason, Request, Rules
-from mooncache.conductor.core.records import REFUSED, RUNNING, DecisionRecord, milliseconds, pack
+from mooncache.conductor.core.records import DecisionRecord, DecisionState, milliseconds, pack
 
 
 class PoolState(StrEnum):
@@ -22,23 +21,23 @@ class PoolState(StrEnum):
     NO_KEYS = "no_keys"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
-    """Limits and rules of the scheduler; times are seconds."""
+    """Limits and rules of the scheduler; times are seconds. What can be configured has its default there."""
 
-    rules: Rules = field(default_factory=Rules)
-    report_interval_s: float = 0.25
-    suspect_after_s: float = 2.0
-    lease_s: float = 10.0
+    policy: str
+    rules: Rules
+    report_interval_s: float
+    suspect_after_s: float
+    lease_s: float
+    request_timeout_s: float
+    handover_margin_s: float
+    ttft_slo_s: float
+    tbt_slo_s: float
     instance_count_max: int = 4096
-    request_timeout_s: float = 900.0
     decision_count_max: int = 10_000
     seen_block_count_max: int = 1_000_000
-    handover_margin_s: float = MARGIN_MIN_S
     snapshot_bytes_max: int = 64 << 20
-    policy: str = "mooncache"
-    ttft_slo_s: float = 30.0
-    tbt_slo_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +246,7 @@ def new_record(planned: PlannedRequest, decision_id: str, earlier: list[str]) ->
         cacheable_tokens=policy_request.cacheable_tokens,
         pool_tokens=pool_tokens,
         block_tokens=planned.block_tokens,
-        state=RUNNING if choice.admitted else REFUSED,
+        state=DecisionState.RUNNING if choice.admitted else DecisionState.REFUSED,
         planned_prefix=choice.prefix_tokens,
     )
 

@@ -16,7 +16,16 @@ from typing import Any
 import numpy as np
 
 from mooncache.conductor.core.decode_ahead import LATER_S, Curve, DecodeAhead
-from mooncache.conductor.core.fleet_shape import BOOLS, FLOATS, INTS, InstanceShape, believed, possible
+from mooncache.conductor.core.fleet_shape import (
+    BOOLS,
+    FLOATS,
+    INTS,
+    SHAPE_COLUMNS,
+    InstanceShape,
+    believed,
+    cost_cells,
+    possible,
+)
 from mooncache.conductor.core.policy.fleet import NO_ROLE, Even, Fleet, FleetSummary
 from mooncache.conductor.core.policy.types import (
     NO_ROW,
@@ -119,24 +128,15 @@ class FleetBook:
             self.names[row] = name
             self._rows[name] = row
             self._columns["since_s"][row] = np.inf
-            self.set(name, stay_s=STAY_PRIOR_S)
-        self.set(
-            name,
-            role=shape.role,
-            ready=shape.ready,
-            prefill=shape.prefill,
-            transfer=shape.transfer,
-            decode=shape.decode,
-            group=shape.group,
-            pool=shape.pool,
-            sequences_max=shape.sequences_max,
-            kv_capacity_tokens=shape.kv_capacity_tokens,
-            pipeline=shape.pipeline,
-            handover=shape.handover,
-            tail=shape.tail,
-            kind=shape.kind,
-            max_model_tokens=shape.max_model_tokens,
-        )
+            self._columns["stay_s"][row] = STAY_PRIOR_S
+        for column in SHAPE_COLUMNS:
+            if possible(value := getattr(shape, column)):
+                self._columns[column][row] = value
+        costs = shape.prefill, shape.decode, shape.transfer, shape.handover
+        for column, part in cost_cells(*costs):
+            self._columns[column][row] = part
+        self._share(row)
+        self._standing = self._stay_s = None
         return row
 
     def remove(self, name: str) -> None:
@@ -154,42 +154,35 @@ class FleetBook:
         self._ahead.clear(row)
         self._free.append(row)
 
-    def set(self, name: str, **values: object) -> None:
-        """Change fields of an instance's `InstanceShape`, by name, or `stay_s`. Impossible values are ignored."""
+    def set(
+        self,
+        name: str,
+        *,
+        role: int | None = None,
+        ready: bool | None = None,
+        prefill: PrefillCost | None = None,
+        decode: DecodeCost | None = None,
+        transfer: TransferCost | None = None,
+        handover: TransferCost | None = None,
+        stay_s: float | None = None,
+    ) -> None:
+        """Change what is given of an instance, see `InstanceShape`. Impossible values are ignored."""
         row = self._rows[name]
         self._standing = self._stay_s = None
-        for field_name, value in values.items():
-            if not possible(value):
-                continue
-            if field_name == "prefill":
-                assert isinstance(value, PrefillCost)
-                for column, part in zip("abcd", value, strict=True):
-                    self._columns[f"prefill_{column}"][row] = part
-            elif field_name == "decode":
-                assert isinstance(value, DecodeCost)
-                self._columns["decode_base_s"][row] = value.base_s
-                self._columns["decode_per_sequence_s"][row] = value.per_sequence_s
-                self._columns["decode_per_token_s"][row] = value.per_token_s
-            elif field_name == "transfer":
-                assert isinstance(value, TransferCost)
-                self._columns["fetch_latency_s"][row] = value.latency_s
-                self._columns["link_tokens_per_s"][row] = value.tokens_per_s
-                self._share(row)
-            elif field_name == "handover":
-                assert isinstance(value, TransferCost)
-                self._columns["handover_s"][row] = value.latency_s
-                self._columns["handover_tokens_per_s"][row] = value.tokens_per_s
-            else:
-                self._columns[field_name][row] = value
+        for column, value in (("role", role), ("ready", ready), ("stay_s", stay_s)):
+            if value is not None and possible(value):
+                self._columns[column][row] = value
+        for column, part in cost_cells(prefill, decode, transfer, handover):
+            self._columns[column][row] = part
+        if transfer is not None:
+            self._share(row)
 
     def learnt(self, kind: int, prefill: PrefillCost) -> None:
         """All instances of a type compute as fast as this; impossible values are ignored."""
-        if not possible(prefill):
-            return
         self._standing = None
         mask = self._columns["kind"] == kind
-        for column, part in zip("abcd", prefill, strict=True):
-            self._columns[f"prefill_{column}"][mask] = part
+        for column, part in cost_cells(prefill):
+            self._columns[column][mask] = part
 
     def stays(self, stay_s: float) -> None:
         """A sequence stays in a batch for so long, on the mean; impossible values are ignored."""

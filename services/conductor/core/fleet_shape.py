@@ -7,6 +7,7 @@ the load that is expected would stay there until the last request that it was ad
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from mooncache.conductor.core.policy.fleet import PREFILL
@@ -46,6 +47,23 @@ FLOATS = (
 )
 INTS = ("role", "group", "kind", "queue_prompts", "pipeline", "fetching")
 BOOLS = ("ready", "pool", "tail")
+# Columns that hold a field of `InstanceShape` as it is, and those that hold the parts of a cost, in its order.
+SHAPE_COLUMNS = (
+    "role",
+    "ready",
+    "group",
+    "pool",
+    "sequences_max",
+    "kv_capacity_tokens",
+    "pipeline",
+    "tail",
+    "kind",
+    "max_model_tokens",
+)
+_PREFILL = ("prefill_a", "prefill_b", "prefill_c", "prefill_d")
+_DECODE = ("decode_base_s", "decode_per_sequence_s", "decode_per_token_s")
+_TRANSFER = ("fetch_latency_s", "link_tokens_per_s")
+_HANDOVER = ("handover_s", "handover_tokens_per_s")
 
 
 class InstanceShape(NamedTuple):
@@ -90,3 +108,16 @@ def believed(shape: InstanceShape) -> InstanceShape:
         decode=shape.decode if possible(shape.decode) else usual.decode,
         handover=shape.handover if possible(shape.handover) else usual.handover,
     )
+
+
+def cost_cells(
+    prefill: PrefillCost | None = None,
+    decode: DecodeCost | None = None,
+    transfer: TransferCost | None = None,
+    handover: TransferCost | None = None,
+) -> Iterator[tuple[str, float]]:
+    """(column, value) of every part of the costs that are given and plausible."""
+    given = (_PREFILL, prefill), (_DECODE, decode), (_TRANSFER, transfer), (_HANDOVER, handover)
+    for columns, cost in given:
+        if cost is not None and possible(cost):
+            yield from zip(columns, cost, strict=True)

@@ -15,7 +15,7 @@ from mooncache.kvcache.leg_hint import CacheOutcome
 
 AWAY_FIRST_S, AWAY_MAX_S = 30.0, 600.0
 LAG_PRIOR_S = 0.5  # from the end of the prefill to the first token
-MARGIN_MIN_S, MARGIN_MAX_S = 0.25, 2.0
+MARGIN_MAX_S = 2.0
 UNPROVEN_MARGIN_S = 30.0
 PROVEN_AFTER = 3  # prefills
 WAIT_FACTOR = 3.0
@@ -36,7 +36,7 @@ class Landings:
     margin_min_s: least time that blocks get to come after the expected end of their prefill.
     """
 
-    def __init__(self, margin_min_s: float = MARGIN_MIN_S) -> None:
+    def __init__(self, margin_min_s: float) -> None:
         self._margin_min_s = margin_min_s
         self._pairs: dict[tuple[str, str], _Pair] = {}  # those where blocks did not come the last time
         self._lag = Follower(LAG_PRIOR_S)

@@ -16,6 +16,8 @@ from mooncache.conductor.core.policy.types import DecodeCost, PrefillCost, Trans
 PREFILL_PRIOR = PrefillCost(0.0666, 1.1003e-4, 7.386e-10, 2.618e-6)
 # A small model on a CPU: what the `hf` engine is mostly used with.
 PREFILL_PRIOR_HF = PrefillCost(0.02, 3e-4, 3e-9, 1e-6)
+# By the name of an engine; others, those of users too, begin with PREFILL_PRIOR.
+_PREFILL_PRIORS = {"hf": PREFILL_PRIOR_HF}
 DECODE_PRIOR = DecodeCost(0.0263, 0.00021, 3.4e-8)
 TRANSFER_PRIOR_BYTES_PER_S = 1e9
 TRANSFER_LATENCY_S = 0.005
@@ -64,7 +66,7 @@ class FadingMean:
 
 def prefill_prior(engine: str) -> PrefillCost:
     """The prior of an engine without observations."""
-    return PREFILL_PRIOR_HF if engine == "hf" else PREFILL_PRIOR
+    return _PREFILL_PRIORS.get(engine, PREFILL_PRIOR)
 
 
 class TransferLearner:

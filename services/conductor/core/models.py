@@ -11,7 +11,7 @@ from collections import Counter
 from mooncache.conductor.core import learning
 from mooncache.conductor.core.fleet_book import STAY_PRIOR_S, FleetBook
 from mooncache.conductor.core.fleet_shape import InstanceShape
-from mooncache.conductor.core.landing import MARGIN_MIN_S, Landings
+from mooncache.conductor.core.landing import Landings
 from mooncache.conductor.core.lateness import Lateness
 from mooncache.conductor.core.learning import DecodeLearner, FadingMean, TransferLearner
 from mooncache.conductor.core.output_lengths import OutputLengths
@@ -29,7 +29,7 @@ _OTHERS_TOKENS = 512  # of a prompt that others sent, as long as nothing is know
 class ServedModel:
     """One model; see the module's text. row_of_holder: row of each number in the index of caches."""
 
-    def __init__(self, name: str, handover_margin_s: float = MARGIN_MIN_S) -> None:
+    def __init__(self, name: str, handover_margin_s: float) -> None:
         self.name = name
         self.book = FleetBook()
         self.row_of_holder: dict[int, int] = {}
@@ -181,7 +181,7 @@ class ServedModel:
 class ModelBooks:
     """All models that are served, or were and may be again."""
 
-    def __init__(self, handover_margin_s: float = MARGIN_MIN_S) -> None:
+    def __init__(self, handover_margin_s: float) -> None:
         self._handover_margin_s = handover_margin_s
         self._models: dict[str, ServedModel] = {}
         self._served: dict[str, str] = {}  # instance -> model

@@ -14,8 +14,8 @@ from mooncache.conductor.core.decisions import PoolAnswer, PoolState, Scheduling
 from mooncache.conductor.core.in_flight import InFlight
 from mooncache.conductor.core.landing import came
 from mooncache.conductor.core.models import ModelBooks
-from mooncache.conductor.core.progress import ENDS, LegReport, Phase, ProgressReport
-from mooncache.conductor.core.records import DecisionRecord, Records
+from mooncache.conductor.core.progress import LegReport, Phase, ProgressReport
+from mooncache.conductor.core.records import DecisionRecord, DecisionState, Records
 from mooncache.conductor.core.registry import Registry
 from mooncache.conductor.core.seen import MissRange, MissReason, SeenBlocks
 from mooncache.conductor.core.work import Active, Stage, WorkBook
@@ -23,6 +23,11 @@ from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport
 
 # A prefill that is measured takes at least so long, and so much of what was seen.
 _LEAST_S, _LEAST_SHARE = 5e-4, 0.1
+_ENDS = {
+    Phase.FINISHED: DecisionState.FINISHED,
+    Phase.FAILED: DecisionState.FAILED,
+    Phase.ABORTED: DecisionState.ABORTED,
+}
 
 
 class HandoverResult(StrEnum):
@@ -87,7 +92,8 @@ class Outcomes:
             self.computed(active, now_s)
         if phase is Phase.FIRST_TOKEN:
             self._first_token(active, record, progress, now_s, learned)
-        if phase in ENDS:
+        end = _ENDS.get(phase)
+        if end is not None:
             cache = progress.decode_cache
             if cache is not None and active.prefiller == active.decoder and active.compute_seen_s:
                 self._prefill_reported(active, record, None, cache, learned)
@@ -98,7 +104,7 @@ class Outcomes:
                 self._finished(active, record, progress, now_s)
             if active.handover:
                 record.observed["handover"] = active.handover
-            self.close(decision_id, phase, now_s)
+            self.close(decision_id, end, now_s)
             learned.ended = True
         return learned
 
@@ -106,7 +112,7 @@ class Outcomes:
         """The prompt is computed; return when its instance could have begun with it, None if known before."""
         return self.models.of(active.model).book.computed(active.decision_id, now_s)
 
-    def close(self, decision_id: str, state: str, now_s: float) -> Active | None:
+    def close(self, decision_id: str, state: DecisionState, now_s: float) -> Active | None:
         """End a decision: nothing of it is counted or awaited any more."""
         self.in_flight.end(decision_id)
         active = self.work.end(decision_id)
@@ -170,7 +176,7 @@ class Outcomes:
     def _judge(self, active: Active, handover: HandoverResult, learned: Learned, now_s: float) -> None:
         active.handover = learned.handover = handover
         landings = self.models.of(active.model).landings
-        if handover == HandoverResult.LANDED:
+        if handover is HandoverResult.LANDED:
             landings.landed(active.prefiller, active.decoder)
         else:
             landings.missed(active.prefiller, active.decoder, now_s)

@@ -20,9 +20,6 @@ class Phase(StrEnum):
     ABORTED = "aborted"
 
 
-ENDS = (Phase.FINISHED, Phase.FAILED, Phase.ABORTED)
-
-
 @dataclass(frozen=True, slots=True)
 class LegReport:
     """How one leg went. Times are since the gateway took the request.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -20,9 +21,21 @@ from mooncache.conductor.core.seen import MissRange
 EARLIER_MAX = 16
 EVENTS_MAX = 32
 EVENT_BYTES_MAX = 32_768
-RUNNING, REFUSED = "running", "refused"
 pack = msgspec.msgpack.Encoder().encode
 unpack = msgspec.msgpack.Decoder().decode
+
+
+class DecisionState(StrEnum):
+    """How far the request of a decision is, or how it ended."""
+
+    RUNNING = "running"
+    REFUSED = "refused"
+    FINISHED = "finished"
+    FAILED = "failed"
+    ABORTED = "aborted"
+    SUPERSEDED = "superseded"  # scheduled again
+    EXPIRED = "expired"  # nothing was reported until the time limit
+    LOST = "lost"  # its engine was idle or started again, and the end was not reported
 
 
 @dataclass(slots=True)
@@ -41,7 +54,7 @@ class DecisionRecord:
     candidates: bytes = b""
     seen: PolicyView | None = None
     message: str = ""
-    state: str = RUNNING
+    state: DecisionState = DecisionState.RUNNING
     planned_prefix: int = 0
     cacheable_tokens: int = 0
     pool_tokens: int = 0

@@ -44,7 +44,7 @@ from mooncache.conductor.core.policy.types import (
     Request,
 )
 from mooncache.conductor.core.progress import ProgressReport
-from mooncache.conductor.core.records import DecisionRecord, Records
+from mooncache.conductor.core.records import DecisionRecord, DecisionState, Records
 from mooncache.conductor.core.registry import (
     NO_WISHES,
     Instance,
@@ -125,7 +125,7 @@ class Scheduler:
                 info.instance_id
             ):  # what it generated ended with the former engine
                 if active.decoder == info.instance_id:
-                    self.close(active.decision_id, "lost", now_s)
+                    self.close(active.decision_id, DecisionState.LOST, now_s)
         return instance
 
     def report(
@@ -165,7 +165,7 @@ class Scheduler:
         for active in sent:  # the oldest first
             if active.sequences <= surplus:
                 surplus -= active.sequences
-                self.close(active.decision_id, "lost", now_s)
+                self.close(active.decision_id, DecisionState.LOST, now_s)
 
     def _forget_lost(self, instance: Instance, now_s: float) -> None:
         """An engine that has nothing to do does not work on what was sent there a while ago.
@@ -179,7 +179,7 @@ class Scheduler:
             if active.assigned_s > now_s - LOST_AFTER_S:
                 continue
             if active.decoder == name:
-                self.close(active.decision_id, "lost", now_s)
+                self.close(active.decision_id, DecisionState.LOST, now_s)
             else:
                 self.in_flight.end(active.decision_id)
                 self.outcomes.computed(active, now_s)
@@ -196,7 +196,7 @@ class Scheduler:
             self.models.gone(instance)
         stale = self.work.expired(now_s - self.settings.request_timeout_s)
         for decision_id in stale:
-            self.close(decision_id, "expired", now_s)
+            self.close(decision_id, DecisionState.EXPIRED, now_s)
         return gone, stale
 
     def _lose(self, instance: Instance, now_s: float) -> None:
@@ -217,7 +217,7 @@ class Scheduler:
         kept = ""
         if earlier is not None:
             kept = earlier.decoder if earlier.decoder not in request.exclude else ""
-            self.close(earlier.decision_id, "superseded", now_s)
+            self.close(earlier.decision_id, DecisionState.SUPERSEDED, now_s)
         model = self.models.known(request.model)
         if model is None:
             text = f"No instance serves {request.model!r}."
@@ -413,7 +413,7 @@ class Scheduler:
         """Take in what happened. Raises DecisionUnknown for decisions that are not kept."""
         return self.outcomes.take_in(decision_id, progress, now_s)
 
-    def close(self, decision_id: str, state: str, now_s: float) -> None:
+    def close(self, decision_id: str, state: DecisionState, now_s: float) -> None:
         """End a decision: nothing of it is counted or awaited any more."""
         self.outcomes.close(decision_id, state, now_s)
 

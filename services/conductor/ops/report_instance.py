@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mooncache import errors
 from mooncache.conductor.config import KEYS_MAX, TEXT_CHARS_MAX
+from mooncache.conductor.core.cache_index import CacheUpdate
 from mooncache.conductor.core.registry import InstanceState
 from mooncache.conductor.messages import STATES, load_of
 from mooncache.conductor.state import ConductorState
@@ -27,7 +28,7 @@ async def handle(
     if request.HasField("changes"):
         changes = request.changes
         try:
-            outcome = core.cache.apply(
+            update = core.cache.apply(
                 instance,
                 full=changes.full,
                 stored=changes.stored,
@@ -37,8 +38,8 @@ async def handle(
             )
         except ValueError as full:
             raise errors.LimitExceeded(f"the index of caches is full: {full}") from full
-        state.instruments.cache_reports.labels(outcome).inc()
-        if outcome == "gap":
+        state.instruments.cache_reports.labels(update).inc()
+        if update is CacheUpdate.GAP:
             log.info(Event.CACHE_REPORT_GAP, instance_id=request.instance_id, sequence=changes.sequence)
     state.announce()
     return pb.ReportInstanceResponse(

@@ -16,7 +16,6 @@ from mooncache.conductor.core.decisions import (
     Decision,
     PoolAnswer,
     PoolState,
-    SchedulerSettings,
     SchedulingRequest,
 )
 from mooncache.conductor.core.hot_prefixes import HotPrefixes, Speed
@@ -28,7 +27,7 @@ from mooncache.conductor.core.registry import InstanceInfo, InstanceState
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.state import native_index
 from mooncache.kvcache.instance_load import InstanceLoad
-from tests.conductor.support import chain
+from tests.conductor.support import chain, scheduler_settings
 from tests.stories import table
 
 MODEL, ENGINE, GROUP = "m", "vllm", 7
@@ -47,7 +46,7 @@ class Serving:
     """Each `do_` is a command."""
 
     def __init__(self) -> None:
-        settings = SchedulerSettings(rules=Rules(holds=False), ttft_slo_s=TTFT_SLO_S, tbt_slo_s=TBT_SLO_S)
+        settings = scheduler_settings(rules=Rules(holds=False), ttft_slo_s=TTFT_SLO_S, tbt_slo_s=TBT_SLO_S)
         self.core = Scheduler(settings, random.Random(1), native_index)
         self.core.models.of(MODEL).prefills[ENGINE] = PrefillLearner(
             PrefillCost(0.0, 1 / COMPUTED_TOKENS_PER_S, 0.0, 0.0)

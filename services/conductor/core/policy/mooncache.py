@@ -26,7 +26,16 @@ from mooncache.conductor.core.policy.common import (
 )
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.placement import Placements
-from mooncache.conductor.core.policy.types import NO_ROW, Bools, Choice, Floats, Reason, Request, Rules
+from mooncache.conductor.core.policy.types import (
+    NO_ROW,
+    Bools,
+    Branch,
+    Choice,
+    Floats,
+    Reason,
+    Request,
+    Rules,
+)
 
 if TYPE_CHECKING:
     import random
@@ -158,7 +167,7 @@ def _choice(
     prefiller = pair.prefill if pair.prefill != NO_ROW else row
     wait_s = float(pair.placed.wait_s[row])
     queue_s = way.total_s - way.compute_s
-    if way.branch != "wait":
+    if way.branch is not Branch.WAIT:
         queue_s = min(queue_s, float(fleet.queue_s[prefiller]))
     return Choice(
         admitted=True,
