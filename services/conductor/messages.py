@@ -24,7 +24,8 @@ from mooncache.conductor.core.registry import Instance, InstanceInfo, InstanceSt
 from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.kvcache.instance_messages import INSTANCE_ROLE_NUMBERS, INSTANCE_ROLES
 from mooncache.kvcache.keys import passport_from_json
-from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegRole
+from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport
+from mooncache.kvcache.leg_messages import CACHE_OUTCOMES, LEG_ROLES
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 STATES: Final = {
@@ -42,7 +43,6 @@ PHASES: Final = {
     pb.REQUEST_PHASE_FAILED: Phase.FAILED,
     pb.REQUEST_PHASE_ABORTED: Phase.ABORTED,
 }
-LEG_ROLES: Final = {pb.LEG_ROLE_PREFILL: LegRole.PREFILL, pb.LEG_ROLE_DECODE: LegRole.DECODE}
 REASONS: Final = {
     Reason.ADMITTED: pb.ADMISSION_REASON_ADMITTED,
     Reason.TTFT: pb.ADMISSION_REASON_TTFT,
@@ -208,7 +208,7 @@ def _cache_of(message: pb.CacheReport) -> CacheReport:
         failed_blocks=_count(message.failed_blocks),
         saved_blocks=_count(message.saved_blocks),
         held_tokens=_count(message.held_tokens) if message.HasField("held_tokens") else -1,
-        outcome=CacheOutcome.parse(message.outcome),
+        outcome=CACHE_OUTCOMES.get(message.outcome, CacheOutcome.UNKNOWN),
     )
 
 

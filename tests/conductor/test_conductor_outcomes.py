@@ -38,7 +38,7 @@ from tests.conductor.support import (
     serve,
 )
 
-MISS = pb.CacheReport(asked_tokens=1600, outcome="miss")
+MISS = pb.CacheReport(asked_tokens=1600, outcome=pb.CACHE_OUTCOME_MISS)
 
 
 def prefill(cache: pb.CacheReport | None, ended_ms: float = 405.0, code: str = "OK") -> pb.LegReport:
@@ -51,7 +51,7 @@ async def finish(c: Conductor, plan: pb.ScheduleResponse) -> None:
     leg = prefill(MISS)
     await c.progress(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, leg, elapsed_ms=410.0)
     await c.progress(plan.decision_id, pb.REQUEST_PHASE_FIRST_TOKEN, elapsed_ms=450.0)
-    found = pb.CacheReport(asked_tokens=1600, hit_tokens=1600, outcome="hit")
+    found = pb.CacheReport(asked_tokens=1600, hit_tokens=1600, outcome=pb.CACHE_OUTCOME_HIT)
     decode = pb.LegReport(role=pb.LEG_ROLE_DECODE, instance_id="d", sent_ms=5.0, cache=found)
     await c.progress(
         plan.decision_id,
@@ -127,7 +127,7 @@ def test_records_tell_what_happened_and_why(tmp_path: Path) -> None:
         await c.register(instance("x", model="m2", passport_json=other))
         await c.schedule("r4", chain("else", 100), content_keys=content, model="m2")
         assert (await c.record("r4"))["misses"][0]["reason"] == "other_passport"
-        failed = pb.CacheReport(asked_tokens=1600, outcome="timeout")
+        failed = pb.CacheReport(asked_tokens=1600, outcome=pb.CACHE_OUTCOME_TIMEOUT)
         for number in range(20):  # what is overdue is not waited for, and a busy machine makes it so
             await c.schedule(f"before{number}", keys, content_keys=content)
             third = await c.schedule(f"r5-{number}", chain(f"child{number}", 120, parent="mine", shared=100))
@@ -168,7 +168,7 @@ def test_a_small_rest_of_two_measurements_is_no_prefill(tmp_path: Path) -> None:
         await c.register(*pair())
         for number in range(8):
             plan = await c.schedule(f"r{number}", chain(f"k{number}", 100))
-            waited = pb.CacheReport(asked_tokens=1600, waited_ms=60.0, outcome="miss")
+            waited = pb.CacheReport(asked_tokens=1600, waited_ms=60.0, outcome=pb.CACHE_OUTCOME_MISS)
             await c.progress(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, prefill(waited, 50.0))
             await c.progress(plan.decision_id, pb.REQUEST_PHASE_FINISHED, output_tokens=3)
         info = InstanceInfo("p", 1, "prefill", "m", engine="hf")
@@ -298,7 +298,7 @@ def test_absurd_numbers_change_nothing(tmp_path: Path) -> None:
         await c.report("d", load=pb.InstanceLoad())
         plan = await c.schedule("r2", chain("a", 100), attempt=top, session="s" * 10_000)
         wild = pb.CacheReport(hit_tokens=top, loaded_bytes=(1 << 64) - 1, load_ms=math.inf, waited_ms=-1)
-        for cache in (None, wild, pb.CacheReport(load_ms=math.nan, outcome="x" * 10_000)):
+        for cache in (None, wild, pb.CacheReport(load_ms=math.nan, outcome=77)):
             leg = prefill(cache, ended_ms=-math.inf, code="y" * 10_000)
             await c.progress(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, leg, elapsed_ms=math.nan)
         for legs in ([pb.LegReport()], [prefill(None)] * 1000):

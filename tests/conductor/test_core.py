@@ -27,6 +27,7 @@ from mooncache.conductor.core.records import (
 from mooncache.conductor.core.registry import InstanceInfo, InstanceState, Registry
 from mooncache.conductor.core.seen import MissRange, MissReason, SeenBlocks
 from mooncache.kvcache.instance_load import InstanceLoad
+from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.kvcache.passport import Passport
 from tests.conductor.support import chain
@@ -96,14 +97,14 @@ def test_another_incarnation_loses_its_cache_and_old_reports_are_refused() -> No
 def test_an_operators_wishes_stay() -> None:
     book = registry()
     one, _ = book.register(INFO, InstanceState.READY, 0.0)
-    book.set("a", "decode", True, 0.0)
+    book.set("a", InstanceRole.DECODE, True, 0.0)
     assert (one.role, one.state) == ("decode", InstanceState.DRAINING)
     one, _ = book.register(replace(INFO, incarnation=2), InstanceState.READY, 1.0)
     assert (one.role, one.state) == ("decode", InstanceState.DRAINING)
-    book.set("a", "", False, 1.0)
+    book.set("a", None, False, 1.0)
     assert (one.role, one.state) == ("decode", InstanceState.READY)
     with pytest.raises(errors.InstanceUnknown):
-        book.set("b", "decode", None, 1.0)
+        book.set("b", InstanceRole.DECODE, None, 1.0)
 
 
 def test_version_grows_with_changes_and_not_with_load() -> None:
@@ -115,7 +116,7 @@ def test_version_grows_with_changes_and_not_with_load() -> None:
     for change in (
         lambda: book.report(one, InstanceState.SUSPECT, InstanceLoad(), "engine does not answer", 1.0),
         lambda: book.report(one, InstanceState.READY, InstanceLoad(), "", 1.0),
-        lambda: book.set("a", "both", None, 1.0),
+        lambda: book.set("a", InstanceRole.BOTH, None, 1.0),
         lambda: book.expire(100.0),
     ):
         change()

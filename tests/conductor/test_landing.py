@@ -151,10 +151,10 @@ def test_missing_blocks_are_counted_under_their_name(tmp_path: Path) -> None:
         await c.register(*pair())
         plan = await c.schedule("r1", chain("a", 100))
         assert 0 < plan.decode.handover_ms < plan.decode.wait_ms
-        miss = pb.CacheReport(asked_tokens=3200, outcome="miss")
+        miss = pb.CacheReport(asked_tokens=3200, outcome=pb.CACHE_OUTCOME_MISS)
         leg = pb.LegReport(role=pb.LEG_ROLE_PREFILL, instance_id="p", sent_ms=1.0, ended_ms=20.0, cache=miss)
         await c.progress(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, leg)
-        timeout = pb.CacheReport(asked_tokens=3200, outcome="timeout")
+        timeout = pb.CacheReport(asked_tokens=3200, outcome=pb.CACHE_OUTCOME_TIMEOUT)
         late = pb.LegReport(role=pb.LEG_ROLE_DECODE, instance_id="d", cache=timeout)
         await c.progress(plan.decision_id, pb.REQUEST_PHASE_FINISHED, late, output_tokens=3)
         assert (await c.schedule("r2", chain("b", 100))).prefill.instance_id == ""

@@ -13,7 +13,7 @@ from mooncache.cli.why import timeline
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.conductor.support import Conductor, chain, config_at, instance, running
 
-LOADED = pb.CacheReport(hit_tokens=1600, loaded_tokens=1600, load_ms=12.5, outcome="hit")
+LOADED = pb.CacheReport(hit_tokens=1600, loaded_tokens=1600, load_ms=12.5, outcome=pb.CACHE_OUTCOME_HIT)
 
 
 LEGS = (

@@ -13,10 +13,10 @@ from mooncache.gateway.shell.conductor import RequestPlanner
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.state import GatewayState
 from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegRole
+from mooncache.kvcache.leg_messages import CACHE_OUTCOME_NUMBERS, LEG_ROLE_NUMBERS
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 BYTES_PER_TOKEN: Final = 4
-_ROLES: Final = {LegRole.PREFILL: pb.LEG_ROLE_PREFILL, LegRole.DECODE: pb.LEG_ROLE_DECODE}
 
 
 class Account:
@@ -132,7 +132,7 @@ class Account:
 def _leg_report(record: LegRecord) -> pb.LegReport:
     """A leg as it is reported to the conductor."""
     return pb.LegReport(
-        role=_ROLES[record.role],
+        role=LEG_ROLE_NUMBERS[record.role],
         instance_id=record.instance,
         sent_ms=record.sent_ms,
         ended_ms=record.ended_ms,
@@ -143,7 +143,7 @@ def _leg_report(record: LegRecord) -> pb.LegReport:
 
 
 def _cache_message(cache: CacheReport) -> pb.CacheReport:
-    said = asdict(cache)
+    said = {**asdict(cache), "outcome": CACHE_OUTCOME_NUMBERS[cache.outcome]}
     if cache.held_tokens < 0:
         del said["held_tokens"]
     return pb.CacheReport(**said)

@@ -48,6 +48,17 @@ class LegRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LEG_ROLE_UNSPECIFIED: _ClassVar[LegRole]
     LEG_ROLE_PREFILL: _ClassVar[LegRole]
     LEG_ROLE_DECODE: _ClassVar[LegRole]
+
+class CacheOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CACHE_OUTCOME_UNSPECIFIED: _ClassVar[CacheOutcome]
+    CACHE_OUTCOME_HIT: _ClassVar[CacheOutcome]
+    CACHE_OUTCOME_PARTIAL: _ClassVar[CacheOutcome]
+    CACHE_OUTCOME_MISS: _ClassVar[CacheOutcome]
+    CACHE_OUTCOME_TIMEOUT: _ClassVar[CacheOutcome]
+    CACHE_OUTCOME_FAILED: _ClassVar[CacheOutcome]
+    CACHE_OUTCOME_POOL_ABSENT: _ClassVar[CacheOutcome]
+    CACHE_OUTCOME_OFF: _ClassVar[CacheOutcome]
 INSTANCE_ROLE_UNSPECIFIED: InstanceRole
 INSTANCE_ROLE_PREFILL: InstanceRole
 INSTANCE_ROLE_DECODE: InstanceRole
@@ -75,6 +86,14 @@ REQUEST_PHASE_ABORTED: RequestPhase
 LEG_ROLE_UNSPECIFIED: LegRole
 LEG_ROLE_PREFILL: LegRole
 LEG_ROLE_DECODE: LegRole
+CACHE_OUTCOME_UNSPECIFIED: CacheOutcome
+CACHE_OUTCOME_HIT: CacheOutcome
+CACHE_OUTCOME_PARTIAL: CacheOutcome
+CACHE_OUTCOME_MISS: CacheOutcome
+CACHE_OUTCOME_TIMEOUT: CacheOutcome
+CACHE_OUTCOME_FAILED: CacheOutcome
+CACHE_OUTCOME_POOL_ABSENT: CacheOutcome
+CACHE_OUTCOME_OFF: CacheOutcome
 
 class Instance(_message.Message):
     __slots__ = ("instance_id", "incarnation", "role", "state", "engine", "engine_version", "url", "model", "tokenizer_path", "max_model_tokens", "kv_capacity_tokens", "block_tokens", "passport_json", "kv_bytes_per_token", "host_id", "max_sequences", "pool", "software_version")
@@ -303,8 +322,8 @@ class CacheReport(_message.Message):
     failed_blocks: int
     saved_blocks: int
     held_tokens: int
-    outcome: str
-    def __init__(self, asked_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., local_tokens: _Optional[int] = ..., loaded_tokens: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., waited_ms: _Optional[float] = ..., load_ms: _Optional[float] = ..., failed_blocks: _Optional[int] = ..., saved_blocks: _Optional[int] = ..., held_tokens: _Optional[int] = ..., outcome: _Optional[str] = ...) -> None: ...
+    outcome: CacheOutcome
+    def __init__(self, asked_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., local_tokens: _Optional[int] = ..., loaded_tokens: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., waited_ms: _Optional[float] = ..., load_ms: _Optional[float] = ..., failed_blocks: _Optional[int] = ..., saved_blocks: _Optional[int] = ..., held_tokens: _Optional[int] = ..., outcome: _Optional[_Union[CacheOutcome, str]] = ...) -> None: ...
 
 class TokenUsage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens")

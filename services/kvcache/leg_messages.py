@@ -1,0 +1,22 @@
+"""Between what is said of a leg and the messages about it: gateways write these, the conductor reads them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mooncache.kvcache.leg_hint import CacheOutcome, LegRole
+from mooncache.proto.v1 import conductor_pb2 as pb
+
+LEG_ROLES: Final = {pb.LEG_ROLE_PREFILL: LegRole.PREFILL, pb.LEG_ROLE_DECODE: LegRole.DECODE}
+LEG_ROLE_NUMBERS: Final = {role: number for number, role in LEG_ROLES.items()}
+CACHE_OUTCOMES: Final = {
+    pb.CACHE_OUTCOME_UNSPECIFIED: CacheOutcome.UNKNOWN,
+    pb.CACHE_OUTCOME_HIT: CacheOutcome.HIT,
+    pb.CACHE_OUTCOME_PARTIAL: CacheOutcome.PARTIAL,
+    pb.CACHE_OUTCOME_MISS: CacheOutcome.MISS,
+    pb.CACHE_OUTCOME_TIMEOUT: CacheOutcome.TIMEOUT,
+    pb.CACHE_OUTCOME_FAILED: CacheOutcome.FAILED,
+    pb.CACHE_OUTCOME_POOL_ABSENT: CacheOutcome.POOL_ABSENT,
+    pb.CACHE_OUTCOME_OFF: CacheOutcome.OFF,
+}
+CACHE_OUTCOME_NUMBERS: Final = {outcome: number for number, outcome in CACHE_OUTCOMES.items()}
