@@ -18,9 +18,7 @@ TEXT_CHARS_MAX: Final = 4096
 NAME_CHARS_MAX: Final = 256
 WATCHERS_MAX: Final = 4096
 WATCH_MAX_S: Final = 60.0
-SETTLE_S: Final = (
-    0.05  # after a change a list waits so long for others, so that many changes make few answers
-)
+BURST_S: Final = 0.05  # after a change a list waits so long for others, so that many changes make few answers
 EXPIRE_INTERVAL_S: Final = 0.25
 REMEMBER_INTERVAL_S: Final = 0.05
 CHECK_INTERVAL_S: Final = 30.0

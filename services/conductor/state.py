@@ -146,7 +146,7 @@ class ConductorState:
         found = []
         for job in jobs:
             if job.record is not None and job.request is not None and job.pool is not None:
-                packed = self.core.prepared(job.record)
+                packed = self.core.pack_candidates(job.record)
                 if packed:
                     found.append((job.record.decision_id, packed))
                 self.core.outcomes.explain(job.record, job.request, job.pool, job.group, job.block_tokens)

@@ -213,7 +213,7 @@ def test_the_book_stays_whole(moves: list[tuple[int, str]]) -> None:
         book.check()
         view = book.view(now_s)
         assert (view.queue_s >= 0).all()
-        assert plain(view.standing) == plain(FleetSummary.of(view)), "the book kept what is not true any more"
+        assert plain(view.summary) == plain(FleetSummary.of(view)), "the book kept what is not true any more"
     for name in there:
         book.ended(name, 99.0)
     assert book.view(99.0).sequences.tolist() == pytest.approx([0.0, 0.0])
@@ -336,13 +336,13 @@ BAD = (math.nan, math.inf, -math.inf, -1.0)
 def test_costs_that_cannot_be_are_passed_over(bad: float, policy: str) -> None:
     """One of them in the decode load ahead would stay there, and no decision could be made any more."""
     book = pair()
-    known = book.view(0.0).prefill_cost(0), book.view(0.0).standing.decode_base_s
+    known = book.view(0.0).prefill_cost(0), book.view(0.0).summary.decode_base_s
     book.learnt(0, PrefillCost(bad, bad, bad, bad))
     book.set("d", prefill=PrefillCost(bad, 1e-4, 0.0, 0.0), decode=DecodeCost(bad, bad, bad))
     book.set("p", transfer=TransferCost(bad, math.nan), handover=TransferCost(bad, math.nan))
     book.stays(bad)
     book.report("d", foreign_sequences=bad, foreign_queue_s=bad, kv_tokens=bad)
-    assert (book.view(0.0).prefill_cost(0), book.view(0.0).standing.decode_base_s) == known
+    assert (book.view(0.0).prefill_cost(0), book.view(0.0).summary.decode_base_s) == known
     asked = Request(prompt_tokens=1000, local=NOTHING, cacheable_tokens=1000)
     for number in range(3):
         choice = find(policy).choose(asked, book.view(float(number)), Rules(), random.Random(1))

@@ -144,12 +144,12 @@ def request(number: int, keys: bytes = b"", **more: Any) -> SchedulingRequest:
 
 
 def test_what_settles_beside_the_event_loop_touches_no_snapshots() -> None:
-    """A duty settles records in a thread while decisions settle others: only the event loop counts their bytes."""
+    """A duty packs candidates in a thread while decisions pack others: only the event loop counts their bytes."""
     core = Scheduler(scheduler_settings(snapshot_bytes_max=60_000), random.Random(1), native_index)
     crowd(core, 40)
     record = core.schedule(request(1), PoolAnswer(), 0.0, 0.0).record
-    packed = core.prepared(record)
-    assert packed and record.candidates and record.seen is None
+    packed = core.pack_candidates(record)
+    assert packed and record.candidates and record.policy_view is None
     assert (len(core.snapshots), core.snapshots.size_bytes) == (0, 0)
     core.snapshots.keep(record.decision_id, packed)
     assert core.snapshots.find(record.decision_id) is not None

@@ -83,11 +83,11 @@ def test_more_bandwidth_never_costs_more(n: int, pool: int, one: float, other: f
 @given(st.integers(32, 100_000), seconds, seconds)
 def test_waiting_is_chosen_only_when_cheaper(n: int, ready_s: float, queue_s: float) -> None:
     rows = (Row(queue_s=queue_s),)
-    found = branches.ways(
+    found = branches.options(
         request(rows, n, awaited=((n // 16 * 16, ready_s, "other"),)), fleet(*rows), OPEN, 0
     )
     best = branches.cheapest(found)
-    others = [way.score_s for way in found if way.branch != Branch.WAIT]
+    others = [option.score_s for option in found if option.branch != Branch.WAIT]
     assert (best.branch == Branch.WAIT) == (best.score_s < min(others))
     late_s = best.total_s - found[0].total_s
     assert late_s <= OPEN.work_weight * found[0].compute_s, "not for long to save little"
@@ -98,25 +98,25 @@ def test_waiting_is_chosen_only_when_cheaper(n: int, ready_s: float, queue_s: fl
 def test_branches_are_what_the_papers_say() -> None:
     row = Row(local_tokens=1024, queue_s=0.5, transfer=TransferCost(0.0, 10_000.0))
     asked = request((row,), 4096, pool_tokens=3072)
-    local, fetch = branches.ways(asked, fleet(row), OPEN, 0)
+    local, fetch = branches.options(asked, fleet(row), OPEN, 0)
     assert local.total_s == pytest.approx(0.5 + COST.seconds(4096, 1024))
     # 2048 tokens at 10,000 a second take 0.2 s, which the queue hides.
     assert fetch.total_s == pytest.approx(0.5 + COST.seconds(4096, 3072))
     slow = fleet(row.but(transfer=TransferCost(0.0, 10.0)))
-    assert branches.cheapest(branches.ways(asked, slow, OPEN, 0)).branch == "local"
+    assert branches.cheapest(branches.options(asked, slow, OPEN, 0)).branch == "local"
 
 
 def test_other_passports_and_engines_without_pool_fetch_nothing() -> None:
     for row in (Row(group=2), Row(group=1, pool=False)):
         asked = request((row,), 4096, pool_tokens=4096, group=1, awaited=((4096, 0.0, "x"),))
-        assert [way.branch for way in branches.ways(asked, fleet(row), OPEN, 0)] == ["local"]
+        assert [option.branch for option in branches.options(asked, fleet(row), OPEN, 0)] == ["local"]
         assert cost(row, 4096, pool_tokens=4096, group=1) == cost(row, 4096)
 
 
 def test_what_the_same_instance_computes_is_waited_for_without_transfer() -> None:
     row = Row(queue_s=0.2, pool=False)
     asked = request((row,), 4096, awaited=((4096, 0.2, "i"),))
-    best = branches.cheapest(branches.ways(asked, fleet(row), OPEN, 0))
+    best = branches.cheapest(branches.options(asked, fleet(row), OPEN, 0))
     assert (best.branch, best.fetch_tokens) == ("wait", 0)
 
 
@@ -209,13 +209,13 @@ def test_columns_price_every_row_as_its_ways_in_plain_numbers(
     asked, seen = request(rows, n, sources=found, **fields), fleet(*rows)
     priced = branches.scores(asked, seen, OPEN)
     for row in range(len(rows)):
-        ways = branches.ways(asked, seen, OPEN, row)
-        assert near(float(priced.score_s[row]), branches.cheapest(ways).score_s)
+        options = branches.options(asked, seen, OPEN, row)
+        assert near(float(priced.score_s[row]), branches.cheapest(options).score_s)
         assert any(
-            near(float(priced.score_s[row]), way.score_s)
-            and near(float(priced.total_s[row]), way.total_s)
-            and near(float(priced.compute_s[row]), way.compute_s)
-            for way in ways
+            near(float(priced.score_s[row]), option.score_s)
+            and near(float(priced.total_s[row]), option.total_s)
+            and near(float(priced.compute_s[row]), option.compute_s)
+            for option in options
         )
 
 
@@ -237,24 +237,24 @@ def test_columns_choose_what_a_loop_over_instances_would(
     handover_s = handovers_s(asked, seen)
     ends = []
     for group in {rows[at].group for at in givers}:
-        ways = [
-            branches.cheapest(branches.ways(asked, seen, rules, at))
+        options = [
+            branches.cheapest(branches.options(asked, seen, rules, at))
             for at in givers
             if rows[at].group == group
         ]
-        way = min(ways, key=lambda way: way.score_s)
-        placed = placement.price(asked, seen, way.total_s, handover_s)
+        option = min(options, key=lambda option: option.score_s)
+        placed = placement.price(asked, seen, option.total_s, handover_s)
         ends += [
-            way.score_s + float(placed.score_s[at])
+            option.score_s + float(placed.score_s[at])
             for at in takers
             if rows[at].group == group and rows[at].pool
         ]
     if not ends:
         assert choice.prefill == NO_ROW
         return
-    way = branches.cheapest(branches.ways(asked, seen, rules, choice.prefill))
-    placed = placement.price(asked, seen, way.total_s, handover_s)
-    assert near(way.score_s + float(placed.score_s[choice.decode]), min(ends))
+    option = branches.cheapest(branches.options(asked, seen, rules, choice.prefill))
+    placed = placement.price(asked, seen, option.total_s, handover_s)
+    assert near(option.score_s + float(placed.score_s[choice.decode]), min(ends))
 
 
 @given(clusters(), st.integers(1, 200_000), asks, st.integers(0, 99))

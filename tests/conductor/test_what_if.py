@@ -31,7 +31,7 @@ def decided(instances: int, **limits: Any) -> tuple[Scheduler, Any]:
     decision = core.schedule(
         SchedulingRequest("r", "m", 4000, keys=bytes(32 * 200), group=1), PoolAnswer(), 0.0, 0.0
     )
-    core.settle(decision.record)
+    core.keep_candidates(decision.record)
     return core, decision
 
 
@@ -61,7 +61,9 @@ def test_it_says_when_the_snapshot_is_gone() -> None:
 def test_snapshots_are_bounded() -> None:
     core, decision = decided(80, snapshot_bytes_max=20_000)
     for number in range(50):
-        core.settle(core.schedule(SchedulingRequest(f"r{number}", "m", 4000), PoolAnswer(), 0.0, 0.0).record)
+        core.keep_candidates(
+            core.schedule(SchedulingRequest(f"r{number}", "m", 4000), PoolAnswer(), 0.0, 0.0).record
+        )
         assert core.snapshots.size_bytes <= 20_000
     assert 0 < len(core.snapshots) < 50
     assert core.snapshots.find(decision.decision_id) is None, "the oldest go first"
@@ -75,7 +77,7 @@ def test_a_snapshot_has_the_costs_of_the_moment(rows: tuple[Row, ...], fields: d
     if choice.scores is None:
         return
     kept = take(seen, asked, choice.total_s, np.arange(len(rows)))
-    again = Mooncache().choose(kept.asked(), kept.fleet(), OPEN, random.Random(1))
+    again = Mooncache().choose(kept.policy_request(), kept.fleet(), OPEN, random.Random(1))
     if fields["exclude"]:
         return  # who was excluded is not among the candidates of a record
     assert again.scores is not None

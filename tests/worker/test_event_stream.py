@@ -20,7 +20,7 @@ def test_a_gap_that_a_replay_fills() -> None:
     stream.offer(0)
     assert stream.offer(3) == EventAction.REPLAY
     assert stream.replay([1, 2, 3]) == [1, 2, 3]
-    assert not stream.settle(3)
+    assert not stream.after_replay(3)
     assert stream.offer(4) == EventAction.APPLY
     assert (stream.seen, stream.lost, stream.replayed) == (5, 0, 3)
 
@@ -41,7 +41,7 @@ def test_a_gap_that_nobody_can_fill() -> None:
     stream.offer(0)
     assert stream.offer(10) == EventAction.REPLAY
     assert stream.replay([8, 9]) == [8, 9]
-    assert stream.settle(10)
+    assert stream.after_replay(10)
     assert (stream.lost, stream.expected) == (7, 11)
 
 
@@ -64,7 +64,7 @@ def test_every_batch_is_applied_once_or_lost(live: list[int], oldest: int) -> No
         verdict = stream.offer(number)
         if verdict == EventAction.REPLAY:
             applied += stream.replay(range(max(oldest, stream.expected), number + 1))
-            verdict = EventAction.APPLY if stream.settle(number) else EventAction.OLD
+            verdict = EventAction.APPLY if stream.after_replay(number) else EventAction.OLD
         if verdict == EventAction.APPLY:
             applied.append(number)
     assert applied == sorted(set(applied))

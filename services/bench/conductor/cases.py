@@ -146,7 +146,7 @@ class Bench:
             decision = core.schedule(ask, pool, now_s(), 0.0)
             times.append(time.perf_counter() - started_s)
             busy.append(time.thread_time() - begun_s)
-            core.settle(decision.record)
+            core.keep_candidates(decision.record)
             running.append(decision.decision_id)
             if len(running) > self.options.in_flight:
                 core.report_progress(running.popleft(), FINISHED, now_s())
@@ -188,7 +188,7 @@ class Bench:
             )
             decision = self.state.core.schedule(ask, pool, self.clock.now_s(), 0.0)
             started_s = time.perf_counter()
-            self.state.core.settle(decision.record)
+            self.state.core.keep_candidates(decision.record)
             self.state.core.outcomes.explain(decision.record, ask, pool, 1, self.block_tokens)
             self.state.core.seen.learn(ask.keys, ask.content_keys, 1)
             times.append(time.perf_counter() - started_s)

@@ -83,7 +83,7 @@ class Candidates(msgspec.Struct, frozen=True):
         found = Candidates.unpacked(packed)
         if found is None:
             return dict(_NOTHING)
-        fleet, request = found.snapshot.fleet(), found.snapshot.asked()
+        fleet, request = found.snapshot.fleet(), found.snapshot.policy_request()
         # Without a prefill instance nothing is handed over.
         handover_s = handovers_s(request, fleet) if found.prefills else np.zeros(len(fleet))
         placed = placement.price(request, fleet, found.at_s, handover_s)
@@ -165,7 +165,7 @@ def _best(scores: Floats | None, chosen: int) -> list[int]:
 
 
 def _prefill(request: Request, fleet: Fleet, rules: Rules, row: int) -> dict[str, Any]:
-    found = branches.ways(request, fleet, rules, row)
+    found = branches.options(request, fleet, rules, row)
     best = branches.cheapest(found)
     return {
         "instance_id": fleet.names[row],
@@ -174,23 +174,25 @@ def _prefill(request: Request, fleet: Fleet, rules: Rules, row: int) -> dict[str
         "queue_ms": _ms(float(fleet.queue_s[row])),
         "best": best.branch,
         "total_ms": _ms(best.total_s),
-        "branches": [_way(way, fleet) for way in found],
+        "branches": [_option_fields(option, fleet) for option in found],
     }
 
 
-def _way(way: branches.PrefillOption, fleet: Fleet) -> dict[str, Any]:
+def _option_fields(option: branches.PrefillOption, fleet: Fleet) -> dict[str, Any]:
     fields: dict[str, Any] = {
-        "kind": way.branch,
-        "prefix_tokens": way.prefix_tokens,
-        "fetch_tokens": way.fetch_tokens,
-        "ready_ms": _ms(way.ready_s),
-        "compute_ms": _ms(way.compute_s),
-        "total_ms": _ms(way.total_s),
-        "score_ms": _ms(way.score_s),
+        "kind": option.branch,
+        "prefix_tokens": option.prefix_tokens,
+        "fetch_tokens": option.fetch_tokens,
+        "ready_ms": _ms(option.ready_s),
+        "compute_ms": _ms(option.compute_s),
+        "total_ms": _ms(option.total_s),
+        "score_ms": _ms(option.score_s),
     }
-    if way.awaited is not None:
-        fields["awaited_instance_id"] = fleet.names[way.awaited.row] if way.awaited.row != NO_ROW else ""
-        fields["awaited_decision_id"] = way.awaited.decision_id
+    if option.awaited is not None:
+        fields["awaited_instance_id"] = (
+            fleet.names[option.awaited.row] if option.awaited.row != NO_ROW else ""
+        )
+        fields["awaited_decision_id"] = option.awaited.decision_id
     return fields
 
 

@@ -41,7 +41,7 @@ from mooncache.conductor.core.policy.types import (
 __all__ = ["Assignment", "FleetBook", "InstanceShape"]
 
 Name = int | str
-_OWN = ("now_s", "names", "queue_s", "generating_s", "predict", "known")
+_OWN = ("now_s", "names", "queue_s", "generating_s", "predict", "cached_summary")
 _SHARED = tuple(field.name for field in fields(Fleet) if field.name not in _OWN)
 STAY_PRIOR_S = 10.0
 _GROWTH = 16
@@ -95,7 +95,7 @@ class FleetBook:
         self._floats: Floats = np.zeros((len(FLOATS), 0))  # the table that columns of floats are rows of
         self._sliced: dict[str, Any] = {}  # the columns without the room behind them
         self._fleet: Fleet  # shows those of them that policies see
-        self._standing: FleetSummary | None = None
+        self._summary: FleetSummary | None = None
         self._stay_s: float | None = None  # None: not the same in all rows
         self._reports = False
         self._curves = curves
@@ -136,7 +136,7 @@ class FleetBook:
         for column, part in cost_cells(*costs):
             self._columns[column][row] = part
         self._share(row)
-        self._standing = self._stay_s = None
+        self._summary = self._stay_s = None
         return row
 
     def remove(self, name: str) -> None:
@@ -150,7 +150,7 @@ class FleetBook:
             column[row] = 0
         self._columns["role"][row] = NO_ROLE
         self._columns["since_s"][row] = np.inf
-        self._standing = self._stay_s = None
+        self._summary = self._stay_s = None
         self._ahead.clear(row)
         self._free.append(row)
 
@@ -168,7 +168,7 @@ class FleetBook:
     ) -> None:
         """Change what is given of an instance, see `InstanceShape`. Impossible values are ignored."""
         row = self._rows[name]
-        self._standing = self._stay_s = None
+        self._summary = self._stay_s = None
         for column, value in (("role", role), ("ready", ready), ("stay_s", stay_s)):
             if value is not None and possible(value):
                 self._columns[column][row] = value
@@ -179,7 +179,7 @@ class FleetBook:
 
     def learnt(self, kind: int, prefill: PrefillCost) -> None:
         """All instances of a type compute as fast as this; impossible values are ignored."""
-        self._standing = None
+        self._summary = None
         mask = self._columns["kind"] == kind
         for column, part in cost_cells(prefill):
             self._columns[column][mask] = part
@@ -223,7 +223,7 @@ class FleetBook:
         self._columns["foreign_sequences"][row] = foreign_sequences if possible(foreign_sequences) else 0.0
         self._columns["foreign_s"][row] = foreign_queue_s if possible(foreign_queue_s) else 0.0
         self._columns["reported_kv_tokens"][row] = kv_tokens if possible(kv_tokens) else 0.0
-        self._settle(row)
+        self._add_up(row)
 
     # --- requests
 
@@ -264,7 +264,7 @@ class FleetBook:
         step_s = cells["decode_per_sequence_s"][row] * request.sequences
         step_s += cells["decode_per_token_s"][row] * work.mean_kv_tokens
         self.generating_s += step_s * request.output_tokens
-        self._settle(row)
+        self._add_up(row)
         self._look_ahead(work, now_s, choice.ttft_s)
 
     def started(self, decision_id: Name, now_s: float) -> None:
@@ -324,7 +324,7 @@ class FleetBook:
             if work.generating:
                 self._leave("batch_sequences", "batch_kv_tokens", row, sequences, work.mean_kv_tokens)
             self._leave("own_sequences", "own_kv_tokens", row, sequences, work.kv_tokens)
-            self._settle(row)
+            self._add_up(row)
             self._ahead.drop(work.curve)
         return work.assignment
 
@@ -349,9 +349,9 @@ class FleetBook:
         fleet.now_s, fleet.queue_s, fleet.generating_s = now_s, queue_s, self.generating_s
         here = column["fetch_tokens_per_s"]
         fleet.fetch_tokens_per_s = here if fetch_tokens_per_s is None else fetch_tokens_per_s
-        if self._standing is None:
-            fleet.known = None
-            self._standing = fleet.standing
+        if self._summary is None:
+            fleet.cached_summary = None
+            self._summary = fleet.summary
         return fleet
 
     def _slice(self) -> None:
@@ -362,7 +362,7 @@ class FleetBook:
         self._sliced["foreign"] = self._pair("foreign_sequences", "foreign_kv_tokens")[:, :count]
         shared = {name: self._sliced[name] for name in _SHARED}
         self._fleet = Fleet(0.0, self.names, queue_s=np.zeros(count), predict=self._predict, **shared)
-        self._standing = self._stay_s = None
+        self._summary = self._stay_s = None
 
     def _predict(self, after_s: float) -> tuple[Floats, Floats]:
         now_s, column = self._fleet.now_s, self._sliced
@@ -422,7 +422,7 @@ class FleetBook:
         pair: Floats = self._floats[at : at + 2]
         return pair
 
-    def _settle(self, row: int) -> None:
+    def _add_up(self, row: int) -> None:
         cells = self._cells
         cells["sequences"][row] = cells["own_sequences"][row] + cells["foreign_sequences"][row]
         own, reported = cells["own_kv_tokens"][row], cells["reported_kv_tokens"][row]

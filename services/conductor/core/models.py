@@ -44,7 +44,7 @@ class ServedModel:
         self._kinds: dict[str, int] = {}
         self._groups: tuple[int, dict[int, tuple[int, int]]] = (-1, {})
 
-    def settle(self, instance: Instance) -> None:
+    def update(self, instance: Instance) -> None:
         """Write into the book what the instance is now."""
         info = instance.info
         kind = kind_of(info)
@@ -206,7 +206,7 @@ class ModelBooks:
         if before != info.model:
             self._models[before].leave(instance)
         self._served[info.instance_id] = info.model
-        self.of(info.model).settle(instance)
+        self.of(info.model).update(instance)
 
     def restarted(self, instance: Instance) -> None:
         """The engine was started again."""

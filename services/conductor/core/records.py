@@ -43,8 +43,8 @@ class DecisionRecord:
     """One decision. `head` holds what is known when it is made, packed, `candidates` what the policy saw of the best.
 
     Thousands of records live long: packed bytes are smaller, and the garbage collector need not look into them.
-    planned_prefix: leading tokens that were expected to be there. seen: what the policy saw, until `candidates` have
-    been made of it.
+    planned_prefix: leading tokens that were expected to be there. policy_view: what the policy saw, until `candidates`
+    have been made of it.
     """
 
     decision_id: str
@@ -52,7 +52,7 @@ class DecisionRecord:
     head: bytes
     made_s: float
     candidates: bytes = b""
-    seen: PolicyView | None = None
+    policy_view: PolicyView | None = None
     message: str = ""
     state: DecisionState = DecisionState.RUNNING
     planned_prefix: int = 0

@@ -225,7 +225,7 @@ class Registry:
         known.role = self._roles.get(info.instance_id, info.role)
         known.reason, known.said, known.worker_run = "", state, wishes.worker_run
         self._heard(known, now_s)
-        self._settle(known, now_s)
+        self._update_state(known, now_s)
         self._touch(known)
         self._changed(known)
         return known, lost
@@ -259,7 +259,7 @@ class Registry:
         if reason != instance.reason:
             instance.reason = reason
             self._touch(instance)
-        self._settle(instance, now_s)
+        self._update_state(instance, now_s)
 
     def set(
         self,
@@ -283,13 +283,13 @@ class Registry:
         if drain is not None and drain != instance.drain_wanted:
             instance.drain_wanted = drain
             self._touch(instance)
-        self._settle(instance, now_s)
+        self._update_state(instance, now_s)
         return instance
 
     def expire(self, now_s: float) -> list[Instance]:
         """Make silent instances suspect and forget those whose lease is over; return the forgotten."""
         for instance in self._instances.values():
-            self._settle(instance, now_s)
+            self._update_state(instance, now_s)
         gone = [instance for instance in self._instances.values() if now_s > instance.gone_at_s]
         for instance in gone:
             del self._instances[instance.info.instance_id]
@@ -372,7 +372,7 @@ class Registry:
         self._next_holder += 1
         return self._next_holder - 1
 
-    def _settle(self, instance: Instance, now_s: float) -> None:
+    def _update_state(self, instance: Instance, now_s: float) -> None:
         state = instance.said
         if instance.drain_wanted and state == InstanceState.READY:
             state = InstanceState.DRAINING

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 IDLE_PROOF_S = 2.0  # idle for so long
 SHORT_PROOF_S = 5.0
 LOST_AFTER_S = 10.0  # and sent so long ago
-UNSETTLED_MAX = 64  # records whose candidates are made later
+UNPACKED_MAX = 64  # records whose candidates are made later
 _SECONDS_IN_FLIGHT_MAX = 600.0
 
 
@@ -100,7 +100,7 @@ class Scheduler:
         self.shares = FairShares()
         self.records = Records(settings.decision_count_max)
         self.snapshots = Snapshots(settings.snapshot_bytes_max)
-        self._unsettled: deque[DecisionRecord] = deque()
+        self._unpacked: deque[DecisionRecord] = deque()
         self.seen = SeenBlocks(make_index, settings.seen_block_count_max)
         self.outcomes = Outcomes(
             registry=self.registry,
@@ -340,27 +340,32 @@ class Scheduler:
         earlier = self.records.earlier(request.request_id) if request.attempt > 1 else []
         record = new_record(planned, decision_id, earlier)
         if planned.fleet is not None:
-            record.seen = PolicyView(copied(planned.fleet, choice.total_s), planned.policy_request, choice)
-            self._unsettled.append(record)
-            if len(self._unsettled) > UNSETTLED_MAX:
-                self.settle(self._unsettled.popleft())
+            record.policy_view = PolicyView(
+                copied(planned.fleet, choice.total_s), planned.policy_request, choice
+            )
+            self._unpacked.append(record)
+            if len(self._unpacked) > UNPACKED_MAX:
+                self.keep_candidates(self._unpacked.popleft())
         self.records.add(record)
         return new_decision(planned, record)
 
-    def settle(self, record: DecisionRecord) -> None:
+    def keep_candidates(self, record: DecisionRecord) -> None:
         """Make of what the policy saw the record's candidates, which are small; done after the answer."""
-        packed = self.prepared(record)
+        packed = self.pack_candidates(record)
         if packed:
             self.snapshots.keep(record.decision_id, packed)
 
-    def prepared(self, record: DecisionRecord) -> bytes:
-        """Settle the record; return its whole snapshot packed, to be kept, b"" without one. Touches the record only."""
-        seen, record.seen = record.seen, None
-        kept = Candidates.of(*seen) if seen is not None else None
-        if seen is None or kept is None:
+    def pack_candidates(self, record: DecisionRecord) -> bytes:
+        """Make the record's candidates; return its whole snapshot packed, to be kept, b"" without one.
+
+        Touches the record only.
+        """
+        view, record.policy_view = record.policy_view, None
+        kept = Candidates.of(*view) if view is not None else None
+        if view is None or kept is None:
             return b""
         record.candidates = kept.packed()
-        return b"" if kept.whole else Snapshots.packed(take(seen.fleet, seen.request, seen.choice.total_s))
+        return b"" if kept.whole else Snapshots.packed(take(view.fleet, view.request, view.choice.total_s))
 
     def _refuse(self, arrival: Arrival, reason: Reason, message: str) -> Decision:
         """Refuse a request that no policy needs to see."""

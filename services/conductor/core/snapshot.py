@@ -1,7 +1,7 @@
 """What a policy saw, in few bytes, so that it can be asked again: what would another policy have done?
 
 A snapshot holds the columns of some rows as 32-bit numbers, the request, and the decode load that was expected at
-three moments ahead. `fleet` and `request` make of it what a policy takes. Costs computed from it differ from the
+three moments ahead. `fleet` and `policy_request` make of it what a policy takes. Costs computed from it differ from the
 original ones by rounding only.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import NO_ROW, Awaited, Floats, Ints, PrefixSource, Request
 
-_SKIPPED = ("now_s", "names", "predict", "generating_s", "known")
+_SKIPPED = ("now_s", "names", "predict", "generating_s", "cached_summary")
 _COLUMNS = tuple(field.name for field in fields(Fleet) if field.name not in _SKIPPED)
 _WHOLE = ("role", "queue_prompts", "pipeline")
 _FLAGS = ("ready", "pool", "tail")
@@ -59,7 +59,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         ahead = np.frombuffer(self.ahead, dtype=np.float32).reshape(3, 2, count).astype(np.float64)
         return Fleet(now_s=0.0, names=self.names, predict=between(self.ahead_s, ahead), **values)
 
-    def asked(self) -> Request:
+    def policy_request(self) -> Request:
         """The request, its rows renumbered to those that are kept; others are forgotten."""
         place = {row: at for at, row in enumerate(self.rows)}
         local: Ints = np.frombuffer(self.local, dtype=np.int64)
@@ -98,7 +98,7 @@ def between(times: tuple[float, float, float], table: Floats) -> Callable[[float
 def copied(fleet: Fleet, at_s: float) -> Fleet:
     """The fleet with columns of its own, which the next event does not change.
 
-    at_s: when the KV of the chosen way would be there; the decode load is kept exactly for that moment.
+    at_s: when the KV of the chosen option would be there; the decode load is kept exactly for that moment.
     """
     middle_s = min(max(at_s, 0.0), 2 * _LAST_S)
     moments = (0.0, middle_s, max(_LAST_S, middle_s))
@@ -112,7 +112,7 @@ def copied(fleet: Fleet, at_s: float) -> Fleet:
 def take(fleet: Fleet, request: Request, at_s: float, rows: Ints | None = None) -> Snapshot:
     """The policy's view of these rows (None: of all that are not excluded).
 
-    at_s: when the KV of the chosen way would be there; the decode load is kept exactly for that moment.
+    at_s: when the KV of the chosen option would be there; the decode load is kept exactly for that moment.
     """
     if rows is None:
         rows = np.flatnonzero(fleet.ready)

@@ -38,7 +38,7 @@ def other_choice(
     if snapshot is None:
         message = GONE.format(count=len(snapshots)) if kept is not None else NOTHING
         return {"policy": name, "known": False, "message": message}
-    fleet, request = snapshot.fleet(), snapshot.asked()
+    fleet, request = snapshot.fleet(), snapshot.policy_request()
     choice = policy.choose(request, fleet, rules, rng)
     chosen = chosen_fields(request, choice, fleet)
     was = unpack(record.head)["chosen"]

@@ -25,7 +25,7 @@ async def handle(
             f"No decision {request.id[:64]!r} is kept here; the last {state.core.settings.decision_count_max} are."
         )
     core = state.core
-    core.settle(record)
+    core.keep_candidates(record)
     more = {}
     if request.policy:
         rng = random.Random(record.decision_id)

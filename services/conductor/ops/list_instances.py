@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mooncache import errors
-from mooncache.conductor.config import SETTLE_S, WATCH_MAX_S, WATCHERS_MAX
+from mooncache.conductor.config import BURST_S, WATCH_MAX_S, WATCHERS_MAX
 from mooncache.conductor.core.registry import Instance
 from mooncache.conductor.messages import gateway_of, instance_message
 from mooncache.conductor.state import ConductorState
@@ -39,7 +39,7 @@ async def handle(
                 await state.changed(left_s)
             else:
                 # Changes come in bursts: a fleet that starts again is not listed after each step of each engine.
-                await state.clock.sleep(max(0.0, min(SETTLE_S, until_s - state.clock.now_s())))
+                await state.clock.sleep(max(0.0, min(BURST_S, until_s - state.clock.now_s())))
         finally:
             state.watchers -= 1
     return listing(state, request)

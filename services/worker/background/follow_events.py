@@ -8,10 +8,10 @@ than they can be taken in, the publisher drops some, the numbers show it, and th
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
-from zmq.asyncio import Context
+from zmq.asyncio import Context, Socket
 from zmq.constants import SocketOption, SocketType
 
 from mooncache.errors import ProtocolError
@@ -20,7 +20,7 @@ from mooncache.worker.core.endpoints import reachable, subscriber
 from mooncache.worker.core.event_stream import END_OF_REPLAY, SEQUENCE_BYTES, EventAction, sequence_of
 from mooncache.worker.core.kv_events import PAYLOAD_BYTES_MAX, decode
 from mooncache.worker.core.own_cache import OwnCache
-from mooncache.worker.state import WorkerState
+from mooncache.worker.state import WorkerCounter, WorkerState
 
 REPLAY_TIMEOUT_S: Final = 10.0
 _QUEUE_BATCHES: Final = 1000
@@ -43,7 +43,7 @@ async def run(state: WorkerState) -> None:
             context.destroy(linger=0)
 
 
-async def _follow(state: WorkerState, cache: OwnCache, context: Any) -> None:
+async def _follow(state: WorkerState, cache: OwnCache, context: Context) -> None:
     """One run of the engine; returns when `state.cache` is another one."""
     host = urlsplit(state.url).hostname or "127.0.0.1"
     events, replay = state.events
@@ -62,7 +62,7 @@ async def _follow(state: WorkerState, cache: OwnCache, context: Any) -> None:
 
 
 async def _take(
-    state: WorkerState, cache: OwnCache, context: Any, replay_endpoint: str, frames: list[bytes]
+    state: WorkerState, cache: OwnCache, context: Context, replay_endpoint: str, frames: list[bytes]
 ) -> None:
     """One message of the publisher."""
     sequence = sequence_of(frames[1]) if len(frames) == 3 else None
@@ -70,25 +70,25 @@ async def _take(
         _note_invalid(state, 1, f"a message of {len(frames)} frames")
         return
     stream = state.stream
-    verdict = stream.offer(sequence)
-    if verdict == EventAction.RESTARTED:
+    action = stream.offer(sequence)
+    if action is EventAction.RESTARTED:
         stream.restart()
         cache.clear()
-        verdict = stream.offer(sequence)
+        action = stream.offer(sequence)
     lost = stream.lost
-    if verdict == EventAction.REPLAY:
+    if action is EventAction.REPLAY:
         await _replay(state, cache, context, replay_endpoint)
-        verdict = EventAction.APPLY if stream.settle(sequence) else ""
+        action = EventAction.APPLY if stream.after_replay(sequence) else EventAction.OLD
     if stream.lost != lost:
         log.warning(Event.WORKER_EVENTS_LOST, instance_id=state.instance_id, batches=stream.lost - lost)
         # What is known stays: a wrong claim costs one worse choice and heals, forgotten blocks are never reported
         # again.
         cache.want_full()
-    if verdict == EventAction.APPLY:
+    if action is EventAction.APPLY:
         _apply(state, cache, frames[2])
 
 
-async def _replay(state: WorkerState, cache: OwnCache, context: Any, endpoint: str) -> None:
+async def _replay(state: WorkerState, cache: OwnCache, context: Context, endpoint: str) -> None:
     """Ask for everything from the next expected batch on; what comes is applied as it comes."""
     if not endpoint:
         return
@@ -106,7 +106,7 @@ async def _replay(state: WorkerState, cache: OwnCache, context: Any, endpoint: s
                     _apply(state, cache, frames[2])
                 await asyncio.sleep(0)
     except TimeoutError:
-        state.count("replay_timeouts")
+        state.count(WorkerCounter.REPLAY_TIMEOUTS)
     finally:
         socket.close(linger=0)
 
@@ -135,7 +135,7 @@ def _note_invalid(state: WorkerState, count: int, what: str) -> None:
         )
 
 
-def _socket(context: Any, kind: int) -> Any:
+def _socket(context: Context, kind: int) -> Socket:
     socket = context.socket(kind)
     socket.setsockopt(SocketOption.LINGER, 0)
     socket.setsockopt(SocketOption.RCVHWM, _QUEUE_BATCHES)

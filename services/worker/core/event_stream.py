@@ -40,7 +40,7 @@ class EventStream:
     lost: int = 0
     replayed: int = 0
 
-    def offer(self, sequence: int) -> str:
+    def offer(self, sequence: int) -> EventAction:
         """A live batch came: apply it, ask for a replay first, pass it over, or begin anew and offer it again."""
         if sequence <= self.last_live:
             return EventAction.RESTARTED
@@ -62,8 +62,8 @@ class EventStream:
             self.replayed += 1
         return wanted
 
-    def settle(self, sequence: int) -> bool:
-        """After a replay: whether the live batch that showed the gap is still to be applied; what lacks is lost."""
+    def after_replay(self, sequence: int) -> bool:
+        """Whether the live batch that showed the gap is still to be applied; what lacks is lost."""
         if sequence < self.expected:
             return False
         self.lost += sequence - self.expected

@@ -39,7 +39,7 @@ REPORT_S = 0.5
 PLAN_S = 15.0
 COPY_BYTES_PER_S = 1e9
 POOL_NODES = 8
-WAYS = {Branch.LOCAL: "own cache", Branch.FETCH: "from the pool", Branch.WAIT: "wait for another"}
+OPTIONS = {Branch.LOCAL: "own cache", Branch.FETCH: "from the pool", Branch.WAIT: "wait for another"}
 
 
 class Serving:
@@ -128,17 +128,17 @@ class Serving:
         self._pass(in_seconds(duration))
 
     def do_prices(self, name: str) -> str:
-        """What each prefill instance would have taken for a request, way by way; the chosen one is marked."""
+        """What each prefill instance would have taken for a request, option by option; the chosen one is marked."""
         decision = self.decisions[name]
-        self.core.settle(decision.record)
+        self.core.keep_candidates(decision.record)
         document = json.loads(decision.record.to_json(self.core.settings.rules))
         rows: list[tuple[object, ...]] = [("instance", "way", "queue", "blocks there", "compute", "all")]
         for one in document["prefill_candidates"]:
-            for way in one["branches"]:
-                parts = one["queue_ms"], way["ready_ms"], way["compute_ms"], way["total_ms"]
-                chosen = (one["instance_id"], way["kind"]) == (decision.prefill, decision.choice.branch)
+            for option in one["branches"]:
+                parts = one["queue_ms"], option["ready_ms"], option["compute_ms"], option["total_ms"]
+                chosen = (one["instance_id"], option["kind"]) == (decision.prefill, decision.choice.branch)
                 times = [f"{part / 1e3:.2f} s" for part in parts]
-                rows.append((one["instance_id"], WAYS[way["kind"]], *times, "<-" if chosen else ""))
+                rows.append((one["instance_id"], OPTIONS[option["kind"]], *times, "<-" if chosen else ""))
         return table(rows)
 
     # --- duties

@@ -1,4 +1,4 @@
-"""Prefill selection: what every instance would cost, by every way it has of coming by the prefix.
+"""Prefill selection: what every instance would cost, by every option that it has to come by the prefix.
 
 Source: Mooncake (FAST'25), Algorithm 1, with these changes. Its balancing threshold is gone: all branches (compute
 what is missing, fetch the longer prefix from the best source, wait for blocks that another request is computing)
@@ -30,7 +30,7 @@ from mooncache.conductor.core.policy.types import (
 
 
 class PrefillOption(NamedTuple):
-    """One way for one row to come by the prompt's KV, and what it costs; see `Choice` for the fields."""
+    """An option of one row to come by the prompt's KV, and what it costs; see `Choice` for the fields."""
 
     branch: Branch
     prefix_tokens: int
@@ -59,7 +59,7 @@ class Scores(NamedTuple):
 
 
 def scores(request: Request, fleet: Fleet, rules: Rules, *, full: bool = True) -> Scores:
-    """The cheapest branch of every row, as columns; `ways` has all branches of one row.
+    """The cheapest branch of every row, as columns; `options` has all branches of one row.
 
     full: with the times behind the score, which most requests have no use for.
     """
@@ -108,7 +108,7 @@ def _take_longer(
     found: Scores, request: Request, fleet: Fleet, source: PrefixSource, ready_in_s: float
 ) -> None:
     """Take the longer prefix of a source, which can be read in `ready_in_s`, where that is cheaper."""
-    standing = fleet.standing
+    summary = fleet.summary
     gain = source.tokens - found.local
     rate = fleet.fetch_tokens_per_s
     if source.tokens_per_s < np.inf:
@@ -116,14 +116,14 @@ def _take_longer(
     # All who gain compute the same rest: one prefix for the whole column.
     compute_s = fleet.prefill_same_s(request.prompt_tokens, source.tokens)
     total_s = gain / rate
-    total_s += ready_in_s + standing.fetch_latency_s
+    total_s += ready_in_s + summary.fetch_latency_s
     np.maximum(fleet.queue_s, total_s, out=total_s)
     total_s += compute_s
     score_s = found.weight * compute_s
     score_s += total_s
     wins = score_s < found.score_s
     wins &= gain > 0
-    wins &= standing.readers(request.group, fleet)
+    wins &= summary.readers(request.group, fleet)
     if source.row != NO_ROW:
         wins[source.row] = False
     np.copyto(found.score_s, score_s, where=wins)
@@ -155,13 +155,13 @@ def weights(fleet: Fleet, rules: Rules) -> Floats:
     return worth
 
 
-def ways(request: Request, fleet: Fleet, rules: Rules, row: int) -> list[PrefillOption]:
+def options(request: Request, fleet: Fleet, rules: Rules, row: int) -> list[PrefillOption]:
     """All branches of one row, the local one first; `scores` has the least of them."""
     n, have, queue_s = request.prompt_tokens, int(request.local[row]), float(fleet.queue_s[row])
     weight = rules.work_weight + rules.queue_weight * float(fleet.queue_prompts[row])
     cost = fleet.prefill_cost(row)
 
-    def way(
+    def option(
         branch: Branch, prefix: int, fetch: int, source: int, ready_s: float, awaited: Awaited | None
     ) -> PrefillOption:
         compute_s = cost.seconds(n, prefix)
@@ -169,28 +169,28 @@ def ways(request: Request, fleet: Fleet, rules: Rules, row: int) -> list[Prefill
         score_s = total_s + weight * compute_s
         return PrefillOption(branch, prefix, fetch, source, ready_s, compute_s, total_s, score_s, awaited)
 
-    found = [way(Branch.LOCAL, have, 0, NO_ROW, 0.0, None)]
+    found = [option(Branch.LOCAL, have, 0, NO_ROW, 0.0, None)]
     reader = bool(fleet.pool[row]) and int(fleet.group[row]) == request.group
     for source in request.sources:
         if reader and source.tokens > have and source.row != row:
             ready_s = _transfer_s(fleet, row, source.tokens - have, source.tokens_per_s)
-            found.append(way(Branch.FETCH, source.tokens, source.tokens - have, source.row, ready_s, None))
+            found.append(option(Branch.FETCH, source.tokens, source.tokens - have, source.row, ready_s, None))
     for awaited in request.awaited if rules.waits else ():
         if awaited.tokens <= have:
             continue
         if awaited.row == row:
-            found.append(way(Branch.WAIT, awaited.tokens, 0, NO_ROW, awaited.ready_in_s, awaited))
+            found.append(option(Branch.WAIT, awaited.tokens, 0, NO_ROW, awaited.ready_in_s, awaited))
         elif reader and awaited.pool:
             ready_s = awaited.ready_in_s + _transfer_s(fleet, row, awaited.tokens - have, np.inf)
             found.append(
-                way(Branch.WAIT, awaited.tokens, awaited.tokens - have, awaited.row, ready_s, awaited)
+                option(Branch.WAIT, awaited.tokens, awaited.tokens - have, awaited.row, ready_s, awaited)
             )
     return found
 
 
 def cheapest(found: list[PrefillOption]) -> PrefillOption:
     """The cheapest branch; equal costs prefer the earlier one (local, fetch, wait)."""
-    return min(found, key=lambda way: way.score_s)
+    return min(found, key=lambda option: option.score_s)
 
 
 def _transfer_s(fleet: Fleet, row: int, tokens: int, rate: float) -> float:
@@ -206,7 +206,7 @@ def together(
     two and more of them; the first reads the prefix. All groups are compared by their queues and one cost for each
     number of stages; only the best is priced in full.
     """
-    if not rules.pipelines or not fleet.standing.any_pipeline or alone.compute_s < rules.pipeline_worth_s:
+    if not rules.pipelines or not fleet.summary.any_pipeline or alone.compute_s < rules.pipeline_worth_s:
         return None
     rows: Ints = np.flatnonzero((scores_s < np.inf) & (fleet.pipeline >= 0))
     if len(rows) < 2:
@@ -229,8 +229,8 @@ def together(
             best = score_s, tuple(int(row) for row in rows[heads[at] : heads[at] + stages])
     if not best[1]:
         return None
-    way = _pipelined(request, fleet, rules, best[1])
-    return way if way.score_s < alone.score_s else None
+    option = _pipelined(request, fleet, rules, best[1])
+    return option if option.score_s < alone.score_s else None
 
 
 def _together_s(

@@ -48,9 +48,9 @@ def candidates(request: Request, fleet: Fleet) -> tuple[Bools, Bools]:
 
     Better a wrong role than no answer: any engine can do both, so without decode instances all generate.
     """
-    standing = fleet.standing
-    prefillers, decoders = standing.prefillers, standing.decoders
-    can_generate = standing.can_generate
+    summary = fleet.summary
+    prefillers, decoders = summary.prefillers, summary.decoders
+    can_generate = summary.can_generate
     if request.exclude:
         mask = usable(request, fleet)
         prefillers, decoders = prefillers & mask, decoders & mask
@@ -72,12 +72,12 @@ def _kept(request: Request, decoders: Bools) -> Bools:
     return only
 
 
-def cleaned(scores: Floats, mask: Bools, standing: FleetSummary | None = None) -> tuple[Floats, int]:
+def cleaned(scores: Floats, mask: Bools, summary: FleetSummary | None = None) -> tuple[Floats, int]:
     """The scores, infinite outside the mask and where they are not finite numbers, and the count of the latter.
 
-    standing: of the fleet that the mask is of; adding its column costs a fraction of looking at the mask.
+    summary: of the fleet that the mask is of; adding its column costs a fraction of looking at the mask.
     """
-    away = standing.outside(mask) if standing is not None else None
+    away = summary.outside(mask) if summary is not None else None
     if away is not None and len(scores):
         found: Floats = scores + away
         # argmin() returns the first NaN if there is one, so the smallest cost tells whether any is NaN.
@@ -86,9 +86,9 @@ def cleaned(scores: Floats, mask: Bools, standing: FleetSummary | None = None) -
     found = np.where(mask, scores, np.inf)
     if not len(found) or not math.isnan(found[found.argmin()]):
         return found, 0
-    odd = np.isnan(found)
-    found[odd] = np.inf
-    return found, int(np.count_nonzero(odd))
+    invalid = np.isnan(found)
+    found[invalid] = np.inf
+    return found, int(np.count_nonzero(invalid))
 
 
 def most(column: Floats | Ints) -> float:
@@ -129,12 +129,12 @@ def handovers_s(request: Request, fleet: Fleet) -> Floats:
     What the decode instance does not hold is loaded; the tail behind the last complete block is computed where
     KV travels in blocks.
     """
-    standing = fleet.standing
-    seconds = standing.nothing
-    if standing.hands_over:
+    summary = fleet.summary
+    seconds = summary.nothing
+    if summary.hands_over:
         missing = np.maximum(request.cacheable_tokens - request.local, 0)
         seconds = np.where(missing > 0, fleet.handover_s + missing / fleet.handover_tokens_per_s, 0.0)
-    if standing.tails:
+    if summary.tails:
         prefix = np.maximum(request.local, request.cacheable_tokens)
         seconds = seconds + np.where(fleet.tail, fleet.prefill_s(request.prompt_tokens, prefix), 0.0)
     return seconds

@@ -171,17 +171,17 @@ class Fleet:
     pipeline: Ints
     predict: Callable[[float], tuple[Floats, Floats]]
     generating_s: float = 0.0
-    known: FleetSummary | None = field(default=None, init=False, repr=False, compare=False)
+    cached_summary: FleetSummary | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.role)
 
     @property
-    def standing(self) -> FleetSummary:
+    def summary(self) -> FleetSummary:
         """What follows from the columns that requests do not change."""
-        if self.known is None:
-            self.known = FleetSummary.of(self)
-        return self.known
+        if self.cached_summary is None:
+            self.cached_summary = FleetSummary.of(self)
+        return self.cached_summary
 
     def decode_at(self, after_s: float) -> tuple[Floats, Floats]:
         """The sequences and their KV tokens that each row will decode in `after_s` seconds."""
@@ -190,27 +190,27 @@ class Fleet:
     def prefill_s(self, n: int, p: Ints | Floats) -> Floats:
         """The time of a prompt of n tokens of which each row has p; at least one is computed."""
         have = np.minimum(p, n - 1).astype(np.float64, copy=False)
-        standing = self.standing
+        summary = self.summary
         # The formula of `prefill_same_s` with as few columns made on the way as possible.
         seconds: Floats = n - have
-        seconds *= standing.prefill_b
-        seconds += standing.prefill_a
+        seconds *= summary.prefill_b
+        seconds += summary.prefill_a
         part = have * have
         np.subtract(float(n) * n, part, out=part)
-        part *= standing.prefill_c
+        part *= summary.prefill_c
         seconds += part
-        np.multiply(standing.prefill_d, have, out=part)
+        np.multiply(summary.prefill_d, have, out=part)
         seconds += part
         return seconds
 
     def prefill_same_s(self, n: int, p: int) -> Even:
         """The same for one prefix that all rows have: one number where all rows compute equally fast."""
-        standing, have = self.standing, float(max(0, min(p, n - 1)))
+        summary, have = self.summary, float(max(0, min(p, n - 1)))
         seconds: Even = (
-            standing.prefill_a
-            + standing.prefill_b * (n - have)
-            + standing.prefill_c * (float(n) * n - have * have)
-            + standing.prefill_d * have
+            summary.prefill_a
+            + summary.prefill_b * (n - have)
+            + summary.prefill_c * (float(n) * n - have * have)
+            + summary.prefill_d * have
         )
         return seconds
 
@@ -225,8 +225,8 @@ class Fleet:
 
     def tbt_s(self, sequences: Floats, kv_tokens: Floats) -> Floats:
         """The step time of each row with such a batch."""
-        standing = self.standing
-        seconds: Floats = standing.decode_per_sequence_s * sequences
-        seconds += standing.decode_base_s
-        seconds += standing.decode_per_token_s * kv_tokens
+        summary = self.summary
+        seconds: Floats = summary.decode_per_sequence_s * sequences
+        seconds += summary.decode_base_s
+        seconds += summary.decode_per_token_s * kv_tokens
         return seconds

@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 
 class _Pair(NamedTuple):
-    """A priced way for the prompt and for the answer. `end_s` is compared."""
+    """A priced option for the prompt and a place for the answer. `end_s` is compared."""
 
     prefill: int
     decode: int
-    way: PrefillOption
+    option: PrefillOption
     placed: Placements
     handover_s: float
     end_s: float
@@ -62,24 +62,24 @@ class Mooncache:
     def choose(self, request: Request, fleet: Fleet, rules: Rules, rng: random.Random) -> Choice:
         """Choose the cheapest branch; the contract is `Policy.choose`."""
         prefillers, decoders = candidates(request, fleet)
-        standing = fleet.standing
-        all_there = prefillers is standing.prefillers and decoders is standing.decoders
-        if not (standing.can_generate if all_there else decoders.any()):
+        summary = fleet.summary
+        all_there = prefillers is summary.prefillers and decoders is summary.decoders
+        if not (summary.can_generate if all_there else decoders.any()):
             return NO_INSTANCE
-        eligible = standing.eligible if all_there else prefillers | decoders
+        eligible = summary.eligible if all_there else prefillers | decoders
         priced = branches.scores(request, fleet, rules, full=False)
-        scores, odd = cleaned(priced.score_s, eligible, standing)
-        alone, _ = cleaned(scores, prefillers, standing)
+        scores, invalid = cleaned(priced.score_s, eligible, summary)
+        alone, _ = cleaned(scores, prefillers, summary)
         pair = self._paired(request, fleet, rules, rng, alone, decoders)
         inline = self._inline(request, fleet, rules, rng, decoders, paired=pair is not None)
         best = pair
         if inline is not None and (pair is None or inline.end_s <= pair.end_s):
             best = inline
         if best is None:
-            return replace(NO_INSTANCE, invalid_costs=odd)
+            return replace(NO_INSTANCE, invalid_costs=invalid)
         decode_scores = (pair or best).decode_scores
         choice = _choice(
-            fleet, best, scores, decode_scores, inline.decode_scores if inline is not None else None, odd
+            fleet, best, scores, decode_scores, inline.decode_scores if inline is not None else None, invalid
         )
         reason, retry_s = overload.judged(request, fleet, rules, choice)
         return replace(choice, admitted=False, reason=reason, retry_after_s=retry_s) if reason else choice
@@ -96,24 +96,24 @@ class Mooncache:
         """The best prefill instance (or pipeline) with the best decode instance that can read its blocks."""
         best: _Pair | None = None
         handover_s = handovers_s(request, fleet)
-        groups = fleet.standing.groups
+        groups = fleet.summary.groups
         for _, members, sharing in groups:
             own = scores if len(groups) == 1 else np.where(members, scores, np.inf)
             row = least(own, rng)
             if row == NO_ROW:
                 continue
-            way = branches.cheapest(branches.ways(request, fleet, rules, row))
-            way = branches.together(request, fleet, rules, own, way) or way
-            placed = placement.price(request, fleet, way.total_s, handover_s, holds=overload.holds(rules))
-            mask = decoders if fleet.standing.all_share else decoders & sharing
-            measured, _ = cleaned(placed.score_s, mask, fleet.standing)
+            option = branches.cheapest(branches.options(request, fleet, rules, row))
+            option = branches.together(request, fleet, rules, own, option) or option
+            placed = placement.price(request, fleet, option.total_s, handover_s, holds=overload.holds(rules))
+            mask = decoders if fleet.summary.all_share else decoders & sharing
+            measured, _ = cleaned(placed.score_s, mask, fleet.summary)
             decode = least(measured, rng)
             if decode == NO_ROW:
                 continue
-            end_s = way.score_s + float(measured[decode])
+            end_s = option.score_s + float(measured[decode])
             if best is None or end_s < best.end_s:
-                prefill = way.members[0] if way.members else row
-                best = _Pair(prefill, decode, way, placed, float(handover_s[decode]), end_s, measured)
+                prefill = option.members[0] if option.members else row
+                best = _Pair(prefill, decode, option, placed, float(handover_s[decode]), end_s, measured)
         return best
 
     def _inline(
@@ -135,10 +135,10 @@ class Mooncache:
         if paired:
             enough = request.prompt_tokens - rules.inline_tokens_max
             if all(source.tokens < enough for source in request.sources):
-                if not fleet.standing.any_both and most(request.local) < enough:
+                if not fleet.summary.any_both and most(request.local) < enough:
                     return None
                 short = request.local >= enough
-                mask = mask & (short | fleet.standing.both if fleet.standing.any_both else short)
+                mask = mask & (short | fleet.summary.both if fleet.summary.any_both else short)
             if not mask.any():
                 return None
         priced = branches.scores(request, fleet, rules)
@@ -155,41 +155,46 @@ class Mooncache:
         row = least(ends, rng)
         if row == NO_ROW:
             return None
-        way = branches.cheapest(branches.ways(request, fleet, rules, row))
-        return _Pair(NO_ROW, row, way, placed, 0.0, float(ends[row]), ends)
+        option = branches.cheapest(branches.options(request, fleet, rules, row))
+        return _Pair(NO_ROW, row, option, placed, 0.0, float(ends[row]), ends)
 
 
 def _choice(
-    fleet: Fleet, pair: _Pair, scores: Floats, decode_scores: Floats, inline_scores: Floats | None, odd: int
+    fleet: Fleet,
+    pair: _Pair,
+    scores: Floats,
+    decode_scores: Floats,
+    inline_scores: Floats | None,
+    invalid: int,
 ) -> Choice:
     """The pair as a choice, before admission."""
-    way, row = pair.way, pair.decode
+    option, row = pair.option, pair.decode
     prefiller = pair.prefill if pair.prefill != NO_ROW else row
     wait_s = float(pair.placed.wait_s[row])
-    queue_s = way.total_s - way.compute_s
-    if way.branch is not Branch.WAIT:
+    queue_s = option.total_s - option.compute_s
+    if option.branch is not Branch.WAIT:
         queue_s = min(queue_s, float(fleet.queue_s[prefiller]))
     return Choice(
         admitted=True,
         reason=Reason.ADMITTED,
         prefill=pair.prefill,
         decode=row,
-        branch=way.branch,
-        prefix_tokens=way.prefix_tokens,
-        fetch_tokens=way.fetch_tokens,
-        source_row=way.source_row,
-        awaited=way.awaited,
-        members=way.members,
-        chunk_tokens=way.chunk_tokens,
-        ttft_s=way.total_s + wait_s + pair.handover_s,
+        branch=option.branch,
+        prefix_tokens=option.prefix_tokens,
+        fetch_tokens=option.fetch_tokens,
+        source_row=option.source_row,
+        awaited=option.awaited,
+        members=option.members,
+        chunk_tokens=option.chunk_tokens,
+        ttft_s=option.total_s + wait_s + pair.handover_s,
         queue_s=queue_s,
-        ready_s=way.ready_s,
-        compute_s=way.compute_s,
+        ready_s=option.ready_s,
+        compute_s=option.compute_s,
         handover_s=pair.handover_s,
         wait_s=wait_s,
         tbt_s=float(pair.placed.tbt_s[row]),
         scores=scores,
         decode_scores=decode_scores,
         inline_scores=inline_scores,
-        invalid_costs=odd,
+        invalid_costs=invalid,
     )

@@ -55,9 +55,9 @@ def price(
         kv_tokens = np.where(waits, fleet.kv_tokens * share, kv_tokens)
     tbt_s = fleet.tbt_s(sequences + request.sequences, kv_tokens + request.kv_tokens)
     if holds:
-        alone_s = fleet.standing.decode_base_s + _work_s(request.sequences, request.kv_tokens, fleet)
+        alone_s = fleet.summary.decode_base_s + _work_s(request.sequences, request.kv_tokens, fleet)
         np.minimum(tbt_s, np.maximum(alone_s, HELD_AT * request.tbt_slo_s), out=tbt_s)
-    nothing = fleet.standing.nothing
+    nothing = fleet.summary.nothing
     score_s = request.output_tokens * tbt_s
     if wait_s is None:
         wait_s = nothing
@@ -113,15 +113,15 @@ def _limits(request: Request, fleet: Fleet, *, holds: bool) -> list[tuple[Need, 
 
     Where even the most of everything that any row was sent would be within the least limit, no row is over it.
     """
-    standing = fleet.standing
+    summary = fleet.summary
     sequences, kv_tokens = most(fleet.sequences), most(fleet.kv_tokens)
     limits: list[tuple[Need, Even]] = []
-    if not sequences + request.sequences <= standing.sequences_least:
+    if not sequences + request.sequences <= summary.sequences_least:
         limits.append((_sequences, fleet.sequences_max))
-    if not kv_tokens + request.kv_tokens <= standing.kv_tokens_least:
+    if not kv_tokens + request.kv_tokens <= summary.kv_tokens_least:
         limits.append((_kv_tokens, fleet.kv_capacity_tokens))
     if holds:
-        limit = HELD_AT * request.tbt_slo_s - standing.decode_base_s
+        limit = HELD_AT * request.tbt_slo_s - summary.decode_base_s
         sent = _work_s(sequences, kv_tokens, fleet)
         own = _work_s(request.sequences, request.kv_tokens, fleet)
         within = sent + own <= limit
@@ -140,5 +140,5 @@ def _kv_tokens(sequences: Any, kv_tokens: Any, fleet: Fleet) -> Any:
 
 def _work_s(sequences: Any, kv_tokens: Any, fleet: Fleet) -> Any:
     """The time that this load adds to a step."""
-    standing = fleet.standing
-    return standing.decode_per_sequence_s * sequences + standing.decode_per_token_s * kv_tokens
+    summary = fleet.summary
+    return summary.decode_per_sequence_s * sequences + summary.decode_per_token_s * kv_tokens

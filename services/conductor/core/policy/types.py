@@ -159,7 +159,7 @@ class Rules:
     threshold: Algorithm 1's balancing threshold. inline_tokens_max: what a decode instance may compute itself
     while prefill instances are there. work_weight: seconds of delay that one second of computing saved is worth,
     since the next requests queue for it, and queue_weight more for each prompt that queues already.
-    waits, pipelines: whether these ways are looked at; pipeline_worth_s: a prompt that one instance computes sooner
+    waits, pipelines: whether these options are looked at; pipeline_worth_s: a prompt that one instance computes sooner
     is not divided. patience: an idle instance's time, times this, is the least limit of a promise that no caller asked
     for. overlap_weight: Dynamo's weight of computing. affinity_depth: which of a request's `affinity` hashes DualMap
     takes (the one of two blocks). holds: decode instances let a newcomer wait while their steps would be longer than
