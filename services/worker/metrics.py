@@ -8,15 +8,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from mooncache.runtime.supervision import RunState
-from mooncache.worker.state import WorkerState
+from mooncache.worker.state import WorkerCounter, WorkerState
 
 PREFIX = "mooncache_worker_"
 _COUNTERS = {
-    "reports": "Reports that the conductor took.",
-    "registrations": "Registrations with the conductor.",
-    "conductor_call_failures": "Calls to the conductor that failed.",
-    "scrape_failures": "Readings of the engine's metrics that failed.",
-    "replay_timeouts": "Replays of cache events that did not finish in time.",
+    WorkerCounter.REPORTS: "Reports that the conductor took.",
+    WorkerCounter.REGISTRATIONS: "Registrations with the conductor.",
+    WorkerCounter.CONDUCTOR_CALL_FAILURES: "Calls to the conductor that failed.",
+    WorkerCounter.SCRAPE_FAILURES: "Readings of the engine's metrics that failed.",
+    WorkerCounter.REPLAY_TIMEOUTS: "Replays of cache events that did not finish in time.",
 }
 
 
@@ -32,8 +32,8 @@ class WorkerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         state, cache, load = self._state, self._state.cache, self._state.load
-        for name, text in _COUNTERS.items():
-            yield CounterMetricFamily(PREFIX + name, text, value=state.counters.get(name, 0))
+        for counter, text in _COUNTERS.items():
+            yield CounterMetricFamily(PREFIX + counter, text, value=state.counters[counter])
         counters = (
             ("engine_starts", "Starts of the engine.", state.supervision.starts),
             ("event_batches_seen", "Batches of cache events received.", state.stream.seen),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from mooncache._version import __version__
@@ -24,6 +26,16 @@ from mooncache.worker.core.load import LoadMeter
 from mooncache.worker.core.own_cache import OwnCache
 from mooncache.worker.engine_http import EngineHttp
 from mooncache.worker.process import EngineProcess
+
+
+class WorkerCounter(StrEnum):
+    """What a worker counts, beside what its parts count themselves; metrics.py describes each."""
+
+    REPORTS = "reports"
+    REGISTRATIONS = "registrations"
+    CONDUCTOR_CALL_FAILURES = "conductor_call_failures"
+    SCRAPE_FAILURES = "scrape_failures"
+    REPLAY_TIMEOUTS = "replay_timeouts"
 
 
 @dataclass(slots=True)
@@ -78,11 +90,11 @@ class WorkerState:
     failure: str = ""
     wake_report: asyncio.Event = field(default_factory=asyncio.Event)
     wake_events: asyncio.Event = field(default_factory=asyncio.Event)
-    counters: dict[str, int] = field(default_factory=dict)
+    counters: Counter[WorkerCounter] = field(default_factory=Counter)
 
-    def count(self, name: str, amount: int = 1) -> None:
-        """Add to a counter of the worker."""
-        self.counters[name] = self.counters.get(name, 0) + amount
+    def count(self, counter: WorkerCounter) -> None:
+        """Count one more."""
+        self.counters[counter] += 1
 
     def changed(self) -> None:
         """Something that the conductor should know at once has changed: register again."""

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from mooncache.config import Config
 from mooncache.worker.core.load import MetricNames
@@ -95,7 +95,7 @@ def section_env(config: Config, sections: Iterable[str]) -> dict[str, str | None
     return env
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):

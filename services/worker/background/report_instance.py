@@ -14,7 +14,7 @@ from mooncache.errors import InstanceUnknown, MooncacheError, StaleIncarnation, 
 from mooncache.kvcache.instance_messages import INSTANCE_ROLES, load_message
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.logs import Event, get_logger
-from mooncache.worker.state import WorkerState
+from mooncache.worker.state import WorkerCounter, WorkerState
 
 _INTERVAL_MIN_S, _INTERVAL_MAX_S = 0.02, 60.0
 _CALL_TIMEOUT_S = 2.0
@@ -41,7 +41,7 @@ async def run(state: WorkerState) -> None:
             continue
         except StaleIncarnation as error:
             state.registered = False
-            state.count("conductor_call_failures")
+            state.count(WorkerCounter.CONDUCTOR_CALL_FAILURES)
             if not taken:
                 taken = True
                 log.error(
@@ -54,7 +54,7 @@ async def run(state: WorkerState) -> None:
             continue
         except MooncacheError as error:
             known_version = -1
-            state.count("conductor_call_failures")
+            state.count(WorkerCounter.CONDUCTOR_CALL_FAILURES)
             if not lost:
                 lost = True
                 log.warning(Event.WORKER_CONDUCTOR_LOST, code=error.name, reason=error.message)
@@ -90,7 +90,7 @@ async def register(state: WorkerState) -> float:
     if not state.registered and state.cache is not None:
         state.cache.want_full()
     state.registered = True
-    state.count("registrations")
+    state.count(WorkerCounter.REGISTRATIONS)
     log.info(
         Event.WORKER_REGISTERED,
         instance_id=state.instance_id,
@@ -131,7 +131,7 @@ async def report(state: WorkerState) -> float:
         if cache is not None:
             cache.acknowledged()  # sending the same again would be refused again
         raise
-    state.count("reports")
+    state.count(WorkerCounter.REPORTS)
     if cache is not None and changes is not None:
         cache.acknowledged()
         if response.want_full:

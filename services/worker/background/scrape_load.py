@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mooncache.runtime.supervision import RunState
 from mooncache.worker.core.load import read_page
-from mooncache.worker.state import WorkerState
+from mooncache.worker.state import WorkerCounter, WorkerState
 
 INTERVAL_S = 0.5
 _TIMEOUT_S = 5.0
@@ -19,7 +19,7 @@ async def run(state: WorkerState) -> None:
     if incarnation != state.incarnation:
         return  # the page of an engine that is gone
     if text is None:
-        state.count("scrape_failures")
+        state.count(WorkerCounter.SCRAPE_FAILURES)
         return
     now_s = state.clock.now_s()
     page = read_page(text, state.meter.names.wanted())

@@ -58,7 +58,7 @@ def facts_from_file(text: str) -> EngineFacts:
     )
 
 
-def facts_from_http(models: Any, version: Any, cache_config: Mapping[str, str]) -> EngineFacts:
+def facts_from_http(models: object, version: object, cache_config: Mapping[str, str]) -> EngineFacts:
     """Facts from GET /v1/models, GET /version and the labels of vLLM's cache_config_info."""
     first = _first_model(models)
     found = version.get("version") if isinstance(version, dict) else ""
@@ -77,20 +77,20 @@ def merged(first: EngineFacts, second: EngineFacts) -> EngineFacts:
     return EngineFacts(**{name: getattr(first, name) or getattr(second, name) for name in fields})
 
 
-def model_of(models: Any) -> tuple[str, str]:
+def model_of(models: object) -> tuple[str, str]:
     """(name for clients, folder or id) of the first served model; "" when there is none."""
     first = _first_model(models)
     name, root = first.get("id"), first.get("root")
     return (name if isinstance(name, str) else "", root if isinstance(root, str) else "")
 
 
-def number(content: Any, name: str) -> int:
+def number(content: object, name: str) -> int:
     """A number that is not negative; 0 for anything else."""
     value = content.get(name) if isinstance(content, dict) else None
     return value if type(value) is int and 0 <= value <= _NUMBER_MAX else 0
 
 
-def _first_model(models: Any) -> dict[str, Any]:
+def _first_model(models: object) -> dict[str, Any]:
     data = models.get("data") if isinstance(models, dict) else None
     return data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
 

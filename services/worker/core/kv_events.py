@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +28,14 @@ SALT_CHARS_MAX: Final = 1024
 OWN_MEDIA: Final = frozenset({None, "GPU", "HBM", "gpu", "hbm"})
 
 BlockHash = int | bytes
+
+
+class _Kind(StrEnum):
+    STORED = "BlockStored"
+    REMOVED = "BlockRemoved"
+    CLEARED = "AllBlocksCleared"
+
+
 _STORED: Final = (
     "block_hashes",
     "parent_block_hash",
@@ -53,7 +62,7 @@ class Stored:
     parent: BlockHash | None
     tokens: Sequence[int]
     block_tokens: int
-    extra_keys: tuple[tuple[Any, ...], ...]
+    extra_keys: tuple[tuple[object, ...], ...]
     lora: bool
     own: bool
 
@@ -103,21 +112,21 @@ def decode(payload: bytes) -> tuple[list[Event], int]:
     return events, invalid
 
 
-def _event(raw: Any) -> Event | None:
+def _event(raw: object) -> Event | None:
     """One event; None for a kind that is not known. Raises ValueError, TypeError, KeyError or IndexError."""
     if isinstance(raw, dict):
         kind, fields = raw["type"], raw
     elif isinstance(raw, list):
         kind = raw[0]
-        names = _STORED if kind == "BlockStored" else _REMOVED
+        names = _STORED if kind == _Kind.STORED else _REMOVED
         fields = dict(zip(names, raw[1:], strict=False))
     else:
         raise TypeError("an event is a map or an array")
-    if kind == "BlockStored":
+    if kind == _Kind.STORED:
         return _stored(fields)
-    if kind == "BlockRemoved":
+    if kind == _Kind.REMOVED:
         return Removed(_hashes(fields["block_hashes"]), _own(fields))
-    return Cleared() if kind == "AllBlocksCleared" else None
+    return Cleared() if kind == _Kind.CLEARED else None
 
 
 def _stored(fields: dict[str, Any]) -> Stored:
@@ -151,19 +160,19 @@ def _own(fields: dict[str, Any]) -> bool:
     return medium in OWN_MEDIA and fields.get("group_idx") in (None, 0) and fields.get("locality") != "REMOTE"
 
 
-def _hashes(value: Any) -> tuple[BlockHash, ...]:
+def _hashes(value: object) -> tuple[BlockHash, ...]:
     if not isinstance(value, list):
         raise TypeError("block_hashes")
     return tuple(_hash(item) for item in value)
 
 
-def _hash(value: Any) -> BlockHash:
+def _hash(value: object) -> BlockHash:
     if type(value) is int or (isinstance(value, bytes) and 0 < len(value) <= HASH_BYTES_MAX):
         return value
     raise TypeError("a block hash")
 
 
-def _extra_keys(value: Any, count: int) -> tuple[tuple[Any, ...], ...]:
+def _extra_keys(value: object, count: int) -> tuple[tuple[object, ...], ...]:
     if value is None:
         return ((),) * count
     if not isinstance(value, list) or len(value) != count:
