@@ -105,9 +105,9 @@ class Serving:
 
     # --- requests and time
 
-    def do_ask(self, name: str, prompt: str, tokens: str, **more: str) -> str:
-        """ask R PROMPT 10000 [ttft=S] [tbt=S] [answer=S] [avoid=P] [tenant=T] [priority=N]: a request arrives."""
-        return f"{name}: {self._said(self._ask(name, prompt, count(tokens), **more))}"
+    def do_request(self, name: str, prompt: str, tokens: str, **more: str) -> str:
+        """request R PROMPT 10000 [ttft=S] [tbt=S] [answer=S] [avoid=P] [tenant=T] [priority=N]: a request arrives."""
+        return f"{name}: {self._said(self._request(name, prompt, count(tokens), **more))}"
 
     def do_load(self, prompts: str, tokens: str, duration: str, **more: str) -> str:
         """load 2/s 20000 60s [begins=PROMPT]: so many prompts a second, new but for the beginning."""
@@ -119,7 +119,7 @@ class Serving:
             name = f"load-{len(self.decisions)}"
             if begins:
                 self.do_prompt(name, "begins", "like", begins, "for", str(self.shared[begins]))
-            refused += not self._ask(name, name, count(tokens), **more).choice.admitted
+            refused += not self._request(name, name, count(tokens), **more).choice.admitted
             self._pass(every_s)
         return f"{sent} sent, {refused} refused"
 
@@ -165,7 +165,7 @@ class Serving:
 
     # --- helpers
 
-    def _ask(self, name: str, prompt: str, tokens: int, **more: str) -> Decision:
+    def _request(self, name: str, prompt: str, tokens: int, **more: str) -> Decision:
         answer_s = in_seconds(more.pop("answer", "1s"))
         keys = self._keys(prompt, tokens)
         request = SchedulingRequest(
