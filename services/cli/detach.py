@@ -7,7 +7,6 @@ happens, one JSON object a line, until everything is ready. When the terminal's 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import msgspec
 
 from mooncache.cli.watch import LOOK_S, Stop, watch
+from mooncache.cluster.supervisor import PartNews
 from mooncache.errors import Cancelled, Internal, MooncacheError, error_for
 from mooncache.reporting.output import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_OK, console, print_json
 
@@ -34,7 +34,7 @@ class _Failure(msgspec.Struct):
 class _Message(msgspec.Struct):
     """One line of the pipe: a part that changed, and at the end the document or the error."""
 
-    tell: tuple[str, str] | None = None
+    tell: tuple[str, PartNews] | None = None
     document: dict[str, Any] | None = None
     token_created: bool = False
     error: _Failure | None = None
@@ -107,9 +107,9 @@ def _behind(settings: ClusterSettings, ready_s: float | None, pipe: IO[str]) -> 
     stop = Stop()
     gone = [False]
 
-    def send(message: dict[str, Any]) -> None:
+    def send(message: _Message) -> None:
         try:
-            pipe.write(json.dumps(message) + "\n")
+            pipe.write(msgspec.json.encode(message).decode() + "\n")
         except OSError:
             gone[0] = True
 
@@ -117,18 +117,18 @@ def _behind(settings: ClusterSettings, ready_s: float | None, pipe: IO[str]) -> 
         _redirect(cluster.state_dir)
         cluster.start(
             ready_s,
-            lambda name, what: send({"tell": [name, what]}),
+            lambda name, news: send(_Message(tell=(name, news))),
             lambda: stop.asked or gone[0],
         )
         document = document_of(cluster, cluster.wait_ready(LOOK_S))
-        send({"document": document, "token_created": cluster.token_created})
+        send(_Message(document=document, token_created=cluster.token_created))
         with contextlib.suppress(OSError):
             pipe.close()
         return watch(cluster, stop, as_json=False)
     except (Cancelled, KeyboardInterrupt):
         return EXIT_OK
     except MooncacheError as error:
-        send({"error": {"code": error.code, "message": error.message}})
+        send(_Message(error=_Failure(error.code, error.message)))
         return 1
     finally:
         cluster.stop()

@@ -12,18 +12,26 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from mooncache.cluster.supervisor import PartNews, PartStage
+
 _TEXT_MAX = 80
 
 
 class _Line:
-    """One part: what it said last, since when it runs, and when it was ready."""
+    """One part: its last news, since when it runs, and when it was ready."""
 
     def __init__(self, now_s: float) -> None:
         self.began_s = now_s
         self.ended_s: float | None = None
-        self.text = ""
-        self.step = ""
+        self.news = PartNews(PartStage.STARTED, "")
         self.spinner = Spinner("dots", style="cyan")
+
+    @property
+    def text(self) -> str:
+        """What the part is doing; "" when it has just started or is ready."""
+        if self.news.stage != PartStage.BUSY:
+            return ""
+        return f"{self.news.text}: {self.news.detail}" if self.news.detail else self.news.text
 
 
 class StartView:
@@ -48,25 +56,22 @@ class StartView:
         if self._live is not None:
             self._live.stop()
 
-    def tell(self, name: str, what: str) -> None:
-        """Progress of the cluster: "started", "ready", or what the part is doing."""
+    def tell(self, name: str, news: PartNews) -> None:
+        """Show news of a part. Without a terminal, a new detail alone prints no line."""
         now_s = time.monotonic()
         line = self._lines.setdefault(name, _Line(now_s))
-        step, _, _ = what.partition(": ")
-        news, line.step = step != line.step, step
-        if what == "ready":
-            line.ended_s, line.text = now_s, ""
-        elif what != "started":
-            line.ended_s, line.text = None, what
-        if self._live is None and news:
-            self._say(name, line, what)
+        changed = (news.stage, news.text) != (line.news.stage, line.news.text)
+        line.news = news
+        line.ended_s = now_s if news.stage == PartStage.READY else None
+        if self._live is None and changed:
+            self._say(name, line)
 
-    def _say(self, name: str, line: _Line, what: str) -> None:
+    def _say(self, name: str, line: _Line) -> None:
         if line.ended_s is not None:
             self._console.print(f"[green]✓[/] {name} [dim]{line.ended_s - line.began_s:.1f} s[/]")
-        elif what != "started":
+        elif line.news.stage == PartStage.BUSY:
             self._console.print(f"  {name}: ", end="")
-            self._console.print(line.step, markup=False, soft_wrap=True)
+            self._console.print(line.news.text, markup=False, soft_wrap=True)
 
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 1))

@@ -8,6 +8,7 @@ from json import dumps
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from mooncache.cluster.supervisor import PartNews, PartStage
 from mooncache.reporting.output import EXIT_MISS, EXIT_OK, console, error_console
 
 if TYPE_CHECKING:
@@ -40,12 +41,14 @@ def watch(cluster: EmbeddedCluster, stop: Stop, *, as_json: bool) -> int:
     return EXIT_MISS
 
 
-def _print_news(name: str, what: str) -> None:
+def _print_news(name: str, news: PartNews) -> None:
     """The same news as one JSON object a line, after the document of the start."""
-    print(dumps({"part": name, "news": what}), flush=True)
+    print(dumps({"part": name, "news": news.text}), flush=True)
 
 
-def _tell_news(name: str, what: str) -> None:
+def _tell_news(name: str, news: PartNews) -> None:
     """One line when something happens to a part: it ended, was started again, answers again, was given up."""
-    style = "green" if what in ("ready", "answers again") else "yellow"
-    console.print(f"{time.strftime('%H:%M:%S')} {name}: {what}", style=style, markup=False, soft_wrap=True)
+    style = "green" if news.stage == PartStage.READY else "yellow"
+    console.print(
+        f"{time.strftime('%H:%M:%S')} {name}: {news.text}", style=style, markup=False, soft_wrap=True
+    )

@@ -11,8 +11,10 @@ import runpy
 import signal
 import sys
 
+from mooncache.cluster.processes import ServiceKind
+
 _PR_SET_PDEATHSIG = 1
-_ALLOWED = tuple(f"mooncache.{name}" for name in ("master", "store_node", "conductor", "gateway", "worker"))
+_ALLOWED = {service.module for service in ServiceKind}
 
 
 def main() -> None:

@@ -25,9 +25,9 @@ from mooncache.auth import load_cluster_token, load_or_create_cluster_token, ten
 from mooncache.client.results import NodeView
 from mooncache.client.state_dir import remove_cluster_file, write_cluster_file
 from mooncache.cluster.layout import ClusterLayout, is_worker, plan
-from mooncache.cluster.processes import Part, end_leftovers, stop_all
+from mooncache.cluster.processes import Part, ServiceKind, end_leftovers, stop_all
 from mooncache.cluster.settings import ClusterSettings
-from mooncache.cluster.supervisor import SERVICE_POLICY, PartRecord, Progress, Supervisor
+from mooncache.cluster.supervisor import SERVICE_POLICY, STARTED, PartNews, PartRecord, Progress, Supervisor
 from mooncache.cluster.watch import Watch
 from mooncache.config import load
 from mooncache.errors import ConfigInvalid
@@ -41,13 +41,19 @@ START_POOL_S = 30.0
 START_ENGINES_S = 600.0
 _UNIX_PATH_MAX = 100
 _STOP_S = 8.0
+_STOP_ORDER = (  # those first whose goodbye needs the others: streams end, engines leave, nodes sign off at the master
+    {ServiceKind.GATEWAY},
+    {ServiceKind.WORKER},
+    {ServiceKind.STORE_NODE, ServiceKind.CONDUCTOR},
+    {ServiceKind.MASTER},
+)
 
 
 def _never() -> bool:
     return False
 
 
-def _say_nothing(_name: str, _what: str) -> None:
+def _say_nothing(_name: str, _news: PartNews) -> None:
     """Progress that is not shown."""
 
 
@@ -90,7 +96,7 @@ class EmbeddedCluster:
             deadline_s = time.monotonic() + (timeout_s if timeout_s is not None else self._usual_start_s())
             for name, part in self.parts.items():
                 part.start()
-                tell(name, "started")
+                tell(name, STARTED)
             self.wait_ready(max(0.1, deadline_s - time.monotonic()), tell, should_stop)
             self._announce(ready=True)
         except BaseException:
@@ -99,11 +105,9 @@ class EmbeddedCluster:
 
     def stop(self, timeout_s: float = _STOP_S) -> list[str]:
         """Stop everything; returns the names of parts that had to be killed. Harmless when nothing runs."""
-        kinds = {name: part.module.rpartition(".")[2] for name, part in self.parts.items()}
         killed: list[str] = []
-        # Those first whose goodbye needs the others: streams end, engines leave, nodes sign off at the master.
-        for group in (("gateway",), ("worker",), ("store_node", "conductor"), ("master",)):
-            killed += stop_all([self.parts[name] for name, kind in kinds.items() if kind in group], timeout_s)
+        for services in _STOP_ORDER:
+            killed += stop_all([part for part in self.parts.values() if part.service in services], timeout_s)
         if self.settings.serves:
             end_leftovers(self.run_id)
         remove_cluster_file(self.state_dir, os.getpid())
@@ -290,7 +294,7 @@ class EmbeddedCluster:
             "pid": os.getpid(),
             "run_id": self.run_id,
             "ready": ready,
-            "nodes": {name: part.pid for name, part in parts if part.module == "mooncache.store_node"},
+            "nodes": {name: part.pid for name, part in parts if part.service == ServiceKind.STORE_NODE},
             "parts": {name: part.pid for name, part in parts},
             "metrics": {name: part.metrics for name, part in parts if part.metrics},
             "records": {name: dataclasses.asdict(record) for name, record in self._records.items()},

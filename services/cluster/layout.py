@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mooncache.cluster.ports import PortPicker
-from mooncache.cluster.processes import RUN_VARIABLE, Part
+from mooncache.cluster.processes import RUN_VARIABLE, Part, ServiceKind
 from mooncache.cluster.settings import (
     CONDUCTOR_PORT,
     GATEWAY_PORT,
@@ -38,7 +38,7 @@ class ClusterLayout:
 
 def is_worker(part: Part) -> bool:
     """Whether the part supervises an engine."""
-    return part.module == "mooncache.worker"
+    return part.service == ServiceKind.WORKER
 
 
 def plan(
@@ -83,12 +83,12 @@ class _Planner:
             self._common["MOONCACHE_CLUSTER_CONDUCTOR_TARGET"] = self._conductor
 
     def layout(self) -> ClusterLayout:
-        parts = [self._part("master", "master", self._master, {})]
+        parts = [self._part("master", ServiceKind.MASTER, self._master, {})]
         parts += [self._node(number) for number in range(1, self._settings.node_count + 1)]
         if self._settings.serves:
-            parts.append(self._part("conductor", "conductor", self._conductor, self._patience()))
+            parts.append(self._part("conductor", ServiceKind.CONDUCTOR, self._conductor, self._patience()))
             drain = {"DRAIN_TIMEOUT_S": "3"}  # Ctrl-C on a laptop should not take half a minute
-            parts.append(self._part("gateway", "gateway", self._gateway, drain))
+            parts.append(self._part("gateway", ServiceKind.GATEWAY, self._gateway, drain))
             parts += self._workers()
         url = f"{self._scheme}://{self._gateway}" if self._gateway else ""
         return ClusterLayout({part.name: part for part in parts}, self._master, self._conductor, url)
@@ -100,7 +100,7 @@ class _Planner:
             name: value for name, value in longer.items() if f"conductor.{name.lower()}" not in self._chosen
         }
 
-    def _part(self, name: str, service: str, control: str, more: dict[str, str]) -> Part:
+    def _part(self, name: str, service: ServiceKind, control: str, more: dict[str, str]) -> Part:
         host = self._settings.host
         own = {"HOST": host, "PORT": control.rpartition(":")[2], **more}
         metrics = ""
@@ -110,7 +110,7 @@ class _Planner:
         env = {f"MOONCACHE_{service}_{field}".upper(): value for field, value in own.items()}
         log = self._state_dir / "logs" / f"{name}.log"
         extra = dict(self._settings.extra_env)
-        return Part(name, f"mooncache.{service}", {**self._common, **extra, **env}, log, control, metrics)
+        return Part(name, service, {**self._common, **extra, **env}, log, control, metrics)
 
     def _node(self, number: int) -> Part:
         name, host = f"node-{number}", self._settings.host
@@ -120,17 +120,19 @@ class _Planner:
             "CAPACITY_BYTES": str(self._settings.capacity_bytes),
             "UNIX_PATH": str(self._run_dir / f"{name}.sock"),
         }
-        return self._part(name, "store_node", f"{_bracketed(host)}:{self._ports.any()}", more)
+        return self._part(name, ServiceKind.STORE_NODE, f"{_bracketed(host)}:{self._ports.any()}", more)
 
     def _workers(self) -> list[Part]:
         settings = self._settings
-        names = [f"prefill-{number}" for number in range(1, settings.prefill + 1)]
-        names += [f"decode-{number}" for number in range(1, settings.decode + 1)]
-        return [self._worker(name, index, len(names)) for index, name in enumerate(names)]
+        generates = InstanceRole.DECODE if settings.prefill else InstanceRole.BOTH
+        roles = {f"prefill-{number}": InstanceRole.PREFILL for number in range(1, settings.prefill + 1)}
+        roles |= {f"decode-{number}": generates for number in range(1, settings.decode + 1)}
+        return [
+            self._worker(name, role, index, len(roles)) for index, (name, role) in enumerate(roles.items())
+        ]
 
-    def _worker(self, name: str, index: int, count: int) -> Part:
+    def _worker(self, name: str, role: InstanceRole, index: int, count: int) -> Part:
         settings = self._settings
-        role = InstanceRole(name.partition("-")[0]) if settings.prefill else InstanceRole.BOTH
         more = {
             "INSTANCE_ID": name,
             "ROLE": role,
@@ -139,7 +141,7 @@ class _Planner:
             "MODEL_NAME": settings.model_name,
             "DRAIN_TIMEOUT_S": "1",
         }
-        part = self._part(name, "worker", f"{_bracketed(settings.host)}:{self._ports.any()}", more)
+        part = self._part(name, ServiceKind.WORKER, f"{_bracketed(settings.host)}:{self._ports.any()}", more)
         part.env = {**self._engine_env(index, count), **part.env}
         return part
 

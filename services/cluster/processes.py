@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 _TAIL_BYTES = 16_384
@@ -20,15 +21,30 @@ RUN_VARIABLE = "_MOONCACHE_RUN"
 """Name of the variable that marks every process of one `mooncache up`."""
 
 
+class ServiceKind(StrEnum):
+    """The service that a process runs, named as its package and its section of the configuration."""
+
+    MASTER = "master"
+    STORE_NODE = "store_node"
+    CONDUCTOR = "conductor"
+    GATEWAY = "gateway"
+    WORKER = "worker"
+
+    @property
+    def module(self) -> str:
+        """The module to run."""
+        return f"mooncache.{self}"
+
+
 @dataclass
 class Part:
-    """One process of the cluster: `name` for people, `module` to run, `env` on top of the parent's environment.
+    """One process of the cluster: `name` for people, `service` to run, `env` on top of the parent's environment.
 
     `control` and `metrics` are host:port of its control service and of its probe server ("" when it has none).
     """
 
     name: str
-    module: str
+    service: ServiceKind
     env: Mapping[str, str]
     log_path: Path
     control: str = ""
@@ -50,7 +66,7 @@ class Part:
         self.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "mooncache.cluster.child", self.module, str(os.getpid())],
+                [sys.executable, "-m", "mooncache.cluster.child", self.service.module, str(os.getpid())],
                 env={**base, **self.env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -5,26 +5,36 @@ from __future__ import annotations
 import importlib.util
 import os
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from mooncache.errors import ConfigInvalid, InvalidArgument
 
-Engine = Literal["vllm", "hf", "none"]
 MAX_NODES: Final = 64
 MAX_INSTANCES: Final = 64
 MASTER_PORT: Final = 7700
 CONDUCTOR_PORT: Final = 7800
 GATEWAY_PORT: Final = 8000
 _SERVE_MODULES: Final = ("starlette", "uvicorn", "aiohttp", "zmq", "tokenizers", "jinja2")
-_ENGINE_MODULES: Final[dict[str, tuple[str, ...]]] = {
-    "vllm": ("vllm", "torch"),
-    "hf": ("transformers", "torch", "safetensors"),
-    "none": (),
+
+
+class EngineKind(StrEnum):
+    """Which engine the workers of a one-machine cluster start."""
+
+    VLLM = "vllm"
+    HF = "hf"
+    NONE = "none"  # no workers: a pool alone
+
+
+_ENGINE_MODULES: Final[dict[EngineKind, tuple[str, ...]]] = {
+    EngineKind.VLLM: ("vllm", "torch"),
+    EngineKind.HF: ("transformers", "torch", "safetensors"),
+    EngineKind.NONE: (),
 }
 _HOW_TO_INSTALL: Final = {
-    "vllm": "pip install 'mooncache[vllm]', on a machine without a GPU scripts/install_vllm.sh",
-    "hf": "pip install 'mooncache[hf]'",
+    EngineKind.VLLM: "pip install 'mooncache[vllm]', on a machine without a GPU scripts/install_vllm.sh",
+    EngineKind.HF: "pip install 'mooncache[hf]'",
 }
 
 
@@ -43,7 +53,7 @@ class ClusterSettings:
     port: int | None = None
     log_level: str = "info"
     extra_env: tuple[tuple[str, str], ...] = ()
-    engine: Engine = "none"
+    engine: EngineKind = EngineKind.NONE
     model: str = ""
     model_name: str = ""
     prefill: int = 1
@@ -64,7 +74,7 @@ class ClusterSettings:
     @property
     def serves(self) -> bool:
         """Whether requests are served, not only blocks kept."""
-        return self.engine != "none"
+        return self.engine != EngineKind.NONE
 
     @property
     def node_count(self) -> int:
@@ -72,13 +82,13 @@ class ClusterSettings:
         return self.nodes if self.nodes is not None else 1 if self.serves else 2
 
 
-def missing_modules(engine: str) -> list[str]:
-    """What would have to be installed for this engine; nothing is imported to find out."""
-    wanted = (*_SERVE_MODULES, *_ENGINE_MODULES[engine]) if engine != "none" else ()
+def missing_modules(engine: EngineKind) -> list[str]:
+    """Packages that this engine needs and that are not installed; nothing is imported to find out."""
+    wanted = (*_SERVE_MODULES, *_ENGINE_MODULES[engine]) if engine != EngineKind.NONE else ()
     return [name for name in wanted if importlib.util.find_spec(name) is None]
 
 
-def choose_engine(asked: str) -> tuple[Engine, str]:
+def choose_engine(asked: str) -> tuple[EngineKind, str]:
     """The engine to use and, when it is not the first choice, a sentence about why.
 
     Raises:
@@ -86,22 +96,23 @@ def choose_engine(asked: str) -> tuple[Engine, str]:
         ConfigInvalid: the engine asked for by name is not installed.
     """
     if asked == "auto":
-        if not missing_modules("vllm"):
-            return "vllm", ""
-        if not missing_modules("hf"):
-            return (
-                "hf",
-                f"vLLM is not installed, so the small engine hf is used. For vLLM: {_HOW_TO_INSTALL['vllm']}.",
-            )
-        missing = ", ".join(missing_modules("hf"))
-        why = f"No engine is installed ({missing} missing): a pool alone. For an engine: {_HOW_TO_INSTALL['hf']}."
-        return "none", why
-    if asked not in _ENGINE_MODULES:
-        raise InvalidArgument(f"--engine is auto, vllm, hf or none; got {asked!r}.")
-    missing = ", ".join(missing_modules(asked))
+        if not missing_modules(EngineKind.VLLM):
+            return EngineKind.VLLM, ""
+        missing = ", ".join(missing_modules(EngineKind.HF))
+        if not missing:
+            install = _HOW_TO_INSTALL[EngineKind.VLLM]
+            why = f"vLLM is not installed, so the small engine hf is used. To install vLLM: {install}."
+            return EngineKind.HF, why
+        install = _HOW_TO_INSTALL[EngineKind.HF]
+        why = f"No engine is installed ({missing} missing), so a pool alone is started. To install one: {install}."
+        return EngineKind.NONE, why
+    if asked not in set(EngineKind):
+        raise InvalidArgument(f"--engine must be auto, vllm, hf or none; got {asked!r}.")
+    engine = EngineKind(asked)
+    missing = ", ".join(missing_modules(engine))
     if missing:
-        raise ConfigInvalid(f"--engine {asked} needs {missing}: {_HOW_TO_INSTALL[asked]}.")
-    return ("vllm" if asked == "vllm" else "hf" if asked == "hf" else "none"), ""
+        raise ConfigInvalid(f"--engine {engine} needs {missing} (not installed): {_HOW_TO_INSTALL[engine]}.")
+    return engine, ""
 
 
 def resolve_model(text: str) -> str:

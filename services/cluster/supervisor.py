@@ -12,7 +12,8 @@ import random
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final
+from enum import StrEnum
+from typing import Final, NamedTuple
 
 from mooncache.cluster.processes import Part, describe_exit
 from mooncache.runtime.clock import Clock, SystemClock
@@ -26,8 +27,27 @@ SILENCE_S: Final = 3.0
 SERVICE_POLICY: Final = RestartPolicy(start_timeout_s=120.0, backoff_first_s=0.5, backoff_max_s=30.0)
 """Services start in seconds, so the first pauses are shorter than an engine's."""
 
-Progress = Callable[[str, str], None]
-"""Called with the name of a part and what happened to it: "started", "ready", or what its engine is doing."""
+
+class PartStage(StrEnum):
+    """How far a part is."""
+
+    STARTED = "started"  # its process runs; it has not said anything yet
+    BUSY = "busy"  # the text says what it is doing, or what happened to it
+    READY = "ready"
+
+
+class PartNews(NamedTuple):
+    """What happened to a part, in a few words; `detail` is the newest line of its engine's log, or ""."""
+
+    stage: PartStage
+    text: str
+    detail: str = ""
+
+
+STARTED: Final = PartNews(PartStage.STARTED, "started")
+READY: Final = PartNews(PartStage.READY, "ready")
+Progress = Callable[[str, PartNews], None]
+"""Called with the name of a part and its news."""
 Probe = Callable[[Part], Awaitable[bool]]
 """Whether a part answers."""
 
@@ -98,13 +118,16 @@ class Supervisor:
                 next_probe_s = self.clock.now_s() + PROBE_S
             await self.clock.sleep(POLL_S)
 
+    def _tell(self, part: Part, text: str, stage: PartStage = PartStage.BUSY) -> None:
+        self.progress(part.name, PartNews(stage, text))
+
     def _ended(self, part: Part, run: Supervision, how: str) -> None:
         record = self.records[part.name]
         run.ended(self.clock.now_s(), how, self.rng.random())
         record.state, record.reason, record.last_end = run.state, run.reason, how
-        self.progress(part.name, f"ended with {how}; {run.reason.removesuffix(f': {how}')}")
+        self._tell(part, f"ended with {how}; {run.reason.removesuffix(f': {how}')}")
         if run.state == RunState.GIVEN_UP:
-            self.progress(part.name, f"the other parts continue without it; its log is {part.log_path}")
+            self._tell(part, f"the other parts continue without it; its log is {part.log_path}")
         self.changed()
 
     def _start(self, part: Part, run: Supervision) -> None:
@@ -117,7 +140,7 @@ class Supervisor:
             return
         record.restarts += 1
         record.state, record.reason = RunState.STARTING, f"starting again after {record.last_end}"
-        self.progress(part.name, "started again")
+        self._tell(part, "started again")
         self.changed()
 
     async def _look(self, part: Part, run: Supervision) -> None:
@@ -126,12 +149,12 @@ class Supervisor:
             news = run.heard(self.clock.now_s()) or record.reason != ""
             record.state, record.reason = RunState.READY, ""
             if news:
-                self.progress(part.name, "answers again")
+                self._tell(part, "answers again", PartStage.READY)
                 self.changed()
             return
         why = run.silent(self.clock.now_s())
         if why:
-            self.progress(part.name, f"{why}; killed")
+            self._tell(part, f"{why}; killed")
             part.send(signal.SIGKILL)
         elif (
             run.state == RunState.READY

@@ -14,15 +14,17 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.descriptor import ServiceDescriptor
+
 from mooncache.auth import load_cluster_token
-from mooncache.client.map_keeper import view_of_map
+from mooncache.client.map_keeper import view_of_node
 from mooncache.client.master_link import MasterLink
 from mooncache.client.options import ClientOptions
 from mooncache.client.results import NodeView
 from mooncache.cluster.http_get import http_get
 from mooncache.cluster.layout import ClusterLayout, is_worker
-from mooncache.cluster.processes import Part, describe_exit, last_words
-from mooncache.cluster.supervisor import POLL_S, Progress, Supervisor
+from mooncache.cluster.processes import Part, ServiceKind, describe_exit, last_words
+from mooncache.cluster.supervisor import POLL_S, READY, PartNews, PartStage, Progress, Supervisor
 from mooncache.config import load
 from mooncache.errors import (
     Cancelled,
@@ -32,7 +34,7 @@ from mooncache.errors import (
     MasterUnavailable,
     MooncacheError,
 )
-from mooncache.proto.v1 import conductor_pb2, master_pb2, worker_pb2
+from mooncache.proto.v1 import common_pb2, conductor_pb2, master_pb2, worker_pb2
 from mooncache.runtime.clock import SystemClock
 from mooncache.runtime.grpc_channel import GrpcChannel
 from mooncache.runtime.rpc import CONDUCTOR_SERVICE, WORKER_SERVICE
@@ -122,13 +124,12 @@ class Watch:
     async def active_nodes(self) -> tuple[NodeView, ...]:
         """Active nodes of the current map; none while the master does not answer yet."""
         try:
-            response = await self._link.call_once("GetClusterMap", master_pb2.GetClusterMapRequest(), _CALL_S)
+            return await self._map_nodes()
         except MooncacheError:
             return ()
-        return tuple(node for node in view_of_map(response.map).nodes if node.state == "active")
 
-    async def instances(self) -> list[Any]:
-        """Instances that the conductor knows, as InstanceView; none while it does not answer."""
+    async def instances(self) -> list[conductor_pb2.InstanceView]:
+        """Instances that the conductor knows; none while it does not answer."""
         channel = self._channel(self._layout.conductor_target, CONDUCTOR_SERVICE, ConductorUnavailable)
         try:
             answer = await channel.call("ListInstances", conductor_pb2.ListInstancesRequest(), _CALL_S)
@@ -136,13 +137,16 @@ class Watch:
             return []
         return list(answer.instances)
 
-    async def worker_status(self, part: Part) -> Any:
-        """GetWorkerStatusResponse of a worker; None when it does not answer."""
+    async def worker_status(self, part: Part) -> worker_pb2.GetWorkerStatusResponse | None:
+        """What a worker says; None when it does not answer."""
         channel = self._channel(part.control, WORKER_SERVICE, EngineUnavailable)
         try:
-            return await channel.call("GetWorkerStatus", worker_pb2.GetWorkerStatusRequest(), _CALL_S)
+            answer: worker_pb2.GetWorkerStatusResponse = await channel.call(
+                "GetWorkerStatus", worker_pb2.GetWorkerStatusRequest(), _CALL_S
+            )
         except MooncacheError:
             return None
+        return answer
 
     async def models(self) -> list[str]:
         """Models that the gateway offers."""
@@ -165,9 +169,9 @@ class Watch:
                 continue
             if is_worker(part):
                 waits[name] = self._wait_worker(part, progress)
-            elif part.module == "mooncache.store_node":
+            elif part.service == ServiceKind.STORE_NODE:
                 nodes.add(name)
-            elif part.module != "mooncache.master":
+            elif part.service != ServiceKind.MASTER:
                 waits[name] = self._wait_probe(part, progress)
         waits["the store nodes"] = self._wait_nodes(nodes, progress)
         if self._layout.gateway_url.startswith("http:"):
@@ -178,20 +182,25 @@ class Watch:
         seen: set[str] = set()
         while True:
             try:
-                await self._link.call_once("GetClusterMap", master_pb2.GetClusterMapRequest(), _CALL_S)
+                nodes = {node.node_id for node in await self._map_nodes()}
             except MooncacheError:
                 await asyncio.sleep(POLL_S)
                 continue
             if "master" not in seen:
                 seen.add("master")
-                progress("master", "ready")
-            nodes = {node.node_id for node in await self.active_nodes()}
+                progress("master", READY)
             for name in sorted(nodes - seen):
                 seen.add(name)
-                progress(name, "ready")
+                progress(name, READY)
             if wanted <= nodes:
                 return
             await asyncio.sleep(POLL_S)
+
+    async def _map_nodes(self) -> tuple[NodeView, ...]:
+        """Active nodes of the current map. Raises what the call raises."""
+        response = await self._link.call_once("GetClusterMap", master_pb2.GetClusterMapRequest(), _CALL_S)
+        active = (node for node in response.map.nodes if node.state == common_pb2.NODE_STATE_ACTIVE)
+        return tuple(view_of_node(node) for node in active)
 
     async def _wait_probe(self, part: Part, progress: Progress) -> None:
         said = ""
@@ -202,35 +211,36 @@ class Watch:
             reason = reason_of(body)
             if reason and reason != said:
                 said = reason
-                progress(part.name, reason)
+                progress(part.name, PartNews(PartStage.BUSY, reason))
             await asyncio.sleep(POLL_S)
-        progress(part.name, "ready")
+        progress(part.name, READY)
 
     async def _wait_worker(self, part: Part, progress: Progress) -> None:
-        said = ""
+        said: PartNews | None = None
         while True:
             for view in await self.instances():
                 if (
                     view.instance.instance_id == part.name
                     and view.instance.state == conductor_pb2.INSTANCE_STATE_READY
                 ):
-                    progress(part.name, "ready")
+                    progress(part.name, READY)
                     return
-            text = await self._doing(part)
-            if text and text != said:
-                said = text
-                progress(part.name, text)
+            news = await self._engine_start(part)
+            if news is not None and news != said:
+                said = news
+                progress(part.name, news)
             await asyncio.sleep(ENGINE_POLL_S)
 
-    async def _doing(self, part: Part) -> str:
+    async def _engine_start(self, part: Part) -> PartNews | None:
         """What an engine is doing while it starts, with the newest line of its own log."""
         status = await self.worker_status(part)
         if status is None or not status.doing:
-            return ""
-        if status.doing == "ready":
-            return "registering"
-        words = last_words(part.log_path.with_suffix(".engine.log")) if status.doing == "loading" else ""
-        return f"{status.doing}: {words}" if words else str(status.doing)
+            return None
+        if status.instance.state == conductor_pb2.INSTANCE_STATE_READY:
+            return PartNews(PartStage.BUSY, "registering")
+        loads = status.engine_pid and status.instance.state == conductor_pb2.INSTANCE_STATE_STARTING
+        words = last_words(part.log_path.with_suffix(".engine.log")) if loads else ""
+        return PartNews(PartStage.BUSY, status.doing, words)
 
     async def _wait_models(self) -> None:
         while True:
@@ -239,17 +249,20 @@ class Watch:
             await asyncio.sleep(ENGINE_POLL_S)
 
     async def _follow_engine(self, part: Part, progress: Progress) -> None:
-        said = "ready"
+        said = READY.text
         while True:
             await asyncio.sleep(ENGINE_POLL_S)
             status = await self.worker_status(part)
             if status is not None and status.doing and status.doing != said:
                 said = status.doing
-                progress(part.name, said)
+                ready = status.instance.state == conductor_pb2.INSTANCE_STATE_READY
+                progress(part.name, PartNews(PartStage.READY if ready else PartStage.BUSY, said))
 
     # --- inside ----------------------------------------------------------------------------------------------
 
-    def _channel(self, target: str, service: Any, unavailable: type[MooncacheError]) -> GrpcChannel:
+    def _channel(
+        self, target: str, service: ServiceDescriptor, unavailable: type[MooncacheError]
+    ) -> GrpcChannel:
         if target not in self._channels:
             self._channels[target] = GrpcChannel(
                 target,

@@ -91,7 +91,7 @@ def test_one_engine_for_both(tmp_path: Path) -> None:
         cluster.kill("gateway")
         deadline_s = time.monotonic() + 60
         cluster.supervise(
-            lambda name, what: news.append((name, what)),
+            lambda name, what: news.append((name, what.text)),
             lambda: ("gateway", "answers again") in news or time.monotonic() > deadline_s,
         )
         assert ("gateway", "started again") in news

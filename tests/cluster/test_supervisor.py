@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mooncache.cluster.processes import Part
-from mooncache.cluster.supervisor import SERVICE_POLICY, Supervisor
+from mooncache.cluster.processes import Part, ServiceKind
+from mooncache.cluster.supervisor import SERVICE_POLICY, PartNews, PartStage, Supervisor
 from mooncache.runtime import log_files
 from mooncache.runtime.clock import LoopClock
 from mooncache.runtime.supervision import RunState
@@ -23,7 +23,7 @@ class FaultyPart(Part):
     """A part whose process is a fake: it ends, hangs or cannot be started when the test says so."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, "mooncache.master", {}, Path(f"{name}.log"))
+        super().__init__(name, ServiceKind.MASTER, {}, Path(f"{name}.log"))
         self.code: int | None = None
         self.starts_s: list[float] = []
         self.answers = True
@@ -51,6 +51,7 @@ class World:
     def __init__(self, *names: str) -> None:
         self.parts = {name: FaultyPart(name) for name in names}
         self.news: list[tuple[str, str]] = []
+        self.stages: list[PartStage] = []
         self.changes = 0
         self.stop = False
         self.supervisor = Supervisor(
@@ -67,8 +68,9 @@ class World:
         assert isinstance(part, FaultyPart)
         return part.answers and part.code is None
 
-    def tell(self, name: str, what: str) -> None:
-        self.news.append((name, what))
+    def tell(self, name: str, news: PartNews) -> None:
+        self.news.append((name, news.text))
+        self.stages.append(news.stage)
 
     def changed(self) -> None:
         self.changes += 1
@@ -104,6 +106,7 @@ def test_an_ended_part_is_started_again_and_the_others_are_left_alone() -> None:
     said = [what for name, what in world.news if name == "node-1"]
     assert said[0].startswith("ended with signal SIGKILL; restarting in ")
     assert said[1:] == ["started again", "answers again"]
+    assert world.stages == [PartStage.BUSY, PartStage.BUSY, PartStage.READY]
     assert world.changes == 3
 
 

@@ -24,7 +24,7 @@ from mooncache.bench.worker import Worker, WorkerError
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.cluster.ports import PortPicker
-from mooncache.cluster.processes import Part, stop_all
+from mooncache.cluster.processes import Part, ServiceKind, stop_all
 from mooncache.config import Config, load
 from mooncache.kvcache.identity import tokenizer_digest
 from mooncache.kvcache.keys import passport_to_json
@@ -119,18 +119,18 @@ def _parts(cluster: EmbeddedCluster, conductor_port: int, gateway_port: int, sta
     }
     own = {
         # null engines answer at once but the conductor cannot know that: it must not refuse what it predicts to be slow
-        "conductor": {
+        ServiceKind.CONDUCTOR: {
             "MOONCACHE_CONDUCTOR_PORT": str(conductor_port),
             "MOONCACHE_CONDUCTOR_ADMISSION_ENABLED": "false",
         },
-        "gateway": {
+        ServiceKind.GATEWAY: {
             "MOONCACHE_GATEWAY_PORT": str(gateway_port),
             "MOONCACHE_GATEWAY_DRAIN_TIMEOUT_S": "1",
         },
     }
     return [
-        Part(name, f"mooncache.{name}", {**common, **env}, state_dir / f"{name}.log")
-        for name, env in own.items()
+        Part(service, service, {**common, **env}, state_dir / f"{service}.log")
+        for service, env in own.items()
     ]
 
 

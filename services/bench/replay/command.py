@@ -159,6 +159,7 @@ def _cluster(
     from mooncache.auth import load_cluster_token, tenant_token
     from mooncache.bench.replay.client import ReplayTarget
     from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
+    from mooncache.cluster.settings import EngineKind
     from mooncache.tiny_model import build
 
     serving, shape = options.serving, options.shape
@@ -178,7 +179,7 @@ def _cluster(
         }
         settings = ClusterSettings(
             state_dir=Path(folder),
-            engine="hf",
+            engine=EngineKind.HF,
             model=model,
             model_name=_MODEL_NAME,
             prefill=serving.prefill,

@@ -37,10 +37,11 @@ def serving(
         mooncache bench serving soak --streams 64 --seconds 300
     """
     from mooncache.bench.serving import soak, turns
+    from mooncache.cluster.settings import EngineKind
 
     def measure(progress: Callable[[str], None]) -> Report:
         if case == "turns":
-            return turns.run(turns.TurnsOptions(engine, model, turn_tokens, talks), progress)
-        return soak.run(soak.SoakOptions(engine, model, streams, seconds, kill), progress)
+            return turns.run(turns.TurnsOptions(EngineKind(engine), model, turn_tokens, talks), progress)
+        return soak.run(soak.SoakOptions(EngineKind(engine), model, streams, seconds, kill), progress)
 
     return deliver(measure, json, markdown)

@@ -23,7 +23,8 @@ from mooncache.bench.serving.talk import ChatReply, ask
 from mooncache.bench.serving.turns import TurnsOptions, cluster_of, demo_key
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.cluster.http_get import http_get
-from mooncache.cluster.settings import Engine
+from mooncache.cluster.processes import ServiceKind
+from mooncache.cluster.settings import EngineKind
 from mooncache.errors import Internal
 from mooncache.reporting.rows import Report, Row, bar_row
 
@@ -37,7 +38,7 @@ RECOVER_TIMEOUT_S = 180.0
 class SoakOptions:
     """`seconds` of load before the kills; every kill is followed by `after_kill_s` of load."""
 
-    engine: Engine = "hf"
+    engine: EngineKind = EngineKind.HF
     model: str = ""
     streams: int = 64
     seconds: float = 300.0
@@ -238,7 +239,7 @@ async def _pins(cluster: EmbeddedCluster) -> float:
     """Pins that nodes hold while no client reads: none may be left. Raises Internal when a node does not say."""
     total = 0.0
     for name, part in cluster.parts.items():
-        if part.module != "mooncache.store_node":
+        if part.service != ServiceKind.STORE_NODE:
             continue
         status, body = await http_get(part.metrics, "/metrics")
         found = re.search(rb"^mooncache_store_node_store_pins(?:{[^}]*})? ([0-9.e+-]+)$", body, re.MULTILINE)

@@ -21,7 +21,8 @@ import aiohttp
 from mooncache.auth import load_cluster_token, tenant_token
 from mooncache.bench.serving.talk import ChatReply, ask
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
-from mooncache.cluster.settings import Engine
+from mooncache.cluster.layout import is_worker
+from mooncache.cluster.settings import EngineKind
 from mooncache.errors import Internal
 from mooncache.reporting.rows import Report, Row, bar_row
 
@@ -35,7 +36,7 @@ _QUESTION = "Turn {turn} of conversation {talk}. Consider number {turn}, then co
 class TurnsOptions:
     """`turn_tokens` is roughly what each question adds; `talks` conversations give medians."""
 
-    engine: Engine = "vllm"
+    engine: EngineKind = EngineKind.VLLM
     model: str = ""
     turn_tokens: int = 400
     talks: int = 5
@@ -73,13 +74,15 @@ def run(options: TurnsOptions, progress: Progress) -> Report:
     report = Report(f"turns of a conversation, engine {options.engine}")
     no_cache = {"MOONCACHE_CONNECTOR_ENABLED": "false"}
     own_cache_off = (
-        {"MOONCACHE_VLLM_EXTRA_ARGS": "--no-enable-prefix-caching"} if options.engine == "vllm" else {}
+        {"MOONCACHE_VLLM_EXTRA_ARGS": "--no-enable-prefix-caching"}
+        if options.engine == EngineKind.VLLM
+        else {}
     )
     progress("no cache: starting")
     with cluster_of(options, "nothing", {**no_cache, **own_cache_off}, 0) as cluster:
         nothing = asyncio.run(_talks(cluster, options, lambda text: progress(f"no cache: {text}")))
     own: list[list[ChatReply]] | None = None
-    if options.engine == "vllm":
+    if options.engine == EngineKind.VLLM:
         progress("own cache: starting")
         with cluster_of(options, "own", no_cache, 0) as cluster:
             own = asyncio.run(_talks(cluster, options, lambda text: progress(f"own cache: {text}")))
@@ -200,7 +203,7 @@ async def _after_restart(
 def _restart_engines(cluster: EmbeddedCluster, timeout_s: float) -> None:
     """kill -9 of every worker and its engine; returns when new ones are ready. Raises Internal after `timeout_s`."""
     former = {row["url"] for row in cluster.describe_instances()}
-    for name in [name for name, part in cluster.parts.items() if part.module == "mooncache.worker"]:
+    for name in [name for name, part in cluster.parts.items() if is_worker(part)]:
         cluster.kill(name)
         cluster.restart(name)
     deadline_s = time.monotonic() + timeout_s

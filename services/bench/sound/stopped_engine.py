@@ -18,6 +18,7 @@ import aiohttp
 from mooncache.bench.serving.talk import ChatReply, ask
 from mooncache.bench.serving.turns import TurnsOptions, cluster_of, demo_key
 from mooncache.cluster.embedded import EmbeddedCluster
+from mooncache.cluster.settings import EngineKind
 from mooncache.errors import EngineFailed
 from mooncache.reporting.rows import Row, bar_row
 
@@ -36,7 +37,7 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
         EngineFailed: a request was not served.
     """
     progress("starting two engines")
-    options = TurnsOptions(engine="hf", start_timeout_s=_START_S)
+    options = TurnsOptions(engine=EngineKind.HF, start_timeout_s=_START_S)
     with cluster_of(options, "stopped", {}, prefill=0, decode=2) as cluster:
         pids = [row["engine_pid"] for row in cluster.describe_instances()]
         return asyncio.run(_rows(cluster, pids, 1 if quick else 5, progress))
