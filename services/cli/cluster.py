@@ -8,9 +8,12 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from mooncache.cli.common import HERE, AsJson, Where
+from mooncache.cli.common import HERE, AsJson, Where, word_of
 from mooncache.cli.conductor_view import conductor_lines
+from mooncache.client.master_link import MasterLink
 from mooncache.client.results import told_tier_name
+from mooncache.conductor.core.registry import InstanceState
+from mooncache.proto.v1 import common_pb2, master_pb2
 from mooncache.reporting.output import (
     EXIT_MISS,
     EXIT_OK,
@@ -25,20 +28,18 @@ from mooncache.topology import machine
 from mooncache.topology.core import choose
 
 _POLL_S = 0.2
-_STATES = {1: "active", 2: "suspect", 3: "draining", 4: "dead"}
-_TASK_STATES = {1: "queued", 2: "running", 3: "done", 4: "failed", 5: "cancelled"}
-_TASK_OVER = {3, 4, 5}
+_TASK_OVER = {master_pb2.TASK_STATE_DONE, master_pb2.TASK_STATE_FAILED, master_pb2.TASK_STATE_CANCELLED}
 _EPOCH_MASK = (1 << 20) - 1
 """The lower bits of a map's epoch count the maps of one term; the bits above are the term."""
 _TERM_AGE_MAX_S = 10 * 365 * 86_400.0
 
 
-def _node_row(item: Any) -> dict[str, Any]:
+def _node_row(item: master_pb2.NodeStatus) -> dict[str, Any]:
     node = item.node
     return {
         "node_id": node.node_id,
         "index": node.index,
-        "state": _STATES.get(node.state, "unknown"),
+        "state": word_of(common_pb2.NodeState, node.state),
         "host_id": node.host_id,
         "grpc_target": node.endpoints.grpc_target,
         "tcp": f"{node.endpoints.tcp_host}:{node.endpoints.tcp_port}",
@@ -74,7 +75,7 @@ def _node_row(item: Any) -> dict[str, Any]:
     }
 
 
-def status_document(response: Any) -> dict[str, Any]:
+def status_document(response: master_pb2.GetStatusResponse) -> dict[str, Any]:
     """GetStatusResponse as a plain document."""
     return {
         "master": {
@@ -196,7 +197,7 @@ def _show_serving(serving: dict[str, Any]) -> None:
     columns = ("instance", "role", "state", "engine", "model", "load*", "KV used", "blocks", "http")
     print_table("", columns, rows)
     for row in serving["instances"]:
-        if row["state"] != "ready" and row["reason"]:
+        if row["state"] != InstanceState.READY and row["reason"]:
             console.print(
                 f"{row['instance_id']} is {row['state']}: {row['reason']}", style="yellow", markup=False
             )
@@ -294,20 +295,21 @@ def drain(
 
         mooncache drain node-2 --cancel
     """
-    from mooncache.proto.v1 import master_pb2
 
-    async def ask(link: Any) -> Any:
+    async def ask(link: MasterLink) -> tuple[str, master_pb2.Task | None]:
         deadline_s = time.monotonic() + where.timeout_s
         request = master_pb2.DrainNodeRequest(node_id=node_id, cancel=cancel, move_blocks=not no_move)
-        response = await link.call("DrainNode", request, where.timeout_s, attempt_s=5.0)
+        response: master_pb2.DrainNodeResponse = await link.call(
+            "DrainNode", request, where.timeout_s, attempt_s=5.0
+        )
         if cancel or no_wait or not response.task_id:
             return response.task_id, None
         return response.task_id, await _follow(link, response.task_id, deadline_s, quiet=json)
 
     task_id, task = where.ask_master(ask)
-    state = (
-        "cancelled" if cancel else _TASK_STATES.get(task.state, "unknown") if task is not None else "started"
-    )
+    state = "cancelled" if cancel else "started"
+    if task is not None:
+        state = word_of(master_pb2.TaskState, task.state)
     if json:
         document: dict[str, Any] = {"node_id": node_id, "task_id": task_id, "state": state}
         if task is not None:
@@ -331,13 +333,12 @@ def drain(
         )
         if task.message:
             console.print(task.message, markup=False)
-    return EXIT_MISS if state == "failed" else EXIT_OK
+    return EXIT_MISS if task is not None and task.state == master_pb2.TASK_STATE_FAILED else EXIT_OK
 
 
-async def _follow(link: Any, task_id: str, deadline_s: float, *, quiet: bool) -> Any:
+async def _follow(link: MasterLink, task_id: str, deadline_s: float, *, quiet: bool) -> master_pb2.Task:
     """Poll a task until it is over or the time is; a task that outlives the time limit goes on at the master."""
     from mooncache.errors import DeadlineExceeded
-    from mooncache.proto.v1 import master_pb2
     from mooncache.runtime.clock import SystemClock
 
     clock = SystemClock()
@@ -348,7 +349,7 @@ async def _follow(link: Any, task_id: str, deadline_s: float, *, quiet: bool) ->
                 raise DeadlineExceeded(
                     f"The drain is still running (task {task_id}); the master continues it."
                 )
-            response = await link.call(
+            response: master_pb2.GetTaskResponse = await link.call(
                 "GetTask", master_pb2.GetTaskRequest(task_id=task_id), left_s, attempt_s=5.0
             )
             task = response.task

@@ -7,15 +7,29 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Group, Parameter
+
+if TYPE_CHECKING:
+    from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+    from google.protobuf.message import Message
+
+    from mooncache.client.master_link import MasterLink
+    from mooncache.client.sync import Client
+    from mooncache.runtime.grpc_channel import GrpcChannel
 
 T = TypeVar("T")
 WHERE = Group("Where the cluster is", sort_key=90)
 HOW = Group("Output", sort_key=91)
 
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), group=HOW, help="Print one JSON document.")]
+
+
+def word_of(enum: EnumTypeWrapper, number: int) -> str:
+    """A value of a message's enum as documents have it: NODE_STATE_ACTIVE is "active", an unknown one "unknown"."""
+    prefix = enum.Name(0).removesuffix("UNSPECIFIED")
+    return enum.Name(number).removeprefix(prefix).lower() if number and number in enum.values() else "unknown"
 
 
 @Parameter(name="*")
@@ -57,13 +71,13 @@ class Where:
             "client_name": "mooncache-cli",
         }
 
-    def connect(self) -> Any:
+    def connect(self) -> Client:
         """A sync client."""
         import mooncache
 
         return mooncache.connect(**self.settings())
 
-    def ask_master(self, work: Callable[[Any], Awaitable[T]]) -> T:
+    def ask_master(self, work: Callable[[MasterLink], Awaitable[T]]) -> T:
         """Run `work(link)` with a line to the master and close it."""
         from mooncache.client.master_link import MasterLink
         from mooncache.client.options import ClientOptions
@@ -97,7 +111,7 @@ class Where:
         cluster = None if self.master else read_cluster_file(config.cluster.state_dir)
         return cluster.conductor_target if cluster is not None else ""
 
-    def conductor_channel(self) -> Any:
+    def conductor_channel(self) -> GrpcChannel:
         """A channel to the conductor, for use inside one event loop. Close it.
 
         Raises:
@@ -125,13 +139,13 @@ class Where:
             server_name=options.tls.server_name,
         )
 
-    def ask_conductor(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
-        """One call to the conductor."""
+    def ask_conductor(self, method: str, request: Message) -> Any:
+        """One call to the conductor; returns the response message of `method`."""
 
         async def run() -> Any:
             channel = self.conductor_channel()
             try:
-                return await channel.call(method, request, timeout_s or self.timeout_s)
+                return await channel.call(method, request, self.timeout_s)
             finally:
                 await channel.close()
 

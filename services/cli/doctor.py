@@ -11,13 +11,13 @@ from typing import Any
 from mooncache.cli.common import AsJson, Where
 from mooncache.cli.findings import report
 from mooncache.cli.look import Look, Looker
+from mooncache.conductor.core.registry import InstanceState
 from mooncache.kvcache.instance_role import InstanceRole
+from mooncache.proto.v1 import common_pb2
 from mooncache.topology import machine
 from mooncache.topology.core import choose
-from mooncache.topology.core.findings import Finding
+from mooncache.topology.core.findings import Finding, Grade
 from mooncache.worker.adapters.vllm import why_refused
-
-_NODES_ACTIVE = 1  # mooncache.v1.NodeState.NODE_STATE_ACTIVE
 
 
 def findings(
@@ -39,20 +39,20 @@ def findings(
     found = [*_pool(look), *_rdma(look, rdma_reason)]
     if engine_problem:
         found.append(
-            Finding("bad", "vLLM's settings", engine_problem, "change vllm.extra_args or vllm.dtype here")
+            Finding(Grade.BAD, "vLLM's settings", engine_problem, "change vllm.extra_args or vllm.dtype here")
         )
     if not conductor_target:
-        return [*found, Finding("ok", "serving", "a pool alone: no conductor is configured here")]
+        return [*found, Finding(Grade.OK, "serving", "a pool alone: no conductor is configured here")]
     if look.conductor_error:
         advice = "check that `mooncache conductor` runs and that cluster.conductor_target is its address"
-        return [*found, Finding("bad", "conductor", look.conductor_error, advice)]
-    found.append(Finding("ok", "conductor", f"answers at {conductor_target}"))
+        return [*found, Finding(Grade.BAD, "conductor", look.conductor_error, advice)]
+    found.append(Finding(Grade.OK, "conductor", f"answers at {conductor_target}"))
     if gateway_url:
         reason = look.gateway_reason
         found.append(
-            Finding("bad", "gateway", reason, "see its log; engines have to be ready first")
+            Finding(Grade.BAD, "gateway", reason, "see its log; engines have to be ready first")
             if reason
-            else Finding("ok", "gateway", f"ready at {gateway_url}/v1")
+            else Finding(Grade.OK, "gateway", f"ready at {gateway_url}/v1")
         )
     return [*found, *_instances(look.instances or [])]
 
@@ -61,20 +61,26 @@ def _pool(look: Look) -> list[Finding]:
     if look.status is None:
         message = look.master_error.message if look.master_error is not None else "did not answer"
         return [
-            Finding("bad", "master", message, "check that `mooncache master` runs and cluster.master_targets")
+            Finding(
+                Grade.BAD, "master", message, "check that `mooncache master` runs and cluster.master_targets"
+            )
         ]
-    found = [Finding("ok", "master", "a leader answers")]
+    found = [Finding(Grade.OK, "master", "a leader answers")]
     if not look.status.directory_complete:
-        found.append(Finding("warn", "directory", "is being rebuilt", "wait: nodes report within seconds"))
+        found.append(
+            Finding(Grade.WARN, "directory", "is being rebuilt", "wait: nodes report within seconds")
+        )
     nodes = list(look.status.nodes)
-    active = [node for node in nodes if node.node.state == _NODES_ACTIVE]
+    active = [node for node in nodes if node.node.state == common_pb2.NODE_STATE_ACTIVE]
     if not active:
-        found.append(Finding("bad", "store nodes", "none is active", "start one: `mooncache store-node`"))
+        found.append(Finding(Grade.BAD, "store nodes", "none is active", "start one: `mooncache store-node`"))
     elif len(active) < len(nodes):
-        names = ", ".join(node.node.node_id for node in nodes if node.node.state != _NODES_ACTIVE)
-        found.append(Finding("warn", "store nodes", f"not active: {names}", "see their logs"))
+        names = ", ".join(
+            node.node.node_id for node in nodes if node.node.state != common_pb2.NODE_STATE_ACTIVE
+        )
+        found.append(Finding(Grade.WARN, "store nodes", f"not active: {names}", "see their logs"))
     else:
-        found.append(Finding("ok", "store nodes", f"{len(active)} active"))
+        found.append(Finding(Grade.OK, "store nodes", f"{len(active)} active"))
     return found
 
 
@@ -86,36 +92,43 @@ def _rdma(look: Look, reason: str | None) -> list[Finding]:
         return []
     offer = f"offered by {len(offering)} of {len(nodes)} nodes"
     if not reason:
-        return [Finding("ok", "RDMA", f"{offer}, and this host has a port for it")]
+        return [Finding(Grade.OK, "RDMA", f"{offer}, and this host has a port for it")]
     advice = "`mooncache doctor rdma` on each host says what to fix"
-    return [Finding("warn", "RDMA", f"{offer}, but not used from this host: {reason}", advice)]
+    return [Finding(Grade.WARN, "RDMA", f"{offer}, but not used from this host: {reason}", advice)]
 
 
 def _instances(rows: list[dict[str, Any]]) -> list[Finding]:
     if not rows:
-        return [Finding("bad", "engines", "none is registered", "start one: `mooncache worker`")]
+        return [Finding(Grade.BAD, "engines", "none is registered", "start one: `mooncache worker`")]
     found = []
     for row in rows:
         name = f"engine {row['instance_id']}"
-        if row["state"] != "ready":
-            advice = "see its worker's log" if row["state"] != "starting" else "wait until it has loaded"
+        if row["state"] != InstanceState.READY:
+            advice = (
+                "see its worker's log"
+                if row["state"] != InstanceState.STARTING
+                else "wait until it has loaded"
+            )
             found.append(
-                Finding("warn", name, f"is {row['state']}: {row['reason'] or 'no reason given'}", advice)
+                Finding(Grade.WARN, name, f"is {row['state']}: {row['reason'] or 'no reason given'}", advice)
             )
         elif not row["pool"]:
             advice = "set connector.enabled, or give an attached vLLM the connector (docs/vllm-connector.md)"
-            found.append(Finding("warn", name, "does not use the pool", advice))
+            found.append(Finding(Grade.WARN, name, "does not use the pool", advice))
         elif row["apart"]:
             advice = "start both with the same model, type, block size and engine version, or name the models apart"
-            found.append(Finding("bad", name, row["apart"], advice))
+            found.append(Finding(Grade.BAD, name, row["apart"], advice))
         else:
-            found.append(Finding("ok", name, f"{row['role']}, {row['engine']} serves {row['model']}"))
+            found.append(Finding(Grade.OK, name, f"{row['role']}, {row['engine']} serves {row['model']}"))
     for model in sorted({row["model"] for row in rows}):
-        roles = {row["role"] for row in rows if row["model"] == model and row["state"] == "ready"}
+        roles = {row["role"] for row in rows if row["model"] == model and row["state"] == InstanceState.READY}
         if roles == {InstanceRole.PREFILL}:
             found.append(
                 Finding(
-                    "bad", f"model {model}", "has no engine that decodes", "start one with worker.role decode"
+                    Grade.BAD,
+                    f"model {model}",
+                    "has no engine that decodes",
+                    "start one with worker.role decode",
                 )
             )
     return found

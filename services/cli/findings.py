@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mooncache.reporting.output import EXIT_MISS, EXIT_OK, console, print_json
 from mooncache.topology.core.findings import Finding, Grade
 
-_SIGNS: dict[Grade, str] = {"ok": "[green]✓[/]", "warn": "[yellow]![/]", "bad": "[red]✗[/]"}
+_SIGNS = {Grade.OK: "[green]✓[/]", Grade.WARN: "[yellow]![/]", Grade.BAD: "[red]✗[/]"}
 
 
 def report(found: Sequence[Finding], *, as_json: bool) -> int:
@@ -16,7 +16,7 @@ def report(found: Sequence[Finding], *, as_json: bool) -> int:
         print_json({"findings": [finding._asdict() for finding in found]})
     else:
         show(found)
-    return EXIT_MISS if any(finding.grade == "bad" for finding in found) else EXIT_OK
+    return EXIT_MISS if any(finding.grade == Grade.BAD for finding in found) else EXIT_OK
 
 
 def show(found: Sequence[Finding]) -> None:

@@ -9,13 +9,16 @@ import termios
 import tty
 from collections import deque
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from mooncache.cli.common import HERE, AsJson, Where
 from mooncache.errors import InvalidArgument
 from mooncache.reporting.output import EXIT_OK, console, print_json
+
+if TYPE_CHECKING:
+    from mooncache.cli.look import Look
 
 WINDOW = 10
 """Looks that rates are taken over."""
@@ -72,7 +75,7 @@ async def _once(where: Where, interval_s: float, *, as_json: bool) -> int:
     return EXIT_OK
 
 
-def _refuse_nothing(look: Any) -> None:
+def _refuse_nothing(look: Look) -> None:
     """When no part answers, the reason is the answer."""
     if look.status is None and look.instances is None and not look.metrics and look.master_error is not None:
         raise look.master_error
@@ -81,7 +84,7 @@ def _refuse_nothing(look: Any) -> None:
 async def _live(where: Where, interval_s: float) -> None:
     from rich.live import Live
 
-    from mooncache.cli.look import Look, Looker
+    from mooncache.cli.look import Looker
     from mooncache.cli.top_view import frame, frame_document
 
     looker = Looker(where)

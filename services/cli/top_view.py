@@ -10,14 +10,22 @@ from rich.table import Table
 from rich.text import Text
 
 from mooncache.cli.cluster import status_document
+from mooncache.cli.common import word_of
 from mooncache.cli.conductor_view import conductor_lines
 from mooncache.cli.core.activity import gateway_activity, instance_activity, node_activity
 from mooncache.cli.look import Look, part_problems
+from mooncache.conductor.core.registry import InstanceState
+from mooncache.proto.v1 import common_pb2
 from mooncache.reporting.output import human_age, human_bytes
 
 _WIDE, _BAR_CELLS, _BAR_CELLS_NARROW = 104, 12, 4
 _HIGH, _FULL = 0.7, 0.9
-_STATE_STYLES = {"ready": "green", "active": "green", "starting": "yellow", "draining": "yellow"}
+_STATE_STYLES = {
+    InstanceState.READY: "green",
+    word_of(common_pb2.NodeState, common_pb2.NODE_STATE_ACTIVE): "green",
+    InstanceState.STARTING: "yellow",
+    InstanceState.DRAINING: "yellow",  # a node's state has the same word
+}
 
 
 def frame_document(now: Look, before: Look, gateway_url: str) -> dict[str, Any]:
@@ -58,7 +66,7 @@ def _problems(look: Look) -> list[str]:
     found += [
         f"{row['instance_id']} is {row['state']}: {row['reason']}"
         for row in look.instances or []
-        if row["state"] != "ready" and row["reason"]
+        if row["state"] != InstanceState.READY and row["reason"]
     ]
     return found + part_problems(look.parts)
 

@@ -59,7 +59,9 @@ def why(
     """
     from mooncache.proto.v1 import conductor_pb2
 
-    response = where.ask_conductor("GetDecision", conductor_pb2.GetDecisionRequest(id=name, policy=policy))
+    response: conductor_pb2.GetDecisionResponse = where.ask_conductor(
+        "GetDecision", conductor_pb2.GetDecisionRequest(id=name, policy=policy)
+    )
     record = json_module.loads(response.record_json)
     if json:
         print_json(record)

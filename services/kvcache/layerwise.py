@@ -34,7 +34,7 @@ class _Open:
     stored: list[int] = field(default_factory=list)
     present: int = 0
     moved: int = 0
-    lost: dict[str, int] = field(default_factory=dict)
+    lost: dict[MoveFailure, int] = field(default_factory=dict)
 
     def left_s(self) -> float:
         """Time left for what is being done. Raises DeadlineExceeded."""
@@ -43,7 +43,7 @@ class _Open:
             raise DeadlineExceeded("a node takes too long for the layers of a step's blocks")
         return left_s
 
-    def lose(self, index: int, reason: str) -> None:
+    def lose(self, index: int, reason: MoveFailure) -> None:
         """Give one block up."""
         self.lost[reason] = self.lost.get(reason, 0) + 1
         reservation = self.reservations.pop(index, None)
@@ -155,7 +155,7 @@ class LayerSaver:
             self._end(state)
 
     @staticmethod
-    def _give_up(state: _Open, reason: str) -> None:
+    def _give_up(state: _Open, reason: MoveFailure) -> None:
         """Nothing more is written or committed of this save."""
         state.begun = True
         for index in list(state.reservations):

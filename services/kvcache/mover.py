@@ -42,8 +42,9 @@ _TIMEOUT_MIN_S = 1e-3
 
 
 class MoveFailure(StrEnum):
-    """Why a block was not loaded or saved."""
+    """Why a block was not loaded or saved. They are labels of metrics."""
 
+    NONE = ""  # it was
     MISSING = "missing"
     CHECKSUM = "checksum"
     TIMEOUT = "timeout"
@@ -52,9 +53,9 @@ class MoveFailure(StrEnum):
     ABSENT = "pool_absent"
     CANCELLED = "cancelled"
     FULL = "full"
+    STALE = "stale"  # its key was made for other weights than the engine has now
 
 
-# Reasons of failures: a fixed set, because they are labels of metrics.
 _REASON_OF_CODE = {
     NotFound.code: MoveFailure.MISSING,
     ChecksumMismatch.code: MoveFailure.CHECKSUM,
@@ -71,8 +72,8 @@ def _span(name: str, job: TransferJob) -> tracing.Span:
     return tracing.span(name, kind="client", parent=job.trace, root=False, kvcache__blocks=len(job.keys))
 
 
-def reason_of(code: int) -> str:
-    """The reason that a stable error code stands for."""
+def reason_of(code: int) -> MoveFailure:
+    """The failure that a stable error code stands for."""
     return _REASON_OF_CODE.get(code, MoveFailure.UNAVAILABLE)
 
 
@@ -94,7 +95,7 @@ class TransferJob:
 class LoadReport:
     """How a load ended: the first `loaded` blocks have their bytes, all others are undefined.
 
-    Seconds are from hand-over to end; `reason` is empty when every block came.
+    Seconds are from hand-over to end; `reason` says why not every block came.
     """
 
     name: str
@@ -102,7 +103,7 @@ class LoadReport:
     loaded: int
     loaded_bytes: int
     seconds: float
-    reason: str = ""
+    reason: MoveFailure = MoveFailure.NONE
 
 
 @dataclass(slots=True)
@@ -114,7 +115,7 @@ class SaveReport:
     present: int
     saved_bytes: int
     seconds: float
-    lost: dict[str, int] = field(default_factory=dict)
+    lost: dict[MoveFailure, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -271,7 +272,7 @@ class Mover:
                     return
                 load = self._loads.popleft()
             loaded = 0
-            reason: str = MoveFailure.UNAVAILABLE
+            reason = MoveFailure.UNAVAILABLE
             try:
                 with _span("kvcache.load", load.job) as span:
                     loaded, reason = self._load_batches(load)
@@ -295,7 +296,7 @@ class Mover:
                     self._load_reports.append(report)
                 self.changed.set()
 
-    def _load_batches(self, load: _Load) -> tuple[int, str]:
+    def _load_batches(self, load: _Load) -> tuple[int, MoveFailure]:
         """Leading blocks that were loaded, and the reason why not more."""
         job = load.job
         deadline_s = load.started_s + self._load_timeout_s
@@ -313,7 +314,7 @@ class Mover:
             came, reason = self._load_batch(client, job.keys[at : at + step], blocks, load.fence, deadline_s)
             if reason:
                 return at + came, reason
-        return len(job.keys), ""
+        return len(job.keys), MoveFailure.NONE
 
     def _load_batch(
         self,
@@ -322,7 +323,7 @@ class Mover:
         blocks: Sequence[int],
         fence: Any,
         deadline_s: float,
-    ) -> tuple[int, str]:
+    ) -> tuple[int, MoveFailure]:
         try:
             with self._memory.writing(blocks, fence, deadline_s) as places:
                 timeout_s = max(deadline_s - time.monotonic(), _TIMEOUT_MIN_S)
@@ -339,7 +340,7 @@ class Mover:
                 return index, reason_of(code)
             if result.sizes_bytes[index] != self._memory.block_bytes:
                 return index, MoveFailure.WRONG_SIZE
-        return len(keys), ""
+        return len(keys), MoveFailure.NONE
 
     # --- saves -----------------------------------------------------------------------------------------------
 
@@ -352,7 +353,7 @@ class Mover:
                     return
                 save = self._saves.popleft()
             stored: list[int] = []
-            lost: dict[str, int] = {}
+            lost: dict[MoveFailure, int] = {}
             present = moved = 0
             try:
                 with _span("kvcache.save", save.job) as span:
@@ -366,7 +367,7 @@ class Mover:
                 self._end_save(save, stored, present, moved, lost)
 
     def _end_save(
-        self, save: _Save, stored: list[int], present: int, moved: int, lost: dict[str, int]
+        self, save: _Save, stored: list[int], present: int, moved: int, lost: dict[MoveFailure, int]
     ) -> None:
         seconds = time.monotonic() - save.started_s
         report = SaveReport(save.job.name, tuple(stored), present, moved, seconds, lost)
@@ -376,7 +377,7 @@ class Mover:
             self._lock.notify_all()
         self.changed.set()
 
-    def _save_batches(self, save: _Save, stored: list[int], lost: dict[str, int]) -> tuple[int, int]:
+    def _save_batches(self, save: _Save, stored: list[int], lost: dict[MoveFailure, int]) -> tuple[int, int]:
         """Fill `stored` and `lost`. Returns the blocks that were already stored and the bytes moved."""
         job = save.job
         deadline_s = time.monotonic() + self._save_timeout_s

@@ -7,7 +7,7 @@ Names are mooncache_store_node_…; units are the end of the name. Counters that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -19,6 +19,9 @@ from prometheus_client.registry import Collector
 
 from mooncache.store_node.state import StoreNodeState
 from mooncache.topology.counters import trouble_of
+
+if TYPE_CHECKING:
+    from mooncache._native import StoreServer
 
 _PREFIX = "mooncache_store_node_"
 # family -> (help, label, {native counter: label value})
@@ -109,7 +112,7 @@ _GAUGES = frozenset(
 class NodeCollector(Collector):
     """Reads the counters when Prometheus asks."""
 
-    def __init__(self, state: StoreNodeState, core: Any) -> None:
+    def __init__(self, state: StoreNodeState, core: StoreServer) -> None:
         self._state = state
         self._core = core
 

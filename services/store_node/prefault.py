@@ -15,6 +15,7 @@ from mooncache.client.native_call import call_native
 from mooncache.errors import ConfigInvalid, NoSpace
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.logs import Event, get_logger
+from mooncache.store_node.state import ArenaKind
 
 _STEP_BYTES = 1 << 30
 _THREADS_MAX = 8
@@ -37,7 +38,7 @@ async def prefault(core: Arena, clock: Clock) -> None:
         ConfigInvalid: the host, or the process' memory cgroup, has less than the arena needs.
     """
     arena = core.arena()
-    if arena["kind"] != "memory":
+    if arena["kind"] != ArenaKind.MEMORY:
         return
     size_bytes = arena["size_bytes"]
     if arena["page_bytes"] == os.sysconf("SC_PAGE_SIZE"):  # huge pages were taken from their pool already

@@ -44,7 +44,7 @@ from mooncache.store_node.ops import (
     unpin_blocks,
 )
 from mooncache.store_node.prefault import describe, memory_left_bytes, prefault
-from mooncache.store_node.state import NodeIdentity, StoreNodeState
+from mooncache.store_node.state import ArenaKind, NodeIdentity, StoreNodeState
 
 if TYPE_CHECKING:
     import grpc
@@ -270,7 +270,7 @@ def check_arena(arena: dict[str, Any]) -> None:
 
 def segment_of(arena: dict[str, Any]) -> common_pb2.Segment:
     """What the native server says of its arena, as it is reported to the master."""
-    tier = common_pb2.TIER_HBM if arena["kind"] == "gpu" else common_pb2.TIER_DRAM
+    tier = common_pb2.TIER_HBM if arena["kind"] == ArenaKind.GPU else common_pb2.TIER_DRAM
     return common_pb2.Segment(id=0, tier=tier, capacity_bytes=arena["size_bytes"], kind=arena["kind"])
 
 

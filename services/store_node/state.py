@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol
 
 from mooncache.client.master_link import MasterLink
@@ -32,6 +33,18 @@ class NodeCore(Protocol):
     def remove(self, tenant_id: int, keys: bytes, reason: int, /) -> list[int]: ...
     def pin(self, tenant_id: int, keys: bytes, ttl_ms: int, /) -> list[int]: ...
     def unpin(self, tenant_id: int, keys: bytes, /) -> list[int]: ...
+
+
+class ArenaKind(StrEnum):
+    """What the memory of an arena is, as the native server and messages name it."""
+
+    MEMORY = "memory"
+    HUGETLBFS = "hugetlbfs"
+    TMPFS = "tmpfs"
+    DAX = "dax"
+    FSDAX = "fsdax"
+    FILE = "file"
+    GPU = "gpu"
 
 
 @dataclass(frozen=True, slots=True)

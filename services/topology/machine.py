@@ -17,7 +17,7 @@ from typing import Any
 from mooncache import _native
 from mooncache.config import Config, load
 from mooncache.topology import sysfs
-from mooncache.topology.core.model import IB, INFINIBAND, ROCE_V2, Gid, Host, Port, RdmaDevice, Verdict
+from mooncache.topology.core.model import Gid, GidKind, Host, LinkLayer, Port, RdmaDevice, Verdict
 
 _CAP_IPC_LOCK = 14
 
@@ -97,7 +97,7 @@ def _with_verdicts(device: RdmaDevice, said: Sequence[Mapping[str, Any]]) -> Rdm
 def _verdict(described: Mapping[str, Any], port: Port) -> Verdict:
     if not described["usable"]:
         return Verdict(False, described["reason"], megabits_per_s=described["megabits_per_s"])
-    kind = IB if described["link_layer"] == INFINIBAND else ROCE_V2
+    kind = GidKind.IB if described["link_layer"] == LinkLayer.INFINIBAND else GidKind.ROCE_V2
     netdev = next((gid.netdev for gid in port.gids if gid.index == described["gid_index"]), "")
     gid = Gid.read(described["gid_index"], described["gid"], kind, netdev)
     return Verdict(True, "", gid, described["gid_reason"], described["megabits_per_s"])

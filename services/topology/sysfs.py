@@ -12,13 +12,15 @@ import re
 from pathlib import Path
 
 from mooncache.topology.core.model import (
-    ETHERNET,
-    IB,
     Gid,
+    GidKind,
     Gpu,
+    GpuVendor,
+    LinkLayer,
     NumaNode,
     PciLocation,
     Port,
+    PortState,
     RdmaDevice,
 )
 
@@ -28,7 +30,7 @@ _ADDRESS = re.compile(r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 _ROOT = re.compile(r"^pci[0-9a-f]{4,8}:[0-9a-f]{2}$")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
-_VENDORS = {"0x10de": "nvidia", "0x1002": "amd"}
+_VENDORS = {"0x10de": GpuVendor.NVIDIA, "0x1002": GpuVendor.AMD}
 # What Linux takes off an interface's MTU for RoCE: the longest IP, UDP and transport headers and the checksum.
 _ROCE_OVERHEAD_BYTES = 96
 _PATH_MTUS_BYTES = (4096, 2048, 1024, 512, 256)
@@ -147,29 +149,29 @@ def _numa_of_netdevs(files: Sysfs, ports: tuple[Port, ...]) -> int | None:
 
 def _port(files: Sysfs, device: str, number: int) -> Port:
     base = ("sys", "class", "infiniband", device, "ports", str(number))
-    layer = files.text(*base, "link_layer") or ETHERNET
+    layer = LinkLayer(files.text(*base, "link_layer") or LinkLayer.ETHERNET)
     gids = []
     for index in files.names(*base, "gids"):
         value = files.text(*base, "gids", index)
         if not index.isdigit() or not value or value == _NO_GID:
             continue
-        kind = files.text(*base, "gid_attrs", "types", index)
-        if layer != ETHERNET:
-            kind = IB
-        elif kind.startswith("IB"):
-            kind = "RoCE v1"
+        words = files.text(*base, "gid_attrs", "types", index)
+        if layer != LinkLayer.ETHERNET:
+            kind = GidKind.IB
+        else:
+            kind = GidKind.ROCE_V1 if words.startswith("IB") else GidKind(words)
         with contextlib.suppress(ValueError):  # not a kernel's file: --root leads anywhere
             gids.append(Gid(int(index), value, kind, files.text(*base, "gid_attrs", "ndevs", index)))
     netdev = next((gid.netdev for gid in gids if gid.netdev), "")
     netdev_mtu = int(files.number("sys", "class", "net", netdev, "mtu") or 0) if netdev else 0
     return Port(
         number,
-        _after_number(files.text(*base, "state")),
+        PortState(_after_number(files.text(*base, "state"))),
         layer,
         files.number(*base, "rate") or 0.0,
         _after_number(files.text(*base, "phys_state")),
         _lid(files.text(*base, "lid")),
-        _path_mtu(netdev_mtu) if layer == ETHERNET else 0,
+        _path_mtu(netdev_mtu) if layer == LinkLayer.ETHERNET else 0,
         netdev,
         netdev_mtu,
         tuple(gids),
@@ -197,11 +199,11 @@ def _path_mtu(netdev_mtu: int) -> int:
 def gpus(files: Sysfs) -> list[Gpu]:
     """Display and 3D controllers of vendors whose memory can be registered, by PCI address."""
     found: list[Gpu] = []
-    counts: dict[str, int] = {}
+    counts: dict[GpuVendor, int] = {}
     for address in files.names("sys", "bus", "pci", "devices"):
         base = ("sys", "bus", "pci", "devices", address)
-        vendor = _VENDORS.get(files.text(*base, "vendor"), "")
-        if not vendor or not files.text(*base, "class").startswith("0x03"):
+        vendor = _VENDORS.get(files.text(*base, "vendor"))
+        if vendor is None or not files.text(*base, "class").startswith("0x03"):
             continue
         pci = pci_location(files, *base)
         if pci is None:

@@ -218,13 +218,18 @@ def test_models_that_the_connector_does_not_know_are_served_without_it(
 
 def test_reports_of_several_workers_are_merged() -> None:
     from mooncache.connectors.vllm.messages import LoadEnd, SaveEnd, StepReport
+    from mooncache.kvcache.mover import MoveFailure
 
-    one = StepReport({"a": LoadEnd(3, 30, 0.1, "")}, {"s": SaveEnd(frozenset({0, 1}))})
+    one = StepReport({"a": LoadEnd(3, 30, 0.1, MoveFailure.NONE)}, {"s": SaveEnd(frozenset({0, 1}))})
     two = StepReport(
-        {"a": LoadEnd(1, 10, 0.3, "missing"), "b": LoadEnd(2, 20, 0.1, "")}, {"s": SaveEnd(frozenset({1, 2}))}
+        {"a": LoadEnd(1, 10, 0.3, MoveFailure.MISSING), "b": LoadEnd(2, 20, 0.1, MoveFailure.NONE)},
+        {"s": SaveEnd(frozenset({1, 2}))},
     )
     both = one.aggregate(two)
-    assert both.loads == {"a": LoadEnd(1, 40, 0.3, "missing", 2), "b": LoadEnd(2, 20, 0.1, "")}
+    assert both.loads == {
+        "a": LoadEnd(1, 40, 0.3, MoveFailure.MISSING, 2),
+        "b": LoadEnd(2, 20, 0.1, MoveFailure.NONE),
+    }
     assert both.saves == {"s": SaveEnd(frozenset({1}), 2)}
     assert one.saves["s"].shards == 1  # what was given is left as it was
 
@@ -250,6 +255,7 @@ def two_shards(engine: Harness) -> Any:
 def test_a_load_of_two_shards_ends_with_the_second(make: Make, faulty: FaultyPool) -> None:
     from mooncache.connectors.vllm.core.chain import KeyChain
     from mooncache.connectors.vllm.messages import LoadEnd, StepReport
+    from mooncache.kvcache.mover import MoveFailure
 
     engine = make()
     side = two_shards(engine)
@@ -262,9 +268,9 @@ def test_a_load_of_two_shards_ends_with_the_second(make: Make, faulty: FaultyPoo
         assert side._changed.wait(WAIT_S)
     assert side.matched(request, 0) == (2 * BLOCK_TOKENS, True)
     side._book.allocated("r", range(1, 4), 2 * BLOCK_TOKENS)
-    side.reported(StepReport({"r": LoadEnd(2, 10, 0.1, "")}, {}))
+    side.reported(StepReport({"r": LoadEnd(2, 10, 0.1, MoveFailure.NONE)}, {}))
     assert side._book.is_loading("r")
-    side.reported(StepReport({"r": LoadEnd(1, 5, 0.2, "missing")}, {}))
+    side.reported(StepReport({"r": LoadEnd(1, 5, 0.2, MoveFailure.MISSING)}, {}))
     assert not side._book.is_loading("r")
     heard = side._book.cache_report("r")
     assert (heard.loaded_tokens, heard.loaded_bytes, heard.failed_blocks) == (BLOCK_TOKENS, 15, 1)

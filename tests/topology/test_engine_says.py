@@ -16,15 +16,15 @@ from mooncache.topology import machine
 from mooncache.topology.core import choose, findings
 from mooncache.topology.core.distance import Distance
 from mooncache.topology.core.model import (
-    IB,
-    ROCE_V1,
-    ROCE_V2,
     Gid,
+    GidKind,
     Gpu,
     Host,
+    LinkLayer,
     NumaNode,
     PciLocation,
     Port,
+    PortState,
     RdmaDevice,
     Verdict,
 )
@@ -32,13 +32,17 @@ from tests.topology.fake_verbs import FakeVerbs
 
 LINK_LOCAL = "fe80:0000:0000:0000:0000:0000:0000:0001"
 GLOBAL = "fd00:0000:0000:0000:0000:0000:0000:0001"
-IPV4 = Gid.read(0, "10.9.0.1", ROCE_V2).value
+IPV4 = Gid.read(0, "10.9.0.1", GidKind.ROCE_V2).value
 
 
-def devices(count: int, layer: str = "Ethernet") -> list[RdmaDevice]:
+def devices(count: int, layer: LinkLayer = LinkLayer.ETHERNET) -> list[RdmaDevice]:
     """What the kernel's files say of the fake devices; the address there is stale on purpose."""
     port = Port(
-        1, "ACTIVE", layer, 100.0, gids=(Gid(0, GLOBAL, ROCE_V1, "eth9"), Gid(1, GLOBAL, ROCE_V1, "eth0"))
+        1,
+        PortState.ACTIVE,
+        layer,
+        100.0,
+        gids=(Gid(0, GLOBAL, GidKind.ROCE_V1, "eth9"), Gid(1, GLOBAL, GidKind.ROCE_V1, "eth0")),
     )
     return [RdmaDevice(f"fake{index}", (port,)) for index in range(count)]
 
@@ -98,30 +102,36 @@ def test_without_a_library_its_own_sentence_is_kept() -> None:
 @pytest.mark.parametrize(
     ("layer", "table", "chosen"),
     [
-        ("Ethernet", [(0, GLOBAL, ROCE_V1)], None),
-        ("Ethernet", [(0, LINK_LOCAL, ROCE_V1), (1, LINK_LOCAL, ROCE_V2)], 1),
-        ("Ethernet", [(1, LINK_LOCAL, ROCE_V2), (3, GLOBAL, ROCE_V2)], 3),
-        ("Ethernet", [(1, GLOBAL, ROCE_V2), (4, IPV4, ROCE_V2), (5, IPV4, ROCE_V2)], 4),
-        ("Ethernet", [], None),
-        ("InfiniBand", [(2, LINK_LOCAL, IB), (3, GLOBAL, IB)], 2),
-        ("InfiniBand", [], None),
+        (LinkLayer.ETHERNET, [(0, GLOBAL, GidKind.ROCE_V1)], None),
+        (LinkLayer.ETHERNET, [(0, LINK_LOCAL, GidKind.ROCE_V1), (1, LINK_LOCAL, GidKind.ROCE_V2)], 1),
+        (LinkLayer.ETHERNET, [(1, LINK_LOCAL, GidKind.ROCE_V2), (3, GLOBAL, GidKind.ROCE_V2)], 3),
+        (
+            LinkLayer.ETHERNET,
+            [(1, GLOBAL, GidKind.ROCE_V2), (4, IPV4, GidKind.ROCE_V2), (5, IPV4, GidKind.ROCE_V2)],
+            4,
+        ),
+        (LinkLayer.ETHERNET, [], None),
+        (LinkLayer.INFINIBAND, [(2, LINK_LOCAL, GidKind.IB), (3, GLOBAL, GidKind.IB)], 2),
+        (LinkLayer.INFINIBAND, [], None),
     ],
 )
 def test_files_from_elsewhere_are_judged_by_the_engines_rule(
-    layer: str, table: list[tuple[int, str, str]], chosen: int | None
+    layer: LinkLayer, table: list[tuple[int, str, GidKind]], chosen: int | None
 ) -> None:
     gids = tuple(Gid(index, value, kind) for index, value, kind in table)
-    verdict = choose.verdict_of(Port(1, "ACTIVE", layer, 100.0, gids=gids))
+    verdict = choose.verdict_of(Port(1, PortState.ACTIVE, layer, 100.0, gids=gids))
     assert verdict.usable == (chosen is not None)
     assert (verdict.gid.index if verdict.gid is not None else None) == chosen
     assert verdict.gid_reason if verdict.usable else "not used, because" in verdict.reason
 
 
-def host(name: str, *ports: tuple[str, float], layer: str = "Ethernet", rails_max: int = 4) -> Host:
+def host(
+    name: str, *ports: tuple[str, float], layer: LinkLayer = LinkLayer.ETHERNET, rails_max: int = 4
+) -> Host:
     """A host with one port per (address, Gb/s)."""
-    kind = ROCE_V2 if layer == "Ethernet" else IB
+    kind = GidKind.ROCE_V2 if layer == LinkLayer.ETHERNET else GidKind.IB
     found = [
-        RdmaDevice(f"nic{index}", (Port(1, "ACTIVE", layer, gbps, gids=(Gid.read(1, text, kind),)),))
+        RdmaDevice(f"nic{index}", (Port(1, PortState.ACTIVE, layer, gbps, gids=(Gid.read(1, text, kind),)),))
         for index, (text, gbps) in enumerate(ports)
     ]
     return Host(name, numa=(NumaNode(0, "0-7", 1 << 30),), devices=tuple(found), rails_max=rails_max)
@@ -155,7 +165,7 @@ def test_link_local_ports_are_used_as_the_engine_uses_them() -> None:
 def test_kinds_of_addresses_that_do_not_meet_are_no_pair() -> None:
     four, six = host("here", ("10.1.0.1", 100)), host("there", (GLOBAL, 100))
     assert pairs(four, six) == []
-    assert pairs(four, host("there", (GLOBAL, 100), layer="InfiniBand")) == []
+    assert pairs(four, host("there", (GLOBAL, 100), layer=LinkLayer.INFINIBAND)) == []
     assert choose.transport_between(four, six) == (
         "tcp",
         "the ports of the two hosts have no common type of address",

@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from mooncache.connectors.vllm.core.book import BlockTransfer
+from mooncache.kvcache.mover import MoveFailure
 
 
 @dataclass
@@ -52,7 +53,7 @@ class LoadEnd:
     loaded: int
     loaded_bytes: int
     seconds: float
-    reason: str
+    reason: MoveFailure
     shards: int = 1
 
 

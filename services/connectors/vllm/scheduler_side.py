@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from mooncache.connectors.vllm.core.book import BlockTransfer, RequestBook
+from mooncache.connectors.vllm.core.book import BlockTransfer, RequestBook, Uncached
 from mooncache.connectors.vllm.core.idle import IdleWait
 from mooncache.connectors.vllm.engine_passport import in_memory, write_passport
 from mooncache.connectors.vllm.messages import (
@@ -374,19 +374,19 @@ class SchedulerSide:
             self._lookups.close()
 
 
-def why_uncached(request: Any) -> str:
-    """Why a request's tokens do not say what its KV is; "" when they do."""
+def why_uncached(request: Any) -> Uncached:
+    """Why a request's tokens do not say what its KV is."""
     if getattr(request, "mm_features", None):
-        return "multimodal"
+        return Uncached.MULTIMODAL
     if getattr(request, "prompt_embeds", None) is not None or request.prompt_token_ids is None:
-        return "prompt_embeds"
+        return Uncached.PROMPT_EMBEDS
     if getattr(request, "lora_request", None) is not None:
-        return "lora"
+        return Uncached.LORA
     if getattr(request, "pooling_params", None) is not None:
-        return "pooling"
+        return Uncached.POOLING
     if getattr(request, "resumable", False):
-        return "streaming_input"
-    return ""
+        return Uncached.STREAMING_INPUT
+    return Uncached.NO
 
 
 def completed(request: Any) -> bool:

@@ -35,7 +35,6 @@ from mooncache.runtime import tracing
 from mooncache.runtime.logs import Event, get_logger
 
 _log = get_logger(__name__)
-STALE = "stale"
 """Reason of what was not loaded or saved because the weights are others than those that the keys are for."""
 _FLUSH_S = 5.0
 _CLIENT_READ_S = 5.0
@@ -183,7 +182,9 @@ class WorkerSide:
             try:
                 assert self._mover is not None
                 if not self._orders_hold:
-                    self._refused.append(LoadReport(transfer.name, transfer.blocks, 0, 0, 0.0, STALE))
+                    self._refused.append(
+                        LoadReport(transfer.name, transfer.blocks, 0, 0, 0.0, MoveFailure.STALE)
+                    )
                     continue
                 self._mover.load(self._job(transfer))
                 self._loading.add(transfer.name)
@@ -206,7 +207,7 @@ class WorkerSide:
             if self._mover is None or not self._orders_hold:
                 self._ends.saves[transfer.name] = SaveEnd(frozenset())
                 if not self._orders_hold:
-                    self.stats.count("dropped_blocks", len(transfer.blocks), STALE)
+                    self.stats.count("dropped_blocks", len(transfer.blocks), MoveFailure.STALE)
             elif self._layers is not None:
                 self._layers.finish(self._job(transfer))
             else:
@@ -249,7 +250,7 @@ class WorkerSide:
             self._loading.discard(report.name)
             if report.name in self._stale:
                 self._stale.discard(report.name)
-                report.loaded, report.loaded_bytes, report.reason = 0, 0, STALE
+                report.loaded, report.loaded_bytes, report.reason = 0, 0, MoveFailure.STALE
             got.finished.add(report.name)
             got.bad_blocks.update(report.blocks[report.loaded :])
             self._ends.loads[report.name] = LoadEnd(

@@ -7,23 +7,31 @@ is the order: the fastest ports first, and for memory at a known place the neare
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import NamedTuple
 
 from mooncache import _native
 from mooncache.topology.core.distance import Distance, between, to_memory
 from mooncache.topology.core.model import (
-    ETHERNET,
-    IB,
-    INFINIBAND,
-    ROCE_V2,
+    GidKind,
     Gpu,
+    GpuVendor,
     Host,
+    LinkLayer,
     Port,
     RdmaDevice,
     Verdict,
 )
 
 _NOT_ACTIVE = "not used, because the port is not active (cable, switch or `ip link set ... up`)"
+
+
+class Transport(StrEnum):
+    """What carries bytes between two hosts."""
+
+    SHM = "shm"
+    RDMA = "rdma"
+    TCP = "tcp"
 
 
 class RankedRail(NamedTuple):
@@ -58,7 +66,10 @@ def verdict_of(port: Port) -> Verdict:
         return port.verdict
     if not port.active:
         return Verdict(False, _NOT_ACTIVE)
-    table = [(gid.index, INFINIBAND if gid.kind == IB else gid.kind, gid.packed) for gid in port.gids]
+    table = [
+        (gid.index, LinkLayer.INFINIBAND if gid.kind == GidKind.IB else gid.kind, gid.packed)
+        for gid in port.gids
+    ]
     usable, index, why = _native.rdma_address(_layer(port), table, -1)
     if not usable:
         return Verdict(False, why)
@@ -106,7 +117,7 @@ def places(host: Host) -> list[Place]:
         found.append(_place(f"cpu:{node.index}", rails, host))
     for gpu in host.gpus:
         ports = rails_of(host, gpu)
-        prefix = "cuda" if gpu.vendor == "nvidia" else "gpu"
+        prefix = "cuda" if gpu.vendor == GpuVendor.NVIDIA else "gpu"
         rails = [RankedRail(d.name, p.number, between(d.pci, gpu.pci)) for d, p in ports]
         found.append(_place(f"{prefix}:{gpu.index}", rails, host))
     return found
@@ -155,22 +166,22 @@ def _together_gbps(here: Host, there: Host, pairs: list[RailPair]) -> float:
     return min(*sums, sum(pair.rate_gbps for pair in pairs))
 
 
-def transport_between(here: Host, there: Host) -> tuple[str, str]:
+def transport_between(here: Host, there: Host) -> tuple[Transport, str]:
     """The transport two hosts would use and why."""
     if here.name == there.name:
-        return "shm", "both ends are on one host"
+        return Transport.SHM, "both ends are on one host"
     for host in (here, there):
         if not usable_ports(host):
-            return "tcp", f"{host.name}: {why_none(host)}"
+            return Transport.TCP, f"{host.name}: {why_none(host)}"
     pairs = rails_between(here, there)
     if pairs:
         total = _together_gbps(here, there, pairs)
-        return "rdma", f"{len(pairs)} rail(s), {total:g} Gb/s together; TCP when all of them fail"
-    return "tcp", "the ports of the two hosts have no common type of address"
+        return Transport.RDMA, f"{len(pairs)} rail(s), {total:g} Gb/s together; TCP when all of them fail"
+    return Transport.TCP, "the ports of the two hosts have no common type of address"
 
 
 def _layer(port: Port) -> str:
-    return ROCE_V2 if port.link_layer == ETHERNET else INFINIBAND
+    return GidKind.ROCE_V2 if port.link_layer == LinkLayer.ETHERNET else LinkLayer.INFINIBAND
 
 
 def _described(port: Port) -> tuple[str, bytes]:

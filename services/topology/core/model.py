@@ -4,11 +4,68 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
-ETHERNET, INFINIBAND = "Ethernet", "InfiniBand"
-ROCE_V1, ROCE_V2, IB = "RoCE v1", "RoCE v2", "IB"
+DMA_BUF: Final = "dma-buf"
 _VALUE: Final = re.compile("[0-9a-f]{4}(:[0-9a-f]{4}){7}", re.ASCII)
+
+
+class LinkLayer(StrEnum):
+    """What a port speaks below RDMA, in the kernel's words."""
+
+    ETHERNET = "Ethernet"
+    INFINIBAND = "InfiniBand"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def _missing_(cls, _value: object) -> LinkLayer:
+        return cls.UNKNOWN
+
+
+class GidKind(StrEnum):
+    """What an address of a port is for."""
+
+    ROCE_V1 = "RoCE v1"
+    ROCE_V2 = "RoCE v2"
+    IB = "IB"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def _missing_(cls, _value: object) -> GidKind:
+        return cls.UNKNOWN
+
+
+class AddressFamily(StrEnum):
+    """What kind of address a GID holds."""
+
+    IPV4 = "ipv4"
+    IPV6 = "ipv6"
+    LINK_LOCAL = "link-local"
+    IB = "ib"
+
+
+class PortState(StrEnum):
+    """The state of a port, in the kernel's words."""
+
+    NOP = "NOP"
+    DOWN = "DOWN"
+    INIT = "INIT"
+    ARMED = "ARMED"
+    ACTIVE = "ACTIVE"
+    ACTIVE_DEFER = "ACTIVE_DEFER"
+    UNKNOWN = ""
+
+    @classmethod
+    def _missing_(cls, _value: object) -> PortState:
+        return cls.UNKNOWN
+
+
+class GpuVendor(StrEnum):
+    """Vendors whose memory can be registered."""
+
+    NVIDIA = "nvidia"
+    AMD = "amd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +93,14 @@ class PciLocation:
 
 @dataclass(frozen=True, slots=True)
 class Gid:
-    """One address of a port. kind: RoCE v1, RoCE v2 or IB; netdev: the interface behind it.
+    """One address of a port. netdev: the interface behind it.
 
     Raises ValueError for an index of more than 16 bits, and a value that is not eight groups of four digits.
     """
 
     index: int
     value: str
-    kind: str
+    kind: GidKind
     netdev: str = ""
 
     def __post_init__(self) -> None:
@@ -53,7 +110,7 @@ class Gid:
             raise ValueError(f"{self.value!r:.60} is not an address: eight groups of four digits")
 
     @classmethod
-    def read(cls, index: int, text: str, kind: str, netdev: str = "") -> Gid:
+    def read(cls, index: int, text: str, kind: GidKind, netdev: str = "") -> Gid:
         """A GID as people write it, an IPv4 address or eight groups of four digits."""
         if "." not in text:
             return cls(index, text, kind, netdev)
@@ -67,19 +124,19 @@ class Gid:
         return bytes.fromhex(self.value.replace(":", ""))
 
     @property
-    def family(self) -> str:
-        """ipv4, ipv6, link-local, or ib."""
-        if self.kind == IB:
-            return "ib"
+    def family(self) -> AddressFamily:
+        """The kind of address that it holds."""
+        if self.kind == GidKind.IB:
+            return AddressFamily.IB
         groups = self.value.split(":")
         if groups[:5] == ["0000"] * 5 and groups[5:6] == ["ffff"]:
-            return "ipv4"
-        return "link-local" if self.value.startswith("fe80:") else "ipv6"
+            return AddressFamily.IPV4
+        return AddressFamily.LINK_LOCAL if self.value.startswith("fe80:") else AddressFamily.IPV6
 
     @property
     def address(self) -> str:
         """The address as people write it."""
-        if self.family != "ipv4":
+        if self.family != AddressFamily.IPV4:
             return self.value
         digits = "".join(self.value.split(":")[6:])
         return ".".join(str(int(digits[at : at + 2], 16)) for at in range(0, 8, 2))
@@ -105,8 +162,8 @@ class Port:
     """One port of an RDMA device. mtu_bytes: of the path; on RoCE as the interface allows; 0 when unknown."""
 
     number: int
-    state: str
-    link_layer: str
+    state: PortState
+    link_layer: LinkLayer
     rate_gbps: float
     physical: str = ""
     lid: int = 0
@@ -119,7 +176,7 @@ class Port:
     @property
     def active(self) -> bool:
         """Whether packets can go."""
-        return self.state == "ACTIVE"
+        return self.state == PortState.ACTIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +192,8 @@ class RdmaDevice:
     uverbs: str = ""
     usable: bool = True
     why_not: str = ""
-    gpu_direct: str = (
-        ""  # as the device itself says: "dma-buf", or another way and why; "" when it was not asked
-    )
+    gpu_direct: str = ""
+    """As the device itself says: DMA_BUF, or another way and why; "" when it was not asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +203,7 @@ class Gpu:
     index: int
     model: str
     pci: PciLocation
-    vendor: str = "nvidia"
+    vendor: GpuVendor = GpuVendor.NVIDIA
 
 
 @dataclass(frozen=True, slots=True)

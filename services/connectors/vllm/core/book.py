@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from mooncache.connectors.vllm.core.chain import KeyChain
 from mooncache.errors import InvalidArgument
@@ -54,13 +55,26 @@ class BlockTransfer:
     traceparent: str = ""
 
 
+class Uncached(StrEnum):
+    """Why a request does not use the pool. They are labels of metrics."""
+
+    NO = ""  # it uses the pool
+    DISABLED = "disabled"
+    TOKENS = "tokens"  # no keys can be made of them
+    MULTIMODAL = "multimodal"
+    PROMPT_EMBEDS = "prompt_embeds"
+    LORA = "lora"
+    POOLING = "pooling"
+    STREAMING_INPUT = "streaming_input"
+
+
 @dataclass(slots=True)
 class _Request:
     request_id: str
     prompt_tokens: int
     hint: LegHint
     reports: bool
-    why_uncached: str = ""
+    why_uncached: Uncached = Uncached.NO
     chain: KeyChain | None = None
     asked: bool = False
     pending: bool = False
@@ -104,14 +118,20 @@ class RequestBook:
     # --- requests --------------------------------------------------------------------------------------------
 
     def add(
-        self, request_id: str, tokens: Sequence[int], *, salt: str, params: object, why_uncached: str = ""
-    ) -> str:
-        """A request came. Returns why it is not cached, "" when it is."""
+        self,
+        request_id: str,
+        tokens: Sequence[int],
+        *,
+        salt: str,
+        params: object,
+        why_uncached: Uncached = Uncached.NO,
+    ) -> Uncached:
+        """A request came. Returns why it does not use the pool."""
         reports = isinstance(params, dict) and "mooncache" in params
         hint = LegHint.from_params(params)
         request = _Request(request_id, len(tokens), hint, reports, why_uncached)
         if not self._enabled:
-            request.why_uncached = "disabled"
+            request.why_uncached = Uncached.DISABLED
         if not request.why_uncached:
             try:
                 request.chain = KeyChain.begin(
@@ -122,7 +142,7 @@ class RequestBook:
                     public_salt=hint.public_salt,
                 )
             except InvalidArgument:
-                request.why_uncached = "tokens"
+                request.why_uncached = Uncached.TOKENS
         self._requests[request_id] = request
         return request.why_uncached
 
