@@ -34,8 +34,8 @@ TOOLS = Group("Tools", sort_key=4)
 
 _HELP = """LLM serving around a verified, shared KV cache.
 
-Begin with `mooncache up`: it starts everything on this machine and prints a line to try. Every command understands
-`--json`; exit codes: 0 done, 1 a miss or a failed part, 2 wrong arguments, 3 unreachable, 4 not allowed, 5 no space.
+Begin with `mooncache up`: it starts everything on this machine and prints a request to try. Every command takes
+`--json`. Exit codes: 0 done, 1 a miss or a failed part, 2 wrong arguments, 3 unreachable, 4 not allowed, 5 no space.
 """
 _PIPE_COLUMNS = "200"  # a file or a pipe has no width: whole lines can be searched, folded ones cannot
 _BENCHMARKS = {  # not imported before one of them runs; the lists say this of them
@@ -93,7 +93,7 @@ def build(chosen: str = "") -> App:
     instance_app.command(instances.role, name="role")
     app.command(instance_app)
     app.command(why, group=CLUSTER)
-    doctor_app = App(name="doctor", help="Say what is wrong and what to do.", group=CLUSTER)
+    doctor_app = App(name="doctor", help="Say what is wrong and how to fix it.", group=CLUSTER)
     doctor_app.default(doctor)
     doctor_app.command(topology.doctor_rdma, name="rdma")
     app.command(doctor_app)
@@ -110,7 +110,9 @@ def build(chosen: str = "") -> App:
     app.command(tls_app)
     app.command(local.token, group=TOOLS)
     app.command(local.version, group=TOOLS)
-    bench = App(name="bench", help="Measure: every benchmark prints ratios within one run.", group=TOOLS)
+    bench = App(
+        name="bench", help="Run a benchmark. It prints ratios that were measured within one run.", group=TOOLS
+    )
     for name, what in _BENCHMARKS.items():
         listed = {} if name == chosen else {"help": what}
         bench.command(f"mooncache.bench.{name}.command:{name}", name=name, **listed)

@@ -102,7 +102,8 @@ def status_document(response: master_pb2.GetStatusResponse) -> dict[str, Any]:
 def status(*, where: Where = HERE, json: AsJson = False) -> int:
     """Show what serves (gateways, conductor, engines) and the pool (master, store nodes).
 
-    Gateways and engines of other hosts are those that the conductor knows (--conductor, or cluster.conductor_target).
+    Gateways and engines on other hosts are shown as the conductor knows them (--conductor, or
+    cluster.conductor_target).
 
     For example:
 
@@ -165,9 +166,9 @@ def _show_serving(serving: dict[str, Any]) -> None:
     for other in conductor.get("gateways", ()):
         if gateway is None or other["url"] != gateway["url"]:
             state = (
-                "drains"
+                "is draining"
                 if other["draining"]
-                else f"asked the conductor {human_age(other['heard_age_s'])} ago"
+                else f"last asked the conductor {human_age(other['heard_age_s'])} ago"
             )
             console.print(
                 f"gateway   {other['url']}/v1 ({other['gateway_id']}) {state}",
@@ -279,15 +280,15 @@ def drain(
     node_id: Annotated[str, Parameter(help="Name of the node, as `mooncache status` shows it.")],
     /,
     *,
-    cancel: Annotated[bool, Parameter(negative=(), help="Call a drain off.")] = False,
-    no_move: Annotated[bool, Parameter(negative=(), help="Do not copy blocks away.")] = False,
-    no_wait: Annotated[
-        bool, Parameter(negative=(), help="Return at once instead of waiting for the end.")
+    cancel: Annotated[
+        bool, Parameter(negative=(), help="Cancel a drain; the node takes new blocks again.")
     ] = False,
+    no_move: Annotated[bool, Parameter(negative=(), help="Do not copy blocks to other nodes.")] = False,
+    no_wait: Annotated[bool, Parameter(negative=(), help="Return at once; the drain continues.")] = False,
     where: Where = HERE,
     json: AsJson = False,
 ) -> int:
-    """Empty a node before it leaves: it takes no new blocks, and blocks held only there are copied away.
+    """Empty a node before it leaves: it takes no new blocks, and blocks that only it holds are copied to other nodes.
 
     For example:
 

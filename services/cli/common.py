@@ -26,6 +26,20 @@ HOW = Group("Output", sort_key=91)
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), group=HOW, help="Print one JSON document.")]
 
 
+def seconds_of(text: str, option: str, *, above_0: bool = False) -> float:
+    """A duration such as 500ms in seconds. Raises InvalidArgument, which names the option."""
+    from mooncache.config import parse_duration_s
+    from mooncache.errors import InvalidArgument
+
+    try:
+        value = parse_duration_s(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{option}: {error}.") from None
+    if above_0 and value <= 0:
+        raise InvalidArgument(f"{option}: {text} must be above 0.")
+    return value
+
+
 def word_of(enum: EnumTypeWrapper, number: int) -> str:
     """A value of a message's enum as documents have it: NODE_STATE_ACTIVE is "active", an unknown one "unknown"."""
     prefix = enum.Name(0).removesuffix("UNSPECIFIED")
@@ -51,13 +65,7 @@ class Where:
 
     @property
     def timeout_s(self) -> float:
-        from mooncache.config import parse_duration_s
-        from mooncache.errors import InvalidArgument
-
-        try:
-            return parse_duration_s(self.timeout)
-        except ValueError as error:
-            raise InvalidArgument(f"--timeout: {error}.") from None
+        return seconds_of(self.timeout, "--timeout")
 
     def settings(self) -> dict[str, Any]:
         """Arguments for `mooncache.connect`."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from mooncache.cli.common import HERE, AsJson, Where
+from mooncache.cli.common import HERE, AsJson, Where, seconds_of
 from mooncache.errors import InvalidArgument
 from mooncache.reporting.output import (
     EXIT_MISS,
@@ -141,7 +141,7 @@ def get(
 
 def ls(
     *,
-    limit: Annotated[int, Parameter(help="Number of entries at most.")] = 100,
+    limit: Annotated[int, Parameter(help="Most entries to list.")] = 100,
     where: Where = HERE,
     json: AsJson = False,
 ) -> int:
@@ -179,8 +179,8 @@ def ls(
 
 
 def stat(key: KeyText, /, *, where: Where = HERE, json: AsJson = False) -> int:
-    """Show size, checksum, pins, hits and age of a block, and its copies with their tiers, in the order in which
-    they would be read from here. Exit code 1 when the pool does not have it.
+    """Show size, checksum, pins, hits and age of a block, and the nodes with a copy, the one that is read first first.
+    Exit code 1 when the pool does not have it.
 
     For example:
 
@@ -270,13 +270,8 @@ def pin(
 
         mooncache pin system-prompt --ttl 1h
     """
-    from mooncache.config import parse_duration_s
-
     _some(keys)
-    try:
-        ttl_s = parse_duration_s(ttl)
-    except ValueError as error:
-        raise InvalidArgument(f"--ttl: {error}.") from None
+    ttl_s = seconds_of(ttl, "--ttl")
     with where.connect() as client:
         return _change(
             keys, client.pin_many([to_key(key) for key in keys], ttl_s=ttl_s), "pinned", as_json=json
@@ -288,7 +283,7 @@ def unpin(
     where: Where = HERE,
     json: AsJson = False,
 ) -> int:
-    """Take pins back.
+    """Allow the eviction of pinned blocks again.
 
     For example:
 

@@ -68,24 +68,26 @@ def _set(where: Where, text: str, *, as_json: bool, **change: Any) -> int:
 
 
 def drain(instance_id: InstanceId, /, *, where: Where = HERE, json: AsJson = False) -> int:
-    """Let an engine finish what it has and give it nothing new.
+    """Send an engine no new requests; it finishes those that it has.
 
     For example:
 
         mooncache instance drain decode-1
     """
-    return _set(where, f"{instance_id} takes nothing new", as_json=json, instance_id=instance_id, drain=True)
+    return _set(
+        where, f"{instance_id} gets no new requests", as_json=json, instance_id=instance_id, drain=True
+    )
 
 
 def undrain(instance_id: InstanceId, /, *, where: Where = HERE, json: AsJson = False) -> int:
-    """Take a drained engine back.
+    """Send requests to a drained engine again.
 
     For example:
 
         mooncache instance undrain decode-1
     """
     return _set(
-        where, f"{instance_id} takes requests again", as_json=json, instance_id=instance_id, drain=False
+        where, f"{instance_id} gets requests again", as_json=json, instance_id=instance_id, drain=False
     )
 
 
@@ -97,7 +99,7 @@ def role(
     where: Where = HERE,
     json: AsJson = False,
 ) -> int:
-    """Give an engine another role; what it is doing goes on.
+    """Give an engine another role. Requests that it has are finished.
 
     For example:
 

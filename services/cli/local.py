@@ -35,15 +35,17 @@ def version(*, json: AsJson = False) -> int:
 
 def token(
     *,
-    tenant: Annotated[str | None, Parameter(help="Make the token of this tenant.")] = None,
-    metrics: Annotated[bool, Parameter(negative=(), help="Make the key of /metrics, for a scraper.")] = False,
+    tenant: Annotated[str | None, Parameter(help="Print the token of this tenant.")] = None,
+    metrics: Annotated[
+        bool, Parameter(negative=(), help="Print the key with which a scraper reads /metrics.")
+    ] = False,
     token_file: Annotated[Path | None, Parameter(help="File with the cluster token.")] = None,
     state_dir: Annotated[Path | None, Parameter(help="State folder with the cluster token.")] = None,
     json: AsJson = False,
 ) -> int:
-    """Print the cluster token, or a tenant's token or the metrics key made from it. Treat the output like a password.
+    """Print the cluster token, or a tenant's token or the metrics key derived from it. Treat the output as a password.
 
-    What is made from it needs no registration: every service derives it again from the cluster token.
+    Derived tokens need no registration, because every service can derive them from the cluster token.
 
     For example:
 
@@ -56,7 +58,7 @@ def token(
     found = load_cluster_token(config.cluster.token_path)
     if metrics:
         if tenant is not None:
-            raise InvalidArgument("A key is for --metrics or for a --tenant, not for both.")
+            raise InvalidArgument("Give --metrics or --tenant, not both.")
         key = metrics_key(found)
         if json:
             print_json({"metrics_key": key})
@@ -75,11 +77,13 @@ def token(
 def explain(
     *,
     config: Annotated[Path | None, Parameter(help="TOML file to read; default $MOONCACHE_CONFIG.")] = None,
-    set_only: Annotated[bool, Parameter(negative=(), help="Only what differs from the default.")] = False,
+    set_only: Annotated[
+        bool, Parameter(negative=(), help="Only those that differ from the default.")
+    ] = False,
     toml: Annotated[bool, Parameter(negative=(), help="Print a commented TOML file instead.")] = False,
     json: AsJson = False,
 ) -> int:
-    """Show every setting: its value, where the value came from, and what it means; those that most clusters set first.
+    """Show every setting: its value, where the value comes from, and what it means. The most common ones come first.
 
     For example:
 

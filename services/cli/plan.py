@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from mooncache.cli.common import AsJson
+from mooncache.cli.common import AsJson, seconds_of
 from mooncache.errors import InvalidArgument, PlanInvalid, ProfileInvalid, TraceInvalid
 from mooncache.reporting.output import (
     EXIT_OK,
@@ -30,20 +30,6 @@ HARDWARE = Group("Hardware and search", sort_key=13)
 RESULTS = Group("Results", sort_key=14)
 
 
-def _duration_s(text: str | None, option: str) -> float | None:
-    if text is None:
-        return None
-    from mooncache.config import parse_duration_s
-
-    try:
-        value = parse_duration_s(text)
-    except ValueError as error:
-        raise InvalidArgument(f"{option}: {error}.") from None
-    if value <= 0:
-        raise InvalidArgument(f"{option}: {text} has to be above 0.")
-    return value
-
-
 TracePath = Annotated[
     Path | None, Parameter(group=WORKLOAD, help="Requests to plan for (JSONL, Mooncake's format).")
 ]
@@ -63,7 +49,7 @@ Tbt = Annotated[
     str | None, Parameter(group=PROMISES, help='Time between tokens, for example "50ms"; default 100ms.')
 ]
 Share = Annotated[
-    float | None, Parameter(group=PROMISES, help="Share of requests within both; default 0.95.")
+    float | None, Parameter(group=PROMISES, help="Share of requests that keep both promises; default 0.95.")
 ]
 SpecPath = Annotated[
     Path | None,
@@ -79,7 +65,10 @@ Finalists = Annotated[
 ]
 Seeds = Annotated[int, Parameter(group=HARDWARE, help="Simulations of the best plan with different seeds.")]
 SimulateRequests = Annotated[
-    int, Parameter(group=HARDWARE, help="Requests to simulate the finalists on, from the busiest stretch.")
+    int,
+    Parameter(
+        group=HARDWARE, help="Number of requests, from the busiest stretch, to simulate the finalists with."
+    ),
 ]
 HtmlPath = Annotated[Path | None, Parameter(name="--html", group=RESULTS, help="Write a page with plots.")]
 OutDir = Annotated[
@@ -116,8 +105,8 @@ def plan(
 ) -> int:
     """Find the cheapest cluster for a workload: machines for prefill and decode, pool, network, pipelines.
 
-    A statistical model searches all combinations, the simulator (with the conductor's own policies) confirms the
-    finalists. Without --spec made-up example prices are used; `--example` prints them as a file to start from.
+    A statistical model searches all combinations; the simulator, with the conductor's own policies, confirms the
+    finalists. Without --spec the prices are invented examples; `--example` prints them as a file to start from.
 
     For example:
 
@@ -132,8 +121,8 @@ def plan(
         print(toml(), end="")
         return EXIT_OK
     overrides = {
-        "slo.ttft_s": _duration_s(ttft, "--ttft"),
-        "slo.tbt_s": _duration_s(tbt, "--tbt"),
+        "slo.ttft_s": None if ttft is None else seconds_of(ttft, "--ttft", above_0=True),
+        "slo.tbt_s": None if tbt is None else seconds_of(tbt, "--tbt", above_0=True),
         "slo.attainment": attainment,
         "model.profile": profile,
         "search.price_per_hour_max": budget,

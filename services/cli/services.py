@@ -113,7 +113,7 @@ def gateway(
     state_dir: Annotated[Path | None, Parameter(help="State folder.")] = None,
     config: Annotated[Path | None, Parameter(help="TOML file.")] = None,
 ) -> int:
-    """Run a gateway, the OpenAI-compatible HTTP service, in the foreground. There may be any number of them.
+    """Run a gateway, the OpenAI-compatible HTTP service, in the foreground. Any number of gateways can run.
 
     For example:
 
@@ -131,7 +131,7 @@ def gateway(
 def worker(
     *,
     model: Annotated[str | None, Parameter(help="Folder of the model, or its id on a hub.")] = None,
-    model_name: Annotated[str | None, Parameter(help="Name that clients use for it.")] = None,
+    model_name: Annotated[str | None, Parameter(help="Name by which clients request the model.")] = None,
     engine: Annotated[str | None, Parameter(help="vllm or hf.")] = None,
     role: Annotated[str | None, Parameter(help="prefill, decode or both.")] = None,
     attach: Annotated[str | None, Parameter(help="URL of a running engine to attach to.")] = None,

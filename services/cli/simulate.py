@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from mooncache.cli.common import seconds_of
 from mooncache.config.small_files import nearest
 from mooncache.errors import InvalidArgument, MooncacheError
 from mooncache.reporting.output import (
@@ -36,11 +37,12 @@ MEMORY_TOKENS_MAX = 1_000_000_000_000
 
 TracePath = Annotated[Path | None, Parameter(group=WORKLOAD, help="Requests (JSONL, Mooncake's format).")]
 Generate = Annotated[
-    int | None, Parameter(group=WORKLOAD, help="Generate so many requests like those of a public chatbot.")
+    int | None,
+    Parameter(group=WORKLOAD, help="Number of requests to generate, like those of a public chatbot."),
 ]
 Speed = Annotated[float, Parameter(group=WORKLOAD, help="Factor on the arrival rate; 2 is twice as fast.")]
 First = Annotated[
-    int | None, Parameter(group=WORKLOAD, help="Use only so many requests from the start of the trace.")
+    int | None, Parameter(group=WORKLOAD, help="Use only the first so many requests of the trace.")
 ]
 ClusterPath = Annotated[
     Path | None, Parameter(name="--cluster", group=CLUSTER, help="TOML file; --example prints one.")
@@ -82,7 +84,7 @@ JsonPath = Annotated[
         name="--json",
         group=RESULTS,
         allow_leading_hyphen=True,
-        help="Write rows and summaries as JSON; - writes to stdout.",
+        help="Write rows and summaries to this file as JSON; - is stdout.",
     ),
 ]
 HtmlPath = Annotated[Path | None, Parameter(name="--html", group=RESULTS, help="Write a page with plots.")]
@@ -119,7 +121,7 @@ def simulate(
     decisions: LogPath = None,
     example: Example = False,
 ) -> int:
-    """Run requests through the conductor's policies on a simulated cluster, and see what clients would get.
+    """Run requests through the conductor's policies on a simulated cluster, and show what clients would get.
 
     The policies are the code that the running conductor uses. Without --cluster the cluster is the one of the Mooncake
     paper: LLaMA3-70B on nodes of 8 x A800, 8 for prefill and 8 for decode.
@@ -190,10 +192,10 @@ def _workload(
     from mooncache.traces import generate as make_up
 
     if (path is None) == (generated is None):
-        raise InvalidArgument("Say which requests: --trace FILE, or --generate N to make up N of them.")
+        raise InvalidArgument("Name the requests: --trace FILE, or --generate N to generate N of them.")
     if not 1 / SPEED_MAX <= speed <= SPEED_MAX:
         raise InvalidArgument(
-            f"--speed: {speed:g} has to be between {1 / SPEED_MAX:g} and {SPEED_MAX:g}; 2 is twice as fast."
+            f"--speed: {speed:g} must be between {1 / SPEED_MAX:g} and {SPEED_MAX:g}; 2 is twice as fast."
         )
     if path is not None:
         trace = form.read(path)
@@ -206,18 +208,6 @@ def _workload(
             raise InvalidArgument(f"--first: {first} requests; at least 1.")
         trace = trace.first(first)
     return trace.speed(speed) if speed != 1.0 else trace
-
-
-def _seconds(text: str, option: str) -> float:
-    from mooncache.config import parse_duration_s
-
-    try:
-        value = parse_duration_s(text)
-    except ValueError as error:
-        raise InvalidArgument(f"{option}: {error}.") from None
-    if value <= 0:
-        raise InvalidArgument(f"{option}: {text} has to be above 0.")
-    return value
 
 
 def _cluster(
@@ -257,9 +247,9 @@ def _promised(spec: ClusterSpec, ttft: str | None, tbt: str | None) -> ClusterSp
 
     slo = spec.slo
     if ttft is not None:
-        slo = replace(slo, ttft_s=_seconds(ttft, "--ttft"))
+        slo = replace(slo, ttft_s=seconds_of(ttft, "--ttft", above_0=True))
     if tbt is not None:
-        slo = replace(slo, tbt_s=_seconds(tbt, "--tbt"))
+        slo = replace(slo, tbt_s=seconds_of(tbt, "--tbt", above_0=True))
     return replace(spec, slo=slo).check()
 
 

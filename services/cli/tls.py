@@ -12,15 +12,15 @@ from mooncache.reporting.output import EXIT_OK, console, print_json
 
 
 def init(
-    *hosts: Annotated[str, Parameter(help="Addresses or names that clients dial the hosts by.")],
+    *hosts: Annotated[str, Parameter(help="Addresses or names by which clients reach the hosts.")],
     folder: Annotated[Path, Parameter(help="Folder for the files; existing files are kept.")] = Path("tls"),
     days: Annotated[int, Parameter(help="Validity of the hosts' certificates.")] = 825,
     json: AsJson = False,
 ) -> int:
-    """Make an authority and one certificate for each host, with the openssl command.
+    """Make a certificate authority and one certificate for each host, with the openssl command.
 
-    Copy each host's folder to that host, readable for the user of the processes alone. The authority's key, ca.key, is
-    needed to add hosts later and belongs on none of them.
+    Copy each host's folder to that host, readable only by the user of the processes. Keep the authority's key, ca.key,
+    off the hosts: it is needed only to add hosts later.
 
     For example:
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from mooncache.cli.common import HERE, AsJson, Where
+from mooncache.cli.common import HERE, AsJson, Where, seconds_of
 from mooncache.errors import InvalidArgument
 from mooncache.reporting.output import EXIT_OK, console, print_json
 
@@ -33,7 +33,8 @@ def top(
 ) -> int:
     """Watch requests, tokens, engines and the pool, live. q or Ctrl-C ends it.
 
-    Rates are those of the last ten frames; shares and medians go back to the start when nothing happened in them.
+    Rates cover the last ten frames. So do shares and medians, unless nothing happened in those frames: then they cover
+    everything since the start.
 
     For example:
 
@@ -41,12 +42,7 @@ def top(
 
         mooncache top --once --json
     """
-    from mooncache.config import parse_duration_s
-
-    try:
-        interval_s = parse_duration_s(interval)
-    except ValueError as error:
-        raise InvalidArgument(f"--interval: {error}.") from None
+    interval_s = seconds_of(interval, "--interval")
     if not 0.1 <= interval_s <= 60:
         raise InvalidArgument(f"--interval must be between 100 ms and 60 s; got {interval_s:g} s.")
     if once or json or not console.is_terminal:

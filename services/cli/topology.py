@@ -28,13 +28,13 @@ Root = Annotated[Path, Parameter(help="Read the kernel's files below this folder
 Peer = Annotated[
     Path | None,
     Parameter(
-        help="Output of `mooncache topology --json` on another host; prints how the two would connect."
+        help="Output of `mooncache topology --json` from another host; shows how the two would connect."
     ),
 ]
 
 
 def topology(*, root: Root = Path("/"), peer: Peer = None, json: AsJson = False) -> int:
-    """Show RDMA devices, GPUs and memory of this host, their distances, and what would be chosen for what.
+    """Show RDMA devices, GPUs and memory of this host, how far apart they are, and which port serves which memory.
 
     For example:
 
@@ -59,7 +59,7 @@ def topology(*, root: Root = Path("/"), peer: Peer = None, json: AsJson = False)
 
 
 def doctor_rdma(*, root: Root = Path("/"), peer: Peer = None, json: AsJson = False) -> int:
-    """Say what keeps RDMA and GPUDirect from working here, and what to fix. Exit code 1 when something is broken.
+    """Say what keeps RDMA and GPUDirect from working here, and how to fix it. Exit code 1 when something is broken.
 
     For example:
 
@@ -75,9 +75,7 @@ def doctor_rdma(*, root: Root = Path("/"), peer: Peer = None, json: AsJson = Fal
 def _look(root: Path) -> Host:
     """Look at the machine below `root`. Raises InvalidArgument."""
     if not (root / "sys").is_dir():
-        raise InvalidArgument(
-            f"--root: {root} has no folder sys: it has to look like the / of a Linux machine"
-        )
+        raise InvalidArgument(f"--root: {root} has no folder sys, so it is not the / of a Linux machine.")
     return machine.look(root)
 
 
@@ -127,12 +125,12 @@ def _tree(host: Host) -> Tree:
     for gpu in host.gpus:
         branch = branches.get(-1 if gpu.pci.numa_node is None else gpu.pci.numa_node)
         if branch is None:
-            branch = rest = rest or tree.add(Text("NUMA node not known"))
+            branch = rest = rest or tree.add(Text("unknown NUMA node"))
         branch.add(_gpu(gpu))
     for device in host.devices:
         branch = branches.get(-1 if device.numa_node is None else device.numa_node)
         if branch is None:
-            branch = rest = rest or tree.add(Text("NUMA node not known"))
+            branch = rest = rest or tree.add(Text("unknown NUMA node"))
         _add_device(branch, device)
     if not host.devices:
         tree.add(Text("no RDMA device", style="dim"))
@@ -189,7 +187,7 @@ def _distances(host: Host) -> Group:
 
 def _choices(host: Host) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in ("bytes in", "would go by", "when those are busy", "why"):
+    for name in ("memory", "preferred ports", "when those are busy", "why"):
         table.add_column(name, overflow="fold")
     for place in choose.places(host):
         preferred = ", ".join(f"{rail.device}/{rail.port}" for rail in place.preferred)

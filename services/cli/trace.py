@@ -1,4 +1,4 @@
-"""`mooncache trace`: look at a trace before anything is built on it, describe it, or make one up."""
+"""`mooncache trace`: look at a trace before anything is built on it, describe it, or generate one."""
 
 from __future__ import annotations
 
@@ -79,21 +79,27 @@ def generate(
     ] = "conversation",
     requests: Annotated[int, Parameter(help="Number of requests; 0 generates one hour of the kind.")] = 0,
     seconds: Annotated[
-        float, Parameter(help="Length of the trace in seconds; 0: as long as the requests need.")
+        float, Parameter(help="Length of the trace in seconds; 0: as long as the requests take.")
     ] = 0,
     rate: Annotated[float, Parameter(help="Requests per second; 0 takes the kind's own.")] = 0,
     returning: Annotated[
-        float, Parameter(help="How often conversations continue: 1 as in the public trace, 0 never.")
+        float, Parameter(help="How often conversations continue: 1 is as in the public trace, 0 is never.")
     ] = 1.0,
-    input_mean: Annotated[float, Parameter(help="Mean of first prompts in tokens; 0: the kind's.")] = 0,
-    output_mean: Annotated[float, Parameter(help="Mean of answers in tokens; 0: the kind's.")] = 0,
-    tick: Annotated[float, Parameter(help="Unit of the timestamps, in seconds; -1 takes the kind's.")] = -1.0,
+    input_mean: Annotated[
+        float, Parameter(help="Mean of first prompts in tokens; 0 takes the kind's own.")
+    ] = 0,
+    output_mean: Annotated[float, Parameter(help="Mean of answers in tokens; 0 takes the kind's own.")] = 0,
+    tick: Annotated[
+        float, Parameter(help="Unit of the timestamps, in seconds; -1 takes the kind's own.")
+    ] = -1.0,
     block_tokens: Annotated[int, Parameter(help="Tokens of a block.")] = 512,
-    tenants: Annotated[int, Parameter(help="Tenants, the first with most traffic; 0 writes none.")] = 0,
+    tenants: Annotated[
+        int, Parameter(help="Number of tenants; the first has the most traffic, 0 writes none.")
+    ] = 0,
     seed: Annotated[int, Parameter(help="Equal seeds give equal traces.")] = 1,
     as_json: AsJson = False,
 ) -> int:
-    """Make up a trace with the statistics of the public ones, and describe it.
+    """Generate a trace with the statistics of the public ones, and describe it.
 
     For example: `mooncache trace generate my.jsonl --requests 2000 --rate 5`
     """
@@ -109,7 +115,7 @@ def generate(
         options = replace(options, returning=returning)
     elif returning != 1.0:
         raise InvalidArgument(
-            f"--returning {returning:g}: requests of --kind single-turn stand alone; leave it out, or take another kind"
+            f"--returning {returning:g}: requests of --kind single-turn stand alone. Leave it out, or use another kind."
         )
     if requests or seconds:
         options = replace(options, requests=requests or None, duration_s=seconds or None)
@@ -121,16 +127,18 @@ def generate(
     if output_mean:
         options = replace(options, output_tokens=Lengths.lognormal(output_mean, 0.9))
     if not math.isfinite(tick) or (tick < 0 and tick != -1):
-        raise InvalidArgument(f"--tick: {tick:g} s has to be 0 or more, or -1 for that of the kind")
+        raise InvalidArgument(f"--tick must be 0 or more, or -1 for the kind's own; got {tick:g}.")
     if tick >= 0:
         options = replace(options, tick_s=tick)
     trace = make(options, random.Random(seed))
     if not len(trace):
-        raise InvalidArgument("no request falls into so short a trace; give more seconds or a higher rate")
+        raise InvalidArgument(
+            "The trace is so short that it has no request. Give more seconds or a higher rate."
+        )
     try:
         write(trace, file)
     except OSError as error:
-        raise InvalidArgument(f"{file} cannot be written: {error.strerror}") from None
+        raise InvalidArgument(f"{file} cannot be written: {error.strerror}.") from None
     _show(figures_of(trace), str(file), as_json=as_json)
     return EXIT_OK
 

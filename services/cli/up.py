@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from mooncache.cli.common import AsJson
+from mooncache.cli.common import AsJson, seconds_of
 from mooncache.cli.detach import run_detached
 from mooncache.cli.watch import LOOK_S, Stop, watch
-from mooncache.errors import Cancelled, InvalidArgument
+from mooncache.errors import Cancelled
 from mooncache.reporting.output import (
     EXIT_INTERRUPTED,
     EXIT_MISS,
@@ -36,10 +36,14 @@ _POLL_S = 0.05
 
 
 Model = Annotated[
-    str, Parameter(group=ENGINES, help="Folder of a model, or its id on a hub. Default: a small random one.")
+    str,
+    Parameter(
+        group=ENGINES, help="Folder of a model, or its id on a hub. Default: a small one with random weights."
+    ),
 ]
 EngineName = Annotated[
-    str, Parameter(group=ENGINES, help="auto, vllm, hf (a small one on transformers), none (pool alone).")
+    str,
+    Parameter(group=ENGINES, help="auto, vllm, hf (a small engine on transformers) or none (a pool alone)."),
 ]
 HttpPort = Annotated[
     int | None, Parameter(group=PORTS, help="HTTP port; default 8000 when free. 0: any free port.")
@@ -49,27 +53,31 @@ ConductorPort = Annotated[
 ]
 MasterPort = Annotated[int | None, Parameter(group=PORTS, help="Port of the master; default 7700 when free.")]
 NodeCount = Annotated[
-    int | None, Parameter(group=POOL, help="Store nodes; default 1, or 2 for a pool alone.")
+    int | None, Parameter(group=POOL, help="Number of store nodes; default 1, or 2 for a pool alone.")
 ]
 StateDir = Annotated[
     Path | None,
     Parameter(help="Folder for token, sockets and logs; default $MOONCACHE_STATE_DIR or ~/.mooncache."),
 ]
 Timeout = Annotated[
-    str | None, Parameter(help="Time to become ready; default 10min, or 30s for a pool alone.")
+    str | None, Parameter(help="Time limit for the start; default 10min, or 30s for a pool alone.")
 ]
 Detach = Annotated[
-    bool, Parameter(negative=(), help="Return when everything is ready; stop it with `mooncache down`.")
+    bool, Parameter(negative=(), help="Run in the background and return when everything is ready.")
 ]
 
 
 def up(
     *,
     model: Model = "",
-    model_name: Annotated[str, Parameter(group=ENGINES, help="Name that clients use for it.")] = "",
+    model_name: Annotated[
+        str, Parameter(group=ENGINES, help="Name by which clients request the model.")
+    ] = "",
     engine: EngineName = "auto",
-    prefill: Annotated[int, Parameter(group=ENGINES, help="Prefill engines; 0: decode engines do both.")] = 1,
-    decode: Annotated[int, Parameter(group=ENGINES, help="Decode engines.")] = 1,
+    prefill: Annotated[
+        int, Parameter(group=ENGINES, help="Number of prefill engines; 0: decode engines do both.")
+    ] = 1,
+    decode: Annotated[int, Parameter(group=ENGINES, help="Number of decode engines.")] = 1,
     nodes: NodeCount = None,
     capacity: Annotated[str, Parameter(group=POOL, help="Memory of each store node for blocks.")] = "1GiB",
     host: Annotated[str, Parameter(group=PORTS, help="Address to listen on.")] = "127.0.0.1",
@@ -77,15 +85,15 @@ def up(
     conductor_port: ConductorPort = None,
     master_port: MasterPort = None,
     state_dir: StateDir = None,
-    log_level: Annotated[str, Parameter(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[str, Parameter(help="Log level: debug, info, warning or error.")] = "info",
     timeout: Timeout = None,
     detach: Detach = False,
     json: AsJson = False,
 ) -> int:
     """Start everything on this machine: gateway, conductor, engines, master, store nodes. Ctrl-C stops it.
 
-    While it runs, a process that ends or hangs is started again and everything else goes on. One that keeps ending is
-    given up, and `mooncache status` says so.
+    A process that ends or hangs is started again while the others continue. One that keeps ending is not started any
+    more; `mooncache status` shows it.
 
     For example:
 
@@ -116,21 +124,12 @@ def up(
         conductor_port=conductor_port,
         gateway_port=port,
     )
-    ready_s = None if timeout is None else _seconds(timeout)
+    ready_s = None if timeout is None else seconds_of(timeout, "--timeout")
     if why and not json:
         console.print(why, style="yellow", markup=False)
     if detach:
         return run_detached(settings, ready_s, as_json=json)
     return _in_foreground(settings, ready_s, as_json=json)
-
-
-def _seconds(text: str) -> float:
-    from mooncache.config import parse_duration_s
-
-    try:
-        return parse_duration_s(text)
-    except ValueError as error:
-        raise InvalidArgument(f"--timeout: {error}.") from None
 
 
 def _in_foreground(settings: ClusterSettings, ready_s: float | None, *, as_json: bool) -> int:
@@ -164,11 +163,12 @@ def _in_foreground(settings: ClusterSettings, ready_s: float | None, *, as_json:
 def down(
     *,
     state_dir: Annotated[
-        Path | None, Parameter(help="Its state folder; default $MOONCACHE_STATE_DIR or ~/.mooncache.")
+        Path | None,
+        Parameter(help="State folder of the cluster; default $MOONCACHE_STATE_DIR or ~/.mooncache."),
     ] = None,
     json: AsJson = False,
 ) -> int:
-    """Stop the cluster that `mooncache up` runs on this machine, and make sure that nothing of it is left.
+    """Stop the cluster that `mooncache up` started on this machine, and every process that it left behind.
 
     For example:
 
@@ -202,7 +202,7 @@ def down(
         else f"the cluster in {folder} had already ended; cleaned up"
     )
     if killed:
-        text += f"; had to kill {len(killed)} processes"
+        text += f"; {len(killed)} processes had to be killed"
     return _say_down({"stopped": True, "pid": found.pid, "killed": killed}, text, as_json=json)
 
 

@@ -16,8 +16,8 @@ _REASONS = {
     "other_passport": "other passport: computed before by an engine with incompatible blocks",
     "other_tenant": "other tenant: computed before under another tenant or cache_salt",
     "load_failed": "load failed: in the pool, but the engine could not load it",
-    "timed_out": "timed out: expected, but not in the pool in time",
-    "not_worth_fetching": "not worth fetching: in the pool, computing it was expected to be faster",
+    "timed_out": "timed out: expected in the pool, but not there in time",
+    "not_worth_fetching": "not worth fetching: in the pool, but computing was expected to be faster",
     "pool_unreachable": "pool unreachable: computed before, but the pool did not answer",
     "no_complete_block": "no complete block: the end of a prompt is always computed",
 }
@@ -27,13 +27,13 @@ _PHASES = {
     "first_token": "first token",
     "finished": "finished",
     "failed": "failed",
-    "aborted": "client went away",
+    "aborted": "client disconnected",
 }
 
 
 def why(
     name: Annotated[
-        str, Parameter(help="Request id (header X-Request-Id) or decision id; without one the last request.")
+        str, Parameter(help="Request id (header X-Request-Id) or decision id; default: the last request.")
     ] = "",
     /,
     *,
@@ -43,9 +43,9 @@ def why(
     where: Where = HERE,
     json: AsJson = False,
 ) -> int:
-    """Show why a request went where it went: candidates, prices, hits, misses with reasons, times of its legs.
+    """Show why a request was sent where it was: candidates, prices, hits, misses with reasons, times of its legs.
 
-    Needs the cluster token: a record names instances and tells what other tenants have cached.
+    This needs the cluster token, because a decision shows instances and what other tenants have cached.
 
     For example:
 
@@ -91,7 +91,7 @@ def show(record: dict[str, Any]) -> None:
     if expected is not None:
         _times(record)
         if observed.get("streamed") is False:
-            console.print("The answer was not streamed: its first token was seen with the last one.")
+            console.print("The answer was not streamed, so its first token arrived with the last one.")
     _candidates(record)
     _what_if(record)
     _misses(record)
@@ -106,7 +106,9 @@ def _what_if(record: dict[str, Any]) -> None:
     if not other["known"]:
         console.print(other["message"], markup=False)
         return
-    console.print(("The same: " if other["same"] else "Otherwise: ") + other["message"], markup=False)
+    console.print(
+        ("The same decision: " if other["same"] else "Another decision: ") + other["message"], markup=False
+    )
     expected, ours = other["expected"], record["expected"]
     if expected is not None and ours is not None:
         console.print(
@@ -161,8 +163,8 @@ def _candidates(record: dict[str, Any]) -> None:
         )
     if rows:
         more = record["candidate_count"] - len(rows)
-        title = "\ncandidates for the prefill" + (
-            f" ({more} more expensive ones are not kept)" if more > 0 else ""
+        title = "\nprefill candidates" + (
+            f" ({more} more expensive ones were not recorded)" if more > 0 else ""
         )
         columns = (
             "instance",
@@ -201,7 +203,7 @@ def _candidates(record: dict[str, Any]) -> None:
             "hand-over ms*",
             "to the end ms*",
         )
-        print_table("\ncandidates for the decode", headings, generators)
+        print_table("\ndecode candidates", headings, generators)
 
 
 def _misses(record: dict[str, Any]) -> None:

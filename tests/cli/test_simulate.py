@@ -152,7 +152,7 @@ def test_lists_of_commands_say_what_each_does(group: list[str], capsys: pytest.C
     for words in (
         ["Find the cheapest", "Measure the published", "Run requests through"]
         if not group
-        else ["Say whether a file", "Describe a trace", "Make up a trace"]
+        else ["Say whether a file", "Describe a trace", "Generate a trace"]
     ):
         assert words in text
 

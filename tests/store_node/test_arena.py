@@ -22,6 +22,7 @@ from mooncache.store_node.service import (
     segment_of,
     wanted_bytes,
 )
+from mooncache.store_node.state import ArenaKind
 from tests.client.conftest import make_cluster
 from tests.conditions import wait_until
 
@@ -74,6 +75,20 @@ def test_an_arena_on_a_gpu_says_how_much(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="arena_device"):
         StoreNodeSection(arena_device="gpu0")
     assert segment_of({"size_bytes": MIB, "kind": "gpu"}).tier == common_pb2.TIER_HBM
+
+
+def test_of_all_kinds_of_arenas_only_a_gpus_is_hbm() -> None:
+    on_hosts = [
+        ArenaKind.MEMORY,
+        ArenaKind.HUGETLBFS,
+        ArenaKind.TMPFS,
+        ArenaKind.DAX,
+        ArenaKind.FSDAX,
+        ArenaKind.FILE,
+    ]
+    tiers = {segment_of({"size_bytes": MIB, "kind": kind}).tier for kind in on_hosts}
+    assert tiers == {common_pb2.TIER_DRAM}
+    assert set(ArenaKind) - set(on_hosts) == {ArenaKind.GPU}
 
 
 def test_a_wrong_path_is_a_sentence_at_start(tmp_path: Path) -> None:
