@@ -84,9 +84,9 @@ def build(
         "max_positions": max_positions,
     }
     if min(layers, hidden, heads, kv_heads, max_positions) < 1 or vocab < _VOCAB_MIN:
-        raise InvalidArgument(f"sizes have to be positive and vocab at least {_VOCAB_MIN}: {sizes}")
+        raise InvalidArgument(f"sizes must be positive and vocab at least {_VOCAB_MIN}; got {sizes}")
     if hidden % heads or heads % kv_heads:
-        raise InvalidArgument(f"heads have to divide hidden, and kv_heads heads: {sizes}")
+        raise InvalidArgument(f"heads must divide hidden, and kv_heads must divide heads; got {sizes}")
     folder = folder.expanduser().absolute()
     marker = {"format": FORMAT, **sizes}
     if _marker_of(folder) == marker:
@@ -116,7 +116,7 @@ def build(
 
 
 def _marker_of(folder: Path) -> dict[str, Any] | None:
-    """Parameters that the folder was made with; None when it is no folder of ours."""
+    """Parameters that the folder was made with; None when the folder was not made here."""
     try:
         found = json.loads((folder / MARKER).read_text(encoding="utf-8"))
     except (OSError, ValueError):

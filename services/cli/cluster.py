@@ -263,7 +263,7 @@ def _show_pool(document: dict[str, Any]) -> None:
             "", ("node", "rail", "state", "address", "speed", "NUMA", "connections", "granted"), rails
         )
     if reason := document.get("no_rdma_here", ""):
-        console.print(f"this host does without RDMA: {reason}", style="yellow", markup=False)
+        console.print(f"this host does not use RDMA: {reason}", style="yellow", markup=False)
     if not document["nodes"]:
         console.print("no store nodes; start one with `mooncache store-node`", style="yellow")
 

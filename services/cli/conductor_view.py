@@ -62,7 +62,7 @@ def conductor_lines(row: dict[str, Any]) -> list[str]:
     ]
     if row["copied_prefixes_total"] or row["trimmed_prefixes_total"]:
         done.append(
-            f"prefixes copied {row['copied_prefixes_total']}, given back {row['trimmed_prefixes_total']}, "
+            f"prefixes copied {row['copied_prefixes_total']}, trimmed {row['trimmed_prefixes_total']}, "
             f"{row['copied_segments']} with copies now"
         )
     return ["; ".join(how), "; ".join(done)]

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from mooncache.cli.common import HERE, AsJson, Where, seconds_of
-from mooncache.errors import InvalidArgument
+from mooncache.client.results import BatchResult
+from mooncache.errors import InvalidArgument, NotFound
 from mooncache.reporting.output import (
     EXIT_MISS,
     EXIT_OK,
@@ -224,7 +225,7 @@ def stat(key: KeyText, /, *, where: Where = HERE, json: AsJson = False) -> int:
     return EXIT_OK if found is not None else EXIT_MISS
 
 
-def _change(keys: tuple[str, ...], result: Any, done: str, *, as_json: bool) -> int:
+def _change(keys: tuple[str, ...], result: BatchResult, done: str, *, as_json: bool) -> int:
     """Report a batch change; exit code 1 when some key was missing, the error's own when one failed."""
     if as_json:
         print_json({"results": [{"key": k, "code": c} for k, c in zip(keys, result.codes, strict=True)]})
@@ -232,7 +233,7 @@ def _change(keys: tuple[str, ...], result: Any, done: str, *, as_json: bool) -> 
         for key, code in zip(keys, result.codes, strict=True):
             if code == 0:
                 console.print(f"{done} {key}", markup=False)
-            elif code == 200:
+            elif code == NotFound.code:
                 error_console.print(f"not found: {key}", markup=False)
     if result.errors and not as_json:
         result.raise_for_errors()

@@ -90,7 +90,7 @@ _NO_WORD: Final = "The start ended without a message; see logs/up.log in the sta
 
 
 def _parsed(line: str) -> _Message:
-    """A line that was cut off, because the child was killed, is no word."""
+    """One line of the pipe. Raises Internal for a line that was cut off because the child was killed."""
     try:
         return msgspec.json.decode(line, type=_Message)
     except (msgspec.DecodeError, UnicodeError, RecursionError):

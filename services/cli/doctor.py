@@ -50,7 +50,7 @@ def findings(
     if gateway_url:
         reason = look.gateway_reason
         found.append(
-            Finding(Grade.BAD, "gateway", reason, "see its log; engines have to be ready first")
+            Finding(Grade.BAD, "gateway", reason, "see its log; it is ready once its engines are")
             if reason
             else Finding(Grade.OK, "gateway", f"ready at {gateway_url}/v1")
         )
@@ -116,7 +116,7 @@ def _instances(rows: list[dict[str, Any]]) -> list[Finding]:
             advice = "set connector.enabled, or give an attached vLLM the connector (docs/vllm-connector.md)"
             found.append(Finding(Grade.WARN, name, "does not use the pool", advice))
         elif row["apart"]:
-            advice = "start both with the same model, type, block size and engine version, or name the models apart"
+            advice = "start both with equal model, type, block size and engine version, or name the models differently"
             found.append(Finding(Grade.BAD, name, row["apart"], advice))
         else:
             found.append(Finding(Grade.OK, name, f"{row['role']}, {row['engine']} serves {row['model']}"))

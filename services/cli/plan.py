@@ -22,6 +22,7 @@ from mooncache.reporting.workload import PUBLIC_FORMAT, TraceFormat, need_packag
 
 if TYPE_CHECKING:
     from mooncache.plan.answer import PlanReport
+    from mooncache.plan.core.spec import Workload
     from mooncache.traces import Trace
 
 WORKLOAD = Group("Workload", sort_key=11)
@@ -186,7 +187,7 @@ def _check_folder(out: Path | None) -> None:
     check_writable(out / "mooncache.toml", "--out")
 
 
-def _workload(path: Path | None, form: TraceFormat, workload: Any) -> tuple[Trace, str]:
+def _workload(path: Path | None, form: TraceFormat, workload: Workload | None) -> tuple[Trace, str]:
     from mooncache.plan.workload import made
 
     if path is not None and workload is not None:

@@ -10,6 +10,12 @@ from cyclopts import Parameter
 
 from mooncache.errors import InvalidArgument
 
+StateFolder = Annotated[Path | None, Parameter(help="State folder.")]
+ConfigPath = Annotated[Path | None, Parameter(help="TOML file.")]
+Masters = Annotated[str | None, Parameter(help="Masters, host:port[,host:port…].")]
+ConductorTarget = Annotated[str | None, Parameter(help="Conductor, host:port.")]
+ListenHost = Annotated[str | None, Parameter(help="Address to listen on; default 127.0.0.1.")]
+
 
 def size_bytes(text: str, name: str) -> int:
     """A size such as 8GiB in bytes. Raises InvalidArgument, which names the option."""
@@ -37,10 +43,10 @@ def _run_service(module: str, settings: dict[str, Any], config: Path | None) -> 
 
 def master(
     *,
-    host: Annotated[str | None, Parameter(help="Address to listen on; default 127.0.0.1.")] = None,
+    host: ListenHost = None,
     port: Annotated[int | None, Parameter(help="Port of the control service; default 7700.")] = None,
-    state_dir: Annotated[Path | None, Parameter(help="State folder.")] = None,
-    config: Annotated[Path | None, Parameter(help="TOML file.")] = None,
+    state_dir: StateFolder = None,
+    config: ConfigPath = None,
 ) -> int:
     """Run a metadata master in the foreground. All other settings: `mooncache config explain`.
 
@@ -59,9 +65,9 @@ def store_node(
     host: Annotated[str | None, Parameter(help="Address to listen on, control and data.")] = None,
     port: Annotated[int | None, Parameter(help="Port of the control service.")] = None,
     data_port: Annotated[int | None, Parameter(help="Port for block bytes.")] = None,
-    master: Annotated[str | None, Parameter(help="Masters, host:port[,host:port…].")] = None,
-    state_dir: Annotated[Path | None, Parameter(help="State folder.")] = None,
-    config: Annotated[Path | None, Parameter(help="TOML file.")] = None,
+    master: Masters = None,
+    state_dir: StateFolder = None,
+    config: ConfigPath = None,
 ) -> int:
     """Run a store node in the foreground. All other settings: `mooncache config explain`.
 
@@ -84,11 +90,11 @@ def store_node(
 
 def conductor(
     *,
-    host: Annotated[str | None, Parameter(help="Address to listen on; default 127.0.0.1.")] = None,
+    host: ListenHost = None,
     port: Annotated[int | None, Parameter(help="Port of the control service; default 7800.")] = None,
-    master: Annotated[str | None, Parameter(help="Masters, host:port[,host:port…].")] = None,
-    state_dir: Annotated[Path | None, Parameter(help="State folder.")] = None,
-    config: Annotated[Path | None, Parameter(help="TOML file.")] = None,
+    master: Masters = None,
+    state_dir: StateFolder = None,
+    config: ConfigPath = None,
 ) -> int:
     """Run the conductor, the scheduler of requests, in the foreground. Other settings: `mooncache config explain`.
 
@@ -107,11 +113,11 @@ def conductor(
 
 def gateway(
     *,
-    host: Annotated[str | None, Parameter(help="Address to listen on; default 127.0.0.1.")] = None,
+    host: ListenHost = None,
     port: Annotated[int | None, Parameter(help="HTTP port; default 8000.")] = None,
-    conductor: Annotated[str | None, Parameter(help="Conductor, host:port.")] = None,
-    state_dir: Annotated[Path | None, Parameter(help="State folder.")] = None,
-    config: Annotated[Path | None, Parameter(help="TOML file.")] = None,
+    conductor: ConductorTarget = None,
+    state_dir: StateFolder = None,
+    config: ConfigPath = None,
 ) -> int:
     """Run a gateway, the OpenAI-compatible HTTP service, in the foreground. Any number of gateways can run.
 
@@ -137,10 +143,10 @@ def worker(
     attach: Annotated[str | None, Parameter(help="URL of a running engine to attach to.")] = None,
     instance_id: Annotated[str | None, Parameter(help="Name of the instance, stable over restarts.")] = None,
     host: Annotated[str | None, Parameter(help="Address of the engine's server.")] = None,
-    master: Annotated[str | None, Parameter(help="Masters, host:port[,host:port…].")] = None,
-    conductor: Annotated[str | None, Parameter(help="Conductor, host:port.")] = None,
-    state_dir: Annotated[Path | None, Parameter(help="State folder.")] = None,
-    config: Annotated[Path | None, Parameter(help="TOML file.")] = None,
+    master: Masters = None,
+    conductor: ConductorTarget = None,
+    state_dir: StateFolder = None,
+    config: ConfigPath = None,
 ) -> int:
     """Run a worker in the foreground: it starts an engine, or attaches to one, and looks after it.
 

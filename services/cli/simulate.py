@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 from cyclopts import Group, Parameter
 
@@ -23,6 +23,7 @@ from mooncache.reporting.output import (
 from mooncache.reporting.workload import PUBLIC_FORMAT, TraceFormat, need_packages, progress
 
 if TYPE_CHECKING:
+    from mooncache.conductor.core.policy.types import Rules
     from mooncache.simulate import ClusterSpec, Result
     from mooncache.traces import Trace
 
@@ -164,7 +165,7 @@ class _Options:
         self.seed, self.admission, self.speed, self.decisions = seed, admission, speed, decisions
         self.lines = 0
 
-    def rules(self) -> Any:
+    def rules(self) -> Rules:
         from mooncache.conductor.core.policy.types import AdmissionMode, Rules
 
         if self.admission is None:
@@ -286,7 +287,7 @@ def _run(
 
 
 @contextmanager
-def _open(path: Path | None) -> Iterator[Any]:
+def _open(path: Path | None) -> Iterator[TextIO | None]:
     if path is None:
         yield None
         return

@@ -94,7 +94,7 @@ def _head(document: dict[str, Any]) -> Text:
         text.append(f"  {document['gateway_url']}/v1", style="cyan")
     if document["master"] is not None:
         text.append(f"  up {human_age(document['master']['uptime_s'])}", style="dim")
-    return text.append(f"  {time.strftime('%H:%M:%S')}  (q ends)", style="dim")
+    return text.append(f"  {time.strftime('%H:%M:%S')}  (q quits)", style="dim")
 
 
 def _gateway(row: dict[str, Any]) -> Table:

@@ -82,8 +82,8 @@ def show(record: dict[str, Any]) -> None:
     console.print(
         f"model {record['model']}, {record['prompt_tokens']} prompt tokens "
         f"({record['cacheable_tokens']} in complete blocks of {record['block_tokens']}), "
-        f"pool: {record['pool']['state']}, {record['pool']['tokens']} tokens there, "
-        f"asked in {record['pool']['lookup_ms']:.1f} ms",
+        f"pool: {record['pool']['state']}, {record['pool']['tokens']} tokens found "
+        f"in {record['pool']['lookup_ms']:.1f} ms",
         markup=False,
     )
     if record["earlier"]:

@@ -97,7 +97,7 @@ class Supervisor:
 
     @property
     def given_up(self) -> list[str]:
-        """Names of the parts that are not started any more."""
+        """Names of the parts that are no longer started."""
         return [name for name, record in self.records.items() if record.state == RunState.GIVEN_UP]
 
     # --- one part --------------------------------------------------------------------------------------------

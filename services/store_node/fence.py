@@ -15,8 +15,8 @@ def check_fence(terms: Terms, incarnation: int, fence: pb.Fence) -> None:
         NotLeader: a newer term than the command's was heard.
     """
     if fence.incarnation and fence.incarnation != incarnation:
-        raise StaleIncarnation("The command is for another node, or for an earlier life of this one.")
+        raise StaleIncarnation("The command is for another node, or for an earlier start of this one.")
     if not terms.obey(fence.term):
         raise NotLeader(
-            f"The command was given under term {fence.term}; a master with term {terms.newest} leads by now."
+            f"The command comes from a master of term {fence.term}; a master of term {terms.newest} leads now."
         )

@@ -77,7 +77,7 @@ def check_memory(needed_bytes: int, left_bytes: int) -> None:
 
 def _too_large(size_bytes: int, why: str) -> ConfigInvalid:
     return ConfigInvalid(
-        f"There is no memory for {size_bytes >> 20} MiB of blocks: {why}. Set store_node.capacity_bytes to less."
+        f"There is no memory for {size_bytes >> 20} MiB of blocks: {why}. Set a smaller store_node.capacity_bytes."
     )
 
 

@@ -155,7 +155,7 @@ async def _serve(
 
 
 def _look_at(task: asyncio.Task[Any]) -> None:
-    """Take a finished task's exception, so that an answer that is not awaited is no warning."""
+    """Take a finished task's exception, so that an answer that is not awaited gives no warning."""
     if not task.cancelled():
         task.exception()
 
@@ -185,7 +185,7 @@ class MemoryChannel:
         if self._closed:
             raise Closed(f"The channel to {self.target} is closed.")
         if method not in self._methods:
-            raise Unsupported(f"there is no method {method} to call")
+            raise Unsupported(f"There is no method {method}.")
         message = f"{method} to {self.target} did not finish within {timeout_s:g} s."
         if timeout_s <= 0:
             raise DeadlineExceeded(message)

@@ -88,4 +88,4 @@ def test_status_says_why_this_host_does_without(tmp_path: Path) -> None:
     with console.capture() as capture:
         cluster._show_pool(document | {"no_rdma_here": "no RDMA port [is] usable"})
         cluster._show_pool(document | {"no_rdma_here": ""})
-    assert capture.get().count("this host does without RDMA: no RDMA port [is] usable") == 1
+    assert capture.get().count("this host does not use RDMA: no RDMA port [is] usable") == 1

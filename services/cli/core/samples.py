@@ -14,7 +14,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def parse(text: str) -> Samples:
-    """Samples of a text exposition; comments and lines that are none are passed over."""
+    """Samples of a text exposition; comments and malformed lines are skipped."""
     found: Samples = {}
     for line in text.splitlines():
         if line.startswith("#") or not (match := _LINE.match(line)):

@@ -297,7 +297,7 @@ def why_off(settings: ConnectorSettings, config: Any, cache_config: Any) -> str:
         return "connector.enabled is false"
     if not config.kv_transfer_config.is_kv_consumer:
         # vLLM keeps freed blocks back from steps that still write them only for engines that say they load.
-        return f"kv_role is {config.kv_transfer_config.kv_role}; it has to be kv_both"
+        return f"kv_role is {config.kv_transfer_config.kv_role}; it must be kv_both"
     groups = cache_config.kv_cache_groups
     if len(groups) != 1:
         return f"the model has {len(groups)} kinds of KV cache; the connector supports models with one"
@@ -311,5 +311,5 @@ def why_off(settings: ConnectorSettings, config: Any, cache_config: Any) -> str:
     parallel = config.parallel_config
     for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
-            return f"{name} is {getattr(parallel, name)}; the connector supports 1"
+            return f"{name} is {getattr(parallel, name)}; the connector supports only 1"
     return ""

@@ -154,7 +154,7 @@ class WorkerSide:
     def look_at_weights(self, orders: StepOrders) -> bool:
         """Before anything of a step: whether its orders are for the weights that lie in memory.
 
-        Weights change between steps only. Loads that are under way when they have are of no use any more.
+        Weights change between steps only. Loads that are under way then are useless.
         """
         if self._weights is None or not orders.weights:
             return True

@@ -131,7 +131,7 @@ def _place(name: str, rails: list[RankedRail], host: Host) -> Place:
     preferred = tuple(rail for rail in rails if rail.distance == nearest)
     others = tuple(rail for rail in rails if rail.distance != nearest)
     many = f"{len(preferred)} ports together" if len(preferred) > 1 else "one port"
-    near = "with an unknown place" if nearest is Distance.UNKNOWN else f"nearest by {nearest.words}"
+    near = "at an unknown distance" if nearest is Distance.UNKNOWN else f"nearest by {nearest.words}"
     return Place(name, preferred, others, f"{many}, {near}")
 
 

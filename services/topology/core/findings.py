@@ -52,7 +52,7 @@ def of_host(host: Host) -> list[Finding]:
     """The findings about one host, in the order in which to fix them."""
     found = list(_library(host))
     if not host.devices:
-        text = "the kernel knows none: bytes go by shared memory on this host and by TCP to others"
+        text = "the kernel lists none: bytes move through shared memory on this host and over TCP to others"
         return [
             *found,
             Finding(Grade.WARN, "RDMA devices", text, "nothing to do on a host without such hardware"),
@@ -129,7 +129,7 @@ def _link(name: str, pci: PciLocation | None) -> Iterator[Finding]:
             Grade.WARN,
             name,
             text,
-            "seat the card anew or use another slot; see the BIOS for the slot's lanes",
+            "reseat the card or use another slot; check the slot's lanes in the BIOS",
         )
 
 
@@ -194,7 +194,7 @@ def _gpus(host: Host) -> Iterator[Finding]:
     else:
         advice = "load nvidia-peermem, or use NVIDIA's open kernel modules (dma-buf) with Linux 5.12 or newer"
         why = host.dmabuf_missing or "unknown"
-        text = f"neither dma-buf ({why}) nor nvidia-peermem: bytes are staged in host memory"
+        text = f"neither dma-buf ({why}) nor nvidia-peermem: bytes are copied through host memory"
         yield Finding(Grade.WARN, "GPUDirect", text, advice)
     for device in host.devices:
         if device.gpu_direct:
@@ -205,10 +205,10 @@ def _gpus(host: Host) -> Iterator[Finding]:
         yield from _link(f"GPU {gpu.index}", gpu.pci)
         nearest = min((between(device.pci, gpu.pci) for device, _ in ports), default=None)
         if nearest is not None and nearest > Distance.PXB:
-            text = f"its nearest port is behind {nearest.words}: GPUDirect may be slower than staging there"
+            text = f"its nearest port is behind {nearest.words}: a copy through host memory may be faster"
             yield Finding(
                 Grade.WARN,
                 f"GPU {gpu.index}",
                 text,
-                "use a port below the same PCIe switch where there is one",
+                "use a port below the same PCIe switch, if there is one",
             )

@@ -5,35 +5,35 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Self
 
 DMA_BUF: Final = "dma-buf"
 _VALUE: Final = re.compile("[0-9a-f]{4}(:[0-9a-f]{4}){7}", re.ASCII)
 
 
-class LinkLayer(StrEnum):
+class _KernelWord(StrEnum):
+    """A word of the kernel's files. One that is not listed is read as UNKNOWN."""
+
+    @classmethod
+    def _missing_(cls, _value: object) -> Self:
+        return cls["UNKNOWN"]
+
+
+class LinkLayer(_KernelWord):
     """What a port speaks below RDMA, in the kernel's words."""
 
     ETHERNET = "Ethernet"
     INFINIBAND = "InfiniBand"
     UNKNOWN = "unknown"
 
-    @classmethod
-    def _missing_(cls, _value: object) -> LinkLayer:
-        return cls.UNKNOWN
 
-
-class GidKind(StrEnum):
+class GidKind(_KernelWord):
     """What an address of a port is for."""
 
     ROCE_V1 = "RoCE v1"
     ROCE_V2 = "RoCE v2"
     IB = "IB"
     UNKNOWN = "unknown"
-
-    @classmethod
-    def _missing_(cls, _value: object) -> GidKind:
-        return cls.UNKNOWN
 
 
 class AddressFamily(StrEnum):
@@ -45,7 +45,7 @@ class AddressFamily(StrEnum):
     IB = "ib"
 
 
-class PortState(StrEnum):
+class PortState(_KernelWord):
     """The state of a port, in the kernel's words."""
 
     NOP = "NOP"
@@ -55,10 +55,6 @@ class PortState(StrEnum):
     ACTIVE = "ACTIVE"
     ACTIVE_DEFER = "ACTIVE_DEFER"
     UNKNOWN = ""
-
-    @classmethod
-    def _missing_(cls, _value: object) -> PortState:
-        return cls.UNKNOWN
 
 
 class GpuVendor(StrEnum):

@@ -149,7 +149,7 @@ class RequestBook:
     def renew(self, passports: Sequence[Passport]) -> None:
         """A new generation of keys: requests from here on get theirs from these passports.
 
-        What the others have computed so far belongs to no generation: they load and save nothing any more.
+        What the others have computed so far belongs to no generation: they neither load nor save from then on.
         """
         self._passports = list(passports)
         self._saved.clear()
@@ -217,7 +217,7 @@ class RequestBook:
             return Matched(0)
         chain = request.chain
         request.local_blocks = local_tokens // self._block_tokens
-        if not request.running:  # what happens after a preemption is no news for the client
+        if not request.running:  # the client does not learn of a preemption
             request.local_tokens = min(local_tokens, request.prompt_tokens)
         if request.loads_off or request.local_blocks >= len(chain):
             return Matched(0)
