@@ -16,7 +16,7 @@ from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.proto.v1 import common_pb2
 from mooncache.topology import machine
 from mooncache.topology.core import choose
-from mooncache.topology.core.findings import Finding, Grade
+from mooncache.topology.core.findings import BAD, OK, WARN, Finding
 from mooncache.worker.adapters.vllm import why_refused
 
 
@@ -39,20 +39,20 @@ def findings(
     found = [*_pool(look), *_rdma(look, rdma_reason)]
     if engine_problem:
         found.append(
-            Finding(Grade.BAD, "vLLM's settings", engine_problem, "change vllm.extra_args or vllm.dtype here")
+            Finding(BAD, "vLLM's settings", engine_problem, "change vllm.extra_args or vllm.dtype here")
         )
     if not conductor_target:
-        return [*found, Finding(Grade.OK, "serving", "a pool alone: no conductor is configured here")]
+        return [*found, Finding(OK, "serving", "a pool alone: no conductor is configured here")]
     if look.conductor_error:
         advice = "check that `mooncache conductor` runs and that cluster.conductor_target is its address"
-        return [*found, Finding(Grade.BAD, "conductor", look.conductor_error, advice)]
-    found.append(Finding(Grade.OK, "conductor", f"answers at {conductor_target}"))
+        return [*found, Finding(BAD, "conductor", look.conductor_error, advice)]
+    found.append(Finding(OK, "conductor", f"answers at {conductor_target}"))
     if gateway_url:
         reason = look.gateway_reason
         found.append(
-            Finding(Grade.BAD, "gateway", reason, "see its log; it is ready once its engines are")
+            Finding(BAD, "gateway", reason, "see its log; it is ready once its engines are")
             if reason
-            else Finding(Grade.OK, "gateway", f"ready at {gateway_url}/v1")
+            else Finding(OK, "gateway", f"ready at {gateway_url}/v1")
         )
     return [*found, *_instances(look.instances or [])]
 
@@ -61,26 +61,22 @@ def _pool(look: Look) -> list[Finding]:
     if look.status is None:
         message = look.master_error.message if look.master_error is not None else "did not answer"
         return [
-            Finding(
-                Grade.BAD, "master", message, "check that `mooncache master` runs and cluster.master_targets"
-            )
+            Finding(BAD, "master", message, "check that `mooncache master` runs and cluster.master_targets")
         ]
-    found = [Finding(Grade.OK, "master", "a leader answers")]
+    found = [Finding(OK, "master", "a leader answers")]
     if not look.status.directory_complete:
-        found.append(
-            Finding(Grade.WARN, "directory", "is being rebuilt", "wait: nodes report within seconds")
-        )
+        found.append(Finding(WARN, "directory", "is being rebuilt", "wait: nodes report within seconds"))
     nodes = list(look.status.nodes)
     active = [node for node in nodes if node.node.state == common_pb2.NODE_STATE_ACTIVE]
     if not active:
-        found.append(Finding(Grade.BAD, "store nodes", "none is active", "start one: `mooncache store-node`"))
+        found.append(Finding(BAD, "store nodes", "none is active", "start one: `mooncache store-node`"))
     elif len(active) < len(nodes):
         names = ", ".join(
             node.node.node_id for node in nodes if node.node.state != common_pb2.NODE_STATE_ACTIVE
         )
-        found.append(Finding(Grade.WARN, "store nodes", f"not active: {names}", "see their logs"))
+        found.append(Finding(WARN, "store nodes", f"not active: {names}", "see their logs"))
     else:
-        found.append(Finding(Grade.OK, "store nodes", f"{len(active)} active"))
+        found.append(Finding(OK, "store nodes", f"{len(active)} active"))
     return found
 
 
@@ -92,14 +88,14 @@ def _rdma(look: Look, reason: str | None) -> list[Finding]:
         return []
     offer = f"offered by {len(offering)} of {len(nodes)} nodes"
     if not reason:
-        return [Finding(Grade.OK, "RDMA", f"{offer}, and this host has a port for it")]
+        return [Finding(OK, "RDMA", f"{offer}, and this host has a port for it")]
     advice = "`mooncache doctor rdma` on each host says what to fix"
-    return [Finding(Grade.WARN, "RDMA", f"{offer}, but not used from this host: {reason}", advice)]
+    return [Finding(WARN, "RDMA", f"{offer}, but not used from this host: {reason}", advice)]
 
 
 def _instances(rows: list[dict[str, Any]]) -> list[Finding]:
     if not rows:
-        return [Finding(Grade.BAD, "engines", "none is registered", "start one: `mooncache worker`")]
+        return [Finding(BAD, "engines", "none is registered", "start one: `mooncache worker`")]
     found = []
     for row in rows:
         name = f"engine {row['instance_id']}"
@@ -110,25 +106,22 @@ def _instances(rows: list[dict[str, Any]]) -> list[Finding]:
                 else "wait until it has loaded"
             )
             found.append(
-                Finding(Grade.WARN, name, f"is {row['state']}: {row['reason'] or 'no reason given'}", advice)
+                Finding(WARN, name, f"is {row['state']}: {row['reason'] or 'no reason given'}", advice)
             )
         elif not row["pool"]:
             advice = "set connector.enabled, or give an attached vLLM the connector (docs/vllm-connector.md)"
-            found.append(Finding(Grade.WARN, name, "does not use the pool", advice))
+            found.append(Finding(WARN, name, "does not use the pool", advice))
         elif row["apart"]:
             advice = "start both with equal model, type, block size and engine version, or name the models differently"
-            found.append(Finding(Grade.BAD, name, row["apart"], advice))
+            found.append(Finding(BAD, name, row["apart"], advice))
         else:
-            found.append(Finding(Grade.OK, name, f"{row['role']}, {row['engine']} serves {row['model']}"))
+            found.append(Finding(OK, name, f"{row['role']}, {row['engine']} serves {row['model']}"))
     for model in sorted({row["model"] for row in rows}):
         roles = {row["role"] for row in rows if row["model"] == model and row["state"] == InstanceState.READY}
         if roles == {InstanceRole.PREFILL}:
             found.append(
                 Finding(
-                    Grade.BAD,
-                    f"model {model}",
-                    "has no engine that decodes",
-                    "start one with worker.role decode",
+                    BAD, f"model {model}", "has no engine that decodes", "start one with worker.role decode"
                 )
             )
     return found

@@ -108,6 +108,17 @@ _GAUGES = frozenset(
     }
 )
 
+_RAIL_FIELDS: dict[str, tuple[type[GaugeMetricFamily | CounterMetricFamily], str]] = {
+    "up": (GaugeMetricFamily, "1 while the RDMA port is active."),
+    "connections": (GaugeMetricFamily, "Connections with a queue pair on the RDMA port."),
+    "grants": (CounterMetricFamily, "Extents opened to clients on the RDMA port."),
+    "granted_bytes": (CounterMetricFamily, "Sizes of the extents opened on the RDMA port."),
+    "failures": (
+        CounterMetricFamily,
+        "Failures on the RDMA port: queue pairs not created or connected, and extents not registered.",
+    ),
+}
+
 
 class NodeCollector(Collector):
     """Reads the counters when Prometheus asks."""
@@ -165,36 +176,21 @@ def rail_families(
     rails: list[dict[str, Any]], trouble: Callable[[str, int], dict[str, int]] = trouble_of
 ) -> Iterator[Metric]:
     """RDMA ports: health, connections, what was opened to clients on each, what failed, and the port's own counters."""
-    up = GaugeMetricFamily(f"{_PREFIX}rail_up", "1 while the RDMA port is active.", labels=["rail"])
-    users = GaugeMetricFamily(
-        f"{_PREFIX}rail_connections", "Connections with a queue pair on the RDMA port.", labels=["rail"]
-    )
-    grants = CounterMetricFamily(
-        f"{_PREFIX}rail_grants", "Extents opened to clients on the RDMA port.", labels=["rail"]
-    )
-    granted = CounterMetricFamily(
-        f"{_PREFIX}rail_granted_bytes", "Sizes of the extents opened on the RDMA port.", labels=["rail"]
-    )
-    failures = CounterMetricFamily(
-        f"{_PREFIX}rail_failures",
-        "Failures on the RDMA port: queue pairs not created or connected, and extents not registered.",
-        labels=["rail"],
-    )
+    names = [f"{rail['device']}:{rail['port']}" for rail in rails]
+    for field, (make, text) in _RAIL_FIELDS.items():
+        family = make(f"{_PREFIX}rail_{field}", text, labels=["rail"])
+        for name, rail in zip(names, rails, strict=True):
+            family.add_metric([name], float(rail[field]))
+        yield family
     counted = CounterMetricFamily(
         f"{_PREFIX}rail_device_events",
         "Error counters of the RDMA device for the port, over all programs of the host.",
         labels=["rail", "counter"],
     )
-    for rail in rails:
-        name = [f"{rail['device']}:{rail['port']}"]
-        up.add_metric(name, float(rail["up"]))
-        users.add_metric(name, rail["connections"])
-        grants.add_metric(name, rail["grants"])
-        granted.add_metric(name, rail["granted_bytes"])
-        failures.add_metric(name, rail["failures"])
+    for name, rail in zip(names, rails, strict=True):
         for counter, value in trouble(rail["device"], rail["port"]).items():
-            counted.add_metric([*name, counter], value)
-    yield from (up, users, grants, granted, failures, counted)
+            counted.add_metric([name, counter], value)
+    yield counted
 
 
 def latency_families(histograms: dict[str, Any]) -> Iterator[Metric]:

@@ -39,6 +39,9 @@ class Grade(StrEnum):
     BAD = "bad"
 
 
+OK, WARN, BAD = Grade
+
+
 class Finding(NamedTuple):
     """One line: how it stands, about what, what was found, and what to do about it ("" when nothing)."""
 
@@ -53,18 +56,15 @@ def of_host(host: Host) -> list[Finding]:
     found = list(_library(host))
     if not host.devices:
         text = "the kernel lists none: bytes move through shared memory on this host and over TCP to others"
-        return [
-            *found,
-            Finding(Grade.WARN, "RDMA devices", text, "nothing to do on a host without such hardware"),
-        ]
+        return [*found, Finding(WARN, "RDMA devices", text, "nothing to do on a host without such hardware")]
     for device in host.devices:
         found += _device(device)
     if host.rdma_off:
         text = f"{host.rdma_off}: TCP is used instead, whatever the ports can do"
-        found.append(Finding(Grade.WARN, "RDMA", text, "change that setting to use RDMA here"))
+        found.append(Finding(WARN, "RDMA", text, "change that setting to use RDMA here"))
     elif not usable_ports(host):
         text = f"{why_none(host)}: TCP is used instead"
-        found.append(Finding(Grade.BAD, "RDMA", text, "see the lines above"))
+        found.append(Finding(BAD, "RDMA", text, "see the lines above"))
     return [*found, *_memory(host), *_gpus(host)]
 
 
@@ -72,17 +72,17 @@ def between_hosts(here: Host, there: Host) -> list[Finding]:
     """The transport between two hosts, and the obstacles to a better one."""
     kind, reason = transport_between(here, there)
     what = f"{here.name} - {there.name}"
-    found = [Finding(Grade.OK if kind != Transport.TCP else Grade.WARN, what, f"{kind}: {reason}")]
+    found = [Finding(OK if kind != Transport.TCP else WARN, what, f"{kind}: {reason}")]
     for pair in rails_between(here, there):
         mtus = {_port(here, pair.here).mtu_bytes, _port(there, pair.there).mtu_bytes} - {0}
         text = f"{pair.here} - {pair.there}: {pair.rate_gbps:g} Gb/s, path MTU {pair.mtu_bytes or 'unknown'}"
         if len(mtus) > 1:
             advice = "give both interfaces, and the switches between them, the same MTU"
             found.append(
-                Finding(Grade.WARN, "rail", f"{text}, the ends differ ({min(mtus)} and {max(mtus)})", advice)
+                Finding(WARN, "rail", f"{text}, the ends differ ({min(mtus)} and {max(mtus)})", advice)
             )
         else:
-            found.append(Finding(Grade.OK, "rail", text))
+            found.append(Finding(OK, "rail", text))
     return found
 
 
@@ -103,15 +103,15 @@ def _library(host: Host) -> Iterator[Finding]:
             )
         else:
             advice = "install the distribution's libibverbs1 (Debian: also ibverbs-providers)"
-        yield Finding(Grade.BAD if host.devices else Grade.WARN, "libibverbs", host.verbs_missing, advice)
+        yield Finding(BAD if host.devices else WARN, "libibverbs", host.verbs_missing, advice)
     else:
-        yield Finding(Grade.OK, "libibverbs", "can be loaded")
+        yield Finding(OK, "libibverbs", "can be loaded")
 
 
 def _device(device: RdmaDevice) -> Iterator[Finding]:
     if not device.usable:
         advice = "give the process read and write access to it (group rdma, or the container's --device)"
-        yield Finding(Grade.BAD, device.name, device.why_not, advice)
+        yield Finding(BAD, device.name, device.why_not, advice)
     yield from _link(device.name, device.pci)
     for port in device.ports:
         yield from _of_port(f"{device.name}/{port.number}", port)
@@ -126,10 +126,7 @@ def _link(name: str, pci: PciLocation | None) -> Iterator[Finding]:
             f"the device can do {pci.link_gts_max:g} GT/s x{pci.link_lanes_max}"
         )
         yield Finding(
-            Grade.WARN,
-            name,
-            text,
-            "reseat the card or use another slot; check the slot's lanes in the BIOS",
+            WARN, name, text, "reseat the card or use another slot; check the slot's lanes in the BIOS"
         )
 
 
@@ -138,7 +135,7 @@ def _of_port(name: str, port: Port) -> Iterator[Finding]:
         text = f"is {port.state or 'in an unknown state'}" + (f" ({port.physical})" if port.physical else "")
         where = f"`ip link set {port.netdev} up`, " if port.netdev else ""
         yield Finding(
-            Grade.WARN, name, text, f"{where}check cable and switch; on InfiniBand a subnet manager must run"
+            WARN, name, text, f"{where}check cable and switch; on InfiniBand a subnet manager must run"
         )
         return
     verdict = verdict_of(port)
@@ -147,21 +144,19 @@ def _of_port(name: str, port: Port) -> Iterator[Finding]:
         advice = f"give {port.netdev or 'its interface'} an IP address; see rdma.devices and rdma.gid_index"
         if kinds == {GidKind.ROCE_V1}:
             advice = "only RoCE v1 is there: set RoCE v2 (cma_roce_mode), or update the device's firmware"
-        yield Finding(Grade.WARN, name, f"is {verdict.reason}", advice)
+        yield Finding(WARN, name, f"is {verdict.reason}", advice)
         return
     if verdict.gid.family == AddressFamily.LINK_LOCAL and port.link_layer == LinkLayer.ETHERNET:
         advice = f"give {port.netdev or 'its interface'} an IPv4 address"
-        yield Finding(
-            Grade.WARN, name, "has a link-local address only: other hosts may not be reachable", advice
-        )
+        yield Finding(WARN, name, "has a link-local address only: other hosts may not be reachable", advice)
     rate = f"{port.rate_gbps:g} Gb/s {port.link_layer}, {verdict.gid.address} (index {verdict.gid.index})"
     if 0 < port.mtu_bytes < MTU_BYTES_MAX:
         command = f"ip link set {port.netdev or 'DEVICE'} mtu {NETDEV_MTU_WANTED_BYTES}"
         advice = f"`{command}`, or 9000, on both ends and switches"
         text = f"{rate}; path MTU is {port.mtu_bytes} of {MTU_BYTES_MAX}: interface {port.netdev_mtu_bytes}"
-        yield Finding(Grade.WARN, name, text, advice)
+        yield Finding(WARN, name, text, advice)
     else:
-        yield Finding(Grade.OK, name, f"{rate}: {verdict.gid_reason}")
+        yield Finding(OK, name, f"{rate}: {verdict.gid_reason}")
 
 
 def _memory(host: Host) -> Iterator[Finding]:
@@ -171,34 +166,30 @@ def _memory(host: Host) -> Iterator[Finding]:
             if host.memlock_bytes is None
             else "the process may lock any amount of memory (CAP_IPC_LOCK)"
         )
-        yield Finding(Grade.OK, "locked memory", why)
+        yield Finding(OK, "locked memory", why)
     elif host.memlock_bytes < MEMLOCK_WANTED_BYTES:
         text = f"the limit is {host.memlock_bytes / 1024:.0f} KiB: registering an arena will fail (ENOMEM)"
         advice = "`ulimit -l unlimited`; systemd: LimitMEMLOCK=infinity; Docker: --ulimit memlock=-1"
-        yield Finding(Grade.BAD, "locked memory", text, advice)
+        yield Finding(BAD, "locked memory", text, advice)
     else:
-        yield Finding(
-            Grade.OK, "locked memory", f"{host.memlock_bytes / (1 << 30):.1f} GiB may be registered"
-        )
+        yield Finding(OK, "locked memory", f"{host.memlock_bytes / (1 << 30):.1f} GiB may be registered")
 
 
 def _gpus(host: Host) -> Iterator[Finding]:
     if not host.gpus:
         return
     if host.dmabuf:
-        yield Finding(Grade.OK, "GPUDirect", "dma-buf: GPU memory can be registered without another module")
+        yield Finding(OK, "GPUDirect", "dma-buf: GPU memory can be registered without another module")
     elif host.peermem:
-        yield Finding(
-            Grade.OK, "GPUDirect", f"nvidia-peermem is loaded ({host.dmabuf_missing or 'no dma-buf'})"
-        )
+        yield Finding(OK, "GPUDirect", f"nvidia-peermem is loaded ({host.dmabuf_missing or 'no dma-buf'})")
     else:
         advice = "load nvidia-peermem, or use NVIDIA's open kernel modules (dma-buf) with Linux 5.12 or newer"
         why = host.dmabuf_missing or "unknown"
         text = f"neither dma-buf ({why}) nor nvidia-peermem: bytes are copied through host memory"
-        yield Finding(Grade.WARN, "GPUDirect", text, advice)
+        yield Finding(WARN, "GPUDirect", text, advice)
     for device in host.devices:
         if device.gpu_direct:
-            grade = Grade.OK if device.gpu_direct == DMA_BUF else Grade.WARN
+            grade = OK if device.gpu_direct == DMA_BUF else WARN
             yield Finding(grade, device.name, f"reaches GPU memory by: {device.gpu_direct}")
     ports = usable_ports(host)
     for gpu in host.gpus:
@@ -207,8 +198,5 @@ def _gpus(host: Host) -> Iterator[Finding]:
         if nearest is not None and nearest > Distance.PXB:
             text = f"its nearest port is behind {nearest.words}: a copy through host memory may be faster"
             yield Finding(
-                Grade.WARN,
-                f"GPU {gpu.index}",
-                text,
-                "use a port below the same PCIe switch, if there is one",
+                WARN, f"GPU {gpu.index}", text, "use a port below the same PCIe switch, if there is one"
             )
