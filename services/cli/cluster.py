@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from rich.console import Console
 
 from mooncache.cli.common import HERE, AsJson, Where, word_of
 from mooncache.cli.conductor_view import conductor_lines
@@ -343,7 +344,7 @@ async def _follow(link: MasterLink, task_id: str, deadline_s: float, *, quiet: b
     from mooncache.runtime.clock import SystemClock
 
     clock = SystemClock()
-    with console.status("draining…") if not quiet else _Silent() as shown:
+    with (Console(quiet=True) if quiet else console).status("draining…") as shown:
         while True:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
@@ -358,16 +359,3 @@ async def _follow(link: MasterLink, task_id: str, deadline_s: float, *, quiet: b
                 return task
             shown.update(f"draining: {task.done_block_count} of {task.block_count} blocks")
             await clock.sleep(_POLL_S)
-
-
-class _Silent:
-    """Stands in for a progress display."""
-
-    def __enter__(self) -> _Silent:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def update(self, _text: str) -> None:
-        """Show nothing."""

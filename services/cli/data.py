@@ -27,6 +27,7 @@ MAX_VALUE_BYTES = 1 << 30
 _HEX_KEY = re.compile(r"0x[0-9a-fA-F]{64}")
 
 KeyText = Annotated[str, Parameter(help="Name of the block, or 0x and 64 hex digits for a block key.")]
+KeyTexts = Annotated[str, Parameter(help="Names of blocks, or block keys in hex (0x…).")]
 
 
 def to_key(text: str) -> str | bytes:
@@ -240,14 +241,7 @@ def _change(keys: tuple[str, ...], result: BatchResult, done: str, *, as_json: b
     return EXIT_OK if all(code == 0 for code in result.codes) else EXIT_MISS
 
 
-Keys = Annotated[tuple[str, ...], Parameter(help="Names of blocks, or block keys in hex (0x…).")]
-
-
-def rm(
-    *keys: Annotated[str, Parameter(help="Names of blocks, or block keys in hex (0x…).")],
-    where: Where = HERE,
-    json: AsJson = False,
-) -> int:
+def rm(*keys: KeyTexts, where: Where = HERE, json: AsJson = False) -> int:
     """Remove blocks from every node. Exit code 1 when one of them was not there.
 
     For example:
@@ -260,7 +254,7 @@ def rm(
 
 
 def pin(
-    *keys: Annotated[str, Parameter(help="Names of blocks, or block keys in hex (0x…).")],
+    *keys: KeyTexts,
     ttl: Annotated[str, Parameter(help='How long, for example "10min".')] = "10min",
     where: Where = HERE,
     json: AsJson = False,
@@ -279,11 +273,7 @@ def pin(
         )
 
 
-def unpin(
-    *keys: Annotated[str, Parameter(help="Names of blocks, or block keys in hex (0x…).")],
-    where: Where = HERE,
-    json: AsJson = False,
-) -> int:
+def unpin(*keys: KeyTexts, where: Where = HERE, json: AsJson = False) -> int:
     """Allow the eviction of pinned blocks again.
 
     For example:

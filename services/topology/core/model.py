@@ -12,7 +12,7 @@ _VALUE: Final = re.compile("[0-9a-f]{4}(:[0-9a-f]{4}){7}", re.ASCII)
 
 
 class _KernelWord(StrEnum):
-    """A word of the kernel's files. One that is not listed is read as UNKNOWN."""
+    """A word of the kernel's files. One that is not listed is read as UNKNOWN: enum calls `_missing_` for it."""
 
     @classmethod
     def _missing_(cls, _value: object) -> Self:
