@@ -87,31 +87,31 @@ def build(chosen: str = "") -> App:
     for group, commands in groups.items():
         for name, command in commands.items():
             app.command(command, name=name, group=group)
-    instance_app = App(name="instance", help="Drain an engine, or give it another role.", group=CLUSTER)
-    instance_app.command(instances.drain, name="drain")
-    instance_app.command(instances.undrain, name="undrain")
-    instance_app.command(instances.role, name="role")
-    app.command(instance_app)
+    engines: dict[str, Callable[..., int]] = {
+        "drain": instances.drain,
+        "undrain": instances.undrain,
+        "role": instances.role,
+    }
+    app.command(_folder("instance", "Drain an engine, or give it another role.", CLUSTER, engines))
     app.command(why, group=CLUSTER)
-    doctor_app = App(name="doctor", help="Say what is wrong and how to fix it.", group=CLUSTER)
+    doctor_app = _folder(
+        "doctor", "Say what is wrong and how to fix it.", CLUSTER, {"rdma": topology.doctor_rdma}
+    )
     doctor_app.default(doctor)
-    doctor_app.command(topology.doctor_rdma, name="rdma")
     app.command(doctor_app)
     app.command(topology.topology, group=CLUSTER)
-    config_app = App(name="config", help="Show the configuration.", group=TOOLS)
-    config_app.command(local.explain, name="explain")
-    app.command(config_app)
-    trace_app = App(name="trace", help="Check, describe or generate traces of requests.", group=TOOLS)
-    for verb in (trace.check, trace.stats, trace.generate):
-        trace_app.command(verb)
-    app.command(trace_app)
-    tls_app = App(name="tls", help="Make certificates for a small cluster.", group=TOOLS)
-    tls_app.command(tls.init, name="init")
-    app.command(tls_app)
+    app.command(_folder("config", "Show the configuration.", TOOLS, {"explain": local.explain}))
+    traces: dict[str, Callable[..., int]] = {
+        "check": trace.check,
+        "stats": trace.stats,
+        "generate": trace.generate,
+    }
+    app.command(_folder("trace", "Check, describe or generate traces of requests.", TOOLS, traces))
+    app.command(_folder("tls", "Make certificates for a small cluster.", TOOLS, {"init": tls.init}))
     app.command(local.token, group=TOOLS)
     app.command(local.version, group=TOOLS)
-    bench = App(
-        name="bench", help="Run a benchmark. It prints ratios that were measured within one run.", group=TOOLS
+    bench = _folder(
+        "bench", "Run a benchmark. It prints ratios that were measured within one run.", TOOLS, {}
     )
     for name, what in _BENCHMARKS.items():
         listed = {} if name == chosen else {"help": what}
@@ -120,6 +120,14 @@ def build(chosen: str = "") -> App:
     app.command(simulate, group=TOOLS)
     app.command(plan, group=TOOLS)
     app.command(reproduce, group=TOOLS)
+    return app
+
+
+def _folder(name: str, text: str, group: Group, commands: dict[str, Callable[..., int]]) -> App:
+    """A command that has commands of its own."""
+    app = App(name=name, help=text, group=group)
+    for verb, command in commands.items():
+        app.command(command, name=verb)
     return app
 
 

@@ -6,8 +6,9 @@ import math
 import random
 import time
 from dataclasses import asdict, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
     from mooncache.traces.stats import TraceStats
 
 AsJson = Annotated[bool, Parameter(name="--json", help="Print one JSON document.")]
+
+
+class TraceKind(StrEnum):
+    """Kinds of requests that can be generated."""
+
+    CONVERSATION = "conversation"
+    TOOL_AGENT = "tool-agent"
+    SINGLE_TURN = "single-turn"
 
 
 def check(
@@ -74,9 +83,9 @@ def generate(
     file: Annotated[Path, Parameter(help="Where to write the trace; .gz compresses it.")],
     *,
     kind: Annotated[
-        Literal["conversation", "tool-agent", "single-turn"],
+        TraceKind,
         Parameter(help="Chat, tools with long system prompts, or independent requests."),
-    ] = "conversation",
+    ] = TraceKind.CONVERSATION,
     requests: Annotated[int, Parameter(help="Number of requests; 0 generates one hour of the kind.")] = 0,
     seconds: Annotated[
         float, Parameter(help="Length of the trace in seconds; 0: as long as the requests take.")
@@ -111,7 +120,7 @@ def generate(
     from mooncache.traces.stats import stats as figures_of
 
     options = PRESETS[kind](block_tokens=block_tokens, tenants=tenants)
-    if kind != "single-turn":
+    if kind != TraceKind.SINGLE_TURN:
         options = replace(options, returning=returning)
     elif returning != 1.0:
         raise InvalidArgument(
@@ -132,9 +141,7 @@ def generate(
         options = replace(options, tick_s=tick)
     trace = make(options, random.Random(seed))
     if not len(trace):
-        raise InvalidArgument(
-            "The trace is so short that it has no request. Give more seconds or a higher rate."
-        )
+        raise InvalidArgument("So short a trace has no request. Give more seconds or a higher rate.")
     try:
         write(trace, file)
     except OSError as error:

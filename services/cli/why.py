@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from mooncache.cli.common import HERE, AsJson, Where
+from mooncache.conductor.core.progress import Phase
 from mooncache.reporting.output import EXIT_OK, console, print_json, print_table
 
 _REASONS = {
@@ -22,12 +23,12 @@ _REASONS = {
     "no_complete_block": "no complete block: the end of a prompt is always computed",
 }
 _PHASES = {
-    "prefilled": "prompt computed",
-    "prefill_failed": "prefill failed",
-    "first_token": "first token",
-    "finished": "finished",
-    "failed": "failed",
-    "aborted": "client disconnected",
+    Phase.PREFILLED: "prompt computed",
+    Phase.PREFILL_FAILED: "prefill failed",
+    Phase.FIRST_TOKEN: "first token",
+    Phase.FINISHED: "finished",
+    Phase.FAILED: "failed",
+    Phase.ABORTED: "client disconnected",
 }
 
 
