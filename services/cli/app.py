@@ -27,6 +27,7 @@ from mooncache.reporting.output import (
     report_error,
 )
 
+Commands = dict[str, Callable[..., int]]
 RUN = Group("Run", sort_key=1)
 BLOCKS = Group("Blocks", sort_key=2)
 CLUSTER = Group("Cluster", sort_key=3)
@@ -63,7 +64,7 @@ def build(chosen: str = "") -> App:
         help_format="markdown",
         suppress_keyboard_interrupt=False,
     )
-    groups: dict[Group, dict[str, Callable[..., int]]] = {
+    groups: dict[Group, Commands] = {
         RUN: {
             "up": up_and_down.up,
             "down": up_and_down.down,
@@ -87,32 +88,20 @@ def build(chosen: str = "") -> App:
     for group, commands in groups.items():
         for name, command in commands.items():
             app.command(command, name=name, group=group)
-    engines: dict[str, Callable[..., int]] = {
-        "drain": instances.drain,
-        "undrain": instances.undrain,
-        "role": instances.role,
-    }
-    app.command(_folder("instance", "Drain an engine, or give it another role.", CLUSTER, engines))
+    engine_verbs: Commands = {"drain": instances.drain, "undrain": instances.undrain, "role": instances.role}
+    app.command(_folder("instance", "Drain an engine, or give it another role.", CLUSTER, **engine_verbs))
     app.command(why, group=CLUSTER)
-    doctor_app = _folder(
-        "doctor", "Say what is wrong and how to fix it.", CLUSTER, {"rdma": topology.doctor_rdma}
-    )
+    doctor_app = _folder("doctor", "Say what is wrong and how to fix it.", CLUSTER, rdma=topology.doctor_rdma)
     doctor_app.default(doctor)
     app.command(doctor_app)
     app.command(topology.topology, group=CLUSTER)
-    app.command(_folder("config", "Show the configuration.", TOOLS, {"explain": local.explain}))
-    traces: dict[str, Callable[..., int]] = {
-        "check": trace.check,
-        "stats": trace.stats,
-        "generate": trace.generate,
-    }
-    app.command(_folder("trace", "Check, describe or generate traces of requests.", TOOLS, traces))
-    app.command(_folder("tls", "Make certificates for a small cluster.", TOOLS, {"init": tls.init}))
+    app.command(_folder("config", "Show the configuration.", TOOLS, explain=local.explain))
+    trace_verbs: Commands = {"check": trace.check, "stats": trace.stats, "generate": trace.generate}
+    app.command(_folder("trace", "Check, describe or generate traces of requests.", TOOLS, **trace_verbs))
+    app.command(_folder("tls", "Make certificates for a small cluster.", TOOLS, init=tls.init))
     app.command(local.token, group=TOOLS)
     app.command(local.version, group=TOOLS)
-    bench = _folder(
-        "bench", "Run a benchmark. It prints ratios that were measured within one run.", TOOLS, {}
-    )
+    bench = _folder("bench", "Run a benchmark. It prints ratios that were measured within one run.", TOOLS)
     for name, what in _BENCHMARKS.items():
         listed = {} if name == chosen else {"help": what}
         bench.command(f"mooncache.bench.{name}.command:{name}", name=name, **listed)
@@ -123,7 +112,7 @@ def build(chosen: str = "") -> App:
     return app
 
 
-def _folder(name: str, text: str, group: Group, commands: dict[str, Callable[..., int]]) -> App:
+def _folder(name: str, text: str, group: Group, **commands: Callable[..., int]) -> App:
     """A command that has commands of its own."""
     app = App(name=name, help=text, group=group)
     for verb, command in commands.items():

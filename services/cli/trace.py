@@ -17,6 +17,9 @@ from mooncache.reporting.output import EXIT_OK, console, human_age, print_json
 from mooncache.reporting.workload import PUBLIC_FORMAT, TraceFormat, need_packages
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mooncache.traces import GenerateOptions
     from mooncache.traces.stats import TraceStats
 
 AsJson = Annotated[bool, Parameter(name="--json", help="Print one JSON document.")]
@@ -115,11 +118,10 @@ def generate(
     need_packages("numpy")
     from mooncache.traces import generate as make
     from mooncache.traces import write
-    from mooncache.traces.generator import PRESETS
     from mooncache.traces.lengths import Lengths
     from mooncache.traces.stats import stats as figures_of
 
-    options = PRESETS[kind](block_tokens=block_tokens, tenants=tenants)
+    options = _preset(kind)(block_tokens=block_tokens, tenants=tenants)
     if kind != TraceKind.SINGLE_TURN:
         options = replace(options, returning=returning)
     elif returning != 1.0:
@@ -148,6 +150,18 @@ def generate(
         raise InvalidArgument(f"{file} cannot be written: {error.strerror}.") from None
     _show(figures_of(trace), str(file), as_json=as_json)
     return EXIT_OK
+
+
+def _preset(kind: TraceKind) -> Callable[..., GenerateOptions]:
+    """The function that makes the options of a kind."""
+    from mooncache.traces.generator import conversation, single_turn, tool_agent
+
+    presets = {
+        TraceKind.CONVERSATION: conversation,
+        TraceKind.TOOL_AGENT: tool_agent,
+        TraceKind.SINGLE_TURN: single_turn,
+    }
+    return presets[kind]
 
 
 def _show(figures: TraceStats, name: str, *, as_json: bool) -> None:

@@ -142,9 +142,6 @@ def single_turn(**changes: object) -> GenerateOptions:
     return replace(GenerateOptions(returning=0.0, tick_s=0.0), **changes)  # type: ignore[arg-type]
 
 
-PRESETS = {"conversation": conversation, "tool-agent": tool_agent, "single-turn": single_turn}
-
-
 def generate(options: GenerateOptions, rng: random.Random) -> Trace:
     """A trace with these statistics; the same options and the same state of `rng` give the same trace."""
     draws = np.random.default_rng(rng.getrandbits(128))
