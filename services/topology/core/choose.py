@@ -26,7 +26,7 @@ from mooncache.topology.core.model import (
 _NOT_ACTIVE = "not used, because the port is not active (cable, switch or `ip link set ... up`)"
 
 
-class Transport(StrEnum):
+class TransportKind(StrEnum):
     """What carries bytes between two hosts."""
 
     SHM = "shm"
@@ -166,18 +166,18 @@ def _together_gbps(here: Host, there: Host, pairs: list[RailPair]) -> float:
     return min(*sums, sum(pair.rate_gbps for pair in pairs))
 
 
-def transport_between(here: Host, there: Host) -> tuple[Transport, str]:
+def transport_between(here: Host, there: Host) -> tuple[TransportKind, str]:
     """The transport two hosts would use and why."""
     if here.name == there.name:
-        return Transport.SHM, "both ends are on one host"
+        return TransportKind.SHM, "both ends are on one host"
     for host in (here, there):
         if not usable_ports(host):
-            return Transport.TCP, f"{host.name}: {why_none(host)}"
+            return TransportKind.TCP, f"{host.name}: {why_none(host)}"
     pairs = rails_between(here, there)
     if pairs:
         total = _together_gbps(here, there, pairs)
-        return Transport.RDMA, f"{len(pairs)} rail(s), {total:g} Gb/s together; TCP when all of them fail"
-    return Transport.TCP, "the ports of the two hosts have no common type of address"
+        return TransportKind.RDMA, f"{len(pairs)} rail(s), {total:g} Gb/s together; TCP when all of them fail"
+    return TransportKind.TCP, "the ports of the two hosts have no common type of address"
 
 
 def _layer(port: Port) -> str:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from mooncache.topology.core.choose import (
-    Transport,
+    TransportKind,
     rails_between,
     transport_between,
     usable_ports,
@@ -72,7 +72,7 @@ def between_hosts(here: Host, there: Host) -> list[Finding]:
     """The transport between two hosts, and the obstacles to a better one."""
     kind, reason = transport_between(here, there)
     what = f"{here.name} - {there.name}"
-    found = [Finding(OK if kind != Transport.TCP else WARN, what, f"{kind}: {reason}")]
+    found = [Finding(OK if kind != TransportKind.TCP else WARN, what, f"{kind}: {reason}")]
     for pair in rails_between(here, there):
         mtus = {_port(here, pair.here).mtu_bytes, _port(there, pair.there).mtu_bytes} - {0}
         text = f"{pair.here} - {pair.there}: {pair.rate_gbps:g} Gb/s, path MTU {pair.mtu_bytes or 'unknown'}"
