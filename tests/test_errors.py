@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from mooncache import errors
+from mooncache.runtime.grpc_status import of_library, to_library
 
 HEADER = Path(__file__).parents[1] / "native" / "include" / "mooncache" / "status.h"
 SOURCE = Path(__file__).parents[1] / "native" / "src" / "base" / "status.cpp"
@@ -31,7 +32,8 @@ def test_every_class_is_complete_and_survives_the_wire(error_class: type[errors.
     error = errors.error_for(error_class.code, "what happened")
     assert type(error) is error_class and error.message == "what happened"
     assert error_class().message == error_class.hint
-    back = errors.from_grpc(error.grpc_status, error.message, errors.to_metadata(error))
+    status = of_library(to_library(error.grpc_status))
+    back = errors.from_grpc(status, error.message, errors.to_metadata(error))
     assert type(back) is error_class and back.message == "what happened"
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
     assert errors.code_name(error_class.code) == error_class.name
@@ -53,16 +55,16 @@ def test_retryable_codes_are_the_agreed_ones() -> None:
 
 
 def test_refusals_of_grpc_itself() -> None:
-    unavailable = errors.from_grpc(grpc.StatusCode.UNAVAILABLE, "no", None, errors.NodeUnavailable)
+    unavailable = errors.from_grpc(errors.GrpcStatus.UNAVAILABLE, "no", None, errors.NodeUnavailable)
     assert type(unavailable) is errors.NodeUnavailable
-    assert type(errors.from_grpc(grpc.StatusCode.UNAVAILABLE, "no", ())) is errors.MasterUnavailable
-    assert type(errors.from_grpc(grpc.StatusCode.DEADLINE_EXCEEDED, None, ())) is errors.DeadlineExceeded
-    assert type(errors.from_grpc(grpc.StatusCode.UNKNOWN, None, ())) is errors.Internal
+    assert type(errors.from_grpc(errors.GrpcStatus.UNAVAILABLE, "no", ())) is errors.MasterUnavailable
+    assert type(errors.from_grpc(errors.GrpcStatus.DEADLINE_EXCEEDED, None, ())) is errors.DeadlineExceeded
+    assert type(errors.from_grpc(errors.GrpcStatus.UNKNOWN, None, ())) is errors.Internal
 
 
 @pytest.mark.parametrize("value", ["", "-1", "abc", "9" * 400, "²", b"\xff\xfe"])
 def test_hostile_code_metadata_is_ignored(value: str | bytes) -> None:
-    error = errors.from_grpc(grpc.StatusCode.NOT_FOUND, "x", (("mooncache-code", value),))
+    error = errors.from_grpc(errors.GrpcStatus.NOT_FOUND, "x", (("mooncache-code", value),))
     assert type(error) is errors.NotFound
 
 
@@ -70,3 +72,8 @@ def test_unknown_numbers() -> None:
     assert type(errors.error_for(65000, "new thing")) is errors.Internal
     assert "65000" in errors.error_for(65000).message
     assert (errors.code_name(0), errors.code_name(65000)) == ("OK", "UNKNOWN")
+
+
+def test_statuses_are_those_of_grpc() -> None:
+    assert {status.name for status in errors.GrpcStatus} == {status.name for status in grpc.StatusCode}
+    assert all(of_library(status).value == status.name for status in grpc.StatusCode)

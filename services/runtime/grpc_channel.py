@@ -29,6 +29,7 @@ from mooncache.errors import (
 )
 from mooncache.runtime import tracing
 from mooncache.runtime.forks import leave_to_parent
+from mooncache.runtime.grpc_status import of_library
 from mooncache.runtime.proof import METADATA_KEY as PROOF_KEY
 from mooncache.runtime.proof import STALE, Prover, SignedCall, digest
 from mooncache.runtime.rpc import methods_of
@@ -206,7 +207,9 @@ class GrpcChannel:
         self, method: str, timeout_s: float, signed: SignedCall, error: grpc.aio.AioRpcError
     ) -> MooncacheError:
         trailing = _texts(error.trailing_metadata())
-        mapped = from_grpc(error.code(), error.details(), trailing.items(), self._unavailable_error)
+        mapped = from_grpc(
+            of_library(error.code()), error.details(), trailing.items(), self._unavailable_error
+        )
         if CODE_KEY in trailing:
             said = await digest((error.details() or "").encode())
             if isinstance(mapped, Unauthenticated):

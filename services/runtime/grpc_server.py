@@ -19,6 +19,7 @@ from mooncache.errors import OK, ConfigInvalid, MooncacheError, Unauthenticated,
 from mooncache.runtime import tracing
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.grpc_channel import MESSAGE_OPTIONS
+from mooncache.runtime.grpc_status import to_library
 from mooncache.runtime.proof import STALE, Admitted, Gate, digest
 from mooncache.runtime.run_op import TIMEOUT_DEFAULT_S, OpRunner
 
@@ -108,4 +109,4 @@ class GrpcServer:
 async def _abort(context: Any, admitted: Admitted, error: MooncacheError, code: int) -> None:
     details = error.message[:_DETAILS_CHARS_MAX]
     sealed = admitted.seal(code, await digest(details.encode()))
-    await context.abort(error.grpc_status, details, (*to_metadata(error), *sealed))
+    await context.abort(to_library(error.grpc_status), details, (*to_metadata(error), *sealed))

@@ -16,6 +16,7 @@ from mooncache.errors import to_metadata
 from mooncache.proto.v1 import master_pb2 as pb
 from mooncache.runtime import rpc
 from mooncache.runtime.grpc_channel import GrpcChannel
+from mooncache.runtime.grpc_status import to_library
 from tests.runtime.service.support import TestService
 
 PATH = "/mooncache.v1.MasterService/"
@@ -145,7 +146,7 @@ async def test_who_answers_without_the_secret_is_not_believed(
 ) -> None:
     async def behave(_request: bytes, context: grpc.aio.ServicerContext) -> bytes:
         if refusal is not None:
-            await context.abort(refusal.grpc_status, refusal.message, to_metadata(refusal))
+            await context.abort(to_library(refusal.grpc_status), refusal.message, to_metadata(refusal))
         return pb.GetStatusResponse(master_id="impostor", leading=True).SerializeToString()
 
     stranger = grpc.aio.server()

@@ -1,0 +1,79 @@
+"""Names of the package: each means one thing, and each is used."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.test_tidy import ROOT, SERVICES, files, relative, report, tree
+
+# Names that code of others calls: engines, asyncio, pydantic, and one field that is given by its place.
+CALLED_BY_OTHERS = {
+    "services/bench/null_engine.py": {"pause_writing", "resume_writing"},
+    "services/connectors/vllm/connector.py": {
+        "_cache_hit_source",
+        "bind_gpu_block_pool",
+        "get_finished",
+        "reset_cache",
+        "restore_kv_caches",
+        "set_xfer_handshake_metadata",
+        "unregister_kv_caches",
+        "wait_for_layer_load",
+    },
+    "services/plan/core/spec.py": {"_priced", "_consistent"},
+    "services/topology/core/model.py": {"board"},
+    "services/testing/virtual_time.py": {"_write_to_self"},
+}
+
+
+def test_public_classes_have_names_of_their_own() -> None:
+    """Who searches for a name finds one class."""
+    found: dict[str, list[str]] = {}
+    for path in files("services", ".py"):
+        if "proto" in path.relative_to(SERVICES).parts:
+            continue
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(f"{relative(path)}:{node.lineno}")
+    assert "RequestDriver" in found
+    twice = [f"{name}: {', '.join(places)}" for name, places in found.items() if len(places) > 1]
+    assert not twice, report(twice)
+
+
+def defined_names(tree: ast.Module) -> Iterator[str]:
+    """Functions, classes and assigned names, at whatever depth."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for name in (inner for target in targets for inner in ast.walk(target)):
+                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
+                    yield name.id
+
+
+def test_every_name_is_used() -> None:
+    """A name that the whole tree mentions once is its own definition: nothing uses it."""
+    mentioned: Counter[str] = Counter()
+    sources = [*files("services", ".py"), *files("tests", ".py"), *files("scripts", ".py")]
+    others = [
+        *files("docs", ".md"),
+        *files("native/python", ".cpp"),
+        *files("deploy", ".py", ".yml", ".json"),
+    ]
+    for path in (*sources, *others, ROOT / "README.md", ROOT / "pyproject.toml", ROOT / "setup.py"):
+        if path != Path(__file__).resolve():
+            mentioned.update(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+    unused = {
+        relative(path): {
+            name
+            for name in defined_names(ast.parse(path.read_text(encoding="utf-8")))
+            if mentioned[name] == 1 and not name.startswith("__")
+        }
+        for path in files("services", ".py")
+    }
+    found = {path: names for path, names in unused.items() if names}
+    assert found == CALLED_BY_OTHERS, "not used anywhere, or not listed truly in CALLED_BY_OTHERS"
