@@ -13,12 +13,12 @@ import dataclasses
 import random
 from collections.abc import Callable, Sequence
 
-from mooncache.client.backoff import Backoff
 from mooncache.client.master_link import MasterLink
 from mooncache.client.results import ClusterView, NodeView, told_tier_name
 from mooncache.client.terms import PATIENCE_S, Terms
 from mooncache.errors import MooncacheError, NotLeader
 from mooncache.proto.v1 import common_pb2, master_pb2
+from mooncache.runtime.backoff import Backoff
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.logs import Event, get_logger
 

@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mooncache.client.backoff import Backoff
 from mooncache.errors import (
     ConnectionLost,
     DeadlineExceeded,
@@ -21,6 +20,7 @@ from mooncache.errors import (
     NodeUnavailable,
     NotLeader,
 )
+from mooncache.runtime.backoff import Backoff
 from mooncache.runtime.channel import Channel
 from mooncache.runtime.clock import Clock
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mooncache.client.backoff import Backoff
 from mooncache.errors import MooncacheError
+from mooncache.runtime.backoff import Backoff, step_s
 from mooncache.runtime.logs import Event, get_logger
 
 _log = get_logger(__name__)
@@ -64,6 +64,7 @@ class Breaker:
     pause_first_s: float = 0.5
     pause_max_s: float = 15.0
     failures: int = 0
+    pauses: int = 0
     pause_s: float = 0.0
     open_until_s: float = 0.0
 
@@ -72,7 +73,7 @@ class Breaker:
         return now_s >= self.open_until_s
 
     def succeeded(self) -> None:
-        self.failures = 0
+        self.failures = self.pauses = 0
         self.pause_s = 0.0
         self.open_until_s = 0.0
 
@@ -80,7 +81,8 @@ class Breaker:
         """Count a failure; after a pause a single one opens it again."""
         self.failures += 1
         if self.failures >= self.failures_max and now_s >= self.open_until_s:
-            self.pause_s = min(self.pause_max_s, self.pause_s * 2 or self.pause_first_s)
+            self.pause_s = step_s(self.pauses, self.pause_first_s, self.pause_max_s)
+            self.pauses += 1
             self.open_until_s = now_s + self.pause_s
 
 

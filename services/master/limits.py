@@ -1,6 +1,7 @@
 """The master's limits: what the configuration's section `master` sets, and what only tests turn.
 
-Each rule has its default where it is used. `MasterLimits.of` is the one place where section and rules meet.
+What a user can set has its default and its check in the configuration alone; every other rule has its default where it
+is used. `MasterLimits.of` is the one place where section and rules meet.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mooncache.master.core.task_types import TaskRules
 
 @dataclass(frozen=True, slots=True)
 class MasterLimits:
-    """Every limit has a default that suits one machine and some hundred nodes.
+    """Limits that are not configured suit one machine and some hundred nodes.
 
     heartbeat_interval_s: how often nodes should send heartbeats. expire_interval_s: how often silence is looked for;
     check_interval_s: how often invariants are checked. report_bytes_max: records of one report message.
@@ -27,9 +28,9 @@ class MasterLimits:
     to a node, and calls at once. tenant_quotas_bytes: by tenant name.
     """
 
-    heartbeat_interval_s: float = 1.0
-    membership: MembershipRules = field(default_factory=MembershipRules)
-    placement: PlacementRules = field(default_factory=PlacementRules)
+    heartbeat_interval_s: float
+    membership: MembershipRules
+    placement: PlacementRules
     reports: ReportRules = field(default_factory=ReportRules)
     tasks: TaskRules = field(default_factory=TaskRules)
     expire_interval_s: float = 0.5
@@ -45,10 +46,6 @@ class MasterLimits:
     node_call_timeout_s: float = 5.0
     node_calls_max: int = 64
     tenant_quotas_bytes: dict[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.heartbeat_interval_s < self.membership.suspect_after_s:
-            raise ValueError("a node may be suspect only after it missed a heartbeat")
 
     @classmethod
     def of(cls, section: MasterSection) -> Self:

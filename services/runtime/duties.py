@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mooncache.errors import Internal, MooncacheError
+from mooncache.runtime.backoff import step_s
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.logs import Event, get_logger
 
@@ -56,7 +57,7 @@ class DutyRunner:
                 await duty.run()
             except Exception as error:  # noqa: BLE001  (whatever it was, it is logged, counted and tried again)
                 self._failed(duty, error, failures)
-                pause_s = min(PAUSE_MAX_S, PAUSE_FIRST_S * 2 ** min(failures, 16))
+                pause_s = step_s(failures, PAUSE_FIRST_S, PAUSE_MAX_S)
                 failures += 1
                 await self._clock.sleep(pause_s)
                 continue

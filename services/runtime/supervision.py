@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from mooncache.runtime.backoff import jittered_s, step_s
+
 WINDOW_S: Final = 600.0
 STALL_FACTOR: Final = (
     4.0  # one step of a long prompt moves no number, and takes longer than an answer to /health
@@ -48,8 +50,7 @@ def pause_s(policy: RestartPolicy, ends: int, jitter: float) -> float:
     Between half of the step and the whole of it, so that several processes do not load at the same moment again
     and again.
     """
-    step_s = min(policy.backoff_max_s, policy.backoff_first_s * 2.0 ** min(max(ends, 1) - 1, 30))
-    return step_s * (0.5 + 0.5 * jitter)
+    return jittered_s(step_s(ends - 1, policy.backoff_first_s, policy.backoff_max_s), jitter)
 
 
 @dataclass(slots=True)

@@ -14,21 +14,20 @@ from mooncache.master.core.membership import (
     Endpoints,
     Heartbeat,
     Membership,
-    MembershipRules,
     NodeState,
     Rail,
     Registration,
     Segment,
     SpaceUsage,
 )
-from mooncache.master.core.placement import PlacementRules
+from tests.master.rules import membership_rules, placement_rules
 
 GIB = 1 << 30
-RULES = MembershipRules(suspect_after_s=3.0, dead_after_s=10.0, forget_after_s=100.0)
+RULES = membership_rules(suspect_after_s=3.0, dead_after_s=10.0, forget_after_s=100.0)
 
 
 def make(term: int = 1) -> Membership:
-    membership = Membership(RULES, PlacementRules())
+    membership = Membership(RULES, placement_rules())
     membership.reset(term)
     return membership
 
@@ -136,7 +135,7 @@ def test_indices_are_dense_stable_and_used_again_only_after_forgetting() -> None
 
 
 def test_the_cluster_has_an_upper_size() -> None:
-    membership = Membership(MembershipRules(nodes_max=1), PlacementRules())
+    membership = Membership(membership_rules(nodes_max=1), placement_rules())
     membership.register(info("a"), 0.0)
     with pytest.raises(errors.LimitExceeded):
         membership.register(info("b"), 0.0)

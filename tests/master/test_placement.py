@@ -18,16 +18,16 @@ from mooncache import _native
 from mooncache.master.core.placement import (
     Candidate,
     NodeSpace,
-    PlacementRules,
     choose_nodes,
     node_weight,
     rank_nodes,
     slow_start_factor,
 )
+from tests.master.rules import placement_rules
 
 VECTORS = Path(__file__).parent / "placement_vectors.json"
 GIB = 1 << 30
-RULES = PlacementRules()
+RULES = placement_rules()
 
 
 def space(*, free: int = GIB, used: int = 0, age_s: float = 1e9, placeable: bool = True) -> NodeSpace:
@@ -162,12 +162,12 @@ def test_a_full_node_keeps_a_small_weight_and_small_moves_keep_weights() -> None
 
 
 def test_slow_start_ramps_by_time_or_bytes() -> None:
-    rules = PlacementRules(slow_start_s=32.0, slow_start_floor=0.25, slow_start_fill=0.5)
+    rules = placement_rules(slow_start_s=32.0, slow_start_floor=0.25, slow_start_fill=0.5)
     assert slow_start_factor(space(age_s=0.0), rules) == pytest.approx(0.25)
     assert slow_start_factor(space(age_s=16.0), rules) == pytest.approx(0.625)
     assert slow_start_factor(space(age_s=32.0), rules) == pytest.approx(1.0)
     assert slow_start_factor(space(free=GIB, used=GIB, age_s=0.0), rules) == pytest.approx(1.0)
-    assert slow_start_factor(space(age_s=0.0), PlacementRules(slow_start_s=0.0)) == pytest.approx(1.0)
+    assert slow_start_factor(space(age_s=0.0), placement_rules(slow_start_s=0.0)) == pytest.approx(1.0)
 
 
 if __name__ == "__main__":

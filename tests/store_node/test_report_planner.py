@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncache.client.backoff import Backoff
+from mooncache.runtime.backoff import Backoff
 from mooncache.store_node.core.report_planner import (
     RECORD_BYTES,
     BlockReport,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from mooncache.conductor.core.learning import Follower
 from mooncache.kvcache.leg_hint import CacheOutcome
+from mooncache.runtime.backoff import step_s
 
 AWAY_FIRST_S, AWAY_MAX_S = 30.0, 600.0
 LAG_PRIOR_S = 0.5  # from the end of the prefill to the first token
@@ -25,7 +26,7 @@ _ENOUGH = 0.5  # of the awaited tokens: the last blocks of a prompt may be saved
 
 
 @dataclass(slots=True)
-class _Pair:
+class _SkippedPair:
     missed: int = 0
     until_s: float = 0.0
 
@@ -38,7 +39,7 @@ class Landings:
 
     def __init__(self, margin_min_s: float) -> None:
         self._margin_min_s = margin_min_s
-        self._pairs: dict[tuple[str, str], _Pair] = {}  # those where blocks did not come the last time
+        self._pairs: dict[tuple[str, str], _SkippedPair] = {}  # those where blocks did not come the last time
         self._lag = Follower(LAG_PRIOR_S)
 
     def away(self, prefiller: str, decoder: str, now_s: float) -> bool:
@@ -52,10 +53,10 @@ class Landings:
 
     def missed(self, prefiller: str, decoder: str, now_s: float) -> float:
         """The blocks did not come; return for how long the pair is left alone."""
-        pair = self._pairs.setdefault((prefiller, decoder), _Pair())
+        pair = self._pairs.setdefault((prefiller, decoder), _SkippedPair())
         if now_s >= pair.until_s:  # of requests that were sent together one counts
+            pair.until_s = now_s + step_s(pair.missed, AWAY_FIRST_S, AWAY_MAX_S)
             pair.missed += 1
-            pair.until_s = now_s + min(AWAY_MAX_S, AWAY_FIRST_S * 2.0 ** min(16, pair.missed - 1))
         return pair.until_s - now_s
 
     def observe(self, lag_s: float) -> None:

@@ -26,15 +26,15 @@ _GIB = float(1 << 30)
 class PlacementRules:
     """How weights are made.
 
+    slow_start_s: seconds in which a node that came with no blocks ramps to its full weight.
     free_steps: free space counts in this many steps of capacity (also the weight share that a full node
     keeps: 1/free_steps).
-    slow_start_s: seconds in which a node that came with no blocks ramps to its full weight.
     slow_start_floor: share of its weight such a node begins with, 0..1.
     slow_start_fill: share of capacity in use at which the ramp is over whatever the time, 0..1.
     """
 
+    slow_start_s: float
     free_steps: int = 16
-    slow_start_s: float = 30.0
     slow_start_floor: float = 0.125
     slow_start_fill: float = 0.25
 

@@ -33,6 +33,7 @@ from mooncache.master.core.task_types import (
     TaskState,
     WantContents,
 )
+from mooncache.runtime.backoff import step_s
 
 
 @dataclass(slots=True)
@@ -385,7 +386,7 @@ class TaskBook:
             task.code = entry.code
             task.message = f"{task.failed_count} of {task.block_count} blocks could not be copied"
         else:
-            delay_s = self.rules.retry_delay_s * 2.0**entry.attempts
+            delay_s = step_s(entry.attempts, self.rules.retry_delay_s)
             self._put_back(task, block, entry.attempts + 1, now_s + delay_s)
 
     def _put_back(self, task: Task, block: BlockId, attempts: int, not_before_s: float) -> None:

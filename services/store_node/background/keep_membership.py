@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 
-from mooncache.client.backoff import Backoff
 from mooncache.client.terms import PATIENCE_S
 from mooncache.errors import MooncacheError, NotLeader, StaleIncarnation, UnknownNode
 from mooncache.proto.v1 import master_pb2
+from mooncache.runtime.backoff import Backoff
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.store_node.state import StoreNodeState, arena_gone, stat
 

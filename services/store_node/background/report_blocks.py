@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mooncache.client.backoff import Backoff
 from mooncache.errors import MooncacheError, ReportGap, StaleIncarnation, UnknownNode
 from mooncache.proto.v1 import master_pb2
+from mooncache.runtime.backoff import Backoff
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.store_node.core.report_planner import (
     BlockReport,

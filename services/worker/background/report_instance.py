@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 
-from mooncache.client.backoff import Backoff
 from mooncache.errors import InstanceUnknown, MooncacheError, StaleIncarnation, TooLarge
 from mooncache.kvcache.instance_messages import INSTANCE_ROLES, load_message
 from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.runtime.backoff import Backoff
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.worker.state import WorkerCounter, WorkerState
 

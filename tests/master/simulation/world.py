@@ -18,8 +18,6 @@ from mooncache.auth import DEFAULT_TENANT, Authenticator, Token, tenant_id
 from mooncache.client.terms import Terms
 from mooncache.master.background.duties import master_duties
 from mooncache.master.background.run_tasks import TaskRunner
-from mooncache.master.core.membership import MembershipRules
-from mooncache.master.core.placement import PlacementRules
 from mooncache.master.core.reports import ReportRules
 from mooncache.master.limits import MasterLimits
 from mooncache.master.ops.table import master_table
@@ -34,6 +32,7 @@ from mooncache.runtime.run_op import OpRunner
 from mooncache.store_node.fence import check_fence
 from mooncache.testing.memory_channel import MemoryNetwork, NetworkFaults
 from tests.master.model_index import ADD, REMOVE, ModelIndex, record
+from tests.master.rules import membership_rules, placement_rules
 
 CLUSTER = Token(DEFAULT_TENANT, admin=True, key=b"s" * 32)
 TENANT = tenant_id(DEFAULT_TENANT)
@@ -41,8 +40,8 @@ BLOCK_BYTES = 4096
 CAPACITY_BYTES = 1 << 20
 LIMITS = MasterLimits(
     heartbeat_interval_s=1.0,
-    membership=MembershipRules(suspect_after_s=3.0, dead_after_s=6.0, forget_after_s=60.0),
-    placement=PlacementRules(slow_start_s=5.0),
+    membership=membership_rules(suspect_after_s=3.0, dead_after_s=6.0, forget_after_s=60.0),
+    placement=placement_rules(slow_start_s=5.0),
     reports=ReportRules(buffered_bytes_max=56 * 64, full_timeout_s=4.0),
     expire_interval_s=0.5,
     check_interval_s=1.0,
