@@ -18,7 +18,11 @@ from typing import TYPE_CHECKING, Any
 from mooncache._version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Unpack
+
     from mooncache.client.aio import AsyncClient
+    from mooncache.client.options import ConnectSettings
     from mooncache.client.registered import RegisteredBuffer
     from mooncache.client.reservation import AsyncReservation, Reservation
     from mooncache.client.results import (
@@ -98,15 +102,17 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def connect(*args: Any, **settings: Any) -> Client:
+def connect(master: str | Sequence[str] | None = None, **settings: Unpack[ConnectSettings]) -> Client:
     """Connect to a pool and return a `Client`; arguments and errors are described there."""
     from mooncache.client.sync import Client
 
-    return Client(*args, **settings)
+    return Client(master, **settings)
 
 
-async def connect_async(*args: Any, **settings: Any) -> AsyncClient:
+async def connect_async(
+    master: str | Sequence[str] | None = None, *, threads: int = 8, **settings: Unpack[ConnectSettings]
+) -> AsyncClient:
     """Connect to a pool and return an `AsyncClient`; arguments and errors are described at `Client`."""
     from mooncache.client.aio import AsyncClient
 
-    return await AsyncClient.connect(*args, **settings)
+    return await AsyncClient.connect(master, threads=threads, **settings)

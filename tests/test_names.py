@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.test_tidy import ROOT, SERVICES, files, relative, report, tree
+from tests.test_tidy import ROOT, files, relative, report, tree
 
 # Names that code of others calls: engines, asyncio, pydantic, and one field that is given by its place.
 CALLED_BY_OTHERS = {
@@ -29,18 +29,45 @@ CALLED_BY_OTHERS = {
 }
 
 
-def test_public_classes_have_names_of_their_own() -> None:
-    """Who searches for a name finds one class."""
-    found: dict[str, list[str]] = {}
-    for path in files("services", ".py"):
-        if "proto" in path.relative_to(SERVICES).parts:
+def aliases(tree: ast.Module) -> Iterator[tuple[str, int, str]]:
+    """(name, line, meaning) of the types that a module gives a name, as `Steps = dict[str, int]`.
+
+    Not those of type variables, which mean something inside of one definition only, and of the options of a command.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target, value = node.targets[0], node.value
+        elif isinstance(node, ast.AnnAssign) and "TypeAlias" in ast.unparse(node.annotation) and node.value:
+            target, value = node.target, node.value
+        else:
             continue
+        meaning = ast.unparse(value)
+        if (
+            node.col_offset == 0
+            and isinstance(target, ast.Name)
+            and re.fullmatch(r"_?[A-Z]+[a-z]\w*", target.id)
+            and not re.search(r"TypeVar\(|ParamSpec\(|Parameter\(", meaning)
+        ):
+            yield target.id, node.lineno, meaning
+
+
+def test_types_have_names_of_their_own() -> None:
+    """Who searches for a name finds one class. A short alias may be spelt again where it means the same."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for path in files("services", ".py"):
         for node in ast.walk(tree(path)):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found.setdefault(node.name, []).append(f"{relative(path)}:{node.lineno}")
-    assert "RequestDriver" in found
-    twice = [f"{name}: {', '.join(places)}" for name, places in found.items() if len(places) > 1]
-    assert not twice, report(twice)
+            if isinstance(node, ast.ClassDef):
+                place = f"{relative(path)}:{node.lineno}"
+                found.setdefault(node.name, []).append((place, f"class at {place}"))
+        for name, line, meaning in aliases(tree(path)):
+            found.setdefault(name, []).append((f"{relative(path)}:{line}", meaning))
+    assert {"RequestDriver", "BlockParts", "_Phase"} <= found.keys()
+    offenders = [
+        f"{name}: {', '.join(place for place, _ in uses)}"
+        for name, uses in found.items()
+        if len({meaning for _, meaning in uses}) > 1
+    ]
+    assert not offenders, report(offenders)
 
 
 def defined_names(tree: ast.Module) -> Iterator[str]:

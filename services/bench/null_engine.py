@@ -158,7 +158,7 @@ class _Connection(asyncio.Protocol):
         try:
             if options.first_token_s:
                 await asyncio.sleep(options.first_token_s)
-            answer = _Answer(chat, options.model, request_id, tokens, _prompt_tokens(fields))
+            answer = _NullAnswer(chat, options.model, request_id, tokens, _prompt_tokens(fields))
             if not fields.get("stream"):
                 self._answer(200, answer.whole(), request_id)
                 return
@@ -170,7 +170,7 @@ class _Connection(asyncio.Protocol):
             if not self._engine.open_count:
                 self._engine.idle.set()
 
-    async def _stream(self, answer: _Answer, wants_usage: bool, rate: float, request_id: str) -> None:
+    async def _stream(self, answer: _NullAnswer, wants_usage: bool, rate: float, request_id: str) -> None:
         assert self._transport is not None
         head = (
             "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n"
@@ -198,7 +198,7 @@ class _Connection(asyncio.Protocol):
         self._transport.write(head.encode() + body)
 
 
-class _Answer:
+class _NullAnswer:
     """The parts of one answer, shaped like vLLM's."""
 
     def __init__(self, chat: bool, model: str, request_id: str, tokens: int, prompt_tokens: int) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from mooncache.cli.common import HERE, AsJson, Where, word_of
 from mooncache.cli.conductor_view import conductor_lines
 from mooncache.client.master_link import MasterLink
-from mooncache.client.results import told_tier_name
+from mooncache.client.results import tier_of_message
 from mooncache.conductor.core.registry import InstanceState
 from mooncache.proto.v1 import common_pb2, master_pb2
 from mooncache.reporting.output import (
@@ -47,7 +47,7 @@ def _node_row(item: master_pb2.NodeStatus) -> dict[str, Any]:
         "unix_path": node.endpoints.unix_path,
         "arena_gone": item.arena_gone,
         "arena": ", ".join(sorted({segment.kind or "memory" for segment in node.segments})),
-        "tier": ", ".join(sorted({told_tier_name(segment.tier) for segment in node.segments})),
+        "tier": ", ".join(sorted({tier_of_message(segment.tier) for segment in node.segments})),
         "capacity_bytes": node.capacity_bytes,
         "used_bytes": item.used_bytes,
         "free_bytes": node.free_bytes,

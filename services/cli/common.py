@@ -108,13 +108,12 @@ class Where:
         The cluster that runs here says nothing about a master that was named.
         """
         from mooncache.client.state_dir import read_cluster_file
-        from mooncache.config import explain, load
+        from mooncache.config import is_set, load
 
         if self.conductor:
             return self.conductor
         config = load(overrides={"cluster.state_dir": self.state_dir})
-        chosen = any(r.name == "cluster.conductor_target" and r.source != "default" for r in explain(config))
-        if chosen:
+        if is_set(config, "cluster.conductor_target"):
             return config.cluster.conductor_target
         cluster = None if self.master else read_cluster_file(config.cluster.state_dir)
         return cluster.conductor_target if cluster is not None else ""

@@ -31,7 +31,7 @@ class _Failure(msgspec.Struct):
     message: str
 
 
-class _Message(msgspec.Struct):
+class _ChildMessage(msgspec.Struct):
     """One line of the pipe: a part that changed, and at the end the document or the error."""
 
     tell: tuple[str, PartNews] | None = None
@@ -66,7 +66,7 @@ def _show(lines: IO[str], *, as_json: bool) -> int:
     from mooncache.cli.announce import show
     from mooncache.cli.progress import StartView
 
-    message = _Message()
+    message = _ChildMessage()
     with contextlib.ExitStack() as stack:
         tell = None if as_json else stack.enter_context(StartView(console)).tell
         while line := lines.readline(LINE_CHARS_MAX):
@@ -89,10 +89,10 @@ def _show(lines: IO[str], *, as_json: bool) -> int:
 _NO_WORD: Final = "The start ended without a message; see logs/up.log in the state folder."
 
 
-def _parsed(line: str) -> _Message:
+def _parsed(line: str) -> _ChildMessage:
     """One line of the pipe. Raises Internal for a line that was cut off because the child was killed."""
     try:
-        return msgspec.json.decode(line, type=_Message)
+        return msgspec.json.decode(line, type=_ChildMessage)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise Internal(_NO_WORD) from None
 
@@ -107,7 +107,7 @@ def _behind(settings: ClusterSettings, ready_s: float | None, pipe: IO[str]) -> 
     stop = Stop()
     gone = [False]
 
-    def send(message: _Message) -> None:
+    def send(message: _ChildMessage) -> None:
         try:
             pipe.write(msgspec.json.encode(message).decode() + "\n")
         except OSError:
@@ -117,18 +117,18 @@ def _behind(settings: ClusterSettings, ready_s: float | None, pipe: IO[str]) -> 
         _redirect(cluster.state_dir)
         cluster.start(
             ready_s,
-            lambda name, news: send(_Message(tell=(name, news))),
+            lambda name, news: send(_ChildMessage(tell=(name, news))),
             lambda: stop.asked or gone[0],
         )
         document = document_of(cluster, cluster.wait_ready(LOOK_S))
-        send(_Message(document=document, token_created=cluster.token_created))
+        send(_ChildMessage(document=document, token_created=cluster.token_created))
         with contextlib.suppress(OSError):
             pipe.close()
         return watch(cluster, stop, as_json=False)
     except (Cancelled, KeyboardInterrupt):
         return EXIT_OK
     except MooncacheError as error:
-        send(_Message(error=_Failure(error.code, error.message)))
+        send(_ChildMessage(error=_Failure(error.code, error.message)))
         return 1
     finally:
         cluster.stop()

@@ -98,7 +98,7 @@ def explain(
     if toml:
         print(to_toml(loaded), end="")
         return EXIT_OK
-    rows = [row for row in explain_config(loaded) if not set_only or row.source != "default"]
+    rows = [row for row in explain_config(loaded) if not set_only or not row.is_default]
     if json:
         print_json({"settings": [row._asdict() for row in rows]})
     else:

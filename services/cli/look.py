@@ -15,7 +15,7 @@ from typing import Any
 
 from mooncache.cli.common import Where
 from mooncache.cli.conductor_view import conductor_row
-from mooncache.cli.core.samples import Samples, parse
+from mooncache.cli.core.samples import MetricSamples, parse
 from mooncache.cli.instances import instance_row
 from mooncache.client.master_link import MasterLink
 from mooncache.client.options import ClientOptions
@@ -38,7 +38,7 @@ class Look:
     instances: list[dict[str, Any]] | None = None
     conductor: dict[str, Any] | None = None
     conductor_error: str = ""
-    metrics: dict[str, Samples] = field(default_factory=dict)
+    metrics: dict[str, MetricSamples] = field(default_factory=dict)
     gateway_reason: str | None = None
     parts: tuple[PartView, ...] = ()
 

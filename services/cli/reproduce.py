@@ -25,7 +25,7 @@ from mooncache.reporting.output import (
 from mooncache.reporting.workload import need_packages, progress
 
 if TYPE_CHECKING:
-    from mooncache.reproduce.lab import Lab, Progress
+    from mooncache.reproduce.lab import Lab, LabProgress
     from mooncache.reproduce.scenario import Scenario
 
 
@@ -90,7 +90,7 @@ def reproduce(
 
 
 def _measure(
-    lab: Lab, chosen: list[Scenario], tell: Progress, markdown: Path | None, *, as_json: bool
+    lab: Lab, chosen: list[Scenario], tell: LabProgress, markdown: Path | None, *, as_json: bool
 ) -> int:
     """Run the scenarios, show each as it ends, and return the exit code."""
     from mooncache.reproduce import registry
@@ -121,7 +121,7 @@ def _readable(files: dict[str, Path | None]) -> None:
 
 
 @contextmanager
-def _progress(*, quiet: bool) -> Iterator[Progress]:
+def _progress(*, quiet: bool) -> Iterator[LabProgress]:
     """A bar that says which scenario is under way, and what it simulates."""
     scenario = "starting"
     with progress("simulations", quiet=quiet) as bar:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import functools
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import ParamSpec, Self, TypeVar, Unpack
 
 from mooncache import _native
 from mooncache.client import results as res
@@ -20,12 +19,15 @@ from mooncache.client.buffers import Buffer
 from mooncache.client.control import Control
 from mooncache.client.engine import ClientCore
 from mooncache.client.keys import Key
-from mooncache.client.options import ClientOptions, new_native
+from mooncache.client.options import ClientOptions, ConnectSettings, new_native
 from mooncache.client.registered import RegisteredBuffer
 from mooncache.client.reservation import AsyncReservation
 from mooncache.client.sync import _missed, _raise_single
+from mooncache.config import Config
 from mooncache.errors import BufferTooSmall, Closed
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _LIST_PAGE = 1024
 _MAX_THREADS = 256
 
@@ -54,11 +56,12 @@ class AsyncClient:
         master: str | Sequence[str] | None = None,
         *,
         threads: int = 8,
-        **settings: Any,
+        config: Config | None = None,
+        **settings: Unpack[ConnectSettings],
     ) -> Self:
-        """Connect; every setting and every error is described at `Client`."""
+        """Connect; every setting and every error is described at `Client`. `config` None: it is loaded as usual."""
         threads = min(max(1, threads), _MAX_THREADS)
-        client = cls(ClientOptions.gather(master=master, **settings), threads)
+        client = cls(ClientOptions.gather(master, config=config, **settings), threads)
         try:
             await client._start()
         except BaseException:
@@ -77,22 +80,25 @@ class AsyncClient:
         assert self._control is not None
         return wait_for(self._control.locate(keys, timeout_s), self._loop, timeout_s)
 
-    async def _run(self, call: Callable[..., Any], *args: Any) -> Any:
+    async def _run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a blocking call on the pool; when this task is cancelled, wait until the call has come back."""
-        return await self._finish(self._submit(call, *args), None)
+        return await self._finish(self._submit(call, *args, **kwargs), None)
 
-    async def _run_cancellable(self, call: Callable[..., Any], *args: Any) -> Any:
+    async def _run_cancellable(self, call: Callable[[_native.CancelToken], T]) -> T:
+        """As `_run`; the call gets a token, and is cancelled with this task."""
         token = _native.CancelToken()
-        return await self._finish(self._submit(functools.partial(call, cancel=token), *args), token)
+        return await self._finish(self._submit(call, token), token)
 
-    def _submit(self, call: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
+    def _submit(
+        self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> concurrent.futures.Future[T]:
         try:
-            return self._pool.submit(call, *args)
+            return self._pool.submit(call, *args, **kwargs)
         except RuntimeError:  # the pool is shut down
             raise Closed("The client is closed. Make a new one with mooncache.connect_async().") from None
 
     @staticmethod
-    async def _finish(running: concurrent.futures.Future[Any], token: Any) -> Any:
+    async def _finish(running: concurrent.futures.Future[T], token: _native.CancelToken | None) -> T:
         future = asyncio.wrap_future(running)
         try:
             return await asyncio.shield(future)
@@ -130,10 +136,9 @@ class AsyncClient:
         timeout_s: float | None = None,
     ) -> res.PutResult:
         """Store a batch, as `Client.put_many`: one code for each key."""
-        result: res.PutResult = await self._run_cancellable(
-            self._engine.put_many, keys, values, replicas, timeout_s
+        return await self._run_cancellable(
+            lambda token: self._engine.put_many(keys, values, replicas, timeout_s, token)
         )
-        return result
 
     async def put_iov(
         self,
@@ -155,8 +160,7 @@ class AsyncClient:
 
     async def get_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.GetValues:
         """The bytes of a batch, as `Client.get_many`."""
-        result: res.GetValues = await self._run_cancellable(self._engine.get_many, keys, timeout_s)
-        return result
+        return await self._run_cancellable(lambda token: self._engine.get_many(keys, timeout_s, token))
 
     async def get_view(self, key: Key, *, timeout_s: float | None = None) -> memoryview | None:
         """A read-only view of memory that the client lends, or None on a miss, as `Client.get_view`."""
@@ -165,8 +169,7 @@ class AsyncClient:
 
     async def get_many_views(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.GetViews:
         """The views of a batch, as `Client.get_many_views`."""
-        result: res.GetViews = await self._run_cancellable(self._engine.get_many_views, keys, timeout_s)
-        return result
+        return await self._run_cancellable(lambda token: self._engine.get_many_views(keys, timeout_s, token))
 
     async def get_into(
         self, key: Key, destination: Buffer, *, offset: int | None = None, timeout_s: float | None = None
@@ -189,9 +192,9 @@ class AsyncClient:
         timeout_s: float | None = None,
     ) -> res.GetResult:
         """Read a batch into `destinations`, as `Client.get_many_into`."""
-        call = functools.partial(self._engine.get_many_into, offsets=offsets)
-        result: res.GetResult = await self._run_cancellable(call, keys, destinations, timeout_s)
-        return result
+        return await self._run_cancellable(
+            lambda token: self._engine.get_many_into(keys, destinations, timeout_s, token, offsets)
+        )
 
     async def get_iov(
         self, key: Key, slices: Sequence[Buffer], *, timeout_s: float | None = None
@@ -205,7 +208,9 @@ class AsyncClient:
 
     async def reserve(self, key: Key, size_bytes: int, *, timeout_s: float | None = None) -> AsyncReservation:
         """Reserve space for one block, as `Client.reserve`: `async with await client.reserve(...) as block`."""
-        native = await self._run_cancellable(self._engine.reserve, key, size_bytes, timeout_s)
+        native = await self._run_cancellable(
+            lambda token: self._engine.reserve(key, size_bytes, timeout_s, token)
+        )
         return AsyncReservation(native, self._options.timeout_s, size_bytes, self._run)
 
     # --- questions -------------------------------------------------------------------------------------------
@@ -216,26 +221,26 @@ class AsyncClient:
 
     async def exists_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> tuple[bool, ...]:
         """For each key whether some node holds the block."""
-        result: tuple[bool, ...] = await self._run_cancellable(self._engine.exists_many, keys, timeout_s)
-        return result
+        return await self._run_cancellable(lambda token: self._engine.exists_many(keys, timeout_s, token))
 
     async def match(
         self, keys: Iterable[Key] | bytes, *, touch: bool = True, timeout_s: float | None = None
     ) -> res.MatchResult:
         """The longest leading run of a key chain that the pool holds, as `Client.match`."""
-        result: res.MatchResult = await self._run_cancellable(self._engine.match, keys, touch, timeout_s)
-        return result
+        return await self._run_cancellable(lambda token: self._engine.match(keys, touch, timeout_s, token))
 
     async def stat(self, key: Key, *, timeout_s: float | None = None) -> res.BlockStat | None:
         """Size, checksum, tier, pins, hits and age of one block, or None on a miss."""
-        code, found = (await self._run_cancellable(self._engine.stat_many, [key], timeout_s))[0]
+        code, found = (
+            await self._run_cancellable(lambda token: self._engine.stat_many([key], timeout_s, token))
+        )[0]
         return None if _missed(code, "stat") else found
 
     async def stat_many(
         self, keys: Iterable[Key], *, timeout_s: float | None = None
     ) -> tuple[res.BlockStat | None, ...]:
         """`stat` for a batch, as `Client.stat_many`."""
-        answer = await self._run_cancellable(self._engine.stat_many, keys, timeout_s)
+        answer = await self._run_cancellable(lambda token: self._engine.stat_many(keys, timeout_s, token))
         return tuple(found for _, found in answer)
 
     async def list(
@@ -244,7 +249,7 @@ class AsyncClient:
         """Blocks of this tenant, node by node, as `Client.list`; use `async for`."""
         for node in self.nodes():
             cursor = 0
-            while limit > 0 and node.state != "dead":
+            while limit > 0 and node.state != res.MapNodeState.DEAD:
                 cursor, entries = await self._run(
                     self._engine.list_page, node.index, cursor, min(limit, _LIST_PAGE), timeout_s
                 )
@@ -262,8 +267,7 @@ class AsyncClient:
 
     async def remove_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.BatchResult:
         """Remove a batch; one code for each key."""
-        result: res.BatchResult = await self._run(self._engine.remove_many, keys, timeout_s)
-        return result
+        return await self._run(self._engine.remove_many, keys, timeout_s)
 
     async def pin(self, key: Key, *, ttl_s: float = 60.0, timeout_s: float | None = None) -> bool:
         """Keep the block from eviction for `ttl_s` seconds. False when there is none."""
@@ -273,8 +277,7 @@ class AsyncClient:
         self, keys: Iterable[Key], *, ttl_s: float = 60.0, timeout_s: float | None = None
     ) -> res.BatchResult:
         """Pin a batch; one code for each key."""
-        result: res.BatchResult = await self._run(self._engine.pin_many, keys, ttl_s, timeout_s)
-        return result
+        return await self._run(self._engine.pin_many, keys, ttl_s, timeout_s)
 
     async def unpin(self, key: Key, *, timeout_s: float | None = None) -> bool:
         """Take the pin back. False when there is no such block."""
@@ -282,8 +285,7 @@ class AsyncClient:
 
     async def unpin_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.BatchResult:
         """Unpin a batch; one code for each key."""
-        result: res.BatchResult = await self._run(self._engine.unpin_many, keys, timeout_s)
-        return result
+        return await self._run(self._engine.unpin_many, keys, timeout_s)
 
     # --- the cluster -----------------------------------------------------------------------------------------
 
@@ -302,13 +304,11 @@ class AsyncClient:
 
     async def node_stat(self, node: int, *, timeout_s: float | None = None) -> dict[str, int]:
         """A node's counters by name. `node` is an index of `nodes()`."""
-        result: dict[str, int] = await self._run(self._engine.node_stat, node, timeout_s)
-        return result
+        return await self._run(self._engine.node_stat, node, timeout_s)
 
     async def ping(self, node: int, *, timeout_s: float | None = None) -> float:
         """Round trip to a node over the data plane, in seconds, as `Client.ping`."""
-        result: float = await self._run(self._engine.ping, node, timeout_s)
-        return result
+        return await self._run(self._engine.ping, node, timeout_s)
 
     def stats(self) -> dict[str, int]:
         """Counters of this client's native core by name."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mooncache.client.device import Part, device_view, in_device, parts_of
+from mooncache.client.device import BlockPart, device_view, in_device, parts_of
 from mooncache.client.dlpack import dlpack_view
 from mooncache.errors import InvalidArgument
 
@@ -52,13 +52,13 @@ def to_view(buffer: Buffer, *, writable: bool) -> memoryview:
     return view.cast("B")
 
 
-def to_part(buffer: Buffer, *, writable: bool) -> Part:
+def to_part(buffer: Buffer, *, writable: bool) -> BlockPart:
     """A view of bytes over host memory, or the range of GPU memory. Raises InvalidArgument as to_view does."""
     found = None if isinstance(buffer, _HOST_TYPES) else device_view(buffer, writable=writable)
     return to_view(buffer, writable=writable) if found is None else found
 
 
-def to_slices(buffers: Iterable[Buffer], *, writable: bool) -> list[Part]:
+def to_slices(buffers: Iterable[Buffer], *, writable: bool) -> list[BlockPart]:
     """Views over the slices of one block, in order."""
     slices = [to_part(buffer, writable=writable) for buffer in buffers]
     if not slices:
@@ -68,14 +68,14 @@ def to_slices(buffers: Iterable[Buffer], *, writable: bool) -> list[Part]:
     return slices
 
 
-def to_source(value: Buffer) -> Part | list[Part]:
+def to_source(value: Buffer) -> BlockPart | list[BlockPart]:
     """One value of a put: a buffer, or a list or tuple of buffers that follow each other."""
     if isinstance(value, (list, tuple)):
         return to_slices(value, writable=False)
     return to_part(value, writable=False)
 
 
-def to_host_source(value: Buffer) -> Part | list[Part]:
+def to_host_source(value: Buffer) -> BlockPart | list[BlockPart]:
     """As to_source, where GPU memory cannot be taken (writes into a reservation). Raises InvalidArgument for it."""
     source = to_source(value)
     if in_device([source]):
@@ -83,13 +83,13 @@ def to_host_source(value: Buffer) -> Part | list[Part]:
     return source
 
 
-def to_destination(value: Buffer) -> Part | list[Part]:
+def to_destination(value: Buffer) -> BlockPart | list[BlockPart]:
     """One destination of a get: a writable buffer, or a list or tuple of them."""
     if isinstance(value, (list, tuple)):
         return to_slices(value, writable=True)
     return to_part(value, writable=True)
 
 
-def size_bytes(value: Part | Sequence[Part]) -> int:
+def size_bytes(value: BlockPart | Sequence[BlockPart]) -> int:
     """Bytes of a prepared source or destination."""
     return sum(piece.nbytes for piece in parts_of(value))

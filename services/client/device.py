@@ -17,20 +17,19 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mooncache.client import staging
 from mooncache.client.dlpack import dlpack_range
 from mooncache.client.native_call import call_native
 from mooncache.client.staging import Stagers
-from mooncache.errors import DeadlineExceeded, InvalidArgument, MooncacheError
+from mooncache.errors import OK, DeadlineExceeded, InvalidArgument, MooncacheError
 
 if TYPE_CHECKING:
     from mooncache._native import GpuDevice, GpuStager
 
 _CUDA, _CUDA_MANAGED = 2, 13  # DLPack's numbers of devices
-
-Native = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +39,26 @@ class DeviceView:
     address: int
     nbytes: int
     ordinal: int
-    owner: Any
+    owner: object
 
 
-Part = memoryview | DeviceView
-Parts = Part | Sequence[Part]
+BlockPart = memoryview | DeviceView
+BlockParts = BlockPart | Sequence[BlockPart]
+HostParts = Sequence[memoryview | Sequence[memoryview]]
+"""What moves in host memory, for each block."""
+
+PutAnswer = tuple[int, int | None]
+"""(code, index of the node) of a block that was put."""
+GetAnswer = tuple[int, int, int | None]
+"""(code, bytes, index of the node) of a block that was read."""
+BlockAnswer = TypeVar("BlockAnswer", PutAnswer, GetAnswer)
+GroupCall = Callable[[int, int, HostParts, float], Sequence[BlockAnswer]]
+"""(begin, end, their parts, limit_s) -> the answers of the blocks from begin to end."""
+PUT_LATE: PutAnswer = (DeadlineExceeded.code, None)
+GET_LATE: GetAnswer = (DeadlineExceeded.code, 0, None)
 
 
-def device_view(buffer: Any, *, writable: bool) -> DeviceView | None:
+def device_view(buffer: object, *, writable: bool) -> DeviceView | None:
     """The GPU memory of a buffer, None for what is not in GPU memory.
 
     Raises:
@@ -72,13 +83,13 @@ def device_view(buffer: Any, *, writable: bool) -> DeviceView | None:
     return _view(address, size, ordinal, (keep, buffer))
 
 
-def _view(address: int, size: int, ordinal: int, owner: Any) -> DeviceView:
+def _view(address: int, size: int, ordinal: int, owner: object) -> DeviceView:
     if size and not address:  # to the native core address 0 is a gap: whatever was staged before would be put
         raise InvalidArgument(f"The array has {size} bytes at address 0.")
     return DeviceView(address, size, ordinal, owner)
 
 
-def _from_interface(buffer: Any, interface: dict[str, Any], writable: bool) -> DeviceView:
+def _from_interface(buffer: object, interface: dict[str, Any], writable: bool) -> DeviceView:
     try:
         address, readonly = interface["data"]
         shape = tuple(int(length) for length in interface["shape"])
@@ -103,12 +114,12 @@ def _from_interface(buffer: Any, interface: dict[str, Any], writable: bool) -> D
     return _view(int(address or 0), size, int(ordinal or 0), buffer)
 
 
-def in_device(values: Sequence[Parts]) -> bool:
+def in_device(values: Sequence[BlockParts]) -> bool:
     """Whether any part of any value is in GPU memory."""
     return any(isinstance(part, DeviceView) for value in values for part in parts_of(value))
 
 
-def parts_of(value: Parts) -> Sequence[Part]:
+def parts_of(value: BlockParts) -> Sequence[BlockPart]:
     return (value,) if isinstance(value, (memoryview, DeviceView)) else value
 
 
@@ -118,7 +129,7 @@ class _Group:
 
     begin: int
     end: int
-    parts: list[Sequence[Part]] = field(default_factory=list)
+    parts: list[Sequence[BlockPart]] = field(default_factory=list)
     host: list[list[memoryview]] = field(default_factory=list)
     slices: list[list[tuple[int, int]]] = field(default_factory=list)
 
@@ -133,22 +144,28 @@ class DeviceStaging:
         """The device as the native core opened it. Raises TransportUnavailable: no CUDA here."""
         return self._stagers.device(ordinal)
 
-    def put(self, sources: Sequence[Parts], limit_s: float, call: Native) -> list[Any]:
+    def put(
+        self, sources: Sequence[BlockParts], limit_s: float, call: GroupCall[PutAnswer]
+    ) -> list[PutAnswer]:
         """`call(begin, end, host_parts, limit_s)` puts those blocks; the answers of all, in order.
 
         Blocks that were not begun within `limit_s` have DEADLINE_EXCEEDED, as in a batch of host buffers.
         """
-        return self._run(sources, limit_s, call, None)
+        return self._run(sources, limit_s, partial(_Putting, call), PUT_LATE)
 
     def get(
-        self, targets: Sequence[Parts], limit_s: float, call: Native, sizes: Callable[[Any], int]
-    ) -> list[Any]:
-        """As put, for a get. `sizes(answer)` is how many bytes of a block came, 0 for none."""
-        return self._run(targets, limit_s, call, sizes)
+        self, targets: Sequence[BlockParts], limit_s: float, call: GroupCall[GetAnswer]
+    ) -> list[GetAnswer]:
+        """As put, for a get."""
+        return self._run(targets, limit_s, partial(_Getting, call), GET_LATE)
 
     def _run(
-        self, values: Sequence[Parts], limit_s: float, call: Native, sizes: Callable[[Any], int] | None
-    ) -> list[Any]:
+        self,
+        values: Sequence[BlockParts],
+        limit_s: float,
+        direction: Callable[[GpuStager, float], _Moving[BlockAnswer]],
+        late: BlockAnswer,
+    ) -> list[BlockAnswer]:
         ordinals = {
             part.ordinal for value in values for part in parts_of(value) if isinstance(part, DeviceView)
         }
@@ -160,8 +177,8 @@ class DeviceStaging:
         stager = self._stagers.take(ordinal, need)
         call_native(self._stagers.device(ordinal).synchronize, max(end_s - time.monotonic(), 0.0))
         groups = self._groups(values, stager)
-        move = _Putting(stager, call, end_s) if sizes is None else _Getting(stager, call, end_s, sizes)
-        answers: list[Any] = []
+        move = direction(stager, end_s)
+        answers: list[BlockAnswer] = []
         try:
             for number, group in enumerate(groups):
                 following = (number + 1, groups[number + 1]) if number + 1 < len(groups) else None
@@ -173,10 +190,9 @@ class DeviceStaging:
         finally:
             if in_doubt := move.give_up():
                 self._stagers.give_up(ordinal, stager, in_doubt, values)
-        late = (DeadlineExceeded.code, None) if sizes is None else (DeadlineExceeded.code, 0, None)
         return answers + [late] * (len(values) - len(answers))
 
-    def _groups(self, values: Sequence[Parts], stager: GpuStager) -> list[_Group]:
+    def _groups(self, values: Sequence[BlockParts], stager: GpuStager) -> list[_Group]:
         slot_bytes = stager.slot(0)[1]
         groups: list[_Group] = []
         used = slot_bytes + 1
@@ -202,18 +218,18 @@ class DeviceStaging:
         return groups
 
 
-class _Moving:
+class _Moving(Generic[BlockAnswer]):
     """What both directions share: which pinned buffers the device may still touch."""
 
-    def __init__(self, stager: GpuStager, call: Native, end_s: float) -> None:
+    def __init__(self, call: GroupCall[BlockAnswer], stager: GpuStager, end_s: float) -> None:
         self.stager = stager
         self.busy: set[int] = set()
-        self.call = call
+        self.call: GroupCall[BlockAnswer] = call
         self._end_s = end_s
 
     def group(
         self, number: int, group: _Group, following: tuple[int, _Group] | None, left_s: float
-    ) -> list[Any]:
+    ) -> list[BlockAnswer]:
         """Move group `number`; the answers of its blocks."""
         raise NotImplementedError
 
@@ -239,12 +255,12 @@ class _Moving:
         return left
 
 
-class _Putting(_Moving):
+class _Putting(_Moving[PutAnswer]):
     """Group n is put while the device copies group n + 1 out."""
 
     def group(
         self, number: int, group: _Group, following: tuple[int, _Group] | None, left_s: float
-    ) -> list[Any]:
+    ) -> list[PutAnswer]:
         if number == 0:
             self.start(0, group.slices, into=False)
         self.wait(number % 2)
@@ -253,12 +269,8 @@ class _Putting(_Moving):
         return list(self.call(group.begin, group.end, group.host, left_s))
 
 
-class _Getting(_Moving):
+class _Getting(_Moving[GetAnswer]):
     """Group n + 1 is fetched while the device copies group n in."""
-
-    def __init__(self, stager: GpuStager, call: Native, end_s: float, sizes: Callable[[Any], int]) -> None:
-        super().__init__(stager, call, end_s)
-        self._sizes = sizes
 
     def end(self) -> None:
         for slot in sorted(self.busy):
@@ -266,22 +278,25 @@ class _Getting(_Moving):
 
     def group(
         self, number: int, group: _Group, following: tuple[int, _Group] | None, left_s: float
-    ) -> list[Any]:
+    ) -> list[GetAnswer]:
         slot = number % 2
         self.wait(slot)
         answers = list(self.call(group.begin, group.end, group.host, left_s))
         self.start(
             slot,
-            [
-                _arrived(parts, self._sizes(answer))
-                for parts, answer in zip(group.parts, answers, strict=True)
-            ],
+            [_arrived(parts, came_bytes(answer)) for parts, answer in zip(group.parts, answers, strict=True)],
             into=True,
         )
         return answers
 
 
-def _arrived(parts: Sequence[Part], size: int) -> list[tuple[int, int]]:
+def came_bytes(answer: GetAnswer) -> int:
+    """Bytes of a block that a get brought."""
+    code, size, _ = answer
+    return size if code == OK else 0
+
+
+def _arrived(parts: Sequence[BlockPart], size: int) -> list[tuple[int, int]]:
     """The device's slices of a block of which `size` bytes came; what did not come is a gap (address 0)."""
     slices: list[tuple[int, int]] = []
     for part in parts:

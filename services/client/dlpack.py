@@ -25,7 +25,7 @@ class _DataType(ctypes.Structure):
     _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
 
 
-class _Tensor(ctypes.Structure):
+class _DlTensor(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("device", _Device),
@@ -60,7 +60,7 @@ def _tensor(tensor: Any) -> tuple[Any, Any, int]:
         address = _get_pointer(capsule, b"dltensor")
     except Exception as error:
         raise InvalidArgument(f"{type(tensor).__name__} cannot be exported by DLPack: {error}") from error
-    view = _Tensor.from_address(address)
+    view = _DlTensor.from_address(address)
     if not 0 <= view.dimension_count <= _MAX_DIMENSIONS:
         raise InvalidArgument(f"The tensor claims {view.dimension_count} dimensions.")
     shape = [view.shape[i] for i in range(view.dimension_count)]

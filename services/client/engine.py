@@ -11,19 +11,27 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mooncache.client import buffers as buf
 from mooncache.client import results as res
-from mooncache.client.device import DeviceStaging, device_view, in_device
+from mooncache.client.device import (
+    BlockParts,
+    DeviceStaging,
+    GetAnswer,
+    HostParts,
+    PutAnswer,
+    device_view,
+    in_device,
+)
 from mooncache.client.gpu_direct import GpuDirect
 from mooncache.client.keys import KEY_BYTES, Key, pack_keys, to_block_key, to_block_keys
 from mooncache.client.limits import MAX_BATCH, MAX_REPLICAS, MAX_TTL_S, check_count, check_timeout
 from mooncache.client.locator import Locate, Locator
-from mooncache.client.native_call import call_native
+from mooncache.client.native_call import call_native, map_rows
 from mooncache.client.registered import RegisteredBuffer
-from mooncache.errors import Closed, InvalidArgument
+from mooncache.client.staging import Slices
+from mooncache.errors import OK, AlreadyExists, Closed, InvalidArgument, NotFound
 from mooncache.runtime.logs import Event, get_logger
 
 if TYPE_CHECKING:
@@ -31,19 +39,12 @@ if TYPE_CHECKING:
     from mooncache._native import Client as NativeClient
 
 T = TypeVar("T")
-_GetAnswer = tuple[int, int, int | None]
-"""(code, bytes, index of the node) of one block."""
 _log = get_logger(__name__)
 RDMA_LOOK_S = 1.0  # a look costs a small call several percent
 
 
 def _codes(answer: Sequence[object]) -> tuple[int, ...]:
-    return tuple(item if isinstance(item, int) else res.OK for item in answer)
-
-
-def _came(answer: _GetAnswer) -> int:
-    """Bytes of a block that a get brought."""
-    return answer[1] if answer[0] == res.OK else 0
+    return tuple(item if isinstance(item, int) else OK for item in answer)
 
 
 class ClientCore:
@@ -84,28 +85,7 @@ class ClientCore:
             if self._closed:
                 return
             self._map_version += 1
-            call_native(
-                self._native.set_map,
-                self._map_version,
-                [
-                    {
-                        "index": node.index,
-                        "node_id": node.node_id if node.named else "",
-                        "host_id": node.host_id,
-                        "incarnation": node.incarnation,
-                        "tcp_host": node.tcp_host,
-                        "tcp_port": node.tcp_port,
-                        "unix_path": node.unix_path,
-                        "free_bytes": node.free_bytes,
-                        "weight": node.weight,
-                        "state": node.state,
-                        "arena": node.arena,
-                        "rdma": bool(node.rails),
-                    }
-                    for node in view.nodes
-                    if node.state != "dead"
-                ],
-            )
+            call_native(self._native.set_map, self._map_version, map_rows(view))
             self._view = view
             self._rdma_open = not self._rdma_logged and (
                 self._locate is None or any(node.rails for node in view.nodes)
@@ -216,18 +196,19 @@ class ClientCore:
         limit_s = self._timeout(timeout_s)
         if in_device(sources):
 
-            def put(
-                device: bool, positions: Sequence[int], parts: Sequence[Any], left_s: float
-            ) -> list[tuple[int, int | None]]:
-                keys = [block_keys[i] for i in positions]
-                way = core.put_device if device else core.put
-                return call_native(way, keys, parts, replicas, left_s, cancel, node)
+            def direct(positions: Sequence[int], slices: Slices, left_s: float) -> list[PutAnswer]:
+                chosen = [block_keys[i] for i in positions]
+                return call_native(core.put_device, chosen, slices, replicas, left_s, cancel, node)
 
-            answer = self._direct.move(core, sources, limit_s, partial(put, True), partial(put, False))
+            def staged(positions: Sequence[int], parts: HostParts, left_s: float) -> list[PutAnswer]:
+                chosen = [block_keys[i] for i in positions]
+                return call_native(core.put, chosen, parts, replicas, left_s, cancel, node)
+
+            answer = self._direct.put(core, sources, limit_s, direct, staged)
         else:
             answer = call_native(core.put, block_keys, sources, replicas, limit_s, cancel, node)
-        created = tuple(code == res.OK for code, _ in answer)
-        codes = tuple(res.OK if code == res.ALREADY_EXISTS else code for code, _ in answer)
+        created = tuple(code == OK for code, _ in answer)
+        codes = tuple(OK if code == AlreadyExists.code else code for code, _ in answer)
         names = tuple(self._view.node_name(index) for _, index in answer)
         return res.PutResult(codes, created, names)
 
@@ -258,44 +239,53 @@ class ClientCore:
 
         if in_device(targets):
 
-            def get(
-                device: bool, positions: Sequence[int], parts: Sequence[Any], left_s: float
-            ) -> list[_GetAnswer]:
-                keys = [block_keys[i] for i in positions]
+            def direct(positions: Sequence[int], slices: Slices, left_s: float) -> list[GetAnswer]:
+                return self._get_in_place([block_keys[i] for i in positions], slices, left_s, cancel)
+
+            def staged(positions: Sequence[int], parts: HostParts, left_s: float) -> list[GetAnswer]:
+                chosen = [block_keys[i] for i in positions]
                 part = None if ranges is None else [ranges[i] for i in positions]
-                return self._get_located(keys, parts, left_s, cancel, part, device=device)
+                return self._get_located(chosen, parts, left_s, cancel, part)
 
             # only whole blocks have a checksum that can be compared where they land
-            direct = partial(get, True) if ranges is None else None
-            answer = self._direct.move(self._core(), targets, limit_s, direct, partial(get, False), _came)
+            answer = self._direct.get(
+                self._core(), targets, limit_s, direct if ranges is None else None, staged
+            )
         else:
             answer = self._get_located(block_keys, targets, limit_s, cancel, ranges)
         return res.GetResult(
             tuple(code for code, _, _ in answer),
-            tuple(size if code == res.OK else 0 for code, size, _ in answer),
-            tuple(self._view.node_name(index) if code == res.OK else "" for code, _, index in answer),
+            tuple(size if code == OK else 0 for code, size, _ in answer),
+            tuple(self._view.node_name(index) if code == OK else "" for code, _, index in answer),
         )
 
     def _get_located(
         self,
         block_keys: list[bytes],
-        targets: Sequence[Any],
+        targets: Sequence[BlockParts],
         limit_s: float,
         cancel: CancelToken | None,
         ranges: list[int] | None,
-        *,
-        device: bool = False,
-    ) -> list[_GetAnswer]:
+    ) -> list[GetAnswer]:
         core = self._core()
 
-        def ask(positions: Sequence[int], left_s: float) -> list[_GetAnswer]:
+        def ask(positions: Sequence[int], left_s: float) -> list[GetAnswer]:
             keys, parts = [block_keys[i] for i in positions], [targets[i] for i in positions]
-            if device:
-                return call_native(core.get_device, keys, parts, left_s, cancel)
             part = None if ranges is None else [ranges[i] for i in positions]
             return call_native(core.get, keys, parts, left_s, cancel, part)
 
-        return self._located(block_keys, limit_s, ask, lambda item: item[0] == res.NOT_FOUND)
+        return self._located(block_keys, limit_s, ask, lambda item: item[0] == NotFound.code)
+
+    def _get_in_place(
+        self, block_keys: list[bytes], targets: Slices, limit_s: float, cancel: CancelToken | None
+    ) -> list[GetAnswer]:
+        core = self._core()
+
+        def ask(positions: Sequence[int], left_s: float) -> list[GetAnswer]:
+            keys, slices = [block_keys[i] for i in positions], [targets[i] for i in positions]
+            return call_native(core.get_device, keys, slices, left_s, cancel)
+
+        return self._located(block_keys, limit_s, ask, lambda item: item[0] == NotFound.code)
 
     def get_many(
         self, keys: Iterable[Key], timeout_s: float | None, cancel: CancelToken | None = None
@@ -330,7 +320,7 @@ class ClientCore:
         def ask(positions: Sequence[int], left_s: float) -> list[T]:
             return call_native(call, [block_keys[i] for i in positions], left_s, cancel)
 
-        return self._located(block_keys, limit_s, ask, lambda item: item == res.NOT_FOUND)
+        return self._located(block_keys, limit_s, ask, lambda item: item == NotFound.code)
 
     def register_buffer(self, buffer: buf.Buffer) -> RegisteredBuffer:
         core = self._core()
@@ -403,10 +393,10 @@ class ClientCore:
 
     def _block_stat(self, item: dict[str, Any] | None) -> tuple[int, res.BlockStat | None]:
         if item is None:
-            return res.NOT_FOUND, None
-        if item["code"] != res.OK:
+            return NotFound.code, None
+        if item["code"] != OK:
             return item["code"], None
-        return res.OK, res.BlockStat(
+        return OK, res.BlockStat(
             size_bytes=item["size_bytes"],
             crc32c=item["crc32c"],
             tier=res.tier_name(item["tier"]),
@@ -433,7 +423,7 @@ class ClientCore:
         def ask(positions: Sequence[int], left_s: float) -> list[int]:
             return call_native(way, core, pack_keys([block_keys[i] for i in positions]), left_s)
 
-        codes = self._located(block_keys, self._timeout(timeout_s), ask, lambda code: code == res.NOT_FOUND)
+        codes = self._located(block_keys, self._timeout(timeout_s), ask, lambda code: code == NotFound.code)
         return res.BatchResult(tuple(codes))
 
     def remove_many(self, keys: Iterable[Key], timeout_s: float | None) -> res.BatchResult:
@@ -478,15 +468,18 @@ class ClientCore:
         core = self._core()
         if self._rdma_open:
             self._log_rdma()
-        return tuple(res.TransportView(*way) for way in core.transports())
+        return tuple(
+            res.TransportView(name, res.TransportState(state), reason)
+            for name, state, reason in core.transports()
+        )
 
     def _log_rdma(self) -> None:
         """Log once why RDMA, which a node offers, is not used; look again later while nothing has asked for it."""
         self._rdma_look_s = time.monotonic() + RDMA_LOOK_S
-        _, state, reason = next(way for way in self._native.transports() if way[0] == "rdma")
-        if state == "idle":
+        _, state, reason = next(found for found in self._native.transports() if found[0] == "rdma")
+        if state == res.TransportState.IDLE:
             return
         with self._lock:
             logged, self._rdma_logged, self._rdma_open = self._rdma_logged, True, False
-        if not logged and state == "unavailable":
+        if not logged and state == res.TransportState.UNAVAILABLE:
             _log.warning(Event.CLIENT_RDMA_UNAVAILABLE, reason=reason)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from enum import StrEnum
+from typing import Final, NamedTuple, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -50,6 +51,15 @@ _PLAIN: Final[Mapping[str, tuple[str, str]]] = {
         for reason in ("not_found", "checksum", "generation", "unreachable", "too_small", "other")
     },
 }
+
+
+class _Counted(StrEnum):
+    """What a named counter is about."""
+
+    RAIL = "rail"
+    PEER = "peer"
+
+
 _NAMED: Final = re.compile(r"rdma_(rail|peer)_(.+)_(bytes|failures|fallbacks|up)", re.DOTALL)
 
 Figures = dict[tuple[str, str], int]
@@ -60,7 +70,11 @@ def figures(stats: Mapping[str, int]) -> Figures:
     """What `client.stats()` says, of the families above."""
     found: Figures = defaultdict(int)
     peers = sorted(
-        {match[2] for name in stats if (match := _NAMED.fullmatch(name)) is not None and match[1] == "peer"}
+        {
+            match[2]
+            for name in stats
+            if (match := _NAMED.fullmatch(name)) is not None and match[1] == _Counted.PEER
+        }
     )
     own = frozenset(peers[:PEERS_MAX])
     for name, value in stats.items():
@@ -68,7 +82,7 @@ def figures(stats: Mapping[str, int]) -> Figures:
             found[_PLAIN[name]] = value
         elif match := _NAMED.fullmatch(name):
             kind, label, what = match.groups()
-            if kind == "peer" and label not in own:
+            if kind == _Counted.PEER and label not in own:
                 label = OTHERS
             if f"client_{kind}_{what}" in FAMILIES:
                 found[f"client_{kind}_{what}", label] += value
@@ -85,10 +99,16 @@ def growth(before: Mapping[tuple[str, str], int], after: Figures) -> Figures:
     return grown
 
 
+class Counts(Protocol):
+    """A client, as far as its counters go."""
+
+    def stats(self) -> dict[str, int]: ...
+
+
 class ClientCollector(Collector):
     """Shows the figures of a process's client at scrape time, under `prefix`; nothing while there is no client."""
 
-    def __init__(self, prefix: str, client: Callable[[], Any]) -> None:
+    def __init__(self, prefix: str, client: Callable[[], Counts | None]) -> None:
         self._prefix = prefix
         self._client = client
 

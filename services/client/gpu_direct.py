@@ -10,11 +10,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
-from mooncache.client.device import DeviceStaging, DeviceView, Parts, in_device, parts_of
+from mooncache.client.device import (
+    GET_LATE,
+    PUT_LATE,
+    BlockAnswer,
+    BlockParts,
+    DeviceStaging,
+    DeviceView,
+    GetAnswer,
+    GroupCall,
+    HostParts,
+    PutAnswer,
+    in_device,
+    parts_of,
+)
 from mooncache.client.native_call import call_native
-from mooncache.errors import DeadlineExceeded, TransportUnavailable
+from mooncache.client.staging import Slices
+from mooncache.errors import TransportUnavailable
 from mooncache.runtime.logs import Event, get_logger
 
 if TYPE_CHECKING:
@@ -23,9 +37,13 @@ if TYPE_CHECKING:
 
 _log = get_logger(__name__)
 
-Way = Callable[[Sequence[int], Sequence[Any], float], Any]
-"""(positions, their parts, limit_s) -> their answers. In place the parts are the (address, bytes) of slices, staged
-they are host memory."""
+InPlace = Callable[[Sequence[int], Slices, float], Sequence[BlockAnswer]]
+"""(positions, their slices in GPU memory, limit_s) -> their answers."""
+Staged = Callable[[Sequence[int], HostParts, float], Sequence[BlockAnswer]]
+"""(positions, their parts in host memory, limit_s) -> their answers."""
+
+
+_Stage = Callable[[Sequence[BlockParts], float, GroupCall[BlockAnswer]], list[BlockAnswer]]
 
 
 class GpuDirect:
@@ -49,21 +67,48 @@ class GpuDirect:
             self._said.setdefault(view.ordinal, "")
         return made
 
-    def move(
+    def put(
         self,
         core: NativeClient,
-        values: Sequence[Parts],
+        sources: Sequence[BlockParts],
         limit_s: float,
-        direct: Way | None,
-        staged: Way,
-        sizes: Callable[[Any], int] | None = None,
-    ) -> list[Any]:
-        """The answers of all values in order: in place what can be, the others staged, all within `limit_s`.
+        direct: InPlace[PutAnswer],
+        staged: Staged[PutAnswer],
+    ) -> list[PutAnswer]:
+        """The answers of all sources in order: in place what can be, the others staged, all within `limit_s`."""
 
-        `sizes` makes it a get: how many bytes of a block came, from its answer.
-        """
+        def rest(values: Sequence[BlockParts], left_s: float, call: GroupCall[PutAnswer]) -> list[PutAnswer]:
+            return self._staging.put(values, left_s, call)
+
+        return self._move(core, sources, limit_s, direct, staged, rest, PUT_LATE)
+
+    def get(
+        self,
+        core: NativeClient,
+        targets: Sequence[BlockParts],
+        limit_s: float,
+        direct: InPlace[GetAnswer] | None,
+        staged: Staged[GetAnswer],
+    ) -> list[GetAnswer]:
+        """As put, for a get; without `direct` all is staged."""
+
+        def rest(values: Sequence[BlockParts], left_s: float, call: GroupCall[GetAnswer]) -> list[GetAnswer]:
+            return self._staging.get(values, left_s, call)
+
+        return self._move(core, targets, limit_s, direct, staged, rest, GET_LATE)
+
+    def _move(
+        self,
+        core: NativeClient,
+        values: Sequence[BlockParts],
+        limit_s: float,
+        direct: InPlace[BlockAnswer] | None,
+        staged: Staged[BlockAnswer],
+        stage: _Stage[BlockAnswer],
+        late: BlockAnswer,
+    ) -> list[BlockAnswer]:
         end_s = time.monotonic() + limit_s
-        answers: dict[int, Any] = {}
+        answers: dict[int, BlockAnswer] = {}
         ordinal, positions = self._candidates(values) if direct is not None else (0, [])
         if direct is not None and positions:
             found = direct(positions, [_slices(values[i]) for i in positions], limit_s)
@@ -76,29 +121,10 @@ class GpuDirect:
         rest = [i for i in range(len(values)) if i not in answers]
         left_s = end_s - time.monotonic() if positions else limit_s
         if rest and left_s > 0:
-            answers.update(zip(rest, self._stage(values, rest, left_s, staged, sizes), strict=True))
-        late = (DeadlineExceeded.code, None) if sizes is None else (DeadlineExceeded.code, 0, None)
+            answers.update(zip(rest, _staged(values, rest, left_s, staged, stage), strict=True))
         return [answers.get(i, late) for i in range(len(values))]
 
-    def _stage(
-        self,
-        values: Sequence[Parts],
-        rest: list[int],
-        left_s: float,
-        staged: Way,
-        sizes: Callable[[Any], int] | None,
-    ) -> list[Any]:
-        def call(begin: int, end: int, parts: Sequence[Any], limit_s: float) -> Any:
-            return staged(rest[begin:end], parts, limit_s)
-
-        own = [values[i] for i in rest]
-        if not in_device(own):  # what is left of the batch lies on the host
-            return list(call(0, len(own), own, left_s))
-        if sizes is None:
-            return self._staging.put(own, left_s, call)
-        return self._staging.get(own, left_s, call, sizes)
-
-    def _candidates(self, values: Sequence[Parts]) -> tuple[int, list[int]]:
+    def _candidates(self, values: Sequence[BlockParts]) -> tuple[int, list[int]]:
         """Values that lie on one GPU of which some memory is registered. The native core knows which."""
         parts = [parts_of(value) for value in values]
         ordinals = {part.ordinal for own in parts for part in own if isinstance(part, DeviceView)}
@@ -120,5 +146,21 @@ class GpuDirect:
         say(Event.CLIENT_GPU_DIRECT, device=gpu.name, ordinal=ordinal, how=how)
 
 
-def _slices(value: Parts) -> list[tuple[int, int]]:
+def _staged(
+    values: Sequence[BlockParts],
+    rest: list[int],
+    left_s: float,
+    staged: Staged[BlockAnswer],
+    stage: _Stage[BlockAnswer],
+) -> list[BlockAnswer]:
+    def call(begin: int, end: int, parts: HostParts, limit_s: float) -> Sequence[BlockAnswer]:
+        return staged(rest[begin:end], parts, limit_s)
+
+    own = [values[i] for i in rest]
+    if not in_device(own):  # what is left of the batch lies on the host
+        return list(call(0, len(own), cast("HostParts", own), left_s))
+    return stage(own, left_s, call)
+
+
+def _slices(value: BlockParts) -> list[tuple[int, int]]:
     return [(part.address, part.nbytes) for part in parts_of(value) if isinstance(part, DeviceView)]

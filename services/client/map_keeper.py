@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from mooncache.client.master_link import MasterLink
-from mooncache.client.results import ClusterView, NodeView, told_tier_name
+from mooncache.client.results import BlockTier, ClusterView, MapNodeState, NodeView, tier_of_message
 from mooncache.client.terms import PATIENCE_S, Terms
 from mooncache.errors import MooncacheError, NotLeader
 from mooncache.proto.v1 import common_pb2, master_pb2
@@ -27,10 +27,10 @@ CARRY_S = 15.0
 CARRIED_INDEX = 65_535
 _SLACK_S = 2.0
 _STATES = {
-    common_pb2.NODE_STATE_ACTIVE: "active",
-    common_pb2.NODE_STATE_SUSPECT: "suspect",
-    common_pb2.NODE_STATE_DRAINING: "draining",
-    common_pb2.NODE_STATE_DEAD: "dead",
+    common_pb2.NODE_STATE_ACTIVE: MapNodeState.ACTIVE,
+    common_pb2.NODE_STATE_SUSPECT: MapNodeState.SUSPECT,
+    common_pb2.NODE_STATE_DRAINING: MapNodeState.DRAINING,
+    common_pb2.NODE_STATE_DEAD: MapNodeState.DEAD,
 }
 
 log = get_logger(__name__)
@@ -44,7 +44,7 @@ def view_of_node(node: common_pb2.NodeInfo) -> NodeView:
         node_id=node.node_id,
         host_id=node.host_id,
         incarnation=node.incarnation,
-        state=_STATES.get(node.state, "suspect"),
+        state=_STATES.get(node.state, MapNodeState.SUSPECT),
         tcp_host=node.endpoints.tcp_host,
         tcp_port=node.endpoints.tcp_port,
         unix_path=node.endpoints.unix_path,
@@ -63,9 +63,9 @@ def view_of_node(node: common_pb2.NodeInfo) -> NodeView:
 def memory_of(segments: Sequence[common_pb2.Segment]) -> tuple[str, str]:
     """Tier and kind of a node's memory, as `NodeView` has them; of several segments those of the slowest tier."""
     if not segments:
-        return "dram", ""
+        return BlockTier.DRAM, ""
     slowest = max(segments, key=lambda segment: segment.tier)
-    return told_tier_name(slowest.tier), slowest.kind
+    return tier_of_message(slowest.tier), slowest.kind
 
 
 def view_of_map(cluster_map: common_pb2.ClusterMap) -> ClusterView:
@@ -94,7 +94,7 @@ def carry_over(fresh: ClusterView, carried: Sequence[NodeView]) -> ClusterView:
     extra: list[NodeView] = []
     index = CARRIED_INDEX
     for node in carried:
-        if node.node_id in listed or node.state == "dead":
+        if node.node_id in listed or node.state == MapNodeState.DEAD:
             continue
         while index in taken:
             index -= 1

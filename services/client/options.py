@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from mooncache.auth import parse_token, tenant_token
 from mooncache.client.host import host_id
 from mooncache.client.limits import check_timeout
 from mooncache.client.master_link import parse_targets
-from mooncache.client.results import ClusterView, NodeView
+from mooncache.client.results import ClusterView, MapNodeState, NodeView
 from mooncache.client.state_dir import read_cluster_file
-from mooncache.config import Config, TlsSection, explain, load
+from mooncache.config import Config, TlsSection, is_set, load
 from mooncache.errors import ConfigInvalid, InvalidArgument
 
 if TYPE_CHECKING:
@@ -71,13 +71,31 @@ def parse_static_node(text: str, index: int) -> NodeView:
         path = address.removeprefix("unix:")
         if not path.startswith("/"):
             raise InvalidArgument(f"{text!r} is not a node. Expected unix:/absolute/path.")
-        base = NodeView(index, "", host_id(), 0, "active", "", 0, path)
+        base = NodeView(index, "", host_id(), 0, MapNodeState.ACTIVE, "", 0, path)
         return dataclasses.replace(base, **known)  # type: ignore[arg-type]
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
         raise InvalidArgument(f"{text!r} is not a node. Expected host:port or unix:/absolute/path.")
-    base = NodeView(index, "", "", 0, "active", host.strip("[]"), int(port), "")
+    base = NodeView(index, "", "", 0, MapNodeState.ACTIVE, host.strip("[]"), int(port), "")
     return dataclasses.replace(base, **known)  # type: ignore[arg-type]
+
+
+class ConnectSettings(TypedDict, total=False):
+    """What every way to connect takes as keywords beside `master`; `Client` describes each."""
+
+    token: str | None
+    token_file: str | None
+    tenant: str | None
+    nodes: Sequence[str] | None
+    timeout_s: float | None
+    connect_timeout_s: float | None
+    client_name: str
+    shm: bool | None
+    lanes_per_node: int | None
+    tls_ca: str | None
+    tls_cert: str | None
+    tls_key: str | None
+    state_dir: str | None
 
 
 @dataclass(frozen=True)
@@ -104,24 +122,17 @@ class ClientOptions:
     @classmethod
     def gather(
         cls,
-        *,
         master: str | Sequence[str] | None = None,
-        token: str | None = None,
-        token_file: str | None = None,
-        tenant: str | None = None,
-        nodes: Sequence[str] | None = None,
-        timeout_s: float | None = None,
-        connect_timeout_s: float | None = None,
-        client_name: str = "",
-        shm: bool | None = None,
-        lanes_per_node: int | None = None,
-        tls_ca: str | None = None,
-        tls_cert: str | None = None,
-        tls_key: str | None = None,
-        state_dir: str | None = None,
+        *,
         config: Config | None = None,
+        **settings: Unpack[ConnectSettings],
     ) -> Self:
         """Fill what was not given from the configuration and the state folder, and check all of it."""
+        if unknown := settings.keys() - ConnectSettings.__annotations__.keys():
+            raise TypeError(f"connecting takes no argument {', '.join(sorted(unknown))}")
+        nodes, lanes_per_node = settings.get("nodes"), settings.get("lanes_per_node")
+        timeout_s, connect_timeout_s = settings.get("timeout_s"), settings.get("connect_timeout_s")
+        shm = settings.get("shm")
         if master is not None and nodes is not None:
             raise InvalidArgument("Give either master= or nodes=, not both: nodes= works without any master.")
         if isinstance(nodes, str):
@@ -131,9 +142,9 @@ class ClientOptions:
         if lanes_per_node is not None and not 1 <= lanes_per_node <= MAX_LANES:
             raise InvalidArgument(f"lanes_per_node must be between 1 and {MAX_LANES}; got {lanes_per_node}.")
         if config is None:
-            config = load(overrides={"cluster.state_dir": state_dir})
+            config = load(overrides={"cluster.state_dir": settings.get("state_dir")})
         folder = config.cluster.state_dir
-        tls = _tls(config.tls, tls_ca, tls_cert, tls_key)
+        tls = _tls(config.tls, settings.get("tls_ca"), settings.get("tls_cert"), settings.get("tls_key"))
         targets: tuple[str, ...] = ()
         static: tuple[NodeView, ...] = ()
         if nodes is not None:
@@ -142,7 +153,9 @@ class ClientOptions:
             static = tuple(parse_static_node(text, index) for index, text in enumerate(nodes))
         else:
             targets, tls = _find_cluster(master, config, folder, tls)
-        text, key, name = _credentials(token, token_file, tenant, config)
+        text, key, name = _credentials(
+            settings.get("token"), settings.get("token_file"), settings.get("tenant"), config
+        )
         client = config.client
         return cls(
             targets=targets,
@@ -155,7 +168,7 @@ class ClientOptions:
             connect_timeout_s=CONNECT_TIMEOUT_S
             if connect_timeout_s is None
             else check_timeout(connect_timeout_s),
-            client_name=client_name or f"python-{os.getpid()}",
+            client_name=settings.get("client_name") or f"python-{os.getpid()}",
             shm=client.shm_enabled if shm is None else shm,
             lanes_per_node=lanes_per_node or LANES_PER_NODE,
             idle_timeout_s=client.idle_timeout_s,
@@ -191,17 +204,12 @@ class ClientOptions:
         )
 
 
-def _is_set(config: Config, name: str) -> bool:
-    """True when the value was chosen, False when it is the default."""
-    return any(row.name == name and row.source != "default" for row in explain(config))
-
-
 def _find_cluster(
     master: str | Sequence[str] | None, config: Config, folder: Path, tls: TlsSection
 ) -> tuple[tuple[str, ...], TlsSection]:
     if master is not None:
         return parse_targets(master), tls
-    if _is_set(config, "cluster.master_targets"):
+    if is_set(config, "cluster.master_targets"):
         return parse_targets(config.cluster.master_targets), tls
     cluster = read_cluster_file(folder)
     if cluster is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from mooncache.client.buffers import Buffer, to_host_source
 from mooncache.client.native_call import call_native
@@ -96,24 +96,26 @@ class Reservation(_Core):
             self.commit()
 
 
-Run = Callable[..., Awaitable[Any]]
+RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
 """Runs a blocking function on the client's threads."""
 
 
 class AsyncReservation(_Core):
     """Made by `AsyncClient.reserve`; the asyncio twin of `Reservation` (use `async with`)."""
 
-    def __init__(self, native: NativeReservation, timeout_s: float, size_bytes: int, run: Run) -> None:
+    def __init__(
+        self, native: NativeReservation, timeout_s: float, size_bytes: int, run: RunBlocking
+    ) -> None:
         super().__init__(native, timeout_s, size_bytes)
         self._run = run
 
     async def write(self, offset: int, data: Buffer, *, timeout_s: float | None = None) -> None:
         """Write `data` (buffer or list of buffers) at byte `offset`, as `Reservation.write` does."""
-        await self._run(self._write, offset, data, timeout_s)
+        await self._run(lambda: self._write(offset, data, timeout_s))
 
     async def commit(self, *, timeout_s: float | None = None) -> None:
         """Make the block visible, as `Reservation.commit` does."""
-        await self._run(self._commit, timeout_s)
+        await self._run(lambda: self._commit(timeout_s))
 
     async def abort(self) -> None:
         """Give the space back. Harmless when the reservation is finished."""

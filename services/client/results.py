@@ -5,17 +5,14 @@ A miss is not an error: single `get` answers None, batches answer NOT_FOUND, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Generic, TypeVar
 
-from mooncache.errors import NotFound, error_for
+from mooncache.errors import OK, NotFound, error_for
 
-OK = 0
-NOT_FOUND = NotFound.code
-ALREADY_EXISTS = 201
-CHECKSUM_MISMATCH = 202
-_MISSES = frozenset({OK, NOT_FOUND})
+_MISSES = frozenset({OK, NotFound.code})
 Value = TypeVar("Value")
 
 
@@ -144,6 +141,25 @@ class BlockEntry:
     node_id: str
 
 
+class MapNodeState(StrEnum):
+    """State of a store node in the cluster map."""
+
+    ACTIVE = "active"
+    SUSPECT = "suspect"
+    """Silent for a while: last choice, also for a state that this version does not know."""
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+class BlockTier(StrEnum):
+    """Kind of memory that blocks lie in, from the fastest on; the native core numbers them in this order."""
+
+    HBM = "hbm"
+    DRAM = "dram"
+    SSD = "ssd"
+    SHARED = "shared"
+
+
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """One store node as the client sees it."""
@@ -152,7 +168,7 @@ class NodeView:
     node_id: str
     host_id: str
     incarnation: int
-    state: str
+    state: MapNodeState
     tcp_host: str
     tcp_port: int
     unix_path: str
@@ -166,10 +182,21 @@ class NodeView:
     """False for a static node given by address only: `node_id` is that address, and its real name is not checked."""
     rails: tuple[str, ...] = ()
     """RDMA ports that the node answers on and that are up, as device:port; none: its bytes go over TCP."""
-    tier: str = "dram"
-    """Tier of the node's blocks, a name of TIER_NAMES."""
+    tier: str = BlockTier.DRAM
+    """Tier of the node's blocks: a value of BlockTier, or "tier-N" of a newer node."""
     arena: str = ""
     """Kind of memory that the blocks lie in: "memory", "gpu", "dax", ...; empty when the node did not say."""
+
+
+class TransportState(StrEnum):
+    """Whether a client uses a transport."""
+
+    READY = "ready"
+    IDLE = "idle"
+    """No node has offered it for a transfer yet."""
+    OFF = "off"
+    """The configuration says so."""
+    UNAVAILABLE = "unavailable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,23 +205,22 @@ class TransportView:
 
     name: str
     """shm, rdma or tcp."""
-    state: str
-    """ready; idle: no node has offered it for a transfer yet; off: the configuration says so; unavailable."""
+    state: TransportState
     reason: str
     """Why it is not ready; empty when it is."""
 
 
-TIER_NAMES: Sequence[str] = ("hbm", "dram", "ssd", "shared")
+_TIERS = tuple(BlockTier)
 
 
 def tier_name(tier: int) -> str:
-    """Name of a native tier number."""
-    return TIER_NAMES[tier] if 0 <= tier < len(TIER_NAMES) else f"tier-{tier}"
+    """Name of a native tier number; one that this version does not know goes by its number."""
+    return _TIERS[tier] if 0 <= tier < len(_TIERS) else f"tier-{tier}"
 
 
-def told_tier_name(tier: int) -> str:
+def tier_of_message(tier: int) -> str:
     """Name of a tier as messages have it: one more than the native number, because zero means "not said"."""
-    return tier_name(tier - 1) if tier else "dram"
+    return tier_name(tier - 1) if tier else BlockTier.DRAM
 
 
 @dataclass(frozen=True, slots=True)

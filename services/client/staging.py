@@ -49,7 +49,7 @@ def open_device(ordinal: int) -> _native.GpuDevice:
 class _Kept:
     stager: _native.GpuStager
     slots: tuple[int, ...]
-    owners: Any
+    owners: object
 
     def settled(self) -> bool:
         return all(self.stager.settled(slot) for slot in self.slots)
@@ -65,7 +65,7 @@ class Keeping:
         self._lock = threading.Lock()
         self._kept: list[_Kept] = []
 
-    def keep(self, stager: _native.GpuStager, slots: Sequence[int], owners: Any) -> _Kept:
+    def keep(self, stager: _native.GpuStager, slots: Sequence[int], owners: object) -> _Kept:
         kept = _Kept(stager, tuple(slots), owners)
         with self._lock:
             self._kept.append(kept)
@@ -123,7 +123,7 @@ class Stagers:
                 _log.info(Event.CLIENT_GPU_STAGING, device=device.name, how=stager.how)
         return stager
 
-    def give_up(self, ordinal: int, stager: _native.GpuStager, slots: Sequence[int], owners: Any) -> _Kept:
+    def give_up(self, ordinal: int, stager: _native.GpuStager, slots: Sequence[int], owners: object) -> _Kept:
         """Keep the stager and `owners` until the device is through with the slots. This thread gets another one."""
         self._mine().pop(ordinal, None)
         return KEEPING.keep(stager, slots, owners)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, Unpack
 
 from mooncache.client import results as res
 from mooncache.client.background_loop import background_loop, wait_for
@@ -16,10 +16,10 @@ from mooncache.client.buffers import Buffer
 from mooncache.client.control import Control
 from mooncache.client.engine import ClientCore
 from mooncache.client.keys import Key
-from mooncache.client.options import ClientOptions, new_native
+from mooncache.client.options import ClientOptions, ConnectSettings, new_native
 from mooncache.client.registered import RegisteredBuffer
 from mooncache.client.reservation import Reservation
-from mooncache.errors import BufferTooSmall, NotFound, error_for
+from mooncache.errors import OK, BufferTooSmall, ChecksumMismatch, NotFound, error_for
 
 _LIST_PAGE = 1024
 
@@ -52,39 +52,9 @@ class Client:
     """
 
     def __init__(
-        self,
-        master: str | Sequence[str] | None = None,
-        *,
-        token: str | None = None,
-        token_file: str | None = None,
-        tenant: str | None = None,
-        nodes: Sequence[str] | None = None,
-        timeout_s: float | None = None,
-        connect_timeout_s: float | None = None,
-        client_name: str = "",
-        shm: bool | None = None,
-        lanes_per_node: int | None = None,
-        tls_ca: str | None = None,
-        tls_cert: str | None = None,
-        tls_key: str | None = None,
-        state_dir: str | None = None,
+        self, master: str | Sequence[str] | None = None, **settings: Unpack[ConnectSettings]
     ) -> None:
-        options = ClientOptions.gather(
-            master=master,
-            token=token,
-            token_file=token_file,
-            tenant=tenant,
-            nodes=nodes,
-            timeout_s=timeout_s,
-            connect_timeout_s=connect_timeout_s,
-            client_name=client_name,
-            shm=shm,
-            lanes_per_node=lanes_per_node,
-            tls_ca=tls_ca,
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            state_dir=state_dir,
-        )
+        options = ClientOptions.gather(master, **settings)
         self._options = options
         self._control: Control | None = None
         self._engine = ClientCore(
@@ -297,7 +267,7 @@ class Client:
         """Blocks of this tenant, node by node, at most `limit` entries (a replica is its own entry)."""
         for node in self.nodes():
             cursor = 0
-            while limit > 0 and node.state != "dead":
+            while limit > 0 and node.state != res.MapNodeState.DEAD:
                 page = min(limit, _LIST_PAGE)
                 cursor, entries = self._engine.list_page(node.index, cursor, page, timeout_s)
                 yield from entries[:limit]
@@ -399,14 +369,13 @@ class Client:
 
 
 def _raise_single(code: int, what: str) -> None:
-    if code != res.OK:
-        error: Any = error_for(code, "")
-        raise error_for(code, f"{what} failed. {error.hint}")
+    if code != OK:
+        raise error_for(code, f"{what} failed. {error_for(code).hint}")
 
 
 def _missed(code: int, what: str) -> bool:
     """True for a miss; a checksum mismatch is one too (decision: never data, never an exception)."""
-    if code in {NotFound.code, res.CHECKSUM_MISMATCH}:
+    if code in {NotFound.code, ChecksumMismatch.code}:
         return True
     _raise_single(code, what)
     return False

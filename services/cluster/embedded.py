@@ -27,14 +27,14 @@ from mooncache.client.state_dir import remove_cluster_file, write_cluster_file
 from mooncache.cluster.layout import ClusterLayout, is_worker, plan
 from mooncache.cluster.processes import Part, ServiceKind, end_leftovers, stop_all
 from mooncache.cluster.settings import ClusterSettings
-from mooncache.cluster.supervisor import SERVICE_POLICY, STARTED, PartNews, PartRecord, Progress, Supervisor
+from mooncache.cluster.supervisor import SERVICE_POLICY, STARTED, PartNews, PartRecord, StartProgress, Supervisor
 from mooncache.cluster.watch import Watch
 from mooncache.config import load
 from mooncache.errors import ConfigInvalid
 from mooncache.kvcache.instance_messages import INSTANCE_ROLES
 from mooncache.kvcache.instance_role import InstanceRole
 
-__all__ = ["ClusterSettings", "EmbeddedCluster", "Progress"]
+__all__ = ["ClusterSettings", "EmbeddedCluster", "StartProgress"]
 
 DEMO_TENANT = "demo"
 START_POOL_S = 30.0
@@ -75,7 +75,7 @@ class EmbeddedCluster:
     def start(
         self,
         timeout_s: float | None = None,
-        progress: Progress | None = None,
+        progress: StartProgress | None = None,
         should_stop: Callable[[], bool] = _never,
     ) -> None:
         """Start everything and return once it works together: nodes active, engines ready, models offered.
@@ -140,7 +140,7 @@ class EmbeddedCluster:
     def wait_ready(
         self,
         timeout_s: float,
-        progress: Progress | None = None,
+        progress: StartProgress | None = None,
         should_stop: Callable[[], bool] = _never,
     ) -> tuple[NodeView, ...]:
         """Wait until every running part works together with the rest; returns the nodes. Raises as `start` does."""
@@ -154,7 +154,7 @@ class EmbeddedCluster:
 
         return asyncio.run(wait())
 
-    def supervise(self, progress: Progress, should_stop: Callable[[], bool]) -> list[str]:
+    def supervise(self, progress: StartProgress, should_stop: Callable[[], bool]) -> list[str]:
         """Start parts again that end or hang, until `should_stop` or all are given up; returns those given up.
 
         `cluster.json` says after each change what runs, under which process id, and what was started again.

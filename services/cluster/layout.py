@@ -60,7 +60,7 @@ class _Planner:
         ports: PortPicker,
     ) -> None:
         self._settings, self._state_dir, self._run_dir, self._ports = settings, state_dir, run_dir, ports
-        self._chosen = {row.name for row in explain(config) if row.source != "default"}
+        self._chosen = {row.name for row in explain(config) if not row.is_default}
         self._scheme = "https" if config.tls.enabled else "http"
         self._probe_host = _reachable(config.metrics.host) if config.metrics.enabled else ""
         host = _bracketed(settings.host)

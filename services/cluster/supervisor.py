@@ -46,7 +46,7 @@ class PartNews(NamedTuple):
 
 STARTED: Final = PartNews(PartStage.STARTED, "started")
 READY: Final = PartNews(PartStage.READY, "ready")
-Progress = Callable[[str, PartNews], None]
+StartProgress = Callable[[str, PartNews], None]
 """Called with the name of a part and its news."""
 Probe = Callable[[Part], Awaitable[bool]]
 """Whether a part answers."""
@@ -72,7 +72,7 @@ class Supervisor:
     parts: dict[str, Part]
     policy: RestartPolicy
     probe: Probe
-    progress: Progress
+    progress: StartProgress
     changed: Callable[[], None]
     clock: Clock = field(default_factory=SystemClock)
     rng: random.Random = field(default_factory=random.Random)

@@ -20,11 +20,11 @@ from mooncache.auth import load_cluster_token
 from mooncache.client.map_keeper import view_of_node
 from mooncache.client.master_link import MasterLink
 from mooncache.client.options import ClientOptions
-from mooncache.client.results import NodeView
+from mooncache.client.results import MapNodeState, NodeView
 from mooncache.cluster.http_get import http_get
 from mooncache.cluster.layout import ClusterLayout, is_worker
 from mooncache.cluster.processes import Part, ServiceKind, describe_exit, last_words
-from mooncache.cluster.supervisor import POLL_S, READY, PartNews, PartStage, Progress, Supervisor
+from mooncache.cluster.supervisor import POLL_S, READY, PartNews, PartStage, StartProgress, Supervisor
 from mooncache.config import load
 from mooncache.errors import (
     Cancelled,
@@ -69,7 +69,7 @@ class Watch:
             await channel.close()
 
     async def until_ready(
-        self, timeout_s: float, progress: Progress, should_stop: Callable[[], bool]
+        self, timeout_s: float, progress: StartProgress, should_stop: Callable[[], bool]
     ) -> tuple[NodeView, ...]:
         """Wait until every running part works together; returns the nodes of the cluster map.
 
@@ -161,7 +161,7 @@ class Watch:
 
     # --- waiting for each part -------------------------------------------------------------------------------
 
-    def _waits(self, progress: Progress) -> dict[str, Coroutine[Any, Any, None]]:
+    def _waits(self, progress: StartProgress) -> dict[str, Coroutine[Any, Any, None]]:
         waits: dict[str, Coroutine[Any, Any, None]] = {}
         nodes: set[str] = set()
         for name, part in self._layout.parts.items():
@@ -178,7 +178,7 @@ class Watch:
             waits["models of the gateway"] = self._wait_models()
         return waits
 
-    async def _wait_nodes(self, wanted: set[str], progress: Progress) -> None:
+    async def _wait_nodes(self, wanted: set[str], progress: StartProgress) -> None:
         seen: set[str] = set()
         while True:
             try:
@@ -202,7 +202,7 @@ class Watch:
         active = (node for node in response.map.nodes if node.state == common_pb2.NODE_STATE_ACTIVE)
         return tuple(view_of_node(node) for node in active)
 
-    async def _wait_probe(self, part: Part, progress: Progress) -> None:
+    async def _wait_probe(self, part: Part, progress: StartProgress) -> None:
         said = ""
         while part.metrics:
             status, body = await http_get(part.metrics, "/ready")
@@ -215,7 +215,7 @@ class Watch:
             await asyncio.sleep(POLL_S)
         progress(part.name, READY)
 
-    async def _wait_worker(self, part: Part, progress: Progress) -> None:
+    async def _wait_worker(self, part: Part, progress: StartProgress) -> None:
         said: PartNews | None = None
         while True:
             for view in await self.instances():
@@ -248,7 +248,7 @@ class Watch:
                 return
             await asyncio.sleep(ENGINE_POLL_S)
 
-    async def _follow_engine(self, part: Part, progress: Progress) -> None:
+    async def _follow_engine(self, part: Part, progress: StartProgress) -> None:
         said = READY.text
         while True:
             await asyncio.sleep(ENGINE_POLL_S)

@@ -1,7 +1,7 @@
 """One typed configuration for every process: TOML file, environment, overrides; the same names everywhere."""
 
 from mooncache.config.audience import Audience
-from mooncache.config.loading import ExplainedSetting, explain, load, to_toml
+from mooncache.config.loading import ExplainedSetting, explain, is_set, load, to_toml
 from mooncache.config.pool import (
     ClientSection,
     ClusterSection,
@@ -44,6 +44,7 @@ __all__ = [
     "VllmSection",
     "WorkerSection",
     "explain",
+    "is_set",
     "load",
     "parse_duration_s",
     "parse_size_bytes",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-Port = Annotated[int, Field(ge=0, le=65535)]
+PortNumber = Annotated[int, Field(ge=0, le=65535)]
 
 
 def _path(value: Any) -> Any:

@@ -26,6 +26,7 @@ ENV_CONFIG: Final = "MOONCACHE_CONFIG"
 ENV_STATE_DIR: Final = "MOONCACHE_STATE_DIR"
 # Names that mean something to the build and the tests; they are not settings.
 _ENV_FOREIGN: Final = ("MOONCACHE_BUILD_", "MOONCACHE_TEST_", "MOONCACHE_WHEEL", "MOONCACHE_SANITIZE")
+_DEFAULT: Final = "default"
 _SECRETS: Final = frozenset({"client.token", "coordination.etcd_password"})
 
 
@@ -38,6 +39,11 @@ class ExplainedSetting(NamedTuple):
     default: Any
     help: str
     audience: Audience
+
+    @property
+    def is_default(self) -> bool:
+        """Nothing set it: it has its default."""
+        return self.source == _DEFAULT
 
 
 def _fields() -> dict[str, FieldInfo]:
@@ -168,12 +174,17 @@ def explain(config: Config) -> list[ExplainedSetting]:
         value = _plain(getattr(getattr(config, section), key))
         if name in _SECRETS and value:
             value = "[redacted]"
-        source = config._sources.get(name, "default")
+        source = config._sources.get(name, _DEFAULT)
         help_text = field.description or ""
         rows.append(
             ExplainedSetting(name, value, source, _plain(field.default), help_text, audience_of(name))
         )
     return rows
+
+
+def is_set(config: Config, name: str) -> bool:
+    """True when the value was chosen, False when it is the default."""
+    return any(row.name == name and not row.is_default for row in explain(config))
 
 
 def to_toml(config: Config) -> str:

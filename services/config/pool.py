@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from mooncache.config.base import FilePath, OptionalPath, Port, Section, Words
+from mooncache.config.base import FilePath, OptionalPath, PortNumber, Section, Words
 from mooncache.config.units import DurationS, SizeBytes
 
 
@@ -36,13 +36,13 @@ class MasterSection(Section):
 
     host: str = "127.0.0.1"
     """Address to listen on; anything beyond loopback has to be chosen here."""
-    port: Port = 7700
+    port: PortNumber = 7700
     """Port of the control service; 0 takes a free one."""
     advertise_host: str = ""
     """Host that others reach this master by; empty means `host`."""
     master_id: str = Field(default="", max_length=128)
     """Name of this master; empty makes one from host name and port."""
-    metrics_port: Port = 0
+    metrics_port: PortNumber = 0
     """Port for /metrics, /health and /ready; 0 takes a free one."""
     heartbeat_interval_s: DurationS = Field(default=1.0, gt=0, le=60)
     """How often nodes send heartbeats."""
@@ -69,11 +69,11 @@ class StoreNodeSection(Section):
     """Name of the machine; equal for processes that can share memory. Empty means the machine's own id."""
     host: str = "127.0.0.1"
     """Address that the control service listens on."""
-    port: Port = 0
+    port: PortNumber = 0
     """Port of the control service; 0 takes a free one."""
     data_host: str = "127.0.0.1"
     """Address that the data port listens on."""
-    data_port: Port = 0
+    data_port: PortNumber = 0
     """Port for block bytes; 0 takes a free one."""
     advertise_host: str = ""
     """Host that others reach this node by; empty means `host` and `data_host`."""
@@ -81,7 +81,7 @@ class StoreNodeSection(Section):
     """Data socket for processes on the same host; empty means a path inside state_dir."""
     unix_enabled: bool = True
     """Whether processes on the same host may use shared memory."""
-    metrics_port: Port = 0
+    metrics_port: PortNumber = 0
     """Port for /metrics, /health and /ready; 0 takes a free one."""
     capacity_bytes: SizeBytes = 0
     """Memory for blocks; 0 takes all of arena_path, else a quarter of the memory available at start."""

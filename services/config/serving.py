@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from mooncache.config.base import OptionalPath, Port, Section, Words
+from mooncache.config.base import OptionalPath, PortNumber, Section, Words
 from mooncache.config.units import DurationS, SizeBytes
 
 PolicyName = Literal[
@@ -29,11 +29,11 @@ class ConductorSection(Section):
 
     host: str = "127.0.0.1"
     """Address to listen on; anything beyond loopback has to be chosen here."""
-    port: Port = 7800
+    port: PortNumber = 7800
     """Port of the control service; 0 takes a free one."""
     advertise_host: str = ""
     """Host that others reach the conductor by; empty means `host`."""
-    metrics_port: Port = 0
+    metrics_port: PortNumber = 0
     """Port for /metrics, /health and /ready; 0 takes a free one."""
     report_interval_s: DurationS = Field(default=0.25, gt=0, le=60)
     """How often workers report load and cache changes; less often with more than 50 instances."""
@@ -66,11 +66,11 @@ class GatewaySection(Section):
 
     host: str = "127.0.0.1"
     """Address to listen on; anything beyond loopback has to be chosen here."""
-    port: Port = 8000
+    port: PortNumber = 8000
     """HTTP port; 0 takes a free one."""
     advertise_host: str = ""
     """Host that others reach the gateway by; empty means `host`, or the host's name when that is every address."""
-    metrics_port: Port = 0
+    metrics_port: PortNumber = 0
     """Port for /metrics, /health and /ready for operators; 0 takes a free one."""
     keys_file: OptionalPath = None
     """TOML file with API keys of your own (mode 0600); tenant tokens are API keys without it."""
@@ -135,15 +135,15 @@ class WorkerSection(Section):
     """File with the passport that the engine at `attach_url` wrote; empty: its blocks are not used."""
     engine_host: str = "127.0.0.1"
     """Address that the engine's HTTP server listens on."""
-    engine_port: Port = 0
+    engine_port: PortNumber = 0
     """Port of the engine's HTTP server; 0 takes a free one."""
     advertise_host: str = ""
     """Host that gateways reach the engine by; empty means `engine_host`."""
     host: str = "127.0.0.1"
     """Address of the worker's control service."""
-    port: Port = 0
+    port: PortNumber = 0
     """Port of the worker's control service; 0 takes a free one."""
-    metrics_port: Port = 0
+    metrics_port: PortNumber = 0
     """Port for /metrics, /health and /ready; 0 takes a free one."""
     start_timeout_s: DurationS = Field(default=600.0, gt=0, le=86400)
     """Time for the engine to become healthy."""

@@ -19,7 +19,8 @@ import asyncio
 import contextlib
 import json
 import math
-from typing import Any, Final
+from collections.abc import Awaitable
+from typing import Final, TypeVar
 
 from mooncache.config import CoordinationSection, TlsSection
 from mooncache.coordination.base import Leadership, MasterRecord
@@ -30,6 +31,7 @@ from mooncache.runtime import tls as tls_files
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.logs import Event, get_logger
 
+T = TypeVar("T")
 MASTERS_MAX: Final = 64
 _MARGIN: Final = 0.1  # share of the lease given up for clock drift and late wake-ups
 _RENEWALS: Final = 4  # renewals in one lease's time
@@ -234,7 +236,7 @@ class EtcdCoordinator:
             log.warning(Event.ELECTION_LOST, term=leadership.term, reason=reason)
             leadership.end(reason)
 
-    async def _call(self, call: Any) -> Any:
+    async def _call(self, call: Awaitable[T]) -> T:
         answer = await call
         if not self._reachable:
             self._reachable = True

@@ -8,7 +8,7 @@ is opened for each keep-alive, so that every renewal has a deadline of its own a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -32,6 +32,7 @@ _OPTIONS: Final[list[tuple[str, Any]]] = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 _GRACE_S: Final = 0.5
+T = TypeVar("T")
 Response = TypeVar("Response", bound=Message)
 _SILENT: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 
@@ -107,7 +108,7 @@ class EtcdApi:
                 call.cancel()
             return int(answer.ttl) if isinstance(answer, pb.LeaseKeepAliveResponse) else 0
 
-        return int(await self._guarded("LeaseKeepAlive", renew, timeout_s))
+        return await self._guarded("LeaseKeepAlive", renew, timeout_s)
 
     async def close(self) -> None:
         """Let go of the connection."""
@@ -117,18 +118,18 @@ class EtcdApi:
     async def _unary(
         self, path: str, request: Message, response_class: type[Response], timeout_s: float
     ) -> Response:
-        async def attempt() -> Any:
+        async def attempt() -> Response:
             call = self._open().unary_unary(
                 f"/etcdserverpb.{path}",
                 request_serializer=_serialize,
                 response_deserializer=response_class.FromString,
             )
-            return await call(request, timeout=timeout_s, metadata=self._metadata())
+            answer: Response = await call(request, timeout=timeout_s, metadata=self._metadata())
+            return answer
 
-        answer: Response = await self._guarded(path, attempt, timeout_s)
-        return answer
+        return await self._guarded(path, attempt, timeout_s)
 
-    async def _guarded(self, what: str, attempt: Any, timeout_s: float) -> Any:
+    async def _guarded(self, what: str, attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
         """Run one attempt under its deadline; log in (again) first or after a refusal when there is a user."""
         if self._closed:
             raise Closed("The connection to etcd is closed.")

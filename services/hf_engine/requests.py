@@ -49,7 +49,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 }
 
 
-class _StreamOptions(BaseModel):
+class _StreamFields(BaseModel):
     model_config = ConfigDict(strict=True)
     include_usage: bool | None = None
 
@@ -72,19 +72,19 @@ class _Body(BaseModel):
     stop_token_ids: list[int] | None = Field(default=None, max_length=1024)
     ignore_eos: bool | None = None
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: _StreamFields | None = None
     return_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     cache_salt: str | None = Field(default=None, max_length=4096)
 
 
-class _Completion(_Body):
+class _CompletionFields(_Body):
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = Field(default=None, ge=0, le=LOGPROBS_MAX)
 
 
-class _Chat(_Body):
+class _ChatFields(_Body):
     messages: list[dict[str, Any]] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
     logprobs: bool | None = None
@@ -95,7 +95,7 @@ class _Chat(_Body):
     reasoning_effort: str | None = Field(default=None, max_length=64)
 
 
-_AnyBody = TypeVar("_AnyBody", _Chat, _Completion)
+_AnyBody = TypeVar("_AnyBody", _ChatFields, _CompletionFields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +136,10 @@ def parse(body: Any, tokenizer: ChatTokenizer, limits: RequestLimits, *, chat: b
     for name, neutral in _REFUSED.items():
         if name in body and body[name] not in neutral:
             raise InvalidArgument(f"{name}: this engine does not support it; leave the field out.")
-    fields: _Chat | _Completion = _validated(_Chat, body) if chat else _validated(_Completion, body)
+    fields: _ChatFields | _CompletionFields = _validated(_ChatFields, body) if chat else _validated(_CompletionFields, body)
     if fields.model is not None and fields.model != limits.model:
         raise ModelUnknown(f"model: The model `{fields.model}` does not exist.")
-    prompts = _chat_prompt(fields, tokenizer) if isinstance(fields, _Chat) else _prompts(fields, tokenizer)
+    prompts = _chat_prompt(fields, tokenizer) if isinstance(fields, _ChatFields) else _prompts(fields, tokenizer)
     n = fields.n or 1
     if len(prompts) * n > CHOICES_MAX:
         raise InvalidArgument(f"n: {len(prompts)} prompts times n = {n} is more than {CHOICES_MAX} choices.")
@@ -172,7 +172,7 @@ def _validated(kind: type[_AnyBody], body: dict[str, Any]) -> _AnyBody:
         raise InvalidArgument(f"{where}: {first['msg']}") from None
 
 
-def _prompts(fields: _Completion, tokenizer: ChatTokenizer) -> list[list[int]]:
+def _prompts(fields: _CompletionFields, tokenizer: ChatTokenizer) -> list[list[int]]:
     given: Any = fields.prompt  # one of four shapes, as pydantic has checked
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         given = [given]
@@ -184,7 +184,7 @@ def _prompts(fields: _Completion, tokenizer: ChatTokenizer) -> list[list[int]]:
     return [tokenizer.encode(one, special) if isinstance(one, str) else one for one in given]
 
 
-def _chat_prompt(fields: _Chat, tokenizer: ChatTokenizer) -> list[list[int]]:
+def _chat_prompt(fields: _ChatFields, tokenizer: ChatTokenizer) -> list[list[int]]:
     variables = dict(fields.chat_template_kwargs or {})
     effort = fields.reasoning_effort
     if effort is not None:
@@ -200,11 +200,11 @@ def _chat_prompt(fields: _Chat, tokenizer: ChatTokenizer) -> list[list[int]]:
     return [tokens]
 
 
-def _sampling(fields: _Chat | _Completion, prompt_count: int, limits: RequestLimits) -> Sampling:
+def _sampling(fields: _ChatFields | _CompletionFields, prompt_count: int, limits: RequestLimits) -> Sampling:
     room = limits.tokens_max - prompt_count
     wanted = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
     if wanted is None:
-        wanted = room if isinstance(fields, _Chat) else min(_COMPLETION_TOKENS_DEFAULT, room)
+        wanted = room if isinstance(fields, _ChatFields) else min(_COMPLETION_TOKENS_DEFAULT, room)
     if wanted == 0:
         raise InvalidArgument("max_tokens: it has to be at least 1.")
     if room < 1 or wanted > room:
@@ -219,7 +219,7 @@ def _sampling(fields: _Chat | _Completion, prompt_count: int, limits: RequestLim
         raise InvalidArgument(f"stop_token_ids: token ids have to be from 0 to {limits.vocab - 1}.")
     if not fields.ignore_eos:
         stop_ids |= limits.eos_ids
-    if isinstance(fields, _Chat):
+    if isinstance(fields, _ChatFields):
         logprobs = (fields.top_logprobs or 0) if fields.logprobs else -1
     else:
         logprobs = -1 if fields.logprobs is None else fields.logprobs

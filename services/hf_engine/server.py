@@ -59,7 +59,7 @@ _STATUS: dict[type[MooncacheError], tuple[int, str]] = {
 
 log = get_logger(__name__)
 
-Handler = Callable[[Request], Awaitable[Response]]
+HttpHandler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ def make_app(state: ServerState) -> Starlette:
     )
 
 
-def _answering(handler: Handler) -> Handler:
+def _answering(handler: HttpHandler) -> HttpHandler:
     """The handler with every error in OpenAI's shape."""
 
     async def answering(request: Request) -> Response:

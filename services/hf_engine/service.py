@@ -138,7 +138,7 @@ def build(config: Config, options: HfOptions, connect: Callable[[], mooncache.Cl
     return Parts(engine, pool, runner, passport, limits, folder)
 
 
-class _Server(uvicorn.Server):
+class _HfServer(uvicorn.Server):
     """uvicorn without its own handling of signals, which would end the process by the signal, not with status 0; it
     says in the log when it listens.
     """
@@ -170,7 +170,7 @@ async def _serve(config: Config, options: HfOptions) -> int:
         options.api_key,
         int(time.time()),
     )
-    server = _Server(
+    server = _HfServer(
         uvicorn.Config(
             make_app(state),
             host=options.host,

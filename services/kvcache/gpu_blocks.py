@@ -19,14 +19,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mooncache import _native
 from mooncache.client import staging
 from mooncache.client.native_call import call_native
 from mooncache.client.staging import Stagers
 from mooncache.errors import ChecksumMismatch, InvalidArgument, MooncacheError
-from mooncache.kvcache.memory import InDoubt
+from mooncache.kvcache.memory import Fence, InDoubt
+
+if TYPE_CHECKING:
+    from mooncache._native import GpuStager
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,14 @@ class Ranges:
     address: int
     step_bytes: int
     segments: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFence(Fence):
+    """An event that the engine's stream records, kept alive here, and its CUDA handle."""
+
+    event: object
+    handle: int
 
 
 class GpuBlocks:
@@ -54,8 +65,8 @@ class GpuBlocks:
         block_count: int,
         *,
         ordinal: int,
-        owner: Any,
-        record: Callable[[], tuple[Any, int]] | None = None,
+        owner: object,
+        record: Callable[[], tuple[object, int]] | None = None,
     ) -> None:
         self.block_count = block_count
         self.block_bytes = sum(length for layer in layers for _, length in layer.segments)
@@ -66,13 +77,13 @@ class GpuBlocks:
         self._stagers = Stagers(slots=1)
         self._turn = itertools.count()
 
-    def fence(self) -> Any:
+    def fence(self) -> GpuFence | None:
         """An event behind everything that the engine has enqueued so far."""
-        return None if self._record is None else self._record()
+        return None if self._record is None else GpuFence(*self._record())
 
     @contextmanager
     def reading(
-        self, blocks: Sequence[int], fence: Any, deadline_s: float
+        self, blocks: Sequence[int], fence: Fence | None, deadline_s: float
     ) -> Iterator[list[list[memoryview]]]:
         """Bytes of the blocks as the fence left them.
 
@@ -93,7 +104,7 @@ class GpuBlocks:
 
     @contextmanager
     def writing(
-        self, blocks: Sequence[int], fence: Any, deadline_s: float
+        self, blocks: Sequence[int], fence: Fence | None, deadline_s: float
     ) -> Iterator[list[list[memoryview]]]:
         """Places for the blocks' bytes, which have arrived in the device when the context is left.
 
@@ -113,14 +124,14 @@ class GpuBlocks:
             raise InDoubt(error, kept.settled) from error
         self._compare(crcs, views)
 
-    def _take(self, blocks: Sequence[int]) -> Any:
+    def _take(self, blocks: Sequence[int]) -> GpuStager:
         for block in blocks:
             if not 0 <= block < self.block_count:
                 raise InvalidArgument(f"there is no block {block}")
         return self._stagers.take(self._ordinal, len(blocks) * self.block_bytes)
 
     def _copy(
-        self, stager: Any, blocks: Sequence[int], fence: Any, deadline_s: float, *, into: bool
+        self, stager: GpuStager, blocks: Sequence[int], fence: Fence | None, deadline_s: float, *, into: bool
     ) -> list[int]:
         slices = [
             [
@@ -131,7 +142,8 @@ class GpuBlocks:
             for block in blocks
         ]
         if fence is not None:
-            call_native(stager.follow, 0, fence[1])
+            assert isinstance(fence, GpuFence)
+            call_native(stager.follow, 0, fence.handle)
         try:
             staging.start(stager, 0, slices, into=into, crc=True)
         except MooncacheError:
@@ -141,7 +153,7 @@ class GpuBlocks:
             raise
         return staging.wait(stager, 0, deadline_s)
 
-    def _views(self, stager: Any, count: int) -> list[list[memoryview]]:
+    def _views(self, stager: GpuStager, count: int) -> list[list[memoryview]]:
         whole = staging.pinned(stager, 0)
         size = self.block_bytes
         return [[whole[index * size : (index + 1) * size]] for index in range(count)]

@@ -14,23 +14,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mooncache.errors import AlreadyExists, DeadlineExceeded, MooncacheError
 from mooncache.kvcache.memory import HostMemory
 from mooncache.kvcache.mover import MoveFailure, SaveReport, TransferJob, reason_of
 from mooncache.kvcache.pool_link import Call, PoolLink
 
+if TYPE_CHECKING:
+    from mooncache.client.reservation import Reservation
+
 
 @dataclass(slots=True)
-class _Open:
+class _LayeredSave:
     job: TransferJob
     started_s: float
     size_bytes: int
     deadline_s: float = 0.0
     begun: bool = False
     written: set[int] = field(default_factory=set)
-    reservations: dict[int, Any] = field(default_factory=dict)
+    reservations: dict[int, Reservation] = field(default_factory=dict)
     stored: list[int] = field(default_factory=list)
     present: int = 0
     moved: int = 0
@@ -72,8 +75,8 @@ class LayerSaver:
         self._timeout_s = timeout_s
         self._queue_bytes_max = queue_bytes_max
         self._lock = threading.Condition()
-        self._tasks: deque[tuple[_Open, int | None]] = deque()
-        self._open: dict[str, _Open] = {}
+        self._tasks: deque[tuple[_LayeredSave, int | None]] = deque()
+        self._open: dict[str, _LayeredSave] = {}
         self._bytes = 0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="mooncache-layers", daemon=True)
@@ -113,13 +116,13 @@ class LayerSaver:
             self._lock.notify()
         self._thread.join(timeout_s)
 
-    def _enter(self, job: TransferJob) -> _Open | None:
+    def _enter(self, job: TransferJob) -> _LayeredSave | None:
         state = self._open.get(job.name)
         if state is None:
             size = len(job.blocks) * self._memory.block_bytes
             if self._closed or self._bytes + size > self._queue_bytes_max:
                 return None
-            state = self._open[job.name] = _Open(job, time.monotonic(), size)
+            state = self._open[job.name] = _LayeredSave(job, time.monotonic(), size)
             self._bytes += size
         return state
 
@@ -155,14 +158,14 @@ class LayerSaver:
             self._end(state)
 
     @staticmethod
-    def _give_up(state: _Open, reason: MoveFailure) -> None:
+    def _give_up(state: _LayeredSave, reason: MoveFailure) -> None:
         """Nothing more is written or committed of this save."""
         state.begun = True
         for index in list(state.reservations):
             with contextlib.suppress(Exception):
                 state.lose(index, reason)
 
-    def _begin(self, state: _Open) -> None:
+    def _begin(self, state: _LayeredSave) -> None:
         """Reserve the blocks that the pool does not hold."""
         if state.begun:
             return
@@ -192,11 +195,11 @@ class LayerSaver:
                 state.lose(index, reason_of(error.code))
 
     @staticmethod
-    def _is_there(state: _Open, index: int) -> None:
+    def _is_there(state: _LayeredSave, index: int) -> None:
         state.present += 1
         state.stored.append(index)
 
-    def _write(self, state: _Open, layer: int) -> None:
+    def _write(self, state: _LayeredSave, layer: int) -> None:
         if layer in state.written:
             return
         state.written.add(layer)
@@ -207,7 +210,7 @@ class LayerSaver:
             except MooncacheError as error:
                 state.lose(index, reason_of(error.code))
 
-    def _commit(self, state: _Open) -> None:
+    def _commit(self, state: _LayeredSave) -> None:
         for index, reservation in list(state.reservations.items()):
             try:
                 reservation.commit(timeout_s=state.left_s())
@@ -220,7 +223,7 @@ class LayerSaver:
                 state.moved += self._memory.block_bytes
         state.reservations.clear()
 
-    def _end(self, state: _Open) -> None:
+    def _end(self, state: _LayeredSave) -> None:
         seconds = time.monotonic() - state.started_s
         with self._lock:
             self._open.pop(state.job.name, None)

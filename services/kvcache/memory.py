@@ -22,22 +22,26 @@ SEGMENTS_MAX = 4096
 _POLL_S = 0.01
 
 
+class Fence:
+    """What has to be waited for before blocks may be read or written; only the memory that made it looks inside."""
+
+
 class BlockMemory(Protocol):
     """What the mover needs from an engine's KV memory. `reading` and `writing` are called by several threads."""
 
     block_bytes: int
     block_count: int
 
-    def fence(self) -> Any:
+    def fence(self) -> Fence | None:
         """Called on the engine's thread: what has to be waited for before the blocks may be read, or written."""
 
     def reading(
-        self, blocks: Sequence[int], fence: Any, deadline_s: float
+        self, blocks: Sequence[int], fence: Fence | None, deadline_s: float
     ) -> AbstractContextManager[list[list[memoryview]]]:
         """Bytes of the blocks, one list of slices for each. `deadline_s` is a time of time.monotonic()."""
 
     def writing(
-        self, blocks: Sequence[int], fence: Any, deadline_s: float
+        self, blocks: Sequence[int], fence: Fence | None, deadline_s: float
     ) -> AbstractContextManager[list[list[memoryview]]]:
         """Places for the blocks' bytes; what was written has arrived when the context is left.
 
@@ -118,7 +122,7 @@ class Region:
 
     address: int
     size_bytes: int
-    owner: Any
+    owner: object
 
     def view(self) -> memoryview:
         array: Any = (ctypes.c_uint8 * self.size_bytes).from_address(self.address)
@@ -163,12 +167,12 @@ class HostMemory:
 
     @contextmanager
     def reading(
-        self, blocks: Sequence[int], fence: Any = None, deadline_s: float = 0.0
+        self, blocks: Sequence[int], fence: Fence | None = None, deadline_s: float = 0.0
     ) -> Iterator[list[list[memoryview]]]:
         yield [self.slices(block) for block in blocks]
 
     @contextmanager
     def writing(
-        self, blocks: Sequence[int], fence: Any = None, deadline_s: float = 0.0
+        self, blocks: Sequence[int], fence: Fence | None = None, deadline_s: float = 0.0
     ) -> Iterator[list[list[memoryview]]]:
         yield [self.slices(block) for block in blocks]

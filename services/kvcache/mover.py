@@ -19,9 +19,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from mooncache.errors import (
+    OK,
     AlreadyExists,
     BackPressure,
     ChecksumMismatch,
@@ -32,11 +32,10 @@ from mooncache.errors import (
     NotFound,
     QuotaExceeded,
 )
-from mooncache.kvcache.memory import BlockMemory, InDoubt
+from mooncache.kvcache.memory import BlockMemory, Fence, InDoubt
 from mooncache.kvcache.pool_link import Call, PoolClient, PoolLink
 from mooncache.runtime import tracing
 
-OK = 0
 BATCH_BYTES = 32 << 20
 _TIMEOUT_MIN_S = 1e-3
 
@@ -121,7 +120,7 @@ class SaveReport:
 @dataclass(slots=True)
 class _Load:
     job: TransferJob
-    fence: Any
+    fence: Fence | None
     started_s: float
     cancelled: bool = False
 
@@ -129,7 +128,7 @@ class _Load:
 @dataclass(slots=True)
 class _Save:
     job: TransferJob
-    fence: Any
+    fence: Fence | None
     started_s: float
     size_bytes: int
 
@@ -321,7 +320,7 @@ class Mover:
         client: PoolClient,
         keys: Sequence[bytes],
         blocks: Sequence[int],
-        fence: Any,
+        fence: Fence | None,
         deadline_s: float,
     ) -> tuple[int, MoveFailure]:
         try:

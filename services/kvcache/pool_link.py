@@ -13,13 +13,19 @@ import enum
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from mooncache.errors import MooncacheError
 from mooncache.runtime.backoff import Backoff, step_s
 from mooncache.runtime.logs import Event, get_logger
+
+if TYPE_CHECKING:
+    from mooncache.client.buffers import Buffer
+    from mooncache.client.keys import Key
+    from mooncache.client.reservation import Reservation
+    from mooncache.client.results import GetResult, MatchResult, NodeView, PutResult
 
 _log = get_logger(__name__)
 
@@ -39,17 +45,23 @@ OnFailure = Callable[[Call, str], None]
 class PoolClient(Protocol):
     """The calls that movers make; `mooncache.Client` has them."""
 
-    def put_many(self, keys: Any, values: Any, *, timeout_s: float | None = None) -> Any: ...
+    def put_many(
+        self, keys: Iterable[Key], values: Sequence[Buffer], *, timeout_s: float | None = None
+    ) -> PutResult: ...
 
-    def get_many_into(self, keys: Any, destinations: Any, *, timeout_s: float | None = None) -> Any: ...
+    def get_many_into(
+        self, keys: Iterable[Key], destinations: Sequence[Buffer], *, timeout_s: float | None = None
+    ) -> GetResult: ...
 
-    def exists_many(self, keys: Any, *, timeout_s: float | None = None) -> Any: ...
+    def exists_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> tuple[bool, ...]: ...
 
-    def match(self, keys: Any, *, touch: bool = True, timeout_s: float | None = None) -> Any: ...
+    def match(
+        self, keys: Iterable[Key] | bytes, *, touch: bool = True, timeout_s: float | None = None
+    ) -> MatchResult: ...
 
-    def reserve(self, key: Any, size_bytes: int, *, timeout_s: float | None = None) -> Any: ...
+    def reserve(self, key: Key, size_bytes: int, *, timeout_s: float | None = None) -> Reservation: ...
 
-    def nodes(self) -> Sequence[Any]: ...
+    def nodes(self) -> Sequence[NodeView]: ...
 
     def stats(self) -> dict[str, int]: ...
 

@@ -23,7 +23,7 @@ from mooncache.simulate.profile import ModelProfile
 from mooncache.simulate.result import Result
 from mooncache.traces import Trace, TracePart
 
-Progress = Callable[[str, float], None]
+PlanProgress = Callable[[str, float], None]
 CURVE_POINTS: Final = 40
 PARETO_MAX: Final = 12
 
@@ -46,7 +46,7 @@ class Planner:
     """The parts of one question, kept between its steps."""
 
     def __init__(
-        self, trace: Trace, question: Question, source: str, on_progress: Progress = _no_progress
+        self, trace: Trace, question: Question, source: str, on_progress: PlanProgress = _no_progress
     ) -> None:
         self.spec, self.source, self.on_progress = question.spec, source, on_progress
         self.bases: dict[str, ModelProfile] = {
@@ -251,7 +251,7 @@ def plan(
     question: Question,
     source: str,
     effort: Effort | None = None,
-    on_progress: Progress = _no_progress,
+    on_progress: PlanProgress = _no_progress,
 ) -> PlanReport:
     """The cheapest configurations for a workload.
 

@@ -28,7 +28,7 @@ from mooncache.traces import Trace, TracePart
 
 NOISE: Final = 0.05  # relative deviation of computing times: what makes seeds differ
 POLICY: Final = "mooncache"
-Progress = Callable[[float], None]
+CheckProgress = Callable[[float], None]
 
 
 def profile_of(engine: InstanceType, base: ModelProfile, memory_share: float) -> ModelProfile:
@@ -107,7 +107,7 @@ def run(
     slo: SloSpec,
     seed: int,
     part: TracePart = TracePart.WHOLE,
-    on_progress: Progress | None = None,
+    on_progress: CheckProgress | None = None,
 ) -> tuple[SimulatedRun, Result]:
     """One simulation. `on_progress` gets the share that is done."""
     options = SimOptions(policy=POLICY, seed=seed, noise=NOISE)

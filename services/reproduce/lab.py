@@ -19,7 +19,7 @@ from mooncache.traces import Trace, TracePart
 
 Item = TypeVar("Item", bound=Hashable)
 Result = TypeVar("Result")
-Progress = Callable[[str, int, int], None]
+LabProgress = Callable[[str, int, int], None]
 
 
 def _silent(_what: str, _done: int, _total: int) -> None:
@@ -29,7 +29,7 @@ def _silent(_what: str, _done: int, _total: int) -> None:
 class Lab:
     """Runs experiments; close it, or use it in a `with`."""
 
-    def __init__(self, sources: Sources, jobs: int = 1, progress: Progress = _silent) -> None:
+    def __init__(self, sources: Sources, jobs: int = 1, progress: LabProgress = _silent) -> None:
         self.sources = sources
         self._jobs = max(1, jobs)
         self.progress = progress

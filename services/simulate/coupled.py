@@ -75,7 +75,7 @@ class CoupledResult:
 
 
 @dataclass(slots=True)
-class _Prompt:
+class _CoupledPrompt:
     row: int
     arrival_s: float
     tokens: int
@@ -98,7 +98,7 @@ class _Instance:
     """One engine: its clock, its queue, its batch, and the gaps of its decode iterations so far."""
 
     now_s: float = 0.0
-    waiting: deque[_Prompt] = field(default_factory=deque)
+    waiting: deque[_CoupledPrompt] = field(default_factory=deque)
     running: list[_Running] = field(default_factory=list)  # a heap
     steps: int = 0  # decode iterations so far
     kv_tokens: float = 0.0  # of the running sequences
@@ -155,7 +155,7 @@ class _Cluster:
         first = next(self._turn) % options.instances
         order = range(first, first + options.instances)
         chosen = min((n % options.instances for n in order), key=self._requests)
-        self._instances[chosen].waiting.append(_Prompt(row, now_s, tokens, output))
+        self._instances[chosen].waiting.append(_CoupledPrompt(row, now_s, tokens, output))
 
     def drain(self) -> None:
         for number, instance in enumerate(self._instances):
@@ -178,7 +178,7 @@ class _Cluster:
             else:
                 instance.now_s = max(instance.now_s, until_s) if math.isfinite(until_s) else until_s
 
-    def _admissible(self, instance: _Instance) -> _Prompt | None:
+    def _admissible(self, instance: _Instance) -> _CoupledPrompt | None:
         """The prompt in front of the queue, when a place and room for all its tokens are free."""
         if not instance.waiting or len(instance.running) >= self._options.sequences_max:
             return None
@@ -186,7 +186,7 @@ class _Cluster:
         room = self._options.kv_capacity_tokens - instance.reserved
         return prompt if prompt.tokens + prompt.output <= room else None
 
-    def _look_up(self, number: int, prompt: _Prompt, now_s: float) -> None:
+    def _look_up(self, number: int, prompt: _CoupledPrompt, now_s: float) -> None:
         if prompt.held >= 0:
             return
         prompt.held = 0
@@ -195,7 +195,7 @@ class _Cluster:
             prompt.held = min(self._caches[number].leading(blocks, now_s) * size, prompt.tokens - 1)
         self.result.cached_tokens[prompt.row] = prompt.held
 
-    def _whole(self, number: int, instance: _Instance, prompt: _Prompt) -> None:
+    def _whole(self, number: int, instance: _Instance, prompt: _CoupledPrompt) -> None:
         instance.waiting.popleft()
         self._look_up(number, prompt, instance.now_s)
         seconds = self._costs.prompt_s(prompt.tokens, prompt.held)
@@ -211,7 +211,7 @@ class _Cluster:
         batch_s = costs.batch_s(len(instance.running), instance.kv_tokens)
         budget = full = max(1, self._options.chunk_tokens - len(instance.running))
         seconds, decoding = costs.fixed_s, len(instance.running)
-        ended: list[_Prompt] = []
+        ended: list[_CoupledPrompt] = []
         room = self._options.kv_capacity_tokens - instance.reserved
         while budget > 0 and instance.waiting and decoding + len(ended) < self._options.sequences_max:
             prompt = instance.waiting[0]
@@ -233,7 +233,7 @@ class _Cluster:
         for prompt in ended:
             self._first_token(number, instance, prompt)
 
-    def _first_token(self, number: int, instance: _Instance, prompt: _Prompt) -> None:
+    def _first_token(self, number: int, instance: _Instance, prompt: _CoupledPrompt) -> None:
         row = prompt.row
         self.result.ttft_s[row] = instance.now_s - prompt.arrival_s
         if self._options.prefix_cache:

@@ -12,7 +12,7 @@ from mooncache.conductor.core.policy.types import Choice, Request, Rules
 from mooncache.errors import SimulationInvalid
 
 OnDecision = Callable[[int, Request, Fleet, Choice, float], None]
-Progress = Callable[[int, int, float], None]
+SimProgress = Callable[[int, int, float], None]
 
 
 class LengthForecast(StrEnum):

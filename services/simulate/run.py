@@ -18,7 +18,7 @@ from mooncache.simulate.cluster import ClusterSpec, FirstToken
 from mooncache.simulate.decoding import Decoding
 from mooncache.simulate.duties import Duties
 from mooncache.simulate.failures import FailureInjector
-from mooncache.simulate.options import Progress, SimOptions
+from mooncache.simulate.options import SimOptions, SimProgress
 from mooncache.simulate.prefilling import Prefilling
 from mooncache.simulate.result import Result
 from mooncache.simulate.scheduling import SimScheduler
@@ -34,7 +34,7 @@ _SAMPLES_MAX = 50_000  # of a trace; a stamp of another decade makes samples rar
 
 
 def simulate(
-    trace: Trace, cluster: ClusterSpec, options: SimOptions | None = None, progress: Progress | None = None
+    trace: Trace, cluster: ClusterSpec, options: SimOptions | None = None, progress: SimProgress | None = None
 ) -> Result:
     """Run the trace on the cluster.
 
@@ -83,7 +83,7 @@ class Simulation:
         self._steps_less = 1 if cluster.first_token == FirstToken.PREFILL else 0
         self._decisions = 0
 
-    def run(self, progress: Progress | None) -> Result:
+    def run(self, progress: SimProgress | None) -> Result:
         """Play the whole trace and let what is under way end."""
         world, queue = self.world, self.world.queue
         arrivals = world.trace.arrival_s.tolist()

@@ -19,16 +19,21 @@ from typing import TYPE_CHECKING, Any
 from mooncache.client.keys import split_keys
 from mooncache.client.map_keeper import view_of_node
 from mooncache.client.native_call import call_native
-from mooncache.client.results import NodeView
-from mooncache.errors import ConnectionLost, DeadlineExceeded, InvalidArgument, NodeUnavailable
+from mooncache.client.results import MapNodeState, NodeView
+from mooncache.errors import (
+    OK,
+    AlreadyExists,
+    ConnectionLost,
+    DeadlineExceeded,
+    InvalidArgument,
+    NodeUnavailable,
+    NotFound,
+)
 from mooncache.proto.v1 import common_pb2
 
 if TYPE_CHECKING:
     from mooncache._native import Client as NativeClient
 
-OK = 0
-ALREADY_EXISTS = 201
-NOT_FOUND = 200
 _UNREACHABLE = frozenset({NodeUnavailable.code, ConnectionLost.code})
 MAX_BATCH_BYTES = 64 << 20
 MAX_TENANT_CLIENTS = 8
@@ -144,17 +149,17 @@ class NativeCopier:
             own = call_native(client.stat, keys, _left_s(deadline_s), None, _SELF_INDEX)
             held = [item is not None and item["code"] == OK for item in own]
             if all(held):
-                return [ALREADY_EXISTS] * len(wanted), 0
+                return [AlreadyExists.code] * len(wanted), 0
             stats = call_native(client.stat, keys, _left_s(deadline_s), None, index)
         except DeadlineExceeded:
             return codes, 0
         sizes: list[int | None] = []
         for position, item in enumerate(stats):
             if held[position]:
-                codes[position] = ALREADY_EXISTS
+                codes[position] = AlreadyExists.code
                 sizes.append(None)
                 continue
-            codes[position] = NOT_FOUND if item is None else item["code"]
+            codes[position] = NotFound.code if item is None else item["code"]
             sizes.append(item["size_bytes"] if item is not None and item["code"] == OK else None)
         if any(code in _UNREACHABLE for code in codes):
             raise NodeUnavailable(f"Node {source.node_id} did not answer.")
@@ -201,7 +206,7 @@ def _address(node: NodeView) -> tuple[Any, ...]:
 
 
 def _with_index(node: NodeView, index: int) -> NodeView:
-    return dataclasses.replace(node, index=index, state="active", weight=1.0)
+    return dataclasses.replace(node, index=index, state=MapNodeState.ACTIVE, weight=1.0)
 
 
 def _as_dict(node: NodeView) -> dict[str, Any]:

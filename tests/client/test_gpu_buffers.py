@@ -108,8 +108,7 @@ def test_blocks_behind_the_deadline_have_its_code_and_the_others_their_own(fake:
         time.sleep(limit_s)
         return [(0, 60_000, 7) if gets else (0, 7)] * (end - begin)
 
-    sizes = lambda item: item[1]  # noqa: E731
-    answers = moving.get(arrays, 0.2, slow, sizes) if gets else moving.put(arrays, 0.2, slow)
+    answers = moving.get(arrays, 0.2, slow) if gets else moving.put(arrays, 0.2, slow)
     assert [item[0] for item in answers] == [0, DeadlineExceeded.code, DeadlineExceeded.code]
     assert [item[-1] for item in answers] == [7, None, None]
 

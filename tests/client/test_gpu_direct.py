@@ -21,9 +21,8 @@ import mooncache
 from mooncache import _native
 from mooncache.client import gpu_direct, staging
 from mooncache.client.device import DeviceView
-from mooncache.client.results import CHECKSUM_MISMATCH
 from mooncache.config.pool import RdmaSection
-from mooncache.errors import BackPressure, DeadlineExceeded, InvalidArgument
+from mooncache.errors import BackPressure, ChecksumMismatch, DeadlineExceeded, InvalidArgument
 from tests.gpu.fake_gpu import FakeGpu
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -204,7 +203,7 @@ def test_a_lost_path_and_a_wrong_byte(
         verbs.mooncache_fake_flip_bits(1)
         targets = [arena.array(i << 20, 1 << 20) for i in range(3)]
         got = client.get_many_into(names, targets)
-        assert sorted(got.codes) == [0, 0, CHECKSUM_MISMATCH]
+        assert sorted(got.codes) == [0, 0, ChecksumMismatch.code]
         assert client.stats()["miss_checksum"] == 1
         verbs.mooncache_fake_cut_path(0, 1)
         try:
@@ -281,5 +280,5 @@ def test_no_time_left_for_staging_is_the_deadlines_code() -> None:
     def never(*_args: Any) -> list[Any]:
         raise BackPressure("no time was left")
 
-    answers = direct.move(core, views, 0.02, slow, never, lambda answer: int(answer[1]))
+    answers = direct.get(core, views, 0.02, slow, never)
     assert answers == [(0, 1, None), (DeadlineExceeded.code, 0, None)]

@@ -113,7 +113,7 @@ def test_copies_wait_for_the_step_on_the_device(engine: Engine, gpu: FakeGpu) ->
     ):
         raise AssertionError("the step has not ended")
     engine.write(1, 9)
-    gpu.complete(fence)
+    gpu.complete((fence.event, fence.handle))
     with engine.memory.reading([1], fence, soon()) as values:
         assert bytes(values[0][0]) == expected(9)
 

@@ -17,7 +17,7 @@ from mooncache.store_node.core.report_planner import (
     Idle,
     ReportKind,
     ReportPlanner,
-    Send,
+    SendReport,
     TakeBase,
     TakePage,
 )
@@ -119,7 +119,7 @@ def step(planner: ReportPlanner, node: ModelNode, master: ModelMaster, fate: str
             planner.base_taken(node.seq)
         case TakePage(cursor, limit):
             planner.page_taken(*node.snapshot(cursor, limit))
-        case Send(report):
+        case SendReport(report):
             if fate == "lost":
                 planner.send_failed()
             else:
@@ -199,7 +199,7 @@ def test_events_up_to_the_base_are_not_sent_again() -> None:
     records = b"".join(record(1, key) for key in range(4, 8))
     planner.drained(4, 7, False, records)
     sent = planner.next_step()
-    assert isinstance(sent, Send)
+    assert isinstance(sent, SendReport)
     assert (sent.report.first_seq, sent.report.last_seq) == (6, 7)
     assert sent.report.records == records[2 * RECORD_BYTES :]
 

@@ -20,7 +20,7 @@ from mooncache.bench.worker import serve
 _ANSWER_TIMEOUT_S = 60.0
 _SPREAD_S = 0.02
 
-Target = dict[str, Any]
+LoadTarget = dict[str, Any]
 """port, key and model, as stack.Target."""
 
 
@@ -100,7 +100,13 @@ class LoadGenerator:
         self._loop = asyncio.new_event_loop()
 
     def first_token(
-        self, targets: list[Target], tokens: int, concurrency: int, requests: int, output: int, rate: float
+        self,
+        targets: list[LoadTarget],
+        tokens: int,
+        concurrency: int,
+        requests: int,
+        output: int,
+        rate: float,
     ) -> dict[str, Any]:
         """Milliseconds to the first event of each request, for each target; targets take turns in short rounds.
 
@@ -109,11 +115,11 @@ class LoadGenerator:
         """
         return self._run(self._first_token(targets, tokens, concurrency, requests, output, rate))
 
-    def turns(self, targets: list[Target], tokens: int, added: int, requests: int) -> dict[str, Any]:
+    def turns(self, targets: list[LoadTarget], tokens: int, added: int, requests: int) -> dict[str, Any]:
         """Milliseconds to the first event of a first and of a later turn, and the tokenizer's own for the new text."""
         return self._run(self._turns(targets, tokens, added, requests))
 
-    def relay(self, target: Target, streams: int, output: int, rate: float) -> dict[str, Any]:
+    def relay(self, target: LoadTarget, streams: int, output: int, rate: float) -> dict[str, Any]:
         """Events per second over all streams together."""
         return self._run(self._relay(target, streams, output, rate))
 
@@ -121,7 +127,7 @@ class LoadGenerator:
         answer: dict[str, Any] = self._loop.run_until_complete(work)
         return answer
 
-    def _body(self, target: Target, messages: list[dict[str, Any]], output: int, rate: float) -> bytes:
+    def _body(self, target: LoadTarget, messages: list[dict[str, Any]], output: int, rate: float) -> bytes:
         body = {"model": target["model"], "messages": messages, "stream": True, "max_tokens": output}
         if rate:
             body["null_events_per_s"] = rate
@@ -131,7 +137,13 @@ class LoadGenerator:
         return prompts.conversation(self._dice, int(tokens * self._chars_per_token), turns)
 
     async def _first_token(
-        self, targets: list[Target], tokens: int, concurrency: int, requests: int, output: int, rate: float
+        self,
+        targets: list[LoadTarget],
+        tokens: int,
+        concurrency: int,
+        requests: int,
+        output: int,
+        rate: float,
     ) -> dict[str, Any]:
         times: list[list[float]] = [[] for _ in targets]
         took_s = [0.0 for _ in targets]
@@ -161,7 +173,9 @@ class LoadGenerator:
             times.append(await client.post("/v1/chat/completions", bodies.pop()))
         return times
 
-    async def _turns(self, targets: list[Target], tokens: int, added: int, requests: int) -> dict[str, Any]:
+    async def _turns(
+        self, targets: list[LoadTarget], tokens: int, added: int, requests: int
+    ) -> dict[str, Any]:
         first: list[list[float]] = [[] for _ in targets]
         later: list[list[float]] = [[] for _ in targets]
         own: dict[str, list[float]] = {"first": [], "later": []}
@@ -188,7 +202,7 @@ class LoadGenerator:
         self._tokenizer.encode(text, add_special_tokens=False).ids  # noqa: B018 - the list is part of the work
         return time.perf_counter() - started
 
-    async def _relay(self, target: Target, streams: int, output: int, rate: float) -> dict[str, Any]:
+    async def _relay(self, target: LoadTarget, streams: int, output: int, rate: float) -> dict[str, Any]:
         clients = [await LoadConnection.open(target["port"], target["key"]) for _ in range(streams)]
         body = self._body(target, [{"role": "user", "content": "go on"}], output, rate)
         started = time.perf_counter()

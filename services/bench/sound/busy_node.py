@@ -44,7 +44,7 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
         if not ours.poll(_TIMEOUT_S):
             raise NodeUnavailable("The store server did not start.")
         port = int(ours.recv())
-        small = _Peer(port, secret)
+        small = _RawPeer(port, secret)
         for key, size in ((_SMALL_KEY, _SMALL_BYTES), (_BULK_KEY, _BULK_BYTES)):
             small.put(key, os.urandom(size))
         alone, beside = [], []
@@ -88,7 +88,7 @@ def _serve(secret: bytes, progress: Connection) -> None:
 
 def _read_bulk(port: int, secret: bytes, progress: Connection) -> None:
     """Every connection asks again as soon as it has what it asked for."""
-    peers = {peer.fileno(): peer for peer in (_Peer(port, secret) for _ in range(_BULK_CONNECTIONS))}
+    peers = {peer.fileno(): peer for peer in (_RawPeer(port, secret) for _ in range(_BULK_CONNECTIONS))}
     ready = select.epoll()
     for number, peer in peers.items():
         ready.register(number, select.EPOLLIN)
@@ -112,7 +112,7 @@ def _read_bulk(port: int, secret: bytes, progress: Connection) -> None:
             progress.send("reading")
 
 
-def _p99_ms(peer: _Peer, gets: int) -> float:
+def _p99_ms(peer: _RawPeer, gets: int) -> float:
     times = []
     for _ in range(gets):
         started = time.perf_counter()
@@ -124,7 +124,7 @@ def _p99_ms(peer: _Peer, gets: int) -> float:
     return quantiles(times, n=100)[-1] * 1e3
 
 
-class _Peer:
+class _RawPeer:
     """As little of the data plane's wire format as this needs, so that no client's work is measured."""
 
     # the head of an answer to GET with one key: the frame's header, a status without text, a count, one result

@@ -16,7 +16,7 @@ from mooncache.bench import sound as cases
 from mooncache.errors import InvalidArgument, MooncacheError
 from mooncache.reporting.rows import JsonRows, MarkdownRows, Report, Row, describe_machine, describe_versions
 
-Case = Callable[[bool, Callable[[str], None]], list[Row]]
+SoundCase = Callable[[bool, Callable[[str], None]], list[Row]]
 _EXIT_FAILED = 1
 
 
@@ -25,11 +25,11 @@ def case_names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(cases.__path__) if module.name != "command")
 
 
-def load_case(name: str) -> Case:
+def load_case(name: str) -> SoundCase:
     """The function that runs a case. Raises InvalidArgument for an unknown name."""
     if name not in case_names():
         raise InvalidArgument(f"There is no case {name!r}. Cases: {', '.join(case_names())}.")
-    run: Case = importlib.import_module(f"{cases.__name__}.{name}").run
+    run: SoundCase = importlib.import_module(f"{cases.__name__}.{name}").run
     return run
 
 

@@ -86,7 +86,7 @@ async def _poll_status(cluster: EmbeddedCluster, accept: StatusCheck, timeout_s:
     raise WorkerError(f"the directory was not whole within {timeout_s:.0f} s")
 
 
-class _Reader(threading.Thread):
+class _ReadingThread(threading.Thread):
     """Goes on reading blocks while the master is away and counts what it gets."""
 
     def __init__(self, client: OurClient, keys: list[bytes], block_bytes: int) -> None:
@@ -125,7 +125,7 @@ def rebuild_rows(report: Report, options: StoreBenchOptions, progress: Progress)
             progress(label)
             whole = _is_whole(nodes, total)
             asyncio.run(_poll_status(cluster, whole, _SETTLE_S))
-            reader = _Reader(client, next(keys_of(0, 512)), block_bytes)
+            reader = _ReadingThread(client, next(keys_of(0, 512)), block_bytes)
             reader.start()
             started = time.monotonic()
             cluster.kill("master")

@@ -104,7 +104,7 @@ class PeerMooncake:
         self._folder.cleanup()
 
 
-class _Client:
+class _PeerClient:
     """Child's side: the operations that are measured. Every answer is checked before its time counts."""
 
     def __init__(self, store: Any, block_bytes: int, count: int) -> None:
@@ -186,7 +186,7 @@ def _child(part: _Process, target: str, block_bytes: int = 0, count: int = 0) ->
     if part is _Process.HOLDER:
         serve({}, {})
         return
-    client = _Client(store, block_bytes, count)
+    client = _PeerClient(store, block_bytes, count)
     serve({}, {"batch": client.batch, "small": client.small, "exist": client.exist})
 
 

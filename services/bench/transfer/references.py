@@ -25,15 +25,15 @@ from mooncache.runtime.ports import free_port
 DURATION_S = 2
 _MARGIN_S = 1
 _TIMEOUT_S = 30.0
-Figures = dict[Direction, float]
+ReferenceFigures = dict[Direction, float]
 
 
-def raw_socket(block_bytes: int, batch: int, duration_s: float) -> Figures:
+def raw_socket(block_bytes: int, batch: int, duration_s: float) -> ReferenceFigures:
     """A batch of blocks over one plain socket of two Python processes: `read` and `write` in GB/s."""
     total = block_bytes * batch
     memory = memoryview(bytearray(total))
     raw = RawSocket(block_bytes, batch, min(block_bytes, 64 << 10))
-    figures: Figures = {}
+    figures: ReferenceFigures = {}
     try:
         for direction, once in ((Direction.READ, raw.get_s), (Direction.WRITE, raw.put_s)):
             once(memory)
@@ -58,12 +58,12 @@ def memcpy(block_bytes: int, batch: int, duration_s: float) -> float:
     return moved / (time.perf_counter() - begun) / 1e9
 
 
-def iperf3() -> Figures | str:
+def iperf3() -> ReferenceFigures | str:
     """TCP over loopback with one stream, as iperf3 does it: `read` (its -R) and `write`."""
     if shutil.which("iperf3") is None:
         return "iperf3 is not installed (Debian package iperf3)"
     port = free_port()
-    figures: Figures = {}
+    figures: ReferenceFigures = {}
     for direction, extra in ((Direction.WRITE, []), (Direction.READ, ["-R"])):
         client = ["iperf3", "-c", "127.0.0.1", "-p", str(port), "-t", str(DURATION_S), "-J", *extra]
         try:
@@ -78,7 +78,7 @@ def parse_iperf3(text: str) -> float:
     return float(json.loads(text)["end"]["sum_received"]["bits_per_second"]) / 8e9
 
 
-def nixl(block_bytes: int, batch: int, duration_s: float) -> Figures | str:
+def nixl(block_bytes: int, batch: int, duration_s: float) -> ReferenceFigures | str:
     """NIXL's own requests over UCX between two processes here; the reason when there is none."""
     try:
         return {
@@ -94,9 +94,9 @@ def nixl(block_bytes: int, batch: int, duration_s: float) -> Figures | str:
         return error.message
 
 
-def perftest(device: str, block_bytes: int, batch: int) -> Figures | str:
+def perftest(device: str, block_bytes: int, batch: int) -> ReferenceFigures | str:
     """`ib_write_bw` and `ib_read_bw` between two processes here, over `device`."""
-    figures: Figures = {}
+    figures: ReferenceFigures = {}
     for direction in Direction:
         tool = f"ib_{direction}_bw"
         if shutil.which(tool) is None:
@@ -148,7 +148,7 @@ def parse_perftest(text: str) -> float:
     return float(rows[-1][3]) * (1 << 20) / 1e9
 
 
-def original_engine(block_bytes: int, batch: int, threads: int) -> Figures | str:
+def original_engine(block_bytes: int, batch: int, threads: int) -> ReferenceFigures | str:
     """The original's own `transfer_engine_bench` over TCP between two processes here."""
     tool = find_tool("transfer_engine_bench")
     if tool is None:
@@ -161,7 +161,7 @@ def original_engine(block_bytes: int, batch: int, threads: int) -> Figures | str
         f"--buffer_size={buffer_bytes}",
     ]
     target = _start([*common, "--mode=target", f"--local_server_name=127.0.0.1:{free_port()}"])
-    figures: Figures = {}
+    figures: ReferenceFigures = {}
     try:
         segment = _segment(target)
         for direction in Direction:

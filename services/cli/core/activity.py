@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mooncache.cli.core.samples import (
-    Samples,
+    MetricSamples,
     buckets,
     difference,
     increase,
@@ -19,7 +19,7 @@ _GATEWAY = "mooncache_gateway_"
 _NODE = "mooncache_store_node_"
 
 
-def gateway_activity(now: Samples, before: Samples, interval_s: float) -> dict[str, Any]:
+def gateway_activity(now: MetricSamples, before: MetricSamples, interval_s: float) -> dict[str, Any]:
     """Requests and tokens a second, share of prompt tokens that came from a cache, median TTFT.
 
     Shares and medians are those of the interval when anything ended in it, else those since the gateway started.
@@ -78,7 +78,7 @@ def instance_activity(
 
 
 def node_activity(
-    node: Mapping[str, Any], now: Samples, before: Samples, interval_s: float
+    node: Mapping[str, Any], now: MetricSamples, before: MetricSamples, interval_s: float
 ) -> dict[str, Any]:
     """A node's row with its traffic; rates are 0 where its metrics cannot be read."""
 

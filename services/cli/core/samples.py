@@ -9,13 +9,13 @@ from collections.abc import Mapping
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
-Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+MetricSamples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 """(name, labels) -> value."""
 
 
-def parse(text: str) -> Samples:
+def parse(text: str) -> MetricSamples:
     """Samples of a text exposition; comments and malformed lines are skipped."""
-    found: Samples = {}
+    found: MetricSamples = {}
     for line in text.splitlines():
         if line.startswith("#") or not (match := _LINE.match(line)):
             continue
@@ -33,7 +33,7 @@ def total(samples: Mapping[tuple[str, frozenset[tuple[str, str]]], float], name:
     return sum(value for (found, has), value in samples.items() if found == name and wanted <= has)
 
 
-def buckets(samples: Samples, name: str) -> dict[float, float]:
+def buckets(samples: MetricSamples, name: str) -> dict[float, float]:
     """Upper bound -> cumulative count of a histogram, summed over its other labels; buckets without a bound are left
     out."""
     found: dict[float, float] = {}

@@ -40,7 +40,7 @@ from mooncache.conductor.core.policy.types import (
 
 __all__ = ["Assignment", "FleetBook", "InstanceShape"]
 
-Name = int | str
+DecisionId = int | str
 _OWN = ("now_s", "names", "queue_s", "generating_s", "predict", "cached_summary")
 _SHARED = tuple(field.name for field in fields(Fleet) if field.name not in _OWN)
 STAY_PRIOR_S = 10.0
@@ -51,7 +51,7 @@ _GROWTH = 16
 class Assignment:
     """An admitted request. survival: share of answers longer than so many tokens (None: exponential)."""
 
-    decision_id: Name
+    decision_id: DecisionId
     choice: Choice
     request: Request
     survival: Callable[[Floats], Floats] | None = None
@@ -85,9 +85,9 @@ class FleetBook:
         self._rows: dict[str, int] = {}
         self._free: list[int] = []
         self._generation: list[int] = []
-        self._pending: list[dict[Name, float]] = []
-        self._running: list[Name | None] = []  # of each row's prompts, the one that is believed to run
-        self._work: dict[Name, _Work] = {}
+        self._pending: list[dict[DecisionId, float]] = []
+        self._running: list[DecisionId | None] = []  # of each row's prompts, the one that is believed to run
+        self._work: dict[DecisionId, _Work] = {}
         self.arrived_s = 0.0  # of computing, all prompts that prefill instances were given
         self.generating_s = 0.0  # that all answers together add to steps
         self._columns: dict[str, np.ndarray] = {}
@@ -267,7 +267,7 @@ class FleetBook:
         self._add_up(row)
         self._look_ahead(work, now_s, choice.ttft_s)
 
-    def started(self, decision_id: Name, now_s: float) -> None:
+    def started(self, decision_id: DecisionId, now_s: float) -> None:
         """The prompt's computing begins now: its fetch is over, and it is the one that runs."""
         work = self._work.get(decision_id)
         if work is None or not work.computing:
@@ -277,7 +277,7 @@ class FleetBook:
             if generation == self._generation[row]:
                 self._begin(row, decision_id, now_s)
 
-    def computed(self, decision_id: Name, now_s: float) -> float | None:
+    def computed(self, decision_id: DecisionId, now_s: float) -> float | None:
         """The prompt is computed (or given up): its instances are free for the next.
 
         Returns since when its first instance has been computing without a pause for another prompt, as far as is
@@ -296,7 +296,7 @@ class FleetBook:
                 self._take_off(row, decision_id, work.uncached_tokens, now_s)
         return began_s
 
-    def first_token(self, decision_id: Name, now_s: float) -> None:
+    def first_token(self, decision_id: DecisionId, now_s: float) -> None:
         """The request generates from now on."""
         work = self._work.get(decision_id)
         if work is None or work.generating:
@@ -311,7 +311,7 @@ class FleetBook:
         self._ahead.drop(work.curve)
         self._look_ahead(work, now_s, 0.0)
 
-    def ended(self, decision_id: Name, now_s: float) -> Assignment | None:
+    def ended(self, decision_id: DecisionId, now_s: float) -> Assignment | None:
         """Forget a request (done, failed, given up); return it, None when it was not counted."""
         work = self._work.get(decision_id)
         if work is None:
@@ -435,12 +435,12 @@ class FleetBook:
         count[row] -= sequences
         size[row] = size[row] - kv_tokens if count[row] > 0 else 0.0
 
-    def _begin(self, row: int, decision_id: Name, now_s: float) -> None:
+    def _begin(self, row: int, decision_id: DecisionId, now_s: float) -> None:
         self._running[row] = decision_id
         self._cells["running_s"][row] = self._pending[row][decision_id]
         self._cells["since_s"][row] = now_s
 
-    def _take_off(self, row: int, decision_id: Name, uncached_tokens: float, now_s: float) -> None:
+    def _take_off(self, row: int, decision_id: DecisionId, uncached_tokens: float, now_s: float) -> None:
         pending, cells = self._pending[row], self._cells
         cells["pending_s"][row] -= pending.pop(decision_id)
         cells["queue_tokens"][row] -= uncached_tokens

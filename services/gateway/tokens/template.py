@@ -135,7 +135,7 @@ class ChatTemplates:
         return chosen
 
 
-class _Generation(jinja2.ext.Extension):
+class _GenerationTag(jinja2.ext.Extension):
     """The block `{% generation %}` marks text for training; for serving it is its content."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's way
@@ -152,7 +152,7 @@ class _Generation(jinja2.ext.Extension):
 
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 _BROKEN = "\ufffd"
 _PENDING_MAX = 16
 
-Decode = Callable[[list[int]], str]
+DecodeTokens = Callable[[list[int]], str]
 
 
 class TextStream:
     """Text from tokens, up to a stop string. `stopped` is the stop string found, "" before that."""
 
-    def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:
+    def __init__(self, decode: DecodeTokens, stops: Sequence[str] = ()) -> None:
         self._decode = decode
         self._stops = [stop for stop in stops if stop]
         self._hold = max((len(stop) for stop in self._stops), default=1) - 1

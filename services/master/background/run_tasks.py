@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 
 from mooncache import errors
-from mooncache.master.core.task_types import CopyStep, DropStep, Step
+from mooncache.master.core.task_types import CopyStep, DropStep, TaskStep
 from mooncache.master.core.tasks import TaskBook
 from mooncache.master.messages import fence, node_info
 from mooncache.master.state import MasterState
@@ -45,7 +45,7 @@ class TaskRunner:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
 
-    async def _carry_out(self, book: TaskBook, step: Step, term: int) -> None:
+    async def _carry_out(self, book: TaskBook, step: TaskStep, term: int) -> None:
         kind = "copy" if isinstance(step, CopyStep) else "drop"
         codes: Sequence[int] = [errors.Cancelled.code] * len(step.keys)
         copied_bytes = 0

@@ -102,5 +102,5 @@ class WantContents:
     node: int
 
 
-Step = CopyStep | DropStep
+TaskStep = CopyStep | DropStep
 Effect = CopyStep | DropStep | WantContents

@@ -27,10 +27,10 @@ from mooncache.master.core.task_types import (
     DropStep,
     Effect,
     PlanningView,
-    Step,
     TaskKind,
     TaskRules,
     TaskState,
+    TaskStep,
     WantContents,
 )
 from mooncache.runtime.backoff import step_s
@@ -75,7 +75,7 @@ class Task:
     passes: int = 0
     listing_since_s: float | None = None
     pending: deque[_Chunk] = field(default_factory=deque)
-    ready: deque[Step] = field(default_factory=deque)
+    ready: deque[TaskStep] = field(default_factory=deque)
     open: dict[BlockId, _Open] = field(default_factory=dict)
     steps: set[int] = field(default_factory=set)
 
@@ -97,7 +97,7 @@ class TaskBook:
         self._prefix = prefix
         self._numbers = 0
         self._step_numbers = 0
-        self._in_flight: dict[int, tuple[Task, Step]] = {}
+        self._in_flight: dict[int, tuple[Task, TaskStep]] = {}
 
     @property
     def active_count(self) -> int:
@@ -413,7 +413,7 @@ class TaskBook:
             del self.tasks[task.task_id]
 
 
-def _nodes_of(step: Step) -> tuple[int, ...]:
+def _nodes_of(step: TaskStep) -> tuple[int, ...]:
     return (step.source, step.target) if isinstance(step, CopyStep) else (step.node,)
 
 

@@ -11,13 +11,6 @@ from mooncache.runtime.rpc import CallContext
 
 log = get_logger(__name__)
 
-_KINDS = {
-    master_pb2.REPORT_KIND_DELTA: "delta",
-    master_pb2.REPORT_KIND_FULL_BEGIN: "full_begin",
-    master_pb2.REPORT_KIND_FULL_PART: "full_part",
-    master_pb2.REPORT_KIND_FULL_END: "full_end",
-}
-
 
 async def handle(
     state: MasterState, request: master_pb2.ReportBlocksRequest, context: CallContext
@@ -29,13 +22,10 @@ async def handle(
         raise errors.TooLarge(
             f"{len(request.records)} bytes of records in one report; send at most {state.limits.report_bytes_max}"
         )
-    kind = _KINDS.get(request.kind)
-    if kind is None:
-        raise errors.InvalidArgument(f"report kind {request.kind} is not known")
     reports = state.reports_of(node)
     was_complete = reports.complete
-    ack = _take_in(reports, kind, request, context.now_s)
-    state.instruments.report_messages.labels(kind).inc()
+    ack = _take_in(reports, request, context.now_s)
+    state.instruments.report_messages.labels(_label(request.kind)).inc()
     state.instruments.report_records.inc(len(request.records) // RECORD_BYTES)
     if was_complete and ack.need_full:
         state.instruments.report_gaps.inc()
@@ -51,11 +41,19 @@ async def handle(
     )
 
 
-def _take_in(reports: NodeReports, kind: str, request: master_pb2.ReportBlocksRequest, now_s: float) -> Ack:
-    if kind == "delta":
-        return reports.delta(request.first_seq, request.last_seq, request.records, now_s)
-    if kind == "full_begin":
-        return reports.full_begin(request.report_id, request.last_seq, now_s)
-    if kind == "full_part":
-        return reports.full_part(request.report_id, request.part_index, request.records, now_s)
-    return reports.full_end(request.report_id, request.part_index, now_s)
+def _take_in(reports: NodeReports, request: master_pb2.ReportBlocksRequest, now_s: float) -> Ack:
+    match request.kind:
+        case master_pb2.REPORT_KIND_DELTA:
+            return reports.delta(request.first_seq, request.last_seq, request.records, now_s)
+        case master_pb2.REPORT_KIND_FULL_BEGIN:
+            return reports.full_begin(request.report_id, request.last_seq, now_s)
+        case master_pb2.REPORT_KIND_FULL_PART:
+            return reports.full_part(request.report_id, request.part_index, request.records, now_s)
+        case master_pb2.REPORT_KIND_FULL_END:
+            return reports.full_end(request.report_id, request.part_index, now_s)
+    raise errors.InvalidArgument(f"report kind {request.kind} is not known")
+
+
+def _label(kind: master_pb2.ReportKind) -> str:
+    """The kind as the metric's label has it, for example full_begin."""
+    return master_pb2.ReportKind.Name(kind).removeprefix("REPORT_KIND_").lower()

@@ -23,7 +23,7 @@ from mooncache.plan.core.spec import Spec
 
 KEEP: Final = 1.3  # families within this factor of the best are solved too, as alternatives
 LADDER: Final = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
-Progress = Callable[[int, int], None]
+SearchProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,9 @@ class Searcher:
             )
         return self._fewest[key]
 
-    def solve(self, target: float, keep: float = KEEP, on_progress: Progress | None = None) -> list[Plan]:
+    def solve(
+        self, target: float, keep: float = KEEP, on_progress: SearchProgress | None = None
+    ) -> list[Plan]:
         """The cheapest plan of each family that reaches `target`, cheapest first; none beyond `keep` times the best."""
         bounded = []
         for number, family in enumerate(self.families):
@@ -176,7 +178,7 @@ class Searcher:
         beyond = first_true(low, start.prefill.node.count_max + 1, too_much)
         return start.prefill.node.count_max if beyond is None else beyond - 1
 
-    def frontier(self, target: float, on_progress: Progress | None = None) -> list[Plan]:
+    def frontier(self, target: float, on_progress: SearchProgress | None = None) -> list[Plan]:
         """Plans that no other beats on both cost and attainment, from half of the requests to as many as can be."""
         targets = sorted({*LADDER, target})
         plans: list[Plan] = []

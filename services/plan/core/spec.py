@@ -15,7 +15,7 @@ from mooncache.kvcache.instance_role import InstanceRole
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]*$")]
+SpecName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]*$")]
 GB: Final = 10**9
 OPTIONS_MAX: Final = 16  # of one kind; the search is their product
 
@@ -70,7 +70,7 @@ class Priced(Table):
 class GpuNode(Table):
     """A machine type with GPUs. Numbers are for one GPU where the name begins with gpu_, else for the machine."""
 
-    name: Name
+    name: SpecName
     """Name of the type."""
     gpus: int = Field(ge=1, le=1024)
     """GPUs of one machine."""

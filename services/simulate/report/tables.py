@@ -15,7 +15,7 @@ from mooncache.simulate.report.figures import duration_text
 from mooncache.simulate.report.summary import Spread, Summary, busy_share, limiting
 from mooncache.simulate.result import Result
 
-_Columns = tuple[tuple[str, list[float], bool], ...]
+_PlotColumns = tuple[tuple[str, list[float], bool], ...]
 """(title, a figure of each run, whether more is better)"""
 _INSTANCES_MAX = 24
 _WORDS = {
@@ -124,7 +124,7 @@ def _instances(result: Result) -> Table:
 
 def show_comparison(console: Console, summaries: Sequence[Summary]) -> None:
     """Several policies over the same requests; the best of each column is bold."""
-    times: _Columns = (
+    times: _PlotColumns = (
         ("TTFT mean", [s.ttft_s.mean for s in summaries], False),
         ("p50", [s.ttft_s.p50 for s in summaries], False),
         ("p90", [s.ttft_s.p90 for s in summaries], False),
@@ -132,7 +132,7 @@ def show_comparison(console: Console, summaries: Sequence[Summary]) -> None:
         ("TBT mean", [s.tbt_s.mean for s in summaries], False),
         ("p99", [s.tbt_s.p99 for s in summaries], False),
     )
-    rates: _Columns = (
+    rates: _PlotColumns = (
         ("attainment", [s.attainment for s in summaries], True),
         ("goodput", [s.goodput_per_s for s in summaries], True),
         ("refused", [_refused(s) / max(1, s.requests) for s in summaries], False),

@@ -11,7 +11,7 @@ from mooncache.store_node.core.report_planner import (
     Drain,
     Idle,
     ReportKind,
-    Send,
+    SendReport,
     TakeBase,
     TakePage,
 )
@@ -42,7 +42,7 @@ async def run(state: StoreNodeState) -> None:
                 log.info(Event.REPORT_FULL_STARTED, reason=state.planner.last_full_reason)
             case TakePage(cursor, max_records):
                 state.planner.page_taken(*state.core.snapshot(cursor, max_records))
-            case Send(report):
+            case SendReport(report):
                 if await send(state, report):
                     backoff.reset()
                 else:

@@ -65,7 +65,7 @@ class TakePage:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendReport:
     """Send the report; then call `acknowledged` or `send_failed`."""
 
     report: BlockReport
@@ -76,7 +76,7 @@ class Idle:
     """Nothing to do until an event arrives or the master asks for something."""
 
 
-Step = Drain | TakeBase | TakePage | Send | Idle
+ReportStep = Drain | TakeBase | TakePage | SendReport | Idle
 
 
 class _Phase(enum.Enum):
@@ -144,12 +144,12 @@ class ReportPlanner:
 
     # --- the loop --------------------------------------------------------------------------------------------
 
-    def next_step(self) -> Step:
+    def next_step(self) -> ReportStep:
         """The one action to perform now."""
         if self._phase is _Phase.DETACHED:
             return Idle()
         if self._pending is not None:
-            return Send(self._pending)
+            return SendReport(self._pending)
         if self._phase is _Phase.FULL_BASE:
             return TakeBase()
         if self._phase is _Phase.FULL_PARTS:

@@ -80,10 +80,10 @@ class Cleared:
     """The engine holds nothing any more."""
 
 
-Event = Stored | Removed | Cleared
+CacheEvent = Stored | Removed | Cleared
 
 
-def decode(payload: bytes) -> tuple[list[Event], int]:
+def decode(payload: bytes) -> tuple[list[CacheEvent], int]:
     """Events of one payload, and how many of them made no sense.
 
     Raises:
@@ -99,7 +99,7 @@ def decode(payload: bytes) -> tuple[list[Event], int]:
         raise ProtocolError("a batch has to be [timestamp, [events]]")
     if len(batch[1]) > EVENT_COUNT_MAX:
         raise ProtocolError(f"{len(batch[1])} events in one batch")
-    events: list[Event] = []
+    events: list[CacheEvent] = []
     invalid = 0
     for raw in batch[1]:
         try:
@@ -112,7 +112,7 @@ def decode(payload: bytes) -> tuple[list[Event], int]:
     return events, invalid
 
 
-def _event(raw: object) -> Event | None:
+def _event(raw: object) -> CacheEvent | None:
     """One event; None for a kind that is not known. Raises ValueError, TypeError, KeyError or IndexError."""
     if isinstance(raw, dict):
         kind, fields = raw["type"], raw

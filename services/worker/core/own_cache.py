@@ -21,7 +21,7 @@ from mooncache.client.keys import KEY_BYTES, split_keys
 from mooncache.errors import InvalidArgument
 from mooncache.kvcache.keys import salted
 from mooncache.kvcache.passport import Passport
-from mooncache.worker.core.kv_events import SALT_CHARS_MAX, BlockHash, Cleared, Event, Removed, Stored
+from mooncache.worker.core.kv_events import SALT_CHARS_MAX, BlockHash, CacheEvent, Cleared, Removed, Stored
 
 FORGOTTEN_MAX: Final = 65_536
 REPORT_KEYS_MAX: Final = 100_000
@@ -82,7 +82,7 @@ class OwnCache:
 
     # what the engine tells
 
-    def apply(self, events: Iterable[Event]) -> None:
+    def apply(self, events: Iterable[CacheEvent]) -> None:
         """Take events in, in their order."""
         for event in events:
             match event:
