@@ -47,7 +47,7 @@ from mooncache.runtime.bind import is_loopback
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.run_op import clean_request_id
 
-Handler = Callable[[GatewayState, Exchange], Awaitable[None]]
+PathHandler = Callable[[GatewayState, Exchange], Awaitable[None]]
 CLIENT_GONE_STATUS: Final = 499
 READ_METHODS: Final = ("GET", "HEAD")
 _LAST_WORDS_S: Final = 5.0
@@ -111,7 +111,7 @@ class Endpoint:
         self,
         state: GatewayState,
         name: str,
-        handle: Handler,
+        handle: PathHandler,
         *,
         methods: tuple[str, ...] = READ_METHODS,
         access: Access = Access.KEY,

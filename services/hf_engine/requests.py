@@ -136,10 +136,14 @@ def parse(body: Any, tokenizer: ChatTokenizer, limits: RequestLimits, *, chat: b
     for name, neutral in _REFUSED.items():
         if name in body and body[name] not in neutral:
             raise InvalidArgument(f"{name}: this engine does not support it; leave the field out.")
-    fields: _ChatFields | _CompletionFields = _validated(_ChatFields, body) if chat else _validated(_CompletionFields, body)
+    fields: _ChatFields | _CompletionFields = (
+        _validated(_ChatFields, body) if chat else _validated(_CompletionFields, body)
+    )
     if fields.model is not None and fields.model != limits.model:
         raise ModelUnknown(f"model: The model `{fields.model}` does not exist.")
-    prompts = _chat_prompt(fields, tokenizer) if isinstance(fields, _ChatFields) else _prompts(fields, tokenizer)
+    prompts = (
+        _chat_prompt(fields, tokenizer) if isinstance(fields, _ChatFields) else _prompts(fields, tokenizer)
+    )
     n = fields.n or 1
     if len(prompts) * n > CHOICES_MAX:
         raise InvalidArgument(f"n: {len(prompts)} prompts times n = {n} is more than {CHOICES_MAX} choices.")

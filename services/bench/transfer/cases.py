@@ -243,7 +243,7 @@ def _note(
     transport: Transport,
     tool: str,
     label: str,
-    figures: references.Figures,
+    figures: references.ReferenceFigures,
 ) -> None:
     for direction, rate in figures.items():
         name = f"{tool} {direction} {label}"
@@ -261,7 +261,7 @@ def _original(report: Report, mine: list[Case], label: str, progress: Progress) 
             )
 
 
-def _figures(report: Report, answer: references.Figures | str) -> references.Figures:
+def _figures(report: Report, answer: references.ReferenceFigures | str) -> references.ReferenceFigures:
     if isinstance(answer, dict):
         return answer
     if answer not in report.notes:
