@@ -301,8 +301,8 @@ def drain(
     async def ask(link: MasterLink) -> tuple[str, master_pb2.Task | None]:
         deadline_s = time.monotonic() + where.timeout_s
         request = master_pb2.DrainNodeRequest(node_id=node_id, cancel=cancel, move_blocks=not no_move)
-        response: master_pb2.DrainNodeResponse = await link.call(
-            "DrainNode", request, where.timeout_s, attempt_s=5.0
+        response = await link.call(
+            "DrainNode", request, master_pb2.DrainNodeResponse, where.timeout_s, attempt_s=5.0
         )
         if cancel or no_wait or not response.task_id:
             return response.task_id, None
@@ -351,8 +351,12 @@ async def _follow(link: MasterLink, task_id: str, deadline_s: float, *, quiet: b
                 raise DeadlineExceeded(
                     f"The drain is still running (task {task_id}); the master continues it."
                 )
-            response: master_pb2.GetTaskResponse = await link.call(
-                "GetTask", master_pb2.GetTaskRequest(task_id=task_id), left_s, attempt_s=5.0
+            response = await link.call(
+                "GetTask",
+                master_pb2.GetTaskRequest(task_id=task_id),
+                master_pb2.GetTaskResponse,
+                left_s,
+                attempt_s=5.0,
             )
             task = response.task
             if task.state in _TASK_OVER:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from mooncache.client.master_link import MasterLink
     from mooncache.client.sync import Client
+    from mooncache.runtime.channel import Response
     from mooncache.runtime.grpc_channel import GrpcChannel
 
 T = TypeVar("T")
@@ -126,7 +127,8 @@ class Where:
         """
         from mooncache.client.options import ClientOptions
         from mooncache.errors import ConductorUnavailable, ConfigInvalid
-        from mooncache.runtime.grpc_channel import GrpcChannel
+        from mooncache.runtime.channel import Response
+    from mooncache.runtime.grpc_channel import GrpcChannel
         from mooncache.runtime.rpc import CONDUCTOR_SERVICE
         from mooncache.runtime.tls import channel_credentials
 
@@ -146,13 +148,13 @@ class Where:
             server_name=options.tls.server_name,
         )
 
-    def ask_conductor(self, method: str, request: Message) -> Any:
-        """One call to the conductor; returns the response message of `method`."""
+    def ask_conductor(self, method: str, request: Message, response_class: type[Response]) -> Response:
+        """One call to the conductor."""
 
-        async def run() -> Any:
+        async def run() -> Response:
             channel = self.conductor_channel()
             try:
-                return await channel.call(method, request, self.timeout_s)
+                return await channel.call(method, request, response_class, self.timeout_s)
             finally:
                 await channel.close()
 

@@ -54,7 +54,9 @@ def _set(where: Where, text: str, *, as_json: bool, **change: Any) -> int:
     from mooncache.kvcache.instance_messages import INSTANCE_ROLES
     from mooncache.proto.v1 import conductor_pb2
 
-    answer = where.ask_conductor("SetInstance", conductor_pb2.SetInstanceRequest(**change))
+    answer = where.ask_conductor(
+        "SetInstance", conductor_pb2.SetInstanceRequest(**change), conductor_pb2.SetInstanceResponse
+    )
     document = {
         "instance_id": answer.instance.instance_id,
         "role": INSTANCE_ROLES.get(answer.instance.role, "unknown"),

@@ -103,6 +103,7 @@ class Looker:
             found.status = await self._link.call(
                 "GetStatus",
                 master_pb2.GetStatusRequest(),
+                master_pb2.GetStatusResponse,
                 self._timeout_s,
                 attempt_s=min(2.0, self._timeout_s),
             )
@@ -114,7 +115,9 @@ class Looker:
             return
         request = conductor_pb2.ListInstancesRequest()
         try:
-            answer = await self._conductor.call("ListInstances", request, min(2.0, self._timeout_s))
+            answer = await self._conductor.call(
+                "ListInstances", request, conductor_pb2.ListInstancesResponse, min(2.0, self._timeout_s)
+            )
         except MooncacheError as error:
             found.conductor_error = error.message
             return
@@ -126,7 +129,12 @@ class Looker:
         request = conductor_pb2.GetConductorStatusRequest()
         # A conductor of an earlier version has no such call; its instances say what is wrong with it.
         with contextlib.suppress(MooncacheError):
-            answer = await self._conductor.call("GetConductorStatus", request, min(2.0, self._timeout_s))
+            answer = await self._conductor.call(
+                "GetConductorStatus",
+                request,
+                conductor_pb2.GetConductorStatusResponse,
+                min(2.0, self._timeout_s),
+            )
             found.conductor = conductor_row(answer)
 
     async def _gateway(self, found: Look, address: str) -> None:

@@ -60,8 +60,10 @@ def why(
     """
     from mooncache.proto.v1 import conductor_pb2
 
-    response: conductor_pb2.GetDecisionResponse = where.ask_conductor(
-        "GetDecision", conductor_pb2.GetDecisionRequest(id=name, policy=policy)
+    response = where.ask_conductor(
+        "GetDecision",
+        conductor_pb2.GetDecisionRequest(id=name, policy=policy),
+        conductor_pb2.GetDecisionResponse,
     )
     record = json_module.loads(response.record_json)
     if json:

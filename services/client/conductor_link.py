@@ -6,11 +6,12 @@ it.
 
 from __future__ import annotations
 
-from typing import Any
+from google.protobuf.message import Message
 
 from mooncache.config import Config
 from mooncache.errors import ConductorUnavailable
 from mooncache.runtime import tls
+from mooncache.runtime.channel import Response
 from mooncache.runtime.grpc_channel import GrpcChannel
 from mooncache.runtime.rpc import CONDUCTOR_SERVICE
 
@@ -35,14 +36,16 @@ class ConductorLink:
             server_name=config.tls.server_name,
         )
 
-    async def call(self, method: str, request: Any, timeout_s: float) -> Any:
+    async def call(
+        self, method: str, request: Message, response_class: type[Response], timeout_s: float
+    ) -> Response:
         """Call `method` of ConductorService.
 
         Raises:
             ConductorUnavailable: nothing answers there. DeadlineExceeded: no answer in time.
             MooncacheError: the conductor's own refusal.
         """
-        return await self._channel.call(method, request, timeout_s)
+        return await self._channel.call(method, request, response_class, timeout_s)
 
     async def close(self) -> None:
         """Close the connection; calls under way end with Cancelled."""

@@ -40,7 +40,9 @@ class Control:
         assert self._link is not None
         limit_s = min(timeout_s, 2 * _LOCATE_ATTEMPT_S)
         request = master_pb2.LocateRequest(keys=keys)
-        response = await self._link.call("Locate", request, limit_s, attempt_s=_LOCATE_ATTEMPT_S)
+        response = await self._link.call(
+            "Locate", request, master_pb2.LocateResponse, limit_s, attempt_s=_LOCATE_ATTEMPT_S
+        )
         return bytes(response.locations)
 
     async def close(self) -> None:

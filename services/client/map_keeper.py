@@ -135,7 +135,11 @@ class MapKeeper:
         """
         request = master_pb2.GetClusterMapRequest()
         response = await self._link.call(
-            "GetClusterMap", request, timeout_s, attempt_s=max(0.5, timeout_s / 3)
+            "GetClusterMap",
+            request,
+            master_pb2.GetClusterMapResponse,
+            timeout_s,
+            attempt_s=max(0.5, timeout_s / 3),
         )
         self._take(response.map)
         return self.view
@@ -147,7 +151,9 @@ class MapKeeper:
                 known_epoch=self._known.epoch, known_term=self._known.term, wait_ms=int(self._wait_s * 1000)
             )
             try:
-                response = await self._link.call_once("WatchClusterMap", request, self._wait_s + _SLACK_S)
+                response = await self._link.call_once(
+                    "WatchClusterMap", request, master_pb2.WatchClusterMapResponse, self._wait_s + _SLACK_S
+                )
             except MooncacheError as error:
                 self.last_error = error
                 await self._clock.sleep(self._backoff.next_s())

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+
+from google.protobuf.message import Message
 
 from mooncache.errors import (
     ConnectionLost,
@@ -21,7 +22,7 @@ from mooncache.errors import (
     NotLeader,
 )
 from mooncache.runtime.backoff import Backoff
-from mooncache.runtime.channel import Channel
+from mooncache.runtime.channel import Channel, Response
 from mooncache.runtime.clock import Clock
 
 MAX_TARGETS = 16
@@ -81,7 +82,14 @@ class MasterLink:
         if target in self._targets:
             self._current = self._targets.index(target)
 
-    async def call(self, method: str, request: Any, timeout_s: float, attempt_s: float | None = None) -> Any:
+    async def call(
+        self,
+        method: str,
+        request: Message,
+        response_class: type[Response],
+        timeout_s: float,
+        attempt_s: float | None = None,
+    ) -> Response:
         """Call the leader. `attempt_s` bounds one attempt; the whole never takes longer than `timeout_s`.
 
         Raises:
@@ -99,7 +107,8 @@ class MasterLink:
                 target = self.current_target
                 share_s = left_s if attempt_s is None else min(left_s, attempt_s)
                 try:
-                    return await self._channel().call(method, request, max(share_s, _MIN_ATTEMPT_S))
+                    limit_s = max(share_s, _MIN_ATTEMPT_S)
+                    return await self._channel().call(method, request, response_class, limit_s)
                 except _MOVE_ON as error:
                     last = error
                     self._move_on(target)
@@ -108,11 +117,13 @@ class MasterLink:
                 raise self._unavailable(timeout_s, last)
             await self._clock.sleep(wait_s)
 
-    async def call_once(self, method: str, request: Any, timeout_s: float) -> Any:
+    async def call_once(
+        self, method: str, request: Message, response_class: type[Response], timeout_s: float
+    ) -> Response:
         """One attempt at the current target; a failure moves on to the next target and is raised as it is."""
         target = self.current_target
         try:
-            return await self._channel().call(method, request, timeout_s)
+            return await self._channel().call(method, request, response_class, timeout_s)
         except _MOVE_ON:
             self._move_on(target)
             raise

@@ -132,7 +132,12 @@ class Watch:
         """Instances that the conductor knows; none while it does not answer."""
         channel = self._channel(self._layout.conductor_target, CONDUCTOR_SERVICE, ConductorUnavailable)
         try:
-            answer = await channel.call("ListInstances", conductor_pb2.ListInstancesRequest(), _CALL_S)
+            answer = await channel.call(
+                "ListInstances",
+                conductor_pb2.ListInstancesRequest(),
+                conductor_pb2.ListInstancesResponse,
+                _CALL_S,
+            )
         except MooncacheError:
             return []
         return list(answer.instances)
@@ -141,12 +146,14 @@ class Watch:
         """What a worker says; None when it does not answer."""
         channel = self._channel(part.control, WORKER_SERVICE, EngineUnavailable)
         try:
-            answer: worker_pb2.GetWorkerStatusResponse = await channel.call(
-                "GetWorkerStatus", worker_pb2.GetWorkerStatusRequest(), _CALL_S
+            return await channel.call(
+                "GetWorkerStatus",
+                worker_pb2.GetWorkerStatusRequest(),
+                worker_pb2.GetWorkerStatusResponse,
+                _CALL_S,
             )
         except MooncacheError:
             return None
-        return answer
 
     async def models(self) -> list[str]:
         """Models that the gateway offers."""
@@ -198,7 +205,7 @@ class Watch:
 
     async def _map_nodes(self) -> tuple[NodeView, ...]:
         """Active nodes of the current map. Raises what the call raises."""
-        response = await self._link.call_once("GetClusterMap", master_pb2.GetClusterMapRequest(), _CALL_S)
+        response = await self._link.call_once("GetClusterMap", master_pb2.GetClusterMapRequest(), master_pb2.GetClusterMapResponse, _CALL_S)
         active = (node for node in response.map.nodes if node.state == common_pb2.NODE_STATE_ACTIVE)
         return tuple(view_of_node(node) for node in active)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any, Final
 
 import grpc
@@ -28,11 +29,12 @@ from mooncache.errors import (
     from_grpc,
 )
 from mooncache.runtime import tracing
+from mooncache.runtime.channel import Response
 from mooncache.runtime.forks import leave_to_parent
 from mooncache.runtime.grpc_status import of_library
 from mooncache.runtime.proof import METADATA_KEY as PROOF_KEY
 from mooncache.runtime.proof import STALE, Prover, SignedCall, digest
-from mooncache.runtime.rpc import methods_of
+from mooncache.runtime.rpc import check_method, methods_of
 from mooncache.runtime.run_op import new_request_id
 
 MESSAGE_BYTES_MAX: Final = 64 << 20
@@ -55,6 +57,9 @@ _CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
+
+RawCall = Callable[..., Any]
+"""gRPC's callable of one method, of bytes; the library has no types."""
 
 
 class GrpcChannel:
@@ -88,14 +93,15 @@ class GrpcChannel:
         if server_name:
             self._options.append(("grpc.ssl_target_name_override", server_name))
         self._channel: grpc.aio.Channel | None = None
-        self._calls: dict[str, Any] = {}
+        self._calls: dict[str, RawCall] = {}
         self._under_way: set[grpc.aio.Call] = set()
         self._closed = False
 
-    async def call(self, method: str, request: Message, timeout_s: float) -> Any:
+    async def call(
+        self, method: str, request: Message, response_class: type[Response], timeout_s: float
+    ) -> Response:
         """Call one method; the contract is `Channel.call`."""
-        if method not in self._methods:
-            raise Unsupported(f"there is no method {method} to call")
+        check_method(self._methods, method, response_class)
         if timeout_s <= 0:
             raise DeadlineExceeded(f"{method} to {self.target} was not sent: no time was left.")
         call = self._callable(method)
@@ -107,9 +113,16 @@ class GrpcChannel:
             server__address=self.target,
         )
         with span:
-            return await self._call(call, method, request, timeout_s)
+            return await self._call(call, method, request, response_class, timeout_s)
 
-    async def _call(self, call: Any, method: str, request: Message, timeout_s: float) -> Any:
+    async def _call(
+        self,
+        call: RawCall,
+        method: str,
+        request: Message,
+        response_class: type[Response],
+        timeout_s: float,
+    ) -> Response:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         described = self._methods[method]
@@ -123,7 +136,7 @@ class GrpcChannel:
                     signed = self._prover.sign(described.path, request_digest)
                     answer = await self._attempt(call, method, data, signed, deadline_s - loop.time())
                     if answer is not None:
-                        return described.response_class.FromString(answer)
+                        return response_class.FromString(answer)
             raise Unauthenticated(
                 f"{self.target} rejected every proof for {method} as stale; the call was not carried out."
             )
@@ -143,7 +156,7 @@ class GrpcChannel:
             raise InvalidArgument(f"{method} to {self.target} could not be sent: {error}") from error
 
     async def _attempt(
-        self, call: Any, method: str, data: bytes, signed: SignedCall, timeout_s: float
+        self, call: RawCall, method: str, data: bytes, signed: SignedCall, timeout_s: float
     ) -> bytes | None:
         """The response's bytes; None when the service wants another proof and has done nothing."""
         context = structlog.contextvars.get_contextvars()
@@ -182,7 +195,7 @@ class GrpcChannel:
             leave_to_parent(thing)
         self._closed, self._channel = True, None
 
-    def _callable(self, method: str) -> Any:
+    def _callable(self, method: str) -> RawCall:
         if self._closed:
             raise Closed(f"The channel to {self.target} is closed.")
         if self._channel is None:

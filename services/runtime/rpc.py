@@ -66,6 +66,14 @@ def methods_of(service: ServiceDescriptor) -> dict[str, Method]:
     }
 
 
+def check_method(methods: Mapping[str, Method], name: str, response_class: type[Message]) -> None:
+    """Raises Unsupported when a service has no such RPC, TypeError when it answers with another message."""
+    if name not in methods:
+        raise Unsupported(f"There is no method {name}.")
+    if methods[name].response_class is not response_class:
+        raise TypeError(f"{name} does not answer with a {response_class.__name__}")
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One entry of the table."""

@@ -18,9 +18,10 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 
 from mooncache.auth import Identity
-from mooncache.errors import Closed, DeadlineExceeded, MasterUnavailable, MooncacheError, Unsupported
+from mooncache.errors import Closed, DeadlineExceeded, MasterUnavailable, MooncacheError
+from mooncache.runtime.channel import Response
 from mooncache.runtime.clock import Clock
-from mooncache.runtime.rpc import MASTER_SERVICE, methods_of
+from mooncache.runtime.rpc import MASTER_SERVICE, check_method, methods_of
 from mooncache.runtime.run_op import OpRunner
 
 
@@ -180,18 +181,19 @@ class MemoryChannel:
         self._unavailable_error = unavailable_error
         self._closed = False
 
-    async def call(self, method: str, request: Message, timeout_s: float) -> Any:
+    async def call(
+        self, method: str, request: Message, response_class: type[Response], timeout_s: float
+    ) -> Response:
         """Call one method; the contract is `Channel.call`."""
         if self._closed:
             raise Closed(f"The channel to {self.target} is closed.")
-        if method not in self._methods:
-            raise Unsupported(f"There is no method {method}.")
+        check_method(self._methods, method, response_class)
         message = f"{method} to {self.target} did not finish within {timeout_s:g} s."
         if timeout_s <= 0:
             raise DeadlineExceeded(message)
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._exchange(method, request, timeout_s)
+                return await self._exchange(method, request, response_class, timeout_s)
         except TimeoutError:
             raise DeadlineExceeded(message) from None
 
@@ -199,7 +201,9 @@ class MemoryChannel:
         """Close the channel."""
         self._closed = True
 
-    async def _exchange(self, method: str, request: Message, timeout_s: float) -> Any:
+    async def _exchange(
+        self, method: str, request: Message, response_class: type[Response], timeout_s: float
+    ) -> Response:
         network = self._network
         data = request.SerializeToString()
         # Under simulation even ids come from the seed.
@@ -227,7 +231,7 @@ class MemoryChannel:
         await network.clock.sleep(network.delay_s())
         if failure is not None:
             raise type(failure)(failure.message)
-        return self._methods[method].response_class.FromString(answer)
+        return response_class.FromString(answer)
 
     def _send_late(self, method: str, data: bytes, how: _Call) -> None:
         network = self._network

@@ -49,7 +49,7 @@ class Script:
     async def close(self) -> None:
         pass
 
-    async def call(self, method: str, request: Any, timeout_s: float) -> Any:
+    async def call(self, method: str, request: Any, _response_class: type, timeout_s: float) -> Any:
         self.calls += 1
         await asyncio.sleep(0)
         if self.error is not None:

@@ -20,6 +20,7 @@ from mooncache.errors import ConductorUnavailable
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.grpc_channel import GrpcChannel
 from mooncache.runtime.rpc import CONDUCTOR_SERVICE
+from tests.rpcs import answer_of
 
 BLOCK = 16
 PREFILL, DECODE = pb.INSTANCE_ROLE_PREFILL, pb.INSTANCE_ROLE_DECODE
@@ -92,7 +93,7 @@ class Conductor:
         )
 
     async def call(self, method: str, request: Any, timeout_s: float = 10.0) -> Any:
-        return await self.channel.call(method, request, timeout_s)
+        return await self.channel.call(method, request, answer_of(CONDUCTOR_SERVICE, method), timeout_s)
 
     async def register(self, *instances: pb.Instance) -> None:
         for one in instances:

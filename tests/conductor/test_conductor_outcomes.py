@@ -326,9 +326,9 @@ def test_only_the_cluster_token_may_ask(tmp_path: Path) -> None:
         channel = GrpcChannel(c.service.grpc_target, CONDUCTOR_SERVICE, token=tenant.text)
         try:
             with pytest.raises(errors.PermissionDenied):
-                await channel.call("GetDecision", pb.GetDecisionRequest(id="r"), 5.0)
+                await channel.call("GetDecision", pb.GetDecisionRequest(id="r"), pb.GetDecisionResponse, 5.0)
             with pytest.raises(errors.PermissionDenied):
-                await channel.call("Schedule", pb.ScheduleRequest(), 5.0)
+                await channel.call("Schedule", pb.ScheduleRequest(), pb.ScheduleResponse, 5.0)
         finally:
             await channel.close()
 

@@ -26,6 +26,7 @@ from tests.conditions import until
 from tests.master.processes import ETCD, channel_to, etcd, eventually, master
 from tests.master.simulation.world import CLUSTER, KNOWN_KEYS, SimNode, World
 from tests.processes import freeze
+from tests.rpcs import answer_of
 
 KEYS = sorted(KNOWN_KEYS)[:10]
 WAIT_S = 120.0
@@ -63,7 +64,10 @@ def test_a_stale_leader_cannot_finish_its_trim(monkeypatch: pytest.MonkeyPatch) 
         worlds.append(world)
         channel = world.network.channel("operator", stale.name, token=CLUSTER.text)
         done = await channel.call(
-            "TrimBlocks", master_pb2.TrimBlocksRequest(keys=b"".join(KEYS), replica_count=1), 50.0
+            "TrimBlocks",
+            master_pb2.TrimBlocksRequest(keys=b"".join(KEYS), replica_count=1),
+            master_pb2.TrimBlocksResponse,
+            50.0,
         )
         assert stale.state.leading, "it does not know yet"
         assert done.dropped_count == 0
@@ -103,7 +107,12 @@ def test_a_stale_leader_cannot_finish_its_drain(monkeypatch: pytest.MonkeyPatch)
         stale = world.master
         channel = world.network.channel("operator", stale.name, token=CLUSTER.text)
         worlds.append(world)
-        await channel.call("DrainNode", master_pb2.DrainNodeRequest(node_id="node-0", move_blocks=True), 50.0)
+        await channel.call(
+            "DrainNode",
+            master_pb2.DrainNodeRequest(node_id="node-0", move_blocks=True),
+            master_pb2.DrainNodeResponse,
+            50.0,
+        )
         async with asyncio.timeout(60):
             while "DropBlocksRequest" not in full.refused:
                 assert stale.state.leading, "it does not know yet"
@@ -139,11 +148,18 @@ async def test_every_command_of_an_older_term_is_refused(tmp_path: Path) -> None
             for name in sorted(fenced):
                 for term in (newest - 1, 0):
                     with pytest.raises(errors.NotLeader):
-                        await control.call(name, command(commands[name], service, term), 5.0)
+                        await control.call(
+                            name,
+                            command(commands[name], service, term),
+                            answer_of(STORE_NODE_SERVICE, name),
+                            5.0,
+                        )
             assert blocks(service) == 1 and not service.state.draining
             assert service.state.core.stats()["store_pinned_bytes"] == 0
             for name in sorted(fenced - {"CopyBlocks"}):  # a second node would be needed to copy from
-                await control.call(name, command(commands[name], service, newest), 5.0)
+                await control.call(
+                    name, command(commands[name], service, newest), answer_of(STORE_NODE_SERVICE, name), 5.0
+                )
             assert blocks(service) == 0 and service.state.draining, (
                 "under the present term they are carried out"
             )
@@ -259,7 +275,9 @@ async def leads(channel: GrpcChannel, nodes: int) -> master_pb2.GetStatusRespons
     """Wait until the master leads and as many nodes have reported in full."""
 
     async def probe() -> master_pb2.GetStatusResponse | None:
-        status = await channel.call("GetStatus", master_pb2.GetStatusRequest(), 2.0)
+        status = await channel.call(
+            "GetStatus", master_pb2.GetStatusRequest(), master_pb2.GetStatusResponse, 2.0
+        )
         whole = status.directory_complete and len(status.nodes) == nodes
         return status if status.leading and whole else None
 
@@ -299,12 +317,14 @@ async def test_what_a_stopped_leader_had_sent_is_refused_when_it_arrives(tmp_pat
         await until(lambda: [blocks(service) for service, _ in nodes] == [1, 1], "a copy on each node")
 
         async def both_known() -> bool | None:
-            status = await old.call("GetStatus", master_pb2.GetStatusRequest(), 2.0)
+            status = await old.call(
+                "GetStatus", master_pb2.GetStatusRequest(), master_pb2.GetStatusResponse, 2.0
+            )
             return [node.directory_block_count for node in status.nodes] == [1, 1] or None
 
         await eventually(both_known)
         request = master_pb2.TrimBlocksRequest(keys=KEYS[0], replica_count=1)
-        trim = asyncio.create_task(old.call("TrimBlocks", request, 60.0))
+        trim = asyncio.create_task(old.call("TrimBlocks", request, master_pb2.TrimBlocksResponse, 60.0))
         await until(
             lambda: trim.done() or any(catcher.caught.is_set() for _, catcher in nodes),
             "the drop is on its way",

@@ -59,6 +59,7 @@ async def register(channel: GrpcChannel, node_id: str = "a") -> master_pb2.Regis
             endpoints=common_pb2.Endpoints(tcp_host="127.0.0.1", tcp_port=1),
             segments=[common_pb2.Segment(id=0, tier=2, capacity_bytes=1 << 30)],
         ),
+        master_pb2.RegisterNodeResponse,
         5.0,
     )
 
@@ -79,7 +80,7 @@ async def report_all(
             part_index=part,
             records=records,
         )
-        return await channel.call("ReportBlocks", request, 20.0)
+        return await channel.call("ReportBlocks", request, master_pb2.ReportBlocksResponse, 20.0)
 
     await send(kinds.REPORT_KIND_FULL_BEGIN)
     parts = range(0, blocks, PART)
@@ -101,23 +102,27 @@ async def test_register_report_locate_and_match(tmp_path: Path) -> None:
         ack = await report_all(call, BLOCKS)
         assert (ack.acked_seq, ack.need_full) == (BLOCKS, False)
         chain = b"".join(key_of(n) for n in range(100)) + b"\xff" * 32
-        match = await call.call("Match", master_pb2.MatchRequest(keys=chain), 5.0)
+        match = await call.call("Match", master_pb2.MatchRequest(keys=chain), master_pb2.MatchResponse, 5.0)
         assert match.leading_block_count == 100
         assert [(run.node_index, run.leading_block_count) for run in match.nodes] == [
             (registered.node_index, 100)
         ]
-        found = await call.call("Locate", master_pb2.LocateRequest(keys=chain), 5.0)
+        found = await call.call(
+            "Locate", master_pb2.LocateRequest(keys=chain), master_pb2.LocateResponse, 5.0
+        )
         assert len(found.locations) == 100 * 14 + 2
         page = service.metrics.render()
         assert b'mooncache_master_locate_keys_total{result="hit"} 100.0' in page
         assert b'mooncache_master_locate_keys_total{result="miss"} 1.0' in page
         hole = key_of(0) + b"\xff" * 32 + key_of(1)
-        match = await call.call("Match", master_pb2.MatchRequest(keys=hole), 5.0)
+        match = await call.call("Match", master_pb2.MatchRequest(keys=hole), master_pb2.MatchResponse, 5.0)
         assert match.leading_block_count == 1
-        status = await call.call("GetStatus", master_pb2.GetStatusRequest(), 5.0)
+        status = await call.call(
+            "GetStatus", master_pb2.GetStatusRequest(), master_pb2.GetStatusResponse, 5.0
+        )
         assert (status.leading, status.directory_complete, status.block_count) == (True, True, BLOCKS)
         assert status.nodes[0].directory_block_count == BLOCKS
-        usage = await call.call("GetUsage", master_pb2.GetUsageRequest(), 5.0)
+        usage = await call.call("GetUsage", master_pb2.GetUsageRequest(), master_pb2.GetUsageResponse, 5.0)
         assert [row.used_bytes for row in usage.tenants] == [BLOCKS * 4096]
         assert b"mooncache_master_directory_complete 1.0" in service.metrics.render()
         assert b"mooncache_master_directory_blocks 100000.0" in service.metrics.render()
@@ -131,27 +136,41 @@ async def test_wrong_tokens_and_bad_requests_have_their_codes(tmp_path: Path) ->
                 await register(call)
         async with channel_to(service.grpc_target, service.token.text) as call:
             with pytest.raises(errors.UnknownNode):
-                await call.call("Heartbeat", master_pb2.HeartbeatRequest(node_id="nobody"), 5.0)
+                await call.call(
+                    "Heartbeat",
+                    master_pb2.HeartbeatRequest(node_id="nobody"),
+                    master_pb2.HeartbeatResponse,
+                    5.0,
+                )
             with pytest.raises(errors.InvalidArgument):
-                await call.call("Locate", master_pb2.LocateRequest(keys=b"short"), 5.0)
+                await call.call(
+                    "Locate", master_pb2.LocateRequest(keys=b"short"), master_pb2.LocateResponse, 5.0
+                )
             with pytest.raises(errors.TooLarge):
-                await call.call("Locate", master_pb2.LocateRequest(keys=bytes(32) * 65537), 5.0)
+                await call.call(
+                    "Locate", master_pb2.LocateRequest(keys=bytes(32) * 65537), master_pb2.LocateResponse, 5.0
+                )
             with pytest.raises(errors.InvalidArgument):
-                await call.call("RegisterNode", master_pb2.RegisterNodeRequest(host_id="h"), 5.0)
+                await call.call(
+                    "RegisterNode",
+                    master_pb2.RegisterNodeRequest(host_id="h"),
+                    master_pb2.RegisterNodeResponse,
+                    5.0,
+                )
             await register(call)
             report = master_pb2.ReportBlocksRequest(node_id="a", incarnation=7, records=b"x")
             with pytest.raises(errors.InvalidArgument):
-                await call.call("ReportBlocks", report, 5.0)
+                await call.call("ReportBlocks", report, master_pb2.ReportBlocksResponse, 5.0)
             report.kind, report.first_seq, report.last_seq = master_pb2.REPORT_KIND_DELTA, 1, 1
             with pytest.raises(errors.InvalidArgument):
-                await call.call("ReportBlocks", report, 5.0)
+                await call.call("ReportBlocks", report, master_pb2.ReportBlocksResponse, 5.0)
             begin = master_pb2.ReportBlocksRequest(
                 node_id="a", incarnation=7, kind=master_pb2.REPORT_KIND_FULL_BEGIN, report_id=1
             )
-            await call.call("ReportBlocks", begin, 5.0)
+            await call.call("ReportBlocks", begin, master_pb2.ReportBlocksResponse, 5.0)
             begin.kind, begin.records = master_pb2.REPORT_KIND_FULL_PART, b"\xee" * 56
             with pytest.raises(errors.InvalidArgument):
-                await call.call("ReportBlocks", begin, 5.0)
+                await call.call("ReportBlocks", begin, master_pb2.ReportBlocksResponse, 5.0)
 
 
 async def test_a_second_embedded_master_on_the_same_folder_is_refused(tmp_path: Path) -> None:
@@ -210,7 +229,12 @@ async def test_a_standby_takes_over_empty_and_is_whole_again_after_reports(tmp_p
                 assert after.epoch > before.epoch
                 assert after.block_count == 0
                 with pytest.raises(errors.UnknownNode):
-                    await new.call("Heartbeat", master_pb2.HeartbeatRequest(node_id="a", incarnation=7), 5.0)
+                    await new.call(
+                        "Heartbeat",
+                        master_pb2.HeartbeatRequest(node_id="a", incarnation=7),
+                        master_pb2.HeartbeatResponse,
+                        5.0,
+                    )
                 assert (await register(new)).want_full_report
                 await report_all(new, 1000)
                 whole = await leading_status(targets[1], tmp_path)
@@ -223,7 +247,9 @@ async def leading_status(target: str, folder: Path) -> master_pb2.GetStatusRespo
     async def probe() -> master_pb2.GetStatusResponse | None:
         token = load_cluster_token(folder / "cluster.token").text
         async with channel_to(target, token) as call:
-            status = await call.call("GetStatus", master_pb2.GetStatusRequest(), 2.0)
+            status = await call.call(
+                "GetStatus", master_pb2.GetStatusRequest(), master_pb2.GetStatusResponse, 2.0
+            )
             return status if status.leading else None
 
     return await eventually(probe)

@@ -144,7 +144,7 @@ class FakeMaster:
     async def close(self) -> None:
         pass
 
-    async def call(self, method: str, request: Any, timeout_s: float) -> Any:
+    async def call(self, method: str, request: Any, _response_class: type, timeout_s: float) -> Any:
         assert timeout_s > 0
         self.calls.append(method)
         await asyncio.sleep(0)

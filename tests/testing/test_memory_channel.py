@@ -36,22 +36,24 @@ def simulate(
 def test_calls_refusals_and_identity() -> None:
     async def main(network: MemoryNetwork, state: dict[str, Any]) -> None:
         link = network.channel("a", "master", token="tenant")
-        answer = await link.call("GetStatus", pb.GetStatusRequest(), 1.0)
+        answer = await link.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 1.0)
         assert (answer.master_id, answer.leading) == ("t", False)
         with pytest.raises(errors.PermissionDenied):
-            await link.call("ReportBlocks", pb.ReportBlocksRequest(), 1.0)
+            await link.call("ReportBlocks", pb.ReportBlocksRequest(), pb.ReportBlocksResponse, 1.0)
         with pytest.raises(errors.StaleIncarnation, match="newer"):
-            await link.call("GetTask", pb.GetTaskRequest(task_id="stale"), 1.0)
+            await link.call("GetTask", pb.GetTaskRequest(task_id="stale"), pb.GetTaskResponse, 1.0)
         with pytest.raises(errors.Unauthenticated):
-            await network.channel("a", "master").call("GetStatus", pb.GetStatusRequest(), 1.0)
+            await network.channel("a", "master").call(
+                "GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 1.0
+            )
         with pytest.raises(errors.Unsupported):
-            await link.call("NoSuchMethod", pb.GetStatusRequest(), 1.0)
+            await link.call("NoSuchMethod", pb.GetStatusRequest(), pb.GetStatusResponse, 1.0)
         nobody = network.channel("a", "nobody", unavailable_error=errors.NodeUnavailable)
         with pytest.raises(errors.NodeUnavailable):
-            await nobody.call("GetStatus", pb.GetStatusRequest(), 1.0)
+            await nobody.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 1.0)
         await link.close()
         with pytest.raises(errors.Closed):
-            await link.call("GetStatus", pb.GetStatusRequest(), 1.0)
+            await link.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 1.0)
 
     simulate(main)
 
@@ -59,7 +61,9 @@ def test_calls_refusals_and_identity() -> None:
 def test_a_lost_message_costs_the_deadline_and_no_more() -> None:
     async def main(network: MemoryNetwork, state: dict[str, Any]) -> float:
         with pytest.raises(errors.DeadlineExceeded):
-            await network.channel("a", "master", token="admin").call("GetStatus", pb.GetStatusRequest(), 2.0)
+            await network.channel("a", "master", token="admin").call(
+                "GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 2.0
+            )
         return asyncio.get_running_loop().time()
 
     assert simulate(main, loss=1.0) == pytest.approx(2.0)
@@ -70,13 +74,15 @@ def test_partitions_and_healing() -> None:
         link = network.channel("a", "master", token="admin")
         network.partition({"a", "b"}, {"master"})
         with pytest.raises(errors.DeadlineExceeded):
-            await link.call("Heartbeat", pb.HeartbeatRequest(last_seq=1), 1.0)
+            await link.call("Heartbeat", pb.HeartbeatRequest(last_seq=1), pb.HeartbeatResponse, 1.0)
         network.heal()
         network.block("master", "a", both_ways=False)  # carried out, but the answer never comes
         with pytest.raises(errors.DeadlineExceeded):
-            await link.call("Heartbeat", pb.HeartbeatRequest(last_seq=2), 1.0)
+            await link.call("Heartbeat", pb.HeartbeatRequest(last_seq=2), pb.HeartbeatResponse, 1.0)
         network.heal()
-        assert (await link.call("Heartbeat", pb.HeartbeatRequest(last_seq=3), 1.0)).epoch == 3
+        assert (
+            await link.call("Heartbeat", pb.HeartbeatRequest(last_seq=3), pb.HeartbeatResponse, 1.0)
+        ).epoch == 3
         assert state["heartbeats"] == [2, 3]
 
     simulate(main)
@@ -85,7 +91,9 @@ def test_partitions_and_healing() -> None:
 def test_killed_services_cut_their_calls_off() -> None:
     async def main(network: MemoryNetwork, state: dict[str, Any]) -> None:
         link = network.channel("a", "master", token="admin")
-        call = asyncio.ensure_future(link.call("GetTask", pb.GetTaskRequest(task_id="wait"), 20.0))
+        call = asyncio.ensure_future(
+            link.call("GetTask", pb.GetTaskRequest(task_id="wait"), pb.GetTaskResponse, 20.0)
+        )
         await asyncio.sleep(1)
         network.stop("master")
         with pytest.raises(errors.MasterUnavailable, match="went away"):
@@ -97,7 +105,10 @@ def test_killed_services_cut_their_calls_off() -> None:
 def test_repeated_and_reordered_messages_reach_the_op() -> None:
     async def main(network: MemoryNetwork, state: dict[str, Any]) -> list[int]:
         link = network.channel("a", "master", token="admin")
-        calls = [link.call("Heartbeat", pb.HeartbeatRequest(last_seq=i), 30.0) for i in range(50)]
+        calls = [
+            link.call("Heartbeat", pb.HeartbeatRequest(last_seq=i), pb.HeartbeatResponse, 30.0)
+            for i in range(50)
+        ]
         await asyncio.gather(*calls)
         await asyncio.sleep(30)
         return list(state["heartbeats"])
@@ -113,7 +124,10 @@ def test_repeated_and_reordered_messages_reach_the_op() -> None:
 def test_what_was_drawn_is_counted() -> None:
     async def main(network: MemoryNetwork, state: dict[str, Any]) -> dict[str, int]:
         link = network.channel("a", "master", token="admin")
-        calls = [link.call("Heartbeat", pb.HeartbeatRequest(last_seq=i), 3.0) for i in range(100)]
+        calls = [
+            link.call("Heartbeat", pb.HeartbeatRequest(last_seq=i), pb.HeartbeatResponse, 3.0)
+            for i in range(100)
+        ]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         failed = sum(isinstance(outcome, errors.DeadlineExceeded) for outcome in outcomes)
         assert failed == network.counts["lost"]

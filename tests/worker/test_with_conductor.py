@@ -26,7 +26,7 @@ async def test_the_conductor_knows_the_instance_and_its_cache(tmp_path: Path) ->
 
     async def look(wanted: Any, what: str) -> pb.InstanceView:
         async def ask() -> bool:
-            answer = await link.call("ListInstances", pb.ListInstancesRequest(), 10)
+            answer = await link.call("ListInstances", pb.ListInstancesRequest(), pb.ListInstancesResponse, 10)
             views[:] = answer.instances
             return bool(views) and bool(wanted(views[0]))
 
@@ -41,7 +41,7 @@ async def test_the_conductor_knows_the_instance_and_its_cache(tmp_path: Path) ->
         )
         assert view.instance.url == worker.state.url
         request = pb.SetInstanceRequest(instance_id="fake-1", role=pb.INSTANCE_ROLE_DECODE, drain=True)
-        await link.call("SetInstance", request, 10)
+        await link.call("SetInstance", request, pb.SetInstanceResponse, 10)
         await until(lambda: worker.state.role == "decode", "decode")
         await look(lambda v: v.instance.state == pb.INSTANCE_STATE_DRAINING, "draining")
         await conductor.stop()
@@ -55,7 +55,12 @@ async def test_the_conductor_knows_the_instance_and_its_cache(tmp_path: Path) ->
         assert one is not None
         assert one.role_pinned, "the load does not undo an operator's choice"
         assert one.role == "decode"
-        await link.call("SetInstance", pb.SetInstanceRequest(instance_id="fake-1", drain=False), 10)
+        await link.call(
+            "SetInstance",
+            pb.SetInstanceRequest(instance_id="fake-1", drain=False),
+            pb.SetInstanceResponse,
+            10,
+        )
         await look(lambda v: v.instance.state == pb.INSTANCE_STATE_READY, "ready again")
         await conductor.stop()
         conductor = ConductorService(settings(tmp_path, conductor__port=port))

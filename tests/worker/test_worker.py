@@ -85,7 +85,7 @@ async def status(service: WorkerService) -> worker_pb2.GetWorkerStatusResponse:
     channel = GrpcChannel(service.grpc_target, WORKER_SERVICE, token=service.token.text)
     try:
         answer: worker_pb2.GetWorkerStatusResponse = await channel.call(
-            "GetWorkerStatus", worker_pb2.GetWorkerStatusRequest(), 10
+            "GetWorkerStatus", worker_pb2.GetWorkerStatusRequest(), worker_pb2.GetWorkerStatusResponse, 10
         )
         return answer
     finally:
@@ -100,7 +100,9 @@ async def test_status_is_for_the_cluster_token_alone(tmp_path: Path) -> None:
         token = tenant_token(service.token, "somebody")
         channel = GrpcChannel(service.grpc_target, WORKER_SERVICE, token=token.text)
         with pytest.raises(PermissionDenied):
-            await channel.call("GetWorkerStatus", worker_pb2.GetWorkerStatusRequest(), 10)
+            await channel.call(
+                "GetWorkerStatus", worker_pb2.GetWorkerStatusRequest(), worker_pb2.GetWorkerStatusResponse, 10
+            )
         await channel.close()
 
 

@@ -190,11 +190,11 @@ class _Registrar:
                 for instance in self._instances:
                     if not registered:
                         request = pb.RegisterInstanceRequest(instance=instance)
-                        await link.call("RegisterInstance", request, _CALL_S)
+                        await link.call("RegisterInstance", request, pb.RegisterInstanceResponse, _CALL_S)
                     report = pb.ReportInstanceRequest(
                         instance_id=instance.instance_id, incarnation=1, state=pb.INSTANCE_STATE_READY
                     )
-                    await link.call("ReportInstance", report, _CALL_S)
+                    await link.call("ReportInstance", report, pb.ReportInstanceResponse, _CALL_S)
                 registered = True
             except Exception as error:  # noqa: BLE001 - tried again; the wait for readiness tells
                 self.reason, registered = repr(error), False

@@ -129,7 +129,7 @@ async def _decide(target: str, token: str, seconds: float) -> list[float]:
             report = pb.ReportProgressRequest(
                 decision_id=decision_id, phase=pb.REQUEST_PHASE_FINISHED, output_tokens=20
             )
-            await channel.call("ReportProgress", report, _CALL_TIMEOUT_S)
+            await channel.call("ReportProgress", report, pb.ReportProgressResponse, _CALL_TIMEOUT_S)
 
         began_s = time.perf_counter()
         for number in itertools.count():
@@ -145,7 +145,7 @@ async def _decide(target: str, token: str, seconds: float) -> list[float]:
                 keys=rng.randbytes(_KEYS * 32),
             )
             asked_s = time.perf_counter()
-            plan = await channel.call("Schedule", request, _CALL_TIMEOUT_S)
+            plan = await channel.call("Schedule", request, pb.ScheduleResponse, _CALL_TIMEOUT_S)
             if number >= _SCHEDULES_PER_S:  # the first second opens connections and fills caches
                 times.append(time.perf_counter() - asked_s)
             ended.append(asyncio.ensure_future(end(plan.decision_id)))
@@ -178,8 +178,12 @@ async def _report_all(target: str, token: str, pipe: Connection) -> None:
             kept = came
             try:
                 if sequence == 1:
-                    await channel.call("RegisterInstance", registration(number), _CALL_TIMEOUT_S)
-                answer = await channel.call("ReportInstance", request, _CALL_TIMEOUT_S)
+                    await channel.call(
+                        "RegisterInstance", registration(number), pb.RegisterInstanceResponse, _CALL_TIMEOUT_S
+                    )
+                answer = await channel.call(
+                    "ReportInstance", request, pb.ReportInstanceResponse, _CALL_TIMEOUT_S
+                )
             except MooncacheError as error:
                 counted["failed"] += 1
                 problems.append(error.message)

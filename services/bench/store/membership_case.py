@@ -55,7 +55,7 @@ async def _report(channel: GrpcChannel, node: int, blocks: int, parts: list[byte
         endpoints=endpoints,
         segments=[segment],
     )
-    await channel.call("RegisterNode", register, _CALL_TIMEOUT_S)
+    await channel.call("RegisterNode", register, master_pb2.RegisterNodeResponse, _CALL_TIMEOUT_S)
     kinds = master_pb2.ReportKind
     steps = [(kinds.REPORT_KIND_FULL_BEGIN, 0, b"")]
     steps += [(kinds.REPORT_KIND_FULL_PART, index, part) for index, part in enumerate(parts)]
@@ -71,7 +71,7 @@ async def _report(channel: GrpcChannel, node: int, blocks: int, parts: list[byte
             part_index=index,
             records=records,
         )
-        answer = await channel.call("ReportBlocks", request, _CALL_TIMEOUT_S)
+        answer = await channel.call("ReportBlocks", request, master_pb2.ReportBlocksResponse, _CALL_TIMEOUT_S)
         if answer.need_full:
             raise WorkerError(f"the master refused part {index} of a full report")
 
@@ -92,7 +92,9 @@ async def _measure(cluster: EmbeddedCluster, nodes: int, blocks: int) -> float:
             )
         )
         elapsed = time.perf_counter() - started
-        status = await channels[0].call("GetStatus", master_pb2.GetStatusRequest(), _CALL_TIMEOUT_S)
+        status = await channels[0].call(
+            "GetStatus", master_pb2.GetStatusRequest(), master_pb2.GetStatusResponse, _CALL_TIMEOUT_S
+        )
     if status.block_count != blocks // nodes * nodes:
         raise WorkerError(f"the directory holds {status.block_count} blocks instead of {blocks}")
     return elapsed

@@ -75,7 +75,9 @@ async def _poll_status(cluster: EmbeddedCluster, accept: StatusCheck, timeout_s:
     try:
         while time.monotonic() - started < timeout_s:
             try:
-                status = await link.call_once("GetStatus", master_pb2.GetStatusRequest(), 1.0)
+                status = await link.call_once(
+                    "GetStatus", master_pb2.GetStatusRequest(), master_pb2.GetStatusResponse, 1.0
+                )
                 if accept(status):
                     return time.monotonic() - started
             except MooncacheError:

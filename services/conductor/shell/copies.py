@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+
+from google.protobuf.message import Message
 
 from mooncache.client.master_link import MasterLink, parse_targets
 from mooncache.config import Config
 from mooncache.proto.v1 import master_pb2
-from mooncache.runtime.channel import Channel
+from mooncache.runtime.channel import Channel, Response
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.grpc_channel import GrpcChannel
 from mooncache.runtime.rpc import MASTER_SERVICE
@@ -30,13 +31,13 @@ class Copies:
     async def order(self, keys: bytes, copies: int) -> str:
         """Have packed keys on `copies` nodes; return the master's task. Raises MooncacheError."""
         request = master_pb2.ReplicateBlocksRequest(keys=keys, replica_count=copies)
-        answer = await self._call("ReplicateBlocks", request)
+        answer = await self._call("ReplicateBlocks", request, master_pb2.ReplicateBlocksResponse)
         return str(answer.task_id)
 
     async def trim(self, keys: bytes, copies: int) -> int:
         """Leave `copies` copies of packed keys; return how many were dropped. Raises MooncacheError."""
         request = master_pb2.TrimBlocksRequest(keys=keys, replica_count=copies)
-        answer = await self._call("TrimBlocks", request)
+        answer = await self._call("TrimBlocks", request, master_pb2.TrimBlocksResponse)
         return int(answer.dropped_count)
 
     async def close(self) -> None:
@@ -45,11 +46,11 @@ class Copies:
         if link is not None:
             await link.close()
 
-    async def _call(self, method: str, request: Any) -> Any:
+    async def _call(self, method: str, request: Message, response_class: type[Response]) -> Response:
         if self._link is None:
             targets = parse_targets(self._config.cluster.master_targets)
             self._link = MasterLink(targets, self._channel, self._clock, random.Random())
-        return await self._link.call(method, request, _TIMEOUT_S, attempt_s=_ATTEMPT_S)
+        return await self._link.call(method, request, response_class, _TIMEOUT_S, attempt_s=_ATTEMPT_S)
 
     def _channel(self, target: str) -> Channel:
         return GrpcChannel(

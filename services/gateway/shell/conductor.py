@@ -100,7 +100,9 @@ class Conductor:
         started_s = self._clock.now_s()
         if started_s < self._avoid_until_s:
             return None
-        call = asyncio.ensure_future(self._link.call("Schedule", request, _SCHEDULE_TIMEOUT_S))
+        call = asyncio.ensure_future(
+            self._link.call("Schedule", request, pb.ScheduleResponse, _SCHEDULE_TIMEOUT_S)
+        )
         try:
             response: pb.ScheduleResponse = await asyncio.shield(call)
         except asyncio.CancelledError:
@@ -146,7 +148,7 @@ class Conductor:
             return None
         try:
             response: pb.FindBlocksResponse = await self._link.call(
-                "FindBlocks", pb.FindBlocksRequest(keys=keys), _SCHEDULE_TIMEOUT_S
+                "FindBlocks", pb.FindBlocksRequest(keys=keys), pb.FindBlocksResponse, _SCHEDULE_TIMEOUT_S
             )
         except MooncacheError as error:
             self._refused(error)
@@ -160,7 +162,7 @@ class Conductor:
         request = self._list.question(known_version, wait_s, me)
         try:
             response: pb.ListInstancesResponse = await self._link.call(
-                "ListInstances", request, wait_s + _SCHEDULE_TIMEOUT_S + 1.0
+                "ListInstances", request, pb.ListInstancesResponse, wait_s + _SCHEDULE_TIMEOUT_S + 1.0
             )
         except _ABSENT as error:
             self._note(error)
@@ -190,7 +192,9 @@ class Conductor:
                 request.more.append(queue.get_nowait()[1])
             try:
                 with structlog.contextvars.bound_contextvars(request_id=request_id):
-                    await self._link.call("ReportProgress", request, _REPORT_TIMEOUT_S)
+                    await self._link.call(
+                        "ReportProgress", request, pb.ReportProgressResponse, _REPORT_TIMEOUT_S
+                    )
             except _ABSENT:
                 self._stats.updates_dropped.inc(1 + len(request.more))
             except MooncacheError:

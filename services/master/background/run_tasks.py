@@ -79,7 +79,9 @@ class TaskRunner:
             timeout_ms=round(timeout_s * 1000),
             fence=fence(term, target),
         )
-        response = await state.nodes.call(target, "CopyBlocks", request, timeout_s)
+        response = await state.nodes.call(
+            target, "CopyBlocks", request, store_node_pb2.CopyBlocksResponse, timeout_s
+        )
         return list(response.codes), int(response.copied_bytes)
 
     async def _drop(self, step: DropStep, term: int) -> Sequence[int]:
@@ -93,7 +95,9 @@ class TaskRunner:
             reason=store_node_pb2.DROP_REASON_DRAINED,
             fence=fence(term, node),
         )
-        response = await state.nodes.call(node, "DropBlocks", request, state.limits.node_call_timeout_s)
+        response = await state.nodes.call(
+            node, "DropBlocks", request, store_node_pb2.DropBlocksResponse, state.limits.node_call_timeout_s
+        )
         return list(response.codes)
 
     def _tell_finished(self, book: TaskBook) -> None:

@@ -13,14 +13,12 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from google.protobuf.message import Message
-
 from mooncache import errors
 from mooncache.client.keys import split_keys
 from mooncache.master.core.membership import Node
 from mooncache.master.core.trimming import Trim, plan_trims
 from mooncache.master.messages import check_replicas, node_info, tenant_of
-from mooncache.master.shell.fan_out import ask_node
+from mooncache.master.shell.fan_out import KeysRequest, ask_node
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2, store_node_pb2
 from mooncache.runtime.rpc import CallContext
@@ -81,7 +79,7 @@ class _Trimming:
             for index in trim.stay:
                 routes.setdefault((index, trim.go[0]), []).append(trim.position)
 
-        def make(source: Node, packed: bytes, timeout_s: float) -> Message:
+        def make(source: Node, packed: bytes, timeout_s: float) -> KeysRequest:
             return store_node_pb2.CopyBlocksRequest(
                 tenant_id=self._tenant_id,
                 tenant=self._tenant,
@@ -123,7 +121,7 @@ class _Trimming:
             for index in trim.go:
                 routes.setdefault(index, []).append(trim.position)
 
-        def make(packed: bytes, _timeout_s: float) -> Message:
+        def make(packed: bytes, _timeout_s: float) -> KeysRequest:
             return store_node_pb2.DropBlocksRequest(
                 tenant_id=self._tenant_id, keys=packed, reason=store_node_pb2.DROP_REASON_REMOVED
             )
@@ -136,7 +134,7 @@ class _Trimming:
         index: int,
         method: str,
         where: Sequence[int],
-        make: Callable[[bytes, float], Message],
+        make: Callable[[bytes, float], KeysRequest],
         good: Sequence[int],
     ) -> list[int]:
         state = self._state

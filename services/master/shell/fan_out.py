@@ -7,15 +7,33 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
-
-from google.protobuf.message import Message
+from typing import Final
 
 from mooncache import errors
 from mooncache.master.core.membership import Node
 from mooncache.master.messages import fence
 from mooncache.master.state import MasterState
+from mooncache.proto.v1 import store_node_pb2
 from mooncache.runtime.rpc import CallContext
+
+KeysRequest = (
+    store_node_pb2.CopyBlocksRequest
+    | store_node_pb2.DropBlocksRequest
+    | store_node_pb2.NodePinBlocksRequest
+    | store_node_pb2.NodeUnpinBlocksRequest
+)
+KeysResponse = (
+    store_node_pb2.CopyBlocksResponse
+    | store_node_pb2.DropBlocksResponse
+    | store_node_pb2.NodePinBlocksResponse
+    | store_node_pb2.NodeUnpinBlocksResponse
+)
+_RESPONSES: Final[dict[str, type[KeysResponse]]] = {
+    "CopyBlocks": store_node_pb2.CopyBlocksResponse,
+    "DropBlocks": store_node_pb2.DropBlocksResponse,
+    "PinBlocks": store_node_pb2.NodePinBlocksResponse,
+    "UnpinBlocks": store_node_pb2.NodeUnpinBlocksResponse,
+}
 
 
 async def to_holders(
@@ -23,7 +41,7 @@ async def to_holders(
     method: str,
     tenant_id: int,
     keys: Sequence[bytes],
-    make_request: Callable[[bytes], Message],
+    make_request: Callable[[bytes], KeysRequest],
     context: CallContext,
 ) -> list[list[int]]:
     """Call `method` on every living holder with its keys; return for each key the codes of its holders.
@@ -52,7 +70,7 @@ async def to_holders(
 
 
 async def ask_node(
-    state: MasterState, node: Node, method: str, request: Any, count: int, timeout_s: float, term: int
+    state: MasterState, node: Node, method: str, request: KeysRequest, count: int, timeout_s: float, term: int
 ) -> list[int]:
     """A code for each of the request's `count` keys; a node that does not answer gives its error's code.
 
@@ -60,10 +78,10 @@ async def ask_node(
     """
     request.fence.CopyFrom(fence(term, node))
     try:
-        response: Any = await state.nodes.call(node, method, request, timeout_s)
+        response = await state.nodes.call(node, method, request, _RESPONSES[method], timeout_s)
     except errors.MooncacheError as error:
         return [error.code] * count
-    codes = [int(code) for code in response.codes]
+    codes = list(response.codes)
     return codes if len(codes) == count else [errors.ProtocolError.code] * count
 
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 from google.protobuf.message import Message
 
 from mooncache import errors
 from mooncache.master.core.membership import Node
-from mooncache.runtime.channel import Channel
+from mooncache.runtime.channel import Channel, Response
 
 ChannelTo = Callable[[str], Channel]
 
@@ -26,7 +25,9 @@ class NodeCalls:
         self._channels: dict[str, tuple[str, Channel]] = {}
         self._slots = asyncio.Semaphore(calls_max)
 
-    async def call(self, node: Node, method: str, request: Message, timeout_s: float) -> Any:
+    async def call(
+        self, node: Node, method: str, request: Message, response_class: type[Response], timeout_s: float
+    ) -> Response:
         """Call a node.
 
         Raises NodeUnavailable (no control endpoint, does not answer), DeadlineExceeded, its refusal.
@@ -37,7 +38,7 @@ class NodeCalls:
         try:
             async with asyncio.timeout(timeout_s), self._slots:
                 channel = await self._channel(node.node_id, target)
-                return await channel.call(method, request, timeout_s)
+                return await channel.call(method, request, response_class, timeout_s)
         except TimeoutError:
             raise errors.DeadlineExceeded(
                 f"node {node.node_id!r} did not finish {method} within {timeout_s:g} s"

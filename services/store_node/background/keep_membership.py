@@ -84,6 +84,7 @@ async def register(state: StoreNodeState) -> None:
             started_ms=identity.started_wall_ms,
             rails=state.rails(),
         ),
+        master_pb2.RegisterNodeResponse,
         state.call_timeout_s,
     )
     if not state.terms.hear(response.term, state.clock.now_s()):
@@ -141,6 +142,7 @@ async def heartbeat(state: StoreNodeState) -> None:
             rails=state.rails(),
             arena_gone=arena_gone(stats),
         ),
+        master_pb2.HeartbeatResponse,
         min(state.call_timeout_s, max(1.0, state.membership.heartbeat_interval_s * 2)),
     )
     state.membership.heard_s = state.clock.now_s()

@@ -76,7 +76,9 @@ async def send(state: StoreNodeState, report: BlockReport) -> bool:
         records=report.records,
     )
     try:
-        response = await state.link.call_once("ReportBlocks", request, state.call_timeout_s)
+        response = await state.link.call_once(
+            "ReportBlocks", request, master_pb2.ReportBlocksResponse, state.call_timeout_s
+        )
     except (UnknownNode, StaleIncarnation):
         state.forget_master()
         return False

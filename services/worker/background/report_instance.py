@@ -86,7 +86,9 @@ async def register(state: WorkerState) -> float:
         drain=state.drain_asked,
         role_pinned=state.role_pinned,
     )
-    response = await state.link.call("RegisterInstance", request, _CALL_TIMEOUT_S)
+    response = await state.link.call(
+        "RegisterInstance", request, pb.RegisterInstanceResponse, _CALL_TIMEOUT_S
+    )
     if not state.registered and state.cache is not None:
         state.cache.want_full()
     state.registered = True
@@ -126,7 +128,9 @@ async def report(state: WorkerState) -> float:
         request.changes.full, request.changes.sequence = changes.full, changes.sequence
         request.changes.stored, request.changes.removed = changes.stored, changes.removed
     try:
-        response = await state.link.call("ReportInstance", request, _CALL_TIMEOUT_S)
+        response = await state.link.call(
+            "ReportInstance", request, pb.ReportInstanceResponse, _CALL_TIMEOUT_S
+        )
     except TooLarge:
         if cache is not None:
             cache.acknowledged()  # sending the same again would be refused again

@@ -27,12 +27,13 @@ from mooncache.proto.v1 import common_pb2, master_pb2, store_node_pb2
 from mooncache.runtime.clock import LoopClock
 from mooncache.runtime.duties import DutyRunner
 from mooncache.runtime.metrics import Metrics
-from mooncache.runtime.rpc import STORE_NODE_SERVICE, RpcTable
+from mooncache.runtime.rpc import MASTER_SERVICE, STORE_NODE_SERVICE, RpcTable
 from mooncache.runtime.run_op import OpRunner
 from mooncache.store_node.fence import check_fence
 from mooncache.testing.memory_channel import MemoryNetwork, NetworkFaults
 from tests.master.model_index import ADD, REMOVE, ModelIndex, record
 from tests.master.rules import membership_rules, placement_rules
+from tests.rpcs import answer_of
 
 CLUSTER = Token(DEFAULT_TENANT, admin=True, key=b"s" * 32)
 TENANT = tenant_id(DEFAULT_TENANT)
@@ -155,7 +156,7 @@ class SimNode:
     async def _call(self, method: str, request: object, timeout_s: float = 0.8) -> object:
         channel = self.world.network.channel(self.node_id, self.world.leader, token=CLUSTER.text)
         try:
-            return await channel.call(method, request, timeout_s)
+            return await channel.call(method, request, answer_of(MASTER_SERVICE, method), timeout_s)
         except errors.UnknownNode:
             self.registered = False
         except errors.MooncacheError:
@@ -363,7 +364,7 @@ class World:
 
     async def call(self, method: str, request: object, token: str = "", timeout_s: float = 2.0) -> object:
         channel = self.network.channel("operator", self.leader, token=token or CLUSTER.text)
-        return await channel.call(method, request, timeout_s)
+        return await channel.call(method, request, answer_of(MASTER_SERVICE, method), timeout_s)
 
     def bad_network(self) -> None:
         """Faults drawn from the seed."""

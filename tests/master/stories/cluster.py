@@ -19,8 +19,10 @@ from mooncache.master.background import leadership
 from mooncache.master.background.duties import master_duties
 from mooncache.proto.v1 import common_pb2, master_pb2
 from mooncache.runtime.duties import Duty, DutyRunner
+from mooncache.runtime.rpc import MASTER_SERVICE
 from tests.master.simulation.world import CLUSTER, KNOWN_KEYS, SimMaster, SimNode, World
 from tests.master.stories.memory_etcd import MemoryEtcd, PausableClock
+from tests.rpcs import answer_of
 from tests.stories import obey, table
 
 KEYS = sorted(KNOWN_KEYS)
@@ -340,7 +342,7 @@ class Cluster:
         target = self._asked or self.world.leader
         channel = self.world.network.channel("operator", target, token=CLUSTER.text)
         try:
-            return await channel.call(method, request, 3.0)
+            return await channel.call(method, request, answer_of(MASTER_SERVICE, method), 3.0)
         except errors.MooncacheError as error:
             return f"refused: {error.name}"
 

@@ -87,8 +87,8 @@ async def test_a_relay_sees_no_token_and_nothing_that_works_again(service: TestS
         for token in (service.token, tenant):
             async with channel(relay.target, token) as link:
                 for _ in range(3):
-                    await link.call("GetStatus", pb.GetStatusRequest(), 10.0)
-                await link.call("GetTask", pb.GetTaskRequest(task_id="once"), 10.0)
+                    await link.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 10.0)
+                await link.call("GetTask", pb.GetTaskRequest(task_id="once"), pb.GetTaskResponse, 10.0)
     seen = bytes(relay.seen)
     for token in (service.token, tenant):
         for secret in (token.text.encode(), token.key.hex().encode(), token.key):
@@ -124,20 +124,20 @@ async def test_a_token_that_is_sent_is_refused(service: TestService) -> None:
 
 async def test_a_changed_request_is_not_carried_out(service: TestService) -> None:
     async with relay_to(service.grpc_target) as relay, channel(relay.target, service.token) as link:
-        await link.call("GetTask", pb.GetTaskRequest(task_id="a name of it"), 10.0)
+        await link.call("GetTask", pb.GetTaskRequest(task_id="a name of it"), pb.GetTaskResponse, 10.0)
         relay.up = lambda data: data.replace(b"a name of it", b"another name")
         with pytest.raises(errors.Unauthenticated):
-            await link.call("GetTask", pb.GetTaskRequest(task_id="a name of it"), 10.0)
+            await link.call("GetTask", pb.GetTaskRequest(task_id="a name of it"), pb.GetTaskResponse, 10.0)
 
 
 async def test_a_changed_answer_is_not_believed(service: TestService) -> None:
     async with relay_to(service.grpc_target) as relay, channel(relay.target, service.token) as link:
         relay.down = lambda data: data.replace(b"a name of it", b"another name")
         with pytest.raises(errors.Unauthenticated, match="without proving"):
-            await link.call("GetTask", pb.GetTaskRequest(task_id="a name of it"), 10.0)
+            await link.call("GetTask", pb.GetTaskRequest(task_id="a name of it"), pb.GetTaskResponse, 10.0)
         relay.down = lambda data: data.replace(b"a newer one is there", b"an older one is here")
         with pytest.raises(errors.Unauthenticated, match="without proving"):
-            await link.call("GetTask", pb.GetTaskRequest(task_id="stale"), 10.0)
+            await link.call("GetTask", pb.GetTaskRequest(task_id="stale"), pb.GetTaskResponse, 10.0)
 
 
 @pytest.mark.parametrize("refusal", [None, errors.StaleIncarnation("so says a stranger")])
@@ -159,7 +159,7 @@ async def test_who_answers_without_the_secret_is_not_believed(
     try:
         async with channel(f"127.0.0.1:{port}", service.token) as link:
             with pytest.raises(errors.Unauthenticated, match="without proving"):
-                await link.call("GetStatus", pb.GetStatusRequest(), 10.0)
+                await link.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 10.0)
     finally:
         await stranger.stop(0)
 
@@ -167,14 +167,14 @@ async def test_who_answers_without_the_secret_is_not_believed(
 async def test_callers_go_on_with_the_next_life_of_a_service(service: TestService, config: Config) -> None:
     port = int(service.grpc_target.rpartition(":")[2])
     async with channel(service.grpc_target, service.token) as link:
-        await link.call("GetStatus", pb.GetStatusRequest(), 10.0)
+        await link.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 10.0)
         await service.stop()
         again = TestService(config, port=port)
         await again.start()
         try:
             while True:
                 with contextlib.suppress(errors.MasterUnavailable):  # gRPC waits before it connects again
-                    await link.call("GetStatus", pb.GetStatusRequest(), 10.0)
+                    await link.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 10.0)
                     break
             assert len(again.state["contexts"]) == 1
         finally:
@@ -183,7 +183,10 @@ async def test_callers_go_on_with_the_next_life_of_a_service(service: TestServic
 
 async def test_many_calls_at_once_are_each_carried_out_once(service: TestService) -> None:
     async with channel(service.grpc_target, service.token) as link:
-        calls = (link.call("Heartbeat", pb.HeartbeatRequest(last_seq=number), 30.0) for number in range(50))
+        calls = (
+            link.call("Heartbeat", pb.HeartbeatRequest(last_seq=number), pb.HeartbeatResponse, 30.0)
+            for number in range(50)
+        )
         answers = await asyncio.gather(*calls)
     assert [answer.epoch for answer in answers] == list(range(50))
     assert sorted(service.state["heartbeats"]) == list(range(50))

@@ -46,7 +46,7 @@ async def test_identity_comes_from_the_token(service: TestService) -> None:
     tenant = auth.tenant_token(service.token, "team-a")
     for token, expected in ((service.token, ("default", True)), (tenant, ("team-a", False))):
         link = channel(service, token)
-        answer = await link.call("GetStatus", pb.GetStatusRequest(), 5.0)
+        answer = await link.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 5.0)
         assert (answer.master_id, answer.leading) == expected
         await link.close()
     contexts = service.state["contexts"]
@@ -58,7 +58,7 @@ async def test_identity_comes_from_the_token(service: TestService) -> None:
 async def test_wrong_tokens_are_refused(service: TestService, token: str) -> None:
     link = channel(service, token)
     with pytest.raises(errors.Unauthenticated):
-        await link.call("GetStatus", pb.GetStatusRequest(), 5.0)
+        await link.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 5.0)
     await link.close()
     assert "contexts" not in service.state
 
@@ -66,39 +66,46 @@ async def test_wrong_tokens_are_refused(service: TestService, token: str) -> Non
 async def test_codes_travel(service: TestService) -> None:
     link = channel(service)
     with pytest.raises(errors.StaleIncarnation, match="ümlaut"):
-        await link.call("GetTask", pb.GetTaskRequest(task_id="stale"), 5.0)
+        await link.call("GetTask", pb.GetTaskRequest(task_id="stale"), pb.GetTaskResponse, 5.0)
     with pytest.raises(errors.NotLeader, match="ask"):
-        await link.call("Locate", pb.LocateRequest(), 5.0)
+        await link.call("Locate", pb.LocateRequest(), pb.LocateResponse, 5.0)
     with pytest.raises(errors.Internal) as caught:
-        await link.call("GetTask", pb.GetTaskRequest(task_id="defect"), 5.0)
+        await link.call("GetTask", pb.GetTaskRequest(task_id="defect"), pb.GetTaskResponse, 5.0)
     assert "secret" not in caught.value.message
     with pytest.raises(errors.Internal):
-        await link.call("GetTask", pb.GetTaskRequest(task_id="timeout"), 5.0)
+        await link.call("GetTask", pb.GetTaskRequest(task_id="timeout"), pb.GetTaskResponse, 5.0)
     with pytest.raises(errors.DeadlineExceeded):
-        await link.call("GetTask", pb.GetTaskRequest(task_id="wait"), 0.2)
+        await link.call("GetTask", pb.GetTaskRequest(task_id="wait"), pb.GetTaskResponse, 0.2)
     with pytest.raises(errors.DeadlineExceeded):
-        await link.call("GetTask", pb.GetTaskRequest(), 0.0)
+        await link.call("GetTask", pb.GetTaskRequest(), pb.GetTaskResponse, 0.0)
     with pytest.raises(errors.Unsupported):
-        await link.call("NoSuchMethod", pb.GetTaskRequest(), 5.0)
+        await link.call("NoSuchMethod", pb.GetTaskRequest(), pb.GetTaskResponse, 5.0)
     await link.close()
     with pytest.raises(errors.Closed):
-        await link.call("GetStatus", pb.GetStatusRequest(), 5.0)
+        await link.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 5.0)
 
 
 async def test_admin_calls_need_the_cluster_token(service: TestService) -> None:
     link = channel(service, auth.tenant_token(service.token, "t"))
     with pytest.raises(errors.PermissionDenied):
-        await link.call("ReportBlocks", pb.ReportBlocksRequest(), 5.0)
+        await link.call("ReportBlocks", pb.ReportBlocksRequest(), pb.ReportBlocksResponse, 5.0)
     await link.close()
 
 
 async def test_reports_of_64_mib_pass_and_larger_ones_do_not(service: TestService) -> None:
     link = channel(service)
     size = 64 << 20
-    answer = await link.call("ReportBlocks", pb.ReportBlocksRequest(records=bytes(size)), 60.0)
+    answer = await link.call(
+        "ReportBlocks", pb.ReportBlocksRequest(records=bytes(size)), pb.ReportBlocksResponse, 60.0
+    )
     assert answer.acked_seq == size
     with pytest.raises(errors.LimitExceeded):
-        await link.call("ReportBlocks", pb.ReportBlocksRequest(records=bytes(size + (2 << 20))), 60.0)
+        await link.call(
+            "ReportBlocks",
+            pb.ReportBlocksRequest(records=bytes(size + (2 << 20))),
+            pb.ReportBlocksResponse,
+            60.0,
+        )
     await link.close()
 
 
@@ -130,13 +137,13 @@ async def test_nobody_there_is_the_callers_error(service: TestService) -> None:
     link = channel(service, unavailable_error=errors.NodeUnavailable)
     await service.stop()
     with pytest.raises((errors.NodeUnavailable, errors.DeadlineExceeded)):
-        await link.call("GetStatus", pb.GetStatusRequest(), 2.0)
+        await link.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 2.0)
     await link.close()
 
 
 async def test_probes_and_metrics(service: TestService) -> None:
     link = channel(service)
-    await link.call("GetStatus", pb.GetStatusRequest(), 5.0)
+    await link.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 5.0)
     await link.close()
     assert (await http(service, "/health"))[0] == 200
     assert json.loads((await http(service, "/ready"))[1]) == {"ready": True, "reason": ""}
@@ -187,7 +194,9 @@ async def test_metrics_beyond_loopback_need_their_key_and_no_token(config: Confi
 
 async def test_calls_under_way_end_before_the_service(service: TestService) -> None:
     link = channel(service)
-    call = asyncio.create_task(link.call("GetTask", pb.GetTaskRequest(task_id="short"), 10.0))
+    call = asyncio.create_task(
+        link.call("GetTask", pb.GetTaskRequest(task_id="short"), pb.GetTaskResponse, 10.0)
+    )
     await until(lambda: service.state.get("waiting"))
     await service.stop()
     assert (await call).task.task_id == "short"

@@ -45,19 +45,21 @@ async def test_tls_and_mutual_tls(tmp_path: Path, pki: Path) -> None:
         await service.start()
         try:
             full = channel(service, credentials=tls.channel_credentials(config.tls))
-            assert (await full.call("GetStatus", pb.GetStatusRequest(), 10.0)).leading
+            assert (await full.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 10.0)).leading
             await full.close()
             only_ca = load(env={}, overrides={"tls.enabled": True, "tls.ca_file": pki / "ca.pem"})
             anonymous = channel(service, credentials=tls.channel_credentials(only_ca.tls))
             if mutual:
                 with pytest.raises((errors.MasterUnavailable, errors.DeadlineExceeded)):
-                    await anonymous.call("GetStatus", pb.GetStatusRequest(), 3.0)
+                    await anonymous.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 3.0)
             else:
-                assert (await anonymous.call("GetStatus", pb.GetStatusRequest(), 10.0)).leading
+                assert (
+                    await anonymous.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 10.0)
+                ).leading
             await anonymous.close()
             plain = channel(service)
             with pytest.raises((errors.MasterUnavailable, errors.DeadlineExceeded)):
-                await plain.call("GetStatus", pb.GetStatusRequest(), 3.0)
+                await plain.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 3.0)
             await plain.close()
         finally:
             await service.stop()

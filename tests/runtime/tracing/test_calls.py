@@ -17,9 +17,11 @@ async def test_a_call_within_a_request_is_part_of_its_trace(traced: Config, coll
     tracing.setup("test", traced)
     link = channel(service)
     try:
-        await link.call("GetStatus", pb.GetStatusRequest(), 5.0)  # as a duty does it: no trace
+        await link.call(
+            "GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 5.0
+        )  # as a duty does it: no trace
         with tracing.span("gateway.request", {}, kind="server"):
-            await link.call("GetStatus", pb.GetStatusRequest(), 5.0)
+            await link.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 5.0)
     finally:
         await link.close()
         await service.stop()
@@ -48,8 +50,8 @@ async def test_the_context_travels_when_nothing_is_recorded(config: Config) -> N
     link = channel(service)
     try:
         with tracing.span("gateway.request", {}) as span:
-            await link.call("GetStatus", pb.GetStatusRequest(), 5.0)
-        await link.call("GetStatus", pb.GetStatusRequest(), 5.0)
+            await link.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 5.0)
+        await link.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 5.0)
     finally:
         await link.close()
         await service.stop()
