@@ -127,8 +127,7 @@ class Where:
         """
         from mooncache.client.options import ClientOptions
         from mooncache.errors import ConductorUnavailable, ConfigInvalid
-        from mooncache.runtime.channel import Response
-    from mooncache.runtime.grpc_channel import GrpcChannel
+        from mooncache.runtime.grpc_channel import GrpcChannel
         from mooncache.runtime.rpc import CONDUCTOR_SERVICE
         from mooncache.runtime.tls import channel_credentials
 

@@ -27,7 +27,14 @@ from mooncache.client.state_dir import remove_cluster_file, write_cluster_file
 from mooncache.cluster.layout import ClusterLayout, is_worker, plan
 from mooncache.cluster.processes import Part, ServiceKind, end_leftovers, stop_all
 from mooncache.cluster.settings import ClusterSettings
-from mooncache.cluster.supervisor import SERVICE_POLICY, STARTED, PartNews, PartRecord, StartProgress, Supervisor
+from mooncache.cluster.supervisor import (
+    SERVICE_POLICY,
+    STARTED,
+    PartNews,
+    PartRecord,
+    StartProgress,
+    Supervisor,
+)
 from mooncache.cluster.watch import Watch
 from mooncache.config import load
 from mooncache.errors import ConfigInvalid

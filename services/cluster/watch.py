@@ -20,7 +20,7 @@ from mooncache.auth import load_cluster_token
 from mooncache.client.map_keeper import view_of_node
 from mooncache.client.master_link import MasterLink
 from mooncache.client.options import ClientOptions
-from mooncache.client.results import MapNodeState, NodeView
+from mooncache.client.results import NodeView
 from mooncache.cluster.http_get import http_get
 from mooncache.cluster.layout import ClusterLayout, is_worker
 from mooncache.cluster.processes import Part, ServiceKind, describe_exit, last_words
@@ -205,7 +205,9 @@ class Watch:
 
     async def _map_nodes(self) -> tuple[NodeView, ...]:
         """Active nodes of the current map. Raises what the call raises."""
-        response = await self._link.call_once("GetClusterMap", master_pb2.GetClusterMapRequest(), master_pb2.GetClusterMapResponse, _CALL_S)
+        response = await self._link.call_once(
+            "GetClusterMap", master_pb2.GetClusterMapRequest(), master_pb2.GetClusterMapResponse, _CALL_S
+        )
         active = (node for node in response.map.nodes if node.state == common_pb2.NODE_STATE_ACTIVE)
         return tuple(view_of_node(node) for node in active)
 
