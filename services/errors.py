@@ -19,8 +19,8 @@ trailing metadata `mooncache-code`, because gRPC's own seventeen codes are too f
     |-- serving:    ModelUnknown InstanceUnknown NoInstances Overloaded RateLimited PromptTooLong
     |               EngineUnavailable EngineFailed (EngineDied) EngineTimeout PassportMismatch DecisionUnknown
     |               ConductorUnavailable
-    |-- planning:   TraceInvalid TraceTooLarge
-    |-- reproduce:  ScenarioUnknown
+    |-- offline:    TraceInvalid TraceTooLarge ClusterInvalid ProfileInvalid ModelTooLarge SimulationInvalid
+    |               PlanInvalid ModelDoesNotFit SloUnreachable PlanInfeasible PlanUnconfirmed ScenarioUnknown
     `-- other:      Internal ConfigInvalid Unsupported
 """
 
@@ -320,15 +320,16 @@ class ProfileInvalid(MooncacheError, code=726, status=GrpcStatus.INVALID_ARGUMEN
 
 
 class ModelTooLarge(MooncacheError, code=727, status=GrpcStatus.FAILED_PRECONDITION):
-    hint = "The model does not fit the memory of the instance; use more or larger GPUs, or a smaller model."
+    hint = (
+        "The model does not fit in the memory of the instance; use more or larger GPUs, or a smaller model."
+    )
 
 
 class SimulationInvalid(MooncacheError, code=728, status=GrpcStatus.INVALID_ARGUMENT):
     hint = "The options of the simulation do not fit the trace or the cluster; the message names the option."
 
 
-class SimulationBroken(MooncacheError, code=729, status=GrpcStatus.INTERNAL):
-    hint = "An invariant of the simulator broke, which is a defect; report the message, the seed and the command."
+# 729 was SIMULATION_BROKEN, which nothing raised.
 
 
 # plan: what to buy

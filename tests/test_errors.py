@@ -39,6 +39,12 @@ def test_every_class_is_complete_and_survives_the_wire(error_class: type[errors.
     assert errors.code_name(error_class.code) == error_class.name
 
 
+def test_the_drawing_of_the_catalogue_is_complete() -> None:
+    assert errors.__doc__ is not None
+    drawn = set(re.findall(r"\w+", errors.__doc__.partition("MooncacheError\n")[2]))
+    assert {error.__name__ for error in errors.catalogue()} <= drawn
+
+
 def test_retryable_codes_are_the_agreed_ones() -> None:
     retryable = {error.code for error in errors.catalogue() if error.retryable}
     assert retryable == {105, 203, 300, 301, 303, 400, 401, 403, 405, 406, 407, 600, 602} | {

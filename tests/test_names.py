@@ -10,22 +10,38 @@ from pathlib import Path
 
 from tests.test_tidy import ROOT, files, relative, report, tree
 
-# Names that code of others calls: engines, asyncio, pydantic, and one field that is given by its place.
+# Names that code of others calls: engines, asyncio, pydantic; a field that is given by its place; a list that a test
+# compares with the settings; members of enums that come as values from other programs.
 CALLED_BY_OTHERS = {
     "services/bench/null_engine.py": {"pause_writing", "resume_writing"},
+    "services/bench/transfer/cases.py": {"STREAM"},
+    "services/client/figures.py": {"RAIL"},
+    "services/config/audience.py": {"NAMED"},
     "services/connectors/vllm/connector.py": {
         "_cache_hit_source",
         "bind_gpu_block_pool",
+        "build_connector_worker_meta",
+        "build_kv_connector_stats",
+        "build_prom_metrics",
+        "get_block_ids_with_load_errors",
         "get_finished",
+        "get_handshake_metadata",
+        "get_kv_connector_stats",
+        "handle_preemptions",
+        "has_pending_push_work",
+        "register_kv_caches",
+        "requires_kv_delivery",
+        "requires_piecewise_for_cudagraph",
         "reset_cache",
         "restore_kv_caches",
         "set_xfer_handshake_metadata",
         "unregister_kv_caches",
         "wait_for_layer_load",
     },
+    "services/store_node/state.py": {"FSDAX", "HUGETLBFS", "TMPFS"},
     "services/plan/core/spec.py": {"_priced", "_consistent"},
     "services/topology/core/model.py": {"board"},
-    "services/testing/virtual_time.py": {"_write_to_self"},
+    "services/testing/virtual_time.py": {"_process_events", "_write_to_self"},
 }
 
 
@@ -83,13 +99,14 @@ def defined_names(tree: ast.Module) -> Iterator[str]:
 
 
 def test_every_name_is_used() -> None:
-    """A name that the whole tree mentions once is its own definition: nothing uses it."""
+    """A name that is mentioned once is its own definition: nothing uses it. Tests do not count, and neither do pages
+    that are made from the code."""
     mentioned: Counter[str] = Counter()
-    sources = [*files("services", ".py"), *files("tests", ".py"), *files("scripts", ".py")]
+    sources = [*files("services", ".py"), *files("scripts", ".py")]
     others = [
-        *files("docs", ".md"),
+        *(page for page in files("docs", ".md") if not page.name.startswith("reference-")),
         *files("native/python", ".cpp"),
-        *files("deploy", ".py", ".yml", ".json"),
+        *files("deploy", ".py", ".yml", ".json", ".sh"),
     ]
     for path in (*sources, *others, ROOT / "README.md", ROOT / "pyproject.toml", ROOT / "setup.py"):
         if path != Path(__file__).resolve():

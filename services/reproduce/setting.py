@@ -47,7 +47,6 @@ CHUNK_TOKENS_DEFAULT: Final = 512
 SEQUENCES_MAX: Final = 256
 
 HIT_BLOCKS_BAR: Final = 0.245  # hit ratio at 10,000 blocks, issue bar
-LRU_BLOCKS_10K: Final = 0.2116  # exact, of the public conversation trace
 
 # `--quick`: so many requests from the beginning of each trace.
 QUICK_REQUESTS: Final = 600

@@ -8,7 +8,7 @@ Invariant: a spec that passed `check` can be simulated: someone can prefill, som
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
@@ -260,11 +260,6 @@ class ClusterSpec:
                     f"{best_s - promise_s:.4g} s too short for any request, whatever the cluster's size"
                 )
         return self
-
-    def with_counts(self, **counts: int) -> ClusterSpec:
-        """The same cluster with other counts, by group label."""
-        groups = tuple(replace(g, count=counts.get(g.label, g.count)) for g in self.instances)
-        return replace(self, instances=groups)
 
 
 _LIMITS: Final[dict[str, tuple[str, float | None, float | None]]] = {

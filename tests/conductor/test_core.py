@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -12,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncache import _native, errors
+from mooncache.client.keys import split_keys
 from mooncache.conductor.core.cache_index import EXACT_KEYS_MAX, CacheIndex, block_records
-from mooncache.conductor.core.in_flight import InFlight, Running, chained_blocks, common_blocks
+from mooncache.conductor.core.in_flight import InFlight, Running, chained_blocks
 from mooncache.conductor.core.learning import DecodeLearner, Follower, TransferLearner, prefill_prior
 from mooncache.conductor.core.policy.types import Rules
 from mooncache.conductor.core.prefill_learner import PrefillLearner
@@ -199,6 +201,12 @@ def test_exact_and_stepped_search_meet() -> None:
 
 
 # --- running requests ---------------------------------------------------------------------------------------------
+
+
+def common_blocks(mine: bytes, theirs: bytes) -> int:
+    """The number of leading keys that two packed chains share, one after another."""
+    pairs = zip(split_keys(mine), split_keys(theirs), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 @settings(deadline=None)

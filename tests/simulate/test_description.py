@@ -64,7 +64,6 @@ def test_the_papers_cluster() -> None:
     assert spec == paper_cluster(8, 8).check()
     assert spec.count == 16
     assert spec.names()[8] == "decode-0"
-    assert spec.with_counts(prefill=5).count == 13
 
 
 def test_files_and_profiles_beside_them(tmp_path: Path) -> None:

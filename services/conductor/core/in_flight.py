@@ -65,16 +65,6 @@ def chained_blocks(mine: bytes, theirs: bytes, least: int = 0, most: int | None 
     return low
 
 
-def common_blocks(mine: bytes, theirs: bytes) -> int:
-    """The number of leading keys that two packed chains share.
-
-    0 when the chain property does not hold: keys of a public prefix and of a private chain may alternate, and
-    only equal bytes count.
-    """
-    blocks = chained_blocks(mine, theirs)
-    return blocks if theirs.startswith(mine[: blocks * KEY_BYTES]) else 0
-
-
 class InFlight:
     """The prefixes that running requests are computing."""
 

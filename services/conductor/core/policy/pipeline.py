@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from mooncache.conductor.core.policy.types import PrefillCost
 
 CHUNK_OVERHEAD_S = 0.004  # begin a chunk on a stage and pass its activations on
@@ -28,16 +26,6 @@ class PipelinePlan(NamedTuple):
     stages: int
     chunk_tokens: int
     seconds: float
-
-
-def chunk_seconds(cost: PrefillCost, n: int, p: int, chunk_tokens: int) -> np.ndarray:
-    """The time that each chunk would take on one instance; the first brings the cached prefix into place."""
-    p = max(0, min(p, n - 1))
-    ends = np.minimum(np.arange(p + chunk_tokens, n + chunk_tokens, chunk_tokens, dtype=np.float64), n)
-    begins = np.concatenate(([float(p)], ends[:-1]))
-    times: np.ndarray = cost.b * (ends - begins) + cost.c * (ends * ends - begins * begins)
-    times[0] += cost.a + cost.d * p
-    return times
 
 
 def seconds(cost: PrefillCost, n: int, p: int, stages: int, chunk_tokens: int) -> float:
