@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "client/impl.h"
+#include "client/reservation_lane.h"
 
 namespace mooncache {
 
@@ -144,7 +145,17 @@ void Client::Impl::close_unused() {
       !next_look_ms.compare_exchange_strong(due_ms, now_ms + config.idle_timeout_ms / 4 + 1))
     return;
   if (now_ms < config.idle_timeout_ms) return;
-  for (const auto& node : map()->nodes) node->close_idle_since(now_ms - config.idle_timeout_ms);
+  const uint64_t before_ms = now_ms - config.idle_timeout_ms;
+  for (const auto& node : map()->nodes) node->close_idle_since(before_ms);
+  std::vector<std::shared_ptr<ReservationLane>> unused;  // closing takes time: without the lock
+  const std::lock_guard lock(mutex);
+  for (auto& [node, lanes] : reservation_lanes) {
+    const auto first = std::stable_partition(lanes.begin(), lanes.end(), [&](const auto& lane) {
+      return lane->count > 0 || lane->empty_since_ms > before_ms;
+    });
+    unused.insert(unused.end(), first, lanes.end());
+    lanes.erase(first, lanes.end());
+  }
 }
 
 uint32_t Client::Impl::rank(const NodeMap& map, uint32_t position) {

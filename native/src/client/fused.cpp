@@ -5,6 +5,7 @@
 
 #include "client/batch.h"
 #include "mooncache/crc32c.h"
+#include "transport/grant_messages.h"
 
 namespace mooncache {
 
@@ -202,15 +203,9 @@ class FusedPut final : public Program {
   bool finished() const override { return work_.answered == work_.items.size(); }
 
   Status on_response(const wire::FrameHeader&, const Status& status, Reader& in, PayloadSink&) override {
-    const size_t count = frames_.front();
-    if (status.is_ok()) {
-      const uint32_t answered = in.u32();
-      if (answered != count || in.remaining() != count * 2)
-        return {Code::kProtocolError, "malformed PUT answer"};
-    }
-    for (size_t i = 0; i < count; ++i) {
-      codes_[work_.items[work_.answered++]] = status.is_ok() ? static_cast<Code>(in.u16()) : status.code;
-    }
+    const auto codes = decode_outcomes(status, in, frames_.front());
+    if (!codes) return codes.status();
+    for (const Code code : *codes) codes_[work_.items[work_.answered++]] = code;
     frames_.pop_front();
     return Status::ok();
   }

@@ -17,7 +17,7 @@
 
 namespace mooncache {
 
-struct ReservationLane;
+class ReservationLane;
 
 // A cluster map with the nodes behind it; immutable, replaced as a whole.
 struct NodeMap {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "client/impl.h"
+#include "client/reservation_lane.h"
 
 namespace mooncache {
 

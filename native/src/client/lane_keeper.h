@@ -12,7 +12,7 @@
 
 namespace mooncache {
 
-struct ReservationLane;
+class ReservationLane;
 // On the calling thread; `cancel_fd` cuts it.
 void ping_lane(ReservationLane& lane, int cancel_fd);
 

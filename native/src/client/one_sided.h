@@ -1,72 +1,51 @@
-// Reading and writing blocks through a Link: ask the node where (LOOKUP or RESERVE), move the bytes by the
-// link, tell the node (RELEASE or COMMIT); a chunk of items at a time. What differs between the two
-// directions is their `Way`; any one-sided link would do.
+// Reading and writing blocks through a Link: request extents from the node (LOOKUP or RESERVE), move the
+// bytes by the link, finish at the node (RELEASE or COMMIT); a chunk of items at a time. What differs between
+// get and put are their `Steps`; any one-sided link would do.
 //
 // Blocks in device memory go over RDMA in place or not at all (TRANSPORT_UNAVAILABLE: the caller stages
 // them). Nothing here reads or writes them: the link does not copy them, and their checksums are the device's
 // own work, before the bytes leave (put) and after they landed (get).
 #pragma once
 
-#include <string>
 #include <utility>
 
 #include "client/batch.h"
 #include "client/moves.h"
+#include "transport/grant_messages.h"
 
 namespace mooncache {
 
 inline constexpr size_t kOneSidedItems = 256;
 inline constexpr uint64_t kOneSidedBytes = 256 << 20;
 
-enum class Phase : uint8_t { kAsk, kAsked, kSum, kMove, kTell, kTold };
+// Of the chunk in hand. kRequested and kFinishing wait for an answer of the node; kChecksum waits for the
+// device in whose memory the blocks lie, before kMove (put) or after it (get).
+enum class Phase : uint8_t { kRequest, kRequested, kChecksum, kMove, kFinish, kFinishing };
 
-// The items that are asked for together.
-struct Chunk {
+// The items that are requested together.
+struct ItemChunk {
   Work& work;
   Node& node;
   Session& session;
   Moves moves;
   size_t begin, end;  // of work.items
-  std::vector<wire::Exposure> exposures{};
-
-  // One result for each item that was asked for, and `exposures`; a request that was refused gives each its
-  // code.
-  template <typename Item>
-  Result<std::vector<Item>> results(const Status& status, Reader& in, const std::string& name) {
-    std::vector<Item> items(end - begin);
-    exposures.assign(items.size(), {});
-    if (!status.is_ok()) {
-      for (Item& item : items) item.code = status.code;
-      return items;
-    }
-    if (in.u32() != items.size()) return {Code::kProtocolError, name + " answered another number of items"};
-    for (Item& item : items) item = Item::decode(in);
-    if (moves.rdma()) {
-      auto exposed = wire::decode_items<wire::Exposure>(in);
-      if (!exposed || exposed->size() != items.size())
-        return {Code::kProtocolError, "malformed " + name + " answer"};
-      exposures = std::move(*exposed);
-    }
-    if (!in.done()) return {Code::kProtocolError, "malformed " + name + " answer"};
-    return items;
-  }
 };
 
-// A Way has
-//   void ask(Chunk&, Request&)          which items are next (Chunk::end), and the question for them
-//   Status answer(Chunk&, header, status, in, Phase& next)
-//   void completed(Chunk&, Move&, const Completion&)
-//   void refused(Chunk&, const Move&)   a move that was never begun
-//   Phase moved(Chunk&)                 all moves have ended
-//   Phase summed(Chunk&)                the checksums that it asked for are there
-//   Phase tell(Chunk&, Request&, bool& sends)
-//   void give_up(Chunk&)                what is not answered needs another way
-template <typename Way>
+// Steps have
+//   void request(ItemChunk&, Request&)  which items are next (ItemChunk::end), and the request for them
+//   Status answer(ItemChunk&, header, status, in, Phase& next)
+//   void completed(ItemChunk&, Move&, const Completion&)
+//   void refused(ItemChunk&, const Move&)   a move that was never begun
+//   Phase moved(ItemChunk&)                 all moves have ended
+//   Phase checksummed(ItemChunk&)           the checksums that were started are there
+//   Phase finish(ItemChunk&, Request&, bool& sends)
+//   void refuse_rest(ItemChunk&)            what is not answered has to go without a link
+template <typename Steps>
 class OneSided final : public Program {
  public:
   template <typename Batch>
-  OneSided(Way way, const Batch& batch, Work& work, Node& node, Session& session)
-      : way_(std::move(way)),
+  OneSided(Steps steps, const Batch& batch, Work& work, Node& node, Session& session)
+      : steps_(std::move(steps)),
         chunk_{work,
                node,
                session,
@@ -80,58 +59,57 @@ class OneSided final : public Program {
     if (opener.link() == nullptr) {
       if (opener.unavailable()) return false;
       const bool sends = opener.next(request);
-      if (opener.unavailable()) way_.give_up(chunk_);
+      if (opener.unavailable()) steps_.refuse_rest(chunk_);
       return sends;
     }
     bool sends = false;
-    if (phase_ == Phase::kTell) phase_ = way_.tell(chunk_, request, sends);
-    if (sends || phase_ != Phase::kAsk || all_answered()) return sends;
-    phase_ = Phase::kAsked;
+    if (phase_ == Phase::kFinish) phase_ = steps_.finish(chunk_, request, sends);
+    if (sends || phase_ != Phase::kRequest || all_answered()) return sends;
+    phase_ = Phase::kRequested;
     chunk_.begin = chunk_.end = chunk_.work.answered;
-    way_.ask(chunk_, request);
-    if (chunk_.moves.rdma()) request.flags |= wire::kFlagExpose;
+    steps_.request(chunk_, request);
     return true;
   }
 
   bool finished() const override {
-    return chunk_.moves.opener().unavailable() || (phase_ == Phase::kAsk && all_answered());
+    return chunk_.moves.opener().unavailable() || (phase_ == Phase::kRequest && all_answered());
   }
 
   Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in,
                      PayloadSink& sink) override {
-    if (!LinkOpener::answers(header.opcode)) return way_.answer(chunk_, header, status, in, phase_);
+    if (!LinkOpener::answers(header.opcode)) return steps_.answer(chunk_, header, status, in, phase_);
     Status handled = chunk_.moves.opener().on_response(header, status, in, sink);
-    if (handled && chunk_.moves.opener().unavailable()) way_.give_up(chunk_);
+    if (handled && chunk_.moves.opener().unavailable()) steps_.refuse_rest(chunk_);
     return handled;
   }
 
-  bool held_up() const override { return phase_ == Phase::kSum; }
+  bool held_up() const override { return phase_ == Phase::kChecksum; }
 
   bool work() override {
-    if (phase_ == Phase::kSum) {
+    if (phase_ == Phase::kChecksum) {
       if (!chunk_.moves.sums_ready()) return false;
-      phase_ = way_.summed(chunk_);
+      phase_ = steps_.checksummed(chunk_);
       return true;
     }
     if (phase_ != Phase::kMove) return false;
     const bool moved = chunk_.moves.advance(
-        [this](Move& move, const Completion& completion) { way_.completed(chunk_, move, completion); },
-        [this](const Move& move) { way_.refused(chunk_, move); });
-    if (chunk_.moves.ended()) phase_ = way_.moved(chunk_);
+        [this](Move& move, const Completion& completion) { steps_.completed(chunk_, move, completion); },
+        [this](const Move& move) { steps_.refused(chunk_, move); });
+    if (chunk_.moves.ended()) phase_ = steps_.moved(chunk_);
     return moved;
   }
 
   int wait_for(std::vector<int>& fds) override {
-    if (phase_ == Phase::kSum) return chunk_.moves.sums_patience_ms();
+    if (phase_ == Phase::kChecksum) return chunk_.moves.sums_patience_ms();
     return phase_ == Phase::kMove ? chunk_.moves.wait_for(fds) : -1;
   }
 
  private:
   bool all_answered() const { return chunk_.work.answered == chunk_.work.items.size(); }
 
-  Way way_;
-  Chunk chunk_;
-  Phase phase_ = Phase::kAsk;
+  Steps steps_;
+  ItemChunk chunk_;
+  Phase phase_ = Phase::kRequest;
 };
 
 }  // namespace mooncache

@@ -5,11 +5,11 @@ namespace mooncache {
 
 namespace {
 
-class OneSidedGet {
+class GetSteps {
  public:
-  explicit OneSidedGet(const GetBatch& batch) : batch_(batch) {}
+  explicit GetSteps(const GetBatch& batch) : batch_(batch) {}
 
-  void ask(Chunk& chunk, Request& request) {
+  void request(ItemChunk& chunk, Request& request) {
     const Work& work = chunk.work;
     uint64_t bytes = 0;
     while (chunk.end < work.items.size() && chunk.end - chunk.begin < kOneSidedItems) {
@@ -18,24 +18,25 @@ class OneSidedGet {
       if (chunk.end > chunk.begin && bytes > kOneSidedBytes) break;
       ++chunk.end;
     }
-    request.opcode = wire::Opcode::kLookup;
-    request.meta.u32(static_cast<uint32_t>(chunk.end - chunk.begin));
-    for (size_t i = chunk.begin; i < chunk.end; ++i) request.meta.key(batch_.blocks[work.items[i]].key);
+    std::vector<Key> keys;
+    for (size_t i = chunk.begin; i < chunk.end; ++i) keys.push_back(batch_.blocks[work.items[i]].key);
+    encode_lookup(request, keys, chunk.moves.rdma());
   }
 
-  Status answer(Chunk& chunk, const wire::FrameHeader&, const Status& status, Reader& in, Phase& next) {
+  Status answer(ItemChunk& chunk, const wire::FrameHeader&, const Status& status, Reader& in, Phase& next) {
     chunk.moves.clear();
     grants_.clear();
-    const auto found = chunk.results<wire::LookupResult>(status, in, "LOOKUP");
+    const auto found =
+        decode_granted<wire::LookupResult>(status, in, chunk.end - chunk.begin, chunk.moves.rdma());
     if (!found) return found.status();
     for (size_t i = 0; i < found->size(); ++i)
-      plan(chunk, chunk.work.items[chunk.begin + i], (*found)[i], chunk.exposures[i]);
+      plan(chunk, chunk.work.items[chunk.begin + i], (*found)[i].result, (*found)[i].extent);
     chunk.moves.start(Direction::kRead);
     next = Phase::kMove;
     return Status::ok();
   }
 
-  void completed(Chunk& chunk, Move& move, const Completion& completion) {
+  void completed(ItemChunk& chunk, Move& move, const Completion& completion) {
     Code code = chunk.moves.outcome(completion.code);
     if (chunk.moves.device() != nullptr) {
       if (code != Code::kOk) batch_.set_outcome(move.item, code, move.size, chunk.node);
@@ -44,13 +45,13 @@ class OneSidedGet {
     }
     if (code == Code::kOk && whole(move) && completion.crc32c != move.crc) code = Code::kChecksumMismatch;
     if (code == Code::kOk && !whole(move)) code = verify_block(chunk, move);
-    finish(chunk, move, code);
+    report(chunk, move, code);
   }
 
-  void refused(Chunk& chunk, const Move& move) { batch_.set_outcome(move.item, move.code, 0, chunk.node); }
+  void refused(ItemChunk& chunk, const Move& move) { batch_.set_outcome(move.item, move.code, 0, chunk.node); }
 
-  Phase moved(Chunk& chunk) {
-    if (chunk.moves.device() == nullptr) return Phase::kTell;
+  Phase moved(ItemChunk& chunk) {
+    if (chunk.moves.device() == nullptr) return Phase::kFinish;
     // Without this a device may still have landed bytes on their way to where its kernels look.
     const bool seen = chunk.moves.device()->gpu().flush_writes().is_ok();
     for (Move& move : chunk.moves.all()) {
@@ -58,19 +59,19 @@ class OneSidedGet {
       move.code = Code::kTransportUnavailable;
       refused(chunk, move);
     }
-    return chunk.moves.start_sums([](const Move&) { return true; }) ? Phase::kSum : Phase::kTell;
+    return chunk.moves.start_sums([](const Move&) { return true; }) ? Phase::kChecksum : Phase::kFinish;
   }
 
-  Phase summed(Chunk& chunk) {
+  Phase checksummed(ItemChunk& chunk) {
     for (const size_t i : chunk.moves.summed()) {
       const Move& move = chunk.moves.all()[i];
       const bool differs = move.code == Code::kOk && move.sum != move.crc;
-      finish(chunk, move, differs ? Code::kChecksumMismatch : move.code);
+      report(chunk, move, differs ? Code::kChecksumMismatch : move.code);
     }
-    return Phase::kTell;
+    return Phase::kFinish;
   }
 
-  Phase tell(Chunk& chunk, Request& request, bool& sends) {
+  Phase finish(ItemChunk& chunk, Request& request, bool& sends) {
     chunk.work.answered = chunk.end;
     sends = !grants_.empty();
     if (sends) {
@@ -78,21 +79,21 @@ class OneSidedGet {
       request.flags = wire::kFlagNoReply;
       wire::encode_grants(request.meta, grants_);
     }
-    return Phase::kAsk;
+    return Phase::kRequest;
   }
 
-  void give_up(Chunk& chunk) { refuse_rest(batch_, chunk.work, chunk.node); }
+  void refuse_rest(ItemChunk& chunk) { mooncache::refuse_rest(batch_, chunk.work, chunk.node); }
 
  private:
   static bool whole(const Move& move) { return move.offset == 0 && move.size == move.extent.size; }
 
-  void finish(Chunk& chunk, const Move& move, Code code) {
+  void report(ItemChunk& chunk, const Move& move, Code code) {
     batch_.set_outcome(move.item, code, move.size, chunk.node);
     if (code == Code::kOk) chunk.moves.count_bytes(*batch_.counters, move);
   }
 
   // A range has no CRC of its own here: the whole block is checked where it lies, like the node would.
-  static Code verify_block(Chunk& chunk, const Move& move) {
+  static Code verify_block(ItemChunk& chunk, const Move& move) {
     const auto segments = chunk.node.segments(chunk.session.node().incarnation);
     return segments ? segments->verify(move.extent, move.crc) : Code::kInvalidArgument;
   }
@@ -106,14 +107,13 @@ class OneSidedGet {
     return Code::kBufferTooSmall;
   }
 
-  void plan(Chunk& chunk, uint32_t item, const wire::LookupResult& found, const wire::Exposure& exposure) {
+  void plan(ItemChunk& chunk, uint32_t item, const wire::LookupResult& found, const RemoteExtent& extent) {
     if (found.code == Code::kOk) grants_.push_back(found.extent.grant);
     const GetBlock& block = batch_.blocks[item];
     Code code = found.code;
     uint64_t size = 0;
     if (code == Code::kOk) code = range_of(block, found.extent.size, batch_.capacity(item), size);
-    if (chunk.moves.rdma() && code == Code::kOk &&
-        (exposure.code != Code::kOk || size != found.extent.size)) {
+    if (chunk.moves.rdma() && code == Code::kOk && (!extent.exposed || size != found.extent.size)) {
       code = Code::kTransportUnavailable;  // only a whole block can be verified here
       size = 0;
     }
@@ -131,7 +131,7 @@ class OneSidedGet {
       batch_.set_outcome(item, code, code == Code::kBufferTooSmall ? size : 0, chunk.node);
     Move move;
     move.item = item;
-    move.extent = remote_extent(found.extent, exposure);
+    move.extent = extent;
     move.offset = block.offset;
     move.size = size;
     move.crc = found.crc32c;
@@ -146,7 +146,7 @@ class OneSidedGet {
 }  // namespace
 
 std::unique_ptr<Program> make_one_sided_get(const GetBatch& batch, Work& work, Node& node, Session& session) {
-  return std::make_unique<OneSided<OneSidedGet>>(OneSidedGet(batch), batch, work, node, session);
+  return std::make_unique<OneSided<GetSteps>>(GetSteps(batch), batch, work, node, session);
 }
 
 }  // namespace mooncache

@@ -5,11 +5,11 @@ namespace mooncache {
 
 namespace {
 
-class OneSidedPut {
+class PutSteps {
  public:
-  OneSidedPut(PutBatch& batch, std::span<Code> codes) : batch_(batch), codes_(codes) {}
+  PutSteps(PutBatch& batch, std::span<Code> codes) : batch_(batch), codes_(codes) {}
 
-  void ask(Chunk& chunk, Request& request) {
+  void request(ItemChunk& chunk, Request& request) {
     const Work& work = chunk.work;
     wire::ReserveRequest reserve;
     reserve.wait_ms = batch_.wait_ms();
@@ -21,30 +21,29 @@ class OneSidedPut {
       reserve.items.push_back({batch_.blocks[item].key, batch_.sizes[item]});
       ++chunk.end;
     }
-    request.opcode = wire::Opcode::kReserve;
-    reserve.encode(request.meta);
+    encode_reserve(request, reserve, chunk.moves.rdma());
   }
 
-  Status answer(Chunk& chunk, const wire::FrameHeader& header, const Status& status, Reader& in,
+  Status answer(ItemChunk& chunk, const wire::FrameHeader& header, const Status& status, Reader& in,
                 Phase& next) {
     if (header.opcode == wire::Opcode::kReserve) return reserved(chunk, status, in, next);
     if (header.opcode == wire::Opcode::kCommit) return committed(chunk, status, in, next);
     return Status::ok();  // ABORT: nothing to learn
   }
 
-  void completed(Chunk& chunk, Move& move, const Completion& completion) {
+  void completed(ItemChunk& chunk, Move& move, const Completion& completion) {
     move.code = chunk.moves.outcome(completion.code);
     if (chunk.moves.device() == nullptr) move.crc = completion.crc32c;
     if (move.code == Code::kOk) chunk.moves.count_bytes(*batch_.counters, move);
     if (!chunk.moves.rdma() && move.code == Code::kTransportUnavailable) chunk.node.one_sided_writes_failed();
   }
 
-  void refused(Chunk&, const Move&) {}  // tell() gives its room back
+  void refused(ItemChunk&, const Move&) {}  // finish() gives its room back
 
-  Phase moved(Chunk&) { return Phase::kTell; }
+  Phase moved(ItemChunk&) { return Phase::kFinish; }
 
   // Of device memory the checksums come first: what is sent afterwards is what the node will hear.
-  Phase summed(Chunk& chunk) {
+  Phase checksummed(ItemChunk& chunk) {
     for (const size_t i : chunk.moves.summed()) {
       Move& move = chunk.moves.all()[i];
       if (move.code == Code::kOk) remember(move.item, move.crc = move.sum);
@@ -52,7 +51,7 @@ class OneSidedPut {
     return start(chunk);
   }
 
-  Phase tell(Chunk& chunk, Request& request, bool& sends) {
+  Phase finish(ItemChunk& chunk, Request& request, bool& sends) {
     std::vector<wire::CommitItem> commits;
     std::vector<uint64_t> aborts;
     committing_.clear();
@@ -68,21 +67,19 @@ class OneSidedPut {
     }
     sends = true;
     if (!aborts.empty()) {  // first these, then once more here for the commits
-      request.opcode = wire::Opcode::kAbort;
-      wire::encode_grants(request.meta, aborts);
-      return Phase::kTell;
+      encode_abort(request, aborts);
+      return Phase::kFinish;
     }
     if (!commits.empty()) {
-      request.opcode = wire::Opcode::kCommit;
-      wire::encode_items<wire::CommitItem>(request.meta, commits);
-      return Phase::kTold;
+      encode_commit(request, commits);
+      return Phase::kFinishing;
     }
     sends = false;
     chunk.work.answered = chunk.end;
-    return Phase::kAsk;
+    return Phase::kRequest;
   }
 
-  void give_up(Chunk& chunk) { refuse_rest(chunk.work, codes_); }
+  void refuse_rest(ItemChunk& chunk) { mooncache::refuse_rest(chunk.work, codes_); }
 
  private:
   void remember(uint32_t item, uint32_t crc) {
@@ -90,24 +87,24 @@ class OneSidedPut {
     batch_.crc_known[item] = 1;
   }
 
-  Phase start(Chunk& chunk) {
+  Phase start(ItemChunk& chunk) {
     chunk.moves.start(Direction::kWrite);
     return Phase::kMove;
   }
 
-  Status reserved(Chunk& chunk, const Status& status, Reader& in, Phase& next) {
+  Status reserved(ItemChunk& chunk, const Status& status, Reader& in, Phase& next) {
     chunk.moves.clear();
-    const auto places = chunk.results<wire::ReserveResult>(status, in, "RESERVE");
+    const auto places =
+        decode_granted<wire::ReserveResult>(status, in, chunk.end - chunk.begin, chunk.moves.rdma());
     if (!places) return places.status();
     std::vector<Slice> slices;
     for (size_t i = 0; i < places->size(); ++i) {
-      const wire::ReserveResult& result = (*places)[i];
+      const auto& place = (*places)[i];
       Move move;
       move.item = chunk.work.items[chunk.begin + i];
-      move.extent = remote_extent(result.extent, chunk.exposures[i]);
+      move.extent = place.extent;
       move.size = batch_.sizes[move.item];
-      move.code = result.code;
-      if (result.code != Code::kOk) move.extent.grant = 0;
+      move.code = place.result.code;
       slices.clear();
       for (const ConstSlice& slice : batch_.blocks[move.item].slices)
         slices.push_back({const_cast<std::byte*>(slice.data), slice.size});
@@ -121,33 +118,31 @@ class OneSidedPut {
     for (Move& move : chunk.moves.all()) move.crc = batch_.crcs[move.item];  // of an earlier copy
     const bool some =
         chunk.moves.start_sums([this](const Move& move) { return batch_.crc_known[move.item] == 0; });
-    next = some ? Phase::kSum : start(chunk);
+    next = some ? Phase::kChecksum : start(chunk);
     return Status::ok();
   }
 
   // Refused for want of space although this chunk holds some: what came before it is written and committed
   // (and may be evicted then), the rest is asked for again. The first item of a chunk is never asked twice.
-  static void cut_at_refusal(Chunk& chunk) {
+  static void cut_at_refusal(ItemChunk& chunk) {
     std::vector<Move>& moves = chunk.moves.all();
     for (size_t i = 1; i < moves.size(); ++i) {
       const Code code = moves[i].code;
       if ((code != Code::kNoSpace && code != Code::kLimitExceeded) || moves[0].code != Code::kOk) continue;
       for (size_t k = i; k < moves.size(); ++k) {
-        if (moves[k].code == Code::kOk) moves[k].code = Code::kCancelled;  // given back by tell()
+        if (moves[k].code == Code::kOk) moves[k].code = Code::kCancelled;  // given back by finish()
       }
       chunk.end = chunk.begin + i;
       return;
     }
   }
 
-  Status committed(Chunk& chunk, const Status& status, Reader& in, Phase& next) {
-    if (status.is_ok() && (in.u32() != committing_.size() || in.remaining() != committing_.size() * 2)) {
-      return {Code::kProtocolError, "malformed COMMIT answer"};
-    }
-    for (const uint32_t item : committing_)
-      codes_[item] = status.is_ok() ? static_cast<Code>(in.u16()) : status.code;
+  Status committed(ItemChunk& chunk, const Status& status, Reader& in, Phase& next) {
+    const auto codes = decode_outcomes(status, in, committing_.size());
+    if (!codes) return codes.status();
+    for (size_t i = 0; i < committing_.size(); ++i) codes_[committing_[i]] = (*codes)[i];
     chunk.work.answered = chunk.end;
-    next = Phase::kAsk;
+    next = Phase::kRequest;
     return Status::ok();
   }
 
@@ -160,7 +155,7 @@ class OneSidedPut {
 
 std::unique_ptr<Program> make_one_sided_put(PutBatch& batch, Work& work, std::span<Code> codes, Node& node,
                                             Session& session) {
-  return std::make_unique<OneSided<OneSidedPut>>(OneSidedPut(batch, codes), batch, work, node, session);
+  return std::make_unique<OneSided<PutSteps>>(PutSteps(batch, codes), batch, work, node, session);
 }
 
 }  // namespace mooncache

@@ -266,21 +266,29 @@ Result<size_t> receive_with_fds(int fd, std::span<std::byte> bytes, std::vector<
   return static_cast<size_t>(received);
 }
 
-Status wait_ready(int fd, short events, int cancel_fd, Deadline deadline, InterruptLook* look) {
+Status wait_ready(int fd, short events, int cancel_fd, Deadline deadline, InterruptLook* look,
+                  std::span<const int> also_readable, int patience_ms) {
+  Deadline until = deadline;
+  if (patience_ms >= 0) until.at = std::min(deadline.at, Deadline::after_ms(patience_ms).at);
+  std::vector<pollfd> polled{{cancel_fd, POLLIN, 0}, {fd, events, 0}};  // poll() ignores negative ones
+  for (const int other : also_readable) polled.push_back({other, POLLIN, 0});
   for (;;) {
-    pollfd polled[2] = {{fd, events, 0}, {cancel_fd, POLLIN, 0}};
-    const int patience_ms = look != nullptr ? look->limit(deadline.remaining_ms()) : deadline.remaining_ms();
-    const int ready = poll(polled, cancel_fd >= 0 ? 2 : 1, patience_ms);
+    const int sleep_ms = look != nullptr ? look->limit(until.remaining_ms()) : until.remaining_ms();
+    const int ready = poll(polled.data(), polled.size(), sleep_ms);
     if (ready < 0 && errno != EINTR) return {Code::kInternal, "poll: " + errno_text(errno)};
     if (look != nullptr) {
       if (ready < 0) look->soon();
       if (look->interrupted()) return InterruptLook::status();
     }
-    if (cancel_fd >= 0 && (polled[1].revents & POLLIN) != 0)
-      return {Code::kCancelled, "cancelled by the caller"};
+    if (ready > 0 && (polled[0].revents & POLLIN) != 0) return {Code::kCancelled, "cancelled by the caller"};
     if (deadline.expired()) return {Code::kDeadlineExceeded, "the deadline passed"};
-    if (polled[0].revents != 0) return Status::ok();
+    if (ready > 0 || until.expired()) return Status::ok();
   }
+}
+
+bool readable_now(int fd) {
+  pollfd polled{fd, POLLIN, 0};
+  return poll(&polled, 1, 0) == 1 && (polled.revents & POLLIN) != 0;
 }
 
 }  // namespace mooncache::net

@@ -4,8 +4,8 @@
 #include <deque>
 #include <random>
 
-#include "transport/ask.h"
-#include "transport/remote_extent.h"
+#include "transport/grant_messages.h"
+#include "transport/one_request.h"
 
 namespace mooncache::probe {
 namespace {
@@ -18,7 +18,7 @@ class NodeGrants final : public Grants {
       : session_(*link.session()), expose_(expose), random_(std::random_device{}() + seed) {}
 
   Result<std::vector<RemoteExtent>> reserve(uint32_t count, uint64_t size) override {
-    wire::ReserveRequest request;
+    wire::ReserveRequest wanted;
     keys_.clear();
     for (uint32_t i = 0; i < count; ++i) {
       Key key;
@@ -27,11 +27,11 @@ class NodeGrants final : public Grants {
         std::memcpy(key.bytes.data() + 8 * word, &value, 8);
       }
       keys_.push_back(key);
-      request.items.push_back({key, size});
+      wanted.items.push_back({key, size});
     }
-    Writer meta;
-    request.encode(meta);
-    return extents<wire::ReserveResult>(wire::Opcode::kReserve, std::move(meta), count);
+    Request request;
+    encode_reserve(request, wanted, expose_);
+    return extents<wire::ReserveResult>(std::move(request), count);
   }
 
   Result<std::vector<RemoteExtent>> publish(std::span<const RemoteExtent> written,
@@ -40,53 +40,47 @@ class NodeGrants final : public Grants {
     for (size_t i = 0; i < written.size(); ++i)
       items.push_back({written[i].grant, crcs[i],
                        expose_ || session_.route() == Route::kUnix ? wire::CommitItem::kFlagOneSided : 0});
-    Writer commit;
-    wire::encode_items<wire::CommitItem>(commit, items);
-    if (Status status = codes(wire::Opcode::kCommit, std::move(commit)); !status) return status;
-    Writer lookup;
-    wire::encode_keys(lookup, keys_);
-    return extents<wire::LookupResult>(wire::Opcode::kLookup, std::move(lookup), written.size());
+    Request commit;
+    encode_commit(commit, items);
+    if (Status status = codes(std::move(commit), items.size()); !status) return status;
+    Request lookup;
+    encode_lookup(lookup, keys_, expose_);
+    return extents<wire::LookupResult>(std::move(lookup), written.size());
   }
 
   Status give_up(std::span<const RemoteExtent> reserved) override {
     std::vector<uint64_t> grants;
     for (const RemoteExtent& extent : reserved) grants.push_back(extent.grant);
-    Writer meta;
-    wire::encode_grants(meta, grants);
-    return codes(wire::Opcode::kAbort, std::move(meta));
+    Request request;
+    encode_abort(request, grants);
+    return codes(std::move(request), grants.size());
   }
 
  private:
   template <typename Item>
-  Result<std::vector<RemoteExtent>> extents(wire::Opcode opcode, Writer meta, size_t count) {
-    const auto answer = ask(session_, opcode, std::move(meta), expose_ ? wire::kFlagExpose : 0,
-                            Deadline::after_ms(kAnswerTimeoutMs));
+  Result<std::vector<RemoteExtent>> extents(Request request, size_t count) {
+    const auto answer = exchange(session_, std::move(request), Deadline::after_ms(kAnswerTimeoutMs));
     if (!answer) return answer.status();
     Reader in(*answer);
-    const auto items = wire::decode_items<Item>(in);
-    std::optional<std::vector<wire::Exposure>> shown;
-    if (expose_) shown = wire::decode_items<wire::Exposure>(in);
-    if (!items || items->size() != count || (expose_ && (!shown || shown->size() != count)))
-      return {Code::kProtocolError, "the node's answer is no list of extents"};
-    std::vector<RemoteExtent> granted;
-    for (size_t i = 0; i < count; ++i) {
-      const Item& item = (*items)[i];
+    const auto granted = decode_granted<Item>(Status::ok(), in, count, expose_);
+    if (!granted) return granted.status();
+    std::vector<RemoteExtent> extents;
+    for (const auto& [item, extent] : *granted) {
       if (item.code != Code::kOk)
         return {item.code, "the node granted no extent: " + std::string(code_name(item.code))};
-      if (expose_ && (*shown)[i].code != Code::kOk)
-        return {(*shown)[i].code, "the node does not show an extent to its device: " +
-                                      std::string(code_name((*shown)[i].code))};
-      granted.push_back(expose_ ? remote_extent(item.extent, (*shown)[i]) : remote_extent(item.extent));
+      if (expose_ && !extent.exposed)
+        return {Code::kTransportUnavailable, "the node does not show an extent to its device"};
+      extents.push_back(extent);
     }
-    return granted;
+    return extents;
   }
 
-  Status codes(wire::Opcode opcode, Writer meta) {
-    const auto answer = ask(session_, opcode, std::move(meta), 0, Deadline::after_ms(kAnswerTimeoutMs));
+  Status codes(Request request, size_t count) {
+    const auto answer = exchange(session_, std::move(request), Deadline::after_ms(kAnswerTimeoutMs));
     if (!answer) return answer.status();
     Reader in(*answer);
-    const auto all = wire::decode_codes(in);
-    if (!all) return {Code::kProtocolError, "the node's answer is no list of codes"};
+    const auto all = decode_outcomes(Status::ok(), in, count);
+    if (!all) return all.status();
     for (const Code code : *all)
       if (code != Code::kOk) return {code, "the node refused: " + std::string(code_name(code))};
     return Status::ok();

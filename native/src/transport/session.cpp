@@ -309,6 +309,7 @@ Status Session::take_head(Program& program, bool& complete) {
     return {Code::kProtocolError, "the node answered another request than the oldest one"};
   }
   response_seen_ = true;
+  if (late_.count > 0) fds_.clear();  // of an ATTACH that was abandoned
   Reader in(meta);
   const auto status = wire::decode_status(in);
   if (!status) return {Code::kProtocolError, "the node's answer has no status"};
@@ -356,17 +357,25 @@ Status Session::run(Program& program, Deadline deadline, int cancel_fd, WhenCut 
   const auto end_with = [&](Status status) {
     return cut == WhenCut::kAbandon && abandon() ? std::move(status) : fail(std::move(status));
   };
+  std::vector<int> also;  // what the program waits for besides the socket
   for (;;) {
     if (Status status = pump(&program); !status) return status;
     const bool worked = program.work();
-    if (ready_ && program.finished() && idle()) return Status::ok();
+    // Answers to abandoned requests may still be to come.
+    if (ready_ && program.finished() && in_flight_ == late_.count && out_at_ == out_.size())
+      return Status::ok();
     if (progressed_ || worked) {
       if (deadline.expired())
         return end_with({Code::kDeadlineExceeded, "the deadline passed during a transfer"});
+      if (cancel_fd >= 0 && net::readable_now(cancel_fd))
+        return end_with({Code::kCancelled, "cancelled by the caller"});
       if (look != nullptr && look->interrupted()) return end_with(InterruptLook::status());
       continue;
     }
-    if (Status status = net::wait_ready(fd(), poll_events(), cancel_fd, deadline, look); !status) {
+    also.clear();
+    const int patience_ms = ready_ ? program.wait_for(also) : -1;
+    if (Status status = net::wait_ready(fd(), poll_events(), cancel_fd, deadline, look, also, patience_ms);
+        !status) {
       return end_with(std::move(status));
     }
   }

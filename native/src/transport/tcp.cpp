@@ -3,15 +3,14 @@
 #include <algorithm>
 #include <deque>
 
-#include "mooncache/crc32c.h"
 #include "transport/plain_regions.h"
+#include "transport/queued_link.h"
 #include "transport/shm.h"
+#include "transport/transfer_program.h"
 
 namespace mooncache {
 
 namespace {
-
-constexpr uint64_t kFrameBytes = 1 << 20;
 
 const Capabilities& tcp_capabilities() {
   static const Capabilities capabilities = [] {
@@ -24,113 +23,6 @@ const Capabilities& tcp_capabilities() {
   }();
   return capabilities;
 }
-
-// The link's transfers as a program of its session. Each transfer is cut into frames of about 1 MiB, so that
-// a frame's CRC is computed while its bytes are in cache.
-class TransferProgram final : public Program {
- public:
-  struct Item {
-    Transfer transfer;
-    uint64_t length = 0;
-    uint64_t sent = 0;
-    uint64_t moved = 0;
-    uint32_t crc = 0;
-    uint32_t frames_open = 0;
-    bool all_sent = false;
-    Code code = Code::kOk;
-  };
-
-  std::deque<Item> items;
-
-  bool next(Request& request) override {
-    for (Item& item : items) {
-      if (item.all_sent) continue;
-      const uint64_t length = std::min(kFrameBytes, item.length - item.sent);
-      const uint64_t at = item.transfer.offset + item.sent;
-      if (item.transfer.direction == Direction::kRead) {
-        request.opcode = wire::Opcode::kRead;
-        wire::ReadRequest{item.transfer.remote.grant, at, length}.encode(request.meta);
-      } else {
-        PayloadSink part;
-        part.add_item(item.transfer.local, item.sent, length);
-        uint32_t crc = 0;
-        for (const Slice& slice : part.slices) {
-          crc = crc32c({slice.data, slice.size}, crc);
-          request.payload.emplace_back(slice);
-        }
-        request.opcode = wire::Opcode::kWrite;
-        wire::WriteRequest{item.transfer.remote.grant, {{at, length, crc}}}.encode(request.meta);
-        item.crc = crc32c_combine(item.crc, crc, length);
-      }
-      frames_.push_back({item.transfer.id, item.sent, length, 0});
-      item.sent += length;
-      item.all_sent = item.sent == item.length;
-      ++item.frames_open;
-      return true;
-    }
-    return false;
-  }
-
-  bool finished() const override { return frames_.empty(); }
-
-  Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in,
-                     PayloadSink& sink) override {
-    if (frames_.empty()) return {Code::kProtocolError, "an answer to no frame"};
-    Frame& frame = frames_.front();
-    frame.code = status.code;
-    Item* item = find(frame.id);
-    if (header.opcode == wire::Opcode::kRead) {
-      frame.crc = in.u32();
-      if (status.is_ok() && (!in.ok() || header.payload_bytes != frame.length)) {
-        return {Code::kProtocolError, "READ answered another length than asked for"};
-      }
-      if (status.is_ok() && item != nullptr) sink.add_item(item->transfer.local, frame.offset, frame.length);
-    } else if (status.is_ok()) {
-      const auto codes = wire::decode_codes(in);
-      if (!codes || codes->size() != 1) return {Code::kProtocolError, "malformed WRITE answer"};
-      frame.code = codes->front();
-    }
-    return Status::ok();
-  }
-
-  void on_payload(std::span<const uint32_t> crcs) override {
-    const Frame frame = frames_.front();
-    frames_.pop_front();
-    Item* item = find(frame.id);
-    if (item == nullptr) return;
-    --item->frames_open;
-    Code code = frame.code;
-    if (code == Code::kOk && item->transfer.direction == Direction::kRead && frame.length > 0) {
-      if (crcs.empty() || crcs[0] != frame.crc)
-        code = Code::kChecksumMismatch;
-      else
-        item->crc = crc32c_combine(item->crc, crcs[0], frame.length);
-    }
-    if (code == Code::kOk) {
-      item->moved += frame.length;
-    } else {
-      if (item->code == Code::kOk) item->code = code;
-      item->all_sent = true;  // the rest is pointless
-    }
-  }
-
-  Item* find(TransferId id) {
-    for (Item& item : items) {
-      if (item.transfer.id == id) return &item;
-    }
-    return nullptr;
-  }
-
- private:
-  struct Frame {
-    TransferId id = 0;
-    uint64_t offset = 0;
-    uint64_t length = 0;
-    uint32_t crc = 0;
-    Code code = Code::kOk;
-  };
-  std::deque<Frame> frames_;
-};
 
 class TcpLink final : public Link {
  public:
@@ -170,7 +62,7 @@ class TcpLink final : public Link {
 
   Status cancel(TransferId id) override {
     TransferProgram::Item* item = program_.find(id);
-    if (item == nullptr || (item->all_sent && item->frames_open == 0)) {
+    if (item == nullptr || item->over()) {
       return {Code::kNotFound, "no such transfer is under way"};
     }
     const bool untouched = item->sent == 0;
@@ -208,8 +100,8 @@ class TcpLink final : public Link {
     }
     while (count < completions.size() && !program_.items.empty()) {
       const TransferProgram::Item& item = program_.items.front();
-      if (closed_ && !(item.all_sent && item.frames_open == 0)) break;
-      if (!item.all_sent || item.frames_open > 0) break;
+      if (closed_ && !item.over()) break;
+      if (!item.over()) break;
       completions[count++] = {item.transfer.id, item.code, item.moved, item.crc};
       program_.items.pop_front();
     }
@@ -218,7 +110,7 @@ class TcpLink final : public Link {
 
   void fail_all(Code code) {
     for (TransferProgram::Item& item : program_.items) {
-      if (item.code == Code::kOk && !(item.all_sent && item.frames_open == 0)) item.code = code;
+      if (item.code == Code::kOk && !item.over()) item.code = code;
       item.all_sent = true;
       item.frames_open = 0;
     }

@@ -5,7 +5,7 @@
 
 #include "client/pool.h"
 #include "mooncache/crc32c.h"
-#include "transport/ask.h"
+#include "transport/one_request.h"
 #include "transport/rdma.h"
 #include "transport/remote_extent.h"
 
@@ -126,8 +126,9 @@ class NodeHarness final : public Peer {
   }
   template <typename Item>
   RemoteExtent extent_of(Link& link, wire::Opcode opcode, Writer meta) const {
-    const auto answer = ask(*link.session(), opcode, std::move(meta), name_ == "rdma" ? wire::kFlagExpose : 0,
-                            Deadline::after_ms(5000));
+    const uint16_t flags = name_ == "rdma" ? wire::kFlagExpose : 0;
+    const auto answer =
+        exchange(*link.session(), {opcode, flags, std::move(meta), {}}, Deadline::after_ms(5000));
     EXPECT_TRUE(answer) << answer.status().message;
     Reader in(*answer);
     const wire::WireExtent extent = wire::decode_items<Item>(in)->front().extent;

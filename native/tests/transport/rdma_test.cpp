@@ -345,7 +345,8 @@ TEST_F(RdmaTest, AnExtentIsOpenOnlyWhileItsGrantIsHeld) {
   Writer meta;
   const uint64_t grant = extent.grant;
   wire::encode_grants(meta, std::span(&grant, 1));
-  ASSERT_TRUE(ask(*link_->session(), wire::Opcode::kRelease, std::move(meta), 0, Deadline::after_ms(5000)));
+  ASSERT_TRUE(exchange(*link_->session(), {wire::Opcode::kRelease, 0, std::move(meta), {}},
+                       Deadline::after_ms(5000)));
   EXPECT_EQ(fake().registrations(), before);
   std::vector<std::byte> copy(source.size(), std::byte{1});
   EXPECT_EQ(read(extent, copy).code, Code::kTransportUnavailable);
@@ -360,7 +361,8 @@ TEST_F(RdmaTest, AKeyThatTheDeviceDoesNotForgetEndsWithItsQueuePair) {
   Writer meta;
   const uint64_t grant = extent.grant;
   wire::encode_grants(meta, std::span(&grant, 1));
-  ASSERT_TRUE(ask(*link_->session(), wire::Opcode::kRelease, std::move(meta), 0, Deadline::after_ms(5000)));
+  ASSERT_TRUE(exchange(*link_->session(), {wire::Opcode::kRelease, 0, std::move(meta), {}},
+                       Deadline::after_ms(5000)));
   std::vector<std::byte> copy(source.size(), std::byte{1});
   EXPECT_NE(read(extent, copy).code, Code::kOk);
   EXPECT_EQ(copy[0], std::byte{1});

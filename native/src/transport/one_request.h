@@ -1,23 +1,23 @@
 // One request on a session that has nothing else to do, and its answer.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "transport/session.h"
 
 namespace mooncache {
 
-// Keeps the meta of the answer (behind the status).
-class OneAnswer final : public Program {
+// A request without payload. Keeps the meta of the answer (behind the status).
+class OneRequest final : public Program {
  public:
-  OneAnswer(wire::Opcode opcode, Writer meta, uint16_t flags)
-      : opcode_(opcode), flags_(flags), meta_(meta.take()) {}
+  explicit OneRequest(Request request) : request_(std::move(request)) {}
   bool next(Request& request) override {
     if (sent_) return false;
     sent_ = true;
-    request.opcode = opcode_;
-    request.flags = flags_;
-    request.meta.raw(meta_);
+    request.opcode = request_.opcode;
+    request.flags = request_.flags;
+    request.meta.raw(request_.meta.view());
     return true;
   }
   bool sent() const { return sent_; }
@@ -30,12 +30,10 @@ class OneAnswer final : public Program {
     return Status::ok();
   }
   const Status& status() const { return status_; }
-  std::vector<std::byte> take_answer() { return std::move(answer_); }
+  const std::vector<std::byte>& answer() const { return answer_; }
 
  private:
-  const wire::Opcode opcode_;
-  const uint16_t flags_;
-  const std::vector<std::byte> meta_;
+  const Request request_;
   std::vector<std::byte> answer_;
   Status status_;
   bool sent_ = false;
@@ -43,12 +41,11 @@ class OneAnswer final : public Program {
 };
 
 // The answer's meta; what the node answered when that is no OK.
-inline Result<std::vector<std::byte>> ask(Session& session, wire::Opcode opcode, Writer meta, uint16_t flags,
-                                          Deadline deadline) {
-  OneAnswer program(opcode, std::move(meta), flags);
+inline Result<std::vector<std::byte>> exchange(Session& session, Request request, Deadline deadline) {
+  OneRequest program(std::move(request));
   if (Status status = session.run(program, deadline); !status) return status;
   if (!program.status()) return program.status();
-  return program.take_answer();
+  return program.answer();
 }
 
 }  // namespace mooncache
