@@ -16,9 +16,9 @@ namespace mooncache::python {
 namespace {
 
 // A listed buffer; ends with close(), or with the object.
-class Registration {
+class BufferRegistration {
  public:
-  Registration(nb::object client, nb::handle buffer) : owner_(std::move(client)) {
+  BufferRegistration(nb::object client, nb::handle buffer) : owner_(std::move(client)) {
     if (PyObject_CheckBuffer(buffer.ptr()) == 0) {
       refuse(
           "expected an object with the buffer protocol, such as a NumPy array (of a host tensor: "
@@ -29,16 +29,17 @@ class Registration {
     check(without_gil([&] { return client_().register_buffer(memory_); }));
     listed_ = true;
   }
-  Registration(nb::object client, const std::shared_ptr<GpuDevice>& gpu, DeviceSlice memory, nb::object array)
+  BufferRegistration(nb::object client, const std::shared_ptr<GpuDevice>& gpu, DeviceSlice memory,
+                     nb::object array)
       : owner_(std::move(client)),
         array_(std::move(array)),
         memory_{reinterpret_cast<std::byte*>(memory.address), static_cast<size_t>(memory.size)} {
     check(without_gil([&] { return client_().register_device_buffer(gpu, memory); }));
     listed_ = true;
   }
-  Registration(const Registration&) = delete;
-  Registration& operator=(const Registration&) = delete;
-  ~Registration() { close(); }
+  BufferRegistration(const BufferRegistration&) = delete;
+  BufferRegistration& operator=(const BufferRegistration&) = delete;
+  ~BufferRegistration() { close(); }
 
   size_t size() const { return memory_.size; }
   void close() {
@@ -113,14 +114,14 @@ PyType_Slot received_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(&expor
 void bind_buffers(nb::module_& m, nb::class_<Client>& client) {
   nb::class_<Received>(m, "ReceivedBlock", nb::type_slots(received_slots),
                        "A block in memory that the client lends, read-only; it goes back with the object.");
-  nb::class_<Registration>(m, "Registration", "A buffer that devices may use in place, until close().")
-      .def("close", &Registration::close,
+  nb::class_<BufferRegistration>(m, "Registration", "A buffer that devices may use in place, until close().")
+      .def("close", &BufferRegistration::close,
            "Twice is harmless; a call that uses the buffer keeps it registered until it ends.")
-      .def_prop_ro("size_bytes", &Registration::size);
+      .def_prop_ro("size_bytes", &BufferRegistration::size);
   client.def(
       "register_buffer",
       [](nb::handle self, nb::handle buffer) {
-        return std::make_unique<Registration>(nb::borrow(self), buffer);
+        return std::make_unique<BufferRegistration>(nb::borrow(self), buffer);
       },
       nb::arg("buffer"));
   const auto cancel = nb::arg("cancel").none() = nb::none();
@@ -130,8 +131,8 @@ void bind_buffers(nb::module_& m, nb::class_<Client>& client) {
           "register_device_buffer",
           [](nb::handle self, const std::shared_ptr<GpuDevice>& gpu, uint64_t address, uint64_t size,
              nb::object array) {
-            return std::make_unique<Registration>(nb::borrow(self), gpu, DeviceSlice{address, size},
-                                                  std::move(array));
+            return std::make_unique<BufferRegistration>(nb::borrow(self), gpu, DeviceSlice{address, size},
+                                                        std::move(array));
           },
           nb::arg("gpu"), nb::arg("address"), nb::arg("size"), nb::arg("array"),
           "`array` is kept until the registration ends.")

@@ -101,7 +101,7 @@ nb::bytes present(const BlockIndex& self, uint64_t tenant_id, nb::handle keys) {
 }
 
 using Usage = nb::typed<nb::dict, uint64_t, std::pair<uint64_t, uint64_t>>;
-using Counters = nb::typed<nb::dict, nb::str, uint64_t>;
+using IndexCounters = nb::typed<nb::dict, nb::str, uint64_t>;
 using Figures = nb::typed<nb::dict, nb::str, double>;
 
 template <typename Id>
@@ -111,9 +111,9 @@ Usage usage_dict(const std::vector<std::pair<Id, IndexUsage>>& list) {
   return out;
 }
 
-Counters stats(const BlockIndex& self) {
+IndexCounters stats(const BlockIndex& self) {
   const IndexStats stats = without_gil([&] { return self.stats(); });
-  Counters out;
+  IndexCounters out;
   out["blocks"] = stats.blocks;
   out["replicas"] = stats.replicas;
   out["bytes"] = stats.bytes;

@@ -19,6 +19,7 @@
 #include "module.h"
 #include "mooncache/server.h"
 #include "rdma_arguments.h"
+#include "store/device_memory.h"
 #include "store/growth_benchmark.h"
 
 namespace nb = nanobind;
@@ -83,6 +84,18 @@ bool set_server_field(const std::string& name, nb::handle value, ServerConfig& c
   return false;
 }
 
+// The GPU in whose memory the arena lies; -1: it does not.
+struct ArenaGpu {
+  int ordinal = -1;
+  std::string driver;  // "" = the system's
+};
+
+bool set_arena_gpu(const std::string& name, nb::handle value, ArenaGpu& gpu) {
+  if (name == "arena_gpu") return set_number("arena_gpu", value, gpu.ordinal), true;
+  if (name == "arena_gpu_driver") return set_text("arena_gpu_driver", value, gpu.driver), true;
+  return false;
+}
+
 bool set_store_field(const std::string& name, nb::handle value, StoreConfig& config) {
 #define MOONCACHE_NUMBER(field) \
   if (name == #field) return set_number(#field, value, config.field), true;
@@ -103,9 +116,7 @@ bool set_store_field(const std::string& name, nb::handle value, StoreConfig& con
   MOONCACHE_NUMBER(max_ranges)
   MOONCACHE_NUMBER(max_pins)
   MOONCACHE_NUMBER(max_pin_ttl_ms)
-  MOONCACHE_NUMBER(arena_gpu)
 #undef MOONCACHE_NUMBER
-  if (name == "arena_gpu_driver") return set_text("arena_gpu_driver", value, config.gpu_driver), true;
   if (name == "arena_path") return set_text("arena_path", value, config.arena_path), true;
   if (name == "eviction") return set_text("eviction", value, config.eviction), true;
   return false;
@@ -113,6 +124,7 @@ bool set_store_field(const std::string& name, nb::handle value, StoreConfig& con
 
 ServerConfig parse_config(const nb::dict& values) {
   ServerConfig config;
+  ArenaGpu gpu;
   bool has_secret = false;
   for (const auto& [key, value] : values) {
     const auto name = nb::cast<std::string>(key);
@@ -120,10 +132,11 @@ ServerConfig parse_config(const nb::dict& values) {
       set_secret(value, config);
       has_secret = true;
     } else if (!set_server_field(name, value, config) && !set_rdma_field(name, value, config.rdma) &&
-               !set_store_field(name, value, config.store)) {
+               !set_store_field(name, value, config.store) && !set_arena_gpu(name, value, gpu)) {
       throw nb::value_error(("unknown setting of the store server: " + name).c_str());
     }
   }
+  if (gpu.ordinal >= 0) config.store.open_arena = store::device_arena(gpu.ordinal, gpu.driver);
   if (!has_secret) throw nb::value_error("secret is missing: a node never serves without one");
   return config;
 }

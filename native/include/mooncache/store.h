@@ -29,15 +29,19 @@
 
 namespace mooncache {
 
+namespace store {
+class ArenaMemory;
+}
+
 struct StoreConfig {
   uint64_t capacity_bytes = 256ull << 20;  // 0 with an arena_path: all of it
   // Where the blocks lie. "" = anonymous memory of this process. Else a DAX character device, a file, or a
   // folder in which an unnamed file is made; rounded down to the pages of its mapping. Its contents are never
   // read back: a node starts empty.
   std::string arena_path;
-  // Blocks lie in the memory of this GPU; -1 = they do not. Their tier is HBM then.
-  int arena_gpu = -1;
-  std::string gpu_driver;  // "" = the system's
+  // Opens other memory for the blocks, of so many bytes (store/arena_memory.h); null = there is none. The
+  // tier is that of the memory then.
+  std::function<Result<std::unique_ptr<store::ArenaMemory>>(uint64_t)> open_arena;
   // The capacity is cut into arenas of at most this size; 0 = one arena. A block lies in one arena.
   uint64_t arena_bytes = 0;
   // Allocation quantum: extents start at and are rounded up to multiples of it. Power of two, 64..65536.
@@ -136,7 +140,7 @@ struct SnapshotPage {
   std::vector<std::byte> records;
 };
 
-struct ListItem {
+struct StoredBlock {
   Key key;
   uint64_t size = 0;
   Tier tier = Tier::kDram;
@@ -144,7 +148,7 @@ struct ListItem {
 };
 struct ListPage {
   uint64_t next_cursor = 0;  // 0 = end; a page may be empty before the end
-  std::vector<ListItem> items;
+  std::vector<StoredBlock> items;
 };
 
 enum class SegmentKind : uint32_t { kArena = 0, kGenerationTable = 1 };
@@ -159,7 +163,7 @@ struct SegmentFd {
 
 // What the memory behind the arenas is.
 struct ArenaInfo {
-  std::string kind;         // "memory", "dax", "fsdax", "hugetlbfs", "tmpfs", "file", "gpu"
+  std::string kind;         // "memory", "dax", "fsdax", "hugetlbfs", "tmpfs", "file", or a device's
   std::string description;  // where it is
   std::string warning;      // what its owner should know; "" = nothing
   // Why processes of this host cannot map it; "" = they can.

@@ -112,7 +112,7 @@ std::shared_ptr<DeviceSums> BufferBook::device(const std::shared_ptr<GpuDevice>&
 }
 
 // Device memory is exported for as long as that takes. How it went is said of its device.
-Result<RegionHandle> BufferBook::enroll(RdmaTransport& transport, Slice memory, DeviceSums* device) {
+Result<RegionHandle> BufferBook::register_memory(RdmaTransport& transport, Slice memory, DeviceSums* device) {
   Region region;
   region.memory = memory;
   if (device == nullptr) return transport.register_region(region);
@@ -160,7 +160,7 @@ RegionHandle BufferBook::registration_of(std::span<const Slice> slices, const De
   registered_bytes_ += buffer.size;
   const Slice memory{reinterpret_cast<std::byte*>(found->first), buffer.size};
   lock.unlock();
-  const auto made = enroll(*transport, memory, buffer.device.get());  // gigabytes take a while
+  const auto made = register_memory(*transport, memory, buffer.device.get());  // gigabytes take a while
   lock.lock();
   if (made) {
     buffer.state = State::kReady;

@@ -71,7 +71,7 @@ class BufferBook {
   using Buffers = std::map<uintptr_t, Buffer>;
 
   Buffers::iterator find(std::span<const Slice> slices);
-  Result<RegionHandle> enroll(RdmaTransport& transport, Slice memory, DeviceSums* device);
+  Result<RegionHandle> register_memory(RdmaTransport& transport, Slice memory, DeviceSums* device);
   bool make_room(uint64_t bytes);
   void drop(Buffer& buffer);
 

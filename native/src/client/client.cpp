@@ -109,7 +109,7 @@ std::shared_ptr<const NodeMap> Client::Impl::map() {
   return current;
 }
 
-bool Client::Impl::may_ask(const NodeMap& map, uint32_t position) {
+bool Client::Impl::may_use(const NodeMap& map, uint32_t position) {
   if (map.infos[position].state == NodeHealth::kDead) return false;
   if (map.nodes[position]->allow(steady_ms())) return true;
   counters.add(Counter::kBreakerSkips);

@@ -41,17 +41,17 @@ std::vector<Question> Client::Impl::questions(const NodeMap& map, std::span<cons
   }
   std::erase_if(asked, [&](const Question& question) {
     if (question.items.empty()) return true;
-    if (may_ask(map, question.position)) return false;
+    if (may_use(map, question.position)) return false;
     ++unreachable;
     return true;
   });
   return asked;
 }
 
-void Client::Impl::ask_keys(const NodeMap& map, std::span<const Question> asked, std::span<const Key> keys,
-                            wire::Opcode opcode, uint16_t flags, std::optional<uint32_t> ttl_ms,
-                            const CallOptions& options, const KeysHandler& handle,
-                            std::vector<Status>& ends) {
+void Client::Impl::request_keys(const NodeMap& map, std::span<const Question> asked,
+                                std::span<const Key> keys, wire::Opcode opcode, uint16_t flags,
+                                std::optional<uint32_t> ttl_ms, const CallOptions& options,
+                                const KeysHandler& handle, std::vector<Status>& ends) {
   struct Part {
     std::vector<CallProgram::Call> calls;
     size_t answered = 0;
@@ -125,7 +125,7 @@ Result<MatchReport> Client::Impl::match(std::span<const Key> keys, bool touch, c
   ReadRanks ranks(*this, *map_now);
   std::vector<NearestTwo> nearest(keys.size());
   std::vector<Status> ends;
-  ask_keys(
+  request_keys(
       *map_now, asked, keys, wire::Opcode::kMatch, touch ? wire::kFlagTouch : 0, std::nullopt, options,
       [&](const Question& question, std::span<const uint32_t> items, const Status& status, Reader& in) {
         if (!status) return status;
@@ -173,7 +173,7 @@ Status merge_codes(Client::Impl& impl, std::span<const Key> keys, wire::Opcode o
     if (weight_of(code) > weight_of(codes[item])) codes[item] = code;
   };
   std::vector<Status> ends;
-  impl.ask_keys(
+  impl.request_keys(
       *map, asked, keys, opcode, 0, ttl_ms, options,
       [&](const Question&, std::span<const uint32_t> items, const Status& status, Reader& in) {
         if (status.is_ok() && (in.u32() != items.size() || in.remaining() != items.size() * 2)) {
@@ -243,7 +243,7 @@ Status Client::stat(std::span<const Key> keys, const CallOptions& options, std::
   }
   ReadRanks ranks(*impl_, *map);
   std::vector<Status> ends;
-  impl_->ask_keys(
+  impl_->request_keys(
       *map, asked, keys, wire::Opcode::kStat, 0, std::nullopt, options,
       [&](const Question& question, std::span<const uint32_t> items, const Status& status, Reader& in) {
         if (!status) return status;

@@ -75,7 +75,8 @@ class FusedGet final : public Program {
     request.meta.u32(static_cast<uint32_t>(sent_ - begin));
     for (size_t i = begin; i < sent_; ++i) {
       const uint32_t item = work_.items[i];
-      wire::GetItem{batch_.blocks[item].key, batch_.blocks[item].offset, asked(item)}.encode(request.meta);
+      wire::GetItem{batch_.blocks[item].key, batch_.blocks[item].offset, wanted_bytes(item)}.encode(
+          request.meta);
     }
     frames_.push_back(sent_ - begin);
     return true;
@@ -98,7 +99,7 @@ class FusedGet final : public Program {
       if (result.code != Code::kOk && result.length != 0)
         return {Code::kProtocolError, "bytes for a failed item"};
       const uint32_t item = work_.items[work_.answered + i];
-      if (result.length > asked(item)) return {Code::kProtocolError, "more bytes than asked for"};
+      if (result.length > wanted_bytes(item)) return {Code::kProtocolError, "more bytes than asked for"};
       total += result.length;
       if (total > header.payload_bytes) return {Code::kProtocolError, "GET's lengths do not fit its payload"};
       if (result.code == Code::kOk) take_destination(item, result, sink);
@@ -112,7 +113,7 @@ class FusedGet final : public Program {
     for (size_t i = 0; i < results_.size(); ++i) {
       const wire::GetResult& result = results_[i];
       if (i > 0 && result.code == Code::kLimitExceeded) {
-        ask_again();
+        request_again();
         continue;
       }
       const uint32_t item = work_.items[work_.answered++];
@@ -136,13 +137,13 @@ class FusedGet final : public Program {
  private:
   bool sized(uint32_t item) const { return !batch_.how->allocate || batch_.known_bytes[item] > 0; }
   // Not for what is known already: a size never changes between question and answer.
-  uint64_t asked(uint32_t item) const {
+  uint64_t wanted_bytes(uint32_t item) const {
     return sized(item) ? batch_.capacity(item) : std::min(batch_.capacity(item), unsized_max_);
   }
 
   // The node had no room for this item behind the others of its frame: it goes to the end of the queue. The
   // first item of a frame is never asked for twice, so each frame settles at least one.
-  void ask_again() {
+  void request_again() {
     const uint32_t item = work_.items[work_.answered];
     work_.items.erase(work_.items.begin() + static_cast<ptrdiff_t>(work_.answered));
     work_.items.push_back(item);

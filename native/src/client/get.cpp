@@ -109,7 +109,7 @@ class GetCall {
           break;
         }
         tried_[item].push_back(position);
-        if (!askable(position)) {
+        if (!usable(position)) {
           note(item,
                {map_->nodes[position]->last_failure().code == Code::kUnauthenticated ? Code::kUnauthenticated
                                                                                      : Code::kNodeUnavailable,
@@ -123,8 +123,8 @@ class GetCall {
   }
 
   // The breaker is asked once per node and round: a probe is one batch.
-  bool askable(uint32_t position) {
-    if (asked_[position] == 0) asked_[position] = impl_.may_ask(*map_, position) ? 1 : 2;
+  bool usable(uint32_t position) {
+    if (asked_[position] == 0) asked_[position] = impl_.may_use(*map_, position) ? 1 : 2;
     return asked_[position] == 1;
   }
 
@@ -141,12 +141,12 @@ class GetCall {
         const auto& tried = tried_[lost[i]];
         if (std::find(tried.begin(), tried.end(), position) == tried.end()) question.items.push_back(i);
       }
-      if (!question.items.empty() && askable(position)) asked.push_back(std::move(question));
+      if (!question.items.empty() && usable(position)) asked.push_back(std::move(question));
     }
     std::vector<NearestTwo> found(lost.size());
     ReadRanks ranks(impl_, *map_);
     std::vector<Status> ends;
-    impl_.ask_keys(
+    impl_.request_keys(
         *map_, asked, keys, wire::Opcode::kMatch, 0, std::nullopt, options_,
         [&](const Question& question, std::span<const uint32_t> items, const Status& status, Reader& in) {
           if (!status) return Status::ok();

@@ -105,7 +105,7 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   Status check_call(size_t items, const CallOptions& options) const;
   // Empty in a child.
   std::shared_ptr<const NodeMap> map();
-  bool may_ask(const NodeMap& map, uint32_t position);
+  bool may_use(const NodeMap& map, uint32_t position);
   uint64_t take_retries(uint64_t wanted);
   void ran_operations(uint64_t count);
   void run(std::span<LaneTask> tasks, const CallOptions& options, bool small);
@@ -151,9 +151,9 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   // in)`.
   using KeysHandler =
       std::function<Status(const Question&, std::span<const uint32_t>, const Status&, Reader&)>;
-  void ask_keys(const NodeMap& map, std::span<const Question> asked, std::span<const Key> keys,
-                wire::Opcode opcode, uint16_t flags, std::optional<uint32_t> ttl_ms,
-                const CallOptions& options, const KeysHandler& handle, std::vector<Status>& ends);
+  void request_keys(const NodeMap& map, std::span<const Question> asked, std::span<const Key> keys,
+                    wire::Opcode opcode, uint16_t flags, std::optional<uint32_t> ttl_ms,
+                    const CallOptions& options, const KeysHandler& handle, std::vector<Status>& ends);
   Status one_call(uint32_t node, const CallProgram::Call& call, const CallOptions& options,
                   const CallProgram::Handler& handler);
   Result<MatchReport> match(std::span<const Key> keys, bool touch, const CallOptions& options);

@@ -14,7 +14,7 @@ namespace {
 constexpr int kLaneWaitMs = 1;
 // Silence after which a node that may hold a request back is asked for a sign of life: this part of the time
 // in which a stall is noticed.
-constexpr uint64_t kAskShare = 4;
+constexpr uint64_t kSilenceShare = 4;
 // A deadline that passes after less silence than this is not held against the node.
 constexpr uint64_t kSlowMs = 100;
 
@@ -88,7 +88,7 @@ class LaneLoop {
     if (moved || (task.program && task.program->held_up())) {
       task.last_progress_ms = now_ms_;
       task.sign_of_life.reset();
-      task.sign_asked = false;
+      task.sign_requested = false;
     }
     if (task.program && session.idle() && task.program->finished()) {
       task.done = true;
@@ -125,9 +125,9 @@ class LaneLoop {
   // Moves the handshake by which a silent node shows that it lives. Its failure is no news: silence is.
   void seek_life(LaneTask& task) {
     const uint64_t idle_ms = now_ms_ - std::min(now_ms_, task.last_progress_ms);
-    if (task.may_hold_ms == 0 || !task.program || idle_ms < limits_.stall_timeout_ms / kAskShare) return;
-    if (!task.sign_asked) {
-      task.sign_asked = true;
+    if (task.may_hold_ms == 0 || !task.program || idle_ms < limits_.stall_timeout_ms / kSilenceShare) return;
+    if (!task.sign_requested) {
+      task.sign_requested = true;
       auto session = task.node->start_session(task.lane.session->route());
       if (session) task.sign_of_life = std::move(*session);
     }

@@ -27,7 +27,7 @@ struct LaneTask {
   uint64_t last_progress_ms = 0;
   uint64_t started_ms = 0;
   std::unique_ptr<Session> sign_of_life;  // a handshake under way, or over
-  bool sign_asked = false;                // once for each silence
+  bool sign_requested = false;            // once for each silence
 };
 
 struct LoopLimits {

@@ -65,10 +65,10 @@ bool LaneQueue::acquire(LaneUse use, std::unique_ptr<LaneTicket>& ticket) {
 
 void LaneQueue::release(LaneUse use) {
   const std::lock_guard lock(mutex_);
-  give_locked(use);
+  grant_locked(use);
 }
 
-void LaneQueue::give_locked(LaneUse use) {
+void LaneQueue::grant_locked(LaneUse use) {
   --turns_;
   bulk_turns_ -= use == LaneUse::kBulk ? 1 : 0;
   for (auto at = waiting_.begin(); at != waiting_.end() && turns_ < turns_max();) {
@@ -87,7 +87,7 @@ void LaneQueue::give_locked(LaneUse use) {
 void LaneQueue::leave(LaneTicket& ticket) {
   const std::lock_guard lock(mutex_);
   std::erase(waiting_, &ticket);
-  if (std::exchange(ticket.granted_, false)) give_locked(ticket.use_);
+  if (std::exchange(ticket.granted_, false)) grant_locked(ticket.use_);
 }
 
 uint32_t LaneQueue::turns() const {

@@ -58,7 +58,7 @@ class LaneQueue {
   friend class LaneTicket;
   bool free_for(LaneUse use) const;
   void count(LaneUse use);
-  void give_locked(LaneUse use);
+  void grant_locked(LaneUse use);
   void leave(LaneTicket& ticket);
 
   const uint32_t bulk_max_;

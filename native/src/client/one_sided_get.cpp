@@ -48,7 +48,9 @@ class GetSteps {
     report(chunk, move, code);
   }
 
-  void refused(ItemChunk& chunk, const Move& move) { batch_.set_outcome(move.item, move.code, 0, chunk.node); }
+  void refused(ItemChunk& chunk, const Move& move) {
+    batch_.set_outcome(move.item, move.code, 0, chunk.node);
+  }
 
   Phase moved(ItemChunk& chunk) {
     if (chunk.moves.device() == nullptr) return Phase::kFinish;

@@ -69,7 +69,7 @@ class PutCall {
   // Nodes for the copies still missing; false when there is nothing to send.
   bool assign(size_t round) {
     groups_.clear();
-    askable_.assign(map_->nodes.size(), 0);
+    usable_.assign(map_->nodes.size(), 0);
     for (uint32_t i = 0; i < items_.size(); ++i) {
       Item& item = items_[i];
       if (item.given_up || item.copies >= replicas_) continue;
@@ -107,8 +107,8 @@ class PutCall {
   bool take(uint32_t i, uint32_t position) {
     Item& item = items_[i];
     item.used.push_back(position);
-    if (askable_[position] == 0) askable_[position] = impl_.may_ask(*map_, position) ? 1 : 2;
-    if (askable_[position] == 2) {
+    if (usable_[position] == 0) usable_[position] = impl_.may_use(*map_, position) ? 1 : 2;
+    if (usable_[position] == 2) {
       const Code why = map_->nodes[position]->last_failure().code;
       item.last = why == Code::kUnauthenticated || why == Code::kVersionSkew ? why : Code::kNodeUnavailable;
       item.last_position = position;
@@ -225,7 +225,7 @@ class PutCall {
   std::shared_ptr<const NodeMap> map_;
   std::vector<Item> items_;
   std::map<uint32_t, Group> groups_;
-  std::vector<uint8_t> askable_;
+  std::vector<uint8_t> usable_;
   ReadRanks ranks_{impl_, *map_};
   bool no_one_sided_ = false;
 };

@@ -1,5 +1,5 @@
-// Reservations: space on a node, filled range by range, visible at commit. Bytes move as those of put do: by the
-// connection's link (shared memory, RDMA), else in frames.
+// Reservations: space on a node, filled range by range, visible at commit. Bytes move as those of put do: by
+// the connection's link (shared memory, RDMA), else in frames.
 #include <poll.h>
 
 #include <algorithm>
@@ -279,8 +279,7 @@ Status wait_for_space(Client::Impl& impl, ReservationLane& lane, Node& node, con
       const LaneTurn turn(lane, options);
       if (!turn.status()) return turn.status();
       const int wait_ms = alone ? until.remaining_ms(kHoldMs) : 0;
-      Status status =
-          request_space(impl, lane, node, item, static_cast<uint32_t>(wait_ms), options, granted);
+      Status status = request_space(impl, lane, node, item, static_cast<uint32_t>(wait_ms), options, granted);
       if (!status || granted.result.code != Code::kNoSpace) return status;
     }
     if (until.expired()) return Status::ok();
@@ -336,7 +335,7 @@ Result<std::unique_ptr<BlockReservation>> Client::reserve(const Key& key, uint64
   }
   Status last{Code::kNodeUnavailable, "no node takes new blocks now"};
   for (size_t i = 0; i < places.size(); ++i) {
-    if (!impl_->may_ask(*map, places[i])) continue;
+    if (!impl_->may_use(*map, places[i])) continue;
     if (i > 0 && impl_->take_retries(1) == 0) break;
     auto reservation = reserve_on(impl_, map->nodes[places[i]], key, size_bytes, options);
     // a lane that died while idle says nothing about the node: once more on a new one

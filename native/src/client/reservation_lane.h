@@ -2,9 +2,9 @@
 // connection. A few dozen reservations share one lane, apart from the lanes of get and put, so that a
 // layer-wise writer can hold hundreds of blocks open without hundreds of sockets.
 //
-// One thread uses it at a time (acquire, release). A call that was cut in the middle costs its own reservation
-// only: its answer is swallowed when it comes. No thread waits for space while it has the lane: that may take
-// as long as other reservations of the same lane need it.
+// One thread uses it at a time (acquire, release). A call that was cut in the middle costs its own
+// reservation only: its answer is swallowed when it comes. No thread waits for space while it has the lane:
+// that may take as long as other reservations of the same lane need it.
 #pragma once
 
 #include <atomic>
@@ -50,7 +50,7 @@ class ReservationLane {
   void last_left();
 
   // Written under Impl::mutex.
-  std::atomic<uint32_t> count{0};        // reservations
+  std::atomic<uint32_t> count{0};           // reservations
   std::atomic<uint64_t> empty_since_ms{0};  // while there is none
 
  private:

@@ -20,30 +20,30 @@ constexpr int kTrialMs = 5000;
 }  // namespace
 
 struct Synchronizer::State {
-  struct Ask {
+  struct Wait {
     std::atomic<bool> done = false;
     Status status;
   };
   std::mutex mutex;
-  std::condition_variable asked;
-  std::vector<std::shared_ptr<Ask>> asks;
+  std::condition_variable changed;
+  std::vector<std::shared_ptr<Wait>> waits;
   bool stopped = false;
   std::atomic<bool> ended = false;
 
   void run(const Driver& driver, CuHandle context) {
     std::unique_lock lock(mutex);
     for (;;) {
-      asked.wait(lock, [this] { return stopped || !asks.empty(); });
+      changed.wait(lock, [this] { return stopped || !waits.empty(); });
       if (stopped) break;
-      const auto mine = std::exchange(asks, {});
+      const auto mine = std::exchange(waits, {});
       lock.unlock();
       {
         const Current current(driver, context);
         Status status = current.status();
         if (status) status = driver.check(driver.context_synchronize(), "cuCtxSynchronize");
-        for (const auto& ask : mine) {
-          ask->status = status;
-          ask->done.store(true, std::memory_order_release);
+        for (const auto& wait : mine) {
+          wait->status = status;
+          wait->done.store(true, std::memory_order_release);
         }
       }
       lock.lock();
@@ -64,13 +64,13 @@ Status Synchronizer::wait(CuHandle context, Deadline deadline) {
     }
     state = state_;
   }
-  const auto ask = std::make_shared<State::Ask>();
+  const auto own = std::make_shared<State::Wait>();
   {
     const std::lock_guard lock(state->mutex);
-    state->asks.push_back(ask);
+    state->waits.push_back(own);
   }
-  state->asked.notify_one();
-  if (until([&] { return ask->done.load(std::memory_order_acquire); }, deadline)) return ask->status;
+  state->changed.notify_one();
+  if (until([&] { return own->done.load(std::memory_order_acquire); }, deadline)) return own->status;
   return {Code::kDeadlineExceeded, "the device was not through with its work in time"};
 }
 
@@ -81,12 +81,12 @@ bool Synchronizer::stop() {
     const std::lock_guard lock(state_->mutex);
     state_->stopped = true;
   }
-  state_->asked.notify_one();
+  state_->changed.notify_one();
   const auto state = std::exchange(state_, nullptr);
   return until([&] { return state->ended.load(std::memory_order_acquire); }, Deadline::after_ms(kPartingMs));
 }
 
-Device::~Device() {
+CudaDevice::~CudaDevice() {
   if (context == nullptr) return;
   const bool idle = synchronizer_.stop();
   const bool all = until(
@@ -106,7 +106,7 @@ Device::~Device() {
   (void)driver.primary_release(device_);
 }
 
-Status Device::start(const std::string& nvrtc) {
+Status CudaDevice::start(const std::string& nvrtc) {
   if (Status s = driver.check(driver.primary_retain(&context, device_), "cuDevicePrimaryCtxRetain"); !s) {
     context = nullptr;
     return s;
@@ -122,7 +122,7 @@ Status Device::start(const std::string& nvrtc) {
   return Status::ok();
 }
 
-Status Device::load_kernel(const std::string& nvrtc) {
+Status CudaDevice::load_kernel(const std::string& nvrtc) {
   int major = 0, minor = 0;
   Status s =
       driver.check(driver.device_get_attribute(&major, kAttributeMajor, device_), "cuDeviceGetAttribute");
@@ -141,7 +141,7 @@ Status Device::load_kernel(const std::string& nvrtc) {
 }
 
 // Moves bytes of a buffer within it, aligned and odd ones: a kernel that this device gets wrong is not used.
-Status Device::try_kernel() {
+Status CudaDevice::try_kernel() {
   constexpr size_t kHalf = 32 << 10;
   const auto& table = gather_constants();
   auto made = make_stager(2 * kHalf, 1);
@@ -181,7 +181,7 @@ Status Device::try_kernel() {
   return Status::ok();
 }
 
-Result<std::unique_ptr<GpuStager>> Device::make_stager(uint64_t slot_bytes, size_t count) {
+Result<std::unique_ptr<GpuStager>> CudaDevice::make_stager(uint64_t slot_bytes, size_t count) {
   if (slot_bytes == 0 || slot_bytes > (4ull << 30) || count == 0 || count > kSlotsMax)
     return {Code::kInvalidArgument, "a stager has 1 to 64 buffers of at most 4 GiB"};
   if (const uint64_t held = quarantined_bytes(); held > kQuarantineBytesMax)
@@ -190,7 +190,7 @@ Result<std::unique_ptr<GpuStager>> Device::make_stager(uint64_t slot_bytes, size
   return open_stager(shared_from_this(), slot_bytes, count);
 }
 
-bool Device::empty(const Slot& slot, Status* failed) {
+bool CudaDevice::empty(const StagerSlot& slot, Status* failed) {
   bool is = false;
   const Status status = in_context([&] {
     const CuResult code = driver.stream_query(slot.stream);
@@ -201,7 +201,7 @@ bool Device::empty(const Slot& slot, Status* failed) {
   return is;
 }
 
-void Device::give_up(Slot slot) {
+void CudaDevice::give_up(StagerSlot slot) {
   if (slot.busy && !empty(slot)) {
     const std::lock_guard lock(quarantine_mutex_);
     quarantine_.push_back(std::move(slot));
@@ -210,7 +210,7 @@ void Device::give_up(Slot slot) {
   free(slot);
 }
 
-void Device::free(Slot& slot) {
+void CudaDevice::free(StagerSlot& slot) {
   (void)in_context([&] {
     if (slot.stream != nullptr) (void)driver.stream_destroy(slot.stream);
     if (slot.memory != nullptr) (void)driver.host_free(slot.memory);
@@ -220,35 +220,35 @@ void Device::free(Slot& slot) {
   });
 }
 
-void Device::sweep() {
+void CudaDevice::sweep() {
   const std::lock_guard lock(quarantine_mutex_);
-  std::erase_if(quarantine_, [this](Slot& slot) {
+  std::erase_if(quarantine_, [this](StagerSlot& slot) {
     if (!empty(slot)) return false;
     free(slot);
     return true;
   });
 }
 
-uint64_t Device::quarantined_bytes() {
+uint64_t CudaDevice::quarantined_bytes() {
   sweep();
   const std::lock_guard lock(quarantine_mutex_);
   uint64_t sum = 0;
-  for (const Slot& slot : quarantine_) sum += slot.bytes;
+  for (const StagerSlot& slot : quarantine_) sum += slot.bytes;
   return sum;
 }
 
-Result<uint64_t> Device::allocate(uint64_t size) {
+Result<uint64_t> CudaDevice::allocate(uint64_t size) {
   CuPointer memory = 0;
   const Status status =
       in_context([&] { return driver.check(driver.mem_alloc(&memory, size), "cuMemAlloc"); });
   return status ? Result<uint64_t>(memory) : Result<uint64_t>(status);
 }
 
-Status Device::release(uint64_t address) {
+Status CudaDevice::release(uint64_t address) {
   return in_context([&] { return driver.check(driver.mem_free(address), "cuMemFree"); });
 }
 
-Result<GpuIpcHandle> Device::share(DeviceSlice slice) {
+Result<GpuIpcHandle> CudaDevice::share(DeviceSlice slice) {
   GpuIpcHandle out;
   CuIpcHandle handle{};
   const Status status = in_context([&] {
@@ -262,7 +262,7 @@ Result<GpuIpcHandle> Device::share(DeviceSlice slice) {
   return out;
 }
 
-Result<uint64_t> Device::attach(const GpuIpcHandle& handle) {
+Result<uint64_t> CudaDevice::attach(const GpuIpcHandle& handle) {
   CuIpcHandle raw;
   std::memcpy(raw.bytes, handle.bytes.data(), sizeof raw.bytes);
   CuPointer base = 0;
@@ -280,7 +280,7 @@ Result<uint64_t> Device::attach(const GpuIpcHandle& handle) {
   return status ? Result<uint64_t>(base + handle.offset) : Result<uint64_t>(status);
 }
 
-Status Device::detach(uint64_t address) {
+Status CudaDevice::detach(uint64_t address) {
   return in_context([&] {
     CuPointer base = 0;
     size_t size = 0;
@@ -289,7 +289,7 @@ Status Device::detach(uint64_t address) {
   });
 }
 
-Result<DmaBuf> Device::export_dma_buf(DeviceSlice slice) {
+Result<DmaBuf> CudaDevice::export_dma_buf(DeviceSlice slice) {
   static const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   if (driver.dma_buf == nullptr)
     return {Code::kTransportUnavailable, "dma-buf unavailable, because the driver is older than CUDA 11.7"};
@@ -312,7 +312,7 @@ Result<DmaBuf> Device::export_dma_buf(DeviceSlice slice) {
   return DmaBuf{fd, slice.address - begin, slice.size};
 }
 
-Status Device::flush_writes() {
+Status CudaDevice::flush_writes() {
   if (driver.flush_rdma_writes == nullptr) return Status::ok();
   return in_context([&] {
     const CuResult code = driver.flush_rdma_writes(kFlushCurrentContext, kFlushToOwner);
@@ -321,7 +321,7 @@ Status Device::flush_writes() {
 }
 
 // The allocation that the whole slice lies in. INVALID_ARGUMENT: it reaches beyond.
-Status Device::find_base(DeviceSlice slice, CuPointer& base) const {
+Status CudaDevice::find_base(DeviceSlice slice, CuPointer& base) const {
   size_t size = 0;
   Status s = driver.check(driver.address_range(&base, &size, slice.address), "cuMemGetAddressRange");
   if (s && (slice.size > size || slice.address - base > size - slice.size))
@@ -337,7 +337,7 @@ Result<std::shared_ptr<GpuDevice>> GpuDevice::open(int ordinal, const GpuLibrari
   int number = 0;
   Status status = (*driver)->check((*driver)->device_get(&number, ordinal), "cuDeviceGet");
   if (!status) return status;
-  auto device = std::make_shared<gpu::Device>(**driver, number);
+  auto device = std::make_shared<gpu::CudaDevice>(**driver, number);
   status = device->start(libraries.nvrtc);
   if (!status) return status;
   return std::shared_ptr<GpuDevice>(std::move(device));

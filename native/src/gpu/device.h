@@ -40,7 +40,7 @@ bool until(Done done, Deadline deadline) {
 }
 
 // A pinned buffer, its copy stream, and what a launch needs.
-struct Slot {
+struct StagerSlot {
   CuHandle stream = nullptr;
   std::byte* memory = nullptr;  // pinned
   std::byte* book = nullptr;    // pinned: pieces, then sums
@@ -90,10 +90,10 @@ class Synchronizer {
   std::mutex mutex_;  // of the two above, and of starting
 };
 
-class Device final : public GpuDevice, public std::enable_shared_from_this<Device> {
+class CudaDevice final : public GpuDevice, public std::enable_shared_from_this<CudaDevice> {
  public:
-  Device(const Driver& table, int device) : driver(table), synchronizer_(table), device_(device) {}
-  ~Device() override;
+  CudaDevice(const Driver& table, int device) : driver(table), synchronizer_(table), device_(device) {}
+  ~CudaDevice() override;
 
   // Retains the context and tries the kernel out.
   Status start(const std::string& nvrtc);
@@ -118,9 +118,9 @@ class Device final : public GpuDevice, public std::enable_shared_from_this<Devic
     return current.status() ? work() : current.status();
   }
   // Whether the slot's stream is empty. An error leaves the question open: what failed may be asked again.
-  bool empty(const Slot& slot, Status* failed = nullptr);
+  bool empty(const StagerSlot& slot, Status* failed = nullptr);
   // Gives the slot back to the driver, now or when its stream is empty.
-  void give_up(Slot slot);
+  void give_up(StagerSlot slot);
 
   const Driver& driver;
   CuHandle context = nullptr;
@@ -132,7 +132,7 @@ class Device final : public GpuDevice, public std::enable_shared_from_this<Devic
   Status find_base(DeviceSlice slice, CuPointer& base) const;
   Status load_kernel(const std::string& nvrtc);
   Status try_kernel();
-  void free(Slot& slot);
+  void free(StagerSlot& slot);
   void sweep();
 
   Synchronizer synchronizer_;
@@ -141,10 +141,10 @@ class Device final : public GpuDevice, public std::enable_shared_from_this<Devic
   std::string pci_address_;
   CuHandle module_ = nullptr;
   std::mutex quarantine_mutex_;
-  std::vector<Slot> quarantine_;
+  std::vector<StagerSlot> quarantine_;
 };
 
-Result<std::unique_ptr<GpuStager>> open_stager(std::shared_ptr<Device> device, uint64_t slot_bytes,
+Result<std::unique_ptr<GpuStager>> open_stager(std::shared_ptr<CudaDevice> device, uint64_t slot_bytes,
                                                size_t count);
 
 }  // namespace mooncache::gpu

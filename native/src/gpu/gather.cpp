@@ -88,9 +88,9 @@ const std::array<uint32_t, kConstants>& gather_constants() {
   return constants;
 }
 
-Result<std::vector<Piece>> cut(std::span<const DeviceSlice> slices, std::span<const uint32_t> blocks,
-                               uint64_t packed, bool into) {
-  std::vector<Piece> pieces;
+Result<std::vector<GatherPiece>> cut(std::span<const DeviceSlice> slices, std::span<const uint32_t> blocks,
+                                     uint64_t packed, bool into) {
+  std::vector<GatherPiece> pieces;
   size_t next = 0;
   uint64_t all = 0;
   for (size_t block = 0; block < blocks.size(); ++block) {

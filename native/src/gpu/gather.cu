@@ -9,7 +9,7 @@
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-struct Piece {
+struct GatherPiece {
   u64 from;    // device address
   u64 to;      // device address, or pinned host memory as the device sees it; 0: only the checksum is wanted
   u64 behind;  // bytes of the block behind this piece
@@ -44,7 +44,7 @@ __device__ inline u32 move_on(const u32* powers, u32 state, u64 count) {
   return state;
 }
 
-extern "C" __global__ void gather_crc(const Piece* pieces, u32 count, const u32* constants, u32* sums) {
+extern "C" __global__ void gather_crc(const GatherPiece* pieces, u32 count, const u32* constants, u32* sums) {
   __shared__ u32 tables[2048];
   for (u32 i = threadIdx.x; i < 2048; i += blockDim.x) tables[i] = constants[i];
   __syncthreads();
@@ -52,7 +52,7 @@ extern "C" __global__ void gather_crc(const Piece* pieces, u32 count, const u32*
   const u32 lane = threadIdx.x & 31;
   const u32 number = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
   if (number >= count) return;
-  const Piece piece = pieces[number];
+  const GatherPiece piece = pieces[number];
   u32 state = 0;
   u64 behind = piece.behind;
   if (((piece.from | piece.to | piece.size) & 15) == 0) {

@@ -12,14 +12,14 @@
 
 namespace mooncache::gpu {
 
-struct Piece {  // as in gather.cu.inc
+struct GatherPiece {  // as in gather.cu.inc
   uint64_t from = 0;
   uint64_t to = 0;  // 0: only the checksum is wanted
   uint64_t behind = 0;
   uint32_t size = 0;
   uint32_t block = 0;
 };
-static_assert(sizeof(Piece) == 32);
+static_assert(sizeof(GatherPiece) == 32);
 
 inline constexpr uint32_t kPieceBytes = 64
                                         << 10;  // of one warp: long enough that its last step does not count
@@ -31,8 +31,8 @@ const std::array<uint32_t, kConstants>& gather_constants();
 
 // Slices packed one behind the other at `packed` (out of the slices, or into them when `into`), cut at
 // kPieceBytes. blocks[i] slices make block i. INVALID_ARGUMENT when they do not add up.
-Result<std::vector<Piece>> cut(std::span<const DeviceSlice> slices, std::span<const uint32_t> blocks,
-                               uint64_t packed, bool into);
+Result<std::vector<GatherPiece>> cut(std::span<const DeviceSlice> slices, std::span<const uint32_t> blocks,
+                                     uint64_t packed, bool into);
 // The CRC-32C of a block of `size` bytes from the kernel's sum.
 uint32_t finish_crc(uint32_t sum, uint64_t size);
 

@@ -12,10 +12,10 @@ constexpr uint64_t kCopyEngineBytes = 1
 
 class Stager final : public GpuStager {
  public:
-  Stager(std::shared_ptr<Device> device, uint64_t slot_bytes)
+  Stager(std::shared_ptr<CudaDevice> device, uint64_t slot_bytes)
       : device_(std::move(device)), d_(device_->driver), bytes_(slot_bytes) {}
   ~Stager() override {
-    for (Slot& slot : slots_) device_->give_up(std::move(slot));
+    for (StagerSlot& slot : slots_) device_->give_up(std::move(slot));
   }
 
   Status start(size_t count) {
@@ -36,7 +36,7 @@ class Stager final : public GpuStager {
   }
 
   Status follow(size_t number, uint64_t event) override {
-    Slot& slot = slots_.at(number);
+    StagerSlot& slot = slots_.at(number);
     return device_->in_context([&] {
       return d_.check(d_.stream_wait_event(slot.stream, reinterpret_cast<CuHandle>(event), 0),
                       "cuStreamWaitEvent");
@@ -53,7 +53,7 @@ class Stager final : public GpuStager {
 
   Status start_crc(size_t number, std::span<const DeviceSlice> slices,
                    std::span<const uint32_t> blocks) override {
-    Slot& slot = slots_.at(number);
+    StagerSlot& slot = slots_.at(number);
     if (slot.busy) return {Code::kInvalidArgument, "the slot is in use: wait() for it first"};
     if (device_->kernel == nullptr || slot.book == nullptr)
       return {Code::kTransportUnavailable, "no checksums on the device: " + device_->why_no_kernel};
@@ -61,14 +61,14 @@ class Stager final : public GpuStager {
     if (!pieces) return pieces.status();
     if (pieces->empty() || pieces->size() > pieces_max_ || blocks.size() > kBlocksMax)
       return {Code::kTransportUnavailable, "nothing, or more than one launch takes"};
-    for (Piece& piece : *pieces) piece.to = 0;
+    for (GatherPiece& piece : *pieces) piece.to = 0;
     slot.busy = true;  // also when it fails: some of it may be under way
     slot.failed = device_->in_context([&] { return enqueue_kernel(slot, *pieces, blocks.size()); });
     return slot.failed;
   }
 
   Result<std::vector<uint32_t>> wait(size_t number, Deadline deadline) override {
-    Slot& slot = slots_.at(number);
+    StagerSlot& slot = slots_.at(number);
     Status asked;
     const bool ended = until([&] { return device_->empty(slot, &asked) || !asked; }, deadline);
     if (!ended)
@@ -87,12 +87,12 @@ class Stager final : public GpuStager {
   }
 
   bool settled(size_t number) override {
-    const Slot& slot = slots_.at(number);
+    const StagerSlot& slot = slots_.at(number);
     return !slot.busy || device_->empty(slot);
   }
 
  private:
-  Status make(Slot& slot) {
+  Status make(StagerSlot& slot) {
     void* memory = nullptr;
     Status s = d_.check(d_.stream_create(&slot.stream, kStreamNonBlocking), "cuStreamCreate");
     if (s)
@@ -101,18 +101,18 @@ class Stager final : public GpuStager {
     slot.bytes = bytes_;
     if (!s || device_->kernel == nullptr) return s;
     memory = nullptr;
-    const size_t book = pieces_max_ * sizeof(Piece) + kBlocksMax * sizeof(uint32_t);
+    const size_t book = pieces_max_ * sizeof(GatherPiece) + kBlocksMax * sizeof(uint32_t);
     s = d_.check(d_.host_alloc(&memory, book, kHostAllocPortable | kHostAllocMapped), "cuMemHostAlloc");
     slot.book = static_cast<std::byte*>(memory);
     if (s) s = d_.check(d_.mem_alloc(&slot.sums, kBlocksMax * sizeof(uint32_t)), "cuMemAlloc");
     return s;
   }
 
-  std::byte* sums_of(const Slot& slot) const { return slot.book + pieces_max_ * sizeof(Piece); }
+  std::byte* sums_of(const StagerSlot& slot) const { return slot.book + pieces_max_ * sizeof(GatherPiece); }
 
   Status begin(size_t number, std::span<const DeviceSlice> slices, std::span<const uint32_t> blocks,
                bool into, bool crc) {
-    Slot& slot = slots_.at(number);
+    StagerSlot& slot = slots_.at(number);
     if (slot.busy) return {Code::kInvalidArgument, "the staging buffer is in use: wait() for it first"};
     uint64_t left = bytes_;
     for (const DeviceSlice& slice : slices) {  // before they are cut: that many pieces fit into memory
@@ -133,7 +133,7 @@ class Stager final : public GpuStager {
     return slot.failed;
   }
 
-  Status enqueue_copies(Slot& slot, std::span<const DeviceSlice> slices, bool into) {
+  Status enqueue_copies(StagerSlot& slot, std::span<const DeviceSlice> slices, bool into) {
     std::byte* at = slot.memory;
     for (const DeviceSlice& slice : slices) {
       if (slice.size == 0 || slice.address == 0) {
@@ -148,7 +148,7 @@ class Stager final : public GpuStager {
     return Status::ok();
   }
 
-  Status enqueue_kernel(Slot& slot, std::span<const Piece> pieces, size_t blocks) {
+  Status enqueue_kernel(StagerSlot& slot, std::span<const GatherPiece> pieces, size_t blocks) {
     std::memcpy(slot.book, pieces.data(), pieces.size_bytes());
     std::memset(sums_of(slot), 0, blocks * sizeof(uint32_t));
     const size_t sums_bytes = blocks * sizeof(uint32_t);
@@ -166,20 +166,20 @@ class Stager final : public GpuStager {
     if (s) s = d_.check(d_.copy_out(sums_of(slot), slot.sums, sums_bytes, slot.stream), "cuMemcpyDtoHAsync");
     if (!s) return s;
     slot.sizes.assign(blocks, 0);
-    for (const Piece& piece : pieces) slot.sizes[piece.block] += piece.size;
+    for (const GatherPiece& piece : pieces) slot.sizes[piece.block] += piece.size;
     return s;
   }
 
-  const std::shared_ptr<Device> device_;
+  const std::shared_ptr<CudaDevice> device_;
   const Driver& d_;
   const uint64_t bytes_;
   size_t pieces_max_ = 0;
-  std::vector<Slot> slots_;
+  std::vector<StagerSlot> slots_;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<GpuStager>> open_stager(std::shared_ptr<Device> device, uint64_t slot_bytes,
+Result<std::unique_ptr<GpuStager>> open_stager(std::shared_ptr<CudaDevice> device, uint64_t slot_bytes,
                                                size_t count) {
   auto stager = std::make_unique<Stager>(std::move(device), slot_bytes);
   if (Status status = stager->start(count); !status) return status;

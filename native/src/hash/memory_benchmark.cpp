@@ -12,7 +12,7 @@
 namespace mooncache {
 namespace {
 
-using Memory = std::unique_ptr<std::byte[]>;
+using BenchmarkMemory = std::unique_ptr<std::byte[]>;
 
 template <typename Work>
 double median_rate(uint64_t bytes, uint64_t repeats, Work work) {
@@ -37,8 +37,8 @@ Result<MemoryBenchmark> memory_benchmark(uint64_t block_bytes, uint64_t count, u
     return {Code::kTooLarge, "at most 16 GiB of buffers and 1,000 repeats"};
   }
   const uint64_t total = block_bytes * count;
-  const Memory source(new (std::nothrow) std::byte[total]);
-  const Memory target(new (std::nothrow) std::byte[total]);
+  const BenchmarkMemory source(new (std::nothrow) std::byte[total]);
+  const BenchmarkMemory target(new (std::nothrow) std::byte[total]);
   if (!source || !target) return {Code::kNoSpace, "not enough memory for the buffers"};
   uint64_t state = 0x9e3779b97f4a7c15;  // xorshift: nothing may be able to guess the content
   for (uint64_t at = 0; at < total; ++at) {

@@ -76,11 +76,11 @@ void BlockIndex::Impl::put_replica(uint32_t holder, const Record& record, uint64
   uint32_t number = find(hash_value, record.tenant, record.key);
   if (number == index::kNoEntry) {
     number = pool.allocate();
-    pool[number] = Entry{record.key, record.tenant, {}};
+    pool[number] = IndexEntry{record.key, record.tenant, {}};
     table.insert(hash_value, number);
     ++usage.blocks;
   }
-  Entry& entry = pool[number];
+  IndexEntry& entry = pool[number];
   uint64_t old_bytes = 0;
   if (Packed* replica = pool.find(entry, holder); replica != nullptr) {
     if (state.full_open && replica->epoch() != state.epoch) ++state.marked;
@@ -100,7 +100,7 @@ void BlockIndex::Impl::put_replica(uint32_t holder, const Record& record, uint64
 }
 
 void BlockIndex::Impl::remove_replica(uint32_t number, Packed* replica) {
-  Entry& entry = pool[number];
+  IndexEntry& entry = pool[number];
   Holder& state = holders[replica->holder()];
   IndexUsage& usage = usage_of(entry.tenant);
   if (state.full_open && replica->epoch() == state.epoch) --state.marked;
@@ -171,7 +171,7 @@ void BlockIndex::Impl::sweep(uint32_t holder, uint64_t limit, Visit visit) {
     if (start >= pool.high_water()) return;
     const uint32_t end = start + std::min(kSweepTurn, pool.high_water() - start);
     for (uint32_t number = start; number < end && seen < limit; ++number) {
-      Entry& entry = pool[number];
+      IndexEntry& entry = pool[number];
       Packed* replica = pool.find(entry, holder);
       if (replica != nullptr && visit(number, replica)) ++seen;
     }

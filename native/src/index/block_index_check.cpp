@@ -18,7 +18,7 @@ std::string BlockIndex::Impl::check_entries() const {
       return;
     }
     reached[number] = true;
-    const Entry& entry = pool[number];
+    const IndexEntry& entry = pool[number];
     const uint64_t value = hash(entry.tenant, entry.key);
     if (!entry.replicas[0].used()) why = "a slot leads to an entry without replicas";
     if ((value & 0xff) != shard || value >> 32 != slot.tag) why = "a slot does not fit the hash of its entry";
@@ -28,7 +28,7 @@ std::string BlockIndex::Impl::check_entries() const {
   if (!why.empty()) return why;
   std::set<uint32_t> lists;
   for (uint32_t number = 0; number < pool.high_water(); ++number) {
-    const Entry& entry = pool[number];
+    const IndexEntry& entry = pool[number];
     if (entry.replicas[0].used() != reached[number]) return "an entry is used but in no slot";
     if (!reached[number]) continue;
     if (entry.replicas[0].is_list() || entry.replicas[1].is_list()) return "a list stands in the wrong place";
@@ -57,7 +57,7 @@ std::string BlockIndex::Impl::check_totals() const {
   uint64_t total_bytes = 0;
   std::string why;
   for (uint32_t number = 0; number < pool.high_water(); ++number) {
-    const Entry& entry = pool[number];
+    const IndexEntry& entry = pool[number];
     if (!entry.replicas[0].used()) continue;
     IndexUsage& tenant = by_tenant[entry.tenant];
     ++tenant.blocks;

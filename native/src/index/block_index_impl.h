@@ -16,7 +16,7 @@
 namespace mooncache {
 
 struct BlockIndex::Impl {
-  using Entry = index::Entry;
+  using IndexEntry = index::IndexEntry;
   using Packed = index::Packed;
 
   // Every replica of the holder carries `epoch`, except during a full report, which flips it: then
@@ -52,7 +52,7 @@ struct BlockIndex::Impl {
   uint64_t hash(TenantId tenant, const Key& key) const;
   uint32_t find(uint64_t hash_value, TenantId tenant, const Key& key) const {
     return table.find(hash_value, [&](uint32_t number) {
-      const Entry& entry = pool[number];
+      const IndexEntry& entry = pool[number];
       return entry.key == key && entry.tenant == tenant;
     });
   }

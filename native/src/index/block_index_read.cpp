@@ -25,7 +25,7 @@ Result<std::vector<std::vector<BlockReplica>>> BlockIndex::locate(TenantId tenan
   if (Status status = keys_status(keys); !status) return status;
   std::vector<std::vector<BlockReplica>> found(keys.size() / kKeyBytes);
   const auto lock = impl_->read();
-  impl_->for_each_key(tenant, keys, [&](size_t i, const Impl::Entry* entry) {
+  impl_->for_each_key(tenant, keys, [&](size_t i, const Impl::IndexEntry* entry) {
     if (entry == nullptr) return true;
     impl_->pool.for_each(*entry, [&](Impl::Packed replica) {
       if (found[i].size() < holders_max) found[i].push_back(replica.unpack());
@@ -47,7 +47,7 @@ Result<std::vector<std::byte>> BlockIndex::locate_packed(TenantId tenant, std::s
     if (out.size() - used < more) out.resize(std::max(out.size() * 2, used + more));
   };
   const auto lock = impl_->read();
-  impl_->for_each_key(tenant, keys, [&](size_t, const Impl::Entry* entry) {
+  impl_->for_each_key(tenant, keys, [&](size_t, const Impl::IndexEntry* entry) {
     const size_t at = used;
     uint16_t count = 0;
     room_for(sizeof count);
@@ -79,7 +79,7 @@ Result<IndexMatch> BlockIndex::match(TenantId tenant, std::span<const std::byte>
   IndexMatch result;
   const auto lock = impl_->read();
   if (place.size() < impl_->holders.size()) place.resize(impl_->holders.size());
-  impl_->for_each_key(tenant, keys, [&](size_t i, const Impl::Entry* entry) {
+  impl_->for_each_key(tenant, keys, [&](size_t i, const Impl::IndexEntry* entry) {
     if (entry == nullptr) return false;
     const auto position = static_cast<uint32_t>(i);
     ++result.leading_run;
@@ -109,7 +109,7 @@ Result<std::vector<std::byte>> BlockIndex::present(TenantId tenant, std::span<co
   if (Status status = keys_status(keys); !status) return status;
   std::vector<std::byte> bitmap((keys.size() / kKeyBytes + 7) / 8);
   const auto lock = impl_->read();
-  impl_->for_each_key(tenant, keys, [&](size_t i, const Impl::Entry* entry) {
+  impl_->for_each_key(tenant, keys, [&](size_t i, const Impl::IndexEntry* entry) {
     if (entry != nullptr) bitmap[i / 8] |= std::byte{1} << (i % 8);
     return true;
   });

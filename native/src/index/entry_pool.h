@@ -48,20 +48,22 @@ struct Packed {
   }
 };
 
-struct alignas(64) Entry {
+struct alignas(64) IndexEntry {
   Key key;
   uint64_t tenant;
   std::array<Packed, 3> replicas;
 };
-static_assert(sizeof(Entry) == 64);
+static_assert(sizeof(IndexEntry) == 64);
 
 class EntryPool {
  public:
   static constexpr uint32_t kChunkBits = 15;
   static constexpr uint32_t kChunkEntries = 1u << kChunkBits;  // 2 MiB: one huge page
 
-  Entry& operator[](uint32_t number) { return chunks_[number >> kChunkBits][number & (kChunkEntries - 1)]; }
-  const Entry& operator[](uint32_t number) const {
+  IndexEntry& operator[](uint32_t number) {
+    return chunks_[number >> kChunkBits][number & (kChunkEntries - 1)];
+  }
+  const IndexEntry& operator[](uint32_t number) const {
     return chunks_[number >> kChunkBits][number & (kChunkEntries - 1)];
   }
 
@@ -75,7 +77,7 @@ class EntryPool {
     return used_++;
   }
   void release(uint32_t number) {
-    Entry& entry = (*this)[number];
+    IndexEntry& entry = (*this)[number];
     entry.replicas = {};
     entry.tenant = free_;
     free_ = number;
@@ -87,7 +89,7 @@ class EntryPool {
   const std::vector<Packed>& list(uint32_t number) const { return lists_[number]; }
   uint64_t list_count() const { return lists_.size() - free_lists_.size(); }
 
-  Packed* find(Entry& entry, uint32_t holder) {
+  Packed* find(IndexEntry& entry, uint32_t holder) {
     for (Packed& replica : entry.replicas) {
       if (!replica.used()) return nullptr;
       if (replica.is_list()) return find_in(lists_[replica.list_number()], holder);
@@ -97,7 +99,7 @@ class EntryPool {
   }
 
   // The holder must not have a replica yet.
-  void add(Entry& entry, Packed replica) {
+  void add(IndexEntry& entry, Packed replica) {
     for (Packed& place : entry.replicas) {
       if (!place.used()) {
         place = replica;
@@ -115,7 +117,7 @@ class EntryPool {
   }
 
   // Removes what find() returned.
-  void remove(Entry& entry, Packed* replica) {
+  void remove(IndexEntry& entry, Packed* replica) {
     Packed& last = entry.replicas[2];
     if (!last.is_list()) {
       Packed* end = entry.replicas.data() + 3;
@@ -141,7 +143,7 @@ class EntryPool {
   }
 
   template <typename Visit>
-  void for_each(const Entry& entry, Visit visit) const {
+  void for_each(const IndexEntry& entry, Visit visit) const {
     for (const Packed& replica : entry.replicas) {
       if (!replica.used()) return;
       if (replica.is_list()) {
@@ -153,7 +155,7 @@ class EntryPool {
   }
 
   uint64_t memory_bytes() const {
-    uint64_t total = (uint64_t{chunks_.size()} << kChunkBits) * sizeof(Entry);
+    uint64_t total = (uint64_t{chunks_.size()} << kChunkBits) * sizeof(IndexEntry);
     total += chunks_.capacity() * sizeof(Chunk) + free_lists_.capacity() * sizeof(uint32_t);
     total += lists_.capacity() * sizeof(std::vector<Packed>);
     for (const auto& list : lists_) total += list.capacity() * sizeof(Packed);
@@ -163,17 +165,17 @@ class EntryPool {
  private:
   static constexpr uint32_t kNone = 0xffffffff;
   struct Free {
-    void operator()(Entry* entries) const { std::free(entries); }
+    void operator()(IndexEntry* entries) const { std::free(entries); }
   };
-  using Chunk = std::unique_ptr<Entry[], Free>;
+  using Chunk = std::unique_ptr<IndexEntry[], Free>;
 
   static Chunk new_chunk(bool huge) {
-    constexpr size_t kBytes = kChunkEntries * sizeof(Entry);
+    constexpr size_t kBytes = kChunkEntries * sizeof(IndexEntry);
     void* memory = std::aligned_alloc(kBytes, kBytes);
     if (memory == nullptr) throw std::bad_alloc();
     // Not for the first chunk: a small index should stay small. A refusal only costs speed.
     if (huge) static_cast<void>(madvise(memory, kBytes, MADV_HUGEPAGE));
-    return Chunk(static_cast<Entry*>(memory));
+    return Chunk(static_cast<IndexEntry*>(memory));
   }
 
   static std::vector<Packed>::iterator lower_bound(std::vector<Packed>& list, uint32_t holder) {

@@ -15,19 +15,19 @@ namespace {
 // nothing is ever freed.
 constexpr int kFree = -1;
 
-struct Chunk {
-  Chunk() {
+struct ListChunk {
+  ListChunk() {
     for (auto& slot : slots) slot.store(kFree, std::memory_order_relaxed);
   }
   std::array<std::atomic<int>, 128> slots;
-  Chunk* next = nullptr;
+  ListChunk* next = nullptr;
 };
 
-std::atomic<Chunk*> chunks{nullptr};
+std::atomic<ListChunk*> chunks{nullptr};
 
 void empty_in_child() {
   const int inert = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  for (Chunk* chunk = chunks.load(std::memory_order_acquire); chunk != nullptr; chunk = chunk->next) {
+  for (ListChunk* chunk = chunks.load(std::memory_order_acquire); chunk != nullptr; chunk = chunk->next) {
     for (auto& slot : chunk->slots) {
       const int fd = slot.load(std::memory_order_relaxed);
       if (fd == kFree) continue;
@@ -42,14 +42,14 @@ void empty_in_child() {
 std::atomic<int>* claim(int fd) {
   static const bool registered = pthread_atfork(nullptr, nullptr, empty_in_child) == 0;
   (void)registered;
-  for (Chunk* chunk = chunks.load(std::memory_order_acquire); chunk != nullptr; chunk = chunk->next) {
+  for (ListChunk* chunk = chunks.load(std::memory_order_acquire); chunk != nullptr; chunk = chunk->next) {
     for (auto& slot : chunk->slots) {
       int expected = kFree;
       if (slot.load(std::memory_order_relaxed) == kFree && slot.compare_exchange_strong(expected, fd))
         return &slot;
     }
   }
-  auto* more = new Chunk;
+  auto* more = new ListChunk;
   more->slots[0].store(fd, std::memory_order_relaxed);
   more->next = chunks.load(std::memory_order_relaxed);
   while (

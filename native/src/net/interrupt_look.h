@@ -11,23 +11,23 @@ namespace mooncache {
 // For one call on one thread. Asks at most every 50 ms: the answer costs a lock of the caller's world.
 class InterruptLook {
  public:
-  using Ask = bool (*)();
+  using Check = bool (*)();
   // Null: never interrupted.
-  explicit InterruptLook(Ask ask) : ask_(ask) {}
+  explicit InterruptLook(Check check) : check_(check) {}
 
   bool interrupted() {
-    if (ask_ == nullptr) return false;
+    if (check_ == nullptr) return false;
     const auto now = Clock::now();
     if (now < next_) return false;
     next_ = now + kInterval;
-    return ask_();
+    return check_();
   }
   // A sleep ended early: there may be something to see.
   void soon() { next_ = {}; }
   // How long to sleep at most; negative is forever.
   int limit(int patience_ms) const {
     const int interval_ms = static_cast<int>(kInterval.count());
-    if (ask_ == nullptr) return patience_ms;
+    if (check_ == nullptr) return patience_ms;
     return patience_ms < 0 ? interval_ms : std::min(patience_ms, interval_ms);
   }
   static Status status() { return {Code::kCancelled, "interrupted by a signal"}; }
@@ -36,7 +36,7 @@ class InterruptLook {
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::milliseconds kInterval{50};
 
-  Ask ask_;
+  Check check_;
   Clock::time_point next_ = Clock::now() + kInterval;
 };
 

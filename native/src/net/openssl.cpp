@@ -8,7 +8,7 @@ namespace mooncache::net {
 
 namespace {
 
-struct Loaded {
+struct LoadedOpenssl {
   OpenSsl table{};
   std::string why;  // empty: the table is whole
 };
@@ -21,8 +21,8 @@ void bind(void* library, const char* name, Function& slot, std::string& why) {
   slot = reinterpret_cast<Function>(symbol);
 }
 
-Loaded load() {
-  Loaded loaded;
+LoadedOpenssl load() {
+  LoadedOpenssl loaded;
   void* library = nullptr;
   for (const char* name : {"libssl.so.3", "libssl.so.1.1"}) {
     library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
@@ -70,7 +70,7 @@ Loaded load() {
 }  // namespace
 
 Result<const OpenSsl*> openssl() {
-  static const Loaded loaded = load();
+  static const LoadedOpenssl loaded = load();
   if (!loaded.why.empty()) return {Code::kTlsError, "TLS is unavailable, because " + loaded.why};
   return &loaded.table;
 }

@@ -21,7 +21,7 @@ struct FreeAddresses {
 };
 
 // `error` is that of getaddrinfo.
-Lookup::Addresses ask_system(const std::string& host, uint16_t port, int flags, int& error) {
+Lookup::Addresses resolve_by_system(const std::string& host, uint16_t port, int flags, int& error) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV | flags;
@@ -97,7 +97,7 @@ class ResolverThreads {
       running_.push_back(lookup);
       lock.unlock();
       int error = 0;
-      auto addresses = ask_system(lookup->host_, lookup->port_, 0, error);
+      auto addresses = resolve_by_system(lookup->host_, lookup->port_, 0, error);
       lock.lock();
       std::erase(running_, lookup);
       lookup->finish(std::move(addresses));
@@ -120,7 +120,7 @@ void Lookup::finish(Addresses addresses) {
 std::shared_ptr<Lookup> look_up(const std::string& host, uint16_t port) {
   auto lookup = std::make_shared<Lookup>(host, port);
   int error = 0;
-  auto numeric = ask_system(host, port, AI_NUMERICHOST, error);
+  auto numeric = resolve_by_system(host, port, AI_NUMERICHOST, error);
   if (error != EAI_NONAME) return lookup->finish(std::move(numeric)), lookup;
   lookup->event_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!lookup->event_.valid()) {

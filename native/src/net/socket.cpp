@@ -67,7 +67,7 @@ Status connect_address(int fd, const sockaddr* address, socklen_t size, const st
   return {Code::kNodeUnavailable, "connecting to " + what + ": " + errno_text(errno)};
 }
 
-bool somebody_answers(const sockaddr_un& address) {
+bool has_listener(const sockaddr_un& address) {
   UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const auto* generic = static_cast<const sockaddr*>(static_cast<const void*>(&address));
   return probe.valid() && (connect(probe.get(), generic, sizeof address) == 0 || errno == EAGAIN);
@@ -129,7 +129,7 @@ Result<UniqueFd> listen_tcp(const std::string& host, uint16_t port, int backlog)
 Result<UniqueFd> listen_unix(const std::string& path, int backlog) {
   const auto address = unix_address(path);
   if (!address) return address.status();
-  if (somebody_answers(*address)) {
+  if (has_listener(*address)) {
     return {Code::kInvalidArgument, "another process is listening on " + path};
   }
   (void)unlink(path.c_str());

@@ -84,8 +84,8 @@ Result<size_t> send_with_fds(int fd, std::span<const std::byte> bytes, std::span
 Result<size_t> receive_with_fds(int fd, std::span<std::byte> bytes, std::vector<UniqueFd>& fds);
 
 // Waits until `fd` is ready for `events` (POLLIN/POLLOUT) or one of `also_readable` is readable, or for
-// `patience_ms` (negative: no such limit). CANCELLED: `cancel_fd` (or -1) became readable, or `look` (or null)
-// saw an interruption. DEADLINE_EXCEEDED.
+// `patience_ms` (negative: no such limit). CANCELLED: `cancel_fd` (or -1) became readable, or `look` (or
+// null) saw an interruption. DEADLINE_EXCEEDED.
 Status wait_ready(int fd, short events, int cancel_fd, Deadline deadline, InterruptLook* look = nullptr,
                   std::span<const int> also_readable = {}, int patience_ms = -1);
 bool readable_now(int fd);

@@ -38,9 +38,9 @@ std::unique_ptr<Transport> transport_for(const ProbeOptions& options, Status& wh
 }
 
 // One thread's link, its buffers and its extents on the node.
-class Lane {
+class ProbeLane {
  public:
-  Lane(const ProbeOptions& options, uint32_t number) : options_(options), number_(number) {
+  ProbeLane(const ProbeOptions& options, uint32_t number) : options_(options), number_(number) {
     memory_.resize(options.block_bytes * options.batch);
     std::mt19937_64 random(number + 1);
     size_t at = 0;
@@ -180,7 +180,7 @@ class Lane {
   bool reusable_ = true;  // an extent may be written again
 };
 
-struct Outcome {
+struct ProbeOutcome {
   Status status;
   uint64_t blocks = 0;
   double cpu_seconds = 0;
@@ -188,8 +188,8 @@ struct Outcome {
   std::vector<double> batch_us;
 };
 
-void run_lane(const ProbeOptions& options, Lane& lane, std::barrier<>& start, std::atomic<bool>& stop,
-              Outcome& outcome) {
+void run_lane(const ProbeOptions& options, ProbeLane& lane, std::barrier<>& start, std::atomic<bool>& stop,
+              ProbeOutcome& outcome) {
   for (uint64_t i = 0; i < options.warm_up_batches && outcome.status; ++i) outcome.status = lane.batch();
   start.arrive_and_wait();
   const auto begun = outcome.begun = Clock::now();
@@ -236,12 +236,12 @@ Result<ProbeResult> probe_transfers(const ProbeOptions& options) {
     transport = transport_for(options, why);
     if (!why) return why;
   }
-  std::vector<std::unique_ptr<Lane>> lanes;
+  std::vector<std::unique_ptr<ProbeLane>> lanes;
   for (uint32_t i = 0; i < options.threads; ++i) {
-    lanes.push_back(std::make_unique<Lane>(options, i));
+    lanes.push_back(std::make_unique<ProbeLane>(options, i));
     if (Status status = lanes.back()->open(transport.get()); !status) return status;
   }
-  std::vector<Outcome> outcomes(options.threads);
+  std::vector<ProbeOutcome> outcomes(options.threads);
   std::atomic<bool> stop{false};
   std::barrier<> start(options.threads);
   std::vector<std::thread> threads;
@@ -251,7 +251,7 @@ Result<ProbeResult> probe_transfers(const ProbeOptions& options) {
 
   ProbeResult result;
   Clock::time_point begun = Clock::time_point::max(), ended{};
-  for (Outcome& outcome : outcomes) {
+  for (ProbeOutcome& outcome : outcomes) {
     if (!outcome.status) return outcome.status;
     result.bytes += outcome.blocks * options.block_bytes;
     result.cpu_seconds += outcome.cpu_seconds;

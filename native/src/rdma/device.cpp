@@ -17,11 +17,11 @@ constexpr uint32_t kGidsMax = 256;
 // that the device can use pages of this size.
 constexpr uint64_t kDevicePageBytes = 64 << 10;
 
-class Registration final : public Memory {
+class VerbsRegistration final : public Registration {
  public:
-  Registration(std::shared_ptr<Protection> protection, ibv_mr* mr, uint64_t address, std::string how)
+  VerbsRegistration(std::shared_ptr<Protection> protection, ibv_mr* mr, uint64_t address, std::string how)
       : protection_(std::move(protection)), mr_(mr), address_(address), how_(std::move(how)) {}
-  ~Registration() override {
+  ~VerbsRegistration() override {
     if (protection_->verbs().dereg_mr(mr_) != 0) protection_->sound = false;
   }
   uint32_t local_key() const override { return mr_->lkey; }
@@ -56,18 +56,18 @@ class ProtectionDomain final : public Domain {
  public:
   explicit ProtectionDomain(std::shared_ptr<Protection> protection) : protection_(std::move(protection)) {}
 
-  Result<std::unique_ptr<Memory>> expose(Slice memory, bool writable) override {
-    return enroll(memory, rights_of_peer(writable), address_in_page(memory));
+  Result<std::unique_ptr<Registration>> expose(Slice memory, bool writable) override {
+    return register_range(memory, rights_of_peer(writable), address_in_page(memory));
   }
-  Result<std::unique_ptr<Memory>> attach(Slice memory) override {
+  Result<std::unique_ptr<Registration>> attach(Slice memory) override {
     // requests of this side name their memory by where it lies
-    return enroll(memory, IBV_ACCESS_LOCAL_WRITE, reinterpret_cast<uintptr_t>(memory.data));
+    return register_range(memory, IBV_ACCESS_LOCAL_WRITE, reinterpret_cast<uintptr_t>(memory.data));
   }
-  Result<std::unique_ptr<Memory>> attach_device(const DeviceRange& memory) override {
-    return enroll_device(memory, IBV_ACCESS_LOCAL_WRITE, memory.address);
+  Result<std::unique_ptr<Registration>> attach_device(const DeviceRange& memory) override {
+    return register_device(memory, IBV_ACCESS_LOCAL_WRITE, memory.address);
   }
-  Result<std::unique_ptr<Memory>> expose_device(const DeviceRange& memory, bool writable) override {
-    return enroll_device(memory, rights_of_peer(writable), memory.address % kDevicePageBytes);
+  Result<std::unique_ptr<Registration>> expose_device(const DeviceRange& memory, bool writable) override {
+    return register_device(memory, rights_of_peer(writable), memory.address % kDevicePageBytes);
   }
   Result<std::unique_ptr<Endpoint>> make_endpoint(uint32_t depth) override {
     return make_queue_pair(protection_, depth);
@@ -81,7 +81,8 @@ class ProtectionDomain final : public Domain {
 
   // `named`: what requests call the first byte. The kernel wants it to lie in its page where the memory lies
   // in its own; the device lets no peer pass the first and the last byte, though it maps whole pages.
-  Result<std::unique_ptr<Memory>> enroll_device(const DeviceRange& memory, int access, uint64_t named) {
+  Result<std::unique_ptr<Registration>> register_device(const DeviceRange& memory, int access,
+                                                        uint64_t named) {
     const Verbs& verbs = protection_->verbs();
     const std::string& device = protection_->port->info().device;
     std::string why = memory.no_dma_buf.empty() ? "no dma-buf was exported" : memory.no_dma_buf;
@@ -91,7 +92,7 @@ class ProtectionDomain final : public Domain {
       errno = 0;
       ibv_mr* mr = verbs.reg_dmabuf_mr(protection_->pd, memory.dma_buf_offset, memory.size, named,
                                        memory.dma_buf_fd, access);
-      if (mr != nullptr) return enrolled(mr, named, "dma-buf");
+      if (mr != nullptr) return registered(mr, named, "dma-buf");
       why = why_no_dma_buf(device, errno);
     }
     if (!has_peer_memory(protection_->port->options()))
@@ -99,7 +100,7 @@ class ProtectionDomain final : public Domain {
     errno = 0;
     ibv_mr* mr = verbs.reg_mr_iova(protection_->pd, reinterpret_cast<void*>(memory.address), memory.size,
                                    named, access);
-    if (mr != nullptr) return enrolled(mr, named, "nvidia-peermem, because " + why);
+    if (mr != nullptr) return registered(mr, named, "nvidia-peermem, because " + why);
     return unavailable("no device memory can be registered: " + why + "; through nvidia-peermem on " +
                        device + " it failed: " + std::strerror(errno));
   }
@@ -110,7 +111,7 @@ class ProtectionDomain final : public Domain {
     return reinterpret_cast<uintptr_t>(memory.data) & (page - 1);
   }
 
-  Result<std::unique_ptr<Memory>> enroll(Slice memory, int access, uint64_t address) {
+  Result<std::unique_ptr<Registration>> register_range(Slice memory, int access, uint64_t address) {
     errno = 0;
     ibv_mr* mr = protection_->verbs().reg_mr_iova(protection_->pd, memory.data, memory.size, address, access);
     if (mr == nullptr) {
@@ -121,11 +122,11 @@ class ProtectionDomain final : public Domain {
       }
       return refused("ibv_reg_mr_iova of " + std::to_string(memory.size) + " bytes", error);
     }
-    return enrolled(mr, address, "pages");
+    return registered(mr, address, "pages");
   }
 
-  std::unique_ptr<Memory> enrolled(ibv_mr* mr, uint64_t address, std::string how) {
-    return std::make_unique<Registration>(protection_, mr, address, std::move(how));
+  std::unique_ptr<Registration> registered(ibv_mr* mr, uint64_t address, std::string how) {
+    return std::make_unique<VerbsRegistration>(protection_, mr, address, std::move(how));
   }
 
   const std::shared_ptr<Protection> protection_;
@@ -152,7 +153,7 @@ void Port::read_gids() {
   addressed_.store(found);
 }
 
-std::string gpu_direct_of(const Device& device, const Options& options) {
+std::string gpu_direct_of(const VerbsDevice& device, const Options& options) {
   std::string why = kOldLibrary;
   if (device.verbs.reg_dmabuf_mr != nullptr) {
     errno = 0;
@@ -174,7 +175,7 @@ std::string gpu_direct_of(const Device& device, const Options& options) {
   return "none, because " + why + ", and " + kNoPeerMemory;
 }
 
-Watcher::Watcher(std::vector<std::shared_ptr<Device>> devices, std::vector<std::shared_ptr<Port>> ports)
+Watcher::Watcher(std::vector<std::shared_ptr<VerbsDevice>> devices, std::vector<std::shared_ptr<Port>> ports)
     : devices_(std::move(devices)), ports_(std::move(ports)), wake_fd_(eventfd(0, EFD_CLOEXEC)) {
   for (const auto& device : devices_) {
     const int fd = device->context->async_fd;
@@ -208,7 +209,7 @@ void Watcher::run() {
 }
 
 // False: there will be no more events, as after a surprise removal.
-bool Watcher::take_events(Device& device) {
+bool Watcher::take_events(VerbsDevice& device) {
   ibv_async_event event{};
   errno = 0;
   while (device.verbs.get_async_event(device.context, &event) == 0) {

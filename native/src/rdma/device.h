@@ -11,12 +11,12 @@
 
 namespace mooncache::rdma {
 
-struct Device {
-  Device(const Verbs& verbs_in, ibv_context* context_in, std::string name_in)
+struct VerbsDevice {
+  VerbsDevice(const Verbs& verbs_in, ibv_context* context_in, std::string name_in)
       : verbs(verbs_in), context(context_in), name(std::move(name_in)) {}
-  ~Device() { (void)verbs.close_device(context); }
-  Device(const Device&) = delete;
-  Device& operator=(const Device&) = delete;
+  ~VerbsDevice() { (void)verbs.close_device(context); }
+  VerbsDevice(const VerbsDevice&) = delete;
+  VerbsDevice& operator=(const VerbsDevice&) = delete;
 
   const Verbs& verbs;
   ibv_context* const context;
@@ -26,7 +26,7 @@ struct Device {
 
 class Port final : public Rail, public std::enable_shared_from_this<Port> {
  public:
-  Port(std::shared_ptr<Device> device, RailInfo info, const Options& options)
+  Port(std::shared_ptr<VerbsDevice> device, RailInfo info, const Options& options)
       : device_(std::move(device)), options_(options) {
     infos_.push_back(std::move(info));
     info_.store(&infos_.back());
@@ -36,7 +36,7 @@ class Port final : public Rail, public std::enable_shared_from_this<Port> {
   bool up() const override { return active_.load() && addressed_.load() && !device_->dead.load(); }
   Result<std::unique_ptr<Domain>> make_domain() override;
 
-  Device& device() const { return *device_; }
+  VerbsDevice& device() const { return *device_; }
   const Options& options() const { return options_; }
   void set_active(bool active) { active_.store(active); }
   // The table of addresses changed. Connections made from now on use what is best in it now; a port without
@@ -44,7 +44,7 @@ class Port final : public Rail, public std::enable_shared_from_this<Port> {
   void read_gids();
 
  private:
-  const std::shared_ptr<Device> device_;
+  const std::shared_ptr<VerbsDevice> device_;
   const Options options_;
   std::list<RailInfo> infos_;  // appended to by the watcher only; who holds an old one may go on reading it
   std::atomic<const RailInfo*> info_{nullptr};
@@ -53,11 +53,11 @@ class Port final : public Rail, public std::enable_shared_from_this<Port> {
 };
 
 // Puts the best address of the port into `info`. False and a reason when there is none that can be used.
-bool choose_gid(const Device& device, const Options& options, uint32_t table_length, RailInfo& info,
+bool choose_gid(const VerbsDevice& device, const Options& options, uint32_t table_length, RailInfo& info,
                 std::string& why);
 
 // RailReport::gpu_direct, asked of the device itself with a dma-buf that does not exist.
-std::string gpu_direct_of(const Device& device, const Options& options);
+std::string gpu_direct_of(const VerbsDevice& device, const Options& options);
 
 // A protection domain; kept by what was made in it.
 struct Protection {
@@ -77,16 +77,16 @@ Result<std::unique_ptr<Endpoint>> make_queue_pair(std::shared_ptr<Protection> pr
 // Reads the asynchronous events of all devices until it is destroyed.
 class Watcher {
  public:
-  Watcher(std::vector<std::shared_ptr<Device>> devices, std::vector<std::shared_ptr<Port>> ports);
+  Watcher(std::vector<std::shared_ptr<VerbsDevice>> devices, std::vector<std::shared_ptr<Port>> ports);
   ~Watcher();
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
 
  private:
   void run();
-  bool take_events(Device& device);
+  bool take_events(VerbsDevice& device);
 
-  const std::vector<std::shared_ptr<Device>> devices_;
+  const std::vector<std::shared_ptr<VerbsDevice>> devices_;
   const std::vector<std::shared_ptr<Port>> ports_;
   int wake_fd_ = -1;
   std::thread thread_;

@@ -37,7 +37,7 @@ GidKind kind_of(uint32_t type) {
 
 }  // namespace
 
-bool choose_gid(const Device& device, const Options& options, uint32_t table_length, RailInfo& info,
+bool choose_gid(const VerbsDevice& device, const Options& options, uint32_t table_length, RailInfo& info,
                 std::string& why) {
   std::vector<GidEntry> table;
   for (uint32_t index = 0; index < std::min(table_length, kMaxGids); ++index) {
@@ -60,7 +60,7 @@ bool wanted(const Options& options, const std::string& device, uint32_t port) {
 
 enum class Depth : uint8_t { kToUse, kToReport };
 
-RailReport look_at(const Device& device, const ibv_device_attr& facts, const Options& options,
+RailReport look_at(const VerbsDevice& device, const ibv_device_attr& facts, const Options& options,
                    uint32_t number, Depth depth) {
   RailReport report;
   RailInfo& info = report.info;
@@ -97,7 +97,7 @@ RailReport look_at(const Device& device, const ibv_device_attr& facts, const Opt
 }
 
 struct Found {
-  std::vector<std::shared_ptr<Device>> devices;
+  std::vector<std::shared_ptr<VerbsDevice>> devices;
   std::vector<std::shared_ptr<Port>> ports;
   std::vector<RailReport> reports;
 };
@@ -114,7 +114,7 @@ Status look_into(const Verbs& verbs, ibv_device* which, const Options& options, 
     found.reports.push_back(report);
     return Status::ok();
   }
-  auto device = std::make_shared<Device>(verbs, context, name);
+  auto device = std::make_shared<VerbsDevice>(verbs, context, name);
   ibv_device_attr facts{};
   if (const int error = verbs.query_device(context, &facts); error != 0) {
     report.reason = "not used, because ibv_query_device failed: " + std::string(std::strerror(error));

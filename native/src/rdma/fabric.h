@@ -90,7 +90,7 @@ struct Post {
   bool device = false;  // `local` is an address of a GPU
 };
 
-enum class Outcome : uint8_t {
+enum class WorkOutcome : uint8_t {
   kDone,
   kFlushed,  // given back unsent or half sent, because the endpoint failed or was stopped
   kRefused,  // the peer's device refused key or range
@@ -99,7 +99,7 @@ enum class Outcome : uint8_t {
 };
 struct Reaped {
   uint64_t id = 0;
-  Outcome outcome = Outcome::kDone;
+  WorkOutcome outcome = WorkOutcome::kDone;
   uint32_t detail = 0;
 };
 
@@ -112,9 +112,10 @@ struct DeviceRange {
   std::string no_dma_buf;       // why there is none
 };
 
-class Memory {
+// Of memory with one device, for as long as this lives: its own use (attach), or a peer's (expose).
+class Registration {
  public:
-  virtual ~Memory() = default;  // no peer reaches the memory by its keys any more
+  virtual ~Registration() = default;  // no peer reaches the memory by its keys any more
   // How the device gets at it: "pages", "dma-buf", or "nvidia-peermem, because ...".
   virtual std::string how() const = 0;
   virtual uint32_t local_key() const = 0;
@@ -146,14 +147,14 @@ class Domain {
  public:
   virtual ~Domain() = default;
   // For the peer to read, or to write. Exactly these bytes.
-  virtual Result<std::unique_ptr<Memory>> expose(Slice memory, bool writable) = 0;
+  virtual Result<std::unique_ptr<Registration>> expose(Slice memory, bool writable) = 0;
   // For this side's own requests.
-  virtual Result<std::unique_ptr<Memory>> attach(Slice memory) = 0;
+  virtual Result<std::unique_ptr<Registration>> attach(Slice memory) = 0;
   // The same of a GPU's memory: by dma-buf, else by nvidia-peermem, else TRANSPORT_UNAVAILABLE with both
   // reasons.
-  virtual Result<std::unique_ptr<Memory>> attach_device(const DeviceRange& memory) = 0;
+  virtual Result<std::unique_ptr<Registration>> attach_device(const DeviceRange& memory) = 0;
   // For the peer, as expose(): exactly these bytes, whatever else lies in the pages around them.
-  virtual Result<std::unique_ptr<Memory>> expose_device(const DeviceRange& memory, bool writable) = 0;
+  virtual Result<std::unique_ptr<Registration>> expose_device(const DeviceRange& memory, bool writable) = 0;
   // `depth` requests at a time; 0 = it only answers.
   virtual Result<std::unique_ptr<Endpoint>> make_endpoint(uint32_t depth) = 0;
   // False: the device refused to forget memory that was given back, so its key may still work on the

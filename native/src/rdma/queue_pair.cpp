@@ -29,21 +29,21 @@ constexpr uint32_t kPacketNumberMask = 0xffffff;
 constexpr auto kDrainPatience = std::chrono::milliseconds(100);  // a device that is well needs microseconds
 constexpr uint8_t kRoutedHops = 64;
 
-Outcome outcome_of(ibv_wc_status status) {
+WorkOutcome outcome_of(ibv_wc_status status) {
   switch (status) {
     case IBV_WC_SUCCESS:
-      return Outcome::kDone;
+      return WorkOutcome::kDone;
     case IBV_WC_WR_FLUSH_ERR:
-      return Outcome::kFlushed;
+      return WorkOutcome::kFlushed;
     case IBV_WC_REM_ACCESS_ERR:
     case IBV_WC_REM_INV_REQ_ERR:
     case IBV_WC_REM_OP_ERR:
-      return Outcome::kRefused;
+      return WorkOutcome::kRefused;
     case IBV_WC_RETRY_EXC_ERR:
     case IBV_WC_RNR_RETRY_EXC_ERR:
-      return Outcome::kGone;
+      return WorkOutcome::kGone;
     default:
-      return Outcome::kFailed;
+      return WorkOutcome::kFailed;
   }
 }
 
@@ -273,7 +273,7 @@ size_t QueuePair::hand_out(std::span<Reaped> reaped) {
   size_t count = 0;
   while (count < reaped.size() && !posted_.empty()) {
     if (first_ < through_) {
-      reaped[count++] = {posted_.front(), Outcome::kDone, 0};
+      reaped[count++] = {posted_.front(), WorkOutcome::kDone, 0};
     } else if (has_failure_ && first_ == failed_number_) {
       failure_.id = posted_.front();
       reaped[count++] = failure_;
@@ -295,8 +295,8 @@ bool QueuePair::take_report(uint64_t number, ibv_wc_status status) {
     return true;
   }
   if (number - first_ >= posted_.size()) return false;
-  const Outcome outcome = outcome_of(status);
-  if (outcome == Outcome::kDone) {
+  const WorkOutcome outcome = outcome_of(status);
+  if (outcome == WorkOutcome::kDone) {
     through_ = number + 1;
     return true;
   }

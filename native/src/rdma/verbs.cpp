@@ -11,7 +11,7 @@ namespace mooncache::rdma {
 
 namespace {
 
-struct Loaded {
+struct LoadedVerbs {
   Verbs table{};
   std::string why;  // empty: the table is whole
 };
@@ -25,8 +25,8 @@ void bind(void* library, const char* name, Function& slot, std::string& why) {
   slot = reinterpret_cast<Function>(symbol);
 }
 
-Loaded load(const std::string& path) {
-  Loaded loaded;
+LoadedVerbs load(const std::string& path) {
+  LoadedVerbs loaded;
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     loaded.why = path + " cannot be opened (Debian package libibverbs1): " + dlerror();
@@ -67,10 +67,11 @@ Loaded load(const std::string& path) {
 
 Result<const Verbs*> load_verbs(const std::string& path) {
   static std::mutex mutex;
-  static auto* known = new std::map<std::string, std::unique_ptr<Loaded>>();  // lives as long as the process
+  static auto* known =
+      new std::map<std::string, std::unique_ptr<LoadedVerbs>>();  // lives as long as the process
   const std::lock_guard lock(mutex);
-  std::unique_ptr<Loaded>& loaded = (*known)[path];
-  if (!loaded || !loaded->why.empty()) loaded = std::make_unique<Loaded>(load(path));
+  std::unique_ptr<LoadedVerbs>& loaded = (*known)[path];
+  if (!loaded || !loaded->why.empty()) loaded = std::make_unique<LoadedVerbs>(load(path));
   if (!loaded->why.empty()) return unavailable(loaded->why);
   return &loaded->table;
 }

@@ -12,12 +12,8 @@
 
 namespace mooncache::server {
 
-using wire::Opcode;
-
 namespace {
 
-// Before a peer has proved itself it may send HELLO and AUTH, nothing that needs more.
-constexpr uint32_t kMaxMetaBeforeAuth = 4096;
 // Bytes per read: they are still in the cache when their CRC is computed, and on loopback the sender runs on
 // while they are copied (64 KiB moved 1.3 to 1.6 times as much as 1 MiB per call).
 constexpr uint64_t kChunkBytes = 64 << 10;
@@ -172,7 +168,7 @@ bool Connection::read_once(uint64_t& budget) {
       proceed(inbound->received(session_, direct, nullptr));
     } else {
       after_read(
-          frames_.filled(direct, [this](FrameReader::Header header) { return accept_header(header); }));
+          frames_.filled(direct, [this](FrameReader::Header header) { return session_.accept(header); }));
     }
   }
   if (result.bytes > direct) consume(scratch.first(result.bytes - direct));
@@ -192,61 +188,20 @@ void Connection::consume(Bytes bytes) {
       proceed(inbound->received(session_, count, bytes.data()));
       bytes = bytes.subspan(count);
     } else {
-      after_read(frames_.take(bytes, [this](FrameReader::Header header) { return accept_header(header); }));
+      after_read(frames_.take(bytes, [this](FrameReader::Header header) { return session_.accept(header); }));
     }
   }
 }
 
 void Connection::after_read(FrameReader::Step step) {
-  if (step == FrameReader::Step::kFrame) return handle_frame();
-  if (frames_.partial() && frame_ms_ == 0) frame_ms_ = loop_.now_ms();
-}
-
-std::optional<size_t> Connection::accept_header(FrameReader::Header bytes) {
-  const auto refuse = [this](Code code, const std::string& message, CloseReason reason) {
-    proceed(session_.refuse(code, message, reason));
-    return std::nullopt;
-  };
-  const auto decoded = wire::decode_header(bytes);
-  if (!decoded) {
-    // Answer with the peer's own request id when it has one; its opcode may be anything.
-    Reader reader(bytes.subspan(8));
-    session_.request = {};
-    session_.request.opcode = Opcode::kHello;
-    session_.request.request_id = reader.u64();
-    const bool skew = decoded.code() == Code::kVersionSkew;
-    if (skew) loop_.metrics.version_skews.add();
-    return refuse(decoded.code(), decoded.status().message,
-                  skew ? CloseReason::kVersion : CloseReason::kProtocol);
+  if (step == FrameReader::Step::kRefused) return proceed(Next::kClose);
+  if (step == FrameReader::Step::kMore) {
+    if (frames_.partial() && frame_ms_ == 0) frame_ms_ = loop_.now_ms();
+    return;
   }
-  const wire::FrameHeader& header = session_.request = *decoded;
-  if (!session_.proven() && (header.meta_bytes > kMaxMetaBeforeAuth || header.payload_bytes != 0))
-    return refuse(Code::kUnauthenticated, "the connection is not authenticated", CloseReason::kAuth);
-  if (header.response)
-    return refuse(Code::kProtocolError, "a client sends requests, not responses", CloseReason::kProtocol);
-  if (header.payload_bytes != 0 && !operation(header.opcode).takes_payload)
-    return refuse(Code::kProtocolError, "this request carries no payload", CloseReason::kProtocol);
-  return header.meta_bytes;
-}
-
-void Connection::handle_frame() {
-  session_.start_ns = Loop::now_ns();
-  session_.wait = {};
   active_ms_ = loop_.now_ms();
   frame_ms_ = 0;
-  const Operation& wanted = operation(session_.request.opcode);
-  if (const Status check = wire::verify_check(frames_.header(), frames_.meta()); !check) {
-    proceed(session_.refuse(check.code, check.message, CloseReason::kProtocol));
-  } else {
-    loop_.metrics.requests[static_cast<size_t>(session_.request.opcode)].add();
-    if (!session_.proven() && !wanted.before_auth) {
-      loop_.metrics.auth_failures.add();
-      proceed(
-          session_.refuse(Code::kUnauthenticated, "the connection is not authenticated", CloseReason::kAuth));
-    } else {
-      proceed(wanted.start(session_, frames_.meta()));
-    }
-  }
+  proceed(session_.start(frames_.header(), frames_.meta()));
   frames_.release();
 }
 
@@ -377,14 +332,6 @@ void Connection::end(CloseReason reason) {
   loop_.dead(*this);
 }
 
-// A window of progress_timeout_ms in which too little moved, while something had to move.
-bool Connection::too_slow() {
-  const bool receiving = session_.inbound() != nullptr && !parked() && !session_.out.full();
-  const bool sending = !session_.out.empty();
-  return session_.progress.too_slow(receiving || sending, loop_.now_ms(), config().progress_timeout_ms,
-                                    config().min_progress_bytes);
-}
-
 void Connection::on_tick() {
   if (loop_.shared().store->arena_gone()) session_.held.withdraw_all();
   const uint64_t now = loop_.now_ms();
@@ -403,29 +350,21 @@ void Connection::on_tick() {
     return begin_linger();
   }
   if (!session_.proven()) {
-    const uint64_t limit = config().handshake_timeout_ms;
-    if (now - opened_ms_ > (pressure || surplus() ? std::min(limit, kPressureHandshakeMs) : limit)) {
-      destroy(surplus() ? CloseReason::kCapacity : CloseReason::kHandshakeTimeout);
+    const uint64_t limit = session_.config().handshake_timeout_ms;
+    if (now - opened_ms_ > (pressure || session_.surplus ? std::min(limit, kPressureHandshakeMs) : limit)) {
+      destroy(session_.surplus ? CloseReason::kCapacity : CloseReason::kHandshakeTimeout);
     }
     return;
   }
-  if (frame_ms_ != 0 && now - frame_ms_ > config().frame_timeout_ms) return destroy(CloseReason::kSlow);
-  if (too_slow()) return destroy(CloseReason::kSlow);
+  if (frame_ms_ != 0 && now - frame_ms_ > session_.config().frame_timeout_ms)
+    return destroy(CloseReason::kSlow);
+  if (session_.too_slow(parked())) return destroy(CloseReason::kSlow);
   if (!busy()) {
     session_.free_staging();
     session_.out.free_window();
   }
-  if (silent_too_long()) destroy(CloseReason::kIdle);
-}
-
-// The end of a process on this host always shows; that of a host on the network may not.
-bool Connection::silent_too_long() const {
-  if (busy()) return false;
-  const bool holds = !session_.is_unix && !session_.held.empty();
-  uint64_t limit = config().idle_timeout_ms;
-  if (holds && config().grant_timeout_ms != 0)
-    limit = limit == 0 ? config().grant_timeout_ms : std::min<uint64_t>(limit, config().grant_timeout_ms);
-  return limit != 0 && loop_.now_ms() - active_ms_ > limit;
+  const uint64_t silence_limit_ms = session_.silence_limit_ms();
+  if (!busy() && silence_limit_ms != 0 && now - active_ms_ > silence_limit_ms) destroy(CloseReason::kIdle);
 }
 
 }  // namespace mooncache::server

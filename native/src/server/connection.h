@@ -8,14 +8,13 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
 #include "net/stream.h"
 #include "server/frame_reader.h"
 #include "server/loop.h"
-#include "server/session.h"
+#include "server/peer_session.h"
 
 namespace mooncache::server {
 
@@ -32,13 +31,8 @@ class Connection : public Watched {
   int fd() const { return stream_->fd(); }
   bool is_dead() const { return state_ == State::kDead; }
   bool busy() const;  // a request is in progress
-  // Its next event moves bytes of a payload, in or out.
-  bool in_transfer() { return session_.inbound() != nullptr || !session_.out.empty(); }
   bool parked() const { return blocked_ == Blocked::kSpace; }
-  const SpaceWait& wait() const { return session_.wait; }  // of the request that is parked
-  TenantId tenant() const { return session_.who.tenant; }
-  bool surplus() const { return session_.surplus; }
-  void set_surplus() { session_.surplus = true; }
+  PeerSession& session() { return session_; }
 
   // After each of its turns: tells the node what memory it holds for what is in hand.
   void account();
@@ -62,10 +56,7 @@ class Connection : public Watched {
   void read_turn();
   bool read_once(uint64_t& budget);  // false: nothing more to read now
   void consume(Bytes bytes);
-  void consume_frame(Bytes& bytes);
-  std::optional<size_t> accept_header(FrameReader::Header bytes);  // meta bytes; nothing: refused
   void after_read(FrameReader::Step step);
-  void handle_frame();
   void proceed(Next next);
   // Sends what is queued, reads on if possible, says what epoll has to watch.
   void advance();
@@ -76,14 +67,10 @@ class Connection : public Watched {
   void read_to_end();
   void write_failed();
   void end(CloseReason reason);
-  bool too_slow();
-  bool silent_too_long() const;
-
-  const ServerConfig& config() const { return loop_.shared().config; }
 
   Loop& loop_;
   std::unique_ptr<net::Stream> stream_;
-  Session session_;
+  PeerSession session_;
   FrameReader frames_;
   std::vector<std::byte> carry_;  // read but not looked at: the connection was suspended
   State state_;

@@ -4,7 +4,7 @@
 
 #include "base/free_memory.h"
 #include "mooncache/crc32c.h"
-#include "server/session.h"
+#include "server/peer_session.h"
 
 namespace mooncache::server {
 
@@ -28,7 +28,7 @@ Inbound Inbound::put(std::vector<wire::PutItem> items) {
   return inbound;
 }
 
-Inbound Inbound::write(Session& session, const wire::WriteRequest& request) {
+Inbound Inbound::write(PeerSession& session, const wire::WriteRequest& request) {
   Inbound inbound;
   const bool known = session.held.has_reservation(request.reservation);
   const ReservationId id{request.reservation};
@@ -61,7 +61,7 @@ uint64_t Inbound::held_bytes() const {
   return mooncache::held_bytes(items_) + mooncache::held_bytes(pieces_);
 }
 
-Code Inbound::reserve(Session& session, size_t number) {
+Code Inbound::reserve(PeerSession& session, size_t number) {
   Piece& piece = pieces_[number];
   const wire::PutItem& item = items_[number];
   const auto reservation = session.held.reserve(session.who.tenant, item.key, item.size);
@@ -73,7 +73,7 @@ Code Inbound::reserve(Session& session, size_t number) {
 }
 
 // Finds a place for the pieces to come. False when the piece whose turn it is has to wait for space.
-bool Inbound::prepare(Session& session) {
+bool Inbound::prepare(PeerSession& session) {
   for (; prepared_ < pieces_.size(); ++prepared_) {
     const size_t ahead = prepared_ - current_;
     if (ahead > 0 && (window_bytes_ >= kWindowBytes || ahead >= kWindowPieces)) return true;
@@ -97,7 +97,7 @@ bool Inbound::prepare(Session& session) {
   return true;
 }
 
-Next Inbound::step(Session& session, uint64_t) {
+Next Inbound::step(PeerSession& session, uint64_t) {
   while (current_ < pieces_.size()) {
     if (is_put() && !prepare(session)) return Next::kSpace;
     Piece& piece = pieces_[current_];
@@ -109,7 +109,8 @@ Next Inbound::step(Session& session, uint64_t) {
   return respond(session);
 }
 
-size_t Inbound::gather(Session& session, std::span<Slice> slices, uint64_t chunk_bytes, bool& read_ahead) {
+size_t Inbound::gather(PeerSession& session, std::span<Slice> slices, uint64_t chunk_bytes,
+                       bool& read_ahead) {
   const std::span<std::byte> discard = session.loop().discard();
   size_t count = 0;
   uint64_t skip = received_;
@@ -135,7 +136,7 @@ size_t Inbound::gather(Session& session, std::span<Slice> slices, uint64_t chunk
   return count;
 }
 
-Next Inbound::received(Session& session, uint64_t bytes, const std::byte* from) {
+Next Inbound::received(PeerSession& session, uint64_t bytes, const std::byte* from) {
   while (bytes > 0) {
     Piece& piece = pieces_[current_];
     uint64_t count = std::min(bytes, piece.size - received_);
@@ -154,7 +155,7 @@ Next Inbound::received(Session& session, uint64_t bytes, const std::byte* from) 
 
 // Bytes of the piece from `begin` on: in their place already (from == nullptr) or to be copied. Returns how
 // many of them it has dealt with.
-uint64_t Inbound::store(Session& session, Piece& piece, uint64_t begin, uint64_t bytes,
+uint64_t Inbound::store(PeerSession& session, Piece& piece, uint64_t begin, uint64_t bytes,
                         const std::byte* from) {
   const bool staged = piece.place == nullptr;
   if (staged) bytes = std::min<uint64_t>(bytes, kStagingBytes - staged_);
@@ -175,7 +176,7 @@ uint64_t Inbound::store(Session& session, Piece& piece, uint64_t begin, uint64_t
   return bytes;
 }
 
-void Inbound::finish(Session& session, Piece& piece) {
+void Inbound::finish(PeerSession& session, Piece& piece) {
   if (!piece.kept) return;
   const bool matches = piece.crc == piece.want_crc;
   if (!matches) session.metrics().crc_failures_in.add();
@@ -191,7 +192,7 @@ void Inbound::finish(Session& session, Piece& piece) {
   }
 }
 
-void Inbound::finish_put(Session& session, Piece& piece, bool intact) {
+void Inbound::finish_put(PeerSession& session, Piece& piece, bool intact) {
   window_bytes_ -= piece.size;
   if (intact) {
     piece.code = session.held.commit(piece.reservation, piece.crc);
@@ -207,14 +208,14 @@ void Inbound::finish_put(Session& session, Piece& piece, bool intact) {
   }
 }
 
-Next Inbound::respond(Session& session) {
+Next Inbound::respond(PeerSession& session) {
   Writer& writer = session.begin_response();
   writer.u32(static_cast<uint32_t>(pieces_.size()));
   for (const Piece& piece : pieces_) writer.u16(static_cast<uint16_t>(piece.code));
   return session.respond(writer);
 }
 
-void Inbound::abandon(Session& session) {
+void Inbound::abandon(PeerSession& session) {
   if (!is_put()) return;
   for (size_t i = current_; i < prepared_; ++i) {
     if (std::exchange(pieces_[i].kept, false)) session.held.abort(pieces_[i].reservation);

@@ -111,7 +111,7 @@ int Loop::wait_ms() const {
   uint64_t wait = connections_.empty() ? kIdleTickMs : kTickMs;
   if (!parked_.empty()) wait = kParkedRetryMs;
   for (const auto& [ticket, parked] : parked_) {
-    const uint64_t until = parked->wait().deadline_ms;
+    const uint64_t until = parked->session().wait.deadline_ms;
     wait = std::min(wait, until > now_ms_ ? until - now_ms_ : 0);
   }
   if (some_paused_) wait = std::min(wait, kListenRetryMs);
@@ -267,7 +267,7 @@ void Loop::install(Newcomer newcomer) {
   connections_.push_back(std::make_unique<Connection>(*this, std::move(stream), newcomer.is_unix));
   Connection& connection = *connections_.back();
   connection.index = connections_.size() - 1;
-  if (newcomer.surplus) connection.set_surplus();
+  if (newcomer.surplus) connection.session().surplus = true;
   metrics.connections_open.add();
   metrics.unauthenticated_open.add();
   epoll_event event{};
@@ -296,7 +296,7 @@ void Loop::enqueue(Connection& connection) {
 
 // The beginning or the end of a connection, and what is short, at once; a long transfer in its turn.
 void Loop::ready(Connection& connection, uint32_t events) {
-  if ((events & (EPOLLERR | EPOLLHUP)) != 0 || !connection.in_transfer()) {
+  if ((events & (EPOLLERR | EPOLLHUP)) != 0 || !connection.session().in_transfer()) {
     connection.on_event(events);
     return connection.account();
   }
@@ -307,7 +307,7 @@ void Loop::ready(Connection& connection, uint32_t events) {
 void Loop::park(Connection& connection) {
   metrics.parked_now.add();
   if (parked_.empty()) parked_retry_ms_ = now_ms_ + kParkedRetryMs;
-  parked_.emplace(connection.wait().ticket, &connection);
+  parked_.emplace(connection.session().wait.ticket, &connection);
   publish_longest_wait();
   // What was freed since the attempt may have gone by: it was not known yet that this one waits.
   if (shared_.space_releases.load() != releases_seen_) space_freed_.store(true);
@@ -349,10 +349,11 @@ void Loop::retry_parked() {
   for (auto at = parked_.begin(); at != parked_.end();) {
     const uint64_t ticket = at->first;
     Connection& connection = *at->second;
-    bool wakes = freed && std::find(refused.begin(), refused.end(), connection.tenant()) == refused.end();
+    bool wakes =
+        freed && std::find(refused.begin(), refused.end(), connection.session().who.tenant) == refused.end();
     // Another loop has one that comes first, and continues from there.
     if (wakes && tried != 0 && shared_.wake_waiter(tried, ticket)) wakes = freed = false;
-    if (connection.parked() && !wakes && !all && now_ms_ < connection.wait().deadline_ms) {
+    if (connection.parked() && !wakes && !all && now_ms_ < connection.session().wait.deadline_ms) {
       ++at;
       continue;
     }
@@ -364,7 +365,7 @@ void Loop::retry_parked() {
         tried = ticket;
       }
       connection.retry_parked();  // it may park again, in its old place
-      if (connection.parked()) refused.push_back(connection.tenant());
+      if (connection.parked()) refused.push_back(connection.session().who.tenant);
     }
     connection.account();
     publish_longest_wait();
@@ -433,7 +434,7 @@ void Loop::remove_dead() {
   std::erase_if(queue_, [](const Connection* connection) { return connection->is_dead(); });
   for (Connection* connection : dead_) {
     const size_t index = connection->index;
-    if (connection->surplus()) shared_.surplus.fetch_sub(1);
+    if (connection->session().surplus) shared_.surplus.fetch_sub(1);
     connections_.back()->index = index;
     std::swap(connections_[index], connections_.back());
     connections_.pop_back();

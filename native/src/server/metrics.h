@@ -10,7 +10,7 @@
 
 namespace mooncache::server {
 
-class Counter {
+class LoopCounter {
  public:
   void add(uint64_t amount = 1) {
     value_.store(value_.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
@@ -29,7 +29,7 @@ class Counter {
 
 // Latency in buckets four to the octave (each bound about 1.19 times the one before), from 1 us to
 // about 67 s; what is slower lands in the last bucket.
-class Histogram {
+class LoopHistogram {
  public:
   static constexpr size_t kBuckets = 4 * 26 + 1;
 
@@ -55,8 +55,8 @@ class Histogram {
   }
 
  private:
-  std::array<Counter, kBuckets> buckets_;
-  Counter sum_us_;
+  std::array<LoopCounter, kBuckets> buckets_;
+  LoopCounter sum_us_;
 };
 
 inline constexpr size_t kOpcodeSlots = 32;
@@ -78,21 +78,21 @@ enum class CloseReason : uint8_t {
 };
 
 struct LoopMetrics {
-  Counter bytes_in, bytes_out;
-  std::array<Counter, kOpcodeSlots> requests;
-  std::array<Histogram, kOpcodeSlots> latency;
-  Counter hits, miss_not_found, miss_checksum, miss_limit, miss_other;
-  Counter put_blocks, put_exists, put_no_space, put_other;
-  Counter crc_failures_in, crc_failures_stored, blocks_unreadable;
-  Counter protocol_errors, auth_failures, version_skews;
-  Counter connections_accepted, connections_open, connections_lingering, unauthenticated_open;
-  std::array<Counter, static_cast<size_t>(CloseReason::kCount)> closed;
-  Counter parked_total, parked_now, parked_expired;
-  Counter parked_woken;  // tried again because space was freed, not because time passed
-  Counter pins_held, reservations_held, reserved_bytes;
-  Counter read_calls, write_calls;
-  Counter rdma_exposed;
-  Counter turn_bytes_max;  // moved or checked between two looks at who is ready
+  LoopCounter bytes_in, bytes_out;
+  std::array<LoopCounter, kOpcodeSlots> requests;
+  std::array<LoopHistogram, kOpcodeSlots> latency;
+  LoopCounter hits, miss_not_found, miss_checksum, miss_limit, miss_other;
+  LoopCounter put_blocks, put_exists, put_no_space, put_other;
+  LoopCounter crc_failures_in, crc_failures_stored, blocks_unreadable;
+  LoopCounter protocol_errors, auth_failures, version_skews;
+  LoopCounter connections_accepted, connections_open, connections_lingering, unauthenticated_open;
+  std::array<LoopCounter, static_cast<size_t>(CloseReason::kCount)> closed;
+  LoopCounter parked_total, parked_now, parked_expired;
+  LoopCounter parked_woken;  // tried again because space was freed, not because time passed
+  LoopCounter pins_held, reservations_held, reserved_bytes;
+  LoopCounter read_calls, write_calls;
+  LoopCounter rdma_exposed;
+  LoopCounter turn_bytes_max;  // moved or checked between two looks at who is ready
 };
 
 }  // namespace mooncache::server

@@ -18,7 +18,7 @@
 
 namespace mooncache::server {
 
-class Session;
+class PeerSession;
 
 // How a request goes on.
 enum class Next : uint8_t {
@@ -34,21 +34,21 @@ enum class Next : uint8_t {
 class Inbound {
  public:
   static Inbound put(std::vector<wire::PutItem> items);
-  static Inbound write(Session& session, const wire::WriteRequest& request);
+  static Inbound write(PeerSession& session, const wire::WriteRequest& request);
 
   // Prepares what comes, finishes what is complete; answers after the last piece.
-  Next step(Session& session, uint64_t budget);
+  Next step(PeerSession& session, uint64_t budget);
   // Where the next bytes go: places of pieces, at most `chunk_bytes` in all. `read_ahead`: the end of the
   // payload is among them, so bytes behind it belong to the next frame.
-  size_t gather(Session& session, std::span<Slice> slices, uint64_t chunk_bytes, bool& read_ahead);
+  size_t gather(PeerSession& session, std::span<Slice> slices, uint64_t chunk_bytes, bool& read_ahead);
   // `bytes` of the payload have arrived: in place (from == nullptr), or at `from`, then they are copied and
   // belong to the current piece.
-  Next received(Session& session, uint64_t bytes, const std::byte* from);
+  Next received(PeerSession& session, uint64_t bytes, const std::byte* from);
   // Of the current piece.
   uint64_t missing_bytes() const { return pieces_[current_].size - received_; }
   // The request will not be completed. What a PUT has reserved goes back; a WRITE's reservation stays with
   // the connection.
-  void abandon(Session& session);
+  void abandon(PeerSession& session);
   uint64_t held_bytes() const;
 
  private:
@@ -66,12 +66,12 @@ class Inbound {
   };
 
   bool is_put() const { return !items_.empty(); }
-  bool prepare(Session& session);
-  Code reserve(Session& session, size_t number);
-  uint64_t store(Session& session, Piece& piece, uint64_t begin, uint64_t bytes, const std::byte* from);
-  void finish(Session& session, Piece& piece);
-  void finish_put(Session& session, Piece& piece, bool intact);
-  Next respond(Session& session);
+  bool prepare(PeerSession& session);
+  Code reserve(PeerSession& session, size_t number);
+  uint64_t store(PeerSession& session, Piece& piece, uint64_t begin, uint64_t bytes, const std::byte* from);
+  void finish(PeerSession& session, Piece& piece);
+  void finish_put(PeerSession& session, Piece& piece, bool intact);
+  Next respond(PeerSession& session);
 
   std::vector<wire::PutItem> items_;  // PUT only
   std::vector<Piece> pieces_;
@@ -85,7 +85,7 @@ class Inbound {
 class ReserveOp {
  public:
   explicit ReserveOp(wire::ReserveRequest request);
-  Next step(Session& session, uint64_t budget);
+  Next step(PeerSession& session, uint64_t budget);
   uint64_t held_bytes() const;
 
  private:
@@ -100,21 +100,21 @@ class GetOp {
  public:
   explicit GetOp(std::vector<wire::GetItem> items);
   GetOp(const wire::ReadRequest& request, const BlockInfo& info, const PinGrant& grant);
-  Next step(Session& session, uint64_t budget);
-  void abandon(Session& session);
+  Next step(PeerSession& session, uint64_t budget);
+  void abandon(PeerSession& session);
   uint64_t held_bytes() const;
 
  private:
-  bool begin_item(Session& session, const wire::GetItem& item);
-  bool choose_range(Session& session, const wire::GetItem& item, wire::GetResult& result);
-  bool verify(Session& session, uint64_t& budget);
-  void finish_item(Session& session, const wire::GetItem& item);
-  void remember_sound(Session& session);
-  void queue_range(Session& session, uint64_t offset, uint64_t length);
-  void release_block(Session& session);
+  bool begin_item(PeerSession& session, const wire::GetItem& item);
+  bool choose_range(PeerSession& session, const wire::GetItem& item, wire::GetResult& result);
+  bool verify(PeerSession& session, uint64_t& budget);
+  void finish_item(PeerSession& session, const wire::GetItem& item);
+  void remember_sound(PeerSession& session);
+  void queue_range(PeerSession& session, uint64_t offset, uint64_t length);
+  void release_block(PeerSession& session);
   Hold hold() const;
-  Next respond_get(Session& session);
-  Next respond_read(Session& session);
+  Next respond_get(PeerSession& session);
+  Next respond_read(PeerSession& session);
 
   std::vector<wire::GetItem> items_;
   std::vector<wire::GetResult> results_;
@@ -143,39 +143,39 @@ struct ExposeOp {
   std::vector<wire::Exposure> exposures;
   size_t next = 0;
 
-  Next step(Session& session, uint64_t budget);
+  Next step(PeerSession& session, uint64_t budget);
 };
 struct EndpointOp {
   std::vector<wire::RdmaAddress> peers, answers;
 
-  Next step(Session& session, uint64_t budget);
+  Next step(PeerSession& session, uint64_t budget);
 };
 // RELEASE, COMMIT and ABORT, which close grants first.
 struct ReleaseOp {
   std::vector<uint64_t> grants;
   size_t next = 0;
 
-  Next step(Session& session, uint64_t budget);
+  Next step(PeerSession& session, uint64_t budget);
 };
 struct CommitOp {
   std::vector<wire::CommitItem> items;
   std::vector<Code> codes;
 
-  Next step(Session& session, uint64_t budget);
+  Next step(PeerSession& session, uint64_t budget);
 };
 struct AbortOp {
   std::vector<uint64_t> grants;
   std::vector<Code> codes;
 
-  Next step(Session& session, uint64_t budget);
+  Next step(PeerSession& session, uint64_t budget);
 };
 
 // The request in hand; monostate: none.
-using Pending = std::variant<std::monostate, Inbound, ReserveOp, GetOp, ExposeOp, EndpointOp, ReleaseOp,
-                             CommitOp, AbortOp>;
+using PendingOperation = std::variant<std::monostate, Inbound, ReserveOp, GetOp, ExposeOp, EndpointOp,
+                                      ReleaseOp, CommitOp, AbortOp>;
 
 struct Operation {
-  Next (*start)(Session&, wire::Meta) = nullptr;
+  Next (*start)(PeerSession&, wire::Meta) = nullptr;
   bool takes_payload = false;
   bool before_auth = false;  // a peer that has not proved itself may send it
 };
@@ -184,35 +184,35 @@ const Operation& operation(wire::Opcode opcode);
 namespace ops {
 
 // ops_auth.cpp: who the peer is.
-Next hello(Session& session, wire::Meta meta);
-Next auth(Session& session, wire::Meta meta);
+Next hello(PeerSession& session, wire::Meta meta);
+Next auth(PeerSession& session, wire::Meta meta);
 // ops_write.cpp: how blocks come in.
-Next put(Session& session, wire::Meta meta);
-Next reserve(Session& session, wire::Meta meta);
-Next write(Session& session, wire::Meta meta);
-Next commit(Session& session, wire::Meta meta);
-Next abort(Session& session, wire::Meta meta);
+Next put(PeerSession& session, wire::Meta meta);
+Next reserve(PeerSession& session, wire::Meta meta);
+Next write(PeerSession& session, wire::Meta meta);
+Next commit(PeerSession& session, wire::Meta meta);
+Next abort(PeerSession& session, wire::Meta meta);
 // ops_read.cpp: how blocks go out.
-Next get(Session& session, wire::Meta meta);
-Next read(Session& session, wire::Meta meta);
-Next lookup(Session& session, wire::Meta meta);
-Next release(Session& session, wire::Meta meta);
-Next match(Session& session, wire::Meta meta);
+Next get(PeerSession& session, wire::Meta meta);
+Next read(PeerSession& session, wire::Meta meta);
+Next lookup(PeerSession& session, wire::Meta meta);
+Next release(PeerSession& session, wire::Meta meta);
+Next match(PeerSession& session, wire::Meta meta);
 // ops_admin.cpp: everything about blocks but their bytes, and the node.
-Next remove(Session& session, wire::Meta meta);
-Next pin(Session& session, wire::Meta meta);
-Next unpin(Session& session, wire::Meta meta);
-Next stat(Session& session, wire::Meta meta);
-Next attach(Session& session, wire::Meta meta);
-Next list(Session& session, wire::Meta meta);
-Next node_stat(Session& session, wire::Meta meta);
-Next ping(Session& session, wire::Meta meta);
+Next remove(PeerSession& session, wire::Meta meta);
+Next pin(PeerSession& session, wire::Meta meta);
+Next unpin(PeerSession& session, wire::Meta meta);
+Next stat(PeerSession& session, wire::Meta meta);
+Next attach(PeerSession& session, wire::Meta meta);
+Next list(PeerSession& session, wire::Meta meta);
+Next node_stat(PeerSession& session, wire::Meta meta);
+Next ping(PeerSession& session, wire::Meta meta);
 // ops_rdma.cpp: the control side of transfers in which this process takes no part.
-Next endpoint(Session& session, wire::Meta meta);
-bool can_rdma(Session& session);
+Next endpoint(PeerSession& session, wire::Meta meta);
+bool can_rdma(PeerSession& session);
 // Answers LOOKUP (pins, to read) or RESERVE (reservations, to write): `writer` holds the answer up to the
 // exposures; `grants` has 0 where a result is none.
-Next respond_exposed(Session& session, Writer& writer, std::vector<uint64_t> grants, bool writable);
+Next respond_exposed(PeerSession& session, Writer& writer, std::vector<uint64_t> grants, bool writable);
 
 }  // namespace ops
 

@@ -1,11 +1,11 @@
 // REMOVE, PIN, UNPIN, STAT, LIST, ATTACH, NODE_STAT, PING.
 #include <algorithm>
 
-#include "server/session.h"
+#include "server/peer_session.h"
 
 namespace mooncache::server {
 
-Next ops::remove(Session& session, wire::Meta meta) {
+Next ops::remove(PeerSession& session, wire::Meta meta) {
   const auto keys = wire::decode_all_keys(meta);
   if (!keys) return session.malformed();
   std::vector<Code> codes;
@@ -17,7 +17,7 @@ Next ops::remove(Session& session, wire::Meta meta) {
   return session.respond_codes(codes);
 }
 
-Next ops::pin(Session& session, wire::Meta meta) {
+Next ops::pin(PeerSession& session, wire::Meta meta) {
   const auto request = wire::PinRequest::decode(meta);
   if (!request) return session.malformed();
   std::vector<Code> codes;
@@ -28,7 +28,7 @@ Next ops::pin(Session& session, wire::Meta meta) {
   return session.respond_codes(codes);
 }
 
-Next ops::unpin(Session& session, wire::Meta meta) {
+Next ops::unpin(PeerSession& session, wire::Meta meta) {
   const auto keys = wire::decode_all_keys(meta);
   if (!keys) return session.malformed();
   std::vector<Code> codes;
@@ -37,7 +37,7 @@ Next ops::unpin(Session& session, wire::Meta meta) {
   return session.respond_codes(codes);
 }
 
-Next ops::stat(Session& session, wire::Meta meta) {
+Next ops::stat(PeerSession& session, wire::Meta meta) {
   const auto keys = wire::decode_all_keys(meta);
   if (!keys) return session.malformed();
   Writer& writer = session.begin_response();
@@ -59,7 +59,7 @@ Next ops::stat(Session& session, wire::Meta meta) {
   return session.respond(writer);
 }
 
-Next ops::list(Session& session, wire::Meta meta) {
+Next ops::list(PeerSession& session, wire::Meta meta) {
   const auto request = wire::ListRequest::decode(meta);
   if (!request) return session.malformed();
   const ListPage page = session.store().list(session.who.tenant, request->cursor,
@@ -67,7 +67,7 @@ Next ops::list(Session& session, wire::Meta meta) {
   Writer& writer = session.begin_response();
   writer.u64(page.next_cursor);
   writer.u32(static_cast<uint32_t>(page.items.size()));
-  for (const ListItem& item : page.items) {
+  for (const StoredBlock& item : page.items) {
     wire::ListItem out;
     out.key = item.key;
     out.size = item.size;
@@ -80,7 +80,7 @@ Next ops::list(Session& session, wire::Meta meta) {
 
 // Hands the arenas to a peer on this host: readable for every one that could open the socket, writable for
 // processes of the node's own user.
-Next ops::attach(Session& session, wire::Meta meta) {
+Next ops::attach(PeerSession& session, wire::Meta meta) {
   if (!meta.empty()) return session.malformed();
   if (!session.is_unix)
     return session.respond_status({Code::kUnsupported, "memory can only be shared over the unix socket"});
@@ -112,7 +112,7 @@ Next ops::attach(Session& session, wire::Meta meta) {
 }
 
 // Totals for every caller; the node's inner counters for the admin.
-Next ops::node_stat(Session& session, wire::Meta meta) {
+Next ops::node_stat(PeerSession& session, wire::Meta meta) {
   if (!meta.empty()) return session.malformed();
   wire::NodeStatResponse response;
   if (session.who.admin) {
@@ -131,7 +131,7 @@ Next ops::node_stat(Session& session, wire::Meta meta) {
   return session.respond(writer);
 }
 
-Next ops::ping(Session& session, wire::Meta meta) {
+Next ops::ping(PeerSession& session, wire::Meta meta) {
   return meta.empty() ? session.respond_status(Status::ok()) : session.malformed();
 }
 

@@ -1,7 +1,7 @@
 // HELLO and AUTH: who the peer is.
 #include <sys/random.h>
 
-#include "server/session.h"
+#include "server/peer_session.h"
 
 namespace mooncache::server {
 
@@ -19,7 +19,7 @@ bool fill_random(std::span<std::byte> bytes) {
 
 }  // namespace
 
-Next ops::hello(Session& session, wire::Meta meta) {
+Next ops::hello(PeerSession& session, wire::Meta meta) {
   Identity& who = session.who;
   if (who.state != Identity::State::kNone) {
     return session.refuse(Code::kProtocolError, "HELLO comes once, first", CloseReason::kProtocol);
@@ -51,7 +51,7 @@ Next ops::hello(Session& session, wire::Meta meta) {
   return session.respond(writer);
 }
 
-Next ops::auth(Session& session, wire::Meta meta) {
+Next ops::auth(PeerSession& session, wire::Meta meta) {
   Identity& who = session.who;
   if (who.state != Identity::State::kChallenged) {
     session.metrics().auth_failures.add();

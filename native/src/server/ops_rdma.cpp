@@ -2,16 +2,16 @@
 // takes no part.
 #include <utility>
 
-#include "server/session.h"
+#include "server/peer_session.h"
 
 namespace mooncache::server {
 
 // Bytes over RDMA are not encrypted: who asked for TLS gets no way around it.
-bool ops::can_rdma(Session& session) {
+bool ops::can_rdma(PeerSession& session) {
   return session.loop().shared().fabric != nullptr && !session.is_tls;
 }
 
-Next ops::endpoint(Session& session, wire::Meta meta) {
+Next ops::endpoint(PeerSession& session, wire::Meta meta) {
   auto peers = wire::decode_all_items<wire::RdmaAddress>(meta);
   if (!peers) return session.malformed();
   if (!can_rdma(session)) {
@@ -29,7 +29,7 @@ Next ops::endpoint(Session& session, wire::Meta meta) {
 }
 
 // One queue pair in a turn: it takes several commands to a device, each of them up to a millisecond.
-Next EndpointOp::step(Session& session, uint64_t budget) {
+Next EndpointOp::step(PeerSession& session, uint64_t budget) {
   answers.push_back(session.held.connect(answers.size(), peers[answers.size()]));
   session.loop().spend(budget);
   if (answers.size() < peers.size()) return Next::kTurn;
@@ -38,7 +38,7 @@ Next EndpointOp::step(Session& session, uint64_t budget) {
   return session.respond(writer);
 }
 
-Next ops::respond_exposed(Session& session, Writer& writer, std::vector<uint64_t> grants, bool writable) {
+Next ops::respond_exposed(PeerSession& session, Writer& writer, std::vector<uint64_t> grants, bool writable) {
   if ((session.request.flags & wire::kFlagExpose) == 0) return session.respond(writer);
   wire::Exposure unavailable;
   unavailable.code = Code::kTransportUnavailable;
@@ -57,7 +57,7 @@ Next ops::respond_exposed(Session& session, Writer& writer, std::vector<uint64_t
   return Next::kTurn;
 }
 
-Next ExposeOp::step(Session& session, uint64_t budget) {
+Next ExposeOp::step(PeerSession& session, uint64_t budget) {
   for (; next < grants.size(); ++next) {
     if (grants[next] == 0) continue;
     if (budget == 0) return Next::kTurn;

@@ -3,13 +3,13 @@
 #include <utility>
 
 #include "base/free_memory.h"
-#include "server/session.h"
+#include "server/peer_session.h"
 
 namespace mooncache::server {
 
 namespace {
 
-void count_result(Session& session, Code code) {
+void count_result(PeerSession& session, Code code) {
   LoopMetrics& metrics = session.metrics();
   switch (code) {
     case Code::kOk:
@@ -26,7 +26,7 @@ void count_result(Session& session, Code code) {
 }
 
 // Part of a pinned block in host memory, valid until the next call; empty when the device does not give it.
-ConstSlice part_of_block(Session& session, PinId pin, uint64_t offset, uint64_t length) {
+ConstSlice part_of_block(PeerSession& session, PinId pin, uint64_t offset, uint64_t length) {
   if (const ConstSlice whole = session.store().readable(pin); whole.data != nullptr)
     return {whole.data + offset, static_cast<size_t>(length)};
   const Slice part{session.loop().look_at().data(), static_cast<size_t>(length)};
@@ -39,7 +39,7 @@ ConstSlice part_of_block(Session& session, PinId pin, uint64_t offset, uint64_t 
 
 // GET and READ ------------------------------------------------------------------------------------------
 
-Next ops::get(Session& session, wire::Meta meta) {
+Next ops::get(PeerSession& session, wire::Meta meta) {
   auto items = wire::decode_all_items<wire::GetItem>(meta);
   if (!items) return session.malformed();
   return session.begin(GetOp(std::move(*items)), session.loop().visit().check_bytes);
@@ -63,7 +63,7 @@ uint64_t GetOp::held_bytes() const {
   return mooncache::held_bytes(items_) + mooncache::held_bytes(results_) + mooncache::held_bytes(parts_);
 }
 
-Next GetOp::step(Session& session, uint64_t budget) {
+Next GetOp::step(PeerSession& session, uint64_t budget) {
   while (results_.size() < items_.size()) {
     const wire::GetItem& item = items_[results_.size()];
     if (!holding_ && !begin_item(session, item)) continue;
@@ -74,7 +74,7 @@ Next GetOp::step(Session& session, uint64_t budget) {
 }
 
 // Finds and pins the block of a GET. False: the result is there already, without bytes.
-bool GetOp::begin_item(Session& session, const wire::GetItem& item) {
+bool GetOp::begin_item(PeerSession& session, const wire::GetItem& item) {
   wire::GetResult result;
   if (session.store().arena_gone()) {
     // Before anything is announced: the block may be sound when its memory answers again.
@@ -93,7 +93,7 @@ bool GetOp::begin_item(Session& session, const wire::GetItem& item) {
 }
 
 // What to send of the block in hand; false when that is nothing.
-bool GetOp::choose_range(Session& session, const wire::GetItem& item, wire::GetResult& result) {
+bool GetOp::choose_range(PeerSession& session, const wire::GetItem& item, wire::GetResult& result) {
   const BlockInfo& info = pinned_.info;
   const uint64_t size = info.extent.size;
   result.tier = info.tier;
@@ -128,17 +128,17 @@ Hold GetOp::hold() const {
 }
 
 // Gives the block in hand back.
-void GetOp::release_block(Session& session) {
+void GetOp::release_block(PeerSession& session) {
   if (std::exchange(holding_, false)) session.held.release(hold());
 }
 
-void GetOp::abandon(Session& session) {
+void GetOp::abandon(PeerSession& session) {
   for (const OutPiece& part : parts_) session.held.release(part.hold);
   release_block(session);
 }
 
 // False: the budget is used up.
-bool GetOp::verify(Session& session, uint64_t& budget) {
+bool GetOp::verify(PeerSession& session, uint64_t& budget) {
   if (!verify_) return true;
   const auto part = [&](uint64_t offset, uint64_t length) {
     return part_of_block(session, pinned_.id, offset, length);
@@ -149,7 +149,7 @@ bool GetOp::verify(Session& session, uint64_t& budget) {
   return done;
 }
 
-void GetOp::finish_item(Session& session, const wire::GetItem& item) {
+void GetOp::finish_item(PeerSession& session, const wire::GetItem& item) {
   const BlockInfo& info = pinned_.info;
   const uint64_t size = info.extent.size;
   wire::GetResult result;
@@ -181,7 +181,7 @@ void GetOp::finish_item(Session& session, const wire::GetItem& item) {
 }
 
 // So that the next range of this block costs no traversal of the whole.
-void GetOp::remember_sound(Session& session) {
+void GetOp::remember_sound(PeerSession& session) {
   std::vector<uint32_t> chunks = check_.take_chunks();
   if (chunks.empty()) return;
   if (read_grant_ == 0) {
@@ -195,7 +195,7 @@ void GetOp::remember_sound(Session& session) {
 }
 
 // Queues a range of the block in hand for sending, which takes the pin along.
-void GetOp::queue_range(Session& session, uint64_t offset, uint64_t length) {
+void GetOp::queue_range(PeerSession& session, uint64_t offset, uint64_t length) {
   OutPiece part;
   const ConstSlice bytes = session.store().readable(pinned_.id);
   part.staged = bytes.data == nullptr;
@@ -208,7 +208,7 @@ void GetOp::queue_range(Session& session, uint64_t offset, uint64_t length) {
   holding_ = false;
 }
 
-Next GetOp::respond_get(Session& session) {
+Next GetOp::respond_get(PeerSession& session) {
   Writer& writer = session.begin_response();
   wire::encode_items<wire::GetResult>(writer, results_);
   session.respond_head(writer, total_bytes_, parts_.empty());
@@ -219,7 +219,7 @@ Next GetOp::respond_get(Session& session) {
   return Next::kDone;
 }
 
-Next GetOp::respond_read(Session& session) {
+Next GetOp::respond_read(PeerSession& session) {
   const wire::GetResult& result = results_.front();
   if (result.code != Code::kOk) return session.respond_status({result.code, "the stored block is damaged"});
   Writer& writer = session.begin_response();
@@ -232,7 +232,7 @@ Next GetOp::respond_read(Session& session) {
   return Next::kDone;
 }
 
-Next ops::read(Session& session, wire::Meta meta) {
+Next ops::read(PeerSession& session, wire::Meta meta) {
   const auto request = wire::ReadRequest::decode(meta);
   if (!request) return session.malformed();
   PinGrant* grant = session.held.find_pin(request->grant);
@@ -258,7 +258,7 @@ Next ops::read(Session& session, wire::Meta meta) {
 
 // LOOKUP, RELEASE, MATCH ---------------------------------------------------------------------------------
 
-Next ops::lookup(Session& session, wire::Meta meta) {
+Next ops::lookup(PeerSession& session, wire::Meta meta) {
   const auto keys = wire::decode_all_keys(meta);
   if (!keys) return session.malformed();
   std::vector<wire::LookupResult> results(keys->size());
@@ -283,13 +283,13 @@ Next ops::lookup(Session& session, wire::Meta meta) {
   return respond_exposed(session, writer, std::move(grants), false);
 }
 
-Next ops::release(Session& session, wire::Meta meta) {
+Next ops::release(PeerSession& session, wire::Meta meta) {
   auto ids = wire::decode_all_grants(meta);
   if (!ids) return session.malformed();
   return session.begin(ReleaseOp{std::move(*ids)}, 0);
 }
 
-Next ReleaseOp::step(Session& session, uint64_t budget) {
+Next ReleaseOp::step(PeerSession& session, uint64_t budget) {
   for (; next < grants.size(); ++next) {
     const uint64_t grant = grants[next];
     const PinGrant* held = session.held.find_pin(grant);
@@ -302,7 +302,7 @@ Next ReleaseOp::step(Session& session, uint64_t budget) {
   return session.respond_status(Status::ok());
 }
 
-Next ops::match(Session& session, wire::Meta meta) {
+Next ops::match(PeerSession& session, wire::Meta meta) {
   const auto keys = wire::decode_all_keys(meta);
   if (!keys) return session.malformed();
   const bool touch = (session.request.flags & wire::kFlagTouch) != 0;

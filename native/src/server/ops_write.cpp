@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "base/free_memory.h"
-#include "server/session.h"
+#include "server/peer_session.h"
 
 namespace mooncache::server {
 
@@ -16,7 +16,7 @@ wire::WireExtent wire_extent(uint64_t grant, const Extent& extent) {
 
 // PUT and WRITE -----------------------------------------------------------------------------------------
 
-Next ops::put(Session& session, wire::Meta meta) {
+Next ops::put(PeerSession& session, wire::Meta meta) {
   auto items = wire::decode_all_items<wire::PutItem>(meta);
   if (!items) return session.malformed();
   const auto total = wire::payload_bytes(std::span<const wire::PutItem>(*items));
@@ -28,7 +28,7 @@ Next ops::put(Session& session, wire::Meta meta) {
   return session.begin(Inbound::put(std::move(*items)), 0);
 }
 
-Next ops::write(Session& session, wire::Meta meta) {
+Next ops::write(PeerSession& session, wire::Meta meta) {
   const auto request = wire::WriteRequest::decode(meta);
   if (!request) return session.malformed();
   const auto total = wire::payload_bytes(std::span<const wire::WriteRange>(request->ranges));
@@ -42,7 +42,7 @@ Next ops::write(Session& session, wire::Meta meta) {
 
 // RESERVE -----------------------------------------------------------------------------------------------
 
-Next ops::reserve(Session& session, wire::Meta meta) {
+Next ops::reserve(PeerSession& session, wire::Meta meta) {
   auto request = wire::ReserveRequest::decode(meta);
   if (!request) return session.malformed();
   return session.begin(ReserveOp(std::move(*request)), 0);
@@ -56,7 +56,7 @@ uint64_t ReserveOp::held_bytes() const {
   return mooncache::held_bytes(request_.items) + mooncache::held_bytes(results_);
 }
 
-Next ReserveOp::step(Session& session, uint64_t) {
+Next ReserveOp::step(PeerSession& session, uint64_t) {
   while (results_.size() < request_.items.size()) {
     const wire::ReserveItem& item = request_.items[results_.size()];
     const auto reservation = session.held.reserve(session.who.tenant, item.key, item.size);
@@ -88,13 +88,13 @@ Next ReserveOp::step(Session& session, uint64_t) {
 
 // COMMIT and ABORT --------------------------------------------------------------------------------------
 
-Next ops::commit(Session& session, wire::Meta meta) {
+Next ops::commit(PeerSession& session, wire::Meta meta) {
   auto items = wire::decode_all_items<wire::CommitItem>(meta);
   if (!items) return session.malformed();
   return session.begin(CommitOp{std::move(*items), {}}, 0);
 }
 
-Next CommitOp::step(Session& session, uint64_t budget) {
+Next CommitOp::step(PeerSession& session, uint64_t budget) {
   codes.reserve(items.size());
   while (codes.size() < items.size()) {
     const wire::CommitItem& item = items[codes.size()];
@@ -104,13 +104,13 @@ Next CommitOp::step(Session& session, uint64_t budget) {
   return session.respond_codes(codes);
 }
 
-Next ops::abort(Session& session, wire::Meta meta) {
+Next ops::abort(PeerSession& session, wire::Meta meta) {
   auto grants = wire::decode_all_grants(meta);
   if (!grants) return session.malformed();
   return session.begin(AbortOp{std::move(*grants), {}}, 0);
 }
 
-Next AbortOp::step(Session& session, uint64_t budget) {
+Next AbortOp::step(PeerSession& session, uint64_t budget) {
   codes.reserve(grants.size());
   while (codes.size() < grants.size()) {
     const uint64_t grant = grants[codes.size()];

@@ -48,7 +48,7 @@ class RdmaPeer {
   // A command to a device takes about as long as looking at so many bytes.
   static constexpr uint64_t kRegistrationBytes = 64 << 10;
   struct Exposed {
-    std::vector<std::unique_ptr<rdma::Memory>> memories;
+    std::vector<std::unique_ptr<rdma::Registration>> memories;
     uint64_t size = 0;
   };
   using Table = std::unordered_map<uint64_t, Exposed>;

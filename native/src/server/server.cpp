@@ -17,10 +17,10 @@ namespace mooncache {
 namespace {
 
 using server::CloseReason;
-using server::Counter;
-using server::Histogram;
 using server::Listener;
 using server::Loop;
+using server::LoopCounter;
+using server::LoopHistogram;
 using server::LoopMetrics;
 
 constexpr std::array<std::string_view, static_cast<size_t>(CloseReason::kCount)> kCloseReasons = {
@@ -33,7 +33,7 @@ constexpr uint64_t kOwnDescriptors = 256;
 
 struct NamedCounter {
   const char* name;
-  Counter LoopMetrics::*counter;
+  LoopCounter LoopMetrics::*counter;
 };
 constexpr NamedCounter kCounters[] = {
     {"bytes_in", &LoopMetrics::bytes_in},
@@ -106,7 +106,7 @@ struct StoreServer::Impl {
 
   Status listen_all(std::vector<std::unique_ptr<Listener>>& listeners);
   std::vector<std::pair<std::string, uint64_t>> stats() const;
-  uint64_t sum(Counter LoopMetrics::*counter) const {
+  uint64_t sum(LoopCounter LoopMetrics::*counter) const {
     uint64_t total = 0;
     for (const auto& loop : loops) total += (loop->metrics.*counter).get();
     return total;
@@ -434,15 +434,15 @@ std::vector<RailView> StoreServer::rails() const {
 
 LatencyHistograms StoreServer::latency_histograms() const {
   LatencyHistograms out;
-  for (size_t i = 0; i < Histogram::kBuckets; ++i) out.bounds_us.push_back(Histogram::bound_us(i));
+  for (size_t i = 0; i < LoopHistogram::kBuckets; ++i) out.bounds_us.push_back(LoopHistogram::bound_us(i));
   for (size_t opcode = 1; opcode <= wire::kMaxOpcode; ++opcode) {
     OpcodeLatency latency;
     latency.opcode = opcode_text(opcode);
-    latency.buckets.resize(Histogram::kBuckets);
+    latency.buckets.resize(LoopHistogram::kBuckets);
     for (const auto& loop : impl_->loops) {
-      const Histogram& histogram = loop->metrics.latency[opcode];
+      const LoopHistogram& histogram = loop->metrics.latency[opcode];
       latency.sum_us += histogram.sum_us();
-      for (size_t i = 0; i < Histogram::kBuckets; ++i) {
+      for (size_t i = 0; i < LoopHistogram::kBuckets; ++i) {
         latency.buckets[i] += histogram.bucket(i);
         latency.count += histogram.bucket(i);
       }

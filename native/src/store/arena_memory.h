@@ -49,6 +49,7 @@ class ArenaMemory {
   virtual int fd_ro() const { return -1; }
   virtual int fd_rw() const { return -1; }
   virtual ArenaInfo info() const = 0;
+  virtual Tier tier() const { return Tier::kDram; }
   // Of a GPU's memory only: how RDMA devices find it, and what makes their writes visible to copies.
   virtual DeviceArena device_arena() { return {}; }
   virtual Status flush_device_writes() { return Status::ok(); }

@@ -35,7 +35,7 @@ bool Store::Core::check_shard(const Shard& shard, Census& census, std::string* w
   uint64_t by_state[4] = {};
   uint64_t retained = 0, pins = 0;
   for (uint32_t index = 0; index < shard.entries.size(); ++index) {
-    const Entry& entry = shard.entries[index];
+    const BlockEntry& entry = shard.entries[index];
     const uint64_t current = generation(slot_of(shard, index));
     ++by_state[static_cast<size_t>(entry.state)];
     if (entry.state == State::kFree) {
@@ -87,7 +87,7 @@ bool Store::Core::check_queues(const Shard& shard, Census& census, std::string* 
     uint32_t previous = kNone;
     for (uint32_t at = shard.queues[queue].head; at != kNone;
          at = shard.entries[at].links[store::kQueueNext]) {
-      const Entry& entry = shard.entries[at];
+      const BlockEntry& entry = shard.entries[at];
       if (entry.linked == 0 || static_cast<size_t>(entry.queue) != queue || entry.tick >= newer ||
           entry.links[store::kQueuePrevious] != previous) {
         return fail(why, "queue order or links");
@@ -104,7 +104,7 @@ bool Store::Core::check_queues(const Shard& shard, Census& census, std::string* 
   for (const auto& [tenant, list] : shard.tenant_lists) {
     uint32_t previous = kNone;
     for (uint32_t at = list.head; at != kNone; at = shard.entries[at].links[store::kTenantNext]) {
-      const Entry& entry = shard.entries[at];
+      const BlockEntry& entry = shard.entries[at];
       if (entry.tenant != tenant || entry.linked == 0 || entry.links[store::kTenantPrevious] != previous) {
         return fail(why, "tenant list links");
       }
@@ -128,7 +128,7 @@ bool Store::Core::check_totals(Census& census, std::string* why) const {
     const auto& extents = arenas[piece.arena]->extents;
     if (extents.offset_of(piece.node) != piece.offset) return fail(why, "an entry and its extent disagree");
     const uint32_t slot = piece.slot;
-    const Entry& entry = shards[slot & shard_mask].entries[slot >> shard_bits];
+    const BlockEntry& entry = shards[slot & shard_mask].entries[slot >> shard_bits];
     if (extents.size_of(piece.node) != quanta_for(entry.size))
       return fail(why, "an extent has another size than its block");
     if (piece.arena == arena_before && piece.offset < end) return fail(why, "two extents overlap");

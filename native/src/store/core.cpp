@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "store/device_memory.h"
 #include "store/mapped_file.h"
 
 namespace mooncache {
@@ -40,10 +39,10 @@ Status validate(const StoreConfig& config) {
   if ((config.capacity_bytes < config.quantum_bytes && !all_of_it) || config.capacity_bytes > (1ull << 45)) {
     return invalid("capacity_bytes must be at least one quantum and at most 32 TiB");
   }
-  if (config.arena_bytes != 0 && (!config.arena_path.empty() || config.arena_gpu >= 0))
+  if (config.arena_bytes != 0 && (!config.arena_path.empty() || config.open_arena))
     return invalid("arena_bytes cuts anonymous memory, no other");
-  if (!config.arena_path.empty() && config.arena_gpu >= 0)
-    return invalid("an arena lies in a file or on a GPU, not in both");
+  if (!config.arena_path.empty() && config.open_arena)
+    return invalid("an arena lies in a file or in the memory of a device, not in both");
   if (config.arena_bytes != 0 && config.arena_bytes < config.quantum_bytes)
     return invalid("arena_bytes is below one quantum");
   if (config.eviction != "2q" && config.eviction != "lru" && config.eviction != "mooncache")
@@ -101,7 +100,7 @@ Status Store::Core::start() {
   for (auto& row : cold) row = std::make_unique<std::atomic<uint64_t>[]>(config.shards);
   for (uint32_t number = 0; number < config.shards; ++number) {
     shards[number].number = number;
-    shards[number].entries = store::Slab<Entry, 32>(static_cast<uint32_t>(per_shard));
+    shards[number].entries = store::Slab<BlockEntry, 32>(static_cast<uint32_t>(per_shard));
     shards[number].pins = store::Slab<store::PinRecord, 32>(kNone >> shard_bits);
     retention_next[number] = kNever;
     for (auto& row : cold) row[number] = kNever;
@@ -134,10 +133,11 @@ Status Store::Core::make_arenas() {
     auto file = store::MappedFile::open({config.arena_path, config.capacity_bytes, config.huge_pages});
     return file ? make_arena(std::move(*file)) : file.status();
   }
-  if (config.arena_gpu >= 0) {
-    auto memory = store::DeviceMemory::open(config.arena_gpu, config.capacity_bytes, config.gpu_driver);
-    config.tier = Tier::kHbm;
-    return memory ? make_arena(std::move(*memory)) : memory.status();
+  if (config.open_arena) {
+    auto memory = config.open_arena(config.capacity_bytes);
+    if (!memory) return memory.status();
+    config.tier = (*memory)->tier();
+    return make_arena(std::move(*memory));
   }
   const uint64_t arena_max = std::min<uint64_t>(config.arena_bytes == 0 ? ~uint64_t{0} : config.arena_bytes,
                                                 kArenaQuantaMax * config.quantum_bytes);
@@ -162,12 +162,12 @@ uint64_t Store::Core::hash_of(TenantId tenant, const Key& key) const {
               fold(key.word(3) ^ seeds[3], tenant ^ seeds[0]) ^ seeds[1]);
 }
 
-std::byte* Store::Core::bytes_of(const Entry& entry) const {
+std::byte* Store::Core::bytes_of(const BlockEntry& entry) const {
   std::byte* const base = arenas[entry.arena]->memory->data();
   return base == nullptr ? nullptr : base + offset_of(entry);
 }
 
-Slice Store::Core::slice_of(const Entry& entry) const {
+Slice Store::Core::slice_of(const BlockEntry& entry) const {
   std::byte* const at = bytes_of(entry);
   return at == nullptr ? Slice{} : Slice{at, entry.size};
 }
@@ -189,13 +189,13 @@ void Store::Core::set_generation(uint32_t slot, uint64_t value) {
 }
 
 Extent Store::Core::extent_of(const Shard& shard, uint32_t index) const {
-  const Entry& entry = shard.entries[index];
+  const BlockEntry& entry = shard.entries[index];
   const uint32_t slot = slot_of(shard, index);
   return {entry.arena, slot, generation(slot), uint64_t{entry.offset} * config.quantum_bytes, entry.size};
 }
 
 BlockInfo Store::Core::info_of(const Shard& shard, uint32_t index, uint64_t now_ms) const {
-  const Entry& entry = shard.entries[index];
+  const BlockEntry& entry = shard.entries[index];
   BlockInfo info;
   info.extent = extent_of(shard, index);
   info.crc32c = entry.crc;
@@ -209,7 +209,7 @@ BlockInfo Store::Core::info_of(const Shard& shard, uint32_t index, uint64_t now_
 
 uint32_t Store::Core::find(const Shard& shard, uint64_t hash, TenantId tenant, const Key& key) const {
   return shard.index.find(hash, [&](uint32_t index) {
-    const Entry& entry = shard.entries[index];
+    const BlockEntry& entry = shard.entries[index];
     return entry.tenant == tenant && entry.key == key;
   });
 }
@@ -235,7 +235,7 @@ void Store::Core::publish_cold(const Shard& shard, Queue queue) {
 }
 
 void Store::Core::link(Shard& shard, uint32_t index) {
-  Entry& entry = shard.entries[index];
+  BlockEntry& entry = shard.entries[index];
   const auto queue = static_cast<size_t>(entry.queue);
   entry.tick = ticks.fetch_add(1, std::memory_order_relaxed);
   entry.linked = 1;
@@ -247,7 +247,7 @@ void Store::Core::link(Shard& shard, uint32_t index) {
 }
 
 void Store::Core::unlink(Shard& shard, uint32_t index) {
-  Entry& entry = shard.entries[index];
+  BlockEntry& entry = shard.entries[index];
   const auto queue = static_cast<size_t>(entry.queue);
   entry.linked = 0;
   store::unlink<store::kQueuePrevious, store::kQueueNext>(shard.queues[queue], shard.entries, index);
@@ -259,7 +259,7 @@ void Store::Core::unlink(Shard& shard, uint32_t index) {
 }
 
 void Store::Core::link_if_idle(Shard& shard, uint32_t index) {
-  Entry& entry = shard.entries[index];
+  BlockEntry& entry = shard.entries[index];
   if (entry.state != State::kVisible || entry.pins != 0 || entry.retained_until_ms != 0 || entry.linked != 0)
     return;
   if (entry.aside != 0) {
@@ -272,7 +272,7 @@ void Store::Core::link_if_idle(Shard& shard, uint32_t index) {
 }
 
 void Store::Core::touch(Shard& shard, uint32_t index, uint64_t now_ms, bool in_chain) {
-  Entry& entry = shard.entries[index];
+  BlockEntry& entry = shard.entries[index];
   const bool was_linked = entry.linked != 0;
   if (was_linked) unlink(shard, index);
   const uint64_t age_ms = now_ms > entry.committed_ms ? now_ms - entry.committed_ms : 0;
@@ -280,12 +280,12 @@ void Store::Core::touch(Shard& shard, uint32_t index, uint64_t now_ms, bool in_c
   if (was_linked) link(shard, index);
 }
 
-void Store::Core::append_event(const Entry& entry, RecordKind kind, RemoveReason reason) {
+void Store::Core::append_event(const BlockEntry& entry, RecordKind kind, RemoveReason reason) {
   events->append({kind, config.tier, reason, entry.tenant, entry.size, entry.key});
 }
 
 void Store::Core::hide(Shard& shard, uint32_t index, RemoveReason reason) {
-  Entry& entry = shard.entries[index];
+  BlockEntry& entry = shard.entries[index];
   if (entry.linked != 0) unlink(shard, index);
   if (entry.retained_until_ms != 0) {
     entry.retained_until_ms = 0;
@@ -309,7 +309,7 @@ void Store::Core::hide(Shard& shard, uint32_t index, RemoveReason reason) {
 
 // The order matters: first the generation (one-sided readers of the old block now fail), then the memory.
 void Store::Core::free_entry(Shard& shard, uint32_t index) {
-  Entry& entry = shard.entries[index];
+  BlockEntry& entry = shard.entries[index];
   const uint32_t slot = slot_of(shard, index);
   const uint64_t old = generation(slot);
   set_generation(slot, old % 2 == 0 ? old + 1 : old + 2);
@@ -326,7 +326,7 @@ void Store::Core::end_reservation(Shard& shard, uint32_t index) {
 }
 
 Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t now_ms) {
-  Entry& entry = shard.entries[index];
+  BlockEntry& entry = shard.entries[index];
   const uint64_t hash = hash_of(entry.tenant, entry.key);
   end_reservation(shard, index);
   if (find(shard, hash, entry.tenant, entry.key) != kNone) {
@@ -357,7 +357,7 @@ Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t
 }
 
 void Store::Core::end_retention(Shard& shard, uint32_t index) {
-  Entry& entry = shard.entries[index];
+  BlockEntry& entry = shard.entries[index];
   if (entry.retained_until_ms == 0) return;
   entry.retained_until_ms = 0;
   --shard.count.retained;
@@ -375,7 +375,7 @@ void Store::Core::compact_retention(Shard& shard) {
   std::erase_if(ends, [&](const Shard::RetentionEnd& end) { return !live(end); });
   for (const auto& end : ends) shard.entries[end.entry].in_heap = 0;
   std::erase_if(ends, [&](Shard::RetentionEnd& end) {
-    Entry& entry = shard.entries[end.entry];
+    BlockEntry& entry = shard.entries[end.entry];
     if (entry.in_heap != 0 || entry.retained_until_ms == 0) return true;
     entry.in_heap = 1;
     end.at_ms = entry.retained_until_ms;
@@ -392,7 +392,7 @@ void Store::Core::expire_retention(Shard& shard, uint64_t now_ms) {
     std::pop_heap(ends.begin(), ends.end(), std::greater<>());
     Shard::RetentionEnd end = ends.back();
     ends.pop_back();
-    Entry& entry = shard.entries[end.entry];
+    BlockEntry& entry = shard.entries[end.entry];
     if (entry.state != State::kVisible ||
         static_cast<uint32_t>(generation(slot_of(shard, end.entry))) != end.generation)
       continue;
@@ -411,7 +411,7 @@ void Store::Core::expire_retention(Shard& shard, uint64_t now_ms) {
 }
 
 void Store::Core::notify_space() {
-  if (someone_waits.load(std::memory_order_seq_cst) && someone_waits.exchange(false) && space_callback)
+  if (has_waiters.load(std::memory_order_seq_cst) && has_waiters.exchange(false) && space_callback)
     space_callback();
 }
 

@@ -24,7 +24,7 @@
 namespace mooncache {
 
 struct Store::Core {
-  using Entry = store::Entry;
+  using BlockEntry = store::BlockEntry;
   using Shard = store::Shard;
   using Queue = store::Queue;
   using Lock = std::unique_lock<std::mutex>;
@@ -35,6 +35,11 @@ struct Store::Core {
     const std::unique_ptr<store::ArenaMemory> memory;
     mutable std::mutex mutex;
     store::ExtentAllocator extents;
+  };
+  // Where a block's bytes begin.
+  struct Place {
+    store::ArenaMemory* memory = nullptr;
+    uint64_t offset = 0;
   };
   // Space that no entry owns yet.
   struct Space {
@@ -64,9 +69,12 @@ struct Store::Core {
     return (size + config.quantum_bytes - 1) / config.quantum_bytes;
   }
   uint64_t extent_bytes(uint64_t size) const { return quanta_for(size) * config.quantum_bytes; }
-  std::byte* bytes_of(const Entry& entry) const;  // null: not addressable
-  uint64_t offset_of(const Entry& entry) const { return uint64_t{entry.offset} * config.quantum_bytes; }
-  Slice slice_of(const Entry& entry) const;
+  std::byte* bytes_of(const BlockEntry& entry) const;  // null: not addressable
+  uint64_t offset_of(const BlockEntry& entry) const { return uint64_t{entry.offset} * config.quantum_bytes; }
+  Slice slice_of(const BlockEntry& entry) const;
+  Place place_of(const BlockEntry& entry) const {
+    return {arenas[entry.arena]->memory.get(), offset_of(entry)};
+  }
   uint64_t generation(uint32_t slot) const;
   void set_generation(uint32_t slot, uint64_t value);
   Extent extent_of(const Shard& shard, uint32_t entry) const;
@@ -77,6 +85,24 @@ struct Store::Core {
   uint32_t pinned_entry(const Shard& shard, PinId id) const;
   Shard& shard_of(ReservationId id) { return shards[static_cast<uint64_t>(id) & shard_mask]; }
   Shard& shard_of(PinId id) { return shards[static_cast<uint64_t>(id) & shard_mask]; }
+  // `act(shard, entry)` under the lock of the handle's shard. RESERVATION_UNKNOWN or PIN_UNKNOWN when the
+  // handle is not live (any more).
+  template <typename Act>
+  auto with_reserved(ReservationId id, const Act& act) {
+    return with_entry(id, &Core::reserved_entry, Code::kReservationUnknown, act);
+  }
+  template <typename Act>
+  auto with_pinned(PinId id, const Act& act) {
+    return with_entry(id, &Core::pinned_entry, Code::kPinUnknown, act);
+  }
+  template <typename Handle, typename Find, typename Act>
+  auto with_entry(Handle id, Find find_entry, Code unknown, const Act& act) {
+    using Answer = decltype(act(std::declval<Shard&>(), uint32_t{}));
+    Shard& shard = shard_of(id);
+    const Lock lock(shard.mutex);
+    const uint32_t index = (this->*find_entry)(shard, id);
+    return index == store::kNone ? Answer(Status{unknown, {}}) : act(shard, index);
+  }
 
   // --- lives of blocks; the shard is locked (core.cpp) ---
   void publish_cold(const Shard& shard, Queue queue);
@@ -88,7 +114,7 @@ struct Store::Core {
   void free_entry(Shard& shard, uint32_t entry);
   void end_reservation(Shard& shard, uint32_t entry);
   Status publish(Shard& shard, uint32_t entry, uint32_t crc, uint64_t now_ms);
-  void append_event(const Entry& entry, RecordKind kind, RemoveReason reason);
+  void append_event(const BlockEntry& entry, RecordKind kind, RemoveReason reason);
   void end_retention(Shard& shard, uint32_t entry);
   void compact_retention(Shard& shard);
   void expire_retention(Shard& shard, uint64_t now_ms);
@@ -151,7 +177,7 @@ struct Store::Core {
   bool takes_no_blocks() const {
     return is_draining.load(std::memory_order_relaxed) || arena_gone.load(std::memory_order_relaxed);
   }
-  std::atomic<bool> someone_waits{false};
+  std::atomic<bool> has_waiters{false};
   std::atomic<uint64_t> no_space{0}, quota_refusals{0}, draining_refusals{0};
   std::function<void()> space_callback;
 };

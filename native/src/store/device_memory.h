@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "mooncache/gpu.h"
 #include "store/arena_memory.h"
@@ -31,6 +32,7 @@ class DeviceMemory final : public ArenaMemory {
   Status copy_in(uint64_t offset, ConstSlice from) override;
   Status copy_out(uint64_t offset, Slice to) override;
   ArenaInfo info() const override { return info_; }
+  Tier tier() const override { return Tier::kHbm; }
   uint64_t lost_bytes() override;
   DeviceArena device_arena() override;
   Status flush_device_writes() override;
@@ -64,5 +66,14 @@ class DeviceMemory final : public ArenaMemory {
   std::mutex export_mutex_;
   DeviceArena exported_;
 };
+
+// For StoreConfig::open_arena. `driver`: "" = the system's.
+inline auto device_arena(int ordinal, std::string driver = "") {
+  return [ordinal, driver = std::move(driver)](uint64_t size_bytes) -> Result<std::unique_ptr<ArenaMemory>> {
+    auto memory = DeviceMemory::open(ordinal, size_bytes, driver);
+    if (!memory) return memory.status();
+    return std::unique_ptr<ArenaMemory>(std::move(*memory));
+  };
+}
 
 }  // namespace mooncache::store

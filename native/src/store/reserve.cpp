@@ -32,7 +32,7 @@ void Store::Core::give_back(const Space& space) {
 }
 
 void Store::Core::evict_entry(Shard& shard, uint32_t index, Pressure& pressure) {
-  const Entry& entry = shard.entries[index];
+  const BlockEntry& entry = shard.entries[index];
   const uint64_t freed = extent_bytes(entry.size);
   const auto queue = static_cast<size_t>(entry.queue);
   const auto print = static_cast<uint32_t>(hash_of(entry.tenant, entry.key) >> 16) | 1u;
@@ -63,8 +63,8 @@ std::pair<uint64_t, uint32_t> Store::Core::coldest(size_t queue) const {
 
 // The advisor's victim; false when it has none that can go, or a block of no known chain is older.
 bool Store::Core::evict_advised(Pressure& pressure) {
-  constexpr int kAskedMax = 64;
-  for (int asked = 0; asked < kAskedMax; ++asked) {
+  constexpr int kTriesMax = 64;
+  for (int tries = 0; tries < kTriesMax; ++tries) {
     const auto id = advisor->victim(pressure.incoming, pressure.now_ms);
     if (!id) return false;
     Shard& shard = shard_of(*id);
@@ -75,7 +75,7 @@ bool Store::Core::evict_advised(Pressure& pressure) {
       advisor->discard(*id);
       continue;
     }
-    Entry& entry = shard.entries[index];
+    BlockEntry& entry = shard.entries[index];
     if (entry.linked == 0) {
       advisor->set_aside(*id);
       entry.aside = 1;
@@ -215,8 +215,8 @@ Result<Reservation> Store::Core::take_slot(TenantId tenant, const Key& key, uint
     index = shard.entries.allocate();
   }
   if (index == kNone) return {Code::kNoSpace, "no free slot: blocks are smaller than expected_block_bytes"};
-  Entry& entry = shard.entries[index];
-  entry = Entry{};
+  BlockEntry& entry = shard.entries[index];
+  entry = BlockEntry{};
   entry.key = key;
   entry.tenant = tenant;
   entry.size = size;
@@ -258,7 +258,7 @@ Result<Reservation> Store::Core::reserve(TenantId tenant, const Key& key, uint64
   if (const Code code = charge(tenant, size, now_ms, pressure); code != Code::kOk) {
     if (code == Code::kNoSpace) {
       no_space.fetch_add(1, std::memory_order_relaxed);
-      someone_waits.store(true, std::memory_order_seq_cst);
+      has_waiters.store(true, std::memory_order_seq_cst);
       *more_to_evict = true;
     }
     return {code, {}};
@@ -267,7 +267,7 @@ Result<Reservation> Store::Core::reserve(TenantId tenant, const Key& key, uint64
   bool found = make_room(size, now_ms, pressure, &space);
   if (!found) {
     // Announce the wait before the last look: a release in between either frees for it or sees the flag.
-    someone_waits.store(true, std::memory_order_seq_cst);
+    has_waiters.store(true, std::memory_order_seq_cst);
     found = make_room(size, now_ms, pressure, &space);
   }
   Result<Reservation> result =

@@ -45,25 +45,27 @@ uint64_t walk(Shards& shards, uint32_t shard_count, uint64_t cursor, uint32_t li
 ListPage Store::list(TenantId tenant, uint64_t cursor, uint32_t limit) const {
   ListPage page;
   limit = std::clamp(limit, 1u, kPageMax);
-  page.next_cursor = walk(core_->shards, core_->config.shards, cursor, limit, [&](const store::Entry& entry) {
-    if (entry.tenant != tenant) return false;
-    page.items.push_back({entry.key, entry.size, core_->config.tier, entry.hits});
-    return true;
-  });
+  page.next_cursor =
+      walk(core_->shards, core_->config.shards, cursor, limit, [&](const store::BlockEntry& entry) {
+        if (entry.tenant != tenant) return false;
+        page.items.push_back({entry.key, entry.size, core_->config.tier, entry.hits});
+        return true;
+      });
   return page;
 }
 
 SnapshotPage Store::snapshot(uint64_t cursor, uint32_t max) const {
   SnapshotPage page;
   max = std::clamp(max, 1u, kSlotsPerPage);
-  page.next_cursor = walk(core_->shards, core_->config.shards, cursor, max, [&](const store::Entry& entry) {
-    const size_t at = page.records.size();
-    page.records.resize(at + kBlockRecordBytes);
-    store::pack_record(
-        {RecordKind::kAdd, core_->config.tier, RemoveReason::kNone, entry.tenant, entry.size, entry.key},
-        page.records.data() + at);
-    return true;
-  });
+  page.next_cursor =
+      walk(core_->shards, core_->config.shards, cursor, max, [&](const store::BlockEntry& entry) {
+        const size_t at = page.records.size();
+        page.records.resize(at + kBlockRecordBytes);
+        store::pack_record(
+            {RecordKind::kAdd, core_->config.tier, RemoveReason::kNone, entry.tenant, entry.size, entry.key},
+            page.records.data() + at);
+        return true;
+      });
   return page;
 }
 

@@ -32,7 +32,7 @@ enum class State : uint8_t { kFree = 0, kReserved, kVisible, kZombie };
 // links[]: which list, which direction.
 inline constexpr uint32_t kQueuePrevious = 0, kQueueNext = 1, kTenantPrevious = 2, kTenantNext = 3;
 
-struct Entry {
+struct BlockEntry {
   Key key;
   TenantId tenant = 0;
   uint64_t size = 0;
@@ -52,11 +52,11 @@ struct Entry {
   uint8_t in_heap : 1 = 0;  // the retention heap has an element for it
   uint8_t aside : 1 = 0;    // the advisor named it while it could not go
 };
-static_assert(sizeof(Entry) == 112);
+static_assert(sizeof(BlockEntry) == 112);
 
 // The block of this slot may go, and it lies there. A caller that took the slot's number from an arena has
 // let go of the arena's lock since: the slot may hold another block by now, which is warm and lies elsewhere.
-inline bool is_victim_at(const Entry& entry, uint32_t arena, uint32_t offset) {
+inline bool is_victim_at(const BlockEntry& entry, uint32_t arena, uint32_t offset) {
   return entry.state == State::kVisible && entry.linked != 0 && entry.arena == arena &&
          entry.offset == offset;
 }
@@ -79,7 +79,7 @@ struct ShardCounters {
 struct alignas(64) Shard {
   mutable std::mutex mutex;
   uint32_t number = 0;
-  Slab<Entry, 32> entries;
+  Slab<BlockEntry, 32> entries;
   SlotIndex index;
   EntryList queues[kQueues];
   std::unordered_map<TenantId, EntryList> tenant_lists;

@@ -32,122 +32,92 @@ Result<Reservation> Store::reserve(TenantId tenant, const Key& key, uint64_t siz
   return reservation;
 }
 
+namespace {
+
+Status check_range(const store::BlockEntry& entry, uint64_t offset, uint64_t length) {
+  if (offset > entry.size || length > entry.size - offset)
+    return {Code::kInvalidArgument, "range outside the block"};
+  return Status::ok();
+}
+
+Status check_written(const store::BlockEntry& entry, uint64_t offset, uint64_t length) {
+  if (length == 0) return {Code::kInvalidArgument, "range without bytes"};
+  return check_range(entry, offset, length);
+}
+
+}  // namespace
+
 Status Store::commit(ReservationId id, uint32_t crc, uint64_t now_ms) {
-  Status status;
-  {
-    Core::Shard& shard = core_->shard_of(id);
-    const Core::Lock lock(shard.mutex);
-    const uint32_t index = core_->reserved_entry(shard, id);
-    if (index == kNone) return {Code::kReservationUnknown, {}};
-    status = core_->publish(shard, index, crc, now_ms);
-  }
+  Status status = core_->with_reserved(
+      id, [&](Core::Shard& shard, uint32_t index) { return core_->publish(shard, index, crc, now_ms); });
   core_->notify_space();
   return status;
 }
 
 Status Store::note_written(ReservationId id, uint64_t offset, uint64_t length, uint32_t crc) {
-  Core::Shard& shard = core_->shard_of(id);
-  const Core::Lock lock(shard.mutex);
-  const uint32_t index = core_->reserved_entry(shard, id);
-  if (index == kNone) return {Code::kReservationUnknown, {}};
-  const uint64_t size = shard.entries[index].size;
-  if (length == 0 || offset > size || length > size - offset)
-    return {Code::kInvalidArgument, "range outside the block"};
-  const Code code = shard.writes[index].note(offset, length, crc, core_->config.max_ranges);
-  if (code == Code::kInvalidArgument) return {code, "range overlaps one written before"};
-  return {code, {}};
+  return core_->with_reserved(id, [&](Core::Shard& shard, uint32_t index) {
+    if (Status status = check_written(shard.entries[index], offset, length); !status) return status;
+    const Code code = shard.writes[index].note(offset, length, crc, core_->config.max_ranges);
+    return Status{code, code == Code::kInvalidArgument ? "range overlaps one written before" : ""};
+  });
 }
 
 Status Store::note_damaged(ReservationId id, uint64_t offset, uint64_t length) {
-  Core::Shard& shard = core_->shard_of(id);
-  const Core::Lock lock(shard.mutex);
-  const uint32_t index = core_->reserved_entry(shard, id);
-  if (index == kNone) return {Code::kReservationUnknown, {}};
-  const uint64_t size = shard.entries[index].size;
-  if (length == 0 || offset > size || length > size - offset)
-    return {Code::kInvalidArgument, "range outside the block"};
-  const auto written = shard.writes.find(index);
-  if (written != shard.writes.end()) written->second.damage(offset, length);
-  return {};
+  return core_->with_reserved(id, [&](Core::Shard& shard, uint32_t index) {
+    if (Status status = check_written(shard.entries[index], offset, length); !status) return status;
+    const auto written = shard.writes.find(index);
+    if (written != shard.writes.end()) written->second.damage(offset, length);
+    return Status::ok();
+  });
 }
 
 Status Store::commit_written(ReservationId id, uint32_t crc, uint64_t now_ms) {
-  Status status;
-  {
-    Core::Shard& shard = core_->shard_of(id);
-    const Core::Lock lock(shard.mutex);
-    const uint32_t index = core_->reserved_entry(shard, id);
-    if (index == kNone) return {Code::kReservationUnknown, {}};
+  Status status = core_->with_reserved(id, [&](Core::Shard& shard, uint32_t index) {
     const auto written = shard.writes.find(index);
     const Code code = written == shard.writes.end() ? Code::kIncomplete
                                                     : written->second.verify(shard.entries[index].size, crc);
-    if (code == Code::kOk) {
-      status = core_->publish(shard, index, crc, now_ms);
-    } else {
-      status.code = code;
-      ++(code == Code::kIncomplete ? shard.count.incomplete : shard.count.mismatch);
-      core_->end_reservation(shard, index);
-      core_->free_entry(shard, index);
-    }
-  }
+    if (code == Code::kOk) return core_->publish(shard, index, crc, now_ms);
+    ++(code == Code::kIncomplete ? shard.count.incomplete : shard.count.mismatch);
+    core_->end_reservation(shard, index);
+    core_->free_entry(shard, index);
+    return Status{code, {}};
+  });
   core_->notify_space();
   return status;
 }
 
 void Store::abort(ReservationId id) {
-  {
-    Core::Shard& shard = core_->shard_of(id);
-    const Core::Lock lock(shard.mutex);
-    const uint32_t index = core_->reserved_entry(shard, id);
-    if (index == kNone) return;
+  (void)core_->with_reserved(id, [&](Core::Shard& shard, uint32_t index) {
     ++shard.count.aborts;
     core_->end_reservation(shard, index);
     core_->free_entry(shard, index);
-  }
+    return Status::ok();
+  });
   core_->notify_space();
 }
 
 Slice Store::writable(ReservationId id) {
-  const Core::Shard& shard = core_->shard_of(id);
-  const Core::Lock lock(shard.mutex);
-  const uint32_t index = core_->reserved_entry(shard, id);
-  if (index == kNone) return {};
-  return core_->slice_of(shard.entries[index]);
+  const auto bytes = core_->with_reserved(id, [&](const Core::Shard& shard, uint32_t index) {
+    return Result<Slice>(core_->slice_of(shard.entries[index]));
+  });
+  return bytes ? *bytes : Slice{};
 }
 
 // The extent is the caller's as long as the reservation lives: the copy needs no lock.
 Status Store::write(ReservationId id, uint64_t offset, ConstSlice from) {
-  store::ArenaMemory* memory = nullptr;
-  uint64_t at = 0;
-  {
-    const Core::Shard& shard = core_->shard_of(id);
-    const Core::Lock lock(shard.mutex);
-    const uint32_t index = core_->reserved_entry(shard, id);
-    if (index == kNone) return {Code::kReservationUnknown, {}};
-    const store::Entry& entry = shard.entries[index];
-    if (offset > entry.size || from.size > entry.size - offset)
-      return {Code::kInvalidArgument, "range outside the block"};
-    memory = core_->arenas[entry.arena]->memory.get();
-    at = core_->offset_of(entry) + offset;
-  }
-  return memory->copy_in(at, from);
+  const auto place = core_->with_reserved(id, [&](const Core::Shard& shard, uint32_t index) {
+    const Status inside = check_range(shard.entries[index], offset, from.size);
+    return inside ? Result<Core::Place>(core_->place_of(shard.entries[index])) : inside;
+  });
+  return place ? place->memory->copy_in(place->offset + offset, from) : place.status();
 }
 
 Status Store::read(PinId id, uint64_t offset, Slice to) const {
-  store::ArenaMemory* memory = nullptr;
-  uint64_t at = 0;
-  {
-    const Core::Shard& shard = core_->shard_of(id);
-    const Core::Lock lock(shard.mutex);
-    const uint32_t index = core_->pinned_entry(shard, id);
-    if (index == kNone) return {Code::kPinUnknown, {}};
-    const store::Entry& entry = shard.entries[index];
-    if (offset > entry.size || to.size > entry.size - offset)
-      return {Code::kInvalidArgument, "range outside the block"};
-    memory = core_->arenas[entry.arena]->memory.get();
-    at = core_->offset_of(entry) + offset;
-  }
-  return memory->copy_out(at, to);
+  const auto place = core_->with_pinned(id, [&](const Core::Shard& shard, uint32_t index) {
+    const Status inside = check_range(shard.entries[index], offset, to.size);
+    return inside ? Result<Core::Place>(core_->place_of(shard.entries[index])) : inside;
+  });
+  return place ? place->memory->copy_out(place->offset + offset, to) : place.status();
 }
 
 bool Store::addressable() const {
@@ -155,11 +125,9 @@ bool Store::addressable() const {
 }
 
 Result<Extent> Store::reservation_extent(ReservationId id) const {
-  const Core::Shard& shard = core_->shard_of(id);
-  const Core::Lock lock(shard.mutex);
-  const uint32_t index = core_->reserved_entry(shard, id);
-  if (index == kNone) return {Code::kReservationUnknown, {}};
-  return core_->extent_of(shard, index);
+  return core_->with_reserved(id, [&](const Core::Shard& shard, uint32_t index) {
+    return Result<Extent>(core_->extent_of(shard, index));
+  });
 }
 
 Result<Pinned> Store::acquire(TenantId tenant, const Key& key, uint64_t now_ms) {
@@ -184,7 +152,7 @@ Result<Pinned> Store::acquire(TenantId tenant, const Key& key, uint64_t now_ms) 
   store::PinRecord& pin = shard.pins[number];
   pin.next = index;
   pin.live = 1;
-  store::Entry& entry = shard.entries[index];
+  store::BlockEntry& entry = shard.entries[index];
   if (entry.linked != 0) core_->unlink(shard, index);
   core_->touch(shard, index, now_ms, false);
   ++entry.pins;
@@ -206,7 +174,7 @@ void Store::release(PinId id) {
     if (++pin.generation == 0) pin.generation = 1;
     shard.pins.release(number);
     core_->live_pins.fetch_sub(1, std::memory_order_relaxed);
-    store::Entry& entry = shard.entries[index];
+    store::BlockEntry& entry = shard.entries[index];
     if (--entry.pins > 0) return;
     if (entry.state == State::kZombie) {
       --shard.count.zombies;
@@ -219,32 +187,27 @@ void Store::release(PinId id) {
 }
 
 ConstSlice Store::readable(PinId id) const {
-  const Core::Shard& shard = core_->shard_of(id);
-  const Core::Lock lock(shard.mutex);
-  const uint32_t index = core_->pinned_entry(shard, id);
-  if (index == kNone) return {};
-  const Slice bytes = core_->slice_of(shard.entries[index]);
-  return {bytes.data, bytes.size};
+  const auto bytes = core_->with_pinned(id, [&](const Core::Shard& shard, uint32_t index) {
+    return Result<Slice>(core_->slice_of(shard.entries[index]));
+  });
+  return bytes ? ConstSlice(*bytes) : ConstSlice{};
 }
 
 Result<BlockInfo> Store::pin_info(PinId id, uint64_t now_ms) const {
-  const Core::Shard& shard = core_->shard_of(id);
-  const Core::Lock lock(shard.mutex);
-  const uint32_t index = core_->pinned_entry(shard, id);
-  if (index == kNone) return {Code::kPinUnknown, {}};
-  return core_->info_of(shard, index, now_ms);
+  return core_->with_pinned(id, [&](const Core::Shard& shard, uint32_t index) {
+    return Result<BlockInfo>(core_->info_of(shard, index, now_ms));
+  });
 }
 
 void Store::quarantine(PinId id) {
-  Core::Shard& shard = core_->shard_of(id);
-  const Core::Lock lock(shard.mutex);
-  const uint32_t index = core_->pinned_entry(shard, id);
-  if (index == kNone) return;
-  const uint32_t slot = core_->slot_of(shard, index);
-  const uint64_t generation = core_->generation(slot);
-  // One-sided readers that are copying right now must not trust what they get either.
-  if (generation % 2 == 0) core_->set_generation(slot, generation + 1);
-  if (shard.entries[index].state == State::kVisible) core_->hide(shard, index, RemoveReason::kCorrupt);
+  (void)core_->with_pinned(id, [&](Core::Shard& shard, uint32_t index) {
+    const uint32_t slot = core_->slot_of(shard, index);
+    const uint64_t generation = core_->generation(slot);
+    // One-sided readers that are copying right now must not trust what they get either.
+    if (generation % 2 == 0) core_->set_generation(slot, generation + 1);
+    if (shard.entries[index].state == State::kVisible) core_->hide(shard, index, RemoveReason::kCorrupt);
+    return Status::ok();
+  });
 }
 
 MatchResult Store::match(TenantId tenant, std::span<const Key> keys, bool touch, uint64_t now_ms) {
@@ -306,7 +269,7 @@ Code Store::pin(TenantId tenant, const Key& key, uint64_t ttl_ms, uint64_t now_m
   const Core::Lock lock(shard.mutex);
   const uint32_t index = core_->find(shard, hash, tenant, key);
   if (index == kNone) return Code::kNotFound;
-  store::Entry& entry = shard.entries[index];
+  store::BlockEntry& entry = shard.entries[index];
   const uint64_t until_ms = now_ms + ttl_ms;
   const bool earlier = until_ms < entry.retained_until_ms;
   if (entry.linked != 0) core_->unlink(shard, index);
@@ -344,13 +307,11 @@ Code Store::flip_bit(TenantId tenant, const Key& key, uint64_t bit) {
   const uint32_t index = core_->find(shard, hash, tenant, key);
   if (index == kNone) return Code::kNotFound;
   if (bit / 8 >= shard.entries[index].size) return Code::kInvalidArgument;
-  const store::Entry& entry = shard.entries[index];
-  store::ArenaMemory& memory = *core_->arenas[entry.arena]->memory;
-  const uint64_t at = core_->offset_of(entry) + bit / 8;
+  const Core::Place place = core_->place_of(shard.entries[index]);
   std::byte byte{};
-  Status moved = memory.copy_out(at, {&byte, 1});
+  Status moved = place.memory->copy_out(place.offset + bit / 8, {&byte, 1});
   byte ^= static_cast<std::byte>(1u << (bit % 8));
-  if (moved) moved = memory.copy_in(at, {&byte, 1});
+  if (moved) moved = place.memory->copy_in(place.offset + bit / 8, {&byte, 1});
   return moved.code;
 }
 

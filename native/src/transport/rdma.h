@@ -35,7 +35,7 @@ class RdmaTransport;
 struct RdmaRail {
   std::shared_ptr<rdma::Rail> rail;
   std::unique_ptr<rdma::Domain> domain;
-  std::unique_ptr<rdma::Memory> staging;
+  std::unique_ptr<rdma::Registration> staging;
   std::atomic<uint64_t> bytes{0};
   std::atomic<uint64_t> failures{0};
   // Of all links of the transport, so that its threads see each other's load.
@@ -74,10 +74,11 @@ struct RdmaRegion {
   static constexpr RegionHandle kDevice = 1ull << 63;
   Slice memory;
   bool device = false;
-  std::vector<std::unique_ptr<rdma::Memory>> by_rail;  // null: that rail cannot reach this device memory
-  std::vector<std::string> why_not;                    // of each rail, empty where it can
-  std::vector<rdma::Distance> distances;               // of the rails to it
-  std::vector<uint32_t> slowness;                      // that they count with
+  std::vector<std::unique_ptr<rdma::Registration>>
+      by_rail;                            // null: that rail cannot reach this device memory
+  std::vector<std::string> why_not;       // of each rail, empty where it can
+  std::vector<rdma::Distance> distances;  // of the rails to it
+  std::vector<uint32_t> slowness;         // that they count with
 };
 
 // State of one transport: shared with its links, which may outlive it.
@@ -186,7 +187,7 @@ class RdmaLink final : public Link {
   static void skip(Pending& pending, uint64_t bytes);
   uint32_t checksum(const Pending& pending, const Piece& piece);
   bool reap();
-  void landed(uint32_t number, rdma::Outcome outcome);
+  void landed(uint32_t number, rdma::WorkOutcome outcome);
   void finish(uint32_t number);
   bool check_one();
   void give_back(uint32_t number);

@@ -179,7 +179,7 @@ void RdmaLink::drop_end(End& end, Clock::time_point patience) {
   end.rail->links.fetch_sub(1, std::memory_order_relaxed);
   const auto number = static_cast<size_t>(&end - ends_.data());
   for (uint32_t i = 0; i < pieces_.size(); ++i) {
-    if (pieces_[i].flying && pieces_[i].end == number) landed(i, rdma::Outcome::kFlushed);
+    if (pieces_[i].flying && pieces_[i].end == number) landed(i, rdma::WorkOutcome::kFlushed);
   }
 }
 

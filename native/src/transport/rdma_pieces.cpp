@@ -262,19 +262,20 @@ bool RdmaLink::reap() {
   return moved;
 }
 
-void RdmaLink::landed(uint32_t number, rdma::Outcome outcome) {
+void RdmaLink::landed(uint32_t number, rdma::WorkOutcome outcome) {
   Piece& piece = pieces_[number];
   End& end = ends_[piece.end];
   piece.flying = false;
   end.rail->in_flight_bytes.fetch_sub(piece.length, std::memory_order_relaxed);
   Pending* pending = find(piece.serial);
-  if (outcome == rdma::Outcome::kDone || outcome == rdma::Outcome::kRefused) repairs_ = 0;  // the path works
+  if (outcome == rdma::WorkOutcome::kDone || outcome == rdma::WorkOutcome::kRefused)
+    repairs_ = 0;  // the path works
   if (pending == nullptr) return give_back(number);
   if (pending->code != Code::kOk) {  // it is over for its caller, whose slices may be gone
     --pending->open;
     return give_back(number);
   }
-  if (outcome == rdma::Outcome::kDone) {
+  if (outcome == rdma::WorkOutcome::kDone) {
     end.rail->bytes.fetch_add(piece.length, std::memory_order_relaxed);
     pending->moved += piece.length;
     bytes_moved_ += piece.length;
@@ -287,7 +288,7 @@ void RdmaLink::landed(uint32_t number, rdma::Outcome outcome) {
     }
     return;
   }
-  if (outcome == rdma::Outcome::kRefused) {
+  if (outcome == rdma::WorkOutcome::kRefused) {
     // No other rail would be let in: this transfer is over, the others on this rail go on elsewhere.
     pending->code = Code::kTransportUnavailable;
     --pending->open;

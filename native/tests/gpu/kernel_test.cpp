@@ -44,7 +44,7 @@ inline void atomicXor(unsigned* at, unsigned value) {
 
 }  // namespace cuda
 
-void launch(std::vector<Piece>& pieces, std::vector<uint32_t>& sums) {
+void launch(std::vector<GatherPiece>& pieces, std::vector<uint32_t>& sums) {
   constexpr unsigned kThreads = kWarpsPerBlock * 32;
   cuda::blockDim.x = kThreads;
   const auto count = static_cast<uint32_t>(pieces.size());
@@ -56,7 +56,7 @@ void launch(std::vector<Piece>& pieces, std::vector<uint32_t>& sums) {
     for (unsigned i = 0; i < kThreads; ++i) {
       threads.emplace_back([&, i] {
         cuda::threadIdx.x = i;
-        cuda::gather_crc(reinterpret_cast<const cuda::Piece*>(pieces.data()), count,
+        cuda::gather_crc(reinterpret_cast<const cuda::GatherPiece*>(pieces.data()), count,
                          gather_constants().data(), sums.data());
       });
     }

@@ -57,7 +57,7 @@ TEST_F(DeviceMemoryTest, MovesInPlaceByDmaBuf) {
   Post read = post(false, {at, mine.size}, **local, **readable);
   read.device = true;
   ASSERT_EQ(pair.near->post(std::span(&read, 1)), 1u);
-  EXPECT_EQ(reap(*pair.near, 1).at(0).outcome, Outcome::kDone);
+  EXPECT_EQ(reap(*pair.near, 1).at(0).outcome, WorkOutcome::kDone);
   EXPECT_TRUE(std::equal(theirs.begin(), theirs.end(), at));
   EXPECT_EQ(at[-1], std::byte{7});
   EXPECT_EQ(at[5000], std::byte{7});
@@ -76,7 +76,7 @@ TEST_F(DeviceMemoryTest, SmallWritesAreNotReadByTheProcessor) {
   Post write = post(true, {reinterpret_cast<std::byte*>(mine.address), 8}, **local, **writable);
   write.device = true;
   ASSERT_EQ(pair.near->post(std::span(&write, 1)), 1u);
-  EXPECT_EQ(reap(*pair.near, 1).at(0).outcome, Outcome::kDone);
+  EXPECT_EQ(reap(*pair.near, 1).at(0).outcome, WorkOutcome::kDone);
   EXPECT_EQ(theirs[7], expected);
 }
 
@@ -121,7 +121,7 @@ TEST_F(FabricTest, ReportsOfQueuePairsOvertakeEachOtherAndEachRequestEndsOnce) {
   constexpr size_t kPairs = 4, kRequests = 60;
   std::array<Pair, kPairs> pairs;
   std::array<std::vector<std::byte>, kPairs> mine, theirs;
-  std::vector<std::unique_ptr<Memory>> kept;
+  std::vector<std::unique_ptr<Registration>> kept;
   std::array<std::vector<uint64_t>, kPairs> over;
   std::vector<uint64_t> order;
   std::array<size_t, kPairs> sent{};
@@ -142,7 +142,7 @@ TEST_F(FabricTest, ReportsOfQueuePairsOvertakeEachOtherAndEachRequestEndsOnce) {
       std::array<Reaped, 3> some;
       const size_t got = pairs[i].near->poll(some);
       for (size_t k = 0; k < got; ++k) {
-        EXPECT_EQ(some[k].outcome, Outcome::kDone);
+        EXPECT_EQ(some[k].outcome, WorkOutcome::kDone);
         over[i].push_back(some[k].id);
         order.push_back(i);
       }
@@ -189,7 +189,10 @@ TEST_F(FabricTest, AFailureInAListTellsWhichWentWell) {
   ASSERT_EQ(over.size(), 11u);
   for (size_t i = 0; i < over.size(); ++i) {
     EXPECT_EQ(over[i].id, i);
-    EXPECT_EQ(over[i].outcome, i < 5 ? Outcome::kDone : i == 5 ? Outcome::kRefused : Outcome::kFlushed) << i;
+    EXPECT_EQ(over[i].outcome, i < 5    ? WorkOutcome::kDone
+                               : i == 5 ? WorkOutcome::kRefused
+                                        : WorkOutcome::kFlushed)
+        << i;
   }
 }
 

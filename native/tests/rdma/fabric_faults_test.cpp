@@ -47,7 +47,7 @@ class FabricFaults : public FabricTest {
   Pair pair_;
   std::vector<std::byte> mine_ = std::vector<std::byte>(kBytes, std::byte{1});
   std::vector<std::byte> theirs_ = std::vector<std::byte>(kBytes, std::byte{2});
-  std::unique_ptr<Memory> local_, exposed_;
+  std::unique_ptr<Registration> local_, exposed_;
   uint64_t next_id_ = 1;
 };
 
@@ -144,7 +144,7 @@ TEST_F(FabricFaults, WhatCannotBeDestroyedStopsNobody) {
   }
   connect();
   EXPECT_EQ(write(1), 1u);
-  EXPECT_EQ(reap(*pair_.near, 1).at(0).outcome, Outcome::kDone);
+  EXPECT_EQ(reap(*pair_.near, 1).at(0).outcome, WorkOutcome::kDone);
 }
 
 TEST_F(FabricFaults, AReportThatComesTwiceCountsOnce) {
@@ -153,7 +153,7 @@ TEST_F(FabricFaults, AReportThatComesTwiceCountsOnce) {
   ASSERT_EQ(write(8), 8u);
   std::set<uint64_t> ids;
   for (const Reaped& one : reap(*pair_.near, 8)) {
-    EXPECT_EQ(one.outcome, Outcome::kDone);
+    EXPECT_EQ(one.outcome, WorkOutcome::kDone);
     EXPECT_TRUE(ids.insert(one.id).second) << one.id;
   }
   EXPECT_EQ(ids.size(), 8u);
@@ -181,7 +181,7 @@ TEST_F(FabricFaults, ReportsThatComeAfterTheStopAreHandedOut) {
   pair_.near->stop();  // they are through, and nobody has looked yet
   auto done = reap(*pair_.near, 4);
   ASSERT_EQ(done.size(), 4u);
-  for (const Reaped& one : done) EXPECT_EQ(one.outcome, Outcome::kDone);
+  for (const Reaped& one : done) EXPECT_EQ(one.outcome, WorkOutcome::kDone);
   disconnect();
 
   std::fill(theirs_.begin(), theirs_.end(), std::byte{2});
@@ -195,7 +195,7 @@ TEST_F(FabricFaults, ReportsThatComeAfterTheStopAreHandedOut) {
   fake().hang(0, false);
   done = reap(*pair_.near, 4);
   ASSERT_EQ(done.size(), 4u);
-  for (const Reaped& one : done) EXPECT_EQ(one.outcome, Outcome::kFlushed);
+  for (const Reaped& one : done) EXPECT_EQ(one.outcome, WorkOutcome::kFlushed);
   EXPECT_EQ(theirs_[0], std::byte{2});
 }
 
@@ -224,7 +224,7 @@ TEST_F(FabricFaults, ASmallWriteLeavesItsMemoryWhenItIsPosted) {
     std::fill(theirs_.begin(), theirs_.end(), std::byte{2});
     ASSERT_EQ(write(1, length), 1u);
     std::fill(mine_.begin(), mine_.end(), std::byte{6});  // in the request by then, or only pointed to
-    EXPECT_EQ(reap(*pair_.near, 1).at(0).outcome, Outcome::kDone);
+    EXPECT_EQ(reap(*pair_.near, 1).at(0).outcome, WorkOutcome::kDone);
     const auto landed = length <= 64 ? std::byte{5} : std::byte{6};
     for (size_t i = 0; i < kBytes; ++i) ASSERT_EQ(theirs_[i], i < length ? landed : std::byte{2}) << i;
   }

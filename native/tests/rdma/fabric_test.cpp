@@ -23,13 +23,13 @@ TEST_F(FabricTest, MovesBytesBothWays) {
   ASSERT_EQ(pair.near->post(std::span(&read, 1)), 1u);
   auto done = reap(*pair.near, 1);
   ASSERT_EQ(done.size(), 1u);
-  EXPECT_EQ(done[0].outcome, Outcome::kDone);
+  EXPECT_EQ(done[0].outcome, WorkOutcome::kDone);
   EXPECT_TRUE(mine == theirs);
   auto writable = pair.far_domain->expose(slice(theirs), true);
   std::fill(mine.begin(), mine.end(), std::byte{3});
   const Post write = post(true, mine, **local, **writable);
   ASSERT_EQ(pair.near->post(std::span(&write, 1)), 1u);
-  EXPECT_EQ(reap(*pair.near, 1).at(0).outcome, Outcome::kDone);
+  EXPECT_EQ(reap(*pair.near, 1).at(0).outcome, WorkOutcome::kDone);
   EXPECT_TRUE(mine == theirs);
   EXPECT_LE(fake().last_retry_count(), 6);
 }
@@ -57,7 +57,7 @@ TEST_F(FabricTest, RefusesWhatWasNotExposed) {
     if (wrong == Wrong::kKey) write.remote_key ^= 0x5a5a;
     if (wrong == Wrong::kWithdrawn) *exposed = nullptr;
     ASSERT_EQ(pair.near->post(std::span(&write, 1)), 1u);
-    EXPECT_EQ(reap(*pair.near, 1).at(0).outcome, Outcome::kRefused) << static_cast<int>(wrong);
+    EXPECT_EQ(reap(*pair.near, 1).at(0).outcome, WorkOutcome::kRefused) << static_cast<int>(wrong);
     EXPECT_TRUE(pair.near->failed());
     EXPECT_EQ(pair.near->room(), 0u);
     EXPECT_EQ(theirs[0], std::byte{2});
@@ -77,7 +77,7 @@ TEST_F(FabricTest, StopFlushesAndThenNothingMoves) {
   pair.near->stop();
   const auto done = reap(*pair.near, 8);
   ASSERT_EQ(done.size(), 8u);
-  EXPECT_EQ(done.back().outcome, Outcome::kFlushed);
+  EXPECT_EQ(done.back().outcome, WorkOutcome::kFlushed);
   EXPECT_EQ(pair.near->outstanding(), 0u);
   std::fill(mine.begin(), mine.end(), std::byte{9});
   std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -114,8 +114,8 @@ TEST_F(FabricTest, DeadPathIsGone) {
   ASSERT_EQ(pair.near->post(posts), 3u);
   const auto done = reap(*pair.near, 3);
   ASSERT_EQ(done.size(), 3u);
-  EXPECT_EQ(done[0].outcome, Outcome::kGone);
-  EXPECT_EQ(done[1].outcome, Outcome::kFlushed);
+  EXPECT_EQ(done[0].outcome, WorkOutcome::kGone);
+  EXPECT_EQ(done[1].outcome, WorkOutcome::kFlushed);
 }
 
 TEST_F(FabricTest, PortsGoDownAndUp) {

@@ -66,8 +66,8 @@ class FabricTest : public ::testing::Test {
     }
     return all;
   }
-  static Post post(bool write, std::span<std::byte> local, const Memory& mine, const Memory& theirs,
-                   uint64_t id = 1) {
+  static Post post(bool write, std::span<std::byte> local, const Registration& mine,
+                   const Registration& theirs, uint64_t id = 1) {
     return {id,
             write,
             local.data(),

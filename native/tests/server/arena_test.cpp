@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "server/peer.h"
+#include "store/device_memory.h"
 
 namespace mooncache::testing {
 namespace {
@@ -136,8 +137,7 @@ class GpuArenaTest : public ArenaTest {
  protected:
   void SetUp() override {
     ArenaTest::SetUp();
-    config.store.arena_gpu = 0;
-    config.store.gpu_driver = MOONCACHE_FAKE_CUDA;
+    config.store.open_arena = store::device_arena(0, MOONCACHE_FAKE_CUDA);
     void* const library = dlopen(MOONCACHE_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
     fail = reinterpret_cast<decltype(fail)>(dlsym(library, "fake_cuda_fail"));
   }

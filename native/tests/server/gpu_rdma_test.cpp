@@ -6,6 +6,7 @@
 
 #include "rdma/fabric.h"
 #include "server/rdma_fixture.h"
+#include "store/device_memory.h"
 #include "wire/rdma_address.h"
 
 namespace mooncache::testing {
@@ -26,9 +27,9 @@ struct Granted {
 };
 
 // A peer that has a device, too.
-class Device {
+class PeerDevice {
  public:
-  explicit Device(const StoreServer& server) : peer(server) {}
+  explicit PeerDevice(const StoreServer& server) : peer(server) {}
   bool open(const rdma::Options& options) {
     auto fabric = rdma::open_fabric(options);
     if (!fabric || !peer.login()) return false;
@@ -67,7 +68,7 @@ class Device {
     wire::ReserveRequest{0, {{key, size}}}.encode(meta);
     return granted<wire::ReserveResult>(Opcode::kReserve, meta);
   }
-  rdma::Outcome move(bool write, const Granted& to, int64_t offset, uint32_t length) {
+  rdma::WorkOutcome move(bool write, const Granted& to, int64_t offset, uint32_t length) {
     rdma::Post post;
     post.write = write;
     post.local = buffer.data();
@@ -75,19 +76,21 @@ class Device {
     post.local_key = memory_->local_key();
     post.remote_address = to.exposure.address + static_cast<uint64_t>(offset);
     post.remote_key = to.exposure.keys[0];
-    if (endpoint_->post(std::span(&post, 1)) != 1) return rdma::Outcome::kFailed;
-    rdma::Reaped reaped{0, rdma::Outcome::kFailed, 0};
+    if (endpoint_->post(std::span(&post, 1)) != 1) return rdma::WorkOutcome::kFailed;
+    rdma::Reaped reaped{0, rdma::WorkOutcome::kFailed, 0};
     const Deadline deadline = Deadline::after(kPatience);
     while (endpoint_->poll(std::span(&reaped, 1)) == 0) {
-      if (deadline.expired()) return rdma::Outcome::kGone;
+      if (deadline.expired()) return rdma::WorkOutcome::kGone;
       std::this_thread::yield();
     }
-    if (reaped.outcome != rdma::Outcome::kDone) {
+    if (reaped.outcome != rdma::WorkOutcome::kDone) {
       EXPECT_EQ(meet(), Code::kOk);
     }
     return reaped.outcome;
   }
-  rdma::Outcome read(const Granted& from) { return move(false, from, 0, static_cast<uint32_t>(from.size)); }
+  rdma::WorkOutcome read(const Granted& from) {
+    return move(false, from, 0, static_cast<uint32_t>(from.size));
+  }
   bool holds(const Bytes& block) const { return std::equal(block.begin(), block.end(), buffer.begin()); }
 
   Peer peer;
@@ -113,7 +116,7 @@ class Device {
 
   std::shared_ptr<rdma::Fabric> fabric_;
   std::unique_ptr<rdma::Domain> domain_;
-  std::unique_ptr<rdma::Memory> memory_;
+  std::unique_ptr<rdma::Registration> memory_;
   std::unique_ptr<rdma::Endpoint> endpoint_;
 };
 
@@ -125,8 +128,7 @@ class GpuRdmaTest : public ServerTest {
     sysfs = folder / "sys";
     std::filesystem::create_directories(sysfs);
     config.unix_path.clear();
-    config.store.arena_gpu = 0;
-    config.store.gpu_driver = MOONCACHE_FAKE_CUDA;
+    config.store.open_arena = store::device_arena(0, MOONCACHE_FAKE_CUDA);
     config.store.capacity_bytes = 8 * kMiB;
     config.rdma = options(sysfs);
     void* const library = dlopen(MOONCACHE_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
@@ -162,7 +164,7 @@ class GpuRdmaTest : public ServerTest {
 TEST_F(GpuRdmaTest, AGrantOpensItsBytesAndNoOthers) {
   start();
   EXPECT_TRUE(logged("rdma_arena", "cuda:0 (Fake GPU) by dma-buf"));
-  Device reader(*server);
+  PeerDevice reader(*server);
   ASSERT_TRUE(reader.open(config.rdma));
   // extents that begin and end anywhere in their pages, each beside that of another block
   const std::vector<size_t> sizes = {700, 5'000, 4'096, 70'001, 1, 300'000, 511};
@@ -173,26 +175,26 @@ TEST_F(GpuRdmaTest, AGrantOpensItsBytesAndNoOthers) {
     ASSERT_EQ(granted.exposure.code, Code::kOk);
     ASSERT_EQ(granted.size, size);
     EXPECT_LT(granted.exposure.address, 64u << 10) << "the name tells nothing about where it lies";
-    EXPECT_EQ(reader.read(granted), rdma::Outcome::kDone);
+    EXPECT_EQ(reader.read(granted), rdma::WorkOutcome::kDone);
     EXPECT_TRUE(reader.holds(block_of(size, size)));
     const auto end = static_cast<int64_t>(size);
-    EXPECT_EQ(reader.move(false, granted, end, 1), rdma::Outcome::kRefused);
-    EXPECT_EQ(reader.move(false, granted, -1, 1), rdma::Outcome::kRefused);
-    EXPECT_EQ(reader.move(false, granted, 0, static_cast<uint32_t>(size) + 1), rdma::Outcome::kRefused);
-    EXPECT_EQ(reader.move(true, granted, 0, 1), rdma::Outcome::kRefused);
-    EXPECT_EQ(reader.read(granted), rdma::Outcome::kDone);
-    Device other(*server);
+    EXPECT_EQ(reader.move(false, granted, end, 1), rdma::WorkOutcome::kRefused);
+    EXPECT_EQ(reader.move(false, granted, -1, 1), rdma::WorkOutcome::kRefused);
+    EXPECT_EQ(reader.move(false, granted, 0, static_cast<uint32_t>(size) + 1), rdma::WorkOutcome::kRefused);
+    EXPECT_EQ(reader.move(true, granted, 0, 1), rdma::WorkOutcome::kRefused);
+    EXPECT_EQ(reader.read(granted), rdma::WorkOutcome::kDone);
+    PeerDevice other(*server);
     ASSERT_TRUE(other.open(config.rdma));
-    EXPECT_EQ(other.read(granted), rdma::Outcome::kRefused);
+    EXPECT_EQ(other.read(granted), rdma::WorkOutcome::kRefused);
     ASSERT_TRUE(reader.peer.call(Opcode::kRelease, Peer::grants_meta({granted.grant})));
-    EXPECT_EQ(reader.read(granted), rdma::Outcome::kRefused);
+    EXPECT_EQ(reader.read(granted), rdma::WorkOutcome::kRefused);
   }
   EXPECT_EQ(fake().registrations(), 1u) << "only that of this side";
 }
 
 TEST_F(GpuRdmaTest, WhatIsWrittenInPlaceIsSeenByTheGpuAndEndsWithTheCommit) {
   start();
-  Device writer(*server);
+  PeerDevice writer(*server);
   ASSERT_TRUE(writer.open(config.rdma));
   ASSERT_EQ(writer.peer.put(key_of(1), block_of(1, 1'000)), Code::kOk);
   const Bytes block = block_of(2, 70'001);
@@ -200,13 +202,13 @@ TEST_F(GpuRdmaTest, WhatIsWrittenInPlaceIsSeenByTheGpuAndEndsWithTheCommit) {
   ASSERT_EQ(room.exposure.code, Code::kOk);
   ASSERT_EQ(writer.peer.put(key_of(3), block_of(3, 1'000)), Code::kOk);
   std::copy(block.begin(), block.end(), writer.buffer.begin());
-  EXPECT_EQ(writer.move(true, room, 0, 70'001), rdma::Outcome::kDone);
-  EXPECT_EQ(writer.move(true, room, 70'001, 1), rdma::Outcome::kRefused);
-  EXPECT_EQ(writer.move(false, room, 0, 1), rdma::Outcome::kRefused);
+  EXPECT_EQ(writer.move(true, room, 0, 70'001), rdma::WorkOutcome::kDone);
+  EXPECT_EQ(writer.move(true, room, 70'001, 1), rdma::WorkOutcome::kRefused);
+  EXPECT_EQ(writer.move(false, room, 0, 1), rdma::WorkOutcome::kRefused);
   const int before = flushes();
   EXPECT_EQ(writer.peer.commit(room.grant, crc32c(block), wire::CommitItem::kFlagOneSided), Code::kOk);
   EXPECT_EQ(flushes(), before + 1);
-  EXPECT_EQ(writer.move(true, room, 0, 1), rdma::Outcome::kRefused);
+  EXPECT_EQ(writer.move(true, room, 0, 1), rdma::WorkOutcome::kRefused);
   EXPECT_EQ(writer.peer.get(key_of(2)).second, block);
   EXPECT_EQ(writer.peer.get(key_of(1)).second, block_of(1, 1'000));
   EXPECT_EQ(writer.peer.get(key_of(3)).second, block_of(3, 1'000));
@@ -214,7 +216,7 @@ TEST_F(GpuRdmaTest, WhatIsWrittenInPlaceIsSeenByTheGpuAndEndsWithTheCommit) {
 
 TEST_F(GpuRdmaTest, AWriteThatTheGpuDoesNotConfirmIsNoBlock) {
   start();
-  Device writer(*server);
+  PeerDevice writer(*server);
   ASSERT_TRUE(writer.open(config.rdma));
   const Granted room = writer.reserve(key_of(2), 5'000);
   ASSERT_EQ(room.exposure.code, Code::kOk);
@@ -235,7 +237,7 @@ TEST_F(GpuRdmaTest, WithoutDmaBufThroughPeerMemoryWithoutBothOverTcp) {
   EXPECT_TRUE(logged("rdma_unavailable", "cuMemGetHandleForAddressRange"));
   EXPECT_TRUE(logged("rdma_unavailable", "nvidia-peermem is not loaded"));
   {
-    Device reader(*server);
+    PeerDevice reader(*server);
     EXPECT_FALSE(reader.open(config.rdma));
     EXPECT_EQ(reader.meet(), Code::kTransportUnavailable);
     ASSERT_EQ(reader.peer.put(key_of(1), block_of(1, 5'000)), Code::kOk);
@@ -247,7 +249,7 @@ TEST_F(GpuRdmaTest, WithoutDmaBufThroughPeerMemoryWithoutBothOverTcp) {
   std::filesystem::create_directories(sysfs / "module" / "nvidia_peermem");
   start();
   EXPECT_TRUE(logged("rdma_arena", "by nvidia-peermem, because fake0 and its driver cannot register"));
-  Device reader(*server);
+  PeerDevice reader(*server);
   ASSERT_TRUE(reader.open(config.rdma));
   ASSERT_EQ(reader.peer.put(key_of(1), block_of(1, 5'000)), Code::kOk);
   EXPECT_EQ(reader.look_up(key_of(1)).exposure.code, Code::kOk);
@@ -259,13 +261,13 @@ TEST_F(GpuRdmaTest, WithoutDmaBufThroughPeerMemoryWithoutBothOverTcp) {
 
 TEST_F(GpuRdmaTest, AGpuThatStopsEndsItsGrantsAndComesBack) {
   start();
-  Device reader(*server);
+  PeerDevice reader(*server);
   ASSERT_TRUE(reader.open(config.rdma));
   ASSERT_EQ(reader.peer.put(key_of(1), block_of(1, 5'000)), Code::kOk);
   ASSERT_EQ(reader.peer.put(key_of(2), block_of(2, 5'000)), Code::kOk);
   const Granted held = reader.look_up(key_of(1));
   const Granted room = reader.reserve(key_of(3), 5'000);
-  ASSERT_EQ(reader.read(held), rdma::Outcome::kDone);
+  ASSERT_EQ(reader.read(held), rdma::WorkOutcome::kDone);
   hang(1);
   Peer witness(*server);
   ASSERT_TRUE(witness.login());
@@ -275,8 +277,8 @@ TEST_F(GpuRdmaTest, AGpuThatStopsEndsItsGrantsAndComesBack) {
   EXPECT_TRUE(logged("arena_damaged", "until it answers again"));
   const Deadline deadline = Deadline::after(kPatience);
   while (fake().registrations() > 1 && !deadline.expired()) std::this_thread::yield();
-  EXPECT_EQ(reader.read(held), rdma::Outcome::kRefused);
-  EXPECT_EQ(reader.move(true, room, 0, 1), rdma::Outcome::kRefused);
+  EXPECT_EQ(reader.read(held), rdma::WorkOutcome::kRefused);
+  EXPECT_EQ(reader.move(true, room, 0, 1), rdma::WorkOutcome::kRefused);
   EXPECT_EQ(reader.look_up(key_of(1)).exposure.code, Code::kTransportUnavailable);
   EXPECT_EQ(reader.peer.commit(room.grant, 0, wire::CommitItem::kFlagOneSided), Code::kNodeUnavailable);
   EXPECT_EQ(stat("store_reservations"), 0u);
@@ -286,10 +288,10 @@ TEST_F(GpuRdmaTest, AGpuThatStopsEndsItsGrantsAndComesBack) {
   ASSERT_TRUE(eventually("arena_lost_bytes", 0));
   EXPECT_EQ(stat("store_draining"), 0u);
   EXPECT_TRUE(logged("arena_back", "answers again"));
-  EXPECT_EQ(reader.read(held), rdma::Outcome::kRefused) << "what ended stays ended";
+  EXPECT_EQ(reader.read(held), rdma::WorkOutcome::kRefused) << "what ended stays ended";
   const Granted again = reader.look_up(key_of(1));
   ASSERT_EQ(again.exposure.code, Code::kOk);
-  EXPECT_EQ(reader.read(again), rdma::Outcome::kDone);
+  EXPECT_EQ(reader.read(again), rdma::WorkOutcome::kDone);
   EXPECT_TRUE(reader.holds(block_of(1, 5'000)));
   ASSERT_EQ(reader.peer.put(key_of(4), block_of(4, 5'000)), Code::kOk);
   EXPECT_EQ(reader.peer.get(key_of(4)).second, block_of(4, 5'000));

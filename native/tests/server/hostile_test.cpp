@@ -550,16 +550,16 @@ TEST(GrantMapTest, AgreesWithAPlainMap) {
 }
 
 TEST(HistogramTest, BucketsCoverEveryValueInOrder) {
-  using server::Histogram;
+  using server::LoopHistogram;
   for (uint64_t us : {0ull, 1ull, 2ull, 3ull, 7ull, 100ull, 1023ull, 1024ull, 999'999ull, 60'000'000ull}) {
-    const size_t bucket = Histogram::bucket_of(us);
-    ASSERT_LT(bucket, Histogram::kBuckets);
-    EXPECT_GE(Histogram::bound_us(bucket), us) << us;
+    const size_t bucket = LoopHistogram::bucket_of(us);
+    ASSERT_LT(bucket, LoopHistogram::kBuckets);
+    EXPECT_GE(LoopHistogram::bound_us(bucket), us) << us;
     if (bucket > 8) {
-      EXPECT_LE(Histogram::bound_us(bucket - 1), us) << us;
+      EXPECT_LE(LoopHistogram::bound_us(bucket - 1), us) << us;
     }
   }
-  EXPECT_EQ(Histogram::bucket_of(UINT64_MAX), Histogram::kBuckets - 1);
+  EXPECT_EQ(LoopHistogram::bucket_of(UINT64_MAX), LoopHistogram::kBuckets - 1);
 }
 
 }  // namespace

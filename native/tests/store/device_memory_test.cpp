@@ -28,8 +28,7 @@ class DeviceMemoryTest : public ::testing::Test {
   }
   static StoreConfig config() {
     StoreConfig config = small_config(4 * kMiB);
-    config.arena_gpu = 0;
-    config.gpu_driver = MOONCACHE_FAKE_CUDA;
+    config.open_arena = store::device_arena(0, MOONCACHE_FAKE_CUDA);
     return config;
   }
   static std::vector<std::byte> bytes_of(uint64_t seed, size_t size) {
@@ -45,13 +44,13 @@ class DeviceMemoryTest : public ::testing::Test {
 
 TEST_F(DeviceMemoryTest, WithoutADriverTheStartSaysWhy) {
   StoreConfig absent = config();
-  absent.gpu_driver = "libcuda-that-is-not-there.so";
+  absent.open_arena = store::device_arena(0, "libcuda-that-is-not-there.so");
   const auto store = Store::open(absent);
   ASSERT_FALSE(store);
   EXPECT_EQ(store.code(), Code::kTransportUnavailable);
   EXPECT_NE(store.status().message.find("CUDA unavailable, because"), std::string::npos);
   StoreConfig other = config();
-  other.arena_gpu = 7;
+  other.open_arena = store::device_arena(7, MOONCACHE_FAKE_CUDA);
   EXPECT_FALSE(Store::open(other));
   other = config();
   other.arena_path = "/dev/shm";

@@ -122,7 +122,7 @@ TEST(Growth, TheStoreIsSoundAllTheWay) {
 
 // The slot of a neighbour may hold another block by the time its lock is taken.
 TEST(Growth, OnlyTheBlockThatLiesInTheWayIsEvictedForIt) {
-  store::Entry entry;
+  store::BlockEntry entry;
   entry.state = store::State::kVisible;
   entry.linked = 1;
   entry.arena = 1;

@@ -117,9 +117,9 @@ inline void atomicXor(unsigned* at, unsigned value) {
 
 // One thread of the kernel after the other. The first round has no pieces: it only fills the shared tables,
 // for which real threads wait at their barrier.
-void run(unsigned grid, unsigned block, std::vector<Piece> pieces, unsigned count, const unsigned* constants,
-         unsigned* sums) {
-  for (Piece& piece : pieces) {
+void run(unsigned grid, unsigned block, std::vector<GatherPiece> pieces, unsigned count,
+         const unsigned* constants, unsigned* sums) {
+  for (GatherPiece& piece : pieces) {
     piece.from &= ~kDeviceBit;
     piece.to &= ~kDeviceBit;
   }
@@ -396,7 +396,7 @@ API int cuLaunchKernel(void*, unsigned grid, unsigned, unsigned, unsigned block,
                        void* stream, void** arguments, void**) {
   VERDICT("cuLaunchKernel");
   const auto count = *static_cast<uint32_t*>(arguments[1]);
-  const auto* first = reinterpret_cast<const kernel::Piece*>(*static_cast<uint64_t*>(arguments[0]));
+  const auto* first = reinterpret_cast<const kernel::GatherPiece*>(*static_cast<uint64_t*>(arguments[0]));
   const auto* constants = static_cast<const unsigned*>(real(*static_cast<uint64_t*>(arguments[2])));
   auto* sums = static_cast<unsigned*>(real(*static_cast<uint64_t*>(arguments[3])));
   const bool wrong = fake_wrong_kernel;

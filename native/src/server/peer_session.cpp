@@ -1,4 +1,4 @@
-#include "server/session.h"
+#include "server/peer_session.h"
 
 #include <algorithm>
 #include <array>
@@ -7,6 +7,13 @@
 namespace mooncache::server {
 
 using wire::Opcode;
+
+namespace {
+
+// Before a peer has proved itself it may send HELLO and AUTH, nothing that needs more.
+constexpr uint32_t kMaxMetaBeforeAuth = 4096;
+
+}  // namespace
 
 const Operation& operation(Opcode opcode) {
   static const std::array<Operation, wire::kMaxOpcode + 1> table = [] {
@@ -40,7 +47,48 @@ const Operation& operation(Opcode opcode) {
   return table[static_cast<size_t>(opcode)];
 }
 
-Next Session::resume() {
+std::optional<size_t> PeerSession::accept(std::span<const std::byte, wire::kHeaderBytes> header) {
+  const auto refused = [this](Code code, const std::string& message, CloseReason reason) {
+    (void)refuse(code, message, reason);
+    return std::nullopt;
+  };
+  const auto decoded = wire::decode_header(header);
+  if (!decoded) {
+    // Answer with the peer's own request id when it has one; its opcode may be anything.
+    Reader reader(header.subspan(8));
+    request = {};
+    request.opcode = Opcode::kHello;
+    request.request_id = reader.u64();
+    const bool skew = decoded.code() == Code::kVersionSkew;
+    if (skew) metrics().version_skews.add();
+    return refused(decoded.code(), decoded.status().message,
+                   skew ? CloseReason::kVersion : CloseReason::kProtocol);
+  }
+  request = *decoded;
+  if (!proven() && (request.meta_bytes > kMaxMetaBeforeAuth || request.payload_bytes != 0))
+    return refused(Code::kUnauthenticated, "the connection is not authenticated", CloseReason::kAuth);
+  if (request.response)
+    return refused(Code::kProtocolError, "a client sends requests, not responses", CloseReason::kProtocol);
+  if (request.payload_bytes != 0 && !operation(request.opcode).takes_payload)
+    return refused(Code::kProtocolError, "this request carries no payload", CloseReason::kProtocol);
+  return request.meta_bytes;
+}
+
+Next PeerSession::start(std::span<const std::byte, wire::kHeaderBytes> header, wire::Meta meta) {
+  start_ns = Loop::now_ns();
+  wait = {};
+  if (const Status check = wire::verify_check(header, meta); !check)
+    return refuse(check.code, check.message, CloseReason::kProtocol);
+  metrics().requests[static_cast<size_t>(request.opcode)].add();
+  const Operation& wanted = operation(request.opcode);
+  if (!proven() && !wanted.before_auth) {
+    metrics().auth_failures.add();
+    return refuse(Code::kUnauthenticated, "the connection is not authenticated", CloseReason::kAuth);
+  }
+  return wanted.start(*this, meta);
+}
+
+Next PeerSession::resume() {
   const uint64_t budget = loop_.visit().check_bytes;
   return std::visit(
       [&](auto& state) {
@@ -52,14 +100,14 @@ Next Session::resume() {
       pending);
 }
 
-void Session::abandon() {
+void PeerSession::abandon() {
   if (auto* inbound = std::get_if<Inbound>(&pending)) inbound->abandon(*this);
   if (auto* get = std::get_if<GetOp>(&pending)) get->abandon(*this);
   pending = std::monostate{};
   held.release_grants();
 }
 
-uint64_t Session::held_bytes() const {
+uint64_t PeerSession::held_bytes() const {
   uint64_t bytes = out.held_bytes() + (staging_ ? kStagingBytes : 0);
   if (const auto* inbound = std::get_if<Inbound>(&pending)) bytes += inbound->held_bytes();
   if (const auto* get = std::get_if<GetOp>(&pending)) bytes += get->held_bytes();
@@ -69,44 +117,44 @@ uint64_t Session::held_bytes() const {
 
 // Responses -------------------------------------------------------------------------------------------
 
-Writer& Session::begin_response(Status status) {
+Writer& PeerSession::begin_response(Status status) {
   Writer& writer = loop_.writer();
   wire::encode_status(writer, status);
   return writer;
 }
 
-void Session::respond_head(Writer& meta, uint64_t payload_bytes, bool last) {
+void PeerSession::respond_head(Writer& meta, uint64_t payload_bytes, bool last) {
   out.push_head(request, meta.view(), payload_bytes, start_ns, last);
 }
 
-Next Session::respond(Writer& meta) {
+Next PeerSession::respond(Writer& meta) {
   respond_head(meta, 0, true);
   return Next::kDone;
 }
 
-Next Session::respond_status(Status status) {
+Next PeerSession::respond_status(Status status) {
   return respond(begin_response(std::move(status)));
 }
 
-Next Session::respond_codes(std::span<const Code> codes) {
+Next PeerSession::respond_codes(std::span<const Code> codes) {
   Writer& writer = begin_response();
   wire::encode_codes(writer, codes);
   return respond(writer);
 }
 
-Next Session::close(Status status, CloseReason reason) {
+Next PeerSession::close(Status status, CloseReason reason) {
   respond_status(std::move(status));
   close_reason_ = reason;
   return Next::kClose;
 }
 
-Next Session::refuse(Code code, const std::string& message, CloseReason reason) {
+Next PeerSession::refuse(Code code, const std::string& message, CloseReason reason) {
   if (reason == CloseReason::kProtocol) metrics().protocol_errors.add();
   loop_.shared().log.push(30, "connection_closed", std::string(code_name(code)) + ": " + message);
   return close({code, message}, reason);
 }
 
-Next Session::malformed() {
+Next PeerSession::malformed() {
   return refuse(Code::kProtocolError,
                 "malformed " + std::string(wire::opcode_name(request.opcode)) + " request",
                 CloseReason::kProtocol);
@@ -114,7 +162,7 @@ Next Session::malformed() {
 
 // Waiting ---------------------------------------------------------------------------------------------
 
-bool Session::may_wait(uint32_t allowed_ms) {
+bool PeerSession::may_wait(uint32_t allowed_ms) {
   const uint32_t allowed = std::min(allowed_ms, config().max_wait_ms);
   if (wait.waited_ms >= allowed) {
     if (allowed > 0) metrics().parked_expired.add();
@@ -129,20 +177,36 @@ bool Session::may_wait(uint32_t allowed_ms) {
   return true;
 }
 
-void Session::end_wait() {
+void PeerSession::end_wait() {
   const uint64_t waited = now_ms() - wait.begin_ms;
   wait.waited_ms += static_cast<uint32_t>(std::min<uint64_t>(waited, UINT32_MAX - wait.waited_ms));
 }
 
-bool Session::afford(uint64_t& budget, uint64_t cost) {
+bool PeerSession::afford(uint64_t& budget, uint64_t cost) {
   if (cost > 0 && budget == 0) return false;
   loop_.spend(cost, budget);
   return true;
 }
 
-std::byte* Session::staging() {
+std::byte* PeerSession::staging() {
   if (staging_ == nullptr) staging_ = std::make_unique_for_overwrite<std::byte[]>(kStagingBytes);
   return staging_.get();
+}
+
+// Patience ---------------------------------------------------------------------------------------------
+
+bool PeerSession::too_slow(bool parked) {
+  const bool receiving = inbound() != nullptr && !parked && !out.full();
+  return progress.too_slow(receiving || !out.empty(), now_ms(), config().progress_timeout_ms,
+                           config().min_progress_bytes);
+}
+
+// The end of a process on this host always shows; that of a host on the network may not.
+uint64_t PeerSession::silence_limit_ms() const {
+  const uint64_t idle_ms = config().idle_timeout_ms;
+  const uint64_t grant_ms = is_unix || held.empty() ? 0 : config().grant_timeout_ms;
+  if (idle_ms == 0 || grant_ms == 0) return idle_ms + grant_ms;
+  return std::min(idle_ms, grant_ms);
 }
 
 }  // namespace mooncache::server

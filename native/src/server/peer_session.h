@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -37,9 +38,9 @@ struct SpaceWait {
   uint32_t waited_ms = 0;
 };
 
-class Session {
+class PeerSession {
  public:
-  Session(Loop& loop, bool is_unix_in, bool is_tls_in, bool may_write_memory)
+  PeerSession(Loop& loop, bool is_unix_in, bool is_tls_in, bool may_write_memory)
       : is_unix(is_unix_in),
         is_tls(is_tls_in),
         held(loop, may_write_memory),
@@ -56,11 +57,13 @@ class Session {
   wire::FrameHeader request;
   uint64_t start_ns = 0;
   SpaceWait wait;
-  Pending pending;
+  PendingOperation pending;
 
   bool proven() const { return who.state == Identity::State::kProven; }
   bool idle() const { return std::holds_alternative<std::monostate>(pending); }
   Inbound* inbound() { return std::get_if<Inbound>(&pending); }
+  // The next event of its connection moves bytes of a payload, in or out.
+  bool in_transfer() { return inbound() != nullptr || !out.empty(); }
   CloseReason close_reason() const { return close_reason_; }
 
   // Begins a request that does not end at once. The step may replace or end the state: do not use it
@@ -69,6 +72,11 @@ class Session {
   Next begin(State state, uint64_t budget) {
     return pending.emplace<State>(std::move(state)).step(*this, budget);
   }
+  // The head of the next request: how many bytes of meta follow. Nothing: it was refused, kClose has to
+  // follow.
+  std::optional<size_t> accept(std::span<const std::byte, wire::kHeaderBytes> header);
+  // The accepted request is here.
+  Next start(std::span<const std::byte, wire::kHeaderBytes> header, wire::Meta meta);
   // Goes on with the request in hand.
   Next resume();
   // Ends the request in hand and all pins but those that the output queue needs.
@@ -98,6 +106,12 @@ class Session {
   std::byte* staging();
   void free_staging() { staging_.reset(); }
   uint64_t held_bytes() const;
+
+  // A window of progress_timeout_ms in which too little moved, while something had to move. `parked`: the
+  // request waits for space.
+  bool too_slow(bool parked);
+  // How long the peer may send no request; 0 = no limit.
+  uint64_t silence_limit_ms() const;
 
   Loop& loop() { return loop_; }
   Store& store() { return *loop_.shared().store; }
