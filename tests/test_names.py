@@ -1,4 +1,4 @@
-"""Names of the package: each means one thing, and each is used."""
+"""Names of the package and of the native code: each means one thing, and each is used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.test_tidy import ROOT, files, relative, report, tree
+from tests.test_tidy import NATIVE, ROOT, files, relative, report, tree
 
 # Names that code of others calls: engines, asyncio, pydantic; a field that is given by its place; a list that a test
 # compares with the settings; members of enums that come as values from other programs.
@@ -84,6 +84,23 @@ def test_types_have_names_of_their_own() -> None:
         if len({meaning for _, meaning in uses}) > 1
     ]
     assert not offenders, report(offenders)
+
+
+def test_native_classes_have_names_of_their_own() -> None:
+    """The same for native headers, which put what a namespace holds at the beginning of a line."""
+    definition = re.compile(
+        r"^(?:template <[^>]*>\s+)?(?:class|struct|enum class)\s+(?:alignas\([^)]*\)\s+)?(\w+)\b(?!::|\s*[;*&])",
+        re.MULTILINE,
+    )
+    found: dict[str, list[str]] = {}
+    for path in files("native", ".h"):
+        if path.is_relative_to(NATIVE / "tests"):
+            continue
+        for name in definition.findall(path.read_text()):
+            found.setdefault(name, []).append(relative(path))
+    assert {"PeerSession", "Session", "Link", "Store"} <= found.keys()
+    twice = [f"{name}: {', '.join(places)}" for name, places in found.items() if len(places) > 1]
+    assert not twice, report(twice)
 
 
 def defined_names(tree: ast.Module) -> Iterator[str]:
