@@ -29,16 +29,14 @@ _PATHS = {"/v1/chat/completions": True, "/v1/completions": False}
 
 @dataclass(frozen=True, slots=True)
 class NullEngineOptions:
-    """model: the name it serves. key: bearer key that requests must carry, "" for none. events_per_s: of one stream,
-    0 as fast as the client takes them; the field `null_events_per_s` of a request wins. first_token_s: pause before an
-    answer. tokens: of an answer without max_tokens.
-    """
+    """What the engine serves, and how fast."""
 
-    model: str = "null"
-    key: str = ""
+    model: str = "null"  # the name it serves
+    key: str = ""  # bearer key that requests must carry, "" for none
     events_per_s: float = 0.0
-    first_token_s: float = 0.0
-    tokens: int = 16
+    """Events of one stream; 0 sends them as fast as the client takes them. A request's `null_events_per_s` wins."""
+    first_token_s: float = 0.0  # pause before an answer
+    tokens: int = 16  # of an answer without max_tokens
 
 
 class NullEngine:

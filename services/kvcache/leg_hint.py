@@ -47,19 +47,14 @@ _ROLES = frozenset(LegRole)
 
 @dataclass(frozen=True, slots=True)
 class LegHint:
-    """Gateway to engine.
+    """Gateway to engine."""
 
-    role: which leg this is; None for a request that came straight to the engine. wait_tokens: leading prompt tokens
-    that another instance is computing; wait for their blocks in the pool, for at most wait_ms. public_tokens,
-    public_salt: see keys.request_keys. request_id: for logs.
-    """
-
-    role: LegRole | None = None
-    wait_tokens: int = 0
-    wait_ms: int = 0
-    public_tokens: int = 0
-    public_salt: str = ""
-    request_id: str = ""
+    role: LegRole | None = None  # which leg this is; None for a request that came straight to the engine
+    wait_tokens: int = 0  # leading prompt tokens that another instance computes: wait for them in the pool
+    wait_ms: int = 0  # for at most this long
+    public_tokens: int = 0  # see keys.request_keys
+    public_salt: str = ""  # see keys.request_keys
+    request_id: str = ""  # for logs
 
     def to_params(self) -> dict[str, Any]:
         """The value of `kv_transfer_params`."""
@@ -73,24 +68,18 @@ class LegHint:
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """Engine to gateway: what the cache did for one request.
+    """Engine to gateway: what the cache did for one request."""
 
-    hit_tokens: prompt tokens not computed here, local_tokens of them from the engine's own cache, loaded_tokens from
-    the pool. asked_tokens: tokens of complete prompt blocks. failed_blocks: blocks that should have been there and
-    could not be loaded. saved_blocks: blocks handed to the pool so far. held_tokens: leading prompt tokens whose blocks
-    the pool has or is being given now; -1: not said.
-    """
-
-    asked_tokens: int = 0
-    hit_tokens: int = 0
-    local_tokens: int = 0
-    loaded_tokens: int = 0
+    asked_tokens: int = 0  # tokens of complete prompt blocks
+    hit_tokens: int = 0  # prompt tokens that were not computed here
+    local_tokens: int = 0  # those of them from the engine's own cache
+    loaded_tokens: int = 0  # those of them from the pool
     loaded_bytes: int = 0
     waited_ms: float = 0.0
     load_ms: float = 0.0
-    failed_blocks: int = 0
-    saved_blocks: int = 0
-    held_tokens: int = -1
+    failed_blocks: int = 0  # blocks that should have been there and could not be loaded
+    saved_blocks: int = 0  # blocks handed to the pool so far
+    held_tokens: int = -1  # leading prompt tokens whose blocks the pool has or is being given; -1: not said
     outcome: CacheOutcome = CacheOutcome.UNKNOWN
 
     def to_params(self) -> dict[str, Any]:

@@ -46,14 +46,13 @@ class LookupOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LookupRequest:
-    """`keys`: the chain, 32 bytes each. `awaited`: leading keys to wait for until `deadline_s` (monotonic). `trace`:
-    the request's, when it has one."""
+    """One question to the pool: which leading blocks of a chain it holds."""
 
     name: str
-    keys: bytes
-    awaited: int = 0
-    deadline_s: float = 0.0
-    trace: tracing.TraceContext | None = None
+    keys: bytes  # the chain, 32 bytes each
+    awaited: int = 0  # leading keys to wait for until `deadline_s`
+    deadline_s: float = 0.0  # of the monotonic clock
+    trace: tracing.TraceContext | None = None  # the request's, when it has one
 
     @property
     def last_awaited(self) -> bytes:

@@ -18,34 +18,26 @@ from mooncache.master.core.task_types import TaskRules
 
 @dataclass(frozen=True, slots=True)
 class MasterLimits:
-    """Limits that are not configured suit one machine and some hundred nodes.
+    """Limits that are not configured suit one machine and some hundred nodes."""
 
-    heartbeat_interval_s: how often nodes should send heartbeats. expire_interval_s: how often silence is looked for;
-    check_interval_s: how often invariants are checked. report_bytes_max: records of one report message.
-    keys_per_call_max: of every call with keys. watch_max_s, watchers_max: longest wait of one map watch, and watches at
-    once. tasks_page_max: tasks of one ListTasks answer. pin_ttl_max_s: longest pin. task_interval_s: pause between two
-    plans of tasks; copy_timeout_s: time for one copy call. node_call_timeout_s, node_calls_max: time for any other call
-    to a node, and calls at once. tenant_quotas_bytes: by tenant name.
-    """
-
-    heartbeat_interval_s: float
+    heartbeat_interval_s: float  # how often nodes send heartbeats
     membership: MembershipRules
     placement: PlacementRules
     reports: ReportRules = field(default_factory=ReportRules)
     tasks: TaskRules = field(default_factory=TaskRules)
-    expire_interval_s: float = 0.5
-    check_interval_s: float = 30.0
-    report_bytes_max: int = 64 << 20
-    keys_per_call_max: int = 65_536
-    watch_max_s: float = 30.0
-    watchers_max: int = 8192
-    tasks_page_max: int = 1000
-    pin_ttl_max_s: float = 86_400.0
-    task_interval_s: float = 0.1
-    copy_timeout_s: float = 60.0
-    node_call_timeout_s: float = 5.0
-    node_calls_max: int = 64
-    tenant_quotas_bytes: dict[str, int] = field(default_factory=dict)
+    expire_interval_s: float = 0.5  # how often silent nodes are looked for
+    check_interval_s: float = 30.0  # how often invariants are checked
+    report_bytes_max: int = 64 << 20  # records of one report message
+    keys_per_call_max: int = 65_536  # most keys of any one call
+    watch_max_s: float = 30.0  # longest wait of one map watch
+    watchers_max: int = 8192  # map watches at once
+    tasks_page_max: int = 1000  # tasks of one ListTasks answer
+    pin_ttl_max_s: float = 86_400.0  # longest pin
+    task_interval_s: float = 0.1  # pause between two plans of tasks
+    copy_timeout_s: float = 60.0  # time for one copy call
+    node_call_timeout_s: float = 5.0  # time for any other call to a node
+    node_calls_max: int = 64  # calls to nodes at once
+    tenant_quotas_bytes: dict[str, int] = field(default_factory=dict)  # by tenant name
 
     @classmethod
     def of(cls, section: MasterSection) -> Self:

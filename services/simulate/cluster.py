@@ -51,35 +51,27 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """`count` equal instances, each a node with its own memory and links.
-
-    dram_blocks, ssd_blocks: pool space for KV blocks on each node. nic_efficiency: the share of the line rate
-    that transfers reach. pipeline_size: prefill instances that can compute one prompt together (1: alone).
-    kv_capacity_tokens: GPU memory for KV while decoding, 0 takes the profile's. sequences_max: limit of the batch,
-    0 for none. keep_handover: blocks that come for decoding stay in the DRAM for others to read.
-    inline: how a prompt is computed inside a decode batch, "whole" (the batch stands still) or
-    "chunked" (a chunk of chunk_tokens in every step). profile: None takes the cluster's.
-    """
+    """`count` equal instances, each a node with its own memory and links."""
 
     role: InstanceRole
     count: int
     name: str = ""
-    dram_blocks: int = 5859
-    ssd_blocks: int = 0
+    dram_blocks: int = 5859  # pool space for KV blocks in the DRAM of each node
+    ssd_blocks: int = 0  # pool space for KV blocks on the SSD of each node
     nic_in_gbps: float = 800.0
     nic_out_gbps: float = 800.0
-    nic_efficiency: float = 0.87
+    nic_efficiency: float = 0.87  # the share of the line rate that transfers reach
     fetch_latency_s: float = 0.005
     ssd_read_gbytes_per_s: float = 6.0
     eviction: str = "lru"
     ssd_eviction: str = "lru"
-    pipeline_size: int = 1
-    kv_capacity_tokens: int = 0
-    sequences_max: int = 0
-    keep_handover: bool = True
-    inline: InlineMode = InlineMode.WHOLE
-    chunk_tokens: int = 512
-    profile: ModelProfile | None = None
+    pipeline_size: int = 1  # prefill instances that can compute one prompt together (1: alone)
+    kv_capacity_tokens: int = 0  # GPU memory for KV while decoding, 0 takes the profile's
+    sequences_max: int = 0  # limit of the batch, 0 for none
+    keep_handover: bool = True  # blocks that come for decoding stay in the DRAM for others to read
+    inline: InlineMode = InlineMode.WHOLE  # how a prompt is computed inside a decode batch
+    chunk_tokens: int = 512  # of one chunk, for InlineMode.CHUNKED
+    profile: ModelProfile | None = None  # None takes the cluster's
 
     @property
     def label(self) -> str:

@@ -25,32 +25,27 @@ class LengthForecast(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SimOptions:
-    """Options of one run; equal options, trace and cluster give the same result, bit for bit.
-
-    spread_tick_s: requests of one tick of a coarse clock are spread over it (0: times as they are in the trace).
-    ttft_slo_s, tbt_slo_s: None takes the cluster's. noise: relative standard deviation of actual prefill times
-    around the model. output_tokens: how the conductor expects lengths of answers. double_check: the decode instance
-    checks its own TBT when a request's KV has come; None does so in the paper's modes. retries_max: times that a
-    request goes elsewhere when its instance fails. sample_s: time between samples of the series (longer in a
-    trace that would have more than 50,000 of them). watched: block
-    ids whose copies are counted; None watches the blocks of hit rank 1, 10, 100, 1,000 and 10,000.
-    on_decision: called with (request, Request, Fleet, Choice, now_s) for each decision; do not keep the Fleet.
-    """
+    """Options of one run; equal options, trace and cluster give the same result, bit for bit."""
 
     policy: str = "mooncache"
     rules: Rules = field(default_factory=Rules)
     seed: int = 1
     spread_tick_s: float = 3.0
-    ttft_slo_s: float | None = None
-    tbt_slo_s: float | None = None
-    noise: float = 0.0
-    output_tokens: LengthForecast = LengthForecast.LEARNED
+    """Requests of one tick of a coarse clock are spread over it; 0 keeps the times of the trace."""
+    ttft_slo_s: float | None = None  # None takes the cluster's
+    tbt_slo_s: float | None = None  # None takes the cluster's
+    noise: float = 0.0  # relative standard deviation of actual prefill times around the model
+    output_tokens: LengthForecast = LengthForecast.LEARNED  # how the conductor expects lengths of answers
     double_check: bool | None = None
-    retries_max: int = 2
+    """The decode instance checks its own TBT when a request's KV has come. None does so in the paper's modes."""
+    retries_max: int = 2  # times that a request goes elsewhere when its instance fails
     sources_max: int = 3
     sample_s: float = 15.0
+    """Time between samples of the series. It is longer in a trace that would have more than 50,000 of them."""
     watched: tuple[int, ...] | None = None
+    """Block ids whose copies are counted. None watches the blocks of hit rank 1, 10, 100, 1,000 and 10,000."""
     on_decision: OnDecision | None = None
+    """Called with (request, Request, Fleet, Choice, now_s) for each decision. Do not keep the Fleet."""
 
     def check(self) -> SimOptions:
         """The options themselves. Raises SIMULATION_INVALID."""

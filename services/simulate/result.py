@@ -33,10 +33,7 @@ class Instances:
 
 @dataclass(slots=True)
 class Series:
-    """Samples every `sample_s`: one row per sample; columns are instances or watched blocks.
-
-    arrived, rejected, done: requests so far. hit_tokens, prompt_tokens: so far, of admitted requests.
-    """
+    """Samples every `sample_s`: one row per sample; columns are instances or watched blocks."""
 
     at_s: Floats
     prefill_load: NDArray[np.float32]
@@ -46,11 +43,11 @@ class Series:
     role: NDArray[np.int8]
     used_blocks: NDArray[np.int32]
     replicas: NDArray[np.int32]
-    arrived: NDArray[np.int64]
-    rejected: NDArray[np.int64]
-    done: NDArray[np.int64]
-    hit_tokens: NDArray[np.int64]
-    prompt_tokens: NDArray[np.int64]
+    arrived: NDArray[np.int64]  # requests so far
+    rejected: NDArray[np.int64]  # requests so far
+    done: NDArray[np.int64]  # requests so far
+    hit_tokens: NDArray[np.int64]  # so far, of admitted requests
+    prompt_tokens: NDArray[np.int64]  # so far, of admitted requests
     watched: list[int] = field(default_factory=list)
     watched_rank: list[int] = field(default_factory=list)
 
@@ -93,10 +90,7 @@ class Totals:
 class Result:
     """The outcome of a simulation. Row i is request i of the trace; times of requests that never got there are NaN.
 
-    outcome: a SimOutcome; reason: number of `reasons`; branch: a SimBranch. Rows of
-    instances are -1 for none. All times are of the last attempt, except ttft_s, which counts from the arrival.
-    fetch_s: from the decision until the prefix was there; queue_s: from the decision until the prompt was being
-    computed, so fetching is part of it; prefill_s: computing it, however many instances do so together.
+    All times are of the last attempt, except `ttft_s`. Rows of instances are -1 for none.
     """
 
     policy: str
@@ -107,16 +101,16 @@ class Result:
     arrival_s: Floats
     input_tokens: NDArray[np.int32]
     output_tokens: NDArray[np.int32]
-    outcome: NDArray[np.int8]
-    reason: NDArray[np.int16]
+    outcome: NDArray[np.int8]  # a SimOutcome
+    reason: NDArray[np.int16]  # number of `reasons`
     reasons: list[str]
-    branch: NDArray[np.int8]
-    ttft_s: Floats
+    branch: NDArray[np.int8]  # a SimBranch
+    ttft_s: Floats  # counts from the arrival
     tbt_s: Floats
     tbt_mean_s: Floats
-    queue_s: Floats
-    prefill_s: Floats
-    fetch_s: Floats
+    queue_s: Floats  # from the decision until the prompt was being computed, so fetching is part of it
+    prefill_s: Floats  # computing the prompt, however many instances do so together
+    fetch_s: Floats  # from the decision until the prefix was there
     end_s: Floats
     cached_tokens: NDArray[np.int32]
     fetched_tokens: NDArray[np.int32]

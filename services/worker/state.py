@@ -40,14 +40,7 @@ class WorkerCounter(StrEnum):
 
 @dataclass(slots=True)
 class WorkerState:
-    """The state of one worker, shared by its duties and its control call.
-
-    file_name: the instance's name as part of file names. events: endpoints of the engine's cache events and
-    of their replay. incarnation: number of the engine's present run, worker_run of this process. facts: None
-    until the engine is ready and they are known. drain_asked: what an operator wishes, None: not asked.
-    role_pinned: an operator chose the role. stopping: the worker itself ends. version: grows when the instance
-    has to be registered anew.
-    """
+    """The state of one worker, shared by its duties and its control call."""
 
     config: Config
     clock: Clock
@@ -60,7 +53,7 @@ class WorkerState:
     run_dir: Path
     state_dir: Path
     instance_id: str
-    file_name: str
+    file_name: str  # the instance's name as part of file names
     role: InstanceRole
     host_id: str
     engine_key: str = field(repr=False)
@@ -68,25 +61,25 @@ class WorkerState:
     model_name: str = ""
     tokenizer_path: str = ""
     url: str = ""
-    incarnation: int = 0
+    incarnation: int = 0  # number of the engine's present run
     process: EngineProcess | None = None
-    facts: EngineFacts | None = None
+    facts: EngineFacts | None = None  # None until the engine is ready and they are known
     facts_wait_s: float = 0.0
     passport_mark: tuple[int, int, int] = (0, 0, 0)
     load: InstanceLoad = field(default_factory=InstanceLoad)
     load_s: float = 0.0
     page: dict[str, float] = field(default_factory=dict)  # numbers of the last reading
-    events: tuple[str, str] = ("", "")
+    events: tuple[str, str] = ("", "")  # endpoints of the engine's cache events and of their replay
     cache: OwnCache | None = None
     stream: EventStream = field(default_factory=EventStream)
     invalid_events: int = 0
-    worker_run: int = 0
-    drain_asked: bool | None = None
-    role_pinned: bool = False
-    stopping: bool = False
+    worker_run: int = 0  # number of this process's run
+    drain_asked: bool | None = None  # what an operator wishes, None: not asked
+    role_pinned: bool = False  # an operator chose the role
+    stopping: bool = False  # the worker itself ends
     preparing: str = ""
     registered: bool = False
-    version: int = 0
+    version: int = 0  # grows when the instance has to be registered anew
     failure: str = ""
     wake_report: asyncio.Event = field(default_factory=asyncio.Event)
     wake_events: asyncio.Event = field(default_factory=asyncio.Event)

@@ -30,15 +30,11 @@ _TOKEN_FIRST = 64
 
 @dataclass(frozen=True, slots=True)
 class ReplayShape:
-    """How requests are made smaller.
+    """How requests are made smaller."""
 
-    tokens_per_block: tokens that a block of the trace becomes; the answers shrink alike. context_tokens: prompt and
-    answer together; what is longer is cut. vocab: token ids are drawn below this.
-    """
-
-    tokens_per_block: int = 16
-    context_tokens: int = 2048
-    vocab: int = 4096
+    tokens_per_block: int = 16  # tokens that a block of the trace becomes; the answers shrink alike
+    context_tokens: int = 2048  # prompt and answer together; what is longer is cut
+    vocab: int = 4096  # token ids are drawn below this
     output_tokens_max: int = 128
 
     def __post_init__(self) -> None:

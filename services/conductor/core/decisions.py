@@ -109,29 +109,22 @@ class PlannedRequest:
 
 @dataclass(slots=True)
 class Decision:
-    """A decision that was made and recorded, with names instead of rows.
-
-    prefiller: the instance that computes the prompt, "" when none was chosen; prefill: the same, "" when the decode
-    instance computes it itself. pool_tokens: leading tokens in the pool; local_tokens: in the prefiller's own cache.
-    wait_s: how long the decode leg waits for the prefill leg's blocks; handover_s: how long once that leg has ended;
-    ready_wait_s: how long the computing instance waits for another request's blocks. avoided: the decode instance
-    computes the prompt because blocks did not come the other way.
-    """
+    """A decision that was made and recorded, with names instead of rows."""
 
     decision_id: str
     choice: Choice
     policy_request: Request
     record: DecisionRecord
     pool: PoolAnswer
-    prefiller: str = ""
-    prefill: str = ""
+    prefiller: str = ""  # the instance that computes the prompt, "" when none was chosen
+    prefill: str = ""  # the same, "" when the decode instance computes it itself
     decode: str = ""
-    pool_tokens: int = 0
-    local_tokens: int = 0
-    wait_s: float = 0.0
-    handover_s: float = 0.0
-    ready_wait_s: float = 0.0
-    avoided: bool = False
+    pool_tokens: int = 0  # leading tokens in the pool
+    local_tokens: int = 0  # leading tokens in the prefiller's own cache
+    wait_s: float = 0.0  # how long the decode leg waits for the prefill leg's blocks
+    handover_s: float = 0.0  # how long it waits once that leg has ended
+    ready_wait_s: float = 0.0  # how long the computing instance waits for another request's blocks
+    avoided: bool = False  # the decode instance computes the prompt because blocks did not come the other way
 
     @property
     def computed_tokens(self) -> int:

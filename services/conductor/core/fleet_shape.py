@@ -67,16 +67,11 @@ _HANDOVER = ("handover_s", "handover_tokens_per_s")
 
 
 class InstanceShape(NamedTuple):
-    """What an instance is, as far as requests do not change it.
-
-    transfer: into the instance. handover: from the end of a prefill elsewhere to the first decode step; tail: it
-    computes what is behind the last complete block.
-    kind: number of the type of instance, those of one compute equally fast. Limits of 0 are none.
-    """
+    """What an instance is, as far as requests do not change it. Limits of 0 are none."""
 
     role: int = PREFILL
     prefill: PrefillCost = PrefillCost(0.0666, 1.1003e-4, 7.386e-10, 2.618e-6)
-    transfer: TransferCost = TransferCost(0.005, 265_000.0)
+    transfer: TransferCost = TransferCost(0.005, 265_000.0)  # into the instance
     decode: DecodeCost = DecodeCost(0.0263, 0.00021, 3.4e-8)
     group: int = 0
     pool: bool = True
@@ -84,9 +79,10 @@ class InstanceShape(NamedTuple):
     kv_capacity_tokens: int = 0
     pipeline: int = -1
     handover: TransferCost = TransferCost(0.0, float("inf"))
-    tail: bool = False
+    """From the end of a prefill elsewhere to the first decode step."""
+    tail: bool = False  # it computes what is behind the last complete block
     ready: bool = True
-    kind: int = 0
+    kind: int = 0  # number of the type of instance; those of one kind compute equally fast
     max_model_tokens: int = 0
 
 

@@ -39,20 +39,16 @@ class HandoverResult(StrEnum):
 
 @dataclass(slots=True)
 class Learned:
-    """What an update meant, for counters and for remembering blocks.
-
-    ttft_error: observed over expected TTFT, 0 when not known. learn: the request whose prompt is computed
-    now. handover: LANDED or MISSED when that is known now.
-    """
+    """What an update meant, for counters and for remembering blocks."""
 
     known: bool = True
     ended: bool = False
-    ttft_error: float = 0.0
+    ttft_error: float = 0.0  # observed over expected TTFT, 0 when not known
     local_tokens: int = 0
     loaded_tokens: int = 0
     computed_tokens: int = 0
-    learn: Active | None = None
-    handover: HandoverResult | None = None
+    learn: Active | None = None  # the request whose prompt is computed now
+    handover: HandoverResult | None = None  # LANDED or MISSED when that is known now
 
 
 class Outcomes:

@@ -22,19 +22,15 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LegReport:
-    """How one leg went. Times are since the gateway took the request.
-
-    ended_ms: 0 while it runs. code: OK, or what went wrong. usage: tokens by name, as the engine counted them. cache:
-    None when the engine said nothing about its cache.
-    """
+    """How one leg went. Times are since the gateway took the request."""
 
     role: LegRole
     instance_id: str
     sent_ms: float = 0.0
-    ended_ms: float = 0.0
-    code: str = ""
-    usage: dict[str, int] | None = None
-    cache: CacheReport | None = None
+    ended_ms: float = 0.0  # 0 while it runs
+    code: str = ""  # OK, or what went wrong
+    usage: dict[str, int] | None = None  # tokens by name, as the engine counted them
+    cache: CacheReport | None = None  # None when the engine said nothing about its cache
 
     def to_json(self) -> dict[str, Any]:
         """As the record of a decision shows it."""

@@ -18,18 +18,14 @@ class Stage(StrEnum):
 
 @dataclass(slots=True)
 class Active:
-    """A scheduled request that has not ended.
-
-    prefiller: instance that computes the prompt; decoder: instance that generates. lengths_class: whose answers its
-    answer is expected to be like.
-    """
+    """A scheduled request that has not ended."""
 
     decision_id: str
     request_id: str
     tenant: str
     model: str
-    prefiller: str
-    decoder: str
+    prefiller: str  # instance that computes the prompt
+    decoder: str  # instance that generates
     prompt_tokens: int
     prefix_tokens: int
     sequences: int
@@ -38,7 +34,7 @@ class Active:
     keys: bytes = b""
     content_keys: bytes = b""
     group: int = 0
-    lengths_class: str = ""
+    lengths_class: str = ""  # whose answers its answer is expected to be like
     waiting_s: float = 0.0  # of its expected TTFT, and what was promised
     promised_ttft_s: float = 0.0
     phase: Stage = Stage.COMPUTING

@@ -17,33 +17,29 @@ from mooncache.kvcache.mover import MoveFailure
 
 @dataclass
 class Handshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
-    """Worker to scheduler, once.
+    """Worker to scheduler, once."""
 
-    passport: of the worker's shard, by its files. block_bytes: of its part of a block. weights: fingerprint of what
-    lies in its memory. facts: what else goes into the hand-over file.
-    """
-
-    passport: str
-    block_bytes: int
-    weights: str
-    facts: dict[str, Any]
+    passport: str  # of the worker's shard, by its files
+    block_bytes: int  # of its part of a block
+    weights: str  # fingerprint of what lies in its memory
+    facts: dict[str, Any]  # what else goes into the hand-over file
 
 
 @dataclass
 class StepOrders(KVConnectorMetadata):  # type: ignore[misc]
-    """Scheduler to workers, each step.
-
-    idle: the step computes nothing, so waiting a moment for a transfer costs nothing. pinned: saved blocks stay as they
-    are until the save is reported; without it the worker has to finish saves within the step. weights: for each shard
-    the fingerprint that the orders' keys were made for; a worker with others in its memory does not carry them out.
-    """
+    """Scheduler to workers, each step."""
 
     loads: list[BlockTransfer] = field(default_factory=list)
     saves: list[BlockTransfer] = field(default_factory=list)
     cancels: list[str] = field(default_factory=list)
     idle: bool = False
+    """The step computes nothing, so waiting a moment for a transfer costs nothing."""
     pinned: bool = True
+    """Saved blocks stay as they are until the save is reported. Without it the worker has to finish saves within the
+    step."""
     weights: tuple[str, ...] = ()
+    """For each shard the fingerprint that the orders' keys were made for. A worker with others in its memory does not
+    carry them out."""
 
 
 @dataclass

@@ -17,16 +17,14 @@ _OWN = ("passport_path", "state_dir", "master_targets", "chat_template")
 
 @dataclass(frozen=True, slots=True)
 class ConnectorSettings:
-    """passport_path: where the engine's identity is written, if anywhere. master_targets: "" takes the configured.
-
-    chat_template: what the engine's server was given as --chat-template, of which the connector hears nothing else.
-    """
+    """What one engine's connector is given beside vLLM's own configuration."""
 
     connector: ConnectorSection
     state_dir: Path
-    master_targets: str
-    passport_path: Path | None
+    master_targets: str  # "" takes the configured
+    passport_path: Path | None  # where the engine's identity is written, if anywhere
     chat_template: str = ""
+    """What the engine's server was given as --chat-template, of which the connector hears nothing else."""
 
 
 def read_settings(extra: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> ConnectorSettings:

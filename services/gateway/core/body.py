@@ -104,25 +104,22 @@ _RAW: Final = msgspec.json.Decoder(dict[str, Raw])
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """One request as the gateway understands it; small, so that it may be kept as long as the request lives.
-
-    choices: sequences that will be generated. max_output_tokens: 0 when the client did not say. whole_prompt: the
-    engine has to compute every prompt token itself (log probabilities of the prompt, beam search), so neither a
-    prefill leg nor a cache can help.
-    """
+    """One request as the gateway understands it; small, so that it may be kept as long as the request lives."""
 
     chat: bool
     model: str
     stream: bool
     wants_usage: bool
-    choices: int
-    max_output_tokens: int
+    choices: int  # sequences that will be generated
+    max_output_tokens: int  # 0 when the client did not say
     cache_salt: str
     session: str
     priority: int
     ttft_slo_ms: int
     tbt_slo_ms: int
     whole_prompt: bool
+    """The engine has to compute every prompt token itself (log probabilities of the prompt, beam search), so neither a
+    prefill leg nor a cache can help."""
     truncates: bool
 
     @property
@@ -141,15 +138,14 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """What is known about one request's prompt. `keys` are those of its longest prompt.
+    """What is known about one request's prompt."""
 
-    lengths: tokens of each prompt. prompts, prompt_json: the tokens themselves; given up when no leg needs them.
-    """
-
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...]  # tokens of each prompt
     prompts: list[array[int]] = field(default_factory=list, repr=False)
+    """The tokens themselves; given up when no leg needs them."""
     prompt_json: bytes = field(default=b"", repr=False)
-    keys: bytes = field(default=b"", repr=False)
+    """The same tokens as JSON; given up alike."""
+    keys: bytes = field(default=b"", repr=False)  # of its longest prompt
     content_keys: bytes = field(default=b"", repr=False)
     public_tokens: int = 0
     block_tokens: int = 0

@@ -37,18 +37,14 @@ class EngineInstance:
 
 @dataclass(frozen=True, slots=True)
 class FleetModel:
-    """One model name with its ready instances and what they have in common.
-
-    max_model_tokens: largest of its instances, 0 when none said. passport: of the first instance that has one.
-    lost_s: when the list ceased to name its ready instances; None: it names them.
-    """
+    """One model name with its ready instances and what they have in common."""
 
     name: str
     instances: tuple[EngineInstance, ...] = ()
-    max_model_tokens: int = 0
+    max_model_tokens: int = 0  # largest of its instances, 0 when none said
     tokenizer_path: str = ""
-    passport: Passport | None = None
-    lost_s: float | None = None
+    passport: Passport | None = None  # of the first instance that has one
+    lost_s: float | None = None  # when the list ceased to name its ready instances; None: it names them
 
     def candidates(self, exclude: Iterable[str] = ()) -> list[EngineInstance]:
         """Ready instances that can generate, best kind first: decode and both, else prefill ones."""

@@ -51,14 +51,7 @@ class Sampling:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sequence and its KV blocks.
-
-    computed: leading tokens whose KV is in `blocks`. present: for each key whether the pool has it, as far as known.
-    load: range of block numbers that have to be fetched before the first step. saved: complete blocks that were
-    handed to the mover or need not be. unsaved: those of them that the pool does not get. trace: the request's trace
-    context, if it has one. name: by which lookups and the mover know it. sink: where its outputs go; the caller's, see
-    engine.Deliver. random: a generator of torch, once a token was sampled.
-    """
+    """One sequence and its KV blocks."""
 
     tokens: list[int]
     sampling: Sampling
@@ -66,21 +59,21 @@ class Sequence:
     block_tokens: int
     salt: str = ""
     hint: LegHint = field(default_factory=LegHint)
-    trace: TraceContext | None = None
-    sink: Any = None
-    name: str = ""
+    trace: TraceContext | None = None  # the request's trace context, if it has one
+    sink: Any = None  # where its outputs go; it belongs to the caller, see engine.Deliver
+    name: str = ""  # by which lookups and the mover know it
     index: int = 0
     prompt_count: int = 0
     state: State = State.LOOKUP
     cancelled: bool = False
     blocks: list[int] = field(default_factory=list)
-    computed: int = 0
+    computed: int = 0  # leading tokens whose KV is in `blocks`
     keys: list[bytes] = field(default_factory=list)
-    present: tuple[bool, ...] = ()
-    load: range = range(0)
-    saved: int = 0
+    present: tuple[bool, ...] = ()  # for each key whether the pool has it, as far as known
+    load: range = range(0)  # block numbers that have to be fetched before the first step
+    saved: int = 0  # complete blocks that were handed to the mover or need not be
     preemptions: int = 0
-    random: Any = None
+    random: Any = None  # a generator of torch, once a token was sampled
     # what is reported of the cache
     outcome: CacheOutcome = CacheOutcome.UNKNOWN
     local_tokens: int = 0
@@ -88,7 +81,7 @@ class Sequence:
     loaded_bytes: int = 0
     failed_blocks: int = 0
     saved_blocks: int = 0
-    unsaved: set[int] = field(default_factory=set)
+    unsaved: set[int] = field(default_factory=set)  # those of the saved blocks that the pool does not get
     waited_ms: float = 0.0
     load_ms: float = 0.0
     # times of the caller's clock, seconds

@@ -40,20 +40,15 @@ class NodeState(enum.Enum):
 class MembershipRules:
     """Limits of membership; times in seconds.
 
-    suspect_after_s / dead_after_s: silence after which a node gets no new blocks / leaves the directory; the
-    configuration has their defaults and their order.
-    forget_after_s: silence after which a dead node's index may be given to another node.
-    nodes_max: upper bound of known nodes (indices fit 16 bits).
-    refresh_interval_s: changes of free bytes and weights are published at most this often.
-    free_change_share: share of capacity by which free bytes must move to be worth a new map.
+    The configuration has the defaults and the order of `suspect_after_s` and `dead_after_s`.
     """
 
-    suspect_after_s: float
-    dead_after_s: float
-    forget_after_s: float = 3600.0
-    nodes_max: int = 4096
-    refresh_interval_s: float = 1.0
-    free_change_share: float = 0.05
+    suspect_after_s: float  # silence after which a node gets no new blocks
+    dead_after_s: float  # silence after which a node leaves the directory
+    forget_after_s: float = 3600.0  # silence after which a dead node's index may be given to another node
+    nodes_max: int = 4096  # upper bound of known nodes (indices fit 16 bits)
+    refresh_interval_s: float = 1.0  # changes of free bytes and weights are published at most this often
+    free_change_share: float = 0.05  # share of capacity by which free bytes must move to be worth a new map
 
     def __post_init__(self) -> None:
         if not self.dead_after_s <= self.forget_after_s:

@@ -24,19 +24,16 @@ _GIB = float(1 << 30)
 
 @dataclass(frozen=True, slots=True)
 class PlacementRules:
-    """How weights are made.
-
-    slow_start_s: seconds in which a node that came with no blocks ramps to its full weight.
-    free_steps: free space counts in this many steps of capacity (also the weight share that a full node
-    keeps: 1/free_steps).
-    slow_start_floor: share of its weight such a node begins with, 0..1.
-    slow_start_fill: share of capacity in use at which the ramp is over whatever the time, 0..1.
-    """
+    """How weights are made."""
 
     slow_start_s: float
+    """Seconds in which a node that came with no blocks ramps to its full weight."""
     free_steps: int = 16
+    """Free space counts in this many steps of capacity. A full node keeps the share 1/free_steps of its weight."""
     slow_start_floor: float = 0.125
+    """Share of its weight that such a node begins with, 0..1."""
     slow_start_fill: float = 0.25
+    """Share of capacity in use at which the ramp is over whatever the time, 0..1."""
 
     def __post_init__(self) -> None:
         if self.free_steps < 1:

@@ -41,16 +41,11 @@ class HolderIndex(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReportRules:
-    """Limits of reports.
+    """Limits of reports."""
 
-    buffered_bytes_max: records of deltas that wait for a full report to end, for each node.
-    parts_max: parts of one full report.
-    full_timeout_s: silence after which a full report under way is given up.
-    """
-
-    buffered_bytes_max: int = 16 << 20
-    parts_max: int = 65536
-    full_timeout_s: float = 15.0
+    buffered_bytes_max: int = 16 << 20  # records of deltas that wait for a full report to end, for each node
+    parts_max: int = 65536  # parts of one full report
+    full_timeout_s: float = 15.0  # silence after which a full report under way is given up
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,25 +34,17 @@ class TaskState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TaskRules:
-    """Limits of tasks.
+    """Limits of tasks."""
 
-    steps_in_flight_max / steps_per_node_max: copies under way at once, in all and into one node.
-    keys_per_step: keys of one copy call.
-    attempts_max: how often a block is tried; retry_delay_s: wait before the second try, doubled for each
-    further one.
-    active_max: tasks that are not over; kept_max: tasks over that can still be asked for.
-    listing_timeout_s: wait for a draining node's full report; passes_max: how often a drain looks again.
-    """
-
-    steps_in_flight_max: int = 4
-    steps_per_node_max: int = 2
-    keys_per_step: int = 256
-    attempts_max: int = 5
-    retry_delay_s: float = 0.5
-    active_max: int = 64
-    kept_max: int = 1000
-    listing_timeout_s: float = 30.0
-    passes_max: int = 8
+    steps_in_flight_max: int = 4  # copies under way at once, in all
+    steps_per_node_max: int = 2  # copies under way at once into one node
+    keys_per_step: int = 256  # keys of one copy call
+    attempts_max: int = 5  # how often a block is tried
+    retry_delay_s: float = 0.5  # wait before the second try, doubled for each further one
+    active_max: int = 64  # tasks that are not over
+    kept_max: int = 1000  # tasks over that can still be asked for
+    listing_timeout_s: float = 30.0  # wait for a draining node's full report
+    passes_max: int = 8  # how often a drain looks again
 
 
 class PlanningView(Protocol):

@@ -214,22 +214,18 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One machine at one moment.
-
-    memlock_bytes: None is unlimited. verbs_missing: why libibverbs is not usable. rdma_off: why the configuration
-    does without RDMA. rails_max: ports that one connection uses at most.
-    """
+    """One machine at one moment."""
 
     name: str
     numa: tuple[NumaNode, ...] = ()
     devices: tuple[RdmaDevice, ...] = ()
     gpus: tuple[Gpu, ...] = ()
-    memlock_bytes: int | None = None
+    memlock_bytes: int | None = None  # None is unlimited
     privileged: bool = False
-    verbs_missing: str = ""
+    verbs_missing: str = ""  # why libibverbs is not usable
     peermem: bool = False
     dmabuf: bool = False
     dmabuf_missing: str = ""
     kernel: str = ""
-    rdma_off: str = ""
-    rails_max: int = 4
+    rdma_off: str = ""  # why the configuration does without RDMA
+    rails_max: int = 4  # ports that one connection uses at most

@@ -19,13 +19,7 @@ from mooncache.worker.core.load import MetricNames
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One start, as the worker wants it.
-
-    engine_key: Bearer key that the engine has to ask for; it may be passed on in the environment only, never
-    on the command line. events_endpoint, replay_endpoint: ZeroMQ endpoints (ipc://) that the engine binds for
-    its cache events; empty when it shall not publish any. tls_cert, tls_key: PEM files with which the engine has to
-    speak HTTPS; None for plain HTTP.
-    """
+    """One start, as the worker wants it."""
 
     instance_id: str
     model: str
@@ -33,12 +27,18 @@ class Launch:
     host: str
     port: int
     engine_key: str = field(repr=False)
+    """Bearer key that the engine has to ask for. It may be passed on in the environment only, never on the command
+    line."""
     passport_path: Path
     state_dir: Path
     events_endpoint: str = ""
+    """ZeroMQ endpoint (ipc://) that the engine binds for its cache events; empty when it shall not publish any."""
     replay_endpoint: str = ""
+    """The same for the replay of cache events."""
     tls_cert: Path | None = None
+    """PEM file of the certificate with which the engine has to speak HTTPS; None for plain HTTP."""
     tls_key: Path | None = None
+    """PEM file of the private key; None for plain HTTP."""
 
 
 @dataclass(frozen=True, slots=True)

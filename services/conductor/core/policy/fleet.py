@@ -27,20 +27,17 @@ Even = Floats | float  # a column, or the one number that it holds in all rows: 
 class FleetSummary(NamedTuple):
     """What follows from the columns that requests do not change.
 
-    prefillers: who may compute prompts for others; decoders: who may generate; both: who has both roles. groups: of
-    each passport group (its number, its rows, those of them that share the pool). prefill_a to d, fetch_latency_s,
-    decode_*: as the columns of `Fleet`. nothing: a column of zeros. eligible: prefillers and decoders. away: for each
-    of these three masks a column of zeros, infinite outside of the mask. hands_over: some hand-over takes time.
-    tails: some row computes the tail. all_share: all ready rows share one pool. *_least: the least limit that some
-    row has, infinite when none has one.
+    Costs have the names of their columns in `Fleet`.
     """
 
-    prefillers: Bools
-    decoders: Bools
-    eligible: Bools
-    both: Bools
+    prefillers: Bools  # rows that may compute prompts for others
+    decoders: Bools  # rows that may generate
+    eligible: Bools  # prefillers and decoders
+    both: Bools  # rows that have both roles
     away: tuple[tuple[Bools, Floats], ...]
+    """For each mask of prefillers, decoders, eligible: the mask, a column of zeros that is infinite outside of it."""
     groups: tuple[tuple[int, Bools, Bools], ...]
+    """Of each passport group: its number, its rows, those of them that share the pool."""
     prefill_a: Even
     prefill_b: Even
     prefill_c: Even
@@ -49,15 +46,15 @@ class FleetSummary(NamedTuple):
     decode_base_s: Even
     decode_per_sequence_s: Even
     decode_per_token_s: Even
-    nothing: Floats
+    nothing: Floats  # a column of zeros
     can_generate: bool
     any_both: bool
     any_pipeline: bool
-    hands_over: bool
-    tails: bool
-    all_share: bool
-    sequences_least: float
-    kv_tokens_least: float
+    hands_over: bool  # some hand-over takes time
+    tails: bool  # some row computes the tail
+    all_share: bool  # all ready rows share one pool
+    sequences_least: float  # the least limit that some row has, infinite when none has one
+    kv_tokens_least: float  # the same for kv_capacity_tokens
 
     @classmethod
     def of(cls, fleet: Fleet) -> FleetSummary:
@@ -128,17 +125,7 @@ def _even(column: Floats, here: Bools) -> Even:
 
 @dataclass(slots=True)
 class Fleet:
-    """Columns; see the module's text. A row without an instance has no name, is not ready and has NO_ROLE.
-
-    fetch_tokens_per_s: what one more fetch into the instance would get of its links. queue_s, queue_tokens,
-    queue_prompts: prompts in front of a newcomer, by time, uncached tokens, count. sequences, kv_tokens: all that
-    was sent there to be decoded and has not ended. batch_sequences, batch_kv_tokens: what is being decoded now.
-    handover_s: fixed time from the end of a prefill to the first decode step; handover_tokens_per_s: rate of
-    what is loaded then. tail: the decode instance computes what is behind the last complete block.
-    pipeline: number of the group that can compute one prompt together, -1 for none.
-    generating_s: time that all answers so far were expected to add to the steps of their batches.
-    predict: (seconds from now) -> (sequences, kv tokens) being decoded then.
-    """
+    """Columns; see the module's text. A row without an instance has no name, is not ready and has NO_ROLE."""
 
     now_s: float
     names: Sequence[str]
@@ -151,26 +138,27 @@ class Fleet:
     prefill_c: Floats
     prefill_d: Floats
     fetch_latency_s: Floats
-    fetch_tokens_per_s: Floats
-    queue_s: Floats
-    queue_tokens: Floats
-    queue_prompts: Ints
+    fetch_tokens_per_s: Floats  # what one more fetch into the instance would get of its links
+    queue_s: Floats  # prompts in front of a newcomer, by time
+    queue_tokens: Floats  # the same prompts, by uncached tokens
+    queue_prompts: Ints  # the same prompts, by count
     decode_base_s: Floats
     decode_per_sequence_s: Floats
     decode_per_token_s: Floats
-    sequences: Floats
+    sequences: Floats  # all that were sent there to be decoded and have not ended
     sequences_max: Floats
-    kv_tokens: Floats
+    kv_tokens: Floats  # of all these sequences
     kv_capacity_tokens: Floats
-    batch_sequences: Floats
-    batch_kv_tokens: Floats
+    batch_sequences: Floats  # what is being decoded now
+    batch_kv_tokens: Floats  # of the sequences that are being decoded now
     stay_s: Floats
-    handover_s: Floats
-    handover_tokens_per_s: Floats
-    tail: Bools
-    pipeline: Ints
+    handover_s: Floats  # fixed time from the end of a prefill to the first decode step
+    handover_tokens_per_s: Floats  # rate of what is loaded then
+    tail: Bools  # the decode instance computes what is behind the last complete block
+    pipeline: Ints  # number of the group that can compute one prompt together, -1 for none
     predict: Callable[[float], tuple[Floats, Floats]]
-    generating_s: float = 0.0
+    """(seconds from now) -> (sequences, KV tokens) that are being decoded then."""
+    generating_s: float = 0.0  # time that all answers so far were expected to add to steps of their batches
     cached_summary: FleetSummary | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:

@@ -115,36 +115,28 @@ class Awaited(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be scheduled.
-
-    cacheable_tokens: tokens of complete blocks. local: leading tokens that each row of the fleet holds itself.
-    group: passport group under which the keys were made. keep_decode: the row that already has the decode leg.
-    ttft_strict and tbt_strict: the caller named the promise itself, so it is kept even on idle instances.
-    tenant_share: the tenant's recent uncached tokens over its fair share. lateness: share by which first tokens
-    that wait may come later than predicted, as learnt. number: running number (round robin).
-    affinity: numbers that name the prefix after 1, 2, 4, 8, ... blocks (DualMap).
-    """
+    """What is to be scheduled."""
 
     prompt_tokens: int
-    local: Ints
-    cacheable_tokens: int = 0
+    local: Ints  # leading tokens that each row of the fleet holds itself
+    cacheable_tokens: int = 0  # tokens of complete blocks
     sources: tuple[PrefixSource, ...] = ()
     awaited: tuple[Awaited, ...] = ()
-    group: int = 0
+    group: int = 0  # passport group under which the keys were made
     sequences: int = 1
     output_tokens: float = 128.0
     ttft_slo_s: float = 30.0
     tbt_slo_s: float = 1.0
-    ttft_strict: bool = False
-    tbt_strict: bool = False
+    ttft_strict: bool = False  # the caller named the promise itself, so it is kept even on idle instances
+    tbt_strict: bool = False  # the same for the time between tokens
     no_prefill: bool = False
     exclude: frozenset[int] = frozenset()
-    keep_decode: int = NO_ROW
+    keep_decode: int = NO_ROW  # the row that already has the decode leg
     priority: int = 0
-    tenant_share: float = 1.0
-    lateness: float = 0.0
-    number: int = 0
-    affinity: tuple[int, ...] = ()
+    tenant_share: float = 1.0  # the tenant's recent uncached tokens over its fair share
+    lateness: float = 0.0  # share by which first tokens that wait may come later than predicted, as learnt
+    number: int = 0  # running number (round robin)
+    affinity: tuple[int, ...] = ()  # numbers that name the prefix after 1, 2, 4, 8, ... blocks (DualMap)
 
     @property
     def kv_tokens(self) -> float:
@@ -154,70 +146,68 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Settings of all policies. They are the same for every scenario and cluster.
-
-    threshold: Algorithm 1's balancing threshold. inline_tokens_max: what a decode instance may compute itself
-    while prefill instances are there. work_weight: seconds of delay that one second of computing saved is worth,
-    since the next requests queue for it, and queue_weight more for each prompt that queues already.
-    waits, pipelines: whether these options are looked at; pipeline_worth_s: a prompt that one instance computes sooner
-    is not divided. patience: an idle instance's time, times this, is the least limit of a promise that no caller asked
-    for. overlap_weight: Dynamo's weight of computing. affinity_depth: which of a request's `affinity` hashes DualMap
-    takes (the one of two blocks). holds: decode instances let a newcomer wait while their steps would be longer than
-    promised; without it they take in whatever has room.
-    """
+    """Settings of all policies. They are the same for every scenario and cluster."""
 
     admission: AdmissionMode = AdmissionMode.LEARNED
     threshold: float = 1.5
+    """Algorithm 1's balancing threshold."""
     inline_tokens_max: int = 256
+    """What a decode instance may compute itself while prefill instances are there."""
     work_weight: float = 0.1
+    """Seconds of delay that one second of computing saved is worth, since the next requests queue for it."""
     queue_weight: float = 0.3
+    """What `work_weight` grows by for each prompt that queues already."""
     waits: bool = True
+    """Whether a prompt may wait for blocks that another instance computes."""
     pipelines: bool = True
+    """Whether several instances may compute one prompt together."""
     pipeline_worth_s: float = 2.0
+    """A prompt that one instance computes sooner than this is not divided."""
     patience: float = 2.0
+    """An idle instance's time, times this, is the least limit of a promise that no caller asked for."""
     priority_step: float = 0.25
     retry_after_min_s: float = 0.25
     retry_after_max_s: float = 60.0
     overlap_weight: float = 1.0
+    """Dynamo's weight of computing."""
     affinity_depth: int = 1
+    """Which of a request's `affinity` hashes DualMap takes (1: the one of two blocks)."""
     holds: bool = True
+    """Decode instances let a newcomer wait while their steps would be longer than promised. Without it they take in
+    whatever has room."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The outcome. Rows are those of the fleet that was chosen from.
-
-    prefill: NO_ROW when the decode instance computes the prompt itself. source_row: whom `fetch_tokens` are read
-    from. members: rows of the pipeline that computes the prompt together, in order of the stages, empty for one
-    instance alone. ready_s: when the prefix is there; queue_s: computing in front; compute_s: the prefill itself;
-    ttft_s: all of it; wait_s: for a place in the decode batch. scores: what was compared, per row, infinite for
-    rows that were no candidates: for the prompt, for the answer, for both on one instance. invalid_costs: how many were
-    not numbers.
-    """
+    """The outcome. Rows are those of the fleet that was chosen from."""
 
     admitted: bool
     reason: Reason
-    prefill: int = NO_ROW
+    prefill: int = NO_ROW  # NO_ROW when the decode instance computes the prompt itself
     decode: int = NO_ROW
     branch: Branch = Branch.LOCAL
     prefix_tokens: int = 0
     fetch_tokens: int = 0
-    source_row: int = NO_ROW
+    source_row: int = NO_ROW  # where `fetch_tokens` are read from
     awaited: Awaited | None = None
     members: tuple[int, ...] = ()
+    """Rows of the pipeline that computes the prompt together, in order of the stages; empty for one instance alone."""
     chunk_tokens: int = 0
-    ttft_s: float = 0.0
-    queue_s: float = 0.0
-    ready_s: float = 0.0
-    compute_s: float = 0.0
+    ttft_s: float = 0.0  # all of it until the first token
+    queue_s: float = 0.0  # computing in front
+    ready_s: float = 0.0  # when the prefix is there
+    compute_s: float = 0.0  # the prefill itself
     handover_s: float = 0.0
-    wait_s: float = 0.0
+    wait_s: float = 0.0  # for a place in the decode batch
     tbt_s: float = 0.0
     retry_after_s: float = 0.0
     scores: Floats | None = field(default=None, compare=False)
+    """What was compared for the prompt, for each row; infinite for rows that were no candidates."""
     decode_scores: Floats | None = field(default=None, compare=False)
+    """The same for the answer."""
     inline_scores: Floats | None = field(default=None, compare=False)
-    invalid_costs: int = 0
+    """The same for prompt and answer on one instance."""
+    invalid_costs: int = 0  # how many were not numbers
 
     @property
     def prefiller_row(self) -> int:
