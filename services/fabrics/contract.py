@@ -34,12 +34,12 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """`code` is 0 or a number of mooncache.errors; `crc32c` is that of the bytes moved."""
+    """How one transfer ended."""
 
     transfer_id: int
-    code: int
+    code: int  # 0 or a number of mooncache.errors
     size_bytes: int
-    crc32c: int
+    crc32c: int  # of the bytes moved
 
 
 class Link(Protocol):

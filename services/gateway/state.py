@@ -26,10 +26,7 @@ from mooncache.runtime.metrics import Metrics
 
 @dataclass(slots=True)
 class GatewayState:
-    """`active_count` requests under way, `tenant_counts` of each tenant; `idle` is set while there are none.
-
-    `capture` is None while no trace is captured. `gateway_id` and `url` are reported to the conductor.
-    """
+    """The state of one gateway, shared by its endpoints and duties."""
 
     config: Config
     clock: Clock
@@ -43,14 +40,14 @@ class GatewayState:
     tokenizers: Tokenizers
     preparing: Preparing
     bodies: Budget
-    capture: Capture | None = None
+    capture: Capture | None = None  # None while no trace is captured
     limiter: RateLimiter = field(default_factory=RateLimiter)
     offenders: Offenders = field(default_factory=Offenders)
     paces: Paces = field(default_factory=Paces)
     alarms: Alarms = field(default_factory=Alarms)
-    gateway_id: str = ""
-    url: str = ""
+    gateway_id: str = ""  # reported to the conductor
+    url: str = ""  # reported to the conductor
     draining: bool = False
-    active_count: int = 0
-    tenant_counts: dict[str, int] = field(default_factory=dict)
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    active_count: int = 0  # requests under way
+    tenant_counts: dict[str, int] = field(default_factory=dict)  # those of each tenant
+    idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while none are under way

@@ -33,19 +33,16 @@ MarkdownRows = Annotated[Path | None, Parameter(help="Also write the rows as a M
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a benchmark.
-
-    `ratio` is value / the value of the row named `against` (inverted for latencies by the caller's choice of
-    `bar_is_at_most`); `met` is None when no bar was promised.
-    """
+    """One line of a benchmark."""
 
     name: str
     value: float
     unit: str
     ratio: float | None = None
-    against: str | None = None
+    """value / the value of the row `against` (inverted for latencies by the caller's choice of `bar_is_at_most`)."""
+    against: str | None = None  # name of a row
     bar: str | None = None
-    met: bool | None = None
+    met: bool | None = None  # None when no bar was promised
 
 
 def bar_row(

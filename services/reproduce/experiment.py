@@ -30,25 +30,23 @@ LIMITS_S: Final = (0.05, 0.07, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A workload on a cluster under a policy. outputs 0: as in the trace. admission "none": all requests are served.
-
-    part: the half of the trace (by time) that is played, from empty caches on. roles: whether nodes may change
-    between prefill and decode while it runs; the DRAM of a decode node joins the pool when it becomes a prefill node.
-    """
+    """A workload on a cluster under a policy."""
 
     workload: str = CONVERSATION
     policy: str = setting.PAPERS_POLICY
-    admission: AdmissionMode = AdmissionMode.NONE
+    admission: AdmissionMode = AdmissionMode.NONE  # NONE: all requests are served
     speed: float = setting.SPEED
     prefill: int = setting.PREFILL_NODES
     decode: int = setting.DECODE_NODES
-    part: TracePart = TracePart.WHOLE
+    part: TracePart = TracePart.WHOLE  # the half of the trace (by time) that is played, from empty caches on
     pool: PoolScope = PoolScope.GLOBAL
     pool_blocks: int = setting.POOL_BLOCKS_PER_NODE
     eviction: str = "lru"
     network_gbps: float = setting.NODE_NETWORK_GBPS
-    outputs: int = 0
+    outputs: int = 0  # 0: as in the trace
     roles: bool = False
+    """Whether nodes may change between prefill and decode while it runs. The DRAM of a decode node joins the pool when
+    it becomes a prefill node."""
     threshold: float = setting.THRESHOLD
     ttft_slo_s: float = setting.TTFT_SLO_S
     tbt_slo_s: float = setting.TBT_SLO_S

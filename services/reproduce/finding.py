@@ -14,15 +14,14 @@ from mooncache.reporting.rows import Row
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number of ours. `paper` is the published one in the same unit; None where nothing was published.
-
-    `row.ratio` is ours / paper, or ours / another row of ours where `row.against` names one. `stand_in`: made on
-    generated requests because the trace of the paper was not at hand.
-    """
+    """One number of ours."""
 
     row: Row
+    """Its `ratio` is ours / paper, or ours / another row of ours where its `against` names one."""
     paper: float | None = None
+    """The published number in the same unit; None where nothing was published."""
     stand_in: bool = False
+    """It was made on generated requests because the trace of the paper was not at hand."""
 
 
 def measured(name: str, value: float, unit: str) -> Figure:

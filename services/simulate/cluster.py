@@ -89,14 +89,11 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class RoleSwitching:
-    """Whether instances change between prefill and decode by themselves, and what a switch costs.
-
-    switch_s: from drained to ready in the new role. every_s: how often the roles are planned.
-    """
+    """Whether instances change between prefill and decode by themselves, and what a switch costs."""
 
     enabled: bool = False
-    switch_s: float = 20.0
-    every_s: float = 15.0
+    switch_s: float = 20.0  # from drained to ready in the new role
+    every_s: float = 15.0  # how often the roles are planned
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,8 @@ FIT_ERROR_MAX: Final = 0.35  # a fit that misses a measured point by more explai
 class ModelProfile:
     """One model on one kind of instance; all times seconds, all sizes bytes.
 
-    load_bytes_per_s: DRAM to GPU when a sequence joins decode. chunk_overhead_s: fixed cost of one prefill chunk
-    inside a decode batch. gpus, gpu_tflops (one GPU), gpu_memory_bytes (one GPU) and the rates describe the
-    hardware it was measured on, so that a planner can scale it; 0 means unknown.
+    The numbers of GPUs and the rates describe the hardware it was measured on, so that a planner can scale it; 0 means
+    unknown.
     """
 
     name: str
@@ -40,12 +39,12 @@ class ModelProfile:
     kv_bytes_per_token: float
     weights_bytes: float = 0.0
     gpus: int = 0
-    gpu_tflops: float = 0.0
-    gpu_memory_bytes: float = 0.0
+    gpu_tflops: float = 0.0  # of one GPU
+    gpu_memory_bytes: float = 0.0  # of one GPU
     gpu_memory_bytes_per_s: float = 0.0
     host_to_device_bytes_per_s: float = 0.0
-    load_bytes_per_s: float = 100e9
-    chunk_overhead_s: float = 0.002
+    load_bytes_per_s: float = 100e9  # DRAM to GPU when a sequence joins decode
+    chunk_overhead_s: float = 0.002  # fixed cost of one prefill chunk inside a decode batch
 
     @property
     def kv_capacity_tokens(self) -> float:

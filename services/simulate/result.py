@@ -54,11 +54,7 @@ class Series:
 
 @dataclass(slots=True)
 class Totals:
-    """Sums of the run. *_s are seconds of instances, wall_s is what the run took here (not deterministic).
-
-    decode_s: of batches, with the prompts that were computed inside them (which are in prefill_s too).
-    wasted_prefill_s: of prompts that the decode instance refused afterwards.
-    """
+    """Sums of the run. *_s are seconds of instances."""
 
     requests: int = 0
     span_s: float = 0.0
@@ -70,15 +66,15 @@ class Totals:
     bytes_handed_over: float = 0.0
     bytes_ssd: float = 0.0
     bytes_replicated: float = 0.0
-    prefill_s: float = 0.0
-    wasted_prefill_s: float = 0.0
-    decode_s: float = 0.0
+    prefill_s: float = 0.0  # of prompts, also of those that were computed inside decode batches
+    wasted_prefill_s: float = 0.0  # of prompts that the decode instance refused afterwards
+    decode_s: float = 0.0  # of batches, with the prompts that were computed inside them
     retries: int = 0
     decisions: int = 0
     events: int = 0
     role_switches: int = 0
     copies: int = 0
-    wall_s: float = 0.0
+    wall_s: float = 0.0  # what the run took here (not deterministic)
 
     @property
     def hit_ratio(self) -> float:

@@ -25,17 +25,14 @@ _NOTHING = {"candidate_count": 0, "prefill_candidates": [], "inline_candidates":
 
 
 class Candidates(msgspec.Struct, frozen=True):
-    """Places in the snapshot of those who could compute the prompt, do both, generate; the best first.
+    """Places in the snapshot of those who could compute the prompt, do both, generate; the best first."""
 
-    count: how many were priced for the prompt. whole: the snapshot holds all that could be chosen.
-    """
-
-    count: int
+    count: int  # how many were priced for the prompt
     prefills: list[int]
     inlines: list[int]
     decodes: list[int]
     at_s: float
-    whole: bool
+    whole: bool  # the snapshot holds all that could be chosen
     snapshot: Snapshot
 
     @classmethod

@@ -89,17 +89,15 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """An arrival with what a policy saw of it and chose for it; records and decisions are made of this.
-
-    fleet: what the policy chose from, None when it was not asked; its columns are the book's own, which change with the
-    next event. block_tokens: 0 when no instance serves the model.
-    """
+    """An arrival with what a policy saw of it and chose for it; records and decisions are made of this."""
 
     arrival: Arrival
     policy_request: Request
     choice: Choice
     fleet: Fleet | None = None
-    block_tokens: int = 0
+    """What the policy chose from, None when it was not asked. Its columns are the book's own, which change with the
+    next event."""
+    block_tokens: int = 0  # 0 when no instance serves the model
 
     @property
     def pool_tokens(self) -> int:

@@ -27,16 +27,14 @@ _NOTHING = np.zeros((0, 2))
 
 @dataclass(slots=True)
 class Curve:
-    """What a request adds to the instance `row`: `whole` has (sequences, kv tokens) that are still there k buckets
-    after it joined.
-
-    load: what of it was added, from bucket `at` on; empty when nothing is left of it.
-    """
+    """What a request adds to the instance `row`."""
 
     row: int = 0
     at: int = 0
     whole: Floats = field(default_factory=lambda: _NOTHING)
+    """Line k: (sequences, kv tokens) that are still there k buckets after it joined."""
     load: Floats = field(default_factory=lambda: _NOTHING)
+    """What of `whole` was added, from bucket `at` on; empty when nothing is left of it."""
 
 
 class DecodeAhead:

@@ -40,22 +40,20 @@ class DecisionState(StrEnum):
 
 @dataclass(slots=True)
 class DecisionRecord:
-    """One decision. `head` holds what is known when it is made, packed, `candidates` what the policy saw of the best.
+    """One decision.
 
     Thousands of records live long: packed bytes are smaller, and the garbage collector need not look into them.
-    planned_prefix: leading tokens that were expected to be there. policy_view: what the policy saw, until `candidates`
-    have been made of it.
     """
 
     decision_id: str
     request_id: str
-    head: bytes
+    head: bytes  # what is known when it is made, packed
     made_s: float
-    candidates: bytes = b""
-    policy_view: PolicyView | None = None
+    candidates: bytes = b""  # what the policy saw of the best, packed
+    policy_view: PolicyView | None = None  # what the policy saw, until `candidates` have been made of it
     message: str = ""
     state: DecisionState = DecisionState.RUNNING
-    planned_prefix: int = 0
+    planned_prefix: int = 0  # leading tokens that were expected to be there
     cacheable_tokens: int = 0
     pool_tokens: int = 0
     block_tokens: int = 0

@@ -76,14 +76,10 @@ NO_WISHES = Wishes()
 
 @dataclass(slots=True)
 class Instance:
-    """One instance as it is believed to be. `holder` is its number in the cache index.
-
-    foreign: requests there that this conductor did not send, as two reports in a row agree. One report alone may be
-    older than the end of a request.
-    """
+    """One instance as it is believed to be."""
 
     info: InstanceInfo
-    holder: int
+    holder: int  # its number in the cache index
     role: InstanceRole
     state: InstanceState
     reported_s: float
@@ -101,6 +97,8 @@ class Instance:
     want_full: bool = False
     surplus: int = 0  # of the last report
     foreign: int = 0
+    """Requests there that this conductor did not send, as two reports in a row agree. One report alone may be older
+    than the end of a request."""
     short_since_s: float | None = (
         None  # since when it has fewer requests than were sent there and have not ended
     )

@@ -130,10 +130,10 @@ class InferenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A body as it was sent. fields: decoded. raw: each field's own bytes. Many times its size: not to be kept."""
+    """A body as it was sent. It takes many times its size: not to be kept."""
 
-    fields: dict[str, Any] = field(repr=False)
-    raw: dict[str, Raw] = field(repr=False)
+    fields: dict[str, Any] = field(repr=False)  # decoded
+    raw: dict[str, Raw] = field(repr=False)  # each field's own bytes
 
 
 @dataclass(frozen=True, slots=True)

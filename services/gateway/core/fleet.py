@@ -22,7 +22,7 @@ KEPT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class EngineInstance:
-    """One engine as the conductor lists it. max_model_tokens: 0 when it does not say. passport_json: "" without one."""
+    """One engine as the conductor lists it."""
 
     instance_id: str
     url: str = ""
@@ -30,9 +30,9 @@ class EngineInstance:
     is_ready: bool = True
     is_suspect: bool = False
     can_generate: bool = True
-    max_model_tokens: int = 0
+    max_model_tokens: int = 0  # 0 when it does not say
     tokenizer_path: str = ""
-    passport_json: str = ""
+    passport_json: str = ""  # "" without one
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,19 +60,16 @@ class CaptureLoss(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request on its way into the file. `output_tokens` is known once it has ended.
-
-    size_bytes: memory that its tokens take, later that its hashes take.
-    """
+    """One request on its way into the file."""
 
     at_s: float
     prompts: list[CapturedPrompt]
     tenant: str
     session: str
-    size_bytes: int
+    size_bytes: int  # memory that its tokens take, later that its hashes take
     digests: list[bytes] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
-    output_tokens: int | None = None
+    output_tokens: int | None = None  # known once it has ended
 
 
 class Capture:

@@ -25,14 +25,12 @@ _TOKEN_ID_MAX = 0xFFFF_FFFF
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids of each prompt of one request, in the request's order.
-
-    token_ids: arrays of 32-bit unsigned integers ("I"); chat requests have one. texts: what was encoded, None where the
-    request gave token ids.
-    """
+    """Token ids of each prompt of one request, in the request's order."""
 
     token_ids: list[array[int]] = field(default_factory=list)
+    """Arrays of 32-bit unsigned integers ("I"). Chat requests have one."""
     texts: list[str | None] = field(default_factory=list)
+    """What was encoded, None where the request gave token ids."""
 
     @property
     def token_count(self) -> int:

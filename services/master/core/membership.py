@@ -170,15 +170,15 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a node says of itself. last_seq: of its last event. arena_gone: the memory of its blocks does not answer."""
+    """What a node says of itself."""
 
     node_id: str
     incarnation: int
     usage: SpaceUsage
-    last_seq: int = 0
+    last_seq: int = 0  # of its last event
     rails: tuple[Rail, ...] = ()
     draining: bool = False
-    arena_gone: bool = False
+    arena_gone: bool = False  # the memory of its blocks does not answer
 
 
 @dataclass(slots=True)

@@ -19,14 +19,12 @@ UNLIMITED: Final = 1 << 62  # a capacity in blocks that nothing fills
 class UseInfo(NamedTuple):
     """What a store node can know of the request that uses a chain.
 
-    `first` is the position of the chain's first listed block in the request's whole chain and `chain_blocks` the
-    length of that whole chain (0: the listed blocks are all of it); both matter only where a node sees a part.
-    `last_partial`: the last block holds fewer tokens than a block has.
+    `first` and `chain_blocks` matter only where a node sees a part.
     """
 
-    first: int = 0
-    chain_blocks: int = 0
-    last_partial: bool = False
+    first: int = 0  # position of the chain's first listed block in the request's whole chain
+    chain_blocks: int = 0  # length of that whole chain (0: the listed blocks are all of it)
+    last_partial: bool = False  # the last block holds fewer tokens than a block has
     tenant: int = 0
 
 

@@ -66,19 +66,16 @@ class GpuVendor(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PciLocation:
-    """Where a device sits. `path`: bridges from the host bridge down to the device itself, as addresses.
-
-    root: host bridge, such as pci0000:3a. link_*: transfer rate in GT/s and lanes; 0 when unknown.
-    """
+    """Where a device sits."""
 
     address: str
-    root: str
-    path: tuple[str, ...]
+    root: str  # host bridge, such as pci0000:3a
+    path: tuple[str, ...]  # bridges from the host bridge down to the device itself, as addresses
     numa_node: int | None = None
-    link_gts: float = 0.0
-    link_gts_max: float = 0.0
-    link_lanes: int = 0
-    link_lanes_max: int = 0
+    link_gts: float = 0.0  # transfer rate in GT/s, 0 when unknown
+    link_gts_max: float = 0.0  # the same at most
+    link_lanes: int = 0  # lanes, 0 when unknown
+    link_lanes_max: int = 0  # the same at most
 
     @property
     def bytes_per_s(self) -> float:

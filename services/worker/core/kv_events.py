@@ -52,17 +52,14 @@ _REMOVED: Final = ("block_hashes", "medium", "group_idx")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Blocks that the engine holds now: consecutive ones of one chain.
-
-    parent: hash of the block before the first, None when the first begins a prompt. extra_keys: for every
-    block what its hash depends on beside tokens, () when nothing.
-    """
+    """Blocks that the engine holds now: consecutive ones of one chain."""
 
     hashes: tuple[BlockHash, ...]
-    parent: BlockHash | None
+    parent: BlockHash | None  # hash of the block before the first, None when the first begins a prompt
     tokens: Sequence[int]
     block_tokens: int
     extra_keys: tuple[tuple[object, ...], ...]
+    """For every block what its hash depends on beside tokens, () when nothing."""
     lora: bool
     own: bool
 

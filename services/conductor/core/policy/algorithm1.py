@@ -41,29 +41,22 @@ if TYPE_CHECKING:
 
 
 class Prefixes(NamedTuple):
-    """How each row comes by the beginning of the prompt, as columns.
+    """How each row comes by the beginning of the prompt, as columns."""
 
-    tokens: leading ones that are there when it computes. fetch_tokens: those of them that it fetches from `source`, in
-    `ready_s` seconds.
-    """
-
-    tokens: Ints
-    fetch_tokens: Ints
-    ready_s: Floats
+    tokens: Ints  # leading ones that are there when it computes
+    fetch_tokens: Ints  # those of them that it fetches from `source`
+    ready_s: Floats  # how long it fetches them
     source: PrefixSource | None = None
 
 
 class Compared(NamedTuple):
-    """What was compared to choose who computes the prompt.
-
-    invalid_costs: how many of the scores were not numbers. decode_scores: what is compared to choose who generates;
-    None: the time between tokens.
-    """
+    """What was compared to choose who computes the prompt."""
 
     prefixes: Prefixes
     scores: Floats
-    invalid_costs: int
+    invalid_costs: int  # how many of the scores were not numbers
     decode_scores: Floats | None = None
+    """What is compared to choose who generates; None: the time between tokens."""
 
 
 class Algorithm1:

@@ -46,16 +46,13 @@ class PrefillOption(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The cheapest option of every row that computes alone: what is compared, when the KV is there, the computing.
+    """The cheapest option of every row that computes alone."""
 
-    local: the leading tokens that each row holds. weight: see `weights`.
-    """
-
-    local: Floats
-    weight: Floats
-    score_s: Floats
-    total_s: Floats | None
-    compute_s: Floats | None
+    local: Floats  # the leading tokens that each row holds
+    weight: Floats  # see `weights`
+    score_s: Floats  # what is compared
+    total_s: Floats | None  # when the KV is there
+    compute_s: Floats | None  # the computing
 
 
 def scores(request: Request, fleet: Fleet, rules: Rules, *, full: bool = True) -> Scores:

@@ -93,14 +93,11 @@ class DecodeCost(NamedTuple):
 
 
 class PrefixSource(NamedTuple):
-    """Where leading tokens of the prompt can be read from.
+    """Where leading tokens of the prompt can be read from."""
 
-    row: the instance that holds them, NO_ROW for the store nodes. tokens_per_s: what one more reader would get.
-    """
-
-    row: int
+    row: int  # the instance that holds them, NO_ROW for the store nodes
     tokens: int
-    tokens_per_s: float = float("inf")
+    tokens_per_s: float = float("inf")  # what one more reader would get
 
 
 class Awaited(NamedTuple):
