@@ -15,6 +15,7 @@ import pytest
 from mooncache.cli.app import run
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.cluster.processes import processes_of_run
+from mooncache.cluster.supervisor import PartNews, PartStage
 from mooncache.errors import Cancelled, Internal
 from tests.cluster.conftest import ask, serving_settings
 
@@ -66,9 +67,9 @@ def test_a_killed_engine_is_started_again(serving: EmbeddedCluster) -> None:
     again = threading.Event()
     deadline_s = time.monotonic() + 120
 
-    def tell(name: str, what: str) -> None:
-        news.append(f"{name}: {what}")
-        if name == "prefill-1" and what == "ready" and len(news) > 1:
+    def tell(name: str, what: PartNews) -> None:
+        news.append(f"{name}: {what.text}")
+        if name == "prefill-1" and what.stage is PartStage.READY and len(news) > 1:
             again.set()
 
     os.kill(rows["prefill-1"]["engine_pid"], signal.SIGKILL)

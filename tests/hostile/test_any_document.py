@@ -20,7 +20,7 @@ from mooncache.gateway.tokens.template import Unreadable, conversation, tool_sch
 from mooncache.simulate import description
 from mooncache.simulate.cluster import ClusterSpec
 from mooncache.topology.core import findings
-from mooncache.topology.core.model import IB, ROCE_V2, Gid, Host, Port, RdmaDevice
+from mooncache.topology.core.model import Gid, GidKind, Host, Port, RdmaDevice
 from tests.hostile.any_json import DEEP, JSON, objects, texts
 
 # --- tool calls of a chat request, in the gateway ---------------------------------------------------------------------
@@ -59,14 +59,14 @@ def test_the_tools_of_a_request(tools: Any) -> None:
 
 # --- what another host printed ----------------------------------------------------------------------------------------
 
-ADDRESS = Gid.read(1, "10.9.0.1", ROCE_V2)
+ADDRESS = Gid.read(1, "10.9.0.1", GidKind.ROCE_V2)
 HERE = Host("here", devices=(RdmaDevice("mlx5_0", (Port(1, "ACTIVE", "Ethernet", 100.0, gids=(ADDRESS,)),)),))
 WORDS = (
     "ACTIVE",
     "Ethernet",
     "InfiniBand",
-    IB,
-    ROCE_V2,
+    GidKind.IB,
+    GidKind.ROCE_V2,
     ADDRESS.value,
     "fe80:0000:0000:0000:0000:0000:0000:0001",
 )
