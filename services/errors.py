@@ -266,9 +266,7 @@ class InstanceUnknown(MooncacheError, code=701, status=GrpcStatus.NOT_FOUND, ret
 
 
 class NoInstances(MooncacheError, code=702, status=GrpcStatus.UNAVAILABLE, retryable=True):
-    hint = (
-        "No instance can take the request now; wait until an engine is ready, `mooncache status` shows them."
-    )
+    hint = "No instance can take the request now; wait until an engine is ready. `mooncache status` lists the engines."
 
 
 class Overloaded(MooncacheError, code=703, status=GrpcStatus.RESOURCE_EXHAUSTED, retryable=True):
@@ -300,7 +298,9 @@ class EngineTimeout(MooncacheError, code=708, status=GrpcStatus.DEADLINE_EXCEEDE
 
 
 class PassportMismatch(MooncacheError, code=709, status=GrpcStatus.FAILED_PRECONDITION):
-    hint = "The engines cannot share blocks because the named field differs; start them with equal settings."
+    hint = (
+        "The engines cannot share blocks because the named field differs; start them with the same settings."
+    )
 
 
 class DecisionUnknown(MooncacheError, code=710, status=GrpcStatus.NOT_FOUND):
@@ -352,7 +352,9 @@ class PlanInfeasible(MooncacheError, code=733, status=GrpcStatus.FAILED_PRECONDI
 
 
 class PlanUnconfirmed(MooncacheError, code=734, status=GrpcStatus.FAILED_PRECONDITION):
-    hint = "The simulator confirmed no plan of the statistical model; allow more machines or simulate more plans."
+    hint = (
+        "The simulator did not confirm any of the model's plans; allow more machines or simulate more plans."
+    )
 
 
 # reproduce: published figures, measured again
@@ -367,7 +369,8 @@ class ScenarioUnknown(MooncacheError, code=735, status=GrpcStatus.NOT_FOUND):
 
 class TraceInvalid(MooncacheError, code=720, status=GrpcStatus.INVALID_ARGUMENT):
     hint = (
-        "The file is not a usable trace; the message names the line and the field, docs/traces.md the format."
+        "The file is not a usable trace; the message names the line and the field. "
+        "docs/traces.md describes the format."
     )
 
 

@@ -28,6 +28,14 @@ RATCHET: dict[str, int] = {}
 
 # Spelt in halves, so that this file does not offend itself.
 BANNED_WORDS = re.compile(r"\b(" + "|".join(("FIX" + "ME", "TO" + "DO", "XX" + "X")) + r")\b")
+# Words that make a reader look twice; "no request", "is no longer", "reported" and the like say the same.
+# A phrase counts also where a comment's line breaks within it.
+UNCLEAR_WORDS = re.compile(
+    r"\b(nobody|somebody|everybody|told|senseless|for ever|in vain|any more|pretended)\b".replace(
+        " ", r"\s+(?:(?:#|//)\s*)?"
+    ),
+    re.IGNORECASE,
+)
 GUEST = (
     "tests/rdma/guest"  # a program of its own in the virtual machine: it reports what came late, and goes on
 )
@@ -193,6 +201,23 @@ def test_no_leftover_words() -> None:
         for path in (*python_files(), *native_files(), *documents(), *protos, *scripts)
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         if BANNED_WORDS.search(line)
+    ]
+    assert not offenders, report(offenders)
+
+
+def test_no_unclear_words() -> None:
+    """In what users and engineers read; decisions of the past and tests keep their words."""
+    native = (
+        *files("native/src", ".cpp", ".h"),
+        *files("native/include", ".h"),
+        *files("native/python", ".cpp", ".h"),
+    )
+    pages = (*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "ARCHITECTURE.md")
+    offenders = [
+        f"{relative(path)}:{text.count(chr(10), 0, found.start()) + 1}: {' '.join(found[0].split())}"
+        for path in (*files("services", ".py", ".pyi"), *native, *files("protos", ".proto"), *pages)
+        for text in (path.read_text(encoding="utf-8"),)
+        for found in UNCLEAR_WORDS.finditer(text)
     ]
     assert not offenders, report(offenders)
 

@@ -55,7 +55,7 @@ nb::dict transfer_probe(const nb::dict& values) {
   for (const auto& [key, value] : values) {
     const auto name = nb::cast<std::string>(key);
     if (!set_probe_field(name, value, options))
-      refuse(name + " is no setting of the transfer benchmark, or has the wrong type");
+      refuse(name + " is not a setting of the transfer benchmark, or has the wrong type");
   }
   const ProbeResult result = value_or_raise(without_gil([&] { return probe_transfers(options); }));
   nb::dict out;
@@ -77,7 +77,7 @@ nb::list rdma_ports(const nb::dict& values) {
   RdmaConfig config;
   for (const auto& [key, value] : values) {
     const auto name = nb::cast<std::string>(key);
-    if (!set_rdma_field(name, value, config)) refuse(name + " is no setting of RDMA");
+    if (!set_rdma_field(name, value, config)) refuse(name + " is not a setting of RDMA");
   }
   const auto found = value_or_raise(without_gil([&] { return rdma::look_for_rails(config); }));
   nb::list out;

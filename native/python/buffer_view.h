@@ -13,7 +13,7 @@ namespace mooncache::python {
 
 class BufferView {
  public:
-  // Throws TypeError when `object` is no buffer, BufferError when it is not contiguous.
+  // Throws TypeError when `object` is not a buffer, BufferError when it is not contiguous.
   explicit BufferView(nanobind::handle object, int flags = PyBUF_SIMPLE) {
     if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) throw nanobind::python_error();
   }

@@ -6,7 +6,7 @@
 
 NB_MODULE(_native, m) {
   m.doc() = "Mooncache native data plane";
-  // A script that ends with a client in a global variable is no leak worth pages of text on its terminal.
+  // A script that ends with a client in a global variable is not a leak worth pages of text on its terminal.
   nanobind::set_leak_warnings(false);
 #ifdef MOONCACHE_BIND_HASH
   mooncache::python::bind_hash(m);

@@ -89,7 +89,7 @@ class _Connection(asyncio.Protocol):
         self._room.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is not one by its class
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_MAX)
         self._engine.enter(self)
 

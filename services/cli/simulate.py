@@ -202,7 +202,7 @@ def _workload(
         trace = form.read(path)
     else:
         if generated is None or not 1 <= generated <= REQUESTS_MAX:
-            raise InvalidArgument(f"--generate: {generated} requests; 1 to {REQUESTS_MAX:,} are possible.")
+            raise InvalidArgument(f"--generate: {generated} requests; it must be 1 to {REQUESTS_MAX:,}.")
         trace = make_up(GenerateOptions(requests=generated), random.Random(seed))
     if first is not None:
         if first < 1:
@@ -233,10 +233,10 @@ def _cluster(
     wanted = {name: 8 if count is None else count for name, count in counts.items()}
     for name, count in wanted.items():
         if count < 0:
-            raise InvalidArgument(f"--{name}: {count} instances; at least 0.")
+            raise InvalidArgument(f"--{name}: {count} instances; it must be at least 0.")
     tokens = 3_000_000 if memory_tokens is None else memory_tokens
     if not 0 <= tokens <= MEMORY_TOKENS_MAX:
-        raise InvalidArgument(f"--memory-tokens: {tokens} tokens; 0 to {MEMORY_TOKENS_MAX:,} are possible.")
+        raise InvalidArgument(f"--memory-tokens: {tokens} tokens; it must be 0 to {MEMORY_TOKENS_MAX:,}.")
     switching = RoleSwitching(enabled=roles)
     return paper_cluster(
         wanted["prefill"], wanted["decode"], tokens, roles=switching, block_tokens=block_tokens

@@ -93,14 +93,14 @@ def generate(
     seconds: Annotated[
         float, Parameter(help="Length of the trace in seconds; 0: as long as the requests take.")
     ] = 0,
-    rate: Annotated[float, Parameter(help="Requests per second; 0 takes the kind's own.")] = 0,
+    rate: Annotated[float, Parameter(help="Requests per second; 0 means the kind's own.")] = 0,
     returning: Annotated[
         float, Parameter(help="How often conversations continue: 1 is as in the public trace, 0 is never.")
     ] = 1.0,
     input_mean: Annotated[
-        float, Parameter(help="Mean of first prompts in tokens; 0 takes the kind's own.")
+        float, Parameter(help="Mean of first prompts in tokens; 0 means the kind's own.")
     ] = 0,
-    output_mean: Annotated[float, Parameter(help="Mean of answers in tokens; 0 takes the kind's own.")] = 0,
+    output_mean: Annotated[float, Parameter(help="Mean of answers in tokens; 0 means the kind's own.")] = 0,
     tick: Annotated[
         float, Parameter(help="Unit of the timestamps, in seconds; -1 takes the kind's own.")
     ] = -1.0,

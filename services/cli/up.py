@@ -92,8 +92,8 @@ def up(
 ) -> int:
     """Start everything on this machine: gateway, conductor, engines, master, store nodes. Ctrl-C stops it.
 
-    A process that ends or hangs is started again while the others continue. One that keeps ending is not started any
-    more; `mooncache status` shows it.
+    A process that ends or hangs is started again while the others continue. One that keeps ending stays
+    stopped; `mooncache status` shows it.
 
     For example:
 

@@ -41,7 +41,7 @@ def parse_targets(text: str | Sequence[str]) -> tuple[str, ...]:
     if not targets:
         raise InvalidArgument("No master target given. Expected host:port, for example 127.0.0.1:7700.")
     if len(targets) > MAX_TARGETS:
-        raise InvalidArgument(f"At most {MAX_TARGETS} master targets are possible; got {len(targets)}.")
+        raise InvalidArgument(f"{len(targets)} master targets; the maximum is {MAX_TARGETS}.")
     for target in targets:
         host, colon, port = target.rpartition(":")
         if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:

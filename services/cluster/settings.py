@@ -40,7 +40,7 @@ _HOW_TO_INSTALL: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """What an embedded cluster is made of. A port of None takes the usual one when it is free; 0 takes any free port.
+    """What an embedded cluster is made of. A port of None means the usual one when it is free; 0 means any free port.
 
     Engine "none" is a pool alone: master and store nodes. With an engine there are also a conductor, a gateway and
     `prefill` + `decode` workers; with `prefill` 0 the decode workers do both.

@@ -131,9 +131,13 @@ def scheduling_request_of(request: pb.ScheduleRequest) -> SchedulingRequest:
     if request.passport_root and len(request.passport_root) != KEY_BYTES:
         raise errors.InvalidArgument(f"passport_root must be {KEY_BYTES} bytes")
     if request.prompt_tokens > PROMPT_TOKENS_MAX:
-        raise errors.InvalidArgument(f"a prompt of {request.prompt_tokens} tokens cannot be")
+        raise errors.InvalidArgument(
+            f"prompt_tokens is {request.prompt_tokens}; it must be 0 to {PROMPT_TOKENS_MAX}"
+        )
     if count > request.prompt_tokens:
-        raise errors.InvalidArgument(f"{count} keys for {request.prompt_tokens} tokens cannot be")
+        raise errors.InvalidArgument(
+            f"{count} keys for {request.prompt_tokens} prompt tokens; a key covers at least one token"
+        )
     if len(request.exclude) > EXCLUDED_MAX:
         raise errors.InvalidArgument(f"at most {EXCLUDED_MAX} instances can be excluded")
     return SchedulingRequest(

@@ -108,8 +108,8 @@ def load(
     """Read the configuration.
 
     Args:
-        path: TOML file; None takes $MOONCACHE_CONFIG, or no file.
-        env: environment; None takes the process's.
+        path: TOML file; None means $MOONCACHE_CONFIG, or no file.
+        env: environment; None means the process's.
         overrides: {"section.field": value}, for example from the command line; values that are None are skipped.
 
     Raises ConfigInvalid with a sentence that names the setting, where it was set and what it should be.

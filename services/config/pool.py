@@ -37,13 +37,13 @@ class MasterSection(Section):
     host: str = "127.0.0.1"
     """Address to listen on; anything beyond loopback has to be chosen here."""
     port: PortNumber = 7700
-    """Port of the control service; 0 takes a free one."""
+    """Port of the control service; 0 means any free port."""
     advertise_host: str = ""
     """Host that others reach this master by; empty means `host`."""
     master_id: str = Field(default="", max_length=128)
     """Name of this master; empty makes one from host name and port."""
     metrics_port: PortNumber = 0
-    """Port for /metrics, /health and /ready; 0 takes a free one."""
+    """Port for /metrics, /health and /ready; 0 means any free port."""
     heartbeat_interval_s: DurationS = Field(default=1.0, gt=0, le=60)
     """How often nodes send heartbeats."""
     suspect_after_s: DurationS = Field(default=2.5, gt=0, le=300)
@@ -70,11 +70,11 @@ class StoreNodeSection(Section):
     host: str = "127.0.0.1"
     """Address that the control service listens on."""
     port: PortNumber = 0
-    """Port of the control service; 0 takes a free one."""
+    """Port of the control service; 0 means any free port."""
     data_host: str = "127.0.0.1"
     """Address that the data port listens on."""
     data_port: PortNumber = 0
-    """Port for block bytes; 0 takes a free one."""
+    """Port for block bytes; 0 means any free port."""
     advertise_host: str = ""
     """Host that others reach this node by; empty means `host` and `data_host`."""
     unix_path: OptionalPath = None
@@ -82,9 +82,9 @@ class StoreNodeSection(Section):
     unix_enabled: bool = True
     """Whether processes on the same host may use shared memory."""
     metrics_port: PortNumber = 0
-    """Port for /metrics, /health and /ready; 0 takes a free one."""
+    """Port for /metrics, /health and /ready; 0 means any free port."""
     capacity_bytes: SizeBytes = 0
-    """Memory for blocks; 0 takes all of arena_path, else a quarter of the memory available at start."""
+    """Memory for blocks; 0 means all of arena_path, else a quarter of the memory available at start."""
     arena_path: OptionalPath = None
     """DAX device or file that blocks lie in, or a folder for a file without a name; empty means host memory."""
     arena_device: str = Field(default="", pattern=r"^(cuda:[0-9]{1,3})?$")

@@ -30,11 +30,11 @@ class ConductorSection(Section):
     host: str = "127.0.0.1"
     """Address to listen on; anything beyond loopback has to be chosen here."""
     port: PortNumber = 7800
-    """Port of the control service; 0 takes a free one."""
+    """Port of the control service; 0 means any free port."""
     advertise_host: str = ""
     """Host that others reach the conductor by; empty means `host`."""
     metrics_port: PortNumber = 0
-    """Port for /metrics, /health and /ready; 0 takes a free one."""
+    """Port for /metrics, /health and /ready; 0 means any free port."""
     report_interval_s: DurationS = Field(default=0.25, gt=0, le=60)
     """How often workers report load and cache changes; less often with more than 50 instances."""
     suspect_after_s: DurationS = Field(default=2.0, gt=0, le=300)
@@ -67,11 +67,11 @@ class GatewaySection(Section):
     host: str = "127.0.0.1"
     """Address to listen on; anything beyond loopback has to be chosen here."""
     port: PortNumber = 8000
-    """HTTP port; 0 takes a free one."""
+    """HTTP port; 0 means any free port."""
     advertise_host: str = ""
     """Host that others reach the gateway by; empty means `host`, or the host's name when that is every address."""
     metrics_port: PortNumber = 0
-    """Port for /metrics, /health and /ready for operators; 0 takes a free one."""
+    """Port for /metrics, /health and /ready for operators; 0 means any free port."""
     keys_file: OptionalPath = None
     """TOML file with API keys of your own (mode 0600); tenant tokens are API keys without it."""
     requests_per_minute: float = Field(default=0, ge=0)
@@ -136,15 +136,15 @@ class WorkerSection(Section):
     engine_host: str = "127.0.0.1"
     """Address that the engine's HTTP server listens on."""
     engine_port: PortNumber = 0
-    """Port of the engine's HTTP server; 0 takes a free one."""
+    """Port of the engine's HTTP server; 0 means any free port."""
     advertise_host: str = ""
     """Host that gateways reach the engine by; empty means `engine_host`."""
     host: str = "127.0.0.1"
     """Address of the worker's control service."""
     port: PortNumber = 0
-    """Port of the worker's control service; 0 takes a free one."""
+    """Port of the worker's control service; 0 means any free port."""
     metrics_port: PortNumber = 0
-    """Port for /metrics, /health and /ready; 0 takes a free one."""
+    """Port for /metrics, /health and /ready; 0 means any free port."""
     start_timeout_s: DurationS = Field(default=600.0, gt=0, le=86400)
     """Time for the engine to become healthy."""
     health_interval_s: DurationS = Field(default=1.0, gt=0, le=60)
@@ -167,15 +167,15 @@ class VllmSection(Section):
     dtype: str = "auto"
     """Type of weights and KV; float32 where tokens have to be equal bit for bit on a CPU."""
     max_model_len: int = Field(default=0, ge=0)
-    """Longest prompt and answer together, in tokens; 0 takes the model's."""
+    """Longest prompt and answer together, in tokens; 0 means the model's."""
     block_tokens: int = Field(default=0, ge=0)
-    """Tokens of a block; 0 takes vLLM's default."""
+    """Tokens of a block; 0 means vLLM's default."""
     max_num_seqs: int = Field(default=0, ge=0)
-    """Sequences that run at once; 0 takes vLLM's default."""
+    """Sequences that run at once; 0 means vLLM's default."""
     enforce_eager: bool = False
     """Do not compile and do not capture graphs: starts faster, runs slower."""
     kv_cache_bytes: SizeBytes = 0
-    """Memory for KV on a machine without a GPU; 0 takes 1 GiB there."""
+    """Memory for KV on a machine without a GPU; 0 means 1 GiB there."""
     kv_events: bool = True
     """Let vLLM publish the events of its own prefix cache."""
     tool_parser: str = ""
@@ -192,13 +192,13 @@ class HfSection(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of weights and KV."""
     device: str = "auto"
-    """cpu, cuda, cuda:0 ...; auto takes a GPU when there is one."""
+    """cpu, cuda, cuda:0 ...; auto means a GPU when there is one."""
     block_tokens: int = Field(default=32, ge=1, le=4096)
     """Tokens of a block."""
     kv_cache_bytes: SizeBytes = Field(default=512 << 20, ge=1 << 20)
     """Memory for KV blocks."""
     max_model_len: int = Field(default=0, ge=0)
-    """Longest prompt and answer together, in tokens; 0 takes the model's."""
+    """Longest prompt and answer together, in tokens; 0 means the model's."""
     batch_max: int = Field(default=16, ge=1, le=1024)
     """Sequences that decode together."""
     queue_max: int = Field(default=1024, ge=1, le=1_000_000)

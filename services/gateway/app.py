@@ -131,7 +131,7 @@ class Endpoint:
             "gateway.request",
             exchange.headers,
             kind="server",
-            root=exchange.method == "POST",  # probes and scrapes are no requests
+            root=exchange.method == "POST",  # probes and scrapes are not requests
             endpoint=self.name,
         )
         with bound, span:
@@ -201,7 +201,7 @@ class Endpoint:
     def _admit(self, exchange: Exchange) -> None:
         state, caller = self._state, exchange.require_caller()
         if state.draining:
-            raise Draining("The gateway is shutting down; send the request to another one.")
+            raise Draining("The gateway is shutting down; send the request to another gateway.")
         limit = state.config.gateway.request_count_max
         if state.active_count > limit:
             raise LimitExceeded("The gateway has reached its limit of running requests.")

@@ -47,7 +47,7 @@ class GatewayMetrics:
         self.legs = metrics.counter("legs", "Legs by kind and outcome.", ("leg", "code"))
         self.waits_timed_out = metrics.counter(
             "waits_timed_out",
-            "Decode legs that waited in vain for the blocks of a prefill leg, until the time limit.",
+            "Decode legs that timed out waiting for the prefill leg's blocks.",
             ("model",),
         )
         self.waits_cut = metrics.counter(

@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--ssl-certfile", type=Path, help="PEM certificate; the port then speaks HTTPS")
     parser.add_argument("--ssl-keyfile", type=Path, help="PEM key of that certificate")
     given = parser.parse_args()
-    # Taken out of the environment: it is no setting, and children have no need of it.
+    # Taken out of the environment: it is not a setting, and children do not need it.
     api_key = os.environ.pop(KEY_VARIABLE, "")
     try:
         config = load()

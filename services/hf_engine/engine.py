@@ -137,7 +137,7 @@ class Engine:
         self.post(lambda: self._take(batch))
 
     def abort(self, sequences: Iterable[Sequence]) -> None:
-        """These are not wanted any more: blocks are freed as soon as nothing is written into them."""
+        """These are no longer wanted: blocks are freed as soon as nothing is written into them."""
         batch = list(sequences)
         self.post(lambda: self._abort(batch))
 

@@ -73,7 +73,7 @@ class CompletionBuilder:
         if output.chosen is not None:
             choice.chosen.append(output.chosen)
             new = (output.chosen,)
-            if output.stop_id is None:  # the token that ends an answer is no part of its text
+            if output.stop_id is None:  # the token that ends an answer is not part of its text
                 text = choice.text.push(output.chosen.token)
         if output.finish:
             text += choice.text.finish()

@@ -263,11 +263,11 @@ def _end(state: ServerState, answer: CompletionBuilder, sequences: list[Sequence
 
 
 def _refuse_broken(output: Output) -> None:
-    """Raises EngineFailed or Draining for an output that is no answer."""
+    """Raises EngineFailed or Draining for an output that is not an answer."""
     if output.finish is FinishReason.ERROR:
         raise EngineFailed(output.message)
     if output.finish is FinishReason.ABORT:
-        raise Draining("The engine is shutting down; send the request to another one.")
+        raise Draining("The engine is shutting down; send the request to another engine.")
 
 
 async def _collect(

@@ -45,7 +45,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HfOptions:
-    """What the command line says. An empty name means the folder's; port 0 takes a free one."""
+    """What the command line says. An empty name means the folder's; port 0 means any free port."""
 
     model: str
     served_model_name: str = ""

@@ -119,7 +119,7 @@ def config_digest(model_dir: Path | str) -> str:
     """Digest of the model's configuration: equal for equal content, whatever the order and spacing of the JSON.
 
     Raises:
-        ConfigInvalid: no configuration, or it is no JSON.
+        ConfigInvalid: no configuration, or it is not JSON.
     """
     folder = Path(model_dir)
     if folder.is_file():

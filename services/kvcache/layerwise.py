@@ -83,7 +83,7 @@ class LayerSaver:
         self._thread.start()
 
     def layer_done(self, jobs: Sequence[TransferJob], layer: str) -> None:
-        """The layer's part of these jobs' blocks will not change any more."""
+        """The layer's part of these jobs' blocks no longer changes."""
         index = self._index.get(layer)
         if index is None:
             return

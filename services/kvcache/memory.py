@@ -59,7 +59,7 @@ class InDoubt(Exception):  # noqa: N818  (a state, and never the caller's: the m
         self.settled = settled
 
     def wait(self, given_up: Callable[[float], bool]) -> None:
-        """Until the copy has ended; `given_up(pause_s)` pauses, and says True when no caller waits any more."""
+        """Until the copy has ended; `given_up(pause_s)` pauses, and says True when no caller is left waiting."""
         while not self.settled():
             if given_up(_POLL_S):
                 return

@@ -44,7 +44,7 @@ def layout_of(tensor: Any) -> LayerLayout:
 def event_behind(device: Any) -> tuple[Any, int]:
     """An event behind all that the calling thread's stream was given so far, and its CUDA handle.
 
-    A step in the middle of a prompt is not waited for by anybody else, and its blocks are saved, or given back and
+    A step in the middle of a prompt is not waited for by any other reader, and its blocks are saved, or given back and
     loaded into, while it may still write them: copies begin behind it.
     """
     import torch

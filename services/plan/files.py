@@ -1,6 +1,6 @@
 """Files that come out of a plan: the configuration that services read, and the cluster that the simulator reads.
 
-The configuration is loaded by the schema before anybody gets it: a plan never writes what a service would refuse.
+The configuration is loaded by the schema before it is written: a plan never writes what a service would refuse.
 """
 
 from __future__ import annotations

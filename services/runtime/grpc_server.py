@@ -69,7 +69,7 @@ class GrpcServer:
             self.port = 0
         if self.port == 0:
             raise ConfigInvalid(
-                f"The control port {where} cannot be opened; is another process using it? Port 0 takes a free one."
+                f"The control port {where} cannot be opened; is another process using it? Port 0 means any free port."
             )
         await self._server.start()
 

@@ -100,7 +100,7 @@ class Event(enum.StrEnum):
     CONNECTOR_LOAD_FAILED = "connector.load_failed"  # blocks could not be loaded; `reason` says why
     HF_MODEL_LOADED = "hf.model_loaded"  # the small engine has its model; `seconds`, `kv_blocks`, `device`
     HF_STEP_FAILED = "hf.step_failed"  # a forward pass failed; the sequences in it end with an error
-    HF_REQUEST_FINISHED = "hf.request_finished"  # one sequence is over; `outcome`: of its lookup
+    HF_REQUEST_FINISHED = "hf.request_finished"  # one sequence is over; `outcome` says what its lookup found
     HTTP_FINISHED = "http.finished"  # one HTTP request is over; `code` says how
     GATEWAY_LISTENING = "gateway.listening"  # the gateway's HTTP port is open at `url`
     INSTANCES_CHANGED = "instances.changed"  # the gateway has a new list of instances

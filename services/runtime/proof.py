@@ -100,7 +100,7 @@ class Prover:
         self._nonce = NO_NONCE
 
     def sign(self, path: str, request_digest: bytes) -> SignedCall:
-        """Sign one call; a repeat needs a new signature. Raises Unauthenticated for a text that is no token."""
+        """Sign one call; a repeat needs a new signature. Raises Unauthenticated for a text that is not a token."""
         if self._token is None:
             raise self._refusal or Unauthenticated("No token was given.")
         self._key = self._key or _control_key(self._token.key)

@@ -42,8 +42,8 @@ class Service:
     Args:
         name: "master", "store_node", "conductor", "gateway" or "worker"; names metrics and log lines.
         config: the whole configuration.
-        host, port: where the control service listens; port 0 takes a free one.
-        metrics_port: port of the probe server; 0 takes a free one.
+        host, port: where the control service listens; port 0 means any free port.
+        metrics_port: port of the probe server; 0 means any free port.
         call_count_max: control calls that may be under way.
         drain_timeout_s: time for `drain` and for the calls under way at the end.
         advertise_host: host that others reach the service by; empty means `host`.

@@ -1,8 +1,8 @@
 """When to start, kill and give up a process: a decision from its history and the time.
 
 States: down -> starting -> ready -> down ... A run that does not become healthy in time, or that was healthy and is
-silent for too long, hangs: it has to be killed. So has one that answers and has requests, of which nothing
-moves any more. After each end there is a pause that doubles with every end within the window (ten minutes);
+silent for too long, hangs: it has to be killed. So has one that answers and has requests, none of which makes
+progress. After each end there is a pause that doubles with every end within the window (ten minutes);
 too many ends within the window, and it is given up: something is wrong that restarting does not cure.
 
 A worker supervises its engine by it, `mooncache up` the processes of the machine.

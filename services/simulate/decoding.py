@@ -187,7 +187,7 @@ class Decoding:
         return request
 
     def _compute_whole(self, request: SimRequest, node: SimNode) -> None:
-        """The whole prompt is computed before the next step: a boundary that was asked for meanwhile is none."""
+        """The whole prompt is computed before the next step: a boundary that was asked for meanwhile is dropped."""
         node.batch_event_s = math.inf
         node.batch_version += 1
         node.chunk_from = -1

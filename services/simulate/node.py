@@ -98,7 +98,7 @@ class SimNode:
         index.add(dram.held(blocks), row)
 
     def _demote(self, ssd: NodeCache, blocks: list[int], gone: list[int], now_s: float) -> list[int]:
-        """Move what left the DRAM to the SSD; returns what is in neither any more."""
+        """Move what left the DRAM to the SSD; returns what is now in neither."""
         for block in blocks:
             if block in ssd and block in self.dram:
                 ssd.discard(block)

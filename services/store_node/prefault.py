@@ -19,7 +19,7 @@ from mooncache.store_node.state import ArenaKind
 
 _STEP_BYTES = 1 << 30
 _THREADS_MAX = 8
-_TELL_EVERY_S = 5.0
+_LOG_EVERY_S = 5.0
 
 log = get_logger(__name__)
 
@@ -43,15 +43,15 @@ async def prefault(core: Arena, clock: Clock) -> None:
     size_bytes = arena["size_bytes"]
     if arena["page_bytes"] == os.sysconf("SC_PAGE_SIZE"):  # huge pages were taken from their pool already
         check_memory(size_bytes - arena["resident_bytes"], memory_left_bytes())
-    started_s = told_s = clock.now_s()
+    started_s = logged_s = clock.now_s()
     threads = min(_THREADS_MAX, os.cpu_count() or 1)
     for offset in range(0, size_bytes, _STEP_BYTES):
         try:
             await asyncio.to_thread(call_native, core.populate, offset, _STEP_BYTES, threads)
         except NoSpace as error:
             raise _too_large(size_bytes, error.message) from error
-        if clock.now_s() - told_s >= _TELL_EVERY_S:
-            told_s = clock.now_s()
+        if clock.now_s() - logged_s >= _LOG_EVERY_S:
+            logged_s = clock.now_s()
             log.info(Event.NODE_ARENA_FILLS, bytes=min(offset + _STEP_BYTES, size_bytes), of_bytes=size_bytes)
     log.info(Event.NODE_ARENA_READY, bytes=size_bytes, seconds=round(clock.now_s() - started_s, 3))
 
@@ -111,7 +111,7 @@ def _cgroups_left_bytes(root: Path) -> list[int]:
             limit = (folder / "memory.max").read_text(encoding="ascii").strip()
             used = int((folder / "memory.current").read_text(encoding="ascii"))
             statistics = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
-            # the kernel drops these pages of files before it refuses anybody
+            # the kernel drops these pages of files before it refuses memory
             cache = next(
                 (int(line.split()[1]) for line in statistics if line.startswith("inactive_file ")), 0
             )

@@ -177,7 +177,7 @@ def _wrong_id(where: str, ids: list[int]) -> TraceInvalid:
 
 
 def _undecodable(where: str, line: bytes, error: Exception, *, is_cut: bool) -> str:
-    """What is wrong with a line that is no request, in words."""
+    """What is wrong with a line that is not a request, in words."""
     reason = str(error)
     shown = line[:_SHOWN_CHARS].decode("utf-8", "replace") + ("..." if len(line) > _SHOWN_CHARS else "")
     if isinstance(error, msgspec.ValidationError):

@@ -209,7 +209,7 @@ def attach_url(text: str) -> str:
     """The URL of an engine to attach to, without a slash at its end; "" for none.
 
     Raises:
-        ConfigInvalid: it is no URL of a server.
+        ConfigInvalid: it is not a URL of a server.
     """
     if not text:
         return ""

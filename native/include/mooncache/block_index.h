@@ -82,7 +82,7 @@ class BlockIndex {
 
   // Applies packed records in order. Adding what is there and removing what is not change nothing.
   // Refused as a whole, with nothing applied: INVALID_ARGUMENT for a holder out of range, a length
-  // that is no multiple of 56, an unknown kind or tier; TOO_LARGE for a block above 2^40 - 1 bytes;
+  // that is not a multiple of 56, an unknown kind or tier; TOO_LARGE for a block above 2^40 - 1 bytes;
   // LIMIT_EXCEEDED for too many records in one call or too many blocks in the index.
   Status apply(uint32_t holder, std::span<const std::byte> records);
 
@@ -96,7 +96,7 @@ class BlockIndex {
   Result<uint64_t> drop_holder(uint32_t holder);
 
   // For each key its replicas, at most `holders_max` of them. Keys are 32 bytes each.
-  // INVALID_ARGUMENT when the length of `keys` is no multiple of 32.
+  // INVALID_ARGUMENT when the length of `keys` is not a multiple of 32.
   Result<std::vector<std::vector<BlockReplica>>> locate(TenantId tenant, std::span<const std::byte> keys,
                                                         uint32_t holders_max = kIndexHoldersMax) const;
   // The same, packed: for each key u16 count, then count times {u16 holder, u8 tier, u8 0, u64 size}.

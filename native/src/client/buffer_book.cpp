@@ -173,7 +173,7 @@ RegionHandle BufferBook::registration_of(std::span<const Slice> slices, const De
     registered_bytes_ -= buffer.size;
     counters_.add(Counter::kRegistrationFailures);
   }
-  // who waits in remove() drops it in a moment: not to be used any more
+  // who waits in remove() drops it in a moment: it must not be used now
   const RegionHandle handle = buffer.owners > 0 && buffer.state == State::kReady ? buffer.handle : 0;
   made_.notify_all();
   return handle;

@@ -42,7 +42,7 @@ class BufferBook {
   // Until as many remove() with the same range, the owner leaves the memory mapped as it is. INVALID_ARGUMENT
   // when it is empty or overlaps another range that is listed. `device`: whose memory it is.
   Status add(Slice memory, std::shared_ptr<DeviceSums> device = nullptr);
-  // After this the memory is not registered any more, save for transfers under way (whose callers own it
+  // After this the memory is no longer registered, save for transfers under way (whose callers own it
   // too). NOT_FOUND when it is not listed.
   Status remove(Slice memory);
   // The registration of the one buffer in which all bytes of `slices` lie; 0 when there is none, or it cannot

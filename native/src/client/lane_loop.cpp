@@ -122,7 +122,7 @@ class LaneLoop {
     return true;
   }
 
-  // Moves the handshake by which a silent node shows that it lives. Its failure is no news: silence is.
+  // Moves the handshake by which a silent node shows that it lives. Silence counts, not its failure.
   void seek_life(LaneTask& task) {
     const uint64_t idle_ms = now_ms_ - std::min(now_ms_, task.last_progress_ms);
     if (task.may_hold_ms == 0 || !task.program || idle_ms < limits_.stall_timeout_ms / kSilenceShare) return;
@@ -174,7 +174,7 @@ class LaneLoop {
     if (task.lane.session) task.node->drop(std::move(task.lane));
     task.lane = {};
     task.done = true;
-    // a caller's short patience is no sign of a sick node
+    // a caller's short patience is not a sign of a sick node
     const bool impatient =
         status.code == Code::kDeadlineExceeded && now_ms_ - task.last_progress_ms < kSlowMs;
     if (status.code != Code::kCancelled && status.code != Code::kClosed && !impatient) {

@@ -80,7 +80,7 @@ class Node {
   Result<Lane> acquire(Route route, LaneUse use, std::unique_ptr<LaneTicket>& ticket);
   void release(Lane lane);  // idle lanes go back to the pool, others are closed
   void drop(Lane lane);
-  // The client is closed: no call gets a lane any more.
+  // The client is closed: no call gets a lane from now on.
   void close_idle();
   // It left the map. Calls that began before still get lanes, which are closed after their use.
   void retire();

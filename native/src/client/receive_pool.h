@@ -1,8 +1,8 @@
-// Memory of the client's own to receive blocks in, lent to the caller until he lets go of it.
+// Memory of the client's own to receive blocks in, lent to the caller until it is released.
 //
 // Slabs hold buffers of one size class each and are listed in the book of buffers, so that a device writes a
 // block to where the caller will read it. Bounded in bytes: when all of it is lent, acquire() gives nothing
-// and the caller makes memory of his own. A buffer keeps its pool alive, also beyond the client. Thread-safe.
+// and the caller makes memory of its own. A buffer keeps its pool alive, also beyond the client. Thread-safe.
 #pragma once
 
 #include <memory>

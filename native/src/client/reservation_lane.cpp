@@ -22,7 +22,7 @@ ReservationLane::ReservationLane(std::unique_ptr<Session> session) : session_(st
   });
 }
 
-// The answer to a RESERVE that was cut short: its space is not wanted any more.
+// The answer to a RESERVE that was cut short: its space is no longer wanted.
 void ReservationLane::take_late_answer(wire::Opcode opcode, const Status& status, Reader& in) {
   if (opcode != wire::Opcode::kReserve || !status) return;
   const auto granted = wire::decode_items<wire::ReserveResult>(in);

@@ -25,7 +25,7 @@ class ReservationLane {
 
   // Waits for the lane, no longer than the caller's patience lasts.
   Status acquire(const CallOptions& options);
-  // Hands the lane on, after it has told the node which grants are not wanted any more.
+  // Hands the lane on, after it has sent the node the grants that are no longer wanted.
   void release();
 
   // By the thread that has the lane.

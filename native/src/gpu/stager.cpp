@@ -1,5 +1,5 @@
 // GpuStager over the driver: each slot is a stream with nothing but the slot's work on it, so an empty stream
-// is a buffer that is not touched any more.
+// is a buffer that is no longer touched.
 #include <cstring>
 
 #include "gpu/device.h"

@@ -36,7 +36,7 @@ BlockIndex::Impl::Record BlockIndex::Impl::decode(const std::byte* bytes) {
 Status BlockIndex::Impl::validate(uint32_t holder, std::span<const std::byte> records) const {
   if (Status status = holder_status(holder); !status) return status;
   if (records.size() % kIndexRecordBytes != 0) {
-    return {Code::kInvalidArgument, "records must be whole: their length is no multiple of 56 bytes"};
+    return {Code::kInvalidArgument, "records must be whole: their length is not a multiple of 56 bytes"};
   }
   const size_t count = records.size() / kIndexRecordBytes;
   if (count > kIndexApplyRecordsMax) return {Code::kLimitExceeded, "at most 1,048,576 records in one call"};

@@ -9,7 +9,7 @@ namespace {
 
 Status keys_status(std::span<const std::byte> keys) {
   if (keys.size() % kKeyBytes == 0) return Status::ok();
-  return {Code::kInvalidArgument, "keys must be whole: their length is no multiple of 32 bytes"};
+  return {Code::kInvalidArgument, "keys must be whole: their length is not a multiple of 32 bytes"};
 }
 
 template <typename Id>

@@ -51,7 +51,7 @@ struct SocketOptions {
   uint32_t peer_timeout_ms = kPeerTimeoutMs;
 };
 
-// A listening, non-blocking socket. `port` 0 takes a free one; see local_port().
+// A listening, non-blocking socket. `port` 0 means any free port; see local_port().
 Result<UniqueFd> listen_tcp(const std::string& host, uint16_t port, int backlog = 1024);
 // Listens on `path` (mode 0600). An old socket file is replaced only when nothing answers on it.
 Result<UniqueFd> listen_unix(const std::string& path, int backlog = 1024);

@@ -115,7 +115,7 @@ struct DeviceRange {
 // Of memory with one device, for as long as this lives: its own use (attach), or a peer's (expose).
 class Registration {
  public:
-  virtual ~Registration() = default;  // no peer reaches the memory by its keys any more
+  virtual ~Registration() = default;  // after it no peer reaches the memory by its keys
   // How the device gets at it: "pages", "dma-buf", or "nvidia-peermem, because ...".
   virtual std::string how() const = 0;
   virtual uint32_t local_key() const = 0;

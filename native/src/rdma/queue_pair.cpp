@@ -3,8 +3,8 @@
 // The invariant: posted_ holds, oldest first, the requests of which the device may still move bytes, and
 // those that are through and not yet fetched. Requests of one connection end in the order in which they were
 // posted, so the device reports only every fourth of a list and the last (those that fail it reports always):
-// a report that one is through says the same of all before it. After the queue pair was destroyed nothing of
-// it matters any more: a destroyed queue pair touches no memory.
+// a report that one is through says the same of all before it. None of it matters once the queue pair is
+// destroyed: a destroyed queue pair touches no memory.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/random.h>
@@ -169,7 +169,7 @@ Status QueuePair::connect(const EndpointAddress& peer) {
   const RailInfo& info = info_;
   if (peer.layer != info.layer || peer.mtu < 1 || peer.mtu > 5 || peer.outstanding_reads == 0) {
     failed_ = true;
-    return {Code::kProtocolError, "the peer described an RDMA endpoint that cannot be"};
+    return {Code::kProtocolError, "the peer described an RDMA endpoint that is not possible"};
   }
   if (Status status = make_ready_to_receive(peer, std::min(peer.mtu, info.mtu)); !status) return status;
   if (Status status = make_ready_to_send(peer); !status) return status;
@@ -335,7 +335,7 @@ void QueuePair::stop() {
   stopped_ = true;
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_ERR;
-  // A device that refuses this is gone and finishes nothing any more.
+  // A device that refuses this is gone and will finish nothing.
   lost_ = verbs_.modify_qp(qp_, &attributes, IBV_QP_STATE) != 0;
   stopped_at_ = std::chrono::steady_clock::now();
 }

@@ -116,8 +116,8 @@ Code Holdings::commit_granted(const wire::CommitItem& item) {
   const bool one_sided = (item.flags & wire::CommitItem::kFlagOneSided) != 0;
   const bool exposed = rdma_ && rdma_->is_exposed(item.reservation, true);
   if (one_sided && !may_write_memory_ && !exposed) {
-    // It cannot have written: nothing was open to it, or, where no client maps the memory, nothing is any
-    // more.
+    // It cannot have written: nothing was open to it, or, where no client maps the memory, nothing is
+    // open now.
     const bool withdrawn = !store().addressable();
     if (withdrawn) end_reservation(item.reservation, true);
     return withdrawn ? Code::kNodeUnavailable : Code::kPermissionDenied;
@@ -187,7 +187,7 @@ Slice Holdings::host_extent(uint64_t grant, bool writable) {
   return {const_cast<std::byte*>(bytes.data), bytes.size};  // the device may read only
 }
 
-// Only while the GPU answers: a grant on one that does not would be read in vain.
+// Only while the GPU answers: reads by a grant on one that does not would fail.
 std::optional<rdma::DeviceRange> Holdings::device_extent(uint64_t grant, bool writable) {
   const DeviceArena& arena = loop_.shared().device_arena;
   if (arena.address == 0 || store().arena_gone()) return std::nullopt;

@@ -45,7 +45,7 @@ class Holdings {
   void release(const Hold& hold);
   // The peer holds the pin from now on, by its number.
   void grant_pin(PinId pin) { pin_grants_.put(static_cast<uint64_t>(pin), PinGrant{}); }
-  // Null: the peer does not hold it (any more).
+  // Null: the peer does not hold it, or no longer.
   PinGrant* find_pin(uint64_t grant);
   // The peer gives the pin back; it ends when nothing in the output queue needs it.
   void release_grant(uint64_t grant);

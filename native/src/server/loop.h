@@ -135,7 +135,7 @@ class Loop {
 
   std::vector<std::unique_ptr<Connection>> connections_;
   std::vector<Connection*> dead_;
-  std::map<uint64_t, Connection*> parked_;  // by ticket; those that do not wait any more are still there
+  std::map<uint64_t, Connection*> parked_;  // by ticket; those that no longer wait are still there
   uint64_t releases_seen_ = 0;
   // Connections with many bytes to move or to check, in turn.
   std::deque<Connection*> queue_;

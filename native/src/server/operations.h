@@ -211,7 +211,7 @@ Next ping(PeerSession& session, wire::Meta meta);
 Next endpoint(PeerSession& session, wire::Meta meta);
 bool can_rdma(PeerSession& session);
 // Answers LOOKUP (pins, to read) or RESERVE (reservations, to write): `writer` holds the answer up to the
-// exposures; `grants` has 0 where a result is none.
+// exposures; `grants` has 0 where a result has no grant.
 Next respond_exposed(PeerSession& session, Writer& writer, std::vector<uint64_t> grants, bool writable);
 
 }  // namespace ops

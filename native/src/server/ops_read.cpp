@@ -160,9 +160,9 @@ void GetOp::finish_item(PeerSession& session, const wire::GetItem& item) {
     if (!check_.unreadable()) {
       session.metrics().crc_failures_stored.add();
       session.store().quarantine(pinned_.id);
-      session.loop().shared().log.push(40, "block_corrupt",
-                                       "a stored block of " + std::to_string(size) +
-                                           " bytes does not match its CRC any more; it is a miss now");
+      session.loop().shared().log.push(
+          40, "block_corrupt",
+          "a stored block of " + std::to_string(size) + " bytes no longer matches its CRC; it is a miss now");
     }
     release_block(session);
   } else {

@@ -365,7 +365,8 @@ std::vector<std::pair<std::string, uint64_t>> StoreServer::stats() const {
 }
 
 Status StoreServer::set_quota(const std::string& tenant, uint64_t bytes) {
-  if (!wire::tenant_name_valid(tenant)) return {Code::kInvalidArgument, "'" + tenant + "' is no tenant name"};
+  if (!wire::tenant_name_valid(tenant))
+    return {Code::kInvalidArgument, "'" + tenant + "' is not a tenant name"};
   const TenantId id = wire::tenant_id(tenant);
   if (!impl_->shared.tenants.learn(id, tenant))
     return {Code::kLimitExceeded, "the node knows too many tenants already"};

@@ -86,7 +86,7 @@ struct Store::Core {
   Shard& shard_of(ReservationId id) { return shards[static_cast<uint64_t>(id) & shard_mask]; }
   Shard& shard_of(PinId id) { return shards[static_cast<uint64_t>(id) & shard_mask]; }
   // `act(shard, entry)` under the lock of the handle's shard. RESERVATION_UNKNOWN or PIN_UNKNOWN when the
-  // handle is not live (any more).
+  // handle is not live, or no longer.
   template <typename Act>
   auto with_reserved(ReservationId id, const Act& act) {
     return with_entry(id, &Core::reserved_entry, Code::kReservationUnknown, act);

@@ -147,7 +147,7 @@ Status DeviceMemory::pipeline(GpuStager& stager, uint64_t size, const Start& sta
   return first_error;
 }
 
-// A device that does not answer any more is asked once; then it counts as gone, with the buffers that it may
+// A device that no longer answers is asked once; then it counts as gone, with the buffers that it may
 // still write to. One that answers has ended all commands.
 Status DeviceMemory::judged(GpuStager& stager, Status status) {
   if (status) return status;

@@ -40,7 +40,7 @@ class OneRequest final : public Program {
   bool answered_ = false;
 };
 
-// The answer's meta; what the node answered when that is no OK.
+// The answer's meta; what the node answered when that is not OK.
 inline Result<std::vector<std::byte>> exchange(Session& session, Request request, Deadline deadline) {
   OneRequest program(std::move(request));
   if (Status status = session.run(program, deadline); !status) return status;

@@ -54,7 +54,7 @@ Result<std::vector<wire::RdmaAddress>> RdmaLink::prepare() {
     load.far = any_near && !near[i];
     load.links += shared_->staging_slowness[i] - 1;  // far from staging memory is as good as used once more
   }
-  Status last{Code::kTransportUnavailable, "RDMA unavailable, because no port is active any more"};
+  Status last{Code::kTransportUnavailable, "RDMA unavailable, because no port is active now"};
   std::vector<wire::RdmaAddress> addresses;
   for (const size_t i : rdma::order_rails(loads, shared_->turn)) {
     if (std::find(order.begin(), order.end(), i) == order.end()) order.push_back(i);
@@ -204,7 +204,8 @@ bool RdmaLink::retire_ends() {
   return changed;
 }
 
-// Nothing flies any more. The grants are still held when the connection is: then another transport can go on.
+// Nothing is in flight now. The grants are still held when the connection is: then another transport can
+// go on.
 void RdmaLink::end_all(Code code) {
   for (Pending& pending : queue_) {
     if (!pending.over() && pending.code == Code::kOk) pending.code = code;  // before its pieces go
@@ -254,7 +255,7 @@ bool RdmaLink::pump(Deadline deadline) {
     return true;
   }
   if (quiet) {
-    if (check_one()) return true;  // what has landed needs no rail any more
+    if (check_one()) return true;  // what has landed no longer needs a rail
     repair(deadline);
   }
   moved = post_some() || moved;

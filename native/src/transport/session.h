@@ -69,7 +69,7 @@ class Program {
   virtual void on_payload(std::span<const uint32_t> crcs) { (void)crcs; }
   // Moves bytes that need no socket (one-sided copies), a bounded amount. True when it moved any.
   virtual bool work() { return false; }
-  // Whether it waits for something on this side, so that silence is none of the node's fault.
+  // Whether it waits for something on this side, so that silence is not the node's fault.
   virtual bool held_up() const { return false; }
   // Before its thread sleeps: what work() waits for besides the socket. As Link::wait_for.
   virtual int wait_for(std::vector<int>& fds) {
@@ -137,7 +137,7 @@ class Session {
              InterruptLook* look = nullptr);
   // Ends the use by a program that was cut short: the frame that is half sent is copied, and the answers
   // still to come go to `late`, so that others can go on using the session. No memory of the caller is
-  // touched any more. False: the session was not ready, or is broken.
+  // touched from now on. False: the session was not ready, or is broken.
   bool abandon();
   using LateAnswer = std::function<void(wire::Opcode, const Status&, Reader&)>;
   void on_late_answer(LateAnswer late) { late_.handler = std::move(late); }

@@ -223,7 +223,7 @@ void ShmLink::close() {
 }
 
 size_t ShmLink::poll(std::span<Completion> completions, Deadline deadline) {
-  // a node that died leaves its memory mapped here; its grants are worth nothing any more
+  // a node that died leaves its memory mapped here; its grants are no longer valid
   if (owned_ && owned_->idle() && owned_->stale()) mark_dead();
   return QueuedLink::poll(completions, deadline);
 }

@@ -320,7 +320,7 @@ struct NodeStatResponse {
 };
 
 void encode_status(Writer& out, const Status& status);
-// nullopt: the bytes are no response.
+// nullopt: the bytes are not a response.
 std::optional<Status> decode_status(Reader& in);
 
 // Sum of the payload bytes that a PUT or WRITE announces; nullopt when it overflows or passes the limit.

@@ -19,7 +19,7 @@ RdmaAddress to_wire(const EndpointAddress& address) {
   return out;
 }
 
-// Whatever the peer wrote; connect() refuses what cannot be.
+// What the peer wrote, not checked; connect() refuses values that are not possible.
 template <typename EndpointAddress>
 EndpointAddress from_wire(const RdmaAddress& in) {
   EndpointAddress address;

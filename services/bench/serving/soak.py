@@ -78,7 +78,7 @@ def run(options: SoakOptions, progress: Progress) -> Report:
     start = TurnsOptions(engine=options.engine, model=options.model)
     env = {
         "MOONCACHE_GATEWAY_REQUEST_TIMEOUT_S": str(REQUEST_TIMEOUT_S),
-        # Bounds that are reached within the first half of the run, so that what grows afterwards is no cache.
+        # Bounds that are reached within the first half of the run, so that what grows afterwards is not a cache.
         "MOONCACHE_HF_KV_CACHE_BYTES": str(128 << 20),
         "MOONCACHE_CONDUCTOR_DECISION_COUNT_MAX": "1000",
         "MOONCACHE_CONDUCTOR_SEEN_BLOCK_COUNT_MAX": "5000",
@@ -161,7 +161,7 @@ async def _client(
 ) -> None:
     key = demo_key(cluster)
     while time.monotonic() < until_s:
-        messages = [{"role": "system", "content": "Shared words for everybody. " * 20}]
+        messages = [{"role": "system", "content": "Shared words for all chats. " * 20}]
         for _ in range(rng.randrange(1, 4)):
             if time.monotonic() >= until_s:
                 return

@@ -52,21 +52,21 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
             "conductor.port": 0,
         }
         _, master = _process(processes, _serve, MasterService, load(env={}, overrides=settings))
-        targets = {"cluster.master_targets": str(_told(master)[0])}
+        targets = {"cluster.master_targets": str(_received(master)[0])}
         config = load(env={}, overrides={**settings, **targets})
         conductor, answers = _process(processes, _serve, ConductorService, config)
-        target, token = (str(text) for text in _told(answers))
+        target, token = (str(text) for text in _received(answers))
         progress(f"{INSTANCES} instances register")
         _, fleet = _process(processes, _fleet, target, token)
-        _told(fleet)
+        _received(fleet)
         progress(f"decisions for {seconds:.0f} s")
         fleet.send("count")
-        before = _told(fleet)[0]
+        before = _received(fleet)[0]
         began_s, busy_s = time.perf_counter(), processor_s(conductor)
         times = sorted(asyncio.run(_decide(target, token, seconds)))
         took_s, busy_s = time.perf_counter() - began_s, processor_s(conductor) - busy_s
         fleet.send("count")
-        reports, failed, problem = _told(fleet)
+        reports, failed, problem = _received(fleet)
     if failed:
         raise Internal(f"{failed} reports failed, for example: {problem}")
     label = f"{INSTANCES} instances report to one conductor"
@@ -94,7 +94,7 @@ def _process(processes: ExitStack, target: Callable[..., None], *args: object) -
     return process.pid, ours
 
 
-def _told(pipe: Connection) -> tuple[Any, ...]:
+def _received(pipe: Connection) -> tuple[Any, ...]:
     """The next answer of a process. Raises Internal when it does not come."""
     with suppress(EOFError):
         if pipe.poll(_START_TIMEOUT_S):

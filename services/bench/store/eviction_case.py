@@ -108,5 +108,5 @@ def _use(client: OurClient, chain: Sequence[int]) -> None:
     present = client.client.match(keys).present
     missing = [key for key, here in zip(keys, present, strict=True) if not here]
     if missing:
-        # what does not fit any more while the node evicts is no error of the benchmark
+        # what no longer fits while the node evicts is not an error of the benchmark
         client.client.put_many(missing, [bytes(_BLOCK_BYTES)] * len(missing))

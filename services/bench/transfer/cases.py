@@ -174,7 +174,7 @@ def add_rows(report: Report, samples: dict[Case, Samples], yardsticks: dict[Case
     """Four rows for each case; throughput stands against the case's yardstick where there is one."""
     for case, known in samples.items():
         against, reference = yardsticks.get(case, (None, None))
-        # the tool streams: a batch that ends before the next begins is no match for it, and is shown without a bar
+        # the tool streams: a batch that ends before the next begins cannot match it, and is shown without a bar
         at_least = 0.85 if against and against.startswith("ib_") and case.flow != BlockFlow.BATCH else None
         report.add(
             bar_row(

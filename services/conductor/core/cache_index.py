@@ -54,7 +54,7 @@ class CacheIndex:
     def apply(
         self, instance: Instance, *, full: bool, stored: bytes, removed: bytes, sequence: int, keys_max: int
     ) -> CacheUpdate:
-        """Take in changes of an instance's cache. Raises InvalidArgument or TooLarge for keys that are none."""
+        """Take in changes of an instance's cache. Raises InvalidArgument or TooLarge for bytes that are not keys."""
         count_keys(stored, keys_max, "stored keys")
         count_keys(removed, keys_max, "removed keys")
         if full:

@@ -67,7 +67,7 @@ _HANDOVER = ("handover_s", "handover_tokens_per_s")
 
 
 class InstanceShape(NamedTuple):
-    """What an instance is, as far as requests do not change it. Limits of 0 are none."""
+    """What an instance is, as far as requests do not change it. A limit of 0 means no limit."""
 
     role: int = PREFILL
     prefill: PrefillCost = PrefillCost(0.0666, 1.1003e-4, 7.386e-10, 2.618e-6)

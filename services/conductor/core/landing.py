@@ -1,9 +1,9 @@
 """Whether what one instance prefills reaches the instance that decodes, pair by pair, and how long that takes.
 
 The decode leg waits for blocks that the prefill leg saves. They may never come: the pool is full, the node on that host
-is drained, the queue of saves overflowed. Then each request would wait in vain and compute its prompt twice. A pair
-where blocks did not come is left alone for a while, twice as long each time; what the decode instance computes itself
-needs no hand-over.
+is drained, the queue of saves overflowed. Then each request would wait until its limit and compute its prompt twice.
+A pair where blocks did not come is left alone for a while, twice as long each time; what the decode instance computes
+itself needs no hand-over.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ class ModelBooks:
         return found if found is not None and found.row_of_holder else None
 
     def changed(self, instance: Instance) -> None:
-        """An instance is there, or its state, role or description is another one."""
+        """An instance is new, or its state, role or description has changed."""
         info = instance.info
         before = self._served.get(info.instance_id, info.model)
         if before != info.model:
@@ -213,7 +213,7 @@ class ModelBooks:
         self.of(instance.info.model).restarted(instance.info.instance_id)
 
     def gone(self, instance: Instance) -> None:
-        """The instance is not known any more."""
+        """The instance is no longer known."""
         self.of(instance.info.model).leave(instance)
         del self._served[instance.info.instance_id]
 

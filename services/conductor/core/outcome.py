@@ -109,7 +109,7 @@ class Outcomes:
         return self.models.of(active.model).book.computed(active.decision_id, now_s)
 
     def close(self, decision_id: str, state: DecisionState, now_s: float) -> Active | None:
-        """End a decision: nothing of it is counted or awaited any more."""
+        """End a decision: nothing of it is counted or awaited from now on."""
         self.in_flight.end(decision_id)
         active = self.work.end(decision_id)
         record = self.records.find(decision_id)
@@ -154,7 +154,7 @@ class Outcomes:
         self.models.of(active.model).prefilled(instance.info)
 
     def _first_token_after(self, active: Active, learned: Learned, now_s: float) -> None:
-        """A first token that came when the decode leg had waited in vain: it is known before the answer has ended."""
+        """A first token after the decode leg's wait timed out: that is known before the answer has ended."""
         if not active.prefilled_s or not active.awaited_tokens:
             return
         if now_s - active.assigned_s < active.wait_s:

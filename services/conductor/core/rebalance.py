@@ -57,6 +57,6 @@ class RoleKeeper:
         return [(name, ROLE_NAMES[wanted]) for name in names[:count]]
 
     def forget(self, served: AbstractSet[str]) -> None:
-        """Forget planners of models that no instance serves any more."""
+        """Forget planners of models that no instance serves now."""
         for name in [name for name in self._planners if name not in served]:
             del self._planners[name]

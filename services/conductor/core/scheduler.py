@@ -2,7 +2,7 @@
 
 `schedule` is one decision: what instances hold and how busy they are is in the book of their model, the policy
 chooses, the choice is counted at once and recorded. `update` takes in what became of it and teaches the cost models.
-Whatever is remembered about a request is released when it ends, fails, is superseded or is not heard of any more.
+Whatever is remembered about a request is released when it ends, fails, is superseded or is no longer heard of.
 """
 
 from __future__ import annotations
@@ -419,7 +419,7 @@ class Scheduler:
         return self.outcomes.take_in(decision_id, progress, now_s)
 
     def close(self, decision_id: str, state: DecisionState, now_s: float) -> None:
-        """End a decision: nothing of it is counted or awaited any more."""
+        """End a decision: nothing of it is counted or awaited from now on."""
         self.outcomes.close(decision_id, state, now_s)
 
     def check(self) -> None:

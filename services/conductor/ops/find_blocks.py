@@ -13,7 +13,7 @@ from mooncache.runtime.rpc import CallContext
 async def handle(
     state: ConductorState, request: pb.FindBlocksRequest, context: CallContext
 ) -> pb.FindBlocksResponse:
-    """Ask the pool; an answer that not all nodes took part in is none. Raises InvalidArgument, TooLarge."""
+    """Ask the pool; an answer in which not all nodes took part does not count. Raises InvalidArgument, TooLarge."""
     count_keys(request.keys, KEYS_MAX)
     found = await state.pool.match(request.keys)
     whole = found.state == PoolState.OK and not found.unreachable_nodes

@@ -68,7 +68,7 @@ class ConductorMetrics:
             "ttft_observed_over_predicted", "Observed over predicted TTFT.", buckets=_ERROR_BUCKETS
         )
         self.odd_costs = metrics.counter(
-            "odd_costs", "Candidate costs that were not finite: a cost model is broken."
+            "odd_costs", "Invalid costs of candidates (not finite): a cost model is broken."
         )
         self.updates = metrics.counter("updates", "Progress reports from gateways.", ("phase",))
         self.cache_reports = metrics.counter("cache_reports", "Reports of instances' caches.", ("outcome",))

@@ -210,7 +210,7 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self._scheduler.matched(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Not shielded: the request waits for the load that is ordered here, and must not wait in vain."""
+        """Not shielded: the request waits for this load, and would never run if ordering it failed unseen."""
         if self._scheduler is not None:
             self._scheduler.allocated(request, blocks, num_external_tokens)
 

@@ -6,7 +6,7 @@ parameters, an error or the end are parsed. An event is never forwarded in part:
 JSON object in a client's stream.
 
 Tokens: with a prefill leg the prompt was looked up and computed there. The decode leg finds nearly all of it in the
-cache, which is no saving of the client's. So `cached_tokens` is what the prefill leg found, and the prefill leg's own
+cache, which saves the client nothing. So `cached_tokens` is what the prefill leg found, and the prefill leg's own
 output token never shows.
 """
 
@@ -109,7 +109,7 @@ class StreamEditor:
         self.event_count = 0
 
     def take(self, block: bytes) -> bytes:
-        """The bytes to forward for a block of complete events; an event that is no JSON sets `fault`."""
+        """The bytes to forward for a block of complete events; an event that is not JSON sets `fault`."""
         if (
             b'"usage"' not in block
             and b'"error"' not in block
@@ -138,7 +138,7 @@ class StreamEditor:
             fields = _RAW.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             # Not raised: the events before it in the same block still belong to the client.
-            self.fault = faults.of_error(EngineFailed("The engine sent an event that is no JSON object."))
+            self.fault = faults.of_error(EngineFailed("The engine sent an event that is not a JSON object."))
             return self.fault.event()
         if "error" in fields or bytes(fields.get("object", b"")) == b'"error"':
             self.fault = faults.engine_event_fault(_PLAIN.decode(data))
@@ -177,7 +177,7 @@ def edit_answer(
     `prefill_tokens` and `planned_tokens`: see `settled_cached_tokens`.
 
     Raises:
-        EngineFailed: the body is no JSON object.
+        EngineFailed: the body is not a JSON object.
     """
     try:
         fields = _RAW.decode(body)
@@ -185,7 +185,7 @@ def edit_answer(
         cache = CacheReport.from_params(_PLAIN.decode(fields.pop(FIELD))) if FIELD in fields else None
         counts: Any = _PLAIN.decode(fields["usage"]) if "usage" in fields else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise EngineFailed("The engine's answer is no JSON object.") from None
+        raise EngineFailed("The engine's answer is not a JSON object.") from None
     found = read_usage(counts)
     if isinstance(counts, dict):
         known = settled_cached_tokens(cached_of_leg(found, cache), prefill_tokens, planned_tokens)

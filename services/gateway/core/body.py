@@ -186,11 +186,9 @@ def parse(data: bytes, *, chat: bool, choice_count_max: int) -> tuple[InferenceR
             raise bad_request("`prompt` is nested too deeply.", "prompt") from None
     answers = known.n or 1
     if answers > choice_count_max:
-        raise bad_request(f"n is {answers}, at most {choice_count_max} are possible.", "n")
+        raise bad_request(f"n is {answers}; the maximum is {choice_count_max}.", "n")
     if prompts > choice_count_max:
-        raise bad_request(
-            f"`prompt` has {prompts} prompts, at most {choice_count_max} are possible.", "prompt"
-        )
+        raise bad_request(f"`prompt` has {prompts} prompts; the maximum is {choice_count_max}.", "prompt")
     options = known.stream_options
     asks = known.mooncache or _Extension()
     most = known.max_completion_tokens if known.max_completion_tokens is not None else known.max_tokens
@@ -359,7 +357,9 @@ def prompt_count(prompt: Any, *, embedded: bool) -> int:
     try:
         _check_prompt(prompt, kind)
     except msgspec.ValidationError as error:
-        raise bad_request(f"`prompt` has to be one kind of list all through: {error}.", "prompt") from None
+        raise bad_request(
+            f"`prompt` must be {_PROMPT_SHAPES}, and must not mix kinds of items: {error}.", "prompt"
+        ) from None
     if isinstance(first, list) and not all(prompt):
         raise bad_request("`prompt` has an empty list of tokens.", "prompt")
     return 1 if kind is _Tokens else len(prompt)

@@ -122,7 +122,7 @@ def of_error(error: MooncacheError, *, param: str | None = None, retry_after_s: 
 
 
 def without_load(fault: Fault) -> Fault:
-    """The answer for a caller who is no operator.
+    """The answer for a caller who is not an operator.
 
     Predicted times, lengths of queues and what lacks room are the load of other tenants. What stays is when to come
     back, rounded up to a quarter of a second: without it clients would come back at once, or much too late.

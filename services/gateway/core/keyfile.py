@@ -44,7 +44,7 @@ def parse(text: str, defaults: RateLimits) -> dict[str, ApiKey]:
     for number, entry in enumerate(entries, start=1):
         digest, key = _entry(number, entry, defaults)
         if digest in found:
-            raise ConfigInvalid(f"gateway.keys_file: key {number} is there twice.")
+            raise ConfigInvalid(f"gateway.keys_file: key {number} appears twice.")
         found[digest] = key
     return found
 

@@ -1,7 +1,7 @@
 """How fast a model answers, learned from requests that ended: what a request costs whose end was not seen.
 
 A client that leaves gets no usage, and the engine's own count ends with it. Its tenant is charged what an answer of
-that age had on average, so that leaving early is no way around a limit.
+that age had on average, so that leaving early does not get around a limit.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class RateLimit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """Requests and tokens per minute; 0 is no limit."""
+    """Requests and tokens per minute; 0 means no limit."""
 
     requests_per_minute: float = 0
     tokens_per_minute: float = 0

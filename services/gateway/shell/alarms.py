@@ -28,7 +28,7 @@ class Alarms:
         return instance_id in self._sick
 
     def suspect(self, instance_ids: Collection[str]) -> None:
-        """Take the instances that are suspect now; those named before and not any more are well again."""
+        """Take the instances that are suspect now; those named before and no longer named are well again."""
         for name in self._suspects.keys() - set(instance_ids):
             self._suspects.pop(name).cancel()
             self._sick.discard(name)
@@ -47,7 +47,7 @@ class Alarms:
         return alarm
 
     def leave(self, alarm: Alarm, instance_ids: Collection[str]) -> None:
-        """No request waits for it any more; `instance_ids` as they were given to `listen`."""
+        """No request waits for it now; `instance_ids` as they were given to `listen`."""
         alarm.cancel()
         for name in instance_ids:
             listeners = self._listeners[name]

@@ -372,7 +372,7 @@ def _lock(descriptor: int, path: Path) -> None:
     except BlockingIOError:
         raise OSError(errno.EBUSY, "another gateway writes to it") from None
     except OSError:
-        return  # a file system without locks is no reason to capture nothing
+        return  # a file system without locks is not a reason to capture nothing
     if not path.exists() or not os.path.samestat(os.fstat(descriptor), path.stat()):
         raise OSError(errno.EBUSY, "another gateway writes to it")
 

@@ -2,7 +2,7 @@
 
 Without an answer requests go round robin over the instances of the last list: worse placed, but served. So they do when
 the answer is an error that says nothing about the request: a defect, a limit on calls, a token that does not fit. What
-the conductor decides (overloaded, too long, unknown model) is no error and stays. After a silent conductor the next
+the conductor decides (overloaded, too long, unknown model) is not an error and stays. After a silent conductor the next
 request within a second does not wait for it again. Reports are sent in the background in the order
 of each decision, all that wait in one call; when too many wait, they are dropped and counted - the conductor forgets
 requests by itself.
@@ -79,7 +79,7 @@ class Conductor:
             InvalidArgument, TooLarge: see `schedule`.
         """
         response = await self.schedule(asked)
-        # A conductor that was just started knows fewer models than the last list: that is no 404.
+        # A conductor that was just started knows fewer models than the last list: that is not a 404.
         if response is not None and response.reason != pb.ADMISSION_REASON_UNKNOWN_MODEL:
             return plan_of(response, asked.model, no_prefill=asked.no_prefill)
         self._stats.unscheduled.inc()
@@ -123,7 +123,7 @@ class Conductor:
         return response
 
     def _refused(self, error: MooncacheError) -> None:
-        """Count an error, and log it when it is another one than the last."""
+        """Count an error, and log it when it differs from the last."""
         self._stats.conductor_errors.labels(error.name).inc()
         if error.name != self._refusal:
             self._refusal = error.name
@@ -263,7 +263,7 @@ class RequestPlanner:
         return self.attempts.deaths < TRIES_MAX and total <= TRIES_MAX
 
     def release(self) -> None:
-        """No plan will be asked for any more: forget the prompt."""
+        """No further plan will be asked for: forget the prompt."""
         self._tokenized = None
 
     async def _schedule(self) -> RequestPlan:

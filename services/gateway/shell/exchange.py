@@ -95,7 +95,7 @@ class Exchange:
             self._count_body(int(length))  # is there room at all?
             self.release_body()
         if self.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
-            raise faults.refuse(InvalidArgument("The body is compressed; send it as it is."), status=415)
+            raise faults.refuse(InvalidArgument("The body is compressed; send it uncompressed."), status=415)
         parts: list[bytes] = []
         size = 0
         until_s = asyncio.get_running_loop().time() + whole_s
@@ -136,7 +136,7 @@ class Exchange:
         self._body_bytes += size
 
     def release_body(self) -> None:
-        """Nothing of the body is needed any more. Harmless to repeat."""
+        """The body is no longer needed. Harmless to repeat."""
         if self.body_budget is not None:
             size, self._body_bytes = self._body_bytes, 0
             self.body_budget.give(self.caller.tenant if self.caller is not None else "", size)

@@ -2,7 +2,7 @@
 
 core/next_step.py says what follows when a leg ends or its instance becomes suspect, `core/plan.py:Handover` how long
 the decode leg waits for the prefill leg's blocks. Here that is carried out. Whatever way a request ends, both legs are
-closed, so that no engine works in vain.
+closed, so that no engine works for an answer that is not read.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class Tokenizers:
         """Take an engine's count of a prompt that was tokenised here.
 
         Engines whose count differs again and again read prompts in another way, most likely by another chat template:
-        keys of such tokens are keys that no engine has, and each decode leg would wait for them in vain. So there are
+        keys of such tokens are keys that no engine has, and each decode leg would wait until its limit. So there are
         none for a while.
         """
         entry = self._entries.get(model)

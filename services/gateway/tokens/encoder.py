@@ -61,7 +61,7 @@ class Encoder:
             self._cutter = cutter if cutter.possible else None
 
     def encode(self, text: str, *, add_special_tokens: bool, scope: str = "") -> array[int]:
-        """Ids of the tokens of a text. Raises ValueError for text that is no Unicode (lone surrogates).
+        """Ids of the tokens of a text. Raises ValueError for text that is not Unicode (lone surrogates).
 
         scope: whose remembered parts may be used; so that the time does not reveal what others have asked.
         """

@@ -322,7 +322,7 @@ def _tool_call(call: Any) -> dict[str, Any]:
 
 
 def _arguments(given: Any) -> dict[str, Any]:
-    """Templates want an object; whatever is none counts as empty."""
+    """Templates want an object; anything else counts as empty."""
     if isinstance(given, str) and given:
         try:
             given = json.loads(given)

@@ -76,7 +76,7 @@ class BlockPool:
             self._block_of[key] = block
 
     def forget(self) -> None:
-        """Nothing is found any more; blocks in use stay in use."""
+        """No block is found from now on; blocks in use stay in use."""
         self._block_of.clear()
         self._key = [None] * self.count
 

@@ -25,7 +25,7 @@ class TaskRunner:
     def __init__(self, state: MasterState) -> None:
         self._state = state
         self._calls: set[asyncio.Task[None]] = set()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     async def run_once(self) -> None:
         """Plan and start what may be started now."""
@@ -37,7 +37,7 @@ class TaskRunner:
                 call.add_done_callback(self._calls.discard)
             else:
                 state.directory.listen(effect.node)
-        self._tell_finished(state.tasks)
+        self._log_finished(state.tasks)
 
     async def stop(self) -> None:
         """Cut off what is under way."""
@@ -100,10 +100,10 @@ class TaskRunner:
         )
         return list(response.codes)
 
-    def _tell_finished(self, book: TaskBook) -> None:
+    def _log_finished(self, book: TaskBook) -> None:
         for task in book.tasks.values():
-            if task.over and task.task_id not in self._told:
-                self._told.add(task.task_id)
+            if task.over and task.task_id not in self._logged:
+                self._logged.add(task.task_id)
                 log.info(
                     Event.TASK_FINISHED,
                     task_id=task.task_id,
@@ -112,4 +112,4 @@ class TaskRunner:
                     done_block_count=task.done_count,
                     failed_block_count=task.failed_count,
                 )
-        self._told.intersection_update(book.tasks)
+        self._logged.intersection_update(book.tasks)

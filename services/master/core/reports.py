@@ -123,7 +123,7 @@ class NodeReports:
     def delta(self, first_seq: int, last_seq: int, records: bytes, now_s: float) -> Ack:
         """Take in changes first_seq..last_seq.
 
-        Raises InvalidArgument for numbers or records that cannot be.
+        Raises InvalidArgument for numbers or records that are not possible.
         """
         _check_records(records)
         if first_seq < 1 or last_seq < first_seq:

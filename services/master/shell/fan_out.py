@@ -93,6 +93,6 @@ def any_ok(codes: Sequence[int]) -> int:
 
 
 def all_gone(codes: Sequence[int]) -> int:
-    """OK when no holder has it any more, otherwise the first refusal; NOT_FOUND without holders."""
+    """OK when no holder still has it, otherwise the first refusal; NOT_FOUND without holders."""
     gone = (errors.OK, errors.NotFound.code)
     return next((code for code in codes if code not in gone), errors.OK if codes else errors.NotFound.code)

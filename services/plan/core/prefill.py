@@ -2,7 +2,7 @@
 
 The queue is Lindley's recursion for many servers (Kiefer and Wolfowitz, 1955) over the trace's own arrivals, so bursts
 and the mix of lengths are what they are, without an assumption about distributions. Waits are monotone on every path:
-more instances, shorter computing or later arrivals never make anybody wait longer. The network is a processor-sharing
+more instances, shorter computing or later arrivals never make a request wait longer. The network is a processor-sharing
 queue: a transfer takes its time alone divided by the share that is free.
 """
 

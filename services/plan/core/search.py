@@ -2,7 +2,7 @@
 
 Branch and bound. A family fixes everything but the numbers of machines. Its lower bound is what it costs with the
 fewest machines that could do each role with an unlimited pool and network; families come in the order of their bounds
-and end the search when they cannot be cheap any more. Within a family the model is monotone in both numbers, so for
+and end the search when they can no longer be cheap. Within a family the model is monotone in both numbers, so for
 every number of decode machines the fewest prefill machines are found by doubling and halving.
 
 Invariant: the best plan is the one that trying every layout would find (tests compare).

@@ -115,7 +115,7 @@ class Ssd(Priced):
     """Disks of one machine for the pool."""
 
     gb: Number = Field(ge=0)
-    """GB for blocks; 0 is no disk."""
+    """GB for blocks; 0 means no disk."""
     read_gb_per_s: Number = Field(default=0.0, ge=0)
     """Read bandwidth of one machine, GB/s."""
 
@@ -170,7 +170,7 @@ class SearchSpec(Table):
     gpus_per_instance: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = ()
     """GPUs of one instance (tensor parallel); empty: the GPUs of the profile, and all GPUs of a machine."""
     pipeline_stages: tuple[Annotated[int, Field(ge=1, le=16)], ...] = Field(default=(1, 4), min_length=1)
-    """Prefill instances that compute one long prompt together (chunked pipeline); 1 is none."""
+    """Prefill instances that compute one long prompt together (chunked pipeline); 1 means no pipeline."""
     arrangements: tuple[Variant, ...] = (Arrangement.SWITCHING, Arrangement.BOTH)
     """What the simulator tries besides fixed roles: roles that follow the load, instances that do both."""
     nodes_max: int = Field(default=64, ge=2, le=100_000)

@@ -69,7 +69,7 @@ _NEW_SCORE: Final = (3, 4, 4, 1, -3, -1, -3, 1)
 SCORE_MIN, SCORE_MAX = -39, 24
 _STEP: Final = 1.051
 SCORES: Final = SCORE_MAX - SCORE_MIN + 1
-# The score counts less as blocks get older, in sixteenths: who comes back late is like anybody else.
+# The score counts less as blocks get older, in sixteenths: a session that comes back late is like any other.
 _SCORE_WEIGHT: Final = (16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 12, 8, 4, 0, 0, 0)
 LEFT: Final = SHAPES * SCORES  # class of what a session left behind when it went on with another chain
 PARTIAL: Final = (

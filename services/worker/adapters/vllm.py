@@ -115,7 +115,7 @@ class VllmAdapter(EngineAdapter):
                 "mooncache.passport_path": str(launch.passport_path),
                 "mooncache.state_dir": str(launch.state_dir),
                 "mooncache.master_targets": ",".join(self.config.cluster.master_targets),
-                # The server takes it and tells the engine nothing; gateways have to know whether theirs is another one.
+                # The server takes it and tells the engine nothing; gateways have to know whether theirs differs.
                 "mooncache.chat_template": option(self.config.vllm.extra_args, "--chat-template"),
             },
         }

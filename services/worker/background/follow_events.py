@@ -44,7 +44,7 @@ async def run(state: WorkerState) -> None:
 
 
 async def _follow(state: WorkerState, cache: OwnCache, context: Context) -> None:
-    """One run of the engine; returns when `state.cache` is another one."""
+    """One run of the engine; returns when `state.cache` has been replaced."""
     host = urlsplit(state.url).hostname or "127.0.0.1"
     events, replay = state.events
     socket = _socket(context, SocketType.SUB)
@@ -52,7 +52,7 @@ async def _follow(state: WorkerState, cache: OwnCache, context: Context) -> None
     bind, endpoint = subscriber(events, host)
     (socket.bind if bind else socket.connect)(endpoint)
     replay_endpoint = reachable(replay, host) if replay else ""
-    await _replay(state, cache, context, replay_endpoint)  # what came before anybody listened
+    await _replay(state, cache, context, replay_endpoint)  # what came before this subscription
     while state.cache is cache:
         if not await socket.poll(_CHECK_S * 1000):
             continue

@@ -225,7 +225,7 @@ def _launch(state: WorkerState) -> Launch:
 
 
 def _fresh(state: WorkerState, now_s: float) -> None:
-    """A new run begins: nothing of the last one is true any more."""
+    """A new run begins: what was known of the last one no longer holds."""
     state.incarnation = secrets.randbits(63) | 1
     state.facts, state.cache, state.load = None, None, InstanceLoad()
     state.meter.reset(now_s)

@@ -1,6 +1,6 @@
 """Order in a stream of numbered batches: what comes next, what is missing, what came twice.
 
-Publishers number batches from 0. A gap is asked for again (replay); what the publisher does not have any more
+Publishers number batches from 0. A gap is asked for again (replay); what the publisher no longer has
 is lost. Live numbers only grow, so a live number that falls means another publisher: everything known about
 the old one is void.
 """

@@ -36,7 +36,7 @@ def facts_from_file(text: str) -> EngineFacts:
     """Facts from the file that the engine's side of the pool writes.
 
     Raises:
-        InvalidArgument: it is no such file.
+        InvalidArgument: it is not such a file.
     """
     try:
         content = json.loads(text)

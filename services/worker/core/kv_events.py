@@ -66,7 +66,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Blocks that the engine does not hold any more."""
+    """Blocks that the engine no longer holds."""
 
     hashes: tuple[BlockHash, ...]
     own: bool
@@ -74,7 +74,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The engine holds nothing any more."""
+    """The engine no longer holds anything."""
 
 
 CacheEvent = Stored | Removed | Cleared
@@ -84,7 +84,7 @@ def decode(payload: bytes) -> tuple[list[CacheEvent], int]:
     """Events of one payload, and how many of them made no sense.
 
     Raises:
-        ProtocolError: the payload as a whole is no batch of events.
+        ProtocolError: the payload as a whole is not a batch of events.
     """
     if len(payload) > PAYLOAD_BYTES_MAX:
         raise ProtocolError(f"a batch of {len(payload)} bytes is larger than {PAYLOAD_BYTES_MAX}")

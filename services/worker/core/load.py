@@ -1,7 +1,7 @@
 """InstanceLoad of an engine from its Prometheus page: a small reader for the few names that matter, and means over a
 window.
 
-The page is text from another process: lines that make no sense are skipped, numbers that are none do not
+The page is text from another process: lines that make no sense are skipped, values that are not numbers do not
 count. Means of TTFT and TBT come from the growth of a histogram's sum and count over the last seconds; a
 counter that fell means that the engine was started anew, and the window begins again.
 """

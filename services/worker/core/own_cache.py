@@ -97,7 +97,7 @@ class OwnCache:
                     self.not_ours_count += len(event.hashes)
 
     def clear(self) -> None:
-        """Nothing is held any more."""
+        """The engine no longer holds anything."""
         self._held.clear()
         self._forgotten.clear()
         self.want_full()

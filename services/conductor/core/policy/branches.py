@@ -199,7 +199,7 @@ def together(
 ) -> PrefillOption | None:
     """The best plan for the prompt as a chunked pipeline, None when none beats `alone`.
 
-    scores_s: infinite for rows that are no candidates. Of every pipeline group the least busy instances are taken,
+    scores_s: infinite for rows that are not candidates. Of every pipeline group the least busy instances are taken,
     two and more of them; the first reads the prefix. All groups are compared by their queues and one cost for each
     number of stages; only the best is priced in full.
     """

@@ -10,7 +10,7 @@ early      both at arrival, the decode load as it is now: stale by the prefill's
 predicted  both at arrival, the decode load predicted for the end of this prefill, every answer lasting equally long
 learned    both at arrival for the chosen instances, with learnt answer lengths (they are in `Fleet.decode_at`) and
            what predictions of waiting were late by so far, priorities and fair shares; a promise that an idle
-           instance could not keep either is no reason to refuse, unless the caller made it: waiting would not help
+           instance could not keep either is not a reason to refuse, unless the caller made it: waiting would not help
 
 When a prompt is computed, the paper's modes look at its decode instance again (`PAPERS`, the double check) and refuse
 it there. With `learned` the decode instance holds it back instead while steps would be longer than

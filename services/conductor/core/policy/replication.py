@@ -1,4 +1,4 @@
-"""Hot prefixes: which ones are worth another copy by what was asked for lately, and which copies are not any more.
+"""Hot prefixes: which ones are worth another copy by what was asked for lately, and which copies no longer are.
 
 Mooncake (FAST'25, section 4.1, figure 11) has replicas only as a by-product of transfers, which follow demand late.
 Here demand is measured: each use of a prefix counts its tokens, fading with a time constant. A prefix is given as many

@@ -22,7 +22,7 @@ class _Shard:
     passport: Passport
     keys: bytearray
     tail: bytes | None
-    """Last key of the private chain; public keys in front are no part of it."""
+    """Last key of the private chain; public keys in front are not part of it."""
 
 
 @dataclass(slots=True)
