@@ -28,12 +28,12 @@ ALL = "all mixed"
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where the traces are; what is None is generated. first: so many requests of each only (0: all)."""
+    """Where the traces are; what is None is generated."""
 
     conversation: Path | None = None
     toolagent: Path | None = None
     synthetic: Path | None = None
-    first: int = 0
+    first: int = 0  # so many requests of each only (0: all)
 
     def path(self, name: str) -> Path | None:
         """The file of a workload, or None when it is generated."""
@@ -48,19 +48,16 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """A dataset: `requests` in a Poisson process, each a document (log-normal length) and a question about it.
-
-    `questions`: how many requests share a document; `shared` the share of a document that they have in common.
-    """
+    """A dataset: `requests` in a Poisson process, each a document (log-normal length) and a question about it."""
 
     requests: int
     rate_per_s: float
     document_tokens: float
     spread: float
-    questions: int
+    questions: int  # how many requests share a document
     output_tokens: int
     question_tokens: int = 60
-    shared: float = 1.0
+    shared: float = 1.0  # the share of a document that they have in common
 
 
 # arXiv Table 2: input, output, share of cache hits.

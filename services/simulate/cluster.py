@@ -116,11 +116,7 @@ class ScheduledEvent:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """A cluster of one model.
-
-    first_token: who sends it: the prefill instance as it ends (the papers), or the decode instance after the
-    hand-over (this product).
-    """
+    """A cluster of one model."""
 
     instances: tuple[InstanceGroup, ...]
     name: str = "cluster"
@@ -128,6 +124,8 @@ class ClusterSpec:
     pool: PoolScope = PoolScope.GLOBAL
     block_tokens: int = 512
     first_token: FirstToken = FirstToken.PREFILL
+    """Who sends it: the prefill instance as it ends (the papers), or the decode instance after the hand-over (this
+    product)."""
     slo: Slo = field(default_factory=Slo)
     roles: RoleSwitching = field(default_factory=RoleSwitching)
     replication: Replication = field(default_factory=Replication)

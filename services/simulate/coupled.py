@@ -84,13 +84,13 @@ class _CoupledPrompt:
 
 
 class _Running(NamedTuple):
-    """A sequence that decodes. `stalled_s`: how much of the wait before its next token lay before its first."""
+    """A sequence that decodes."""
 
     last_step: int
     row: int
     first_step: int
     kv_tokens: int  # at its end
-    stalled_s: float
+    stalled_s: float  # how much of the wait before its next token lay before its first
 
 
 @dataclass(slots=True)

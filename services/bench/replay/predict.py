@@ -24,16 +24,13 @@ BLOCKS_PLENTY = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The cluster that serves: instances of each role, and what its engines are set to.
+    """The cluster that serves: instances of each role, and what its engines are set to."""
 
-    prefill 0: the decode instances compute prompts themselves. cache_blocks: blocks of the trace that one holds.
-    """
-
-    prefill: int = 0
+    prefill: int = 0  # 0: the decode instances compute prompts themselves
     decode: int = 1
     batch_max: int = 16
     chunk_tokens: int = 512
-    cache_blocks: int = BLOCKS_PLENTY
+    cache_blocks: int = BLOCKS_PLENTY  # blocks of the trace that one holds
 
     def __post_init__(self) -> None:
         if self.prefill < 0 or min(self.decode, self.batch_max, self.chunk_tokens) < 1:

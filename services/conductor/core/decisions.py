@@ -42,7 +42,7 @@ class SchedulerSettings:
 
 @dataclass(frozen=True, slots=True)
 class SchedulingRequest:
-    """One request to schedule, checked. group: passport group of the keys, 0 when the caller did not say."""
+    """One request to schedule, checked."""
 
     request_id: str
     model: str
@@ -50,7 +50,7 @@ class SchedulingRequest:
     tenant: str = ""
     keys: bytes = b""
     content_keys: bytes = b""
-    group: int = 0
+    group: int = 0  # passport group of the keys, 0 when the caller did not say
     max_output_tokens: int = 0
     ttft_slo_s: float = 0.0
     tbt_slo_s: float = 0.0
@@ -69,9 +69,9 @@ class SchedulingRequest:
 
 @dataclass(frozen=True, slots=True)
 class PoolAnswer:
-    """What the pool said: leading blocks that it holds. state: ok, absent, timeout or no_keys."""
+    """What the pool said: leading blocks that it holds."""
 
-    state: PoolState = PoolState.NO_KEYS
+    state: PoolState = PoolState.NO_KEYS  # ok, absent, timeout or no_keys
     blocks: int = 0
     elapsed_s: float = 0.0
     unreachable_nodes: int = 0

@@ -49,12 +49,13 @@ _GROWTH = 16
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """An admitted request. survival: share of answers longer than so many tokens (None: exponential)."""
+    """An admitted request."""
 
     decision_id: DecisionId
     choice: Choice
     request: Request
     survival: Callable[[Floats], Floats] | None = None
+    """Share of answers longer than so many tokens (None: exponential)."""
 
 
 @dataclass(slots=True)

@@ -10,10 +10,10 @@ LEASE_S = 30.0  # a gateway asks again every ten seconds
 
 @dataclass(frozen=True, slots=True)
 class GatewayInfo:
-    """What a gateway says of itself. url: base URL by which clients reach it."""
+    """What a gateway says of itself."""
 
     gateway_id: str
-    url: str
+    url: str  # base URL by which clients reach it
     software_version: str = ""
     draining: bool = False
 

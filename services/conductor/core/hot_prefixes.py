@@ -45,17 +45,14 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Blocks that should be there `copies` times instead of `before` times.
-
-    size_bytes: what will be moved at most; 0 for copies that are given back.
-    """
+    """Blocks that should be there `copies` times instead of `before` times."""
 
     name: int
     keys: bytes
     model: str
     copies: int
     before: int
-    size_bytes: int
+    size_bytes: int  # what will be moved at most; 0 for copies that are given back
 
 
 @dataclass(frozen=True, slots=True)

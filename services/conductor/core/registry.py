@@ -39,7 +39,7 @@ GONE_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class InstanceInfo:
-    """What a worker says once. group: passport group, 0 when the passport is not known."""
+    """What a worker says once."""
 
     instance_id: str
     incarnation: int
@@ -53,7 +53,7 @@ class InstanceInfo:
     kv_capacity_tokens: int = 0
     block_tokens: int = 16
     passport_json: str = ""
-    group: int = 0
+    group: int = 0  # passport group, 0 when the passport is not known
     kv_bytes_per_token: int = 0
     host_id: str = ""
     max_sequences: int = 0

@@ -28,10 +28,10 @@ _PLAIN = tuple(
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The columns that a policy used, compressed. rows: the rows of the fleet that are kept, in this order."""
+    """The columns that a policy used, compressed."""
 
     names: list[str]
-    rows: list[int]
+    rows: list[int]  # the rows of the fleet that are kept, in this order
     columns: bytes
     groups: list[int]
     local: bytes

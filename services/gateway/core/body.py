@@ -159,10 +159,10 @@ class TokenizedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that can be scheduled. forward: the client's fields for the decode leg (see `forwarded`)."""
+    """A request that can be scheduled."""
 
     request: InferenceRequest
-    forward: bytes = field(repr=False)
+    forward: bytes = field(repr=False)  # the client's fields for the decode leg (see `forwarded`)
     tokenized: TokenizedPrompt | None = field(repr=False)
 
 

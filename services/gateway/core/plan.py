@@ -32,16 +32,13 @@ class LegPlan:
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """Where a request goes. `prefill` None: decode computes the prompt. `decision_id` "": no conductor made it.
-
-    `hit_tokens`: leading prompt tokens that a cache held when the plan was made.
-    """
+    """Where a request goes."""
 
     decode: LegPlan
-    prefill: LegPlan | None = None
-    decision_id: str = ""
+    prefill: LegPlan | None = None  # None: decode computes the prompt
+    decision_id: str = ""  # "": no conductor made it
     summary: str = ""
-    hit_tokens: int = 0
+    hit_tokens: int = 0  # leading prompt tokens that a cache held when the plan was made
 
 
 class WaitCut(StrEnum):
@@ -55,16 +52,13 @@ class WaitCut(StrEnum):
 
 @dataclass(slots=True)
 class LegRecord:
-    """What happened on one leg, for `why`. Times are milliseconds since the gateway took the request.
-
-    code: how it ended, an error of the catalogue or an `EndCode`; "" while it is under way.
-    """
+    """What happened on one leg, for `why`. Times are milliseconds since the gateway took the request."""
 
     role: LegRole
     instance: str = ""
     sent_ms: float = 0.0
     ended_ms: float = 0.0
-    code: str = ""
+    code: str = ""  # how it ended, an error of the catalogue or an `EndCode`; "" while it is under way
     usage: TokenUsage | None = None
     cache: CacheReport | None = None
 

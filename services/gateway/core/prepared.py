@@ -18,16 +18,13 @@ from mooncache.gateway.core.faults import Fault
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
-    """Whose tokens a prompt has: the tokenizer's folder and its digest, the model's passport as JSON, and the salts.
-
-    public_salt: "" while nothing is shared.
-    """
+    """Whose tokens a prompt has: the tokenizer's folder and its digest, the model's passport as JSON, and the salts."""
 
     folder: str
     digest: str
     passport: str
     salt: str
-    public_salt: str
+    public_salt: str  # "" while nothing is shared
 
 
 class Parse(msgspec.Struct, tag=True, frozen=True):
@@ -38,12 +35,9 @@ class Parse(msgspec.Struct, tag=True, frozen=True):
 
 
 class Make(msgspec.Struct, tag=True, frozen=True):
-    """Tokens and keys of the body that was parsed last, for a model of that length (0: not known).
+    """Tokens and keys of the body that was parsed last, for a model of that length (0: not known)."""
 
-    source: None: only what is forwarded.
-    """
-
-    source: TokenizerSource | None
+    source: TokenizerSource | None  # None: only what is forwarded
     model_tokens: int = 0
 
 

@@ -10,9 +10,9 @@ from mooncache.proto.v1 import conductor_pb2 as pb
 
 @dataclass(slots=True)
 class InstanceList:
-    """The list of instances. run: run of the conductor that gave the last answer, 0 before the first one."""
+    """The list of instances."""
 
-    run: int = 0
+    run: int = 0  # of the conductor that gave the last answer, 0 before the first one
     version: int = 0
     views: list[pb.InstanceView] = field(default_factory=list)
 

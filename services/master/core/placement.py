@@ -55,17 +55,15 @@ class NodeSpace:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A node as the choice sees it.
-
-    takes_from_its_host: whether callers on its host put there first. GPU memory is scarce, and processes
-    on the host cannot map it, so such a node is chosen by weight alone.
-    """
+    """A node as the choice sees it."""
 
     node_id: str
     host_id: str
     weight: float
     index: int = 0
     takes_from_its_host: bool = True
+    """Whether callers on its host put there first. GPU memory is scarce, and processes on the host cannot map it, so
+    such a node is chosen by weight alone."""
 
 
 def slow_start_factor(space: NodeSpace, rules: PlacementRules) -> float:

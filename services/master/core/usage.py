@@ -15,13 +15,13 @@ from mooncache import errors
 
 @dataclass(frozen=True, slots=True)
 class TenantRow:
-    """What one tenant holds over all nodes and copies. quota_bytes: None without a quota."""
+    """What one tenant holds over all nodes and copies."""
 
     tenant_id: int
     name: str
     used_bytes: int
     block_count: int
-    quota_bytes: int | None
+    quota_bytes: int | None  # None without a quota
 
 
 @dataclass(slots=True)

@@ -86,7 +86,7 @@ class PciLocation:
 
 @dataclass(frozen=True, slots=True)
 class Gid:
-    """One address of a port. netdev: the interface behind it.
+    """One address of a port.
 
     Raises ValueError for an index of more than 16 bits, and a value that is not eight groups of four digits.
     """
@@ -94,7 +94,7 @@ class Gid:
     index: int
     value: str
     kind: GidKind
-    netdev: str = ""
+    netdev: str = ""  # the interface behind it
 
     def __post_init__(self) -> None:
         if not 0 <= self.index <= 0xFFFF:
@@ -139,20 +139,20 @@ class Gid:
 class Verdict:
     """What clients and nodes make of a port: whether they use it, or why not; under which address, and why that one.
 
-    megabits_per_s: as the device says, 0 when it was not asked. The native engine gives it: for the machine itself by
-    looking, with its configuration; for files from elsewhere by its rule about addresses.
+    The native engine gives the verdict: for the machine itself by looking, with its configuration; for files from
+    elsewhere by its rule about addresses.
     """
 
     usable: bool
     reason: str = ""
     gid: Gid | None = None
     gid_reason: str = ""
-    megabits_per_s: int = 0
+    megabits_per_s: int = 0  # as the device says, 0 when it was not asked
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One port of an RDMA device. mtu_bytes: of the path; on RoCE as the interface allows; 0 when unknown."""
+    """One port of an RDMA device."""
 
     number: int
     state: PortState
@@ -160,7 +160,7 @@ class Port:
     rate_gbps: float
     physical: str = ""
     lid: int = 0
-    mtu_bytes: int = 0
+    mtu_bytes: int = 0  # of the path; on RoCE as the interface allows; 0 when unknown
     netdev: str = ""
     netdev_mtu_bytes: int = 0
     gids: tuple[Gid, ...] = ()

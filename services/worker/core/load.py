@@ -24,8 +24,7 @@ _TOTAL_MAX = (1 << 63) - 1
 class MetricNames:
     """How an engine calls what we read; each is a tuple of names that are added up.
 
-    Histograms are named without _sum and _count, in seconds. prompt_tokens_cached: those among prompt_tokens
-    that were not computed.
+    Histograms are named without _sum and _count, in seconds.
     """
 
     waiting: tuple[str, ...] = ()
@@ -34,7 +33,7 @@ class MetricNames:
     ttft: tuple[str, ...] = ()
     tbt: tuple[str, ...] = ()
     prompt_tokens: tuple[str, ...] = ()
-    prompt_tokens_cached: tuple[str, ...] = ()
+    prompt_tokens_cached: tuple[str, ...] = ()  # those among prompt_tokens that were not computed
     output_tokens: tuple[str, ...] = ()
     local_hit_tokens: tuple[str, ...] = ()
     pool_hit_tokens: tuple[str, ...] = ()
