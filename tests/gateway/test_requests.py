@@ -66,7 +66,7 @@ BAD: list[tuple[str, Any, int, str | None, str]] = [
     ("/v1/completions", {"model": MODEL}, 400, "prompt", "missing"),
     ("/v1/completions", {"model": MODEL, "prompt": 3}, 400, "prompt", "string"),
     ("/v1/completions", {"model": MODEL, "prompt": []}, 400, "prompt", "string"),
-    ("/v1/completions", {"model": MODEL, "prompt": ["a", 1]}, 400, "prompt", "one kind"),
+    ("/v1/completions", {"model": MODEL, "prompt": ["a", 1]}, 400, "prompt", "must not mix kinds of items"),
     ("/v1/completions", {"model": MODEL, "prompt": [1, -1]}, 400, "prompt", ">= 0"),
     ("/v1/completions", {"model": MODEL, "prompt": [[1], []]}, 400, "prompt", "empty"),
     ("/v1/completions", {"model": MODEL, "prompt": ["a"] * 200}, 400, "prompt", "128"),
