@@ -18,9 +18,15 @@ _REASONS = {
     "other_tenant": "other tenant: computed before under another tenant or cache_salt",
     "load_failed": "load failed: in the pool, but the engine could not load it",
     "timed_out": "timed out: expected in the pool, but not there in time",
+    "computed_faster": "computed faster: in the pool, but the engine measured that computing is faster than loading",
+    "load_cut": "load cut: loading turned out slower than computing; what had come was used, the rest was computed",
     "not_worth_fetching": "not worth fetching: in the pool, but computing was expected to be faster",
     "pool_unreachable": "pool unreachable: computed before, but the pool did not answer",
     "no_complete_block": "no complete block: the end of a prompt is always computed",
+}
+_OUTCOMES = {
+    "computed_faster": "computing was faster than loading",
+    "load_cut": "the load was slow and was cut",
 }
 _PHASES = {
     Phase.PREFILLED: "prompt computed",
@@ -242,8 +248,9 @@ def _cache(leg: dict[str, Any], field: str) -> str:
     cache = leg.get("cache")
     if field != "ended_ms" or cache is None:
         return ""
+    outcome = _OUTCOMES.get(cache["outcome"], cache["outcome"])
     return (
-        f" ({cache['outcome']}: {cache['local_tokens']} own, {cache['loaded_tokens']} loaded "
+        f" ({outcome}: {cache['local_tokens']} own, {cache['loaded_tokens']} loaded "
         f"in {cache['load_ms']:.1f} ms, waited {cache['waited_ms']:.1f} ms)"
     )
 

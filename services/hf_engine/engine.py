@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mooncache.errors import Overloaded
@@ -24,6 +24,7 @@ from mooncache.hf_engine.core.sequence import FinishReason, Sequence, State
 from mooncache.hf_engine.metrics import HfMetrics
 from mooncache.hf_engine.model_runner import ModelRunner
 from mooncache.hf_engine.sampling import Chosen, choose
+from mooncache.kvcache.core.break_even import BreakEven
 from mooncache.kvcache.engine_pool import EnginePool
 from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport
 from mooncache.kvcache.lookup import LookupOutcome, LookupRequest
@@ -66,6 +67,7 @@ class Engine:
         runner: the model.
         batch_max, chunk_tokens, queue_max: see the section `hf`.
         deliver: how outputs leave; by default each goes to its sink's `put`.
+        break_even: weighs loading against computing; None: everything that the pool has is loaded.
     """
 
     def __init__(
@@ -77,12 +79,16 @@ class Engine:
         chunk_tokens: int,
         queue_max: int,
         save_decode_blocks: bool = True,
+        break_even: BreakEven | None = None,
         deliver: Deliver = _deliver_here,
     ) -> None:
         self.runner, self.metrics, self.deliver = runner, metrics, deliver
         self.queue_max = queue_max
         self.blocks = BlockPool(runner.memory.blocks)
-        self.scheduler = BatchScheduler(self.blocks, batch_max=batch_max, chunk_tokens=chunk_tokens)
+        self.break_even = break_even
+        self.scheduler = BatchScheduler(
+            self.blocks, batch_max=batch_max, chunk_tokens=chunk_tokens, blocks_to_load=self._blocks_to_load
+        )
         self.pool: EnginePool | None = None
         self.changed = threading.Event()
         self._save_decode_blocks = save_decode_blocks
@@ -250,10 +256,31 @@ class Engine:
         if sequence.load:
             assert self.pool is not None
             self._loading[sequence.name] = sequence
-            self.pool.mover.load(self._job(sequence.name, sequence, sequence.load))
+            job = self._job(sequence.name, sequence, sequence.load)
+            if self.break_even is not None:
+                job = replace(job, pace=self.break_even.pace(len(job.blocks)))
+            self.pool.mover.load(job)
+
+    def _blocks_to_load(self, sequence: Sequence, found: int) -> int:
+        """How many of the blocks that the pool has to load; what computing gives sooner is computed."""
+        if self.break_even is None:
+            return found
+        worth = self.break_even.blocks_to_load(found, time.monotonic())
+        if worth < found and not sequence.computed_faster:
+            sequence.computed_faster = True
+            spared = (found - worth) * sequence.block_tokens
+            self.metrics.break_even_tokens.labels(CacheOutcome.COMPUTED_FASTER).inc(spared)
+        return worth
 
     def _was_loaded(self, sequence: Sequence, report: LoadReport) -> None:
-        failed = 0 if report.reason == MoveFailure.CANCELLED else len(report.blocks) - report.loaded
+        missing = len(report.blocks) - report.loaded
+        cut = report.reason is MoveFailure.TOO_SLOW
+        failed = 0 if cut or report.reason is MoveFailure.CANCELLED else missing
+        if self.break_even is not None and (cut or not missing):
+            self.break_even.loaded(len(report.blocks), report.loaded, report.seconds)
+        if cut:
+            sequence.load_cut = True
+            self.metrics.break_even_tokens.labels(CacheOutcome.LOAD_CUT).inc(missing * sequence.block_tokens)
         self.runner.memory.clear(report.blocks[report.loaded :])
         self.metrics.loaded(failed, report.loaded_bytes, report.seconds)
         self.scheduler.loaded(sequence, report.loaded)
@@ -271,6 +298,7 @@ class Engine:
             self._end(sequence, FinishReason.ABORT)
 
     def _step(self, work: list[Work]) -> None:
+        begun_s = time.monotonic()
         choosing = [number for number, item in enumerate(work) if item.chooses]
         logits = self.runner.forward(
             [item.sequence.tokens[item.start : item.start + item.count] for item in work],
@@ -282,6 +310,9 @@ class Engine:
         for item in work:
             self._offer(item.sequence, self.scheduler.advance(item))
         now_s = time.monotonic()
+        if self.break_even is not None:
+            ends = [(item.start, min(item.start + item.count, item.sequence.prompt_count)) for item in work]
+            self.break_even.computed(sum(max(0, end - start) for start, end in ends), now_s - begun_s)
         for number, token in zip(choosing, chosen, strict=True):
             self._chose(work[number].sequence, token, now_s)
 
@@ -393,6 +424,10 @@ def cache_report_of(sequence: Sequence) -> CacheReport:
     if outcome is CacheOutcome.UNKNOWN or (outcome is CacheOutcome.OFF and hit):
         whole = CacheOutcome.HIT if hit >= usable else CacheOutcome.PARTIAL
         outcome = whole if hit else CacheOutcome.MISS
+        if hit < usable and sequence.load_cut:
+            outcome = CacheOutcome.LOAD_CUT
+        elif hit < usable and sequence.computed_faster:
+            outcome = CacheOutcome.COMPUTED_FASTER
     return CacheReport(
         asked_tokens=asked,
         hit_tokens=hit,

@@ -12,6 +12,7 @@ mooncache_hf_prefix_cache_hits_total         counter    prompt tokens found in t
 mooncache_hf_pool_hits_total                 counter    prompt tokens loaded from the pool
 mooncache_hf_pool_loaded_bytes_total, _pool_load_seconds, _pool_load_failed_blocks_total
 mooncache_hf_pool_lookups_total{outcome}, _pool_saves_total{outcome}, _pool_errors_total{what,code}
+mooncache_hf_break_even_tokens_total{reason} counter    tokens that the pool had, computed because loading was slower
 mooncache_hf_preemptions_total, _requests_finished_total{reason}, _steps_total
 mooncache_hf_client_…                        counter    the pool's client by way, RDMA port and node: client/figures.py
 mooncache_hf_kv_blocks_pinned                gauge      blocks held by saves under way
@@ -51,6 +52,11 @@ class HfMetrics:
         self.lookups = make.counter("pool_lookups", "Lookups by outcome.", ("outcome",))
         self.saves = make.counter("pool_saves", "Blocks saved, by outcome.", ("outcome",))
         self.pool_errors = make.counter("pool_errors", "Calls to the pool that failed.", ("what", "code"))
+        self.break_even_tokens = make.counter(
+            "break_even_tokens",
+            "Tokens that the pool had and that were computed, because loading was slower.",
+            ("reason",),
+        )
         self.preemptions = make.counter("preemptions", "Sequences that were preempted.")
         self.finished = make.counter("requests_finished", "Sequences by how they ended.", ("reason",))
         self.steps = make.counter("steps", "Forward passes.")

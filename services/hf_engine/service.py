@@ -29,6 +29,7 @@ from mooncache.hf_engine.requests import RequestLimits
 from mooncache.hf_engine.server import ServerState, deliver_to, make_app
 from mooncache.hf_engine.tokens import ChatTokenizer
 from mooncache.kvcache import identity
+from mooncache.kvcache.core.break_even import BreakEven
 from mooncache.kvcache.engine_pool import EnginePool
 from mooncache.kvcache.passport import Passport
 from mooncache.runtime import logs, tracing
@@ -110,6 +111,9 @@ def build(config: Config, options: HfOptions, connect: Callable[[], mooncache.Cl
         chunk_tokens=section.prefill_chunk_tokens,
         queue_max=section.queue_max,
         save_decode_blocks=config.connector.save_decode_blocks,
+        break_even=BreakEven(block_tokens=section.block_tokens, block_bytes=runner.memory.movable.block_bytes)
+        if config.connector.break_even
+        else None,
     )
 
     if options.passport_path is not None:

@@ -32,6 +32,8 @@ class CacheOutcome(StrEnum):
     TIMEOUT = "timeout"  # awaited blocks did not come in time
     FAILED = "failed"  # the pool did not answer, or blocks that it had could not be loaded
     POOL_ABSENT = "pool_absent"
+    COMPUTED_FASTER = "computed_faster"  # the pool had blocks that were computed, because that was faster
+    LOAD_CUT = "load_cut"  # a load turned out slow: what had come was used, the rest computed
     OFF = "off"  # the request must not or cannot use the pool
     UNKNOWN = ""  # not said
 

@@ -18,5 +18,7 @@ CACHE_OUTCOMES: Final = {
     pb.CACHE_OUTCOME_FAILED: CacheOutcome.FAILED,
     pb.CACHE_OUTCOME_POOL_ABSENT: CacheOutcome.POOL_ABSENT,
     pb.CACHE_OUTCOME_OFF: CacheOutcome.OFF,
+    pb.CACHE_OUTCOME_COMPUTED_FASTER: CacheOutcome.COMPUTED_FASTER,
+    pb.CACHE_OUTCOME_LOAD_CUT: CacheOutcome.LOAD_CUT,
 }
 CACHE_OUTCOME_NUMBERS: Final = {outcome: number for number, outcome in CACHE_OUTCOMES.items()}

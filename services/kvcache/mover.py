@@ -8,6 +8,8 @@ straight between the engine's memory and the pool. The rules that keep it safe:
 - A save is reported only after the last read of its blocks; the engine keeps them unchanged until then.
 - Waiting saves are bounded in bytes; what does not fit is reported as dropped at once.
 - A block counts as loaded only when the client checked its checksum and its size is exactly one block.
+- A load that has to keep pace (`TransferJob.pace`) begins with small batches and ends when it falls behind: the leading
+  blocks that have come count.
 - A report always comes, also when the pool is absent, slow or dead: no call is without a time limit.
 """
 
@@ -16,7 +18,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -32,6 +33,7 @@ from mooncache.errors import (
     NotFound,
     QuotaExceeded,
 )
+from mooncache.kvcache.core.break_even import FIRST_BATCH_BYTES, Pace
 from mooncache.kvcache.memory import BlockMemory, Fence, InDoubt
 from mooncache.kvcache.pool_link import Call, PoolClient, PoolLink
 from mooncache.runtime import tracing
@@ -52,6 +54,7 @@ class MoveFailure(StrEnum):
     ABSENT = "pool_absent"
     CANCELLED = "cancelled"
     FULL = "full"
+    TOO_SLOW = "too_slow"  # it would have come later than it can be computed
     STALE = "stale"  # its key was made for other weights than the engine has now
 
 
@@ -76,18 +79,25 @@ def reason_of(code: int) -> MoveFailure:
     return _REASON_OF_CODE.get(code, MoveFailure.UNAVAILABLE)
 
 
+def _is_cut(due_s: float, deadline_s: float) -> bool:
+    """True when a call's time ended for the sake of the pace, before the time limit of the load."""
+    return due_s < deadline_s
+
+
 def _code_of(error: Exception) -> int:
     return error.code if isinstance(error, MooncacheError) else Internal.code
 
 
 @dataclass(frozen=True, slots=True)
 class TransferJob:
-    """`keys[i]` names the bytes of the engine's block `blocks[i]`; `trace` is the request's, when it has one."""
+    """`keys[i]` names the bytes of the engine's block `blocks[i]`; `trace` is the request's, when it has one; `pace` is
+    what a load has to keep, if anything."""
 
     name: str
     keys: tuple[bytes, ...]
     blocks: tuple[int, ...]
     trace: tracing.TraceContext | None = None
+    pace: Pace | None = None
 
 
 @dataclass(slots=True)
@@ -299,42 +309,48 @@ class Mover:
         """Leading blocks that were loaded, and the reason why not more."""
         job = load.job
         deadline_s = load.started_s + self._load_timeout_s
-        step = max(1, BATCH_BYTES // self._memory.block_bytes)
-        for at in range(0, len(job.keys), step):
-            left_s = deadline_s - time.monotonic()
+        batch_bytes = BATCH_BYTES if job.pace is None else FIRST_BATCH_BYTES
+        at = 0
+        while at < len(job.keys):
+            due_s = deadline_s
+            if job.pace is not None:
+                due_s = min(deadline_s, load.started_s + job.pace.due_s(at))
             if load.cancelled:
                 return at, MoveFailure.CANCELLED
-            if left_s <= 0:
-                return at, MoveFailure.TIMEOUT
+            if time.monotonic() >= due_s:
+                return at, MoveFailure.TOO_SLOW if _is_cut(due_s, deadline_s) else MoveFailure.TIMEOUT
             client = self._link.client()
             if client is None:
                 return at, MoveFailure.ABSENT
-            blocks = job.blocks[at : at + step]
-            came, reason = self._load_batch(client, job.keys[at : at + step], blocks, load.fence, deadline_s)
+            end = min(len(job.keys), at + max(1, batch_bytes // self._memory.block_bytes))
+            part = TransferJob(job.name, job.keys[at:end], job.blocks[at:end])
+            came, reason = self._load_batch(client, part, load.fence, due_s, deadline_s)
             if reason:
                 return at + came, reason
+            at, batch_bytes = end, min(BATCH_BYTES, 2 * batch_bytes)
         return len(job.keys), MoveFailure.NONE
 
     def _load_batch(
-        self,
-        client: PoolClient,
-        keys: Sequence[bytes],
-        blocks: Sequence[int],
-        fence: Fence | None,
-        deadline_s: float,
+        self, client: PoolClient, part: TransferJob, fence: Fence | None, due_s: float, deadline_s: float
     ) -> tuple[int, MoveFailure]:
+        """Blocks of the part that came, and why not more. The pool has until `due_s`, a device until `deadline_s`."""
+        keys, blocks = part.keys, part.blocks
         try:
             with self._memory.writing(blocks, fence, deadline_s) as places:
-                timeout_s = max(deadline_s - time.monotonic(), _TIMEOUT_MIN_S)
+                timeout_s = max(due_s - time.monotonic(), _TIMEOUT_MIN_S)
                 result = client.get_many_into(list(keys), places, timeout_s=timeout_s)
         except InDoubt as doubt:
             doubt.wait(self._ending)
             return 0, reason_of(doubt.error.code)
         except Exception as error:  # noqa: BLE001  (a defect of the client must not end the thread)
+            if isinstance(error, DeadlineExceeded) and _is_cut(due_s, deadline_s):
+                return 0, MoveFailure.TOO_SLOW  # it had less time than a failure takes
             self._link.failed(Call.LOAD, error)
             return 0, reason_of(_code_of(error))
         self._link.succeeded()
         for index, code in enumerate(result.codes):
+            if code == DeadlineExceeded.code and _is_cut(due_s, deadline_s):
+                return index, MoveFailure.TOO_SLOW
             if code != OK:
                 return index, reason_of(code)
             if result.sizes_bytes[index] != self._memory.block_bytes:

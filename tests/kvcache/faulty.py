@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 from mooncache.client.keys import split_keys
 from mooncache.client.results import GetResult, MatchResult, PutResult
-from mooncache.errors import NotFound, error_for
+from mooncache.errors import DeadlineExceeded, NotFound, error_for
 
 WAIT_S = 60.0
 
 
 class FaultyPool:
-    """Holds blocks in a dictionary. Calls wait at `gate`, raise `error`, answer `codes`."""
+    """Holds blocks in a dictionary. Calls wait at `gate`, raise `error`, answer `codes`. After `stalls_after` blocks
+    nothing comes any more: a get takes all the time that it has."""
 
     def __init__(self) -> None:
         self.blocks: dict[bytes, bytes] = {}
@@ -24,6 +26,7 @@ class FaultyPool:
         self.codes: dict[bytes, int] = {}
         self.sizes: dict[bytes, int] = {}
         self.unreachable_nodes = 0
+        self.stalls_after: int | None = None
         self.closed = False
 
     def _enter(self, call: str) -> None:
@@ -47,6 +50,14 @@ class FaultyPool:
         self._enter("get")
         codes, sizes = [], []
         for key, slices in zip(keys, destinations, strict=True):
+            if self.stalls_after is not None:
+                if not self.stalls_after:
+                    assert timeout_s is not None
+                    time.sleep(timeout_s)
+                    left = len(keys) - len(codes)
+                    late = [DeadlineExceeded.code] * left
+                    return GetResult((*codes, *late), (*sizes, *[0] * left), ("n",) * len(keys))
+                self.stalls_after -= 1
             data = self.blocks.get(key)
             code = self.codes.get(key, NotFound.code if data is None else 0)
             codes.append(code)

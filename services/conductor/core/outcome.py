@@ -166,6 +166,8 @@ class Outcomes:
         """The decode leg reports what it found of the blocks that the prefill leg had computed."""
         if active.handover or not active.prefilled_s or not active.awaited_tokens:
             return
+        if cache.outcome is CacheOutcome.COMPUTED_FASTER:
+            return  # the blocks had come; the engine did not want them
         there = came(cache.hit_tokens, active.awaited_tokens, cache.outcome)
         self._judge(active, HandoverResult.LANDED if there else HandoverResult.MISSED, learned, now_s)
 
@@ -311,7 +313,12 @@ def unkept(active: Active) -> DecisionRecord:
     )
 
 
-_MISS_REASONS = {CacheOutcome.TIMEOUT: MissReason.TIMED_OUT, CacheOutcome.FAILED: MissReason.LOAD_FAILED}
+_MISS_REASONS = {
+    CacheOutcome.TIMEOUT: MissReason.TIMED_OUT,
+    CacheOutcome.FAILED: MissReason.LOAD_FAILED,
+    CacheOutcome.COMPUTED_FASTER: MissReason.COMPUTED_FASTER,
+    CacheOutcome.LOAD_CUT: MissReason.LOAD_CUT,
+}
 
 
 def _missing(record: DecisionRecord, cache: CacheReport) -> None:

@@ -34,6 +34,8 @@ class MissReason(StrEnum):
     NO_BLOCK = "no_complete_block"
     LOAD_FAILED = "load_failed"
     TIMED_OUT = "timed_out"
+    COMPUTED_FASTER = "computed_faster"
+    LOAD_CUT = "load_cut"
 
 
 _OF_FLAGS = (MissReason.EVICTED, MissReason.OTHER_TENANT, MissReason.OTHER_PASSPORT)

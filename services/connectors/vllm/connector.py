@@ -88,6 +88,7 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 settings,
                 None if reason else connect(),
                 block_tokens=vllm_config.cache_config.block_size,
+                may_cut=self._kv_transfer_config.kv_load_failure_policy == "recompute",
             )
         else:
             self._worker = WorkerSide(settings, None if reason else connect, vllm_config, kv_cache_config)

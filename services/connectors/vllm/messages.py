@@ -40,6 +40,8 @@ class StepOrders(KVConnectorMetadata):  # type: ignore[misc]
     weights: tuple[str, ...] = ()
     """For each shard the fingerprint that the orders' keys were made for. A worker with others in its memory does not
     carry them out."""
+    step: int = 0
+    """Number of a step that is measured, which comes back with its report; 0: it is not."""
 
 
 @dataclass
@@ -65,12 +67,14 @@ class SaveEnd:
 class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """Workers to scheduler: what ended, and by shard the fingerprint of weights that the scheduler did not know.
 
+    `step` is the number of the step, if it is measured.
     Merged over shards by vLLM with `aggregate`.
     """
 
     loads: dict[str, LoadEnd] = field(default_factory=dict)
     saves: dict[str, SaveEnd] = field(default_factory=dict)
     weights: dict[int, str] = field(default_factory=dict)
+    step: int = 0
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
         assert isinstance(other, StepReport)
@@ -79,7 +83,7 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
             loads[name] = merge_loads(loads[name], load) if name in loads else load
         for name, save in other.saves.items():
             saves[name] = merge_saves(saves[name], save) if name in saves else save
-        return StepReport(loads, saves, self.weights | other.weights)
+        return StepReport(loads, saves, self.weights | other.weights, max(self.step, other.step))
 
 
 def merge_loads(a: LoadEnd, b: LoadEnd) -> LoadEnd:

@@ -26,9 +26,11 @@ from mooncache.connectors.vllm.messages import (
 )
 from mooncache.connectors.vllm.settings import ConnectorSettings
 from mooncache.connectors.vllm.stats import ConnectorStats
+from mooncache.kvcache.core.break_even import STEP_TOKENS_MIN, BreakEven
 from mooncache.kvcache.keys import passport_from_json
 from mooncache.kvcache.leg_hint import CacheReport
 from mooncache.kvcache.lookup import LookupRequest, Lookups
+from mooncache.kvcache.mover import MoveFailure
 from mooncache.kvcache.passport import Passport
 from mooncache.kvcache.pool_link import PoolLink
 from mooncache.runtime.logs import Event, get_logger
@@ -38,6 +40,7 @@ _log = get_logger(__name__)
 CONNECT_WAIT_S = 3.0
 PINNED_SHARE = 0.5
 """Part of the engine's blocks that saves may pin; the others wait their turn."""
+_STEPS_OPEN_MAX = 16
 
 
 def _traced(transfer: BlockTransfer, request: Any) -> BlockTransfer:
@@ -49,10 +52,16 @@ def _traced(transfer: BlockTransfer, request: Any) -> BlockTransfer:
 class SchedulerSide:
     """The half of the connector in vLLM's scheduler. Called by vLLM's scheduler, on one thread."""
 
-    def __init__(self, settings: ConnectorSettings, link: PoolLink | None, *, block_tokens: int) -> None:
+    def __init__(
+        self, settings: ConnectorSettings, link: PoolLink | None, *, block_tokens: int, may_cut: bool = True
+    ) -> None:
+        """`may_cut`: whether vLLM computes what did not come of a load, and does not fail the request."""
         self._settings = settings
         self._link = link
         self._block_tokens = block_tokens
+        self._may_cut = may_cut
+        self._break_even: BreakEven | None = None
+        self._steps = StepTimes()
         self._book = RequestBook([], enabled=False)
         self._shards = 1
         self._changed = threading.Event()
@@ -89,10 +98,15 @@ class SchedulerSide:
         if self._link is not None:
             self._link.connected.wait(CONNECT_WAIT_S)  # the engine is starting: no request is kept waiting
         self._shards = max(1, len(shards))
+        if self._settings.connector.break_even and shards:
+            size_bytes = sum(shard.block_bytes for shard in shards)
+            self._break_even = BreakEven(block_tokens=self._block_tokens, block_bytes=size_bytes)
         self._book = RequestBook(
             self._passports(),
             save_decode_blocks=self._settings.connector.save_decode_blocks,
             enabled=self._link is not None,
+            break_even=self._break_even,
+            may_cut=self._may_cut,
         )
         self._tell_passport()
         if shards:
@@ -202,6 +216,8 @@ class SchedulerSide:
         if found.ask is not None and self._lookups is not None:
             ask = found.ask
             self._lookups.ask(LookupRequest(name, ask.keys, ask.awaited, ask.deadline_s))
+        if found.spared:
+            self.stats.count("break_even_tokens", found.spared, "computed_faster")
         return found.tokens, bool(found.tokens)
 
     def _add(self, request: Any) -> None:
@@ -242,6 +258,8 @@ class SchedulerSide:
         orders = StepOrders(self._loads, [], self._cancels, pinned=self._pool is not None)
         orders.weights = self._weights
         orders.idle = output.total_num_scheduled_tokens == 0
+        if self._break_even is not None:
+            orders.step = self._steps.begin(self._prompt_tokens(output), time.monotonic())
         self._loads, self._cancels = [], []
         orders.saves, self._finish_saves = self._finish_saves, []
         wait_s = self._idle.next_s(
@@ -251,6 +269,19 @@ class SchedulerSide:
             self._changed.wait(wait_s)
         self._changed.clear()
         return orders
+
+    def _prompt_tokens(self, output: Any) -> int:
+        """Prompt tokens that a step computes; 0 when they are too few to measure, without looking at each request."""
+        scheduled = output.num_scheduled_tokens
+        if output.total_num_scheduled_tokens - len(scheduled) < STEP_TOKENS_MIN - 1:
+            return 0
+        prompt_tokens = 0
+        for name, computed in _computed_after(output):
+            request = self._requests.get(name)
+            if request is not None:
+                end = min(computed, request.num_prompt_tokens)
+                prompt_tokens += max(0, end - (computed - scheduled.get(name, 0)))
+        return prompt_tokens
 
     def _only_pool_works(self) -> bool:
         """Questions are open, or saves are all there is; for loads the worker waits, who sees their end."""
@@ -305,13 +336,19 @@ class SchedulerSide:
             return
         if report.weights:
             self._note_weights(report.weights)
+        measured = self._steps.end(report.step, time.monotonic())
+        if measured is not None and self._break_even is not None:
+            self._break_even.computed(*measured)
         for name, part in report.loads.items():
             before = self._partial_loads.pop(name, None)
             load = merge_loads(before, part) if before is not None else part
             if load.shards < self._shards:
                 self._partial_loads[name] = load
                 continue
-            self._book.loaded(name, load.loaded, load.loaded_bytes, load.seconds)
+            cut = load.reason is MoveFailure.TOO_SLOW
+            missing = self._book.loaded(name, load.loaded, load.loaded_bytes, load.seconds, cut=cut)
+            if cut and missing:
+                self.stats.count("break_even_tokens", missing * self._block_tokens, "load_cut")
             if name not in self._requests:
                 self._book.forget(name)
         for name, save in report.saves.items():
@@ -372,6 +409,31 @@ class SchedulerSide:
             self._link.close()
         if self._lookups is not None:
             self._lookups.close()
+
+
+class StepTimes:
+    """How long steps take that compute prompts, from their schedule to their end. Steps may be scheduled ahead: then a
+    step begins with the end of the one before."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[int, float]] = {}
+        self._number = 0
+        self._ended_s = 0.0
+
+    def begin(self, prompt_tokens: int, now_s: float) -> int:
+        """A step was scheduled. Returns its number, 0 when it is not measured."""
+        if not prompt_tokens:
+            return 0
+        self._number += 1
+        self._open[self._number] = (prompt_tokens, now_s)
+        self._open.pop(self._number - _STEPS_OPEN_MAX, None)
+        return self._number
+
+    def end(self, number: int, now_s: float) -> tuple[int, float] | None:
+        """A step ended: its prompt tokens and seconds, if it was measured."""
+        tokens, begun_s = self._open.pop(number, (0, 0.0))
+        before_s, self._ended_s = self._ended_s, now_s
+        return (tokens, now_s - max(begun_s, before_s)) if tokens else None
 
 
 def why_uncached(request: Any) -> Uncached:

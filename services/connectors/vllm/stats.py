@@ -24,6 +24,10 @@ COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     "loaded_blocks": ("Blocks loaded from the pool.", ""),
     "loaded_bytes": ("Bytes loaded from the pool.", ""),
     "load_failures": ("Blocks that could not be loaded, by reason.", "reason"),
+    "break_even_tokens": (
+        "Tokens that the pool had and that were computed, because loading was slower, by reason.",
+        "reason",
+    ),
     "saved_blocks": ("Blocks stored in the pool.", ""),
     "saved_bytes": ("Bytes stored in the pool.", ""),
     "present_blocks": ("Blocks that needed no save because the pool held them.", ""),

@@ -178,6 +178,7 @@ class WorkerSide:
     def start_loads(self, orders: StepOrders) -> None:
         """Start the step's loads, for vLLM's `start_load_kv`."""
         self._orders_hold = self.look_at_weights(orders)
+        self._ends.step = orders.step
         for transfer in orders.loads:
             try:
                 assert self._mover is not None
@@ -228,7 +229,9 @@ class WorkerSide:
     def _job(self, transfer: Any) -> TransferJob:
         keys = transfer.keys[self._shard]
         trace = tracing.extract({tracing.TRACEPARENT: transfer.traceparent}) if transfer.traceparent else None
-        return TransferJob(transfer.name, tuple(split_keys(keys)), tuple(transfer.blocks), trace)
+        return TransferJob(
+            transfer.name, tuple(split_keys(keys)), tuple(transfer.blocks), trace, transfer.pace
+        )
 
     def received(self, *, idle: bool) -> Received:
         """Ended loads, and blocks that could not be loaded; waits a moment when the engine is idle."""
@@ -264,6 +267,7 @@ class WorkerSide:
             missing = len(report.blocks) - report.loaded
             if missing:
                 self.stats.count("load_failures", missing, report.reason)
+            if missing and report.reason is not MoveFailure.TOO_SLOW:
                 _log.warning(
                     Event.CONNECTOR_LOAD_FAILED, request=report.name, reason=report.reason, blocks=missing
                 )
@@ -283,7 +287,8 @@ class WorkerSide:
 
     def take_report(self) -> StepReport | None:
         """What ended since the last call, for the scheduler's side."""
-        if not self._ends.loads and not self._ends.saves and not self._ends.weights:
+        ends = self._ends
+        if not (ends.loads or ends.saves or ends.weights or ends.step):
             return None
         taken, self._ends = self._ends, StepReport()
         return taken

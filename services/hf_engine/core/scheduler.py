@@ -9,6 +9,7 @@ again; what it had computed is mostly still found by key. The caller does what i
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mooncache.hf_engine.core.blocks import BlockPool
@@ -36,12 +37,21 @@ class BatchScheduler:
         blocks: the pool of blocks.
         batch_max: sequences that may hold blocks at once.
         chunk_tokens: prompt tokens of one step.
+        blocks_to_load: how many of the blocks that the pool has for a sequence are worth loading.
     """
 
-    def __init__(self, blocks: BlockPool, *, batch_max: int, chunk_tokens: int) -> None:
+    def __init__(
+        self,
+        blocks: BlockPool,
+        *,
+        batch_max: int,
+        chunk_tokens: int,
+        blocks_to_load: Callable[[Sequence, int], int] = lambda _, found: found,
+    ) -> None:
         self.blocks = blocks
         self.batch_max = batch_max
         self.chunk_tokens = chunk_tokens
+        self.blocks_to_load = blocks_to_load
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemption_count = 0
@@ -80,6 +90,8 @@ class BatchScheduler:
         first = end = len(local)
         while end < sequence.reusable_blocks and end < len(sequence.present) and sequence.present[end]:
             end += 1
+        if end > first:
+            end = first + self.blocks_to_load(sequence, end - first)
         sequence.blocks = local + fresh
         sequence.computed = first * size
         sequence.load = range(first, end)

@@ -80,6 +80,8 @@ class Sequence:
     loaded_tokens: int = 0
     loaded_bytes: int = 0
     failed_blocks: int = 0
+    computed_faster: bool = False
+    load_cut: bool = False
     saved_blocks: int = 0
     unsaved: set[int] = field(default_factory=set)  # those of the saved blocks that the pool does not get
     waited_ms: float = 0.0

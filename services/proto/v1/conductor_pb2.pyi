@@ -59,6 +59,8 @@ class CacheOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CACHE_OUTCOME_FAILED: _ClassVar[CacheOutcome]
     CACHE_OUTCOME_POOL_ABSENT: _ClassVar[CacheOutcome]
     CACHE_OUTCOME_OFF: _ClassVar[CacheOutcome]
+    CACHE_OUTCOME_COMPUTED_FASTER: _ClassVar[CacheOutcome]
+    CACHE_OUTCOME_LOAD_CUT: _ClassVar[CacheOutcome]
 INSTANCE_ROLE_UNSPECIFIED: InstanceRole
 INSTANCE_ROLE_PREFILL: InstanceRole
 INSTANCE_ROLE_DECODE: InstanceRole
@@ -94,6 +96,8 @@ CACHE_OUTCOME_TIMEOUT: CacheOutcome
 CACHE_OUTCOME_FAILED: CacheOutcome
 CACHE_OUTCOME_POOL_ABSENT: CacheOutcome
 CACHE_OUTCOME_OFF: CacheOutcome
+CACHE_OUTCOME_COMPUTED_FASTER: CacheOutcome
+CACHE_OUTCOME_LOAD_CUT: CacheOutcome
 
 class Instance(_message.Message):
     __slots__ = ("instance_id", "incarnation", "role", "state", "engine", "engine_version", "url", "model", "tokenizer_path", "max_model_tokens", "kv_capacity_tokens", "block_tokens", "passport_json", "kv_bytes_per_token", "host_id", "max_sequences", "pool", "software_version")

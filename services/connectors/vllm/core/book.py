@@ -18,6 +18,7 @@ from enum import StrEnum
 
 from mooncache.connectors.vllm.core.chain import KeyChain
 from mooncache.errors import InvalidArgument
+from mooncache.kvcache.core.break_even import BreakEven, Pace
 from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegHint, LegRole
 from mooncache.kvcache.passport import Passport
 
@@ -39,20 +40,26 @@ class AskPool:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """`tokens` that can be loaded; None means ask again later. `ask` has to be done first."""
+    """`tokens` that can be loaded; None means ask again later. `ask` has to be done first. `spared`: tokens that the
+    pool has and that are computed, because that is faster; said once.
+    """
 
     tokens: int | None
     ask: AskPool | None = None
+    spared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BlockTransfer:
-    """`keys[shard]` are the packed keys of the engine's `blocks`; `traceparent` is the request's, if it has one."""
+    """`keys[shard]` are the packed keys of the engine's `blocks`; `traceparent` is the request's, if it has one; `pace`
+    is what a load has to keep, if anything.
+    """
 
     name: str
     keys: tuple[bytes, ...]
     blocks: tuple[int, ...]
     traceparent: str = ""
+    pace: Pace | None = None
 
 
 class Uncached(StrEnum):
@@ -81,6 +88,9 @@ class _Request:
     known: bytearray = field(default_factory=bytearray)
     known_as_of: int = 0
     answered_s: float | None = None
+    load_end: int | None = None  # block before which loading ends, once it was weighed against computing
+    computed_faster: bool = False
+    load_cut: bool = False
     loads_off: bool = False
     saves_off: bool = False
     loading: tuple[int, int] | None = None
@@ -99,11 +109,25 @@ class _Request:
 
 
 class RequestBook:
-    """The state of every request. `passports`: one for each shard, in the order of the workers' ranks."""
+    """The state of every request.
+
+    Args:
+        passports: one for each shard, in the order of the workers' ranks.
+        break_even: weighs loading against computing; None: everything is loaded.
+        may_cut: whether the engine can use a part of a load.
+    """
 
     def __init__(
-        self, passports: Sequence[Passport], *, save_decode_blocks: bool = True, enabled: bool = True
+        self,
+        passports: Sequence[Passport],
+        *,
+        save_decode_blocks: bool = True,
+        enabled: bool = True,
+        break_even: BreakEven | None = None,
+        may_cut: bool = True,
     ) -> None:
+        self._break_even = break_even
+        self._may_cut = may_cut
         self._passports = list(passports)
         self._block_tokens = passports[0].block_tokens if passports else 0
         self._save_decode_blocks = save_decode_blocks
@@ -202,6 +226,10 @@ class RequestBook:
             return CacheOutcome.OFF
         if request.failed_blocks:
             return CacheOutcome.FAILED
+        if hit < asked and request.load_cut:
+            return CacheOutcome.LOAD_CUT
+        if hit < asked and request.computed_faster:
+            return CacheOutcome.COMPUTED_FASTER
         if request.outcome is not CacheOutcome.UNKNOWN and hit < asked:
             return request.outcome
         if not hit:
@@ -241,8 +269,20 @@ class RequestBook:
             return Matched(None, AskPool(request_id, keys, min(awaited, blocks) * shards, deadline_s))
         end = min(len(chain), len(request.known))
         missing = request.known.find(0, request.local_blocks, end)
-        run = max(0, (end if missing < 0 else missing) - request.local_blocks)
-        return Matched(run * self._block_tokens)
+        found = max(request.local_blocks, end if missing < 0 else missing)
+        return self._weighed(request, found, now_s)
+
+    def _weighed(self, request: _Request, found: int, now_s: float) -> Matched:
+        """Which of the blocks up to `found` to load. An answer of the pool is weighed once, however often vLLM asks."""
+        first, spared = request.local_blocks, 0
+        if self._break_even is not None and request.load_end is None and found > first:
+            request.load_end = first + self._break_even.blocks_to_load(found - first, now_s)
+            spared = found - request.load_end
+            if request.computed_faster:
+                spared = 0  # it was said when the pool was asked before
+            request.computed_faster = request.computed_faster or bool(spared)
+        end = found if request.load_end is None else min(found, request.load_end)
+        return Matched(max(0, end - first) * self._block_tokens, spared=spared * self._block_tokens)
 
     def answered(
         self, request_id: str, present: Sequence[bool], outcome: CacheOutcome, waited_s: float, now_s: float
@@ -253,6 +293,7 @@ class RequestBook:
             return
         request.pending = False
         request.answered_s = now_s
+        request.load_end = None
         request.known = bytearray(request.chain.whole(present))
         request.known_as_of = self._saves
         request.waited_s += waited_s
@@ -275,10 +316,19 @@ class RequestBook:
         end = first + tokens // self._block_tokens
         request.loading = (first, end)
         request.answered_s = None  # after a preemption the pool is asked anew
-        return BlockTransfer(request_id, request.chain.packed(first, end), tuple(blocks[first:end]))
+        pace = None
+        if self._break_even is not None and self._may_cut:
+            pace = self._break_even.pace(end - first)
+        keys = request.chain.packed(first, end)
+        return BlockTransfer(request_id, keys, tuple(blocks[first:end]), pace=pace)
 
-    def loaded(self, request_id: str, count: int, size_bytes: int, seconds: float) -> int:
-        """The load ended with `count` leading blocks in place. Returns the number of blocks that did not come."""
+    def loaded(
+        self, request_id: str, count: int, size_bytes: int, seconds: float, *, cut: bool = False
+    ) -> int:
+        """The load ended with `count` leading blocks in place. Returns the number of blocks that did not come.
+
+        cut: it did not keep its pace; the pool has the other blocks all the same.
+        """
         request = self._requests.get(request_id)
         if request is None or request.loading is None:
             return 0
@@ -289,7 +339,11 @@ class RequestBook:
         request.loaded_bytes += size_bytes
         request.load_s += seconds
         missing = end - first - count
-        if missing > 0:
+        if self._break_even is not None and (cut or missing <= 0):
+            self._break_even.loaded(end - first, count, seconds)
+        if missing > 0 and cut:
+            request.loads_off = request.load_cut = True
+        elif missing > 0:
             request.loads_off = True
             request.failed_blocks += missing
             for block in range(first + count, min(end, len(request.known))):

@@ -1,0 +1,1 @@
+"""Decisions about an engine's blocks: pure code, no threads, no clock."""
