@@ -135,3 +135,19 @@ def test_why_without_a_conductor(
     error = capsys.readouterr().err
     assert "CONDUCTOR_UNAVAILABLE" in error or "DEADLINE_EXCEEDED" in error
     assert code != 0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        ("computed_faster", "computing was faster than loading"),
+        ("load_cut", "the load was slow and was cut"),
+        ("hit", "hit"),
+    ],
+)
+def test_the_time_line_says_in_words_why_a_hit_was_computed(outcome: str, words: str) -> None:
+    cache = {"outcome": outcome, "local_tokens": 0, "loaded_tokens": 32, "load_ms": 4.0, "waited_ms": 0.0}
+    leg = {"leg": "decode", "instance": "d1", "sent_ms": 1.0, "ended_ms": 9.0, "code": "OK", "cache": cache}
+    event = {"phase": "finished", "elapsed_ms": 9.0, "since_decision_ms": 8.0, "legs": [leg]}
+    said = [what for _, what in timeline({"events": [event]}) if what.startswith("decode leg to d1 ended")]
+    assert said == [f"decode leg to d1 ended OK ({words}: 0 own, 32 loaded in 4.0 ms, waited 0.0 ms)"]

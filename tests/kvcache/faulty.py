@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 from mooncache.client.keys import split_keys
@@ -52,11 +51,7 @@ class FaultyPool:
         for key, slices in zip(keys, destinations, strict=True):
             if self.stalls_after is not None:
                 if not self.stalls_after:
-                    assert timeout_s is not None
-                    time.sleep(timeout_s)
-                    left = len(keys) - len(codes)
-                    late = [DeadlineExceeded.code] * left
-                    return GetResult((*codes, *late), (*sizes, *[0] * left), ("n",) * len(keys))
+                    return self._late(codes, sizes, len(keys), timeout_s)
                 self.stalls_after -= 1
             data = self.blocks.get(key)
             code = self.codes.get(key, NotFound.code if data is None else 0)
@@ -68,6 +63,13 @@ class FaultyPool:
                     piece[:] = data[at : at + len(piece)]
                     at += len(piece)
         return GetResult(tuple(codes), tuple(sizes), ("n",) * len(codes))
+
+    def _late(self, codes: list[int], sizes: list[int], count: int, timeout_s: float | None) -> GetResult:
+        """Nothing more until the time is over."""
+        assert timeout_s is not None
+        threading.Event().wait(timeout_s)
+        late = count - len(codes)
+        return GetResult((*codes, *[DeadlineExceeded.code] * late), (*sizes, *[0] * late), ("n",) * count)
 
     def exists_many(self, keys: Any, *, timeout_s: float | None = None) -> tuple[bool, ...]:
         self._enter("exists")

@@ -32,7 +32,7 @@ TRIAL_SHARE = 0.05
 SURPRISE_SHARE = 0.5  # a load so much faster than expected: the path has changed
 GRACE_SHARE, GRACE_MIN_S, GRACE_UNKNOWN_S = 0.05, 0.005, 0.05
 GRACE_LOADS = 3.0
-FIRST_BATCH_BYTES = 4 << 20
+FIRST_BATCH_BYTES = 8 << 20
 """A load that must keep pace begins with so much, so that a stalled path is noticed with something gained."""
 
 
