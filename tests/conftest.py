@@ -15,11 +15,6 @@ from tests.groups import GROUPS, end, group_of
 settings.register_profile("mooncache", deadline=None)
 settings.load_profile("mooncache")
 
-BREAK_EVEN = "MOONCACHE_CONNECTOR_BREAK_EVEN"
-"""Whether a hit is loaded or computed depends on speed: tests of that choice turn it on themselves, for all others
-every hit is loaded, also by engines that are processes of their own."""
-os.environ[BREAK_EVEN] = "false"
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -62,6 +57,5 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """A developer's MOONCACHE_* variables must not decide whether tests pass."""
     for name in list(os.environ):
-        ours = name == BREAK_EVEN or name.startswith(("MOONCACHE_TEST_", "MOONCACHE_BUILD_"))
-        if name.startswith("MOONCACHE_") and not ours:
+        if name.startswith("MOONCACHE_") and not name.startswith(("MOONCACHE_TEST_", "MOONCACHE_BUILD_")):
             monkeypatch.delenv(name)

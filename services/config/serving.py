@@ -224,7 +224,7 @@ class ConnectorSection(Section):
     """Bytes that may wait to be saved; further blocks are counted, not saved."""
     load_threads: int = Field(default=2, ge=1, le=64)
     """Threads that load blocks."""
-    break_even: bool = True
+    break_even: bool = False
     """Compute what the pool has when computing was measured to be faster, and cut loads that turn out slow."""
     layerwise: bool = False
     """Save every layer as soon as it is computed instead of whole blocks after each step."""

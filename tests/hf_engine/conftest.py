@@ -143,7 +143,7 @@ def make_lab(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Lab]]
 
     def make(connect: Callable[[], Any] | None = None, **settings: Any) -> Lab:
         values = {"hf.block_tokens": BLOCK, "hf.kv_cache_bytes": 16 << 20, "cluster.state_dir": str(tmp_path)}
-        values |= {"connector.enabled": connect is not None, "connector.break_even": False}
+        values |= {"connector.enabled": connect is not None}
         values |= {name.replace("__", "."): value for name, value in settings.items()}
         parts = build(load(env={}, overrides=values), HfOptions(model=str(model_folder)), connect)
         parts.start()
