@@ -22,7 +22,8 @@ STEPS_MIN, STEPS_KEPT = 4, 64
 STEP_QUANTILE = 0.25
 LOADS_MIN = 3
 LOAD_FADE = 0.8  # what a load's measurement weighs after the next one
-SPREAD_MIN = 0.05  # variance of sizes over their squared mean from which two coefficients can be distinguished
+# Variance of sizes over their squared mean from which two coefficients can be distinguished.
+SPREAD_MIN = 0.05
 REACH = 4.0  # a load so much larger than those measured is not judged
 TAKEN_SHARE_MIN = 0.25  # a load that was cut counts as at most four times the time it had
 MARGIN_S = 0.002
