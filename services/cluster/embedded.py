@@ -25,6 +25,7 @@ from mooncache.auth import load_cluster_token, load_or_create_cluster_token, ten
 from mooncache.client.results import NodeView
 from mooncache.client.state_dir import remove_cluster_file, write_cluster_file
 from mooncache.cluster.layout import ClusterLayout, is_worker, plan
+from mooncache.cluster.ports import PortPicker
 from mooncache.cluster.processes import Part, ServiceKind, end_leftovers, stop_all
 from mooncache.cluster.settings import ClusterSettings
 from mooncache.cluster.supervisor import (
@@ -74,6 +75,7 @@ class EmbeddedCluster:
         self.token_created = False
         self.run_id = secrets.token_hex(8)
         self._lock: IO[str] | None = None
+        self._ports = PortPicker(settings.host)
         self._run_dir: Path | None = None
         self._records: dict[str, PartRecord] = {}
 
@@ -120,6 +122,7 @@ class EmbeddedCluster:
         remove_cluster_file(self.state_dir, os.getpid())
         if self._run_dir is not None and self._run_dir.parent != self.state_dir:
             shutil.rmtree(self._run_dir, ignore_errors=True)
+        self._ports.close()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -267,7 +270,7 @@ class EmbeddedCluster:
         config = load(overrides={"cluster.state_dir": str(self.state_dir)})
         _, self.token_created = load_or_create_cluster_token(self.token_path)
         self._run_dir = self._socket_folder()
-        self.layout = plan(self.settings, config, self.state_dir, self._run_dir, self.run_id)
+        self.layout = plan(self.settings, config, self.state_dir, self._run_dir, self.run_id, self._ports)
         if self.settings.serves:
             self._write_demo_key()
 

@@ -42,11 +42,10 @@ def is_worker(part: Part) -> bool:
 
 
 def plan(
-    settings: ClusterSettings, config: Config, state_dir: Path, run_dir: Path, run_id: str
+    settings: ClusterSettings, config: Config, state_dir: Path, run_dir: Path, run_id: str, ports: PortPicker
 ) -> ClusterLayout:
     """Choose the ports and make each part's environment. Raises ConfigInvalid for a port that cannot be used."""
-    with PortPicker(settings.host) as ports:
-        return _Planner(settings, config, state_dir, run_dir, run_id, ports).layout()
+    return _Planner(settings, config, state_dir, run_dir, run_id, ports).layout()
 
 
 class _Planner:

@@ -1,4 +1,4 @@
-"""Ports that are free now: several are chosen together, so that no two parts get the same one."""
+"""The ports of a cluster's parts: kept for them as long as the cluster runs, restarts included."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from types import TracebackType
 from typing import Self
 
 from mooncache.errors import ConfigInvalid
-from mooncache.runtime.ports import bind_free
+from mooncache.runtime.ports import hold_port, port_of
 
 
 class PortPicker:
-    """Holds what it has picked until the `with` block ends; then the parts take the ports themselves."""
+    """Keeps what it has picked, so that no other part and no other cluster gets it, until it is closed."""
 
     def __init__(self, host: str) -> None:
         self._host = host
-        self._held: list[socket.socket] = []
-        self._picked: set[int] = set()
+        self._held: dict[int, socket.socket] = {}
 
     def pick(self, asked: int | None, usual: int, option: str) -> int:
         """The asked port; None: the usual one when it is free, else any; 0: any free one.
@@ -26,31 +25,30 @@ class PortPicker:
             ConfigInvalid: the asked port cannot be used; `option` is named as the way out.
         """
         for candidate in (usual, 0) if asked is None else (asked,):
-            probe = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET)
             try:
-                if not candidate:
-                    bind_free(probe, self._host)
-                elif candidate in self._picked:
+                if candidate in self._held:
                     raise OSError(errno.EADDRINUSE, "another part of this cluster uses it")
-                else:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind((self._host, candidate))
+                held = hold_port(self._host, candidate)
             except OSError as error:
-                probe.close()
                 if asked is None:
                     continue
                 reason = error.strerror
                 raise ConfigInvalid(
                     f"Port {candidate} on {self._host} cannot be used: {reason}. Choose another {option}."
                 ) from None
-            self._held.append(probe)
-            self._picked.add(int(probe.getsockname()[1]))
-            return int(probe.getsockname()[1])
+            self._held[port_of(held)] = held
+            return port_of(held)
         raise ConfigInvalid(f"No free port on {self._host}.")
 
     def any(self) -> int:
         """Any free port."""
         return self.pick(0, 0, "port")
+
+    def close(self) -> None:
+        """Give the ports up."""
+        for held in self._held.values():
+            held.close()
+        self._held.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -58,5 +56,4 @@ class PortPicker:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _: TracebackType | None
     ) -> None:
-        for probe in self._held:
-            probe.close()
+        self.close()

@@ -1,8 +1,12 @@
-"""Ports to listen on that no outgoing connection takes in the meantime.
+"""Ports to listen on that nobody else takes before the server does.
 
 The kernel answers `bind` to port 0 from the range that also serves outgoing connections. Between that answer and the
 moment at which a service listens there, any process may get the port for a connection of its own. Ports below the range
 are for listeners alone, so they are tried first.
+
+Another process may pick the same port in that time, too. So the one that picks keeps a bound socket until the server
+has it: Linux lets a server with SO_REUSEADDR, as all here are, listen beside a socket that has the option and does not
+listen, and refuses the port to everybody who looks for a free one.
 """
 
 from __future__ import annotations
@@ -16,8 +20,36 @@ _TRIES = 64
 _OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-def bind_free(probe: socket.socket, host: str) -> int:
-    """Bind to a port of `host` that is free; return it. Raises OSError when none can be had."""
+def hold_port(host: str, port: int = 0) -> socket.socket:
+    """A socket that keeps `port` of `host`, or a free one for 0, for a server that has yet to listen there.
+
+    Close it when the server listens, or when it has ended. Raises OSError when the port cannot be had.
+    """
+    held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        if port:
+            held.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # connections that ended there do not matter
+            held.bind((host, port))
+        else:
+            _bind_free(held, host)
+            held.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # from now on: a server may listen here
+    except OSError:
+        held.close()
+        raise
+    return held
+
+
+def port_of(held: socket.socket) -> int:
+    """The number of the port that a socket is bound to."""
+    return int(held.getsockname()[1])
+
+
+def _bind_free(held: socket.socket, host: str) -> None:
+    """Bind to a port that no other socket has, whatever its options."""
     try:
         first_outgoing = int(_OUTGOING.read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):
@@ -25,15 +57,8 @@ def bind_free(probe: socket.socket, host: str) -> int:
     below = range(_LOWEST, first_outgoing)
     for candidate in random.SystemRandom().sample(below, min(_TRIES, len(below))):
         try:
-            probe.bind((host, candidate))
+            held.bind((host, candidate))
         except OSError:
             continue
-        return candidate
-    probe.bind((host, 0))
-    return int(probe.getsockname()[1])
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port of `host` that was free a moment ago. Raises OSError when there is none."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        return bind_free(probe, host)
+        return
+    held.bind((host, 0))

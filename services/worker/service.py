@@ -28,6 +28,7 @@ from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.runtime import tls
 from mooncache.runtime.duties import Duty
 from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.ports import port_of
 from mooncache.runtime.rpc import WORKER_SERVICE, Handler, RpcTable
 from mooncache.runtime.service import Service, run_service
 from mooncache.runtime.supervision import RestartPolicy, RunState, Supervision
@@ -67,6 +68,7 @@ class WorkerService(Service):
         self._state: WorkerState | None = None
         self._lock = -1
         self._own_run_dir: Path | None = None
+        self._engine_port_hold: socket.socket | None = None
 
     @property
     def state(self) -> WorkerState:
@@ -78,9 +80,12 @@ class WorkerService(Service):
         config, worker = self.config, self.config.worker
         adapter = adapters.make(worker.engine, config)
         url = attach_url(worker.attach_url)
+        engine_port = 0
         if not url:
-            port = run_engine.free_port(worker.engine_host, worker.engine_port, "")
-            url = run_engine.engine_url(config, port)
+            self._engine_port_hold = run_engine.hold_engine_port(config)
+            held = self._engine_port_hold
+            engine_port = port_of(held) if held is not None else worker.engine_port
+            url = run_engine.engine_url(config, engine_port)
         instance_id = worker.instance_id or f"{socket.gethostname()[:100]}-{url.rpartition(':')[2]}"
         file_name = re.sub(r"[^A-Za-z0-9_.-]", "_", instance_id).lstrip(".") or "worker"
         state_dir = config.cluster.state_dir.expanduser().absolute()
@@ -109,6 +114,7 @@ class WorkerService(Service):
             host_id=host_id(),
             engine_key=key,
             url=url,
+            engine_port=engine_port,
             incarnation=secrets.randbits(63) | 1,
             worker_run=secrets.randbits(63) | 1,
         )
@@ -180,6 +186,9 @@ class WorkerService(Service):
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+        if self._engine_port_hold is not None:
+            self._engine_port_hold.close()
+            self._engine_port_hold = None
 
     def _run_dir(self, state_dir: Path, file_name: str) -> Path:
         """A folder that only this user can enter, for sockets and the passport file; one worker at a time.

@@ -61,6 +61,7 @@ class WorkerState:
     model_name: str = ""
     tokenizer_path: str = ""
     url: str = ""
+    engine_port: int = 0  # of an engine that this worker starts
     incarnation: int = 0  # number of the engine's present run
     process: EngineProcess | None = None
     facts: EngineFacts | None = None  # None until the engine is ready and they are known

@@ -22,7 +22,8 @@ def make(folder: Path, env: dict[str, str] | None = None, **settings: Any) -> Cl
     chosen = ClusterSettings(
         state_dir=folder, **{"port": 0, "conductor_port": 0, "gateway_port": 0, **settings}
     )
-    return plan(chosen, load(env=env or {}), folder, folder / "run", "a run")
+    with PortPicker(chosen.host) as ports:
+        return plan(chosen, load(env=env or {}), folder, folder / "run", "a run", ports)
 
 
 def test_a_pool_alone(tmp_path: Path) -> None:

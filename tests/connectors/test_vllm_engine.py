@@ -21,9 +21,9 @@ from typing import IO, Any
 import pytest
 
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
-from mooncache.runtime.ports import free_port
 from tests.conditions import wait_until
 from tests.docs.blocks import block
+from tests.ports import own_port
 
 pytest.importorskip("vllm", reason="vLLM is not installed (scripts/install_vllm.sh)")
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -43,7 +43,7 @@ class Server:
     """`vllm serve` with the connector."""
 
     def __init__(self, model: Path, cluster: EmbeddedCluster, folder: Path, **extra: Any) -> None:
-        self.port = free_port()
+        self.port = own_port()
         self.passport = folder / "passport.json"
         shown = shlex.split(block("docs/vllm-connector.md", "vllm serve").text)
         assert shown[:3] == ["vllm", "serve", "Qwen/Qwen3-8B"]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mooncache.runtime.ports import free_port
 from tests.conditions import wait_until
+from tests.ports import own_port
 from tests.processes import freeze
 
 
@@ -22,7 +22,7 @@ class EtcdServer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port, self.peer_port = free_port(), free_port()
+        self.port, self.peer_port = own_port(), own_port()
         self.process: subprocess.Popen[bytes] | None = None
 
     @property

@@ -22,9 +22,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.cluster.settings import missing_modules
-from mooncache.runtime.ports import free_port
 from tests.conditions import wait_until
 from tests.deploy.promql import Selector, references
+from tests.ports import own_port
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -284,7 +284,7 @@ def prometheus(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         ],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{own_port()}"
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [

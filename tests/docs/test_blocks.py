@@ -16,7 +16,6 @@ import pytest
 
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.cluster.settings import missing_modules
-from mooncache.runtime.ports import free_port
 from tests.docs.blocks import (
     ROOT,
     Block,
@@ -29,6 +28,7 @@ from tests.docs.blocks import (
     terminals,
 )
 from tests.docs.registry import REGISTRY, By, Cannot, Runs
+from tests.ports import own_port
 
 pytestmark = pytest.mark.timeout(300)
 ALONE = [name for name, plan in REGISTRY.items() if isinstance(plan, Runs)]
@@ -210,7 +210,7 @@ def test_a_pool_alone(tmp_path: Path) -> None:
 
 def test_a_pool_by_hand(tmp_path: Path) -> None:
     """A master and two nodes, each by itself, and one more whose memory is a file."""
-    port = free_port()
+    port = own_port()
     target = f"127.0.0.1:{port}"
     env = environment(
         MOONCACHE_STATE_DIR=str(tmp_path / "state"),
@@ -240,7 +240,7 @@ def test_a_pool_by_hand(tmp_path: Path) -> None:
 
 @small_engine
 def test_an_engine_by_itself(tmp_path: Path) -> None:
-    port = str(free_port())
+    port = str(own_port())
     swaps = {"/tmp/tiny": str(tmp_path / "tiny"), "8001": port}
     text = block("docs/custom-engine.md", "python -m mooncache.tiny_model")
     make, serve, ask = [

@@ -27,8 +27,8 @@ from mooncache.hf_engine.core.sequence import Sampling, Sequence
 from mooncache.hf_engine.engine import Output
 from mooncache.hf_engine.service import HfOptions, Parts, build
 from mooncache.kvcache.leg_hint import CacheReport, LegHint
-from mooncache.runtime.ports import free_port
 from tests.conditions import wait_until
+from tests.ports import own_port
 
 MODEL = {"layers": 2, "hidden": 128, "heads": 4, "kv_heads": 2, "vocab": 2048, "max_positions": 2048}
 BLOCK = 16
@@ -196,7 +196,7 @@ def server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def start_server(model_folder: Path, folder: Path, **env: str) -> Server:
-    port = free_port()
+    port = own_port()
     log, passport = folder / "engine.log", folder / "passport.json"
     command = [sys.executable, "-m", "mooncache.hf_engine", "--model", str(model_folder)]
     command += ["--served-model-name", "tiny", "--port", str(port), "--passport-path", str(passport)]

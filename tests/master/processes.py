@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from mooncache import errors
 from mooncache.runtime.grpc_channel import GrpcChannel
-from mooncache.runtime.ports import free_port
 from mooncache.runtime.rpc import MASTER_SERVICE
 from tests.conditions import until
+from tests.ports import own_port
 
 T = TypeVar("T")
 ETCD = shutil.which("etcd")
@@ -57,7 +57,7 @@ def master(
 async def etcd(folder: Path) -> AsyncIterator[str]:
     """Run an etcd server; yields its client address."""
     assert ETCD is not None
-    client, peer = free_port(), free_port()
+    client, peer = own_port(), own_port()
     urls = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
     arguments = ["--data-dir", str(folder / "etcd"), "--listen-client-urls", urls[0]]
     arguments += ["--advertise-client-urls", urls[0], "--listen-peer-urls", urls[1]]

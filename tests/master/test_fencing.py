@@ -18,13 +18,13 @@ from mooncache.config import load
 from mooncache.master.core.placement import rank_nodes
 from mooncache.proto.v1 import master_pb2
 from mooncache.runtime.grpc_channel import GrpcChannel
-from mooncache.runtime.ports import free_port
 from mooncache.runtime.rpc import STORE_NODE_SERVICE, methods_of
 from mooncache.store_node.service import StoreNodeService
 from mooncache.testing import virtual_time
 from tests.conditions import until
 from tests.master.processes import ETCD, channel_to, etcd, eventually, master
 from tests.master.simulation.world import CLUSTER, KNOWN_KEYS, SimNode, World
+from tests.ports import own_port
 from tests.processes import freeze
 from tests.rpcs import answer_of
 
@@ -133,7 +133,7 @@ async def test_every_command_of_an_older_term_is_refused(tmp_path: Path) -> None
     """Whatever a master may ask of a node, by the service's own list, so that a new command cannot be forgotten."""
     create_cluster_token(tmp_path / "cluster.token")
     token = load_cluster_token(tmp_path / "cluster.token").text
-    async with master(tmp_path, port := free_port()):
+    async with master(tmp_path, port := own_port()):
         targets = [f"127.0.0.1:{port}"]
         async with node(tmp_path, 0, targets) as (service, catcher):
             catcher.released.set()  # it holds nothing back here
@@ -294,7 +294,7 @@ def put_twice(targets: list[str], folder: Path) -> None:
 async def test_what_a_stopped_leader_had_sent_is_refused_when_it_arrives(tmp_path: Path) -> None:
     create_cluster_token(tmp_path / "cluster.token")
     token = load_cluster_token(tmp_path / "cluster.token").text
-    targets = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    targets = [f"127.0.0.1:{own_port()}" for _ in range(2)]
     async with etcd(tmp_path) as address, contextlib.AsyncExitStack() as stack:
         settings = {
             "MOONCACHE_COORDINATION_BACKEND": "etcd",

@@ -16,10 +16,10 @@ from mooncache.config import Config, load
 from mooncache.master.service import MasterService
 from mooncache.proto.v1 import common_pb2, master_pb2
 from mooncache.runtime.grpc_channel import GrpcChannel
-from mooncache.runtime.ports import free_port
 from tests.master.model_index import ADD, record
 from tests.master.processes import ETCD, channel_to, etcd, eventually, master
 from tests.master.simulation.world import TENANT
+from tests.ports import own_port
 
 BLOCKS = 100_000
 PART = 20_000
@@ -182,7 +182,7 @@ async def test_a_second_embedded_master_on_the_same_folder_is_refused(tmp_path: 
 async def test_the_process_ends_on_sigterm_and_a_new_one_has_a_larger_term(tmp_path: Path) -> None:
     terms = []
     for _ in range(2):
-        port = free_port()
+        port = own_port()
         async with master(tmp_path, port) as process:
             status = await leading_status(f"127.0.0.1:{port}", tmp_path)
             terms.append(status.term)
@@ -197,7 +197,7 @@ async def test_the_process_ends_on_sigterm_and_a_new_one_has_a_larger_term(tmp_p
 async def test_a_standby_takes_over_empty_and_is_whole_again_after_reports(tmp_path: Path) -> None:
     create_cluster_token(tmp_path / "cluster.token")
     token = load_cluster_token(tmp_path / "cluster.token").text
-    ports = free_port(), free_port()
+    ports = own_port(), own_port()
     targets = [f"127.0.0.1:{port}" for port in ports]
     async with etcd(tmp_path) as address:
         settings = {

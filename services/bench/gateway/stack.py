@@ -79,8 +79,8 @@ def start_stack() -> Iterator[Stack]:
         cluster.start()
         stack.callback(cluster.stop)
         token = load_cluster_token(cluster.token_path)
-        with PortPicker("127.0.0.1") as ports:
-            conductor_port, gateway_port = ports.any(), ports.any()
+        ports = stack.enter_context(PortPicker("127.0.0.1"))
+        conductor_port, gateway_port = ports.any(), ports.any()
         parts = _parts(cluster, conductor_port, gateway_port, state_dir)
         stack.callback(stop_all, parts, 8.0)
         for part in parts:

@@ -20,7 +20,7 @@ from mooncache.bench.transfer.nixl_lane import measure_plain
 from mooncache.bench.transfer.options import Direction
 from mooncache.bench.worker import find_tool
 from mooncache.errors import TransportUnavailable
-from mooncache.runtime.ports import free_port
+from mooncache.runtime.ports import hold_port, port_of
 
 DURATION_S = 2
 _MARGIN_S = 1
@@ -58,11 +58,17 @@ def memcpy(block_bytes: int, batch: int, duration_s: float) -> float:
     return moved / (time.perf_counter() - begun) / 1e9
 
 
+def _free_port() -> int:
+    """A port that was free a moment ago: not every program of others can listen while somebody holds it."""
+    with hold_port("127.0.0.1") as held:
+        return port_of(held)
+
+
 def iperf3() -> ReferenceFigures | str:
     """TCP over loopback with one stream, as iperf3 does it: `read` (its -R) and `write`."""
     if shutil.which("iperf3") is None:
         return "iperf3 is not installed (Debian package iperf3)"
-    port = free_port()
+    port = _free_port()
     figures: ReferenceFigures = {}
     for direction, extra in ((Direction.WRITE, []), (Direction.READ, ["-R"])):
         client = ["iperf3", "-c", "127.0.0.1", "-p", str(port), "-t", str(DURATION_S), "-J", *extra]
@@ -116,7 +122,7 @@ def perftest(device: str, block_bytes: int, batch: int) -> ReferenceFigures | st
             *("-t", str(max(2, batch))),  # messages under way, as many as ours
             *("-x", str(_routable_gid(device))),
             "-p",
-            str(free_port()),
+            str(_free_port()),
             "-F",
         ]
         try:
@@ -160,7 +166,7 @@ def original_engine(block_bytes: int, batch: int, threads: int) -> ReferenceFigu
         "--protocol=tcp",
         f"--buffer_size={buffer_bytes}",
     ]
-    target = _start([*common, "--mode=target", f"--local_server_name=127.0.0.1:{free_port()}"])
+    target = _start([*common, "--mode=target", f"--local_server_name=127.0.0.1:{_free_port()}"])
     figures: ReferenceFigures = {}
     try:
         segment = _segment(target)
@@ -169,7 +175,7 @@ def original_engine(block_bytes: int, batch: int, threads: int) -> ReferenceFigu
                 [
                     *common,
                     "--mode=initiator",
-                    f"--local_server_name=127.0.0.1:{free_port()}",
+                    f"--local_server_name=127.0.0.1:{_free_port()}",
                     f"--segment_id={segment}",
                     f"--operation={direction}",
                     f"--block_size={block_bytes}",

@@ -20,7 +20,7 @@ from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.runtime.bind import is_loopback
 from mooncache.runtime.log_files import trim
 from mooncache.runtime.logs import Event, get_logger
-from mooncache.runtime.ports import bind_free
+from mooncache.runtime.ports import hold_port
 from mooncache.runtime.supervision import RunState, exit_words
 from mooncache.worker.adapters.base import Launch
 from mooncache.worker.core.facts import (
@@ -198,10 +198,8 @@ def begin(state: WorkerState) -> None:
 
 
 def _launch(state: WorkerState) -> Launch:
-    """What the next start needs: a port, and a run folder without what the last one left there."""
+    """What the next start needs, and a run folder without what the last one left there."""
     worker = state.config.worker
-    port = free_port(worker.engine_host, worker.engine_port, state.url)
-    state.url = engine_url(state.config, port)
     tls = state.config.tls if speaks_tls(state.config) else None
     for path in state.run_dir.glob("*.ipc"):
         path.unlink(missing_ok=True)
@@ -213,7 +211,7 @@ def _launch(state: WorkerState) -> Launch:
         model=state.model,
         model_name=state.model_name,
         host=worker.engine_host,
-        port=port,
+        port=state.engine_port,
         engine_key=state.engine_key,
         passport_path=passport_path(state),
         state_dir=state.state_dir,
@@ -378,27 +376,19 @@ def read_capped(path: Path) -> str:
         raise InvalidArgument(f"{path} is not text") from None
 
 
-def free_port(host: str, asked: int, url: str) -> int:
-    """The asked port; for 0 the one of the last run when it is free, else any.
+def hold_engine_port(config: Config) -> socket.socket | None:
+    """A free port, kept for the engine over all its starts; None when the configuration names one.
 
     Raises:
         ConfigInvalid: no port can be had.
     """
-    if asked:
-        return asked
-    last = url.rpartition(":")[2]
-    address = host.strip("[]")
-    for candidate in (int(last) if last.isdigit() else 0, 0):
-        with (
-            socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe,
-            contextlib.suppress(OSError),
-        ):
-            if not candidate:
-                return bind_free(probe, address)
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((address, candidate))
-            return candidate
-    raise ConfigInvalid(f"No port can be opened on worker.engine_host {host!r}.")
+    worker = config.worker
+    if worker.engine_port:
+        return None
+    try:
+        return hold_port(worker.engine_host.strip("[]"))
+    except OSError:
+        raise ConfigInvalid(f"No port can be opened on worker.engine_host {worker.engine_host!r}.") from None
 
 
 def speaks_tls(config: Config) -> bool:
