@@ -1,12 +1,12 @@
-"""Ports to listen on that nobody else takes before the server does.
+"""Ports to listen on that no other process takes before the server does.
 
 The kernel answers `bind` to port 0 from the range that also serves outgoing connections. Between that answer and the
 moment at which a service listens there, any process may get the port for a connection of its own. Ports below the range
 are for listeners alone, so they are tried first.
 
-Another process may pick the same port in that time, too. So the one that picks keeps a bound socket until the server
-has it: Linux lets a server with SO_REUSEADDR, as all here are, listen beside a socket that has the option and does not
-listen, and refuses the port to everybody who looks for a free one.
+Another process may pick the same port in that time, too. So whoever picks a port keeps a bound socket until the server
+listens there. Linux lets a server with SO_REUSEADDR, as all here are, listen beside a socket that has the option and
+does not listen itself; it refuses the port to a process that looks for a free one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A port that is kept for a server: the server gets it, nobody else does."""
+"""A port that is kept for a server: the server gets it, no other process does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mooncache.runtime.ports import hold_port, port_of
 HOST = "127.0.0.1"
 
 
-def test_nobody_else_finds_the_port_free() -> None:
+def test_no_other_process_finds_the_port_free() -> None:
     with hold_port(HOST) as held, socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind((HOST, port_of(held)))
 

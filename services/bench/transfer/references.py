@@ -59,7 +59,7 @@ def memcpy(block_bytes: int, batch: int, duration_s: float) -> float:
 
 
 def _free_port() -> int:
-    """A port that was free a moment ago: not every program of others can listen while somebody holds it."""
+    """A port that was free a moment ago: some programs cannot listen on a port that is held."""
     with hold_port("127.0.0.1") as held:
         return port_of(held)
 
