@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from mooncache.client.limits import check_timeout
 from mooncache.client.native_call import call_native
 from mooncache.client.results import ClusterView, WatchNews, WatchState
-from mooncache.errors import MooncacheError, UnknownNode
+from mooncache.errors import Closed, MooncacheError, UnknownNode
 
 if TYPE_CHECKING:
     from mooncache._native import BlockWatch as NativeWatch
@@ -34,6 +34,10 @@ def known_index(view: ClusterView, node_id: str | None) -> int | None:
     if (index := view.node_index(node_id)) is None:
         raise UnknownNode(f"The cluster map lists no node {node_id!r}.")
     return index
+
+
+def _next_timeout(timeout_s: float) -> float:
+    return 0.0 if timeout_s == 0 else check_timeout(timeout_s)
 
 
 class _WatchCore:
@@ -83,13 +87,13 @@ class BlockWatch(_WatchCore):
     """What `Client.watch` returns. Close it, or use it as a context manager."""
 
     def next(self, timeout_s: float) -> list[WatchNews]:
-        """News of any watches; empty when the time is over, or after `wake`.
+        """News of any watches; empty when the time is over, or after `wake`. Time limit 0: what is there now.
 
         Raises:
             InvalidArgument: another thread is in `next`.
             Closed: the watch or its client was closed.
         """
-        return self._next(check_timeout(timeout_s))
+        return self._next(_next_timeout(timeout_s))
 
     def __enter__(self) -> Self:
         return self
@@ -110,12 +114,11 @@ class AsyncBlockWatch(_WatchCore):
 
     async def next(self, timeout_s: float) -> list[WatchNews]:
         """News of any watches, as `BlockWatch.next`. Cancelling it loses none: the next call has them."""
-        limit_s = check_timeout(timeout_s)
+        limit_s = _next_timeout(timeout_s)
         while True:
             was_cancelled = self._waiting is not None
             if self._waiting is None:
-                loop = asyncio.get_running_loop()
-                self._waiting = loop.run_in_executor(self._thread, self._next, limit_s)
+                self._waiting = asyncio.wrap_future(self._submit(limit_s))
             try:
                 news = await asyncio.shield(self._waiting)
             except asyncio.CancelledError:
@@ -127,6 +130,12 @@ class AsyncBlockWatch(_WatchCore):
             self._waiting = None
             if news or not was_cancelled:
                 return news
+
+    def _submit(self, limit_s: float) -> Future[list[WatchNews]]:
+        try:
+            return self._thread.submit(self._next, limit_s)
+        except RuntimeError:  # shut down
+            raise Closed("The watch is closed.") from None
 
     def close(self) -> None:
         """End all watches and their connections; a `next` under way raises Closed. Twice is harmless."""
