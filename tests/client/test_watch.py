@@ -175,7 +175,7 @@ def test_what_makes_no_sense(pool: mooncache.Client, watch: mooncache.BlockWatch
         watch.add("a", packed("k"), timeout_s=601)
     with pytest.raises(InvalidArgument, match="above 0"):
         watch.add("a", packed("k"), timeout_s=0)
-    with pytest.raises(InvalidArgument, match="(?i)news_s"):
+    with pytest.raises(InvalidArgument, match=r"(?i)news_s"):
         watch.add("a", packed("k"), timeout_s=1, news_s=-1.0)
     with pytest.raises(LimitExceeded, match="65536 keys"):
         watch.add("a", bytes(32) * 65_537, timeout_s=1)

@@ -303,10 +303,10 @@ void Watching::on_news(Watch& watch, Part& part, const wire::WaitNews& news) {
     watch.fresh.push_back(at);
     --watch.missing;
   }
-  if (watch.missing == 0) return end(watch, WatchState::kAll);
+  if (watch.missing == 0) end(watch, WatchState::kAll);
   if (news.state == wire::WaitState::kMore) return;
   if (news.state == wire::WaitState::kTimeout) watch.timed_out = true;
-  if (news.state == wire::WaitState::kGivenUp) return end(watch, WatchState::kGivenUp);
+  if (news.state == wire::WaitState::kGivenUp) end(watch, WatchState::kGivenUp);
   if (news.state == wire::WaitState::kAll && watch.failure == Code::kOk)
     watch.failure = Code::kProtocolError;  // unless other WAITs have the missing keys
   end_part(watch, part);
