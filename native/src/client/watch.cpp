@@ -267,11 +267,12 @@ void Watching::begin(Watch& watch) {
 
 void Watching::pump() {
   std::vector<std::pair<WatchLink*, Status>> lost;
-  for (auto& [node, link] : links_) {
-    const Status status = link->pump(
-        now_ms_, waits_at(*node),
-        [&](uint64_t id, const Status& answer, Reader& in) { return on_answer(*link, id, answer, in); });
-    if (!status) lost.emplace_back(link.get(), status);
+  for (const auto& entry : links_) {
+    WatchLink& link = *entry.second;
+    const Status status = link.pump(
+        now_ms_, waits_at(link.node()),
+        [&](uint64_t id, const Status& answer, Reader& in) { return on_answer(link, id, answer, in); });
+    if (!status) lost.emplace_back(&link, status);
   }
   for (auto& [link, why] : lost) lose(*link, why);
 }
