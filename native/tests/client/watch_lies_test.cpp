@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <functional>
+#include <random>
 #include <thread>
 
 #include "client/watches.h"
@@ -156,6 +157,33 @@ TEST(LyingNodes, EndTheirOwnWatches) {
     EXPECT_EQ(end.state, WatchState::kUnreachable) << "lie " << i;
     EXPECT_EQ(end.code, Code::kProtocolError) << "lie " << i;
     EXPECT_TRUE(end.positions.empty()) << "lie " << i;
+  }
+}
+
+TEST(LyingNodes, AnyAnswerIsTakenOrRefused) {
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    LyingNode node([seed](const auto& asked) {
+      std::mt19937_64 random(seed);
+      Writer meta;
+      wire::encode_status(meta, {random() % 4 == 0 ? static_cast<Code>(random()) : Code::kOk, "words"});
+      if (random() % 2 == 0) {  // a state and a count that may be right, then anything
+        meta.u32(static_cast<uint32_t>(random() % 6));
+        meta.u32(static_cast<uint32_t>(random() % 5));
+      }
+      for (uint64_t left = random() % 20; left > 0; --left) meta.u8(static_cast<uint8_t>(random() % 5));
+      wire::FrameHeader header;
+      header.opcode = Opcode::kWait;
+      header.request_id = asked.request_id;
+      auto bytes = LyingNode::frame(header, meta.view());
+      if (random() % 3 == 0) bytes[random() % bytes.size()] ^= std::byte{1} << (random() % 8);
+      return bytes;
+    });
+    const auto client = client_for({node.info}, client_config(false));
+    const auto watch = client->watch();
+    ASSERT_TRUE(watch->add("a", keys_from(0, 3), Deadline::after_ms(50), 0, 1));
+    const WatchNews end = ends_of(*watch, 1).at("a");
+    EXPECT_EQ(end.state == WatchState::kAll, end.positions.size() == 3) << "seed " << seed;
+    for (const uint32_t position : end.positions) EXPECT_LT(position, 3u) << "seed " << seed;
   }
 }
 
