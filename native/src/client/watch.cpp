@@ -32,6 +32,7 @@ class Watching final : public BlockWatch {
   ~Watching() override {
     if (!impl_->in_child()) return;
     leak_in_child(std::move(impl_));
+    leak_in_child(std::move(map_));
     (void)new auto(std::move(links_));
     (void)new auto(std::move(watches_));
     (void)new auto(std::move(added_));
