@@ -1,14 +1,15 @@
 """Asking the pool what it holds, beside the engine's thread.
 
 Idea: a question is a key chain and the number of leading blocks that another instance is computing. A thread asks for
-the longest leading run; while awaited blocks are missing, the *last* awaited key of every question is asked in one
-batch per poll, and only a chain whose last key has appeared is matched again. So a hundred waiting requests cost one
-call per poll. Every question ends: with an answer, at its deadline, when no node can be asked, or because it was
-withdrawn. The time limit of a question counts from when it was asked: behind others that the pool keeps waiting it ends
-with them, not after them.
+the longest leading run, once. What is awaited and missing is waited for by one parked call (kvcache/watcher.py), which
+costs nothing while nothing happens; when it ends without all of them, the pool is asked once more
+(core/awaited.py says what follows). Every question ends: with an answer, at its deadline, when no node can be asked, or
+because it was withdrawn. The time limit of a question counts from when it was asked: behind others that the pool keeps
+waiting it ends with them, not after them.
 
 A pool that stops answering for a moment costs those who await blocks that moment and no more: their questions stay open
-for `PATIENCE_S`. Otherwise one late answer would have all waiting decode legs compute their prompts again.
+for `PATIENCE_S`, in which they are asked again. Otherwise one late answer would have all waiting decode legs compute
+their prompts again.
 """
 
 from __future__ import annotations
@@ -16,19 +17,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from mooncache.client.keys import KEY_BYTES
+from mooncache.client.watch import WatchState
 from mooncache.errors import NoNodes
+from mooncache.kvcache.core.awaited import Awaited, NextStep
 from mooncache.kvcache.leg_hint import CacheOutcome
-from mooncache.kvcache.pool_link import Call, PoolClient, PoolLink
+from mooncache.kvcache.pool_link import Call, PoolLink
+from mooncache.kvcache.watcher import Watcher
 from mooncache.runtime import tracing
 
-POLL_SHARE, POLL_MAX_S = 0.02, 0.05
 TIMEOUT_S = 1.0  # of one question; no answer is a miss
 PATIENCE_S = 5.0  # with a pool that was reached once: most prompts take less than that to compute
-POLL_S = 0.003  # how soon blocks that another instance saves are seen; see _pause_s
+RETRY_S = 0.1  # after a pool that does not answer was asked
 
 
 class LookupOutcome(StrEnum):
@@ -53,11 +57,7 @@ class LookupRequest:
     awaited: int = 0  # leading keys to wait for until `deadline_s`
     deadline_s: float = 0.0  # of the monotonic clock
     trace: tracing.TraceContext | None = None  # the request's, when it has one
-
-    @property
-    def last_awaited(self) -> bytes:
-        """The key whose block comes last."""
-        return self.keys[(self.awaited - 1) * KEY_BYTES : self.awaited * KEY_BYTES]
+    node: str = ""  # where the awaited blocks will be, when that is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,9 @@ class _Waiting:
     asked_s: float
     span: tracing.Span
     present: tuple[bool, ...] = ()
+    awaited: Awaited | None = None  # once the pool has answered
+    watch: int = 0  # number of the wait that is under way
+    retry_s: float | None = None
 
     def answer(self, outcome: LookupOutcome) -> LookupResult:
         """The answer now, with what is known to be present."""
@@ -93,18 +96,22 @@ class Lookups:
         link: PoolLink,
         *,
         timeout_s: float = TIMEOUT_S,
-        poll_s: float = POLL_S,
+        retry_s: float = RETRY_S,
         patience_s: float = PATIENCE_S,
         changed: threading.Event | None = None,
+        watcher: Watcher | None = None,
     ) -> None:
+        """`watcher`: waits for awaited blocks; it is shared where the same process also streams loads."""
         self._link = link
+        self._watcher = watcher or Watcher(link)
+        self._owns_watcher = watcher is None
         self._timeout_s = timeout_s
-        self._poll_s = poll_s
+        self._retry_s = retry_s
         self._patience_s = patience_s
         self._failing_since_s: float | None = None  # None: the last call was answered
         self.changed = changed or threading.Event()
         self._lock = threading.Condition()
-        self._new: deque[_Waiting] = deque()
+        self._due: deque[_Waiting] = deque()  # to be asked
         self._open: dict[str, _Waiting] = {}
         self._answers: dict[str, LookupResult] = {}
         self._closed = False
@@ -120,8 +127,9 @@ class Lookups:
         waiting = _Waiting(question, time.monotonic(), span)
         with self._lock:
             self._answers.pop(question.name, None)
+            self._unwatch(self._open.get(question.name))
             self._open[question.name] = waiting
-            self._new.append(waiting)
+            self._due.append(waiting)
             self._lock.notify()
 
     def take(self, name: str) -> LookupResult | None:
@@ -130,6 +138,7 @@ class Lookups:
             waiting = self._open.get(name)
             if waiting is not None and time.monotonic() > self._over_s(waiting):
                 del self._open[name]
+                self._unwatch(waiting)
                 return waiting.answer(
                     LookupOutcome.TIMEOUT if waiting.question.awaited else LookupOutcome.FAILED
                 )
@@ -143,6 +152,7 @@ class Lookups:
         """Forget a question and its answer."""
         with self._lock:
             waiting = self._open.pop(name, None)
+            self._unwatch(waiting)
             self._answers.pop(name, None)
         if waiting is not None:
             waiting.span.end()
@@ -157,45 +167,51 @@ class Lookups:
         """End the thread; open questions get no answer."""
         with self._lock:
             self._closed = True
+            for waiting in self._open.values():
+                self._unwatch(waiting)
             self._open.clear()
-            self._new.clear()
+            self._due.clear()
             self._lock.notify()
         self._thread.join(self._timeout_s + 1.0)
+        if self._owns_watcher:
+            self._watcher.close()
+
+    def _unwatch(self, waiting: _Waiting | None) -> None:
+        if waiting is not None and waiting.watch:
+            self._watcher.remove(waiting.watch)
+            waiting.watch = 0
 
     # --- the thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        polled_s = 0.0
         while True:
             with self._lock:
-                while not self._new and not self._closed:
-                    if not self._open:
-                        self._lock.wait()
-                        continue
-                    left_s = polled_s + self._pause_s() - time.monotonic()
-                    if left_s <= 0 or not self._lock.wait(left_s):
-                        break
+                while not self._due and not self._closed:
+                    self._lock.wait(self._until_retry_s())
+                    self._take_retries()
                 if self._closed:
                     return
-                waiting = self._new.popleft() if self._new else None
-            if waiting is not None:
-                self._match(waiting)
-            with self._lock:
-                due_s = polled_s + self._pause_s()
-            if time.monotonic() >= due_s:
-                self._poll()
-                polled_s = time.monotonic()
+                waiting = self._due.popleft()
+            self._match(waiting)
 
-    def _pause_s(self) -> float:
-        """Time between two looks: short for what was asked just now, a small share of the wait for what takes long."""
-        youngest_s = max((waiting.asked_s for waiting in self._open.values()), default=0.0)
-        return max(self._poll_s, min(POLL_MAX_S, POLL_SHARE * (time.monotonic() - youngest_s)))
+    def _until_retry_s(self) -> float | None:
+        """Seconds until a question is asked again; None: until something happens."""
+        retries = [waiting.retry_s for waiting in self._open.values() if waiting.retry_s is not None]
+        return max(0.0, min(retries) - time.monotonic()) if retries else None
+
+    def _take_retries(self) -> None:
+        now_s = time.monotonic()
+        for waiting in self._open.values():
+            if waiting.retry_s is not None and now_s >= waiting.retry_s:
+                waiting.retry_s = None
+                self._due.append(waiting)
 
     def _finish(self, waiting: _Waiting, outcome: LookupOutcome) -> None:
         with self._lock:
             if self._open.get(waiting.question.name) is not waiting:
                 return  # withdrawn or asked anew
             del self._open[waiting.question.name]
+            self._unwatch(waiting)
             self._answers[waiting.question.name] = waiting.answer(outcome)
         self.changed.set()
 
@@ -229,14 +245,60 @@ class Lookups:
             self._no_answer(waiting, LookupOutcome.ABSENT)
             return
         self._failing_since_s = None
-        if found.leading_blocks >= waiting.question.awaited:
+        self._go_on(waiting, self._looked(waiting))
+
+    def _looked(self, waiting: _Waiting) -> NextStep:
+        """What follows from the pool's answer."""
+        question, present, now_s = waiting.question, waiting.present, time.monotonic()
+        if waiting.awaited is None:
+            missing = [at for at in range(question.awaited) if at >= len(present) or not present[at]]
+            waiting.awaited = Awaited(missing, node=question.node, deadline_s=question.deadline_s)
+            step = waiting.awaited.begin(now_s)
+            return NextStep.OVER if step is NextStep.LOOK else step
+        missing = waiting.awaited.missing
+        return waiting.awaited.looked([at for at in missing if at < len(present) and present[at]], now_s)
+
+    def _go_on(self, waiting: _Waiting, step: NextStep) -> None:
+        if step is NextStep.DONE:
             self._finish(waiting, LookupOutcome.FOUND)
-        elif time.monotonic() >= waiting.question.deadline_s:
+        elif step is NextStep.OVER:
             self._finish(waiting, LookupOutcome.TIMEOUT)
+        elif step is NextStep.RETRY:
+            self._ask_later(waiting, waiting.question.deadline_s)
+        elif step is NextStep.WATCH:
+            self._wait_for(waiting)
+        elif step is NextStep.LOOK:
+            with self._lock:
+                self._due.append(waiting)
+                self._lock.notify()
+
+    def _wait_for(self, waiting: _Waiting) -> None:
+        """Wait for what is missing, by one call."""
+        question, awaited = waiting.question, waiting.awaited
+        assert awaited is not None
+        watched = awaited.watched
+        keys = b"".join(question.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES] for at in watched)
+
+        def heard(positions: Sequence[int], state: WatchState) -> None:
+            with self._lock:
+                if self._open.get(question.name) is not waiting:
+                    return
+                waiting.watch = 0
+            came = set(watched) if state is WatchState.ALL else {watched[at] for at in positions}
+            present = [*waiting.present, *[False] * (question.awaited - len(waiting.present))]
+            for at in came:
+                present[at] = True
+            waiting.present = tuple(present)
+            self._go_on(waiting, awaited.heard(came, state))
+
+        with self._lock:
+            if self._open.get(question.name) is waiting:
+                left_s = max(0.0, awaited.deadline_s - time.monotonic())
+                waiting.watch = self._watcher.add(keys, heard, timeout_s=left_s, node=awaited.node)
 
     def _no_answer(self, waiting: _Waiting, outcome: LookupOutcome) -> None:
-        """The pool did not answer. A question that awaits blocks of a pool that was reached once stays open for a
-        while; any other ends."""
+        """The pool did not answer. A question that awaits blocks of a pool that was reached once is asked again after a
+        pause, for a while; any other ends."""
         now_s = time.monotonic()
         if self._failing_since_s is None:
             self._failing_since_s = now_s
@@ -244,34 +306,10 @@ class Lookups:
         may_wait = waiting.question.awaited and self._link.connected.is_set()
         if not may_wait or now_s >= patient_until_s:
             self._finish(waiting, outcome)
+        else:
+            self._ask_later(waiting, patient_until_s)
 
-    def _poll(self) -> None:
-        """One look at everything that is awaited."""
+    def _ask_later(self, waiting: _Waiting, latest_s: float) -> None:
         with self._lock:
-            fresh = {id(waiting) for waiting in self._new}
-            waiters = [waiting for waiting in self._open.values() if id(waiting) not in fresh]
-        if not waiters:
-            return
-        client = self._link.client()
-        if client is None:
-            for waiting in waiters:
-                self._no_answer(waiting, LookupOutcome.ABSENT)
-            return
-        appeared = self._appeared(client, waiters)
-        if appeared is None:
-            for waiting in waiters:
-                self._no_answer(waiting, LookupOutcome.FAILED)
-            return
-        now_s = time.monotonic()
-        for waiting, there in zip(waiters, appeared, strict=True):
-            if there or self._failing_since_s is not None or now_s >= waiting.question.deadline_s:
-                self._match(waiting)
-
-    def _appeared(self, client: PoolClient, waiters: list[_Waiting]) -> list[bool] | None:
-        """For each whether its last awaited block is there; None when the pool does not answer."""
-        last = [waiting.question.last_awaited for waiting in waiters]
-        try:
-            return list(client.exists_many(last, timeout_s=self._timeout_s))
-        except Exception as error:  # noqa: BLE001  (as above)
-            self._link.failed(Call.LOOKUP, error)
-            return None
+            waiting.retry_s = min(time.monotonic() + self._retry_s, latest_s)
+            self._lock.notify()

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from mooncache.errors import MooncacheError
 from mooncache.runtime.backoff import Backoff, step_s
@@ -26,8 +26,12 @@ if TYPE_CHECKING:
     from mooncache.client.keys import Key
     from mooncache.client.reservation import Reservation
     from mooncache.client.results import GetResult, MatchResult, NodeView, PutResult
+    from mooncache.client.watch import WatchNews
 
 _log = get_logger(__name__)
+GIVE_UP_TIMEOUT_S: Final = 1.0
+GIVEN_UP_MAX: Final = 4096
+"""Keys of one call."""
 
 
 class Call(enum.StrEnum):
@@ -36,17 +40,39 @@ class Call(enum.StrEnum):
     LOOKUP = "lookup"
     LOAD = "load"
     SAVE = "save"
+    GIVE_UP = "give_up"
 
 
 OnFailure = Callable[[Call, str], None]
 """Called for each call that failed as a whole, with the name of the error's code."""
 
 
+class BlockWatch(Protocol):
+    """Waits for blocks over connections of their own; `mooncache.Client.watch` makes one."""
+
+    def add(
+        self, name: str, keys: bytes, *, timeout_s: float, node: str | None = None, news_s: float = 0.0
+    ) -> None: ...
+
+    def remove(self, name: str) -> None: ...
+
+    def next(self, timeout_s: float) -> list[WatchNews]: ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class PoolClient(Protocol):
     """The calls that movers make; `mooncache.Client` has them."""
 
     def put_many(
-        self, keys: Iterable[Key], values: Sequence[Buffer], *, timeout_s: float | None = None
+        self,
+        keys: Iterable[Key],
+        values: Sequence[Buffer],
+        *,
+        prefer_node: str | None = None,
+        timeout_s: float | None = None,
     ) -> PutResult: ...
 
     def get_many_into(
@@ -60,6 +86,10 @@ class PoolClient(Protocol):
     ) -> MatchResult: ...
 
     def reserve(self, key: Key, size_bytes: int, *, timeout_s: float | None = None) -> Reservation: ...
+
+    def watch(self) -> BlockWatch: ...
+
+    def give_up(self, keys: Iterable[Key], *, node: str | None = None, timeout_s: float) -> int: ...
 
     def nodes(self) -> Sequence[NodeView]: ...
 
@@ -165,6 +195,18 @@ class PoolLink:
                 reason=str(error),
                 pause_s=self._breaker.pause_s,
             )
+
+    def give_up(self, keys: Sequence[Key], node: str) -> None:
+        """Say at a node, or at all, that these blocks do not come: whoever waits for them looks again and computes."""
+        client = self.client()
+        if client is None or not keys:
+            return
+        try:
+            for at in range(0, len(keys), GIVEN_UP_MAX):
+                part = list(keys[at : at + GIVEN_UP_MAX])
+                client.give_up(part, node=node or None, timeout_s=GIVE_UP_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001  (waits have their time limits)
+            self.failed(Call.GIVE_UP, error)
 
     def close(self) -> None:
         """End the connection; calls under way end with an error. Does not wait for a connection attempt."""

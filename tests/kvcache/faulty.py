@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
+from dataclasses import dataclass, field
 from typing import Any
 
 from mooncache.client.keys import split_keys
 from mooncache.client.results import GetResult, MatchResult, PutResult
-from mooncache.errors import DeadlineExceeded, NotFound, error_for
+from mooncache.client.watch import WatchNews, WatchState
+from mooncache.errors import Closed, DeadlineExceeded, NotFound, error_for
 
 WAIT_S = 60.0
 
@@ -27,6 +30,11 @@ class FaultyPool:
         self.unreachable_nodes = 0
         self.stalls_after: int | None = None
         self.closed = False
+        self.elsewhere: set[bytes] = set()  # keys of blocks that a wait at a node does not see
+        self.given_up: set[bytes] = set()
+        self.unwatchable: set[str | None] = set()  # nodes whose waits end as unreachable
+        self.watched: list[tuple[str | None, int]] = []  # node and keys of every wait
+        self.preferred: list[str | None] = []  # the node of every put
 
     def _enter(self, call: str) -> None:
         self.calls.append(call)
@@ -36,14 +44,19 @@ class FaultyPool:
         if self.error is not None:
             raise self.error
 
-    def put_many(self, keys: Any, values: Any, *, timeout_s: float | None = None) -> PutResult:
+    def put_many(
+        self, keys: Any, values: Any, *, prefer_node: str | None = None, timeout_s: float | None = None
+    ) -> PutResult:
         self._enter("put")
+        self.preferred.append(prefer_node)
         codes = []
         for key, slices in zip(keys, values, strict=True):
             codes.append(self.codes.get(key, 0))
             if codes[-1] == 0:
                 self.blocks[key] = b"".join(bytes(piece) for piece in slices)
-        return PutResult(tuple(codes), tuple(code == 0 for code in codes), ("n",) * len(codes))
+                self.given_up.discard(key)
+        nodes = ("" if key in self.elsewhere else prefer_node or "n" for key in keys)
+        return PutResult(tuple(codes), tuple(code == 0 for code in codes), tuple(nodes))
 
     def get_many_into(self, keys: Any, destinations: Any, *, timeout_s: float | None = None) -> GetResult:
         self._enter("get")
@@ -85,6 +98,14 @@ class FaultyPool:
         self._enter("reserve")
         raise error_for(300, "full")
 
+    def watch(self) -> FaultyWatch:
+        return FaultyWatch(self)
+
+    def give_up(self, keys: Any, *, node: str | None = None, timeout_s: float) -> int:
+        self._enter("give_up")
+        self.given_up.update(key for key in keys if key not in self.blocks)
+        return 0
+
     def nodes(self) -> tuple[str, ...]:
         return ("n1", "n2")
 
@@ -93,3 +114,83 @@ class FaultyPool:
 
     def close(self) -> None:
         self.closed = True
+
+
+@dataclass
+class _Wait:
+    name: str
+    node: str | None
+    keys: list[bytes]
+    until_s: float
+    news: bool
+    said: set[int] = field(default_factory=set)
+
+
+class FaultyWatch:
+    """Waits for blocks of a faulty pool, whose tests put them there without a word: it looks every millisecond."""
+
+    def __init__(self, pool: FaultyPool) -> None:
+        self.pool = pool
+        self.waits: dict[str, _Wait] = {}
+        self.changed = threading.Condition()
+        self.awake = False
+        self.closed = False
+
+    def add(
+        self, name: str, keys: bytes, *, timeout_s: float, node: str | None = None, news_s: float = 0.0
+    ) -> None:
+        self.pool.watched.append((node, len(keys) // 32))
+        self.pool._enter("watch")
+        with self.changed:
+            until_s = time.monotonic() + timeout_s
+            self.waits[name] = _Wait(name, node, split_keys(keys), until_s, news_s > 0)
+
+    def remove(self, name: str) -> None:
+        with self.changed:
+            self.waits.pop(name, None)
+
+    def wake(self) -> None:
+        with self.changed:
+            self.awake = True
+            self.changed.notify()
+
+    def next(self, timeout_s: float) -> list[WatchNews]:
+        until_s = time.monotonic() + timeout_s
+        with self.changed:
+            while True:
+                if self.closed or self.pool.closed:
+                    raise Closed("the client was closed")
+                news = [found for wait in list(self.waits.values()) if (found := self._news(wait))]
+                if news or self.awake or time.monotonic() >= until_s:
+                    self.awake = False
+                    return news
+                self.changed.wait(0.001)
+
+    def _news(self, wait: _Wait) -> WatchNews | None:
+        pool = self.pool
+        hidden = pool.elsewhere if wait.node else set()
+        there = {at for at, key in enumerate(wait.keys) if key in pool.blocks and key not in hidden}
+        fresh = tuple(sorted(there - wait.said))
+        missing = [key for at, key in enumerate(wait.keys) if at not in there]
+        state = WatchState.MORE
+        if not missing:
+            state = WatchState.ALL
+        elif wait.node in pool.unwatchable:
+            state = WatchState.UNREACHABLE
+        elif any(key in pool.given_up for key in missing):
+            state = WatchState.GIVEN_UP
+        elif time.monotonic() >= wait.until_s:
+            state = WatchState.TIMEOUT
+        if state is WatchState.MORE:
+            if not (fresh and wait.news):
+                return None
+            wait.said |= there
+        else:
+            del self.waits[wait.name]
+        return WatchNews(wait.name, fresh, state)
+
+    def close(self) -> None:
+        with self.changed:
+            self.closed = True
+            self.waits.clear()
+            self.changed.notify()

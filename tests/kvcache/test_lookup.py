@@ -26,7 +26,7 @@ def chain(count: int) -> bytes:
 
 @pytest.fixture
 def lookups(faulty_link: PoolLink) -> Iterator[Lookups]:
-    made = Lookups(faulty_link, timeout_s=1.0, poll_s=0.001, patience_s=0.05)
+    made = Lookups(faulty_link, timeout_s=1.0, retry_s=0.001, patience_s=0.05)
     yield made
     made.close()
 
@@ -46,21 +46,83 @@ def test_the_answer_says_what_is_there(faulty: FaultyPool, lookups: Lookups) -> 
 
 def test_awaited_blocks_are_waited_for(faulty: FaultyPool, lookups: Lookups) -> None:
     lookups.ask(LookupRequest("r", chain(4), awaited=3, deadline_s=time.monotonic() + WAIT_S))
-    while faulty.calls.count("exists") < 3:
-        assert lookups.take("r") is None
-        faulty.entered.wait(WAIT_S)
-        faulty.entered.clear()
+    wait_until(lambda: "watch" in faulty.calls, "a wait")
+    assert lookups.take("r") is None
     assert lookups.pending == 1
     faulty.blocks = {key(2): b""}  # the last one came first
-    seen = faulty.calls.count("match")
-    while faulty.calls.count("match") < seen + 2:
-        faulty.entered.wait(WAIT_S)
-        faulty.entered.clear()
+    lookups.ask(LookupRequest("other", chain(1)))
+    answer_of(lookups, "other")
     assert lookups.take("r") is None
     faulty.blocks = {key(0): b"", key(1): b"", key(2): b""}
     answer = answer_of(lookups, "r")
     assert (answer.present, answer.outcome) == ((True, True, True, False), LookupOutcome.FOUND)
     assert answer.waited_s > 0
+
+
+def test_a_wait_costs_one_match_and_one_parked_call_for_what_is_missing(
+    faulty: FaultyPool, lookups: Lookups
+) -> None:
+    faulty.blocks = {key(0): b"", key(2): b""}
+    question = LookupRequest("r", chain(9), awaited=6, deadline_s=time.monotonic() + WAIT_S, node="n2")
+    lookups.ask(question)
+    wait_until(lambda: "watch" in faulty.calls, "a wait")
+    faulty.blocks |= {key(number): b"" for number in range(6)}
+    assert answer_of(lookups, "r").present == (True,) * 6 + (False,) * 3
+    assert faulty.calls == ["match", "watch"]
+    assert faulty.watched == [("n2", 4)]
+
+
+def test_a_writer_that_gives_up_ends_the_wait(faulty: FaultyPool, lookups: Lookups) -> None:
+    lookups.ask(LookupRequest("r", chain(5), awaited=5, deadline_s=time.monotonic() + WAIT_S, node="n1"))
+    wait_until(lambda: "watch" in faulty.calls, "a wait")
+    faulty.blocks = {key(0): b""}
+    faulty.give_up([key(number) for number in range(1, 5)], node="n1", timeout_s=1.0)
+    answer = answer_of(lookups, "r")
+    assert (answer.present, answer.outcome) == ((True, *[False] * 4), LookupOutcome.TIMEOUT)
+
+
+def test_blocks_before_the_one_that_was_given_up_are_still_awaited(
+    faulty: FaultyPool, lookups: Lookups
+) -> None:
+    lookups.ask(LookupRequest("r", chain(8), awaited=8, deadline_s=time.monotonic() + WAIT_S))
+    wait_until(lambda: "watch" in faulty.calls, "a wait")
+    faulty.give_up([key(7)], timeout_s=1.0)
+    wait_until(lambda: (None, 4) in faulty.watched, "the leading half is awaited")
+    assert lookups.take("r") is None
+    faulty.blocks = {key(number): b"" for number in range(7)}
+    answer = answer_of(lookups, "r")
+    assert (answer.present, answer.outcome) == ((True,) * 7 + (False,), LookupOutcome.TIMEOUT)
+
+
+def test_a_block_that_was_saved_at_another_node_is_found_by_the_last_look(
+    faulty: FaultyPool, lookups: Lookups
+) -> None:
+    faulty.elsewhere = {key(1)}
+    lookups.ask(LookupRequest("r", chain(3), awaited=3, deadline_s=time.monotonic() + WAIT_S, node="n1"))
+    wait_until(lambda: "watch" in faulty.calls, "a wait")
+    faulty.given_up = {key(1)}  # its writer says so at the node that has it not
+    faulty.blocks = {key(0): b"", key(1): b""}
+    wait_until(lambda: len(faulty.watched) >= 2, "the rest is awaited")
+    faulty.blocks[key(2)] = b""
+    assert answer_of(lookups, "r").outcome == LookupOutcome.FOUND
+
+
+def test_when_the_node_cannot_be_reached_blocks_are_awaited_at_any_other(
+    faulty: FaultyPool, lookups: Lookups
+) -> None:
+    faulty.unwatchable = {"n1"}
+    lookups.ask(LookupRequest("r", chain(3), awaited=3, deadline_s=time.monotonic() + WAIT_S, node="n1"))
+    wait_until(lambda: (None, 3) in faulty.watched, "a wait at any node")
+    faulty.blocks = {key(number): b"" for number in range(3)}
+    assert answer_of(lookups, "r").outcome == LookupOutcome.FOUND
+
+
+def test_when_no_node_takes_a_wait_the_pool_is_asked_again(faulty: FaultyPool, lookups: Lookups) -> None:
+    faulty.unwatchable = {None}
+    lookups.ask(LookupRequest("r", chain(3), awaited=3, deadline_s=time.monotonic() + WAIT_S))
+    wait_until(lambda: faulty.calls.count("match") > 3, "it is asked again")
+    faulty.blocks = {key(number): b"" for number in range(3)}
+    assert answer_of(lookups, "r").outcome == LookupOutcome.FOUND
 
 
 def test_at_the_deadline_the_answer_is_what_there_is(faulty: FaultyPool, lookups: Lookups) -> None:
@@ -70,16 +132,14 @@ def test_at_the_deadline_the_answer_is_what_there_is(faulty: FaultyPool, lookups
     assert (answer.present, answer.outcome) == ((True, False, False), LookupOutcome.TIMEOUT)
 
 
-def test_many_that_wait_cost_one_call_for_each_poll(faulty: FaultyPool, lookups: Lookups) -> None:
+def test_many_that_wait_cost_one_call_each(faulty: FaultyPool, lookups: Lookups) -> None:
     for number in range(50):
         lookups.ask(LookupRequest(f"r{number}", chain(3), awaited=3, deadline_s=time.monotonic() + WAIT_S))
-    while faulty.calls.count("match") < 50:
-        faulty.entered.wait(WAIT_S)
-        faulty.entered.clear()
+    wait_until(lambda: faulty.calls.count("watch") == 50, "all wait")
     faulty.blocks = {key(number): b"" for number in range(3)}
     for number in range(50):
         assert answer_of(lookups, f"r{number}").outcome == LookupOutcome.FOUND
-    assert faulty.calls.count("match") == 100
+    assert (faulty.calls.count("match"), faulty.calls.count("watch")) == (50, 50)
 
 
 @pytest.mark.parametrize("error", [NodeUnavailable("gone"), ZeroDivisionError()])
@@ -115,7 +175,7 @@ def test_a_pool_that_is_silent_for_a_moment_does_not_end_the_waiting(
 ) -> None:
     link = PoolLink(lambda: faulty)
     assert link.connected.wait(WAIT_S)
-    lookups = Lookups(link, timeout_s=1.0, poll_s=0.001, patience_s=WAIT_S)
+    lookups = Lookups(link, timeout_s=1.0, retry_s=0.001, patience_s=WAIT_S)
     try:
         faulty.blocks = {key(0): b""}
         lookups.ask(LookupRequest("before", chain(1)))
@@ -140,7 +200,7 @@ def test_a_pool_that_was_never_reached_is_not_waited_for() -> None:
         raise MasterUnavailable("refused")
 
     link = PoolLink(connect)
-    lookups = Lookups(link, timeout_s=1.0, poll_s=0.001, patience_s=10 * WAIT_S)
+    lookups = Lookups(link, timeout_s=1.0, retry_s=0.001, patience_s=10 * WAIT_S)
     try:
         lookups.ask(LookupRequest("r", chain(3), awaited=3, deadline_s=time.monotonic() + 10 * WAIT_S))
         assert answer_of(lookups, "r").outcome == LookupOutcome.ABSENT
@@ -153,9 +213,7 @@ def test_a_client_that_breaks_while_blocks_are_awaited_ends_no_thread(
     faulty: FaultyPool, lookups: Lookups
 ) -> None:
     lookups.ask(LookupRequest("r", chain(3), awaited=3, deadline_s=time.monotonic() + 0.5))
-    while "exists" not in faulty.calls and lookups.pending:
-        faulty.entered.wait(0.1)
-        faulty.entered.clear()
+    wait_until(lambda: "watch" in faulty.calls or not lookups.pending, "a wait")
     faulty.error = ZeroDivisionError()
     assert answer_of(lookups, "r").outcome in {LookupOutcome.FAILED, LookupOutcome.TIMEOUT}
 
@@ -174,7 +232,7 @@ def test_questions_behind_one_that_hangs_end_with_their_own_time(
 ) -> None:
     """One thread asks. With a node that is slow the n-th request must not wait n times the limit."""
     faulty.gate = threading.Event()
-    lookups = Lookups(faulty_link, timeout_s=0.05, poll_s=0.001)
+    lookups = Lookups(faulty_link, timeout_s=0.05, retry_s=0.001)
     try:
         for number in range(20):
             lookups.ask(LookupRequest(f"r{number}", chain(4)))

@@ -61,7 +61,7 @@ def test_a_lookup_is_a_span_until_its_answer(traced: Config, collector: Collecto
     pool = FaultyPool()
     link = PoolLink(lambda: pool)
     assert link.connected.wait(WAIT_S)
-    lookups = Lookups(link, timeout_s=5.0, poll_s=0.001)
+    lookups = Lookups(link, timeout_s=5.0)
     tracing.setup("engine", traced)
     keys = [number.to_bytes(32, "big") for number in range(3)]
     pool.blocks[keys[0]] = b""

@@ -1,0 +1,222 @@
+"""Waits for blocks at the nodes that will have them: one watch and one thread for all waits of a client.
+
+Idea: a wait is a parked call that costs nothing while nothing happens. One thread hears what nodes say and calls the
+waits' functions, which must not block. A wait ends exactly once, unless it is removed: also when there is no pool, when
+the client breaks, and when a node says nothing for a while after the time limit.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mooncache.client.watch import WatchState
+from mooncache.kvcache.pool_link import Call, PoolLink
+from mooncache.runtime.logs import Event, get_logger
+
+if TYPE_CHECKING:
+    from mooncache.kvcache.pool_link import BlockWatch
+
+SILENCE_S: Final = 0.5
+"""So long after its time limit a wait ends without its node."""
+_TURN_MAX_S: Final = 1.0
+
+_log = get_logger(__name__)
+
+Heard = Callable[[Sequence[int], WatchState], None]
+"""Takes positions of keys that became readable, and how the wait goes on. Called on the watcher's thread."""
+
+
+@dataclass(slots=True)
+class _Wait:
+    keys: bytes
+    heard: Heard
+    deadline_s: float
+    node: str
+    news_s: float
+
+
+class Watcher:
+    """Waits for blocks over one connection to the pool. Thread-safe; its thread begins with the first wait."""
+
+    def __init__(self, link: PoolLink) -> None:
+        self._link = link
+        self._lock = threading.Condition()
+        self._numbers = itertools.count(1)
+        self._waits: dict[int, _Wait] = {}
+        self._new: deque[int] = deque()
+        self._removed: deque[int] = deque()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._watch: BlockWatch | None = None
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, keys: bytes, heard: Heard, *, timeout_s: float, node: str = "", news_s: float = 0.0) -> int:
+        """Wait for these keys at a node, or at any node; returns the wait's number.
+
+        Args:
+            news_s: how often to hear of blocks that came; 0: only the end.
+        """
+        with self._lock:
+            number = next(self._numbers)
+            self._waits[number] = _Wait(keys, heard, time.monotonic() + timeout_s, node, news_s)
+            self._new.append(number)
+            self._wake()
+        return number
+
+    def remove(self, number: int) -> None:
+        """Forget a wait. Its function may be called once more if that has begun."""
+        with self._lock:
+            if self._waits.pop(number, None) is not None:
+                self._removed.append(number)
+                self._wake()
+
+    def later(self, pause_s: float, call: Callable[[], None]) -> None:
+        """Call a function on the watcher's thread after a pause, unless it is closed before."""
+        with self._lock:
+            heapq.heappush(self._timers, (time.monotonic() + pause_s, next(self._numbers), call))
+            self._wake()
+
+    @property
+    def waiting(self) -> int:
+        """Waits that have not ended."""
+        with self._lock:
+            return len(self._waits)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End the thread; what still waits hears nothing."""
+        with self._lock:
+            self._closed = True
+            self._waits.clear()
+            self._timers.clear()
+            self._wake()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout_s)
+
+    def _wake(self) -> None:
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._run, name="mooncache-watch", daemon=True)
+            self._thread.start()
+        self._lock.notify()
+        if self._watch is not None:
+            self._watch.wake()
+
+    # --- the thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not (self._waits or self._removed or self._timers or self._closed):
+                    self._lock.wait()
+                if self._closed:
+                    break
+                new = [number for number in self._new if number in self._waits]
+                removed = list(self._removed)
+                self._new.clear()
+                self._removed.clear()
+            self._register(new, removed)
+            self._hear()
+            self._end_overdue()
+        self._drop_watch()
+
+    def _register(self, new: list[int], removed: list[int]) -> None:
+        for number in removed:
+            if self._watch is not None:
+                self._watch.remove(str(number))
+        for number in new:
+            with self._lock:
+                wait = self._waits.get(number)
+            if wait is not None and not self._begin(number, wait):
+                self._call(number, (), WatchState.UNREACHABLE)
+
+    def _begin(self, number: int, wait: _Wait) -> bool:
+        """Register a wait; False when there is no pool."""
+        try:
+            if self._watch is None:
+                client = self._link.client()
+                if client is None:
+                    return False
+                watch = client.watch()
+                with self._lock:
+                    self._watch = watch
+            left_s = max(0.0, wait.deadline_s - time.monotonic())
+            self._watch.add(
+                str(number), wait.keys, timeout_s=left_s, node=wait.node or None, news_s=wait.news_s
+            )
+        except Exception as error:  # noqa: BLE001  (a defect must not end the thread: all waits would hang)
+            self._link.failed(Call.LOOKUP, error)
+            return False
+        return True
+
+    def _hear(self) -> None:
+        """Wait for news until the next timer or time limit, and pass them on."""
+        with self._lock:
+            watch = self._watch
+            due_s = min(
+                [wait.deadline_s + SILENCE_S for wait in self._waits.values()]
+                + [at_s for at_s, _, _ in self._timers[:1]],
+                default=0.0,
+            )
+            pause_s = min(_TURN_MAX_S, max(0.0, due_s - time.monotonic()))
+            if watch is None or not self._waits:
+                if not (self._new or self._removed or self._closed):
+                    self._lock.wait(pause_s)
+                return
+        try:
+            news = watch.next(pause_s)
+        except Exception as error:  # noqa: BLE001  (as above)
+            self._link.failed(Call.LOOKUP, error)
+            self._drop_watch()
+            with self._lock:
+                numbers = list(self._waits)
+            for number in numbers:
+                self._call(number, (), WatchState.UNREACHABLE)
+            return
+        for each in news:
+            self._call(int(each.name), each.positions, each.state)
+
+    def _end_overdue(self) -> None:
+        """Timers, and waits whose node says nothing after their time limit."""
+        now_s = time.monotonic()
+        with self._lock:
+            late = [number for number, wait in self._waits.items() if now_s >= wait.deadline_s + SILENCE_S]
+            calls = []
+            while self._timers and self._timers[0][0] <= now_s:
+                calls.append(heapq.heappop(self._timers)[2])
+            self._removed.extend(late)
+        for number in late:
+            self._call(number, (), WatchState.TIMEOUT)
+        for call in calls:
+            self._guarded(call)
+
+    def _call(self, number: int, positions: Sequence[int], state: WatchState) -> None:
+        with self._lock:
+            wait = self._waits.get(number)
+            if wait is not None and state is not WatchState.MORE:
+                del self._waits[number]
+        if wait is not None:
+            self._guarded(lambda: wait.heard(positions, state))
+
+    @staticmethod
+    def _guarded(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001  (as above)
+            _log.error(Event.CONNECTOR_DEFECT, where="watcher", reason=repr(error), exc_info=error)
+
+    def _drop_watch(self) -> None:
+        with self._lock:
+            watch, self._watch = self._watch, None
+            self._removed.clear()
+        if watch is not None:
+            try:
+                watch.close()
+            except Exception as error:  # noqa: BLE001  (as above)
+                self._link.failed(Call.LOOKUP, error)
