@@ -28,7 +28,7 @@ from mooncache.kvcache.core.break_even import BreakEven
 from mooncache.kvcache.engine_pool import EnginePool
 from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport
 from mooncache.kvcache.lookup import LookupOutcome, LookupRequest
-from mooncache.kvcache.mover import LoadReport, MoveFailure, SaveReport, TransferJob
+from mooncache.kvcache.transfers import LoadReport, MoveFailure, SaveReport, TransferJob
 from mooncache.runtime import tracing
 from mooncache.runtime.logs import Event, get_logger
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from mooncache.errors import AlreadyExists, DeadlineExceeded, MooncacheError
 from mooncache.kvcache.memory import HostMemory
-from mooncache.kvcache.mover import MoveFailure, SaveReport, TransferJob, reason_of
+from mooncache.kvcache.transfers import MoveFailure, SaveReport, TransferJob, reason_of
 from mooncache.kvcache.pool_link import Call, PoolLink
 
 if TYPE_CHECKING:

@@ -10,6 +10,9 @@ straight between the engine's memory and the pool. The rules that keep it safe:
 - A block counts as loaded only when the client checked its checksum and its size is exactly one block.
 - A load that has to keep pace (`TransferJob.pace`) begins with small batches and ends when it falls behind: the leading
   blocks that have come count.
+- A load may be streamed: blocks that another instance is computing (`TransferJob.awaited`) are loaded as they come, and
+  while none is there the load holds no thread (kvcache/streams.py). Only one thread at a time works on a load.
+- Blocks of a save that another instance waits for and that are lost are given up at the node, before the report.
 - A report always comes, also when the pool is absent, slow or dead: no call is without a time limit.
 """
 
@@ -18,54 +21,29 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from mooncache.errors import (
-    OK,
-    AlreadyExists,
-    BackPressure,
-    ChecksumMismatch,
-    DeadlineExceeded,
-    Internal,
-    MooncacheError,
-    NoSpace,
-    NotFound,
-    QuotaExceeded,
-)
-from mooncache.kvcache.core.break_even import FIRST_BATCH_BYTES, Pace
+from mooncache.client.watch import WatchState
+from mooncache.errors import OK, AlreadyExists, DeadlineExceeded, Internal, MooncacheError
+from mooncache.kvcache.core.break_even import FIRST_BATCH_BYTES
 from mooncache.kvcache.memory import BlockMemory, Fence, InDoubt
 from mooncache.kvcache.pool_link import Call, PoolClient, PoolLink
+from mooncache.kvcache.streams import Stream
+from mooncache.kvcache.transfers import LoadReport, MoveFailure, SaveReport, TransferJob, reason_of
+from mooncache.kvcache.watcher import Watcher
 from mooncache.runtime import tracing
 
 BATCH_BYTES = 32 << 20
+GIVEN_UP_MAX = 1024
+"""Jobs whose blocks wait to be given up; what others wait for beyond that ends with their time limits."""
+STREAMS_MAX = 256
+"""Loads that wait for blocks at a time; further ones take what is there."""
+_LOOK_TIMEOUT_S = 1.0
+_IS_THERE = -1  # instead of a code: the pool had the block
 _TIMEOUT_MIN_S = 1e-3
 
 
-class MoveFailure(StrEnum):
-    """Why a block was not loaded or saved. They are labels of metrics."""
-
-    NONE = ""  # it was
-    MISSING = "missing"
-    CHECKSUM = "checksum"
-    TIMEOUT = "timeout"
-    UNAVAILABLE = "unavailable"
-    WRONG_SIZE = "wrong_size"
-    ABSENT = "pool_absent"
-    CANCELLED = "cancelled"
-    FULL = "full"
-    TOO_SLOW = "too_slow"  # it would have come later than it can be computed
-    STALE = "stale"  # its key was made for other weights than the engine has now
-
-
-_REASON_OF_CODE = {
-    NotFound.code: MoveFailure.MISSING,
-    ChecksumMismatch.code: MoveFailure.CHECKSUM,
-    DeadlineExceeded.code: MoveFailure.TIMEOUT,
-    NoSpace.code: MoveFailure.FULL,
-    BackPressure.code: MoveFailure.FULL,
-    QuotaExceeded.code: MoveFailure.FULL,
-}
 LOAD_THREADS = 2  # one loads while the other copies
 SAVE_THREADS = 1
 
@@ -74,57 +52,17 @@ def _span(name: str, job: TransferJob) -> tracing.Span:
     return tracing.span(name, kind="client", parent=job.trace, root=False, kvcache__blocks=len(job.keys))
 
 
-def reason_of(code: int) -> MoveFailure:
-    """The failure that a stable error code stands for."""
-    return _REASON_OF_CODE.get(code, MoveFailure.UNAVAILABLE)
-
-
 def _is_cut(due_s: float, deadline_s: float) -> bool:
     """True when a call's time ended for the sake of the pace, before the time limit of the load."""
     return due_s < deadline_s
 
 
+def _preferring(node: str) -> dict[str, str]:
+    return {"prefer_node": node} if node else {}
+
+
 def _code_of(error: Exception) -> int:
     return error.code if isinstance(error, MooncacheError) else Internal.code
-
-
-@dataclass(frozen=True, slots=True)
-class TransferJob:
-    """`keys[i]` names the bytes of the engine's block `blocks[i]`; `trace` is the request's, when it has one; `pace` is
-    what a load has to keep, if anything."""
-
-    name: str
-    keys: tuple[bytes, ...]
-    blocks: tuple[int, ...]
-    trace: tracing.TraceContext | None = None
-    pace: Pace | None = None
-
-
-@dataclass(slots=True)
-class LoadReport:
-    """How a load ended: the first `loaded` blocks have their bytes, all others are undefined.
-
-    Seconds are from hand-over to end; `reason` says why not every block came.
-    """
-
-    name: str
-    blocks: tuple[int, ...]
-    loaded: int
-    loaded_bytes: int
-    seconds: float
-    reason: MoveFailure = MoveFailure.NONE
-
-
-@dataclass(slots=True)
-class SaveReport:
-    """How a save ended: indices of the keys that the pool holds now, bytes that moved, why others were given up."""
-
-    name: str
-    stored: tuple[int, ...]
-    present: int
-    saved_bytes: int
-    seconds: float
-    lost: dict[MoveFailure, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -132,7 +70,11 @@ class _Load:
     job: TransferJob
     fence: Fence | None
     started_s: float
+    span: tracing.Span
+    loaded: int = 0
     cancelled: bool = False
+    moving_s: float = 0.0  # of a stream so far
+    stream: Stream | None = None
 
 
 @dataclass(slots=True)
@@ -157,8 +99,11 @@ class Mover:
         changed: threading.Event | None = None,
         load_threads: int = LOAD_THREADS,
         save_threads: int = SAVE_THREADS,
+        watcher: Watcher | None = None,
     ) -> None:
         self._link = link
+        self._watcher = watcher or Watcher(link)
+        self._owns_watcher = watcher is None
         self._memory = memory
         self._load_timeout_s = load_timeout_s
         self._save_timeout_s = save_timeout_s
@@ -167,7 +112,9 @@ class Mover:
         self._lock = threading.Condition()
         self._loads: deque[_Load] = deque()
         self._saves: deque[_Save] = deque()
+        self._given_up: deque[TransferJob] = deque()
         self._loading: dict[str, _Load] = {}
+        self._streaming = 0
         self._save_bytes = 0
         self._load_reports: list[LoadReport] = []
         self._save_reports: list[SaveReport] = []
@@ -186,11 +133,44 @@ class Mover:
 
     def load(self, job: TransferJob) -> None:
         """Begin to fill the job's blocks."""
-        load = _Load(job, self._memory.fence(), time.monotonic())
+        now_s = time.monotonic()
+        load = _Load(job, self._memory.fence(), now_s, _span("kvcache.load", job))
         with self._lock:
             self._loading[job.name] = load
+            if job.awaited:
+                await_s = job.await_s if self._streaming < STREAMS_MAX else 0.0
+                self._streaming += 1
+                load.stream = self._stream(load, now_s + await_s)
+                load.stream.begin(now_s)
             self._loads.append(load)
             self._lock.notify_all()
+
+    def _stream(self, load: _Load, deadline_s: float) -> Stream:
+        def heard(positions: Sequence[int], state: WatchState) -> None:
+            with self._lock:
+                stream.heard(positions, state, time.monotonic())
+                self._unpark(load)
+
+        def retry() -> None:
+            with self._lock:
+                stream.must_look = stream.ended_s is None
+                self._unpark(load)
+
+        stream = Stream(self._watcher, load.job, deadline_s, heard, retry)
+        return stream
+
+    def _unpark(self, load: _Load) -> None:
+        """Let a thread go on with a stream that has something to do."""
+        stream = load.stream
+        if stream is not None and stream.is_parked and self._has_work(load, stream):
+            stream.is_parked = False
+            self._loads.append(load)
+            self._lock.notify_all()
+
+    @staticmethod
+    def _has_work(load: _Load, stream: Stream) -> bool:
+        ended = stream.ended_s is not None
+        return load.cancelled or ended or stream.must_look or stream.ready > load.loaded
 
     def cancel(self, name: str) -> None:
         """End a load early: what has not begun does not begin. The report comes as always."""
@@ -198,6 +178,7 @@ class Mover:
             load = self._loading.get(name)
             if load is not None:
                 load.cancelled = True
+                self._unpark(load)
 
     def save(self, job: TransferJob) -> None:
         """Begin to save the job's blocks; they must not change until the report."""
@@ -214,7 +195,15 @@ class Mover:
                     SaveReport(job.name, (), 0, 0, 0.0, {MoveFailure.FULL: len(job.keys)})
                 )
         if not fits:
+            self.give_up(job)
             self.changed.set()
+
+    def give_up(self, job: TransferJob) -> None:
+        """These blocks will not be saved: another instance that waits for them hears of it. Does not wait."""
+        with self._lock:
+            if job.is_awaited and not self._closed and len(self._given_up) < GIVEN_UP_MAX:
+                self._given_up.append(job)
+                self._lock.notify_all()
 
     def report_save(self, report: SaveReport) -> None:
         """Add the report of a save that was made elsewhere (layer by layer)."""
@@ -257,6 +246,7 @@ class Mover:
             self._closed = True
             for load in self._loading.values():
                 load.cancelled = True
+                self._unpark(load)
             dropped = list(self._saves)
             self._saves.clear()
             self._lock.notify_all()
@@ -265,6 +255,8 @@ class Mover:
         deadline_s = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
+        if self._owns_watcher:
+            self._watcher.close()
 
     def _ending(self, pause_s: float) -> bool:
         with self._lock:
@@ -280,55 +272,104 @@ class Mover:
                 if not self._loads:
                     return
                 load = self._loads.popleft()
-            loaded = 0
-            reason = MoveFailure.UNAVAILABLE
+            reason: MoveFailure | None = MoveFailure.UNAVAILABLE
             try:
-                with _span("kvcache.load", load.job) as span:
-                    loaded, reason = self._load_batches(load)
-                    span.set(
-                        kvcache__loaded_blocks=loaded,
-                        kvcache__bytes=loaded * self._memory.block_bytes,
-                        kvcache__reason=reason,
-                    )
+                reason = self._load_ready(load) if load.stream is None else self._go_on(load, load.stream)
             finally:
-                job = load.job
-                report = LoadReport(
-                    job.name,
-                    job.blocks,
-                    loaded,
-                    loaded * self._memory.block_bytes,
-                    time.monotonic() - load.started_s,
-                    reason,
-                )
-                with self._lock:
-                    self._loading.pop(job.name, None)
-                    self._load_reports.append(report)
-                self.changed.set()
+                if reason is not None:
+                    self._end_load(load, reason)
 
-    def _load_batches(self, load: _Load) -> tuple[int, MoveFailure]:
-        """Leading blocks that were loaded, and the reason why not more."""
+    def _end_load(self, load: _Load, reason: MoveFailure) -> None:
+        job, stream, now_s = load.job, load.stream, time.monotonic()
+        report = LoadReport(
+            job.name,
+            job.blocks,
+            load.loaded,
+            load.loaded * self._memory.block_bytes,
+            now_s - load.started_s,
+            reason,
+        )
+        with self._lock:
+            if stream is not None:
+                stream.end(now_s)
+                report.waited_s = (stream.ended_s or now_s) - load.started_s
+                report.hidden_s = stream.hidden_s
+                self._streaming -= 1
+        load.span.set(
+            kvcache__loaded_blocks=report.loaded, kvcache__bytes=report.loaded_bytes, kvcache__reason=reason
+        )
+        load.span.end()
+        with self._lock:
+            self._loading.pop(job.name, None)
+            self._load_reports.append(report)
+        self.changed.set()
+
+    def _go_on(self, load: _Load, stream: Stream) -> MoveFailure | None:
+        """Load what has come of a stream. Returns why it ended, None while more is awaited."""
+        while True:
+            with self._lock:
+                if not self._has_work(load, stream):
+                    stream.is_parked = True
+                    return None
+                must_look, ready = stream.must_look, stream.ready
+                is_last = stream.ended_s is not None
+            if must_look and not load.cancelled:
+                self._look(load, stream)
+                continue
+            begun_s = time.monotonic()
+            reason = self._load_ready(load, ready)
+            now_s = time.monotonic()
+            load.moving_s += now_s - begun_s
+            with self._lock:
+                stream.moved(begun_s, now_s)
+            if reason or (is_last and load.loaded == ready):
+                return reason or (MoveFailure.NONE if ready == len(load.job.keys) else MoveFailure.NOT_COME)
+
+    def _look(self, load: _Load, stream: Stream) -> None:
+        """Ask the pool for what the wait has not brought."""
+        with self._lock:
+            stream.must_look = False
+            keys = stream.missing_keys
+        client, present = self._link.client(), None
+        try:
+            if client is not None:
+                present = client.exists_many(keys, timeout_s=_LOOK_TIMEOUT_S)
+                self._link.succeeded()
+        except Exception as error:  # noqa: BLE001  (a defect of the client must not end the thread)
+            self._link.failed(Call.LOOKUP, error)
+        with self._lock:
+            if present is None:
+                stream.look_failed(time.monotonic())
+            else:
+                stream.looked(present, time.monotonic())
+
+    def _load_ready(self, load: _Load, ready: int | None = None) -> MoveFailure:
+        """Load the blocks before `ready`, or all. Returns the reason why not every one of them came."""
         job = load.job
-        deadline_s = load.started_s + self._load_timeout_s
+        end = len(job.keys) if ready is None else ready
+        deadline_s = load.started_s + (0.0 if load.stream is None else job.await_s) + self._load_timeout_s
+        # A pace counts the time of moving bytes; a stream also waits for them.
+        begun_s = load.started_s if load.stream is None else time.monotonic() - load.moving_s
         batch_bytes = BATCH_BYTES if job.pace is None else FIRST_BATCH_BYTES
-        at = 0
-        while at < len(job.keys):
-            due_s = deadline_s
+        while load.loaded < end:
+            at, due_s = load.loaded, deadline_s
             if job.pace is not None:
-                due_s = min(deadline_s, load.started_s + job.pace.due_s(at))
+                due_s = min(deadline_s, begun_s + job.pace.due_s(at))
             if load.cancelled:
-                return at, MoveFailure.CANCELLED
+                return MoveFailure.CANCELLED
             if time.monotonic() >= due_s:
-                return at, MoveFailure.TOO_SLOW if _is_cut(due_s, deadline_s) else MoveFailure.TIMEOUT
+                return MoveFailure.TOO_SLOW if _is_cut(due_s, deadline_s) else MoveFailure.TIMEOUT
             client = self._link.client()
             if client is None:
-                return at, MoveFailure.ABSENT
-            end = min(len(job.keys), at + max(1, batch_bytes // self._memory.block_bytes))
-            part = TransferJob(job.name, job.keys[at:end], job.blocks[at:end])
+                return MoveFailure.ABSENT
+            stop = min(end, at + max(1, batch_bytes // self._memory.block_bytes))
+            part = TransferJob(job.name, job.keys[at:stop], job.blocks[at:stop])
             came, reason = self._load_batch(client, part, load.fence, due_s, deadline_s)
+            load.loaded += came
             if reason:
-                return at + came, reason
-            at, batch_bytes = end, min(BATCH_BYTES, 2 * batch_bytes)
-        return len(job.keys), MoveFailure.NONE
+                return reason
+            batch_bytes = min(BATCH_BYTES, 2 * batch_bytes)
+        return MoveFailure.CANCELLED if load.cancelled and end < len(job.keys) else MoveFailure.NONE
 
     def _load_batch(
         self, client: PoolClient, part: TransferJob, fence: Fence | None, due_s: float, deadline_s: float
@@ -362,11 +403,15 @@ class Mover:
     def _run_saves(self) -> None:
         while True:
             with self._lock:
-                while not self._saves and not self._closed:
+                while not (self._saves or self._given_up or self._closed):
                     self._lock.wait()
-                if not self._saves:
+                given_up = self._given_up.popleft() if self._given_up else None
+                if given_up is None and not self._saves:
                     return
-                save = self._saves.popleft()
+                save = self._saves.popleft() if given_up is None else None
+            if save is None:
+                self._link.give_up(given_up.keys, given_up.node)
+                continue
             stored: list[int] = []
             lost: dict[MoveFailure, int] = {}
             present = moved = 0
@@ -405,39 +450,51 @@ class Mover:
             if client is None or left_s <= 0:
                 reason = MoveFailure.ABSENT if client is None else MoveFailure.TIMEOUT
                 lost[reason] = lost.get(reason, 0) + len(job.keys) - at
+                self._give_up(job, range(at, len(job.keys)))
                 break
-            wanted, codes = self._save_batch(client, save, indices, left_s)
-            asked = set(wanted)
-            there = [index for index in indices if index not in asked]
-            stored += there
-            present += len(there)
-            for index, code in zip(wanted, codes, strict=True):
-                if code in {OK, AlreadyExists.code}:
+            codes = self._save_batch(client, save, indices, left_s)
+            unsaid = []
+            for index, (code, node) in codes.items():
+                if code == _IS_THERE:
+                    stored.append(index)
+                    present += 1
+                elif code in {OK, AlreadyExists.code}:
                     stored.append(index)
                     moved += self._memory.block_bytes
                 else:
                     lost[reason_of(code)] = lost.get(reason_of(code), 0) + 1
+                if code not in {OK, AlreadyExists.code, _IS_THERE} or (job.node and node != job.node):
+                    unsaid.append(index)
+            self._give_up(job, unsaid)
         return present, moved
+
+    def _give_up(self, job: TransferJob, positions: Sequence[int]) -> None:
+        """Blocks that the job's node will not have, because they are lost or lie at another one: whoever waits there
+        looks again."""
+        if job.is_awaited:
+            self._link.give_up([job.keys[at] for at in positions], job.node)
 
     def _save_batch(
         self, client: PoolClient, save: _Save, indices: list[int], timeout_s: float
-    ) -> tuple[list[int], list[int]]:
-        """Indices that the pool did not have, and what became of each."""
+    ) -> dict[int, tuple[int, str]]:
+        """For each index its code and the node that has it, if that is known; `_IS_THERE` needed no save."""
         job = save.job
+        ends = {index: (_IS_THERE, "") for index in indices}
         wanted = indices
         begun_s = time.monotonic()
         try:
             there = client.exists_many([job.keys[i] for i in indices], timeout_s=timeout_s)
             wanted = [index for index, known in zip(indices, there, strict=True) if not known]
-            if not wanted:
-                self._link.succeeded()
-                return [], []
-            deadline_s = begun_s + timeout_s
-            with self._memory.reading([job.blocks[i] for i in wanted], save.fence, deadline_s) as values:
-                left_s = max(deadline_s - time.monotonic(), _TIMEOUT_MIN_S)
-                result = client.put_many([job.keys[i] for i in wanted], values, timeout_s=left_s)
+            if wanted:
+                deadline_s = begun_s + timeout_s
+                with self._memory.reading([job.blocks[i] for i in wanted], save.fence, deadline_s) as values:
+                    left_s = max(deadline_s - time.monotonic(), _TIMEOUT_MIN_S)
+                    keys = [job.keys[i] for i in wanted]
+                    result = client.put_many(keys, values, timeout_s=left_s, **_preferring(job.node))
+                nodes = result.node_ids if job.node else ("",) * len(wanted)
+                ends.update(zip(wanted, zip(result.codes, nodes, strict=True), strict=True))
         except Exception as error:  # noqa: BLE001  (as above)
             self._link.failed(Call.SAVE, error)
-            return wanted, [_code_of(error)] * len(wanted)
+            return ends | dict.fromkeys(wanted, (_code_of(error), ""))
         self._link.succeeded()
-        return wanted, list(result.codes)
+        return ends

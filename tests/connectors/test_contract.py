@@ -218,7 +218,7 @@ def test_models_that_the_connector_does_not_know_are_served_without_it(
 
 def test_reports_of_several_workers_are_merged() -> None:
     from mooncache.connectors.vllm.messages import LoadEnd, SaveEnd, StepReport
-    from mooncache.kvcache.mover import MoveFailure
+    from mooncache.kvcache.transfers import MoveFailure
 
     one = StepReport({"a": LoadEnd(3, 30, 0.1, MoveFailure.NONE)}, {"s": SaveEnd(frozenset({0, 1}))})
     two = StepReport(
@@ -255,7 +255,7 @@ def two_shards(engine: Harness) -> Any:
 def test_a_load_of_two_shards_ends_with_the_second(make: Make, faulty: FaultyPool) -> None:
     from mooncache.connectors.vllm.core.chain import KeyChain
     from mooncache.connectors.vllm.messages import LoadEnd, StepReport
-    from mooncache.kvcache.mover import MoveFailure
+    from mooncache.kvcache.transfers import MoveFailure
 
     engine = make()
     side = two_shards(engine)

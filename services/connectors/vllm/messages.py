@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from mooncache.connectors.vllm.core.book import BlockTransfer
-from mooncache.kvcache.mover import MoveFailure
+from mooncache.kvcache.transfers import MoveFailure
 
 
 @dataclass

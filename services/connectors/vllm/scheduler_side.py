@@ -30,7 +30,7 @@ from mooncache.kvcache.core.break_even import STEP_TOKENS_MIN, BreakEven
 from mooncache.kvcache.keys import passport_from_json
 from mooncache.kvcache.leg_hint import CacheReport
 from mooncache.kvcache.lookup import LookupRequest, Lookups
-from mooncache.kvcache.mover import MoveFailure
+from mooncache.kvcache.transfers import MoveFailure
 from mooncache.kvcache.passport import Passport
 from mooncache.kvcache.pool_link import PoolLink
 from mooncache.runtime.logs import Event, get_logger

@@ -28,7 +28,8 @@ from mooncache.errors import Closed
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.kvcache.layerwise import LayerSaver
 from mooncache.kvcache.memory import HostMemory
-from mooncache.kvcache.mover import LoadReport, MoveFailure, Mover, SaveReport, TransferJob
+from mooncache.kvcache.mover import Mover
+from mooncache.kvcache.transfers import LoadReport, MoveFailure, SaveReport, TransferJob
 from mooncache.kvcache.pool_link import PoolLink
 from mooncache.kvcache.tensors import block_memory, layout_of
 from mooncache.runtime import tracing
