@@ -29,7 +29,7 @@ class CacheOutcome(StrEnum):
     HIT = "hit"
     PARTIAL = "partial"
     MISS = "miss"
-    TIMEOUT = "timeout"  # awaited blocks did not come in time
+    TIMEOUT = "timeout"  # awaited blocks did not come, in time or at all
     FAILED = "failed"  # the pool did not answer, or blocks that it had could not be loaded
     POOL_ABSENT = "pool_absent"
     COMPUTED_FASTER = "computed_faster"  # the pool had blocks that were computed, because that was faster
@@ -56,6 +56,7 @@ class LegHint:
     wait_ms: int = 0  # for at most this long
     public_tokens: int = 0  # see keys.request_keys
     public_salt: str = ""  # see keys.request_keys
+    store_node: str = ""  # the pool's node through which the legs hand blocks over, by its id
     request_id: str = ""  # for logs
 
     def to_params(self) -> dict[str, Any]:
@@ -78,7 +79,10 @@ class CacheReport:
     loaded_tokens: int = 0  # those of them from the pool
     loaded_bytes: int = 0
     waited_ms: float = 0.0
-    load_ms: float = 0.0
+    load_ms: float = 0.0  # of moving bytes
+    hidden_ms: float = (
+        0.0  # of `load_ms`, within `waited_ms`: both together took waited_ms + load_ms - hidden_ms
+    )
     failed_blocks: int = 0  # blocks that should have been there and could not be loaded
     saved_blocks: int = 0  # blocks handed to the pool so far
     held_tokens: int = -1  # leading prompt tokens whose blocks the pool has or is being given; -1: not said

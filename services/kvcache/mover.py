@@ -479,7 +479,7 @@ class Mover:
     ) -> dict[int, tuple[int, str]]:
         """For each index its code and the node that has it, if that is known; `_IS_THERE` needed no save."""
         job = save.job
-        ends = {index: (_IS_THERE, "") for index in indices}
+        ends = dict.fromkeys(indices, (_IS_THERE, ""))
         wanted = indices
         begun_s = time.monotonic()
         try:

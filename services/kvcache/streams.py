@@ -1,8 +1,9 @@
 """A load whose blocks another instance is still computing: what has come, and whether more comes.
 
-Idea: a stream belongs to one load. It waits for the blocks that are missing (core/awaited.py) and knows how many leading
-blocks may be loaded (`ready`). The mover loads those, gives its thread back, and is called when more have come or when
-nothing more comes. Nothing here blocks or locks: the mover calls it with its lock held, also for what the watcher hears.
+Idea: a stream belongs to one load. It waits for the blocks that are missing (core/awaited.py) and knows how many
+leading blocks may be loaded (`ready`). The mover loads those, gives its thread back, and is called when more have come
+or when nothing more comes. Nothing here blocks or locks: the mover calls it with its lock held, also for what the
+watcher hears.
 
 Times: the wait ends at `ended_s`; `hidden_s` are the seconds of moving bytes before that.
 """

@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from mooncache.connectors.vllm.core.book import BlockTransfer
+from mooncache.connectors.vllm.core.request import BlockTransfer
 from mooncache.kvcache.transfers import MoveFailure
 
 
@@ -50,9 +50,11 @@ class LoadEnd:
 
     loaded: int
     loaded_bytes: int
-    seconds: float
+    seconds: float  # of moving bytes
     reason: MoveFailure
     shards: int = 1
+    waited_s: float = 0.0  # for blocks of another instance
+    hidden_s: float = 0.0  # of `seconds`, within that wait
 
 
 @dataclass
@@ -94,6 +96,8 @@ def merge_loads(a: LoadEnd, b: LoadEnd) -> LoadEnd:
         max(a.seconds, b.seconds),
         a.reason or b.reason,
         a.shards + b.shards,
+        max(a.waited_s, b.waited_s),
+        min(a.hidden_s, b.hidden_s),
     )
 
 

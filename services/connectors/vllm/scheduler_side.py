@@ -12,8 +12,9 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from mooncache.connectors.vllm.core.book import BlockTransfer, RequestBook, Uncached
+from mooncache.connectors.vllm.core.book import RequestBook
 from mooncache.connectors.vllm.core.idle import IdleWait
+from mooncache.connectors.vllm.core.request import BlockTransfer, Uncached
 from mooncache.connectors.vllm.engine_passport import in_memory, write_passport
 from mooncache.connectors.vllm.messages import (
     Handshake,
@@ -27,12 +28,13 @@ from mooncache.connectors.vllm.messages import (
 from mooncache.connectors.vllm.settings import ConnectorSettings
 from mooncache.connectors.vllm.stats import ConnectorStats
 from mooncache.kvcache.core.break_even import STEP_TOKENS_MIN, BreakEven
+from mooncache.kvcache.core.streaming import EngineMemory, Streaming, StreamMode, WaitPlace
 from mooncache.kvcache.keys import passport_from_json
 from mooncache.kvcache.leg_hint import CacheReport
 from mooncache.kvcache.lookup import LookupRequest, Lookups
-from mooncache.kvcache.transfers import MoveFailure
 from mooncache.kvcache.passport import Passport
 from mooncache.kvcache.pool_link import PoolLink
+from mooncache.kvcache.transfers import MoveFailure
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.tracing import TRACEPARENT
 
@@ -101,12 +103,15 @@ class SchedulerSide:
         if self._settings.connector.break_even and shards:
             size_bytes = sum(shard.block_bytes for shard in shards)
             self._break_even = BreakEven(block_tokens=self._block_tokens, block_bytes=size_bytes)
+        # Under vLLM's policy "fail" a promise that is not kept would end the request with an error.
+        mode = StreamMode(self._settings.connector.stream) if self._may_cut else StreamMode.OFF
         self._book = RequestBook(
             self._passports(),
             save_decode_blocks=self._settings.connector.save_decode_blocks,
             enabled=self._link is not None,
             break_even=self._break_even,
             may_cut=self._may_cut,
+            streaming=Streaming(mode, block_bytes=sum(shard.block_bytes for shard in shards)),
         )
         self._tell_passport()
         if shards:
@@ -212,13 +217,22 @@ class SchedulerSide:
         self._note_mixed(name, local_tokens)
         if getattr(request, "skip_reading_prefix_cache", False):
             return 0, False
-        found = self._book.match(name, local_tokens, time.monotonic(), pool_usable=self.usable)
+        found = self._book.match(
+            name, local_tokens, time.monotonic(), pool_usable=self.usable, memory=self._memory()
+        )
         if found.ask is not None and self._lookups is not None:
             ask = found.ask
-            self._lookups.ask(LookupRequest(name, ask.keys, ask.awaited, ask.deadline_s))
+            self._lookups.ask(LookupRequest(name, ask.keys, ask.awaited, ask.deadline_s, node=ask.node))
         if found.spared:
             self.stats.count("break_even_tokens", found.spared, "computed_faster")
+        if found.waits is not None:
+            self.stats.count("awaiting_requests", label=found.waits)
         return found.tokens, bool(found.tokens)
+
+    def _memory(self) -> EngineMemory | None:
+        if self._pool is None:
+            return None
+        return EngineMemory(self._pool.get_num_free_blocks(), len(self._pool.blocks))
 
     def _add(self, request: Any) -> None:
         name = request.request_id
@@ -250,6 +264,8 @@ class SchedulerSide:
             transfer = self._book.allocated(request.request_id, blocks.get_block_ids()[0], tokens)
             if transfer is not None:
                 self._loads.append(_traced(transfer, request))
+                if transfer.awaited:
+                    self.stats.count("awaiting_requests", label=WaitPlace.STREAMED)
 
     # --- steps -----------------------------------------------------------------------------------------------
 
@@ -346,7 +362,17 @@ class SchedulerSide:
                 self._partial_loads[name] = load
                 continue
             cut = load.reason is MoveFailure.TOO_SLOW
-            missing = self._book.loaded(name, load.loaded, load.loaded_bytes, load.seconds, cut=cut)
+            missing = self._book.loaded(
+                name,
+                load.loaded,
+                load.loaded_bytes,
+                load.seconds,
+                reason=load.reason,
+                waited_s=load.waited_s,
+                hidden_s=load.hidden_s,
+            )
+            if load.waited_s:
+                self.stats.seen("wait_seconds", load.waited_s)
             if cut and missing:
                 self.stats.count("break_even_tokens", missing * self._block_tokens, "load_cut")
             if name not in self._requests:

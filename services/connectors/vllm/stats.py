@@ -24,6 +24,10 @@ COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     "loaded_blocks": ("Blocks loaded from the pool.", ""),
     "loaded_bytes": ("Bytes loaded from the pool.", ""),
     "load_failures": ("Blocks that could not be loaded, by reason.", "reason"),
+    "awaiting_requests": (
+        "Requests that awaited blocks of another instance, by where: streamed, or why not (then before the load).",
+        "place",
+    ),
     "break_even_tokens": (
         "Tokens that the pool had and that were computed, because loading was slower, by reason.",
         "reason",
@@ -37,7 +41,7 @@ COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     **{name: (family.text, family.label) for name, family in FAMILIES.items() if name != RAIL_UP},
 }
 HISTOGRAMS: Final[Mapping[str, str]] = {
-    "load_seconds": "Time to load the blocks of a request.",
+    "load_seconds": "Time to load the blocks of a request, without waiting for another instance.",
     "save_seconds": "Time to save the blocks of a step.",
     "wait_seconds": "Time of a lookup, with the wait for blocks that another instance computes.",
 }

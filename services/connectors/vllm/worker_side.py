@@ -19,6 +19,7 @@ from mooncache.client.figures import Figures, figures, growth
 from mooncache.client.keys import split_keys
 from mooncache.config import load
 from mooncache.connectors.vllm.core.idle import IdleWait
+from mooncache.connectors.vllm.core.request import BlockTransfer
 from mooncache.connectors.vllm.engine_passport import engine_version, in_memory, read_passport, write_passport
 from mooncache.connectors.vllm.messages import Handshake, LoadEnd, SaveEnd, StepOrders, StepReport
 from mooncache.connectors.vllm.settings import ConnectorSettings
@@ -29,9 +30,9 @@ from mooncache.kvcache.keys import passport_to_json
 from mooncache.kvcache.layerwise import LayerSaver
 from mooncache.kvcache.memory import HostMemory
 from mooncache.kvcache.mover import Mover
-from mooncache.kvcache.transfers import LoadReport, MoveFailure, SaveReport, TransferJob
 from mooncache.kvcache.pool_link import PoolLink
 from mooncache.kvcache.tensors import block_memory, layout_of
+from mooncache.kvcache.transfers import LoadReport, MoveFailure, SaveReport, TransferJob
 from mooncache.runtime import tracing
 from mooncache.runtime.logs import Event, get_logger
 
@@ -210,8 +211,12 @@ class WorkerSide:
                 self._ends.saves[transfer.name] = SaveEnd(frozenset())
                 if not self._orders_hold:
                     self.stats.count("dropped_blocks", len(transfer.blocks), MoveFailure.STALE)
+                    if self._mover is not None:
+                        self._mover.give_up(self._job(transfer))
             elif self._layers is not None:
-                self._layers.finish(self._job(transfer))
+                job = self._job(transfer)
+                if not self._layers.finish(job):
+                    self._mover.give_up(job)
             else:
                 self._mover.save(self._job(transfer))
         if orders.saves and not orders.pinned:
@@ -227,11 +232,19 @@ class WorkerSide:
         """Wait until no save reads the tensors; requests that load have ended when vLLM asks for it."""
         self._wait_saved(self._settings.connector.save_timeout_s)
 
-    def _job(self, transfer: Any) -> TransferJob:
+    def _job(self, transfer: BlockTransfer) -> TransferJob:
         keys = transfer.keys[self._shard]
         trace = tracing.extract({tracing.TRACEPARENT: transfer.traceparent}) if transfer.traceparent else None
         return TransferJob(
-            transfer.name, tuple(split_keys(keys)), tuple(transfer.blocks), trace, transfer.pace
+            transfer.name,
+            tuple(split_keys(keys)),
+            tuple(transfer.blocks),
+            trace,
+            transfer.pace,
+            transfer.awaited,
+            transfer.await_s,
+            transfer.node,
+            transfer.is_awaited,
         )
 
     def received(self, *, idle: bool) -> Received:
@@ -258,17 +271,22 @@ class WorkerSide:
             got.finished.add(report.name)
             got.bad_blocks.update(report.blocks[report.loaded :])
             self._ends.loads[report.name] = LoadEnd(
-                report.loaded, report.loaded_bytes, report.seconds, report.reason
+                report.loaded,
+                report.loaded_bytes,
+                report.transfer_s,
+                report.reason,
+                waited_s=report.waited_s,
+                hidden_s=report.hidden_s,
             )
             self.stats.count("loads")
             self.stats.count("loaded_blocks", report.loaded)
             self.stats.count("loaded_bytes", report.loaded_bytes)
             self.stats.count("hit_tokens", report.loaded * self._config.cache_config.block_size)
-            self.stats.seen("load_seconds", report.seconds)
+            self.stats.seen("load_seconds", report.transfer_s)
             missing = len(report.blocks) - report.loaded
             if missing:
                 self.stats.count("load_failures", missing, report.reason)
-            if missing and report.reason is not MoveFailure.TOO_SLOW:
+            if missing and report.reason not in {MoveFailure.TOO_SLOW, MoveFailure.NOT_COME}:
                 _log.warning(
                     Event.CONNECTOR_LOAD_FAILED, request=report.name, reason=report.reason, blocks=missing
                 )

@@ -1,8 +1,8 @@
 """Waiting for blocks that another instance computes: what to do next, whatever is heard of them.
 
-Idea: one parked call at the node waits for all of them (WATCH). When it ends with blocks missing, the pool is asked once
-more (LOOK): a block may lie elsewhere, or have come in the same moment. What is missing then is waited for again only
-where there is a reason:
+Idea: one parked call at the node waits for all of them (WATCH). When it ends with blocks missing, the pool is asked
+once more (LOOK): a block may lie elsewhere, or have come in the same moment. What is missing then is waited for again
+only where there is a reason:
 
 - A block was given up: the blocks in front of it may still come, and which one it was is not said. So the leading half
   is waited for; a single block that is given up ends the wait.

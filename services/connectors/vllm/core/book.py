@@ -5,107 +5,40 @@ leads back. The book answers three questions and never waits: how many tokens ca
 blocks to load where, which blocks to save. Everything is best effort: when in doubt the answer is 0 and the engine
 computes.
 
-Invariants (`check`): a block is ordered for saving at most once at a time; a request loads at most once at a time; a
-request whose load failed never loads again, so that a bad block cannot make a request go round in circles.
+Blocks that another instance is computing are waited for in one of two places (kvcache/core/streaming.py): in the pool's
+lookup, before the request has memory; or in the load, which is promised to the engine at once and filled as they come.
+
+Invariants (`check`): a block is ordered for saving at most once at a time; a request loads at most once at a time, and
+blocks that are not there yet are promised for it at most once; a request whose load failed never loads again, so that a
+bad block cannot make a request go round in circles.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import replace
 
 from mooncache.connectors.vllm.core.chain import KeyChain
+from mooncache.connectors.vllm.core.request import (
+    AskPool,
+    BlockTransfer,
+    Matched,
+    RequestState,
+    Uncached,
+    report_of,
+)
 from mooncache.errors import InvalidArgument
-from mooncache.kvcache.core.break_even import BreakEven, Pace
+from mooncache.kvcache.core.break_even import BreakEven
+from mooncache.kvcache.core.streaming import EngineMemory, Streaming, WaitPlace
 from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegHint, LegRole
 from mooncache.kvcache.passport import Passport
+from mooncache.kvcache.transfers import MoveFailure
 
 ANSWER_TTL_S = 1.0
 SAVED_KEYS_MAX = 1 << 18
 KEYS_ASKED_MAX = 1 << 16
 """Keys of one question, as many as the client takes at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class AskPool:
-    """Ask the pool about these keys; wait for the first `awaited` of them until `deadline_s`."""
-
-    request_id: str
-    keys: bytes
-    awaited: int
-    deadline_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Matched:
-    """`tokens` that can be loaded; None means ask again later. `ask` has to be done first. `spared`: tokens that the
-    pool has and that are computed, because that is faster; said once.
-    """
-
-    tokens: int | None
-    ask: AskPool | None = None
-    spared: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class BlockTransfer:
-    """`keys[shard]` are the packed keys of the engine's `blocks`; `traceparent` is the request's, if it has one; `pace`
-    is what a load has to keep, if anything.
-    """
-
-    name: str
-    keys: tuple[bytes, ...]
-    blocks: tuple[int, ...]
-    traceparent: str = ""
-    pace: Pace | None = None
-
-
-class Uncached(StrEnum):
-    """Why a request does not use the pool. They are labels of metrics."""
-
-    NO = ""  # it uses the pool
-    DISABLED = "disabled"
-    TOKENS = "tokens"  # no keys can be made of them
-    MULTIMODAL = "multimodal"
-    PROMPT_EMBEDS = "prompt_embeds"
-    LORA = "lora"
-    POOLING = "pooling"
-    STREAMING_INPUT = "streaming_input"
-
-
-@dataclass(slots=True)
-class _Request:
-    request_id: str
-    prompt_tokens: int
-    hint: LegHint
-    reports: bool
-    why_uncached: Uncached = Uncached.NO
-    chain: KeyChain | None = None
-    asked: bool = False
-    pending: bool = False
-    known: bytearray = field(default_factory=bytearray)
-    known_as_of: int = 0
-    answered_s: float | None = None
-    load_end: int | None = None  # block before which loading ends, once it was weighed against computing
-    computed_faster: bool = False
-    load_cut: bool = False
-    loads_off: bool = False
-    saves_off: bool = False
-    loading: tuple[int, int] | None = None
-    local_blocks: int = 0
-    local_tokens: int = 0
-    next_save: int = 0
-    running: bool = False
-    outcome: CacheOutcome = CacheOutcome.UNKNOWN  # of the lookup; UNKNOWN when it was answered
-    loaded_tokens: int = 0
-    loaded_bytes: int = 0
-    waited_s: float = 0.0
-    load_s: float = 0.0
-    failed_blocks: int = 0
-    saved_blocks: int = 0
-    unsaved: set[int] = field(default_factory=set)  # blocks before `next_save` that the pool does not get
 
 
 class RequestBook:
@@ -115,6 +48,7 @@ class RequestBook:
         passports: one for each shard, in the order of the workers' ranks.
         break_even: weighs loading against computing; None: everything is loaded.
         may_cut: whether the engine can use a part of a load.
+        streaming: decides which loads are streamed; None: none is.
     """
 
     def __init__(
@@ -125,14 +59,16 @@ class RequestBook:
         enabled: bool = True,
         break_even: BreakEven | None = None,
         may_cut: bool = True,
+        streaming: Streaming | None = None,
     ) -> None:
+        self._streaming = streaming
         self._break_even = break_even
         self._may_cut = may_cut
         self._passports = list(passports)
         self._block_tokens = passports[0].block_tokens if passports else 0
         self._save_decode_blocks = save_decode_blocks
         self._enabled = enabled and bool(passports)
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, RequestState] = {}
         self._saved: OrderedDict[bytes, int] = OrderedDict()  # with the number of the save that ended
         self._saves = 0
         self._saving: dict[str, tuple[str, list[bytes], list[int]]] = {}
@@ -153,7 +89,7 @@ class RequestBook:
         """A request came. Returns why it does not use the pool."""
         reports = isinstance(params, dict) and "mooncache" in params
         hint = LegHint.from_params(params)
-        request = _Request(request_id, len(tokens), hint, reports, why_uncached)
+        request = RequestState(request_id, len(tokens), hint, reports, why_uncached)
         if not self._enabled:
             request.why_uncached = Uncached.DISABLED
         if not request.why_uncached:
@@ -204,47 +140,30 @@ class RequestBook:
         request = self._requests.get(request_id)
         if request is None or not request.reports:
             return None
-        asked = request.prompt_tokens // self._block_tokens * self._block_tokens if self._block_tokens else 0
-        hit = request.local_tokens + request.loaded_tokens
-        return CacheReport(
-            asked_tokens=asked,
-            hit_tokens=hit,
-            local_tokens=request.local_tokens,
-            loaded_tokens=request.loaded_tokens,
-            loaded_bytes=request.loaded_bytes,
-            waited_ms=round(request.waited_s * 1e3, 3),
-            load_ms=round(request.load_s * 1e3, 3),
-            failed_blocks=request.failed_blocks,
-            saved_blocks=request.saved_blocks,
-            held_tokens=min(asked, min(request.unsaved, default=request.next_save) * self._block_tokens),
-            outcome=self._outcome(request, asked, hit),
-        )
-
-    @staticmethod
-    def _outcome(request: _Request, asked: int, hit: int) -> CacheOutcome:
-        if request.why_uncached:
-            return CacheOutcome.OFF
-        if request.failed_blocks:
-            return CacheOutcome.FAILED
-        if hit < asked and request.load_cut:
-            return CacheOutcome.LOAD_CUT
-        if hit < asked and request.computed_faster:
-            return CacheOutcome.COMPUTED_FASTER
-        if request.outcome is not CacheOutcome.UNKNOWN and hit < asked:
-            return request.outcome
-        if not hit:
-            return CacheOutcome.MISS
-        return CacheOutcome.HIT if hit >= asked else CacheOutcome.PARTIAL
+        return report_of(request, self._block_tokens)
 
     # --- loads -----------------------------------------------------------------------------------------------
 
-    def match(self, request_id: str, local_tokens: int, now_s: float, *, pool_usable: bool) -> Matched:
-        """How many tokens behind the `local_tokens` can be loaded. May be called any number of times."""
+    def match(
+        self,
+        request_id: str,
+        local_tokens: int,
+        now_s: float,
+        *,
+        pool_usable: bool,
+        memory: EngineMemory | None = None,
+    ) -> Matched:
+        """How many tokens behind the `local_tokens` can be loaded. May be called any number of times.
+
+        Args:
+            memory: the engine's, now; None: not known.
+        """
         request = self._requests.get(request_id)
         if request is None or request.chain is None or request.loading is not None:
             return Matched(0)
         chain = request.chain
         request.local_blocks = local_tokens // self._block_tokens
+        request.matched_s = now_s
         if not request.running:  # the client does not learn of a preemption
             request.local_tokens = min(local_tokens, request.prompt_tokens)
         if request.loads_off or request.local_blocks >= len(chain):
@@ -252,27 +171,92 @@ class RequestBook:
         if request.pending:
             return Matched(None)
         if request.answered_s is None or now_s - request.answered_s > ANSWER_TTL_S:
-            awaited, deadline_s = 0, now_s
-            # Waiting is for the first time only: after a preemption everything is there.
-            if not request.asked:
-                awaited = min(request.hint.wait_tokens // self._block_tokens, len(chain))
-                awaited = awaited if awaited > request.local_blocks else 0
-                deadline_s = now_s + request.hint.wait_ms / 1e3
-            # A pool that is silent for a moment is still worth waiting for: the lookup knows for how long.
-            if not pool_usable and not awaited:
-                request.outcome = CacheOutcome.POOL_ABSENT
-                return Matched(0)
-            request.asked = request.pending = True
-            shards = len(chain.shards)
-            blocks = min(len(chain), KEYS_ASKED_MAX // shards)
-            keys = chain.interleaved(blocks)
-            return Matched(None, AskPool(request_id, keys, min(awaited, blocks) * shards, deadline_s))
+            return self._ask(request, now_s, pool_usable=pool_usable, memory=memory)
         end = min(len(chain), len(request.known))
         missing = request.known.find(0, request.local_blocks, end)
         found = max(request.local_blocks, end if missing < 0 else missing)
+        if request.promise_end:
+            return self._promise(request, found, now_s, memory)
         return self._weighed(request, found, now_s)
 
-    def _weighed(self, request: _Request, found: int, now_s: float) -> Matched:
+    def _ask(
+        self, request: RequestState, now_s: float, *, pool_usable: bool, memory: EngineMemory | None
+    ) -> Matched:
+        """The question to the pool. Waiting is for the first time only: after a preemption everything is there."""
+        assert request.chain is not None
+        awaited, place = 0, None
+        if not request.asked:
+            awaited = self._awaited(request)
+            request.wait_until_s = now_s + request.hint.wait_ms / 1e3
+            if awaited:
+                place = self._place(request, self._promise_end(request, awaited), now_s, memory)
+                if place is WaitPlace.STREAMED and not pool_usable:
+                    place = WaitPlace.NO_POOL
+        # A pool that is silent for a moment is still worth waiting for: the lookup knows for how long.
+        if not pool_usable and not awaited:
+            request.outcome = CacheOutcome.POOL_ABSENT
+            return Matched(0)
+        request.asked = True
+        if place is WaitPlace.STREAMED:  # the load waits
+            request.promise_end = self._promise_end(request, awaited)
+            return self._question(request, 0)
+        return replace(self._question(request, awaited), waits=place)
+
+    def _question(self, request: RequestState, awaited: int) -> Matched:
+        assert request.chain is not None
+        request.pending = True
+        shards = len(request.chain.shards)
+        blocks = min(len(request.chain), KEYS_ASKED_MAX // shards)
+        keys, awaited = request.chain.interleaved(blocks), min(awaited, blocks) * shards
+        until_s = request.wait_until_s if awaited else request.matched_s
+        return Matched(
+            None,
+            AskPool(request.request_id, keys, awaited, until_s, request.hint.store_node if awaited else ""),
+        )
+
+    def _awaited(self, request: RequestState) -> int:
+        """Leading blocks that another instance is computing; 0 when none is missing here."""
+        assert request.chain is not None
+        awaited = min(request.hint.wait_tokens // self._block_tokens, len(request.chain))
+        return awaited if awaited > request.local_blocks else 0
+
+    def _promise_end(self, request: RequestState, awaited: int) -> int:
+        """Promised is what leaves a token to compute."""
+        return min(awaited, max(0, request.prompt_tokens - 1) // self._block_tokens)
+
+    def _place(self, request: RequestState, end: int, now_s: float, memory: EngineMemory | None) -> WaitPlace:
+        """Where blocks from the local ones to `end` are waited for."""
+        blocks = end - request.local_blocks
+        if self._streaming is None or not self._may_cut or request.streams or blocks <= 0:
+            return WaitPlace.OFF
+        if self._break_even is not None and not self._break_even.pays(blocks):
+            return WaitPlace.NO_GAIN
+        return self._streaming.place(
+            blocks,
+            limit_s=request.wait_until_s - now_s,
+            memory=memory,
+            streams=sum(1 for other in self._requests.values() if other.streams and other.loading),
+        )
+
+    def _promise(
+        self, request: RequestState, found: int, now_s: float, memory: EngineMemory | None
+    ) -> Matched:
+        """The pool has said what is there. The rest is promised, unless there is a reason now to wait outside."""
+        first, end = request.local_blocks, request.promise_end
+        if found >= end or now_s >= request.wait_until_s:
+            request.promise_end = 0
+            if found < end:
+                request.outcome = CacheOutcome.TIMEOUT
+            return self._weighed(request, found, now_s)
+        place = self._place(request, end, now_s, memory)
+        if request.outcome is not CacheOutcome.UNKNOWN:
+            place = WaitPlace.NO_POOL  # the lookup knows for how long to wait for it
+        if place is not WaitPlace.STREAMED:
+            request.promise_end = 0
+            return replace(self._question(request, self._awaited(request)), waits=place)
+        return Matched((end - first) * self._block_tokens)
+
+    def _weighed(self, request: RequestState, found: int, now_s: float) -> Matched:
         """Which of the blocks up to `found` to load. An answer of the pool is weighed once, however often vLLM asks."""
         first, spared = request.local_blocks, 0
         if self._break_even is not None and request.load_end is None and found > first:
@@ -319,15 +303,38 @@ class RequestBook:
         pace = None
         if self._break_even is not None and self._may_cut:
             pace = self._break_even.pace(end - first)
-        keys = request.chain.packed(first, end)
-        return BlockTransfer(request_id, keys, tuple(blocks[first:end]), pace=pace)
+        transfer = BlockTransfer(
+            request_id, request.chain.packed(first, end), tuple(blocks[first:end]), pace=pace
+        )
+        if not request.promise_end:
+            return transfer
+        request.promise_end, request.streams = 0, True
+        known = request.known
+        missing = (at for at in range(first, end) if at >= len(known) or not known[at])
+        return replace(
+            transfer,
+            awaited=tuple(at - first for at in missing),
+            await_s=max(0.0, request.wait_until_s - request.matched_s),
+            node=request.hint.store_node,
+        )
 
     def loaded(
-        self, request_id: str, count: int, size_bytes: int, seconds: float, *, cut: bool = False
+        self,
+        request_id: str,
+        count: int,
+        size_bytes: int,
+        seconds: float,
+        *,
+        reason: MoveFailure = MoveFailure.NONE,
+        waited_s: float = 0.0,
+        hidden_s: float = 0.0,
     ) -> int:
         """The load ended with `count` leading blocks in place. Returns the number of blocks that did not come.
 
-        cut: it did not keep its pace; the pool has the other blocks all the same.
+        Args:
+            seconds: of moving bytes.
+            reason: why blocks did not come. Of a load that did not keep its pace the pool has them all the same.
+            waited_s: for blocks of another instance; `hidden_s` of `seconds` were within that.
         """
         request = self._requests.get(request_id)
         if request is None or request.loading is None:
@@ -338,16 +345,27 @@ class RequestBook:
             request.loaded_tokens += count * self._block_tokens
         request.loaded_bytes += size_bytes
         request.load_s += seconds
+        request.waited_s += waited_s
+        request.hidden_s += hidden_s
         missing = end - first - count
+        cut = reason is MoveFailure.TOO_SLOW
         if self._break_even is not None and (cut or missing <= 0):
             self._break_even.loaded(end - first, count, seconds)
-        if missing > 0 and cut:
-            request.loads_off = request.load_cut = True
-        elif missing > 0:
+        if self._streaming is not None and missing <= 0:
+            self._streaming.loaded(count, seconds)
+        if missing > 0:
             request.loads_off = True
-            request.failed_blocks += missing
+        if missing > 0 and cut:
+            request.load_cut = True
+        elif missing > 0:
+            if reason is MoveFailure.NOT_COME:
+                request.outcome = CacheOutcome.TIMEOUT
+            else:
+                request.failed_blocks += missing
             for block in range(first + count, min(end, len(request.known))):
                 request.known[block] = 0  # it is computed again, and then saved again
+        for block in range(first, min(first + count, len(request.known))):
+            request.known[block] = 1  # an awaited block was missing when the pool was asked
         return max(0, missing)
 
     # --- saves -----------------------------------------------------------------------------------------------
@@ -365,7 +383,7 @@ class RequestBook:
         request.running = True
         return self._complete(request, known, computed) > request.next_save
 
-    def _complete(self, request: _Request, known: int, computed: int) -> int:
+    def _complete(self, request: RequestState, known: int, computed: int) -> int:
         """Blocks that may be saved once the step is over."""
         limit = min(computed, known)
         if not self._save_decode_blocks:
@@ -417,9 +435,15 @@ class RequestBook:
             b"".join(chain.key(block, shard) for block in chosen) for shard in range(len(chain.shards))
         )
         request.saved_blocks += len(chosen)
-        return BlockTransfer(name, keys, tuple(blocks[block] for block in chosen))
+        return BlockTransfer(
+            name,
+            keys,
+            tuple(blocks[block] for block in chosen),
+            node=request.hint.store_node,
+            is_awaited=not trusts,
+        )
 
-    def _holds(self, request: _Request, block: int, key: bytes) -> bool:
+    def _holds(self, request: RequestState, block: int, key: bytes) -> bool:
         """Whether the pool is believed to hold a block. What its answer to the request did not have was evicted, unless
         it was saved after that."""
         number = self._saved.get(key)
