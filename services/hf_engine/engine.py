@@ -20,13 +20,14 @@ from mooncache.errors import Overloaded
 from mooncache.hf_engine.attention import TokenSpan
 from mooncache.hf_engine.core.blocks import BlockPool
 from mooncache.hf_engine.core.scheduler import BatchScheduler, Work
-from mooncache.hf_engine.core.sequence import FinishReason, Sequence, State
+from mooncache.hf_engine.core.sequence import FinishReason, Sequence, State, cache_report_of
 from mooncache.hf_engine.metrics import HfMetrics
 from mooncache.hf_engine.model_runner import ModelRunner
 from mooncache.hf_engine.sampling import Chosen, choose
 from mooncache.kvcache.core.break_even import BreakEven
+from mooncache.kvcache.core.streaming import EngineMemory, Streaming, WaitPlace
 from mooncache.kvcache.engine_pool import EnginePool
-from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport
+from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegRole
 from mooncache.kvcache.lookup import LookupOutcome, LookupRequest
 from mooncache.kvcache.transfers import LoadReport, MoveFailure, SaveReport, TransferJob
 from mooncache.runtime import tracing
@@ -68,6 +69,7 @@ class Engine:
         batch_max, chunk_tokens, queue_max: see the section `hf`.
         deliver: how outputs leave; by default each goes to its sink's `put`.
         break_even: weighs loading against computing; None: everything that the pool has is loaded.
+        streaming: decides which loads are streamed; None: none is.
     """
 
     def __init__(
@@ -80,12 +82,15 @@ class Engine:
         queue_max: int,
         save_decode_blocks: bool = True,
         break_even: BreakEven | None = None,
+        streaming: Streaming | None = None,
         deliver: Deliver = _deliver_here,
     ) -> None:
         self.runner, self.metrics, self.deliver = runner, metrics, deliver
         self.queue_max = queue_max
         self.blocks = BlockPool(runner.memory.blocks)
         self.break_even = break_even
+        self.streaming = streaming
+        self._streams = 0
         self.scheduler = BatchScheduler(
             self.blocks, batch_max=batch_max, chunk_tokens=chunk_tokens, blocks_to_load=self._blocks_to_load
         )
@@ -211,14 +216,42 @@ class Engine:
             elif not self.pool.link.usable and not sequence.awaited_blocks:
                 self._looked_up(sequence, (), LookupOutcome.ABSENT.reported(), 0.0)
             else:
-                keys = b"".join(sequence.keys[: sequence.reusable_blocks])
                 wait_ms = sequence.hint.wait_ms if sequence.awaited_blocks else 0
-                deadline_s = time.monotonic() + wait_ms / 1000
-                question = LookupRequest(
-                    sequence.name, keys, sequence.awaited_blocks, deadline_s, sequence.trace
-                )
-                self._asking[sequence.name] = sequence
-                self.pool.lookups.ask(question)
+                sequence.wait_until_s = time.monotonic() + wait_ms / 1000
+                if sequence.awaited_blocks and self._streams_load(sequence):
+                    sequence.promise_end = sequence.awaited_blocks  # the load waits
+                    self._ask(sequence, 0)
+                else:
+                    self._ask(sequence, sequence.awaited_blocks)
+
+    def _ask(self, sequence: Sequence, awaited: int) -> None:
+        assert self.pool is not None
+        keys = b"".join(sequence.keys[: sequence.reusable_blocks])
+        node = sequence.hint.store_node if awaited else ""
+        self._asking[sequence.name] = sequence
+        self.pool.lookups.ask(
+            LookupRequest(sequence.name, keys, awaited, sequence.wait_until_s, sequence.trace, node)
+        )
+
+    def _streams_load(self, sequence: Sequence) -> bool:
+        """Whether the load waits for awaited blocks, or the lookup before it."""
+        place = self._wait_place(sequence, sequence.awaited_blocks)
+        if place is not WaitPlace.STREAMED:
+            self.metrics.awaiting.labels(place).inc()
+        return place is WaitPlace.STREAMED
+
+    def _wait_place(self, sequence: Sequence, blocks: int) -> WaitPlace:
+        if self.streaming is None:
+            return WaitPlace.OFF
+        if self.pool is None or not self.pool.link.usable:
+            return WaitPlace.NO_POOL
+        if self.break_even is not None and not self.break_even.pays(blocks):
+            return WaitPlace.NO_GAIN
+        # A stream also takes a place of the batch. The last one is for sequences that compute.
+        has_place = len(self.scheduler.running) + 1 < self.scheduler.batch_max
+        memory = EngineMemory(self.blocks.free_count if has_place else 0, self.blocks.count)
+        limit_s = sequence.wait_until_s - time.monotonic()
+        return self.streaming.place(blocks, limit_s=limit_s, memory=memory, streams=self._streams)
 
     def _take_ended(self) -> None:
         """Answers of the pool, and loads and saves that ended."""
@@ -241,7 +274,15 @@ class Engine:
             self.metrics.lookups.labels(outcome or "answered").inc()
         sequence.present = present
         sequence.outcome = outcome
-        sequence.waited_ms = waited_s * 1000
+        sequence.waited_ms += waited_s * 1000
+        if sequence.promise_end:
+            is_answered = outcome is CacheOutcome.UNKNOWN
+            if is_answered and all(map(sequence.in_pool, range(sequence.promise_end))):
+                sequence.promise_end = 0
+            elif not is_answered or not self._streams_load(sequence):
+                sequence.promise_end = 0
+                self._ask(sequence, sequence.awaited_blocks)
+                return
         sequence.state = State.WAITING
 
     def _begin(self, sequence: Sequence) -> None:
@@ -259,6 +300,12 @@ class Engine:
             job = self._job(sequence.name, sequence, sequence.load)
             if self.break_even is not None:
                 job = replace(job, pace=self.break_even.pace(len(job.blocks)))
+            if sequence.promise_end:
+                awaited = (at for at, number in enumerate(sequence.load) if not sequence.in_pool(number))
+                await_s = max(0.0, sequence.wait_until_s - time.monotonic())
+                job = replace(job, awaited=tuple(awaited), await_s=await_s)
+                self._streams += 1
+                self.metrics.awaiting.labels(WaitPlace.STREAMED).inc()
             self.pool.mover.load(job)
 
     def _blocks_to_load(self, sequence: Sequence, found: int) -> int:
@@ -275,14 +322,20 @@ class Engine:
     def _was_loaded(self, sequence: Sequence, report: LoadReport) -> None:
         missing = len(report.blocks) - report.loaded
         cut = report.reason is MoveFailure.TOO_SLOW
-        failed = 0 if cut or report.reason is MoveFailure.CANCELLED else missing
+        failed = 0 if cut or report.reason in {MoveFailure.CANCELLED, MoveFailure.NOT_COME} else missing
         if self.break_even is not None and (cut or not missing):
-            self.break_even.loaded(len(report.blocks), report.loaded, report.seconds)
+            self.break_even.loaded(len(report.blocks), report.loaded, report.transfer_s)
+        if self.streaming is not None and not missing:
+            self.streaming.loaded(report.loaded, report.transfer_s)
+        if sequence.promise_end:
+            self._streams -= 1
+            sequence.promise_end = 0
+            sequence.learned(sequence.load, report.loaded)
         if cut:
             sequence.load_cut = True
             self.metrics.break_even_tokens.labels(CacheOutcome.LOAD_CUT).inc(missing * sequence.block_tokens)
         self.runner.memory.clear(report.blocks[report.loaded :])
-        self.metrics.loaded(failed, report.loaded_bytes, report.seconds)
+        self.metrics.loaded(failed, report.loaded_bytes, report.transfer_s)
         self.scheduler.loaded(sequence, report.loaded)
         tokens = report.loaded * sequence.block_tokens
         if not sequence.preemptions:
@@ -290,10 +343,14 @@ class Engine:
             sequence.loaded_bytes += report.loaded_bytes
             self.metrics.pool_hits.inc(tokens)
         sequence.failed_blocks += failed
-        sequence.load_ms += report.seconds * 1000
+        sequence.load_ms += report.transfer_s * 1000
+        sequence.waited_ms += report.waited_s * 1000
+        sequence.hidden_ms += report.hidden_s * 1000
         sequence.saved = max(sequence.saved, sequence.computed // sequence.block_tokens)
         if failed and sequence.outcome is CacheOutcome.UNKNOWN:
             sequence.outcome = CacheOutcome.FAILED
+        elif report.reason is MoveFailure.NOT_COME and sequence.outcome is CacheOutcome.UNKNOWN:
+            sequence.outcome = CacheOutcome.TIMEOUT
         if sequence.cancelled:
             self._end(sequence, FinishReason.ABORT)
 
@@ -333,6 +390,8 @@ class Engine:
             self.metrics.saves.labels("queue_full").inc(len(numbers[room:]))
         sequence.unsaved.difference_update(numbers[:room])
         sequence.unsaved.update(numbers[room:])
+        if self.pool is not None and numbers[room:]:
+            self.pool.mover.give_up(self._job("", sequence, numbers[room:]))
         numbers = numbers[:room]
         if self.pool is None or not numbers:
             return
@@ -358,7 +417,9 @@ class Engine:
     def _job(name: str, sequence: Sequence, numbers: Iterable[int]) -> TransferJob:
         pairs = [(sequence.keys[number], sequence.blocks[number]) for number in numbers]
         keys, blocks = zip(*pairs, strict=True)
-        return TransferJob(name, keys, blocks, sequence.trace)
+        hint = sequence.hint
+        is_awaited = hint.role is LegRole.PREFILL
+        return TransferJob(name, keys, blocks, sequence.trace, node=hint.store_node, is_awaited=is_awaited)
 
     def _chose(self, sequence: Sequence, chosen: Chosen, now_s: float) -> None:
         sequence.tokens.append(chosen.token)
@@ -413,31 +474,3 @@ class Engine:
         self.metrics.finished.labels(finish).inc()
         output = Output(sequence.index, chosen, finish, stop_id, cache_report_of(sequence), message)
         self._outputs.append((sequence.sink, output))
-
-
-def cache_report_of(sequence: Sequence) -> CacheReport:
-    """What the cache did for a sequence so far."""
-    asked = sequence.prompt_count // sequence.block_tokens * sequence.block_tokens
-    usable = (sequence.prompt_count - 1) // sequence.block_tokens * sequence.block_tokens
-    hit = sequence.local_tokens + sequence.loaded_tokens
-    outcome = sequence.outcome
-    if outcome is CacheOutcome.UNKNOWN or (outcome is CacheOutcome.OFF and hit):
-        whole = CacheOutcome.HIT if hit >= usable else CacheOutcome.PARTIAL
-        outcome = whole if hit else CacheOutcome.MISS
-        if hit < usable and sequence.load_cut:
-            outcome = CacheOutcome.LOAD_CUT
-        elif hit < usable and sequence.computed_faster:
-            outcome = CacheOutcome.COMPUTED_FASTER
-    return CacheReport(
-        asked_tokens=asked,
-        hit_tokens=hit,
-        local_tokens=sequence.local_tokens,
-        loaded_tokens=sequence.loaded_tokens,
-        loaded_bytes=sequence.loaded_bytes,
-        waited_ms=round(sequence.waited_ms, 3),
-        load_ms=round(sequence.load_ms, 3),
-        failed_blocks=sequence.failed_blocks,
-        saved_blocks=sequence.saved_blocks,
-        held_tokens=min(asked, min(sequence.unsaved, default=sequence.saved) * sequence.block_tokens),
-        outcome=outcome,
-    )

@@ -12,6 +12,7 @@ mooncache_hf_prefix_cache_hits_total         counter    prompt tokens found in t
 mooncache_hf_pool_hits_total                 counter    prompt tokens loaded from the pool
 mooncache_hf_pool_loaded_bytes_total, _pool_load_seconds, _pool_load_failed_blocks_total
 mooncache_hf_pool_lookups_total{outcome}, _pool_saves_total{outcome}, _pool_errors_total{what,code}
+mooncache_hf_awaiting_requests_total{place}  counter    that awaited blocks: streamed, or why before the load
 mooncache_hf_break_even_tokens_total{reason} counter    tokens that the pool had, computed because loading was slower
 mooncache_hf_preemptions_total, _requests_finished_total{reason}, _steps_total
 mooncache_hf_client_…                        counter    the pool's client by way, RDMA port and node: client/figures.py
@@ -48,10 +49,15 @@ class HfMetrics:
         self.pool_hits = make.counter("pool_hits", "Prompt tokens loaded from the pool.")
         self._load_bytes = make.counter("pool_loaded_bytes", "Bytes loaded from the pool.")
         self._load_failed = make.counter("pool_load_failed_blocks", "Blocks that could not be loaded.")
-        self._load_seconds = make.histogram("pool_load_seconds", "Time to load the blocks of one request.")
+        self._load_seconds = make.histogram("pool_load_seconds", "Time to move the blocks of one request.")
         self.lookups = make.counter("pool_lookups", "Lookups by outcome.", ("outcome",))
         self.saves = make.counter("pool_saves", "Blocks saved, by outcome.", ("outcome",))
         self.pool_errors = make.counter("pool_errors", "Calls to the pool that failed.", ("what", "code"))
+        self.awaiting = make.counter(
+            "awaiting_requests",
+            "Sequences that awaited blocks of another instance: streamed, or why before the load.",
+            ("place",),
+        )
         self.break_even_tokens = make.counter(
             "break_even_tokens",
             "Tokens that the pool had and that were computed, because loading was slower.",

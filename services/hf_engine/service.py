@@ -30,6 +30,7 @@ from mooncache.hf_engine.server import ServerState, deliver_to, make_app
 from mooncache.hf_engine.tokens import ChatTokenizer
 from mooncache.kvcache import identity
 from mooncache.kvcache.core.break_even import BreakEven
+from mooncache.kvcache.core.streaming import Streaming, StreamMode
 from mooncache.kvcache.engine_pool import EnginePool
 from mooncache.kvcache.passport import Passport
 from mooncache.runtime import logs, tracing
@@ -104,6 +105,7 @@ def build(config: Config, options: HfOptions, connect: Callable[[], mooncache.Cl
     passport = passport_file.passport_of(folder, runner, config.cluster.state_dir)
     limits = RequestLimits(options.served_model_name or folder.name, tokens_max, runner.vocab, runner.eos_ids)
     metrics = HfMetrics()
+    block_bytes = runner.memory.movable.block_bytes
     engine = Engine(
         runner,
         metrics,
@@ -111,9 +113,10 @@ def build(config: Config, options: HfOptions, connect: Callable[[], mooncache.Cl
         chunk_tokens=section.prefill_chunk_tokens,
         queue_max=section.queue_max,
         save_decode_blocks=config.connector.save_decode_blocks,
-        break_even=BreakEven(block_tokens=section.block_tokens, block_bytes=runner.memory.movable.block_bytes)
+        break_even=BreakEven(block_tokens=section.block_tokens, block_bytes=block_bytes)
         if config.connector.break_even
         else None,
+        streaming=Streaming(StreamMode(config.connector.stream), block_bytes=block_bytes),
     )
 
     if options.passport_path is not None:

@@ -1,4 +1,5 @@
-"""The pool as an engine in one process uses it: a link, lookups and a mover that wake the same thread.
+"""The pool as an engine in one process uses it: a link, lookups and a mover that wake the same thread, and one watcher
+for all that they wait for.
 
 Idea: the engine's thread never waits for the pool. It asks (`lookups.ask`), orders (`mover.load`, `mover.save`) and
 goes on; when `changed` is set it takes answers and reports. An engine whose scheduler and workers are processes of
@@ -15,6 +16,7 @@ from mooncache.kvcache.lookup import Lookups
 from mooncache.kvcache.memory import BlockMemory
 from mooncache.kvcache.mover import Mover
 from mooncache.kvcache.pool_link import OnFailure, PoolClient, PoolLink
+from mooncache.kvcache.watcher import Watcher
 
 SAVE_SHARE = 4
 """Saves may hold one block of so many, or a slow pool would take the engine's memory."""
@@ -45,10 +47,8 @@ class EnginePool:
             section.save_queue_bytes_max // memory.block_bytes, memory.block_count // SAVE_SHARE
         )
         self.link = PoolLink(connect, on_failure=on_failure)
-        self.lookups = Lookups(
-            self.link,
-            changed=self.changed,
-        )
+        self._watcher = Watcher(self.link)
+        self.lookups = Lookups(self.link, changed=self.changed, watcher=self._watcher)
         self.mover = Mover(
             self.link,
             memory,
@@ -57,6 +57,7 @@ class EnginePool:
             save_timeout_s=section.save_timeout_s,
             save_queue_bytes_max=section.save_queue_bytes_max,
             changed=self.changed,
+            watcher=self._watcher,
         )
 
     def close(self) -> None:
@@ -64,3 +65,4 @@ class EnginePool:
         self.link.close()
         self.lookups.close()
         self.mover.close()
+        self._watcher.close()

@@ -90,8 +90,11 @@ class BatchScheduler:
         first = end = len(local)
         while end < sequence.reusable_blocks and end < len(sequence.present) and sequence.present[end]:
             end += 1
-        if end > first:
-            end = first + self.blocks_to_load(sequence, end - first)
+        if sequence.promise_end > end:
+            end = sequence.promise_end
+        else:
+            sequence.promise_end = 0  # all of it is here or in the pool
+            end = first + self.blocks_to_load(sequence, end - first) if end > first else end
         sequence.blocks = local + fresh
         sequence.computed = first * size
         sequence.load = range(first, end)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncache.client.keys import split_keys
 from mooncache.kvcache.keys import request_keys
-from mooncache.kvcache.leg_hint import CacheOutcome, LegHint
+from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegHint
 from mooncache.kvcache.passport import Passport
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class Sequence:
     keys: list[bytes] = field(default_factory=list)
     present: tuple[bool, ...] = ()  # for each key whether the pool has it, as far as known
     load: range = range(0)  # block numbers that have to be fetched before the first step
+    promise_end: int = 0  # blocks before it are loaded as they come, also if they are not there yet; 0: none
+    wait_until_s: float = 0.0  # for blocks of another instance
     saved: int = 0  # complete blocks that were handed to the mover or need not be
     preemptions: int = 0
     random: Any = None  # a generator of torch, once a token was sampled
@@ -86,6 +88,7 @@ class Sequence:
     unsaved: set[int] = field(default_factory=set)  # those of the saved blocks that the pool does not get
     waited_ms: float = 0.0
     load_ms: float = 0.0
+    hidden_ms: float = 0.0
     # times of the caller's clock, seconds
     arrived_s: float = 0.0
     first_token_s: float = 0.0
@@ -119,6 +122,13 @@ class Sequence:
         """True when the pool's answer had this block."""
         return number < len(self.present) and self.present[number]
 
+    def learned(self, numbers: range, there: int) -> None:
+        """Of these blocks the pool has the first `there`; the others it has not."""
+        present = [*self.present, *[False] * (numbers.stop - len(self.present))]
+        for at, number in enumerate(numbers):
+            present[number] = at < there
+        self.present = tuple(present)
+
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold so many tokens."""
         return -(-tokens // self.block_tokens)
@@ -136,3 +146,32 @@ class Sequence:
                     public_salt=self.hint.public_salt,
                 )
             )
+
+
+def cache_report_of(sequence: Sequence) -> CacheReport:
+    """What the cache did for a sequence so far."""
+    asked = sequence.prompt_count // sequence.block_tokens * sequence.block_tokens
+    usable = (sequence.prompt_count - 1) // sequence.block_tokens * sequence.block_tokens
+    hit = sequence.local_tokens + sequence.loaded_tokens
+    outcome = sequence.outcome
+    if outcome is CacheOutcome.UNKNOWN or (outcome is CacheOutcome.OFF and hit):
+        whole = CacheOutcome.HIT if hit >= usable else CacheOutcome.PARTIAL
+        outcome = whole if hit else CacheOutcome.MISS
+        if hit < usable and sequence.load_cut:
+            outcome = CacheOutcome.LOAD_CUT
+        elif hit < usable and sequence.computed_faster:
+            outcome = CacheOutcome.COMPUTED_FASTER
+    return CacheReport(
+        asked_tokens=asked,
+        hit_tokens=hit,
+        local_tokens=sequence.local_tokens,
+        loaded_tokens=sequence.loaded_tokens,
+        loaded_bytes=sequence.loaded_bytes,
+        waited_ms=round(sequence.waited_ms, 3),
+        load_ms=round(sequence.load_ms, 3),
+        hidden_ms=round(sequence.hidden_ms, 3),
+        failed_blocks=sequence.failed_blocks,
+        saved_blocks=sequence.saved_blocks,
+        held_tokens=min(asked, min(sequence.unsaved, default=sequence.saved) * sequence.block_tokens),
+        outcome=outcome,
+    )
