@@ -209,6 +209,7 @@ def _cache_of(message: pb.CacheReport) -> CacheReport:
         loaded_bytes=_count(message.loaded_bytes),
         waited_ms=_within(message.waited_ms, _MS_MAX),
         load_ms=_within(message.load_ms, _MS_MAX),
+        hidden_ms=_within(message.hidden_ms, _MS_MAX),
         failed_blocks=_count(message.failed_blocks),
         saved_blocks=_count(message.saved_blocks),
         held_tokens=_count(message.held_tokens) if message.HasField("held_tokens") else -1,

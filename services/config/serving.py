@@ -227,8 +227,7 @@ class ConnectorSection(Section):
     break_even: bool = False
     """Compute what the pool has when computing was measured to be faster, and cut loads that turn out slow."""
     stream: Literal["auto", "on", "off"] = "auto"
-    """Load blocks of another instance as they are computed, into memory that is taken at once: auto decides for each
-    request by what it gains and by how much memory is free; on: whenever it can; off: load them when all have come."""
+    """Load blocks as another instance computes them: always, never, or where it gains and memory is free."""
     layerwise: bool = False
     """Save every layer as soon as it is computed instead of whole blocks after each step."""
 

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mooncache.client.keys import KEY_BYTES
-from mooncache.client.watch import WatchState
+from mooncache.client.results import WatchState
 from mooncache.errors import NoNodes
-from mooncache.kvcache.core.awaited import Awaited, NextStep
+from mooncache.kvcache.core.awaited import AwaitedBlocks, NextStep
 from mooncache.kvcache.leg_hint import CacheOutcome
 from mooncache.kvcache.pool_link import Call, PoolLink
 from mooncache.kvcache.watcher import Watcher
@@ -76,7 +76,7 @@ class _Waiting:
     asked_s: float
     span: tracing.Span
     present: tuple[bool, ...] = ()
-    awaited: Awaited | None = None  # once the pool has answered
+    awaited: AwaitedBlocks | None = None  # once the pool has answered
     watch: int = 0  # number of the wait that is under way
     retry_s: float | None = None
 
@@ -252,7 +252,7 @@ class Lookups:
         question, present, now_s = waiting.question, waiting.present, time.monotonic()
         if waiting.awaited is None:
             missing = [at for at in range(question.awaited) if at >= len(present) or not present[at]]
-            waiting.awaited = Awaited(missing, node=question.node, deadline_s=question.deadline_s)
+            waiting.awaited = AwaitedBlocks(missing, node=question.node, deadline_s=question.deadline_s)
             step = waiting.awaited.begin(now_s)
             return NextStep.OVER if step is NextStep.LOOK else step
         missing = waiting.awaited.missing
@@ -264,7 +264,8 @@ class Lookups:
         elif step is NextStep.OVER:
             self._finish(waiting, LookupOutcome.TIMEOUT)
         elif step is NextStep.RETRY:
-            self._ask_later(waiting, waiting.question.deadline_s)
+            assert waiting.awaited is not None
+            self._ask_later(waiting, waiting.awaited.pause_s, waiting.question.deadline_s)
         elif step is NextStep.WATCH:
             self._wait_for(waiting)
         elif step is NextStep.LOOK:
@@ -307,9 +308,9 @@ class Lookups:
         if not may_wait or now_s >= patient_until_s:
             self._finish(waiting, outcome)
         else:
-            self._ask_later(waiting, patient_until_s)
+            self._ask_later(waiting, self._retry_s, patient_until_s)
 
-    def _ask_later(self, waiting: _Waiting, latest_s: float) -> None:
+    def _ask_later(self, waiting: _Waiting, pause_s: float, latest_s: float) -> None:
         with self._lock:
-            waiting.retry_s = min(time.monotonic() + self._retry_s, latest_s)
+            waiting.retry_s = min(time.monotonic() + pause_s, latest_s)
             self._lock.notify()

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mooncache.client.watch import WatchState
+from mooncache.client.results import WatchState
 from mooncache.errors import OK, AlreadyExists, DeadlineExceeded, Internal, MooncacheError
 from mooncache.kvcache.core.break_even import FIRST_BATCH_BYTES
 from mooncache.kvcache.memory import BlockMemory, Fence, InDoubt
@@ -55,10 +55,6 @@ def _span(name: str, job: TransferJob) -> tracing.Span:
 def _is_cut(due_s: float, deadline_s: float) -> bool:
     """True when a call's time ended for the sake of the pace, before the time limit of the load."""
     return due_s < deadline_s
-
-
-def _preferring(node: str) -> dict[str, str]:
-    return {"prefer_node": node} if node else {}
 
 
 def _code_of(error: Exception) -> int:
@@ -405,12 +401,13 @@ class Mover:
             with self._lock:
                 while not (self._saves or self._given_up or self._closed):
                     self._lock.wait()
-                given_up = self._given_up.popleft() if self._given_up else None
-                if given_up is None and not self._saves:
-                    return
-                save = self._saves.popleft() if given_up is None else None
-            if save is None:
-                self._link.give_up(given_up.keys, given_up.node)
+                lost_job = self._given_up.popleft() if self._given_up else None
+                if lost_job is None:
+                    if not self._saves:
+                        return
+                    save = self._saves.popleft()
+            if lost_job is not None:
+                self._link.give_up(lost_job.keys, lost_job.node)
                 continue
             stored: list[int] = []
             lost: dict[MoveFailure, int] = {}
@@ -490,7 +487,7 @@ class Mover:
                 with self._memory.reading([job.blocks[i] for i in wanted], save.fence, deadline_s) as values:
                     left_s = max(deadline_s - time.monotonic(), _TIMEOUT_MIN_S)
                     keys = [job.keys[i] for i in wanted]
-                    result = client.put_many(keys, values, timeout_s=left_s, **_preferring(job.node))
+                    result = client.put_many(keys, values, prefer_node=job.node or None, timeout_s=left_s)
                 nodes = result.node_ids if job.node else ("",) * len(wanted)
                 ends.update(zip(wanted, zip(result.codes, nodes, strict=True), strict=True))
         except Exception as error:  # noqa: BLE001  (as above)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from mooncache.errors import MooncacheError
+from mooncache.errors import MooncacheError, UnknownNode
 from mooncache.runtime.backoff import Backoff, step_s
 from mooncache.runtime.logs import Event, get_logger
 
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from mooncache.client.buffers import Buffer
     from mooncache.client.keys import Key
     from mooncache.client.reservation import Reservation
-    from mooncache.client.results import GetResult, MatchResult, NodeView, PutResult
-    from mooncache.client.watch import WatchNews
+    from mooncache.client.results import GetResult, MatchResult, NodeView, PutResult, WatchNews
 
 _log = get_logger(__name__)
 GIVE_UP_TIMEOUT_S: Final = 1.0
@@ -54,7 +53,7 @@ class BlockWatch(Protocol):
         self, name: str, keys: bytes, *, timeout_s: float, node: str | None = None, news_s: float = 0.0
     ) -> None: ...
 
-    def remove(self, name: str) -> None: ...
+    def remove(self, name: str) -> bool: ...
 
     def next(self, timeout_s: float) -> list[WatchNews]: ...
 
@@ -89,7 +88,9 @@ class PoolClient(Protocol):
 
     def watch(self) -> BlockWatch: ...
 
-    def give_up(self, keys: Iterable[Key], *, node: str | None = None, timeout_s: float) -> int: ...
+    def give_up(
+        self, keys: Iterable[Key], *, node: str | None = None, timeout_s: float | None = None
+    ) -> int: ...
 
     def nodes(self) -> Sequence[NodeView]: ...
 
@@ -205,6 +206,8 @@ class PoolLink:
             for at in range(0, len(keys), GIVEN_UP_MAX):
                 part = list(keys[at : at + GIVEN_UP_MAX])
                 client.give_up(part, node=node or None, timeout_s=GIVE_UP_TIMEOUT_S)
+        except UnknownNode:  # it has left the cluster, and with it whoever waited there
+            return
         except Exception as error:  # noqa: BLE001  (waits have their time limits)
             self.failed(Call.GIVE_UP, error)
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from mooncache.client.watch import WatchState
-from mooncache.kvcache.core.awaited import Awaited, NextStep
+from mooncache.client.results import WatchState
+from mooncache.kvcache.core.awaited import AwaitedBlocks, NextStep
 from mooncache.kvcache.transfers import TransferJob
 from mooncache.kvcache.watcher import Watcher
 
@@ -22,7 +22,6 @@ NEWS_S: Final = 0.002
 """How often to hear of blocks that came."""
 PATIENCE_S: Final = 5.0
 """With a pool that does not answer."""
-RETRY_S: Final = 0.1
 
 
 class Stream:
@@ -49,7 +48,7 @@ class Stream:
         self._watch = 0
         self._failing_since_s: float | None = None
         self.deadline_s = deadline_s
-        self.awaited = Awaited(job.awaited, node=job.node, deadline_s=deadline_s)
+        self.awaited = AwaitedBlocks(job.awaited, node=job.node, deadline_s=deadline_s)
         self.must_look = False
         self.is_parked = False
         self.ended_s: float | None = None
@@ -86,6 +85,7 @@ class Stream:
         """The pool did not say it: it is asked again, for a while."""
         if self._failing_since_s is None:
             self._failing_since_s = now_s
+        self.awaited.retries += 1
         patient = now_s < min(self.deadline_s, self._failing_since_s + PATIENCE_S)
         self._follow(NextStep.RETRY if patient else NextStep.OVER, now_s)
 
@@ -111,7 +111,8 @@ class Stream:
         elif step is NextStep.LOOK:
             self.must_look = True
         elif step is NextStep.RETRY:
-            self._watcher.later(min(RETRY_S, max(0.0, self.deadline_s - now_s)), self._retry)
+            pause_s = min(self.awaited.pause_s, max(0.0, self.deadline_s - now_s))
+            self._watcher.later(pause_s, self._retry)
         elif step is NextStep.WATCH:
             self._wait(now_s)
 

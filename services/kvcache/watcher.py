@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from mooncache.client.watch import WatchState
+from mooncache.client.results import WatchState
+from mooncache.errors import LimitExceeded, UnknownNode
 from mooncache.kvcache.pool_link import Call, PoolLink
 from mooncache.runtime.logs import Event, get_logger
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 SILENCE_S: Final = 0.5
 """So long after its time limit a wait ends without its node."""
+WAIT_MAX_S: Final = 500.0
+"""Of one call; nodes know a limit too, and a longer wait goes on with another call."""
+_LEFT_MIN_S: Final = 0.001
 _TURN_MAX_S: Final = 1.0
 
 _log = get_logger(__name__)
@@ -146,10 +150,12 @@ class Watcher:
                 watch = client.watch()
                 with self._lock:
                     self._watch = watch
-            left_s = max(0.0, wait.deadline_s - time.monotonic())
+            left_s = min(WAIT_MAX_S, max(_LEFT_MIN_S, wait.deadline_s - time.monotonic()))
             self._watch.add(
                 str(number), wait.keys, timeout_s=left_s, node=wait.node or None, news_s=wait.news_s
             )
+        except (UnknownNode, LimitExceeded):  # no failure of the pool: it cannot be waited for in this way
+            return False
         except Exception as error:  # noqa: BLE001  (a defect must not end the thread: all waits would hang)
             self._link.failed(Call.LOOKUP, error)
             return False
@@ -164,7 +170,7 @@ class Watcher:
                 + [at_s for at_s, _, _ in self._timers[:1]],
                 default=0.0,
             )
-            pause_s = min(_TURN_MAX_S, max(0.0, due_s - time.monotonic()))
+            pause_s = min(_TURN_MAX_S, max(_LEFT_MIN_S, due_s - time.monotonic()))
             if watch is None or not self._waits:
                 if not (self._new or self._removed or self._closed):
                     self._lock.wait(pause_s)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mooncache.client.keys import split_keys
-from mooncache.client.results import GetResult, MatchResult, PutResult
-from mooncache.client.watch import WatchNews, WatchState
+from mooncache.client.results import GetResult, MatchResult, PutResult, WatchNews, WatchState
 from mooncache.errors import Closed, DeadlineExceeded, NotFound, error_for
 
 WAIT_S = 60.0

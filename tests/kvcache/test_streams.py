@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from mooncache.client.watch import WatchState
+from mooncache.client.results import WatchState
 from mooncache.errors import ChecksumMismatch, NodeUnavailable
 from mooncache.kvcache import mover as mv
 from mooncache.kvcache import streams
-from mooncache.kvcache.core.awaited import KEYS_MAX, Awaited, NextStep
+from mooncache.kvcache.core.awaited import KEYS_MAX, AwaitedBlocks, NextStep
 from mooncache.kvcache.pool_link import PoolLink
 from tests.conditions import wait_until
 from tests.kvcache.conftest import BLOCK_BYTES, WAIT_S, Engine
@@ -51,12 +51,12 @@ def put(pool: FaultyPool, *numbers: int) -> None:
 
 
 def test_nothing_missing_is_not_awaited() -> None:
-    assert Awaited([], node="", deadline_s=9.0).begin(0.0) is NextStep.DONE
-    assert Awaited([3], node="", deadline_s=9.0).begin(9.0) is NextStep.LOOK
+    assert AwaitedBlocks([], node="", deadline_s=9.0).begin(0.0) is NextStep.DONE
+    assert AwaitedBlocks([3], node="", deadline_s=9.0).begin(9.0) is NextStep.LOOK
 
 
 def test_news_are_taken_until_all_are_there() -> None:
-    awaited = Awaited([1, 2, 5], node="n", deadline_s=9.0)
+    awaited = AwaitedBlocks([1, 2, 5], node="n", deadline_s=9.0)
     assert awaited.begin(0.0) is NextStep.WATCH and awaited.watched == (1, 2, 5)
     assert awaited.heard([2], WatchState.MORE) is NextStep.WAIT
     assert awaited.missing == [1, 5]
@@ -65,23 +65,23 @@ def test_news_are_taken_until_all_are_there() -> None:
 
 @pytest.mark.parametrize("state", [WatchState.GIVEN_UP, WatchState.TIMEOUT, WatchState.UNREACHABLE])
 def test_a_wait_that_ends_without_all_looks_once_more(state: WatchState) -> None:
-    awaited = Awaited([1, 2], node="", deadline_s=9.0)
+    awaited = AwaitedBlocks([1, 2], node="", deadline_s=9.0)
     assert awaited.heard([1], state) is NextStep.LOOK
     assert awaited.looked([2], 1.0) is NextStep.DONE
-    late = Awaited([1, 2], node="", deadline_s=9.0)
+    late = AwaitedBlocks([1, 2], node="", deadline_s=9.0)
     assert late.heard([], state) is NextStep.LOOK
     assert late.looked([], 9.0) is NextStep.OVER
 
 
 def test_the_block_that_was_given_up_is_found_by_halves() -> None:
-    awaited = Awaited(range(9), node="", deadline_s=9.0)
+    awaited = AwaitedBlocks(range(9), node="", deadline_s=9.0)
     for count in (4, 2, 1):
         assert awaited.heard([], WatchState.GIVEN_UP) is NextStep.LOOK
         assert awaited.looked([], 1.0) is NextStep.WATCH
         assert awaited.watched == tuple(range(count))
     assert awaited.heard([], WatchState.GIVEN_UP) is NextStep.LOOK
     assert awaited.looked([], 1.0) is NextStep.OVER
-    other = Awaited(range(9), node="", deadline_s=9.0)
+    other = AwaitedBlocks(range(9), node="", deadline_s=9.0)
     other.heard([], WatchState.GIVEN_UP)
     other.looked([], 1.0)
     assert other.heard([0, 1, 2, 3], WatchState.ALL) is NextStep.WATCH
@@ -89,16 +89,23 @@ def test_the_block_that_was_given_up_is_found_by_halves() -> None:
 
 
 def test_a_dead_node_is_left_and_a_dead_pool_is_asked_again_later() -> None:
-    awaited = Awaited([4], node="n", deadline_s=9.0)
+    awaited = AwaitedBlocks([4], node="n", deadline_s=9.0)
     awaited.heard([], WatchState.UNREACHABLE)
     assert awaited.looked([], 1.0) is NextStep.WATCH
     assert awaited.node == ""
-    awaited.heard([], WatchState.UNREACHABLE)
-    assert awaited.looked([], 1.0) is NextStep.RETRY
+    pauses_s = []
+    for _ in range(3):
+        awaited.heard([], WatchState.UNREACHABLE)
+        assert awaited.looked([], 1.0) is NextStep.RETRY
+        pauses_s.append(awaited.pause_s)
+        assert awaited.looked([], 1.0) is NextStep.WATCH, "and waits anew"
+    assert pauses_s == sorted(set(pauses_s))
+    awaited.retries = 10_000
+    assert awaited.pause_s < 1.0
 
 
 def test_more_blocks_than_one_wait_takes_are_awaited_in_turn() -> None:
-    awaited = Awaited(range(KEYS_MAX + 2), node="", deadline_s=9.0)
+    awaited = AwaitedBlocks(range(KEYS_MAX + 2), node="", deadline_s=9.0)
     assert len(awaited.watched) == KEYS_MAX
     assert awaited.heard(awaited.watched, WatchState.ALL) is NextStep.WATCH
     assert awaited.watched == (KEYS_MAX, KEYS_MAX + 1)
@@ -260,7 +267,6 @@ def test_many_streams_share_one_watch_and_two_threads(
 def test_a_pool_that_breaks_while_blocks_are_awaited_has_a_while_to_come_back(
     faulty: FaultyPool, faulty_link: PoolLink, movers: list[mv.Mover], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "RETRY_S", 0.001)
     mover = make(faulty_link, Engine())
     movers.append(mover)
     faulty.unwatchable = {"n1", None}

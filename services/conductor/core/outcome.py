@@ -231,7 +231,7 @@ class Outcomes:
             computed_tokens=computed, local_tokens=learned.local_tokens, loaded_tokens=learned.loaded_tokens
         )
         # The time since it could begin, loads and waits taken off.
-        idle_s = (cache.waited_ms + cache.load_ms) / 1e3 if cache is not None else 0.0
+        idle_s = (cache.waited_ms + cache.load_ms - cache.hidden_ms) / 1e3 if cache is not None else 0.0
         seen_s = active.compute_seen_s
         if leg is not None and leg.ended_ms > leg.sent_ms:
             seen_s = min(seen_s, (leg.ended_ms - leg.sent_ms) / 1e3)

@@ -6,8 +6,9 @@ only where there is a reason:
 
 - A block was given up: the blocks in front of it may still come, and which one it was is not said. So the leading half
   is waited for; a single block that is given up ends the wait.
-- The node cannot be reached: writers turn to other nodes, so any node may get the blocks. When no node can be reached
-  either, the pool is asked again after a pause (RETRY), for as long as the caller has patience.
+- The node cannot be reached: writers turn to other nodes, so any node may get the blocks. When the wait at all nodes
+  ends so too (one of them died, or there are too many to wait at), the pool is asked again after a growing pause
+  (RETRY), and waited at anew.
 - The node's time limit came before the caller's own.
 
 Invariant: a wait ends, because with each further one blocks have come, fewer are waited for, or time has passed.
@@ -18,10 +19,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum, auto
 
-from mooncache.client.watch import WatchState
+from mooncache.client.results import WatchState
 
 KEYS_MAX = 4096
 """Keys of one wait."""
+
+
+PAUSE_FIRST_S, PAUSE_MAX_S = 0.02, 0.5
 
 
 class NextStep(Enum):
@@ -35,7 +39,7 @@ class NextStep(Enum):
     OVER = auto()  # the others do not come
 
 
-class Awaited:
+class AwaitedBlocks:
     """Blocks that are awaited, by their positions in a chain.
 
     Args:
@@ -48,6 +52,7 @@ class Awaited:
         self.missing = list(positions)
         self.node = node
         self.deadline_s = deadline_s
+        self.retries = 0
         self._window = KEYS_MAX
         self._ended = WatchState.TIMEOUT
 
@@ -84,6 +89,8 @@ class Awaited:
             return NextStep.OVER
         if self._ended is WatchState.UNREACHABLE:
             if not self.node:
+                self._ended = WatchState.TIMEOUT
+                self.retries += 1
                 return NextStep.RETRY
             self.node = ""
         if self._ended is WatchState.GIVEN_UP and not has_gained:
@@ -92,6 +99,11 @@ class Awaited:
                 return NextStep.OVER
             self._window = count // 2
         return NextStep.WATCH
+
+    @property
+    def pause_s(self) -> float:
+        """How long to pause before a retry."""
+        return min(PAUSE_MAX_S, PAUSE_FIRST_S * 2.0 ** min(self.retries, 16))
 
     def _take(self, came: Iterable[int]) -> bool:
         gone = set(came)

@@ -78,7 +78,7 @@ def wait_place(
         return WaitPlace.OFF
     if streams >= OPEN_MAX:
         return WaitPlace.MANY
-    if mode is StreamMode.ON:
+    if mode is not StreamMode.AUTO:
         return WaitPlace.STREAMED
     if transfer_s is None:
         return WaitPlace.SPEED_UNKNOWN

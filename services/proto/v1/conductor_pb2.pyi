@@ -304,7 +304,7 @@ class ScheduleResponse(_message.Message):
     def __init__(self, decision_id: _Optional[str] = ..., admitted: _Optional[bool] = ..., retry_after_ms: _Optional[int] = ..., reason: _Optional[_Union[AdmissionReason, str]] = ..., message: _Optional[str] = ..., prefill: _Optional[_Union[Leg, _Mapping]] = ..., decode: _Optional[_Union[Leg, _Mapping]] = ..., local_hit_tokens: _Optional[int] = ..., pool_hit_tokens: _Optional[int] = ..., expected_ttft_ms: _Optional[int] = ..., summary: _Optional[str] = ...) -> None: ...
 
 class CacheReport(_message.Message):
-    __slots__ = ("asked_tokens", "hit_tokens", "local_tokens", "loaded_tokens", "loaded_bytes", "waited_ms", "load_ms", "failed_blocks", "saved_blocks", "held_tokens", "outcome")
+    __slots__ = ("asked_tokens", "hit_tokens", "local_tokens", "loaded_tokens", "loaded_bytes", "waited_ms", "load_ms", "failed_blocks", "saved_blocks", "held_tokens", "outcome", "hidden_ms")
     ASKED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -316,6 +316,7 @@ class CacheReport(_message.Message):
     SAVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_MS_FIELD_NUMBER: _ClassVar[int]
     asked_tokens: int
     hit_tokens: int
     local_tokens: int
@@ -327,7 +328,8 @@ class CacheReport(_message.Message):
     saved_blocks: int
     held_tokens: int
     outcome: CacheOutcome
-    def __init__(self, asked_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., local_tokens: _Optional[int] = ..., loaded_tokens: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., waited_ms: _Optional[float] = ..., load_ms: _Optional[float] = ..., failed_blocks: _Optional[int] = ..., saved_blocks: _Optional[int] = ..., held_tokens: _Optional[int] = ..., outcome: _Optional[_Union[CacheOutcome, str]] = ...) -> None: ...
+    hidden_ms: float
+    def __init__(self, asked_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., local_tokens: _Optional[int] = ..., loaded_tokens: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., waited_ms: _Optional[float] = ..., load_ms: _Optional[float] = ..., failed_blocks: _Optional[int] = ..., saved_blocks: _Optional[int] = ..., held_tokens: _Optional[int] = ..., outcome: _Optional[_Union[CacheOutcome, str]] = ..., hidden_ms: _Optional[float] = ...) -> None: ...
 
 class TokenUsage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens")
