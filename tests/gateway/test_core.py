@@ -160,6 +160,18 @@ def test_event_without_end_is_limited() -> None:
         splitter.feed(b"x")
 
 
+@pytest.mark.parametrize(
+    ("outcome", "cached"),
+    [("hit", 672), ("off", 672), ("timeout", 256), ("failed", 256), ("load_cut", 256)],
+)
+def test_tokens_that_were_promised_and_did_not_come_are_not_cached(outcome: str, cached: int) -> None:
+    """vLLM's usage counts what was promised."""
+    usage = '"usage":{"prompt_tokens":700,"prompt_tokens_details":{"cached_tokens":672}}'
+    report = f'"kv_transfer_params":{{"mooncache":{{"hit_tokens":256,"outcome":"{outcome}"}}}}'
+    out, _, _ = edit_answer(f'{{"id":"1",{usage},{report}}}'.encode())
+    assert json.loads(out)["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+
+
 def test_whole_answer_loses_transfer_params_and_keeps_the_rest() -> None:
     data = b'{"id":"1","x":1.50,"usage":{"prompt_tokens":10},"kv_transfer_params":{"mooncache":{"hit_tokens":99}}}'
     out, found, reported = edit_answer(data, None)

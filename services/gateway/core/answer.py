@@ -21,7 +21,7 @@ import msgspec
 from mooncache.errors import EngineFailed
 from mooncache.gateway.core import faults
 from mooncache.gateway.core.faults import Fault
-from mooncache.kvcache.leg_hint import FIELD, CacheReport
+from mooncache.kvcache.leg_hint import FIELD, CacheOutcome, CacheReport
 
 EVENT_BYTES_MAX: Final = 64 << 20
 _EVENTS: Final = re.compile(rb".*?\r?\n\r?\n", re.DOTALL)
@@ -193,6 +193,9 @@ def edit_answer(
     return msgspec.json.encode(fields), found, cache
 
 
+_FELL_SHORT = frozenset({CacheOutcome.TIMEOUT, CacheOutcome.FAILED, CacheOutcome.LOAD_CUT})
+
+
 def read_usage(usage: Any) -> TokenUsage:
     """From an engine's `usage` object; fields that are missing or invalid count as 0."""
     if not isinstance(usage, dict):
@@ -207,8 +210,13 @@ def read_usage(usage: Any) -> TokenUsage:
 
 
 def cached_of_leg(usage: TokenUsage | None, cache: CacheReport | None) -> int | None:
-    """What one leg says about its cache: its usage when it has the number, otherwise its connector."""
+    """What one leg says about its cache: its usage when it has the number, otherwise its connector.
+
+    vLLM counts what its connector promised. Where less came, the connector knows how much.
+    """
     if usage is not None and usage.cached_tokens is not None:
+        if cache is not None and cache.outcome in _FELL_SHORT:
+            return min(usage.cached_tokens, cache.hit_tokens)
         return usage.cached_tokens
     return cache.hit_tokens if cache is not None else None
 
