@@ -27,7 +27,7 @@ from mooncache.hf_engine.sampling import Chosen, choose
 from mooncache.kvcache.core.break_even import BreakEven
 from mooncache.kvcache.core.streaming import EngineMemory, Streaming, WaitPlace
 from mooncache.kvcache.engine_pool import EnginePool
-from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegRole
+from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport
 from mooncache.kvcache.lookup import LookupOutcome, LookupRequest
 from mooncache.kvcache.transfers import LoadReport, MoveFailure, SaveReport, TransferJob
 from mooncache.runtime import tracing
@@ -418,8 +418,9 @@ class Engine:
         pairs = [(sequence.keys[number], sequence.blocks[number]) for number in numbers]
         keys, blocks = zip(*pairs, strict=True)
         hint = sequence.hint
-        is_awaited = hint.role is LegRole.PREFILL
-        return TransferJob(name, keys, blocks, sequence.trace, node=hint.store_node, is_awaited=is_awaited)
+        return TransferJob(
+            name, keys, blocks, sequence.trace, node=hint.store_node, is_awaited=hint.is_awaited
+        )
 
     def _chose(self, sequence: Sequence, chosen: Chosen, now_s: float) -> None:
         sequence.tokens.append(chosen.token)

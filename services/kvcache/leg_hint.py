@@ -59,6 +59,11 @@ class LegHint:
     store_node: str = ""  # the pool's node through which the legs hand blocks over, by its id
     request_id: str = ""  # for logs
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether other legs may wait for what this leg computes of its prompt."""
+        return self.role is LegRole.PREFILL or (self.role is LegRole.DECODE and not self.wait_tokens)
+
     def to_params(self) -> dict[str, Any]:
         """The value of `kv_transfer_params`."""
         return {NAME: {"v": VERSION, **asdict(self)}}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mooncache.client.results import WatchState
-from mooncache.errors import LimitExceeded, UnknownNode
+from mooncache.errors import Closed, LimitExceeded, UnknownNode
 from mooncache.kvcache.pool_link import Call, PoolLink
 from mooncache.runtime.logs import Event, get_logger
 
@@ -58,6 +58,7 @@ class Watcher:
         self._removed: deque[int] = deque()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._watch: BlockWatch | None = None
+        self._unsent = False  # nodes have not heard of an end yet: a watch sends in `next` only
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -117,7 +118,7 @@ class Watcher:
     def _run(self) -> None:
         while True:
             with self._lock:
-                while not (self._waits or self._removed or self._timers or self._closed):
+                while not (self._waits or self._removed or self._timers or self._unsent or self._closed):
                     self._lock.wait()
                 if self._closed:
                     break
@@ -134,6 +135,7 @@ class Watcher:
         for number in removed:
             if self._watch is not None:
                 self._watch.remove(str(number))
+                self._unsent = True
         for number in new:
             with self._lock:
                 wait = self._waits.get(number)
@@ -171,14 +173,19 @@ class Watcher:
                 default=0.0,
             )
             pause_s = min(_TURN_MAX_S, max(_LEFT_MIN_S, due_s - time.monotonic()))
-            if watch is None or not self._waits:
+            if watch is not None and not self._waits and self._unsent:
+                pause_s = _LEFT_MIN_S
+            elif watch is None or not self._waits:
                 if not (self._new or self._removed or self._closed):
                     self._lock.wait(pause_s)
+                self._unsent = False
                 return
+            self._unsent = False
         try:
             news = watch.next(pause_s)
         except Exception as error:  # noqa: BLE001  (as above)
-            self._link.failed(Call.LOOKUP, error)
+            if not isinstance(error, Closed):
+                self._link.failed(Call.LOOKUP, error)
             self._drop_watch()
             with self._lock:
                 numbers = list(self._waits)
@@ -207,6 +214,7 @@ class Watcher:
             wait = self._waits.get(number)
             if wait is not None and state is not WatchState.MORE:
                 del self._waits[number]
+                self._unsent = True
         if wait is not None:
             self._guarded(lambda: wait.heard(positions, state))
 

@@ -385,10 +385,11 @@ def _outcome(text: str) -> Any:
     return LookupOutcome(text).reported()
 
 
-def test_only_a_prefill_legs_saves_are_awaited_elsewhere() -> None:
-    for role, is_awaited in (("prefill", True), ("decode", False), (None, False)):
+def test_saves_of_a_leg_that_computes_a_prompt_are_awaited_elsewhere() -> None:
+    cases = (("prefill", 0, True), ("decode", 0, True), ("decode", SIZE, False), (None, 0, False))
+    for role, wait_tokens, is_awaited in cases:
         kept = book()
-        tokens = add(kept, 2 * SIZE, ask={"role": role, "store_node": "n1"})
+        tokens = add(kept, 2 * SIZE, ask={"role": role, "wait_tokens": wait_tokens, "store_node": "n1"})
         save = kept.plan_save("r", tokens, 2 * SIZE, range(5, 20), 99)
         assert save is not None
         assert (save.node, save.is_awaited) == ("n1", is_awaited)

@@ -75,9 +75,11 @@ def test_a_wait_that_ends_without_all_looks_once_more(state: WatchState) -> None
 
 def test_the_block_that_was_given_up_is_found_by_halves() -> None:
     awaited = AwaitedBlocks(range(9), node="", deadline_s=9.0)
-    for count in (4, 2, 1):
-        assert awaited.heard([], WatchState.GIVEN_UP) is NextStep.LOOK
-        assert awaited.looked([], 1.0) is NextStep.WATCH
+    assert awaited.heard([], WatchState.GIVEN_UP) is NextStep.LOOK
+    assert awaited.looked([], 1.0) is NextStep.WATCH
+    assert awaited.watched == (0, 1, 2, 3)
+    for count in (2, 1):
+        assert awaited.heard([], WatchState.GIVEN_UP) is NextStep.WATCH
         assert awaited.watched == tuple(range(count))
     assert awaited.heard([], WatchState.GIVEN_UP) is NextStep.LOOK
     assert awaited.looked([], 1.0) is NextStep.OVER
@@ -102,6 +104,14 @@ def test_a_dead_node_is_left_and_a_dead_pool_is_asked_again_later() -> None:
     assert pauses_s == sorted(set(pauses_s))
     awaited.retries = 10_000
     assert awaited.pause_s < 1.0
+
+
+def test_a_node_whose_time_is_over_at_once_is_not_asked_without_a_pause() -> None:
+    awaited = AwaitedBlocks([4], node="n", deadline_s=9.0)
+    for _ in range(3):
+        assert awaited.heard([], WatchState.TIMEOUT) is NextStep.LOOK
+        assert awaited.looked([], 1.0) is NextStep.RETRY
+        assert awaited.looked([], 2.0) is NextStep.WATCH
 
 
 def test_more_blocks_than_one_wait_takes_are_awaited_in_turn() -> None:

@@ -9,7 +9,7 @@ only where there is a reason:
 - The node cannot be reached: writers turn to other nodes, so any node may get the blocks. When the wait at all nodes
   ends so too (one of them died, or there are too many to wait at), the pool is asked again after a growing pause
   (RETRY), and waited at anew.
-- The node's time limit came before the caller's own.
+- The node's time limit came before the caller's own: likewise after a pause.
 
 Invariant: a wait ends, because with each further one blocks have come, fewer are waited for, or time has passed.
 """
@@ -54,7 +54,7 @@ class AwaitedBlocks:
         self.deadline_s = deadline_s
         self.retries = 0
         self._window = KEYS_MAX
-        self._ended = WatchState.TIMEOUT
+        self._ended: WatchState | None = None
 
     @property
     def watched(self) -> tuple[int, ...]:
@@ -77,27 +77,31 @@ class AwaitedBlocks:
         if state is WatchState.ALL:
             self._window = min(KEYS_MAX, 2 * self._window)
             return NextStep.WATCH
+        if state is WatchState.GIVEN_UP and self._window < KEYS_MAX and len(self.watched) > 1:
+            return self._halve()  # the pool was asked when the first one was given up
         self._ended = state
         return NextStep.LOOK
 
     def looked(self, came: Iterable[int], now_s: float) -> NextStep:
         """The pool says which of the missing positions it has."""
         has_gained = self._take(came)
+        ended, self._ended = self._ended, None
         if not self.missing:
             return NextStep.DONE
         if now_s >= self.deadline_s:
             return NextStep.OVER
-        if self._ended is WatchState.UNREACHABLE:
-            if not self.node:
-                self._ended = WatchState.TIMEOUT
-                self.retries += 1
-                return NextStep.RETRY
+        if has_gained or ended is None:
+            return NextStep.WATCH
+        if ended is WatchState.GIVEN_UP:
+            return self._halve() if len(self.watched) > 1 else NextStep.OVER
+        if ended is WatchState.UNREACHABLE and self.node:
             self.node = ""
-        if self._ended is WatchState.GIVEN_UP and not has_gained:
-            count = len(self.watched)
-            if count == 1:
-                return NextStep.OVER
-            self._window = count // 2
+            return NextStep.WATCH
+        self.retries += 1
+        return NextStep.RETRY
+
+    def _halve(self) -> NextStep:
+        self._window = len(self.watched) // 2
         return NextStep.WATCH
 
     @property

@@ -440,7 +440,7 @@ class RequestBook:
             keys,
             tuple(blocks[block] for block in chosen),
             node=request.hint.store_node,
-            is_awaited=not trusts,
+            is_awaited=request.hint.is_awaited,
         )
 
     def _holds(self, request: RequestState, block: int, key: bytes) -> bool:
