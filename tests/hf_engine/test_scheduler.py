@@ -137,3 +137,22 @@ def test_random_histories(seed: int) -> None:
             break
     assert not todo and not alive, f"seed {seed}: {len(alive)} did not end"
     assert core.blocks.free_count == core.blocks.count
+
+
+def test_a_promise_is_loaded_although_it_is_not_there_yet() -> None:
+    core = scheduler()
+    core.blocks_to_load = lambda _, found: 0  # a promise was weighed before it was made
+    one = sequence(list(range(18)))
+    one.present, one.promise_end = (True, False, False), 3
+    core.add(one)
+    assert core.admit() == [one]
+    assert (one.state, one.load) == (State.LOADING, range(3))
+    core.loaded(one, 2)
+    one.learned(range(3), 2)
+    assert one.present == (True, True, False) and one.computed == 2 * BLOCK
+    core.check()
+    here = sequence(list(range(18)))  # its first two blocks are in the engine's own cache
+    here.present, here.promise_end = (True, True), 2
+    core.add(here)
+    core.admit()
+    assert (here.state, here.promise_end, here.load) == (State.RUNNING, 0, range(2, 2))
