@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from mooncache.client.buffers import Buffer
     from mooncache.client.keys import Key
     from mooncache.client.reservation import Reservation
-    from mooncache.client.results import GetResult, MatchResult, NodeView, PutResult, WatchNews
+    from mooncache.client.results import GetResult, MatchResult, NodeView, PutResult
+    from mooncache.client.watch import BlockWatch
 
 _log = get_logger(__name__)
 GIVE_UP_TIMEOUT_S: Final = 1.0
@@ -44,22 +45,6 @@ class Call(enum.StrEnum):
 
 OnFailure = Callable[[Call, str], None]
 """Called for each call that failed as a whole, with the name of the error's code."""
-
-
-class BlockWatch(Protocol):
-    """Waits for blocks over connections of their own; `mooncache.Client.watch` makes one."""
-
-    def add(
-        self, name: str, keys: bytes, *, timeout_s: float, node: str | None = None, news_s: float = 0.0
-    ) -> None: ...
-
-    def remove(self, name: str) -> bool: ...
-
-    def next(self, timeout_s: float) -> list[WatchNews]: ...
-
-    def wake(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class PoolClient(Protocol):

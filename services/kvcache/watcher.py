@@ -22,7 +22,7 @@ from mooncache.kvcache.pool_link import Call, PoolLink
 from mooncache.runtime.logs import Event, get_logger
 
 if TYPE_CHECKING:
-    from mooncache.kvcache.pool_link import BlockWatch
+    from mooncache.client.watch import BlockWatch
 
 SILENCE_S: Final = 0.5
 """So long after its time limit a wait ends without its node."""

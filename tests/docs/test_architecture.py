@@ -52,7 +52,7 @@ def test_rooms_import_from_lower_floors_only() -> None:
 
 def walks() -> dict[str, list[str]]:
     """Title of each walk and its stops, `path:function`."""
-    text = PAGE.split("## Four walks")[1].split("\n## ")[0]
+    text = PAGE.split("## Five walks")[1].split("\n## ")[0]
     found = {}
     for part in re.split(r"\n(?=[A-Z][^\n]*:\n\n1\. )", text)[1:]:
         title, _, stops = part.partition(":\n\n")
@@ -74,8 +74,8 @@ def functions(path: Path) -> set[str]:
     return found
 
 
-def test_there_are_four_walks() -> None:
-    assert len(walks()) == 4 and all(walks().values())
+def test_there_are_five_walks() -> None:
+    assert len(walks()) == 5 and all(walks().values())
 
 
 @pytest.mark.parametrize("stop", [stop for stops in walks().values() for stop in stops])
