@@ -132,10 +132,10 @@ class Watcher:
         self._drop_watch()
 
     def _register(self, new: list[int], removed: list[int]) -> None:
-        for number in removed:
-            if self._watch is not None:
-                self._watch.remove(str(number))
-                self._unsent = True
+        watch = self._watch
+        if watch is not None and removed:
+            self._guarded(lambda: [watch.remove(str(number)) for number in removed])
+            self._unsent = True
         for number in new:
             with self._lock:
                 wait = self._waits.get(number)
@@ -219,7 +219,7 @@ class Watcher:
             self._guarded(lambda: wait.heard(positions, state))
 
     @staticmethod
-    def _guarded(call: Callable[[], None]) -> None:
+    def _guarded(call: Callable[[], object]) -> None:
         try:
             call()
         except Exception as error:  # noqa: BLE001  (as above)

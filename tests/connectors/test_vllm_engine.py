@@ -138,10 +138,10 @@ class Server:
         self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
         self.post("/reset_prefix_cache")
 
-    def metric(self, name: str) -> float:
-        """Sum over all labels."""
+    def metric(self, name: str, label: str = "") -> float:
+        """Sum over all labels, or over those with one."""
         text = urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10).read().decode()
-        found = re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
+        found = re.findall(rf"^{name}(?:\{{[^}}]*{label}[^}}]*\}})? (\S+)$", text, re.MULTILINE)
         assert found, f"no metric {name}"
         return sum(map(float, found))
 
@@ -260,6 +260,22 @@ def test_prefill_and_decode_at_the_same_time(servers: tuple[Server, Server], ora
             assert answer["reported"]["loaded_tokens"] == complete_tokens(len(tokens)), reports
             assert answer["cached"] == complete_tokens(len(tokens))
             assert answer["tokens"] == oracle(tokens)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_blocks_are_loaded_while_others_are_computed(servers: tuple[Server, Server], oracle: Any) -> None:
+    """By now the second engine has measured its loads, and streams."""
+    first, second = servers
+    tokens = prompt(5500, 1510)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        more = {"wait_tokens": len(tokens), "wait_ms": 60_000, "store_node": "node-1"}
+        decode = pool.submit(second.complete, tokens, role="decode", **more)
+        pool.submit(first.complete, tokens, max_tokens=1, role="prefill", store_node="node-1").result()
+        answer = decode.result()
+    assert answer["tokens"] == oracle(tokens)
+    assert answer["reported"]["loaded_tokens"] == answer["cached"] == complete_tokens(len(tokens))
+    assert answer["reported"]["waited_ms"] > 0
+    assert second.metric("mooncache_connector_awaiting_requests_total", 'place="streamed"') > 0
 
 
 @pytest.mark.filterwarnings("ignore")
